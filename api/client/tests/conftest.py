@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from millrace import Appliance, backoff
+from millrace import Appliance, retry_budget
 
 Answer = Callable[["Handler"], None]
 JOBS = "/v1/namespaces/default/trainjobs"
@@ -199,7 +199,7 @@ def appliance(server: Server) -> Iterator[Appliance]:
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def isolated_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing of this machine's user, and nothing left on it."""
     for name in ("URL", "TOKEN", "NAMESPACE", "CA", "INSECURE"):
         monkeypatch.delenv(f"MILLRACE_{name}", raising=False)
@@ -208,9 +208,9 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def fake_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Nobody sleeps: the clock moves on instead. What was slept is told."""
     slept: list[float] = []
-    monkeypatch.setattr(backoff, "sleep", slept.append)
-    monkeypatch.setattr(backoff, "clock", lambda: sum(slept))
+    monkeypatch.setattr(retry_budget, "sleep", slept.append)
+    monkeypatch.setattr(retry_budget, "clock", lambda: sum(slept))
     return slept

@@ -18,7 +18,7 @@ from click.shell_completion import ShellComplete
 
 from conftest import JOBS, Handler, Server, event, job, point, problem, stream
 from millrace import cli, state
-from millrace.cli import submit
+from millrace.cli import submit_commands
 
 Millrace = Callable[..., int]
 
@@ -207,7 +207,7 @@ def test_flags_of_the_real_appliance_that_do_nothing_say_so(
     assert millrace("train", *flags.split()) == 0
     notes = capsys.readouterr().err.splitlines()[:-1]
     assert [note.partition(":")[2].partition(":")[0] for note in notes] == [
-        f" --{flag} has no effect here" for flag in submit._WITHOUT_EFFECT
+        f" --{flag} has no effect here" for flag in submit_commands._WITHOUT_EFFECT
     ]
     assert not [name for name, *_ in server.requests[-1].parts() if name == "job"]
 

@@ -60,7 +60,7 @@ def whole(directory: Path) -> bool:
     return files == {"model/0.safetensors": WEIGHTS, "manifest.json": MANIFEST}
 
 
-def test_what_is_cut_goes_on_where_it_was(server: Server, appliance: Appliance, tmp_path: Path) -> None:
+def test_cut_download_resumes(server: Server, appliance: Appliance, tmp_path: Path) -> None:
     server.on(
         "GET",
         f"{CHECKPOINT}/model/0.safetensors",
@@ -107,7 +107,7 @@ def test_a_file_that_changed_meanwhile_begins_anew(server: Server, appliance: Ap
     assert whole(appliance.job("kjv").download(progress=False))
 
 
-def test_sizes_are_held_to(server: Server, appliance: Appliance, tmp_path: Path) -> None:
+def test_wrong_size_is_rejected(server: Server, appliance: Appliance, tmp_path: Path) -> None:
     server.on("GET", f"{CHECKPOINT}/manifest.json", ranged(MANIFEST + b"more"))
     with pytest.raises(
         errors.DownloadError, match=r"manifest\.json has 16 bytes where the appliance promised 12"
@@ -116,7 +116,7 @@ def test_sizes_are_held_to(server: Server, appliance: Appliance, tmp_path: Path)
     assert not Path("here").exists()
 
 
-def test_the_form_of_transformers(server: Server, appliance: Appliance) -> None:
+def test_hf_format(server: Server, appliance: Appliance) -> None:
     server.on("GET", f"{CHECKPOINT}:export", {"files": [{"path": "config.json", "bytes": 2}]})
     server.on("GET", f"{CHECKPOINT}:export/config.json", ranged(b"{}"))
     directory = appliance.job("kjv").download(format="hf", progress=False)

@@ -12,7 +12,7 @@ import pytest
 
 from millrace import endpoint
 from millrace.config import Config
-from millrace.endpoint import normal_url, resolve
+from millrace.endpoint import normalize_url, resolve
 from millrace.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ def contexts() -> Config:
     return config
 
 
-def test_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = resolve()
     assert (lab.url, lab.token, lab.namespace, lab.ca) == (
         "https://lab.example.org",
@@ -78,15 +78,15 @@ def test_a_token_goes_to_its_own_appliance_and_never_in_the_clear() -> None:
     ],
 )
 def test_addresses(given: str, meant: str) -> None:
-    assert normal_url(given) == meant
+    assert normalize_url(given) == meant
 
 
 @pytest.mark.parametrize(
     "given", ["", "ftp://a", "https://", "https://u:p@a", "https://a:b", "https://a?b=c"]
 )
-def test_no_addresses(given: str) -> None:
+def test_invalid_addresses(given: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        normal_url(given)
+        normalize_url(given)
     assert "u:p" not in str(caught.value)
 
 
@@ -102,7 +102,7 @@ def test_the_file_is_private_and_keeps_what_it_does_not_know(contexts: Config) -
     assert [path.name for path in contexts.path.parent.iterdir()] == ["config.yaml"]
 
 
-def test_a_damaged_file_is_told(contexts: Config) -> None:
+def test_damaged_file_is_reported(contexts: Config) -> None:
     for content in ("contexts: [", "- a", "contexts: {lab: }"):
         Path(contexts.path).write_text(content)
         with pytest.raises(ConfigError):

@@ -46,29 +46,31 @@ PROGRESS = {"step": 5, "totalSteps": 9, "loss": "2.5"}
     ],
 )
 def test_sentences(document: Any, sentence: str, finished: bool) -> None:
-    assert (state.sentence(document), state.is_finished(document)) == (sentence, finished)
+    assert (state.describe(document), state.is_finished(document)) == (sentence, finished)
 
 
 def test_a_deleted_job_is_cancelled_unless_it_was_over() -> None:
     running, over = job("Training", progress=PROGRESS), job("Succeeded")
     for document in (running, over):
         state.mark_deleted(document)
-    assert state.sentence(running) == "Cancelled: step 5 of 9, loss 2.5"
-    assert state.sentence(over) == "Succeeded"
+    assert state.describe(running) == "Cancelled: step 5 of 9, loss 2.5"
+    assert state.describe(over) == "Succeeded"
 
 
 def test_a_job_is_deleting_while_finalizers_keep_it() -> None:
     held = job("Training", progress=PROGRESS)
     held["metadata"] |= {"finalizers": ["millrace.dev/archive"]}
-    assert state.of(held) == "Training"
+    assert state.state(held) == "Training"
     state.mark_deleted(held)
-    assert state.sentence(held) == "Deleting: step 5 of 9, loss 2.5"
+    assert state.describe(held) == "Deleting: step 5 of 9, loss 2.5"
     assert state.deletion(held) is None, "its state says so"
     assert (
-        state.is_finished(held) and state.fits(held, state.DELETING) and not state.fits(held, state.CANCELLED)
+        state.is_finished(held)
+        and state.matches(held, state.DELETING)
+        and not state.matches(held, state.CANCELLED)
     )
     state.mark_gone(held)
-    assert state.of(held) == "Cancelled"
+    assert state.state(held) == "Cancelled"
 
 
 def test_finished_job_names_what_holds_it_after_deletion() -> None:
@@ -84,29 +86,29 @@ def test_finished_job_names_what_holds_it_after_deletion() -> None:
             "message": "held by example.org/billing",
         }
     ]
-    assert state.of(held) == "Succeeded"
+    assert state.state(held) == "Succeeded"
     assert state.deletion(held) == "held by example.org/billing"
 
 
-def test_a_sentence_is_not_behind_the_points_that_were_shown() -> None:
+def test_summary_includes_the_newest_point() -> None:
     document = job("Suspending", progress={**PROGRESS, "attempt": 2})
     state.mark_point(document, 1, 8, 1.5)
     state.mark_point(document, 2, 4, 1.5)
-    assert state.sentence(document) == "Suspending: step 5 of 9, loss 2.5", "lost, or older"
+    assert state.describe(document) == "Suspending: step 5 of 9, loss 2.5", "lost, or older"
     state.mark_point(document, 2, 7, 1.25)
-    assert state.sentence(document) == "Suspending: step 7 of 9, loss 1.25"
+    assert state.describe(document) == "Suspending: step 7 of 9, loss 1.25"
     saved = job("Suspended")
     state.mark_checkpoint(saved, 0, "abc")
-    assert state.sentence(saved) == "Suspended: its state is saved, checkpoint at step 0"
-    assert state.sentence(job("Suspended")) == "Suspended: it has not begun"
+    assert state.describe(saved) == "Suspended: its state is saved, checkpoint at step 0"
+    assert state.describe(job("Suspended")) == "Suspended: it has not begun"
 
 
 def test_times() -> None:
-    parsed = times.parse("2026-01-02T03:04:05.123456789Z")
+    parsed = times.parse_rfc3339("2026-01-02T03:04:05.123456789Z")
     assert parsed is not None
     assert parsed.isoformat() == "2026-01-02T03:04:05.123456+00:00"
-    assert times.parse("2026-01-02t03:04:05+02:00") is not None
-    assert [times.parse(text) for text in (None, "", "soon", "2026-13-01T00:00:00Z")] == [None] * 4
+    assert times.parse_rfc3339("2026-01-02t03:04:05+02:00") is not None
+    assert [times.parse_rfc3339(text) for text in (None, "", "soon", "2026-13-01T00:00:00Z")] == [None] * 4
     ages = {
         59: "59s",
         119: "119s",
@@ -125,17 +127,17 @@ def test_times() -> None:
     ]
 
 
-def test_a_status_that_nobody_keeps_up_to_date_says_so() -> None:
+def test_stale_status_is_reported() -> None:
     def aged(seconds: int, **status: Any) -> str | None:
-        observed = times.written(datetime.now(timezone.utc) - timedelta(seconds=seconds))
-        return state.staleness(job("Training", lastObservedTime=observed, **status))
+        observed = times.format_rfc3339(datetime.now(timezone.utc) - timedelta(seconds=seconds))
+        return state.stale_message(job("Training", lastObservedTime=observed, **status))
 
     stale = aged(192, systems=["csx-0"])
     assert stale is not None
     assert stale.startswith("3m12s ago: nobody looks after")
     assert aged(40, systems=["csx-0"]) is None
     assert aged(192) is None, "one that waits is written when something changes"
-    assert state.staleness(job("Training", systems=["csx-0"])) is None, "of an older server"
+    assert state.stale_message(job("Training", systems=["csx-0"])) is None, "of an older server"
 
 
 def test_the_next_attempt_is_told_with_its_reason() -> None:

@@ -60,7 +60,7 @@ def test_a_file_arrives_byte_for_byte_with_the_texts_it_names(
     }
 
 
-def test_what_is_large_or_no_text_stays_and_takes_its_glob_with_it(
+def test_large_or_binary_files_are_not_uploaded(
     server: Server, appliance: Appliance, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "a.txt").write_text("small")
@@ -77,7 +77,7 @@ def test_what_is_large_or_no_text_stays_and_takes_its_glob_with_it(
     assert "texts stays on this machine (it is a directory" in caplog.text
 
 
-def test_tabs_keep_no_text_here(
+def test_params_with_tabs_still_upload_files(
     server: Server, appliance: Appliance, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "a.txt").write_text("small")
@@ -113,7 +113,7 @@ def test_what_pyyaml_takes_for_a_text_is_sent_as_a_number(server: Server, applia
     assert sent["job"]["spec"]["labels"] == labels
 
 
-def test_options_are_where_the_contract_has_them(server: Server, appliance: Appliance) -> None:
+def test_options_are_sent_as_documented(server: Server, appliance: Appliance) -> None:
     sent = submitted(
         server,
         appliance,

@@ -16,7 +16,7 @@ from millrace import Appliance, errors
 
 
 def test_a_submission_that_is_retried_is_the_same_submission(
-    server: Server, appliance: Appliance, naps: list[float], tmp_path: Path
+    server: Server, appliance: Appliance, fake_clock: list[float], tmp_path: Path
 ) -> None:
     (tmp_path / "params.yaml").write_text("model: {}")
     busy = problem(429, "TooManyRequests", "Slow down.", Retry_After="7")
@@ -30,31 +30,31 @@ def test_a_submission_that_is_retried_is_the_same_submission(
     assert len(tries) == 4
     assert len({each.headers["Idempotency-Key"] for each in tries}) == 1
     assert len({(each.headers["Content-Type"], each.body) for each in tries}) == 1
-    assert 0.25 <= naps[0] <= 0.5
-    assert naps[1] == 7
+    assert 0.25 <= fake_clock[0] <= 0.5
+    assert fake_clock[1] == 7
     appliance.train("params.yaml", num_csx=4)
     assert server.requests[-1].headers["Idempotency-Key"] != tries[0].headers["Idempotency-Key"]
 
 
-def test_patience_has_an_end(server: Server, appliance: Appliance, naps: list[float]) -> None:
+def test_retries_stop_after_the_budget(server: Server, appliance: Appliance, fake_clock: list[float]) -> None:
     server.on("GET", "/v1/whoami", problem(503, "Unavailable", "Restarting."))
     with pytest.raises(errors.Unavailable, match=r"^Restarting\.$"):
         appliance.whoami()
-    assert 15 < sum(naps) <= 30
+    assert 15 < sum(fake_clock) <= 30
 
-    naps.clear()
+    fake_clock.clear()
     server.on("GET", "/v1/whoami", problem(429, "TooManyRequests", "Tomorrow.", Retry_After="86400"))
     with pytest.raises(errors.TooManyRequests):
         appliance.whoami()
-    assert naps == []
+    assert fake_clock == []
 
 
-def test_nobody_there() -> None:
+def test_unreachable_server() -> None:
     with pytest.raises(errors.Unreachable, match=r"Connection refused\): is the appliance up"):
         Appliance("http://127.0.0.1:9", retry_seconds=0).whoami()
 
 
-def test_the_other_scheme_is_told_at_once(server: Server, naps: list[float]) -> None:
+def test_wrong_scheme_fails_immediately(server: Server, fake_clock: list[float]) -> None:
     https = server.url.replace("http://", "https://")
     with pytest.raises(errors.Unreachable, match=f"^{https} does not speak HTTPS: write {server.url}"):
         Appliance(https).whoami()
@@ -62,7 +62,7 @@ def test_the_other_scheme_is_told_at_once(server: Server, naps: list[float]) -> 
     server.on("GET", "/v1/whoami", lambda h: h.wfile.write(alert) and h.drop())
     with pytest.raises(errors.Unreachable, match=f"without encryption: write {https}"):
         Appliance(server.url).whoami()
-    assert naps == []
+    assert fake_clock == []
 
 
 def test_a_job_of_a_closed_appliance_says_so(server: Server) -> None:
@@ -90,7 +90,7 @@ def test_a_job_of_a_closed_appliance_says_so(server: Server) -> None:
         (500, "Internal", errors.Internal),
     ],
 )
-def test_an_error_is_the_appliances_sentence(
+def test_error_message_comes_from_the_appliance(
     server: Server, appliance: Appliance, status: int, reason: str, kind: type[errors.ApplianceError]
 ) -> None:
     server.on("GET", "/v1/whoami", problem(status, reason, "What to do.", X_Request_Id="r-1"))
@@ -103,7 +103,7 @@ def test_an_error_is_the_appliances_sentence(
     assert len(server.requests) == 1, "what can't change is not tried again"
 
 
-def test_an_error_of_something_in_between(server: Server, appliance: Appliance) -> None:
+def test_error_from_a_proxy(server: Server, appliance: Appliance) -> None:
     server.on(
         "GET", "/v1/whoami", lambda h: h.send_whole(404, b"<html>nginx</html>", Content_Type="text/html")
     )
@@ -153,7 +153,7 @@ def test_a_stream_of_two_kinds_of_things_is_resumed_in_both(server: Server, appl
     assert server.requests[-1].headers["Last-Event-ID"] == "1.1"
 
 
-def test_a_silent_connection_is_a_dead_one(
+def test_silent_stream_is_reconnected(
     server: Server, appliance: Appliance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
@@ -236,7 +236,7 @@ def test_a_cancelled_job_is_deleting_until_it_is_gone(server: Server, appliance:
     with pytest.raises(errors.JobFailed, match="kjv is Deleting"):
         cancelled.check()
     assert cancelled.refresh().state == "Deleting"
-    assert cancelled.is_over_now() and cancelled.state == "Cancelled"
+    assert cancelled.poll_finished() and cancelled.state == "Cancelled"
 
 
 def test_waiting(server: Server, appliance: Appliance) -> None:
@@ -258,7 +258,7 @@ def test_waiting(server: Server, appliance: Appliance) -> None:
         waited.wait(timeout=60)
 
 
-def test_what_a_job_is_told(server: Server, appliance: Appliance) -> None:
+def test_job_commands(server: Server, appliance: Appliance) -> None:
     server.on("GET", f"{JOBS}/kjv", job())
     for verb in ("suspend", "resume", "scale"):
         server.on("POST", f"{JOBS}/kjv/{verb}", job("Resizing"))

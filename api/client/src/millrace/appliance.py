@@ -12,7 +12,7 @@ from millrace import state as states
 from millrace.errors import ConfigError
 from millrace.job import Job, collection
 from millrace.records import Document, Identity, Plan, Volume
-from millrace.submission import Params, RunOptions, Submission, Verb
+from millrace.submission import Params, Submission, SubmitOptions, Verb
 from millrace.transport import Transport
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Appliance:
 
         With an `idempotency_key` of one's own, running the same program twice submits one job.
         """
-        options = RunOptions(
+        options = SubmitOptions(
             num_csx=num_csx,
             name=name,
             mode=mode,
@@ -147,7 +147,7 @@ class Appliance:
         return self.submit(params, options, verb="train", idempotency_key=idempotency_key)
 
     def eval(
-        self, params: Params, *, idempotency_key: str | None = None, **options: Unpack[RunOptions]
+        self, params: Params, *, idempotency_key: str | None = None, **options: Unpack[SubmitOptions]
     ) -> Job:
         """Submit an evaluation of a checkpoint, or of every one with `mode="eval_all"`.
 
@@ -155,18 +155,23 @@ class Appliance:
         """
         return self.submit(params, options, verb="eval", idempotency_key=idempotency_key)
 
-    def plan(self, params: Params, **options: Unpack[RunOptions]) -> Plan:
+    def plan(self, params: Params, **options: Unpack[SubmitOptions]) -> Plan:
         """Whether a job would fit, when it would start and how long it would take. Makes nothing."""
         sent = submission.build(params, options, "plan")
         path = collection(self.namespace) + ":plan"
         return Plan.read(self._transport.json("POST", path, **_body(sent)))
 
-    def validate(self, params: Params, **options: Unpack[RunOptions]) -> Document:
+    def validate(self, params: Params, **options: Unpack[SubmitOptions]) -> Document:
         """The TrainJob that would be made, checked by the appliance as if it were; makes nothing."""
         return self.dry_run(params, options)
 
     def submit(
-        self, params: Params, options: RunOptions, *, verb: Verb = "train", idempotency_key: str | None = None
+        self,
+        params: Params,
+        options: SubmitOptions,
+        *,
+        verb: Verb = "train",
+        idempotency_key: str | None = None,
     ) -> Job:
         """Submit a job, its options as one value; `train` and `eval` are this with arguments."""
         sent = submission.build(params, options, verb)
@@ -180,7 +185,7 @@ class Appliance:
         document = self._transport.json("POST", collection(self.namespace), **body)
         return Job(self._transport, document)
 
-    def dry_run(self, params: Params, options: RunOptions, *, verb: Verb = "train") -> Document:
+    def dry_run(self, params: Params, options: SubmitOptions, *, verb: Verb = "train") -> Document:
         """What `submit` would make, as the appliance sees it."""
         sent = submission.build(params, options, verb)
         answer: Document = self._transport.json(
@@ -205,7 +210,7 @@ class Appliance:
         which only the history is left. Cancelled jobs are among the latter, so `state="Cancelled"` implies
         `deleted`.
         """
-        wanted = None if state is None else states.named(state)
+        wanted = None if state is None else states.parse_name(state)
         if state is not None and wanted is None:
             raise ConfigError(f"{state!r} is no state: choose from {', '.join(states.NAMES)}.")
         ended = (states.FAILED, states.DELETING, states.CANCELLED)
@@ -225,7 +230,7 @@ class Appliance:
         while True:
             page = self._transport.json("GET", path, params={**query, "cursor": cursor})
             for document in page.get("items") or ():
-                if wanted is None or states.fits(document, wanted):
+                if wanted is None or states.matches(document, wanted):
                     yield Job(self._transport, document)
             following = page.get("next")
             if not following or following == cursor:

@@ -39,7 +39,7 @@ def checkpoint(
     """See `Job.download`."""
     if format not in ("native", "hf"):
         raise DownloadError(f"There is no format {format!r}: native and hf are known.")
-    chosen = _choose(job, step)
+    chosen = _select_checkpoint(job, step)
     suffix = "-hf" if format == "hf" else ""
     target = Path(to if to is not None else f"{job.name}-checkpoint_{chosen.step}{suffix}")
     _refuse_existing(target)
@@ -60,7 +60,7 @@ def checkpoint(
     def fetch(file: RemoteFile, path: Path, advance: Callable[[int], None]) -> None:
         _fetch(transport, f"{base}/{quote(file.path)}", query, path, file.bytes, advance)
 
-    return _put_together(target, what, files, fetch, progress)
+    return _download_all(target, what, files, fetch, progress)
 
 
 def artifacts(job: Job, patterns: Sequence[str], to: str | PathLike[str] | None, *, progress: bool) -> Path:
@@ -78,10 +78,10 @@ def artifacts(job: Job, patterns: Sequence[str], to: str | PathLike[str] | None,
     def fetch(file: RemoteFile, path: Path, advance: Callable[[int], None]) -> None:
         _fetch(transport, f"{base}/{quote(file.path)}", query, path, None, advance)
 
-    return _put_together(target, f"{job.uid} artifacts {sorted(patterns)}", files, fetch, progress)
+    return _download_all(target, f"{job.uid} artifacts {sorted(patterns)}", files, fetch, progress)
 
 
-def _put_together(
+def _download_all(
     target: Path,
     what: str,
     files: Sequence[RemoteFile],
@@ -91,16 +91,16 @@ def _put_together(
     """The directory `target` with `files`; `what` they are tells its beginnings from others of its name."""
     staging = target.with_name(f"{target.name}.{hashlib.sha256(what.encode()).hexdigest()[:12]}.part")
     staging.mkdir(parents=True, exist_ok=True)
-    with _Meter(target.name, sum(file.bytes for file in files), progress) as advance:
+    with _ByteProgress(target.name, sum(file.bytes for file in files), progress) as advance:
         for file in files:
-            fetch(file, staging / _inside(file), advance)
+            fetch(file, staging / _safe_path(file), advance)
     with suppress(FileNotFoundError):
         target.rmdir()  # an empty one: rename refuses it on some systems
     staging.rename(target)
     return target
 
 
-def _choose(job: Job, step: int | None) -> Checkpoint:
+def _select_checkpoint(job: Job, step: int | None) -> Checkpoint:
     found = job.checkpoints()
     if not found:
         raise DownloadError(f"{job.name} has no checkpoint yet ({job.summary}).")
@@ -119,7 +119,7 @@ def _refuse_existing(target: Path) -> None:
         raise DownloadError(f"{target} exists already: name another directory, or move it away.")
 
 
-def _inside(file: RemoteFile) -> PurePosixPath:
+def _safe_path(file: RemoteFile) -> PurePosixPath:
     """The file's path, if it stays inside the directory, whatever the appliance says."""
     path = PurePosixPath(file.path)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in file.path or ":" in file.path:
@@ -194,7 +194,7 @@ def _strong(etag: str | None) -> str | None:
     return None if etag is None or etag.startswith("W/") else etag
 
 
-class _Meter:
+class _ByteProgress:
     """A progress bar of bytes, where somebody looks."""
 
     def __init__(self, name: str, total: int, shown: bool) -> None:

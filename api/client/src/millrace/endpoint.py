@@ -69,9 +69,9 @@ def resolve(
                 f"give --url (url= in Python)."
             )
         return Endpoint(LOCAL_URL, namespace or environment("MILLRACE_NAMESPACE") or "default", _clean(token))
-    address = normal_url(address)
+    address = normalize_url(address)
     using = named or current
-    if using.url is None or normal_url(using.url) != address:
+    if using.url is None or normalize_url(using.url) != address:
         using = Context()
 
     # Who names a context means its token.
@@ -85,11 +85,11 @@ def resolve(
         or environment("MILLRACE_NAMESPACE")
         or using.namespace
         or "default",
-        token=_clean(_first(token, from_environment, using.token)),
+        token=_clean(_first_set(token, from_environment, using.token)),
         ca=ca or environment("MILLRACE_CA") or using.ca,
         insecure=insecure,
     )
-    _refuse_open_token(endpoint)
+    _check_token_is_encrypted(endpoint)
     return endpoint
 
 
@@ -108,7 +108,7 @@ def _is_local_server_there() -> bool:
     return found
 
 
-def normal_url(url: str) -> str:
+def normalize_url(url: str) -> str:
     """An address with its scheme and without a slash at its end.
 
     The scheme is https where none is said, and http for this machine itself.
@@ -131,7 +131,7 @@ def normal_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _refuse_open_token(endpoint: Endpoint) -> None:
+def _check_token_is_encrypted(endpoint: Endpoint) -> None:
     """A token that travels in the clear is everybody's."""
     if (
         endpoint.token
@@ -171,6 +171,6 @@ def segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def _first(*given: str | None) -> str | None:
+def _first_set(*given: str | None) -> str | None:
     """The first that was given; an empty one says that there is none."""
     return next((each for each in given if each is not None), None)

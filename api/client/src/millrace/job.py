@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from millrace import backoff, state, times
+from millrace import retry_budget, state, times
 from millrace.endpoint import segment
 from millrace.errors import Gone, JobFailed, MissingDependency, NotFound
 from millrace.metrics import MetricPoint, Metrics, new_axes
@@ -78,12 +78,12 @@ class Job:
         Pending before the appliance has looked at it. A job that was deleted before its end is Deleting while
         its agents end, then Cancelled.
         """
-        return state.of(self.document)
+        return state.state(self.document)
 
     @property
     def summary(self) -> str:
         """State and what matters in it, as one line."""
-        return state.sentence(self.document)
+        return state.describe(self.document)
 
     @property
     def is_finished(self) -> bool:
@@ -105,7 +105,7 @@ class Job:
         self.document = self._json("GET")
         return self
 
-    def is_over_now(self) -> bool:
+    def poll_finished(self) -> bool:
         """Look again; whether it is over. A job that is not there any more is."""
         try:
             self.refresh()
@@ -120,15 +120,15 @@ class Job:
 
         Returns when that is asked for, not when it is done; so do `resume` and `scale`.
         """
-        return self._told("/suspend")
+        return self._command("/suspend")
 
     def resume(self) -> Job:
         """Have it go on from where it was suspended."""
-        return self._told("/resume")
+        return self._command("/resume")
 
     def scale(self, num_csx: int) -> Job:
         """Have it go on with another number of systems, from the same step and to the same result."""
-        return self._told("/scale", json={"numCsx": num_csx})
+        return self._command("/scale", json={"numCsx": num_csx})
 
     def cancel(self) -> Job:
         """End it and delete it.
@@ -152,14 +152,20 @@ class Job:
         `logs`, every log line of every agent, too. A lost connection is taken up where it was lost. Ctrl-C
         ends the watching, never the job. A job that failed raises JobFailed, unless `check` is false.
         """
-        from millrace import follow, screens
+        from millrace import follow, reporters
 
-        screen = screens.fitting(self.name) if progress else screens.Words() if logs else screens.Quiet()
-        follow.follow(self, screen, logs=logs)
+        reporter = (
+            reporters.default_reporter(self.name)
+            if progress
+            else reporters.MessageReporter()
+            if logs
+            else reporters.SilentReporter()
+        )
+        follow.follow(self, reporter, logs=logs)
         if check:
             self.check()
-        elif self.is_finished and not state.is_well(self.document):
-            screen.say(self.summary)
+        elif self.is_finished and not state.succeeded(self.document):
+            reporter.message(self.summary)
         return self.state
 
     def wait(self, timeout: float | None = None, check: bool = True) -> str:
@@ -168,12 +174,12 @@ class Job:
         A job that is suspended is not over. Raises TimeoutError after `timeout` seconds, and JobFailed for a
         job that failed, unless `check` is false.
         """
-        until = None if timeout is None else backoff.clock() + timeout
+        until = None if timeout is None else retry_budget.clock() + timeout
         pause = 0.25
-        while not self.is_over_now():
-            if until is not None and backoff.clock() + pause > until:
+        while not self.poll_finished():
+            if until is not None and retry_budget.clock() + pause > until:
                 raise TimeoutError(f"{self.name} is not over after {timeout:g} seconds: {self.summary}")
-            backoff.sleep(pause)
+            retry_budget.sleep(pause)
             pause = min(pause * 1.5, 5.0)
         if check:
             self.check()
@@ -181,7 +187,7 @@ class Job:
 
     def check(self) -> None:
         """Raise JobFailed, with the root cause, if it is over and did not do what it was asked to do."""
-        if self.is_finished and not state.is_well(self.document):
+        if self.is_finished and not state.succeeded(self.document):
             tail = (self.status.get("failure") or {}).get("logTail") or ()
             ended = "is" if self.state == state.DELETING else "ended as"
             message = f"{self.name} {ended} {self.summary}"
@@ -207,7 +213,7 @@ class Job:
         self, mode: Literal["train", "eval"] | None = None, after: int = 0
     ) -> Iterator[MetricPoint]:
         """Its points, first those after journal number `after`, then those that come, until it is over."""
-        return self._live("/metrics", MetricPoint.read, {"mode": mode}, after)
+        return self._follow_items("/metrics", MetricPoint.read, {"mode": mode}, after)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Its loss over the steps, training and evaluation, of up to 2000 points."""
@@ -229,11 +235,11 @@ class Job:
     ) -> Iterator[LogLine]:
         """Its agents' log lines so far; with `follow`, then those that come, until it is over."""
         query = {"role": role, "agent": agent, "attempt": attempt, "level": level}
-        return (self._live if follow else self._items)("/logs", LogLine.read, query, after)
+        return (self._follow_items if follow else self._items)("/logs", LogLine.read, query, after)
 
     def events(self, follow: bool = False, *, after: int = 0) -> Iterator[Event]:
         """What happened to it so far; with `follow`, then what comes, until it is over."""
-        return (self._live if follow else self._items)("/events", Event.read, {}, after)
+        return (self._follow_items if follow else self._items)("/events", Event.read, {}, after)
 
     # What it leaves.
 
@@ -323,7 +329,7 @@ class Job:
         answer: Document = self._transport.json(method, self._path(below), params=query, **request)
         return answer
 
-    def _told(self, what: str, **request: Any) -> Job:
+    def _command(self, what: str, **request: Any) -> Job:
         self.document = self._json("POST", what, **request)
         return self
 
@@ -341,7 +347,7 @@ class Job:
                 return
             after = following
 
-    def _live(
+    def _follow_items(
         self, below: str, read: Callable[[Document], Item], query: Document, after: int = 0
     ) -> Iterator[Item]:
         """All items there are, then those that come."""

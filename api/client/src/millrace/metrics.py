@@ -54,14 +54,14 @@ class MetricPoint:
             step=int(item["step"]),
             loss=_number(item.get("loss")),
             mode=str(item.get("mode") or "train"),
-            learning_rate=_maybe(item.get("learning_rate")),
-            grad_norm=_maybe(item.get("grad_norm")),
+            learning_rate=_optional_number(item.get("learning_rate")),
+            grad_norm=_optional_number(item.get("grad_norm")),
             tokens=item.get("tokens"),
-            seconds=_maybe(item.get("seconds")),
-            rate=_maybe(item.get("rate")),
+            seconds=_optional_number(item.get("seconds")),
+            rate=_optional_number(item.get("rate")),
             attempt=item.get("attempt"),
             number=item.get("number"),
-            time=times.parse(item.get("time")),
+            time=times.parse_rfc3339(item.get("time")),
             metrics={key: _number(value) for key, value in further.items() if _is_number(value)},
         )
 
@@ -154,5 +154,5 @@ def _number(value: float | str | None) -> float:
         return float("nan")
 
 
-def _maybe(value: float | str | None) -> float | None:
+def _optional_number(value: float | str | None) -> float | None:
     return None if value is None else _number(value)

@@ -30,7 +30,7 @@ class LogLine:
         """From an item of `logs`."""
         return cls(
             number=int(item.get("number") or 0),
-            time=times.parse(item.get("time")),
+            time=times.parse_rfc3339(item.get("time")),
             attempt=int(item.get("attempt") or 0),
             agent=str(item.get("agent") or "?"),
             level=str(item.get("level") or "INFO"),
@@ -61,7 +61,7 @@ class Event:
         """From an item of `events`."""
         return cls(
             number=int(item.get("number") or 0),
-            time=times.parse(item.get("time")),
+            time=times.parse_rfc3339(item.get("time")),
             type=str(item.get("type") or "Normal"),
             reason=str(item.get("reason") or ""),
             message=str(item.get("message") or ""),
@@ -81,12 +81,14 @@ class RemoteFile:
     @classmethod
     def read(cls, item: Document) -> RemoteFile:
         """From an item of `files`."""
-        return cls(path=str(item["path"]), bytes=int(item["bytes"]), time=times.parse(item.get("time")))
+        return cls(
+            path=str(item["path"]), bytes=int(item["bytes"]), time=times.parse_rfc3339(item.get("time"))
+        )
 
     @property
     def document(self) -> Document:
         """As JSON has it."""
-        return {"path": self.path, "bytes": self.bytes, "time": times.written(self.time)}
+        return {"path": self.path, "bytes": self.bytes, "time": times.format_rfc3339(self.time)}
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Checkpoint:
             step=int(item["step"]),
             digest=item.get("digest"),
             bytes=int(item.get("bytes") or sum(file.bytes for file in files)),
-            time=times.parse(item.get("time")),
+            time=times.parse_rfc3339(item.get("time")),
             files=files,
         )
 
@@ -116,7 +118,7 @@ class Checkpoint:
     def document(self) -> Document:
         """As JSON has it."""
         files = [file.document for file in self.files]
-        time = times.written(self.time)
+        time = times.format_rfc3339(self.time)
         return {"step": self.step, "digest": self.digest, "bytes": self.bytes, "time": time, "files": files}
 
 
@@ -172,7 +174,7 @@ class Plan:
             message=str(answer.get("message") or ""),
             systems=tuple(answer.get("systems") or ()),
             queue_position=(answer.get("queue") or {}).get("position"),
-            estimated_start=times.parse(answer.get("estimatedStart")),
+            estimated_start=times.parse_rfc3339(answer.get("estimatedStart")),
             projected=answer.get("projected") or {},
             needs=answer.get("needs") or {},
             host=answer.get("host") or {},

@@ -11,9 +11,9 @@ PENDING = "Pending"
 CANCELLED = "Cancelled"
 DELETING = "Deleting"
 SUSPENDED = "Suspended"
-WORKING = ("Training", "Evaluating")
+RUNNING = ("Training", "Evaluating")
 """Those in which steps come."""
-FAILING = ("BadParams", "OutOfMemory", "NonFiniteLoss", "DeadlineExceeded", "RetriesExhausted")
+FAILURES = ("BadParams", "OutOfMemory", "NonFiniteLoss", "DeadlineExceeded", "RetriesExhausted")
 """The ways to fail, each the end of a job."""
 FAILED = "Failed"
 """Any of the final ones but Succeeded, Deleting and Cancelled: a choice of jobs, and no state of its own."""
@@ -21,13 +21,13 @@ FAILED = "Failed"
 NAMES = (
     "Queued",
     "Starting",
-    *WORKING,
+    *RUNNING,
     "Suspending",
     SUSPENDED,
     "Restarting",
     "Resizing",
     "Succeeded",
-    *FAILING,
+    *FAILURES,
     DELETING,
     CANCELLED,
     FAILED,
@@ -35,7 +35,7 @@ NAMES = (
 """The states that jobs can be asked for by."""
 
 
-def of(job: Document) -> str:
+def state(job: Document) -> str:
     """The reason of the condition Succeeded.
 
     Pending before there is one. A job that was deleted before its end is Deleting while its agents end and
@@ -52,19 +52,19 @@ def is_finished(job: Document) -> bool:
     return _is_over(job) or is_deleted(job)
 
 
-def is_well(job: Document) -> bool:
+def succeeded(job: Document) -> bool:
     """Whether it did what it was asked to do."""
     return _condition(job, "Succeeded").get("status") == "True"
 
 
-def fits(job: Document, wanted: str) -> bool:
+def matches(job: Document, wanted: str) -> bool:
     """Whether it is in a state that is asked for."""
     if wanted == FAILED:
-        return _is_over(job) and not is_well(job)
-    return of(job) == wanted
+        return _is_over(job) and not succeeded(job)
+    return state(job) == wanted
 
 
-def named(given: str) -> str | None:
+def parse_name(given: str) -> str | None:
     """The state that is meant, in any case of letters; None for no state."""
     return next((name for name in NAMES if name.lower() == given.lower()), None)
 
@@ -74,9 +74,9 @@ def is_deleted(job: Document) -> bool:
     return "deletionTimestamp" in (job.get("metadata") or {})
 
 
-def is_at_rest(job: Document) -> bool:
+def is_idle(job: Document) -> bool:
     """Whether nothing more will happen by itself: over, or suspended on purpose."""
-    return is_finished(job) or (of(job) == SUSPENDED and bool((job.get("spec") or {}).get("suspend")))
+    return is_finished(job) or (state(job) == SUSPENDED and bool((job.get("spec") or {}).get("suspend")))
 
 
 def mark_deleted(job: Document) -> None:
@@ -106,20 +106,25 @@ def mark_checkpoint(job: Document, step: int, digest: str | None) -> None:
         checkpoint.update(step=step, digest=digest)
 
 
-def sentence(job: Document) -> str:
+def describe(job: Document) -> str:
     """State and what matters in it, as `Queued: waits for 2 systems; place 1`."""
-    said = _DETAILS.get(of(job), _cause)(job)
-    return f"{of(job)}: {said}" if said else of(job)
+    said = _DETAILS.get(state(job), _cause)(job)
+    return f"{state(job)}: {said}" if said else state(job)
 
 
-STALE_SECONDS = 90
+STALE_AFTER_SECONDS = 90
 """A server that runs looks every 30 s at the jobs that hold systems."""
 
 
-def staleness(job: Document) -> str | None:
+def stale_message(job: Document) -> str | None:
     """How old the status of a job that holds systems is; None where it is recent, or the job holds none."""
     seconds = times.seconds_since(_status(job).get("lastObservedTime"))
-    if seconds is None or seconds < STALE_SECONDS or is_finished(job) or not _status(job).get("systems"):
+    if (
+        seconds is None
+        or seconds < STALE_AFTER_SECONDS
+        or is_finished(job)
+        or not _status(job).get("systems")
+    ):
         return None
     return f"{times.age(seconds)} ago: nobody looks after the jobs of the appliance at present"
 
@@ -134,7 +139,7 @@ def deletion(job: Document) -> str | None:
 def next_attempt(job: Document) -> str | None:
     """When the next attempt starts, and why not now; None where nothing keeps it waiting."""
     retry = _status(job).get("retry") or {}
-    at = times.parse(retry.get("nextAttemptTime"))
+    at = times.parse_rfc3339(retry.get("nextAttemptTime"))
     if at is None or is_finished(job):
         return None
     return f"{at.astimezone().strftime('%Y-%m-%d %H:%M:%S')} at the earliest: {retry.get('message', '')}"
@@ -144,7 +149,7 @@ def at_step(name: str, step: Any, total: Any) -> str:
     """The sentence of a job that has this state at this step."""
     progress = {"step": step, "totalSteps": total}
     condition = {"type": "Succeeded", "reason": name}
-    return sentence({"status": {"conditions": [condition], "progress": progress}})
+    return describe({"status": {"conditions": [condition], "progress": progress}})
 
 
 def _queued(job: Document) -> str:
@@ -193,12 +198,12 @@ def _cause(job: Document) -> str:
     return message
 
 
-def _nothing(_job: Document) -> str:
+def _no_detail(_job: Document) -> str:
     return ""
 
 
 _DETAILS = {
-    PENDING: _nothing,
+    PENDING: _no_detail,
     CANCELLED: _running,
     DELETING: _running,
     "Queued": _queued,

@@ -33,7 +33,7 @@ log = logging.getLogger("millrace")
 Verb = Literal["train", "eval", "plan"]
 Params = str | os.PathLike[str] | Mapping[str, Any]
 
-LARGEST_TEXT = 1024 * 1024
+MAX_UPLOAD_BYTES = 1024 * 1024
 # Readers of forms disagree about these in a file's name.
 _UNSENDABLE = re.compile(r'[\x00-\x1f"\\]')
 # Numbers of YAML 1.2 that PyYAML may leave as texts: an exponent without a dot or a sign.
@@ -63,7 +63,7 @@ class Submission:
     """The names of the texts that travel along."""
 
 
-class RunOptions(TypedDict, total=False):
+class SubmitOptions(TypedDict, total=False):
     """What may be said beside params; None, as leaving it out, leaves it to params or to the appliance."""
 
     num_csx: int | None
@@ -85,12 +85,16 @@ class RunOptions(TypedDict, total=False):
     spec: Mapping[str, Any] | None
 
 
-def build(params: Params, options: RunOptions, verb: Verb) -> Submission:
+RunOptions = SubmitOptions
+"""Deprecated name of `SubmitOptions`, kept for one release."""
+
+
+def build(params: Params, options: SubmitOptions, verb: Verb) -> Submission:
     """What is sent for these params."""
-    if unknown := sorted(options.keys() - RunOptions.__annotations__.keys()):
+    if unknown := sorted(options.keys() - SubmitOptions.__annotations__.keys()):
         raise ConfigError(f"There is no option {unknown[0]}: Appliance.train has all that there are.")
     content, filename, document, places = _read(params)
-    texts = list(_texts(document, places))
+    texts = list(_uploads(document, places))
     parts: list[tuple[str, tuple[str | None, bytes, str]]] = [
         ("params", (filename, content, "application/yaml"))
     ]
@@ -109,7 +113,7 @@ def _mode(verb: Verb, document: Any) -> str | None:
     return "train" if said in ("eval", "eval_all") else None
 
 
-def _job(options: RunOptions, mode: str | None) -> dict[str, Any]:
+def _job(options: SubmitOptions, mode: str | None) -> dict[str, Any]:
     """The part `job`: empty where params say everything."""
     deadline = options.get("job_time_sec")
     spec = {
@@ -124,7 +128,13 @@ def _job(options: RunOptions, mode: str | None) -> dict[str, Any]:
     }
     overrides = {key: value for key, value in options.items() if key in _OVERRIDES}
     metadata = {"name": options.get("name")}
-    return _filled({"metadata": _filled(metadata), "spec": _filled(spec), "overrides": _filled(overrides)})
+    return _without_none(
+        {
+            "metadata": _without_none(metadata),
+            "spec": _without_none(spec),
+            "overrides": _without_none(overrides),
+        }
+    )
 
 
 def _read(params: Params) -> tuple[bytes, str, Any, list[Path]]:
@@ -133,17 +143,17 @@ def _read(params: Params) -> tuple[bytes, str, Any, list[Path]]:
         return _to_json(params, indent=2, numbers=True), "params.json", params, [Path()]
     path = Path(params)
     content = path.read_bytes()
-    return content, path.name, _understood(content, path), [path.parent, Path()]
+    return content, path.name, _parse(content, path), [path.parent, Path()]
 
 
-def _understood(content: bytes, path: Path) -> Any:
+def _parse(content: bytes, path: Path) -> Any:
     """What a Python reader makes of params; None of what it can't read."""
     try:
         return yaml.safe_load(content)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         if b"\t" in content:
             # The appliance's reader takes tabs between words, Python's does not.
-            return _understood(content.replace(b"\t", b" "), path)
+            return _parse(content.replace(b"\t", b" "), path)
         # The appliance's own reader has the better message, with line and hint, or reads it all the same.
         log.warning(
             "%s can't be read here (%s): texts that it names stay on this machine", path, _first_line(error)
@@ -155,12 +165,12 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _with_numbers(value: Any) -> Any:
+def _parse_float_strings(value: Any) -> Any:
     """Params of a dict as the appliance would have read them from their file."""
     if isinstance(value, Mapping):
-        return {key: _with_numbers(each) for key, each in value.items()}
+        return {key: _parse_float_strings(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_with_numbers(each) for each in value]
+        return [_parse_float_strings(each) for each in value]
     if isinstance(value, str) and _EXPONENT.fullmatch(value) and math.isfinite(float(value)):
         return float(value)
     return value
@@ -178,7 +188,7 @@ def _to_json(value: object, indent: int | None, *, numbers: bool = False) -> byt
 
     try:
         if numbers:
-            value = _with_numbers(value)
+            value = _parse_float_strings(value)
         return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False, default=other).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadParams(
@@ -186,7 +196,7 @@ def _to_json(value: object, indent: int | None, *, numbers: bool = False) -> byt
         ) from error
 
 
-def _texts(document: Any, places: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
+def _uploads(document: Any, places: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
     """Name and content of each small local text that params name."""
     seen: set[str] = set()
     for named in _named_paths(document):
@@ -212,7 +222,7 @@ def _entry(named: str, places: Sequence[Path]) -> list[tuple[str, bytes]]:
         return []
     for place in places:
         if (place / named).is_dir():
-            _note_staying(named, "it is a directory; single texts and globs as texts/*.txt travel along")
+            _warn_not_uploaded(named, "it is a directory; single texts and globs as texts/*.txt travel along")
             return []
         names = (
             [named] if (place / named).is_file() else sorted(glob.glob(named, root_dir=place, recursive=True))
@@ -222,30 +232,30 @@ def _entry(named: str, places: Sequence[Path]) -> list[tuple[str, bytes]]:
             continue
         texts = []
         for name in names:
-            text, trouble = _small_text(place, name)
+            text, trouble = _read_upload(place, name)
             if text is None:
-                _note_staying(name, trouble, "it" if name == named else named)
+                _warn_not_uploaded(name, trouble, "it" if name == named else named)
                 return []
             texts.append((name, text))
         return texts
     return []
 
 
-def _note_staying(name: str, why: str, sought: str = "it") -> None:
+def _warn_not_uploaded(name: str, why: str, sought: str = "it") -> None:
     log.warning(
         "%s stays on this machine (%s): the appliance looks for %s among its own files", name, why, sought
     )
 
 
-def _small_text(place: Path, name: str) -> tuple[bytes | None, str]:
+def _read_upload(place: Path, name: str) -> tuple[bytes | None, str]:
     """The file's content, or why it does not travel."""
     if _UNSENDABLE.search(name):
         return None, "a name with \", \\ or control characters can't be sent: rename it"
     path = place / name
     try:
         size = path.stat().st_size
-        if size >= LARGEST_TEXT:
-            return None, f"{size / LARGEST_TEXT:.1f} MiB; only texts under 1 MiB travel along"
+        if size >= MAX_UPLOAD_BYTES:
+            return None, f"{size / MAX_UPLOAD_BYTES:.1f} MiB; only texts under 1 MiB travel along"
         content = path.read_bytes()
         content.decode("utf-8")
         name.encode("utf-8")
@@ -265,7 +275,7 @@ def _mounts(mount_dirs: Mapping[str, str]) -> dict[str, Any]:
         # A volume's name has no dots, a claim's may have.
         volume = claim.replace(".", "-")
         volumes[volume] = {"name": volume, "persistentVolumeClaim": {"claimName": claim}}
-        mounts.append(_filled({"path": path, "volume": volume, "subPath": sub_path.strip("/") or None}))
+        mounts.append(_without_none({"path": path, "volume": volume, "subPath": sub_path.strip("/") or None}))
     return {"volumes": list(volumes.values()), "mountDirs": mounts} if mounts else {}
 
 
@@ -304,6 +314,6 @@ def _multipart(parts: list[tuple[str, tuple[str | None, bytes, str]]], files: tu
 Value = TypeVar("Value")
 
 
-def _filled(fields: Mapping[str, Value | None]) -> dict[str, Value]:
+def _without_none(fields: Mapping[str, Value | None]) -> dict[str, Value]:
     """Without what was not given."""
     return {key: value for key, value in fields.items() if value is not None and value != {}}

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)")
 
 
-def parse(text: str | None) -> datetime | None:
+def parse_rfc3339(text: str | None) -> datetime | None:
     """An RFC 3339 time; None for none, and for what is no time."""
     # datetime.fromisoformat reads neither Z nor any number of decimals before Python 3.11.
     match = _RFC3339.fullmatch(text or "")
@@ -23,14 +23,14 @@ def parse(text: str | None) -> datetime | None:
         return None
 
 
-def written(time: datetime | None) -> str | None:
+def format_rfc3339(time: datetime | None) -> str | None:
     """A time as RFC 3339 has it, in UTC."""
     return None if time is None else time.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 def seconds_since(text: str | None) -> float | None:
     """How long ago that was."""
-    then = parse(text)
+    then = parse_rfc3339(text)
     return None if then is None else (datetime.now(timezone.utc) - then).total_seconds()
 
 
@@ -65,5 +65,5 @@ def duration(seconds: float) -> str:
 
 def local(text: str | None) -> str:
     """A time for reading, in this machine's zone; a dash for none."""
-    then = parse(text)
+    then = parse_rfc3339(text)
     return "-" if then is None else then.astimezone().strftime("%Y-%m-%d %H:%M:%S")

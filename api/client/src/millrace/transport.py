@@ -24,8 +24,8 @@ import httpx
 
 import millrace
 from millrace import errors
-from millrace.backoff import Backoff
 from millrace.endpoint import Endpoint
+from millrace.retry_budget import RetryBudget
 from millrace.sse import Decoder, ServerSentEvent
 
 log = logging.getLogger("millrace")
@@ -91,7 +91,7 @@ class Transport:
         Every request may be repeated: those that create carry an idempotency key in `headers`, all others say
         how things shall be.
         """
-        backoff = Backoff(self._retry_seconds)
+        budget = RetryBudget(self._retry_seconds)
         timeout = _TIMEOUT if seconds is None else httpx.Timeout(seconds, connect=10.0, pool=10.0)
         while True:
             try:
@@ -108,8 +108,8 @@ class Transport:
                     return response
                 raise _error(response)
             except (httpx.HTTPError, errors.ApplianceError) as error:
-                if not self._try_again(backoff, error):
-                    self._give_up(error)
+                if not self._wait_for_retry(budget, error):
+                    self._raise(error)
 
     def json(self, method: str, path: str, **request: Any) -> Any:
         """The answer of a request, as JSON."""
@@ -140,20 +140,20 @@ class Transport:
                 raise _error(response)
             yield response
 
-    def retrying(self) -> Retrying:
+    def retrying(self) -> RetryLoop:
         """For what is tried by its caller in several requests, as a download in ranges."""
-        return Retrying(self, Backoff(self._retry_seconds))
+        return RetryLoop(self, RetryBudget(self._retry_seconds))
 
     def events(self, path: str, *, params: Params | None = None, after: int = 0) -> Iterator[ServerSentEvent]:
         """The events of a stream until its `end`, numbered ones each once and in order."""
         last: Position = (after,) if after else ()
-        backoff = Backoff(self._reconnect_seconds)
+        budget = RetryBudget(self._reconnect_seconds)
         while True:
             decoder = Decoder()
             try:
                 with closing(self._stream(path, params, last)) as chunks:
                     for chunk in chunks:
-                        backoff.succeeded()
+                        budget.succeeded()
                         for event in decoder.feed(chunk):
                             if event.event == "end":
                                 return
@@ -164,8 +164,8 @@ class Transport:
                             yield event
                 raise httpx.RemoteProtocolError("the stream was cut")
             except (httpx.HTTPError, errors.ApplianceError) as error:
-                if not self._try_again(backoff, error, at_least=decoder.retry or 0.0):
-                    self._give_up(error)
+                if not self._wait_for_retry(budget, error, at_least=decoder.retry or 0.0):
+                    self._raise(error)
 
     def _stream(self, path: str, params: Params | None, last: Position) -> Generator[bytes, None, None]:
         """The bytes of one connection to a stream."""
@@ -187,20 +187,20 @@ class Transport:
                 f"does a proxy in between know server-sent events?"
             )
 
-    def _try_again(
-        self, backoff: Backoff, error: httpx.HTTPError | errors.ApplianceError, at_least: float = 0.0
+    def _wait_for_retry(
+        self, budget: RetryBudget, error: httpx.HTTPError | errors.ApplianceError, at_least: float = 0.0
     ) -> bool:
         if isinstance(error, errors.ApplianceError):
             if error.status not in _RETRIED:
                 return False
             at_least = max(at_least, error.retry_after or 0.0)
-        elif not isinstance(error, httpx.TransportError) or _is_hopeless(self.endpoint.url, error):
+        elif not isinstance(error, httpx.TransportError) or _is_permanent(self.endpoint.url, error):
             return False
-        if backoff.is_fresh:
-            log.warning("%s; trying again", self._sentence(error))
-        return backoff.wait(at_least)
+        if budget.has_not_failed:
+            log.warning("%s; trying again", self._description(error))
+        return budget.wait(at_least)
 
-    def _give_up(self, error: httpx.HTTPError | errors.ApplianceError) -> NoReturn:
+    def _raise(self, error: httpx.HTTPError | errors.ApplianceError) -> NoReturn:
         """Raise what the caller shall see of it."""
         if isinstance(error, errors.ApplianceError):
             raise error
@@ -209,32 +209,32 @@ class Transport:
         remedy = "is the appliance up, and is this its address?"
         if _certificate_trouble(error):
             remedy = "name the authority that signed its certificate with --ca FILE (ca= in Python)."
-        raise errors.Unreachable(f"{self._sentence(error)}: {remedy}") from error
+        raise errors.Unreachable(f"{self._description(error)}: {remedy}") from error
 
-    def _sentence(self, error: httpx.HTTPError | errors.ApplianceError) -> str:
+    def _description(self, error: httpx.HTTPError | errors.ApplianceError) -> str:
         if isinstance(error, errors.ApplianceError):
             return str(error)
         if isinstance(error, httpx.TimeoutException):
             return f"{self.endpoint.url} did not answer in time"
         did = "Cannot reach" if isinstance(error, httpx.ConnectError) else "Lost the connection to"
-        return f"{did} {self.endpoint.url} ({_innermost(error)})"
+        return f"{did} {self.endpoint.url} ({_root_cause(error)})"
 
 
-class Retrying:
+class RetryLoop:
     """Decides for a caller's own loop whether a failed try is worth another one."""
 
-    def __init__(self, transport: Transport, backoff: Backoff) -> None:
+    def __init__(self, transport: Transport, budget: RetryBudget) -> None:
         self._transport = transport
-        self._backoff = backoff
+        self._budget = budget
 
     def succeeded(self) -> None:
         """The last try got somewhere."""
-        self._backoff.succeeded()
+        self._budget.succeeded()
 
     def wait_or_raise(self, error: httpx.HTTPError | errors.ApplianceError) -> None:
         """Sleep before the next try; raise where there should be none."""
-        if not self._transport._try_again(self._backoff, error):
-            self._transport._give_up(error)
+        if not self._transport._wait_for_retry(self._budget, error):
+            self._transport._raise(error)
 
 
 def _given(params: Params | None) -> dict[str, str]:
@@ -321,21 +321,21 @@ def _retry_after(value: str | None) -> float | None:
         return None
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _cause_chain(error: BaseException) -> Iterator[BaseException]:
     at: BaseException | None = error
     while at is not None:
         yield at
         at = at.__cause__ or at.__context__
 
 
-def _innermost(error: BaseException) -> str:
+def _root_cause(error: BaseException) -> str:
     """The cause in the operating system's words, without its number: `Connection refused`."""
-    *_, root = _chain(error)
+    *_, root = _cause_chain(error)
     return getattr(root, "strerror", None) or str(root) or type(root).__name__
 
 
 def _certificate_trouble(error: BaseException) -> bool:
-    return any(isinstance(each, ssl.SSLCertVerificationError) for each in _chain(error))
+    return any(isinstance(each, ssl.SSLCertVerificationError) for each in _cause_chain(error))
 
 
 def _other_scheme(url: str, error: BaseException) -> str | None:
@@ -344,7 +344,7 @@ def _other_scheme(url: str, error: BaseException) -> str | None:
     if scheme == "https":
         # What a server sends that knows no TLS has no version of it where TLS looks for one. The second is
         # how newer versions of OpenSSL say so.
-        reasons = [each.reason for each in _chain(error) if isinstance(each, ssl.SSLError)]
+        reasons = [each.reason for each in _cause_chain(error) if isinstance(each, ssl.SSLError)]
         is_other = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}.intersection(reasons)
         if is_other and isinstance(error, httpx.ConnectError):
             return f"{url} does not speak HTTPS: write http://{rest}, if nobody in between can listen."
@@ -354,7 +354,7 @@ def _other_scheme(url: str, error: BaseException) -> str | None:
     return None
 
 
-def _is_hopeless(url: str, error: httpx.TransportError) -> bool:
+def _is_permanent(url: str, error: httpx.TransportError) -> bool:
     """What the same try would meet again: an address that is none, a certificate that is not trusted."""
     if isinstance(error, httpx.UnsupportedProtocol):
         return True

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import click
 
 import millrace
-from millrace.cli import act, base, contexts, submit, watch
-from millrace.cli.exits import Exit
+from millrace.cli import base, context_commands, job_commands, query_commands, submit_commands
+from millrace.cli.exit_codes import Exit
 
 _HELP = """Trains models on a Millrace appliance, from wherever you are.
 
@@ -41,14 +41,19 @@ def cli() -> None:
     """See _HELP."""
 
 
-for command in (*submit.COMMANDS, *watch.COMMANDS, *act.COMMANDS, *contexts.COMMANDS):
+for command in (
+    *submit_commands.COMMANDS,
+    *query_commands.COMMANDS,
+    *job_commands.COMMANDS,
+    *context_commands.COMMANDS,
+):
     cli.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command's entry point."""
-    base.open_streams()
-    base.end_by_signals()
+    base.replace_closed_streams()
+    base.handle_signals()
     sys.exit(run(arguments))
 
 
@@ -66,10 +71,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return Exit.BAD_INPUT
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
-    except (BrokenPipeError, base.ReaderGone):
+    except (BrokenPipeError, base.BrokenPipe):
         # Whoever reads the output has enough; the interpreter's last flush must not fail because of that.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.BROKEN_PIPE
     except Exception as error:
-        return base.explain(error)
+        return base.print_error(error)
     return code if isinstance(code, int) else Exit.OK

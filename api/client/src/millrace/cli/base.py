@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from millrace import errors
-from millrace.cli.exits import Exit
+from millrace.cli.exit_codes import Exit
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -133,7 +133,7 @@ class Command(_Spelling):
         self.params += _global_options(hidden=True)
 
 
-class ReaderGone(Exception):
+class BrokenPipe(Exception):
     """Whoever read standard output has stopped. Click would end with 1, which means something else here."""
 
 
@@ -152,7 +152,7 @@ class Group(_Spelling, click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            raise ReaderGone from error
+            raise BrokenPipe from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which they are needed, not in that of the alphabet."""
@@ -204,7 +204,7 @@ def complete_jobs(context: click.Context, _parameter: click.Parameter, incomplet
     logging.getLogger("millrace").handlers = [logging.NullHandler()]
     settings = context.find_root().ensure_object(Settings)
     try:
-        with _at_most(_COMPLETION_SECONDS), settings.appliance(retry_seconds=0) as appliance:
+        with _time_limit(_COMPLETION_SECONDS), settings.appliance(retry_seconds=0) as appliance:
             names = {job.name: None for job in islice(appliance.jobs(), 50)}
     except (errors.MillraceError, OSError):
         return []
@@ -220,7 +220,7 @@ def job_argument(function: Function) -> Function:
 
 
 @contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
+def _time_limit(seconds: float) -> Iterator[None]:
     """Raises TimeoutError in what takes longer, where the system can."""
 
     def stop(*_: object) -> None:
@@ -237,7 +237,7 @@ def _at_most(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def open_streams() -> None:
+def replace_closed_streams() -> None:
     """Standard streams that whoever began this has closed lead nowhere, and are not taken by a connection."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -245,7 +245,7 @@ def open_streams() -> None:
 
 
 @contextmanager
-def telling(text: str | None) -> Iterator[None]:
+def interrupt_message(text: str | None) -> Iterator[None]:
     """Says this on standard error where what is under way is interrupted, by Ctrl-C or a signal."""
     try:
         yield
@@ -257,7 +257,7 @@ def telling(text: str | None) -> Iterator[None]:
         raise
 
 
-def end_by_signals() -> None:
+def handle_signals() -> None:
     """Has SIGTERM and SIGHUP end the command as Ctrl-C does: what is under way is told, the job goes on."""
 
     def stop(number: int, _frame: object) -> None:
@@ -270,7 +270,7 @@ def end_by_signals() -> None:
             signal.signal(number, stop)
 
 
-class _Notes(logging.Handler):
+class _NoteHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         note = f"note: {record.getMessage()}"
         if "tqdm" in sys.modules:
@@ -283,10 +283,10 @@ class _Notes(logging.Handler):
 
 def show_notes() -> None:
     """What the client has to say by the way goes to standard error."""
-    logging.getLogger("millrace").handlers = [_Notes()]
+    logging.getLogger("millrace").handlers = [_NoteHandler()]
 
 
-def explain(error: Exception, hint: str | None = None) -> int:
+def print_error(error: Exception, hint: str | None = None) -> int:
     """Print an expected error as one sentence, and return its exit code.
 
     Any other one is a fault of this client, and is raised.
@@ -305,13 +305,13 @@ def explain(error: Exception, hint: str | None = None) -> int:
         lines, code = [], Exit.BAD_INPUT
     else:
         raise error
-    click.echo("\n".join([f"error: {_sentence(error)}", *lines]), err=True)
+    click.echo("\n".join([f"error: {_error_message(error)}", *lines]), err=True)
     if hint:
         click.echo(f"hint: {hint}", err=True)
     return code
 
 
-def _sentence(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
     return str(error)

@@ -172,10 +172,10 @@ def get_volumes(settings: Settings, output: str) -> None:
 @base.pass_settings
 def attach(settings: Settings, name: str, uid: str | None, output: str, logs: bool, every: float) -> int:
     """Comes back to a job and follows it to its end."""
-    from millrace.cli import watching
+    from millrace.cli import follow_command
 
     with settings.appliance() as appliance:
-        return watching.watch(appliance.job(name, uid), output, logs=logs, every=every)
+        return follow_command.follow_to_end(appliance.job(name, uid), output, logs=logs, every=every)
 
 
 @click.command(cls=base.Command)
@@ -265,9 +265,9 @@ def _stream(job: Job, items: Iterable[tuple[Any, str]], output: str, *, live: bo
     if output != "table" and not live:
         render.emit(output, [value for value, _ in items if value is not None], str)
         return
-    from millrace.follow import goes_on
+    from millrace.follow import continues_message
 
-    with base.telling(goes_on(job) if live else None):
+    with base.interrupt_message(continues_message(job) if live else None):
         for value, text in items:
             if value is not None or output == "table":
                 render.emit_line(output, value, text)
@@ -323,7 +323,7 @@ def _emit_list(
 def _time(time: datetime | None) -> str:
     from millrace import times
 
-    return times.local(times.written(time))
+    return times.local(times.format_rfc3339(time))
 
 
 def _jobs_table(jobs: list[Job], namespaces: bool, uids: bool) -> str:
@@ -365,8 +365,8 @@ def _job_fields(job: Job) -> str:
     progress, failure = status.get("progress") or {}, status.get("failure") or {}
     checkpoint, resolved = status.get("checkpoint") or {}, status.get("resolved") or {}
     submitted = times.local(job.document.get("metadata", {}).get("creationTimestamp"))
-    works = job.state in ("Starting", *state.WORKING)
-    end = times.parse(progress.get("estimatedFinishTime")) if works else None
+    works = job.state in ("Starting", *state.RUNNING)
+    end = times.parse_rfc3339(progress.get("estimatedFinishTime")) if works else None
     shown = render.fields(
         {
             "Name": job.name,
@@ -374,7 +374,7 @@ def _job_fields(job: Job) -> str:
             "Uid": job.uid,
             "State": job.summary,
             "Deletion": state.deletion(job.document),
-            "Status as of": state.staleness(job.document),
+            "Status as of": state.stale_message(job.document),
             "Next attempt": state.next_attempt(job.document),
             "Submitted": f"{submitted} by {job.submitted_by}" if job.submitted_by else submitted,
             "Started": times.local(status["startTime"]) if status.get("startTime") else None,

@@ -13,7 +13,7 @@ import click
 from millrace import errors
 from millrace.cli import base, render
 from millrace.cli.base import Settings
-from millrace.cli.exits import Exit
+from millrace.cli.exit_codes import Exit
 
 if TYPE_CHECKING:
     from millrace.config import Config
@@ -36,7 +36,7 @@ def login(settings: Settings, address: str, name: str | None, token: str | None)
         )
     if token == "-":
         settings.token_file = "-"
-    address = endpoint.normal_url(address)
+    address = endpoint.normalize_url(address)
     given = _token(settings)
     settings.context = None
     with settings.appliance(address, given) as appliance:
@@ -51,10 +51,10 @@ def login(settings: Settings, address: str, name: str | None, token: str | None)
     config.current = chosen
     config.save()
     click.echo(f"Logged in to {address} as {who.name} ({who.role}); the context is {chosen}.", err=True)
-    _mind_environment()
+    _warn_about_environment()
 
 
-def _mind_environment() -> None:
+def _warn_about_environment() -> None:
     """The environment comes before the current context: whoever has just chosen one should know."""
     if address := os.environ.get("MILLRACE_URL"):
         click.echo(f"note: MILLRACE_URL is set, so commands without --context go to {address}", err=True)
@@ -113,7 +113,7 @@ def use_context(name: str) -> None:
     known.current = name
     known.save()
     click.echo(f"The context is {name}.", err=True)
-    _mind_environment()
+    _warn_about_environment()
 
 
 @config.command("set-context")
@@ -125,7 +125,7 @@ def set_context(settings: Settings, name: str) -> None:
 
     known = _config()
     changes = {
-        "url": endpoint.normal_url(settings.url) if settings.url else None,
+        "url": endpoint.normalize_url(settings.url) if settings.url else None,
         "namespace": settings.namespace,
         "ca": str(Path(settings.ca).resolve()) if settings.ca else None,
         "token": settings.token(),

@@ -10,7 +10,7 @@ import click
 from millrace import state
 from millrace.cli import base, render
 from millrace.cli.base import Settings
-from millrace.cli.exits import Exit
+from millrace.cli.exit_codes import Exit
 
 if TYPE_CHECKING:
     from millrace.job import Job
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def suspend(settings: Settings, name: str, uid: str | None, output: str) -> None:
     """Has a job save its state and give its systems back."""
     with settings.appliance() as appliance:
-        _told(appliance.job(name, uid).suspend(), output, "saves its state and pauses")
+        _print_result(appliance.job(name, uid).suspend(), output, "saves its state and pauses")
 
 
 @click.command(cls=base.Command)
@@ -35,9 +35,9 @@ def resume(settings: Settings, name: str, uid: str | None, output: str) -> None:
     with settings.appliance() as appliance:
         job = appliance.job(name, uid)
         if job.spec.get("suspend") or job.is_finished:
-            _told(job.resume(), output, "goes on as soon as there are systems for it")
+            _print_result(job.resume(), output, "goes on as soon as there are systems for it")
         else:
-            _told(job, output, "is not suspended")
+            _print_result(job, output, "is not suspended")
 
 
 @click.command(cls=base.Command)
@@ -48,7 +48,7 @@ def resume(settings: Settings, name: str, uid: str | None, output: str) -> None:
 def scale(settings: Settings, name: str, uid: str | None, num_csx: int, output: str) -> None:
     """Has a job go on with another number of systems, from the same step and to the same result."""
     with settings.appliance() as appliance:
-        _told(appliance.job(name, uid).scale(num_csx), output, f"goes on with {num_csx}")
+        _print_result(appliance.job(name, uid).scale(num_csx), output, f"goes on with {num_csx}")
 
 
 @click.command(cls=base.Command)
@@ -75,7 +75,7 @@ def cancel(settings: Settings, name: str, uid: str | None, yes: bool, output: st
             what = "is being deleted: its agents save its state and end"
         else:
             what = "is cancelled"
-        _told(job, output, what)
+        _print_result(job, output, what)
     return Exit.OK
 
 
@@ -120,7 +120,7 @@ def download(
             format, path = "artifacts", job.download_artifacts(*artifacts, to=to)
         else:
             format = format or "native"
-            with base.telling("Interrupted: the same command goes on where this one was."):
+            with base.interrupt_message("Interrupted: the same command goes on where this one was."):
                 path = job.download(step, to, format)
     render.emit(output, {"path": str(path), "format": format}, lambda: str(path), str(path))
 
@@ -128,5 +128,5 @@ def download(
 COMMANDS = (suspend, resume, scale, cancel, download)
 
 
-def _told(job: Job, output: str, what: str) -> None:
+def _print_result(job: Job, output: str, what: str) -> None:
     render.emit(output, job.document, lambda: f"{job.name} {what}", job.name)

@@ -9,7 +9,7 @@ import pytest
 from conftest import point
 from millrace import times
 from millrace.metrics import MetricPoint
-from millrace.screens import Bar, OverallRate
+from millrace.reporters import BarReporter, OverallRate
 
 
 def test_the_overall_rate_is_that_of_an_attempt() -> None:
@@ -21,7 +21,7 @@ def test_the_overall_rate_is_that_of_an_attempt() -> None:
         point(3, attempt=2, rate=0.0),
         point(4, attempt=2, rate=16.0),
     ]
-    assert [overall.take(MetricPoint.read(each)) for each in points] == [None, 8.0, 4.0, None, 16.0]
+    assert [overall.update(MetricPoint.read(each)) for each in points] == [None, 8.0, 4.0, None, 16.0]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_bar_fits_its_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int, shown: list[str]
 ) -> None:
     monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda _file: (columns, 24))
-    bar = Bar("name-of-a-job")
+    bar = BarReporter("name-of-a-job")
     bar.progress({"totalSteps": 4})
     bar.point(MetricPoint.read(point(2)))
     bar.close()
@@ -50,9 +50,9 @@ def test_a_bar_is_drawn_after_a_replay_and_has_the_end_that_the_appliance_expect
     monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda _file: (80, 24))
     seconds = iter(range(1000))
     monkeypatch.setattr("tqdm.std.time", lambda: next(seconds))
-    bar = Bar("kjv")
+    bar = BarReporter("kjv")
     hours = datetime.now(timezone.utc) + timedelta(hours=2, seconds=0.5)
-    bar.progress({"totalSteps": 2000, "estimatedFinishTime": times.written(hours)})
+    bar.progress({"totalSteps": 2000, "estimatedFinishTime": times.format_rfc3339(hours)})
     for step in (1, 1000, 1001):
         bar.point(MetricPoint.read(point(step)))
     shown = capsys.readouterr().err

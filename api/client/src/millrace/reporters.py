@@ -7,18 +7,18 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
-from millrace import backoff, times
+from millrace import retry_budget, times
 from millrace.metrics import MetricPoint
 
 # A line of a run that is watched by a file: often enough to see it live, seldom enough to read it later.
-SECONDS_BETWEEN_LINES = 10.0
-_LEAST_BAR = 5
+LINE_INTERVAL_SECONDS = 10.0
+_MIN_BAR_WIDTH = 5
 
 
-class Screen(Protocol):
+class Reporter(Protocol):
     """What can be shown of a job."""
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """A sentence about the job."""
 
     def progress(self, progress: Mapping[str, Any]) -> None:
@@ -31,15 +31,15 @@ class Screen(Protocol):
         """Nothing more comes."""
 
 
-def fitting(name: str) -> Screen:
+def default_reporter(name: str) -> Reporter:
     """A bar where somebody looks (a terminal, a notebook), lines where it is written down."""
-    return Bar(name) if _in_notebook() or sys.stderr.isatty() else Lines(sys.stdout)
+    return BarReporter(name) if _in_notebook() or sys.stderr.isatty() else LineReporter(sys.stdout)
 
 
-class Quiet:
+class SilentReporter:
     """Shows nothing."""
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """Nothing."""
 
     def progress(self, progress: Mapping[str, Any]) -> None:
@@ -52,10 +52,10 @@ class Quiet:
         """Nothing."""
 
 
-class Words(Quiet):
+class MessageReporter(SilentReporter):
     """Shows sentences and log lines, and no progress."""
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """On standard output."""
         print(text, flush=True)
 
@@ -78,7 +78,7 @@ class OverallRate:
         """How long a step of the attempt takes, as a mean."""
         return self._seconds / self._steps if self._steps else None
 
-    def take(self, point: MetricPoint) -> float | None:
+    def update(self, point: MetricPoint) -> float | None:
         """The rate with this point; None where the points don't tell."""
         if point.attempt != self._attempt:
             self._attempt, self._batch, self._steps, self._seconds = point.attempt, 0, 0, 0.0
@@ -91,17 +91,17 @@ class OverallRate:
         return self._batch * self._steps / self._seconds
 
 
-class Lines(Quiet):
+class LineReporter(SilentReporter):
     """The progress lines of a run on one machine; everything else goes to standard error."""
 
-    def __init__(self, out: TextIO, every: float = SECONDS_BETWEEN_LINES) -> None:
+    def __init__(self, out: TextIO, every: float = LINE_INTERVAL_SECONDS) -> None:
         self._out = out
         self._every = every
         self._pending: tuple[MetricPoint, float | None] | None = None
         self._printed_at = -math.inf
         self._overall = OverallRate()
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """On standard error, after the points that came before it."""
         self._flush()
         print(text, file=sys.stderr, flush=True)
@@ -113,8 +113,8 @@ class Lines(Quiet):
             # The rate of an evaluation is that of all of it.
             self._print(point, point.rate)
             return
-        self._pending = point, self._overall.take(point)
-        if backoff.clock() - self._printed_at >= self._every:
+        self._pending = point, self._overall.update(point)
+        if retry_budget.clock() - self._printed_at >= self._every:
             self._flush()
 
     def close(self) -> None:
@@ -124,14 +124,14 @@ class Lines(Quiet):
     def _flush(self) -> None:
         if self._pending is not None:
             (point, overall), self._pending = self._pending, None
-            self._printed_at = backoff.clock()
+            self._printed_at = retry_budget.clock()
             self._print(point, overall)
 
     def _print(self, point: MetricPoint, overall: float | None) -> None:
         print(progress_line(point, overall), file=self._out, flush=True)
 
 
-class Bar:
+class BarReporter:
     """A bar with step, loss, rate and time left, on a terminal or in a notebook; sentences stand above it."""
 
     def __init__(self, name: str) -> None:
@@ -143,7 +143,7 @@ class Bar:
         self._end: str | None = None
         self._overall = OverallRate()
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """Above the bar."""
         from tqdm.auto import tqdm
 
@@ -158,9 +158,9 @@ class Bar:
     def point(self, point: MetricPoint) -> None:
         """Moves the bar; evaluations are said above it."""
         if point.mode != "train":
-            self.say(progress_line(point, point.rate))
+            self.message(progress_line(point, point.rate))
             return
-        rate = self._overall.take(point)
+        rate = self._overall.update(point)
         bar = self._bar = self._bar or self._new()
         bar.total = self._total
         self._fit(bar, point, rate)
@@ -188,7 +188,7 @@ class Bar:
         """Name and figures as far as a narrow terminal has room for them beside the bar."""
         name, figures, columns = self._name, self._figures(point, rate), bar.format_dict["ncols"]
         if columns:
-            room = columns - len(f" 100%|| {point.step}/{self._total}, ") - _LEAST_BAR
+            room = columns - len(f" 100%|| {point.step}/{self._total}, ") - _MIN_BAR_WIDTH
             name = _cut(name, columns // 3)
             while len(figures) > 1 and len(name) + len(", ".join(figures)) > room:
                 figures.pop(1)  # the loss stays

@@ -8,28 +8,28 @@ import click
 
 from millrace import errors, state
 from millrace.cli import base, render
-from millrace.cli.exits import Exit
-from millrace.follow import follow, goes_on
+from millrace.cli.exit_codes import Exit
+from millrace.follow import continues_message, follow
 from millrace.job import Job
-from millrace.screens import Bar, Lines, Screen
+from millrace.reporters import BarReporter, LineReporter, Reporter
 
 
-def watch(job: Job, output: str, *, logs: bool, every: float) -> int:
+def follow_to_end(job: Job, output: str, *, logs: bool, every: float) -> int:
     """Follow a job until it ends; the exit code tells how."""
     try:
-        follow(job, _screen(job, output, every), logs=logs)
+        follow(job, _select_reporter(job, output, every), logs=logs)
     except (errors.Unreachable, errors.ApplianceError) as error:
-        return base.explain(error, goes_on(job))
+        return base.print_error(error, continues_message(job))
     if output != "table":
         render.emit(output, job.document, str, job.name)
     return _ended(job)
 
 
-def _screen(job: Job, output: str, every: float) -> Screen:
+def _select_reporter(job: Job, output: str, every: float) -> Reporter:
     """Results of another form than the table have standard output for themselves."""
     if sys.stderr.isatty() and (output != "table" or sys.stdout.isatty()):
-        return Bar(job.name)
-    return Lines(sys.stdout if output == "table" else sys.stderr, every)
+        return BarReporter(job.name)
+    return LineReporter(sys.stdout if output == "table" else sys.stderr, every)
 
 
 def _ended(job: Job) -> int:
@@ -45,7 +45,7 @@ def _ended(job: Job) -> int:
     try:
         job.check()
     except errors.JobFailed as error:
-        return base.explain(error, f"millrace logs {job.name} has everything its agents said")
+        return base.print_error(error, f"millrace logs {job.name} has everything its agents said")
     if "checkpoint" in job.status:
         click.echo(f"hint: millrace download {job.name} fetches its checkpoint", err=True)
     return Exit.OK

@@ -10,11 +10,11 @@ import click
 from millrace import errors
 from millrace.cli import base, render
 from millrace.cli.base import Settings
-from millrace.cli.exits import Exit
+from millrace.cli.exit_codes import Exit
 
 if TYPE_CHECKING:
     from millrace.records import Document, Plan
-    from millrace.submission import RunOptions, Verb
+    from millrace.submission import SubmitOptions, Verb
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -237,7 +237,7 @@ def _submit(
 
     import secrets
 
-    from millrace.cli import watching
+    from millrace.cli import follow_command
 
     key = idempotency_key or secrets.token_urlsafe(24)
     with settings.appliance() as appliance:
@@ -246,10 +246,12 @@ def _submit(
             render.emit(output, document, lambda: _checked(params, document), "")
             return Exit.OK
         try:
-            with base.telling("Interrupted: `millrace get jobs` shows whether the job was made."):
+            with base.interrupt_message("Interrupted: `millrace get jobs` shows whether the job was made."):
                 job = appliance.submit(params, options, verb=verb, idempotency_key=key)
         except (errors.Unreachable, errors.Unavailable, errors.Internal, errors.TooManyRequests) as error:
-            return base.explain(error, f"the same command with --idempotency_key {key} makes no second job")
+            return base.print_error(
+                error, f"the same command with --idempotency_key {key} makes no second job"
+            )
         if job.is_deleted:
             raise errors.ConfigError(
                 f"This request made the job {job.name} before, which is deleted: another one takes another "
@@ -260,16 +262,16 @@ def _submit(
             render.emit(output, job.document, lambda: job.name, job.name)
             return Exit.OK
         click.echo(f"{job.name} is submitted.", err=True)
-        return watching.watch(job, output, logs=logs, every=every)
+        return follow_command.follow_to_end(job, output, logs=logs, every=every)
 
 
-def _options(flags: dict[str, Any]) -> RunOptions:
+def _options(flags: dict[str, Any]) -> SubmitOptions:
     from millrace import submission
 
     for name, why in _WITHOUT_EFFECT.items():
         if flags.pop(name) not in (None, ()):
             click.echo(f"note: --{name} has no effect here: {why}", err=True)
-    options: RunOptions = {
+    options: SubmitOptions = {
         "labels": submission.labels_from(flags.pop("job_labels")),
         "mount_dirs": submission.mount_dirs_from(flags.pop("mount_dirs")),
         **flags,  # type: ignore[typeddict-item]  # the rest are named as the options are
@@ -277,7 +279,7 @@ def _options(flags: dict[str, Any]) -> RunOptions:
     return options
 
 
-def _plan(settings: Settings, params: str, output: str, options: RunOptions) -> int:
+def _plan(settings: Settings, params: str, output: str, options: SubmitOptions) -> int:
     with settings.appliance() as appliance:
         found = appliance.plan(params, **options)
     render.emit(output, found.raw, lambda: _plan_table(found), "")
