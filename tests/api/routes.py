@@ -10,7 +10,7 @@ from millrace import Job
 
 JOB = "/v1/namespaces/{ns}/trainjobs/{name}"
 ROLES = ("viewer", "editor", "admin")
-ANYBODY = None
+PUBLIC = None
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Route:
     method: str
     path: str
     role: str | None
-    """ANYBODY needs no token."""
+    """PUBLIC needs no token."""
 
     @property
     def is_of_a_namespace(self) -> bool:
@@ -48,19 +48,19 @@ ROUTES = [
     Route("GET", "/v1/namespaces/{ns}/volumes", "viewer"),
     Route("GET", "/v1/appliance", "viewer"),
     Route("GET", "/v1/whoami", "viewer"),
-    Route("GET", "/v1/version", ANYBODY),
+    Route("GET", "/v1/version", PUBLIC),
     Route("POST", "/v1/session", "viewer"),
     Route("DELETE", "/v1/session", "viewer"),
-    Route("GET", "/", ANYBODY),
-    Route("GET", "/openapi.json", ANYBODY),
-    Route("GET", "/docs", ANYBODY),
+    Route("GET", "/", PUBLIC),
+    Route("GET", "/openapi.json", PUBLIC),
+    Route("GET", "/docs", PUBLIC),
     Route("GET", "/v1/tokens", "admin"),
     Route("POST", "/v1/tokens", "admin"),
     Route("DELETE", "/v1/tokens/{id}", "admin"),
-    Route("GET", "/healthz", ANYBODY),
-    Route("GET", "/readyz", ANYBODY),
+    Route("GET", "/healthz", PUBLIC),
+    Route("GET", "/readyz", PUBLIC),
 ]
-GUARDED = [route for route in ROUTES if route.role is not ANYBODY]
+GUARDED = [route for route in ROUTES if route.role is not PUBLIC]
 
 
 @dataclass(frozen=True)

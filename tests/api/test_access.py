@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from harness import BACKEND, ROOT, ProcessServer, Server, path, serving
-from routes import ANYBODY, GUARDED, JOB, ROLES, ROUTES, Guarded, Route
+from routes import GUARDED, JOB, PUBLIC, ROLES, ROUTES, Guarded, Route
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_no_route_without_a_good_token(guarded: Guarded, kind: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_may_what_it_may(guarded: Guarded, role: str) -> None:
+def test_role_permissions(guarded: Guarded, role: str) -> None:
     """A viewer looks at jobs, but changes none and fetches no file; an editor does; tokens are the admin's."""
     for route in GUARDED:
         allowed = ROLES.index(role) >= ROLES.index(str(route.role))
@@ -115,14 +115,14 @@ def test_a_token_never_stands_in_an_address(guarded: Guarded) -> None:
                 assert good not in answer.text
 
 
-def test_what_is_open_to_anybody(guarded: Guarded) -> None:
+def test_public_routes(guarded: Guarded) -> None:
     """Version and health need no token, and tell nothing else."""
     for route in set(ROUTES) - set(GUARDED):
         assert guarded.ask(route, None).status_code == 200, route
-    assert guarded.ask(Route("GET", "/v1/nothing", ANYBODY), None).status_code == 404
+    assert guarded.ask(Route("GET", "/v1/nothing", PUBLIC), None).status_code == 404
 
 
-def test_who_submitted_it(guarded: Guarded) -> None:
+def test_submitter_is_recorded(guarded: Guarded) -> None:
     """A job says whose token submitted it, whatever the submission says."""
     user = guarded.server.user_with(guarded.tokens["editor"])
     body = {"metadata": {"name": "mine", "annotations": {"millrace.dev/submitted-by": "somebody else"}}}
@@ -133,7 +133,7 @@ def test_who_submitted_it(guarded: Guarded) -> None:
     user.millrace("cancel", "mine", "--yes")
 
 
-def test_the_log_says_who_did_what(guarded: Guarded) -> None:
+def test_log_names_the_principal(guarded: Guarded) -> None:
     """Whatever may change something is a line of the log, with the id of its answer; all is counted, without names of jobs."""
     user = guarded.server.user_with(guarded.tokens["editor"])
     body = {"metadata": {"name": "told"}, "spec": {**guarded.job.spec, "suspend": True}}
@@ -169,7 +169,7 @@ def test_tokens_are_made_and_revoked_over_http(guarded: Guarded) -> None:
 
 
 @pytest.mark.needs("open")
-def test_what_was_begun_with_a_token_ends_with_it(guarded: Guarded) -> None:
+def test_stream_ends_with_its_token(guarded: Guarded) -> None:
     """A stream does not outlive the token that it was begun with."""
     admin = guarded.server.user_with(guarded.tokens["admin"])
     made = admin.http.post("/v1/tokens", json={"name": "short", "role": "viewer", "namespaces": ["*"]}).json()
@@ -185,7 +185,7 @@ def test_what_was_begun_with_a_token_ends_with_it(guarded: Guarded) -> None:
     admin.millrace("cancel", "streamed", "--yes")
 
 
-def test_secrets_are_kept_nowhere(guarded: Guarded) -> None:
+def test_secrets_are_never_stored(guarded: Guarded) -> None:
     """No token stands in the server's log, or in any file of its data, where those lie here: the database has digests."""
     kept = {"log": guarded.server.log.encode()}
     if isinstance(guarded.server, ProcessServer):
@@ -196,7 +196,7 @@ def test_secrets_are_kept_nowhere(guarded: Guarded) -> None:
 
 
 @pytest.mark.needs("open")
-def test_an_open_server_answers_this_machine_only(shared: Server) -> None:
+def test_server_without_tokens_accepts_local_clients_only(shared: Server) -> None:
     """Without tokens, a page of another origin, or by another name, is not served: no web site can make a browser ask here."""
     for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}):
         answer = shared.user.http.get("/v1/whoami", headers=headers)

@@ -75,18 +75,18 @@ def test_transformers_loads_it(shared: Server, finished: Job) -> None:
     assert loss < 3.3, "a model that has learnt nothing is at 5.5"
 
 
-def test_a_download_over_a_bad_line(shared: Server, finished: Job, tmp_path: Path) -> None:
+def test_download_over_a_faulty_connection(shared: Server, finished: Job, tmp_path: Path) -> None:
     """A download goes on where its connection broke, however often; one that was interrupted leaves what it has, and is
     completed when it is begun again."""
     user = shared.user
     user.millrace("download", "finished", "--to", tmp_path / "whole")
     whole = tree(tmp_path / "whole")
-    with BadLine(shared.url, breaks_after=60_000) as line:
+    with FaultyProxy(shared.url, breaks_after=60_000) as line:
         user.millrace("download", "finished", "--to", tmp_path / "broken", "--url", line.url)
         assert line.connections > 3
     assert tree(tmp_path / "broken") == whole
 
-    with BadLine(shared.url, breaks_after=60_000, silently=True) as line:
+    with FaultyProxy(shared.url, breaks_after=60_000, silently=True) as line:
         command = user.begin("download", "finished", "--to", tmp_path / "begun", "--url", line.url)
         until("the line is silent", lambda: line.is_broken)
         command.interrupt()
@@ -183,7 +183,7 @@ ELSEWHERE = [
 ]
 
 
-def test_nothing_else_of_the_machine_is_served(shared: Server, finished: Job) -> None:
+def test_paths_outside_the_job_are_not_served(shared: Server, finished: Job) -> None:
     """Paths that lead elsewhere lead nowhere. They are sent as they are: no client has tidied them up."""
     answers = {below: raw(shared, "GET", f"{path(finished)}/{below}") for below in ELSEWHERE}
     assert {below: status for below, (status, _) in answers.items() if status != 404} == {}
@@ -203,7 +203,7 @@ def test_links_lead_nowhere(shared: Server, finished: Job) -> None:
     assert status == 404
 
 
-class BadLine:
+class FaultyProxy:
     """A way to the server on which every connection breaks after so many bytes of answers, or falls silent."""
 
     def __init__(self, url: str, breaks_after: int, silently: bool = False) -> None:
@@ -216,7 +216,7 @@ class BadLine:
         self.connections = 0
         self.is_broken = False
 
-    def __enter__(self) -> BadLine:
+    def __enter__(self) -> FaultyProxy:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 

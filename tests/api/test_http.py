@@ -97,7 +97,7 @@ def test_refusals_are_problems(refusals: list[tuple[Request, httpx.Response]]) -
         assert all(fault["message"] for fault in problem.get("errors", []))
 
 
-FAULTS = {
+MALFORMED_REQUESTS = {
     # refusal.rs > From<millrace_store::Error>
     "a cursor that is none": Request(400, "BadRequest", "GET", JOBS + "?cursor=none"),
     "an attempt beyond all": Request(400, "BadRequest", "GET", JOBS + f"/finished/logs?attempt={2**64 - 1}"),
@@ -107,10 +107,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_wrong_requests_are_no_faults_of_the_server(shared: Server, finished: Job, fault: str) -> None:
+@pytest.mark.parametrize("fault", MALFORMED_REQUESTS)
+def test_malformed_requests_are_client_errors(shared: Server, finished: Job, fault: str) -> None:
     """What is wrong with a request is told as such: a 500 has an administrator look into the log for nothing."""
-    request = FAULTS[fault]
+    request = MALFORMED_REQUESTS[fault]
     answer = request.ask(shared.user)
     assert (answer.status_code, answer.json()["reason"]) == (request.status, request.reason)
 

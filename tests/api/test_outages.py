@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
-from harness import Done, KubernetesServer, Reference, User, serving, trainjob, until, until_job, until_step
+from harness import CommandResult, KubernetesServer, Reference, User, serving, trainjob, until, until_job, until_step
 from millrace import Job
 
 # Nobody else can ask while there is no server.
@@ -72,7 +72,7 @@ class Survivor:
 
     server: KubernetesServer
     job: Job
-    seen: Done
+    seen: CommandResult
     submissions: Submissions
 
 
@@ -118,7 +118,7 @@ def test_submissions_around_a_kill_are_one_job_each(survivor: Survivor) -> None:
 
 
 @dataclass(frozen=True)
-class Absence:
+class Outage:
     """A time without the REST server: a job that ended in it, and one that was deleted."""
 
     ended: Job
@@ -128,7 +128,7 @@ class Absence:
 
 
 @pytest.fixture(scope="module")
-def absence(survivor: Survivor) -> Absence:
+def outage(survivor: Survivor) -> Outage:
     server = survivor.server
     # It has steps: of one that has none there is nothing to keep, and it goes at once.
     deleted = server.user.submit("deleted", 1_000_000)
@@ -141,31 +141,31 @@ def absence(survivor: Survivor) -> Absence:
     until("the operator lets go", lambda: server.get("trainjob", deleted.name) is None, 90)
     held_seconds = time.monotonic() - began
     server.scale_api(1)
-    return Absence(until_job(server.user, "ended"), deleted, held_seconds)
+    return Outage(until_job(server.user, "ended"), deleted, held_seconds)
 
 
-def test_a_deleted_job_is_held_for_a_minute(survivor: Survivor, absence: Absence) -> None:
+def test_a_deleted_job_is_held_for_a_minute(survivor: Survivor, outage: Outage) -> None:
     """A job that is deleted while there is no server waits for it for a minute; then the operator lets it go. For the server
     it is deleted when it is back, and what it knows of it stays."""
-    assert 55 < absence.held_seconds < 75
+    assert 55 < outage.held_seconds < 75
     user = survivor.server.user
-    assert absence.deleted.name not in {job.name for job in user.appliance.jobs()}
-    found = user.appliance.job(absence.deleted.name, absence.deleted.uid)
+    assert outage.deleted.name not in {job.name for job in user.appliance.jobs()}
+    found = user.appliance.job(outage.deleted.name, outage.deleted.uid)
     assert found.document["metadata"]["deletionTimestamp"]
 
 
-def test_what_a_job_told_nobody_is_read_from_its_files(
-    survivor: Survivor, absence: Absence, reference: Callable[[int], Reference]
+def test_missed_history_is_read_from_files(
+    survivor: Survivor, outage: Outage, reference: Callable[[int], Reference]
 ) -> None:
     """A job that began and ended while there was no server has its whole curve, from its journal's files."""
     user = survivor.server.user
-    until("its curve is there", lambda: len(user.curve(absence.ended)) == 60)
-    reference(60).assert_same(user, absence.ended)
-    assert {line["agent"].split("-")[0] for line in user.pages(absence.ended, "logs")} > {"coordinator", "cs2"}
+    until("its curve is there", lambda: len(user.curve(outage.ended)) == 60)
+    reference(60).assert_same(user, outage.ended)
+    assert {line["agent"].split("-")[0] for line in user.pages(outage.ended, "logs")} > {"coordinator", "cs2"}
 
 
 @pytest.fixture(scope="module")
-def forgetful(survivor: Survivor, absence: Absence) -> Iterator[KubernetesServer]:
+def forgetful(survivor: Survivor, outage: Outage) -> Iterator[KubernetesServer]:
     """The server with an empty database."""
     survivor.server.set_api_database("sqlite:/tmp/empty.db")
     try:
@@ -188,13 +188,13 @@ def test_without_its_database_a_repeated_submission_is_the_same_job(
 
 
 def test_without_its_database_it_knows_the_jobs_there_are(
-    survivor: Survivor, absence: Absence, forgetful: KubernetesServer, reference: Callable[[int], Reference]
+    survivor: Survivor, outage: Outage, forgetful: KubernetesServer, reference: Callable[[int], Reference]
 ) -> None:
     """Jobs of the cluster are listed again, and the curve of one that is over is read again from its files."""
     user = forgetful.user
     there = {each["metadata"]["uid"] for each in forgetful.get("trainjobs")["items"]}
     assert {job.uid for job in user.appliance.jobs()} == there
-    assert there >= {survivor.job.uid, absence.ended.uid, *survivor.submissions.uids.values()}
+    assert there >= {survivor.job.uid, outage.ended.uid, *survivor.submissions.uids.values()}
     until("the curve is there", lambda: len(user.curve(survivor.job, maxPoints=10_000)) == STEPS)
     reference(STEPS).assert_same(user, survivor.job)
-    assert user.http.get(f"/v1/namespaces/{user.namespace}/trainjobs/{absence.deleted.name}").status_code == 404
+    assert user.http.get(f"/v1/namespaces/{user.namespace}/trainjobs/{outage.deleted.name}").status_code == 404

@@ -23,21 +23,21 @@ def crowd(serve: Serve, home: Path) -> tuple[User, Job, Job]:
     return user, first, too_large
 
 
-def test_who_waits_is_next(serve: Serve, tmp_path: Path) -> None:
+def test_next_job_in_queue_starts(serve: Serve, tmp_path: Path) -> None:
     """A job waits behind one that has the systems, and not behind one that never can; it starts when the first is cancelled."""
     user, _, too_large = crowd(serve, tmp_path)
     second = user.submit("second", 200, "--num_csx", 2)
     place = until("its place is told", lambda: second.refresh().status.get("queue"))
     assert (second.state, place["position"], place["reason"]) == ("Queued", 1, "Waiting")
     following = user.begin("attach", "second")
-    following.until_says("Queued: .*; place 1")
+    following.wait_for_output("Queued: .*; place 1")
     third = user.submit("third", 200)
     place = until("its place is told", lambda: third.refresh().status.get("queue"))
     assert place["position"] == 2
     assert [job["name"] for job in user.appliance.cluster()["queue"]] == ["second", "third", "too-large"]
 
     following_first = user.begin("attach", "first")
-    following_first.until_says("Training: ")
+    following_first.wait_for_output("Training: ")
     user.millrace("cancel", "third", "--yes")
     user.millrace("cancel", "first", "--yes")
     assert following.end().code == 0
@@ -74,10 +74,10 @@ def test_a_plan_says_when_a_job_would_start(crowded: tuple[User, Job, Job]) -> N
     def foreseen() -> str | None:
         return first.refresh().status.get("progress", {}).get("estimatedFinishTime")
 
-    ends = times.parse(until("its end is foreseen", foreseen))
+    ends = times.parse_rfc3339(until("its end is foreseen", foreseen))
     planned = user.millrace("plan", "-p", PARAMS, "-o", "json").json
     assert (planned["fits"], planned["systems"]) == (True, [])
-    start = times.parse(planned["estimatedStart"])
+    start = times.parse_rfc3339(planned["estimatedStart"])
     assert ends and start and abs((start - ends).total_seconds()) < 15
     assert {job.name for job in user.appliance.jobs()} == {"first", "too-large"}
     assert "Start:" in user.millrace("plan", "-p", PARAMS).out

@@ -17,7 +17,7 @@ STEPS = 40
 
 
 @dataclass(frozen=True)
-class Told:
+class StreamEvent:
     """One event of a stream."""
 
     kind: str
@@ -26,7 +26,7 @@ class Told:
     data: dict[str, Any]
 
 
-def listen(user: User, job: Job, what: str, last: str = "", **query: Any) -> Iterator[Told]:
+def listen(user: User, job: Job, what: str, last: str = "", **query: Any) -> Iterator[StreamEvent]:
     """One connection to a stream, until the server closes it, after what had the id `last`."""
     headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
     decoder = Decoder()
@@ -34,32 +34,32 @@ def listen(user: User, job: Job, what: str, last: str = "", **query: Any) -> Ite
         assert answer.status_code == 200 and answer.headers["content-type"] == "text/event-stream"
         for chunk in answer.iter_bytes():
             for event in decoder.feed(chunk):
-                yield Told(event.event, event.id, json.loads(event.data, parse_float=str))
+                yield StreamEvent(event.event, event.id, json.loads(event.data, parse_float=str))
 
 
-def numbered(told: list[Told]) -> list[Told]:
+def numbered(told: list[StreamEvent]) -> list[StreamEvent]:
     return [each for each in told if each.id]
 
 
-def kinds_and_data(told: list[Told], *, events: bool) -> list[tuple[str, dict[str, Any]]]:
+def kinds_and_data(told: list[StreamEvent], *, events: bool) -> list[tuple[str, dict[str, Any]]]:
     """The events, or the entries of the journal; each kind has an order of its own."""
     return [(each.kind, each.data) for each in told if (each.kind == "event") == events]
 
 
 @dataclass(frozen=True)
-class Cut:
+class InterruptedClient:
     """What a client has heard of a job while it ran, whose connection was cut after every single entry."""
 
     job: Job
-    seen: list[Told]
+    seen: list[StreamEvent]
     connections: int
 
 
 @pytest.fixture(scope="module")
-def cut(shared: Server) -> Cut:
+def interrupted(shared: Server) -> InterruptedClient:
     user = shared.user
     job = user.submit("small", STEPS)
-    seen: list[Told] = []
+    seen: list[StreamEvent] = []
     connections = 0
     ended = False
     while not ended:
@@ -70,13 +70,13 @@ def cut(shared: Server) -> Cut:
                 seen.append(told)
                 break
     job.wait(10)
-    return Cut(job, seen, connections)
+    return InterruptedClient(job, seen, connections)
 
 
 @pytest.fixture
-def small(cut: Cut) -> Job:
+def small(interrupted: InterruptedClient) -> Job:
     """A small job that is over: a few hundred entries."""
-    return cut.job
+    return interrupted.job
 
 
 def test_a_stream_has_what_pages_have(shared: Server, small: Job) -> None:
@@ -129,11 +129,11 @@ def test_a_stream_that_is_over_is_resumed_anywhere(shared: Server, small: Job, w
     assert numbered(list(listen(shared.user, small, what, whole[middle].id, after=1))) == missing
 
 
-def test_a_live_stream_that_is_cut_all_the_time(shared: Server, cut: Cut) -> None:
+def test_live_stream_survives_constant_reconnects(shared: Server, interrupted: InterruptedClient) -> None:
     """A client whose connection is cut after every single thing, while the job runs, has all at the end, each once."""
-    seen = cut.seen
-    assert cut.connections == len(seen) + 1
-    whole = numbered(list(listen(shared.user, cut.job, "follow")))
+    seen = interrupted.seen
+    assert interrupted.connections == len(seen) + 1
+    whole = numbered(list(listen(shared.user, interrupted.job, "follow")))
     for events in (False, True):
         assert kinds_and_data(seen, events=events) == kinds_and_data(whole, events=events)
     assert [each.data["step"] for each in seen if each.kind == "metric"] == list(range(1, STEPS + 1))
@@ -141,7 +141,7 @@ def test_a_live_stream_that_is_cut_all_the_time(shared: Server, cut: Cut) -> Non
 
 
 @pytest.mark.needs("kill")
-def test_streams_are_given_up_when_nobody_reads(server: ProcessServer) -> None:
+def test_abandoned_streams_are_closed(server: ProcessServer) -> None:
     """A hundred clients that come and go leave a server that still answers, and still ends in good order."""
     user = server.user
     job = user.submit("idle", 5000)

@@ -15,7 +15,7 @@ LINE = re.compile(
 )
 
 
-def test_the_main_way(server: Server, reference: Callable[[int], Reference]) -> None:
+def test_train_end_to_end(server: Server, reference: Callable[[int], Reference]) -> None:
     """`millrace train` follows the job to its end, and what it leaves is that of a run without a server, bit for bit."""
     user = server.user
     done = user.millrace("train", "-p", PARAMS, "-n", "main", "--num_csx", 2, "--every", 0.2)
@@ -88,7 +88,7 @@ def test_ctrl_c_ends_the_watching_and_never_the_job(server: Server, reference: C
     """An interrupted `millrace train` says how to come back, and `millrace attach` does."""
     user = server.user
     command = user.begin("train", "-p", PARAMS, "-n", "kept", "--max_steps", 500, "--every", 0)
-    command.until_says("Step=50,")
+    command.wait_for_output("Step=50,")
     command.interrupt()
     done = command.end(5)
     assert done.code == 130

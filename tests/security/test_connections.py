@@ -123,11 +123,11 @@ def forged(tmp_path: Path) -> Path:
 
 
 @pytest.mark.needs("local files")
-def test_strangers_on_loopback_get_in_nowhere(tmp_path: Path, forged: Path) -> None:
+def test_unauthenticated_clients_are_rejected_on_every_port(tmp_path: Path, forged: Path) -> None:
     """Every port of a local run is tried without a certificate and with a forged one, and held open by idle connections."""
     undisturbed = train(tmp_path / "undisturbed")
-    said, logged = undisturbed.communicate()
-    assert undisturbed.returncode == 0, said + logged
+    output, log_output = undisturbed.communicate()
+    assert undisturbed.returncode == 0, output + log_output
 
     run = train(tmp_path / "attacked")
     assert run.stdout is not None
@@ -144,10 +144,10 @@ def test_strangers_on_loopback_get_in_nowhere(tmp_path: Path, forged: Path) -> N
         for attack in attacks:
             attack(port)
     assert run.poll() is None, "the run was over before the attacks were"
-    said, logged = run.communicate(timeout=TIMEOUT * 5)
+    output, log_output = run.communicate(timeout=TIMEOUT * 5)
     for stream in idle:
         stream.close()
-    assert run.returncode == 0, said + logged
+    assert run.returncode == 0, output + log_output
     assert digest(tmp_path / "attacked") == digest(tmp_path / "undisturbed")
     log = (tmp_path / "attacked" / "logs" / "attempt-1" / "coordinator-0.log").read_text()
     assert "rejected a connection of 127.0.0.1" in log and "control port" in log

@@ -28,7 +28,7 @@ MAX_PENDING = 8
 
 @pytest.mark.needs("own appliance")
 @pytest.mark.parametrize("name", FLOODS)
-def test_others_are_answered_while_one_floods(serve: Serve, name: str) -> None:
+def test_flood_does_not_delay_other_users(serve: Serve, name: str) -> None:
     """Probes, another user's submissions and the control loop go on as if nobody flooded the server."""
     server = serve("--require-token")
     other = OtherUser(server.user_with(server.token("calm", "editor", server.namespace)))
@@ -55,7 +55,7 @@ def test_others_are_answered_while_one_floods(serve: Serve, name: str) -> None:
 
 
 @pytest.mark.needs("own appliance")
-def test_bodies_that_never_come_count_for_their_user_only(serve: Serve) -> None:
+def test_stalled_bodies_count_against_their_user(serve: Serve) -> None:
     """Who has begun many submissions and sends none is told to wait; another user submits meanwhile."""
     server = serve("--require-token")
     slow, calm = (server.user_with(server.token(name, "editor", server.namespace)) for name in ("slow", "calm"))

@@ -185,7 +185,7 @@ def job(name: str = "hostile") -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, shared: Server) -> Iterator[Callable[[], None]]:
+def unchanged_filesystem(tmp_path_factory: pytest.TempPathFactory, shared: Server) -> Iterator[Callable[[], None]]:
     """Checks that nothing of what lies about a server has changed."""
     homes = [shared.home, Path("/tmp")]
 
@@ -204,7 +204,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, shared: Server) -> Iterator[C
 
 
 @pytest.mark.parametrize("field", NAME_FIELDS)
-def test_what_is_no_name_is_refused(shared: Server, site: Callable[[], None], field: str) -> None:
+def test_what_is_no_name_is_refused(shared: Server, unchanged_filesystem: Callable[[], None], field: str) -> None:
     """Whatever is no name is refused before anything is made, in every field that names something."""
     jobs = JOBS.format(ns=shared.namespace)
     taken = {}
@@ -226,12 +226,12 @@ def test_what_is_no_name_is_refused(shared: Server, site: Callable[[], None], fi
         else:
             assert answer.status_code in (400, 413, 422), (trick, answer.text[:500])
     assert taken.keys() == NAME_FIELDS[field]
-    site()
+    unchanged_filesystem()
 
 
 @pytest.mark.needs("local paths")
 @pytest.mark.parametrize("field", sorted(PATH_FIELDS))
-def test_what_leads_elsewhere_is_refused(shared: Server, site: Callable[[], None], field: str) -> None:
+def test_what_leads_elsewhere_is_refused(shared: Server, unchanged_filesystem: Callable[[], None], field: str) -> None:
     """A path that leads out of what the server offers is refused; one of results is below the job's own directory."""
     jobs = JOBS.format(ns=shared.namespace)
     assert isinstance(shared, ProcessServer)
@@ -250,7 +250,7 @@ def test_what_leads_elsewhere_is_refused(shared: Server, site: Callable[[], None
         else:
             assert answer.status_code == 422, (trick, answer.text[:500])
     assert not own.exists()
-    site()
+    unchanged_filesystem()
 
 
 @pytest.mark.needs("local files")
@@ -316,7 +316,7 @@ def test_questions_behind_addresses(shared: Server, finished: Job) -> None:
 
 
 @contextmanager
-def swapping(place: Path, other: Path) -> Iterator[None]:
+def swap_with_link(place: Path, other: Path) -> Iterator[None]:
     """While this lasts, a directory is now itself, now a link to another one."""
     over, away = threading.Event(), place.with_name(f"{place.name}-away")
 
@@ -417,7 +417,7 @@ def test_a_directory_that_is_swapped_for_a_link(serve: Serve, volume: Path) -> N
     created.wait(120)
     own = user.http.get(path(created, "artifacts/metrics.jsonl")).raise_for_status().text
     seen: dict[int, int] = {}
-    with swapping(volume / "default/run", volume.parent / "outside"):
+    with swap_with_link(volume / "default/run", volume.parent / "outside"):
         for _ in range(300):
             answer = user.http.get(path(created, "artifacts/metrics.jsonl"))
             seen[answer.status_code] = seen.get(answer.status_code, 0) + 1
@@ -434,7 +434,7 @@ def test_results_while_their_directory_is_swapped(serve: Serve, volume: Path) ->
     before = contents(outside)
     user = serve("--volume", f"shared={volume}").user
     (volume / "default/run").mkdir()
-    with swapping(volume / "default/run", outside):
+    with swap_with_link(volume / "default/run", outside):
         created = submit(user, mounted("swapped", "/v/kjv.txt", 100, model_dir="/v/default/run", checkpoint_steps=10))
         until_state(created, "BadParams", "Failed", "RetriesExhausted", "Succeeded", seconds=120)
     assert contents(outside) == before

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .common import PARAMS, ROOT, Command, Done, trainjob, until
+from .common import PARAMS, ROOT, CommandResult, RunningCommand, trainjob, until
 from .kubernetes import KubernetesServer
 from .process import ProcessServer
 from .reference import Reference
@@ -25,11 +25,11 @@ __all__ = [
     "BACKEND",
     "PARAMS",
     "ROOT",
-    "Command",
-    "Done",
+    "CommandResult",
     "KubernetesServer",
     "ProcessServer",
     "Reference",
+    "RunningCommand",
     "Serve",
     "Server",
     "User",

@@ -47,7 +47,7 @@ def trainjob(name: str | None, steps: int = 200, *, seed: int = 1, **spec: Any) 
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     """A command that has ended."""
 
     code: int
@@ -67,7 +67,7 @@ class Done:
         return sentence[len("error: ") :]
 
 
-class Command:
+class RunningCommand:
     """A `millrace` command that runs, its standard output and error no terminals."""
 
     def __init__(self, words: tuple[object, ...], env: dict[str, str], home: Path) -> None:
@@ -87,16 +87,16 @@ class Command:
             )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """Everything so far."""
         return self._out.read_text() + self._err.read_text()
 
-    def until_says(self, pattern: str, seconds: float = 60) -> re.Match[str]:
+    def wait_for_output(self, pattern: str, seconds: float = 60) -> re.Match[str]:
         """Wait until it has written something."""
 
         def look() -> re.Match[str] | None:
-            found = re.search(pattern, self.said)
-            assert found or self._process.poll() is None, f"{self._words} ended without {pattern!r}:\n{self.said}"
+            found = re.search(pattern, self.output)
+            assert found or self._process.poll() is None, f"{self._words} ended without {pattern!r}:\n{self.output}"
             return found
 
         return until(f"{self._words} says {pattern!r}", look, seconds)
@@ -105,12 +105,12 @@ class Command:
         """As Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
 
-    def end(self, seconds: float = 120) -> Done:
+    def end(self, seconds: float = 120) -> CommandResult:
         """Wait for it."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            raise AssertionError(f"{self._words} has not ended after {seconds:g} s:\n{self.said}") from None
-        return Done(code, self._out.read_text(), self._err.read_text())
+            raise AssertionError(f"{self._words} has not ended after {seconds:g} s:\n{self.output}") from None
+        return CommandResult(code, self._out.read_text(), self._err.read_text())

@@ -25,7 +25,7 @@ from .user import User
 
 SYSTEM = os.environ.get("MILLRACE_NAMESPACE", "millrace-system")
 API = "deployment/millrace-api"
-OF_API = "--selector=app.kubernetes.io/component=api"
+API_SELECTOR = "--selector=app.kubernetes.io/component=api"
 
 
 def kubectl(*words: object, document: Any = None, check: bool = True, seconds: float = 120) -> str:
@@ -48,7 +48,7 @@ def get(kind: str, *words: object) -> Any:
     return json.loads(found) if found else None
 
 
-class Gate:
+class PortForward:
     """The way to the REST server: `kubectl port-forward`, begun anew on the same port whenever it ends."""
 
     def __init__(self) -> None:
@@ -98,9 +98,9 @@ class Gate:
 
 
 @cache
-def gate() -> Gate:
+def port_forward() -> PortForward:
     """The one of this run."""
-    return Gate()
+    return PortForward()
 
 
 class KubernetesServer(Server):
@@ -111,7 +111,7 @@ class KubernetesServer(Server):
     def __init__(self, home: Path, *flags: object) -> None:
         assert not flags, f"the server is as it is installed: {flags}"
         super().__init__(home)
-        self._gate, self.url, self.ca = gate(), gate().url, gate().ca
+        self._port_forward, self.url, self.ca = port_forward(), port_forward().url, port_forward().ca
         self._namespaces: list[str] = []
         self._outside: list[str] = []
         self.namespace = self.another_namespace()
@@ -120,7 +120,7 @@ class KubernetesServer(Server):
 
     def metrics(self) -> str:
         """The server's numbers for Prometheus, past its NetworkPolicy."""
-        pod = get("pods", "--namespace", SYSTEM, OF_API)["items"][0]["metadata"]["name"]
+        pod = get("pods", "--namespace", SYSTEM, API_SELECTOR)["items"][0]["metadata"]["name"]
         return kubectl("get", "--raw", f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:8080/proxy/metrics")
 
     def another_namespace(self) -> str:
@@ -169,7 +169,7 @@ class KubernetesServer(Server):
 
     def kill_api(self) -> None:
         """End the REST server's pod without a warning. Another one is made; `until_back` waits for it."""
-        kubectl("--namespace", SYSTEM, "delete", "pod", OF_API, "--grace-period=0", "--force", "--wait=false")
+        kubectl("--namespace", SYSTEM, "delete", "pod", API_SELECTOR, "--grace-period=0", "--force", "--wait=false")
 
     def scale_api(self, replicas: int) -> None:
         """How many REST servers there are; returns when none is left, or one is ready."""
@@ -177,7 +177,7 @@ class KubernetesServer(Server):
         if replicas:
             self.until_back()
         else:
-            until("the REST server is gone", lambda: not get("pods", "--namespace", SYSTEM, OF_API)["items"])
+            until("the REST server is gone", lambda: not get("pods", "--namespace", SYSTEM, API_SELECTOR)["items"])
 
     def set_api_database(self, url: str | None) -> None:
         """Have the REST server keep its history elsewhere, or again where it was installed to keep it."""
@@ -187,7 +187,7 @@ class KubernetesServer(Server):
     def until_back(self) -> None:
         """Wait until the REST server is rolled out, and reached."""
         kubectl("--namespace", SYSTEM, "rollout", "status", API, "--timeout=120s", seconds=130)
-        self._gate.reopen()
+        self._port_forward.reopen()
 
     def token(self, name: str, role: str, *namespaces: str, seconds: int | None = None) -> str:
         """A new API token, as an administrator of the cluster makes one."""

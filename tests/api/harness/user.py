@@ -15,7 +15,7 @@ import httpx
 import millrace
 from millrace.errors import NotFound
 
-from .common import PARAMS, Command, Done, until
+from .common import PARAMS, CommandResult, RunningCommand, until
 
 
 class User:
@@ -43,7 +43,7 @@ class User:
         way = httpx.HTTPTransport(verify=trusted, trust_env=False, retries=patience)
         return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False, transport=way)
 
-    def begin(self, *words: object) -> Command:
+    def begin(self, *words: object) -> RunningCommand:
         """Begin a `millrace` command."""
         env = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
         env |= {"MILLRACE_URL": self.url, "MILLRACE_NAMESPACE": self.namespace, "PYTHONUNBUFFERED": "1"}
@@ -52,9 +52,9 @@ class User:
             env["MILLRACE_TOKEN"] = self.token
         if self.ca:
             env["MILLRACE_CA"] = str(self.ca)
-        return Command(words, env, self.home)
+        return RunningCommand(words, env, self.home)
 
-    def millrace(self, *words: object, code: int = 0, seconds: float = 120) -> Done:
+    def millrace(self, *words: object, code: int = 0, seconds: float = 120) -> CommandResult:
         """Run a `millrace` command to its end, which is to be with this code."""
         done = self.begin(*words).end(seconds)
         assert done.code == code, f"{words} ended with {done.code}, not {code}:\n{done.out}\n{done.err}"
@@ -65,7 +65,7 @@ class User:
         self.millrace("train", "-p", params, "-n", name, "--max_steps", steps, "--detach", *flags)
         return self.appliance.job(name)
 
-    def watch(self, name: str, steps: int, at_least: int, *flags: object) -> tuple[Command, millrace.Job]:
+    def watch(self, name: str, steps: int, at_least: int, *flags: object) -> tuple[RunningCommand, millrace.Job]:
         """Submit a job with a `millrace` command that goes on watching it, and wait until it has come this far."""
         command = self.begin("train", "-p", PARAMS, "-n", name, "--max_steps", steps, "--every", 0, *flags)
         job = until_job(self, name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness import Done, ProcessServer, Reference, User, serving, until_step
+from harness import CommandResult, ProcessServer, Reference, User, serving, until_step
 from millrace import Job
 
 pytestmark = pytest.mark.needs("kill")
@@ -17,16 +17,16 @@ STEPS = 500
 
 
 @dataclass(frozen=True)
-class Survivor:
+class RestartedJob:
     """A job whose server was killed, and what somebody saw who followed it all the while."""
 
     user: User
     job: Job
-    seen: Done
+    seen: CommandResult
 
 
 @pytest.fixture(scope="module")
-def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survivor]:
+def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestartedJob]:
     with serving(tmp_path_factory.mktemp("survivor")) as serve:
         server = serve()
         assert isinstance(server, ProcessServer)
@@ -36,10 +36,10 @@ def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survivor]:
         server.kill()
         server.until_alone(5)
         server.start()
-        yield Survivor(user, job, command.end())
+        yield RestartedJob(user, job, command.end())
 
 
-def test_killed_and_started_again(survivor: Survivor, reference: Callable[[int], Reference]) -> None:
+def test_killed_and_started_again(survivor: RestartedJob, reference: Callable[[int], Reference]) -> None:
     """A server that is killed leaves no role behind. Started again it goes on by itself, from the last checkpoint and to the
     same bits; that is no fault of the job's."""
     reference(STEPS).assert_same(survivor.user, survivor.job)
@@ -56,7 +56,7 @@ def test_a_directory_and_a_database_are_one_servers(shared: ProcessServer, tmp_p
     assert shared.user.appliance.whoami().name == "local"
 
 
-def test_a_killed_server_is_waited_for(survivor: Survivor, reference: Callable[[int], Reference]) -> None:
+def test_a_killed_server_is_waited_for(survivor: RestartedJob, reference: Callable[[int], Reference]) -> None:
     """Who follows a job while its server is killed and started again sees every point of the final curve."""
     seen = survivor.seen
     assert seen.code == 0, seen.err
@@ -67,13 +67,13 @@ def test_a_killed_server_is_waited_for(survivor: Survivor, reference: Callable[[
 
 
 def test_steps_that_were_taken_twice_are_in_the_curve_once(
-    survivor: Survivor, reference: Callable[[int], Reference]
+    survivor: RestartedJob, reference: Callable[[int], Reference]
 ) -> None:
     """The curve has each step once, the newest attempt's, also where it is read page by page."""
     assert survivor.user.curve(survivor.job, limit=50) == reference(STEPS).curve
 
 
-def test_ended_in_good_order(server: ProcessServer, reference: Callable[[int], Reference]) -> None:
+def test_graceful_shutdown(server: ProcessServer, reference: Callable[[int], Reference]) -> None:
     """A server that is asked to end has its jobs save where they are first, and loses not a step."""
     user = server.user
     job = user.submit("saved", STEPS, "--num_csx", 2)

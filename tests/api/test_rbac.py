@@ -40,7 +40,7 @@ def test_no_route_with_a_token_that_is_none(accounts: Guarded) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_may_what_it_may(accounts: Guarded, role: str) -> None:
+def test_role_permissions(accounts: Guarded, role: str) -> None:
     """A viewer looks at jobs and their logs and lists checkpoints, but fetches no file; an editor does; and nothing that lies
     in no namespace is theirs."""
     token = accounts.tokens[role]
@@ -79,7 +79,7 @@ def test_an_account_without_a_right_sees_nothing(accounts: Guarded, kind: str) -
     assert here.json()["detail"].replace(f" in {names[0]}:", f" in {names[1]}:") == nowhere.json()["detail"]
 
 
-def test_what_is_taken_from_somebody_is_taken_soon(accounts: Guarded) -> None:
+def test_revoked_rights_take_effect_soon(accounts: Guarded) -> None:
     """An account that is deleted, and one that lost its role, are refused a few seconds later; one that gets a role is let in.
     The token of the first, though it has not expired, is good for no route any more."""
     shared = accounts.server

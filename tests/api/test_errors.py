@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
-from harness import PARAMS, Done, Server, User, until_job, until_state
+from harness import PARAMS, CommandResult, Server, User, until_job, until_state
 from millrace import Job
 
 
 @dataclass(frozen=True)
-class Mistake:
+class BadParamsCase:
     """Something wrong with the params, as a text in them and what stands there instead, or with the flags."""
 
     name: str
@@ -26,49 +26,49 @@ class Mistake:
     """What the backend must be able to do for it to be one."""
 
     @property
-    def case(self) -> ParameterSet:
+    def parameter(self) -> ParameterSet:
         """As a parameter of pytest."""
         return pytest.param(self, id=self.name, marks=[pytest.mark.needs(self.needs)] if self.needs else [])
 
 
-MISTAKES = [
-    Mistake("an unknown key", "line 11: train_input.batch_sise is not a known key", "batch_size", "batch_sise"),
-    Mistake("a word for a number", "optimizer.learning_rate must be a finite number, not fast", "1e-3", "fast"),
-    Mistake("no systems", "spec.numCsx: 0 is less than the minimum", "num_csx: 1", "num_csx: 0"),
-    Mistake("no systems by flag", "0 is not in the range", flags=("--num_csx", 0)),
-    Mistake(
+BAD_PARAMS_CASES = [
+    BadParamsCase("an unknown key", "line 11: train_input.batch_sise is not a known key", "batch_size", "batch_sise"),
+    BadParamsCase("a word for a number", "optimizer.learning_rate must be a finite number, not fast", "1e-3", "fast"),
+    BadParamsCase("no systems", "spec.numCsx: 0 is less than the minimum", "num_csx: 1", "num_csx: 0"),
+    BadParamsCase("no systems by flag", "0 is not in the range", flags=("--num_csx", 0)),
+    BadParamsCase(
         "more systems than leaves", "more systems than the batch of train_input has leaves (4)", flags=("--num_csx", 5)
     ),
-    Mistake("heads that do not divide", "does not divide model.hidden_size 32", "num_heads: 2", "num_heads: 3"),
-    Mistake("no params at all", "model is missing", PARAMS.read_text(), "{}"),
-    Mistake("broken YAML", "this is not valid YAML", "model:", "model: ["),
-    Mistake("two documents", "a second document begins here", "model:", "---\nmodel:"),
-    Mistake(
+    BadParamsCase("heads that do not divide", "does not divide model.hidden_size 32", "num_heads: 2", "num_heads: 3"),
+    BadParamsCase("no params at all", "model is missing", PARAMS.read_text(), "{}"),
+    BadParamsCase("broken YAML", "this is not valid YAML", "model:", "model: ["),
+    BadParamsCase("two documents", "a second document begins here", "model:", "---\nmodel:"),
+    BadParamsCase(
         "a path of the server's",
         "/etc/passwd lies in none of spec.mountDirs",
         "examples/data/kjv.txt",
         "/etc/passwd",
         needs="local paths",
     ),
-    Mistake("a path upwards", "leaves its directory by `..`", "examples/data", "../data", needs="local paths"),
-    Mistake(
+    BadParamsCase("a path upwards", "leaves its directory by `..`", "examples/data", "../data", needs="local paths"),
+    BadParamsCase(
         "a model_dir of the server's",
         "runconfig.model_dir",
         "runconfig:",
         "runconfig:\n    model_dir: /srv",
         needs="local paths",
     ),
-    Mistake(
+    BadParamsCase(
         "a checkpoint of the server's",
         "lies in none of spec.mountDirs",
         flags=("--checkpoint_path", "/srv/c"),
         needs="local paths",
     ),
-    Mistake("an unknown priority", "there is no such priority here: choose one of", flags=("--priority", "urgent")),
-    Mistake("a name that is none", "at most 63 lower-case letters", flags=("-n", "Not_A_Name")),
-    Mistake("a name that is taken", "there is a job finished in namespace {ns}", flags=("-n", "finished")),
-    Mistake("a label that is none", "a label's key is a name", flags=("--job_labels", "a b=c")),
-    Mistake("a file that is not there", "No such file or directory", flags=("-p", "nowhere.yaml")),
+    BadParamsCase("an unknown priority", "there is no such priority here: choose one of", flags=("--priority", "urgent")),
+    BadParamsCase("a name that is none", "at most 63 lower-case letters", flags=("-n", "Not_A_Name")),
+    BadParamsCase("a name that is taken", "there is a job finished in namespace {ns}", flags=("-n", "finished")),
+    BadParamsCase("a label that is none", "a label's key is a name", flags=("--job_labels", "a b=c")),
+    BadParamsCase("a file that is not there", "No such file or directory", flags=("-p", "nowhere.yaml")),
 ]
 
 
@@ -84,14 +84,14 @@ def names(user: User) -> list[str]:
     return [job.name for job in user.appliance.jobs()]
 
 
-@pytest.mark.parametrize("mistake", [mistake.case for mistake in MISTAKES])
-def test_bad_input(shared: Server, finished: Job, tmp_path: Path, mistake: Mistake) -> None:
+@pytest.mark.parametrize("case", [case.parameter for case in BAD_PARAMS_CASES])
+def test_bad_input(shared: Server, finished: Job, tmp_path: Path, case: BadParamsCase) -> None:
     """The mistake is told in one sentence, the exit code is 2, and no job is made."""
     user = shared.user
     before = names(user)
-    bad = params(tmp_path, mistake.text, mistake.instead)
-    done = user.millrace("train", "-p", bad, "--detach", *mistake.flags, code=2)
-    assert mistake.told.replace("{ns}", user.namespace) in done.error
+    bad = params(tmp_path, case.text, case.instead)
+    done = user.millrace("train", "-p", bad, "--detach", *case.flags, code=2)
+    assert case.told.replace("{ns}", user.namespace) in done.error
     assert done.out == "" and names(user) == before
 
 
@@ -134,7 +134,7 @@ class Failure:
     """A job that failed as soon as it ran, and how long after that who followed it was kept."""
 
     job: Job
-    seen: Done
+    seen: CommandResult
     kept_seconds: float
 
 
@@ -167,7 +167,7 @@ def test_a_loss_that_is_not_finite(shared: Server, tmp_path: Path) -> None:
     assert (job.status["restarts"], job.status["attempt"]) == (0, 1)
 
 
-def test_who_follows_a_failure_is_not_kept(failure: Failure) -> None:
+def test_follow_returns_at_once_for_a_failed_job(failure: Failure) -> None:
     """The end of a job that failed at once is told at once."""
     assert failure.kept_seconds < 5
 
