@@ -4,5 +4,6 @@ mod apiserver;
 mod cases;
 mod definitions;
 mod reading;
+mod reference;
 mod rules;
 mod schemas;
