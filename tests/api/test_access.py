@@ -35,7 +35,7 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield Guarded(server, job, tokens, server.user_with(None).http)
 
 
-def test_every_route_is_known_here() -> None:
+def test_every_route_is_listed() -> None:
     """The table above has every route of the OpenAPI document, so that none is forgotten below."""
     document = json.loads((ROOT / "api/openapi.json").read_text())
     found = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
@@ -43,7 +43,7 @@ def test_every_route_is_known_here() -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "malformed", "unknown", "expired", "revoked"])
-def test_no_route_without_a_good_token(guarded: Guarded, kind: str) -> None:
+def test_routes_reject_invalid_tokens(guarded: Guarded, kind: str) -> None:
     """Without a token, or with one that is none, not known, over or revoked: 401 everywhere, and how to ask properly."""
     admin = guarded.tokens["admin"]
     values: dict[str, list[str | bytes | None]] = {
@@ -83,7 +83,7 @@ def test_role_permissions(guarded: Guarded, role: str) -> None:
             assert answer.json()["reason"] == "Forbidden"
 
 
-def test_a_token_is_good_in_its_namespaces_only(guarded: Guarded) -> None:
+def test_token_is_limited_to_its_namespaces(guarded: Guarded) -> None:
     """A token of other namespaces is refused under this one, sees nothing of it in what is everybody's, and names no job."""
     abroad = f"Bearer {guarded.tokens['abroad']}"
     for route in GUARDED:
@@ -104,7 +104,7 @@ def test_a_token_is_good_in_its_namespaces_only(guarded: Guarded) -> None:
     assert guarded.job.name in {job["metadata"]["name"] for job in ours}
 
 
-def test_a_token_never_stands_in_an_address(guarded: Guarded) -> None:
+def test_token_in_a_url_is_rejected(guarded: Guarded) -> None:
     """Addresses are kept by proxies and histories: a token there is refused, a good one in the header notwithstanding."""
     good = guarded.tokens["admin"]
     for route in GUARDED:
@@ -150,7 +150,7 @@ def test_log_names_the_principal(guarded: Guarded) -> None:
     assert counted in numbers and "told" not in numbers
 
 
-def test_tokens_are_made_and_revoked_over_http(guarded: Guarded) -> None:
+def test_tokens_are_created_and_revoked_over_http(guarded: Guarded) -> None:
     """An admin makes a token, whose secret is shown once; it works until it is revoked, and then at once no more."""
     admin = guarded.server.user_with(guarded.tokens["admin"]).http
     made = admin.post(

@@ -95,18 +95,18 @@ def test_bad_input(shared: Server, finished: Job, tmp_path: Path, case: BadParam
     assert done.out == "" and names(user) == before
 
 
-def test_a_near_key_is_named(shared: Server, tmp_path: Path) -> None:
+def test_unknown_key_has_a_suggestion(shared: Server, tmp_path: Path) -> None:
     """Who mistypes a key is told the one that was meant; a check finds the same as a submission."""
     bad = params(tmp_path, "batch_size", "batch_sise")
     for how in ("--detach", "--validate_only", "--compile_only"):
         assert "did you mean batch_size?" in shared.user.millrace("train", "-p", bad, how, code=2).err
 
 
-def test_a_check_makes_nothing(shared: Server) -> None:
+def test_validation_and_plan_create_nothing(shared: Server) -> None:
     """Params that can be run are only checked by --validate_only, and only planned by --compile_only and by `plan`."""
     user = shared.user
     before = names(user)
-    assert "can be run" in user.millrace("train", "-p", PARAMS, "--validate_only").out
+    assert "is valid" in user.millrace("train", "-p", PARAMS, "--validate_only").out
     for words in (["train", "--compile_only"], ["plan"]):
         planned = user.millrace(*words, "-p", PARAMS, "--num_csx", 4, "-o", "json").json
         assert planned["fits"] and len(set(planned["systems"])) == 4
@@ -114,7 +114,7 @@ def test_a_check_makes_nothing(shared: Server) -> None:
     assert names(user) == before
 
 
-def test_a_model_that_is_too_large(shared: Server, tmp_path: Path) -> None:
+def test_too_large_model_is_planned_and_rejected(shared: Server, tmp_path: Path) -> None:
     """Whether it fits is what a plan is asked, so that it does not is an answer; a job is refused in the same words."""
     wide = params(tmp_path, "hidden_size: 32", "hidden_size: 50000")
     text = wide.read_text()
@@ -149,7 +149,7 @@ def failure(shared: Server, tmp_path_factory: pytest.TempPathFactory) -> Failure
     return Failure(job, command.end(), time.monotonic() - failed)
 
 
-def test_a_checkpoint_that_is_not_there(failure: Failure) -> None:
+def test_missing_checkpoint_fails_the_job(failure: Failure) -> None:
     """It may be written while the job waits, so only the run itself finds this out: the job fails, and says which one."""
     assert failure.seen.code == 1
     assert "no-checkpoint ended as BadParams" in failure.seen.error
@@ -158,7 +158,7 @@ def test_a_checkpoint_that_is_not_there(failure: Failure) -> None:
     assert (job.state, job.status["restarts"]) == ("BadParams", 0), "another try would fail the same way"
 
 
-def test_a_loss_that_is_not_finite(shared: Server, tmp_path: Path) -> None:
+def test_non_finite_loss_is_not_retried(shared: Server, tmp_path: Path) -> None:
     """The next attempt would come to the same bits, so there is none."""
     diverging = params(tmp_path, "learning_rate: 1e-3", "learning_rate: 1e30")
     done = shared.user.millrace("train", "-p", diverging, "-n", "diverging", code=1)
@@ -172,14 +172,14 @@ def test_follow_returns_at_once_for_a_failed_job(failure: Failure) -> None:
     assert failure.kept_seconds < 5
 
 
-def test_a_job_that_is_over_is_not_changed(shared: Server, finished: Job) -> None:
+def test_finished_job_cannot_be_changed(shared: Server, finished: Job) -> None:
     """Nothing is promised that will not happen: what is over is neither suspended nor resumed nor scaled."""
     for command in ("suspend", "resume", "scale --num_csx 2"):
         done = shared.user.millrace(*command.split(), finished.name, code=2)
         assert f"the job {finished.name} is over (Succeeded)" in done.error, command
 
 
-def test_a_job_that_is_not_there(shared: Server, finished: Job) -> None:
+def test_commands_report_a_missing_job(shared: Server, finished: Job) -> None:
     """Every command that names a job says so when there is none, or none with this uid."""
     user = shared.user
     for command in ("get job", "attach", "logs -f", "suspend", "scale --num_csx 2", "cancel --yes", "download"):

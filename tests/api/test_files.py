@@ -31,7 +31,7 @@ def a_file(shared: Server, finished: Job) -> tuple[str, bytes]:
     return url, content
 
 
-def test_a_checkpoint_is_fetched_as_it_is(
+def test_downloaded_checkpoint_equals_a_local_run(
     shared: Server, finished: Job, reference: Callable[[int], Reference], tmp_path: Path
 ) -> None:
     """`millrace download` fetches the newest checkpoint, or that of a step; its tensors are those of a run without a server."""
@@ -45,11 +45,11 @@ def test_a_checkpoint_is_fetched_as_it_is(
         tensors = {name: content for name, content in tree(tmp_path / fetched).items() if name.endswith(".safetensors")}
         ours = tree(reference(200).model_dir / f"checkpoint_{step}")
         assert tensors == {name: content for name, content in ours.items() if name.endswith(".safetensors")}
-    assert "exists already" in user.millrace("download", "finished", "--to", tmp_path / "newest", code=2).error
-    assert "there are those of 100, 200" in user.millrace("download", "finished", "--step", 7, code=2).error
+    assert "already exists" in user.millrace("download", "finished", "--to", tmp_path / "newest", code=2).error
+    assert "available steps: 100, 200" in user.millrace("download", "finished", "--step", 7, code=2).error
 
 
-def test_a_checkpoint_is_fetched_for_transformers(shared: Server, finished: Job, tmp_path: Path) -> None:
+def test_checkpoint_is_downloaded_in_hf_format(shared: Server, finished: Job, tmp_path: Path) -> None:
     """The other format is a directory as Hugging Face has them; `transformers` loads it, where there is one."""
     shared.user.millrace("download", "finished", "--format", "hf", "--to", tmp_path / "hf")
     assert {"config.json", "model.safetensors"} <= set(tree(tmp_path / "hf"))
@@ -63,7 +63,7 @@ def test_a_checkpoint_is_fetched_for_transformers(shared: Server, finished: Job,
     ]
 
 
-def test_transformers_loads_it(shared: Server, finished: Job) -> None:
+def test_transformers_loads_a_checkpoint(shared: Server, finished: Job) -> None:
     """`Job.load()` is the model that was trained: it expects the next byte about as well as the last loss says."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
@@ -99,7 +99,7 @@ def test_download_over_a_faulty_connection(shared: Server, finished: Job, tmp_pa
     assert tree(tmp_path / "begun") == whole and not left.exists()
 
 
-def test_parts_of_a_file(shared: Server, a_file: tuple[str, bytes]) -> None:
+def test_range_and_conditional_requests(shared: Server, a_file: tuple[str, bytes]) -> None:
     """Ranges, and what has not changed, as RFC 9110 has them."""
     url, content = a_file
     size = len(content)
@@ -132,14 +132,14 @@ def test_parts_of_a_file(shared: Server, a_file: tuple[str, bytes]) -> None:
     assert (head.status_code, head.headers["content-length"], head.content) == (200, str(size), b"")
 
 
-def test_a_range_beyond_the_end_is_told_the_length(shared: Server, a_file: tuple[str, bytes]) -> None:
+def test_range_beyond_the_end_returns_the_length(shared: Server, a_file: tuple[str, bytes]) -> None:
     """Who asks for a part beyond the end learns how long the file is."""
     url, content = a_file
     beyond = shared.user.http.get(url, headers={"Range": f"bytes={len(content)}-"})
     assert beyond.headers.get("content-range") == f"bytes */{len(content)}"
 
 
-def test_artifacts(shared: Server, finished: Job, tmp_path: Path) -> None:
+def test_artifacts_are_listed_and_downloaded(shared: Server, finished: Job, tmp_path: Path) -> None:
     """Everything else that a job has written is listed and fetched: metrics, logs, TensorBoard's events; no checkpoints."""
     files = {file.path: file.bytes for file in finished.artifacts()}
     assert {"metrics.jsonl", "performance.json", "params.yaml", "job.json"} <= set(files)
@@ -191,7 +191,7 @@ def test_paths_outside_the_job_are_not_served(shared: Server, finished: Job) -> 
 
 
 @pytest.mark.needs("local files")
-def test_links_lead_nowhere(shared: Server, finished: Job) -> None:
+def test_links_are_not_followed(shared: Server, finished: Job) -> None:
     """A link that somehow got into a model_dir is neither listed nor followed: it may lead anywhere."""
     link = Path(finished.status["resolved"]["modelDir"]) / "link.txt"
     link.symlink_to("/etc/hostname")

@@ -81,7 +81,7 @@ def refusals(shared: Server, finished: Job) -> list[tuple[Request, httpx.Respons
     return [(request, request.ask(shared.user)) for request in REFUSED]
 
 
-def test_refusals_are_problems(refusals: list[tuple[Request, httpx.Response]]) -> None:
+def test_errors_are_problem_documents(refusals: list[tuple[Request, httpx.Response]]) -> None:
     """Every refusal is a problem of RFC 9457, with one word for programs and one sentence for people."""
     others = [
         (request.method, request.path, request.headers, request.content[:20], answer.status_code, answer.text)
@@ -116,7 +116,7 @@ def test_malformed_requests_are_client_errors(shared: Server, finished: Job, fau
 
 
 @pytest.mark.parametrize("namespace", ["..%2F..%2Fescaped", "-", "Not_A_Name", "%2E%2E"])
-def test_a_namespace_is_a_name(server: Server, finished: Job, namespace: str) -> None:
+def test_invalid_namespaces_are_rejected(server: Server, finished: Job, namespace: str) -> None:
     """What is no name of a namespace is none: nothing is made under it, least of all outside of the server's data."""
     body = {"metadata": {"name": "anywhere"}, "spec": finished.spec}
     answer = server.user.http.post(f"/v1/namespaces/{namespace}/trainjobs", json=body)
@@ -126,20 +126,20 @@ def test_a_namespace_is_a_name(server: Server, finished: Job, namespace: str) ->
     assert 400 <= answer.status_code < 500
 
 
-def test_refusals_say_of_what(refusals: list[tuple[Request, httpx.Response]]) -> None:
+def test_errors_name_the_path(refusals: list[tuple[Request, httpx.Response]]) -> None:
     """A problem names the path that was asked for."""
     for _, answer in refusals:
         assert answer.json().get("instance") == answer.request.url.path
 
 
-def test_answers_have_a_number(shared: Server, refusals: list[tuple[Request, httpx.Response]]) -> None:
+def test_every_response_has_a_request_id(shared: Server, refusals: list[tuple[Request, httpx.Response]]) -> None:
     """Every answer, refusal or not, has an id of its own, for who asks an administrator about it."""
     answers = [shared.user.http.get("/v1/version"), *(answer for _, answer in refusals)]
     ids = {answer.headers.get("x-request-id") for answer in answers}
     assert None not in ids and len(ids) == len(answers)
 
 
-def test_a_list_is_read_page_by_page(server: Server, finished: Job) -> None:
+def test_pages_contain_every_job_once(server: Server, finished: Job) -> None:
     """Cursors lead through all jobs, the newest first, each once, also while others are made and deleted."""
     user, jobs = server.user, JOBS.replace("{ns}", server.namespace)
 
@@ -165,7 +165,7 @@ def test_a_list_is_read_page_by_page(server: Server, finished: Job) -> None:
         assert names == [f"job-{number}" for number in reversed(range(20))]
 
 
-def test_jobs_are_chosen(server: Server, finished: Job) -> None:
+def test_jobs_are_filtered(server: Server, finished: Job) -> None:
     """By state, by name, by who asked for it, by whether they are over; and in all namespaces."""
     here, elsewhere = server.namespace, server.another_namespace()
     user = server.user_with(server.token("somebody", "editor", here, elsewhere))
@@ -188,7 +188,7 @@ def test_jobs_are_chosen(server: Server, finished: Job) -> None:
 
 
 @pytest.mark.needs("quick jobs")
-def test_history_outlives_the_job(server: Server) -> None:
+def test_history_of_a_deleted_job_is_readable(server: Server) -> None:
     """A name means its newest job; an older one is read by its uid, with its curve, and can't be changed any more."""
     user = server.user
     old = user.submit("twice", 30)

@@ -28,7 +28,7 @@ def names(user: User) -> list[str]:
     return [job.name for job in user.appliance.jobs()]
 
 
-def test_a_repeated_request_is_one_job(server: Server) -> None:
+def test_repeated_request_creates_one_job(server: Server) -> None:
     """Key and body twice are one job, answered with 201 and then 200; another body under the key is refused."""
     user = server.user
     first = create(user, "once")
@@ -61,7 +61,7 @@ def test_a_repeated_request_is_one_job(server: Server) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
-def test_requests_at_once_are_one_job(shared: Server, named: bool) -> None:
+def test_concurrent_requests_create_one_job(shared: Server, named: bool) -> None:
     """Eight at once with the same key: one is answered 201, the others 200, all with the same job."""
     key, name = f"at-once-{named}", "at-once" if named else None
     with ThreadPoolExecutor(8) as pool:
@@ -73,7 +73,7 @@ def test_requests_at_once_are_one_job(shared: Server, named: bool) -> None:
 
 
 @pytest.mark.needs("kill")
-def test_what_was_acknowledged_is_not_lost(server: ProcessServer) -> None:
+def test_acknowledged_jobs_survive_a_kill(server: ProcessServer) -> None:
     """Killed right after its answer, a server that is started again knows the job, and the key."""
     user = server.user
     for number in range(3):
@@ -87,7 +87,7 @@ def test_what_was_acknowledged_is_not_lost(server: ProcessServer) -> None:
 
 
 @pytest.mark.needs("kill")
-def test_a_server_killed_among_many_submissions(server: ProcessServer) -> None:
+def test_kill_during_submissions_loses_no_acknowledged_job(server: ProcessServer) -> None:
     """Killed while four submit as fast as they can, it has lost none that it had acknowledged; and each submission that got no
     answer, sent again, is one job."""
     acknowledged: dict[str, str] = {}
@@ -126,7 +126,7 @@ def test_a_server_killed_among_many_submissions(server: ProcessServer) -> None:
 
 
 @pytest.mark.needs("open")
-def test_who_hangs_up_leaves_nothing_half_done(server: Server) -> None:
+def test_disconnected_client_leaves_no_partial_job(server: Server) -> None:
     """A client that is gone before its answer has made a job or none: one that is there is seen by what runs jobs, too."""
     user, at = server.user, urlsplit(server.url)
     for number in range(60):

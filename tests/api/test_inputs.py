@@ -30,7 +30,7 @@ def texts(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_small_texts_travel_along(shared: Server, texts: Path) -> None:
+def test_small_text_files_are_uploaded(shared: Server, texts: Path) -> None:
     """Texts beside the params are trained on, in the order in which params name them, to the bits of a run that has them."""
     params = write(texts / "params.yaml", "[texts/zweiter-Teil.txt, texts/a first.txt]")
     here = Reference.train(texts / "here", STEPS, params, cwd=texts)
@@ -40,7 +40,7 @@ def test_small_texts_travel_along(shared: Server, texts: Path) -> None:
 
 
 @pytest.mark.needs("quick jobs")
-def test_texts_of_a_glob_travel_along(shared: Server, texts: Path) -> None:
+def test_files_of_a_glob_are_uploaded(shared: Server, texts: Path) -> None:
     """A glob stands for the texts that it finds beside the params."""
     params = write(texts / "params.yaml", "texts/*.txt")
     here = Reference.train(texts / "here", STEPS, params, cwd=texts)
@@ -50,7 +50,7 @@ def test_texts_of_a_glob_travel_along(shared: Server, texts: Path) -> None:
 
 
 @pytest.mark.needs("quick jobs")
-def test_a_single_text_travels_along(shared: Server, tmp_path: Path) -> None:
+def test_single_text_file_is_uploaded(shared: Server, tmp_path: Path) -> None:
     """One text named as it is; a job without a name is named after its params."""
     (tmp_path / "text.txt").write_text(KJV.read_text()[:60_000])
     params = write(tmp_path / "my-params.yaml", "text.txt")
@@ -61,18 +61,18 @@ def test_a_single_text_travels_along(shared: Server, tmp_path: Path) -> None:
     here.assert_same(shared.user, shared.user.appliance.job(name))
 
 
-def test_a_large_text_stays(shared: Server, tmp_path: Path) -> None:
+def test_large_text_file_is_not_uploaded(shared: Server, tmp_path: Path) -> None:
     """A text of a mebibyte or more does not travel, and the user is told."""
     (tmp_path / "large.txt").write_text(KJV.read_text()[: 1 << 20])
     params = write(tmp_path / "large.yaml", "large.txt")
     # The server has no such file of its own. On a cluster only the job's agents can tell.
     code = 2 if "local paths" in shared.can else 0
     done = shared.user.millrace("train", "-p", params, "--detach", code=code)
-    assert "large.txt stays on this machine (1.0 MiB; only texts under 1 MiB travel along)" in done.err
+    assert "large.txt is not uploaded (1.0 MiB; only text files under 1 MiB are uploaded)" in done.err
 
 
 @pytest.mark.needs("own volumes")
-def test_volumes(serve: Serve, tmp_path: Path) -> None:
+def test_volumes_hold_data_and_results(serve: Serve, tmp_path: Path) -> None:
     """Data in a volume, or in a part of one, and a model_dir in another; what is read is not written to."""
     corpus, results = tmp_path / "corpus", tmp_path / "results"
     (corpus / "en").mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_volumes(serve: Serve, tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("own volumes")
-def test_volumes_that_are_not_there(serve: Serve, tmp_path: Path) -> None:
+def test_unknown_volume_is_rejected(serve: Serve, tmp_path: Path) -> None:
     """A volume that the server does not offer is named in the refusal, with those that it does."""
     (tmp_path / "corpus").mkdir()
     user = serve("--volume", f"corpus={tmp_path / 'corpus'}").user
@@ -117,7 +117,7 @@ def test_volumes_that_are_not_there(serve: Serve, tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("own volumes", "local paths")
-def test_data_that_are_not_there(serve: Serve, tmp_path: Path) -> None:
+def test_missing_data_are_rejected(serve: Serve, tmp_path: Path) -> None:
     """Data that are missing or of another format are refused before the job waits, by what was looked for and where."""
     corpus = tmp_path / "corpus"
     corpus.mkdir()
@@ -152,7 +152,7 @@ def test_data_that_are_not_there(serve: Serve, tmp_path: Path) -> None:
     assert "Step on host:" in planned.out and "Host memory:" in planned.out
 
 
-def test_a_model_too_large_for_the_host(shared: Server, tmp_path: Path) -> None:
+def test_model_too_large_for_the_host_is_rejected(shared: Server, tmp_path: Path) -> None:
     """A server whose jobs are processes of its own host refuses at once what can never be there."""
     text = PARAMS.read_text()
     for key, value in (("hidden_size", 16384), ("filter_size", 65536), ("num_hidden_layers", 24)):

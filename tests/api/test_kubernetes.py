@@ -43,7 +43,7 @@ def applied(shared: KubernetesServer) -> Job:
     return job
 
 
-def test_a_job_of_kubectl_is_one_for_clients(
+def test_job_created_by_kubectl_is_visible_to_clients(
     shared: KubernetesServer, applied: Job, reference: Callable[[int], Reference]
 ) -> None:
     """It is listed, followed, suspended and resumed by either, and comes to the bits of a run without both."""
@@ -62,7 +62,7 @@ def test_a_job_of_kubectl_is_one_for_clients(
     assert {event.reason for event in applied.events()} <= told
 
 
-def test_what_kubectl_deletes_stays_as_history(shared: KubernetesServer, applied: Job) -> None:
+def test_history_of_a_job_deleted_by_kubectl_is_readable(shared: KubernetesServer, applied: Job) -> None:
     """A job that kubectl deletes is gone once its record is kept; then clients read by its uid what they read before."""
     user = shared.user
     before = history(user, applied)
@@ -76,7 +76,7 @@ def test_what_kubectl_deletes_stays_as_history(shared: KubernetesServer, applied
     assert (gone.status_code, gone.json()["reason"]) == (410, "Gone")
 
 
-def test_a_job_of_a_client_is_one_for_kubectl(shared: KubernetesServer) -> None:
+def test_job_created_by_a_client_is_visible_to_kubectl(shared: KubernetesServer) -> None:
     """It says who submitted it; what kubectl changes is seen by clients; and what they delete is gone for kubectl."""
     user = shared.user
     made = user.http.post(path_of_jobs(user), json=trainjob("by-rest", suspend=True)).raise_for_status().json()
@@ -97,7 +97,7 @@ def path_of_jobs(user: User) -> str:
     return f"/v1/namespaces/{user.namespace}/trainjobs"
 
 
-def test_what_the_cluster_refuses_is_told(shared: KubernetesServer) -> None:
+def test_quota_errors_are_quoted(shared: KubernetesServer) -> None:
     """A quota's refusal, say, has the words that kubectl would show."""
     spec = {"hard": {"count/trainjobs.millrace.dev": "0"}}
     namespace = shared.another_namespace()
@@ -114,7 +114,7 @@ def test_what_the_cluster_refuses_is_told(shared: KubernetesServer) -> None:
     until("the quota is told", refused, 20)
 
 
-def test_texts_that_travel_go_with_their_job(shared: KubernetesServer, tmp_path: Path) -> None:
+def test_uploaded_files_are_deleted_with_their_job(shared: KubernetesServer, tmp_path: Path) -> None:
     """They are a ConfigMap of the job's own, which nobody changes, and which is gone soon after it."""
     (tmp_path / "text.txt").write_text("In the beginning God created the heaven and the earth.\n" * 400)
     params = tmp_path / "params.yaml"
@@ -129,7 +129,7 @@ def test_texts_that_travel_go_with_their_job(shared: KubernetesServer, tmp_path:
     until("the texts are gone", lambda: shared.get("configmap", name) is None, 20)
 
 
-def test_volumes_are_claims(shared: KubernetesServer, finished: Job) -> None:
+def test_volumes_are_persistent_volume_claims(shared: KubernetesServer, finished: Job) -> None:
     """`millrace get volumes` lists the claims of the namespace, and what each is."""
     volumes = shared.user.millrace("get", "volumes", "-o", "json").json["items"]
     assert {"name": "finished-model-dir", "message": "10Gi, ReadWriteOnce, Bound"} in volumes
@@ -144,7 +144,7 @@ def readers(server: KubernetesServer, job: Job) -> list[dict[str, Any]]:
     return items
 
 
-def test_a_reader_may_nothing(shared: KubernetesServer, finished: Job) -> None:
+def test_file_reader_has_no_privileges(shared: KubernetesServer, finished: Job) -> None:
     """What serves the files of a job that is over is one pod with nothing but model_dir, read-only, and without any
     credential of the cluster; it ends when it is idle, and only what follows journals may reach it."""
     finished.checkpoints()
@@ -172,7 +172,7 @@ def test_a_reader_may_nothing(shared: KubernetesServer, finished: Job) -> None:
     assert peer["podSelector"]["matchLabels"] == {"millrace.dev/follows-journals": "true"}
 
 
-def test_a_reader_that_is_gone_is_followed_by_another(shared: KubernetesServer, finished: Job, tmp_path: Path) -> None:
+def test_lost_file_reader_is_replaced(shared: KubernetesServer, finished: Job, tmp_path: Path) -> None:
     """A reader that is lost costs a download some seconds, and nothing of it."""
     finished.checkpoints()
     before = [reader["metadata"]["name"] for reader in readers(shared, finished)]

@@ -92,21 +92,21 @@ def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survivor]:
         yield Survivor(server, job, command.end(), submissions)
 
 
-def test_a_killed_server_costs_a_job_nothing(survivor: Survivor, reference: Callable[[int], Reference]) -> None:
+def test_job_continues_while_its_server_is_killed(survivor: Survivor, reference: Callable[[int], Reference]) -> None:
     """The job goes on while its server is killed, and what it told meanwhile is caught up with: each point, once."""
     reference(STEPS).assert_same(survivor.server.user, survivor.job)
     assert (survivor.job.status["attempt"], survivor.job.status["restarts"]) == (1, 0)
 
 
-def test_a_killed_server_is_waited_for(survivor: Survivor, reference: Callable[[int], Reference]) -> None:
+def test_follower_reconnects_after_a_kill(survivor: Survivor, reference: Callable[[int], Reference]) -> None:
     """Who follows a job while its server is killed sees every point, once."""
     seen = survivor.seen
-    assert seen.code == 0 and "trying again" in seen.err, seen.err
+    assert seen.code == 0 and "retrying" in seen.err, seen.err
     told = [(int(step), loss) for step, loss in re.findall(r"Step=(\d+), Loss=([\d.]+)", seen.out)]
     assert told == [(step, f"{float(loss):.5f}") for step, loss in reference(STEPS).curve]
 
 
-def test_submissions_around_a_kill_are_one_job_each(survivor: Survivor) -> None:
+def test_submissions_around_a_kill_create_one_job_each(survivor: Survivor) -> None:
     """Submissions that were under way, or that nobody took, and were sent again are one job each, and so are all others."""
     tries, uids = survivor.submissions.tries, survivor.submissions.uids
     assert any(0 in statuses for statuses in tries.values()), "the kill was in nobody's way"
@@ -144,7 +144,7 @@ def outage(survivor: Survivor) -> Outage:
     return Outage(until_job(server.user, "ended"), deleted, held_seconds)
 
 
-def test_a_deleted_job_is_held_for_a_minute(survivor: Survivor, outage: Outage) -> None:
+def test_deleted_job_is_held_for_a_minute_without_server(survivor: Survivor, outage: Outage) -> None:
     """A job that is deleted while there is no server waits for it for a minute; then the operator lets it go. For the server
     it is deleted when it is back, and what it knows of it stays."""
     assert 55 < outage.held_seconds < 75
@@ -174,7 +174,7 @@ def forgetful(survivor: Survivor, outage: Outage) -> Iterator[KubernetesServer]:
         survivor.server.set_api_database(None)
 
 
-def test_without_its_database_a_repeated_submission_is_the_same_job(
+def test_idempotency_survives_the_loss_of_the_database(
     survivor: Survivor, forgetful: KubernetesServer
 ) -> None:
     """Key and body of a job that is there are that job, though nothing else knows of them; another body is refused."""
@@ -187,7 +187,7 @@ def test_without_its_database_a_repeated_submission_is_the_same_job(
     assert (other.status_code, other.json()["reason"]) == (422, "IdempotencyKeyReused")
 
 
-def test_without_its_database_it_knows_the_jobs_there_are(
+def test_jobs_and_curves_survive_the_loss_of_the_database(
     survivor: Survivor, outage: Outage, forgetful: KubernetesServer, reference: Callable[[int], Reference]
 ) -> None:
     """Jobs of the cluster are listed again, and the curve of one that is over is read again from its files."""

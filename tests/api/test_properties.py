@@ -12,7 +12,7 @@ SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
 
-def test_requests_made_from_the_document_find_no_fault(serve: Serve) -> None:
+def test_generated_requests_find_no_server_error(serve: Serve) -> None:
     """A few hundred requests, the same every time: odd names, numbers, bodies and headers, by somebody who may do everything."""
     server = serve()
     token = server.token("fuzz", "admin", "*")

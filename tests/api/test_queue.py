@@ -30,7 +30,7 @@ def test_next_job_in_queue_starts(serve: Serve, tmp_path: Path) -> None:
     place = until("its place is told", lambda: second.refresh().status.get("queue"))
     assert (second.state, place["position"], place["reason"]) == ("Queued", 1, "Waiting")
     following = user.begin("attach", "second")
-    following.wait_for_output("Queued: .*; place 1")
+    following.wait_for_output("Queued: .*; position 1")
     third = user.submit("third", 200)
     place = until("its place is told", lambda: third.refresh().status.get("queue"))
     assert place["position"] == 2
@@ -56,7 +56,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[User, Jo
         yield crowd(serve, home)
 
 
-def test_a_job_that_is_too_large_says_so(crowded: tuple[User, Job, Job]) -> None:
+def test_too_large_job_has_a_reason(crowded: tuple[User, Job, Job]) -> None:
     """A job of more systems than there are waits for another appliance, at no place of this one's queue."""
     user, _, too_large = crowded
     until_state(too_large, "Queued")
@@ -67,7 +67,7 @@ def test_a_job_that_is_too_large_says_so(crowded: tuple[User, Job, Job]) -> None
     assert (planned["fits"], planned["reason"], planned["systems"]) == (False, "ExceedsAppliance", [])
 
 
-def test_a_plan_says_when_a_job_would_start(crowded: tuple[User, Job, Job]) -> None:
+def test_plan_estimates_the_start(crowded: tuple[User, Job, Job]) -> None:
     """A planned job that would wait starts when the one before it is expected to end. Nothing is made."""
     user, first, _ = crowded
 
@@ -83,14 +83,14 @@ def test_a_plan_says_when_a_job_would_start(crowded: tuple[User, Job, Job]) -> N
     assert "Start:" in user.millrace("plan", "-p", PARAMS).out
 
 
-def test_a_plan_says_at_which_place_a_job_would_wait(crowded: tuple[User, Job, Job]) -> None:
+def test_plan_has_the_queue_position(crowded: tuple[User, Job, Job]) -> None:
     """So it is in the contract, and so the client shows it."""
     user, _, _ = crowded
     assert user.appliance.plan(PARAMS).queue_position == 1
-    assert "place 1" in user.millrace("plan", "-p", PARAMS).out
+    assert "position 1" in user.millrace("plan", "-p", PARAMS).out
 
 
-def test_the_cluster_shows_who_has_what(crowded: tuple[User, Job, Job]) -> None:
+def test_cluster_shows_systems_and_queue(crowded: tuple[User, Job, Job]) -> None:
     """`get cluster` names the job that has the systems, and those that wait with their places."""
     user, first, _ = crowded
     cluster = user.millrace("get", "cluster", "-o", "json").json
@@ -102,7 +102,7 @@ def test_the_cluster_shows_who_has_what(crowded: tuple[User, Job, Job]) -> None:
     assert "2 of 2 systems in use" in table and "first" in table and "too-large" in table
 
 
-def test_the_cluster_shows_the_states_of_jobs(crowded: tuple[User, Job, Job]) -> None:
+def test_cluster_shows_states_of_jobs(crowded: tuple[User, Job, Job]) -> None:
     """Beside each job that has systems stands its state."""
     user, _, _ = crowded
     assert [job.get("state") for job in user.appliance.cluster()["jobs"]] == ["Training"]

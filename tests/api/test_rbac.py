@@ -29,7 +29,7 @@ def accounts(shared: KubernetesServer, finished: Job) -> Iterator[Guarded]:
     yield Guarded(shared, finished, tokens, shared.user_with(None).http)
 
 
-def test_no_route_with_a_token_that_is_none(accounts: Guarded) -> None:
+def test_routes_reject_unknown_tokens(accounts: Guarded) -> None:
     """A token that the cluster does not know, or that was changed, is refused everywhere with 401."""
     header, payload, signature = accounts.tokens["editor"].split(".")
     for route in GUARDED:
@@ -60,7 +60,7 @@ def test_role_permissions(accounts: Guarded, role: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unbound", "abroad"])
-def test_an_account_without_a_right_sees_nothing(accounts: Guarded, kind: str) -> None:
+def test_unbound_account_sees_nothing(accounts: Guarded, kind: str) -> None:
     """An account that was given no role, or one in another namespace only, is refused wherever a namespace, the machine or
     tokens are asked for; of jobs it hears nothing."""
     for route in GUARDED:

@@ -39,14 +39,14 @@ def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestartedJob]
         yield RestartedJob(user, job, command.end())
 
 
-def test_killed_and_started_again(survivor: RestartedJob, reference: Callable[[int], Reference]) -> None:
+def test_job_resumes_after_a_kill(survivor: RestartedJob, reference: Callable[[int], Reference]) -> None:
     """A server that is killed leaves no role behind. Started again it goes on by itself, from the last checkpoint and to the
     same bits; that is no fault of the job's."""
     reference(STEPS).assert_same(survivor.user, survivor.job)
     assert (survivor.job.status["attempt"], survivor.job.status["restarts"]) == (2, 0)
 
 
-def test_a_directory_and_a_database_are_one_servers(shared: ProcessServer, tmp_path: Path) -> None:
+def test_second_server_on_the_same_data_is_rejected(shared: ProcessServer, tmp_path: Path) -> None:
     """A second server on the same data would run the same jobs again, as would one on the same database alone: both are
     refused, and the first goes on."""
     twin = shared.twin()
@@ -56,17 +56,17 @@ def test_a_directory_and_a_database_are_one_servers(shared: ProcessServer, tmp_p
     assert shared.user.appliance.whoami().name == "local"
 
 
-def test_a_killed_server_is_waited_for(survivor: RestartedJob, reference: Callable[[int], Reference]) -> None:
+def test_follower_reconnects_after_a_kill(survivor: RestartedJob, reference: Callable[[int], Reference]) -> None:
     """Who follows a job while its server is killed and started again sees every point of the final curve."""
     seen = survivor.seen
     assert seen.code == 0, seen.err
-    assert "trying again" in seen.err and f"Succeeded: step {STEPS} of {STEPS}" in seen.err, seen.err
+    assert "retrying" in seen.err and f"Succeeded: step {STEPS} of {STEPS}" in seen.err, seen.err
     # Steps after the last checkpoint were taken twice: what was told last is the curve.
     told = {int(step): loss for step, loss in re.findall(r"Step=(\d+), Loss=([\d.]+)", seen.out)}
     assert told == {step: f"{float(loss):.5f}" for step, loss in reference(STEPS).curve}
 
 
-def test_steps_that_were_taken_twice_are_in_the_curve_once(
+def test_repeated_steps_are_in_the_curve_once(
     survivor: RestartedJob, reference: Callable[[int], Reference]
 ) -> None:
     """The curve has each step once, the newest attempt's, also where it is read page by page."""

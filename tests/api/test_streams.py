@@ -79,7 +79,7 @@ def small(interrupted: InterruptedClient) -> Job:
     return interrupted.job
 
 
-def test_a_stream_has_what_pages_have(shared: Server, small: Job) -> None:
+def test_streams_and_pages_are_equal(shared: Server, small: Job) -> None:
     """Entries and events are the same live and in pages, rise in number, and are followed by `end`."""
     user = shared.user
     for what, kind in (("metrics", "metric"), ("logs", "log"), ("events", "event")):
@@ -92,7 +92,7 @@ def test_a_stream_has_what_pages_have(shared: Server, small: Job) -> None:
         assert numbers == sorted(set(numbers)) and numbers
 
 
-def test_everything_in_one_stream(shared: Server, small: Job) -> None:
+def test_follow_stream_is_complete(shared: Server, small: Job) -> None:
     """`follow` has the whole journal, numbered from 1 without a gap, beside the job itself and its events."""
     told = list(listen(shared.user, small, "follow"))
     assert told[0].kind == "job" and told[0].data["metadata"] == small.refresh().document["metadata"]
@@ -111,7 +111,7 @@ def test_everything_in_one_stream(shared: Server, small: Job) -> None:
 
 
 @pytest.mark.parametrize("what", ["follow", "metrics"])
-def test_a_stream_that_is_over_is_resumed_anywhere(shared: Server, small: Job, what: str) -> None:
+def test_finished_stream_resumes_at_any_entry(shared: Server, small: Job, what: str) -> None:
     """Cut after any entry, before the first and beyond the last, the rest is exactly what is missing."""
     whole = numbered(list(listen(shared.user, small, what)))
     beyond = "1000000000.1000000000" if what == "follow" else "1000000000"

@@ -22,7 +22,7 @@ def test_train_end_to_end(server: Server, reference: Callable[[int], Reference])
     steps = [int(match[1]) for match in map(LINE.fullmatch, done.out.splitlines()) if match]
     assert len(steps) == len(done.out.splitlines()), done.out
     assert steps == sorted(set(steps)) and steps[-1] == 200
-    told = ["main is submitted.", "Saved a checkpoint at step 100.", "Saved a checkpoint at step 200."]
+    told = ["submitted job main", "saved a checkpoint at step 100", "saved a checkpoint at step 200"]
     assert [line for line in done.err.splitlines() if line in told] == told, done.err
 
     document = user.millrace("get", "job", "main", "-o", "json").json
@@ -51,7 +51,7 @@ def test_train_end_to_end(server: Server, reference: Callable[[int], Reference])
 
 
 @pytest.mark.needs("quick jobs")
-def test_suspended_scaled_and_resumed(server: Server, reference: Callable[[int], Reference]) -> None:
+def test_suspend_scale_and_resume_keep_the_bits(server: Server, reference: Callable[[int], Reference]) -> None:
     """A job that pauses and goes on with other numbers of systems is the same job: the same bits, and no restart."""
     user = server.user
     job = user.submit("changed", 500, "--num_csx", 2)
@@ -66,7 +66,7 @@ def test_suspended_scaled_and_resumed(server: Server, reference: Callable[[int],
 
     user.millrace("resume", "changed")
     until_step(job, paused_at + 30)
-    assert "goes on with 4" in user.millrace("scale", "changed", "--num_csx", 4).out
+    assert "continues with 4" in user.millrace("scale", "changed", "--num_csx", 4).out
     until("it has four", lambda: job.refresh().status.get("systems") == [f"csx-{at}" for at in range(4)])
     assert user.millrace("attach", "changed").code == 0
     reference(500).assert_same(user, job)
@@ -84,7 +84,7 @@ def test_suspended_scaled_and_resumed(server: Server, reference: Callable[[int],
     ]
 
 
-def test_ctrl_c_ends_the_watching_and_never_the_job(server: Server, reference: Callable[[int], Reference]) -> None:
+def test_ctrl_c_stops_following_but_not_the_job(server: Server, reference: Callable[[int], Reference]) -> None:
     """An interrupted `millrace train` says how to come back, and `millrace attach` does."""
     user = server.user
     command = user.begin("train", "-p", PARAMS, "-n", "kept", "--max_steps", 500, "--every", 0)
@@ -92,7 +92,7 @@ def test_ctrl_c_ends_the_watching_and_never_the_job(server: Server, reference: C
     command.interrupt()
     done = command.end(5)
     assert done.code == 130
-    assert "kept goes on; come back to it with: millrace attach kept" in done.err and "Traceback" not in done.err
+    assert "job kept continues; follow it again with: millrace attach kept" in done.err and "Traceback" not in done.err
     job = user.appliance.job("kept")
     assert job.state == "Training"
     attached = user.millrace("attach", "kept", "--every", 0)
@@ -102,7 +102,7 @@ def test_ctrl_c_ends_the_watching_and_never_the_job(server: Server, reference: C
 
 
 @pytest.mark.needs("quick jobs")
-def test_a_short_job_tells_its_last_step(server: Server) -> None:
+def test_status_of_a_short_job_has_its_last_step(server: Server) -> None:
     """However short a job was, its status says which step it came to and with which loss."""
     user = server.user
     user.millrace("train", "-p", PARAMS, "-n", "short", "--max_steps", 10)
@@ -112,7 +112,7 @@ def test_a_short_job_tells_its_last_step(server: Server) -> None:
 
 
 @pytest.mark.needs("local files")
-def test_every_checkpoint_of_a_job_is_evaluated(shared: Server, finished: Job, tmp_path: Path) -> None:
+def test_eval_all_evaluates_every_checkpoint(shared: Server, finished: Job, tmp_path: Path) -> None:
     """`eval_all` takes the directory that a job's status names; the last of its losses is that of the job."""
     user, text = shared.user, PARAMS.read_text()
     data = text[text.index("train_input:") : text.index("model:")]

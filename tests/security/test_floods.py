@@ -78,7 +78,7 @@ def test_stalled_bodies_count_against_their_user(serve: Serve) -> None:
         assert calm.http.post(jobs_path(calm), json=trainjob("calm", suspend=True)).status_code == 201
 
 
-def test_a_user_with_too_much_under_way_is_told_to_wait(shared: Server) -> None:
+def test_user_with_too_many_requests_gets_429(shared: Server) -> None:
     """A flood is refused with a sentence and the time to come again."""
     refusals: list[httpx.Response] = []
     flood = large_models()
@@ -102,7 +102,7 @@ def in_threads(ask: Callable[[int], None], count: int) -> None:
 
 
 @pytest.mark.needs("quick jobs")
-def test_an_export_is_made_once(shared: Server, finished: Job) -> None:
+def test_concurrent_exports_are_made_once(shared: Server, finished: Job) -> None:
     """Those who ask for an export at the same time get the same files."""
     listings: list[Any] = []
     place = jobs_path(shared.user, f"/{finished.name}/checkpoints/200:export?format=hf")

@@ -50,7 +50,7 @@ def tree(root: Path) -> set[str]:
 
 @pytest.mark.needs("local files")
 @pytest.mark.parametrize("where", ["{out}", "../../../{up}", "../../model_dirs/team/job", "x/../../../../{up}"])
-def test_uploaded_texts_do_not_go_where_a_user_says(server: Server, where: str) -> None:
+def test_config_map_names_cannot_redirect_uploads(server: Server, where: str) -> None:
     """A ConfigMap's name that is a path is refused, and nothing is written there."""
     out = server.home / "out"
     name = where.format(out=out, up="out")
@@ -62,7 +62,7 @@ def test_uploaded_texts_do_not_go_where_a_user_says(server: Server, where: str) 
 
 
 @pytest.mark.needs("local files")
-def test_uploaded_texts_have_a_volume_of_their_own(server: Server) -> None:
+def test_uploads_have_a_volume_of_their_own(server: Server) -> None:
     """A job with a ConfigMap of the user's gets its texts beside it, not into it."""
     answer = upload(server.user, "both", {"x.txt": CODE * 20_000}, **own_volume("shared-settings"))
     assert answer.status_code == 201, answer.text
@@ -76,7 +76,7 @@ def test_uploaded_texts_have_a_volume_of_their_own(server: Server) -> None:
 @pytest.mark.parametrize(
     "spec", [own_volume("other", name="texts"), own_volume("other", path="/var/lib/millrace/texts")]
 )
-def test_the_volume_of_uploaded_texts_is_reserved(shared: Server, spec: dict[str, Any]) -> None:
+def test_volume_of_uploads_is_reserved(shared: Server, spec: dict[str, Any]) -> None:
     """A volume of the user's has neither the name nor the directory of the uploaded texts."""
     answer = upload(shared.user, "reserved", {"x.txt": CODE}, **spec)
     assert answer.status_code == 422 and "reserved for the uploaded texts" in answer.text, answer.text
@@ -165,7 +165,7 @@ OTHER_FIELDS = {
 """Fields that become no part of a path and no name of an object."""
 
 
-def test_every_field_is_known(shared: Server) -> None:
+def test_every_field_is_classified(shared: Server) -> None:
     """A new field of a job is put into one of the tables above: whoever adds it decides whether it names something."""
     document = shared.user.http.get("/openapi.json").json()
     body = document["paths"][JOBS]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -204,7 +204,7 @@ def unchanged_filesystem(tmp_path_factory: pytest.TempPathFactory, shared: Serve
 
 
 @pytest.mark.parametrize("field", NAME_FIELDS)
-def test_what_is_no_name_is_refused(shared: Server, unchanged_filesystem: Callable[[], None], field: str) -> None:
+def test_invalid_names_are_rejected(shared: Server, unchanged_filesystem: Callable[[], None], field: str) -> None:
     """Whatever is no name is refused before anything is made, in every field that names something."""
     jobs = JOBS.format(ns=shared.namespace)
     taken = {}
@@ -231,7 +231,7 @@ def test_what_is_no_name_is_refused(shared: Server, unchanged_filesystem: Callab
 
 @pytest.mark.needs("local paths")
 @pytest.mark.parametrize("field", sorted(PATH_FIELDS))
-def test_what_leads_elsewhere_is_refused(shared: Server, unchanged_filesystem: Callable[[], None], field: str) -> None:
+def test_paths_outside_are_rejected(shared: Server, unchanged_filesystem: Callable[[], None], field: str) -> None:
     """A path that leads out of what the server offers is refused; one of results is below the job's own directory."""
     jobs = JOBS.format(ns=shared.namespace)
     assert isinstance(shared, ProcessServer)
@@ -255,7 +255,7 @@ def test_what_leads_elsewhere_is_refused(shared: Server, unchanged_filesystem: C
 
 @pytest.mark.needs("local files")
 @pytest.mark.parametrize("trick", [*NAMES, *(f"path: {trick}" for trick in PATHS)])
-def test_names_of_uploaded_files(server: Server, trick: str) -> None:
+def test_names_of_uploads_cannot_escape(server: Server, trick: str) -> None:
     """Whatever an uploaded text is called, it is written into its own directory under a name of the server's, or not at all."""
     name = PATHS[trick.removeprefix("path: ")] if trick.startswith("path: ") else NAMES[trick]
     assert isinstance(server, ProcessServer)
@@ -272,7 +272,7 @@ def test_names_of_uploaded_files(server: Server, trick: str) -> None:
     }
 
 
-def test_parts_of_addresses(shared: Server, finished: Job) -> None:
+def test_hostile_path_segments_find_nothing(shared: Server, finished: Job) -> None:
     """A part of an address that is no name, or a path that leads elsewhere, finds nothing and breaks nothing."""
     routes = {
         JOBS.format(ns="{x}"): "GET",
@@ -295,7 +295,7 @@ def test_parts_of_addresses(shared: Server, finished: Job) -> None:
     assert wrong == {}
 
 
-def test_questions_behind_addresses(shared: Server, finished: Job) -> None:
+def test_hostile_query_parameters_are_harmless(shared: Server, finished: Job) -> None:
     """No parameter of a query breaks the server or shows a file, whatever stands there."""
     document = shared.user.http.get("/openapi.json").json()
     wrong = {}
@@ -382,7 +382,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 @pytest.mark.needs("own volumes")
 @pytest.mark.parametrize("data", ["/v/secret-link.txt", "/v/outside/secret.txt", "/v/outside/*.txt", "/v/outside"])
-def test_data_behind_a_link_are_not_read(serve: Serve, volume: Path, data: str) -> None:
+def test_data_behind_links_are_not_read(serve: Serve, volume: Path, data: str) -> None:
     """A link in a volume that leads out of it is no training data: neither planned with nor submitted."""
     user = serve("--volume", f"shared={volume}").user
     for ending in ("", ":plan"):
@@ -393,7 +393,7 @@ def test_data_behind_a_link_are_not_read(serve: Serve, volume: Path, data: str) 
 
 @pytest.mark.needs("own volumes")
 @pytest.mark.parametrize("model_dir", ["/v/default/outside", "/v/default/outside/run", "/v/default/planted"])
-def test_results_behind_a_link_are_not_written(serve: Serve, volume: Path, model_dir: str) -> None:
+def test_results_behind_links_are_not_written(serve: Serve, volume: Path, model_dir: str) -> None:
     """A link in a writable volume leads no checkpoint, log or metric out of it; neither does one in model_dir itself."""
     outside = volume.parent / "outside"
     planted = volume / "default/planted"
@@ -410,7 +410,7 @@ def test_results_behind_a_link_are_not_written(serve: Serve, volume: Path, model
 
 
 @pytest.mark.needs("own volumes")
-def test_a_directory_that_is_swapped_for_a_link(serve: Serve, volume: Path) -> None:
+def test_directory_swapped_with_a_link_leaks_nothing(serve: Serve, volume: Path) -> None:
     """While somebody exchanges a model_dir for a link again and again, nothing beyond the link is listed or served."""
     user = serve("--volume", f"shared={volume}").user
     created = submit(user, mounted("swapped", "/v/kjv.txt", model_dir="/v/default/run"))
@@ -428,7 +428,7 @@ def test_a_directory_that_is_swapped_for_a_link(serve: Serve, volume: Path) -> N
 
 
 @pytest.mark.needs("own volumes")
-def test_results_while_their_directory_is_swapped(serve: Serve, volume: Path) -> None:
+def test_results_are_not_written_through_a_swapped_link(serve: Serve, volume: Path) -> None:
     """A job whose model_dir is exchanged for a link while it trains writes nothing beyond the link."""
     outside = volume.parent / "outside"
     before = contents(outside)
@@ -441,7 +441,7 @@ def test_results_while_their_directory_is_swapped(serve: Serve, volume: Path) ->
 
 
 @pytest.mark.needs("own volumes")
-def test_a_volume_is_no_artifact(serve: Serve, volume: Path) -> None:
+def test_other_files_of_a_volume_are_not_served(serve: Serve, volume: Path) -> None:
     """Of a model_dir that is a whole volume, nothing is listed or served but what jobs write."""
     (volume / "id_rsa").write_text(SECRET)
     (volume / "logs").mkdir()
@@ -466,7 +466,7 @@ def test_a_volume_is_no_artifact(serve: Serve, volume: Path) -> None:
 
 
 @pytest.mark.needs("own volumes")
-def test_volumes_of_namespaces(serve: Serve, volume: Path) -> None:
+def test_volumes_are_limited_to_their_namespaces(serve: Serve, volume: Path) -> None:
     """Only namespaces that a volume is offered to use, list or plan with it; those that share it write to their own part."""
     other = volume.parent / "other"
     other.mkdir()
@@ -508,7 +508,7 @@ def test_volumes_of_namespaces(serve: Serve, volume: Path) -> None:
 
 
 @pytest.mark.needs("own volumes")
-def test_retention_spares_the_checkpoints_of_others(serve: Serve, volume: Path) -> None:
+def test_retention_keeps_checkpoints_of_other_jobs(serve: Serve, volume: Path) -> None:
     """A job that keeps one checkpoint deletes its own older ones, and none of a job that it does not go on from."""
     user = serve("--volume", f"shared={volume}").user
     submit(user, mounted("first", "/v/kjv.txt", 40, model_dir="/v/default/run", checkpoint_steps=10)).wait(120)
@@ -522,7 +522,7 @@ def test_retention_spares_the_checkpoints_of_others(serve: Serve, volume: Path) 
 
 
 @pytest.mark.needs("local files")
-def test_what_the_server_keeps_is_its_users_alone(tmp_path: Path, volume: Path) -> None:
+def test_server_files_are_private(tmp_path: Path, volume: Path) -> None:
     """Whatever the umask, and however wide a data directory was, nobody else reads what the server and its jobs keep."""
     before = os.umask(0)
     try:
@@ -553,7 +553,7 @@ def test_what_the_server_keeps_is_its_users_alone(tmp_path: Path, volume: Path) 
 
 
 @pytest.mark.needs("local paths")
-def test_without_inputs_nothing_of_the_machine_is_data(tmp_path: Path) -> None:
+def test_server_without_inputs_reads_no_local_files(tmp_path: Path) -> None:
     """A server that is not told where inputs lie offers none, wherever it was started; the refusal says what to do."""
     server = ProcessServer(tmp_path / "server", inputs=None)
     try:

@@ -1,7 +1,7 @@
-"""A small appliance in the test's own process: real HTTP over a real socket, answers by script.
+"""A scripted appliance in the test's process, with real HTTP over a real socket.
 
-A test says what comes: `server.on("GET", "/v1/whoami", answer, answer, ...)`. An answer is a function that is
-given the handler, or JSON; the last one is repeated. Everything that was asked is in `server.requests`.
+A test sets the responses: `server.on("GET", "/v1/whoami", answer, answer, ...)`. An answer is a function that
+takes the handler, or JSON; the last one is repeated. All requests are in `server.requests`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Request:
     body: bytes
 
     def parts(self) -> list[tuple[str, str | None, str, bytes]]:
-        """Name, file name, type and content of each part of a multipart body."""
+        """Returns name, file name, type and content of each part of a multipart body."""
         head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
         found = []
         for part in BytesParser(policy=HTTP).parsebytes(head + self.body).iter_parts():
@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def drop(self) -> None:
-        """Cut the connection as a failing one would."""
+        """Breaks the connection without finishing the response."""
         self.wfile.flush()
         self.connection.shutdown(socket.SHUT_RDWR)
         self.close_connection = True
@@ -114,7 +114,7 @@ class Server(ThreadingHTTPServer):
 
 
 def dropped(handler: Handler) -> None:
-    """No answer at all."""
+    """Sends no response."""
     handler.drop()
 
 
@@ -127,7 +127,7 @@ def problem(status: int, reason: str, detail: str, **headers: str) -> Answer:
 
 
 def stream(text: str | bytes, *, cut: bool = False, whole: bool = True) -> Answer:
-    """An event stream of this text; then the connection is cut, stays open, or ends as it should."""
+    """Sends an event stream, then breaks the connection, leaves it open, or ends the response."""
 
     def answer(handler: Handler) -> None:
         handler.send_response(200)
@@ -145,7 +145,7 @@ def stream(text: str | bytes, *, cut: bool = False, whole: bool = True) -> Answe
 
 
 def job(state: str | None = "Training", name: str = "kjv", **status: Any) -> dict[str, Any]:
-    """A TrainJob as the appliance sends it."""
+    """Returns a TrainJob as the appliance sends it."""
     over = state in ("Succeeded", "OutOfMemory", "BadParams")
     well = {"Succeeded": "True"}.get(state or "", "False" if over else "Unknown")
     conditions = [
@@ -200,7 +200,7 @@ def appliance(server: Server) -> Iterator[Appliance]:
 
 @pytest.fixture(autouse=True)
 def isolated_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of this machine's user, and nothing left on it."""
+    """Isolates the test from the user's environment, contexts and working directory."""
     for name in ("URL", "TOKEN", "NAMESPACE", "CA", "INSECURE"):
         monkeypatch.delenv(f"MILLRACE_{name}", raising=False)
     monkeypatch.setenv("MILLRACE_CONFIG", str(tmp_path / "millrace" / "config.yaml"))
@@ -209,7 +209,7 @@ def isolated_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 @pytest.fixture(autouse=True)
 def fake_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Nobody sleeps: the clock moves on instead. What was slept is told."""
+    """Replaces sleeping by a clock that moves on; returns the durations that were slept."""
     slept: list[float] = []
     monkeypatch.setattr(retry_budget, "sleep", slept.append)
     monkeypatch.setattr(retry_budget, "clock", lambda: sum(slept))

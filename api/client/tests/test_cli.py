@@ -1,4 +1,4 @@
-"""The command: what is printed where, and with which exit code it ends."""
+"""Tests of the command: its output on both streams and its exit codes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ QUEUE = {"position": 1, "reason": "Waiting", "message": "waits for 2 systems"}
 
 @pytest.fixture
 def millrace(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Millrace:
-    """The command for the test's appliance."""
+    """Runs the command against the test's appliance."""
     monkeypatch.setenv("MILLRACE_URL", server.url)
     (tmp_path / "params.yaml").write_text("model: {}")
     return lambda *arguments: cli.run(arguments)
 
 
 def followed(*events: str, last: str = "Succeeded", **status: Any) -> Callable[[Server], None]:
-    """A submission whose job goes on like this."""
+    """Scripts a submission, and the stream of its job."""
 
     def script(server: Server) -> None:
         server.on("POST", JOBS, lambda h: h.send_json(201, job(None)))
@@ -62,7 +62,9 @@ WHOLE_RUN = (
 )
 
 
-def test_a_run_on_a_pipe(server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipe_gets_progress_lines(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
     followed(*WHOLE_RUN)(server)
     assert millrace("train", "-p", "params.yaml", "--num_csx", "2") == 0
     out, err = capsys.readouterr()
@@ -71,19 +73,19 @@ def test_a_run_on_a_pipe(server: Server, millrace: Millrace, capsys: pytest.Capt
         "| Train Device=CSX, Step=3, Loss=2.66667, Rate=64.00 samples/sec, GlobalRate=32.00 samples/sec",
         "| Train Device=CSX, Step=4, Loss=2.00000, Rate=64.00 samples/sec, GlobalRate=36.57 samples/sec",
         "| Eval Device=CSX, GlobalStep=4, Loss=1.50000, eval/lm_perplexity=4.48",
-    ], "a point every ten seconds, those before a word on standard error, and the last"
+    ], "a point every 10 s, the one before each message, and the last"
     assert err.splitlines() == [
-        "kjv is submitted.",
-        "Queued: waits for 2 systems; place 1",
+        "submitted job kjv",
+        "Queued: waits for 2 systems; position 1",
         "Training: step 0 of 4",
         "Warning: FailedMount: no such volume",
-        "Saved a checkpoint at step 4.",
+        "saved a checkpoint at step 4",
         "Succeeded: step 4 of 4, loss 2.5, checkpoint at step 4",
-        "hint: millrace download kjv fetches its checkpoint",
+        "hint: download its checkpoint with: millrace download kjv",
     ]
 
 
-def test_logs_are_shown_on_demand(
+def test_logs_flag_shows_log_lines(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     followed(*WHOLE_RUN)(server)
@@ -94,32 +96,34 @@ def test_logs_are_shown_on_demand(
     assert "| Train Device=CSX, Step=4" in err
 
 
-def test_a_job_that_fails(server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_job_exits_with_1(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
     failure = {"message": "The pod was killed.", "pod": "kjv-memoryx-0", "logTail": ["last words"]}
     warning = {"number": 1, "type": "Warning", "reason": "OutOfMemory", "message": "The pod was killed."}
     over = event("job", job("OutOfMemory", failure=failure))
     followed(event("event", warning), over, event("end", {}))(server)
     assert millrace("train", "-p", "params.yaml") == 1
     err = capsys.readouterr().err
-    assert "error: kjv ended as OutOfMemory: The pod was killed. (kjv-memoryx-0)\n  last words\n" in err
+    assert "error: job kjv ended as OutOfMemory: The pod was killed. (kjv-memoryx-0)\n  last words\n" in err
     assert err.count("The pod was killed.") == 1
 
 
-def test_a_job_that_is_suspended_or_cancelled_meanwhile(
+def test_following_ends_when_a_job_is_suspended_or_cancelled(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     suspended = job("Suspended", checkpoint={"step": 2})
     followed(event("job", job("Training")), event("job", suspended))(server)
     assert millrace("train", "-p", "params.yaml") == 1
-    assert "Suspended: its state is saved, checkpoint at step 2" in capsys.readouterr().err
+    assert "Suspended: state saved, checkpoint at step 2" in capsys.readouterr().err
     followed(event("job", job("Training")))(server)
     server.on("GET", f"{JOBS}/kjv/follow", stream(event("job", job())), problem(404, "NotFound", "Gone."))
     server.on("GET", f"{JOBS}/kjv", problem(404, "NotFound", "Gone."))
     assert millrace("train", "-p", "params.yaml") == 1
-    assert "error: kjv ended as Cancelled" in capsys.readouterr().err
+    assert "error: job kjv ended as Cancelled" in capsys.readouterr().err
 
 
-def test_a_job_that_is_suspended_already_shows_its_points(
+def test_points_of_a_suspended_job_are_shown(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     suspended = job("Suspended", progress={"step": 1})
@@ -129,7 +133,7 @@ def test_a_job_that_is_suspended_already_shows_its_points(
     assert millrace("attach", "kjv") == 1
     out, err = capsys.readouterr()
     assert "Step=2, Loss=4.00000" in out
-    assert "Suspended: its state is saved, checkpoint at step 2\n" in err
+    assert "Suspended: state saved, checkpoint at step 2\n" in err
 
 
 def test_ctrl_c_leaves_the_job(
@@ -141,11 +145,11 @@ def test_ctrl_c_leaves_the_job(
     followed(event("job", job("Training")), event("metric", point(1), 1))(server)
     monkeypatch.setattr("millrace.follow.Follower._metric", interrupt)
     assert millrace("train", "-p", "params.yaml") == 130
-    assert "kjv goes on; come back to it with: millrace attach kjv" in capsys.readouterr().err
+    assert "job kjv continues; follow it again with: millrace attach kjv" in capsys.readouterr().err
     assert not [each for each in server.requests if each.method == "DELETE"]
 
 
-def test_an_interrupted_download_can_go_on(
+def test_interrupted_download_has_a_hint(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def terminated(*_: object) -> None:
@@ -155,7 +159,7 @@ def test_an_interrupted_download_can_go_on(
     monkeypatch.setattr("millrace.job.Job.download", terminated)
     with pytest.raises(SystemExit):
         millrace("download", "kjv")
-    assert capsys.readouterr().err == "Interrupted: the same command goes on where this one was.\n"
+    assert capsys.readouterr().err == "interrupted: repeat the command to resume the download\n"
 
 
 @pytest.mark.parametrize("command", [("attach", "kjv"), ("logs", "kjv", "-f")])
@@ -174,7 +178,10 @@ def test_sigterm_leaves_the_job(server: Server, command: tuple[str, ...]) -> Non
     assert begun.wait(30)
     process.terminate()
     said = process.communicate(timeout=30)[1]
-    assert (process.returncode, said) == (143, "kjv goes on; come back to it with: millrace attach kjv\n")
+    assert (process.returncode, said) == (
+        143,
+        "job kjv continues; follow it again with: millrace attach kjv\n",
+    )
 
 
 def test_both_spellings_and_several_values(
@@ -194,7 +201,7 @@ def test_both_spellings_and_several_values(
     assert capsys.readouterr().out == "kjv\nkjv\n", "the name, for $(...)"
 
 
-def test_flags_of_the_real_appliance_that_do_nothing_say_so(
+def test_flags_without_effect_print_a_note(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.on("POST", JOBS, job(None))
@@ -225,17 +232,21 @@ def test_flags_of_the_real_appliance_that_do_nothing_say_so(
             2,
             "No good.\n  spec.numCsx: must be at least 1\n",
         ),
-        (problem(401, "Unauthorized", "Who is there?"), 3, "Who is there?\nhint: `millrace login URL` asks"),
+        (
+            problem(401, "Unauthorized", "Who is there?"),
+            3,
+            "Who is there?\nhint: log in with `millrace login URL`",
+        ),
         (problem(403, "Forbidden", "You may not."), 3, "You may not."),
         (
             problem(500, "Internal", "Oh.", X_Request_Id="r-1"),
             3,
-            "Oh.\nhint: the same command with",
+            "Oh.\nhint: repeat the command with",
         ),
-        (problem(503, "Unavailable", "Later."), 3, "note: Later.; trying again\nerror: Later."),
+        (problem(503, "Unavailable", "Later."), 3, "note: Later.; retrying\nerror: Later."),
     ],
 )
-def test_refusals(
+def test_errors_of_the_appliance(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str], answer: Any, code: int, said: str
 ) -> None:
     server.on("POST", JOBS, answer)
@@ -251,18 +262,21 @@ def test_refusals(
         (["train"], "Missing option '-p'"),
         (["train", "CPU", "-p", "params.yaml"], "unexpected extra argument (CPU)"),
         (["logs", "kjv", "--role", "worker"], "'worker' is not one of 'coordinator', 'memoryx'"),
-        (["train", "-p", "nowhere.yaml"], "error: nowhere.yaml: No such file or directory."),
+        (["train", "-p", "nowhere.yaml"], "error: nowhere.yaml: No such file or directory"),
         (["train", "-p", "params.yaml", "--num_csx", "0"], "0 is not in the range"),
-        (["train", "-p", "params.yaml", "-o", "model_dir"], "`millrace download NAME --to DIR` fetches them"),
-        (["train", "-p", "params.yaml", "--job_labels", "a"], "a is not of the form KEY=VALUE"),
-        (["cancel", "kjv"], "needs the flag --yes"),
-        (["train", "-p", "params.yaml", "--idempotency_key", "ünï"], "can't be sent: use ASCII"),
-        (["download", "kjv", "--step", "4", "--artifacts", "*"], "--step and --format are for checkpoints"),
-        (["--context", "nowhere", "get", "jobs"], "There is no context nowhere"),
-        (["config", "current-context"], "There is no current context: `millrace login URL` makes one."),
-        (["get", "jobs", "--state", "fine"], "'fine' is no state: choose from Queued, Starting, Training"),
-        (["get", "job", ""], "error: '' is no name"),
-        (["login", "localhost", "--token", "secret"], "A token on the command line"),
+        (
+            ["train", "-p", "params.yaml", "-o", "model_dir"],
+            "`millrace download NAME --to DIR` downloads them",
+        ),
+        (["train", "-p", "params.yaml", "--job_labels", "a"], "a does not have the form KEY=VALUE"),
+        (["cancel", "kjv"], "use --yes"),
+        (["train", "-p", "params.yaml", "--idempotency_key", "ünï"], "invalid idempotency key"),
+        (["download", "kjv", "--step", "4", "--artifacts", "*"], "--artifacts can't be combined with --step"),
+        (["--context", "nowhere", "get", "jobs"], "context nowhere not found"),
+        (["config", "current-context"], "no current context: create one with `millrace login URL`"),
+        (["get", "jobs", "--state", "fine"], "unknown state 'fine': choose from Queued, Starting, Training"),
+        (["get", "job", ""], "error: invalid name ''"),
+        (["login", "localhost", "--token", "secret"], "a token on the command line"),
         ([], "Usage: millrace"),
         (["get"], "Usage: millrace get"),
         (["fly"], "No such command"),
@@ -279,7 +293,7 @@ def test_bad_input(
     assert "secret" not in err
 
 
-def test_results_are_all_that_is_on_standard_output(
+def test_standard_output_has_results_only(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.on("GET", JOBS, {"items": [job(progress=PROGRESS), job(name="b")], "next": "more"})
@@ -341,12 +355,12 @@ def test_jobs_of_a_state(server: Server, millrace: Millrace, capsys: pytest.Capt
         assert capsys.readouterr().out == ""
 
 
-def test_what_is_over_is_not_cancelled(
+def test_finished_job_is_not_cancelled(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for before, said in (
-        (job(), "kjv is cancelled"),
-        (job("Succeeded"), "kjv had already ended as Succeeded; it is out of the list now, see"),
+        (job(), "job kjv is cancelled"),
+        (job("Succeeded"), "job kjv had already finished (Succeeded) and is deleted; see"),
     ):
         server.on("GET", f"{JOBS}/kjv", before)
         server.on("DELETE", f"{JOBS}/kjv", before)
@@ -354,19 +368,19 @@ def test_what_is_over_is_not_cancelled(
         assert capsys.readouterr().out.startswith(said)
 
 
-def test_points_of_another_attempt_are_told_apart(
+def test_points_of_attempts_are_separated(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = [point(1), point(2), point(2, attempt=2)]
     server.on("GET", f"{JOBS}/kjv", job())
     server.on("GET", f"{JOBS}/kjv/metrics", {"items": points, "next": None})
     assert millrace("metrics", "kjv") == 0
-    assert capsys.readouterr().out.splitlines()[3] == "attempt 2 goes on with step 2"
+    assert capsys.readouterr().out.splitlines()[3] == "attempt 2 begins with step 2"
     assert millrace("metrics", "kjv", "--mode", "train", "--max_points", "3") == 0
     assert capsys.readouterr().out.splitlines()[3] == "attempt 2"
 
 
-def test_evaluations_are_found(
+def test_evaluations_are_listed(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = [point(1), point(2), point(3)]
@@ -400,7 +414,7 @@ def test_evaluations_are_found(
     assert [(row["step"], row["eval/lm_perplexity"]) for row in rows] == [("2", "4.48"), ("3", "4.48")]
 
 
-def test_logging_in_and_out(
+def test_login_and_logout(
     server: Server,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -417,7 +431,7 @@ def test_logging_in_and_out(
     assert cli.run(["login", server.url, "--token_file", "token"]) == 3
     (tmp_path / "token").write_text("the-token\n")
     assert cli.run(["login", server.url, "--token_file", "token", "--name", "lab"]) == 0
-    assert "Logged in to http://127.0.0.1" in capsys.readouterr().err
+    assert "logged in to http://127.0.0.1" in capsys.readouterr().err
     server.on("GET", "/v1/namespaces/nlp/trainjobs", {"items": [], "next": None})
     assert cli.run(["get", "jobs"]) == 0
     assert server.requests[-1].headers["Authorization"] == "Bearer the-token"
@@ -449,10 +463,10 @@ def test_completion(server: Server, millrace: Millrace, capsys: pytest.CaptureFi
     }.items():
         *before, begun = line.split()
         assert [item.value for item in complete(before, begun)] == completed
-    assert capsys.readouterr().err == "The context lab is kept in " + os.environ["MILLRACE_CONFIG"] + ".\n"
+    assert capsys.readouterr().err == "saved context lab in " + os.environ["MILLRACE_CONFIG"] + "\n"
 
 
-def test_closed_streams_are_no_faults(server: Server) -> None:
+def test_closed_standard_streams_are_tolerated(server: Server) -> None:
     server.on("GET", JOBS, {"items": [job()]})
     code = "import os, sys; os.closerange(0, 3); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     words = ["-m", "millrace", "--url", server.url, "get", "jobs"]
@@ -460,8 +474,8 @@ def test_closed_streams_are_no_faults(server: Server) -> None:
     assert done.returncode == 0
 
 
-def test_help_is_quick() -> None:
-    """What takes long to import is left to the commands that need it."""
+def test_help_imports_no_slow_modules() -> None:
+    """Slow imports are left to the commands that need them."""
     code = "import sys, millrace.cli; print(*{'httpx', 'yaml', 'tqdm', 'asyncio'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

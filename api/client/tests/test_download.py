@@ -1,4 +1,4 @@
-"""Checkpoints arrive whole or not at all."""
+"""Tests of downloads: complete or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHECKPOINT = f"{JOBS}/kjv/checkpoints/10"
 
 
 def ranged(content: bytes, *, etag: str = '"v1"', stop: int | None = None) -> Answer:
-    """A file with ranges; cut after `stop` bytes of an answer."""
+    """Serves a file with ranges; each response is cut after `stop` bytes."""
 
     def answer(handler: Handler) -> None:
         headers, begin = handler.headers, 0
@@ -83,7 +83,7 @@ def test_cut_download_resumes(server: Server, appliance: Appliance, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir() if "kjv" in path.name] == ["kjv-checkpoint_10"]
 
 
-def test_what_is_interrupted_is_taken_up_by_the_next_call(
+def test_next_call_resumes_an_interrupted_download(
     server: Server, appliance: Appliance, tmp_path: Path
 ) -> None:
     gone = problem(403, "Forbidden", "The token may not read files any more.")
@@ -97,7 +97,7 @@ def test_what_is_interrupted_is_taken_up_by_the_next_call(
     assert server.asked("GET", f"{CHECKPOINT}/model/0.safetensors")[-1].headers["Range"] == "bytes=300000-"
 
 
-def test_a_file_that_changed_meanwhile_begins_anew(server: Server, appliance: Appliance) -> None:
+def test_changed_file_is_downloaded_again(server: Server, appliance: Appliance) -> None:
     server.on(
         "GET",
         f"{CHECKPOINT}/model/0.safetensors",
@@ -110,7 +110,7 @@ def test_a_file_that_changed_meanwhile_begins_anew(server: Server, appliance: Ap
 def test_wrong_size_is_rejected(server: Server, appliance: Appliance, tmp_path: Path) -> None:
     server.on("GET", f"{CHECKPOINT}/manifest.json", ranged(MANIFEST + b"more"))
     with pytest.raises(
-        errors.DownloadError, match=r"manifest\.json has 16 bytes where the appliance promised 12"
+        errors.DownloadError, match=r"manifest\.json has 16 bytes, but the appliance announced 12"
     ):
         appliance.job("kjv").download(to="here", progress=False)
     assert not Path("here").exists()
@@ -124,12 +124,12 @@ def test_hf_format(server: Server, appliance: Appliance) -> None:
     assert server.requests[-1].query == {"uid": "uid-of-kjv", "format": "hf"}
 
 
-def test_artifacts_are_as_they_are_when_they_are_asked_for(server: Server, appliance: Appliance) -> None:
+def test_growing_artifact_has_the_length_of_its_response(server: Server, appliance: Appliance) -> None:
     listed = {"logs/cs2-0.log": 3, "logs/cs2-1.log": 0, "metrics.jsonl": 9}
     items = [{"path": path, "bytes": size} for path, size in listed.items()]
     artifacts = f"{JOBS}/kjv/artifacts"
     server.on("GET", artifacts, {"items": items})
-    # It has grown since it was listed, is cut, and has grown again when it is asked for the rest.
+    # The file grows after the listing, is cut, and grows again before the rest is requested.
     server.on(
         "GET",
         f"{artifacts}/logs/cs2-0.log",
@@ -142,22 +142,22 @@ def test_artifacts_are_as_they_are_when_they_are_asked_for(server: Server, appli
     found = {path.name: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     assert found == {"cs2-0.log": b"one\ntwo\nthree\n", "cs2-1.log": b""}
     assert server.asked("GET", f"{artifacts}/logs/cs2-0.log")[-1].headers["If-Range"] == '"v1"'
-    with pytest.raises(errors.DownloadError, match=r"no artifact \*\.txt; there are: logs/cs2-0\.log, "):
+    with pytest.raises(errors.DownloadError, match=r"no artifact \*\.txt; available: logs/cs2-0\.log, "):
         appliance.job("kjv").download_artifacts("*.txt", to="elsewhere")
     assert not Path("elsewhere").exists()
 
 
-def test_refusals(server: Server, appliance: Appliance, tmp_path: Path) -> None:
+def test_invalid_downloads(server: Server, appliance: Appliance, tmp_path: Path) -> None:
     found = appliance.job("kjv")
-    with pytest.raises(errors.DownloadError, match=r"no checkpoint of step 7; there are those of 5, 10\."):
+    with pytest.raises(errors.DownloadError, match=r"no checkpoint of step 7; available steps: 5, 10"):
         found.download(step=7)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").touch()
-    with pytest.raises(errors.DownloadError, match="full exists already"):
+    with pytest.raises(errors.DownloadError, match="full already exists"):
         found.download(to="full")
     outside = {"step": 10, "files": [{"path": "../../.ssh/authorized_keys", "bytes": 1}]}
     server.on("GET", f"{JOBS}/kjv/checkpoints", {"items": [outside]})
-    with pytest.raises(errors.DownloadError, match="has no place in a directory"):
+    with pytest.raises(errors.DownloadError, match="unsafe file name"):
         found.download(progress=False)
     server.on("GET", f"{JOBS}/kjv/checkpoints", {"items": []})
     with pytest.raises(errors.DownloadError, match="no checkpoint yet"):

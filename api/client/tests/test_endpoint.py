@@ -1,4 +1,4 @@
-"""Which appliance and which token are meant, and what is kept in the contexts file."""
+"""Tests of addresses, tokens and the contexts file."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def test_endpoint_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (named.url, named.token, named.namespace) == ("https://lab.example.org", "lab-token", "nlp")
 
 
-def test_a_named_context_without_an_address_is_no_other_appliance(
-    contexts: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_named_context_without_address_is_an_error(contexts: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     contexts.set("empty", namespace="nlp")
     contexts.save()
     monkeypatch.setenv("MILLRACE_URL", "https://other.example.org")
@@ -58,7 +56,7 @@ def test_a_named_context_without_an_address_is_no_other_appliance(
     assert resolve(url="https://lab.example.org", context="empty").namespace == "nlp"
 
 
-def test_a_token_goes_to_its_own_appliance_and_never_in_the_clear() -> None:
+def test_token_is_sent_to_its_appliance_only_and_encrypted() -> None:
     assert resolve(url="https://elsewhere.example.org").token is None
     with pytest.raises(ConfigError, match="would send the token unencrypted"):
         resolve(url="http://elsewhere.example.org", token="secret")
@@ -90,7 +88,7 @@ def test_invalid_addresses(given: str) -> None:
     assert "u:p" not in str(caught.value)
 
 
-def test_the_file_is_private_and_keeps_what_it_does_not_know(contexts: Config) -> None:
+def test_contexts_file_is_private_and_keeps_unknown_keys(contexts: Config) -> None:
     assert stat.S_IMODE(contexts.path.stat().st_mode) == 0o600
     with contexts.path.open("a") as file:
         file.write("later: {kept: true}\n")
@@ -109,7 +107,7 @@ def test_damaged_file_is_reported(contexts: Config) -> None:
             resolve(context="lab")
 
 
-def test_without_any_address_it_is_the_server_on_this_machine(
+def test_local_server_is_the_default(
     contexts: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     contexts.current = None
@@ -141,4 +139,4 @@ def test_without_any_address_it_is_the_server_on_this_machine(
     endpoint._is_local_server_there.cache_clear()
     assert (found.url, found.token, found.namespace) == (f"http://127.0.0.1:{port}", None, "default")
     assert again.namespace == "nlp"
-    assert capsys.readouterr().err == f"Using the server on this machine, http://127.0.0.1:{port}.\n"
+    assert capsys.readouterr().err == f"using the server on this machine, http://127.0.0.1:{port}\n"

@@ -1,4 +1,4 @@
-"""What is shown of points: rates, and a bar that fits."""
+"""Tests of rates, and of the bar's width and remaining time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millrace.metrics import MetricPoint
 from millrace.reporters import BarReporter, OverallRate
 
 
-def test_the_overall_rate_is_that_of_an_attempt() -> None:
+def test_overall_rate_restarts_with_an_attempt() -> None:
     overall = OverallRate()
     points = [
         point(1, rate=None),
@@ -31,7 +31,7 @@ def test_the_overall_rate_is_that_of_an_attempt() -> None:
         (80, ["name-of-a-job  50%|", "| 2/4, loss 4.0000, 64.00 samples/s, 0:00:01 left"]),
     ],
 )
-def test_a_bar_fits_its_terminal(
+def test_bar_fits_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int, shown: list[str]
 ) -> None:
     monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda _file: (columns, 24))
@@ -44,7 +44,7 @@ def test_a_bar_fits_its_terminal(
     assert [part in last for part in shown] == [True, True], last
 
 
-def test_a_bar_is_drawn_after_a_replay_and_has_the_end_that_the_appliance_expects(
+def test_bar_is_drawn_after_a_replay_with_the_expected_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda _file: (80, 24))
@@ -59,4 +59,4 @@ def test_a_bar_is_drawn_after_a_replay_and_has_the_end_that_the_appliance_expect
     assert "1001/2000, loss 0.0080, 64.00 samples/s, 2:00:00 left" in shown
     bar.progress({"estimatedFinishTime": "2026-01-01T00:00:00Z"})
     bar.point(MetricPoint.read(point(1002)))
-    assert "0:08:19 left" in capsys.readouterr().err, "an end that is over tells nothing"
+    assert "0:08:19 left" in capsys.readouterr().err, "an estimated end in the past is ignored"

@@ -1,4 +1,4 @@
-"""The decoder, for every way in which a stream can be cut into pieces."""
+"""Tests of the decoder, for all splits of a stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVENTS = [
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_the_same_events_however_the_bytes_come(ending: str, size: int) -> None:
+def test_events_do_not_depend_on_chunks(ending: str, size: int) -> None:
     content = TEXT.replace("\n", ending).encode()
     decoder = Decoder()
     found = [event for at in range(0, len(content), size) for event in decoder.feed(content[at : at + size])]

@@ -1,4 +1,4 @@
-"""What a document says about its job, as people read it."""
+"""Tests of states and descriptions, and of the formats of times."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PROGRESS = {"step": 5, "totalSteps": 9, "loss": "2.5"}
     ("document", "sentence", "finished"),
     [
         (job(None), "Pending", False),
-        (job("Queued", queue={"position": 3}), "Queued: place 3", False),
+        (job("Queued", queue={"position": 3}), "Queued: position 3", False),
         (job("Starting", systems=["csx-0"], attempt=2), "Starting: csx-0, attempt 2", False),
         (job("Starting", systems=["csx"] * 16), "Starting: 16 systems", False),
         (job("Training", progress=PROGRESS), "Training: step 5 of 9, loss 2.5", False),
-        (job("Restarting", failure={"message": "cs2-0 is gone"}), "Restarting: cs2-0 is gone", False),
+        (job("Restarting", failure={"message": "lost cs2-0"}), "Restarting: lost cs2-0", False),
         (job("Succeeded", failure={"message": "of old"}), "Succeeded", True),
         (job("Succeeded", checkpoint={"step": 9}), "Succeeded: checkpoint at step 9", True),
         (
@@ -45,11 +45,11 @@ PROGRESS = {"step": 5, "totalSteps": 9, "loss": "2.5"}
         ({}, "Pending", False),
     ],
 )
-def test_sentences(document: Any, sentence: str, finished: bool) -> None:
+def test_descriptions(document: Any, sentence: str, finished: bool) -> None:
     assert (state.describe(document), state.is_finished(document)) == (sentence, finished)
 
 
-def test_a_deleted_job_is_cancelled_unless_it_was_over() -> None:
+def test_deleted_job_is_cancelled_unless_finished() -> None:
     running, over = job("Training", progress=PROGRESS), job("Succeeded")
     for document in (running, over):
         state.mark_deleted(document)
@@ -57,7 +57,7 @@ def test_a_deleted_job_is_cancelled_unless_it_was_over() -> None:
     assert state.describe(over) == "Succeeded"
 
 
-def test_a_job_is_deleting_while_finalizers_keep_it() -> None:
+def test_deleted_job_is_deleting_while_held() -> None:
     held = job("Training", progress=PROGRESS)
     held["metadata"] |= {"finalizers": ["millrace.dev/archive"]}
     assert state.state(held) == "Training"
@@ -94,13 +94,13 @@ def test_summary_includes_the_newest_point() -> None:
     document = job("Suspending", progress={**PROGRESS, "attempt": 2})
     state.mark_point(document, 1, 8, 1.5)
     state.mark_point(document, 2, 4, 1.5)
-    assert state.describe(document) == "Suspending: step 5 of 9, loss 2.5", "lost, or older"
+    assert state.describe(document) == "Suspending: step 5 of 9, loss 2.5", "older, or of a lost attempt"
     state.mark_point(document, 2, 7, 1.25)
     assert state.describe(document) == "Suspending: step 7 of 9, loss 1.25"
     saved = job("Suspended")
     state.mark_checkpoint(saved, 0, "abc")
-    assert state.describe(saved) == "Suspended: its state is saved, checkpoint at step 0"
-    assert state.describe(job("Suspended")) == "Suspended: it has not begun"
+    assert state.describe(saved) == "Suspended: state saved, checkpoint at step 0"
+    assert state.describe(job("Suspended")) == "Suspended: not started yet"
 
 
 def test_times() -> None:
@@ -134,16 +134,16 @@ def test_stale_status_is_reported() -> None:
 
     stale = aged(192, systems=["csx-0"])
     assert stale is not None
-    assert stale.startswith("3m12s ago: nobody looks after")
+    assert stale.startswith("3m12s ago: no server or operator")
     assert aged(40, systems=["csx-0"]) is None
-    assert aged(192) is None, "one that waits is written when something changes"
-    assert state.stale_message(job("Training", systems=["csx-0"])) is None, "of an older server"
+    assert aged(192) is None, "the status of a queued job is written when it changes"
+    assert state.stale_message(job("Training", systems=["csx-0"])) is None, "written by an older server"
 
 
-def test_the_next_attempt_is_told_with_its_reason() -> None:
+def test_next_attempt_has_time_and_reason() -> None:
     retry = {"nextAttemptTime": "2026-01-01T00:00:10Z", "message": "exceeded quota: small"}
-    told = state.next_attempt(job("Queued", retry=retry))
-    assert told is not None
-    assert told.endswith(" at the earliest: exceeded quota: small")
+    message = state.next_attempt(job("Queued", retry=retry))
+    assert message is not None
+    assert message.endswith(" at the earliest: exceeded quota: small")
     assert state.next_attempt(job("Training", retry={"restarts": 2})) is None
     assert state.next_attempt(job("Training")) is None

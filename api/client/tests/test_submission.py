@@ -1,4 +1,4 @@
-"""What travels with a submission."""
+"""Tests of the body of a submission."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from conftest import JOBS, Server, job
 from millrace import Appliance, MillraceError
 
-# What Python's YAML reader would change: 1e-8, a float with many digits, on, comments, a key twice, CRLF.
+# All that PyYAML would change: 1e-8, a float with many digits, on, comments, a duplicate key, CRLF.
 RAW = (
     b"optimizer: {eps: 1e-8, weight_decay: 0.10000000000000000555}   # kept\r\n"
     b"train_input:\r\n    shuffle: on\r\n"
@@ -35,7 +35,7 @@ def submitted(server: Server, appliance: Appliance, params: Any, **options: Any)
     return {"filename": filename, "params": content, "job": told[0] if told else None, "files": files}
 
 
-def test_a_file_arrives_byte_for_byte_with_the_texts_it_names(
+def test_params_are_sent_unchanged_with_their_files(
     server: Server, appliance: Appliance, tmp_path: Path
 ) -> None:
     beside = tmp_path / "beside"
@@ -71,10 +71,10 @@ def test_large_or_binary_files_are_not_uploaded(
     paths = ["tokens.bin", 'q".text', "texts"]
     sent = submitted(server, appliance, {"train_input": {"data_dir": "*.txt", "data_files": paths}})
     assert sent["files"] == {}
-    assert "z.txt stays on this machine (1.0 MiB; only texts under 1 MiB" in caplog.text
-    assert "tokens.bin stays on this machine (it is no UTF-8 text)" in caplog.text
-    assert 'q".text stays on this machine (a name with' in caplog.text
-    assert "texts stays on this machine (it is a directory" in caplog.text
+    assert "z.txt is not uploaded (1.0 MiB; only text files under 1 MiB" in caplog.text
+    assert "tokens.bin is not uploaded (not UTF-8 text)" in caplog.text
+    assert 'q".text is not uploaded (a name with' in caplog.text
+    assert "texts is not uploaded (a directory" in caplog.text
 
 
 def test_params_with_tabs_still_upload_files(
@@ -84,21 +84,21 @@ def test_params_with_tabs_still_upload_files(
     for comment, files in ((b"\t# a tab", {"a.txt": b"small"}), (b"\nmodel: [", {})):
         (tmp_path / "params.yaml").write_bytes(b"train_input:\n    data_dir: a.txt" + comment)
         assert submitted(server, appliance, tmp_path / "params.yaml")["files"] == files
-        assert ("can't be read here" in caplog.text) == (not files)
+        assert ("can't parse" in caplog.text) == (not files)
 
 
-def test_a_dict_is_json_whose_floats_read_back(server: Server, appliance: Appliance, tmp_path: Path) -> None:
+def test_dict_is_sent_as_json_with_exact_floats(server: Server, appliance: Appliance, tmp_path: Path) -> None:
     params = {
         "optimizer": {"eps": 1e-8, "lr": 0.1 + 0.2, "tiny": 5e-324},
         "train_input": {"data_dir": Path("ä")},
     }
     sent = submitted(server, appliance, params)
     assert json.loads(sent["params"]) == {**params, "train_input": {"data_dir": "ä"}}
-    with pytest.raises(MillraceError, match="can't be written down"):
+    with pytest.raises(MillraceError, match="can't serialize the params"):
         appliance.train({"optimizer": {"lr": float("nan")}})
 
 
-def test_what_pyyaml_takes_for_a_text_is_sent_as_a_number(server: Server, appliance: Appliance) -> None:
+def test_exponents_that_pyyaml_reads_as_strings_are_numbers(server: Server, appliance: Appliance) -> None:
     params = yaml.safe_load(
         "{lr: [1e-3, 1E5, .5e3, 2.5e-4], deep: {eps: -1e-8}, rest: [1e400, e5, 1e, 1e5x]}"
     )

@@ -1,4 +1,4 @@
-"""What happens to requests and streams when the connection is bad, and what the appliance's errors become."""
+"""Tests of retries, of streams over unreliable connections, and of errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conftest import JOBS, Handler, Server, dropped, event, job, point, problem,
 from millrace import Appliance, errors
 
 
-def test_a_submission_that_is_retried_is_the_same_submission(
+def test_retried_submission_has_the_same_bytes(
     server: Server, appliance: Appliance, fake_clock: list[float], tmp_path: Path
 ) -> None:
     (tmp_path / "params.yaml").write_text("model: {}")
@@ -50,27 +50,27 @@ def test_retries_stop_after_the_budget(server: Server, appliance: Appliance, fak
 
 
 def test_unreachable_server() -> None:
-    with pytest.raises(errors.Unreachable, match=r"Connection refused\): is the appliance up"):
+    with pytest.raises(errors.Unreachable, match=r"Connection refused\): check that the appliance runs"):
         Appliance("http://127.0.0.1:9", retry_seconds=0).whoami()
 
 
 def test_wrong_scheme_fails_immediately(server: Server, fake_clock: list[float]) -> None:
     https = server.url.replace("http://", "https://")
-    with pytest.raises(errors.Unreachable, match=f"^{https} does not speak HTTPS: write {server.url}"):
+    with pytest.raises(errors.Unreachable, match=f"^{https} does not support HTTPS: use {server.url}"):
         Appliance(https).whoami()
-    alert = b"\x15\x03\x03\x00\x02\x02\x32"  # what a TLS server answers
+    alert = b"\x15\x03\x03\x00\x02\x02\x32"  # the response of a TLS server
     server.on("GET", "/v1/whoami", lambda h: h.wfile.write(alert) and h.drop())
-    with pytest.raises(errors.Unreachable, match=f"without encryption: write {https}"):
+    with pytest.raises(errors.Unreachable, match=f"requires HTTPS: use {https}"):
         Appliance(server.url).whoami()
     assert fake_clock == []
 
 
-def test_a_job_of_a_closed_appliance_says_so(server: Server) -> None:
+def test_job_of_a_closed_appliance_raises(server: Server) -> None:
     server.on("GET", f"{JOBS}/kjv", job())
     with Appliance(server.url) as appliance:
         found = appliance.job("kjv")
     for use in (found.refresh, found.follow, found.download):
-        with pytest.raises(errors.ConfigError, match="was closed: use jobs before"):
+        with pytest.raises(errors.ConfigError, match="is closed: use jobs inside"):
             use()
 
 
@@ -100,26 +100,26 @@ def test_error_message_comes_from_the_appliance(
     assert (str(error), error.status, error.reason) == ("What to do.", status, reason)
     assert error.request_id == "r-1"
     assert [each.field for each in error.errors] == (["spec.numCsx"] if reason == "Invalid" else [])
-    assert len(server.requests) == 1, "what can't change is not tried again"
+    assert len(server.requests) == 1, "permanent errors are not retried"
 
 
 def test_error_from_a_proxy(server: Server, appliance: Appliance) -> None:
     server.on(
         "GET", "/v1/whoami", lambda h: h.send_whole(404, b"<html>nginx</html>", Content_Type="text/html")
     )
-    with pytest.raises(errors.NotFound, match="answered 404 Not Found to /v1/whoami"):
+    with pytest.raises(errors.NotFound, match="responded 404 Not Found to /v1/whoami"):
         appliance.whoami()
     server.on(
         "GET", "/v1/whoami", lambda h: h.send_whole(200, b"<html>hello</html>", Content_Type="text/html")
     )
-    with pytest.raises(errors.Unreachable, match="sent text/html where JSON was expected"):
+    with pytest.raises(errors.Unreachable, match="sent text/html instead of JSON"):
         appliance.whoami()
 
 
-def test_a_stream_that_is_cut_loses_and_doubles_nothing(server: Server, appliance: Appliance) -> None:
+def test_interrupted_stream_loses_and_repeats_nothing(server: Server, appliance: Appliance) -> None:
     server.on("GET", f"{JOBS}/kjv", job())
     whole = "".join(event("metric", point(step), step) for step in range(1, 9))
-    third = whole.index("id: 4") + 20  # in the middle of the fourth
+    third = whole.index("id: 4") + 20  # in the middle of the fourth event
     sixth = whole.index("id: 7")
     server.on(
         "GET",
@@ -127,7 +127,7 @@ def test_a_stream_that_is_cut_loses_and_doubles_nothing(server: Server, applianc
         stream(whole[:third], cut=True),
         dropped,
         problem(503, "Unavailable", "Restarting."),
-        # A server that begins too early, and ends without an end.
+        # A server that repeats earlier events, and closes the stream without `end`.
         stream(whole[whole.index("id: 3") : sixth]),
         stream(whole[sixth:] + event("end", {}, 8)),
     )
@@ -138,7 +138,7 @@ def test_a_stream_that_is_cut_loses_and_doubles_nothing(server: Server, applianc
     assert asked[0].query == {"uid": "uid-of-kjv", "mode": "train"}
 
 
-def test_a_stream_of_two_kinds_of_things_is_resumed_in_both(server: Server, appliance: Appliance) -> None:
+def test_stream_of_two_series_resumes_both(server: Server, appliance: Appliance) -> None:
     server.on("GET", f"{JOBS}/kjv", job())
     told = [("metric", "1.0"), ("event", "1.1"), ("event", "1.2"), ("metric", "2.2")]
     parts = [event(kind, {"id": position}, position) for kind, position in told]
@@ -172,7 +172,7 @@ def test_silent_stream_is_reconnected(
     released.set()
 
 
-def test_a_stream_ends_where_the_token_does(server: Server, appliance: Appliance) -> None:
+def test_stream_ends_when_the_token_expires(server: Server, appliance: Appliance) -> None:
     server.on("GET", f"{JOBS}/kjv", job())
     server.on(
         "GET",
@@ -186,7 +186,7 @@ def test_a_stream_ends_where_the_token_does(server: Server, appliance: Appliance
         next(events)
 
 
-def test_pages_are_asked_for_as_they_are_needed(server: Server, appliance: Appliance) -> None:
+def test_pages_are_fetched_lazily(server: Server, appliance: Appliance) -> None:
     server.on(
         "GET",
         JOBS,
@@ -217,29 +217,29 @@ def test_pages_are_asked_for_as_they_are_needed(server: Server, appliance: Appli
     assert server.requests[-1].query["after"] == "2"
 
 
-def test_cancelling_twice_is_cancelling(server: Server, appliance: Appliance) -> None:
+def test_cancel_is_idempotent(server: Server, appliance: Appliance) -> None:
     server.on("GET", f"{JOBS}/kjv", job())
     server.on("DELETE", f"{JOBS}/kjv", dropped, problem(404, "NotFound", "There is no job kjv."))
     cancelled = appliance.job("kjv").cancel()
     assert (cancelled.state, cancelled.is_finished) == ("Cancelled", True)
-    with pytest.raises(errors.JobFailed, match="kjv ended as Cancelled"):
+    with pytest.raises(errors.JobFailed, match="job kjv ended as Cancelled"):
         cancelled.check()
 
 
-def test_a_cancelled_job_is_deleting_until_it_is_gone(server: Server, appliance: Appliance) -> None:
+def test_cancelled_job_is_deleting_until_gone(server: Server, appliance: Appliance) -> None:
     held = job()
     held["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:01Z", "finalizers": ["millrace.dev/archive"]}
     server.on("GET", f"{JOBS}/kjv", job(), held, problem(410, "Gone", "The job kjv is deleted."))
     server.on("DELETE", f"{JOBS}/kjv", held)
     cancelled = appliance.job("kjv").cancel()
     assert cancelled.state == "Deleting"
-    with pytest.raises(errors.JobFailed, match="kjv is Deleting"):
+    with pytest.raises(errors.JobFailed, match="job kjv is Deleting"):
         cancelled.check()
     assert cancelled.refresh().state == "Deleting"
     assert cancelled.poll_finished() and cancelled.state == "Cancelled"
 
 
-def test_waiting(server: Server, appliance: Appliance) -> None:
+def test_wait(server: Server, appliance: Appliance) -> None:
     failure = {
         "role": "memoryx",
         "pod": "kjv-memoryx-0",

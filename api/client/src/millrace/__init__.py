@@ -1,4 +1,4 @@
-"""The Millrace appliance from Python: submit a training, watch it, fetch its results.
+"""The Python client of the Millrace appliance: submits training jobs, follows them, downloads results.
 
     import millrace
 
@@ -6,8 +6,9 @@
     job.follow()
     model = job.load()
 
-Without arguments `Appliance()` takes its address and token from the environment (MILLRACE_URL,
-MILLRACE_TOKEN, MILLRACE_NAMESPACE) or from the current context that `millrace login` has written.
+`Appliance()` without arguments takes its address and token from the environment (MILLRACE_URL,
+MILLRACE_TOKEN, MILLRACE_NAMESPACE), from the current context that `millrace login` has written, or uses the
+server on this machine.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used, so that `millrace --help` and completion are quick."""
+    """Imports a public name on first use, which keeps `millrace --help` and shell completion fast."""
     if name not in _HOMES:
         raise AttributeError(f"module 'millrace' has no attribute {name!r}")
     import importlib

@@ -1,4 +1,4 @@
-"""`python -m millrace`, where the command is not on the path."""
+"""Runs the `millrace` command as `python -m millrace`, for environments without the script on PATH."""
 
 from millrace.cli import main
 

@@ -1,4 +1,4 @@
-"""The appliance: where jobs are submitted and found."""
+"""An appliance: submits jobs, finds them, and shows the state of the cluster."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from millrace.submission import Params, Submission, SubmitOptions, Verb
 from millrace.transport import Transport
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # of the type checker, not a dependency
+    from typing_extensions import Unpack  # for the type checker only, not a dependency
 
 
 class Jobs(Iterator[Job]):
-    """Jobs as they come from the appliance, page by page; in a notebook, a table of the first ones."""
+    """Iterates over jobs and fetches their pages as needed; its `repr` is a table of the first jobs."""
 
     SHOWN = 20
 
@@ -32,7 +32,7 @@ class Jobs(Iterator[Job]):
         return self._seen.pop(0) if self._seen else next(self._rest)
 
     def __repr__(self) -> str:
-        # Those that are shown are still to come for whoever iterates.
+        # The jobs shown here are kept: an iteration still returns them.
         self._seen += islice(self._rest, max(0, self.SHOWN + 1 - len(self._seen)))
         lines = [f"{job.name:<32} {job.state}" for job in self._seen[: self.SHOWN]]
         lines += ["..."] if len(self._seen) > self.SHOWN else []
@@ -40,15 +40,22 @@ class Jobs(Iterator[Job]):
 
 
 class Appliance:
-    """One appliance, seen with one token.
+    """A client of one appliance, authenticated with one token. Safe to share between threads.
 
-    Without arguments it is the one of MILLRACE_URL and MILLRACE_TOKEN, or of the current context that
-    `millrace login` has written, or else the server on this machine. `context` names another context; `ca`
-    is a file with the authority that signed the appliance's certificate. `insecure` accepts any certificate,
-    and a token sent unencrypted.
+        with millrace.Appliance("https://millrace.example.org", token) as appliance:
+            job = appliance.train("params.yaml", num_csx=4)
 
-    Requests are repeated for `retry_seconds` when the appliance can't be reached or asks to wait; a
-    submission is the same job however often it is repeated. Live streams come back for `reconnect_seconds`.
+    Without arguments it uses MILLRACE_URL and MILLRACE_TOKEN, else the current context that `millrace login`
+    has written, else the server on this machine. The arguments:
+
+    * `context`: the context to use instead of the current one.
+    * `ca`: a file with the certificate authority that signed the appliance's certificate.
+    * `insecure`: accepts any certificate, and sends the token unencrypted if the address is http.
+    * `retry_seconds`: how long requests are retried if the appliance can't be reached or asks to wait. A
+      retried submission creates one job.
+    * `reconnect_seconds`: how long a live stream tries to reconnect.
+
+    Errors are subclasses of `millrace.errors.MillraceError`.
     """
 
     def __init__(
@@ -78,17 +85,17 @@ class Appliance:
         self.close()
 
     def close(self) -> None:
-        """Give up the kept connections; jobs go on."""
+        """Closes the connections. Jobs keep running."""
         self._transport.close()
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """The appliance's address."""
         return self._endpoint.url
 
     @property
     def namespace(self) -> str:
-        """Where jobs are submitted and looked for."""
+        """The namespace in which jobs are created and listed."""
         return self._endpoint.namespace
 
     def train(
@@ -114,16 +121,23 @@ class Appliance:
         spec: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Submit a training, and return at once with its job.
+        """Submits a training job and returns it at once, without waiting for it to start.
 
-        `params` is a YAML file, sent byte for byte, or a dict. What is not given here is as params say. A
-        text of less than 1 MiB that params name in data_dir or data_files, and that is found beside the
-        params file or in the working directory, travels along; other paths are the appliance's.
+            job = appliance.train("params.yaml", num_csx=4, max_steps=1000)
 
-        `mount_dirs` maps volumes of the appliance (see `volumes`) to the paths that params have for them.
-        `spec` has further fields of the TrainJob's spec, as {"failurePolicy": {"maxRestarts": 3}}.
+        `params` is a YAML file, which is sent unchanged, or a dict. An option that is None is left to params,
+        or to the appliance's default. Text files under 1 MiB that `data_dir` or `data_files` of the params
+        name are uploaded if they exist next to the params file or in the working directory; all other paths
+        are paths of the appliance.
 
-        With an `idempotency_key` of one's own, running the same program twice submits one job.
+        `mount_dirs` maps volumes of the appliance (see `volumes`) to the paths that params use for them.
+        `spec` has further fields of the TrainJob's spec, such as {"failurePolicy": {"maxRestarts": 3}}.
+
+        Two calls with the same `idempotency_key` and the same arguments create one job, also in two runs of a
+        program.
+
+        Raises `errors.BadParams` or `errors.Invalid` if the appliance rejects the job, `errors.AlreadyExists`
+        if the name is in use, and OSError if the params file can't be read.
         """
         options = SubmitOptions(
             num_csx=num_csx,
@@ -149,20 +163,20 @@ class Appliance:
     def eval(
         self, params: Params, *, idempotency_key: str | None = None, **options: Unpack[SubmitOptions]
     ) -> Job:
-        """Submit an evaluation of a checkpoint, or of every one with `mode="eval_all"`.
+        """Submits an evaluation of one checkpoint, or of all checkpoints with `mode="eval_all"`.
 
-        Options are those of `train`.
+        The options are those of `train`.
         """
         return self.submit(params, options, verb="eval", idempotency_key=idempotency_key)
 
     def plan(self, params: Params, **options: Unpack[SubmitOptions]) -> Plan:
-        """Whether a job would fit, when it would start and how long it would take. Makes nothing."""
+        """Returns whether a job fits, when it would start and how long it would take. Creates nothing."""
         sent = submission.build(params, options, "plan")
         path = collection(self.namespace) + ":plan"
         return Plan.read(self._transport.json("POST", path, **_body(sent)))
 
     def validate(self, params: Params, **options: Unpack[SubmitOptions]) -> Document:
-        """The TrainJob that would be made, checked by the appliance as if it were; makes nothing."""
+        """Returns the TrainJob that `train` would create, as validated by the appliance. Creates nothing."""
         return self.dry_run(params, options)
 
     def submit(
@@ -173,20 +187,22 @@ class Appliance:
         verb: Verb = "train",
         idempotency_key: str | None = None,
     ) -> Job:
-        """Submit a job, its options as one value; `train` and `eval` are this with arguments."""
+        """Submits a job with its options as one dict. `train` and `eval` call this method.
+
+        Raises the errors of `train`, and ConfigError if the idempotency key has characters other than
+        printable ASCII.
+        """
         sent = submission.build(params, options, verb)
         body = _body(sent)
         key = idempotency_key or secrets.token_urlsafe(24)
         if not (key.isascii() and key.isprintable()):
-            raise ConfigError(
-                f"The idempotency key {key!r} can't be sent: use ASCII letters, digits and signs."
-            )
+            raise ConfigError(f"invalid idempotency key {key!r}: use printable ASCII characters")
         body["headers"]["Idempotency-Key"] = key
         document = self._transport.json("POST", collection(self.namespace), **body)
         return Job(self._transport, document)
 
     def dry_run(self, params: Params, options: SubmitOptions, *, verb: Verb = "train") -> Document:
-        """What `submit` would make, as the appliance sees it."""
+        """Returns the TrainJob that `submit` would create, as validated by the appliance. Creates nothing."""
         sent = submission.build(params, options, verb)
         answer: Document = self._transport.json(
             "POST", collection(self.namespace), params={"dryRun": "All"}, **_body(sent)
@@ -203,19 +219,19 @@ class Appliance:
         deleted: bool = False,
         all_namespaces: bool = False,
     ) -> Jobs:
-        """Return jobs, newest first, including finished ones; pages are fetched as they are needed.
+        """Returns jobs, newest first, including finished ones. Pages are fetched as they are needed.
 
-        `state` is one of `millrace.state.NAMES`, such as Training; Failed stands for all failures. Deleted
-        jobs that still exist, because a finalizer holds them, are included; with `deleted`, also those of
-        which only the history is left. Cancelled jobs are among the latter, so `state="Cancelled"` implies
-        `deleted`.
+        `state` is one of `millrace.state.NAMES`, such as Training; Failed stands for all failures.
+        `submitted_by` is the name of a user. Deleted jobs that still exist, because a finalizer holds them,
+        are included; with `deleted`, also those of which only the history is left. Cancelled jobs are among
+        the latter, so `state="Cancelled"` implies `deleted`. Raises ConfigError for an unknown state.
         """
         wanted = None if state is None else states.parse_name(state)
         if state is not None and wanted is None:
-            raise ConfigError(f"{state!r} is no state: choose from {', '.join(states.NAMES)}.")
+            raise ConfigError(f"unknown state {state!r}: choose from {', '.join(states.NAMES)}")
         ended = (states.FAILED, states.DELETING, states.CANCELLED)
         if finished is False and wanted in ended:
-            return Jobs(iter(()))  # these are over
+            return Jobs(iter(()))  # deleted and failed jobs are finished
         query: dict[str, Any] = {"name": name, "submittedBy": submitted_by, "finished": finished, "limit": 50}
         query["deleted"] = deleted or wanted in (states.DELETING, states.CANCELLED) or None
         if wanted in ended:
@@ -238,17 +254,17 @@ class Appliance:
             cursor = following
 
     def job(self, name: str, uid: str | None = None) -> Job:
-        """A job by its name: the newest of that name, or the one with this uid."""
+        """Returns the newest job with this name, or the one with this `uid`. Raises `errors.NotFound`."""
         path = f"{collection(self.namespace)}/{endpoint.segment(name)}"
         return Job(self._transport, self._transport.json("GET", path, params={"uid": uid}))
 
     def cluster(self, name: str | None = None) -> Document:
-        """Systems, who uses them, and the queue: `name`, `spec`, `status`, `jobs`, `queue`."""
+        """Returns the state of the appliance: `name`, `spec`, `status`, `jobs` with systems, `queue`."""
         answer: Document = self._transport.json("GET", "/v1/appliance", params={"name": name})
         return answer
 
     def volumes(self) -> list[Volume]:
-        """The volumes that a job of this namespace can mount."""
+        """Returns the volumes that jobs of this namespace can mount."""
         answer = self._transport.json("GET", f"/v1/namespaces/{endpoint.segment(self.namespace)}/volumes")
         return [
             Volume(str(each.get("name")), str(each.get("message") or ""))
@@ -256,7 +272,7 @@ class Appliance:
         ]
 
     def whoami(self) -> Identity:
-        """Who the token stands for, and what that one may do."""
+        """Returns the name and role of the token's owner."""
         answer = self._transport.json("GET", "/v1/whoami")
         return Identity(
             name=str(answer.get("name")),
@@ -265,7 +281,7 @@ class Appliance:
         )
 
     def version(self) -> Document:
-        """The appliance's `version` and `backend`."""
+        """Returns the server's `version` and `backend`."""
         answer: Document = self._transport.json("GET", "/v1/version")
         return answer
 

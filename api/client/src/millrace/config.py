@@ -1,11 +1,14 @@
-"""The contexts file: which appliances this user knows, and the tokens for them.
+"""The contexts file: the appliances that this user knows, with their tokens.
 
     current-context: lab
     contexts:
         lab: {url: https://millrace.example.org, namespace: default, token: ..., ca: /etc/ssl/lab.pem}
 
-It lies at $MILLRACE_CONFIG, or at $XDG_CONFIG_HOME/millrace/config.yaml (~/.config without that). It holds
-secrets: it is replaced as a whole and never readable by others. Keys of other versions are kept.
+Its path is $MILLRACE_CONFIG, else $XDG_CONFIG_HOME/millrace/config.yaml, else ~/.config/millrace/config.yaml.
+The file contains secrets:
+
+* It is replaced atomically, and only its owner can read it.
+* Unknown keys, such as those of other versions, are kept.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from millrace.errors import ConfigError
 
 @dataclass(frozen=True)
 class Context:
-    """One appliance as one user knows it."""
+    """An appliance's address and the credentials of one user."""
 
     url: str | None = None
     namespace: str | None = None
@@ -32,14 +35,14 @@ class Context:
     ca: str | None = None
 
     def without_token(self) -> dict[str, str]:
-        """What may be shown."""
+        """Returns the fields that may be printed, with a placeholder for the token."""
         fields = {"url": self.url, "namespace": self.namespace, "ca": self.ca}
         shown = {key: value for key, value in fields.items() if value is not None}
         return shown | ({"token": "(not shown)"} if self.token else {})
 
 
 def default_path() -> Path:
-    """Where the file is, or would be."""
+    """Returns the path of the contexts file, whether or not it exists."""
     if given := os.environ.get("MILLRACE_CONFIG"):
         return Path(given)
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
@@ -47,7 +50,7 @@ def default_path() -> Path:
 
 
 class Config:
-    """The file's content; `save` writes it."""
+    """The content of the contexts file. Changes are written by `save`."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or default_path()
@@ -55,7 +58,7 @@ class Config:
 
     @property
     def current(self) -> str | None:
-        """The name of the context that is used where none is named."""
+        """The name of the context that is used by default; None if there is none."""
         name = self._document.get("current-context")
         return str(name) if name else None
 
@@ -71,15 +74,15 @@ class Config:
         return {str(name): _context(str(name), fields) for name, fields in self._contexts().items()}
 
     def context(self, name: str) -> Context:
-        """One context."""
+        """Returns a context. Raises ConfigError if the name is unknown."""
         contexts = self.contexts
         if name not in contexts:
-            known = ", ".join(sorted(contexts)) or "there is none yet: millrace login URL makes one"
-            raise ConfigError(f"There is no context {name} in {self.path}; known are: {known}.")
+            known = ", ".join(sorted(contexts)) or "none; create one with `millrace login URL`"
+            raise ConfigError(f"context {name} not found in {self.path}; known contexts: {known}")
         return contexts[name]
 
     def set(self, name: str, **changes: str | None) -> Context:
-        """Make or change a context; a field that is not named stays as it is."""
+        """Creates or changes a context and returns it. Fields that are not given stay; None removes one."""
         changed = replace(self.contexts.get(name, Context()), **changes)
         kept = self._contexts().setdefault(name, {})
         for key in ("url", "namespace", "token", "ca"):
@@ -91,18 +94,18 @@ class Config:
         return changed
 
     def delete(self, name: str) -> None:
-        """Forget a context, its token included."""
+        """Removes a context with its token. Raises ConfigError if the name is unknown."""
         self.context(name)
         del self._contexts()[name]
         if self.current == name:
             self.current = None
 
     def save(self) -> None:
-        """Write the file: whole or not at all, and for its owner alone."""
+        """Writes the file atomically, readable by its owner only. Raises ConfigError if that fails."""
         target = self.path.resolve()
         try:
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # mkstemp makes the file readable by its owner alone.
+            # mkstemp creates the file with mode 0600.
             handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name)
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -114,12 +117,12 @@ class Config:
                 Path(temporary).unlink(missing_ok=True)
                 raise
         except OSError as error:
-            raise ConfigError(f"{self.path} can't be written ({error.strerror}).") from error
+            raise ConfigError(f"can't write {self.path}: {error.strerror}") from error
 
     def _contexts(self) -> dict[str, Any]:
         contexts = self._document.setdefault("contexts", {})
         if not isinstance(contexts, dict):
-            raise ConfigError(f"{self.path}: contexts is no map of names; repair it or move the file away.")
+            raise ConfigError(f"{self.path}: `contexts` is not a map: repair the file or move it away")
         return contexts
 
 
@@ -130,18 +133,18 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())
-        raise ConfigError(f"{path} can't be read ({why}); repair it or move it away.") from error
+        raise ConfigError(f"can't read {path} ({why}): repair it or move it away") from error
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise ConfigError(f"{path} is no map of keys; repair it or move it away.")
+        raise ConfigError(f"{path} is not a YAML map: repair it or move it away")
     return document
 
 
 def _context(name: str, fields: object) -> Context:
     if not isinstance(fields, dict):
         raise ConfigError(
-            f"The context {name} has no fields: millrace config delete-context {name} removes it."
+            f"context {name} is not a map: remove it with `millrace config delete-context {name}`"
         )
     known = {key: fields.get(key) for key in ("url", "namespace", "token", "ca")}
     return Context(**{key: None if value is None else str(value) for key, value in known.items()})

@@ -1,8 +1,10 @@
-"""Files from the appliance to this machine: all that were asked for, or none.
+"""Downloads files of a job into a new directory: all of them, or none.
 
-They are put together in a directory beside the one they shall have, named after what it is, which gets its
-name when every file is there. A file that was cut is asked for from where it ends; so is one of a checkpoint
-that an earlier call has left. Other files may grow meanwhile: they are as they were when they were asked for.
+* Files are written to a staging directory next to the target, named after the target and a digest of what is
+  downloaded. It is renamed to the target when all files are complete.
+* An interrupted file resumes at its end. A later call for the same checkpoint reuses the staging directory.
+* Other files of a running job may grow during the download. Each has the length that it had when it was
+  requested.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ def checkpoint(
     *,
     progress: bool,
 ) -> Path:
-    """See `Job.download`."""
+    """Implements `Job.download`."""
     if format not in ("native", "hf"):
-        raise DownloadError(f"There is no format {format!r}: native and hf are known.")
+        raise DownloadError(f"unknown format {format!r}: choose native or hf")
     chosen = _select_checkpoint(job, step)
     suffix = "-hf" if format == "hf" else ""
     target = Path(to if to is not None else f"{job.name}-checkpoint_{chosen.step}{suffix}")
@@ -49,11 +51,11 @@ def checkpoint(
         {"uid": job.uid or None},
     )
     files = chosen.files
-    # Another job, step or format is another directory: pieces of two are never put together.
+    # The digest separates jobs, steps and formats, so that parts of different downloads are never mixed.
     what = f"{job.uid} {chosen.step} {chosen.digest} {format}"
     if format == "hf":
         base, query = f"{base}:export", {**query, "format": "hf"}
-        # The appliance writes it before it answers.
+        # The appliance converts the checkpoint before it responds.
         listed = transport.json("GET", base, params=query, seconds=900.0)
         files = tuple(RemoteFile.read(each) for each in listed["files"])
 
@@ -64,14 +66,14 @@ def checkpoint(
 
 
 def artifacts(job: Job, patterns: Sequence[str], to: str | PathLike[str] | None, *, progress: bool) -> Path:
-    """See `Job.download_artifacts`."""
+    """Implements `Job.download_artifacts`."""
     target = Path(to if to is not None else f"{job.name}-artifacts")
     _refuse_existing(target)
     found = job.artifacts()
     for pattern in patterns:
         if not any(fnmatchcase(file.path, pattern) for file in found):
-            there = ", ".join(file.path for file in found[:20]) or "none"
-            raise DownloadError(f"{job.name} has no artifact {pattern}; there are: {there}.")
+            available = ", ".join(file.path for file in found[:20]) or "none"
+            raise DownloadError(f"job {job.name} has no artifact {pattern}; available: {available}")
     files = [file for file in found if any(fnmatchcase(file.path, each) for each in patterns or ("*",))]
     transport, base, query = job._transport, job._path("/artifacts"), {"uid": job.uid or None}
 
@@ -88,14 +90,16 @@ def _download_all(
     fetch: Callable[[RemoteFile, Path, Callable[[int], None]], None],
     progress: bool,
 ) -> Path:
-    """The directory `target` with `files`; `what` they are tells its beginnings from others of its name."""
+    """Downloads `files` into a new directory `target`. `what` identifies the content of the staging
+    directory.
+    """
     staging = target.with_name(f"{target.name}.{hashlib.sha256(what.encode()).hexdigest()[:12]}.part")
     staging.mkdir(parents=True, exist_ok=True)
     with _ByteProgress(target.name, sum(file.bytes for file in files), progress) as advance:
         for file in files:
             fetch(file, staging / _safe_path(file), advance)
     with suppress(FileNotFoundError):
-        target.rmdir()  # an empty one: rename refuses it on some systems
+        target.rmdir()  # an empty directory; some systems reject a rename onto it
     staging.rename(target)
     return target
 
@@ -103,27 +107,27 @@ def _download_all(
 def _select_checkpoint(job: Job, step: int | None) -> Checkpoint:
     found = job.checkpoints()
     if not found:
-        raise DownloadError(f"{job.name} has no checkpoint yet ({job.summary}).")
+        raise DownloadError(f"job {job.name} has no checkpoint yet ({job.summary})")
     if step is None:
         return found[-1]
     for each in found:
-        # From a notebook's field it may be a text.
+        # A widget of a notebook may pass a string.
         if str(each.step) == str(step):
             return each
     steps = ", ".join(str(each.step) for each in found)
-    raise DownloadError(f"{job.name} has no checkpoint of step {step!r}; there are those of {steps}.")
+    raise DownloadError(f"job {job.name} has no checkpoint of step {step!r}; available steps: {steps}")
 
 
 def _refuse_existing(target: Path) -> None:
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise DownloadError(f"{target} exists already: name another directory, or move it away.")
+        raise DownloadError(f"{target} already exists: choose another directory, or move it away")
 
 
 def _safe_path(file: RemoteFile) -> PurePosixPath:
-    """The file's path, if it stays inside the directory, whatever the appliance says."""
+    """Returns the file's path. Raises DownloadError if it leads out of the directory."""
     path = PurePosixPath(file.path)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in file.path or ":" in file.path:
-        raise DownloadError(f"The appliance names a file {file.path!r}, which has no place in a directory.")
+        raise DownloadError(f"the appliance sent the unsafe file name {file.path!r}")
     return path
 
 
@@ -135,7 +139,10 @@ def _fetch(
     size: int | None,
     advance: Callable[[int], None],
 ) -> None:
-    """One file: done already, or in a `.part` until it is whole. Without `size` it has that of its answer."""
+    """Downloads one file, via a `.part` file until it is complete.
+
+    Does nothing if a file of this size exists. Without `size`, the length is that of the response.
+    """
     if size is not None and path.is_file() and path.stat().st_size == size:
         advance(size)
         return
@@ -148,24 +155,25 @@ def _fetch(
         if size is not None and begun > size:
             begun = _empty(out)
         advance(begun)
-        promised = size
-        while promised is None or begun < promised:
+        expected = size
+        while expected is None or begun < expected:
             try:
                 with transport.download(url, params=query, offset=begun, etag=etag) as answer:
-                    etag = _strong(answer.headers.get("etag"))
+                    tag = answer.headers.get("etag")
+                    etag = tag if _is_strong_etag(tag) else None
                     end = _receive(answer, out, advance)
-                promised = end if size is None else size
-                if out.tell() < promised:
-                    raise httpx.RemoteProtocolError("the file was cut")
+                expected = end if size is None else size
+                if out.tell() < expected:
+                    raise httpx.RemoteProtocolError("the response was truncated")
             except (httpx.HTTPError, ApplianceError) as error:
                 if out.tell() > begun:
                     retrying.succeeded()
                 retrying.wait_or_raise(error)
             begun = out.tell()
-        if begun != promised:
+        if begun != expected:
             _empty(out)
             raise DownloadError(
-                f"{path.name} has {begun} bytes where the appliance promised {promised}: try again."
+                f"{path.name} has {begun} bytes, but the appliance announced {expected}: try again"
             )
         out.flush()
         os.fsync(out.fileno())
@@ -173,9 +181,12 @@ def _fetch(
 
 
 def _receive(answer: httpx.Response, out: BinaryIO, advance: Callable[[int], None]) -> int:
-    """What is sent goes to the end of `out`, or makes it anew where it is the whole file; where it ends."""
+    """Appends the response's body to `out`, or replaces `out` if it is the whole file.
+
+    Returns the length that `out` has if the body is complete.
+    """
     if answer.status_code != 206:
-        advance(-out.tell())  # all of it again: it has changed, or ranges are not known there
+        advance(-out.tell())  # the whole file: it has changed, or the server does not support ranges
         _empty(out)
     end = out.tell() + int(answer.headers.get("content-length", 0))
     for chunk in answer.iter_raw():
@@ -189,13 +200,13 @@ def _empty(out: BinaryIO) -> int:
     return out.truncate()
 
 
-def _strong(etag: str | None) -> str | None:
-    """A weak tag says nothing about single bytes."""
-    return None if etag is None or etag.startswith("W/") else etag
+def _is_strong_etag(etag: str | None) -> bool:
+    """Whether the tag identifies the exact bytes; a weak tag does not."""
+    return etag is not None and not etag.startswith("W/")
 
 
 class _ByteProgress:
-    """A progress bar of bytes, where somebody looks."""
+    """A progress bar in bytes, shown on a terminal or in a notebook."""
 
     def __init__(self, name: str, total: int, shown: bool) -> None:
         self._bar: Any = None

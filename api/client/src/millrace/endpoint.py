@@ -1,4 +1,4 @@
-"""Which appliance is meant, and with which token: from arguments, the environment and the contexts file."""
+"""Resolves the appliance's address and token from arguments, the environment and the contexts file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from millrace.config import Config, Context
 from millrace.errors import ConfigError
 
 LOCAL_URL = "http://127.0.0.1:8080"
-"""Where `millrace-api serve` listens if nothing else is said."""
+"""The default address of `millrace-api serve`."""
 _LOCAL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """All that a connection needs to know."""
+    """The parameters of a connection."""
 
     url: str
     namespace: str = "default"
@@ -30,7 +30,7 @@ class Endpoint:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is this machine itself."""
+        """Whether the address is one of this machine."""
         return _is_loopback(urlsplit(self.url).hostname or "")
 
 
@@ -42,21 +42,21 @@ def resolve(
     ca: str | None = None,
     insecure: bool | None = None,
 ) -> Endpoint:
-    """Arguments come first, then a context that is named, then the environment, then the current context.
+    """Returns the endpoint. Precedence: arguments, the named context, the environment, the current context.
 
-    Without any of these it is the server on this machine, if one runs at `LOCAL_URL`. It is sent no token but
-    one that is an argument: the token of the environment may be meant for another server.
+    If none of them has an address, the endpoint is the server on this machine, if one runs at `LOCAL_URL`.
+    Only a token that is an argument is sent to it: the one of the environment may belong to another server.
 
-    A context's token and authority go to that context's address and to no other.
+    The token and certificate authority of a context are used for that context's address only. Raises
+    ConfigError if no appliance is found, or if the token would be sent unencrypted.
     """
     environment = os.environ.get
     config = Config()
     named = config.context(context) if context else None
     if named is not None and not (named.url or url):
-        # Another appliance than the one that was named must not be meant.
+        # Falling back to another address would reach an appliance that the caller did not name.
         raise ConfigError(
-            f"The context {context} has no address: give it one with `millrace config set-context {context} "
-            f"--url URL`."
+            f"context {context} has no address: set it with `millrace config set-context {context} --url URL`"
         )
     current = config.contexts.get(config.current or "", Context())
 
@@ -64,9 +64,9 @@ def resolve(
     if not address:
         if not _is_local_server_there():
             raise ConfigError(
-                f"No appliance is named, and no server runs on this machine at {LOCAL_URL}: start one with "
-                f"`millrace-api serve`, or log in elsewhere with `millrace login URL`, set MILLRACE_URL, or "
-                f"give --url (url= in Python)."
+                f"no appliance is selected, and no server runs on this machine at {LOCAL_URL}: start one "
+                f"with `millrace-api serve`, log in with `millrace login URL`, set MILLRACE_URL, or use "
+                f"--url (url= in Python)"
             )
         return Endpoint(LOCAL_URL, namespace or environment("MILLRACE_NAMESPACE") or "default", _clean(token))
     address = normalize_url(address)
@@ -74,7 +74,7 @@ def resolve(
     if using.url is None or normalize_url(using.url) != address:
         using = Context()
 
-    # Who names a context means its token.
+    # A named context includes its token: the one of the environment may belong to another appliance.
     from_environment = environment("MILLRACE_TOKEN") if named is None else None
     if insecure is None:
         insecure = environment("MILLRACE_INSECURE", "") not in ("", "0", "false")
@@ -95,7 +95,7 @@ def resolve(
 
 @functools.cache
 def _is_local_server_there() -> bool:
-    """Whether a server of Millrace answers on this machine; if so, says that it is used, once."""
+    """Whether a Millrace server responds on this machine. If so, prints its address once on stderr."""
     import httpx
 
     try:
@@ -104,14 +104,15 @@ def _is_local_server_there() -> bool:
     except (httpx.HTTPError, ValueError, TypeError):
         return False
     if found:
-        print(f"Using the server on this machine, {LOCAL_URL}.", file=sys.stderr)
+        print(f"using the server on this machine, {LOCAL_URL}", file=sys.stderr)
     return found
 
 
 def normalize_url(url: str) -> str:
-    """An address with its scheme and without a slash at its end.
+    """Returns the address with a scheme and without a trailing slash.
 
-    The scheme is https where none is said, and http for this machine itself.
+    The default scheme is http for this machine and https for others. Raises ConfigError for an invalid
+    address.
     """
     url = url.strip()
     if "://" not in url:
@@ -123,24 +124,24 @@ def normalize_url(url: str) -> str:
     except ValueError:
         usable = False
     if not usable or parts.query or parts.fragment:
-        raise ConfigError(f"{url} is no appliance's address: write it as https://millrace.example.org.")
+        raise ConfigError(f"{url} is not a valid address: use the form https://millrace.example.org")
     if parts.username is not None:
         raise ConfigError(
-            "An address has no user and password in it: log in with a token, by `millrace login URL`."
+            "user and password in an address are not supported: log in with a token, `millrace login URL`"
         )
     return url.rstrip("/")
 
 
 def _check_token_is_encrypted(endpoint: Endpoint) -> None:
-    """A token that travels in the clear is everybody's."""
+    """Raises ConfigError if the token would be sent unencrypted over a network."""
     if (
         endpoint.token
         and endpoint.url.startswith("http://")
         and not (endpoint.is_loopback or endpoint.insecure)
     ):
         raise ConfigError(
-            f"{endpoint.url} would send the token unencrypted: use https://, or accept it by --insecure "
-            f"(insecure=True in Python, MILLRACE_INSECURE=1)."
+            f"{endpoint.url} would send the token unencrypted: use https://, or allow it with --insecure "
+            f"(insecure=True in Python, MILLRACE_INSECURE=1)"
         )
 
 
@@ -148,9 +149,9 @@ def _clean(token: str | None) -> str | None:
     if token is None:
         return None
     token = token.strip()
-    # What a header can't carry is no token; it is not repeated here, for it may be most of one.
+    # A token must fit in a header. The message does not quote it, because most of it may be correct.
     if token and not re.fullmatch(r"[\x21-\x7e]+", token):
-        raise ConfigError("The token has characters that no token has: copy it again.")
+        raise ConfigError("the token contains invalid characters: copy it again")
     return token or None
 
 
@@ -164,13 +165,13 @@ def _is_loopback(host: str) -> bool:
 
 
 def segment(text: str) -> str:
-    """A name as one segment of a path."""
+    """Quotes a name as one segment of a URL's path. Raises ConfigError if it is empty or a relative path."""
     if not isinstance(text, str) or text in ("", ".", ".."):
-        # They would mean another path.
-        raise ConfigError(f"{text!r} is no name: `millrace get jobs` lists the names of jobs.")
+        # These would address another path.
+        raise ConfigError(f"invalid name {text!r}: list the names of jobs with `millrace get jobs`")
     return quote(text, safe="")
 
 
 def _first_set(*given: str | None) -> str | None:
-    """The first that was given; an empty one says that there is none."""
+    """Returns the first argument that is not None. An empty string counts: it means no token."""
     return next((each for each in given if each is not None), None)

@@ -1,7 +1,8 @@
-"""Everything that can go wrong in a way that is expected.
+"""Exceptions of this package.
 
-`str()` of each is one sentence that says what to do. Those that the appliance sent are an `ApplianceError`,
-with a class of its own for each reason; the sentence is the appliance's.
+* `str()` of each is one sentence that says what happened and what to do.
+* Errors of the appliance are subclasses of `ApplianceError`, one for each reason, with the appliance's
+  message.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from dataclasses import dataclass
 
 
 class MillraceError(Exception):
-    """The root of all errors of this package."""
+    """Base class of all errors of this package."""
 
 
 class ConfigError(MillraceError):
-    """The contexts file, the environment or an argument makes no sense."""
+    """The contexts file, the environment or an argument is invalid."""
 
 
 class MissingDependency(MillraceError, ImportError):
-    """An optional package is needed for this and is not installed."""
+    """An optional package is required for this call and is not installed."""
 
     def __init__(self, package: str, what: str) -> None:
         super().__init__(f"{what} needs {package}: pip install {package}")
@@ -27,15 +28,17 @@ class MissingDependency(MillraceError, ImportError):
 
 
 class Unreachable(MillraceError):
-    """The appliance could not be reached, or stopped answering, for longer than is worth waiting."""
+    """The appliance could not be reached, or stopped responding, for longer than requests are retried."""
 
 
 class DownloadError(MillraceError):
-    """A download can't be begun, or what arrived is not what was promised."""
+    """A download can't start, or the received data are not what the appliance announced."""
 
 
 class JobFailed(MillraceError):
-    """A job that was waited for ended without success; `str()` has the root cause."""
+    """A job ended without success. `str()` contains the root cause, `log_tail` the last log lines of the
+    agent.
+    """
 
     def __init__(self, message: str, *, name: str, state: str, log_tail: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -46,14 +49,14 @@ class JobFailed(MillraceError):
 
 @dataclass(frozen=True)
 class FieldError:
-    """One field that is to blame, as `spec.numCsx`, and what is wrong with it."""
+    """An invalid field, such as `spec.numCsx`, and what is wrong with it."""
 
     field: str
     message: str
 
 
 class ApplianceError(MillraceError):
-    """An answer other than success."""
+    """The appliance responded with an error."""
 
     def __init__(
         self,
@@ -67,65 +70,65 @@ class ApplianceError(MillraceError):
     ) -> None:
         super().__init__(detail)
         self.detail = detail
-        """The appliance's sentence."""
+        """The appliance's message."""
         self.status = status
-        """The HTTP status."""
+        """HTTP status."""
         self.reason = reason
-        """One word, the same that a job's condition would have: BadParams, NotFound, ..."""
+        """Reason for programs, the same as in a job's conditions: BadParams, NotFound, ..."""
         self.errors = tuple(errors)
-        """The single fields to blame, where there are any."""
+        """The invalid fields, if the error is about fields."""
         self.request_id = request_id
-        """What to look for in the appliance's log."""
+        """ID of the request in the appliance's log."""
         self.retry_after = retry_after
-        """Seconds the appliance asks to wait before the next try."""
+        """Seconds to wait before the next try, if the appliance asks for it."""
 
 
 class BadRequest(ApplianceError):
-    """The request itself is malformed."""
+    """The request is malformed."""
 
 
 class Unauthorized(ApplianceError):
-    """No token, or one that is not valid (any more)."""
+    """The token is missing, unknown, expired or revoked."""
 
 
 class Forbidden(ApplianceError):
-    """The token's owner may not do this."""
+    """The token's owner is not allowed to do this."""
 
 
 class NotFound(ApplianceError):
-    """There is no such thing, or none that one may see."""
+    """The object does not exist, or the caller may not see it."""
 
 
 class Conflict(ApplianceError):
-    """The thing is not in a state in which this can be done."""
+    """The object's state does not allow the operation."""
 
 
 class AlreadyExists(Conflict):
-    """A job of that name exists."""
+    """A job with this name exists."""
 
 
 class Gone(ApplianceError):
-    """It existed once, and retention has removed it."""
+    """It existed, and was deleted."""
 
 
 class PayloadTooLarge(ApplianceError):
-    """More was sent than the appliance takes."""
+    """The request's body is larger than the appliance accepts."""
 
 
 class Invalid(ApplianceError):
-    """A field has a value that it can't have."""
+    """A field has an invalid value."""
 
 
 class BadParams(Invalid):
-    """The params can't be understood; the sentence has line and hint."""
+    """The params are invalid. The message has the line and a hint."""
 
 
 class IdempotencyKeyReused(ApplianceError):
-    """The idempotency key belongs to another submission."""
+    """The idempotency key was used for another submission."""
 
 
 class TooManyRequests(ApplianceError):
-    """More requests than the appliance allows; they were retried for a while."""
+    """The appliance's rate limit is exceeded, also after retries."""
 
 
 class Internal(ApplianceError):
@@ -133,7 +136,7 @@ class Internal(ApplianceError):
 
 
 class Unavailable(ApplianceError):
-    """The appliance, or something it needs, can't answer now; it was retried for a while."""
+    """The appliance, or a service it depends on, is unavailable, also after retries."""
 
 
 _BY_REASON: dict[str, type[ApplianceError]] = {
@@ -174,5 +177,5 @@ _BY_STATUS: dict[int, type[ApplianceError]] = {
 
 
 def class_for(status: int, reason: str | None) -> type[ApplianceError]:
-    """The class of a reason; of the status, for a reason of another version or none."""
+    """Returns the class for a reason, or for the status if the reason is unknown or missing."""
     return _BY_REASON.get(reason or "") or _BY_STATUS.get(status, ApplianceError)

@@ -1,7 +1,11 @@
-"""Following a job: the appliance's one stream of everything, told to a reporter.
+"""Follows a job by one stream of events and passes them to a reporter.
 
-What is journalled (metrics, checkpoints, log lines) and what happened to the job come numbered and once. How
-it stands comes as the whole document, and again after every loss of the connection: only changes are told.
+    Job.stream() ── job, state, metric, checkpoint, log, event ──> Follower ──> Reporter
+
+* Journal entries (metrics, checkpoints, log lines) and Kubernetes-style events are numbered and reported
+  once.
+* The TrainJob document has no number: it is sent again after every reconnect, so only changes of it are
+  reported.
 """
 
 from __future__ import annotations
@@ -22,47 +26,48 @@ if TYPE_CHECKING:
 
 
 def follow(job: Job, reporter: Reporter, *, logs: bool = False) -> None:
-    """Until the job is over, or suspended on purpose; `job` is then as it is.
+    """Reports a job's progress until it finishes or is suspended on purpose, and updates `job`.
 
-    That it failed is left to whoever called: `Job.check` has the sentence.
+    Does not raise for a failed job: see `Job.check`.
     """
     follower = Follower(job, reporter, logs=logs)
     try:
         for event in job.stream():
             follower.handle(event)
-            # Only by a document of the stream: a job that was found suspended has points to tell before it.
+            # Decided by a document of the stream only: a job that was suspended from the start has points to
+            # report first.
             if event.event == "job" and _is_suspended(job):
                 break
         else:
             if not job.is_finished:
-                # The stream may have ended a moment before the last word about the job.
+                # The stream may end before the last version of the document is sent.
                 job.refresh()
     except (NotFound, Gone):
         if not job.poll_finished():
             raise
     except (KeyboardInterrupt, SystemExit):
-        # Of a terminal that is gone nothing can be said.
+        # Writing fails if the terminal was closed.
         with suppress(OSError):
             reporter.message(continues_message(job))
         raise
     finally:
-        # How it ended stands below all else, a bar, too.
+        # The bar is closed first, so that the final state appears below it.
         reporter.close()
     follower.report_state()
 
 
 def continues_message(job: Job) -> str:
-    """What whoever stops watching should know."""
-    return f"{job.name} goes on; come back to it with: millrace attach {job.name}"
+    """Returns the message for a user who stops following a running job."""
+    return f"job {job.name} continues; follow it again with: millrace attach {job.name}"
 
 
 def _is_suspended(job: Job) -> bool:
-    """Suspended on purpose: the stream of such a job has no end."""
+    """Whether the job is suspended on purpose. The stream of such a job does not end."""
     return state.is_idle(job.document) and not job.is_finished
 
 
 class Follower:
-    """Takes events, tells the reporter. No I/O of its own."""
+    """Passes the events of a stream to a reporter. Does no I/O itself."""
 
     def __init__(self, job: Job, reporter: Reporter, *, logs: bool) -> None:
         self._job = job
@@ -74,7 +79,7 @@ class Follower:
         self._saved: Document = {}
 
     def handle(self, event: ServerSentEvent) -> None:
-        """One event of the stream; kinds of another version are passed over."""
+        """Handles one event. Unknown kinds, such as those of a later version, are ignored."""
         take = {
             "job": self._document,
             "state": self._state,
@@ -87,21 +92,21 @@ class Follower:
             take(json.loads(event.data))
 
     def report_state(self) -> None:
-        """Tell how the job stands, where that is news."""
+        """Reports the job's state if it has changed."""
         self._refresh_if_behind()
         if self._job.is_finished and not state.succeeded(self._job.document):
             return
-        sentence = self._job.summary
-        waits = self._job.state in ("Queued", "Preempted")
-        news = (self._job.state, sentence if waits else self._job.status.get("attempt"))
+        summary = self._job.summary
+        is_waiting = self._job.state in ("Queued", "Preempted")
+        news = (self._job.state, summary if is_waiting else self._job.status.get("attempt"))
         if news != self._reported and self._job.state != state.PENDING:
             self._reported = news
-            self._reporter.message(sentence)
+            self._reporter.message(summary)
 
     def _document(self, document: Document) -> None:
         self._job.document = document
-        # How it ended is told after all that came before. That it works is told where the journal says so: a
-        # document may be older or newer than the points around it.
+        # The end is reported after everything before it, by `follow`. A running state is reported from the
+        # journal, because a document may be older or newer than the points around it.
         if not self._job.is_finished and self._job.state not in state.RUNNING:
             self.report_state()
         self._reporter.progress(self._job.status.get("progress") or {})
@@ -111,16 +116,17 @@ class Follower:
         if total:
             self._reporter.progress({"totalSteps": total})
         if note := entry.get("note"):
-            # Nothing has happened for a while, and the run tells what it is doing.
+            # A heartbeat of a run in which nothing has finished for a while.
             self._reporter.message(str(note))
             return
         if name in state.RUNNING and entry.get("attempt") != self._attempt:
-            # Once an attempt: where evaluations come between steps, their lines tell of them.
+            # Once for each attempt: evaluations between steps change the state too, and have lines of their
+            # own.
             self._attempt = entry.get("attempt")
             self._reporter.message(state.at_step(str(name), entry.get("step"), total))
 
     def _refresh_if_behind(self) -> None:
-        """What is said of the job is not behind what was shown of it."""
+        """Brings the document up to date with the reported points and checkpoints."""
         if point := self._point:
             state.mark_point(self._job.document, point.attempt, point.step, point.loss)
         if self._saved:
@@ -134,7 +140,7 @@ class Follower:
 
     def _checkpoint(self, entry: Document) -> None:
         self._saved = entry
-        self._reporter.message(f"Saved a checkpoint at step {entry.get('step')}.")
+        self._reporter.message(f"saved a checkpoint at step {entry.get('step')}")
 
     def _log(self, entry: Document) -> None:
         if self._logs:
@@ -142,6 +148,6 @@ class Follower:
 
     def _event(self, entry: Document) -> None:
         event = Event.read(entry)
-        # How it failed is told once, at its end.
+        # Failures are reported once, at the end of the job.
         if event.type != "Normal" and event.reason not in state.FAILURES:
             self._reporter.message(f"{event.type}: {event.reason}: {event.message}")

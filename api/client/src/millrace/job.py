@@ -1,4 +1,4 @@
-"""A job: how it stands, what it has measured and said, and what it can be told."""
+"""A job: its state, its metrics, logs and files, and the operations on it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-# A page of metrics or logs is a few hundred KiB at most.
+# Limits a page of metrics or logs to a few hundred KiB.
 _PAGE = 1000
 
 
 def collection(namespace: str) -> str:
-    """Where the jobs of a namespace are."""
+    """Returns the path of a namespace's jobs."""
     return f"/v1/namespaces/{segment(namespace)}/trainjobs"
 
 
 class Job:
-    """One job of an appliance, meant by its uid: another one of the same name is another job.
+    """A job of an appliance, identified by its UID. A later job with the same name is a different job.
 
-    `document` is the TrainJob as kubectl shows it, as of the last look; `refresh` looks again.
+        job = appliance.job("gpt2-kjv")
+        job.follow()
+        job.metrics().plot()
+
+    `document` is the TrainJob as of the last request; `refresh` updates it.
     """
 
     def __init__(self, transport: Transport, document: Document) -> None:
@@ -48,94 +52,96 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The job's name."""
         return str(self._metadata.get("name", ""))
 
     @property
     def namespace(self) -> str:
-        """Its namespace."""
+        """The job's namespace."""
         return str(self._metadata.get("namespace") or "default")
 
     @property
     def uid(self) -> str:
-        """What tells it from others of its name, before and after."""
+        """The job's UID, which is unique for all time."""
         return str(self._metadata.get("uid", ""))
 
     @property
     def spec(self) -> Document:
-        """What was asked for."""
+        """The TrainJob's `spec`."""
         return self.document.get("spec") or {}
 
     @property
     def status(self) -> Document:
-        """What is true of it."""
+        """The TrainJob's `status`."""
         return self.document.get("status") or {}
 
     @property
     def state(self) -> str:
-        """Queued, Training, Succeeded, ..., or the cause of its failure, as OutOfMemory.
+        """The state in one word: Queued, Training, Succeeded, ..., or the cause of the failure, such as
+        OutOfMemory.
 
-        Pending before the appliance has looked at it. A job that was deleted before its end is Deleting while
-        its agents end, then Cancelled.
+        Pending until the appliance has processed the job. A job that is deleted before it finished is
+        Deleting while its agents end, then Cancelled.
         """
         return state.state(self.document)
 
     @property
     def summary(self) -> str:
-        """State and what matters in it, as one line."""
+        """The state with its most important details, in one line."""
         return state.describe(self.document)
 
     @property
     def is_finished(self) -> bool:
-        """Whether it is over, well or not."""
+        """Whether the job has ended: succeeded, failed or deleted."""
         return state.is_finished(self.document)
 
     @property
     def is_deleted(self) -> bool:
-        """Whether its history alone is left, or will be in a moment."""
+        """Whether the job's deletion was requested. Its history stays readable."""
         return state.is_deleted(self.document)
 
     @property
     def submitted_by(self) -> str | None:
-        """Who submitted it."""
+        """The user who submitted the job, if known."""
         return (self._metadata.get("annotations") or {}).get("millrace.dev/submitted-by")
 
     def refresh(self) -> Job:
-        """Look again how it stands."""
+        """Updates `document` and returns the job."""
         self.document = self._json("GET")
         return self
 
     def poll_finished(self) -> bool:
-        """Look again; whether it is over. A job that is not there any more is."""
+        """Updates `document` and returns whether the job has finished. A job that no longer exists has."""
         try:
             self.refresh()
         except (NotFound, Gone):
             state.mark_gone(self.document)
         return self.is_finished
 
-    # Telling it what to do.
+    # Operations.
 
     def suspend(self) -> Job:
-        """Have it save its state and give its systems back.
+        """Suspends the job: it saves its state and releases its systems.
 
-        Returns when that is asked for, not when it is done; so do `resume` and `scale`.
+        Returns when the request is accepted, not when it has taken effect. The same holds for `resume` and
+        `scale`. Raises `errors.Conflict` if the job has finished.
         """
         return self._command("/suspend")
 
     def resume(self) -> Job:
-        """Have it go on from where it was suspended."""
+        """Resumes a suspended job from its last checkpoint."""
         return self._command("/resume")
 
     def scale(self, num_csx: int) -> Job:
-        """Have it go on with another number of systems, from the same step and to the same result."""
+        """Changes the number of systems. The job resumes at the same step; the result has the same bits."""
         return self._command("/scale", json={"numCsx": num_csx})
 
     def cancel(self) -> Job:
-        """End it and delete it.
+        """Cancels the job and deletes it. Idempotent.
 
-        Its checkpoints, metrics and logs stay readable as long as the appliance keeps them.
+        Its checkpoints, metrics and logs stay readable until the appliance's retention deletes them.
         """
-        # Gone is what it shall be: an earlier try, whose answer was lost, may have done it.
+        # Success, too: an earlier try may have deleted the job, and its response was lost.
         try:
             self.document = self._json("DELETE")
             state.mark_deleted(self.document)
@@ -143,14 +149,15 @@ class Job:
             state.mark_gone(self.document)
         return self
 
-    # Watching it.
+    # Following.
 
     def follow(self, progress: bool = True, logs: bool = False, check: bool = True) -> str:
-        """Show how it goes until it ends, or is suspended; returns the state then.
+        """Reports the job's progress until it finishes or is suspended, and returns its state.
 
-        With `progress`, a bar on a terminal and in Jupyter, and otherwise a line every few seconds. With
-        `logs`, every log line of every agent, too. A lost connection is taken up where it was lost. Ctrl-C
-        ends the watching, never the job. A job that failed raises JobFailed, unless `check` is false.
+        With `progress`, it shows a bar on a terminal and in Jupyter, otherwise a line every 10 s. With
+        `logs`, it also prints every log line of every agent. A lost connection is resumed without gaps.
+        Ctrl-C stops following; the job continues. Raises JobFailed if the job failed, unless `check` is
+        false.
         """
         from millrace import follow, reporters
 
@@ -169,16 +176,16 @@ class Job:
         return self.state
 
     def wait(self, timeout: float | None = None, check: bool = True) -> str:
-        """Wait until it is over; returns its state.
+        """Waits without output until the job finishes, and returns its state.
 
-        A job that is suspended is not over. Raises TimeoutError after `timeout` seconds, and JobFailed for a
-        job that failed, unless `check` is false.
+        A suspended job has not finished. Raises TimeoutError after `timeout` seconds, and JobFailed if the
+        job failed, unless `check` is false.
         """
         until = None if timeout is None else retry_budget.clock() + timeout
         pause = 0.25
         while not self.poll_finished():
             if until is not None and retry_budget.clock() + pause > until:
-                raise TimeoutError(f"{self.name} is not over after {timeout:g} seconds: {self.summary}")
+                raise TimeoutError(f"job {self.name} has not finished after {timeout:g} s: {self.summary}")
             retry_budget.sleep(pause)
             pause = min(pause * 1.5, 5.0)
         if check:
@@ -186,25 +193,27 @@ class Job:
         return self.state
 
     def check(self) -> None:
-        """Raise JobFailed, with the root cause, if it is over and did not do what it was asked to do."""
+        """Raises JobFailed, with the root cause, if the job has finished without success."""
         if self.is_finished and not state.succeeded(self.document):
             tail = (self.status.get("failure") or {}).get("logTail") or ()
             ended = "is" if self.state == state.DELETING else "ended as"
-            message = f"{self.name} {ended} {self.summary}"
+            message = f"job {self.name} {ended} {self.summary}"
             raise JobFailed(message, name=self.name, state=self.state, log_tail=tail)
 
     def stream(self, after: int = 0) -> Iterator[ServerSentEvent]:
-        """Everything that happens to it, as the appliance's own events; `follow` is made of this."""
+        """Returns all events of the job, as the appliance sends them, until it finishes. `follow` is based on
+        it.
+        """
         return self._events("/follow", after=after)
 
-    # What it has measured and said.
+    # Metrics, logs and events.
 
     def metrics(
         self, mode: Literal["train", "eval"] | None = "train", max_points: int | None = None
     ) -> Metrics:
-        """Its points so far: every step's, or at most `max_points` of them, evenly thinned.
+        """Returns the points so far: of every step, or at most `max_points` of them, evenly thinned.
 
-        With `mode` "eval" those of evaluations, with None both.
+        `mode` selects training or evaluation; None returns both.
         """
         query = {"mode": mode, "maxPoints": max_points}
         return Metrics(self._items("/metrics", MetricPoint.read, query), title=self.name)
@@ -212,11 +221,11 @@ class Job:
     def stream_metrics(
         self, mode: Literal["train", "eval"] | None = None, after: int = 0
     ) -> Iterator[MetricPoint]:
-        """Its points, first those after journal number `after`, then those that come, until it is over."""
+        """Yields the points after journal number `after`, then new ones until the job finishes."""
         return self._follow_items("/metrics", MetricPoint.read, {"mode": mode}, after)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Its loss over the steps, training and evaluation, of up to 2000 points."""
+        """Plots the loss of training and evaluations over the steps, up to 2000 points each."""
         axes = ax or new_axes(self.name)
         self.metrics(max_points=2000).plot(axes, label="train", linewidth=1)
         if evaluations := self.metrics("eval", max_points=2000):
@@ -233,23 +242,26 @@ class Job:
         level: str | None = None,
         after: int = 0,
     ) -> Iterator[LogLine]:
-        """Its agents' log lines so far; with `follow`, then those that come, until it is over."""
+        """Yields the log lines of the agents; with `follow`, also new ones until the job finishes.
+
+        `role`, `agent` and `attempt` filter them; `level` is the lowest level, such as WARNING.
+        """
         query = {"role": role, "agent": agent, "attempt": attempt, "level": level}
         return (self._follow_items if follow else self._items)("/logs", LogLine.read, query, after)
 
     def events(self, follow: bool = False, *, after: int = 0) -> Iterator[Event]:
-        """What happened to it so far; with `follow`, then what comes, until it is over."""
+        """Yields the job's events; with `follow`, also new ones until the job finishes."""
         return (self._follow_items if follow else self._items)("/events", Event.read, {}, after)
 
-    # What it leaves.
+    # Files.
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Its whole checkpoints, the oldest first."""
+        """Returns the complete checkpoints, oldest first."""
         found = [Checkpoint.read(each) for each in self._json("GET", "/checkpoints").get("items") or ()]
         return sorted(found, key=lambda checkpoint: checkpoint.step)
 
     def artifacts(self) -> list[RemoteFile]:
-        """The other files of its model_dir: metrics, TensorBoard events, performance.json, ..."""
+        """Returns the other files of model_dir: metrics, TensorBoard events, performance.json, ..."""
         return [RemoteFile.read(each) for each in self._json("GET", "/artifacts").get("items") or ()]
 
     def download(
@@ -260,11 +272,12 @@ class Job:
         *,
         progress: bool = True,
     ) -> Path:
-        """Fetch a checkpoint, the newest where no `step` is named, and return the directory it is in.
+        """Downloads a checkpoint, by default the newest, and returns its directory.
 
-        That is `to`, which must not exist yet, or `NAME-checkpoint_STEP` in the working directory. It appears
-        when all of it is there. What was interrupted goes on where it was when the same download is begun
-        again. The format `hf` is what `transformers` loads.
+        The directory is `to`, which must be empty or not exist, by default `NAME-checkpoint_STEP` in the
+        working directory. It appears when it is complete. An interrupted download resumes when it is called
+        again. Format `hf` is what `transformers` loads. Raises DownloadError if there is no such checkpoint
+        or the directory is in use.
         """
         from millrace import download
 
@@ -273,27 +286,31 @@ class Job:
     def download_artifacts(
         self, *patterns: str, to: str | PathLike[str] | None = None, progress: bool = True
     ) -> Path:
-        """Fetch its artifacts, all or those that fit a pattern as `logs/*`; return the directory they are in.
+        """Downloads artifacts, all or those that match a pattern such as `logs/*`, and returns their
+        directory.
 
-        That is `to`, which must not exist yet, or `NAME-artifacts` in the working directory. What a job that
-        runs still writes to is there as it is now.
+        The directory is `to`, which must be empty or not exist, by default `NAME-artifacts` in the working
+        directory. Files of a running job are downloaded as they are now.
         """
         from millrace import download
 
         return download.artifacts(self, patterns, to, progress=progress)
 
     def load(self, step: int | None = None) -> GPT2LMHeadModel:
-        """A checkpoint, the newest where no `step` is named, as a model of `transformers`."""
+        """Downloads a checkpoint, by default the newest, and loads it as a model of `transformers`.
+
+        Raises MissingDependency if transformers is not installed.
+        """
         try:
             from transformers import GPT2LMHeadModel
         except ImportError as error:
-            raise MissingDependency("transformers torch", "Loading a checkpoint") from error
+            raise MissingDependency("transformers torch", "loading a checkpoint") from error
         with tempfile.TemporaryDirectory(prefix="millrace-") as scratch:
             directory = self.download(step, Path(scratch, "checkpoint"), "hf")
             return GPT2LMHeadModel.from_pretrained(directory)
 
     def _repr_html_(self) -> str:
-        """A small table, for Jupyter."""
+        """Returns a table for Jupyter."""
         progress = self.status.get("progress") or {}
         submitted = times.local(self._metadata.get("creationTimestamp"))
         rows = {
@@ -302,7 +319,7 @@ class Job:
             "loss": progress.get("loss", "-"),
             "samples/s": progress.get("rate", "-"),
             "systems": ", ".join(self.status.get("systems") or ())
-            or f"{self.spec.get('numCsx', '-')} asked for",
+            or f"{self.spec.get('numCsx', '-')} requested",
             "submitted": f"{submitted} by {self.submitted_by}" if self.submitted_by else submitted,
         }
         left = "style='text-align:left'"
@@ -312,7 +329,7 @@ class Job:
         )
         return f"<table><caption>{html.escape(self.name)}</caption>{cells}</table>"
 
-    # Asking the appliance.
+    # Requests.
 
     @property
     def _metadata(self) -> Document:
@@ -336,7 +353,7 @@ class Job:
     def _items(
         self, below: str, read: Callable[[Document], Item], query: Document, after: int = 0
     ) -> Iterator[Item]:
-        """All items there are, page by page."""
+        """Yields all items of a collection, page by page."""
         limit = query.get("maxPoints") or _PAGE
         while True:
             page = self._json("GET", below, params={**query, "limit": limit, "after": after or None})
@@ -350,7 +367,7 @@ class Job:
     def _follow_items(
         self, below: str, read: Callable[[Document], Item], query: Document, after: int = 0
     ) -> Iterator[Item]:
-        """All items there are, then those that come."""
+        """Yields all items of a collection, then new ones as they arrive."""
         for event in self._events(below, query, after=after):
             yield read({"number": int(event.id) if event.id.isdecimal() else None, **json.loads(event.data)})
 

@@ -1,4 +1,4 @@
-"""The points of a loss curve."""
+"""Points of a loss curve, as a sequence, a DataFrame or a plot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KNOWN = frozenset({"number", "time", "attempt", "mode", "step", "loss", "metric
 
 @dataclass(frozen=True)
 class MetricPoint:
-    """What one training step, or one evaluation, has measured."""
+    """The measurements of one training step, or of one evaluation."""
 
     step: int
     loss: float
@@ -33,21 +33,21 @@ class MetricPoint:
     """`train` or `eval`."""
     learning_rate: float | None = None
     grad_norm: float | None = None
-    """Before clipping."""
+    """Global norm of the gradient before clipping."""
     tokens: int | None = None
     seconds: float | None = None
     rate: float | None = None
-    """Samples a second."""
+    """Samples per second."""
     attempt: int | None = None
     number: int | None = None
-    """Its place in the job's journal."""
+    """Number of the entry in the job's journal."""
     time: datetime | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Further results by their names, as `eval/lm_perplexity`."""
+    """Further results by name, such as `eval/lm_perplexity`."""
 
     @classmethod
     def read(cls, item: Mapping[str, Any]) -> MetricPoint:
-        """From an item of `metrics`, or the data of a `metric` event."""
+        """Reads an item of `metrics`, or the data of a `metric` event."""
         further = {key: value for key, value in item.items() if key not in _KNOWN}
         further.update(item.get("metrics") or {})
         return cls(
@@ -66,13 +66,19 @@ class MetricPoint:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """A row of a table; further results are columns of their own."""
+        """Returns the point as a row of a table. Each further result is a column."""
         row = {key: value for key, value in vars(self).items() if key != "metrics"}
         return row | dict(self.metrics)
 
 
 class Metrics(Sequence[MetricPoint]):
-    """Points in the order of their steps: a sequence, a DataFrame, a plot."""
+    """Points in order of their steps.
+
+    metrics = job.metrics()
+    metrics.losses[-1]
+    metrics.to_pandas()
+    metrics.plot()
+    """
 
     def __init__(self, points: Iterable[MetricPoint], *, title: str = "") -> None:
         self._points = tuple(points)
@@ -99,31 +105,31 @@ class Metrics(Sequence[MetricPoint]):
 
     @property
     def steps(self) -> list[int]:
-        """The steps."""
+        """The step of each point."""
         return [point.step for point in self._points]
 
     @property
     def losses(self) -> list[float]:
-        """The losses."""
+        """The loss of each point."""
         return [point.loss for point in self._points]
 
     def to_pandas(self) -> pd.DataFrame:
-        """A DataFrame with a row for each point, by step; without columns that no point has but the loss."""
+        """Returns a DataFrame indexed by step, without columns that have no values. Needs pandas."""
         try:
             import pandas as pd
         except ImportError as error:
-            raise MissingDependency("pandas", "A DataFrame") from error
+            raise MissingDependency("pandas", "a DataFrame") from error
         frame = pd.DataFrame([point.as_dict() for point in self._points], columns=self._columns())
         unused = [name for name in frame if name not in ("step", "loss") and frame[name].isna().all()]
         return frame.drop(columns=unused).set_index("step")
 
     def _columns(self) -> list[str]:
-        """Those of any point, in their order; of no points, those that every point has."""
+        """Returns the columns of all points, in the order of their first use."""
         names = {name: None for point in self._points for name in point.as_dict()}
         return list(names) or ["step", "loss"]
 
     def plot(self, ax: Axes | None = None, **style: Any) -> Axes:
-        """The loss over the steps, on `ax` or a new figure."""
+        """Plots the loss over the steps, on `ax` or a new figure. Needs matplotlib."""
         axes = ax or new_axes(self.title)
         style.setdefault("label", self._points[0].mode if self._points else "train")
         axes.plot(self.steps, self.losses, **style)
@@ -132,11 +138,11 @@ class Metrics(Sequence[MetricPoint]):
 
 
 def new_axes(title: str) -> Axes:
-    """The axes of a loss curve."""
+    """Returns new axes for a loss curve."""
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise MissingDependency("matplotlib", "A plot") from error
+        raise MissingDependency("matplotlib", "a plot") from error
     axes: Axes = plt.subplots()[1]
     axes.set(title=title, xlabel="step", ylabel="loss")
     return axes
@@ -147,7 +153,7 @@ def _is_number(value: object) -> bool:
 
 
 def _number(value: float | str | None) -> float:
-    """JSON has no NaN: a loss that is none comes as null or as its name."""
+    """Parses a loss. JSON has no NaN, so a non-finite loss is null or a string."""
     try:
         return float("nan" if value is None else value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the appliance answers, as values. Unknown keys are kept in `raw`, missing ones are None."""
+"""Typed views of the appliance's JSON. Unknown keys are in `raw`; missing ones are None or empty."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class LogLine:
     level: str
     message: str
     fields: dict[str, str]
-    """What the line is about, such as the epoch."""
+    """Structured fields of the line, such as the epoch."""
     raw: Document = field(repr=False, compare=False)
 
     @classmethod
     def read(cls, item: Document) -> LogLine:
-        """From an item of `logs`."""
+        """Reads an item of `logs`."""
         return cls(
             number=int(item.get("number") or 0),
             time=times.parse_rfc3339(item.get("time")),
@@ -47,7 +47,7 @@ class LogLine:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a job, as `kubectl describe` shows it."""
+    """An event of a job, as `kubectl describe` shows it."""
 
     number: int
     time: datetime | None
@@ -58,7 +58,7 @@ class Event:
 
     @classmethod
     def read(cls, item: Document) -> Event:
-        """From an item of `events`."""
+        """Reads an item of `events`."""
         return cls(
             number=int(item.get("number") or 0),
             time=times.parse_rfc3339(item.get("time")),
@@ -71,40 +71,40 @@ class Event:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file that the appliance can send, and its size."""
+    """A file that can be downloaded."""
 
     path: str
     bytes: int
     time: datetime | None = None
-    """When it was written last."""
+    """Time of the last change."""
 
     @classmethod
     def read(cls, item: Document) -> RemoteFile:
-        """From an item of `files`."""
+        """Reads an item of `files`."""
         return cls(
             path=str(item["path"]), bytes=int(item["bytes"]), time=times.parse_rfc3339(item.get("time"))
         )
 
     @property
     def document(self) -> Document:
-        """As JSON has it."""
+        """The file as JSON."""
         return {"path": self.path, "bytes": self.bytes, "time": times.format_rfc3339(self.time)}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint of a job."""
+    """A complete checkpoint of a job."""
 
     step: int
     digest: str | None
-    """BLAKE3 of its parameters: two runs that ended in the same weights have the same."""
+    """BLAKE3 digest of the parameters: equal for runs with bit-identical results."""
     bytes: int
     time: datetime | None
     files: tuple[RemoteFile, ...] = field(repr=False)
 
     @classmethod
     def read(cls, item: Document) -> Checkpoint:
-        """From an item of `checkpoints`."""
+        """Reads an item of `checkpoints`."""
         files = tuple(RemoteFile.read(each) for each in item.get("files") or ())
         return cls(
             step=int(item["step"]),
@@ -116,7 +116,7 @@ class Checkpoint:
 
     @property
     def document(self) -> Document:
-        """As JSON has it."""
+        """The checkpoint as JSON."""
         files = [file.document for file in self.files]
         time = times.format_rfc3339(self.time)
         return {"step": self.step, "digest": self.digest, "bytes": self.bytes, "time": time, "files": files}
@@ -132,7 +132,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a token stands for."""
+    """The owner of a token."""
 
     name: str
     role: str
@@ -141,33 +141,34 @@ class Identity:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would become of a job."""
+    """The expected fate of a job: whether it fits, where, and when it would start."""
 
     fits: bool
     reason: str | None
     message: str
     systems: tuple[str, ...]
-    """The systems it would get."""
+    """Names of the systems that the job would get."""
     queue_position: int | None
-    """Its place in the queue; None where it would start at once."""
+    """Position in the queue; None if the job would start at once."""
     estimated_start: datetime | None
     projected: Document = field(repr=False)
-    """What the machine that is emulated would need: stepSeconds, seconds, samplesPerSecond."""
+    """Projection for the emulated machine: stepSeconds, seconds, samplesPerSecond."""
     needs: Document = field(repr=False)
-    """How many agents of each role it takes, and the bytes of each: count, bytes."""
+    """Agents by role: `count`, and the `bytes` of memory of each."""
     host: Document = field(repr=False)
-    """The job on the host of the server: fits; memory (needed, total, available, in bytes); step.seconds.
+    """Needs on the server's host: fits; memory (needed, total, available, in bytes); step.seconds.
 
-    Empty where agents run on other machines."""
+    Empty if agents run on other machines.
+    """
     epoch: Document = field(repr=False)
-    """One pass over the training data: samples, tokens, steps; empty where that is not known."""
+    """One pass over the training data: samples, tokens, steps; empty if unknown."""
     notes: tuple[str, ...] = field(repr=False)
-    """What was not checked."""
+    """Checks that were skipped."""
     raw: Document = field(repr=False, compare=False)
 
     @classmethod
     def read(cls, answer: Document) -> Plan:
-        """From the answer of `trainjobs:plan`."""
+        """Reads the response of `trainjobs:plan`."""
         return cls(
             fits=bool(answer.get("fits")),
             reason=answer.get("reason"),

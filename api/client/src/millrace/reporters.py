@@ -1,4 +1,4 @@
-"""Where a followed job is shown: a progress bar, lines for a pipe, or nowhere."""
+"""Reporters of a followed job: a progress bar, lines for a pipe, or nothing."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any, Protocol, TextIO
 from millrace import retry_budget, times
 from millrace.metrics import MetricPoint
 
-# A line of a run that is watched by a file: often enough to see it live, seldom enough to read it later.
+# Interval of progress lines: short enough to follow a run live, long enough for a readable log file.
 LINE_INTERVAL_SECONDS = 10.0
 _MIN_BAR_WIDTH = 5
 
 
 class Reporter(Protocol):
-    """What can be shown of a job."""
+    """Receives what happens to a followed job."""
 
     def message(self, text: str) -> None:
-        """A sentence about the job."""
+        """Shows a sentence about the job, or a log line."""
 
     def progress(self, progress: Mapping[str, Any]) -> None:
-        """`status.progress`, or a part of it."""
+        """Updates total steps and expected end from `status.progress`, or from a part of it."""
 
     def point(self, point: MetricPoint) -> None:
-        """A step was committed, or an evaluation has ended."""
+        """Shows a committed step, or a finished evaluation."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Finishes the output. Later messages appear below it."""
 
 
 def default_reporter(name: str) -> Reporter:
-    """A bar where somebody looks (a terminal, a notebook), lines where it is written down."""
+    """Returns a progress bar on a terminal or in a notebook, otherwise lines on standard output."""
     return BarReporter(name) if _in_notebook() or sys.stderr.isatty() else LineReporter(sys.stdout)
 
 
@@ -40,31 +40,32 @@ class SilentReporter:
     """Shows nothing."""
 
     def message(self, text: str) -> None:
-        """Nothing."""
+        """Ignores the message."""
 
     def progress(self, progress: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Ignores the progress."""
 
     def point(self, point: MetricPoint) -> None:
-        """Nothing."""
+        """Ignores the point."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class MessageReporter(SilentReporter):
-    """Shows sentences and log lines, and no progress."""
+    """Shows messages and log lines, but no progress."""
 
     def message(self, text: str) -> None:
-        """On standard output."""
+        """Prints the message on standard output."""
         print(text, flush=True)
 
 
 class OverallRate:
-    """Samples a second since the attempt began, as its agents' GlobalRate: time is that of its steps.
+    """Samples per second since the attempt began, as in the agents' GlobalRate: measured over the time of its
+    steps.
 
-    Points don't say how many samples a step has. The rate of an attempt's first is that of its own step,
-    before any smoothing, and tells it.
+    A point does not contain the batch size. It is computed from the attempt's first rate, which is that of
+    its own step and not smoothed.
     """
 
     def __init__(self) -> None:
@@ -75,11 +76,11 @@ class OverallRate:
 
     @property
     def step_seconds(self) -> float | None:
-        """How long a step of the attempt takes, as a mean."""
+        """Mean duration of a step of the attempt, in seconds; None before the first step."""
         return self._seconds / self._steps if self._steps else None
 
     def update(self, point: MetricPoint) -> float | None:
-        """The rate with this point; None where the points don't tell."""
+        """Adds a point and returns the rate; None if the batch size is unknown."""
         if point.attempt != self._attempt:
             self._attempt, self._batch, self._steps, self._seconds = point.attempt, 0, 0, 0.0
         seconds = point.seconds or 0.0
@@ -92,7 +93,7 @@ class OverallRate:
 
 
 class LineReporter(SilentReporter):
-    """The progress lines of a run on one machine; everything else goes to standard error."""
+    """Prints progress lines in the format of a local run. Messages go to standard error."""
 
     def __init__(self, out: TextIO, every: float = LINE_INTERVAL_SECONDS) -> None:
         self._out = out
@@ -102,15 +103,17 @@ class LineReporter(SilentReporter):
         self._overall = OverallRate()
 
     def message(self, text: str) -> None:
-        """On standard error, after the points that came before it."""
+        """Prints the message on standard error, after the line of the last point."""
         self._flush()
         print(text, file=sys.stderr, flush=True)
 
     def point(self, point: MetricPoint) -> None:
-        """A line, unless the last one was a moment ago: then it waits for a later point to take its place."""
+        """Prints a line at most once per interval; a point within the interval is kept until a later one
+        replaces it.
+        """
         if point.mode != "train":
             self._flush()
-            # The rate of an evaluation is that of all of it.
+            # The rate of an evaluation covers all of it.
             self._print(point, point.rate)
             return
         self._pending = point, self._overall.update(point)
@@ -118,7 +121,7 @@ class LineReporter(SilentReporter):
             self._flush()
 
     def close(self) -> None:
-        """The last point is always shown."""
+        """Prints the last point if it is pending."""
         self._flush()
 
     def _flush(self) -> None:
@@ -132,11 +135,13 @@ class LineReporter(SilentReporter):
 
 
 class BarReporter:
-    """A bar with step, loss, rate and time left, on a terminal or in a notebook; sentences stand above it."""
+    """A bar with step, loss, rate and remaining time, on a terminal or in a notebook. Messages appear above
+    it.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # A notebook paints standard error red.
+        # Notebooks show standard error on a red background.
         self._out = sys.stdout if _in_notebook() else sys.stderr
         self._bar: Any = None
         self._total: int | None = None
@@ -144,19 +149,19 @@ class BarReporter:
         self._overall = OverallRate()
 
     def message(self, text: str) -> None:
-        """Above the bar."""
+        """Prints the message above the bar."""
         from tqdm.auto import tqdm
 
         tqdm.write(text, file=self._out)
 
     def progress(self, progress: Mapping[str, Any]) -> None:
-        """Total and expected end, where they are known."""
+        """Stores the total steps and the expected end, if given."""
         if progress.get("totalSteps"):
             self._total = int(progress["totalSteps"])
         self._end = progress.get("estimatedFinishTime") or self._end
 
     def point(self, point: MetricPoint) -> None:
-        """Moves the bar; evaluations are said above it."""
+        """Moves the bar. An evaluation is printed above it."""
         if point.mode != "train":
             self.message(progress_line(point, point.rate))
             return
@@ -167,31 +172,31 @@ class BarReporter:
         if point.step >= bar.n:
             bar.update(point.step - bar.n)
         else:
-            bar.n = point.step  # it went back to its last committed step
+            bar.n = point.step  # the job resumed from its last committed step
             bar.refresh()
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Closes the bar in its current state."""
         if self._bar is not None:
             self._bar.refresh()
             self._bar.close()
-            self._bar = None  # what is said now stands below it
+            self._bar = None  # later messages appear below the bar
 
     def _new(self) -> Any:
         from tqdm.auto import tqdm
 
         layout = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
-        # Without miniters a replay of many steps has it wait for as many before it is drawn again.
+        # Without miniters, tqdm raises its refresh interval after a burst of steps and then skips later ones.
         return tqdm(total=self._total, desc=self._name, dynamic_ncols=True, bar_format=layout, miniters=1)
 
     def _fit(self, bar: Any, point: MetricPoint, rate: float | None) -> None:
-        """Name and figures as far as a narrow terminal has room for them beside the bar."""
+        """Shortens name and figures to the width of the terminal."""
         name, figures, columns = self._name, self._figures(point, rate), bar.format_dict["ncols"]
         if columns:
             room = columns - len(f" 100%|| {point.step}/{self._total}, ") - _MIN_BAR_WIDTH
             name = _cut(name, columns // 3)
             while len(figures) > 1 and len(name) + len(", ".join(figures)) > room:
-                figures.pop(1)  # the loss stays
+                figures.pop(1)  # keeps the loss
             name = _cut(name, room - len(", ".join(figures)))
         bar.set_description_str(name, refresh=False)
         bar.set_postfix_str(", ".join(figures), refresh=False)
@@ -206,7 +211,9 @@ class BarReporter:
         return shown
 
     def _seconds_left(self, step: int) -> float | None:
-        """As the appliance expects it; as the steps so far make it where that is not known, or was wrong."""
+        """Returns the remaining time by the appliance's estimate, or by the mean step if that is missing or
+        in the past.
+        """
         if self._total is None or self._total <= step:
             return None
         since = times.seconds_since(self._end)
@@ -217,7 +224,9 @@ class BarReporter:
 
 
 def progress_line(point: MetricPoint, global_rate: float | None) -> str:
-    """`| Train Device=CSX, Step=50, Loss=8.31250, Rate=69.37 samples/sec, GlobalRate=69.37 samples/sec`."""
+    """Formats a line such as `| Train Device=CSX, Step=50, Loss=8.31250, Rate=69.37 samples/sec,
+    GlobalRate=...`.
+    """
     line = (
         f"| Train Device=CSX, Step={point.step}"
         if point.mode == "train"

@@ -1,11 +1,11 @@
-"""How long to wait before trying again, and when to stop."""
+"""Delays between retries, and the time after which retries stop."""
 
 from __future__ import annotations
 
 import random
 import time
 
-# Here by name, so that tests need not wait.
+# Looked up in this module by all callers, so that tests can replace them by a fake clock.
 sleep = time.sleep
 clock = time.monotonic
 
@@ -14,10 +14,10 @@ MAX_DELAY_SECONDS = 15.0
 
 
 class RetryBudget:
-    """One thing that is tried until it works or patience is over.
+    """Retries of one operation: delays them, and ends them `max_seconds` after the first failure.
 
-    Waits are drawn between half and all of 0.5 s, 1 s, 2 s, ... 15 s: many clients that lose one server must
-    not come back at the same moment.
+    Delays are random, between half and all of 0.5 s, 1 s, 2 s, ... up to 15 s, so that many clients that lose
+    the same server do not return at the same moment.
     """
 
     def __init__(self, max_seconds: float) -> None:
@@ -27,15 +27,18 @@ class RetryBudget:
 
     @property
     def has_not_failed(self) -> bool:
-        """Whether nothing has gone wrong yet, or nothing since it last worked."""
+        """Whether nothing has failed since the start or the last success."""
         return self._failures == 0
 
     def succeeded(self) -> None:
-        """What comes now is a new trouble, with all patience."""
+        """Resets the budget: the next failure is the first one of a new series."""
         self._failures = 0
 
     def wait(self, at_least: float = 0.0) -> bool:
-        """Sleep before the next try, no less than was asked for; False where that is past all patience."""
+        """Sleeps before the next try, for at least `at_least` seconds.
+
+        Returns False, without sleeping, if the delay would exceed the budget.
+        """
         now = clock()
         if self._failures == 0:
             self._since = now

@@ -1,8 +1,8 @@
-"""Server-sent events: bytes in, events out.
+"""Decodes server-sent events, as defined by the HTML standard.
 
-As the HTML standard says: any line ending, also one cut between two reads; several data lines; comments; ids
-that count only once their event is whole. An event without data is none: a comment that keeps the connection
-alive is followed by an empty line, too.
+* Lines end with CR, LF or CRLF, which may be split between two chunks. An event may have several data lines.
+* An ID counts only when its event is complete.
+* An event without data is dropped: a keep-alive comment is followed by an empty line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 @dataclass(frozen=True)
 class ServerSentEvent:
-    """One event; `id` is its own, empty where it has none."""
+    """One event. `id` is the event's own ID, empty if it has none."""
 
     event: str
     data: str
@@ -23,11 +23,11 @@ class ServerSentEvent:
 
 
 class Decoder:
-    """Takes a stream in pieces of any size. A new connection needs a new decoder."""
+    """Decodes a stream that arrives in chunks of any size. A new connection needs a new decoder."""
 
     def __init__(self) -> None:
         self.retry: float | None = None
-        """Seconds to wait before the next connection, where the server has said so."""
+        """Reconnection delay in seconds, if the server has set it."""
         self._at_start = True
         self._after_cr = False
         self._rest = b""
@@ -36,7 +36,7 @@ class Decoder:
         self._id = ""
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """The events that these bytes complete."""
+        """Returns the events that are completed by these bytes."""
         if self._after_cr and chunk.startswith(b"\n"):
             chunk, self._after_cr = chunk[1:], False
         if not chunk:

@@ -1,4 +1,7 @@
-"""What a TrainJob document says about its job, as a word and as a sentence. Pure functions, but for ages."""
+"""The state of a job, in one word and in one line, computed from its TrainJob document.
+
+All functions are pure, except that ages depend on the current time.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ CANCELLED = "Cancelled"
 DELETING = "Deleting"
 SUSPENDED = "Suspended"
 RUNNING = ("Training", "Evaluating")
-"""Those in which steps come."""
+"""States in which steps are computed."""
 FAILURES = ("BadParams", "OutOfMemory", "NonFiniteLoss", "DeadlineExceeded", "RetriesExhausted")
-"""The ways to fail, each the end of a job."""
+"""Final states of a failed job."""
 FAILED = "Failed"
-"""Any of the final ones but Succeeded, Deleting and Cancelled: a choice of jobs, and no state of its own."""
+"""Selects jobs of all failure states. Not the state of a job itself."""
 
 NAMES = (
     "Queued",
@@ -32,14 +35,14 @@ NAMES = (
     CANCELLED,
     FAILED,
 )
-"""The states that jobs can be asked for by."""
+"""The states by which jobs can be selected."""
 
 
 def state(job: Document) -> str:
-    """The reason of the condition Succeeded.
+    """Returns the state: the reason of the condition Succeeded.
 
-    Pending before there is one. A job that was deleted before its end is Deleting while its agents end and
-    its history is copied, and Cancelled from then on.
+    Pending if there is no such condition yet. A job that was deleted before it finished is Deleting while
+    finalizers hold it, because its agents end and its history is copied; afterwards it is Cancelled.
     """
     condition = _condition(job, "Succeeded")
     if is_deleted(job) and not _is_over(job):
@@ -48,76 +51,76 @@ def state(job: Document) -> str:
 
 
 def is_finished(job: Document) -> bool:
-    """Whether nothing more will happen."""
+    """Whether the job has finished or was deleted."""
     return _is_over(job) or is_deleted(job)
 
 
 def succeeded(job: Document) -> bool:
-    """Whether it did what it was asked to do."""
+    """Whether the job finished successfully."""
     return _condition(job, "Succeeded").get("status") == "True"
 
 
 def matches(job: Document, wanted: str) -> bool:
-    """Whether it is in a state that is asked for."""
+    """Whether the job is in the state `wanted`, one of `NAMES`."""
     if wanted == FAILED:
         return _is_over(job) and not succeeded(job)
     return state(job) == wanted
 
 
 def parse_name(given: str) -> str | None:
-    """The state that is meant, in any case of letters; None for no state."""
+    """Returns the state with this name, ignoring case; None if there is none."""
     return next((name for name in NAMES if name.lower() == given.lower()), None)
 
 
 def is_deleted(job: Document) -> bool:
-    """Whether somebody has deleted it."""
+    """Whether the deletion of the job was requested."""
     return "deletionTimestamp" in (job.get("metadata") or {})
 
 
 def is_idle(job: Document) -> bool:
-    """Whether nothing more will happen by itself: over, or suspended on purpose."""
+    """Whether the job changes no more by itself: it has finished, or is suspended on purpose."""
     return is_finished(job) or (state(job) == SUSPENDED and bool((job.get("spec") or {}).get("suspend")))
 
 
 def mark_deleted(job: Document) -> None:
-    """Note that its deletion is asked for."""
+    """Records in the document that the job's deletion was requested."""
     job.setdefault("metadata", {}).setdefault("deletionTimestamp", "")
 
 
 def mark_gone(job: Document) -> None:
-    """Note that the appliance does not have it any more."""
+    """Records in the document that the job no longer exists."""
     mark_deleted(job)
     job["metadata"].pop("finalizers", None)
 
 
 def mark_point(job: Document, attempt: int | None, step: int, loss: float) -> None:
-    """Note a step that its document is behind of: points are told sooner than documents are written."""
+    """Records a step that is newer than the document. Points arrive earlier than documents."""
     progress = job.setdefault("status", {}).setdefault("progress", {})
-    # What an earlier attempt had done beyond its last checkpoint is lost.
+    # Steps of an earlier attempt after its last checkpoint are lost.
     is_old = (attempt or 0) < (progress.get("attempt") or 0)
     if not is_old and _is_beyond(step, progress):
         progress.update(step=step, loss=str(loss))
 
 
 def mark_checkpoint(job: Document, step: int, digest: str | None) -> None:
-    """Note a checkpoint that its document is behind of."""
+    """Records a checkpoint that is newer than the document."""
     checkpoint = job.setdefault("status", {}).setdefault("checkpoint", {})
     if _is_beyond(step, checkpoint):
         checkpoint.update(step=step, digest=digest)
 
 
 def describe(job: Document) -> str:
-    """State and what matters in it, as `Queued: waits for 2 systems; place 1`."""
-    said = _DETAILS.get(state(job), _cause)(job)
-    return f"{state(job)}: {said}" if said else state(job)
+    """Returns the state with its main details, such as `Queued: waits for 2 systems; position 1`."""
+    details = _DETAILS.get(state(job), _cause)(job)
+    return f"{state(job)}: {details}" if details else state(job)
 
 
 STALE_AFTER_SECONDS = 90
-"""A server that runs looks every 30 s at the jobs that hold systems."""
+"""Three times the interval in which a running server updates the status of jobs that hold systems (30 s)."""
 
 
 def stale_message(job: Document) -> str | None:
-    """How old the status of a job that holds systems is; None where it is recent, or the job holds none."""
+    """Returns how old the status is; None if it is recent, or the job holds no systems."""
     seconds = times.seconds_since(_status(job).get("lastObservedTime"))
     if (
         seconds is None
@@ -126,18 +129,18 @@ def stale_message(job: Document) -> str | None:
         or not _status(job).get("systems")
     ):
         return None
-    return f"{times.age(seconds)} ago: nobody looks after the jobs of the appliance at present"
+    return f"{times.age(seconds)} ago: no server or operator is updating the appliance's jobs"
 
 
 def deletion(job: Document) -> str | None:
-    """Return why a deleted job that had finished still exists; None if nothing holds it."""
+    """Returns why a deleted job that had finished still exists; None if nothing holds it."""
     progressing = _condition(job, "Progressing")
     is_held = is_deleted(job) and _is_over(job) and progressing.get("reason") == DELETING
     return str(progressing.get("message") or DELETING) if is_held else None
 
 
 def next_attempt(job: Document) -> str | None:
-    """When the next attempt starts, and why not now; None where nothing keeps it waiting."""
+    """Returns when the next attempt starts, and why it waits; None if it does not wait."""
     retry = _status(job).get("retry") or {}
     at = times.parse_rfc3339(retry.get("nextAttemptTime"))
     if at is None or is_finished(job):
@@ -146,7 +149,7 @@ def next_attempt(job: Document) -> str | None:
 
 
 def at_step(name: str, step: Any, total: Any) -> str:
-    """The sentence of a job that has this state at this step."""
+    """Returns the description of a job that is in this state at this step."""
     progress = {"step": step, "totalSteps": total}
     condition = {"type": "Succeeded", "reason": name}
     return describe({"status": {"conditions": [condition], "progress": progress}})
@@ -154,9 +157,9 @@ def at_step(name: str, step: Any, total: Any) -> str:
 
 def _queued(job: Document) -> str:
     queue = _status(job).get("queue") or {}
-    place = f"place {queue['position']}" if queue.get("position") else ""
+    position = f"position {queue['position']}" if queue.get("position") else ""
     message = str(queue.get("message") or "").rstrip(".")
-    return "; ".join(part for part in (message, place) if part)
+    return "; ".join(part for part in (message, position) if part)
 
 
 def _starting(job: Document) -> str:
@@ -178,7 +181,7 @@ def _running(job: Document) -> str:
 
 def _suspended(job: Document) -> str:
     saved = _at_checkpoint(job)
-    return _joined("its state is saved", saved) if saved else "it has not begun"
+    return _joined("state saved", saved) if saved else "not started yet"
 
 
 def _succeeded(job: Document) -> str:
@@ -186,13 +189,13 @@ def _succeeded(job: Document) -> str:
 
 
 def _cause(job: Document) -> str:
-    """What went wrong, where it did."""
+    """Returns the cause of a failure and where it happened."""
     failure = _status(job).get("failure") or {}
     message = str(failure.get("message") or _condition(job, "Succeeded").get("message") or "").strip()
     where = failure.get("pod") or failure.get("role")
     if where and str(where) not in message:
         node = f" on {failure['node']}" if failure.get("node") else ""
-        # Further lines are hints, which stand below all of it.
+        # Further lines are hints; they follow the place.
         first, *hints = message.split("\n", 1)
         message = "\n".join([f"{first} ({where}{node})", *hints])
     return message
@@ -246,7 +249,7 @@ def _condition(job: Document, kind: str) -> Document:
 
 
 def _is_held(job: Document) -> bool:
-    """Whether a deleted job is there still: finalizers keep it until all that has to follow is done."""
+    """Whether finalizers hold the job after its deletion."""
     return bool((job.get("metadata") or {}).get("finalizers"))
 
 

@@ -1,12 +1,12 @@
-"""A submission as it travels: params byte for byte, what stands beside them, and small texts they name.
+"""Builds the multipart body of a submission: params, options, and small text files that params name.
 
-    params  the user's file as it is. It is never parsed and rewritten: YAML readers disagree about `1e-8`.
-            A dict is sent as JSON, which is YAML too, with every float as the shortest decimal that reads
-            back to it, and what PyYAML has taken for a text, as `1e-8`, as the number that it is.
-    job     name, labels and the rest of the TrainJob's spec; overrides of params by flags
-    file    local texts that params name, each under the name that params have for it
+    params  the user's file, unchanged: it is not rewritten, because YAML readers disagree about `1e-8`. A
+            dict is sent as JSON, a subset of YAML, with every float as the shortest decimal that reads back
+            to it. A string such as `1e-8`, which PyYAML does not recognize as a number, is sent as a number.
+    job     name, labels and other fields of the TrainJob's spec; overrides of params
+    file    local text files, each under the name that params have for it
 
-What is sent is a function of what is submitted: a retry sends the same bytes.
+The body is a function of the arguments: a retry sends the same bytes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Verb = Literal["train", "eval", "plan"]
 Params = str | os.PathLike[str] | Mapping[str, Any]
 
 MAX_UPLOAD_BYTES = 1024 * 1024
-# Readers of forms disagree about these in a file's name.
+# Parsers of multipart forms disagree about these characters in a file name.
 _UNSENDABLE = re.compile(r'[\x00-\x1f"\\]')
-# Numbers of YAML 1.2 that PyYAML may leave as texts: an exponent without a dot or a sign.
+# Numbers of YAML 1.2 that PyYAML reads as strings: an exponent without a decimal point or a sign.
 _EXPONENT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+", re.ASCII)
 _PATH_KEYS = ("data_dir", "data_files")
 _OVERRIDES = frozenset(
@@ -55,16 +55,16 @@ _OVERRIDES = frozenset(
 
 @dataclass(frozen=True)
 class Submission:
-    """A body and its type, ready to be sent as often as needed."""
+    """A request body and its content type. It can be sent any number of times."""
 
     content: bytes = field(repr=False)
     content_type: str
     files: tuple[str, ...]
-    """The names of the texts that travel along."""
+    """Names of the uploaded files."""
 
 
 class SubmitOptions(TypedDict, total=False):
-    """What may be said beside params; None, as leaving it out, leaves it to params or to the appliance."""
+    """Options of a submission. A missing option, or None, is left to params or to the appliance's default."""
 
     num_csx: int | None
     name: str | None
@@ -86,13 +86,17 @@ class SubmitOptions(TypedDict, total=False):
 
 
 RunOptions = SubmitOptions
-"""Deprecated name of `SubmitOptions`, kept for one release."""
+"""Deprecated alias of `SubmitOptions`, to be removed in the next release."""
 
 
 def build(params: Params, options: SubmitOptions, verb: Verb) -> Submission:
-    """What is sent for these params."""
+    """Builds the body for these params and options.
+
+    Raises ConfigError for an unknown option, BadParams if a dict can't be serialized, and OSError if the
+    params file can't be read.
+    """
     if unknown := sorted(options.keys() - SubmitOptions.__annotations__.keys()):
-        raise ConfigError(f"There is no option {unknown[0]}: Appliance.train has all that there are.")
+        raise ConfigError(f"unknown option {unknown[0]}: see Appliance.train for all options")
     content, filename, document, places = _read(params)
     texts = list(_uploads(document, places))
     parts: list[tuple[str, tuple[str | None, bytes, str]]] = [
@@ -105,7 +109,7 @@ def build(params: Params, options: SubmitOptions, verb: Verb) -> Submission:
 
 
 def _mode(verb: Verb, document: Any) -> str | None:
-    """What the verb says, where params don't agree: `train` trains, also with the params of an evaluation."""
+    """Returns the mode to send. `train` trains even if the params select an evaluation."""
     if verb != "train":
         return "eval" if verb == "eval" else None
     runconfig = document.get("runconfig") if isinstance(document, Mapping) else None
@@ -114,7 +118,7 @@ def _mode(verb: Verb, document: Any) -> str | None:
 
 
 def _job(options: SubmitOptions, mode: str | None) -> dict[str, Any]:
-    """The part `job`: empty where params say everything."""
+    """Builds the part `job`, which is empty if no option is set."""
     deadline = options.get("job_time_sec")
     spec = {
         "numCsx": options.get("num_csx"),
@@ -138,7 +142,7 @@ def _job(options: SubmitOptions, mode: str | None) -> dict[str, Any]:
 
 
 def _read(params: Params) -> tuple[bytes, str, Any, list[Path]]:
-    """The bytes, a file name, what a Python reader makes of them, and where relative names may be found."""
+    """Returns the params as bytes, a file name, the parsed document, and the roots of relative paths."""
     if isinstance(params, Mapping):
         return _to_json(params, indent=2, numbers=True), "params.json", params, [Path()]
     path = Path(params)
@@ -147,17 +151,15 @@ def _read(params: Params) -> tuple[bytes, str, Any, list[Path]]:
 
 
 def _parse(content: bytes, path: Path) -> Any:
-    """What a Python reader makes of params; None of what it can't read."""
+    """Parses params with PyYAML; returns None if it can't read them."""
     try:
         return yaml.safe_load(content)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         if b"\t" in content:
-            # The appliance's reader takes tabs between words, Python's does not.
+            # The appliance accepts tabs as separators, PyYAML does not.
             return _parse(content.replace(b"\t", b" "), path)
-        # The appliance's own reader has the better message, with line and hint, or reads it all the same.
-        log.warning(
-            "%s can't be read here (%s): texts that it names stay on this machine", path, _first_line(error)
-        )
+        # The appliance reports syntax errors with line and hint, and may accept what PyYAML rejects.
+        log.warning("can't parse %s (%s): files that it names are not uploaded", path, _first_line(error))
         return None
 
 
@@ -166,7 +168,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _parse_float_strings(value: Any) -> Any:
-    """Params of a dict as the appliance would have read them from their file."""
+    """Returns the params of a dict as the appliance would have read them from the file."""
     if isinstance(value, Mapping):
         return {key: _parse_float_strings(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -182,22 +184,20 @@ def _to_json(value: object, indent: int | None, *, numbers: bool = False) -> byt
             return os.fspath(value)
         if isinstance(value, Mapping):
             return dict(value)
-        if hasattr(value, "tolist"):  # numpy's and PyTorch's numbers and arrays
+        if hasattr(value, "tolist"):  # numbers and arrays of NumPy and PyTorch
             return value.tolist()
-        raise TypeError(f"a {type(value).__name__} in params has no form in YAML")
+        raise TypeError(f"a value of type {type(value).__name__} can't be written as YAML")
 
     try:
         if numbers:
             value = _parse_float_strings(value)
         return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False, default=other).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadParams(
-            f"The params can't be written down: {error}.", status=0, reason="BadParams"
-        ) from error
+        raise BadParams(f"can't serialize the params: {error}", status=0, reason="BadParams") from error
 
 
 def _uploads(document: Any, places: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each small local text that params name."""
+    """Yields name and content of each small local text file that params name."""
     seen: set[str] = set()
     for named in _named_paths(document):
         for name, text in _entry(named, places):
@@ -217,12 +217,16 @@ def _named_paths(document: Any) -> Iterator[str]:
 
 
 def _entry(named: str, places: Sequence[Path]) -> list[tuple[str, bytes]]:
-    """The texts of one file or glob: all or none, for half of the data would train something else."""
+    """Returns the text files of one file name or glob: all or none, because a part of the data would change
+    the training.
+    """
     if not named or Path(named).is_absolute():
         return []
     for place in places:
         if (place / named).is_dir():
-            _warn_not_uploaded(named, "it is a directory; single texts and globs as texts/*.txt travel along")
+            _warn_not_uploaded(
+                named, "a directory; only text files and globs such as texts/*.txt are uploaded"
+            )
             return []
         names = (
             [named] if (place / named).is_file() else sorted(glob.glob(named, root_dir=place, recursive=True))
@@ -242,37 +246,37 @@ def _entry(named: str, places: Sequence[Path]) -> list[tuple[str, bytes]]:
 
 
 def _warn_not_uploaded(name: str, why: str, sought: str = "it") -> None:
-    log.warning(
-        "%s stays on this machine (%s): the appliance looks for %s among its own files", name, why, sought
-    )
+    log.warning("%s is not uploaded (%s): the appliance looks for %s among its own files", name, why, sought)
 
 
 def _read_upload(place: Path, name: str) -> tuple[bytes | None, str]:
-    """The file's content, or why it does not travel."""
+    """Returns the file's content, or None and the reason why it is not uploaded."""
     if _UNSENDABLE.search(name):
-        return None, "a name with \", \\ or control characters can't be sent: rename it"
+        return None, "a name with \", \\ or control characters can't be uploaded: rename it"
     path = place / name
     try:
         size = path.stat().st_size
         if size >= MAX_UPLOAD_BYTES:
-            return None, f"{size / MAX_UPLOAD_BYTES:.1f} MiB; only texts under 1 MiB travel along"
+            return None, f"{size / MAX_UPLOAD_BYTES:.1f} MiB; only text files under 1 MiB are uploaded"
         content = path.read_bytes()
         content.decode("utf-8")
         name.encode("utf-8")
     except UnicodeError:
-        return None, "it is no UTF-8 text"
+        return None, "not UTF-8 text"
     except OSError as error:
-        return None, f"it can't be read: {error.strerror}"
+        return None, f"can't be read: {error.strerror}"
     return content, ""
 
 
 def _mounts(mount_dirs: Mapping[str, str]) -> dict[str, Any]:
-    """Volumes and where they are seen: `{"corpus": "/data"}`, or a part of one, `{"corpus/en": "/data"}`."""
+    """Returns volumes and mounts for `{"corpus": "/data"}`, or, for a directory of a volume, `{"corpus/en":
+    "/data"}`.
+    """
     volumes: dict[str, dict[str, Any]] = {}
     mounts = []
     for source, path in mount_dirs.items():
         claim, _, sub_path = source.partition("/")
-        # A volume's name has no dots, a claim's may have.
+        # The name of a claim may contain dots, that of a volume may not.
         volume = claim.replace(".", "-")
         volumes[volume] = {"name": volume, "persistentVolumeClaim": {"claimName": claim}}
         mounts.append(_without_none({"path": path, "volume": volume, "subPath": sub_path.strip("/") or None}))
@@ -280,13 +284,13 @@ def _mounts(mount_dirs: Mapping[str, str]) -> dict[str, Any]:
 
 
 def mount_dirs_from(given: Iterable[str]) -> dict[str, str]:
-    """`NAME=PATH` as a map, as the command has it."""
-    return _pairs(given, "NAME=PATH, as corpus=/data (millrace get volumes lists the names)")
+    """Parses `NAME=PATH` arguments of the command line."""
+    return _pairs(given, "NAME=PATH, such as corpus=/data (list the names with `millrace get volumes`)")
 
 
 def labels_from(given: Iterable[str]) -> dict[str, str]:
-    """`KEY=VALUE` as a map, as the command has it."""
-    return _pairs(given, "KEY=VALUE, as team=nlp")
+    """Parses `KEY=VALUE` arguments of the command line."""
+    return _pairs(given, "KEY=VALUE, such as team=nlp")
 
 
 def _pairs(given: Iterable[str], form: str) -> dict[str, str]:
@@ -294,9 +298,9 @@ def _pairs(given: Iterable[str], form: str) -> dict[str, str]:
     for each in given:
         key, equals, value = each.partition("=")
         if not key or not equals:
-            raise ConfigError(f"{each} is not of the form {form}.")
+            raise ConfigError(f"{each} does not have the form {form}")
         if pairs.setdefault(key, value) != value:
-            raise ConfigError(f"{key} is given twice, as {pairs[key]} and as {value}.")
+            raise ConfigError(f"{key} is given twice, with the values {pairs[key]} and {value}")
     return pairs
 
 
@@ -305,7 +309,7 @@ def _multipart(parts: list[tuple[str, tuple[str | None, bytes, str]]], files: tu
     for name, (filename, content, kind) in parts:
         head = f"{name}\0{filename}\0{kind}\0{len(content)}\0"
         digest.update(head.encode() + content)
-    # Drawn from the content, so that no part can have it in it and a repetition has the same.
+    # Derived from the content: no part can contain it, and a retry uses the same one.
     content_type = f"multipart/form-data; boundary=millrace-{digest.hexdigest()[:40]}"
     request = httpx.Request("POST", "http://-/", headers={"Content-Type": content_type}, files=parts)
     return Submission(content=request.read(), content_type=content_type, files=files)
@@ -315,5 +319,5 @@ Value = TypeVar("Value")
 
 
 def _without_none(fields: Mapping[str, Value | None]) -> dict[str, Value]:
-    """Without what was not given."""
+    """Returns the fields that have a value."""
     return {key: value for key, value in fields.items() if value is not None and value != {}}

@@ -1,4 +1,4 @@
-"""Times as the appliance writes them, and durations as people read them."""
+"""Parses and formats times and durations."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|
 
 
 def parse_rfc3339(text: str | None) -> datetime | None:
-    """An RFC 3339 time; None for none, and for what is no time."""
-    # datetime.fromisoformat reads neither Z nor any number of decimals before Python 3.11.
+    """Parses an RFC 3339 time; returns None for None and for an invalid time."""
+    # Before Python 3.11, datetime.fromisoformat accepts neither Z nor an arbitrary number of decimals.
     match = _RFC3339.fullmatch(text or "")
     if not match:
         return None
@@ -24,18 +24,18 @@ def parse_rfc3339(text: str | None) -> datetime | None:
 
 
 def format_rfc3339(time: datetime | None) -> str | None:
-    """A time as RFC 3339 has it, in UTC."""
+    """Formats a time as RFC 3339 in UTC."""
     return None if time is None else time.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 def seconds_since(text: str | None) -> float | None:
-    """How long ago that was."""
+    """Returns the seconds since a time; None if the time is missing or invalid."""
     then = parse_rfc3339(text)
     return None if then is None else (datetime.now(timezone.utc) - then).total_seconds()
 
 
 def age(seconds: float) -> str:
-    """An age as kubectl has it: 42s, 3m5s, 17m, 5h12m, 14h, 2d3h, 30d."""
+    """Formats an age like kubectl: 42s, 3m5s, 17m, 5h12m, 14h, 2d3h, 30d."""
     whole = max(0, int(seconds))
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if whole < 120:
@@ -54,7 +54,7 @@ def age(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`1:18:05`, or `2 days, 0:00:09` from a day on, as the appliance's progress lines have it."""
+    """Formats a duration like the appliance's progress lines: `1:18:05`, or `2 days, 0:00:09`."""
     whole = max(0, round(seconds))
     days, rest = divmod(whole, 86400)
     clock = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
@@ -64,6 +64,6 @@ def duration(seconds: float) -> str:
 
 
 def local(text: str | None) -> str:
-    """A time for reading, in this machine's zone; a dash for none."""
+    """Formats a time in the local time zone; `-` if it is missing or invalid."""
     then = parse_rfc3339(text)
     return "-" if then is None else then.astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,10 +1,13 @@
-"""HTTP as this client needs it: requests and streams that outlive bad connections, and typed errors.
+"""HTTP requests, downloads and event streams that survive unreliable connections. Knows nothing of jobs.
 
-    request   one request and its whole answer; repeated where that is harmless
-    download  the body of an answer in pieces, from an offset
-    events    server-sent events, resumed by Last-Event-ID: each numbered event once, whatever is cut
+    request   one request and its whole response; retried
+    download  a response body in pieces, from an offset
+    events    server-sent events, resumed by Last-Event-ID
 
-Knows nothing of jobs.
+* Every request can be retried: those that create something have an idempotency key, all others are
+  idempotent.
+* Each numbered event is delivered once and in order, wherever the connection breaks.
+* Errors of the appliance are raised as `errors.ApplianceError`, network errors as `errors.Unreachable`.
 """
 
 from __future__ import annotations
@@ -32,17 +35,17 @@ log = logging.getLogger("millrace")
 
 Params = Mapping[str, str | int | bool | None]
 Position = tuple[int, ...]
-"""How far a stream was heard: a number for each kind of thing that it counts."""
+"""Position in a stream: the last number of each of its series."""
 
-# What may pass by itself. Another 5xx is a fault that the same request would meet again.
+# Temporary errors. Any other 5xx would occur again for the same request.
 _RETRIED = frozenset({408, 429, 502, 503, 504})
 _TIMEOUT = httpx.Timeout(60.0, connect=10.0, pool=10.0)
-# Where there is nothing to tell, the appliance sends comments: a silent connection is a dead one.
+# The appliance sends keep-alive comments, so a silent connection is broken.
 _STREAM_TIMEOUT = httpx.Timeout(60.0, connect=10.0, pool=10.0)
 
 
 class Transport:
-    """The connection to one appliance. Safe to share between threads."""
+    """Connections to one appliance. Safe to share between threads."""
 
     def __init__(self, endpoint: Endpoint, *, retry_seconds: float, reconnect_seconds: float) -> None:
         self.endpoint = endpoint
@@ -57,21 +60,21 @@ class Transport:
                 headers=headers,
                 timeout=_TIMEOUT,
                 verify=_verification(endpoint),
-                # A proxy of the environment is not for this machine itself.
+                # A proxy of the environment is not for connections to this machine.
                 trust_env=not endpoint.is_loopback,
             )
         except ImportError as error:
-            raise errors.MissingDependency("socksio", "The SOCKS proxy of the environment") from error
+            raise errors.MissingDependency("socksio", "a SOCKS proxy") from error
 
     def close(self) -> None:
-        """Give up the kept connections."""
+        """Closes the connections."""
         self._client.close()
 
     def _open_client(self) -> httpx.Client:
         if self._client.is_closed:
             raise errors.ConfigError(
-                f"The connection to {self.endpoint.url} was closed: use jobs before their Appliance's `with` "
-                f"block ends, or an Appliance without one."
+                f"the connection to {self.endpoint.url} is closed: use jobs inside the `with` block of their "
+                f"Appliance, or an Appliance without one"
             )
         return self._client
 
@@ -86,10 +89,10 @@ class Transport:
         json: object = None,
         seconds: float | None = None,
     ) -> httpx.Response:
-        """The answer, if it is a success; `seconds` are for one that takes long to make.
+        """Sends a request and returns the response if it is a success. `seconds` replaces the timeout of 60
+        s.
 
-        Every request may be repeated: those that create carry an idempotency key in `headers`, all others say
-        how things shall be.
+        Raises ApplianceError or Unreachable when retries are used up.
         """
         budget = RetryBudget(self._retry_seconds)
         timeout = _TIMEOUT if seconds is None else httpx.Timeout(seconds, connect=10.0, pool=10.0)
@@ -112,22 +115,24 @@ class Transport:
                     self._raise(error)
 
     def json(self, method: str, path: str, **request: Any) -> Any:
-        """The answer of a request, as JSON."""
+        """Sends a request and returns the JSON of the response."""
         response = self.request(method, path, **request)
         try:
             return response.json()
         except ValueError as error:
-            what = response.headers.get("content-type", "something unnamed")
+            what = response.headers.get("content-type", "no content type")
             raise errors.Unreachable(
-                f"{self.endpoint.url} sent {what} where JSON was expected: is it a Millrace appliance?"
+                f"{self.endpoint.url} sent {what} instead of JSON: check that it is a Millrace appliance"
             ) from error
 
     @contextmanager
     def download(
         self, path: str, *, params: Params | None, offset: int, etag: str | None
     ) -> Iterator[httpx.Response]:
-        """A file from an offset on, its body unread; all of it (200) where it is not that of `etag`."""
-        # Lengths and offsets are those of the file itself.
+        """Requests a file from `offset` on; the body is not read yet. The whole file is sent (200) if its
+        ETag has changed.
+        """
+        # Lengths and offsets must be those of the uncompressed file.
         headers = {"Accept-Encoding": "identity"}
         if offset:
             headers["Range"] = f"bytes={offset}-"
@@ -141,11 +146,11 @@ class Transport:
             yield response
 
     def retrying(self) -> RetryLoop:
-        """For what is tried by its caller in several requests, as a download in ranges."""
+        """Returns a retry loop for callers that send several requests, such as a download in ranges."""
         return RetryLoop(self, RetryBudget(self._retry_seconds))
 
     def events(self, path: str, *, params: Params | None = None, after: int = 0) -> Iterator[ServerSentEvent]:
-        """The events of a stream until its `end`, numbered ones each once and in order."""
+        """Yields the events of a stream until its `end`, reconnecting as needed."""
         last: Position = (after,) if after else ()
         budget = RetryBudget(self._reconnect_seconds)
         while True:
@@ -162,13 +167,13 @@ class Transport:
                                     continue
                                 last = position
                             yield event
-                raise httpx.RemoteProtocolError("the stream was cut")
+                raise httpx.RemoteProtocolError("the stream was interrupted")
             except (httpx.HTTPError, errors.ApplianceError) as error:
                 if not self._wait_for_retry(budget, error, at_least=decoder.retry or 0.0):
                     self._raise(error)
 
     def _stream(self, path: str, params: Params | None, last: Position) -> Generator[bytes, None, None]:
-        """The bytes of one connection to a stream."""
+        """Yields the bytes of one connection to a stream."""
         headers = _stream_headers(last)
         with self._open_client().stream(
             "GET", path, params=_given(params), headers=headers, timeout=_STREAM_TIMEOUT
@@ -183,8 +188,8 @@ class Transport:
         kind = response.headers.get("content-type", "")
         if not kind.startswith("text/event-stream"):
             raise errors.Unreachable(
-                f"{self.endpoint.url} sent {kind or 'something unnamed'} where live events were expected: "
-                f"does a proxy in between know server-sent events?"
+                f"{self.endpoint.url} sent {kind or 'no content type'} instead of an event stream: "
+                f"check that proxies in between support server-sent events"
             )
 
     def _wait_for_retry(
@@ -197,48 +202,48 @@ class Transport:
         elif not isinstance(error, httpx.TransportError) or _is_permanent(self.endpoint.url, error):
             return False
         if budget.has_not_failed:
-            log.warning("%s; trying again", self._description(error))
+            log.warning("%s; retrying", self._description(error))
         return budget.wait(at_least)
 
     def _raise(self, error: httpx.HTTPError | errors.ApplianceError) -> NoReturn:
-        """Raise what the caller shall see of it."""
+        """Raises the exception for the caller."""
         if isinstance(error, errors.ApplianceError):
             raise error
-        if said := _other_scheme(self.endpoint.url, error):
-            raise errors.Unreachable(said) from error
-        remedy = "is the appliance up, and is this its address?"
+        if message := _other_scheme(self.endpoint.url, error):
+            raise errors.Unreachable(message) from error
+        remedy = "check that the appliance runs, and its address"
         if _certificate_trouble(error):
-            remedy = "name the authority that signed its certificate with --ca FILE (ca= in Python)."
+            remedy = "set the authority that signed its certificate with --ca FILE (ca= in Python)"
         raise errors.Unreachable(f"{self._description(error)}: {remedy}") from error
 
     def _description(self, error: httpx.HTTPError | errors.ApplianceError) -> str:
         if isinstance(error, errors.ApplianceError):
             return str(error)
         if isinstance(error, httpx.TimeoutException):
-            return f"{self.endpoint.url} did not answer in time"
-        did = "Cannot reach" if isinstance(error, httpx.ConnectError) else "Lost the connection to"
-        return f"{did} {self.endpoint.url} ({_root_cause(error)})"
+            return f"{self.endpoint.url} did not respond in time"
+        action = "can't reach" if isinstance(error, httpx.ConnectError) else "lost the connection to"
+        return f"{action} {self.endpoint.url} ({_root_cause(error)})"
 
 
 class RetryLoop:
-    """Decides for a caller's own loop whether a failed try is worth another one."""
+    """Retries for a caller's own loop."""
 
     def __init__(self, transport: Transport, budget: RetryBudget) -> None:
         self._transport = transport
         self._budget = budget
 
     def succeeded(self) -> None:
-        """The last try got somewhere."""
+        """Records that the last try made progress."""
         self._budget.succeeded()
 
     def wait_or_raise(self, error: httpx.HTTPError | errors.ApplianceError) -> None:
-        """Sleep before the next try; raise where there should be none."""
+        """Sleeps before the next try, or raises the error if it should not be retried."""
         if not self._transport._wait_for_retry(self._budget, error):
             self._transport._raise(error)
 
 
 def _given(params: Params | None) -> dict[str, str]:
-    """Query parameters without those that were not given, truth values as the appliance spells them."""
+    """Returns the query parameters that have a value, booleans as `true` and `false`."""
     spelt = {True: "true", False: "false"}
     return {
         key: spelt[value] if isinstance(value, bool) else str(value)
@@ -248,7 +253,7 @@ def _given(params: Params | None) -> dict[str, str]:
 
 
 def _position(event_id: str) -> Position:
-    """Where a stream stands after an event, by its id; nothing of one that has no place in its order."""
+    """Parses an event's ID as a position; empty for an event outside of the numbered series."""
     parts = event_id.split(".")
     return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else ()
 
@@ -258,7 +263,7 @@ def _is_beyond(position: Position, last: Position) -> bool:
 
 
 def _stream_headers(last: Position) -> dict[str, str]:
-    # A compressing proxy would hold events back until it has a block of them.
+    # A compressing proxy would delay events until its buffer is full.
     headers = {"Accept": "text/event-stream", "Cache-Control": "no-store", "Accept-Encoding": "identity"}
     if last:
         headers["Last-Event-ID"] = ".".join(map(str, last))
@@ -267,7 +272,7 @@ def _stream_headers(last: Position) -> dict[str, str]:
 
 def _verification(endpoint: Endpoint) -> ssl.SSLContext | bool:
     if endpoint.url.startswith("http://"):
-        # Nothing to verify, and reading all the authorities takes longer than a request.
+        # Not used for http; loading the system's certificate authorities would take longer than a request.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if endpoint.insecure:
         return False
@@ -276,11 +281,11 @@ def _verification(endpoint: Endpoint) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=endpoint.ca)
     except (OSError, ssl.SSLError) as error:
-        raise errors.ConfigError(f"{endpoint.ca} has no certificates that can be read ({error}).") from error
+        raise errors.ConfigError(f"can't read certificates from {endpoint.ca}: {error}") from error
 
 
 def _error(response: httpx.Response) -> errors.ApplianceError:
-    """An answer other than success as its exception, whoever in between has sent it."""
+    """Returns the exception for an error response, from the appliance or from a proxy."""
     try:
         problem = json.loads(response.content)
     except ValueError:
@@ -292,9 +297,9 @@ def _error(response: httpx.Response) -> errors.ApplianceError:
     reason = problem.get("reason")
     detail = problem.get("detail") or problem.get("title")
     if not detail and 300 <= status < 400:
-        detail = f"The appliance sends on to {response.headers.get('location')}: use that address."
+        detail = f"the appliance redirects to {response.headers.get('location')}: use that address"
     if not detail:
-        detail = f"The appliance, or a proxy before it, answered {named} to {response.request.url.path}."
+        detail = f"the appliance, or a proxy before it, responded {named} to {response.request.url.path}"
     return errors.class_for(status, reason)(
         str(detail),
         status=status,
@@ -310,7 +315,7 @@ def _error(response: httpx.Response) -> errors.ApplianceError:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds from now, from seconds or a date."""
+    """Parses `Retry-After`, a number of seconds or a date, into seconds from now."""
     if not value:
         return None
     if value.isdecimal():
@@ -329,7 +334,7 @@ def _cause_chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _root_cause(error: BaseException) -> str:
-    """The cause in the operating system's words, without its number: `Connection refused`."""
+    """Returns the message of the root cause without its number: `Connection refused`."""
     *_, root = _cause_chain(error)
     return getattr(root, "strerror", None) or str(root) or type(root).__name__
 
@@ -339,23 +344,23 @@ def _certificate_trouble(error: BaseException) -> bool:
 
 
 def _other_scheme(url: str, error: BaseException) -> str | None:
-    """What to do where the server speaks HTTP and was spoken to in HTTPS, or the other way round."""
+    """Returns what to do if the server speaks HTTP and the client HTTPS, or vice versa; else None."""
     scheme, _, rest = url.partition("://")
     if scheme == "https":
-        # What a server sends that knows no TLS has no version of it where TLS looks for one. The second is
-        # how newer versions of OpenSSL say so.
+        # A response without TLS has no valid TLS version where one is expected. Newer versions of OpenSSL
+        # report RECORD_LAYER_FAILURE.
         reasons = [each.reason for each in _cause_chain(error) if isinstance(each, ssl.SSLError)]
         is_other = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}.intersection(reasons)
         if is_other and isinstance(error, httpx.ConnectError):
-            return f"{url} does not speak HTTPS: write http://{rest}, if nobody in between can listen."
+            return f"{url} does not support HTTPS: use http://{rest}, on a trusted network only"
     elif "illegal request line" in str(error):
-        # So the library calls an answer that begins with the bytes of a TLS alert.
-        return f"{url} does not speak HTTP without encryption: write https://{rest}."
+        # h11's error for a response that begins with the bytes of a TLS alert.
+        return f"{url} requires HTTPS: use https://{rest}"
     return None
 
 
 def _is_permanent(url: str, error: httpx.TransportError) -> bool:
-    """What the same try would meet again: an address that is none, a certificate that is not trusted."""
+    """Whether a retry would fail in the same way: invalid URL, untrusted certificate, wrong scheme."""
     if isinstance(error, httpx.UnsupportedProtocol):
         return True
     return _certificate_trouble(error) or _other_scheme(url, error) is not None

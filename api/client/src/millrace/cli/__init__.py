@@ -1,7 +1,7 @@
 """The `millrace` command.
 
-Standard output has results and nothing else; progress, notes and errors go to standard error. What is
-expected to go wrong ends in one sentence and one of these exit codes, never in a traceback.
+* Standard output has results only; progress, notes and errors go to standard error.
+* Expected errors end with one sentence and an exit code of `Exit`, never with a traceback.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ import millrace
 from millrace.cli import base, context_commands, job_commands, query_commands, submit_commands
 from millrace.cli.exit_codes import Exit
 
-_HELP = """Trains models on a Millrace appliance, from wherever you are.
+_HELP = """Trains models on a Millrace appliance.
 
 \b
     millrace login https://millrace.example.org
     millrace train -p params.yaml --num_csx 4
 
-A job lives on the appliance. Ctrl-C, a lost connection or a closed laptop end the watching and never the job;
-`millrace attach NAME` comes back to it. Flags are spelt with underscores or with dashes.
+Jobs run on the appliance. Ctrl-C or a lost connection stops following a job, not the job itself;
+`millrace attach NAME` follows it again. Flags can be written with underscores or with dashes.
 
 \b
 Exit codes:
-    0    done
-    1    the job failed, or was suspended or cancelled while it was followed; a planned one does not fit
-    2    bad input
-    3    the appliance can't be reached, or does not allow it
-    130  interrupted (143, 129 by SIGTERM, SIGHUP); a job that was followed goes on
+    0    success
+    1    the job failed, or was suspended or cancelled while it was followed; a planned job does not fit
+    2    invalid input
+    3    the appliance can't be reached, failed, or denied access
+    130  interrupted (143 by SIGTERM, 129 by SIGHUP); a followed job continues
 """
 
 
 @click.group(cls=base.Group, help=_HELP, context_settings=base.CONTEXT_SETTINGS, no_args_is_help=True)
 @click.version_option(millrace.__version__, package_name="millrace", message="millrace %(version)s")
 def cli() -> None:
-    """See _HELP."""
+    """Defines the command; its help is `_HELP`."""
 
 
 for command in (
@@ -51,14 +51,14 @@ for command in (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command's entry point."""
+    """Runs the command and exits; the entry point of the script."""
     base.replace_closed_streams()
     base.handle_signals()
     sys.exit(run(arguments))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """The command, and its exit code."""
+    """Runs the command and returns its exit code."""
     base.show_notes()
     try:
         code = cli.main(list(arguments) if arguments is not None else None, "millrace", standalone_mode=False)
@@ -72,7 +72,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
     except (BrokenPipeError, base.BrokenPipe):
-        # Whoever reads the output has enough; the interpreter's last flush must not fail because of that.
+        # The reader of the pipe has closed it: the interpreter's flush at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.BROKEN_PIPE
     except Exception as error:

@@ -1,6 +1,6 @@
-"""What all commands share: how flags are spelt, which appliance is meant, how results and errors are shown.
+"""What all commands share: spelling of flags, selection of the appliance, output of results and errors.
 
-Whatever takes long to import is imported where it is used: help and completion must be quick.
+Slow imports are local to functions, so that help and completion stay fast.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONTEXT_SETTINGS: dict[str, Any] = {
 
 @dataclass
 class Settings:
-    """Which appliance, as the global flags say; given before the command or after it."""
+    """The values of the global flags, which may be given before or after the command."""
 
     context: str | None = None
     url: str | None = None
@@ -50,7 +50,7 @@ class Settings:
     insecure: bool | None = None
 
     def token(self) -> str | None:
-        """The token of --token-file."""
+        """Returns the token of --token_file; None without the flag."""
         if self.token_file is None:
             return None
         if self.token_file == "-":
@@ -58,7 +58,7 @@ class Settings:
         return Path(self.token_file).read_text(encoding="utf-8").strip()
 
     def appliance(self, url: str | None = None, token: str | None = None, **more: Any) -> Appliance:
-        """The appliance that is meant."""
+        """Returns a client for the selected appliance."""
         from millrace.appliance import Appliance
 
         return Appliance(
@@ -76,7 +76,7 @@ pass_settings = click.make_pass_decorator(Settings, ensure=True)
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """Into the settings; what is said nearer to the command wins."""
+    """Stores a global flag. One after the command overrides one before it."""
     if value is not None and parameter.name is not None:
         setattr(context.find_root().ensure_object(Settings), parameter.name, value)
 
@@ -90,32 +90,30 @@ def _global_options(hidden: bool) -> list[click.Parameter]:
             "--context",
             metavar="NAME",
             shell_complete=complete_contexts,
-            help="Context of the contexts file; else the current one.",
+            help="Context of the contexts file. Default: the current one.",
         ),
         option("--url", metavar="URL", help="Address of the appliance. [MILLRACE_URL]"),
         option("-N", "--namespace", metavar="NAME", help="Namespace of the jobs. [MILLRACE_NAMESPACE]"),
         option(
             "--token_file",
             metavar="FILE",
-            help="File with the token, - for standard input. [MILLRACE_TOKEN: itself]",
+            help="File with the token, or - for standard input. [MILLRACE_TOKEN: the token]",
         ),
-        option(
-            "--ca", metavar="FILE", help="Authority that signed the appliance's certificate. [MILLRACE_CA]"
-        ),
+        option("--ca", metavar="FILE", help="Certificate authority of the appliance. [MILLRACE_CA]"),
         option(
             "--insecure",
             is_flag=True,
             default=None,
-            help="Accept any certificate, and a token sent unencrypted. [MILLRACE_INSECURE]",
+            help="Accept any certificate, and send the token unencrypted. [MILLRACE_INSECURE]",
         ),
     ]
 
 
 class _Spelling(click.Command):
-    """Completes flags as they are begun: with underscores or with dashes."""
+    """Completes flags in the spelling that was begun, with underscores or with dashes."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """What may come next."""
+        """Returns the possible completions."""
         if not re.match("--.*-", incomplete):
             return super().shell_complete(ctx, incomplete)
         found = super().shell_complete(ctx, "--" + incomplete[2:].replace("-", "_"))
@@ -125,20 +123,20 @@ class _Spelling(click.Command):
 
 
 class Command(_Spelling):
-    """A command that takes the global flags, too."""
+    """A command that accepts the global flags."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("epilog", "Takes the global flags, as --context, too: see millrace --help.")
+        kwargs.setdefault("epilog", "Also accepts the global flags, such as --context: see millrace --help.")
         super().__init__(*args, **kwargs)
         self.params += _global_options(hidden=True)
 
 
 class BrokenPipe(Exception):
-    """Whoever read standard output has stopped. Click would end with 1, which means something else here."""
+    """Standard output was closed by its reader. Click would exit with 1, which means a failed job here."""
 
 
 class Group(_Spelling, click.Group):
-    """A group whose commands take the global flags, too."""
+    """A group whose commands accept the global flags."""
 
     command_class = Command
     group_class = type
@@ -148,33 +146,31 @@ class Group(_Spelling, click.Group):
         self.params += _global_options(hidden=False)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """The command; tells a closed pipe from a failure."""
+        """Runs the command; raises BrokenPipe if standard output was closed."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
             raise BrokenPipe from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they are needed, not in that of the alphabet."""
+        """Returns the commands in order of definition, which is that of their use."""
         return list(self.commands)
 
 
 class Output(click.Choice[str]):
-    """The choice of a form; who means the local run's `-o model_dir` is told."""
+    """The choice of an output format. The error message has a hint for users of the local `-o model_dir`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The form."""
+        """Returns the format."""
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
-            hint = (
-                "The files of a job stay with the appliance: `millrace download NAME --to DIR` fetches them."
-            )
+            hint = "Files of a job stay on the appliance: `millrace download NAME --to DIR` downloads them."
             raise click.BadParameter(f"{error.message} {hint}", ctx, param) from error
 
 
 def output_option(*forms: str) -> Callable[[Function], Function]:
-    """`-o`; the first form is the default."""
+    """Adds `-o`. The first format is the default."""
     forms = forms or ("table", "json", "yaml", "name")
     return click.option(
         "-o",
@@ -182,12 +178,12 @@ def output_option(*forms: str) -> Callable[[Function], Function]:
         type=Output(forms),
         default=forms[0],
         show_default=True,
-        help="Form of the result on standard output.",
+        help="Format of the result on standard output.",
     )
 
 
 def complete_contexts(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names of contexts, for the shell; none where the file can't be read."""
+    """Completes names of contexts; returns none if the file can't be read."""
     from millrace.config import Config
 
     try:
@@ -197,10 +193,10 @@ def complete_contexts(_context: click.Context, _parameter: click.Parameter, inco
 
 
 def complete_jobs(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names of jobs, for the shell; none where the appliance can't be asked."""
+    """Completes names of jobs; returns none if the appliance does not respond in time."""
     from itertools import islice
 
-    # Whoever has pressed a key waits for it.
+    # The user is waiting for the completion: no notes.
     logging.getLogger("millrace").handlers = [logging.NullHandler()]
     settings = context.find_root().ensure_object(Settings)
     try:
@@ -212,16 +208,16 @@ def complete_jobs(context: click.Context, _parameter: click.Parameter, incomplet
 
 
 def job_argument(function: Function) -> Function:
-    """NAME, and --uid for one that is not the newest of its name."""
+    """Adds the argument NAME, and --uid for a job that is not the newest of its name."""
     function = click.option(
-        "--uid", metavar="UID", help="The job with this uid, where several had the name."
+        "--uid", metavar="UID", help="UID of the job. Default: the newest with this name."
     )(function)
     return click.argument("name", metavar="NAME", shell_complete=complete_jobs)(function)
 
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in what takes longer, where the system can."""
+    """Raises TimeoutError in the block after this time, on systems with timers."""
 
     def stop(*_: object) -> None:
         raise TimeoutError
@@ -238,7 +234,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 
 def replace_closed_streams() -> None:
-    """Standard streams that whoever began this has closed lead nowhere, and are not taken by a connection."""
+    """Replaces closed standard streams by /dev/null, so that no connection gets their file descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
@@ -246,11 +242,11 @@ def replace_closed_streams() -> None:
 
 @contextmanager
 def interrupt_message(text: str | None) -> Iterator[None]:
-    """Says this on standard error where what is under way is interrupted, by Ctrl-C or a signal."""
+    """Prints the text on standard error if the block is interrupted by Ctrl-C or a signal."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        # Of a terminal that is gone nothing can be said.
+        # Writing fails if the terminal was closed.
         with suppress(OSError):
             if text:
                 click.echo(text, err=True)
@@ -258,14 +254,14 @@ def interrupt_message(text: str | None) -> Iterator[None]:
 
 
 def handle_signals() -> None:
-    """Has SIGTERM and SIGHUP end the command as Ctrl-C does: what is under way is told, the job goes on."""
+    """Makes SIGTERM and SIGHUP exit like Ctrl-C, with 128 plus the number of the signal. Jobs continue."""
 
     def stop(number: int, _frame: object) -> None:
         sys.exit(128 + number)
 
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
-        # nohup has the command ignore it.
+        # nohup ignores SIGHUP for the command.
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop)
 
@@ -276,25 +272,25 @@ class _NoteHandler(logging.Handler):
         if "tqdm" in sys.modules:
             from tqdm import tqdm
 
-            tqdm.write(note, file=sys.stderr)  # above the bar, where there is one
+            tqdm.write(note, file=sys.stderr)  # above the progress bar, if there is one
         else:
             click.echo(note, err=True)
 
 
 def show_notes() -> None:
-    """What the client has to say by the way goes to standard error."""
+    """Prints log messages of the client as notes on standard error."""
     logging.getLogger("millrace").handlers = [_NoteHandler()]
 
 
 def print_error(error: Exception, hint: str | None = None) -> int:
-    """Print an expected error as one sentence, and return its exit code.
+    """Prints an expected error in one sentence and returns its exit code.
 
-    Any other one is a fault of this client, and is raised.
+    Raises any other error: it is a bug of this client.
     """
     if isinstance(error, errors.JobFailed):
         lines, code = [*(f"  {line}" for line in error.log_tail)], Exit.FAILED
     elif isinstance(error, errors.ApplianceError):
-        # The sentence may have them, too, but one after the other.
+        # The message may contain the fields as well; several are listed one per line.
         several = len(error.errors) > 1
         faults = [each for each in error.errors if several or each.message not in str(error)]
         lines, code = [f"  {each.field}: {each.message}" for each in faults], _code_of(error)
@@ -313,7 +309,7 @@ def print_error(error: Exception, hint: str | None = None) -> int:
 
 def _error_message(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}."
+        return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
@@ -324,9 +320,9 @@ def _code_of(error: errors.ApplianceError) -> Exit:
 
 def _hint_for(error: errors.ApplianceError) -> str | None:
     if isinstance(error, errors.Unauthorized):
-        return "`millrace login URL` asks for a token and keeps it"
+        return "log in with `millrace login URL`"
     if isinstance(error, errors.NotFound) and "deleted=true" in error.detail:
-        return "`millrace get jobs --deleted` lists the uids of all jobs there are and were"
+        return "list the UIDs of all jobs, also of deleted ones, with `millrace get jobs --deleted`"
     if error.status >= 500 and error.request_id:
-        return f"the appliance's log has it as request {error.request_id}"
+        return f"see request {error.request_id} in the appliance's log"
     return None

@@ -1,4 +1,4 @@
-"""login, logout, config and completion."""
+"""The commands login, logout, config and completion."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _context_argument = click.argument("name", metavar="NAME", shell_complete=base.c
 
 @click.command(cls=base.Command)
 @click.argument("address", metavar="URL")
-@click.option("--name", metavar="CONTEXT", help="What to call it; else the host's name.")
-@click.option("--token", metavar="-", help="- reads the token from standard input; else it is asked for.")
+@click.option("--name", metavar="CONTEXT", help="Name of the context. Default: the host name.")
+@click.option("--token", metavar="-", help="Read the token from standard input. Default: prompt for it.")
 @base.pass_settings
 def login(settings: Settings, address: str, name: str | None, token: str | None) -> None:
-    """Keeps address and token of an appliance as a context, and makes it the current one."""
+    """Stores address and token of an appliance as a context and makes it the current one."""
     from millrace import endpoint
 
     if token not in (None, "-"):
         raise click.UsageError(
-            "A token on the command line is everybody's: give it on standard input, with --token -."
+            "a token on the command line is visible to other users: pass it on standard input with --token -"
         )
     if token == "-":
         settings.token_file = "-"
@@ -40,38 +40,40 @@ def login(settings: Settings, address: str, name: str | None, token: str | None)
     given = _token(settings)
     settings.context = None
     with settings.appliance(address, given) as appliance:
-        who = appliance.whoami()
+        identity = appliance.whoami()
     chosen = name or _name_of(address)
     namespace = settings.namespace
-    if namespace is None and who.namespaces and "*" not in who.namespaces:
-        namespace = who.namespaces[0]
+    if namespace is None and identity.namespaces and "*" not in identity.namespaces:
+        namespace = identity.namespaces[0]
     config = _config()
     ca = str(Path(settings.ca).resolve()) if settings.ca else None
     config.set(chosen, url=address, token=given or None, namespace=namespace, ca=ca)
     config.current = chosen
     config.save()
-    click.echo(f"Logged in to {address} as {who.name} ({who.role}); the context is {chosen}.", err=True)
+    click.echo(
+        f"logged in to {address} as {identity.name} ({identity.role}); current context: {chosen}", err=True
+    )
     _warn_about_environment()
 
 
 def _warn_about_environment() -> None:
-    """The environment comes before the current context: whoever has just chosen one should know."""
+    """Warns that MILLRACE_URL takes precedence over the context that was just selected."""
     if address := os.environ.get("MILLRACE_URL"):
-        click.echo(f"note: MILLRACE_URL is set, so commands without --context go to {address}", err=True)
+        click.echo(f"note: MILLRACE_URL is set: commands without --context use {address}", err=True)
 
 
 @click.command(cls=base.Command)
 @base.pass_settings
 def logout(settings: Settings) -> None:
-    """Forgets the token of the current context, or of --context."""
+    """Removes the token of the current context, or of --context."""
     config = _config()
     name = settings.context or config.current
     if name is None:
-        raise errors.ConfigError("There is no current context to log out from: name one with --context.")
+        raise errors.ConfigError("no current context: name one with --context")
     config.context(name)
     config.set(name, token=None)
     config.save()
-    click.echo(f"The token of {name} is forgotten here; it stays valid until it is revoked.", err=True)
+    click.echo(f"removed the token of context {name}; it stays valid until it is revoked", err=True)
 
 
 @click.group(cls=base.Group)
@@ -101,7 +103,7 @@ def current_context() -> None:
     """Prints the name of the current context."""
     known = _config()
     if known.current is None:
-        raise errors.ConfigError("There is no current context: `millrace login URL` makes one.")
+        raise errors.ConfigError("no current context: create one with `millrace login URL`")
     click.echo(known.current)
 
 
@@ -112,7 +114,7 @@ def use_context(name: str) -> None:
     known = _config()
     known.current = name
     known.save()
-    click.echo(f"The context is {name}.", err=True)
+    click.echo(f"current context: {name}", err=True)
     _warn_about_environment()
 
 
@@ -120,7 +122,7 @@ def use_context(name: str) -> None:
 @_context_argument
 @base.pass_settings
 def set_context(settings: Settings, name: str) -> None:
-    """Makes or changes a context, by the flags --url, --namespace, --ca and --token_file."""
+    """Creates or changes a context, using the flags --url, --namespace, --ca and --token_file."""
     from millrace import endpoint
 
     known = _config()
@@ -134,23 +136,23 @@ def set_context(settings: Settings, name: str) -> None:
     if known.current is None:
         known.current = name
     known.save()
-    click.echo(f"The context {name} is kept in {known.path}.", err=True)
+    click.echo(f"saved context {name} in {known.path}", err=True)
 
 
 @config.command("delete-context")
 @_context_argument
 def delete_context(name: str) -> None:
-    """Forgets a context, its token included."""
+    """Removes a context and its token."""
     known = _config()
     known.delete(name)
     known.save()
-    click.echo(f"The context {name} is forgotten.", err=True)
+    click.echo(f"removed context {name}", err=True)
 
 
 @config.command("view")
 @base.output_option("yaml", "json")
 def view(output: str) -> None:
-    """Prints the contexts file; tokens are never shown."""
+    """Prints the contexts file without tokens."""
     known = _config()
     document = {
         "current-context": known.current,
@@ -163,7 +165,7 @@ def view(output: str) -> None:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> int:
-    """Prints a script that completes commands, flags and names of jobs.
+    """Prints a shell script that completes commands, flags and names of jobs.
 
     \b
     bash    eval "$(millrace completion bash)"
@@ -189,15 +191,15 @@ def _config() -> Config:
 
 
 def _token(settings: Settings) -> str:
-    """From --token_file or standard input; asked for, unseen, else."""
+    """Returns the token of --token_file or standard input; prompts for it without echo otherwise."""
     given = settings.token()
     if given is not None:
         return given
     if not sys.stdin.isatty():
         raise click.UsageError(
-            "Without a terminal, give the token on standard input, with --token -, or by --token_file FILE."
+            "no terminal to prompt for the token: pass it on standard input (--token -) or with --token_file"
         )
-    prompt = "Token (empty where the appliance asks for none)"
+    prompt = "Token (empty if the appliance requires none)"
     answer: str = click.prompt(prompt, default="", hide_input=True, show_default=False, err=True)
     return answer
 

@@ -1,19 +1,19 @@
-"""Exit codes that a script can use."""
+"""Exit codes of the command."""
 
 from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What the command ends with."""
+    """Exit codes of the command, for scripts."""
 
     OK = 0
     FAILED = 1
-    """The job failed, or was suspended or cancelled while it was followed; a planned one does not fit."""
+    """The job failed, or was suspended or cancelled while it was followed; or a plan does not fit."""
     BAD_INPUT = 2
-    """A mistake in flags or files, or the appliance refuses what it was sent."""
+    """Invalid flags or files, or the appliance rejected the request."""
     UNREACHABLE = 3
-    """The appliance can't be reached, fails, or does not allow it."""
+    """The appliance can't be reached, failed, or denied access."""
     INTERRUPTED = 130
-    """Ctrl-C; a job that was followed goes on. SIGTERM and SIGHUP have 143 and 129, as shells count them."""
+    """Ctrl-C; a followed job continues. SIGTERM and SIGHUP exit with 143 and 129."""
     BROKEN_PIPE = 141
-    """Whoever read the output has stopped, as in `| head`."""
+    """Standard output was closed by its reader, as in `| head`."""

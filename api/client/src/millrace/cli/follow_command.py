@@ -1,4 +1,4 @@
-"""Following a job from the command line: which screen, and what its end means to a script."""
+"""Follows a job from the command line: selects a reporter, and turns the job's end into an exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millrace.reporters import BarReporter, LineReporter, Reporter
 
 
 def follow_to_end(job: Job, output: str, *, logs: bool, every: float) -> int:
-    """Follow a job until it ends; the exit code tells how."""
+    """Follows a job until it finishes or is suspended, and returns the exit code."""
     try:
         follow(job, _select_reporter(job, output, every), logs=logs)
     except (errors.Unreachable, errors.ApplianceError) as error:
@@ -26,7 +26,9 @@ def follow_to_end(job: Job, output: str, *, logs: bool, every: float) -> int:
 
 
 def _select_reporter(job: Job, output: str, every: float) -> Reporter:
-    """Results of another form than the table have standard output for themselves."""
+    """Selects the reporter. With an output format other than table, standard output is reserved for the
+    result.
+    """
     if sys.stderr.isatty() and (output != "table" or sys.stdout.isatty()):
         return BarReporter(job.name)
     return LineReporter(sys.stdout if output == "table" else sys.stderr, every)
@@ -34,18 +36,18 @@ def _select_reporter(job: Job, output: str, every: float) -> Reporter:
 
 def _ended(job: Job) -> int:
     if job.state == state.SUSPENDED:
-        click.echo(f"hint: millrace resume {job.name} has it go on", err=True)
+        click.echo(f"hint: resume it with: millrace resume {job.name}", err=True)
         return Exit.FAILED
     if not job.is_finished:
         click.echo(
-            f"error: The appliance has no more to tell of {job.name}, which is not over: {job.summary}",
+            f"error: the event stream of job {job.name} ended before the job: {job.summary}",
             err=True,
         )
         return Exit.FAILED
     try:
         job.check()
     except errors.JobFailed as error:
-        return base.print_error(error, f"millrace logs {job.name} has everything its agents said")
+        return base.print_error(error, f"see the logs of its agents with: millrace logs {job.name}")
     if "checkpoint" in job.status:
-        click.echo(f"hint: millrace download {job.name} fetches its checkpoint", err=True)
+        click.echo(f"hint: download its checkpoint with: millrace download {job.name}", err=True)
     return Exit.OK

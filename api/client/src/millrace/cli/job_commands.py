@@ -1,4 +1,4 @@
-"""suspend, resume, scale, cancel and download."""
+"""The commands suspend, resume, scale, cancel and download."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 @base.output_option()
 @base.pass_settings
 def suspend(settings: Settings, name: str, uid: str | None, output: str) -> None:
-    """Has a job save its state and give its systems back."""
+    """Suspends a job: it saves its state and releases its systems."""
     with settings.appliance() as appliance:
-        _print_result(appliance.job(name, uid).suspend(), output, "saves its state and pauses")
+        _print_result(
+            appliance.job(name, uid).suspend(),
+            output,
+            "is suspending: it saves its state and releases its systems",
+        )
 
 
 @click.command(cls=base.Command)
@@ -31,46 +35,50 @@ def suspend(settings: Settings, name: str, uid: str | None, output: str) -> None
 @base.output_option()
 @base.pass_settings
 def resume(settings: Settings, name: str, uid: str | None, output: str) -> None:
-    """Has a suspended job go on from where it was."""
+    """Resumes a suspended job from its last checkpoint."""
     with settings.appliance() as appliance:
         job = appliance.job(name, uid)
         if job.spec.get("suspend") or job.is_finished:
-            _print_result(job.resume(), output, "goes on as soon as there are systems for it")
+            _print_result(job.resume(), output, "resumes when systems are available")
         else:
             _print_result(job, output, "is not suspended")
 
 
 @click.command(cls=base.Command)
 @base.job_argument
-@click.option("--num_csx", type=click.IntRange(1), required=True, metavar="N", help="Systems to go on with.")
+@click.option("--num_csx", type=click.IntRange(1), required=True, metavar="N", help="Number of systems.")
 @base.output_option()
 @base.pass_settings
 def scale(settings: Settings, name: str, uid: str | None, num_csx: int, output: str) -> None:
-    """Has a job go on with another number of systems, from the same step and to the same result."""
+    """Changes the number of systems of a job. It resumes at the same step; its result has the same bits."""
     with settings.appliance() as appliance:
-        _print_result(appliance.job(name, uid).scale(num_csx), output, f"goes on with {num_csx}")
+        _print_result(
+            appliance.job(name, uid).scale(num_csx),
+            output,
+            f"continues with {num_csx} system{'s' if num_csx > 1 else ''}",
+        )
 
 
 @click.command(cls=base.Command)
 @base.job_argument
-@click.option("-y", "--yes", is_flag=True, help="Don't ask.")
+@click.option("-y", "--yes", is_flag=True, help="Don't ask for confirmation.")
 @base.output_option()
 @base.pass_settings
 def cancel(settings: Settings, name: str, uid: str | None, yes: bool, output: str) -> int:
-    """Ends a job and deletes it; its checkpoints and history stay as long as the appliance keeps them."""
+    """Cancels and deletes a job; its checkpoints and history stay until the appliance's retention deletes
+    them.
+    """
     with settings.appliance() as appliance:
         job = appliance.job(name, uid)
         if not yes:
             if not sys.stdin.isatty():
-                raise click.UsageError(f"Without a terminal, cancelling {name} needs the flag --yes.")
+                raise click.UsageError(f"no terminal to confirm the cancellation of {name}: use --yes")
             if not click.confirm(f"Cancel {name} ({job.summary})?", err=True):
                 return Exit.FAILED
-        was_over = job.is_finished
+        had_finished = job.is_finished
         job.cancel()
-        over = was_over or job.state not in (state.DELETING, state.CANCELLED)
-        where = "it is out of the list now, see `millrace get jobs --deleted`"
-        if over:
-            what = f"had already ended as {job.state}; {where}"
+        if had_finished or job.state not in (state.DELETING, state.CANCELLED):
+            what = f"had already finished ({job.state}) and is deleted; see `millrace get jobs --deleted`"
         elif job.state == state.DELETING:
             what = "is being deleted: its agents save its state and end"
         else:
@@ -81,23 +89,25 @@ def cancel(settings: Settings, name: str, uid: str | None, yes: bool, output: st
 
 @click.command(cls=base.Command)
 @base.job_argument
-@click.option("--step", type=click.IntRange(0), metavar="N", help="Checkpoint of this step; else the newest.")
+@click.option(
+    "--step", type=click.IntRange(0), metavar="N", help="Step of the checkpoint. Default: the newest."
+)
 @click.option(
     "--to",
     type=click.Path(),
     metavar="DIR",
-    help="Directory to make; else NAME-checkpoint_STEP, or NAME-artifacts.",
+    help="Directory to create. Default: NAME-checkpoint_STEP or NAME-artifacts.",
 )
 @click.option(
     "--format",
     type=click.Choice(["native", "hf"]),
-    help="As the appliance has it, which is the default, or as `transformers` loads it.",
+    help="Format of the checkpoint: that of the appliance (default), or that of `transformers`.",
 )
 @click.option(
     "--artifacts",
     multiple=True,
     metavar="PATTERN",
-    help="Instead of a checkpoint, files that fit this: metrics.jsonl, 'logs/*'; '*' is all. Repeatable.",
+    help="Download files that match instead of a checkpoint: metrics.jsonl, 'logs/*', '*'. Repeatable.",
 )
 @base.output_option("table", "json", "yaml", "name")
 @base.pass_settings
@@ -111,16 +121,16 @@ def download(
     artifacts: tuple[str, ...],
     output: str,
 ) -> None:
-    """Fetches a checkpoint and prints its directory. Begun again, it goes on where it was interrupted."""
+    """Downloads a checkpoint and prints its directory. An interrupted download resumes when repeated."""
     if artifacts and (step is not None or format is not None):
-        raise click.UsageError("--step and --format are for checkpoints, --artifacts for all else.")
+        raise click.UsageError("--artifacts can't be combined with --step or --format")
     with settings.appliance() as appliance:
         job = appliance.job(name, uid)
         if artifacts:
             format, path = "artifacts", job.download_artifacts(*artifacts, to=to)
         else:
             format = format or "native"
-            with base.interrupt_message("Interrupted: the same command goes on where this one was."):
+            with base.interrupt_message("interrupted: repeat the command to resume the download"):
                 path = job.download(step, to, format)
     render.emit(output, {"path": str(path), "format": format}, lambda: str(path), str(path))
 
@@ -129,4 +139,4 @@ COMMANDS = (suspend, resume, scale, cancel, download)
 
 
 def _print_result(job: Job, output: str, what: str) -> None:
-    render.emit(output, job.document, lambda: f"{job.name} {what}", job.name)
+    render.emit(output, job.document, lambda: f"job {job.name} {what}", job.name)

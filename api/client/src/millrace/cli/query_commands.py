@@ -1,4 +1,4 @@
-"""get, attach, logs, events and metrics."""
+"""The commands get, attach, logs, events and metrics."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MODE = click.Choice(["all", "train", "eval"])
 
 
 class _State(click.Choice[str]):
-    """The choice of a state, in any case of letters."""
+    """The choice of a state, ignoring case."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        """All that there are, spelt as they are shown."""
-        return f"{value!r} is no state: choose from {', '.join(self.choices)}."
+        """Returns an error message with all states in their spelling."""
+        return f"unknown state {value!r}: choose from {', '.join(self.choices)}"
 
 
-_FOLLOW = click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until the job is over.")
+_FOLLOW = click.option("-f", "--follow", is_flag=True, help="Wait for new items until the job finishes.")
 
 
 @click.group(cls=base.Group)
@@ -40,26 +40,28 @@ def get() -> None:
 
 
 @get.command("jobs")
-@click.option("-A", "--all_namespaces", is_flag=True, help="Those of all namespaces one may read.")
+@click.option("-A", "--all_namespaces", is_flag=True, help="List jobs of all namespaces that you can read.")
 @click.option(
     "--state",
     type=_State(state.NAMES, case_sensitive=False),
     metavar="STATE",
-    help="Only those in this state, as Training; Failed is all that failed, however.",
+    help="Only jobs in this state, such as Training; Failed stands for all failures.",
 )
-@click.option("--mine", "submitted_by", flag_value="", default=None, help="Only one's own.")
-@click.option("--submitted_by", metavar="WHO", help="Only those of this user.")
-@click.option("--finished/--unfinished", default=None, help="Only those that are over, or are not.")
+@click.option("--mine", "submitted_by", flag_value="", default=None, help="Only your own jobs.")
+@click.option("--submitted_by", metavar="USER", help="Only jobs of this user.")
+@click.option("--finished/--unfinished", default=None, help="Only finished, or only unfinished jobs.")
 @click.option(
     "--deleted",
     is_flag=True,
     help="Include deleted jobs of which only the history is left; see one with --uid.",
 )
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="The newest so many.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=50, show_default=True, help="Maximum number of jobs."
+)
 @base.output_option()
 @base.pass_settings
 def get_jobs(settings: Settings, /, limit: int, output: str, all_namespaces: bool, **query: Any) -> None:
-    """Lists jobs, the newest first."""
+    """Lists jobs, newest first."""
     with settings.appliance() as appliance:
         if query["submitted_by"] == "":
             query["submitted_by"] = appliance.whoami().name
@@ -73,9 +75,9 @@ def get_jobs(settings: Settings, /, limit: int, output: str, all_namespaces: boo
         names,
     )
     if not jobs:
-        click.echo("There are no such jobs.", err=True)
+        click.echo("no jobs found", err=True)
     elif len(found) > limit:
-        click.echo(f"There are more: --limit {limit * 10} shows them.", err=True)
+        click.echo(f"more jobs exist: use a higher limit, such as --limit {limit * 10}", err=True)
 
 
 @get.command("job")
@@ -83,7 +85,7 @@ def get_jobs(settings: Settings, /, limit: int, output: str, all_namespaces: boo
 @base.output_option()
 @base.pass_settings
 def get_job(settings: Settings, name: str, uid: str | None, output: str) -> None:
-    """Shows how a job stands, and why it waits or has failed."""
+    """Shows the state of a job, and why it is waiting or has failed."""
     with settings.appliance() as appliance:
         job = appliance.job(name, uid)
     render.emit(output, job.document, lambda: _job_fields(job), job.name)
@@ -94,7 +96,7 @@ def get_job(settings: Settings, name: str, uid: str | None, output: str) -> None
 @base.output_option()
 @base.pass_settings
 def get_checkpoints(settings: Settings, name: str, uid: str | None, output: str) -> None:
-    """Lists the checkpoints of a job, the oldest first."""
+    """Lists the checkpoints of a job, oldest first."""
     with settings.appliance() as appliance:
         found = appliance.job(name, uid).checkpoints()
     rows = [(each.step, render.size(each.bytes), _time(each.time), each.digest) for each in found]
@@ -106,7 +108,7 @@ def get_checkpoints(settings: Settings, name: str, uid: str | None, output: str)
 @base.output_option("table", "json", "yaml", "csv")
 @base.pass_settings
 def get_evaluations(settings: Settings, name: str, uid: str | None, output: str) -> None:
-    """Lists the evaluations of a job: step, loss, and what else was measured."""
+    """Lists the evaluations of a job: step, loss and further results."""
     with settings.appliance() as appliance:
         points = appliance.job(name, uid).metrics("eval")
     if output == "csv":
@@ -125,7 +127,7 @@ def get_evaluations(settings: Settings, name: str, uid: str | None, output: str)
     ]
     _emit_list(output, [_plain(point) for point in points], headers, rows)
     if not points:
-        click.echo("There are no evaluations so far.", err=True)
+        click.echo("no evaluations yet", err=True)
 
 
 @get.command("artifacts")
@@ -133,7 +135,7 @@ def get_evaluations(settings: Settings, name: str, uid: str | None, output: str)
 @base.output_option()
 @base.pass_settings
 def get_artifacts(settings: Settings, name: str, uid: str | None, output: str) -> None:
-    """Lists what else a job has written: metrics, logs, events for TensorBoard."""
+    """Lists the other files of a job: metrics, logs, TensorBoard events."""
     with settings.appliance() as appliance:
         found = appliance.job(name, uid).artifacts()
     rows = [(each.path, render.size(each.bytes), _time(each.time)) for each in found]
@@ -141,11 +143,13 @@ def get_artifacts(settings: Settings, name: str, uid: str | None, output: str) -
 
 
 @get.command("cluster")
-@click.option("--appliance", "name", metavar="NAME", help="The Appliance resource, where there are several.")
+@click.option(
+    "--appliance", "name", metavar="NAME", help="Name of the Appliance resource, if there are several."
+)
 @base.output_option("table", "json", "yaml")
 @base.pass_settings
 def get_cluster(settings: Settings, name: str | None, output: str) -> None:
-    """Shows the systems, who uses them, and who waits."""
+    """Shows the systems, the running jobs and the queue."""
     with settings.appliance() as appliance:
         cluster = appliance.cluster(name)
     render.emit(output, cluster, lambda: _cluster_table(cluster))
@@ -164,14 +168,14 @@ def get_volumes(settings: Settings, output: str) -> None:
 
 @click.command(cls=base.Command)
 @base.job_argument
-@click.option("--logs", is_flag=True, help="Show every agent's log lines, too.")
+@click.option("--logs", is_flag=True, help="Also show the log lines of all agents.")
 @click.option(
     "--every", type=click.FloatRange(0), default=10.0, show_default=True, metavar="SECONDS", hidden=True
 )
 @base.output_option()
 @base.pass_settings
 def attach(settings: Settings, name: str, uid: str | None, output: str, logs: bool, every: float) -> int:
-    """Comes back to a job and follows it to its end."""
+    """Follows a job to its end."""
     from millrace.cli import follow_command
 
     with settings.appliance() as appliance:
@@ -185,15 +189,15 @@ def attach(settings: Settings, name: str, uid: str | None, output: str, logs: bo
     "--role",
     type=_ROLE,
     metavar="ROLE",
-    help="Only of this role: coordinator, memoryx, swarmx, activation or cs2.",
+    help="Only lines of this role: coordinator, memoryx, swarmx, activation or cs2.",
 )
-@click.option("--agent", metavar="AGENT", help="Only of this agent, as cs2-0.")
-@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Only of this attempt.")
-@click.option("--level", metavar="LEVEL", help="Only of this level or above, as WARNING.")
+@click.option("--agent", metavar="AGENT", help="Only lines of this agent, such as cs2-0.")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Only lines of this attempt.")
+@click.option("--level", metavar="LEVEL", help="Only lines of this level or above, such as WARNING.")
 @base.output_option("table", "json", "yaml")
 @base.pass_settings
 def logs(settings: Settings, /, name: str, uid: str | None, follow: bool, output: str, **query: Any) -> None:
-    """Prints what the agents of a job have said."""
+    """Prints the log lines of a job's agents."""
     with settings.appliance() as appliance:
         job = appliance.job(name, uid)
         lines = job.logs(follow, **query)
@@ -206,7 +210,7 @@ def logs(settings: Settings, /, name: str, uid: str | None, follow: bool, output
 @base.output_option("table", "json", "yaml")
 @base.pass_settings
 def events(settings: Settings, name: str, uid: str | None, follow: bool, output: str) -> None:
-    """Prints what has happened to a job."""
+    """Prints the events of a job."""
     from millrace import times
 
     with settings.appliance() as appliance:
@@ -226,9 +230,15 @@ def events(settings: Settings, name: str, uid: str | None, follow: bool, output:
 @base.job_argument
 @_FOLLOW
 @click.option(
-    "--mode", type=_MODE, default="all", show_default=True, help="Points of training, or of evaluations."
+    "--mode",
+    type=_MODE,
+    default="all",
+    show_default=True,
+    help="Points of training, of evaluations, or both.",
 )
-@click.option("--max_points", type=click.IntRange(2), metavar="N", help="At most so many, evenly thinned.")
+@click.option(
+    "--max_points", type=click.IntRange(2), metavar="N", help="Maximum number of points, evenly thinned."
+)
 @base.output_option("table", "json", "yaml", "csv")
 @base.pass_settings
 def metrics(
@@ -240,9 +250,9 @@ def metrics(
     max_points: int | None,
     output: str,
 ) -> None:
-    """Prints the points of a job's loss curve, those of evaluations among them.
+    """Prints the points of a job's loss curve, including evaluations.
 
-    Lines of CSV that are followed have one set of columns: those of training, unless --mode says eval.
+    With -f and -o csv, the columns are those of training, or of evaluations with --mode eval.
     """
     if mode == "all":
         mode = "train" if follow and output == "csv" else None
@@ -261,7 +271,7 @@ COMMANDS = (get, attach, logs, events, metrics)
 
 
 def _stream(job: Job, items: Iterable[tuple[Any, str]], output: str, *, live: bool) -> None:
-    """Results of which there may be many: one by one as lines, or while they come; as one document else."""
+    """Prints results as lines, as they arrive, for tables and live streams; otherwise as one document."""
     if output != "table" and not live:
         render.emit(output, [value for value, _ in items if value is not None], str)
         return
@@ -274,7 +284,7 @@ def _stream(job: Job, items: Iterable[tuple[Any, str]], output: str, *, live: bo
 
 
 def _points(job: Job, mode: Any, max_points: int | None) -> Iterable[MetricPoint]:
-    """Points so far; of both modes, training's alone are thinned."""
+    """Returns the points so far. If both modes are requested, only those of training are thinned."""
     if mode is not None or max_points is None:
         return job.metrics(mode, max_points=max_points)
     both = [*job.metrics("train", max_points=max_points), *job.metrics("eval")]
@@ -282,13 +292,13 @@ def _points(job: Job, mode: Any, max_points: int | None) -> Iterable[MetricPoint
 
 
 def _metric_lines(points: Iterable[MetricPoint], *, thinned: bool) -> Iterator[tuple[Any, str]]:
-    """Rows, and between them what only a table has: its head, and where steps may come again."""
+    """Yields rows, and for tables also the header and a line at the beginning of each attempt."""
     yield None, f"{'STEP':>8}  {'LOSS':>12}  {'LEARNING RATE':>13}  {'GRAD NORM':>10}  {'SAMPLES/S':>9}"
     attempt: int | None = None
     for point in points:
         if attempt not in (None, point.attempt):
-            # Of thinned points the first of an attempt is not its first step.
-            where = "" if thinned else f" goes on with step {point.step}"
+            # The first thinned point of an attempt is not its first step.
+            where = "" if thinned else f" begins with step {point.step}"
             yield None, f"attempt {point.attempt}{where}"
         attempt = point.attempt
         numbers = (
@@ -301,7 +311,7 @@ def _metric_lines(points: Iterable[MetricPoint], *, thinned: bool) -> Iterator[t
 
 
 def _plain(point: MetricPoint) -> Document:
-    """A point as JSON: without what it has not, NaN as null."""
+    """Returns a point as JSON, without missing values and with NaN as null."""
     row = point.as_dict()
     row["time"] = point.time.isoformat() if point.time else None
     row = {key: None if value != value else value for key, value in row.items()}
@@ -315,7 +325,7 @@ def _number(value: float | None, width: int) -> str:
 def _emit_list(
     output: str, items: list[Document], headers: Sequence[str], rows: Sequence[Sequence[object]]
 ) -> None:
-    """All of a short list at once; what a row is called stands first in it."""
+    """Prints a short list at once. The first column of a row is its name."""
     names = "\n".join(str(row[0]) for row in rows)
     render.emit(output, {"items": items}, lambda: render.table(headers, rows), names)
 
@@ -380,7 +390,7 @@ def _job_fields(job: Job) -> str:
             "Started": times.local(status["startTime"]) if status.get("startTime") else None,
             "Finished": times.local(status["finishTime"]) if status.get("finishTime") else None,
             "Expected end": end.astimezone().strftime("%Y-%m-%d %H:%M:%S") if end else None,
-            "Systems": ", ".join(status.get("systems") or ()) or f"{job.spec.get('numCsx', '-')} asked for",
+            "Systems": ", ".join(status.get("systems") or ()) or f"{job.spec.get('numCsx', '-')} requested",
             "Rate": f"{progress['rate']} samples/s" if progress.get("rate") else None,
             "Attempt": status.get("attempt"),
             "Restarts": status.get("restarts"),
@@ -424,11 +434,11 @@ def _cluster_table(cluster: Document) -> str:
             )
             for each in queue
         ]
-        parts.append(render.table(("PLACE", "NAMESPACE", "JOB", "SYSTEMS", "WHY"), waiting))
+        parts.append(render.table(("POSITION", "NAMESPACE", "JOB", "SYSTEMS", "MESSAGE"), waiting))
     return "\n\n".join(parts)
 
 
 def _systems(waiting: Document) -> object:
-    """How many a waiting job asks for."""
+    """Returns the number of systems that a queued job requests."""
     asked = waiting.get("systems")
     return len(asked) if isinstance(asked, list) else asked

@@ -1,4 +1,4 @@
-"""Results on standard output: tables for people, JSON and YAML for programs."""
+"""Formats results for standard output: tables for people, JSON, YAML and CSV for programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import click
 
 
 def emit(output: str, value: Any, table: Callable[[], str], name: str | None = None) -> None:
-    """`value` in the form that was asked for; `table` is its form for people, `name` that for `$(...)`."""
+    """Prints `value` in the format `output`. `table` builds the text for people, `name` is for use in
+    `$(...)`.
+    """
     if output == "json":
         click.echo(json.dumps(value, indent=2, ensure_ascii=False))
     elif output == "yaml":
@@ -25,7 +27,7 @@ def emit(output: str, value: Any, table: Callable[[], str], name: str | None = N
 
 
 def csv_lines(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Rows of CSV under the columns of the first one, as each comes."""
+    """Prints rows as CSV as they arrive. The columns are those of the first row."""
     import csv
     import sys
 
@@ -39,13 +41,13 @@ def csv_lines(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows of CSV under the columns of all of them."""
+    """Prints rows as CSV with the columns of all rows."""
     columns = {key: None for row in rows for key in row}
     csv_lines({**columns, **row} for row in rows)
 
 
 def emit_line(output: str, value: Any, text: str) -> None:
-    """One of a stream of results: a line of text, a line of JSON, a document of YAML."""
+    """Prints one item of a stream: a line of text, a line of JSON, or a YAML document."""
     if output == "json":
         click.echo(json.dumps(value, ensure_ascii=False))
     elif output == "yaml":
@@ -57,21 +59,21 @@ def emit_line(output: str, value: Any, text: str) -> None:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Columns, left-aligned and three spaces apart, as kubectl has them; a dash where nothing is known."""
+    """Formats left-aligned columns, three spaces apart, like kubectl; `-` stands for a missing value."""
     cells = [list(headers), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
     return "\n".join("   ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
 
 def fields(pairs: Mapping[str, object]) -> str:
-    """One thing, a line for each of its fields; fields without a value are left out."""
+    """Formats fields, one per line, without those that have no value."""
     shown = {key: value for key, value in pairs.items() if value not in (None, "", [])}
     width = max(map(len, shown), default=0) + 2
     return "\n".join(f"{key + ':':<{width}}{value}" for key, value in shown.items())
 
 
 def size(count: int) -> str:
-    """Bytes as people read them: 812 B, 4.2 KiB, 1.3 GiB."""
+    """Formats a number of bytes: 812 B, 4.2 KiB, 1.3 GiB."""
     amount, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if amount < 1024:

@@ -1,4 +1,4 @@
-"""train, eval and plan."""
+"""The commands train, eval and plan."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MODES = click.Choice(["train", "eval", "train_and_eval", "eval_all"])
 _LEVELS = click.Choice(["DEBUG", "VERBOSE", "INFO", "WARNING", "ERROR"], case_sensitive=False)
-# Flags of the real appliance that scripts have, and why they do nothing here or what is meant instead.
+# Flags of the real appliance that have no effect here, with the reason or the alternative.
 _WITHOUT_EFFECT = {
-    "num_workers_per_csx": "the appliance reads each system's data by one activation server",
-    "compile_dir": "the appliance compiles anew in a moment and keeps no cache",
-    "python_paths": "no Python runs on the appliance",
-    "disable_version_check": "there is no such check: client and appliance may differ in version",
+    "num_workers_per_csx": "each system gets its data from one activation server",
+    "compile_dir": "the appliance compiles quickly and has no compile cache",
+    "python_paths": "the appliance does not run Python code",
+    "disable_version_check": "versions are not checked: client and appliance may differ",
     "target_device": "every job runs on the appliance's systems",
-    "model_dir": "the appliance keeps what a job writes, and `millrace download NAME` fetches it",
-    "mgmt_address": "the appliance's address is that of --url, or of the context",
-    "mgmt_namespace": "the namespace of jobs is that of --namespace, or of the context",
-    "credentials_path": "the authority of the appliance's certificate is named by --ca",
-    "cbcore_image": "the appliance runs its own version of everything",
-    "wsc_log_level": "the level of what agents log is that of --logging",
+    "model_dir": "files of a job stay on the appliance: download them with `millrace download NAME`",
+    "mgmt_address": "set the appliance's address with --url or a context",
+    "mgmt_namespace": "set the namespace with --namespace or a context",
+    "credentials_path": "set the certificate authority of the appliance with --ca",
+    "cbcore_image": "the appliance runs its own image",
+    "wsc_log_level": "set the log level of agents with --logging",
     "debug_args": "the appliance has no such settings",
     "debug_args_path": "the appliance has no such settings",
     "ini": "the appliance has no such settings",
@@ -41,9 +41,9 @@ _SEVERAL = ("job_labels", "mount_dirs", "python_paths", "wsc_log_level", "debug_
 
 
 class _Submit(base.Command):
-    """Takes several values after one flag, as in `--job_labels team=nlp stage=dev`.
+    """Accepts several values after one flag, as in `--job_labels team=nlp stage=dev`.
 
-    And, before all flags, the device that the real appliance's scripts name: `CSX -p params.yaml`.
+    Also accepts a leading device name, as scripts for the real appliance have it: `CSX -p params.yaml`.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -62,19 +62,19 @@ class _Submit(base.Command):
 
 
 def _without_effect(name: str) -> Callable[[Function], Function]:
-    """A flag that is accepted; not shown in the help, for nobody needs to know it who does not have it."""
+    """Returns a hidden flag that is accepted for compatibility and ignored with a note."""
     about: dict[str, Any] = {"multiple": name in _SEVERAL}
     if name == "disable_version_check":
         about = {"is_flag": True, "default": None}
     elif name == "target_device":
-        # Who asks for another one would get what is not meant.
+        # Any other device would not be what the user gets.
         about = {"type": click.Choice(["CSX"], case_sensitive=False)}
     short = ["-c"] if name == "compile_dir" else []
     return click.option(*short, f"--{name}", hidden=True, **about)
 
 
 def _run_options(function: Function) -> Function:
-    """The flags of a run, named as the appliance's own."""
+    """Adds the flags of a run, named as on the real appliance."""
     for option in reversed(
         [
             click.option(
@@ -83,47 +83,46 @@ def _run_options(function: Function) -> Function:
                 required=True,
                 type=click.Path(),
                 metavar="FILE",
-                help="The params; sent as they are.",
+                help="Params file; sent unchanged.",
             ),
-            click.option("--num_csx", type=click.IntRange(1), metavar="N", help="Systems to use."),
+            click.option("--num_csx", type=click.IntRange(1), metavar="N", help="Number of systems."),
+            click.option("-n", "--name", metavar="NAME", help="Name of the job. Default: generated."),
+            click.option("-m", "--mode", type=_MODES, help="Mode, if it differs from the command."),
             click.option(
-                "-n", "--name", metavar="NAME", help="Name of the job; made up where it is left out."
+                "--max_steps", type=click.IntRange(0), metavar="N", help="Step at which training ends."
             ),
+            click.option("--eval_steps", type=click.IntRange(1), metavar="N", help="Batches per evaluation."),
             click.option(
-                "-m", "--mode", type=_MODES, help="What to do, where it is not what the command says."
-            ),
-            click.option("--max_steps", type=click.IntRange(0), metavar="N", help="The step to train to."),
-            click.option(
-                "--eval_steps", type=click.IntRange(1), metavar="N", help="Batches of an evaluation."
-            ),
-            click.option(
-                "--checkpoint_path", metavar="DIR", help="Checkpoint to start from; a path of the appliance."
+                "--checkpoint_path", metavar="DIR", help="Checkpoint to start from: a path on the appliance."
             ),
             click.option(
                 "--load_checkpoint_states",
                 metavar="LIST",
-                help="What of it to load: all, or some of its parts.",
+                help="Parts of the checkpoint to load. Default: all.",
             ),
             click.option(
                 "--disable_strict_checkpoint_loading",
                 is_flag=True,
                 default=None,
-                help="Start from a checkpoint that lacks tensors, too.",
+                help="Accept a checkpoint with missing tensors.",
             ),
             click.option(
                 "--num_wgt_servers",
                 type=click.IntRange(0),
                 metavar="N",
-                help="MemoryX shards; 0 for automatic.",
+                help="Number of MemoryX shards; 0 for automatic.",
             ),
             click.option(
                 "--num_act_servers",
                 type=click.IntRange(0),
                 metavar="N",
-                help="Most activation servers a system.",
+                help="Maximum number of activation servers per system.",
             ),
             click.option(
-                "--logging", type=_LEVELS, metavar="LEVEL", help="DEBUG, VERBOSE, INFO, WARNING or ERROR."
+                "--logging",
+                type=_LEVELS,
+                metavar="LEVEL",
+                help="Log level: DEBUG, VERBOSE, INFO, WARNING or ERROR.",
             ),
             click.option(
                 "--job_labels", multiple=True, metavar="KEY=VALUE...", help="Labels of the job's pods."
@@ -132,13 +131,16 @@ def _run_options(function: Function) -> Function:
                 "--job_priority", "--priority", "priority", metavar="CLASS", help="Priority class of the job."
             ),
             click.option(
-                "--job_time_sec", type=click.IntRange(1), metavar="N", help="Seconds it may hold systems."
+                "--job_time_sec",
+                type=click.IntRange(1),
+                metavar="N",
+                help="Maximum time with systems, in seconds.",
             ),
             click.option(
                 "--mount_dirs",
                 multiple=True,
                 metavar="NAME=PATH...",
-                help="Volumes, and where params look for them.",
+                help="Volumes to mount, and their paths in params.",
             ),
             *map(_without_effect, _WITHOUT_EFFECT),
         ]
@@ -148,27 +150,31 @@ def _run_options(function: Function) -> Function:
 
 
 def _submit_options(function: Function) -> Function:
-    """What happens with the job."""
+    """Adds the flags for handling the submitted job."""
     for option in reversed(
         [
             click.option(
-                "--validate_only", is_flag=True, help="Have it checked by the appliance; nothing is made."
+                "--validate_only",
+                is_flag=True,
+                help="Let the appliance validate the job, without creating it.",
             ),
-            click.option("--compile_only", is_flag=True, help="Print the plan, as `millrace plan` does."),
-            click.option("--detach", is_flag=True, help="Print the job's name and leave it alone."),
-            click.option("--logs", is_flag=True, help="Show every agent's log lines, too."),
+            click.option("--compile_only", is_flag=True, help="Print the plan, like `millrace plan`."),
+            click.option(
+                "--detach", is_flag=True, help="Print the job's name and exit without following it."
+            ),
+            click.option("--logs", is_flag=True, help="Also show the log lines of all agents."),
             click.option(
                 "--every",
                 type=click.FloatRange(0),
                 default=10.0,
                 show_default=True,
                 metavar="SECONDS",
-                help="Between progress lines, where standard output is no terminal.",
+                help="Interval of progress lines, if standard output is not a terminal.",
             ),
             click.option(
                 "--idempotency_key",
                 metavar="KEY",
-                help="Submitting again with the same key makes no second job.",
+                help="Submitting again with the same key creates no second job.",
             ),
             base.output_option(),
         ]
@@ -182,10 +188,10 @@ def _submit_options(function: Function) -> Function:
 @_submit_options
 @base.pass_settings
 def train(settings: Settings, /, **flags: Any) -> int:
-    """Trains, and follows the job to its end; Ctrl-C leaves it running.
+    """Trains a model and follows the job to its end; Ctrl-C leaves it running.
 
-    On a terminal a bar shows the progress; on a pipe there are the lines of a run. Small local texts that
-    params name travel along; other paths are the appliance's, see `millrace get volumes`.
+    Shows a progress bar on a terminal, and progress lines on a pipe. Small local text files that params name
+    are uploaded; other paths are paths of the appliance, see `millrace get volumes`.
     """
     return _submit(settings, "train", **flags)
 
@@ -195,10 +201,10 @@ def train(settings: Settings, /, **flags: Any) -> int:
 @_submit_options
 @base.pass_settings
 def evaluate(settings: Settings, /, **flags: Any) -> int:
-    """Evaluates a checkpoint, and follows the job to its end.
+    """Evaluates a checkpoint and follows the job to its end.
 
-    `--checkpoint_path` names one below the `Model dir` that `millrace get job` prints; with `--mode
-    eval_all` it names that directory, and every checkpoint in it is evaluated.
+    `--checkpoint_path` is a path below the `Model dir` that `millrace get job` prints. With `--mode eval_all`
+    it is that directory, and every checkpoint in it is evaluated.
     """
     return _submit(settings, "eval", **flags)
 
@@ -208,7 +214,7 @@ def evaluate(settings: Settings, /, **flags: Any) -> int:
 @base.output_option("table", "json", "yaml")
 @base.pass_settings
 def plan(settings: Settings, /, params: str, output: str, **flags: Any) -> int:
-    """Says whether a job fits, when it would start and how long it would take. Makes nothing."""
+    """Shows whether a job fits, when it would start and how long it would take. Creates nothing."""
     return _plan(settings, params, output, _options(flags))
 
 
@@ -230,7 +236,7 @@ def _submit(
     **flags: Any,
 ) -> int:
     if validate_only and compile_only:
-        raise click.UsageError("--validate_only and --compile_only exclude each other.")
+        raise click.UsageError("--validate_only and --compile_only can't be combined")
     options = _options(flags)
     if compile_only:
         return _plan(settings, params, output, options)
@@ -246,22 +252,24 @@ def _submit(
             render.emit(output, document, lambda: _checked(params, document), "")
             return Exit.OK
         try:
-            with base.interrupt_message("Interrupted: `millrace get jobs` shows whether the job was made."):
+            with base.interrupt_message(
+                "interrupted: check with `millrace get jobs` whether the job was created"
+            ):
                 job = appliance.submit(params, options, verb=verb, idempotency_key=key)
         except (errors.Unreachable, errors.Unavailable, errors.Internal, errors.TooManyRequests) as error:
             return base.print_error(
-                error, f"the same command with --idempotency_key {key} makes no second job"
+                error, f"repeat the command with --idempotency_key {key}, which creates no second job"
             )
         if job.is_deleted:
             raise errors.ConfigError(
-                f"This request made the job {job.name} before, which is deleted: another one takes another "
-                f"--idempotency_key."
+                f"an earlier request with this idempotency key created job {job.name}, which is deleted: "
+                f"use another --idempotency_key"
             )
         if detach:
-            click.echo(f"{job.name} is submitted; watch it with: millrace attach {job.name}", err=True)
+            click.echo(f"submitted job {job.name}; follow it with: millrace attach {job.name}", err=True)
             render.emit(output, job.document, lambda: job.name, job.name)
             return Exit.OK
-        click.echo(f"{job.name} is submitted.", err=True)
+        click.echo(f"submitted job {job.name}", err=True)
         return follow_command.follow_to_end(job, output, logs=logs, every=every)
 
 
@@ -274,7 +282,7 @@ def _options(flags: dict[str, Any]) -> SubmitOptions:
     options: SubmitOptions = {
         "labels": submission.labels_from(flags.pop("job_labels")),
         "mount_dirs": submission.mount_dirs_from(flags.pop("mount_dirs")),
-        **flags,  # type: ignore[typeddict-item]  # the rest are named as the options are
+        **flags,  # type: ignore[typeddict-item]  # flags have the names of the options
     }
     return options
 
@@ -288,8 +296,8 @@ def _plan(settings: Settings, params: str, output: str, options: SubmitOptions) 
 
 def _plan_table(found: Plan) -> str:
     projected = found.projected
-    place = f"place {found.queue_position}" if found.queue_position else None
-    at_once = "at once" if found.fits and place is None else None
+    position = f"position {found.queue_position}" if found.queue_position else None
+    at_once = "at once" if found.fits and position is None else None
     start = (
         found.estimated_start.astimezone().strftime("%Y-%m-%d %H:%M:%S") if found.estimated_start else at_once
     )
@@ -297,11 +305,11 @@ def _plan_table(found: Plan) -> str:
         {
             "Fits": f"{_fits(found)}{f': {found.message}' if found.message else ''}",
             "Systems": ", ".join(found.systems),
-            "Queue": place,
+            "Queue": position,
             "Start": start,
-            "On a real one": _duration(projected.get("seconds") or None),
-            "Step there": f"{projected['stepSeconds']:.3g} s" if projected.get("stepSeconds") else None,
-            "Rate there": f"{projected['samplesPerSecond']:.4g} samples/s"
+            "Projected time": _duration(projected.get("seconds") or None),
+            "Projected step": f"{projected['stepSeconds']:.3g} s" if projected.get("stepSeconds") else None,
+            "Projected rate": f"{projected['samplesPerSecond']:.4g} samples/s"
             if projected.get("samplesPerSecond")
             else None,
             "Host memory": _host_memory(found),
@@ -313,7 +321,7 @@ def _plan_table(found: Plan) -> str:
     rows = [
         (role, need.get("count"), render.size(need.get("bytes") or 0)) for role, need in found.needs.items()
     ]
-    return f"{fields}\n\n{render.table(('ROLE', 'AGENTS', 'HOST MEMORY OF EACH'), rows)}" if rows else fields
+    return f"{fields}\n\n{render.table(('ROLE', 'AGENTS', 'HOST MEMORY EACH'), rows)}" if rows else fields
 
 
 def _fits(found: Plan) -> str:
@@ -323,9 +331,9 @@ def _fits(found: Plan) -> str:
 
 
 def _host_memory(found: Plan) -> str | None:
-    """What a job's processes need of the server's machine, and what that has.
+    """Returns the memory that a job's processes need on the server's host, and what the host has.
 
-    Where it is too much, the message has it already.
+    None if it exceeds the host: then the message says so.
     """
     host = found.host
     if not host or found.reason == "ExceedsHost":
@@ -339,7 +347,7 @@ def _host_memory(found: Plan) -> str | None:
 
 
 def _step_on_host(host: Document) -> str | None:
-    """Emulating takes longer than the machine that is emulated."""
+    """Returns the estimated duration of an emulated step, which takes longer than on the real machine."""
     seconds = (host.get("step") or {}).get("seconds")
     if seconds is None:
         return None
@@ -363,7 +371,7 @@ def _checked(params: str, document: Document) -> str:
     resolved = (document.get("status") or {}).get("resolved") or {}
     notes = [f"  {note}" for note in resolved.get("notes") or ()]
     differences = [
-        f"  {each.get('key')} is {each.get('params')} in the params; {each.get('spec')} holds"
+        f"  {each.get('key')} is {each.get('params')} in the params; spec has {each.get('spec')}, which wins"
         for each in resolved.get("differences") or ()
     ]
-    return "\n".join([f"{params} can be run.", *notes, *differences])
+    return "\n".join([f"{params} is valid", *notes, *differences])
