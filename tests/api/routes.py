@@ -1,4 +1,4 @@
-"""Every route of the server, and a server on which they are asked for with tokens of every kind."""
+"""All routes of the server with the roles they need, and a server with tokens of all kinds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PUBLIC = None
 
 @dataclass(frozen=True)
 class Route:
-    """A route, and the least that one must be to use it."""
+    """A route and the lowest role that may use it."""
 
     method: str
     path: str
     role: str | None
-    """PUBLIC needs no token."""
+    """PUBLIC if no token is needed."""
 
     @property
     def is_of_a_namespace(self) -> bool:
@@ -65,20 +65,20 @@ GUARDED = [route for route in ROUTES if route.role is not PUBLIC]
 
 @dataclass(frozen=True)
 class Guarded:
-    """A server that asks for tokens, with a job that is over and tokens of some kinds."""
+    """A server that requires tokens, with a finished job and tokens of several kinds."""
 
     server: Server
     job: Job
     tokens: dict[str, str]
     http: httpx.Client
-    """Somebody without a token."""
+    """A client without a token."""
 
     def ask(self, route: Route, authorization: str | bytes | None, **query: str) -> httpx.Response:
-        """The answer to a request that would be fine; what a stream says is not waited for."""
+        """Returns the response to a valid request; the body of a stream is not read."""
         path = route.path.format(
             ns=self.server.namespace, name=self.job.name, shelf=100, id="0", **{"*path": "job.json"}
         )
-        # A request that is refused before its body is read leaves a connection that can't be used again.
+        # A request that is rejected before its body is read leaves a connection that can't be reused.
         headers = [(b"Connection", b"close")]
         if authorization is not None:
             value = authorization if isinstance(authorization, bytes) else authorization.encode()

@@ -1,4 +1,4 @@
-"""Who may: every route of the server, with every kind of token that is not good for it."""
+"""Tests of authentication and authorization, on every route with every kind of token."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             job.wait(60)
         else:
             job = request.getfixturevalue("finished")
-        time.sleep(1)  # what expires has expired
+        time.sleep(1)  # until the short-lived token has expired
         yield Guarded(server, job, tokens, server.user_with(None).http)
 
 
 def test_every_route_is_listed() -> None:
-    """The table above has every route of the OpenAPI document, so that none is forgotten below."""
+    """The table of routes contains every route of the OpenAPI document."""
     document = json.loads((ROOT / "api/openapi.json").read_text())
     found = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert found == {(route.method, route.path.replace("{*path}", "{path}")) for route in ROUTES}
@@ -44,7 +44,7 @@ def test_every_route_is_listed() -> None:
 
 @pytest.mark.parametrize("kind", ["none", "malformed", "unknown", "expired", "revoked"])
 def test_routes_reject_invalid_tokens(guarded: Guarded, kind: str) -> None:
-    """Without a token, or with one that is none, not known, over or revoked: 401 everywhere, and how to ask properly."""
+    """Missing, malformed, unknown, expired and revoked tokens get 401 on every route, with `WWW-Authenticate`."""
     admin = guarded.tokens["admin"]
     values: dict[str, list[str | bytes | None]] = {
         "none": [None],
@@ -71,10 +71,10 @@ def test_routes_reject_invalid_tokens(guarded: Guarded, kind: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_role_permissions(guarded: Guarded, role: str) -> None:
-    """A viewer looks at jobs, but changes none and fetches no file; an editor does; tokens are the admin's."""
+    """A viewer reads jobs but no files; an editor also changes jobs and reads files; only an admin manages tokens."""
     for route in GUARDED:
         allowed = ROLES.index(role) >= ROLES.index(str(route.role))
-        # The job is still needed: none of this uid is to be deleted.
+        # The job is still needed, so the request names another UID.
         which = {"uid": "0"} if (route.method, route.path) == ("DELETE", JOB) else {}
         answer = guarded.ask(route, f"Bearer {guarded.tokens[role]}", **which)
         assert (answer.status_code != 403) == allowed, (route, answer.text)
@@ -84,7 +84,7 @@ def test_role_permissions(guarded: Guarded, role: str) -> None:
 
 
 def test_token_is_limited_to_its_namespaces(guarded: Guarded) -> None:
-    """A token of other namespaces is refused under this one, sees nothing of it in what is everybody's, and names no job."""
+    """A token of other namespaces gets 403 here, and sees no job of this namespace in shared resources."""
     abroad = f"Bearer {guarded.tokens['abroad']}"
     for route in GUARDED:
         answer = guarded.ask(route, abroad)
@@ -105,7 +105,7 @@ def test_token_is_limited_to_its_namespaces(guarded: Guarded) -> None:
 
 
 def test_token_in_a_url_is_rejected(guarded: Guarded) -> None:
-    """Addresses are kept by proxies and histories: a token there is refused, a good one in the header notwithstanding."""
+    """Proxies and histories store URLs, so a token in a query is rejected even if the header has a valid one."""
     good = guarded.tokens["admin"]
     for route in GUARDED:
         for name in ("token", "access_token"):
@@ -116,14 +116,14 @@ def test_token_in_a_url_is_rejected(guarded: Guarded) -> None:
 
 
 def test_public_routes(guarded: Guarded) -> None:
-    """Version and health need no token, and tell nothing else."""
+    """Version, health and documentation need no token."""
     for route in set(ROUTES) - set(GUARDED):
         assert guarded.ask(route, None).status_code == 200, route
     assert guarded.ask(Route("GET", "/v1/nothing", PUBLIC), None).status_code == 404
 
 
 def test_submitter_is_recorded(guarded: Guarded) -> None:
-    """A job says whose token submitted it, whatever the submission says."""
+    """The annotation names the token that submitted a job, whatever the submission contains."""
     user = guarded.server.user_with(guarded.tokens["editor"])
     body = {"metadata": {"name": "mine", "annotations": {"millrace.dev/submitted-by": "somebody else"}}}
     body["spec"] = {**guarded.job.spec, "suspend": True}
@@ -134,7 +134,7 @@ def test_submitter_is_recorded(guarded: Guarded) -> None:
 
 
 def test_log_names_the_principal(guarded: Guarded) -> None:
-    """Whatever may change something is a line of the log, with the id of its answer; all is counted, without names of jobs."""
+    """Every request that may change something is logged with its request ID; metrics contain no names of jobs."""
     user = guarded.server.user_with(guarded.tokens["editor"])
     body = {"metadata": {"name": "told"}, "spec": {**guarded.job.spec, "suspend": True}}
     made = user.http.post(f"/v1/namespaces/{user.namespace}/trainjobs", json=body).raise_for_status()
@@ -151,7 +151,7 @@ def test_log_names_the_principal(guarded: Guarded) -> None:
 
 
 def test_tokens_are_created_and_revoked_over_http(guarded: Guarded) -> None:
-    """An admin makes a token, whose secret is shown once; it works until it is revoked, and then at once no more."""
+    """The secret of a new token is returned once, and works until the token is revoked."""
     admin = guarded.server.user_with(guarded.tokens["admin"]).http
     made = admin.post(
         "/v1/tokens", json={"name": "new", "role": "viewer", "namespaces": [guarded.server.namespace]}
@@ -170,7 +170,7 @@ def test_tokens_are_created_and_revoked_over_http(guarded: Guarded) -> None:
 
 @pytest.mark.needs("open")
 def test_stream_ends_with_its_token(guarded: Guarded) -> None:
-    """A stream does not outlive the token that it was begun with."""
+    """A stream ends soon after its token is revoked."""
     admin = guarded.server.user_with(guarded.tokens["admin"])
     made = admin.http.post("/v1/tokens", json={"name": "short", "role": "viewer", "namespaces": ["*"]}).json()
     job = admin.submit("streamed", 1_000_000)
@@ -186,7 +186,7 @@ def test_stream_ends_with_its_token(guarded: Guarded) -> None:
 
 
 def test_secrets_are_never_stored(guarded: Guarded) -> None:
-    """No token stands in the server's log, or in any file of its data, where those lie here: the database has digests."""
+    """No token is in the server's log or, if its files are local, in any file of its data."""
     kept = {"log": guarded.server.log.encode()}
     if isinstance(guarded.server, ProcessServer):
         kept |= {str(file): file.read_bytes() for file in guarded.server.data.rglob("*") if file.is_file()}
@@ -197,7 +197,7 @@ def test_secrets_are_never_stored(guarded: Guarded) -> None:
 
 @pytest.mark.needs("open")
 def test_server_without_tokens_accepts_local_clients_only(shared: Server) -> None:
-    """Without tokens, a page of another origin, or by another name, is not served: no web site can make a browser ask here."""
+    """Requests with another Origin or Host are rejected, so that web sites can't use a local browser."""
     for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}):
         answer = shared.user.http.get("/v1/whoami", headers=headers)
         assert (answer.status_code, answer.json()["reason"]) == (403, "Forbidden"), headers

@@ -1,4 +1,4 @@
-"""What users get wrong, from the command to the server's own sentence and back: exit code 2, and nothing is made."""
+"""Tests of users' mistakes: one error message, exit code 2, and no job is created."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from millrace import Job
 
 @dataclass(frozen=True)
 class BadParamsCase:
-    """Something wrong with the params, as a text in them and what stands there instead, or with the flags."""
+    """A mistake in the params, as a text and its replacement, or in the flags."""
 
     name: str
     told: str
-    """What the sentence has, among others."""
+    """Part of the expected message."""
     text: str = ""
     instead: str = ""
     flags: tuple[object, ...] = field(default=())
     needs: str | None = None
-    """What the backend must be able to do for it to be one."""
+    """The capability of the backend without which it is no mistake."""
 
     @property
     def parameter(self) -> ParameterSet:
-        """As a parameter of pytest."""
+        """The case as a parameter of pytest."""
         return pytest.param(self, id=self.name, marks=[pytest.mark.needs(self.needs)] if self.needs else [])
 
 
@@ -73,7 +73,7 @@ BAD_PARAMS_CASES = [
 
 
 def params(home: Path, text: str, instead: str) -> Path:
-    """The suite's params with a text replaced."""
+    """Writes the params of the tests with a text replaced."""
     changed = home / "params.yaml"
     assert text in PARAMS.read_text()
     changed.write_text(PARAMS.read_text().replace(text, instead, 1))
@@ -86,7 +86,7 @@ def names(user: User) -> list[str]:
 
 @pytest.mark.parametrize("case", [case.parameter for case in BAD_PARAMS_CASES])
 def test_bad_input(shared: Server, finished: Job, tmp_path: Path, case: BadParamsCase) -> None:
-    """The mistake is told in one sentence, the exit code is 2, and no job is made."""
+    """Each mistake gets one message and exit code 2, and creates no job."""
     user = shared.user
     before = names(user)
     bad = params(tmp_path, case.text, case.instead)
@@ -96,14 +96,14 @@ def test_bad_input(shared: Server, finished: Job, tmp_path: Path, case: BadParam
 
 
 def test_unknown_key_has_a_suggestion(shared: Server, tmp_path: Path) -> None:
-    """Who mistypes a key is told the one that was meant; a check finds the same as a submission."""
+    """The message suggests the similar key, on submission as on validation."""
     bad = params(tmp_path, "batch_size", "batch_sise")
     for how in ("--detach", "--validate_only", "--compile_only"):
         assert "did you mean batch_size?" in shared.user.millrace("train", "-p", bad, how, code=2).err
 
 
 def test_validation_and_plan_create_nothing(shared: Server) -> None:
-    """Params that can be run are only checked by --validate_only, and only planned by --compile_only and by `plan`."""
+    """--validate_only, --compile_only and `plan` create no job."""
     user = shared.user
     before = names(user)
     assert "is valid" in user.millrace("train", "-p", PARAMS, "--validate_only").out
@@ -115,12 +115,12 @@ def test_validation_and_plan_create_nothing(shared: Server) -> None:
 
 
 def test_too_large_model_is_planned_and_rejected(shared: Server, tmp_path: Path) -> None:
-    """Whether it fits is what a plan is asked, so that it does not is an answer; a job is refused in the same words."""
+    """A plan returns that the model does not fit; a submission is rejected with the same message."""
     wide = params(tmp_path, "hidden_size: 32", "hidden_size: 50000")
     text = wide.read_text()
     for key in ("max_sequence_length", "max_position_embeddings"):
         text = text.replace(f"{key}: 64", f"{key}: 65536")
-    # One sample of it is larger than the wafer; weights never are, as they are streamed.
+    # One sample exceeds the wafer. Weights never do, because they are streamed.
     large = tmp_path / "large.yaml"
     large.write_text(text)
     planned = shared.user.millrace("plan", "-p", large, "-o", "json", code=1).json
@@ -131,7 +131,7 @@ def test_too_large_model_is_planned_and_rejected(shared: Server, tmp_path: Path)
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that failed as soon as it ran, and how long after that who followed it was kept."""
+    """A job that failed at once, and how long its follower ran after that."""
 
     job: Job
     seen: CommandResult
@@ -150,7 +150,7 @@ def failure(shared: Server, tmp_path_factory: pytest.TempPathFactory) -> Failure
 
 
 def test_missing_checkpoint_fails_the_job(failure: Failure) -> None:
-    """It may be written while the job waits, so only the run itself finds this out: the job fails, and says which one."""
+    """The checkpoint may appear while the job waits, so only the run itself can fail, with a message that names it."""
     assert failure.seen.code == 1
     assert "no-checkpoint ended as BadParams" in failure.seen.error
     assert "examples/nowhere/checkpoint_3" in failure.seen.error
@@ -159,7 +159,7 @@ def test_missing_checkpoint_fails_the_job(failure: Failure) -> None:
 
 
 def test_non_finite_loss_is_not_retried(shared: Server, tmp_path: Path) -> None:
-    """The next attempt would come to the same bits, so there is none."""
+    """The next attempt would compute the same bits, so there is none."""
     diverging = params(tmp_path, "learning_rate: 1e-3", "learning_rate: 1e30")
     done = shared.user.millrace("train", "-p", diverging, "-n", "diverging", code=1)
     assert "diverging ended as NonFiniteLoss: the loss of step 2 is not finite" in done.error
@@ -168,19 +168,19 @@ def test_non_finite_loss_is_not_retried(shared: Server, tmp_path: Path) -> None:
 
 
 def test_follow_returns_at_once_for_a_failed_job(failure: Failure) -> None:
-    """The end of a job that failed at once is told at once."""
+    """Following ends within 5 s after the failure."""
     assert failure.kept_seconds < 5
 
 
 def test_finished_job_cannot_be_changed(shared: Server, finished: Job) -> None:
-    """Nothing is promised that will not happen: what is over is neither suspended nor resumed nor scaled."""
+    """Suspending, resuming and scaling a finished job is an error."""
     for command in ("suspend", "resume", "scale --num_csx 2"):
         done = shared.user.millrace(*command.split(), finished.name, code=2)
         assert f"the job {finished.name} is over (Succeeded)" in done.error, command
 
 
 def test_commands_report_a_missing_job(shared: Server, finished: Job) -> None:
-    """Every command that names a job says so when there is none, or none with this uid."""
+    """Every command that names a job reports that it, or its UID, does not exist."""
     user = shared.user
     for command in ("get job", "attach", "logs -f", "suspend", "scale --num_csx 2", "cancel --yes", "download"):
         done = user.millrace(*command.split(), "nobody", code=2)

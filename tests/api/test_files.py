@@ -1,4 +1,4 @@
-"""Checkpoints and other files of a job, fetched whole, in part, again, and from where there is nothing to fetch."""
+"""Tests of downloads of checkpoints and other files: complete, in ranges, resumed, and of invalid paths."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from millrace import Job
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Every file below a directory."""
+    """Returns every file below a directory."""
     return {str(file.relative_to(root)): file.read_bytes() for file in sorted(root.rglob("*")) if file.is_file()}
 
 
 @pytest.fixture
 def a_file(shared: Server, finished: Job) -> tuple[str, bytes]:
-    """The address of the largest file of a checkpoint, and what is in it."""
+    """The path of the largest file of a checkpoint, and its content."""
     largest = max(finished.checkpoints()[-1].files, key=lambda file: file.bytes)
     url = path(finished, f"checkpoints/200/{largest.path}")
     content = shared.user.http.get(url).raise_for_status().content
@@ -34,7 +34,7 @@ def a_file(shared: Server, finished: Job) -> tuple[str, bytes]:
 def test_downloaded_checkpoint_equals_a_local_run(
     shared: Server, finished: Job, reference: Callable[[int], Reference], tmp_path: Path
 ) -> None:
-    """`millrace download` fetches the newest checkpoint, or that of a step; its tensors are those of a run without a server."""
+    """`millrace download` gets the newest checkpoint or that of a step; tensors equal those of a local run."""
     user = shared.user
     done = user.millrace("download", "finished", "--to", tmp_path / "newest", "-o", "json")
     assert done.json == {"path": str(tmp_path / "newest"), "format": "native"}
@@ -50,7 +50,7 @@ def test_downloaded_checkpoint_equals_a_local_run(
 
 
 def test_checkpoint_is_downloaded_in_hf_format(shared: Server, finished: Job, tmp_path: Path) -> None:
-    """The other format is a directory as Hugging Face has them; `transformers` loads it, where there is one."""
+    """The directory has the layout of Hugging Face."""
     shared.user.millrace("download", "finished", "--format", "hf", "--to", tmp_path / "hf")
     assert {"config.json", "model.safetensors"} <= set(tree(tmp_path / "hf"))
     config = json.loads((tmp_path / "hf/config.json").read_text())
@@ -64,7 +64,7 @@ def test_checkpoint_is_downloaded_in_hf_format(shared: Server, finished: Job, tm
 
 
 def test_transformers_loads_a_checkpoint(shared: Server, finished: Job) -> None:
-    """`Job.load()` is the model that was trained: it expects the next byte about as well as the last loss says."""
+    """The loss of the model loaded by `Job.load()` is near the last training loss."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
     model = finished.load().eval()
@@ -76,8 +76,9 @@ def test_transformers_loads_a_checkpoint(shared: Server, finished: Job) -> None:
 
 
 def test_download_over_a_faulty_connection(shared: Server, finished: Job, tmp_path: Path) -> None:
-    """A download goes on where its connection broke, however often; one that was interrupted leaves what it has, and is
-    completed when it is begun again."""
+    """A download resumes after each broken connection. An interrupted one keeps its parts, which the next call
+    completes.
+    """
     user = shared.user
     user.millrace("download", "finished", "--to", tmp_path / "whole")
     whole = tree(tmp_path / "whole")
@@ -100,7 +101,7 @@ def test_download_over_a_faulty_connection(shared: Server, finished: Job, tmp_pa
 
 
 def test_range_and_conditional_requests(shared: Server, a_file: tuple[str, bytes]) -> None:
-    """Ranges, and what has not changed, as RFC 9110 has them."""
+    """Range and conditional requests follow RFC 9110."""
     url, content = a_file
     size = len(content)
 
@@ -133,14 +134,14 @@ def test_range_and_conditional_requests(shared: Server, a_file: tuple[str, bytes
 
 
 def test_range_beyond_the_end_returns_the_length(shared: Server, a_file: tuple[str, bytes]) -> None:
-    """Who asks for a part beyond the end learns how long the file is."""
+    """The error 416 has the file's length in Content-Range."""
     url, content = a_file
     beyond = shared.user.http.get(url, headers={"Range": f"bytes={len(content)}-"})
     assert beyond.headers.get("content-range") == f"bytes */{len(content)}"
 
 
 def test_artifacts_are_listed_and_downloaded(shared: Server, finished: Job, tmp_path: Path) -> None:
-    """Everything else that a job has written is listed and fetched: metrics, logs, TensorBoard's events; no checkpoints."""
+    """Metrics, logs and TensorBoard events are listed and downloaded; checkpoints are not among them."""
     files = {file.path: file.bytes for file in finished.artifacts()}
     assert {"metrics.jsonl", "performance.json", "params.yaml", "job.json"} <= set(files)
     assert any(name.startswith("events.out.tfevents") for name in files)
@@ -184,7 +185,7 @@ ELSEWHERE = [
 
 
 def test_paths_outside_the_job_are_not_served(shared: Server, finished: Job) -> None:
-    """Paths that lead elsewhere lead nowhere. They are sent as they are: no client has tidied them up."""
+    """Paths outside of the job's files get 404. They are sent without normalization."""
     answers = {below: raw(shared, "GET", f"{path(finished)}/{below}") for below in ELSEWHERE}
     assert {below: status for below, (status, _) in answers.items() if status != 404} == {}
     assert {json.loads(body)["reason"] for _, body in answers.values()} == {"NotFound"}
@@ -192,7 +193,7 @@ def test_paths_outside_the_job_are_not_served(shared: Server, finished: Job) -> 
 
 @pytest.mark.needs("local files")
 def test_links_are_not_followed(shared: Server, finished: Job) -> None:
-    """A link that somehow got into a model_dir is neither listed nor followed: it may lead anywhere."""
+    """A link in model_dir is neither listed nor followed."""
     link = Path(finished.status["resolved"]["modelDir"]) / "link.txt"
     link.symlink_to("/etc/hostname")
     try:
@@ -204,7 +205,7 @@ def test_links_are_not_followed(shared: Server, finished: Job) -> None:
 
 
 class FaultyProxy:
-    """A way to the server on which every connection breaks after so many bytes of answers, or falls silent."""
+    """A proxy whose connections break, or fall silent, after a number of response bytes."""
 
     def __init__(self, url: str, breaks_after: int, silently: bool = False) -> None:
         at = urlsplit(url)

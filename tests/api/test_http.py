@@ -1,4 +1,4 @@
-"""HTTP itself, for whoever has another client: how requests are refused, and how lists are read page by page."""
+"""Tests of HTTP itself: error responses, pages, filters and history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True)
 class Request:
-    """A request that is refused, and in which words."""
+    """A request and its expected error."""
 
     status: int
     reason: str
@@ -27,8 +27,8 @@ class Request:
     content: bytes = b""
 
     def ask(self, user: User) -> httpx.Response:
-        """Its answer to somebody."""
-        # A request that is refused before its body is read leaves a connection that can't be used again.
+        """Returns the response for a user."""
+        # A request that is rejected before its body is read leaves a connection that can't be reused.
         headers = {"Connection": "close", **self.headers}
         path = self.path.replace("{ns}", user.namespace)
         return user.http.request(self.method, path, headers=headers, content=self.content or None)
@@ -82,7 +82,7 @@ def refusals(shared: Server, finished: Job) -> list[tuple[Request, httpx.Respons
 
 
 def test_errors_are_problem_documents(refusals: list[tuple[Request, httpx.Response]]) -> None:
-    """Every refusal is a problem of RFC 9457, with one word for programs and one sentence for people."""
+    """Every error is a problem document of RFC 9457, with a reason for programs and a message for people."""
     others = [
         (request.method, request.path, request.headers, request.content[:20], answer.status_code, answer.text)
         for request, answer in refusals
@@ -109,7 +109,7 @@ MALFORMED_REQUESTS = {
 
 @pytest.mark.parametrize("fault", MALFORMED_REQUESTS)
 def test_malformed_requests_are_client_errors(shared: Server, finished: Job, fault: str) -> None:
-    """What is wrong with a request is told as such: a 500 has an administrator look into the log for nothing."""
+    """Malformed requests get 4xx: a 500 would send an administrator to the log without cause."""
     request = MALFORMED_REQUESTS[fault]
     answer = request.ask(shared.user)
     assert (answer.status_code, answer.json()["reason"]) == (request.status, request.reason)
@@ -117,7 +117,7 @@ def test_malformed_requests_are_client_errors(shared: Server, finished: Job, fau
 
 @pytest.mark.parametrize("namespace", ["..%2F..%2Fescaped", "-", "Not_A_Name", "%2E%2E"])
 def test_invalid_namespaces_are_rejected(server: Server, finished: Job, namespace: str) -> None:
-    """What is no name of a namespace is none: nothing is made under it, least of all outside of the server's data."""
+    """An invalid namespace gets 4xx, and nothing is created outside of the server's data."""
     body = {"metadata": {"name": "anywhere"}, "spec": finished.spec}
     answer = server.user.http.post(f"/v1/namespaces/{namespace}/trainjobs", json=body)
     if answer.status_code == 201:
@@ -127,20 +127,20 @@ def test_invalid_namespaces_are_rejected(server: Server, finished: Job, namespac
 
 
 def test_errors_name_the_path(refusals: list[tuple[Request, httpx.Response]]) -> None:
-    """A problem names the path that was asked for."""
+    """The problem's `instance` is the requested path."""
     for _, answer in refusals:
         assert answer.json().get("instance") == answer.request.url.path
 
 
 def test_every_response_has_a_request_id(shared: Server, refusals: list[tuple[Request, httpx.Response]]) -> None:
-    """Every answer, refusal or not, has an id of its own, for who asks an administrator about it."""
+    """Every response has a unique request ID, which users can quote."""
     answers = [shared.user.http.get("/v1/version"), *(answer for _, answer in refusals)]
     ids = {answer.headers.get("x-request-id") for answer in answers}
     assert None not in ids and len(ids) == len(answers)
 
 
 def test_pages_contain_every_job_once(server: Server, finished: Job) -> None:
-    """Cursors lead through all jobs, the newest first, each once, also while others are made and deleted."""
+    """Pages contain all jobs, newest first and once, even if jobs are created and deleted meanwhile."""
     user, jobs = server.user, JOBS.replace("{ns}", server.namespace)
 
     def create(number: int) -> None:
@@ -166,7 +166,7 @@ def test_pages_contain_every_job_once(server: Server, finished: Job) -> None:
 
 
 def test_jobs_are_filtered(server: Server, finished: Job) -> None:
-    """By state, by name, by who asked for it, by whether they are over; and in all namespaces."""
+    """Jobs are filtered by state, name, submitter and end, in one or all namespaces."""
     here, elsewhere = server.namespace, server.another_namespace()
     user = server.user_with(server.token("somebody", "editor", here, elsewhere))
     for name, namespace in (("one", here), ("two", here), ("one", elsewhere)):
@@ -189,7 +189,7 @@ def test_jobs_are_filtered(server: Server, finished: Job) -> None:
 
 @pytest.mark.needs("quick jobs")
 def test_history_of_a_deleted_job_is_readable(server: Server) -> None:
-    """A name means its newest job; an older one is read by its uid, with its curve, and can't be changed any more."""
+    """A name means the newest job; older ones are read by UID, with their curve, and can't be changed."""
     user = server.user
     old = user.submit("twice", 30)
     old.wait(60)
@@ -204,7 +204,7 @@ def test_history_of_a_deleted_job_is_readable(server: Server) -> None:
     )
     gone = user.http.post(f"{path(old)}/suspend", params={"uid": old.uid})
     assert (gone.status_code, gone.json()["reason"]) == (410, "Gone")
-    # Its files are the newer one's, which went on from them; its name is still to be found.
+    # The newer job uses the same model_dir, so the files of the older one are gone; the list still has both.
     assert user.http.get(f"{path(old)}/checkpoints", params={"uid": old.uid}).status_code == 410
     assert user.http.get(f"{path(new)}/checkpoints", params={"uid": new.uid}).status_code == 200
     assert {job.uid for job in user.appliance.jobs(deleted=True)} == {old.uid, new.uid}

@@ -1,4 +1,4 @@
-"""A submission that is repeated is one job, whatever happens between the tries. Jobs here are suspended: none is run."""
+"""Tests of repeated submissions, which create one job. Jobs are suspended, so that none runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness import PARAMS, ProcessServer, Server, User, trainjob, until
 
 
 def create(user: User, key: str | None, *, name: str | None = None, seed: int = 1) -> httpx.Response:
-    """Ask for a job that is never run."""
+    """Submits a suspended job."""
     body = trainjob(name, seed=seed, suspend=True)
     return user.http.post(jobs(user), json=body, headers={"Idempotency-Key": key} if key else {})
 
@@ -29,7 +29,7 @@ def names(user: User) -> list[str]:
 
 
 def test_repeated_request_creates_one_job(server: Server) -> None:
-    """Key and body twice are one job, answered with 201 and then 200; another body under the key is refused."""
+    """The same key and body get 201, then 200 with the same job; another body is an error."""
     user = server.user
     first = create(user, "once")
     assert first.status_code == 201 and "idempotent-replay" not in first.headers
@@ -43,16 +43,16 @@ def test_repeated_request_creates_one_job(server: Server) -> None:
     assert create(user, "another").status_code == 201
     assert len(names(user)) == 2
 
-    # Asked first, it is told.
+    # A dry run reports the conflict, too.
     tried = user.http.post(jobs(user), params={"dryRun": "All"}, json=trainjob(None, seed=2), headers={"Idempotency-Key": "once"})
     assert (tried.status_code, tried.json()["reason"]) == (422, "IdempotencyKeyReused")
 
-    # The command, too, where a whole script is run twice.
+    # The command, as in a script that runs twice.
     twice = [user.millrace("train", "-p", PARAMS, "--detach", "--idempotency_key", "script") for _ in range(2)]
     assert twice[0].out == twice[1].out
     assert len(names(user)) == 3
 
-    # Who repeats it after the job was deleted gets no other one, and is told that it is gone.
+    # A repetition after the deletion of the job creates none, and returns the deleted one.
     assert "deletionTimestamp" not in again.json()["metadata"]
     user.http.delete(first.headers["location"]).raise_for_status()
     late = create(user, "once")
@@ -62,7 +62,7 @@ def test_repeated_request_creates_one_job(server: Server) -> None:
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
 def test_concurrent_requests_create_one_job(shared: Server, named: bool) -> None:
-    """Eight at once with the same key: one is answered 201, the others 200, all with the same job."""
+    """Eight concurrent requests with one key: one gets 201, the others 200, all the same job."""
     key, name = f"at-once-{named}", "at-once" if named else None
     with ThreadPoolExecutor(8) as pool:
         users = [shared.another_user() for _ in range(8)]
@@ -74,7 +74,7 @@ def test_concurrent_requests_create_one_job(shared: Server, named: bool) -> None
 
 @pytest.mark.needs("kill")
 def test_acknowledged_jobs_survive_a_kill(server: ProcessServer) -> None:
-    """Killed right after its answer, a server that is started again knows the job, and the key."""
+    """A server that is killed right after its response knows the job and the key when it restarts."""
     user = server.user
     for number in range(3):
         made = create(user, f"key-{number}")
@@ -88,8 +88,9 @@ def test_acknowledged_jobs_survive_a_kill(server: ProcessServer) -> None:
 
 @pytest.mark.needs("kill")
 def test_kill_during_submissions_loses_no_acknowledged_job(server: ProcessServer) -> None:
-    """Killed while four submit as fast as they can, it has lost none that it had acknowledged; and each submission that got no
-    answer, sent again, is one job."""
+    """A server that is killed during submissions loses none that it acknowledged, and each unanswered one, repeated, is
+    one job.
+    """
     acknowledged: dict[str, str] = {}
     unanswered: list[str] = []
     enough = threading.Event()
@@ -127,7 +128,7 @@ def test_kill_during_submissions_loses_no_acknowledged_job(server: ProcessServer
 
 @pytest.mark.needs("open")
 def test_disconnected_client_leaves_no_partial_job(server: Server) -> None:
-    """A client that is gone before its answer has made a job or none: one that is there is seen by what runs jobs, too."""
+    """A client that disconnects early has created a complete job or none."""
     user, at = server.user, urlsplit(server.url)
     for number in range(60):
         # As httpx writes it: the same request again has the same bytes.

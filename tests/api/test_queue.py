@@ -1,4 +1,4 @@
-"""An appliance that is too small for all at once: two systems, one job that has them both, others that want some."""
+"""Tests of the queue, on an appliance of two systems with one job that uses both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.needs("own appliance")
 
 
 def crowd(serve: Serve, home: Path) -> tuple[User, Job, Job]:
-    """A user of the appliance, the job that has it, and one that wants more than there is."""
+    """Returns a user, the job that has all systems, and one that requests more than exist."""
     spec = home / "appliance.yaml"
     spec.write_text("systems: 2\n")
     user = serve("--appliance", spec).user
@@ -24,7 +24,7 @@ def crowd(serve: Serve, home: Path) -> tuple[User, Job, Job]:
 
 
 def test_next_job_in_queue_starts(serve: Serve, tmp_path: Path) -> None:
-    """A job waits behind one that has the systems, and not behind one that never can; it starts when the first is cancelled."""
+    """A job queues behind the running one, not behind one that can never run; it starts when the first is cancelled."""
     user, _, too_large = crowd(serve, tmp_path)
     second = user.submit("second", 200, "--num_csx", 2)
     place = until("its place is told", lambda: second.refresh().status.get("queue"))
@@ -43,7 +43,7 @@ def test_next_job_in_queue_starts(serve: Serve, tmp_path: Path) -> None:
     assert following.end().code == 0
     assert second.refresh().state == "Succeeded" and too_large.refresh().state == "Queued"
     until("all systems are free", lambda: not user.appliance.cluster()["jobs"], 15)
-    # Who follows a job that somebody cancels is told that it has not done its work.
+    # A follower of a job that another user cancels exits with 1.
     done = following_first.end()
     assert done.code == 1 and "Cancelled" in done.err
     assert {job.name for job in user.appliance.jobs()} == {"second", "too-large"}
@@ -57,7 +57,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[User, Jo
 
 
 def test_too_large_job_has_a_reason(crowded: tuple[User, Job, Job]) -> None:
-    """A job of more systems than there are waits for another appliance, at no place of this one's queue."""
+    """A job that requests more systems than exist has a reason and no position."""
     user, _, too_large = crowded
     until_state(too_large, "Queued")
     queue = until("why it waits is told", lambda: too_large.refresh().status.get("queue"))
@@ -68,7 +68,7 @@ def test_too_large_job_has_a_reason(crowded: tuple[User, Job, Job]) -> None:
 
 
 def test_plan_estimates_the_start(crowded: tuple[User, Job, Job]) -> None:
-    """A planned job that would wait starts when the one before it is expected to end. Nothing is made."""
+    """A planned job would start when the running one is expected to end. Nothing is created."""
     user, first, _ = crowded
 
     def foreseen() -> str | None:
@@ -84,14 +84,14 @@ def test_plan_estimates_the_start(crowded: tuple[User, Job, Job]) -> None:
 
 
 def test_plan_has_the_queue_position(crowded: tuple[User, Job, Job]) -> None:
-    """So it is in the contract, and so the client shows it."""
+    """The plan has the position in the queue, and the client prints it."""
     user, _, _ = crowded
     assert user.appliance.plan(PARAMS).queue_position == 1
     assert "position 1" in user.millrace("plan", "-p", PARAMS).out
 
 
 def test_cluster_shows_systems_and_queue(crowded: tuple[User, Job, Job]) -> None:
-    """`get cluster` names the job that has the systems, and those that wait with their places."""
+    """`get cluster` shows the job that has the systems, and the queue with positions."""
     user, first, _ = crowded
     cluster = user.millrace("get", "cluster", "-o", "json").json
     assert [(job["name"], job["uid"], job["systems"]) for job in cluster["jobs"]] == [
@@ -103,6 +103,6 @@ def test_cluster_shows_systems_and_queue(crowded: tuple[User, Job, Job]) -> None
 
 
 def test_cluster_shows_states_of_jobs(crowded: tuple[User, Job, Job]) -> None:
-    """Beside each job that has systems stands its state."""
+    """Each running job is listed with its state."""
     user, _, _ = crowded
     assert [job.get("state") for job in user.appliance.cluster()["jobs"]] == ["Training"]

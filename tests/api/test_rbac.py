@@ -1,4 +1,4 @@
-"""Accounts of the cluster: what they may over REST is what they may with kubectl."""
+"""Tests of Kubernetes accounts: over REST they may do what they may do with kubectl."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from routes import GUARDED, JOB, Guarded
 
 pytestmark = pytest.mark.needs("cluster")
 
-# Who has a role in a namespace has none outside of all namespaces.
+# Roles in a namespace grant nothing that is cluster-scoped.
 OUTSIDE = {"/v1/appliance", "/v1/tokens", "/v1/tokens/{id}"}
 ROLES = ("viewer", "editor")
 
@@ -30,7 +30,7 @@ def accounts(shared: KubernetesServer, finished: Job) -> Iterator[Guarded]:
 
 
 def test_routes_reject_unknown_tokens(accounts: Guarded) -> None:
-    """A token that the cluster does not know, or that was changed, is refused everywhere with 401."""
+    """Unknown and modified tokens get 401 on every route."""
     header, payload, signature = accounts.tokens["editor"].split(".")
     for route in GUARDED:
         for token in ("made-up", f"{header}.{payload}.{signature[::-1]}", f"{header}.{payload}.", "x." * 9000):
@@ -41,12 +41,13 @@ def test_routes_reject_unknown_tokens(accounts: Guarded) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_role_permissions(accounts: Guarded, role: str) -> None:
-    """A viewer looks at jobs and their logs and lists checkpoints, but fetches no file; an editor does; and nothing that lies
-    in no namespace is theirs."""
+    """A viewer reads jobs, logs and lists of checkpoints but no files; an editor reads files, too; neither gets
+    cluster-scoped resources.
+    """
     token = accounts.tokens[role]
     for route in GUARDED:
         allowed = route.role != "admin" and ROLES.index(role) >= ROLES.index(str(route.role))
-        # The job is still needed: none of this uid is to be deleted.
+        # The job is still needed, so the request names another UID.
         which = {"uid": "0"} if (route.method, route.path) == ("DELETE", JOB) else {}
         answer = accounts.ask(route, f"Bearer {token}", **which)
         assert (answer.status_code != 403) == (allowed and route.path not in OUTSIDE), (route, answer.text)
@@ -61,8 +62,9 @@ def test_role_permissions(accounts: Guarded, role: str) -> None:
 
 @pytest.mark.parametrize("kind", ["unbound", "abroad"])
 def test_unbound_account_sees_nothing(accounts: Guarded, kind: str) -> None:
-    """An account that was given no role, or one in another namespace only, is refused wherever a namespace, the machine or
-    tokens are asked for; of jobs it hears nothing."""
+    """An account without a role, or with one in another namespace, gets 403 for the namespace, the appliance and
+    tokens, and sees no job.
+    """
     for route in GUARDED:
         answer = accounts.ask(route, f"Bearer {accounts.tokens[kind]}")
         if route.is_of_a_namespace or route.path in OUTSIDE:
@@ -72,7 +74,7 @@ def test_unbound_account_sees_nothing(accounts: Guarded, kind: str) -> None:
         assert accounts.job.uid not in answer.text, route
     user = accounts.server.user_with(accounts.tokens[kind])
     assert user.http.get("/v1/namespaces/-/trainjobs").status_code == 403
-    # One that is not there is refused in the same words: nobody finds out which there are.
+    # A missing namespace gets the same message, so that existing ones can't be found out.
     names = (accounts.server.namespace, "no-such-namespace")
     here, nowhere = (user.http.get(f"/v1/namespaces/{name}/trainjobs") for name in names)
     assert here.status_code == nowhere.status_code == 403
@@ -80,8 +82,9 @@ def test_unbound_account_sees_nothing(accounts: Guarded, kind: str) -> None:
 
 
 def test_revoked_rights_take_effect_soon(accounts: Guarded) -> None:
-    """An account that is deleted, and one that lost its role, are refused a few seconds later; one that gets a role is let in.
-    The token of the first, though it has not expired, is good for no route any more."""
+    """A deleted account gets 401 and one that lost its role 403 within seconds; one that gets a role gets access. The
+    deleted account's unexpired token is rejected on every route.
+    """
     shared = accounts.server
     assert isinstance(shared, KubernetesServer)
     tokens = {name: shared.account(name, "millrace-editor") for name in ("fired", "moved")}

@@ -1,4 +1,4 @@
-"""Servers that end in the middle of a job, with and without a warning."""
+"""Tests of servers that are killed or stopped while a job runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 500
 
 @dataclass(frozen=True)
 class RestartedJob:
-    """A job whose server was killed, and what somebody saw who followed it all the while."""
+    """A job whose server was killed and restarted, and the output of a follower."""
 
     user: User
     job: Job
@@ -40,15 +40,15 @@ def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestartedJob]
 
 
 def test_job_resumes_after_a_kill(survivor: RestartedJob, reference: Callable[[int], Reference]) -> None:
-    """A server that is killed leaves no role behind. Started again it goes on by itself, from the last checkpoint and to the
-    same bits; that is no fault of the job's."""
+    """A killed server leaves no agent behind. After its restart the job resumes from the last checkpoint, with the same
+    bits, and no restart is counted.
+    """
     reference(STEPS).assert_same(survivor.user, survivor.job)
     assert (survivor.job.status["attempt"], survivor.job.status["restarts"]) == (2, 0)
 
 
 def test_second_server_on_the_same_data_is_rejected(shared: ProcessServer, tmp_path: Path) -> None:
-    """A second server on the same data would run the same jobs again, as would one on the same database alone: both are
-    refused, and the first goes on."""
+    """A second server on the same data or the same database is rejected, and the first continues."""
     twin = shared.twin()
     assert twin.returncode == 1 and "another server uses the directory" in twin.stderr
     elsewhere = shared.twin(tmp_path)
@@ -57,11 +57,11 @@ def test_second_server_on_the_same_data_is_rejected(shared: ProcessServer, tmp_p
 
 
 def test_follower_reconnects_after_a_kill(survivor: RestartedJob, reference: Callable[[int], Reference]) -> None:
-    """Who follows a job while its server is killed and started again sees every point of the final curve."""
+    """The follower reconnects and prints every point of the final curve."""
     seen = survivor.seen
     assert seen.code == 0, seen.err
     assert "retrying" in seen.err and f"Succeeded: step {STEPS} of {STEPS}" in seen.err, seen.err
-    # Steps after the last checkpoint were taken twice: what was told last is the curve.
+    # Steps after the last checkpoint were computed twice; the last output is the final curve.
     told = {int(step): loss for step, loss in re.findall(r"Step=(\d+), Loss=([\d.]+)", seen.out)}
     assert told == {step: f"{float(loss):.5f}" for step, loss in reference(STEPS).curve}
 
@@ -69,12 +69,12 @@ def test_follower_reconnects_after_a_kill(survivor: RestartedJob, reference: Cal
 def test_repeated_steps_are_in_the_curve_once(
     survivor: RestartedJob, reference: Callable[[int], Reference]
 ) -> None:
-    """The curve has each step once, the newest attempt's, also where it is read page by page."""
+    """The curve has each step once, of the newest attempt, also when read in pages."""
     assert survivor.user.curve(survivor.job, limit=50) == reference(STEPS).curve
 
 
 def test_graceful_shutdown(server: ProcessServer, reference: Callable[[int], Reference]) -> None:
-    """A server that is asked to end has its jobs save where they are first, and loses not a step."""
+    """A stopped server first saves the state of its jobs, which lose no step."""
     user = server.user
     job = user.submit("saved", STEPS, "--num_csx", 2)
     reached = until_step(job, 130)
@@ -87,6 +87,6 @@ def test_graceful_shutdown(server: ProcessServer, reference: Callable[[int], Ref
     assert job.wait(60) == "Succeeded"
     reference(STEPS).assert_same(user, job)
     assert (job.status["attempt"], job.status["restarts"]) == (2, 0)
-    # Each step was taken once, by one attempt or by the other.
+    # Each step was computed once, by one of the two attempts.
     attempts = [(point["attempt"], point["step"]) for point in user.pages(job, "metrics", mode="train")]
     assert attempts == [(1 if step <= saved else 2, step) for step in range(1, STEPS + 1)]

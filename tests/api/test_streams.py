@@ -1,4 +1,4 @@
-"""Live streams: server-sent events that a client can lose at any point and take up again."""
+"""Tests of live streams: server-sent events that can be resumed at any point."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class StreamEvent:
 
     kind: str
     id: str
-    """Where the client is then; empty for what stands outside of the order."""
+    """ID of the event; empty outside of the numbered series."""
     data: dict[str, Any]
 
 
 def listen(user: User, job: Job, what: str, last: str = "", **query: Any) -> Iterator[StreamEvent]:
-    """One connection to a stream, until the server closes it, after what had the id `last`."""
+    """Yields the events of one connection, resumed after the ID `last`, until the server closes it."""
     headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
     decoder = Decoder()
     with user.http.stream("GET", path(job, what), headers=headers, params={**query, "uid": job.uid}) as answer:
@@ -42,13 +42,13 @@ def numbered(told: list[StreamEvent]) -> list[StreamEvent]:
 
 
 def kinds_and_data(told: list[StreamEvent], *, events: bool) -> list[tuple[str, dict[str, Any]]]:
-    """The events, or the entries of the journal; each kind has an order of its own."""
+    """Returns the events, or the journal entries; each of the two has its own order."""
     return [(each.kind, each.data) for each in told if (each.kind == "event") == events]
 
 
 @dataclass(frozen=True)
 class InterruptedClient:
-    """What a client has heard of a job while it ran, whose connection was cut after every single entry."""
+    """What a client received of a running job, with a new connection for every entry."""
 
     job: Job
     seen: list[StreamEvent]
@@ -75,12 +75,12 @@ def interrupted(shared: Server) -> InterruptedClient:
 
 @pytest.fixture
 def small(interrupted: InterruptedClient) -> Job:
-    """A small job that is over: a few hundred entries."""
+    """A small finished job with a few hundred entries."""
     return interrupted.job
 
 
 def test_streams_and_pages_are_equal(shared: Server, small: Job) -> None:
-    """Entries and events are the same live and in pages, rise in number, and are followed by `end`."""
+    """Streams and pages have the same entries, in rising order; a stream finishes with `end`."""
     user = shared.user
     for what, kind in (("metrics", "metric"), ("logs", "log"), ("events", "event")):
         told = list(listen(user, small, what))
@@ -93,7 +93,7 @@ def test_streams_and_pages_are_equal(shared: Server, small: Job) -> None:
 
 
 def test_follow_stream_is_complete(shared: Server, small: Job) -> None:
-    """`follow` has the whole journal, numbered from 1 without a gap, beside the job itself and its events."""
+    """`follow` has the whole journal, numbered from 1 without gaps, the job and its events."""
     told = list(listen(shared.user, small, "follow"))
     assert told[0].kind == "job" and told[0].data["metadata"] == small.refresh().document["metadata"]
     entries = [each for each in numbered(told) if each.kind != "event"]
@@ -112,15 +112,14 @@ def test_follow_stream_is_complete(shared: Server, small: Job) -> None:
 
 @pytest.mark.parametrize("what", ["follow", "metrics"])
 def test_finished_stream_resumes_at_any_entry(shared: Server, small: Job, what: str) -> None:
-    """Cut after any entry, before the first and beyond the last, the rest is exactly what is missing."""
+    """After a cut at any entry, the rest is exactly what is missing."""
     whole = numbered(list(listen(shared.user, small, what)))
     beyond = "1000000000.1000000000" if what == "follow" else "1000000000"
     for at, after in enumerate(["", *(each.id for each in whole), beyond]):
         rest = list(listen(shared.user, small, what, after))
         assert numbered(rest) == whole[at:], after
         assert rest[-1].kind == "end"
-    # So it is by ?after=, for who can send no header, but of the journal alone; where there are both, the header is the
-    # newer word.
+    # ?after= does the same for clients that can't set headers, for the journal only; the header takes precedence.
     entries = [at for at, each in enumerate(whole) if each.kind != "event"]
     middle = entries[len(entries) // 2]
     missing = whole[middle + 1 :]
@@ -130,7 +129,7 @@ def test_finished_stream_resumes_at_any_entry(shared: Server, small: Job, what: 
 
 
 def test_live_stream_survives_constant_reconnects(shared: Server, interrupted: InterruptedClient) -> None:
-    """A client whose connection is cut after every single thing, while the job runs, has all at the end, each once."""
+    """A client that reconnects after every entry of a running job receives each entry once."""
     seen = interrupted.seen
     assert interrupted.connections == len(seen) + 1
     whole = numbered(list(listen(shared.user, interrupted.job, "follow")))
@@ -142,7 +141,7 @@ def test_live_stream_survives_constant_reconnects(shared: Server, interrupted: I
 
 @pytest.mark.needs("kill")
 def test_abandoned_streams_are_closed(server: ProcessServer) -> None:
-    """A hundred clients that come and go leave a server that still answers, and still ends in good order."""
+    """After a hundred abandoned streams the server responds, and stops gracefully."""
     user = server.user
     job = user.submit("idle", 5000)
     for _ in range(100):

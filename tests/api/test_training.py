@@ -1,4 +1,4 @@
-"""A job from its submission to its end, and what users do to it meanwhile."""
+"""Tests of a job from submission to end, and of operations on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINE = re.compile(
 
 
 def test_train_end_to_end(server: Server, reference: Callable[[int], Reference]) -> None:
-    """`millrace train` follows the job to its end, and what it leaves is that of a run without a server, bit for bit."""
+    """`millrace train` follows the job to its end; the result has the bits of a local run."""
     user = server.user
     done = user.millrace("train", "-p", PARAMS, "-n", "main", "--num_csx", 2, "--every", 0.2)
     steps = [int(match[1]) for match in map(LINE.fullmatch, done.out.splitlines()) if match]
@@ -31,7 +31,7 @@ def test_train_end_to_end(server: Server, reference: Callable[[int], Reference])
     assert "Succeeded" in user.millrace("get", "job", "main").out
     assert [item["metadata"]["name"] for item in user.millrace("get", "jobs", "-o", "json").json["items"]] == ["main"]
     reasons = [event["reason"] for event in user.millrace("events", "main", "-o", "json").json]
-    # The flag says another number of systems than the params.
+    # The flag and the params have different numbers of systems.
     assert reasons == ["Queued", "ParamsOverruled", "Starting", "Training", "Succeeded"]
     lines = user.millrace("logs", "main", "-o", "json").json
     roles = {line["agent"].split("-")[0] for line in lines}
@@ -42,7 +42,7 @@ def test_train_end_to_end(server: Server, reference: Callable[[int], Reference])
     }
     points = user.millrace("metrics", "main", "-o", "json").json
     assert [point["step"] for point in points] == list(range(1, 201))
-    # In pages, too, however small.
+    # Also in small pages.
     assert user.curve(user.appliance.job("main"), limit=7) == reference(200).curve
     few = user.millrace("metrics", "main", "--max_points", 5, "-o", "json").json
     assert len(few) == 5 and few[0] == points[0] and few[-1] == points[-1]
@@ -52,7 +52,7 @@ def test_train_end_to_end(server: Server, reference: Callable[[int], Reference])
 
 @pytest.mark.needs("quick jobs")
 def test_suspend_scale_and_resume_keep_the_bits(server: Server, reference: Callable[[int], Reference]) -> None:
-    """A job that pauses and goes on with other numbers of systems is the same job: the same bits, and no restart."""
+    """A job that is suspended, resumed and scaled has the same bits and no restart."""
     user = server.user
     job = user.submit("changed", 500, "--num_csx", 2)
     until_step(job, 50)
@@ -61,7 +61,7 @@ def test_suspend_scale_and_resume_keep_the_bits(server: Server, reference: Calla
     paused_at = job.status["checkpoint"]["step"]
     assert 50 <= paused_at < 500 and not job.status.get("systems")
     until("the systems are free", lambda: not user.appliance.cluster()["jobs"], 5)
-    # Whoever follows a job that rests is told so, and is not kept waiting.
+    # Following a suspended job ends at once, with a hint.
     assert "millrace resume changed" in user.millrace("attach", "changed", code=1).err
 
     user.millrace("resume", "changed")
@@ -85,7 +85,7 @@ def test_suspend_scale_and_resume_keep_the_bits(server: Server, reference: Calla
 
 
 def test_ctrl_c_stops_following_but_not_the_job(server: Server, reference: Callable[[int], Reference]) -> None:
-    """An interrupted `millrace train` says how to come back, and `millrace attach` does."""
+    """An interrupted `millrace train` prints how to follow the job again, and `millrace attach` does so."""
     user = server.user
     command = user.begin("train", "-p", PARAMS, "-n", "kept", "--max_steps", 500, "--every", 0)
     command.wait_for_output("Step=50,")
@@ -103,7 +103,7 @@ def test_ctrl_c_stops_following_but_not_the_job(server: Server, reference: Calla
 
 @pytest.mark.needs("quick jobs")
 def test_status_of_a_short_job_has_its_last_step(server: Server) -> None:
-    """However short a job was, its status says which step it came to and with which loss."""
+    """The status of a job of a few steps has its last step and loss."""
     user = server.user
     user.millrace("train", "-p", PARAMS, "-n", "short", "--max_steps", 10)
     progress = user.appliance.job("short").status.get("progress") or {}
@@ -113,7 +113,7 @@ def test_status_of_a_short_job_has_its_last_step(server: Server) -> None:
 
 @pytest.mark.needs("local files")
 def test_eval_all_evaluates_every_checkpoint(shared: Server, finished: Job, tmp_path: Path) -> None:
-    """`eval_all` takes the directory that a job's status names; the last of its losses is that of the job."""
+    """`eval_all` evaluates all checkpoints of a model_dir; the last loss is that of the job's status."""
     user, text = shared.user, PARAMS.read_text()
     data = text[text.index("train_input:") : text.index("model:")]
     params = tmp_path / "eval.yaml"

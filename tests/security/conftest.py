@@ -1,4 +1,4 @@
-"""The fixtures are those of the harness."""
+"""Loads the fixtures of the harness."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""Floods of requests by one user, and how long the server keeps another user waiting meanwhile.
+"""Floods of requests by one user, and the latency of another user meanwhile.
 
-Shared by test_floods.py, which asserts bounds, and tests/bench/floods, which prints the figures.
+Used by test_floods.py, which asserts bounds, and by tests/bench/floods, which prints the figures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import httpx
 from harness import PARAMS, User, trainjob, until
 
 LIMIT_SECONDS = 0.1
-"""Seconds within which everybody else is answered during a flood."""
+"""Maximum median latency of other users during a flood, in seconds."""
 IDLE_SECONDS = {"healthz": 0.002, "submission": 0.02}
 """Longest median of each request without a flood, on an idle machine of two cores with optimised programs.
 
@@ -31,12 +31,12 @@ Flood = Callable[[User, int], httpx.Response]
 
 
 def jobs_path(user: User, rest: str = "") -> str:
-    """The jobs of a user's namespace."""
+    """Returns the path of the user's jobs."""
     return f"/v1/namespaces/{user.namespace}/trainjobs{rest}"
 
 
 def measure_seconds(ask: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Returns the duration of a call."""
     began = time.perf_counter()
     ask()
     return time.perf_counter() - began
@@ -55,7 +55,7 @@ class Latency:
 
 
 class OtherUser:
-    """A user who sends few requests: asks for /healthz, submits jobs, and waits for the control loop to visit them."""
+    """A user with few requests: /healthz, submissions, and waiting for the control loop to reconcile them."""
 
     def __init__(self, user: User) -> None:
         self._user = user
@@ -65,7 +65,7 @@ class OtherUser:
         assert self._user.http.get("/healthz", timeout=60).status_code == 200
 
     def submit(self) -> str:
-        # Suspended jobs go through the control loop and use no core of this machine.
+        # Suspended jobs pass the control loop and use no CPU time of agents.
         name = next(self._names)
         made = self._user.http.post(jobs_path(self._user), json=trainjob(name, suspend=True), timeout=60)
         assert made.status_code == 201, made.text
@@ -81,7 +81,7 @@ class OtherUser:
         until("the control loop has visited the job", visited, every=0.01)
 
     def latencies(self, tries: int) -> dict[str, Latency]:
-        """How long each thing takes; jobs are submitted so slowly that no limit of this user's own is reached."""
+        """Returns the latency of each operation. Submissions are slow enough to reach no limit of this user."""
         asks: dict[str, Callable[[], object]]
         asks = {"healthz": self.healthz, "submission": self.submit, "control loop": self.is_visited}
         found: dict[str, list[float]] = {what: [] for what in asks}
@@ -107,7 +107,7 @@ def flooded(users: list[User], flood: Flood) -> Iterator[Queue[int]]:
             try:
                 statuses.put(flood(user, number).status_code)
             except httpx.TransportError:
-                # The server hangs up on a body that it will not read to its end.
+                # The server closes the connection if it will not read the whole body.
                 statuses.put(0)
 
     processes = [world.Process(target=run, args=(user,), daemon=True) for user in users]
@@ -122,7 +122,7 @@ def flooded(users: list[User], flood: Flood) -> Iterator[Queue[int]]:
 
 
 def many_files() -> Flood:
-    """A form with as many files as eight megabytes hold, and as many globs that might find them."""
+    """Forms with as many files as fit in 8 MiB, and as many globs to match them."""
     globs = ", ".join(f"a*{number}" for number in range(20_000))
     params = PARAMS.read_text().replace("data_files: examples/data/kjv.txt", f"data_files: [{globs}]")
     edge = "edge-of-a-part"
@@ -138,7 +138,7 @@ def many_files() -> Flood:
 
 
 def large_models() -> Flood:
-    """Plans of models of ten thousand layers, no two of them the same."""
+    """Plans of models with 10,000 layers, each different."""
 
     def flood(user: User, number: int) -> httpx.Response:
         job = trainjob(f"large-{number}", seed=number)
@@ -149,7 +149,7 @@ def large_models() -> Flood:
 
 
 def large_jobs() -> Flood:
-    """Jobs of as many layers, which the control loop has to plan as well."""
+    """Jobs with as many layers, which the control loop plans, too."""
 
     def flood(user: User, number: int) -> httpx.Response:
         job = trainjob(f"large-{number}", seed=number, suspend=True)
@@ -160,16 +160,16 @@ def large_jobs() -> Flood:
 
 
 CHANGED = "changed"
-"""The job that `changes` changes. It is suspended, so that it never runs."""
+"""The job that `changes` changes. It is suspended and never runs."""
 
 
 def make_changed(user: User) -> None:
-    """Makes the job that `changes` changes."""
+    """Creates the job that `changes` changes."""
     assert user.http.post(jobs_path(user), json=trainjob(CHANGED, suspend=True), timeout=60).status_code == 201
 
 
 def changes() -> Flood:
-    """Changes of one job that holds nothing: each is written, and the ledger of the appliance looks at it."""
+    """Changes of one suspended job: each is written, and the ledger is checked."""
 
     def flood(user: User, number: int) -> httpx.Response:
         return user.http.post(jobs_path(user, f"/{CHANGED}/scale"), json={"numCsx": 1 + number % 2}, timeout=300)

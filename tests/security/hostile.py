@@ -1,4 +1,4 @@
-"""Texts that an attacker writes where a name or a path is asked for."""
+"""Hostile values for names and paths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = {
     "too long": "x" * 254,
     "much too long": "x" * 100_000,
 }
-"""None of them is the name of a Kubernetes object or a component of a path that the server makes."""
+"""None of them is a valid name of a Kubernetes object, or of a file that the server creates."""
 
 PATHS = {
     "absolute": "/etc/passwd",
@@ -53,7 +53,7 @@ PATHS = {
 
 
 def strings(schema: dict[str, Any], document: dict[str, Any], at: str = "") -> Iterator[str]:
-    """Every place of a schema where a client may write a text of its own, as a path with `[]` for the items of a list."""
+    """Yields every place of a schema that accepts a free string, with `[]` for the items of a list."""
     if "$ref" in schema:
         found: Any = document
         for part in schema["$ref"].removeprefix("#/").split("/"):
@@ -75,7 +75,7 @@ def strings(schema: dict[str, Any], document: dict[str, Any], at: str = "") -> I
 
 
 def put(object: dict[str, Any], at: str, text: str) -> None:
-    """Write a text at such a place of an object."""
+    """Writes a string at such a place of an object."""
     *way, last = at.replace("[]", ".0").split(".")
     here: Any = object
     for part in way:

@@ -1,4 +1,4 @@
-"""Strangers on the ports of a running job: none gets in, and the job computes the same bits."""
+"""Unauthenticated clients on the ports of a running job: all are rejected, and the job computes the same bits."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from harness.common import PARAMS, PROGRAMS, ROOT
 AGENT = PROGRAMS / "millrace-agent"
 STEPS = 300
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""What a client of HTTP/2 begins with, and its settings."""
+"""The preface of an HTTP/2 client, with empty settings."""
 ALERT = 21
-"""The first byte of a record of TLS that says why a handshake failed."""
+"""First byte of a TLS alert record."""
 TIMEOUT = 60.0
 
 
 def train(out: Path, *flags: str) -> subprocess.Popen[str]:
-    """Start a local run of the suite's params on two systems."""
+    """Starts a local run of the params of the tests on two systems."""
     command = [AGENT, "train", "-p", PARAMS, "-o", out, "--num_csx", "2", "--max_steps", str(STEPS), *flags]
     return subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def digest(out: Path) -> str:
-    """What the run has computed."""
+    """Returns the digest of the run's last checkpoint."""
     command = [AGENT, "checkpoint", "info", out / f"checkpoint_{STEPS}", "--json"]
     told = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout
     return str(json.loads(told)["parameters_blake3"])
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The processes that a process has started."""
+    """Yields the children of a process."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rsplit(")", 1)[1].split()
@@ -46,7 +46,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def listening_ports(pid: int) -> dict[str, set[int]]:
-    """The ports that the agents of a run listen at, by their names."""
+    """Returns the listening ports of a run's agents, by agent."""
     owners: dict[str, str] = {}
     for child in descendants(pid):
         words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
@@ -66,7 +66,7 @@ def listening_ports(pid: int) -> dict[str, set[int]]:
 
 
 def answer(port: int, sent: bytes) -> bytes:
-    """What comes back until the connection ends."""
+    """Returns what is received until the connection ends."""
     with socket.create_connection(("127.0.0.1", port), TIMEOUT) as stream:
         stream.sendall(sent)
         received = b""
@@ -79,18 +79,18 @@ def answer(port: int, sent: bytes) -> bytes:
 
 
 def serves_metrics(port: int) -> bool:
-    """Whether this is the port of metrics, which is for whoever reaches it, and takes no commands."""
+    """Whether this is the metrics port, which is open to all and accepts no commands."""
     return answer(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
 def raw_http2(port: int) -> None:
-    """HTTP/2 without TLS."""
+    """HTTP/2 without TLS is rejected."""
     received = answer(port, PREFACE)
     assert not received or received[0] == ALERT, received
 
 
 def tls(port: int, certificate: Path | None) -> None:
-    """A client that trusts everybody, and shows a certificate or none."""
+    """A client that accepts any server certificate, with or without a client certificate, is rejected."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if certificate:
@@ -101,7 +101,7 @@ def tls(port: int, certificate: Path | None) -> None:
         with socket.create_connection(("127.0.0.1", port), TIMEOUT) as plain:
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 with context.wrap_socket(plain) as stream:
-                    # With TLS 1.3 a client learns only now that its certificate is not taken.
+                    # With TLS 1.3, a client learns only at the first read that its certificate was rejected.
                     received = stream.recv(1)
                     assert received == b"", f"{port} has answered {received!r}"
                     raise ConnectionError("closed")
@@ -109,7 +109,7 @@ def tls(port: int, certificate: Path | None) -> None:
 
 @pytest.fixture
 def forged(tmp_path: Path) -> Path:
-    """A certificate that names a shard of a job, and that its bearer has signed."""
+    """A self-signed certificate that names a shard of a job."""
     certificate = tmp_path / "forged.crt"
     name = "subjectAltName=URI:spiffe://millrace.dev/job/local/attempt/1/memoryx-0"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
@@ -124,7 +124,9 @@ def forged(tmp_path: Path) -> Path:
 
 @pytest.mark.needs("local files")
 def test_unauthenticated_clients_are_rejected_on_every_port(tmp_path: Path, forged: Path) -> None:
-    """Every port of a local run is tried without a certificate and with a forged one, and held open by idle connections."""
+    """Every port of a local run rejects clients without a certificate or with a forged one, while idle connections are
+    open.
+    """
     undisturbed = train(tmp_path / "undisturbed")
     output, log_output = undisturbed.communicate()
     assert undisturbed.returncode == 0, output + log_output

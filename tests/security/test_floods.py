@@ -1,4 +1,4 @@
-"""Floods: what one user asks for does not keep the server from answering the others."""
+"""A flood by one user does not delay the responses to others."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from millrace import Job
 
 TRIES = 15
 DEBUG_SLOWDOWN = 5.0
-"""Factor on the limit for unoptimised programs, for which a flood is more work, however fast they answer without one."""
+"""Factor on the limit for unoptimized programs, for which a flood is more work."""
 MAX_PENDING = 8
-"""Submissions of a user that may be under way at a time."""
+"""Maximum number of concurrent submissions of a user."""
 
 
 @pytest.mark.needs("own appliance")
 @pytest.mark.parametrize("name", FLOODS)
 def test_flood_does_not_delay_other_users(serve: Serve, name: str) -> None:
-    """Probes, another user's submissions and the control loop go on as if nobody flooded the server."""
+    """Probes, submissions of another user and the control loop stay fast during a flood."""
     server = serve("--require-token")
     other = OtherUser(server.user_with(server.token("calm", "editor", server.namespace)))
-    # One token, over several connections.
+    # One token, several connections.
     token = server.token("busy", "editor", server.namespace)
     busy = [server.user_with(token) for _ in range(4)]
     make_changed(busy[0])
@@ -40,14 +40,14 @@ def test_flood_does_not_delay_other_users(serve: Serve, name: str) -> None:
     other.healthz()
     before = other.latencies(TRIES)
     with flooded(busy, flood) as statuses:
-        # The first answers may take minutes; from here on requests are under way.
+        # The first responses may take minutes; from now on requests are being processed.
         until("a second of the flood is over", lambda over=time.monotonic() + 1: time.monotonic() > over)
         meanwhile = other.latencies(TRIES)
     after = other.latencies(TRIES)
     figures = {"before": before, "meanwhile": meanwhile, "after": after}
     print(json.dumps({when: {what: asdict(each) for what, each in all.items()} for when, all in figures.items()}))
     print(f"{statuses.qsize()} answers")
-    # How much slower this machine is now than an idle one, which the flood has no part in.
+    # How much slower this machine is than an idle one, apart from the flood.
     slowness = [calm[what].median / usual for what, usual in IDLE_SECONDS.items() for calm in (before, after)]
     slower = max(DEBUG_SLOWDOWN if PROGRAMS.name == "debug" else 1.0, *slowness)
     for what, latency in meanwhile.items():
@@ -56,7 +56,7 @@ def test_flood_does_not_delay_other_users(serve: Serve, name: str) -> None:
 
 @pytest.mark.needs("own appliance")
 def test_stalled_bodies_count_against_their_user(serve: Serve) -> None:
-    """Who has begun many submissions and sends none is told to wait; another user submits meanwhile."""
+    """A user with many unfinished submissions gets 429; another user can submit."""
     server = serve("--require-token")
     slow, calm = (server.user_with(server.token(name, "editor", server.namespace)) for name in ("slow", "calm"))
     at = urlsplit(server.url)
@@ -79,7 +79,7 @@ def test_stalled_bodies_count_against_their_user(serve: Serve) -> None:
 
 
 def test_user_with_too_many_requests_gets_429(shared: Server) -> None:
-    """A flood is refused with a sentence and the time to come again."""
+    """The error 429 has a reason and Retry-After."""
     refusals: list[httpx.Response] = []
     flood = large_models()
 
@@ -93,7 +93,7 @@ def test_user_with_too_many_requests_gets_429(shared: Server) -> None:
 
 
 def in_threads(ask: Callable[[int], None], count: int) -> None:
-    """Does something several times at once."""
+    """Calls a function in several threads at once."""
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
@@ -103,10 +103,10 @@ def in_threads(ask: Callable[[int], None], count: int) -> None:
 
 @pytest.mark.needs("quick jobs")
 def test_concurrent_exports_are_made_once(shared: Server, finished: Job) -> None:
-    """Those who ask for an export at the same time get the same files."""
+    """Concurrent requests for an export get the same files."""
     listings: list[Any] = []
     place = jobs_path(shared.user, f"/{finished.name}/checkpoints/200:export?format=hf")
     in_threads(lambda _: listings.append(shared.another_user().http.get(place, timeout=120).json()), 6)
     assert len(listings) == 6 and listings[0]["files"]
-    # The same times, too: a second export would have newer files.
+    # Modification times are compared, too: a second export would have newer files.
     assert all(listing == listings[0] for listing in listings), listings

@@ -1,4 +1,4 @@
-"""Names and paths of users: none of them leads out of the place where it belongs."""
+"""Hostile names and paths of users: none leads out of its directory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hostile import NAMES, PATHS, put, strings
 from millrace import Job
 
 CODE = b"import os\n"
-"""What an attacker would want to have on the server."""
+"""Code that an attacker would want to place on the server."""
 
 
 def upload(user: User, name: str, files: dict[str, bytes], **spec: Any) -> httpx.Response:
-    """Submit the suite's params over uploaded texts, as the form that `millrace train` sends, with a spec of one's own."""
+    """Submits the params of the tests with uploaded files and this spec, as `millrace train` does."""
     data = ", ".join(json.dumps(file) for file in files)
     params = PARAMS.read_text().replace("data_files: examples/data/kjv.txt", f"data_files: [{data}]")
     parts = [
@@ -36,7 +36,7 @@ def upload(user: User, name: str, files: dict[str, bytes], **spec: Any) -> httpx
 
 
 def own_volume(config_map: str, name: str = "mine", path: str = "/mine") -> dict[str, Any]:
-    """The part of a spec with a ConfigMap as a volume."""
+    """Returns the part of a spec that mounts a ConfigMap as a volume."""
     return {
         "volumes": [{"name": name, "configMap": {"name": config_map}}],
         "mountDirs": [{"path": path, "volume": name}],
@@ -44,14 +44,14 @@ def own_volume(config_map: str, name: str = "mine", path: str = "/mine") -> dict
 
 
 def tree(root: Path) -> set[str]:
-    """Every file and directory below a directory."""
+    """Returns every file and directory below a directory."""
     return {str(path.relative_to(root)) for path in root.rglob("*")}
 
 
 @pytest.mark.needs("local files")
 @pytest.mark.parametrize("where", ["{out}", "../../../{up}", "../../model_dirs/team/job", "x/../../../../{up}"])
 def test_config_map_names_cannot_redirect_uploads(server: Server, where: str) -> None:
-    """A ConfigMap's name that is a path is refused, and nothing is written there."""
+    """A ConfigMap name that is a path is rejected, and nothing is written there."""
     out = server.home / "out"
     name = where.format(out=out, up="out")
     answer = upload(server.user, "evil", {"x.pth": CODE}, **own_volume(name))
@@ -63,7 +63,7 @@ def test_config_map_names_cannot_redirect_uploads(server: Server, where: str) ->
 
 @pytest.mark.needs("local files")
 def test_uploads_have_a_volume_of_their_own(server: Server) -> None:
-    """A job with a ConfigMap of the user's gets its texts beside it, not into it."""
+    """The uploads of a job with a ConfigMap volume get a directory of their own."""
     answer = upload(server.user, "both", {"x.txt": CODE * 20_000}, **own_volume("shared-settings"))
     assert answer.status_code == 201, answer.text
     volumes = {volume["name"]: volume for volume in answer.json()["spec"]["volumes"]}
@@ -77,7 +77,7 @@ def test_uploads_have_a_volume_of_their_own(server: Server) -> None:
     "spec", [own_volume("other", name="texts"), own_volume("other", path="/var/lib/millrace/texts")]
 )
 def test_volume_of_uploads_is_reserved(shared: Server, spec: dict[str, Any]) -> None:
-    """A volume of the user's has neither the name nor the directory of the uploaded texts."""
+    """A user's volume can't have the name or the path of the uploads' volume."""
     answer = upload(shared.user, "reserved", {"x.txt": CODE}, **spec)
     assert answer.status_code == 422 and "reserved for the uploaded texts" in answer.text, answer.text
 
@@ -86,9 +86,9 @@ JOBS = "/v1/namespaces/{ns}/trainjobs"
 SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----"
 
 NAME_FIELDS: dict[str, set[str]] = {
-    # An empty name is one that the server makes.
+    # The server generates a name if it is empty.
     "metadata.name": {"empty"},
-    # The beginning of a name, to which the server adds an end.
+    # A prefix, to which the server appends a suffix.
     "metadata.generateName": {"hyphen at the end"},
     "metadata.namespace": set(),
     "spec.appliance": set(),
@@ -110,7 +110,7 @@ NAME_FIELDS: dict[str, set[str]] = {
         ),
     },
 }
-"""Fields that name something, and the texts that are all right there."""
+"""Fields with names, and the values that are valid there."""
 
 PATH_FIELDS = {
     "spec.params.train_input.data_dir",
@@ -125,7 +125,7 @@ PATH_FIELDS = {
 
 OTHER_FIELDS = {
     *("apiVersion", "kind", "metadata.annotations.*", "metadata.labels.*", "spec.labels.*"),
-    # The server gives these itself, whatever a client writes.
+    # The server sets these itself.
     *("metadata.creationTimestamp", "metadata.deletionTimestamp", "metadata.resourceVersion", "metadata.selfLink"),
     "metadata.uid",
     *(
@@ -152,7 +152,7 @@ OTHER_FIELDS = {
         f"spec.params.runconfig.{key}"
         for key in ("job_labels", "job_priority", "load_checkpoint_states", "logging", "mode")
     ),
-    # Of the real appliance: without effect here.
+    # Keys of the real appliance without effect here.
     *(f"spec.params.runconfig.{key}" for key in ("autogen_policy", "cbcore_image", "compile_dir", "credentials_path")),
     *(f"spec.params.runconfig.{key}" for key in ("debug_args", "debug_args_path", "dist_addr", "dist_backend")),
     *(f"spec.params.runconfig.{key}" for key in ("execution_strategy", "fabric_type_blacklist", "hf_cache_dir", "ini")),
@@ -162,11 +162,11 @@ OTHER_FIELDS = {
         for key in ("python_paths", "service_dir", "target_device", "variant", "wsc_log_level")
     ),
 }
-"""Fields that become no part of a path and no name of an object."""
+"""Fields that become no part of a path or object name."""
 
 
 def test_every_field_is_classified(shared: Server) -> None:
-    """A new field of a job is put into one of the tables above: whoever adds it decides whether it names something."""
+    """Every field of a job is in one of the tables above, so that each new field is classified."""
     document = shared.user.http.get("/openapi.json").json()
     body = document["paths"][JOBS]["post"]["requestBody"]["content"]["application/json"]["schema"]
     found = {at for at in strings(body, document) if not at.startswith("status.")}
@@ -174,7 +174,7 @@ def test_every_field_is_classified(shared: Server) -> None:
 
 
 def job(name: str = "hostile") -> dict[str, Any]:
-    """A suspended job with something in every field that names something."""
+    """Returns a suspended job with a value in every field that names something."""
     document = trainjob(name, suspend=True)
     document["spec"]["volumes"] = [
         {"name": "one", "configMap": {"name": "settings"}},
@@ -186,7 +186,7 @@ def job(name: str = "hostile") -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def unchanged_filesystem(tmp_path_factory: pytest.TempPathFactory, shared: Server) -> Iterator[Callable[[], None]]:
-    """Checks that nothing of what lies about a server has changed."""
+    """Returns a check that nothing around the server's directory has changed."""
     homes = [shared.home, Path("/tmp")]
 
     def seen() -> set[str]:
@@ -205,12 +205,12 @@ def unchanged_filesystem(tmp_path_factory: pytest.TempPathFactory, shared: Serve
 
 @pytest.mark.parametrize("field", NAME_FIELDS)
 def test_invalid_names_are_rejected(shared: Server, unchanged_filesystem: Callable[[], None], field: str) -> None:
-    """Whatever is no name is refused before anything is made, in every field that names something."""
+    """Invalid values of every field with a name are rejected, and nothing is created."""
     jobs = JOBS.format(ns=shared.namespace)
     taken = {}
     for trick, text in NAMES.items():
         if field == "metadata.generateName" and trick == "empty":
-            # Then the name is all of the server's, and whether it may begin so is chance.
+            # Then the whole name is generated, and may begin with a letter or not.
             continue
         body = job()
         if field.endswith("claimName"):
@@ -232,7 +232,7 @@ def test_invalid_names_are_rejected(shared: Server, unchanged_filesystem: Callab
 @pytest.mark.needs("local paths")
 @pytest.mark.parametrize("field", sorted(PATH_FIELDS))
 def test_paths_outside_are_rejected(shared: Server, unchanged_filesystem: Callable[[], None], field: str) -> None:
-    """A path that leads out of what the server offers is refused; one of results is below the job's own directory."""
+    """Paths out of the offered directories are rejected; those of results are relative to the job's directory."""
     jobs = JOBS.format(ns=shared.namespace)
     assert isinstance(shared, ProcessServer)
     own = shared.data.resolve() / "model_dirs" / shared.namespace / "hostile"
@@ -256,7 +256,7 @@ def test_paths_outside_are_rejected(shared: Server, unchanged_filesystem: Callab
 @pytest.mark.needs("local files")
 @pytest.mark.parametrize("trick", [*NAMES, *(f"path: {trick}" for trick in PATHS)])
 def test_names_of_uploads_cannot_escape(server: Server, trick: str) -> None:
-    """Whatever an uploaded text is called, it is written into its own directory under a name of the server's, or not at all."""
+    """An upload is written to its own directory under a name of the server's, or not at all, whatever its name."""
     name = PATHS[trick.removeprefix("path: ")] if trick.startswith("path: ") else NAMES[trick]
     assert isinstance(server, ProcessServer)
     texts = server.data / "texts/default"
@@ -273,7 +273,7 @@ def test_names_of_uploads_cannot_escape(server: Server, trick: str) -> None:
 
 
 def test_hostile_path_segments_find_nothing(shared: Server, finished: Job) -> None:
-    """A part of an address that is no name, or a path that leads elsewhere, finds nothing and breaks nothing."""
+    """Invalid or hostile segments of a URL find nothing and cause no server error."""
     routes = {
         JOBS.format(ns="{x}"): "GET",
         JOBS.format(ns=shared.namespace) + "/{x}": "GET",
@@ -296,7 +296,7 @@ def test_hostile_path_segments_find_nothing(shared: Server, finished: Job) -> No
 
 
 def test_hostile_query_parameters_are_harmless(shared: Server, finished: Job) -> None:
-    """No parameter of a query breaks the server or shows a file, whatever stands there."""
+    """Hostile values of query parameters cause no server error."""
     document = shared.user.http.get("/openapi.json").json()
     wrong = {}
     for route, methods in document["paths"].items():
@@ -317,7 +317,7 @@ def test_hostile_query_parameters_are_harmless(shared: Server, finished: Job) ->
 
 @contextmanager
 def swap_with_link(place: Path, other: Path) -> Iterator[None]:
-    """While this lasts, a directory is now itself, now a link to another one."""
+    """Swaps a directory with a link to another one, again and again, during the block."""
     over, away = threading.Event(), place.with_name(f"{place.name}-away")
 
     def swap() -> None:
@@ -326,7 +326,7 @@ def swap_with_link(place: Path, other: Path) -> Iterator[None]:
             place.symlink_to(other)
             place.unlink()
             while away.exists():
-                # Whoever found nothing there may have made it anew.
+                # Another process may have created it again.
                 with suppress(OSError):
                     shutil.rmtree(place, ignore_errors=True)
                     away.rename(place)
@@ -342,7 +342,7 @@ def swap_with_link(place: Path, other: Path) -> Iterator[None]:
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
-    """A directory to be offered as a volume, and beside it one with a secret, to which links of the volume lead."""
+    """A directory for a volume, with links to a directory outside that contains a secret."""
     volume, outside = tmp_path / "volume", tmp_path / "outside"
     for each in (volume / "default", outside):
         each.mkdir(parents=True)
@@ -356,26 +356,26 @@ def volume(tmp_path: Path) -> Path:
 
 
 def mounted(name: str, data: str, steps: int = 20, **runconfig: str | int) -> dict[str, Any]:
-    """A job with the volume `shared` at /v."""
+    """Returns a job with the volume `shared` at /v."""
     body = trainjob(name, steps)
     body["spec"]["volumes"] = [{"name": "v", "persistentVolumeClaim": {"claimName": "shared"}}]
     body["spec"]["mountDirs"] = [{"path": "/v", "volume": "v"}]
     body["spec"]["params"]["train_input"]["data_files"] = data
     body["spec"]["params"]["runconfig"] |= runconfig
-    # What fails here fails every time: its end is waited for, not the pauses between many attempts.
+    # A failure is permanent here: fewer restarts mean less waiting.
     body["spec"]["failurePolicy"] = {"maxRestarts": 3}
     return body
 
 
 def submit(user: User, body: dict[str, Any], namespace: str | None = None) -> Job:
-    """Submit a job that is to be taken."""
+    """Submits a job that must be accepted."""
     jobs = JOBS.format(ns=namespace or user.namespace)
     user.http.post(jobs, json=body).raise_for_status()
     return user.appliance.job(body["metadata"]["name"])
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Every file below a directory, links not followed."""
+    """Returns every file below a directory, without following links."""
     files = (path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
@@ -383,7 +383,7 @@ def contents(root: Path) -> dict[str, bytes]:
 @pytest.mark.needs("own volumes")
 @pytest.mark.parametrize("data", ["/v/secret-link.txt", "/v/outside/secret.txt", "/v/outside/*.txt", "/v/outside"])
 def test_data_behind_links_are_not_read(serve: Serve, volume: Path, data: str) -> None:
-    """A link in a volume that leads out of it is no training data: neither planned with nor submitted."""
+    """Training data behind a link out of the volume are neither planned nor accepted."""
     user = serve("--volume", f"shared={volume}").user
     for ending in ("", ":plan"):
         answer = user.http.post(JOBS.format(ns="default") + ending, json=mounted("linked", data))
@@ -394,7 +394,7 @@ def test_data_behind_links_are_not_read(serve: Serve, volume: Path, data: str) -
 @pytest.mark.needs("own volumes")
 @pytest.mark.parametrize("model_dir", ["/v/default/outside", "/v/default/outside/run", "/v/default/planted"])
 def test_results_behind_links_are_not_written(serve: Serve, volume: Path, model_dir: str) -> None:
-    """A link in a writable volume leads no checkpoint, log or metric out of it; neither does one in model_dir itself."""
+    """Links out of a writable volume, or in model_dir itself, lead no checkpoint, log or metric out of it."""
     outside = volume.parent / "outside"
     planted = volume / "default/planted"
     planted.mkdir()
@@ -411,7 +411,7 @@ def test_results_behind_links_are_not_written(serve: Serve, volume: Path, model_
 
 @pytest.mark.needs("own volumes")
 def test_directory_swapped_with_a_link_leaks_nothing(serve: Serve, volume: Path) -> None:
-    """While somebody exchanges a model_dir for a link again and again, nothing beyond the link is listed or served."""
+    """While model_dir is swapped with a link, nothing behind the link is listed or served."""
     user = serve("--volume", f"shared={volume}").user
     created = submit(user, mounted("swapped", "/v/kjv.txt", model_dir="/v/default/run"))
     created.wait(120)
@@ -429,7 +429,7 @@ def test_directory_swapped_with_a_link_leaks_nothing(serve: Serve, volume: Path)
 
 @pytest.mark.needs("own volumes")
 def test_results_are_not_written_through_a_swapped_link(serve: Serve, volume: Path) -> None:
-    """A job whose model_dir is exchanged for a link while it trains writes nothing beyond the link."""
+    """A training job whose model_dir is swapped with a link writes nothing behind the link."""
     outside = volume.parent / "outside"
     before = contents(outside)
     user = serve("--volume", f"shared={volume}").user
@@ -442,7 +442,7 @@ def test_results_are_not_written_through_a_swapped_link(serve: Serve, volume: Pa
 
 @pytest.mark.needs("own volumes")
 def test_other_files_of_a_volume_are_not_served(serve: Serve, volume: Path) -> None:
-    """Of a model_dir that is a whole volume, nothing is listed or served but what jobs write."""
+    """If model_dir is a whole volume, only files that jobs write are listed and served."""
     (volume / "id_rsa").write_text(SECRET)
     (volume / "logs").mkdir()
     (volume / "logs/secret.log").write_text(SECRET)
@@ -467,7 +467,9 @@ def test_other_files_of_a_volume_are_not_served(serve: Serve, volume: Path) -> N
 
 @pytest.mark.needs("own volumes")
 def test_volumes_are_limited_to_their_namespaces(serve: Serve, volume: Path) -> None:
-    """Only namespaces that a volume is offered to use, list or plan with it; those that share it write to their own part."""
+    """Only offered volumes can be used, listed or planned with; in a shared one each namespace writes to its own
+    directory.
+    """
     other = volume.parent / "other"
     other.mkdir()
     shutil.copy(volume / "kjv.txt", other)
@@ -509,7 +511,7 @@ def test_volumes_are_limited_to_their_namespaces(serve: Serve, volume: Path) -> 
 
 @pytest.mark.needs("own volumes")
 def test_retention_keeps_checkpoints_of_other_jobs(serve: Serve, volume: Path) -> None:
-    """A job that keeps one checkpoint deletes its own older ones, and none of a job that it does not go on from."""
+    """A job with max_checkpoints deletes its own checkpoints only."""
     user = serve("--volume", f"shared={volume}").user
     submit(user, mounted("first", "/v/kjv.txt", 40, model_dir="/v/default/run", checkpoint_steps=10)).wait(120)
     kept = {f"checkpoint_{step}": contents(volume / f"default/run/checkpoint_{step}") for step in (10, 20, 30, 40)}
@@ -523,7 +525,7 @@ def test_retention_keeps_checkpoints_of_other_jobs(serve: Serve, volume: Path) -
 
 @pytest.mark.needs("local files")
 def test_server_files_are_private(tmp_path: Path, volume: Path) -> None:
-    """Whatever the umask, and however wide a data directory was, nobody else reads what the server and its jobs keep."""
+    """Files of the server and its jobs are readable by their owner only, whatever the umask."""
     before = os.umask(0)
     try:
         server = ProcessServer(tmp_path / "private", "--volume", f"shared={volume}")
@@ -554,7 +556,7 @@ def test_server_files_are_private(tmp_path: Path, volume: Path) -> None:
 
 @pytest.mark.needs("local paths")
 def test_server_without_inputs_reads_no_local_files(tmp_path: Path) -> None:
-    """A server that is not told where inputs lie offers none, wherever it was started; the refusal says what to do."""
+    """Without --inputs the server offers no local files, and the error says what to do."""
     server = ProcessServer(tmp_path / "server", inputs=None)
     try:
         (server.home / "id_rsa").write_text(f"{SECRET}\n" * 4000)

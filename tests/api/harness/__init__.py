@@ -1,10 +1,10 @@
-"""The server under test, and users of it.
+"""The server under test, and its users.
 
-A `Server` is the whole appliance as a user node sees it. It is written so that cases know no backend: what not every backend
-can is a capability, and a case says with `@pytest.mark.needs(...)` which ones it takes. MILLRACE_TEST_BACKEND says which
-backend there is: `process`, or `kubernetes`, the chart as it is installed on the cluster of KUBECONFIG.
+A `Server` is an appliance with its REST server. Tests do not depend on the backend: what only some backends support is
+a capability, and a test names those that it needs with `@pytest.mark.needs(...)`. MILLRACE_TEST_BACKEND selects the
+backend: `process` (default), or `kubernetes`, the chart as installed on the cluster of KUBECONFIG.
 
-A `User` drives it the three ways there are: the `millrace` command as a process of its own, the Python client, and bare HTTP.
+A `User` accesses a server in three ways: the `millrace` command in a process of its own, the Python client, and HTTP.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Serve = Callable[..., Server]
 
 @contextmanager
 def serving(home: Path) -> Iterator[Serve]:
-    """Starts servers with flags of one's own; at the end they are gone, and have left nothing running."""
+    """Yields a function that starts servers. Afterwards stops them and checks that nothing keeps running."""
     servers: list[Server] = []
 
     def serve(*flags: object) -> Server:

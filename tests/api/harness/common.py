@@ -1,4 +1,4 @@
-"""What every part of the harness stands on: places, waiting, and the `millrace` command."""
+"""Basics of the harness: paths, waiting for states, and the `millrace` command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Found = TypeVar("Found")
 
 
 def until(what: str, look: Callable[[], Found], seconds: float = 60, every: float = 0.02) -> Found:
-    """Wait until `look`, which is called `every` so many seconds, finds something, and return that."""
+    """Calls `look` every `every` seconds until its result is true, and returns that result."""
     end = time.monotonic() + seconds
     while not (found := look()):
         if time.monotonic() > end:
@@ -34,8 +34,8 @@ def until(what: str, look: Callable[[], Found], seconds: float = 60, every: floa
 
 
 def trainjob(name: str | None, steps: int = 200, *, seed: int = 1, **spec: Any) -> dict[str, Any]:
-    """The suite's params as a TrainJob, as kubectl takes it."""
-    # What Python's YAML would read as strings are numbers.
+    """Returns the params of the tests as a TrainJob for kubectl."""
+    # PyYAML reads numbers such as 1e-3 as strings.
     params = yaml.safe_load(PARAMS.read_text().replace("e-", ".0e-"))
     params["runconfig"] |= {"max_steps": steps, "seed": seed}
     return {
@@ -48,7 +48,7 @@ def trainjob(name: str | None, steps: int = 200, *, seed: int = 1, **spec: Any) 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """A command that has ended."""
+    """The result of a finished command."""
 
     code: int
     out: str
@@ -56,19 +56,19 @@ class CommandResult:
 
     @property
     def json(self) -> Any:
-        """Its standard output."""
+        """Standard output, parsed as JSON."""
         return json.loads(self.out)
 
     @property
     def error(self) -> str:
-        """The sentence it failed with; there is one, and no traceback."""
+        """The error message. Fails unless there is exactly one, without a traceback."""
         assert "Traceback" not in self.err, self.err
         (sentence,) = [line for line in self.err.splitlines() if line.lower().startswith("error: ")]
         return sentence[len("error: ") :]
 
 
 class RunningCommand:
-    """A `millrace` command that runs, its standard output and error no terminals."""
+    """A running `millrace` command, whose standard output and error are not terminals."""
 
     def __init__(self, words: tuple[object, ...], env: dict[str, str], home: Path) -> None:
         self._words = [str(word) for word in words]
@@ -82,17 +82,17 @@ class RunningCommand:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                # Whoever runs this suite in the background has Ctrl-C ignored, and so would its children.
+                # In a background job of a shell, SIGINT is ignored, and child processes would inherit that.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     @property
     def output(self) -> str:
-        """Everything so far."""
+        """The output so far, of both streams."""
         return self._out.read_text() + self._err.read_text()
 
     def wait_for_output(self, pattern: str, seconds: float = 60) -> re.Match[str]:
-        """Wait until it has written something."""
+        """Waits until the output matches a pattern."""
 
         def look() -> re.Match[str] | None:
             found = re.search(pattern, self.output)
@@ -102,11 +102,11 @@ class RunningCommand:
         return until(f"{self._words} says {pattern!r}", look, seconds)
 
     def interrupt(self) -> None:
-        """As Ctrl-C does."""
+        """Sends SIGINT, as Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
 
     def end(self, seconds: float = 120) -> CommandResult:
-        """Wait for it."""
+        """Waits until the command ends."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -1,5 +1,5 @@
-"""Fixtures of tests/api and tests/security: servers, one job that is over for everybody to read, and what the same params come
-to without a server."""
+"""Fixtures of tests/api and tests/security: servers, a finished job for reading, and reference runs without a server.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """Each case's line has its time."""
+    """Adds the duration to the line of each test."""
     if report.when != "call" or not report.passed or hasattr(report, "wasxfail"):
         return None
     return "passed", ".", f"PASSED in {report.duration:.1f} s"
@@ -36,27 +36,27 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts servers for this case."""
+    """Starts servers for one test."""
     with serving(tmp_path) as serve:
         yield serve
 
 
 @pytest.fixture
 def server(serve: Serve) -> Server:
-    """A server of the case's own."""
+    """A server for one test."""
     return serve()
 
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server for cases that leave it as it is."""
+    """A server for tests that leave it unchanged."""
     with serving(tmp_path_factory.mktemp("shared")) as serve:
         yield serve()
 
 
 @pytest.fixture(scope="session")
 def finished(shared: Server) -> Job:
-    """A job of the shared server that is over."""
+    """A finished job on the shared server."""
     job = shared.user.submit("finished", 200)
     job.wait(120)
     return job
@@ -64,7 +64,7 @@ def finished(shared: Server) -> Job:
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Reference]:
-    """What so many steps come to."""
+    """Returns the reference run of a number of steps."""
     home, numbers = tmp_path_factory.mktemp("reference"), count()
 
     @cache

@@ -1,4 +1,4 @@
-"""The Kubernetes backend: the chart as it is installed on the cluster of KUBECONFIG."""
+"""The Kubernetes backend: the chart as installed on the cluster of KUBECONFIG."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ API_SELECTOR = "--selector=app.kubernetes.io/component=api"
 
 
 def kubectl(*words: object, document: Any = None, check: bool = True, seconds: float = 120) -> str:
-    """Has kubectl do something, with this object on its standard input; what it said, or nothing if it failed."""
+    """Runs kubectl with `document` as JSON on its standard input; returns its output, or "" if it failed."""
     done = subprocess.run(
         ["kubectl", *map(str, words)],
         input=None if document is None else json.dumps(document),
@@ -43,13 +43,13 @@ def kubectl(*words: object, document: Any = None, check: bool = True, seconds: f
 
 
 def get(kind: str, *words: object) -> Any:
-    """An object of the cluster, or a list of them; None where there is none."""
+    """Returns an object of the cluster, or a list of objects; None if it does not exist."""
     found = kubectl("get", kind, *words, "--output=json", check=False)
     return json.loads(found) if found else None
 
 
 class PortForward:
-    """The way to the REST server: `kubectl port-forward`, begun anew on the same port whenever it ends."""
+    """Forwards a local port to the REST server with `kubectl port-forward`, which is restarted whenever it ends."""
 
     def __init__(self) -> None:
         self._home = Path(tempfile.mkdtemp(prefix="millrace-api-"))
@@ -76,13 +76,13 @@ class PortForward:
                 self._closed.wait(0.2)
 
     def reopen(self) -> None:
-        """After the server's pod has gone: kubectl may not notice before something goes through."""
+        """Reconnects after the server's pod was replaced, which kubectl notices only when data are sent."""
         if self._process:
             self._process.terminate()
         self.until_open()
 
     def until_open(self) -> None:
-        """Wait until the server answers, and is ready."""
+        """Waits until the server is ready."""
 
         def look() -> bool:
             with suppress(httpx.TransportError):
@@ -99,12 +99,12 @@ class PortForward:
 
 @cache
 def port_forward() -> PortForward:
-    """The one of this run."""
+    """Returns the port forward, one for each test run."""
     return PortForward()
 
 
 class KubernetesServer(Server):
-    """A namespace of the cluster. The REST server itself is the one that is installed, and everybody's."""
+    """A namespace of the cluster. The REST server is the installed one, shared with all other namespaces."""
 
     can = frozenset({"cluster"})
 
@@ -115,16 +115,16 @@ class KubernetesServer(Server):
         self._namespaces: list[str] = []
         self._outside: list[str] = []
         self.namespace = self.another_namespace()
-        # The machine lies in no namespace, so that seeing it is a right of its own.
+        # The Appliance is cluster-scoped: reading it needs a permission of its own.
         self._user_token = self.account("user", "millrace-editor", sees_appliances=True)
 
     def metrics(self) -> str:
-        """The server's numbers for Prometheus, past its NetworkPolicy."""
+        """Returns the server's Prometheus metrics through the API server, which its NetworkPolicy does not block."""
         pod = get("pods", "--namespace", SYSTEM, API_SELECTOR)["items"][0]["metadata"]["name"]
         return kubectl("get", "--raw", f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:8080/proxy/metrics")
 
     def another_namespace(self) -> str:
-        """One with nothing in it."""
+        """Creates an empty namespace and returns its name."""
         name = f"millrace-test-{uuid.uuid4().hex[:8]}"
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
@@ -132,13 +132,13 @@ class KubernetesServer(Server):
         return name
 
     def apply(self, *documents: Any) -> None:
-        """As `kubectl apply` does."""
+        """Applies the documents like `kubectl apply`."""
         kubectl("apply", "--filename=-", document={"apiVersion": "v1", "kind": "List", "items": documents})
 
     def account(
         self, name: str, role: str | None, namespace: str | None = None, *, sees_appliances: bool = False
     ) -> str:
-        """A ServiceAccount with a role in its namespace, this server's unless another is said, or with none; its token."""
+        """Creates a ServiceAccount with an optional role in `namespace`, by default this server's; returns a token."""
         namespace = namespace or self.namespace
         subjects = [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]
         documents: list[dict[str, Any]] = [
@@ -156,23 +156,23 @@ class KubernetesServer(Server):
         return kubectl("--namespace", namespace, "create", "token", name, "--duration=1h")
 
     def another_user(self) -> User:
-        """An account with the role millrace-editor."""
+        """Returns another client with the role millrace-editor."""
         return self.user_with(self._user_token)
 
     def kubectl(self, *words: object, document: Any = None, check: bool = True, seconds: float = 120) -> str:
-        """As an administrator of the cluster, in the server's namespace."""
+        """Runs kubectl as cluster administrator in the server's namespace."""
         return kubectl("--namespace", self.namespace, *words, document=document, check=check, seconds=seconds)
 
     def get(self, kind: str, *words: object) -> Any:
-        """An object of the server's namespace, or a list of them; None where there is none."""
+        """Returns an object of the server's namespace, or a list of objects; None if it does not exist."""
         return get(kind, "--namespace", self.namespace, *words)
 
     def kill_api(self) -> None:
-        """End the REST server's pod without a warning. Another one is made; `until_back` waits for it."""
+        """Kills the REST server's pod, which is then replaced; `until_back` waits for that."""
         kubectl("--namespace", SYSTEM, "delete", "pod", API_SELECTOR, "--grace-period=0", "--force", "--wait=false")
 
     def scale_api(self, replicas: int) -> None:
-        """How many REST servers there are; returns when none is left, or one is ready."""
+        """Sets the number of REST servers. Returns when none is left, or when they are ready."""
         kubectl("--namespace", SYSTEM, "scale", API, f"--replicas={replicas}")
         if replicas:
             self.until_back()
@@ -180,17 +180,17 @@ class KubernetesServer(Server):
             until("the REST server is gone", lambda: not get("pods", "--namespace", SYSTEM, API_SELECTOR)["items"])
 
     def set_api_database(self, url: str | None) -> None:
-        """Have the REST server keep its history elsewhere, or again where it was installed to keep it."""
+        """Sets the URL of the REST server's database; None restores the installed one."""
         kubectl("--namespace", SYSTEM, "set", "env", API, f"MILLRACE_DATABASE={url}" if url else "MILLRACE_DATABASE-")
         self.until_back()
 
     def until_back(self) -> None:
-        """Wait until the REST server is rolled out, and reached."""
+        """Waits until the REST server is rolled out and reachable."""
         kubectl("--namespace", SYSTEM, "rollout", "status", API, "--timeout=120s", seconds=130)
         self._port_forward.reopen()
 
     def token(self, name: str, role: str, *namespaces: str, seconds: int | None = None) -> str:
-        """A new API token, as an administrator of the cluster makes one."""
+        """Creates an API token as an administrator of the cluster."""
         words = ["--name", name, "--role", role, *(word for each in namespaces for word in ("--namespace", each))]
         if seconds is not None:
             words += ["--expires-in-seconds", str(seconds)]
@@ -198,22 +198,22 @@ class KubernetesServer(Server):
 
     @property
     def log(self) -> str:
-        """What the REST server's pod has logged, for whomever."""
+        """The log of the REST server's pod, with the requests of all users."""
         return kubectl("--namespace", SYSTEM, "logs", API, check=False)
 
     def close(self) -> None:
-        """Have the namespaces go, and what is in them; that takes a while, which nobody waits for."""
+        """Deletes the namespaces without waiting for it."""
         kubectl("delete", "namespace", *self._namespaces, "--wait=false", "--ignore-not-found")
         for kind in ("clusterrolebinding", "clusterrole") if self._outside else ():
             kubectl("delete", kind, *self._outside, "--wait=false", "--ignore-not-found")
 
 
 def rbac(kind: str, metadata: dict[str, str]) -> dict[str, Any]:
-    """The beginning of a right."""
+    """Returns an RBAC document without rules."""
     return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": metadata}
 
 
 def binding(kind: str, metadata: dict[str, str], role: str, subjects: list[dict[str, str]]) -> dict[str, Any]:
-    """Gives a ClusterRole to accounts."""
+    """Returns a binding of a ClusterRole to accounts."""
     role_ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
     return {**rbac(kind, metadata), "roleRef": role_ref, "subjects": subjects}

@@ -18,15 +18,15 @@ from .user import User
 
 
 def new_database() -> str:
-    """The URL of an empty database in PostgreSQL."""
+    """Creates an empty PostgreSQL database and returns its URL."""
     command = [ROOT / "tests/postgres", "database", f"api_{os.getpid()}_{time.monotonic_ns()}"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
     return done.stdout.strip()
 
 
 class ProcessServer(Server):
-    """The process backend: `millrace-api serve`, its data in a directory of its own; with MILLRACE_TEST_POSTGRES, its database is one
-    of that server's.
+    """A `millrace-api serve` with its own data directory; with MILLRACE_TEST_POSTGRES, also with its own PostgreSQL
+    database.
     """
 
     can = frozenset(
@@ -47,7 +47,7 @@ class ProcessServer(Server):
         self.start()
 
     def start(self) -> None:
-        """Start it, or start it again: with the same data and at the same address."""
+        """Starts the server, or starts it again with the same data and address."""
         assert not self.processes(), "an earlier one still runs"
         command = [PROGRAMS / "millrace-api", "serve", "--listen", self._listen, *self._inputs, *self._flags]
         command += ["--metrics-listen", "127.0.0.1:0"]
@@ -67,22 +67,24 @@ class ProcessServer(Server):
 
     @property
     def _env(self) -> dict[str, str]:
-        # The roles inherit it, so that they are known as this server's even when it is gone.
+        # Agents inherit it, which identifies them as this server's even after its end.
         return {**os.environ, **self._database, "MILLRACE_DATA": str(self.data)}
 
     def twin(self, data: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """What becomes of another server with the same database, and the same data or other, while this one serves."""
+        """Runs a second server on the same database, with the same or other data, while this one runs; returns its
+        result.
+        """
         database = self._database or {"MILLRACE_DATABASE": f"sqlite:{self.data / 'millrace.db'}"}
         env = {**self._env, **database, "MILLRACE_DATA": str(data or self.data)}
         command = [PROGRAMS / "millrace-api", "serve", "--listen", "127.0.0.1:0", "--inputs", ROOT]
         return subprocess.run(command, env=env, cwd=self.home, capture_output=True, text=True, timeout=30)
 
     def kill(self) -> None:
-        """End it without a warning, as a lack of power does; returns when it is gone."""
+        """Kills the server with SIGKILL and waits for its end."""
         self._end(signal.SIGKILL, 10)
 
     def stop(self, seconds: float = 90) -> float:
-        """Have it end in good order; returns how long that took."""
+        """Stops the server with SIGTERM; returns how long that took, in seconds."""
         begun = time.monotonic()
         assert self._end(signal.SIGTERM, seconds) == 0, self.log
         return time.monotonic() - begun
@@ -96,22 +98,22 @@ class ProcessServer(Server):
         return code
 
     def processes(self) -> list[int]:
-        """Every process of it that lives: itself and the roles of its jobs. Zombies have no environment any more."""
+        """Returns the PIDs of the server and of its agents. Zombies are not found, because they have no environment."""
         mark = f"MILLRACE_DATA={self.data}".encode()
         found = []
         for process in Path("/proc").iterdir():
-            # One that ends just now, or is another user's, is not ours.
+            # The process may have ended, or belong to another user.
             with suppress(OSError):
                 if process.name.isdecimal() and mark in (process / "environ").read_bytes().split(b"\0"):
                     found.append(int(process.name))
         return found
 
     def until_alone(self, seconds: float = 10) -> None:
-        """Wait until nothing of it lives."""
+        """Waits until none of the processes is left."""
         until(f"no process of {self.data} is left ({self.processes()})", lambda: not self.processes(), seconds)
 
     def close(self) -> None:
-        """End it, however it stands, and see that nothing stays."""
+        """Kills the server if it runs, and checks that no process is left."""
         try:
             if self._process:
                 self.kill()
@@ -121,19 +123,19 @@ class ProcessServer(Server):
                 os.kill(left, signal.SIGKILL)
 
     def another_user(self) -> User:
-        """Somebody on this machine, without a token."""
+        """Returns a local user without a token."""
         return self.user_with(None)
 
     def metrics(self) -> str:
-        """The server's numbers for Prometheus."""
+        """Returns the server's Prometheus metrics."""
         return httpx.get(self._metrics_url, trust_env=False).raise_for_status().text
 
     def another_namespace(self) -> str:
-        """Namespaces are there when they are named."""
+        """Returns another namespace; with this backend namespaces exist when they are named."""
         return "elsewhere"
 
     def token(self, name: str, role: str, *namespaces: str, seconds: int | None = None) -> str:
-        """A new token, as an administrator makes one on the server's machine."""
+        """Creates a token as an administrator of the server's machine."""
         words = ["--name", name, "--role", role, *(word for each in namespaces for word in ("--namespace", each))]
         if seconds is not None:
             words += ["--expires-in-seconds", str(seconds)]
@@ -143,5 +145,5 @@ class ProcessServer(Server):
 
     @property
     def log(self) -> str:
-        """What it has logged, in all its lives."""
+        """The log since the first start."""
         return self._log.read_text()

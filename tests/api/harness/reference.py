@@ -1,4 +1,4 @@
-"""What a job should come to."""
+"""Expected results of jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .user import User
 
 @dataclass(frozen=True)
 class Reference:
-    """What the same params come to without any server: `millrace-agent train` on this machine."""
+    """The result of `millrace-agent train` with the same params on this machine."""
 
     digest: str
     curve: list[tuple[int, str]] = field(repr=False)
@@ -23,7 +23,7 @@ class Reference:
 
     @classmethod
     def train(cls, model_dir: Path, steps: int, params: Path = PARAMS, cwd: Path = ROOT) -> Reference:
-        """Train it."""
+        """Trains and returns the result."""
         command = [PROGRAMS / "millrace-agent", "train", "-p", params, "--max_steps", str(steps), "-o", model_dir]
         subprocess.run(command, cwd=cwd, check=True, capture_output=True, timeout=120)
         manifest = json.loads((model_dir / f"checkpoint_{steps}/manifest.json").read_bytes())
@@ -31,7 +31,7 @@ class Reference:
         return cls(manifest["parameters_blake3"], [(point["step"], point["loss"]) for point in points], model_dir)
 
     def assert_same(self, user: User, job: millrace.Job) -> None:
-        """That a job has come to the same bits, by the same way, each step told once."""
+        """Asserts that the job has the same digest and loss curve, with each step once."""
         assert job.refresh().state == "Succeeded", job.summary
         assert job.status["checkpoint"]["digest"] == self.digest
         assert user.curve(job, maxPoints=10_000) == self.curve

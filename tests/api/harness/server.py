@@ -1,4 +1,4 @@
-"""What cases know of a server."""
+"""The interface of servers under test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .user import User
 
 
 class Server(ABC):
-    """An appliance with its REST server, as good as new."""
+    """A new appliance with its REST server."""
 
     can: ClassVar[frozenset[str]]
     """
@@ -32,9 +32,9 @@ class Server(ABC):
     """
     url: str
     namespace: str
-    """Where its users are."""
+    """Namespace of its users."""
     ca: Path | None = None
-    """Who has signed its certificate."""
+    """Certificate authority of its certificate."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -42,41 +42,41 @@ class Server(ABC):
 
     @cached_property
     def user(self) -> User:
-        """Somebody who may make, change and delete jobs in the namespace, and look at the machine."""
+        """A user who may create, change and delete jobs in the namespace, and read the appliance."""
         return self.another_user()
 
     @abstractmethod
     def another_user(self) -> User:
-        """The same with connections of their own."""
+        """Returns a user with the same permissions and separate connections."""
 
     def user_with(self, token: str | None) -> User:
-        """Somebody with a token, or none."""
+        """Returns a user with this token, or without a token."""
         return User(self.url, self.home / f"user-{time.monotonic_ns()}", self.namespace, token, self.ca)
 
     @abstractmethod
     def token(self, name: str, role: str, *namespaces: str, seconds: int | None = None) -> str:
-        """A new API token, as an administrator makes one where the server runs."""
+        """Creates an API token as an administrator."""
 
     @abstractmethod
     def metrics(self) -> str:
-        """The server's numbers for Prometheus."""
+        """Returns the server's Prometheus metrics."""
 
     @abstractmethod
     def another_namespace(self) -> str:
-        """One where its users have no business."""
+        """Returns a namespace for which its users have no permissions."""
 
     @property
     @abstractmethod
     def log(self) -> str:
-        """What it has logged, in all its lives."""
+        """The log since the first start."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it, however it stands, and see that nothing stays."""
+        """Stops it in any state, and checks that nothing is left."""
 
 
 def raw(server: Server, method: str, target: str) -> tuple[int, bytes]:
-    """The answer to a request for just this target, which no client has tidied up, by a user of the server."""
+    """Sends a request with exactly this target, which HTTP clients would normalize; returns status and body."""
     at, token = urlsplit(server.url), server.user.token
     connection = socket.create_connection((at.hostname or "", at.port or 80), timeout=30)
     if at.scheme == "https":
