@@ -7,6 +7,7 @@
 //! * [`host`] reports cores, memory and speed of this machine.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![forbid(unsafe_code)]
 
 mod checkpoints;
 pub mod cli;

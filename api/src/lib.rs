@@ -16,6 +16,7 @@
 //! * [`serve`](mod@serve): starts and stops the server. [`cli`]: the command line.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![forbid(unsafe_code)]
 
 pub mod backend;
 pub mod backup;

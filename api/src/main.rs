@@ -1,6 +1,7 @@
 //! The `millrace-api` binary: the server, and each role of the jobs it runs.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 

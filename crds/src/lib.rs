@@ -11,6 +11,7 @@
 //! * There are no clients, no clock and no I/O.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![forbid(unsafe_code)]
 
 mod appliance;
 mod condition;

@@ -17,6 +17,7 @@
 //!   the life of an operator, candidate and leader by turns.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![forbid(unsafe_code)]
 
 pub mod agent_traces;
 pub mod apply;

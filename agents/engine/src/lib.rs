@@ -19,6 +19,7 @@
 //! * If one shard has committed a step, all shards will commit it.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![forbid(unsafe_code)]
 
 pub mod chunk_store;
 pub mod coordinator;

@@ -10,6 +10,7 @@
 //! * [`launch`]: the launch document, the environment and the exit codes of a job's processes.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![forbid(unsafe_code)]
 
 pub mod codec;
 pub mod journal;

@@ -17,6 +17,8 @@
 //! A process that never calls [`restrict_process`] (a run on the command line, or an agent in a pod, which is isolated
 //! by its mounts) uses every path as it is.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 use std::fs::File;

@@ -24,6 +24,7 @@
 //! * Nothing read from a disk or received from a peer can cause a panic or name a path outside `model_dir`.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![forbid(unsafe_code)]
 
 pub mod atomic_file;
 mod backlog;

@@ -18,6 +18,7 @@
 //! * Only spans of our own crates are sent, down to the level INFO.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![forbid(unsafe_code)]
 
 mod exporter;
 mod trace_context;

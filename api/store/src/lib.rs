@@ -26,6 +26,7 @@
 //! * With SQLite, all writes of a process use one connection, one after the other; readers never wait for them.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![forbid(unsafe_code)]
 
 mod appliances;
 mod changes;

@@ -114,8 +114,7 @@ mod x86 {
 
     use super::Vector;
 
-    // SAFETY (of all blocks below): only functions that have the instruction set call these methods; addresses are
-    // valid for the lanes used, by the trait's contract.
+    // "Enabled" in the comments below: these methods are called in functions with their instruction set only.
 
     #[inline(always)]
     fn mask16(n: usize) -> __mmask16 {
@@ -127,30 +126,37 @@ mod x86 {
 
         #[inline(always)]
         fn splat(x: f32) -> Self {
+            // SAFETY: AVX-512 is enabled.
             unsafe { _mm512_set1_ps(x) }
         }
         #[inline(always)]
         unsafe fn load(p: *const f32) -> Self {
+            // SAFETY: AVX-512 is enabled; 16 elements are readable.
             unsafe { _mm512_loadu_ps(p) }
         }
         #[inline(always)]
         unsafe fn load_part(p: *const f32, n: usize) -> Self {
+            // SAFETY: AVX-512 is enabled; the `n` elements of the mask are readable.
             unsafe { _mm512_maskz_loadu_ps(mask16(n), p) }
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
+            // SAFETY: AVX-512 is enabled; 16 elements are writable.
             unsafe { _mm512_storeu_ps(p, self) }
         }
         #[inline(always)]
         unsafe fn store_part(self, p: *mut f32, n: usize) {
+            // SAFETY: AVX-512 is enabled; the `n` elements of the mask are writable.
             unsafe { _mm512_mask_storeu_ps(p, mask16(n), self) }
         }
         #[inline(always)]
         fn mul_add(self, b: Self, c: Self) -> Self {
+            // SAFETY: AVX-512 is enabled.
             unsafe { _mm512_fmadd_ps(self, b, c) }
         }
         #[inline(always)]
         fn add(self, other: Self) -> Self {
+            // SAFETY: AVX-512 is enabled.
             unsafe { _mm512_add_ps(self, other) }
         }
     }
@@ -160,6 +166,7 @@ mod x86 {
     fn mask8(n: usize) -> __m256i {
         const ONES_THEN_ZEROS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
         debug_assert!(n <= 8);
+        // SAFETY: AVX2 is enabled; 8 elements from one of the first 9 are inside the constant.
         unsafe { _mm256_loadu_si256(ONES_THEN_ZEROS.as_ptr().add(8 - n).cast()) }
     }
 
@@ -168,30 +175,37 @@ mod x86 {
 
         #[inline(always)]
         fn splat(x: f32) -> Self {
+            // SAFETY: AVX2 is enabled.
             unsafe { _mm256_set1_ps(x) }
         }
         #[inline(always)]
         unsafe fn load(p: *const f32) -> Self {
+            // SAFETY: AVX2 is enabled; 8 elements are readable.
             unsafe { _mm256_loadu_ps(p) }
         }
         #[inline(always)]
         unsafe fn load_part(p: *const f32, n: usize) -> Self {
+            // SAFETY: AVX2 is enabled; the `n` elements of the mask are readable.
             unsafe { _mm256_maskload_ps(p, mask8(n)) }
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
+            // SAFETY: AVX2 is enabled; 8 elements are writable.
             unsafe { _mm256_storeu_ps(p, self) }
         }
         #[inline(always)]
         unsafe fn store_part(self, p: *mut f32, n: usize) {
+            // SAFETY: AVX2 is enabled; the `n` elements of the mask are writable.
             unsafe { _mm256_maskstore_ps(p, mask8(n), self) }
         }
         #[inline(always)]
         fn mul_add(self, b: Self, c: Self) -> Self {
+            // SAFETY: AVX2 and FMA are enabled.
             unsafe { _mm256_fmadd_ps(self, b, c) }
         }
         #[inline(always)]
         fn add(self, other: Self) -> Self {
+            // SAFETY: AVX2 is enabled.
             unsafe { _mm256_add_ps(self, other) }
         }
     }

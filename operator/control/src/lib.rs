@@ -18,6 +18,7 @@
 //! * [`run`](mod@run): runs the two controllers over streams of changed objects.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![forbid(unsafe_code)]
 
 pub mod activity;
 pub mod control;

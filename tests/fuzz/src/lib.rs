@@ -5,6 +5,8 @@
 //! * `libfuzzer/` runs the same targets with cargo-fuzz.
 //! * If possible, a target also checks a round trip: what was read and is written again must read as an equal value.
 
+#![forbid(unsafe_code)]
+
 mod cluster;
 mod disk;
 mod names;

@@ -89,7 +89,7 @@ unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool
     // Constants if possible, so that addresses are part of the instructions.
     let (lane, step_a) = if PACKED { (1, MR) } else { tile.a_strides };
     let mut row = 0;
-    // SAFETY (of the block): `step` is called `tile.k` times and reads `MR` and `nr` elements each time; prefetched
+    // SAFETY: `step` is called `tile.k` times and reads `MR` and `nr` elements each time; prefetched
     // addresses are never read; rows and columns stored are those of the tile.
     unsafe {
         while left >= UNROLL_STEPS {
@@ -161,7 +161,7 @@ unsafe fn step<V: Vector, const MR: usize, const NV: usize>(
 /// As [`MicroKernel::run`]; `row < tile.rows`.
 #[inline(always)]
 unsafe fn finish_row<V: Vector, const NV: usize>(tile: &Tile, row: usize, products: &[V; NV]) {
-    // SAFETY (of the block): columns below `tile.cols` of an existing row, and of the bias.
+    // SAFETY: columns below `tile.cols` of an existing row, and of the bias.
     unsafe {
         let c = tile.c.add(row * tile.c_stride);
         for (j, product) in products.iter().enumerate() {
