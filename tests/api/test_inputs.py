@@ -1,4 +1,4 @@
-"""Where a job's data come from and its results go to: texts that travel along, and volumes of the server."""
+"""Tests of uploads, volumes and data paths of jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEPS = 60
 
 
 def write(path: Path, data: str, **runconfig: str) -> Path:
-    """The suite's params over other data; written as a user would, next to what they name."""
+    """Writes the params of the tests with other data."""
     text = PARAMS.read_text().replace("data_files: examples/data/kjv.txt", f"data_files: {data}")
     text += "".join(f"    {key}: {value}\n" for key, value in runconfig.items())
     assert yaml.safe_load(text)["train_input"]["data_files"]
@@ -23,7 +23,7 @@ def write(path: Path, data: str, **runconfig: str) -> Path:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Two small texts that no server has."""
+    """A directory with two small text files that no server has."""
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts/a first.txt").write_text(KJV.read_text()[:60_000])
     (tmp_path / "texts/zweiter-Teil.txt").write_text("Im Anfang schuf Gott Himmel und Erde – äöü\n" * 40)
@@ -31,7 +31,7 @@ def texts(tmp_path: Path) -> Path:
 
 
 def test_small_text_files_are_uploaded(shared: Server, texts: Path) -> None:
-    """Texts beside the params are trained on, in the order in which params name them, to the bits of a run that has them."""
+    """Uploaded files are used in the order of the params, with the same bits as in a local run."""
     params = write(texts / "params.yaml", "[texts/zweiter-Teil.txt, texts/a first.txt]")
     here = Reference.train(texts / "here", STEPS, params, cwd=texts)
     job = shared.user.submit("travelling", STEPS, params=params)
@@ -41,7 +41,7 @@ def test_small_text_files_are_uploaded(shared: Server, texts: Path) -> None:
 
 @pytest.mark.needs("quick jobs")
 def test_files_of_a_glob_are_uploaded(shared: Server, texts: Path) -> None:
-    """A glob stands for the texts that it finds beside the params."""
+    """A glob uploads the files that match next to the params."""
     params = write(texts / "params.yaml", "texts/*.txt")
     here = Reference.train(texts / "here", STEPS, params, cwd=texts)
     job = shared.user.submit("of-a-glob", STEPS, params=params)
@@ -51,7 +51,7 @@ def test_files_of_a_glob_are_uploaded(shared: Server, texts: Path) -> None:
 
 @pytest.mark.needs("quick jobs")
 def test_single_text_file_is_uploaded(shared: Server, tmp_path: Path) -> None:
-    """One text named as it is; a job without a name is named after its params."""
+    """A single file is uploaded; a job without a name is named after its params."""
     (tmp_path / "text.txt").write_text(KJV.read_text()[:60_000])
     params = write(tmp_path / "my-params.yaml", "text.txt")
     here = Reference.train(tmp_path / "here", STEPS, params, cwd=tmp_path)
@@ -62,10 +62,10 @@ def test_single_text_file_is_uploaded(shared: Server, tmp_path: Path) -> None:
 
 
 def test_large_text_file_is_not_uploaded(shared: Server, tmp_path: Path) -> None:
-    """A text of a mebibyte or more does not travel, and the user is told."""
+    """A text file of 1 MiB or more is not uploaded, and the user gets a note."""
     (tmp_path / "large.txt").write_text(KJV.read_text()[: 1 << 20])
     params = write(tmp_path / "large.yaml", "large.txt")
-    # The server has no such file of its own. On a cluster only the job's agents can tell.
+    # The server has no such file. On a cluster, only the job's agents can find that out.
     code = 2 if "local paths" in shared.can else 0
     done = shared.user.millrace("train", "-p", params, "--detach", code=code)
     assert "large.txt is not uploaded (1.0 MiB; only text files under 1 MiB are uploaded)" in done.err
@@ -73,7 +73,7 @@ def test_large_text_file_is_not_uploaded(shared: Server, tmp_path: Path) -> None
 
 @pytest.mark.needs("own volumes")
 def test_volumes_hold_data_and_results(serve: Serve, tmp_path: Path) -> None:
-    """Data in a volume, or in a part of one, and a model_dir in another; what is read is not written to."""
+    """Data are read from a volume or a part of one, without changing it, and results are written to another volume."""
     corpus, results = tmp_path / "corpus", tmp_path / "results"
     (corpus / "en").mkdir(parents=True)
     results.mkdir()
@@ -94,7 +94,7 @@ def test_volumes_hold_data_and_results(serve: Serve, tmp_path: Path) -> None:
     Reference.train(tmp_path / "here", STEPS, here).assert_same(user, job)
     assert [checkpoint.step for checkpoint in job.checkpoints()] == [STEPS]
 
-    # A checkpoint of one job is the beginning of another.
+    # A checkpoint of one job is the start of another.
     start = ("--checkpoint_path", f"/results/default/run/checkpoint_{STEPS}")
     further = write(tmp_path / "further.yaml", "/data/kjv.txt", model_dir="/results/default/further")
     user.millrace("train", "-p", further, "-n", "further", "--max_steps", 2 * STEPS, *start, *mounts)
@@ -105,7 +105,7 @@ def test_volumes_hold_data_and_results(serve: Serve, tmp_path: Path) -> None:
 
 @pytest.mark.needs("own volumes")
 def test_unknown_volume_is_rejected(serve: Serve, tmp_path: Path) -> None:
-    """A volume that the server does not offer is named in the refusal, with those that it does."""
+    """The error names the missing volume and the available ones."""
     (tmp_path / "corpus").mkdir()
     user = serve("--volume", f"corpus={tmp_path / 'corpus'}").user
     params = write(tmp_path / "params.yaml", "/data/kjv.txt")
@@ -118,7 +118,7 @@ def test_unknown_volume_is_rejected(serve: Serve, tmp_path: Path) -> None:
 
 @pytest.mark.needs("own volumes", "local paths")
 def test_missing_data_are_rejected(serve: Serve, tmp_path: Path) -> None:
-    """Data that are missing or of another format are refused before the job waits, by what was looked for and where."""
+    """Missing data, or data of another format, are rejected at submission; the message says what was searched where."""
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     (corpus / "kjv.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(1000))
@@ -140,7 +140,7 @@ def test_missing_data_are_rejected(serve: Serve, tmp_path: Path) -> None:
             done = user.millrace(*how, "-p", params, "--mount_dirs", "corpus=/data", code=2)
             assert f"train_input: {says}" in done.error or says in done.error, how
             refusals[data] = done.error
-    # Of what lies beyond a link no answer tells whether it is there.
+    # The message does not reveal whether the target of a link exists.
     told = [refusals[f"/data/{name}.txt"].replace(name, "NAME") for name in ("secret", "nothing")]
     assert told[0] == told[1]
     assert list(user.appliance.jobs()) == []
@@ -153,7 +153,7 @@ def test_missing_data_are_rejected(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_model_too_large_for_the_host_is_rejected(shared: Server, tmp_path: Path) -> None:
-    """A server whose jobs are processes of its own host refuses at once what can never be there."""
+    """A server that runs jobs on its own host rejects a job that exceeds the host's memory."""
     text = PARAMS.read_text()
     for key, value in (("hidden_size", 16384), ("filter_size", 65536), ("num_hidden_layers", 24)):
         line = next(line for line in text.splitlines() if line.strip().startswith(f"{key}:"))

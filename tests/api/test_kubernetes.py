@@ -1,4 +1,4 @@
-"""The same jobs by way of kubectl and of the REST server, and what the latter makes in the cluster."""
+"""Tests of jobs that are managed with kubectl and over REST, and of what the REST server creates in the cluster."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ ARCHIVE = "millrace.dev/archive"
 
 
 def condition(server: KubernetesServer, name: str) -> str | None:
-    """The state of a job, as kubectl has it."""
+    """Returns a job's state from kubectl."""
     conditions = server.get("trainjob", name)["status"].get("conditions", [])
     return next((each["reason"] for each in conditions if each["type"] == "Succeeded"), None)
 
 
 def history(user: User, job: Job) -> dict[str, list[Any]]:
-    """All that is kept of a job, as it is read by its uid."""
+    """Returns the whole history of a job, read by UID."""
     return {what: list(user.pages(job, what)) for what in ("metrics", "logs", "events")}
 
 
 @pytest.fixture(scope="module")
 def applied(shared: KubernetesServer) -> Job:
-    """A job that kubectl applied, that a client suspended and kubectl resumed, and that is over."""
+    """A finished job that kubectl applied, a client suspended and kubectl resumed."""
     user = shared.user
     shared.kubectl("apply", "--filename=-", document=trainjob("applied", STEPS, numCsx=2))
     job = until_job(user, "applied")
@@ -46,12 +46,12 @@ def applied(shared: KubernetesServer) -> Job:
 def test_job_created_by_kubectl_is_visible_to_clients(
     shared: KubernetesServer, applied: Job, reference: Callable[[int], Reference]
 ) -> None:
-    """It is listed, followed, suspended and resumed by either, and comes to the bits of a run without both."""
+    """Both clients list, follow, suspend and resume the job, and its result has the bits of a local run."""
     reference(STEPS).assert_same(shared.user, applied)
     assert (applied.status["attempt"], applied.status["restarts"]) == (2, 0)
 
     def same() -> bool:
-        # What follows its end, as that it holds no systems, may be written just now.
+        # The status may still change after the end, for example when the systems are released.
         there = shared.get("trainjob", "applied")
         assert there["metadata"]["uid"] == applied.uid
         applied.refresh()
@@ -63,7 +63,7 @@ def test_job_created_by_kubectl_is_visible_to_clients(
 
 
 def test_history_of_a_job_deleted_by_kubectl_is_readable(shared: KubernetesServer, applied: Job) -> None:
-    """A job that kubectl deletes is gone once its record is kept; then clients read by its uid what they read before."""
+    """A job deleted with kubectl is gone when its history is archived; clients then read the same history by UID."""
     user = shared.user
     before = history(user, applied)
     assert ARCHIVE in shared.get("trainjob", "applied")["metadata"]["finalizers"]
@@ -77,7 +77,7 @@ def test_history_of_a_job_deleted_by_kubectl_is_readable(shared: KubernetesServe
 
 
 def test_job_created_by_a_client_is_visible_to_kubectl(shared: KubernetesServer) -> None:
-    """It says who submitted it; what kubectl changes is seen by clients; and what they delete is gone for kubectl."""
+    """The job names its submitter; each side sees the changes and the deletion of the other."""
     user = shared.user
     made = user.http.post(path_of_jobs(user), json=trainjob("by-rest", suspend=True)).raise_for_status().json()
     job = user.appliance.job("by-rest")
@@ -98,7 +98,7 @@ def path_of_jobs(user: User) -> str:
 
 
 def test_quota_errors_are_quoted(shared: KubernetesServer) -> None:
-    """A quota's refusal, say, has the words that kubectl would show."""
+    """An error of a quota contains the API server's message."""
     spec = {"hard": {"count/trainjobs.millrace.dev": "0"}}
     namespace = shared.another_namespace()
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": namespace}}
@@ -108,14 +108,14 @@ def test_quota_errors_are_quoted(shared: KubernetesServer) -> None:
 
     def refused() -> bool:
         answer = user.http.post(path_of_jobs(user), params={"dryRun": "All"}, json=trainjob("one", suspend=True))
-        # Before the quota's controller has seen it, it refuses everything, in other words.
+        # Until the quota's controller has processed it, requests fail with another message.
         return (answer.status_code, answer.json()["reason"]) == (403, "Forbidden") and "quota: none" in answer.text
 
     until("the quota is told", refused, 20)
 
 
 def test_uploaded_files_are_deleted_with_their_job(shared: KubernetesServer, tmp_path: Path) -> None:
-    """They are a ConfigMap of the job's own, which nobody changes, and which is gone soon after it."""
+    """Uploads are an immutable ConfigMap owned by the job, and are deleted with it."""
     (tmp_path / "text.txt").write_text("In the beginning God created the heaven and the earth.\n" * 400)
     params = tmp_path / "params.yaml"
     params.write_text(PARAMS.read_text().replace("examples/data/kjv.txt", "text.txt"))
@@ -130,7 +130,7 @@ def test_uploaded_files_are_deleted_with_their_job(shared: KubernetesServer, tmp
 
 
 def test_volumes_are_persistent_volume_claims(shared: KubernetesServer, finished: Job) -> None:
-    """`millrace get volumes` lists the claims of the namespace, and what each is."""
+    """`millrace get volumes` lists the namespace's claims with size, access mode and phase."""
     volumes = shared.user.millrace("get", "volumes", "-o", "json").json["items"]
     assert {"name": "finished-model-dir", "message": "10Gi, ReadWriteOnce, Bound"} in volumes
     assert {each["name"] for each in volumes} == {
@@ -139,14 +139,15 @@ def test_volumes_are_persistent_volume_claims(shared: KubernetesServer, finished
 
 
 def readers(server: KubernetesServer, job: Job) -> list[dict[str, Any]]:
-    """The pods that serve a job's files."""
+    """Returns the pods that serve a job's files."""
     items: list[dict[str, Any]] = server.get("pods", f"--selector=millrace.dev/reader={job.uid}")["items"]
     return items
 
 
 def test_file_reader_has_no_privileges(shared: KubernetesServer, finished: Job) -> None:
-    """What serves the files of a job that is over is one pod with nothing but model_dir, read-only, and without any
-    credential of the cluster; it ends when it is idle, and only what follows journals may reach it."""
+    """The files of a finished job are served by one pod with model_dir read-only and no credentials of the cluster. It
+    ends when it is idle, and accepts connections of the REST server only.
+    """
     finished.checkpoints()
     (reader,) = readers(shared, finished)
     spec = reader["spec"]
@@ -158,7 +159,7 @@ def test_file_reader_has_no_privileges(shared: KubernetesServer, finished: Job) 
     (model_dir,) = (name for name, source in sources.items() if "persistentVolumeClaim" in source)
     assert sources[model_dir]["persistentVolumeClaim"]["claimName"] == "finished-model-dir"
     assert mounts[model_dir]["readOnly"] is True
-    # Beside it there are the reader's certificate, which goes with it, and room for an export. The operator made both.
+    # Its other volumes are its certificate, deleted with it, and space for an export. The operator created both.
     others = {kind for name, source in sources.items() for kind in source if name != model_dir and kind != "name"}
     assert others == {"secret", "emptyDir"}
     (secret,) = (source["secret"]["secretName"] for source in sources.values() if "secret" in source)
@@ -173,10 +174,10 @@ def test_file_reader_has_no_privileges(shared: KubernetesServer, finished: Job) 
 
 
 def test_lost_file_reader_is_replaced(shared: KubernetesServer, finished: Job, tmp_path: Path) -> None:
-    """A reader that is lost costs a download some seconds, and nothing of it."""
+    """The loss of a reader delays a download by seconds and loses no data."""
     finished.checkpoints()
     before = [reader["metadata"]["name"] for reader in readers(shared, finished)]
-    # Until its processes have ended: a pod that is removed by force goes on for a moment, and serves.
+    # Waits for its processes: a pod that is removed by force serves a little longer.
     shared.kubectl("delete", "pod", *before)
     shared.user.millrace("download", "finished", "--to", tmp_path / "fetched")
     assert (tmp_path / "fetched/manifest.json").is_file()

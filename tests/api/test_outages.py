@@ -1,4 +1,4 @@
-"""The REST server killed, away, or without what it knew: jobs are the cluster's, and their history is caught up with."""
+"""Tests of a REST server that is killed, stopped, or loses its database, while jobs run in the cluster."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import pytest
 from harness import CommandResult, KubernetesServer, Reference, User, serving, trainjob, until, until_job, until_step
 from millrace import Job
 
-# Nobody else can ask while there is no server.
+# No other test can use the server meanwhile.
 pytestmark = [pytest.mark.needs("cluster"), pytest.mark.last]
 
 STEPS = 600
 
 
 def create(http: httpx.Client, namespace: str, key: str, seed: int = 1) -> httpx.Response:
-    """Ask for a job that is never run."""
+    """Submits a suspended job."""
     body = trainjob(None, seed=seed, suspend=True)
     return http.post(f"/v1/namespaces/{namespace}/trainjobs", json=body, headers={"Idempotency-Key": key})
 
 
 class Submissions:
-    """Four that submit one job after another; each again and again, with its key, until it is answered."""
+    """Four clients that submit jobs, and repeat each submission with its key until it is answered."""
 
     def __init__(self, user: User) -> None:
         self._user, self._enough = user, threading.Event()
         self.tries: dict[str, list[int]] = defaultdict(list)
-        """Statuses for each key; 0 where there was no answer."""
+        """Statuses for each key; 0 means no response."""
         self.uids: dict[str, str] = {}
-        """Of the job of each key."""
+        """UID of the job of each key."""
         self._workers = [threading.Thread(target=self._submit, args=(worker,), daemon=True) for worker in range(4)]
         for worker in self._workers:
             worker.start()
@@ -55,12 +55,12 @@ class Submissions:
                 number += 1
 
     def until(self, more: int) -> None:
-        """Wait until so many more are answered."""
+        """Waits until this many more submissions are answered."""
         enough = len(self.uids) + more
         until(f"{enough} submissions are answered", lambda: len(self.uids) >= enough)
 
     def end(self) -> None:
-        """No more."""
+        """Stops the clients."""
         self._enough.set()
         for worker in self._workers:
             worker.join(60)
@@ -68,7 +68,7 @@ class Submissions:
 
 @dataclass(frozen=True)
 class Survivor:
-    """A job in whose middle the REST server was killed, what was seen of it meanwhile, and what was submitted meanwhile."""
+    """A job during which the REST server was killed, the output of its follower, and the submissions meanwhile."""
 
     server: KubernetesServer
     job: Job
@@ -93,13 +93,13 @@ def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survivor]:
 
 
 def test_job_continues_while_its_server_is_killed(survivor: Survivor, reference: Callable[[int], Reference]) -> None:
-    """The job goes on while its server is killed, and what it told meanwhile is caught up with: each point, once."""
+    """The job continues while its server is killed, and missed history is caught up with, each point once."""
     reference(STEPS).assert_same(survivor.server.user, survivor.job)
     assert (survivor.job.status["attempt"], survivor.job.status["restarts"]) == (1, 0)
 
 
 def test_follower_reconnects_after_a_kill(survivor: Survivor, reference: Callable[[int], Reference]) -> None:
-    """Who follows a job while its server is killed sees every point, once."""
+    """The follower reconnects and prints every point once."""
     seen = survivor.seen
     assert seen.code == 0 and "retrying" in seen.err, seen.err
     told = [(int(step), loss) for step, loss in re.findall(r"Step=(\d+), Loss=([\d.]+)", seen.out)]
@@ -107,30 +107,30 @@ def test_follower_reconnects_after_a_kill(survivor: Survivor, reference: Callabl
 
 
 def test_submissions_around_a_kill_create_one_job_each(survivor: Survivor) -> None:
-    """Submissions that were under way, or that nobody took, and were sent again are one job each, and so are all others."""
+    """Each submission around the kill creates exactly one job, also if it was repeated."""
     tries, uids = survivor.submissions.tries, survivor.submissions.uids
     assert any(0 in statuses for statuses in tries.values()), "the kill was in nobody's way"
     assert {status for statuses in tries.values() for status in statuses} <= {0, 200, 201, 503}
     there = {each["metadata"]["uid"] for each in survivor.server.get("trainjobs")["items"]}
-    # The last ones may have been answered to nobody.
+    # The last submissions may have created jobs without a response.
     assert there >= {*uids.values(), survivor.job.uid} and len(set(uids.values())) == len(uids)
     assert len(there) <= 1 + len(tries)
 
 
 @dataclass(frozen=True)
 class Outage:
-    """A time without the REST server: a job that ended in it, and one that was deleted."""
+    """A time without a REST server, with a job that finished in it and one that was deleted."""
 
     ended: Job
     deleted: Job
     held_seconds: float
-    """How long the deleted one stayed."""
+    """Time until the deleted job was gone."""
 
 
 @pytest.fixture(scope="module")
 def outage(survivor: Survivor) -> Outage:
     server = survivor.server
-    # It has steps: of one that has none there is nothing to keep, and it goes at once.
+    # It has steps: a job without steps has no history to archive and is deleted at once.
     deleted = server.user.submit("deleted", 1_000_000)
     until_step(deleted, 1)
     server.scale_api(0)
@@ -145,8 +145,9 @@ def outage(survivor: Survivor) -> Outage:
 
 
 def test_deleted_job_is_held_for_a_minute_without_server(survivor: Survivor, outage: Outage) -> None:
-    """A job that is deleted while there is no server waits for it for a minute; then the operator lets it go. For the server
-    it is deleted when it is back, and what it knows of it stays."""
+    """The operator releases a deleted job after a minute without a server. When the server is back, the job is deleted
+    for it, too, and its history stays.
+    """
     assert 55 < outage.held_seconds < 75
     user = survivor.server.user
     assert outage.deleted.name not in {job.name for job in user.appliance.jobs()}
@@ -157,7 +158,7 @@ def test_deleted_job_is_held_for_a_minute_without_server(survivor: Survivor, out
 def test_missed_history_is_read_from_files(
     survivor: Survivor, outage: Outage, reference: Callable[[int], Reference]
 ) -> None:
-    """A job that began and ended while there was no server has its whole curve, from its journal's files."""
+    """A job that began and finished without a server has its whole curve, from the files of its journal."""
     user = survivor.server.user
     until("its curve is there", lambda: len(user.curve(outage.ended)) == 60)
     reference(60).assert_same(user, outage.ended)
@@ -177,7 +178,7 @@ def forgetful(survivor: Survivor, outage: Outage) -> Iterator[KubernetesServer]:
 def test_idempotency_survives_the_loss_of_the_database(
     survivor: Survivor, forgetful: KubernetesServer
 ) -> None:
-    """Key and body of a job that is there are that job, though nothing else knows of them; another body is refused."""
+    """An existing job is found by key and body in its annotations; another body is an error."""
     user = forgetful.user
     key, uid = next(iter(survivor.submissions.uids.items()))
     again = create(user.http, user.namespace, key)
@@ -190,7 +191,7 @@ def test_idempotency_survives_the_loss_of_the_database(
 def test_jobs_and_curves_survive_the_loss_of_the_database(
     survivor: Survivor, outage: Outage, forgetful: KubernetesServer, reference: Callable[[int], Reference]
 ) -> None:
-    """Jobs of the cluster are listed again, and the curve of one that is over is read again from its files."""
+    """Existing jobs are listed again, and the curve of a finished one is read from its files."""
     user = forgetful.user
     there = {each["metadata"]["uid"] for each in forgetful.get("trainjobs")["items"]}
     assert {job.uid for job in user.appliance.jobs()} == there

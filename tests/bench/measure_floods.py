@@ -1,4 +1,4 @@
-"""See tests/bench/floods."""
+"""Measures the latency of other users during floods; see tests/bench/floods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def server_seconds(server: Server) -> float:
-    """Processor time that the server has taken so far."""
+    """Returns the CPU time of the server so far."""
     pids = server.processes()  # type: ignore[attr-defined]
     fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
     return sum(int(field[11]) + int(field[12]) for field in fields) / TICKS
@@ -29,7 +29,7 @@ def print_latencies(what: str, latencies: dict[str, Latency], rest: str) -> None
 
 
 def measure(server: Server, other: OtherUser, busy: list[User], name: str, tries: int) -> float:
-    """Measures during one flood; the largest median."""
+    """Measures during one flood; returns the largest median."""
     flood = FLOODS[name]()
     with flooded(busy, flood) as statuses:
         until("the burst of the flood is over", lambda over=time.monotonic() + 3: time.monotonic() > over)
@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home, closing(BACKEND(Path(home) / "server", "--require-token")) as server:
         other = OtherUser(server.user_with(server.token("calm", "editor", server.namespace)))
         token = server.token("busy", "editor", server.namespace)
-        # One token, over several connections.
+        # One token, several connections.
         busy = [server.user_with(token) for _ in range(4)]
         make_changed(busy[0])
         other.latencies(3)

@@ -21,10 +21,10 @@ from harness import PARAMS, User, trainjob, until
 LIMIT_SECONDS = 0.1
 """Maximum median latency of other users during a flood, in seconds."""
 IDLE_SECONDS = {"healthz": 0.002, "submission": 0.02}
-"""Longest median of each request without a flood, on an idle machine of two cores with optimised programs.
+"""Maximum median of each request without a flood, on an idle machine with two cores and optimized programs.
 
-Where a request takes N times as long, the machine is slower or busy, and the limit is N times as high. The control loop is
-not in this table: it could spend most of its time waiting, which a faster machine does not shorten.
+If a request takes N times as long, the machine is slower or busy, and the limit is N times as high. The control loop is
+not in this table: it may spend most of its time waiting, which a faster machine does not shorten.
 """
 
 Flood = Callable[[User, int], httpx.Response]
@@ -93,10 +93,10 @@ class OtherUser:
 
 @contextmanager
 def flooded(users: list[User], flood: Flood) -> Iterator[Queue[int]]:
-    """Sends requests of several users without a pause, each from a process of its own; the statuses of the answers.
+    """Sends requests of several users without a pause, each from its own process; yields the statuses of the responses.
 
-    Real clients run on other machines. Here their processes have the lowest priority, so that the figures contain the time
-    that the server spends on the flood, and not the time that it takes to send it.
+    Real clients run on other machines. Here their processes have the lowest priority, so that the figures contain the
+    time that the server spends on the flood, not the time it takes to send it.
     """
     world = multiprocessing.get_context("fork")
     statuses: Queue[int] = world.Queue()

@@ -18,17 +18,16 @@ class Server(ABC):
     """A new appliance with its REST server."""
 
     can: ClassVar[frozenset[str]]
-    """
-    What cases may ask for:
+    """Capabilities that tests may need:
 
-    - kill: the server can be ended, at once or in good order, and its jobs end with it;
-    - open: it takes whoever is on this machine, without a token, unless it is told otherwise;
-    - own appliance, own volumes: what it runs on is chosen by the case;
-    - local files: what it keeps lies on this machine;
-    - local paths: jobs run where the server does, so that params may name nothing but what it offers;
-    - quick jobs: a job takes a second or two, and not half a minute;
-    - exact times: of two jobs the newer one is known, however soon one followed the other;
-    - cluster: it stands in a Kubernetes cluster, which can be asked, too.
+    * kill: the server can be killed and stopped; its jobs end with it.
+    * open: by default it accepts all clients of this machine without a token.
+    * own appliance, own volumes: the test can configure them.
+    * local files: the server's files are on this machine.
+    * local paths: jobs run on the server's machine, so params may name only paths that the server offers.
+    * quick jobs: a job takes one or two seconds instead of half a minute.
+    * exact times: the order of two jobs is known, however close their creation.
+    * cluster: the server runs in a Kubernetes cluster, which tests can query.
     """
     url: str
     namespace: str
