@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The peer of the speed benchmark: the same GPT trained by PyTorch, eager, f32, fused AdamW, in one process.
+"""The reference of the speed benchmark: the same GPT trained by PyTorch, eager, f32, fused AdamW, in one process.
 
     LD_PRELOAD=/path/to/libjemalloc.so.2 python tests/bench/torch_train.py --preset 10m --steps 10 --warmup 2
 

@@ -1,19 +1,19 @@
-# The cluster itself: is it whole, how it is made, how it goes. Sourced after the others.
+# Checks, creates and removes the cluster. Sourced after the other files.
 
 cluster_name=millrace-test
 cluster_kubeconfig="$cache/run/kubeconfig"
 
-# A cluster of somebody's own: a KUBECONFIG is set, and it is not the one that `up` printed before.
+# Whether the user selected a cluster: KUBECONFIG is set, and is not the one that `up` has printed.
 given() { [[ -n ${KUBECONFIG:-} && $KUBECONFIG != "$cluster_kubeconfig" ]]; }
 
-# For what only a cluster made here allows.
+# Skips on a cluster that was not created here.
 need_own_cluster() {
   if given; then fail "this is for a cluster made here, not for that of KUBECONFIG=$KUBECONFIG"; fi
   [[ -e $cluster_kubeconfig ]] || fail "there is no cluster; run tests/cluster/up"
   engine
 }
 
-# Of this image and this kind.yaml, every node running and Ready, the API server answering.
+# Whether the cluster has this image and kind.yaml, all nodes are running and Ready, and the API server responds.
 cluster_healthy() {
   local nodes running
   [[ "$(cat "$cache/run/made-of" 2>/dev/null)" = "$(made_of)" ]] || return 1
@@ -33,7 +33,7 @@ create_cluster() {
   logged wait-for-cluster wait_for_cluster
 }
 
-# Ready is also: names are resolved, and volumes are made.
+# Ready includes that names are resolved and volumes are provisioned.
 wait_for_cluster() {
   export KUBECONFIG="$cluster_kubeconfig"
   kubectl wait --for=condition=Ready node --all --timeout=180s

@@ -1,8 +1,8 @@
-# What every command of tests/cluster shares: places, messages, one run at a time. Sourced.
+# Shared by all commands of tests/cluster: paths, messages, and a lock for one run at a time. Sourced.
 
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)"
 cluster_dir="$repository/tests/cluster"
-# All that is kept and all that runs is under here.
+# Contains all caches and the state of all running programs.
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/millrace-ci/cluster"
 mkdir -p "$cache/run" "$cache/log"
 
@@ -13,14 +13,14 @@ fail() {
   exit 1
 }
 
-# Ends the whole command as skipped, not failed: this machine cannot do it.
+# Exits with 77, which means skipped: this machine does not support it.
 skip() {
   say "skipped: $*"
   exit 77
 }
 
-# lock NAME: waits until no other shell has this lock; it is free again when this shell ends. What outlives the shell is
-# started with 9>&-, or it would keep the lock.
+# lock NAME: waits for this lock, which is released when the shell ends. Background processes that outlive the shell are
+# started with 9>&-, otherwise they would keep the lock.
 lock() {
   exec 9>"$cache/$1.lock"
   flock --nonblock 9 || {
@@ -29,10 +29,10 @@ lock() {
   }
 }
 
-# logged NAME COMMAND...: runs quietly, says how long it took, and shows the end of the output where it fails.
+# logged NAME COMMAND...: runs it without output, prints its duration, and the end of its output if it fails.
 logged() {
   local log="$cache/log/$1.log" start=$SECONDS
-  # In the background, since bash ignores `set -e` in whatever a condition runs.
+  # In the background, because bash ignores `set -e` in a command of a condition.
   (set -e && "${@:2}") >"$log" 2>&1 9>&- &
   wait $! || {
     tail -n 30 "$log" >&2
@@ -41,18 +41,18 @@ logged() {
   say "$1: $((SECONDS - start)) s"
 }
 
-# key PATH...: the content of files and folders of the repository as one short word.
+# key PATH...: prints a short digest of the content of files and directories of the repository.
 key() {
   (cd "$repository" && find "$@" -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c 1-12)
 }
 
-# Is the process of this pid file alive, and the one we started? Its command line names a file in the cache.
+# Whether the process of this pid file is alive and was started here: its command line names a file in the cache.
 ours() {
   local pid
   pid="$(cat "$1" 2>/dev/null)" && [[ -n $pid ]] && grep -qsF "$cache" "/proc/$pid/cmdline"
 }
 
-# stop FILE [SIGNAL]: ends the process of a pid file and waits for its end.
+# stop FILE [SIGNAL]: stops the process of a pid file and waits for its end.
 stop() {
   if ours "$1"; then
     kill -s "${2:-TERM}" "$(cat "$1")"

@@ -1,19 +1,19 @@
-# The Docker engine that the nodes run in: the machine's where one answers, else one of our own from Debian's packages, with
-# its own socket and data, the machine's untouched. Sourced after packages.sh.
+# The Docker engine of the nodes: the machine's if it responds, else one from Debian's packages with its own socket and
+# data, without changes to the machine's. Sourced after packages.sh.
 
 engine_run="$cache/run/engine"
 engine_data="$cache/engine-data"
 own_engine_socket="unix://$engine_run/docker.sock"
-# What dockerd makes on its way and leaves there; what was not there before is removed.
+# Files that dockerd creates and leaves behind. Those that did not exist before are removed.
 engine_litter=(/run/docker /run/containerd/s /run/containerd/io.containerd.runtime.v2.task /run/containerd /lib/modules
   /opt/containerd/bin /opt/containerd/lib /opt/containerd)
 
-# Sees to an engine that answers, and sets own_engine to "yes" where it is ours.
+# Ensures that an engine responds; sets own_engine to "yes" if it was started here.
 engine() {
   own_engine=no
-  # Its own leftover comes first: a cluster may be in it.
+  # An engine of an earlier run comes first: it may run a cluster.
   if [[ ! -d $engine_run ]] && docker info >/dev/null 2>&1; then return; fi
-  [[ $EUID = 0 ]] || skip "no Docker engine answers here, and starting one takes root"
+  [[ $EUID = 0 ]] || skip "no Docker engine responds, and only root can start one"
   own_engine=yes
   export DOCKER_HOST="$own_engine_socket"
   packages engine docker.io iptables
@@ -24,7 +24,7 @@ own_engine_start() {
   local path
   stop "$engine_run/docker.pid"
   mkdir -p "$engine_run" "$engine_data"
-  # Once: a leftover of ours is not what the machine was like.
+  # Recorded once: files of an earlier run are not part of the machine's original state.
   if [[ ! -e $engine_run/before ]]; then
     for path in "${engine_litter[@]}"; do [[ -e $path ]] || echo "$path"; done >"$engine_run/litter"
     printf 'ip_forward=%s\nforward_policy=%s\n' "$(cat /proc/sys/net/ipv4/ip_forward)" \
@@ -38,7 +38,7 @@ own_engine_start() {
  "cgroup-parent": "/millrace-cluster", "exec-opts": ["native.cgroupdriver=cgroupfs"], "default-cgroupns-mode": "private",
  "runtimes": {"node": {"path": "$engine_run/runtime"}}, "default-runtime": "node"}
 J
-  # Mounts have to travel from the engine to the nodes in it; where / is a private mount, they would not.
+  # Mounts of the engine must propagate to its nodes, which a private mount of / prevents.
   setsid unshare --mount --propagation shared \
     dockerd --config-file "$engine_run/daemon.json" >"$cache/log/dockerd.log" 2>&1 </dev/null 9>&- &
   for _ in {1..300}; do
@@ -49,8 +49,8 @@ J
   fail "the Docker engine did not start; its log is $cache/log/dockerd.log"
 }
 
-# The engine's runtime: runc, and where this machine lacks CAP_SYS_RESOURCE, runc without it. It could not give that to a
-# privileged container either, and would refuse. Docker writes its specifications as JSON without spaces.
+# The engine's runtime: runc. If this machine lacks CAP_SYS_RESOURCE, runc can't give it to privileged containers, so it
+# is removed from their specifications, which Docker writes as JSON without spaces.
 own_engine_runtime() {
   local effective strip=
   effective="0x$(awk '/^CapEff/ { print $2 }' /proc/self/status)"
@@ -71,7 +71,7 @@ exec $(command -v runc) "\$@"
 R
 }
 
-# Ends our own engine and takes away what it leaves behind on the machine. Its images stay, in the cache.
+# Stops the engine that was started here and removes what it leaves on the machine. Its images stay in the cache.
 own_engine_stop() {
   local path ip_forward forward_policy
   stop "$engine_run/docker.pid"
@@ -83,14 +83,14 @@ own_engine_stop() {
     [[ ! -d $path ]] || find "$path" -depth -type d -exec rmdir {} \;
   done
   while read -r path; do
-    # What /run/docker has are the empty marks of namespaces that are gone. Of the others, only what is empty goes.
+    # /run/docker has empty mount points of removed namespaces. Other directories are removed only if they are empty.
     [[ $path != /run/docker ]] || find "$path" -depth -empty -delete
     rmdir --ignore-fail-on-non-empty "$path" 2>/dev/null || true
   done <"$engine_run/litter"
   rm -rf "$engine_run"
 }
 
-# The chains that Docker made, and the rules that lead to them.
+# Removes the iptables chains that Docker created, and the rules that jump to them.
 own_engine_remove_chains() {
   local table change chain words
   for table in filter nat; do

@@ -1,21 +1,21 @@
-# The image of a node: the official one where a registry is in reach, else one built here from Go modules and Debian packages.
+# The image of a node: the official one if a registry is reachable, else one built from Go modules and Debian packages.
 # Sourced after tools.sh, packages.sh and engine.sh.
 
-# Of those published for this release of kind, the newest of the Kubernetes that the tools are pinned to.
+# The newest image for this release of kind with the pinned version of Kubernetes.
 official_image=kindest/node:v1.35.8@sha256:07b2536e30b803ed61d1677a79df6115f798ce64c80f9e22f6ed45afd09323c0
-# Newer ones know no cgroup v1, which some machines still have.
+# Newer versions do not support cgroup v1, which some machines still use.
 node_debian=bookworm
 node_packages=systemd,conntrack,iptables,nftables,iproute2,ethtool,util-linux,mount,kmod,e2fsprogs,bash,busybox-static
 node_packages+=,ca-certificates,curl,jq,procps,runc,containernetworking-plugins
 
 # Sets node_image to an image that the engine has.
 node_image() {
-  # The engine of our own is for machines that the official image would not run on, with no registry in reach.
+  # An engine that was started here is for machines without a registry, on which the official image does not run.
   if [[ $own_engine = no ]] && official_image_pulled; then
     node_image=$official_image
     return
   fi
-  [[ $EUID = 0 ]] || skip "no registry is in reach, and building an image of a node takes root"
+  [[ $EUID = 0 ]] || skip "no registry is reachable, and only root can build the image of a node"
   node_image="localhost/millrace-node:$(key tests/cluster/{tools,node-image,lib/tools.sh,lib/node-image.sh} image/oci-archive)"
   if docker image inspect "$node_image" >/dev/null 2>&1; then return; fi
   say "building the nodes' image, once"
@@ -27,13 +27,13 @@ node_image() {
 
 official_image_pulled() {
   if docker image inspect "$official_image" >/dev/null 2>&1; then return; fi
-  # Asking the registry is quick where there is one, and hangs in some networks without.
+  # A request to a registry can hang in networks without one.
   timeout 20 docker manifest inspect "$official_image" >/dev/null 2>&1 && timeout 900 docker pull --quiet "$official_image" >&2
 }
 
 build_node_image() {
   local work="$cache/node-image"
-  # What a run that was killed has left.
+  # Files of an interrupted run.
   rm -rf "$work"
   mkdir "$work"
   export TMPDIR=$work
@@ -44,18 +44,18 @@ build_node_image() {
   kubernetes_images "$work"
   kind build node-image --type file --base-image localhost/millrace-node-base:new --image "$1" "$work/server.tar.gz"
   docker image rm localhost/millrace-node-base:new
-  # Those of older pins.
+  # Images of older versions.
   docker image ls --format '{{.Repository}}:{{.Tag}}' localhost/millrace-node | awk -v new="$1" '$0 != new' | xargs -r docker image rm
   rm -rf "$work"
 }
 
-# A Debian system with kind's own files on top, prepared as kind's Dockerfile prepares it.
+# A Debian system with kind's files, prepared like in kind's Dockerfile.
 node_root() {
   local root=$1 base plugin
   base="$(kind_source)/images/base/files"
   mmdebstrap --quiet --variant=minbase --include="$node_packages" "$node_debian" "$root"
   cp --recursive --no-preserve=mode "$base"/etc "$base"/kind "$base"/usr "$root"/
-  # No service but the three that make a node.
+  # No services but the three that a node needs.
   find "$root/lib/systemd/system/sysinit.target.wants/" -name systemd-tmpfiles-setup.service -delete
   rm -f "$root"/etc/systemd/system/*.wants/* "$root"/lib/systemd/system/{multi-user,local-fs,basic}.target.wants/* \
     "$root"/lib/systemd/system/sockets.target.wants/*{udev,initctl}*
@@ -70,7 +70,7 @@ node_root() {
   mkdir -p "$root"/etc/kubernetes/manifests "$root"/opt/cni/bin "$root"/etc/cni/net.d
   rm -f "$root"/etc/cni/net.d/*
   for plugin in host-local loopback ptp portmap; do mv "$root/usr/lib/cni/$plugin" "$root/opt/cni/bin/"; done
-  # A container's score for the out-of-memory killer must not be lower than its parent's where CAP_SYS_RESOURCE is missing.
+  # Without CAP_SYS_RESOURCE, the OOM score of a container must not be lower than its parent's.
   sed -i 's/restrict_oom_score_adj = false/restrict_oom_score_adj = true/' "$root/etc/containerd/config.toml"
   chroot "$root" ctr oci spec | chroot "$root" jq '.hooks.createContainer += [{"path": "/kind/bin/mount-product-files.sh"}]
     | del(.process.rlimits)' >"$root/etc/containerd/cri-base.json"
@@ -79,8 +79,8 @@ node_root() {
 
 kind_source() { (cd "$cluster_dir/tools/kind" && go mod download sigs.k8s.io/kind && go list -m -f '{{.Dir}}' sigs.k8s.io/kind); }
 
-# What `kind build` takes for a release of Kubernetes: server.tar.gz with the programs and an archive per image. kind would pull every
-# other image that a node needs; they are in the last of the archives. Which names they need to have, kubeadm and kind know.
+# Builds the input of `kind build`: server.tar.gz with the programs and an archive per image. The last archive has all
+# other images of a node, which kind would pull otherwise. Their names are those that kubeadm and kind expect.
 kubernetes_images() {
   local work=$1 root=$1/root images=$1/images server=$1/kubernetes/server/bin
   local sources name folder extra=()
@@ -121,7 +121,7 @@ kubernetes_images() {
 # host/path/NAME:tag -> NAME
 component() { basename "${1%:*}"; }
 
-# image ENTRYPOINT FILE...: makes the folder of the image $name, with these programs beside its entrypoint.
+# image ENTRYPOINT FILE...: fills the directory of the image $name with its entrypoint and these files.
 image() {
   local entrypoint=$1
   mkdir -p "$folder/rootfs"/{etc,tmp,proc,sys,dev,run,var,bin} "$folder/rootfs$(dirname "$entrypoint")"
@@ -133,14 +133,14 @@ image() {
 J
 }
 
-# Adds a shell with what the scripts of a node's pods call, and a little to look around with.
+# Adds a shell, the programs that scripts of a node's pods call, and some for debugging.
 with_shell() {
   local applet
   cp "$root/bin/busybox" "$folder/rootfs/bin/"
   for applet in sh cat ip ls mkdir mv nslookup rm sleep; do ln -s busybox "$folder/rootfs/bin/$applet"; done
 }
 
-# with_programs PATH...: adds programs of the Debian root, with the libraries that they load.
+# with_programs PATH...: adds programs of the Debian root with their libraries.
 with_programs() {
   local program file
   for program in "$@"; do

@@ -1,12 +1,11 @@
-# Programs from Debian packages that are not installed: what the machine lacks is unpacked in the cache, and the machine stays
-# as it is. Sourced after common.sh.
+# Unpacks missing programs from Debian packages into the cache, without installing them. Sourced after common.sh.
 
-# packages NAME PACKAGE...: puts the programs of these packages, and of what they need, within reach of this shell.
+# packages NAME PACKAGE...: adds the programs of these packages and of their dependencies to PATH.
 packages() {
   local folder
   folder="$cache/packages/$1-$(. /etc/os-release && echo "${ID:-}${VERSION_ID:-}")-$(sha256sum <<<"${*:2}" | cut -c 1-12)"
   if [[ ! -e $folder/.complete ]]; then
-    command -v apt-get >/dev/null || skip "$1 comes from Debian packages, and there is no apt-get"
+    command -v apt-get >/dev/null || skip "$1 is unpacked from Debian packages, and there is no apt-get"
     logged "unpack-$1" unpack_packages "$folder" "${@:2}"
   fi
   export PATH="$folder/usr/sbin:$folder/usr/bin:$folder/sbin:$folder/bin:$PATH"
@@ -25,7 +24,7 @@ unpack_packages() {
     [[ ! -e $package ]] || dpkg --extract "$package" "$folder"
   done
   rm -r "$folder/archives"
-  # The link that installing the package would make.
+  # The link that the installation of the package would create.
   [[ ! -e $folder/usr/sbin/xtables-nft-multi ]] || ln -sf xtables-nft-multi "$folder/usr/sbin/iptables"
   touch "$folder/.complete"
 }
