@@ -1,4 +1,4 @@
-//! Compares the reference with the code: its tables list every flag, reason and exit code.
+//! Compares the documents with the code: links lead somewhere, and tables list every flag, reason and exit code.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -6,6 +6,9 @@ use std::process::Command;
 
 use millrace_protocol::launch::Exit;
 use millrace_telemetry::journal::OutcomeReason;
+
+/// A generated document; the test of its generator fails if it is missing.
+const GENERATED: &str = "params.md";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -17,6 +20,49 @@ fn read(path: &Path) -> String {
 
 fn reference(name: &str) -> String {
     read(&root().join("docs/reference").join(name))
+}
+
+/// Returns every Markdown file of the repository.
+fn documents() -> Vec<PathBuf> {
+    let output = Command::new("git").args(["ls-files", "*.md"]).current_dir(root()).output().unwrap();
+    let listed = String::from_utf8(output.stdout).unwrap();
+    let documents: Vec<_> = listed.lines().map(|name| root().join(name)).filter(|path| path.exists()).collect();
+    assert!(documents.len() > 20, "git lists {listed:?}");
+    documents
+}
+
+/// Returns the targets of all links `[text](target)`, code blocks excluded.
+fn links(text: &str) -> Vec<String> {
+    let prose: String = text.split("```").step_by(2).collect();
+    let targets = prose.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+    targets.map(|(target, _)| target.to_owned()).collect()
+}
+
+/// Returns the anchors of all headings, formed as GitHub does.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+    headings.map(|text| text.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
+}
+
+#[test]
+fn relative_links_lead_to_a_file_and_a_heading() {
+    let mut dead = Vec::new();
+    for document in documents() {
+        let text = read(&document);
+        for link in links(&text).into_iter().filter(|link| !link.contains("://") && link != GENERATED) {
+            let (path, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target = if path.is_empty() { document.clone() } else { document.with_file_name(path) };
+            let is_alive = match anchor {
+                "" => target.exists(),
+                anchor => target.is_file() && anchors(&read(&target)).contains(anchor),
+            };
+            if !is_alive {
+                dead.push(format!("{}: {link}", document.display()));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "{}", dead.join("\n"));
 }
 
 /// Returns the flags in the output of `--help`.
