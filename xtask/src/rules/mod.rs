@@ -7,6 +7,7 @@ mod boundaries;
 mod crate_attributes;
 mod dependency_reasons;
 mod file_length;
+mod line_length;
 mod metadata;
 mod purity;
 
@@ -21,6 +22,7 @@ const RULES: &[(&str, Rule)] = &[
     ("boundaries", boundaries::violations),
     ("purity", purity::violations),
     ("file length", file_length::violations),
+    ("line length", line_length::violations),
     ("dependency reasons", dependency_reasons::violations),
 ];
 
