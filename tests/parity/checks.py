@@ -1,4 +1,4 @@
-"""Checks of what a run leaves behind, made with the packages that users read it with."""
+"""Checks exported checkpoints and event files with the packages that users read them with."""
 
 import json
 from collections import defaultdict
@@ -9,11 +9,13 @@ from safetensors.torch import load_file
 
 
 def export(directory: Path, logits_file: Path, tolerance: float) -> int:
-    """Loads an exported directory with `transformers`; its logits for the file's `input_ids` must be the file's."""
+    """Loads an exported directory with `transformers` and compares its logits for the file's `input_ids` with the
+    file's.
+    """
     from transformers import GPT2LMHeadModel
 
     model, loading = GPT2LMHeadModel.from_pretrained(directory, output_loading_info=True)
-    # transformers fills what is missing with random values and drops what it does not know: neither may pass.
+    # transformers initializes missing tensors randomly and ignores unknown ones: both are errors here.
     wrong = {kind: sorted(map(str, names)) for kind, names in loading.items() if names}
     if wrong:
         print(f"{directory}: transformers reports {wrong}")
@@ -33,7 +35,7 @@ def export(directory: Path, logits_file: Path, tolerance: float) -> int:
 
 
 def tensorboard(directory: Path) -> int:
-    """Reads every event file below `directory`; prints for each tag how many points it has and the last one."""
+    """Reads every event file below `directory`; prints the number of points and the last one of each tag."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.util.tensor_util import make_ndarray
 

@@ -110,7 +110,7 @@ class Gpt(nn.Module):
         return self.lm_head(self.transformer.ln_f(x))
 
     def initialise(self, seed: int, deviation: float = 0.02) -> "Gpt":
-        """Normal weights, zero biases, unit norms: GPT-2's, with narrower residual projections."""
+        """Initializes like GPT-2: normal weights, zero biases, unit norms, narrower residual projections."""
         generator = torch.Generator().manual_seed(seed)
         narrow = deviation / (2 * self.config.layers) ** 0.5
         with torch.no_grad():

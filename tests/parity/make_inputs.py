@@ -20,7 +20,7 @@ STEPS, BATCH, TIME, VOCAB = 20, 8, 64, 256
 SIZES = {"vocab_size": VOCAB, "positions": TIME, "hidden": 32, "layers": 2, "heads": 2, "inner": 128}
 CASES = {
     "tied": Config(**SIZES),
-    # All that GPT-2 itself does not use: exact GELU, a head of its own with a bias, no query/key/value bias.
+    # All options that GPT-2 does not use: exact GELU, an untied head with a bias, no query/key/value bias.
     "untied": Config(**SIZES, gelu="none", tied=False, biases=frozenset({"attn.c_proj", "mlp.c_fc", "mlp.c_proj", "lm_head"})),
 }
 

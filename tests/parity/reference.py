@@ -74,7 +74,7 @@ def batch_loss(logits: Tensor, labels: Tensor, spec: dict) -> Tensor:
 
 @dataclass
 class Run:
-    """What one training run showed; `gradients` are step 0's, before clipping, in Hugging Face layout."""
+    """The results of one training run; `gradients` are those of step 0 before clipping, in Hugging Face layout."""
 
     loss: list[float] = field(default_factory=list)
     grad_norm: list[float] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Run:
 
 
 def train(model: Gpt, samples: dict[str, Tensor], spec: dict, autocast: bool = False) -> Run:
-    """Runs the steps of `spec` on `model`, in place, in the model's own precision or under bf16 autocast."""
+    """Runs the steps of `spec` on `model` in place, in the model's precision or under bf16 autocast."""
     settings = spec["optimizer"]
     decayed = [tensor for tensor in model.parameters() if tensor.dim() > 1]
     plain = [tensor for tensor in model.parameters() if tensor.dim() == 1]  # biases and layer norms
@@ -130,7 +130,7 @@ def relative(values: list[float], truth: list[float]) -> float:
 
 
 def checksum(tensors: dict[str, Tensor]) -> int:
-    """CRC-32 over the little-endian bytes of the tensors, in order of name: tells inputs that no longer match."""
+    """CRC-32 over the little-endian bytes of the tensors, in order of name; detects inputs of another fixture."""
     crc = 0
     for name in sorted(tensors):
         crc = zlib.crc32(tensors[name].contiguous().numpy().tobytes(), crc)
