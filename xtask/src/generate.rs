@@ -36,6 +36,13 @@ const GENERATORS: &[Generator] = &[
         prints: false,
     },
     Generator {
+        kind: "--example",
+        name: "generate_reference",
+        arguments: &[],
+        files: &["docs/reference/params.md", "docs/reference/params.schema.json"],
+        prints: false,
+    },
+    Generator {
         kind: "--bin",
         name: "millrace-api",
         arguments: &["openapi"],

@@ -1,4 +1,5 @@
-//! The params document (`train_input`, `eval_input`, `model`, `optimizer`, `runconfig`) and the appliance's description.
+//! The params document (`train_input`, `eval_input`, `model`, `optimizer`, `runconfig`) and the appliance's
+//! description.
 //!
 //! Each has two forms, with one conversion between them:
 //!
@@ -7,6 +8,8 @@
 //! * [`MachineDocument`] and [`MachineSpec`] are the same for the machine that runs it.
 //!
 //! [`ObjectName`], [`LabelName`] and [`FileName`] are names that may become parts of paths.
+//!
+//! [`reference`] describes every key of the params.
 //!
 //! All functions are pure: no file is opened, so callers check whether data files exist. With the feature `schema` the
 //! document types have JSON schemas.
@@ -19,7 +22,9 @@ mod appliance;
 mod document;
 mod error;
 mod job;
+mod keywords;
 mod name;
+pub mod reference;
 mod resolve;
 mod yaml;
 

@@ -1,7 +1,10 @@
-//! Tests the JSON schemas of the document types.
+//! Tests the JSON schemas: those of the document types, and the one for editors.
 #![cfg(feature = "schema")]
 
-use millrace_params::{InputParams, MachineDocument, ModelParams, OptimizerParams, Params, RunParams};
+use std::path::{Path, PathBuf};
+
+use millrace_params::reference::{self, editor_schema, to_markdown};
+use millrace_params::{MachineDocument, Params};
 use serde_json::Value;
 
 /// Adds the path of every property without a description.
@@ -32,14 +35,93 @@ fn every_key_is_described() {
         assert_eq!(found, Vec::<String>::new());
     }
     let schema = schemars::schema_for!(Params).to_value();
-    for (section, keys) in [
-        ("InputParams", InputParams::KEYS),
-        ("ModelParams", ModelParams::KEYS),
-        ("OptimizerParams", OptimizerParams::KEYS),
-        ("RunParams", RunParams::KEYS),
-    ] {
-        let properties = schema["$defs"][section]["properties"].as_object().unwrap();
-        assert_eq!(properties.len(), keys.len(), "{section}");
-        assert!(keys.iter().all(|key| properties.contains_key(*key)), "{section}");
+    for (_, section) in reference::sections() {
+        let properties = schema["$defs"][section.type_name]["properties"].as_object().unwrap();
+        assert_eq!(properties.len(), section.keys.len(), "{}", section.type_name);
+        for key in section.keys {
+            assert_eq!(properties[key.name]["description"], key.summary(), "{}.{}", section.type_name, key.name);
+        }
     }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[test]
+fn reference_is_up_to_date() {
+    for (name, text) in [("params.md", to_markdown()), ("params.schema.json", format!("{:#}\n", editor_schema()))] {
+        let path = root().join("docs/reference").join(name);
+        let command = "cargo run -p millrace-params --features schema --example generate_reference";
+        assert!(std::fs::read_to_string(path).unwrap_or_default() == text, "{name} is stale: {command}");
+    }
+}
+
+#[test]
+fn reference_has_short_lines() {
+    for line in to_markdown().lines() {
+        assert!(line.chars().count() <= 120, "{line}");
+    }
+}
+
+/// Returns the params files of the repository.
+fn params_files() -> Vec<PathBuf> {
+    let mut files = vec![root().join("tests/api/params.yaml")];
+    for folder in ["examples", "crds/params/tests/fixtures"] {
+        let entries = std::fs::read_dir(root().join(folder)).unwrap();
+        files.extend(entries.map(|entry| entry.unwrap().path()));
+    }
+    files.retain(|path| path.extension().is_some_and(|e| e == "yaml") && !path.ends_with("trainjob.yaml"));
+    assert!(files.len() > 8, "{files:?}");
+    files
+}
+
+#[test]
+fn editor_schema_accepts_params_of_the_repository() {
+    let validator = jsonschema::draft202012::new(&editor_schema()).unwrap();
+    for path in params_files() {
+        let document: Value = serde_saphyr::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let errors: Vec<String> = validator.iter_errors(&document).map(|error| error.to_string()).collect();
+        assert_eq!(errors, Vec::<String>::new(), "{}", path.display());
+    }
+    // What release 0.1.0 stored: its document is that of a TrainJob.
+    let golden = std::fs::read_to_string(root().join("tests/golden/0.1.0/process-trainjob.json")).unwrap();
+    let golden: Value = serde_json::from_str(&golden).unwrap();
+    let params = &golden["spec"]["params"];
+    assert!(params["model"].is_object(), "{golden}");
+    let errors: Vec<String> = validator.iter_errors(params).map(|error| error.to_string()).collect();
+    assert_eq!(errors, Vec::<String>::new());
+}
+
+#[test]
+fn editor_schema_rejects_mistakes() {
+    let validator = jsonschema::draft202012::new(&editor_schema()).unwrap();
+    let text = std::fs::read_to_string(root().join("examples/gpt2-tiny.yaml")).unwrap();
+    let document: Value = serde_saphyr::from_str(&text).unwrap();
+    let accepts = |section: &str, key: &str, value: Value| {
+        let mut document = document.clone();
+        document[section][key] = value;
+        validator.is_valid(&document)
+    };
+    assert!(accepts("model", "nonlinearity", "gelu_new".into()));
+    assert!(accepts("model", "nonlinearity", "GELU".into()), "keywords are read without regard to case");
+    assert!(accepts("model", "rope_theta", Value::Null), "unsupported keys may be null");
+    assert!(accepts("optimizer", "learning_rate", serde_json::json!([{"scheduler": "Linear"}])));
+    assert!(accepts("runconfig", "num_wgt_servers", 2.into()));
+    for (section, key, value) in [
+        ("model", "hiden_size", Value::from(64)),
+        ("model", "nonlinearity", "gulu".into()),
+        ("model", "nonlinearity", "relu".into()),
+        ("model", "num_heads", "4".into()),
+        ("model", "norm_first", false.into()),
+        ("model", "rope_theta", 10_000.into()),
+        ("optimizer", "learning_rate", serde_json::json!([{"schedular": "Linear"}])),
+        ("train_input", "data_processor", "GptHDF5DataProcessor".into()),
+        ("runconfig", "mode", "training".into()),
+    ] {
+        assert!(!accepts(section, key, value.clone()), "{section}.{key}: {value}");
+    }
+    let mut incomplete = document.clone();
+    incomplete["model"].as_object_mut().unwrap().remove("hidden_size");
+    assert!(!validator.is_valid(&incomplete));
 }

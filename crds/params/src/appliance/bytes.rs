@@ -60,13 +60,15 @@ impl schemars::JsonSchema for ByteSize {
 }
 
 impl FromNode for ByteSize {
+    const TYPE: &'static str = "a size such as 40GB, 4MiB or a number of bytes";
+
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         let bytes = match &node.value {
             YamlValue::Scalar { text, .. } => parse(text),
             _ => None,
         };
         if bytes.is_none() {
-            reader.wrong_type(node, "a size such as 40GB, 4MiB or a number of bytes");
+            reader.wrong_type(node, Self::TYPE);
         }
         bytes
     }

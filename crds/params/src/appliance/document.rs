@@ -2,30 +2,31 @@
 
 use super::ByteSize;
 use crate::error::ParamsError;
+use crate::reference::facts::{default, otherwise};
 use crate::yaml::{KeyStyle, LineNumbers, YamlValue, parse, read_tree, section};
 
 section! {
-    /// What an appliance is made of; what is left out is that of a cluster of CS-2s.
+    /// The machine that an appliance emulates. Keys that are omitted describe a cluster of CS-2 systems.
     #[serde(rename_all = "camelCase")]
     pub struct MachineDocument {
-        /// How many systems exist; 192 by default.
-        systems: u64,
-        /// The wafer inside each of them.
-        wafer: WaferDocument,
+        /// Number of systems.
+        systems: u64 = default("192"),
+        /// The wafer in each system.
+        wafer: WaferDocument = otherwise("that of a CS-2"),
         /// The parameter service.
-        memoryx: MemoryXDocument,
+        memoryx: MemoryXDocument = otherwise("the default of each key"),
         /// The broadcast and reduce tree.
-        swarmx: SwarmXDocument,
-        /// Activation servers of a system; 1 by default.
-        activation_servers: u64,
-        /// Compute threads of a system's agent; 0, the default, shares the machine's cores.
-        threads: u64,
+        swarmx: SwarmXDocument = otherwise("the default of each key"),
+        /// Maximum number of activation servers of a system.
+        activation_servers: u64 = default("1"),
+        /// Number of compute threads of a system's agent; 0 shares the cores of the machine among its agents.
+        threads: u64 = default("0"),
         /// The links between agents.
-        link: LinkDocument,
+        link: LinkDocument = otherwise("the default of each key"),
     }
-    without_effect {}
-    not_yet {}
-    elsewhere {
+    ignored {}
+    unsupported {}
+    read_elsewhere {
         // Keys about pods, which only a cluster reads.
         "image", "image_pull_policy", "image_pull_secrets", "storage", "resources", "node_selector", "tolerations",
     }
@@ -35,85 +36,86 @@ section! {
     /// The modelled processor of a system.
     #[serde(rename_all = "camelCase")]
     pub struct WaferDocument {
-        /// Memory; 40GB by default.
-        memory_bytes: ByteSize,
-        /// Bandwidth of that memory in bytes per second; 20e15 by default.
-        memory_bandwidth: f64,
-        /// Bandwidth of the fabric between cores in bytes per second; 28e15 by default.
-        fabric_bandwidth: f64,
-        /// Cores; 850,000 by default.
-        cores: u64,
-        /// Clock in hertz, which paces the sums over cores; 1.1e9 by default.
-        clock_hz: f64,
-        /// Dense 16-bit peak in FLOP per second; 7.5e15 by default.
-        peak_flops: f64,
-        /// Share of the wafer's modelled rate that real runs sustain; 0.346 by default, fitted to public ones.
-        utilisation: f64,
-        /// Bandwidth of the system's network in each direction in bytes per second; 150e9 by default.
-        link_bytes_per_s: f64,
+        /// Size of the memory.
+        memory_bytes: ByteSize = default("40GB"),
+        /// Bandwidth of the memory, in bytes per second.
+        memory_bandwidth: f64 = default("20e15"),
+        /// Bandwidth of the fabric between cores, in bytes per second.
+        fabric_bandwidth: f64 = default("28e15"),
+        /// Number of cores.
+        cores: u64 = default("850000"),
+        /// Frequency of the clock, in hertz; it paces the sums over cores.
+        clock_hz: f64 = default("1.1e9"),
+        /// Peak rate of dense 16-bit arithmetic, in FLOP per second.
+        peak_flops: f64 = default("7.5e15"),
+        /// Share of the modelled rate of the wafer that real runs reach; the default is fitted to public rates.
+        utilisation: f64 = default("0.346"),
+        /// Bandwidth of the network of the system in each direction, in bytes per second.
+        link_bytes_per_s: f64 = default("150e9"),
     }
-    without_effect {}
-    not_yet {}
+    ignored {}
+    unsupported {}
 }
 
 section! {
     /// The parameter and optimizer-state service.
     #[serde(rename_all = "camelCase")]
     pub struct MemoryXDocument {
-        /// Shards; 2 by default.
-        shards: u64,
-        /// Memory of all shards together; 2.4PB by default.
-        memory_bytes: ByteSize,
-        /// Bandwidth of that memory in bytes per second; 4e12 by default.
-        memory_bandwidth: f64,
+        /// Number of shards.
+        shards: u64 = default("2"),
+        /// Memory of all shards together.
+        memory_bytes: ByteSize = default("2.4PB"),
+        /// Bandwidth of the memory, in bytes per second.
+        memory_bandwidth: f64 = default("4e12"),
     }
-    without_effect {}
-    not_yet {}
+    ignored {}
+    unsupported {}
 }
 
 section! {
     /// The broadcast and reduce tree between MemoryX and the systems.
     #[serde(rename_all = "camelCase")]
     pub struct SwarmXDocument {
-        /// Children of a node: 2 or 4, the default.
-        fan_out: u64,
-        /// How many nodes exist; as many as jobs need by default.
-        nodes: u64,
+        /// Number of children of a node: 2 or 4.
+        fan_out: u64 = default("4"),
+        /// Number of nodes.
+        nodes: u64 = otherwise("as many as jobs need"),
     }
-    without_effect {}
-    not_yet {}
+    ignored {}
+    unsupported {}
 }
 
 section! {
     /// How agents send chunks to each other.
     #[serde(rename_all = "camelCase")]
     pub struct LinkDocument {
-        /// Largest chunk; 4MiB by default and at most.
-        chunk_bytes: ByteSize,
-        /// Chunks of that size a receiver has room for; 8 by default. More smaller ones fit in the same room.
-        window_chunks: u64,
+        /// Maximum size of a chunk, at most 4MiB.
+        chunk_bytes: ByteSize = default("4MiB"),
+        /// Number of chunks of the maximum size for which a receiver has room. More smaller chunks fit in the same
+        /// room.
+        window_chunks: u64 = default("8"),
     }
-    without_effect {}
-    not_yet {}
+    ignored {}
+    unsupported {}
 }
 
 section! {
     /// A whole `Appliance` document.
     #[serde(rename_all = "camelCase")]
     pub struct MachineManifest {
-        /// `millrace.dev/v1alpha1`.
-        api_version: String,
-        /// `Appliance`.
-        kind: String,
-        /// The document's name and labels.
-        metadata: serde_json::Value,
-        /// What the appliance is made of.
-        spec: MachineDocument,
-        /// What the cluster says about it; not read.
-        status: serde_json::Value,
+        /// API version of the document.
+        api_version: String = default("millrace.dev/v1alpha1"),
+        /// Kind of the document.
+        kind: String = default("Appliance"),
+        /// Name and labels of the document.
+        metadata: serde_json::Value = otherwise("none"),
+        /// The appliance.
+        spec: MachineDocument = otherwise("the default of each key"),
+        /// Status in the cluster, which is not read.
+        status: serde_json::Value = otherwise("none"),
     }
-    without_effect {}
-    not_yet {}
+    ignored {}
+    unsupported {}
 }
 
 const KEY_STYLE: KeyStyle = KeyStyle { camel_case: true, sections_with_key: |_| Vec::new() };

@@ -1,66 +1,73 @@
 //! `train_input` and `eval_input`.
 
 use super::{MicroBatchSetting, OneOrMany};
+use crate::keywords::{MICRO_BATCH_RULES, PROCESSORS, SPLIT_NAMES, TOKENIZERS};
+use crate::reference::facts::{default, default_from, otherwise, required, required_if};
 use crate::yaml::section;
 
 section! {
-    /// Where samples come from and how many make a batch.
+    /// The source of samples, and the number of samples in a batch.
     pub struct InputParams {
-        /// Where samples come from: `GptTextDataProcessor` (UTF-8 text), `GptTokenDataProcessor` (token files, `.bin` of
-        /// little-endian u16) or `SyntheticDataProcessor` (generated). An `eval_input` without one takes that of
-        /// `train_input`, with its files.
-        data_processor: String,
-        /// Files, directories or globs to read; a directory means its `*.txt` (text) or `*.bin` (tokens) files. Relative
-        /// paths start beside the params file where something is found there, else at the working directory; on an
-        /// appliance, where the appliance looks for inputs.
-        data_dir: OneOrMany,
-        /// Further files, directories or globs, read after those of `data_dir`.
-        data_files: OneOrMany,
-        /// Samples in a batch, over all systems together.
-        batch_size: u64,
-        /// Upper bound on the samples of a leaf: a number (of which up to 16,384 tokens are used), `auto` (the default:
-        /// at most 1,024 tokens, and at least 8 leaves of a batch that has 8 samples) or `none` (the whole batch is one
-        /// leaf). No more systems can be used than a batch has leaves.
-        micro_batch_size: MicroBatchSetting,
-        /// Tokens of a sample; `model.max_position_embeddings` by default.
-        max_sequence_length: u64,
-        /// How text becomes tokens: `gpt2` (byte-pair encoding, 50,257 tokens; the default) or `bytes` (256 tokens).
-        tokenizer: String,
-        /// Share of the tokens, at their end, that is kept for validation when both inputs read the same files.
-        validation_fraction: f64,
-        /// Which part of the files is read: `all`, `train` or `validation`. By default `all`, or the two parts of the
-        /// same files when a validation fraction is set.
-        split: String,
-        /// Whether samples come in a random order, another one each epoch; false by default.
-        shuffle: bool,
-        /// Seed of that order; `runconfig.seed` by default.
-        shuffle_seed: u64,
-        /// Older files say the vocabulary here too; it must be the model's.
-        vocab_size: u64,
-        /// Whether the data starts over at its end: always true for training, always false for evaluation.
-        repeat: bool,
+        /// Kind of source: UTF-8 text files, token files (`.bin` of little-endian u16), or generated samples.
+        data_processor: String = required()
+            .one_of(&PROCESSORS)
+            .in_eval_input(otherwise("that of `train_input`")),
+        /// Files, directories or globs to read, in order. A directory stands for its `*.txt` files (text) or `*.bin`
+        /// files (tokens). A relative path starts at the folder of the params file if it exists there, else at the
+        /// working directory; on an appliance, where the appliance looks for inputs.
+        data_dir: OneOrMany = required_if("`data_files` is omitted and the source reads files")
+            .in_eval_input(otherwise("the files of `train_input`, if `data_processor` is omitted too")),
+        /// Further files, directories or globs, which are read after those of `data_dir`.
+        data_files: OneOrMany = required_if("`data_dir` is omitted and the source reads files")
+            .in_eval_input(otherwise("the files of `train_input`, if `data_processor` is omitted too")),
+        /// Number of samples in a batch, of all systems together.
+        batch_size: u64 = required().in_eval_input(default_from("train_input.batch_size")),
+        /// Maximum number of samples in a leaf, the part of a batch that one system computes at a time. A number is
+        /// used up to 16,384 tokens, `auto` stands for at most 1,024 tokens and at least 8 leaves of a batch that has 8
+        /// samples, and `none` makes the batch one leaf. A job can use at most as many systems as a batch has leaves.
+        micro_batch_size: MicroBatchSetting = default("auto").one_of(&MICRO_BATCH_RULES),
+        /// Number of tokens in a sample.
+        max_sequence_length: u64 = default_from("model.max_position_embeddings")
+            .in_eval_input(default_from("train_input.max_sequence_length")),
+        /// Conversion of text to tokens: GPT-2's byte-pair encoding with 50,257 tokens, or one token for each byte.
+        tokenizer: String = default("gpt2").one_of(&TOKENIZERS).in_eval_input(default_from("train_input.tokenizer")),
+        /// Share of the tokens, at the end of the data, that is kept for evaluation if both inputs read the same files.
+        validation_fraction: f64 = default("0")
+            .in_eval_input(otherwise("that of `train_input` if both read the same files, else 0")),
+        /// Part of the data that is read: all of it, all but the validation fraction, or the validation fraction.
+        split: String = otherwise(
+            "`all`; if a validation fraction is set, `train` in `train_input` and `validation` in `eval_input`",
+        ).one_of(&SPLIT_NAMES),
+        /// Whether samples are read in a random order, a different one in each epoch.
+        shuffle: bool = default("false"),
+        /// Seed of the random order.
+        shuffle_seed: u64 = default_from("runconfig.seed"),
+        /// Size of the vocabulary, which older files repeat here; must equal that of the model.
+        vocab_size: u64 = default_from("model.vocab_size"),
+        /// Whether the data starts again at its end: always for training, never for evaluation.
+        repeat: bool = default("true").fixed().in_eval_input(default("false")),
     }
-    without_effect {
-        /// Input worker processes.
+    ignored {
+        /// Number of input worker processes.
         num_workers: u64,
-        /// Batches each worker prepares ahead.
+        /// Number of batches that each worker prepares ahead.
         prefetch_factor: u64,
-        /// Whether workers outlive an epoch.
+        /// Whether workers live longer than an epoch.
         persistent_workers: bool,
         /// Whether there may be several workers.
         use_multiple_workers: bool,
         /// Whether workers copy their data to a local disk.
         use_worker_cache: bool,
-        /// Samples that are shuffled at a time; shuffling is over all samples here.
+        /// Number of samples that are shuffled at a time; Millrace shuffles all samples.
         shuffle_buffer: u64,
-        /// Whether an incomplete last batch is left out; it always is.
+        /// Whether an incomplete last batch is left out; Millrace always leaves it out.
         drop_last: bool,
-        /// Type of the input features; token ids are integers.
+        /// Whether input features are 16-bit numbers; token ids are integers.
         mixed_precision: bool,
-        /// Type of the input features; token ids are integers.
+        /// Whether the 16-bit type of input features is bfloat16; token ids are integers.
         use_bfloat16: bool,
     }
-    not_yet {
+    unsupported {
         "mixture" => "concatenate the sources in data_files",
         "data_subset" => "name the files to read in data_files",
         "num_samples" => "bound the run by max_steps or eval_steps",

@@ -19,29 +19,30 @@ pub use unions::{
 };
 
 use crate::error::ParamsError;
+use crate::reference::facts::{otherwise, required, required_if};
 use crate::yaml::{KeyStyle, LineNumbers, ParamsSection, YamlNode, read_document, read_tree, section};
 
 section! {
-    /// The user's params document.
+    /// The params: the document that describes a job.
     pub struct Params {
-        /// What the model is trained on: where samples come from, and how many make a batch.
-        train_input: InputParams,
-        /// What the model is evaluated on; what it does not say is that of `train_input`.
-        eval_input: InputParams,
-        /// The model: a decoder of the GPT-2 or GPT-3 family, its sizes, its initial values and its precision.
-        model: ModelParams,
-        /// How gradients change the weights: the optimizer, its learning rate and the clipping of gradients.
-        optimizer: OptimizerParams,
-        /// How long, how often, where, and on how many systems.
-        runconfig: RunParams,
+        /// Data that the model is trained on: the source of samples, and the number of samples in a batch.
+        train_input: InputParams = required(),
+        /// Data that the model is evaluated on. Some of its keys default to the values in `train_input`.
+        eval_input: InputParams = required_if("the mode evaluates"),
+        /// Model: a decoder of the GPT-2 or GPT-3 family, its sizes, initial values and precision.
+        model: ModelParams = required(),
+        /// Optimizer, its learning rate, and the clipping of gradients.
+        optimizer: OptimizerParams = required(),
+        /// Length, intervals, directories and systems of the run.
+        runconfig: RunParams = otherwise("the default of each key"),
     }
-    without_effect {}
-    not_yet {
+    ignored {}
+    unsupported {
         "sparsity" => "leave the section out to train dense weights",
         "trainer" => "write the classic layout: train_input, eval_input, model, optimizer and runconfig at the top",
-        "inference_input" => "leave the section out; inference is no part of a training job",
+        "inference_input" => "leave the section out; a training job does no inference",
     }
-    beside {
+    internal {
         /// Lines of the keys, if the document came from YAML.
         lines: LineNumbers,
     }
@@ -94,12 +95,6 @@ const KEY_STYLE: KeyStyle = KeyStyle { camel_case: false, sections_with_key };
 
 /// Returns the sections that have `key`, for a key in the wrong section.
 fn sections_with_key(key: &str) -> Vec<&'static str> {
-    let sections = [
-        ("train_input", InputParams::KEYS),
-        ("model", ModelParams::KEYS),
-        ("optimizer", OptimizerParams::KEYS),
-        ("runconfig", RunParams::KEYS),
-    ];
-    let knows = |(_, keys): &(&str, &[&str])| keys.contains(&key);
-    sections.into_iter().filter(knows).map(|(name, _)| name).collect()
+    let inputs_once = crate::reference::sections().filter(|(name, _)| *name != "eval_input");
+    inputs_once.filter(|(_, section)| section.key(key).is_some()).map(|(name, _)| name).collect()
 }

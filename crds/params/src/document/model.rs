@@ -1,101 +1,111 @@
 //! `model`.
 
 use super::InitializerSetting;
+use crate::keywords::{
+    ATTENTION_MODULES, ATTENTION_TYPES, FAMILIES, HALF_TYPES, INITIALIZERS, LOSS_SCALINGS, NONLINEARITIES, NORMS,
+    POSITION_EMBEDDINGS,
+};
+use crate::reference::facts::{default, default_from, otherwise, required};
 use crate::yaml::section;
 
 section! {
     /// A GPT-2 or GPT-3 model.
     pub struct ModelParams {
-        /// `gpt2` (the default) or `gpt3`: the same architecture, told apart in reports.
-        name: String,
-        /// Number of different tokens; 50,257 for GPT-2's encoding, 256 for bytes.
-        vocab_size: u64,
+        /// Family of the model, which is named in reports; both families have the same architecture.
+        name: String = default("gpt2").one_of(&FAMILIES),
+        /// Number of different tokens: 50,257 for GPT-2's encoding, 256 for bytes.
+        vocab_size: u64 = required(),
         /// Width of the residual stream.
-        hidden_size: u64,
+        hidden_size: u64 = required(),
         /// Number of decoder blocks.
-        num_hidden_layers: u64,
-        /// Attention heads; must divide `hidden_size`.
-        num_heads: u64,
-        /// Width of the feed-forward network; four times `hidden_size` by default.
-        filter_size: u64,
-        /// Longest sequence the position embedding covers; 1,024 by default.
-        max_position_embeddings: u64,
-        /// Whether positions are embedded at all; true by default.
-        use_position_embedding: bool,
-        /// `learned`, the only kind for now.
-        position_embedding_type: String,
-        /// Whether the output layer uses the token embedding's weights; true by default.
-        share_embedding_weights: bool,
-        /// Whether the embedding is normalised; must be false for now.
-        embedding_layer_norm: bool,
-        /// Dropout of the residual branches; 0.1 by default.
-        dropout_rate: f64,
-        /// Dropout of the embedding; `dropout_rate` by default.
-        embedding_dropout_rate: f64,
-        /// Dropout of the attention weights; `dropout_rate` by default.
-        attention_dropout_rate: f64,
-        /// Added to the variance in layer normalisation; 1e-5 by default.
-        layer_norm_epsilon: f64,
-        /// `layernorm`, the only kind for now.
-        norm_type: String,
-        /// Whether blocks normalise their input (true, the default) or their output; must be true for now.
-        norm_first: bool,
-        /// `scaled_dot_product` (the default) or `dot_product`.
-        attention_type: String,
-        /// `aiayn_attention`, ordinary multi-head attention, the only kind for now.
-        attention_module: String,
-        /// Whether the query, key and value projections have biases; true by default.
-        use_projection_bias_in_attention: bool,
-        /// Whether the attention's output projection has a bias; true by default.
-        use_ffn_bias_in_attention: bool,
-        /// Activation of the feed-forward network: `gelu` (exact, the default), `gelu_new` or `gelu_fast` (by tanh).
-        nonlinearity: String,
-        /// Whether the feed-forward layers have biases; true by default.
-        use_ffn_bias: bool,
-        /// Whether there is dropout after the activation; must be false for now.
-        use_ff_layer1_dropout: bool,
-        /// Whether the output layer has a bias; false by default.
-        use_bias_in_output: bool,
-        /// Standard deviation of the default initializers; 0.02 by default.
-        initializer_range: f64,
-        /// Initial values of token and position embeddings; truncated normal of `initializer_range` by default. A name, or a
-        /// mapping of `name` (`normal`, `truncated_normal`, `uniform`, `constant`, `zeros` or `ones`) and its arguments:
-        /// `mean`, `std`, `a`, `b`, `val`.
-        embedding_initializer: InitializerSetting,
-        /// Initial values of projections and the first feed-forward layer, written as the embeddings' and the same by
-        /// default.
-        initializer: InitializerSetting,
-        /// Initial values of the layers that write into the residual stream; truncated normal of `initializer_range`
-        /// over the square root of twice the number of layers by default. Written as the embeddings'.
-        output_layer_initializer: InitializerSetting,
-        /// What the summed loss is divided by: `num_tokens` (the default) or `batch_size`.
-        loss_scaling: String,
-        /// Factor on the loss; one over the sequence length makes `batch_size` scaling a mean over tokens. 1 by default.
-        loss_weight: f64,
-        /// Whether weights travel and multiply as 16-bit numbers, with f32 sums and master weights; false by default.
-        mixed_precision: bool,
-        /// Whether the 16-bit type is bfloat16; fp16 is taken as bfloat16.
-        use_bfloat16: bool,
-        /// The 16-bit type by name: `bfloat16`, `float16` or `cbfloat16`; all are taken as bfloat16.
-        fp16_type: String,
-        /// Whether evaluation reports perplexity and accuracy beside the loss; true by default.
-        compute_eval_metrics: bool,
+        num_hidden_layers: u64 = required(),
+        /// Number of attention heads; must divide `hidden_size`.
+        num_heads: u64 = required(),
+        /// Width of the feed-forward network.
+        filter_size: u64 = otherwise("4 times `hidden_size`"),
+        /// Length of the longest sequence that the position embedding covers, in tokens.
+        max_position_embeddings: u64 = default("1024"),
+        /// Whether positions are embedded.
+        use_position_embedding: bool = default("true"),
+        /// Kind of position embedding.
+        position_embedding_type: String = default("learned").one_of(&POSITION_EMBEDDINGS),
+        /// Whether the output layer uses the weights of the token embedding.
+        share_embedding_weights: bool = default("true"),
+        /// Whether the embedding is normalized.
+        embedding_layer_norm: bool = default("false").fixed(),
+        /// Dropout rate of the residual branches.
+        dropout_rate: f64 = default("0.1"),
+        /// Dropout rate of the embedding.
+        embedding_dropout_rate: f64 = default_from("model.dropout_rate"),
+        /// Dropout rate of the attention weights.
+        attention_dropout_rate: f64 = default_from("model.dropout_rate"),
+        /// Number added to the variance in layer normalization.
+        layer_norm_epsilon: f64 = default("1e-5"),
+        /// Kind of normalization.
+        norm_type: String = default("layernorm").one_of(&NORMS),
+        /// Whether blocks normalize their input instead of their output.
+        norm_first: bool = default("true").fixed(),
+        /// Whether products of queries and keys are divided by the square root of the head's width.
+        attention_type: String = default("scaled_dot_product").one_of(&ATTENTION_TYPES),
+        /// Attention module; `aiayn_attention` is ordinary multi-head attention.
+        attention_module: String = default("aiayn_attention").one_of(&ATTENTION_MODULES),
+        /// Whether the query, key and value projections have biases.
+        use_projection_bias_in_attention: bool = default("true"),
+        /// Whether the output projection of the attention has a bias.
+        use_ffn_bias_in_attention: bool = default("true"),
+        /// Activation function of the feed-forward network; `gelu` is exact, `gelu_new` and `gelu_fast` are its
+        /// approximation by tanh.
+        nonlinearity: String = default("gelu").one_of(&NONLINEARITIES),
+        /// Whether the feed-forward layers have biases.
+        use_ffn_bias: bool = default("true"),
+        /// Whether there is dropout after the activation function.
+        use_ff_layer1_dropout: bool = default("false").fixed(),
+        /// Whether the output layer has a bias.
+        use_bias_in_output: bool = default("false"),
+        /// Standard deviation of the default initializers.
+        initializer_range: f64 = default("0.02"),
+        /// Initial values of the token and position embeddings: an initializer's name, or a mapping with its name and
+        /// arguments.
+        embedding_initializer: InitializerSetting = otherwise(
+            "`truncated_normal` with `initializer_range` as `std`",
+        ).one_of(&INITIALIZERS),
+        /// Initial values of the query, key and value projections and of the first feed-forward layer.
+        initializer: InitializerSetting = otherwise(
+            "`truncated_normal` with `initializer_range` as `std`",
+        ).one_of(&INITIALIZERS),
+        /// Initial values of the layers that add to the residual stream.
+        output_layer_initializer: InitializerSetting = otherwise(
+            "`truncated_normal` with `initializer_range` / sqrt(2 `num_hidden_layers`) as `std`",
+        ).one_of(&INITIALIZERS),
+        /// Divisor of the summed loss: the number of labelled tokens in the batch, or its number of samples.
+        loss_scaling: String = default("num_tokens").one_of(&LOSS_SCALINGS),
+        /// Factor of the loss; with `loss_scaling: batch_size`, one over the sequence length makes the loss a mean over
+        /// tokens. Any other number than 1 implies `batch_size`.
+        loss_weight: f64 = default("1"),
+        /// Whether weights are sent and multiplied as 16-bit numbers; sums and master weights remain 32-bit.
+        mixed_precision: bool = default("false"),
+        /// Whether the 16-bit type is bfloat16; fp16 is replaced by bfloat16.
+        use_bfloat16: bool = default("false"),
+        /// Name of the 16-bit type; all types are replaced by bfloat16.
+        fp16_type: String = otherwise("the type that `use_bfloat16` selects").one_of(&HALF_TYPES),
+        /// Whether evaluation reports perplexity and accuracy in addition to the loss.
+        compute_eval_metrics: bool = default("true"),
     }
-    without_effect {
-        /// Trade of precision for speed on the real machine.
+    ignored {
+        /// Trade-off between precision and speed on the real machine.
         precision_opt_level: u64,
-        /// Whether the softmax is computed in f32; it always is.
+        /// Whether the softmax is computed in f32; Millrace always does so.
         attention_softmax_fp32: bool,
-        /// Which attention kernel the real compiler picks.
+        /// Attention kernel that the real compiler chooses.
         attention_kernel: String,
         /// Casts at the boundary of the real machine.
         boundary_casting: bool,
         /// Summaries of an older release.
         tf_summary: bool,
-        /// Whether several systems may work together; they always may.
+        /// Whether several systems may work together; on Millrace they always may.
         allow_multireplica: bool,
     }
-    not_yet {
+    unsupported {
         "rotary_dim" => "use position_embedding_type: learned",
         "rope_theta" => "use position_embedding_type: learned",
         "pos_scaling_factor" => "use position_embedding_type: learned",
@@ -119,22 +129,22 @@ section! {
         "use_untied_layer_norm" => "leave it out",
         "dtype" => "use mixed_precision",
         "lora_params" => "leave it out to train all weights",
-        "mup_base_hidden_size" => "leave it out for the standard parametrisation",
-        "mup_base_filter_size" => "leave it out for the standard parametrisation",
-        "embeddings_scale" => "leave it out for the standard parametrisation",
-        "scale_qk_dot_by_d" => "leave it out for the standard parametrisation",
-        "attention_logits_alpha" => "leave it out for the standard parametrisation",
-        "output_logits_alpha" => "leave it out for the standard parametrisation",
-        "output_logits_scale" => "leave it out for the standard parametrisation",
-        "scale_output_logits_by_d" => "leave it out for the standard parametrisation",
-        "lr_adjustment_groups" => "leave it out for the standard parametrisation",
+        "mup_base_hidden_size" => "leave it out for the standard parametrization",
+        "mup_base_filter_size" => "leave it out for the standard parametrization",
+        "embeddings_scale" => "leave it out for the standard parametrization",
+        "scale_qk_dot_by_d" => "leave it out for the standard parametrization",
+        "attention_logits_alpha" => "leave it out for the standard parametrization",
+        "output_logits_alpha" => "leave it out for the standard parametrization",
+        "output_logits_scale" => "leave it out for the standard parametrization",
+        "scale_output_logits_by_d" => "leave it out for the standard parametrization",
+        "lr_adjustment_groups" => "leave it out for the standard parametrization",
         "label_smoothing" => "leave it out",
         "z_loss_eps" => "leave it out",
-        "start_token" => "leave it out; inference is no part of a training job",
-        "stop_sequences" => "leave it out; inference is no part of a training job",
-        "temperature" => "leave it out; inference is no part of a training job",
-        "top_k" => "leave it out; inference is no part of a training job",
-        "top_p" => "leave it out; inference is no part of a training job",
-        "max_tokens" => "leave it out; inference is no part of a training job",
+        "start_token" => "leave it out; a training job does no inference",
+        "stop_sequences" => "leave it out; a training job does no inference",
+        "temperature" => "leave it out; a training job does no inference",
+        "top_k" => "leave it out; a training job does no inference",
+        "top_p" => "leave it out; a training job does no inference",
+        "max_tokens" => "leave it out; a training job does no inference",
     }
 }

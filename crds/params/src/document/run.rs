@@ -1,89 +1,92 @@
 //! `runconfig`.
 
 use super::OneOrMany;
+use crate::keywords::{LOG_LEVELS, MODES};
+use crate::reference::facts::{alias_of, default, default_from, otherwise, required_if};
 use crate::yaml::section;
 
 section! {
-    /// How long, how often, where, and on how many systems.
+    /// Length, intervals, directories and systems of the run.
     pub struct RunParams {
-        /// `train` (the default), `eval`, `train_and_eval` or `eval_all`.
-        mode: String,
-        /// Directory of checkpoints, logs and metrics; `./model_dir` by default.
-        model_dir: String,
-        /// Directory of TensorBoard's event files; `model_dir` by default.
-        summary_dir: String,
-        /// The step to train to, counted from step 0 of the first run.
-        max_steps: u64,
-        /// How many times the training data are gone through, from step 0 of the first run; beside `max_steps`,
-        /// whichever ends first. A last batch that would have samples of a further epoch is left out.
-        max_epochs: u64,
-        /// Another spelling of `max_epochs`.
-        num_epochs: u64,
-        /// Batches of an evaluation; the whole of `eval_input` by default.
-        eval_steps: u64,
-        /// Steps between evaluations in mode `train_and_eval`; `checkpoint_steps` by default, and always the last step.
-        eval_frequency: u64,
-        /// Steps between checkpoints; 0, the default, saves only the last step.
-        checkpoint_steps: u64,
+        /// Activity of the run: train, evaluate one checkpoint, train and evaluate, or evaluate every checkpoint.
+        mode: String = default("train").one_of(&MODES),
+        /// Directory of checkpoints, logs and metrics.
+        model_dir: String = default("./model_dir"),
+        /// Directory of TensorBoard's event files.
+        summary_dir: String = default_from("runconfig.model_dir"),
+        /// Step to train to, counted from step 0 of the first run.
+        max_steps: u64 = required_if("the mode trains and `max_epochs` is omitted"),
+        /// Number of passes over the training data, counted from step 0 of the first run. If `max_steps` is given too,
+        /// the run stops at the first of the two ends. A last batch that would contain samples of a further epoch is
+        /// left out.
+        max_epochs: u64 = otherwise("no limit"),
+        /// Other spelling of `max_epochs`.
+        num_epochs: u64 = alias_of("max_epochs"),
+        /// Number of batches in an evaluation.
+        eval_steps: u64 = otherwise("all batches of `eval_input`"),
+        /// Number of steps between evaluations in mode `train_and_eval`; the last step is always evaluated.
+        eval_frequency: u64 = otherwise("the value of `checkpoint_steps`, or only the last step if that is 0"),
+        /// Number of steps between checkpoints; with 0, only the last step is saved.
+        checkpoint_steps: u64 = default("0"),
         /// Older spelling of `checkpoint_steps`.
-        save_checkpoint_steps: u64,
+        save_checkpoint_steps: u64 = alias_of("checkpoint_steps"),
         /// Oldest spelling of `checkpoint_steps`.
-        save_checkpoints_steps: u64,
-        /// Seconds of training after which a recovery checkpoint is written, whatever the step; 600 by default, 0 for
-        /// none. Only the newest one is kept, and only until another checkpoint is written.
-        checkpoint_seconds: u64,
-        /// How many checkpoints are kept, the newest ones; all by default. A recovery checkpoint is not counted.
-        max_checkpoints: u64,
+        save_checkpoints_steps: u64 = alias_of("checkpoint_steps"),
+        /// Number of seconds of training after which a recovery checkpoint is written; 0 for none. Only the newest
+        /// recovery checkpoint is kept, and only until another checkpoint is written.
+        checkpoint_seconds: u64 = default("600"),
+        /// Number of newest checkpoints that are kept, without recovery checkpoints.
+        max_checkpoints: u64 = otherwise("all"),
         /// Older spelling of `max_checkpoints`.
-        keep_checkpoint_max: u64,
-        /// Whether step 0 is saved too; false by default.
-        save_initial_checkpoint: bool,
-        /// Whether the newest checkpoint of `model_dir` is loaded when no path is given; true by default.
-        autoload_last_checkpoint: bool,
-        /// The checkpoint to start from.
-        checkpoint_path: String,
-        /// Which states of it are loaded: `all` (the default) or a comma-separated list of `model`, `optimizer`,
+        keep_checkpoint_max: u64 = alias_of("max_checkpoints"),
+        /// Whether step 0 is saved too.
+        save_initial_checkpoint: bool = default("false"),
+        /// Whether the run starts from the newest checkpoint of `model_dir` if `checkpoint_path` is omitted.
+        autoload_last_checkpoint: bool = default("true"),
+        /// Checkpoint to start from.
+        checkpoint_path: String = otherwise("none, see `autoload_last_checkpoint`"),
+        /// States of the checkpoint that are loaded: `all`, or a comma-separated list of `model`, `optimizer`,
         /// `dataloader`, `lr_scheduler`, `global_step` and `grad_scaler`.
-        load_checkpoint_states: String,
-        /// Whether a checkpoint may lack some of the model's tensors; false by default.
-        disable_strict_checkpoint_loading: bool,
-        /// Steps between progress lines; `save_summary_steps` by default, or 1.
-        log_steps: u64,
-        /// Steps between points in TensorBoard; `log_steps` by default.
-        save_summary_steps: u64,
-        /// Level of the logs: DEBUG, VERBOSE, INFO, WARNING or ERROR; INFO by default.
-        logging: String,
-        /// Seed of initial weights, dropout and, without one of its own, the order of samples; 1 by default.
-        seed: u64,
-        /// Whether a loss that is not finite ends the run; true by default.
-        check_loss_values: bool,
-        /// How many systems to use; 1 by default.
-        num_csx: u64,
-        /// Most MemoryX shards to use; 0, the default, for the appliance's choice.
-        num_wgt_servers: u64,
-        /// Most activation servers of a system; 0, the default, for the appliance's choice.
-        num_act_servers: u64,
-        /// Whether to stop after compiling; false by default.
-        compile_only: bool,
-        /// Whether to stop after checking; false by default.
-        validate_only: bool,
-        /// Labels of the job, each `key=value`.
-        job_labels: OneOrMany,
+        load_checkpoint_states: String = default("all"),
+        /// Whether the checkpoint may lack some of the model's tensors.
+        disable_strict_checkpoint_loading: bool = default("false"),
+        /// Number of steps between progress lines.
+        log_steps: u64 = otherwise("the value of `save_summary_steps`, or 1"),
+        /// Number of steps between points in TensorBoard.
+        save_summary_steps: u64 = default_from("runconfig.log_steps"),
+        /// Level of the logs.
+        logging: String = default("INFO").one_of(&LOG_LEVELS),
+        /// Seed of initial weights, dropout and, if the input has no seed, the order of samples.
+        seed: u64 = default("1"),
+        /// Whether the run ends if the loss is not finite.
+        check_loss_values: bool = default("true"),
+        /// Number of systems.
+        num_csx: u64 = default("1"),
+        /// Maximum number of MemoryX shards; with 0, the appliance chooses.
+        num_wgt_servers: u64 = default("0"),
+        /// Maximum number of activation servers of a system; with 0, the appliance chooses.
+        num_act_servers: u64 = default("0"),
+        /// Whether to stop after compiling.
+        compile_only: bool = default("false"),
+        /// Whether to stop after checking.
+        validate_only: bool = default("false"),
+        /// Labels of the job, each as `key=value`.
+        job_labels: OneOrMany = otherwise("no labels"),
     }
-    without_effect {
-        /// The device; Millrace emulates CSX on whatever it runs on.
+    ignored {
+        /// Device; Millrace emulates CSX systems on any machine.
         target_device: String,
-        /// Bucket in the cluster's queue; a TrainJob's priority class says it.
+        /// Priority in the cluster's queue; a TrainJob has a priority class instead.
         job_priority: String,
-        /// Wall-clock limit; a TrainJob's deadlines say it.
+        /// Time limit in seconds; a TrainJob has deadlines instead.
         job_time_sec: u64,
-        /// Paths mounted into worker pods; a TrainJob's volumes say it.
+        /// Paths to mount into worker pods; a TrainJob has volumes instead.
         mount_dirs: OneOrMany,
-        /// Further Python paths of worker pods.
+        /// Additional Python paths of worker pods.
         python_paths: OneOrMany,
-        /// Input worker pods of a system.
+        /// Number of input worker pods of a system.
         num_workers_per_csx: u64,
-        /// Processes that transfer tensors.
+        /// Number of processes that transfer tensors.
         transfer_processes: u64,
         /// Directory of the real compiler's cache.
         compile_dir: String,
@@ -95,43 +98,43 @@ section! {
         credentials_path: String,
         /// Image of the real appliance.
         cbcore_image: String,
-        /// Knobs of the real server.
+        /// Debugging settings of the real server.
         debug_args: serde_json::Value,
-        /// File of such knobs.
+        /// File with debugging settings of the real server.
         debug_args_path: String,
-        /// Knobs of the real server.
+        /// Settings of the real server.
         ini: serde_json::Value,
-        /// Fabrics not to use.
+        /// Fabrics that may not be used.
         fabric_type_blacklist: OneOrMany,
         /// Whether client and server may differ in version.
         disable_version_check: bool,
-        /// Memory of the coordinator while it compiles.
+        /// Memory of the coordinator while it compiles, in GiB.
         compile_crd_memory_gi: i64,
-        /// Memory of the coordinator while it runs.
+        /// Memory of the coordinator while it runs, in GiB.
         execute_crd_memory_gi: i64,
-        /// Memory of input workers.
+        /// Memory of input workers, in GiB.
         wrk_memory_gi: i64,
-        /// Memory of activation servers.
+        /// Memory of activation servers, in GiB.
         act_memory_gi: i64,
-        /// Memory of command servers.
+        /// Memory of command servers, in GiB.
         cmd_memory_gi: i64,
-        /// Memory of weight servers.
+        /// Memory of weight servers, in GiB.
         wgt_memory_gi: i64,
-        /// Memory of the chief.
+        /// Memory of the chief, in GiB.
         chf_memory_gi: i64,
-        /// Data parallelism of GPU runs.
+        /// Whether GPU runs are data-parallel.
         enable_distributed: bool,
-        /// Rendezvous of GPU runs.
+        /// Address at which the processes of a GPU run meet.
         dist_addr: String,
-        /// Backend of GPU runs.
+        /// Communication backend of GPU runs.
         dist_backend: String,
-        /// Initialisation of GPU runs.
+        /// Initialization method of GPU runs.
         init_method: String,
         /// Main process of GPU runs.
         main_process_id: u64,
-        /// Trade of precision for speed on the real machine.
+        /// Trade-off between precision and speed on the real machine.
         precision_opt_level: u64,
-        /// Gradient accumulation on the real machine; leaves do it here.
+        /// Whether the real machine accumulates gradients; Millrace divides batches into leaves.
         use_cs_grad_accum: bool,
         /// Data path of an older release.
         use_appliance_data: bool,
@@ -141,27 +144,27 @@ section! {
         skip_train_recv_activations: bool,
         /// Levels of the cluster's own logs.
         wsc_log_level: OneOrMany,
-        /// Whether logging announces itself.
+        /// Whether the initialization of logging is logged.
         log_initialization: bool,
-        /// Whether input batches are summarised.
+        /// Whether summaries of input batches are logged.
         log_input_summaries: bool,
-        /// Layout of event directories of an older release.
+        /// Whether event directories have the layout of an older release.
         legacy_event_dirs: bool,
-        /// How weights are initialised on the real machine.
+        /// Whether the real machine initializes weights lazily.
         lazy_initialization: bool,
-        /// Whether data is dropped for tests of speed.
+        /// Whether data is dropped to measure speed.
         drop_data: bool,
-        /// Whether each step is traced anew.
+        /// Whether each step is traced again.
         retrace_every_iteration: bool,
-        /// Batch norm over devices; GPTs have none.
+        /// Whether batch norms are synchronized over devices; a GPT has none.
         sync_batchnorm: bool,
-        /// Cache of Hugging Face data sets.
+        /// Directory of the cache of Hugging Face data sets.
         hf_cache_dir: String,
-        /// Whether activations are sent only at some steps.
+        /// Whether activations are sent at some steps only.
         enable_act_frequency: bool,
         /// Variant of an older release.
         variant: String,
-        /// Whether losses are saved; they always are.
+        /// Whether losses are saved; Millrace always saves them.
         save_losses: bool,
         /// Logging interval of an older release.
         log_step_count_steps: u64,
@@ -179,12 +182,12 @@ section! {
         service_dir: String,
         /// Compiler policy of the real machine.
         autogen_policy: String,
-        /// Execution strategy of an older release; it is always weight streaming.
+        /// Execution strategy of an older release; Millrace always streams weights.
         execution_strategy: String,
         /// Interface of an older release.
         experimental_api: bool,
     }
-    not_yet {
+    unsupported {
         "num_steps" => "set max_steps, the step to train to",
         "steps_per_epoch" => "set max_steps, the step to train to, or max_epochs",
         "is_pretrained_checkpoint" => "set load_checkpoint_states: model",

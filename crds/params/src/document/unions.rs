@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::ScheduleParams;
+use crate::keywords::{INITIALIZERS, MICRO_BATCH_RULES};
+use crate::reference::SectionReference;
+use crate::reference::facts::{default, otherwise, required};
 use crate::yaml::{FromNode, TreeReader, YamlNode, YamlValue, section};
 
 /// One string or a list of them.
@@ -27,12 +30,14 @@ impl OneOrMany {
 }
 
 impl FromNode for OneOrMany {
+    const TYPE: &'static str = "a string or a list of strings";
+
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         match &node.value {
             YamlValue::List(items) => reader.items(items).map(Self::Many),
             YamlValue::Scalar { .. } => reader.value(node).map(Self::One),
             YamlValue::Map(_) => {
-                reader.wrong_type(node, "a string or a list of strings");
+                reader.wrong_type(node, Self::TYPE);
                 None
             }
         }
@@ -53,6 +58,9 @@ pub enum LearningRateSetting {
 }
 
 impl FromNode for LearningRateSetting {
+    const TYPE: &'static str = "a number, a schedule or a list of schedules";
+    const SECTION: Option<&'static SectionReference> = Some(ScheduleParams::REFERENCE);
+
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         match &node.value {
             YamlValue::Map(_) => reader.value(node).map(|s| Self::Schedule(Box::new(s))),
@@ -77,14 +85,16 @@ pub enum MicroBatchSetting {
 }
 
 impl FromNode for MicroBatchSetting {
+    const TYPE: &'static str = "a whole number, auto or none";
+
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
-        let word = |text: &str| ["auto", "none", "explore"].contains(&text.to_lowercase().as_str());
+        let is_rule = |text: &str| MICRO_BATCH_RULES.get(text).is_some() || MICRO_BATCH_RULES.is_unsupported(text);
         match &node.value {
             YamlValue::Map(_) => reader.value(node).map(Self::Range),
-            YamlValue::Scalar { text, .. } if word(text) => Some(Self::Keyword(text.clone())),
+            YamlValue::Scalar { text, .. } if is_rule(text) => Some(Self::Keyword(text.clone())),
             YamlValue::Scalar { .. } => reader.value(node).map(Self::Samples),
             YamlValue::List(_) => {
-                reader.wrong_type(node, "a whole number, auto or none");
+                reader.wrong_type(node, Self::TYPE);
                 None
             }
         }
@@ -94,13 +104,13 @@ impl FromNode for MicroBatchSetting {
 section! {
     /// A range of micro-batch sizes to explore.
     pub struct MicroBatchRange {
-        /// The smallest size to try.
-        min: u64,
-        /// The largest size to try.
-        max: u64,
+        /// Smallest size to try.
+        min: u64 = required(),
+        /// Largest size to try.
+        max: u64 = required(),
     }
-    without_effect {}
-    not_yet {}
+    ignored {}
+    unsupported {}
 }
 
 /// How a tensor's initial values are drawn: a name alone, or a name with its arguments.
@@ -115,12 +125,15 @@ pub enum InitializerSetting {
 }
 
 impl FromNode for InitializerSetting {
+    const TYPE: &'static str = "an initializer's name or a mapping with its name";
+    const SECTION: Option<&'static SectionReference> = Some(InitializerParams::REFERENCE);
+
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         match &node.value {
             YamlValue::Map(_) => reader.value(node).map(Self::Detailed),
             YamlValue::Scalar { .. } => reader.value(node).map(Self::Name),
             YamlValue::List(_) => {
-                reader.wrong_type(node, "an initializer's name or a mapping with its name");
+                reader.wrong_type(node, Self::TYPE);
                 None
             }
         }
@@ -130,21 +143,21 @@ impl FromNode for InitializerSetting {
 section! {
     /// An initializer and its arguments.
     pub struct InitializerParams {
-        /// `normal`, `truncated_normal`, `uniform`, `constant`, `zeros` or `ones`.
-        name: String,
-        /// Mean of a normal distribution; 0 by default.
-        mean: f64,
-        /// Standard deviation of a normal distribution; 0.05 by default.
-        std: f64,
-        /// Lower bound: of `uniform` (-0.05 by default) or of `truncated_normal` (-2 std by default).
-        a: f64,
-        /// Upper bound: of `uniform` (0.05 by default) or of `truncated_normal` (2 std by default).
-        b: f64,
-        /// The value of `constant`; 0 by default.
-        val: f64,
+        /// Distribution of the initial values.
+        name: String = required().one_of(&INITIALIZERS),
+        /// Mean of `normal` or `truncated_normal`.
+        mean: f64 = default("0"),
+        /// Standard deviation of `normal` or `truncated_normal`.
+        std: f64 = default("0.05"),
+        /// Lower bound of `uniform` or `truncated_normal`.
+        a: f64 = otherwise("-0.05 for `uniform`, -2 `std` for `truncated_normal`"),
+        /// Upper bound of `uniform` or `truncated_normal`.
+        b: f64 = otherwise("0.05 for `uniform`, 2 `std` for `truncated_normal`"),
+        /// Value of `constant`.
+        val: f64 = default("0"),
     }
-    without_effect {}
-    not_yet {
+    ignored {}
+    unsupported {
         "gain" => "use normal or truncated_normal with an explicit std",
         "scale" => "use normal or truncated_normal with an explicit std",
         "mode" => "use normal or truncated_normal with an explicit std",

@@ -2,6 +2,7 @@
 //! does not hide the next. The job is built only if there was no problem.
 
 use crate::error::{ParamsProblem, ParamsProblemKind};
+use crate::keywords::Keywords;
 use crate::yaml::{LineNumbers, closest_match};
 
 /// Collects problems and notes while a document is resolved.
@@ -100,23 +101,16 @@ impl<'a> ResolveContext<'a> {
         }
     }
 
-    /// Looks up a word of `table`, ignoring case; `not_yet` has words of the zoo that are rejected by name.
-    pub(super) fn keyword<T: Copy>(
-        &mut self,
-        key: &str,
-        given: Option<&str>,
-        default: T,
-        table: &[(&str, T)],
-        not_yet: &[&str],
-    ) -> T {
+    /// Looks up a keyword, ignoring case; returns `default` if none is given or the given one is rejected.
+    pub(super) fn keyword<T: Copy>(&mut self, key: &str, given: Option<&str>, default: T, keywords: &Keywords<T>) -> T {
         let Some(given) = given else { return default };
-        if let Some((_, value)) = table.iter().find(|(word, _)| word.eq_ignore_ascii_case(given)) {
-            return *value;
+        if let Some(value) = keywords.get(given) {
+            return value;
         }
-        let known = table.iter().map(|(word, _)| *word);
+        let known = keywords.values.iter().map(|(keyword, _)| *keyword);
         let names: Vec<&str> = known.clone().collect();
         let use_one = format!("use {}", names.join(" or "));
-        if not_yet.iter().any(|word| word.eq_ignore_ascii_case(given)) {
+        if keywords.is_unsupported(given) {
             self.unsupported(key, given, use_one);
         } else {
             let hint = closest_match(given, known).map_or(use_one, |near| format!("did you mean {near}?"));

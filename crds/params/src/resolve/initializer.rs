@@ -3,33 +3,10 @@
 use super::check::ResolveContext;
 use crate::document::{InitializerParams, InitializerSetting, ModelParams};
 use crate::job::{InitializerSpec, Initializers};
-
-#[rustfmt::skip]
-const UNSUPPORTED_INITIALIZERS: &[&str] = &[
-    "eye", "xavier_normal", "xavier_uniform", "glorot_normal", "glorot_uniform", "kaiming_normal", "kaiming_uniform",
-    "variance_scaling", "lecun_normal", "lecun_uniform",
-];
+use crate::keywords::{INITIALIZERS, InitializerKind};
 
 /// Default of the standard deviation, and of half the width of a uniform distribution.
 const DEFAULT_STD: f64 = 0.05;
-
-#[derive(Clone, Copy)]
-enum InitializerKind {
-    Normal,
-    TruncatedNormal,
-    Uniform,
-    Constant,
-    Fixed(f64),
-}
-
-const INITIALIZERS: &[(&str, InitializerKind)] = &[
-    ("normal", InitializerKind::Normal),
-    ("truncated_normal", InitializerKind::TruncatedNormal),
-    ("uniform", InitializerKind::Uniform),
-    ("constant", InitializerKind::Constant),
-    ("zeros", InitializerKind::Fixed(0.0)),
-    ("ones", InitializerKind::Fixed(1.0)),
-];
 
 pub(super) fn resolve(check: &mut ResolveContext<'_>, p: &ModelParams, layers: usize) -> Initializers {
     let range = check.positive("model.initializer_range", p.initializer_range, 0.02);
@@ -58,8 +35,7 @@ fn initializer(check: &mut ResolveContext<'_>, key: &str, p: &InitializerParams)
         check.report_missing(&format!("{key}.name"), "name an initializer, as in name: truncated_normal");
         return InitializerSpec::Constant { val: 0.0 };
     }
-    let kind =
-        check.keyword(key, p.name.as_deref(), InitializerKind::TruncatedNormal, INITIALIZERS, UNSUPPORTED_INITIALIZERS);
+    let kind = check.keyword(key, p.name.as_deref(), InitializerKind::TruncatedNormal, &INITIALIZERS);
     refuse_foreign_arguments(check, key, p, kind);
     let mean = p.mean.unwrap_or(0.0);
     let std = check.non_negative(&format!("{key}.std"), p.std, DEFAULT_STD);

@@ -4,6 +4,7 @@ use super::check::ResolveContext;
 use super::source::source;
 use crate::document::{InputParams, MicroBatchSetting, Params};
 use crate::job::{DataSource, InputSpec, ModelSpec, RunSpec, Split};
+use crate::keywords::{MICRO_BATCH_RULES, MicroBatchRule, SPLIT_NAMES, SplitName};
 
 /// Maximum number of samples, so that products with the sequence length can't overflow.
 const MAX_BATCH_SAMPLES: usize = 1 << 24;
@@ -165,8 +166,10 @@ fn micro_batch_size(check: &mut ResolveContext<'_>, s: &InputSection<'_>, batch_
             bound.min(most)
         }
         Some(MicroBatchSetting::Keyword(word)) => {
-            let table = &[("auto", auto), ("none", batch_size)];
-            check.keyword(&key, Some(word), auto, table, &["explore"])
+            match check.keyword(&key, Some(word), MicroBatchRule::Auto, &MICRO_BATCH_RULES) {
+                MicroBatchRule::Auto => auto,
+                MicroBatchRule::WholeBatch => batch_size,
+            }
         }
         Some(MicroBatchSetting::Range(_)) => {
             check.unsupported(&key, "a range to explore", "give a number, auto or none");
@@ -202,20 +205,10 @@ fn fractions(
     [of_train.or(of_eval).or(synthetic); 2]
 }
 
-#[derive(Clone, Copy)]
-enum SplitName {
-    All,
-    Train,
-    Validation,
-}
-
-const SPLIT_NAMES: &[(&str, SplitName)] =
-    &[("all", SplitName::All), ("train", SplitName::Train), ("validation", SplitName::Validation)];
-
 /// Returns the part that an input reads: the given one, else `own` if a fraction is set, else all.
 fn split(check: &mut ResolveContext<'_>, s: &InputSection<'_>, fraction: Option<f64>, own: SplitName) -> Split {
     let default = if fraction.is_some() { own } else { SplitName::All };
-    let part = check.keyword(&s.key("split"), s.given.split.as_deref(), default, SPLIT_NAMES, &[]);
+    let part = check.keyword(&s.key("split"), s.given.split.as_deref(), default, &SPLIT_NAMES);
     if matches!(part, SplitName::All) {
         return Split::All {};
     }

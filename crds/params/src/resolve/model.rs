@@ -4,24 +4,15 @@ use super::check::ResolveContext;
 use super::initializer;
 use crate::document::ModelParams;
 use crate::job::{LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision};
+use crate::keywords::{
+    ATTENTION_MODULES, ATTENTION_TYPES, FAMILIES, HALF_TYPES, LOSS_SCALINGS, NONLINEARITIES, NORMS, POSITION_EMBEDDINGS,
+};
 
 /// Bounds far above any real model, so that products of these numbers can't overflow.
 const MAX_VOCABULARY: usize = 1 << 24;
 const MAX_WIDTH: usize = 1 << 20;
 const MAX_LAYERS: usize = 1 << 14;
 const MAX_POSITIONS: usize = 1 << 22;
-
-const UNSUPPORTED_POSITION_EMBEDDINGS: &[&str] = &["fixed", "relative", "rotary", "alibi"];
-const UNSUPPORTED_NORMS: &[&str] = &["rmsnorm", "biasless-layernorm", "group", "instance"];
-const UNSUPPORTED_ATTENTION: &[&str] = &["scaled_cosine"];
-const UNSUPPORTED_MODULES: &[&str] = &["multiquery_attention"];
-const NONLINEARITIES: &[(&str, Nonlinearity)] =
-    &[("gelu", Nonlinearity::Gelu), ("gelu_new", Nonlinearity::GeluTanh), ("gelu_fast", Nonlinearity::GeluTanh)];
-#[rustfmt::skip]
-const UNSUPPORTED_NONLINEARITIES: &[&str] = &[
-    "relu", "quick_gelu", "squared_gelu", "relu2", "silu", "swish", "tanh", "sigmoid", "linear", "liglu", "geglu",
-    "reglu", "swiglu", "leaky_relu",
-];
 
 pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&ModelParams>) -> ModelSpec {
     if given.is_none() {
@@ -44,7 +35,7 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&ModelParams
     let [dropout_rate, embedding_dropout_rate, attention_dropout_rate] = dropout(check, p);
     let (loss_scaling, loss_weight) = loss(check, p);
     ModelSpec {
-        family: check.keyword("model.name", p.name.as_deref(), ModelFamily::Gpt2, FAMILIES, &[]),
+        family: check.keyword("model.name", p.name.as_deref(), ModelFamily::Gpt2, &FAMILIES),
         vocab_size: sizes.vocab,
         hidden_size: sizes.hidden,
         num_hidden_layers: sizes.layers,
@@ -112,25 +103,23 @@ fn dropout(check: &mut ResolveContext<'_>, p: &ModelParams) -> [f64; 3] {
 
 fn attention_scale(check: &mut ResolveContext<'_>, p: &ModelParams, head_size: usize) -> f64 {
     let scaled = (head_size.max(1) as f64).sqrt().recip();
-    let table = &[("scaled_dot_product", scaled), ("dot_product", 1.0)];
-    check.keyword("model.attention_type", p.attention_type.as_deref(), scaled, table, UNSUPPORTED_ATTENTION)
+    let is_scaled = check.keyword("model.attention_type", p.attention_type.as_deref(), true, &ATTENTION_TYPES);
+    if is_scaled { scaled } else { 1.0 }
 }
 
 fn nonlinearity(check: &mut ResolveContext<'_>, p: &ModelParams) -> Nonlinearity {
     let given = p.nonlinearity.as_deref();
-    check.keyword("model.nonlinearity", given, Nonlinearity::Gelu, NONLINEARITIES, UNSUPPORTED_NONLINEARITIES)
+    check.keyword("model.nonlinearity", given, Nonlinearity::Gelu, &NONLINEARITIES)
 }
-
-const FAMILIES: &[(&str, ModelFamily)] = &[("gpt2", ModelFamily::Gpt2), ("gpt3", ModelFamily::Gpt3)];
 
 /// Checks the keys of which only one kind is supported.
 fn check_supported_kinds(check: &mut ResolveContext<'_>, p: &ModelParams) {
-    for (key, given, only, not_yet) in [
-        ("model.position_embedding_type", &p.position_embedding_type, "learned", UNSUPPORTED_POSITION_EMBEDDINGS),
-        ("model.norm_type", &p.norm_type, "layernorm", UNSUPPORTED_NORMS),
-        ("model.attention_module", &p.attention_module, "aiayn_attention", UNSUPPORTED_MODULES),
+    for (key, given, keywords) in [
+        ("model.position_embedding_type", &p.position_embedding_type, &POSITION_EMBEDDINGS),
+        ("model.norm_type", &p.norm_type, &NORMS),
+        ("model.attention_module", &p.attention_module, &ATTENTION_MODULES),
     ] {
-        check.keyword(key, given.as_deref(), (), &[(only, ())], not_yet);
+        check.keyword(key, given.as_deref(), (), keywords);
     }
     check.require_value("model.embedding_layer_norm", p.embedding_layer_norm, false);
     check.require_value("model.norm_first", p.norm_first, true);
@@ -138,8 +127,8 @@ fn check_supported_kinds(check: &mut ResolveContext<'_>, p: &ModelParams) {
 }
 
 fn loss(check: &mut ResolveContext<'_>, p: &ModelParams) -> (LossScaling, f64) {
-    let table = &[("num_tokens", LossScaling::NumTokens), ("batch_size", LossScaling::BatchSize)];
-    let scaling = check.keyword("model.loss_scaling", p.loss_scaling.as_deref(), LossScaling::NumTokens, table, &[]);
+    let scaling =
+        check.keyword("model.loss_scaling", p.loss_scaling.as_deref(), LossScaling::NumTokens, &LOSS_SCALINGS);
     let weight = check.positive("model.loss_weight", p.loss_weight, 1.0);
     if scaling == LossScaling::NumTokens && weight != 1.0 {
         check.note(format!(
@@ -151,8 +140,7 @@ fn loss(check: &mut ResolveContext<'_>, p: &ModelParams) -> (LossScaling, f64) {
 }
 
 fn precision(check: &mut ResolveContext<'_>, p: &ModelParams) -> Precision {
-    let table = &[("bfloat16", true), ("float16", false), ("cbfloat16", false), ("fp16", false), ("bf16", true)];
-    let by_name = p.fp16_type.as_deref().map(|name| check.keyword("model.fp16_type", Some(name), true, table, &[]));
+    let by_name = p.fp16_type.as_deref().map(|name| check.keyword("model.fp16_type", Some(name), true, &HALF_TYPES));
     if !p.mixed_precision.unwrap_or(false) {
         if p.use_bfloat16 == Some(true) {
             check.note("model.use_bfloat16 does nothing without mixed_precision: the model is trained in f32");

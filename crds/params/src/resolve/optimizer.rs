@@ -4,20 +4,7 @@ use super::check::ResolveContext;
 use super::schedule;
 use crate::document::OptimizerParams;
 use crate::job::{OptimizerKind, OptimizerSpec, Schedule};
-
-#[derive(Clone, Copy, PartialEq)]
-enum OptimizerName {
-    Adam,
-    AdamW,
-    Sgd,
-}
-
-const OPTIMIZERS: &[(&str, OptimizerName)] =
-    &[("AdamW", OptimizerName::AdamW), ("Adam", OptimizerName::Adam), ("SGD", OptimizerName::Sgd)];
-#[rustfmt::skip]
-const UNSUPPORTED_OPTIMIZERS: &[&str] = &[
-    "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "Lamb", "Lion", "NAdam", "RAdam", "RMSprop", "Rprop",
-];
+use crate::keywords::{OPTIMIZERS, OptimizerName};
 
 pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&OptimizerParams>) -> OptimizerSpec {
     let Some(p) = given else {
@@ -54,13 +41,8 @@ fn kind(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> OptimizerKind {
     if p.optimizer_type.is_none() {
         check.report_missing("optimizer.optimizer_type", "use AdamW, Adam or SGD");
     }
-    let kind = check.keyword(
-        "optimizer.optimizer_type",
-        p.optimizer_type.as_deref(),
-        OptimizerName::AdamW,
-        OPTIMIZERS,
-        UNSUPPORTED_OPTIMIZERS,
-    );
+    let kind =
+        check.keyword("optimizer.optimizer_type", p.optimizer_type.as_deref(), OptimizerName::AdamW, &OPTIMIZERS);
     let adam_only = [
         ("betas", p.betas.is_some()),
         ("beta1", p.beta1.is_some()),

@@ -7,20 +7,13 @@ use super::check::ResolveContext;
 use super::input::ResolvedInputs;
 use crate::document::RunParams;
 use crate::job::{CheckpointStates, DataSource, LogLevel, Mode, RunSpec, default_checkpoint_seconds};
+use crate::keywords::{LOG_LEVELS, MODES};
 
 /// Maximum number of systems, more than any appliance has.
 const MAX_SYSTEMS: usize = 1 << 16;
 
 /// A year.
 const MAX_CHECKPOINT_SECONDS: usize = 365 * 24 * 3600;
-
-const LOG_LEVELS: &[(&str, LogLevel)] = &[
-    ("DEBUG", LogLevel::Debug),
-    ("VERBOSE", LogLevel::Verbose),
-    ("INFO", LogLevel::Info),
-    ("WARNING", LogLevel::Warning),
-    ("ERROR", LogLevel::Error),
-];
 
 /// Returns the effective value with the name to report for it: the flag's if it was given, else the key's.
 fn flag_or_key<T: Clone>(
@@ -39,7 +32,7 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&RunParams>,
     let none = RunParams::default();
     let p = given.unwrap_or(&none);
     let (key, word) = flag_or_key("--mode", &over.mode, "runconfig.mode", &p.mode);
-    let mode = check.keyword(key, word.as_deref(), Mode::Train, Mode::NAMES, &[]);
+    let mode = check.keyword(key, word.as_deref(), Mode::Train, &MODES);
     let max_epochs = max_epochs(check, p).filter(|_| mode.trains());
     let max_steps = max_steps(check, p, over, mode);
     let checkpoint_steps = checkpoint_steps(check, p);
@@ -50,7 +43,7 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&RunParams>,
         flag_or_key("--checkpoint_path", &over.checkpoint_path, "runconfig.checkpoint_path", &p.checkpoint_path);
     let checkpoint_path = path(check, key, from);
     let (key, level) = flag_or_key("--logging", &over.logging, "runconfig.logging", &p.logging);
-    let logging = check.keyword(key, level.as_deref(), LogLevel::Info, LOG_LEVELS, &[]);
+    let logging = check.keyword(key, level.as_deref(), LogLevel::Info, &LOG_LEVELS);
     let (key, eval_steps) = flag_or_key("--eval_steps", &over.eval_steps, "runconfig.eval_steps", &p.eval_steps);
     let eval_steps = eval_steps.map(|steps| check.count(key, Some(steps), 1, usize::MAX) as u64);
     let every = if checkpoint_steps > 0 { checkpoint_steps } else { max_steps.max(1) };

@@ -3,31 +3,9 @@
 use super::check::ResolveContext;
 use crate::document::{LearningRateSetting, ScheduleParams};
 use crate::job::{Schedule, ScheduleSegment, ScheduleSegmentKind};
+use crate::keywords::{SCHEDULERS, ScheduleKind};
 
 const LEARNING_RATE_KEY: &str = "optimizer.learning_rate";
-
-#[derive(Clone, Copy, PartialEq)]
-enum ScheduleKind {
-    Constant,
-    Linear,
-    CosineDecay,
-}
-
-const SCHEDULERS: &[(&str, ScheduleKind)] = &[
-    ("Linear", ScheduleKind::Linear),
-    ("CosineDecay", ScheduleKind::CosineDecay),
-    ("Constant", ScheduleKind::Constant),
-    ("LinearLR", ScheduleKind::Linear),
-    ("CosineDecayLR", ScheduleKind::CosineDecay),
-    ("ConstantLR", ScheduleKind::Constant),
-    ("Polynomial", ScheduleKind::Linear),
-];
-#[rustfmt::skip]
-const UNSUPPORTED_SCHEDULERS: &[&str] = &[
-    "Exponential", "InverseExponentialTimeDecay", "InverseSquareRootDecay", "PiecewiseConstant", "MultiStep", "Step",
-    "CosineAnnealing", "CosineAnnealingWarmRestarts", "Lambda", "Multiplicative", "Chained", "Cyclic", "OneCycle",
-    "Sequential",
-];
 
 pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&LearningRateSetting>) -> Schedule {
     match given {
@@ -61,13 +39,7 @@ fn segment(check: &mut ResolveContext<'_>, at: &str, p: &ScheduleParams, last: b
     if p.scheduler.is_none() {
         check.report_missing(&of("scheduler"), "name a schedule, as in scheduler: Linear");
     }
-    let kind = check.keyword(
-        &of("scheduler"),
-        p.scheduler.as_deref(),
-        ScheduleKind::Constant,
-        SCHEDULERS,
-        UNSUPPORTED_SCHEDULERS,
-    );
+    let kind = check.keyword(&of("scheduler"), p.scheduler.as_deref(), ScheduleKind::Constant, &SCHEDULERS);
     check.require_value(&of("cycle"), p.cycle, false);
     if let Some(power) = p.power.filter(|power| *power != 1.0) {
         check.unsupported(&of("power"), &power.to_string(), "leave it out for a straight line");

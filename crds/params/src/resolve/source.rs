@@ -4,27 +4,10 @@ use super::check::ResolveContext;
 use super::input::InputSection;
 use crate::document::OneOrMany;
 use crate::job::{DataSource, ModelSpec, TokenizerName};
+use crate::keywords::{PROCESSORS, Processor, TOKENIZERS};
 
-const HDF5_REMEDY: &str = "use GptTextDataProcessor (UTF-8 text files), GptTokenDataProcessor (.bin files of u16 tokens) \
-                           or SyntheticDataProcessor";
-#[rustfmt::skip]
-const UNSUPPORTED_PROCESSORS: &[&str] = &[
-    "GptHDF5DataProcessor", "GptHDF5MapDataProcessor", "HuggingFaceDataProcessorEli5", "HuggingFaceIterableDataProcessorEli5",
-    "DummyDataProcessor", "DummyIterableDataProcessor", "InferenceDataProcessor", "RawDatasetProcessor",
-];
-
-#[derive(Clone, Copy, PartialEq)]
-enum Processor {
-    Text,
-    Tokens,
-    Synthetic,
-}
-
-const PROCESSORS: &[(&str, Processor)] = &[
-    ("GptTextDataProcessor", Processor::Text),
-    ("GptTokenDataProcessor", Processor::Tokens),
-    ("SyntheticDataProcessor", Processor::Synthetic),
-];
+const HDF5_REMEDY: &str = "use GptTextDataProcessor (UTF-8 text files), GptTokenDataProcessor \
+                           (.bin files of u16 tokens) or SyntheticDataProcessor";
 
 /// Returns the source of a section. An evaluation (`train` is given) takes its defaults from training.
 pub(super) fn source(
@@ -83,16 +66,15 @@ fn placeholder_source() -> DataSource {
 
 fn processor(check: &mut ResolveContext<'_>, s: &InputSection<'_>, name: &str) -> Option<Processor> {
     let key = s.key("data_processor");
-    let known = PROCESSORS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+    let known = PROCESSORS.get(name);
     if known.is_none() && name.to_ascii_lowercase().contains("hdf5") {
         check.unsupported(&key, name, HDF5_REMEDY);
         return None;
     }
-    let table: Vec<(&str, Option<Processor>)> = PROCESSORS.iter().map(|(name, p)| (*name, Some(*p))).collect();
-    check.keyword(&key, Some(name), None, &table, UNSUPPORTED_PROCESSORS)
+    // The value is used only if the name is known; otherwise a problem has been recorded.
+    check.keyword(&key, Some(name), Processor::Synthetic, &PROCESSORS);
+    known
 }
-
-const TOKENIZERS: &[(&str, TokenizerName)] = &[("gpt2", TokenizerName::Gpt2), ("bytes", TokenizerName::Bytes)];
 
 fn tokenizer(
     check: &mut ResolveContext<'_>,
@@ -110,7 +92,7 @@ fn tokenizer(
         _ => TokenizerName::Gpt2,
     };
     let key = s.key("tokenizer");
-    let tokenizer = check.keyword(&key, s.given.tokenizer.as_deref(), default, TOKENIZERS, &[]);
+    let tokenizer = check.keyword(&key, s.given.tokenizer.as_deref(), default, &TOKENIZERS);
     if tokenizer.vocab_size() > model.vocab_size {
         let (tokens, vocabulary) = (tokenizer.vocab_size(), model.vocab_size);
         let says = format!("is {vocabulary}, too small for the {tokens} tokens of {}'s tokenizer", s.name);
@@ -126,8 +108,7 @@ fn tokenizer(
 /// Checks that evaluation uses the tokenizer of training, because a model has one vocabulary.
 fn check_tokenizer(check: &mut ResolveContext<'_>, s: &InputSection<'_>, train: &DataSource) {
     let (Some(given), DataSource::Text { tokenizer, .. }) = (&s.given.tokenizer, train) else { return };
-    let other = TOKENIZERS.iter().find(|(name, _)| name.eq_ignore_ascii_case(given));
-    if other.is_none_or(|(_, other)| other != tokenizer) {
+    if TOKENIZERS.get(given) != Some(*tokenizer) {
         let says = format!("is \"{given}\", another one than train_input's");
         check.report_invalid(&s.key("tokenizer"), says, "leave it out");
     }

@@ -1,6 +1,6 @@
 //! A strict YAML reader: text to a tree with lines ([`tree`]), the tree to typed sections ([`read`]).
 //!
-//! * Nothing is dropped silently: every key is read, rejected, or listed as without effect.
+//! * Nothing is dropped silently: every key is read, rejected, or listed as ignored.
 //! * Every mistake has its line, and one reading finds all mistakes of a document.
 //! * `True`/`on` are booleans and `1e-8` is a number, as users of the public model zoo write them.
 
@@ -10,6 +10,8 @@ mod section;
 mod suggest;
 mod tree;
 
+#[cfg(feature = "schema")]
+pub(crate) use read::camel_case;
 pub(crate) use read::{FromNode, KeyStyle, LineNumbers, TreeReader, read_document, read_tree};
 pub(crate) use section::{ParamsSection, section};
 pub(crate) use suggest::closest_match;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::scalar::{ScalarKind, classify_scalar, parse_yaml11_bool};
 use super::tree::{MapEntry, YamlNode, YamlValue, parse};
 use crate::error::{ParamsError, ParamsProblem, ParamsProblemKind};
+use crate::reference::SectionReference;
 use crate::yaml::closest_match;
 
 /// Lines by key path (`model.hidden_size`): kept with the document so that later checks can report the line.
@@ -63,6 +64,11 @@ pub(crate) fn read_tree<T: FromNode + Default>(
 
 /// A type that can be read from a node. `None` means that a problem has been recorded.
 pub(crate) trait FromNode: Sized {
+    /// Description of the type, to complete a sentence that begins with "must be".
+    const TYPE: &'static str;
+    /// The section that a value is, or may be.
+    const SECTION: Option<&'static SectionReference> = None;
+
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self>;
 }
 
@@ -145,11 +151,11 @@ impl TreeReader {
         Some(unique)
     }
 
-    /// Records a key that the section does not have. `not_yet` has the keys of the zoo that are rejected by name; they
-    /// are accepted with a null, which requests nothing.
-    pub(crate) fn unknown(&mut self, entry: &MapEntry, keys: &[&str], not_yet: &[(&str, &str)]) {
+    /// Records a key that the section does not have. Unsupported keys of the public model zoo are accepted with a null,
+    /// which requests nothing.
+    pub(crate) fn unknown(&mut self, entry: &MapEntry, section: &SectionReference) {
         let key = entry.key.as_str();
-        if let Some((_, remedy)) = not_yet.iter().find(|(name, _)| *name == key) {
+        if let Some((_, remedy)) = section.unsupported.iter().find(|(name, _)| *name == key) {
             if !entry.value.is_null() {
                 let (says, hint) = ("is not supported yet".into(), Some((*remedy).to_owned()));
                 self.problem(ParamsProblemKind::NotSupported, entry.line, key, says, hint);
@@ -157,7 +163,7 @@ impl TreeReader {
             return;
         }
         let sections_with_key = (self.dialect.sections_with_key)(key);
-        let keys: Vec<Cow<'_, str>> = keys.iter().map(|k| self.spell_key(k)).collect();
+        let keys: Vec<Cow<'_, str>> = section.keys.iter().map(|key| self.spell_key(key.name)).collect();
         let hint = match (closest_match(key, keys.iter().map(AsRef::as_ref)), sections_with_key.first()) {
             (_, Some(_)) => format!("it belongs in {}", sections_with_key.join(" or ")),
             (Some(near), None) => format!("did you mean {near}?"),
@@ -210,7 +216,8 @@ fn snake_case(key: &str) -> String {
         .collect()
 }
 
-fn camel_case(key: &str) -> String {
+/// Converts a key from snake case to camel case.
+pub(crate) fn camel_case(key: &str) -> String {
     let mut words = key.split('_');
     let mut camel = words.next().unwrap_or_default().to_owned();
     for word in words {
@@ -247,13 +254,15 @@ fn truncate(text: &str) -> String {
 }
 
 impl FromNode for bool {
+    const TYPE: &'static str = "true or false";
+
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         let value = match &node.value {
             YamlValue::Scalar { text, plain: true } => parse_yaml11_bool(text),
             _ => None,
         };
         if value.is_none() {
-            reader.wrong_type(node, "true or false");
+            reader.wrong_type(node, Self::TYPE);
         }
         value
     }
@@ -267,36 +276,42 @@ fn plain_of(node: &YamlNode) -> ScalarKind {
 }
 
 impl FromNode for u64 {
+    const TYPE: &'static str = "a whole number, zero or more";
+
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         if let ScalarKind::Int(int) = plain_of(node)
             && let Ok(int) = u64::try_from(int)
         {
             return Some(int);
         }
-        reader.wrong_type(node, "a whole number, zero or more");
+        reader.wrong_type(node, Self::TYPE);
         None
     }
 }
 
 impl FromNode for i64 {
+    const TYPE: &'static str = "a whole number";
+
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         if let ScalarKind::Int(int) = plain_of(node)
             && let Ok(int) = i64::try_from(int)
         {
             return Some(int);
         }
-        reader.wrong_type(node, "a whole number");
+        reader.wrong_type(node, Self::TYPE);
         None
     }
 }
 
 impl FromNode for f64 {
+    const TYPE: &'static str = "a finite number";
+
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         match plain_of(node) {
             ScalarKind::Int(int) => Some(int as f64),
             ScalarKind::Float(float) if float.is_finite() => Some(float),
             _ => {
-                reader.wrong_type(node, "a finite number");
+                reader.wrong_type(node, Self::TYPE);
                 None
             }
         }
@@ -304,23 +319,27 @@ impl FromNode for f64 {
 }
 
 impl FromNode for String {
+    const TYPE: &'static str = "a string";
+
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         match &node.value {
             YamlValue::Scalar { text, .. } if plain_of(node) == ScalarKind::Text => Some(text.clone()),
             _ => {
-                reader.wrong_type(node, "a string");
+                reader.wrong_type(node, Self::TYPE);
                 None
             }
         }
     }
 }
 
-impl<T: FromNode> FromNode for Vec<T> {
+impl FromNode for Vec<f64> {
+    const TYPE: &'static str = "a list of numbers";
+
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         match &node.value {
             YamlValue::List(items) => reader.items(items),
             _ => {
-                reader.wrong_type(node, "a list");
+                reader.wrong_type(node, Self::TYPE);
                 None
             }
         }
@@ -328,6 +347,8 @@ impl<T: FromNode> FromNode for Vec<T> {
 }
 
 impl FromNode for serde_json::Value {
+    const TYPE: &'static str = "any value";
+
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         Some(match &node.value {
             YamlValue::List(items) => Self::Array(reader.items(items)?),

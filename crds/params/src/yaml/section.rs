@@ -1,42 +1,60 @@
-//! `section!`: one table per section of a document. It generates the serde type, the JSON schema, the strict reader and
-//! the list of keys without effect, so that they always agree.
+//! `section!`: one table per section of a document.
+//!
+//! The table generates the serde type, the JSON schema, the strict reader, the list of ignored keys, and the section's
+//! [`SectionReference`](crate::reference::SectionReference), so that they always agree.
 
-/// Defines a section in which every key is optional.
+/// Defines a section in which every key is optional for the reader.
 ///
-/// * The struct's fields are keys that are used (or rejected with a reason when they are resolved).
-/// * `without_effect` has keys that only tune the real machine: typed, accepted, and reported once to the user.
-/// * `not_yet` has keys of the public model zoo that are rejected by name, each with a remedy.
-/// * `elsewhere` has keys of the same document that other readers use: ignored here.
-/// * `beside` is a field of ours that is not a key.
+/// ```text
+/// section! {
+///     /// A GPT-2 or GPT-3 model.
+///     pub struct ModelParams {
+///         /// Number of decoder blocks.
+///         num_hidden_layers: u64 = required(),
+///         /// Activation function of the feed-forward network.
+///         nonlinearity: String = default("gelu").one_of(&NONLINEARITIES),
+///     }
+///     ignored { … }
+///     unsupported { … }
+/// }
+/// ```
+///
+/// * The struct's fields are keys that are used (or rejected with a reason when they are resolved). Each has a
+///   description and [`KeyFacts`](crate::reference::facts::KeyFacts): without one of them the table does not compile.
+/// * `ignored` has keys that only configure the real machine: typed, accepted, and reported once to the user.
+/// * `unsupported` has keys of the public model zoo that are rejected by name, each with a remedy.
+/// * `read_elsewhere` has keys of the same document that other readers use: ignored here.
+/// * `internal` is a field that is not a key.
 ///
 /// The reader is strict. serde is not, and ignores unknown keys, because objects from an API server may be newer than
 /// this program.
 macro_rules! section {
     (
-        $(#[$meta:meta])*
+        $( #[doc = $doc:literal] )+
+        $( #[serde($($serde:tt)*)] )?
         pub struct $name:ident {
-            $( $(#[$fmeta:meta])* $field:ident : $ty:ty, )*
+            $( $( #[doc = $fdoc:literal] )+ $field:ident : $ty:ty = $facts:expr, )*
         }
-        without_effect { $( $(#[$wmeta:meta])* $wfield:ident : $wty:ty, )* }
-        not_yet { $( $nkey:literal => $remedy:expr, )* }
-        $( elsewhere { $( $ekey:literal, )* } )?
-        $( beside { $(#[$bmeta:meta])* $bfield:ident : $bty:ty, } )?
+        ignored { $( $( #[doc = $idoc:literal] )+ $ifield:ident : $ity:ty, )* }
+        unsupported { $( $ukey:literal => $remedy:expr, )* }
+        $( read_elsewhere { $( $ekey:literal, )* } )?
+        $( internal { $(#[$bmeta:meta])* $bfield:ident : $bty:ty, } )?
     ) => {
         #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-        $(#[$meta])*
+        #[cfg_attr(feature = "schema", schemars(transform = $crate::reference::describe_keys($name::REFERENCE)))]
+        $( #[doc = $doc] )+
+        $( #[serde($($serde)*)] )?
         pub struct $name {
             $(
-                $(#[$fmeta])*
+                $( #[doc = $fdoc] )+
                 #[serde(default, skip_serializing_if = "Option::is_none")]
                 pub $field: Option<$ty>,
             )*
             $(
-                $(#[$wmeta])*
-                ///
-                /// Without effect here: it only tunes the real machine.
+                $( #[doc = $idoc] )+
                 #[serde(default, skip_serializing_if = "Option::is_none")]
-                pub $wfield: Option<$wty>,
+                pub $ifield: Option<$ity>,
             )*
             $(
                 $(#[$bmeta])*
@@ -46,28 +64,41 @@ macro_rules! section {
         }
 
         impl $name {
-            /// Every key of this section, in snake case.
-            pub const KEYS: &'static [&'static str] = &[$( stringify!($field), )* $( stringify!($wfield), )*];
-
-            const UNSUPPORTED: &'static [(&'static str, &'static str)] = &[$( ($nkey, $remedy), )*];
+            /// The keys of this section with their types, defaults and choices.
+            pub const REFERENCE: &'static $crate::reference::SectionReference = &$crate::reference::SectionReference {
+                type_name: stringify!($name),
+                description: concat!($($doc),+),
+                keys: &[
+                    $( $crate::reference::KeyReference::new::<$ty>(
+                        stringify!($field), concat!($($fdoc),+), $facts,
+                    ), )*
+                    $( $crate::reference::KeyReference::new::<$ity>(
+                        stringify!($ifield), concat!($($idoc),+), $crate::reference::facts::no_effect(),
+                    ), )*
+                ],
+                unsupported: &[$( ($ukey, $remedy), )*],
+            };
         }
 
         impl $crate::yaml::ParamsSection for $name {
             #[allow(unused_variables, reason = "a section may have no such keys")]
             fn ignored_keys(&self, at: &str, keys: &mut Vec<String>) {
-                $( if self.$wfield.is_some() { keys.push(format!("{at}.{}", stringify!($wfield))); } )*
+                $( if self.$ifield.is_some() { keys.push(format!("{at}.{}", stringify!($ifield))); } )*
             }
         }
 
         impl $crate::yaml::FromNode for $name {
+            const TYPE: &'static str = "a mapping of keys to values";
+            const SECTION: Option<&'static $crate::reference::SectionReference> = Some($name::REFERENCE);
+
             fn from_node(node: &$crate::yaml::YamlNode, reader: &mut $crate::yaml::TreeReader) -> Option<Self> {
                 let mut section = Self::default();
                 for entry in reader.entries(node)? {
                     match reader.key(entry).as_ref() {
                         $( stringify!($field) => reader.field(entry, &mut section.$field), )*
-                        $( stringify!($wfield) => reader.field(entry, &mut section.$wfield), )*
+                        $( stringify!($ifield) => reader.field(entry, &mut section.$ifield), )*
                         $( $( $ekey => {} )* )?
-                        _ => reader.unknown(entry, Self::KEYS, Self::UNSUPPORTED),
+                        _ => reader.unknown(entry, Self::REFERENCE),
                     }
                 }
                 Some(section)

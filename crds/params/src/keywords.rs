@@ -1,0 +1,219 @@
+//! The keywords that keys of the params accept, with the values they stand for.
+//!
+//! Each table is used three times: by `resolve` to look up a value, by the [`reference`](crate::reference) to list the
+//! choices, and by the JSON schema for editors. Keywords are compared without regard to case.
+
+use crate::job::{LogLevel, LossScaling, Mode, ModelFamily, Nonlinearity, TokenizerName};
+
+/// The keywords of one key.
+pub(crate) struct Keywords<T: 'static> {
+    /// Each keyword with its value, the preferred spelling first.
+    pub values: &'static [(&'static str, T)],
+    /// Keywords of the public model zoo that are not supported yet.
+    pub unsupported: &'static [&'static str],
+}
+
+impl<T: Copy> Keywords<T> {
+    /// Returns the value of a supported keyword.
+    pub(crate) fn get(&self, text: &str) -> Option<T> {
+        self.values.iter().find(|(keyword, _)| keyword.eq_ignore_ascii_case(text)).map(|(_, value)| *value)
+    }
+
+    /// Returns whether `text` is a keyword that is not supported yet.
+    pub(crate) fn is_unsupported(&self, text: &str) -> bool {
+        self.unsupported.iter().any(|keyword| keyword.eq_ignore_ascii_case(text))
+    }
+}
+
+/// The names in a table of keywords, whatever they stand for.
+pub(crate) trait KeywordNames: Sync {
+    /// Returns the supported keywords.
+    fn names(&self) -> Vec<&'static str>;
+    /// Returns the keywords that are not supported yet.
+    fn unsupported(&self) -> &'static [&'static str];
+}
+
+impl<T: Sync> KeywordNames for Keywords<T> {
+    fn names(&self) -> Vec<&'static str> {
+        self.values.iter().map(|(keyword, _)| *keyword).collect()
+    }
+
+    fn unsupported(&self) -> &'static [&'static str] {
+        self.unsupported
+    }
+}
+
+/// A data processor: the kind of source that an input reads.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Processor {
+    Text,
+    Tokens,
+    Synthetic,
+}
+
+pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
+    values: &[
+        ("GptTextDataProcessor", Processor::Text),
+        ("GptTokenDataProcessor", Processor::Tokens),
+        ("SyntheticDataProcessor", Processor::Synthetic),
+    ],
+    unsupported: &[
+        "GptHDF5DataProcessor",
+        "GptHDF5MapDataProcessor",
+        "HuggingFaceDataProcessorEli5",
+        "HuggingFaceIterableDataProcessorEli5",
+        "DummyDataProcessor",
+        "DummyIterableDataProcessor",
+        "InferenceDataProcessor",
+        "RawDatasetProcessor",
+    ],
+};
+
+pub(crate) static TOKENIZERS: Keywords<TokenizerName> =
+    Keywords { values: &[("gpt2", TokenizerName::Gpt2), ("bytes", TokenizerName::Bytes)], unsupported: &[] };
+
+/// The part of the files that an input reads.
+#[derive(Clone, Copy)]
+pub(crate) enum SplitName {
+    All,
+    Train,
+    Validation,
+}
+
+pub(crate) static SPLIT_NAMES: Keywords<SplitName> = Keywords {
+    values: &[("all", SplitName::All), ("train", SplitName::Train), ("validation", SplitName::Validation)],
+    unsupported: &[],
+};
+
+/// A rule for the bound on the samples of a leaf.
+#[derive(Clone, Copy)]
+pub(crate) enum MicroBatchRule {
+    /// At most 1,024 tokens, and at least 8 leaves.
+    Auto,
+    /// One leaf for the whole batch.
+    WholeBatch,
+}
+
+pub(crate) static MICRO_BATCH_RULES: Keywords<MicroBatchRule> = Keywords {
+    values: &[("auto", MicroBatchRule::Auto), ("none", MicroBatchRule::WholeBatch)],
+    unsupported: &["explore"],
+};
+
+pub(crate) static FAMILIES: Keywords<ModelFamily> =
+    Keywords { values: &[("gpt2", ModelFamily::Gpt2), ("gpt3", ModelFamily::Gpt3)], unsupported: &[] };
+
+pub(crate) static POSITION_EMBEDDINGS: Keywords<()> =
+    Keywords { values: &[("learned", ())], unsupported: &["fixed", "relative", "rotary", "alibi"] };
+
+pub(crate) static NORMS: Keywords<()> =
+    Keywords { values: &[("layernorm", ())], unsupported: &["rmsnorm", "biasless-layernorm", "group", "instance"] };
+
+/// The attention types, with whether products of queries and keys are divided by the square root of the head's width.
+pub(crate) static ATTENTION_TYPES: Keywords<bool> =
+    Keywords { values: &[("scaled_dot_product", true), ("dot_product", false)], unsupported: &["scaled_cosine"] };
+
+pub(crate) static ATTENTION_MODULES: Keywords<()> =
+    Keywords { values: &[("aiayn_attention", ())], unsupported: &["multiquery_attention"] };
+
+#[rustfmt::skip]
+pub(crate) static NONLINEARITIES: Keywords<Nonlinearity> = Keywords {
+    values: &[
+        ("gelu", Nonlinearity::Gelu), ("gelu_new", Nonlinearity::GeluTanh), ("gelu_fast", Nonlinearity::GeluTanh),
+    ],
+    unsupported: &[
+        "relu", "quick_gelu", "squared_gelu", "relu2", "silu", "swish", "tanh", "sigmoid", "linear", "liglu", "geglu",
+        "reglu", "swiglu", "leaky_relu",
+    ],
+};
+
+pub(crate) static LOSS_SCALINGS: Keywords<LossScaling> = Keywords {
+    values: &[("num_tokens", LossScaling::NumTokens), ("batch_size", LossScaling::BatchSize)],
+    unsupported: &[],
+};
+
+/// The 16-bit types, with whether each is bfloat16.
+pub(crate) static HALF_TYPES: Keywords<bool> = Keywords {
+    values: &[("bfloat16", true), ("float16", false), ("cbfloat16", false), ("fp16", false), ("bf16", true)],
+    unsupported: &[],
+};
+
+/// A distribution of initial values, without its arguments.
+#[derive(Clone, Copy)]
+pub(crate) enum InitializerKind {
+    Normal,
+    TruncatedNormal,
+    Uniform,
+    Constant,
+    Fixed(f64),
+}
+
+#[rustfmt::skip]
+pub(crate) static INITIALIZERS: Keywords<InitializerKind> = Keywords {
+    values: &[
+        ("normal", InitializerKind::Normal),
+        ("truncated_normal", InitializerKind::TruncatedNormal),
+        ("uniform", InitializerKind::Uniform),
+        ("constant", InitializerKind::Constant),
+        ("zeros", InitializerKind::Fixed(0.0)),
+        ("ones", InitializerKind::Fixed(1.0)),
+    ],
+    unsupported: &[
+        "eye", "xavier_normal", "xavier_uniform", "glorot_normal", "glorot_uniform", "kaiming_normal",
+        "kaiming_uniform", "variance_scaling", "lecun_normal", "lecun_uniform",
+    ],
+};
+
+/// An optimizer, without its parameters.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum OptimizerName {
+    Adam,
+    AdamW,
+    Sgd,
+}
+
+#[rustfmt::skip]
+pub(crate) static OPTIMIZERS: Keywords<OptimizerName> = Keywords {
+    values: &[("AdamW", OptimizerName::AdamW), ("Adam", OptimizerName::Adam), ("SGD", OptimizerName::Sgd)],
+    unsupported: &[
+        "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "Lamb", "Lion", "NAdam", "RAdam", "RMSprop", "Rprop",
+    ],
+};
+
+/// A schedule of the learning rate, without its parameters.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum ScheduleKind {
+    Constant,
+    Linear,
+    CosineDecay,
+}
+
+#[rustfmt::skip]
+pub(crate) static SCHEDULERS: Keywords<ScheduleKind> = Keywords {
+    values: &[
+        ("Linear", ScheduleKind::Linear),
+        ("CosineDecay", ScheduleKind::CosineDecay),
+        ("Constant", ScheduleKind::Constant),
+        ("LinearLR", ScheduleKind::Linear),
+        ("CosineDecayLR", ScheduleKind::CosineDecay),
+        ("ConstantLR", ScheduleKind::Constant),
+        ("Polynomial", ScheduleKind::Linear),
+    ],
+    unsupported: &[
+        "Exponential", "InverseExponentialTimeDecay", "InverseSquareRootDecay", "PiecewiseConstant", "MultiStep",
+        "Step", "CosineAnnealing", "CosineAnnealingWarmRestarts", "Lambda", "Multiplicative", "Chained", "Cyclic",
+        "OneCycle", "Sequential",
+    ],
+};
+
+pub(crate) static MODES: Keywords<Mode> = Keywords { values: Mode::NAMES, unsupported: &[] };
+
+pub(crate) static LOG_LEVELS: Keywords<LogLevel> = Keywords {
+    values: &[
+        ("DEBUG", LogLevel::Debug),
+        ("VERBOSE", LogLevel::Verbose),
+        ("INFO", LogLevel::Info),
+        ("WARNING", LogLevel::Warning),
+        ("ERROR", LogLevel::Error),
+    ],
+    unsupported: &[],
+};
