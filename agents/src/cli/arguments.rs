@@ -59,6 +59,12 @@ pub enum Task {
         #[command(flatten)]
         flags: JobFlags,
     },
+    /// Describe a key or a section of the params; without KEY, list them
+    Explain {
+        /// The key or section, as in model.nonlinearity or model
+        #[arg(value_name = "KEY")]
+        key: Option<String>,
+    },
     /// Look at, check, export and import checkpoints
     Checkpoint {
         #[command(subcommand)]

@@ -7,6 +7,7 @@
 mod arguments;
 mod check;
 mod checkpoint;
+mod explain;
 mod import;
 mod job;
 mod places;
@@ -64,6 +65,7 @@ fn dispatch(task: Task) -> Result<Exit, Refusal> {
         Task::Run { mode, flags } => run::run(&flags, mode.as_deref()),
         Task::Plan { json, flags } => plan::print(&flags, json),
         Task::Samples { steps, out, flags } => samples::write(&flags, steps, &out),
+        Task::Explain { key } => explain::print(key.as_deref()),
         Task::Checkpoint { task } => checkpoint::run(&task),
         Task::Role { .. } => Err(Refusal::bad_input("role is for processes that a launcher starts").hint(format!(
             "set {} in the environment of a role started by hand",

@@ -115,3 +115,16 @@ fn all_mistakes_of_the_params_are_told_at_once() {
         ended.stderr
     );
 }
+
+#[test]
+fn explain_prints_a_key_or_suggests_one() {
+    let place = Place::new();
+    let printed = place.run("explain model.nonlinearity");
+    assert_eq!(printed.code(), 0, "{}", printed.stderr);
+    assert!(printed.stdout.contains("gelu, gelu_new, gelu_fast"), "{}", printed.stdout);
+    let unknown = place.run("explain model.nonlinarity");
+    assert_eq!(unknown.code(), 2, "{}", unknown.stderr);
+    let expected = "error: model.nonlinarity is not a key of the params\nhint: did you mean model.nonlinearity?\n";
+    assert_eq!(unknown.stderr, expected);
+    assert!(unknown.stdout.is_empty(), "{}", unknown.stdout);
+}

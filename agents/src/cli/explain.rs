@@ -1,0 +1,25 @@
+//! `explain`: prints the reference of the params.
+
+use millrace_params::reference;
+
+use super::refusal::Refusal;
+use super::say;
+use crate::launch::Exit;
+
+/// Prints what is known about a section or a key of the params, or lists all of them.
+pub fn print(path: Option<&str>) -> Result<Exit, Refusal> {
+    let text = match path {
+        Some(path) => reference::explain(path).map_err(unknown_key)?,
+        None => reference::overview(),
+    };
+    say(text.trim_end());
+    Ok(Exit::Done)
+}
+
+fn unknown_key(error: reference::UnknownKeyError) -> Refusal {
+    let hint = match &error.suggestion {
+        Some(path) => format!("did you mean {path}?"),
+        None => "`millrace-agent explain` lists the keys".to_owned(),
+    };
+    Refusal::bad_input(error).hint(hint)
+}
