@@ -7,10 +7,10 @@ use millrace_emulator::numerics::NumericsProfile;
 use millrace_params::JobSpec;
 use millrace_telemetry::journal::OutcomeReason;
 
-use crate::failure::Failure;
+use crate::failure::AgentError;
 
 /// Converts an error of a checkpoint to a failure with reason and hint.
-pub fn checkpoint_failure(error: &Error) -> Failure {
+pub fn checkpoint_failure(error: &Error) -> AgentError {
     let reason = match error {
         Error::Lock(LockError::InUse { .. } | LockError::Contended { .. }) => OutcomeReason::ModelDirInUse,
         Error::Lock(LockError::Fenced { .. } | LockError::Lost { .. }) => OutcomeReason::Superseded,
@@ -18,7 +18,7 @@ pub fn checkpoint_failure(error: &Error) -> Failure {
         bad if bad.is_bad_input() => OutcomeReason::BadParams,
         _ => OutcomeReason::Failed,
     };
-    let failure = Failure::of(reason, error);
+    let failure = AgentError::with_reason(reason, error);
     match error.hint() {
         Some(hint) => failure.hint(hint),
         None => failure,
@@ -26,7 +26,7 @@ pub fn checkpoint_failure(error: &Error) -> Failure {
 }
 
 /// Returns how strictly the tensors of a checkpoint must match the job's model.
-pub const fn strictness(job: &JobSpec) -> LoadStrictness {
+pub const fn load_strictness(job: &JobSpec) -> LoadStrictness {
     if job.run.disable_strict_checkpoint_loading { LoadStrictness::AllowMissing } else { LoadStrictness::Strict }
 }
 
@@ -34,7 +34,7 @@ pub const fn strictness(job: &JobSpec) -> LoadStrictness {
 ///
 /// # Errors
 /// The directory can't be read.
-pub fn holds_checkpoints(path: &Path) -> Result<bool, Failure> {
+pub fn contains_checkpoints(path: &Path) -> Result<bool, AgentError> {
     Ok(!list(path).map_err(|error| checkpoint_failure(&error))?.complete.is_empty())
 }
 
@@ -44,7 +44,7 @@ pub fn holds_checkpoints(path: &Path) -> Result<bool, Failure> {
 ///
 /// # Errors
 /// The profiles differ, and the user does not accept it.
-pub fn check_profile(then: &str, now: &str, accepts: bool) -> Result<Option<String>, Failure> {
+pub fn check_same_profile(then: &str, now: &str, accepts: bool) -> Result<Option<String>, AgentError> {
     let read = |profile: &str| serde_json::from_str::<NumericsProfile>(profile).ok();
     let agree = match (read(then), read(now)) {
         (Some(then), Some(now)) => then.agrees_with(&now),
@@ -54,11 +54,9 @@ pub fn check_profile(then: &str, now: &str, accepts: bool) -> Result<Option<Stri
     match (agree, accepts) {
         (true, _) => Ok(None),
         (false, true) => Ok(Some(format!("numerics profile changed from {then} to {now} by the user's flag"))),
-        (false, false) => {
-            Err(Failure::bad_input(format!("the checkpoint was computed as {then}, this run would compute as {now}"))
-                .hint(
-                    "the result would not be the same bits; insist with --accept_other_profile, or pin it with --isa",
-                ))
-        }
+        (false, false) => Err(AgentError::bad_input(format!(
+            "the checkpoint was computed as {then}, this run would compute as {now}"
+        ))
+        .hint("the result would not be the same bits; insist with --accept_other_profile, or pin it with --isa")),
     }
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 /// An epoch of a job's training data.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct Epoch {
+pub struct DatasetEpoch {
     /// Samples, each read once.
     pub samples: u64,
     /// Tokens that are trained on.
@@ -18,7 +18,7 @@ pub struct Epoch {
     pub steps: f64,
 }
 
-impl Epoch {
+impl DatasetEpoch {
     /// Computes the epoch of an input with `samples` samples.
     pub fn new(samples: u64, input: &InputSpec) -> Self {
         let tokens = samples.saturating_mul(input.max_sequence_length as u64);
@@ -26,7 +26,7 @@ impl Epoch {
     }
 }
 
-impl fmt::Display for Epoch {
+impl fmt::Display for DatasetEpoch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (samples, tokens) = (format_thousands(self.samples), format_thousands(self.tokens));
         write!(f, "{samples} samples, {tokens} tokens, {:.1} steps", self.steps)
@@ -40,11 +40,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_epoch_is_told_in_samples_tokens_and_steps() {
+    fn epoch_is_displayed_in_samples_tokens_and_steps() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-kjv.yaml");
         let params = Params::parse_yaml(&std::fs::read_to_string(path).unwrap()).unwrap();
         let input = params.resolve(&FlagOverrides::default()).unwrap().job.train_input;
         assert_eq!((input.batch_size, input.max_sequence_length), (8, 256));
-        assert_eq!(Epoch::new(15_012, &input).to_string(), "15,012 samples, 3,843,072 tokens, 1876.5 steps");
+        assert_eq!(DatasetEpoch::new(15_012, &input).to_string(), "15,012 samples, 3,843,072 tokens, 1876.5 steps");
     }
 }

@@ -10,53 +10,53 @@ use crate::launch::Exit;
 
 /// The origin of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum ErrorOrigin {
     /// This process or its user; the run ends for this reason.
-    Own(OutcomeReason),
+    Local(OutcomeReason),
     /// A peer was lost.
     Peer,
     /// None: the process was asked to leave before it took part in the job.
-    Asked,
+    Shutdown,
 }
 
 /// A failure, described in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct AgentError {
     /// The origin of the failure.
-    pub cause: Cause,
-    pub sentence: String,
+    pub cause: ErrorOrigin,
+    pub message: String,
     /// A remedy, if one is known.
     pub hint: Option<String>,
 }
 
-impl Failure {
-    fn new(cause: Cause, sentence: impl fmt::Display) -> Self {
-        Self { cause, sentence: sentence.to_string(), hint: None }
+impl AgentError {
+    fn new(cause: ErrorOrigin, sentence: impl fmt::Display) -> Self {
+        Self { cause, message: sentence.to_string(), hint: None }
     }
 
     /// Creates a failure that ends the run for `reason`.
-    pub fn of(reason: OutcomeReason, sentence: impl fmt::Display) -> Self {
-        Self::new(Cause::Own(reason), sentence)
+    pub fn with_reason(reason: OutcomeReason, sentence: impl fmt::Display) -> Self {
+        Self::new(ErrorOrigin::Local(reason), sentence)
     }
 
     /// Creates a failure of this process, with [`OutcomeReason::Failed`].
-    pub fn own(sentence: impl fmt::Display) -> Self {
-        Self::of(OutcomeReason::Failed, sentence)
+    pub fn local(sentence: impl fmt::Display) -> Self {
+        Self::with_reason(OutcomeReason::Failed, sentence)
     }
 
     /// Creates a failure that the user's input caused.
     pub fn bad_input(sentence: impl fmt::Display) -> Self {
-        Self::of(OutcomeReason::BadParams, sentence)
+        Self::with_reason(OutcomeReason::BadParams, sentence)
     }
 
     /// Creates a failure for the loss of a peer.
     pub fn peer(sentence: impl fmt::Display) -> Self {
-        Self::new(Cause::Peer, sentence)
+        Self::new(ErrorOrigin::Peer, sentence)
     }
 
     /// Creates a failure of a process that was asked to leave and has nothing to finish.
-    pub fn asked(sentence: impl fmt::Display) -> Self {
-        Self::new(Cause::Asked, sentence)
+    pub fn shutdown(sentence: impl fmt::Display) -> Self {
+        Self::new(ErrorOrigin::Shutdown, sentence)
     }
 
     /// Adds a remedy.
@@ -69,28 +69,28 @@ impl Failure {
     /// Returns the exit of the process.
     pub fn exit(&self) -> Exit {
         match self.cause {
-            Cause::Own(reason) => reason.into(),
-            Cause::Peer => Exit::PeerLost,
-            Cause::Asked => Exit::Done,
+            ErrorOrigin::Local(reason) => reason.into(),
+            ErrorOrigin::Peer => Exit::PeerLost,
+            ErrorOrigin::Shutdown => Exit::Success,
         }
     }
 
     /// Returns the reason of a run that ends with this failure.
     pub const fn reason(&self) -> OutcomeReason {
         match self.cause {
-            Cause::Own(reason) => reason,
-            Cause::Peer => OutcomeReason::Failed,
-            Cause::Asked => OutcomeReason::Interrupted,
+            ErrorOrigin::Local(reason) => reason,
+            ErrorOrigin::Peer => OutcomeReason::Failed,
+            ErrorOrigin::Shutdown => OutcomeReason::Interrupted,
         }
     }
 
     /// Returns the report to the coordinator.
     pub fn report(&self) -> message::AgentReport {
-        message::AgentReport::Failed { reason: self.to_string(), cause: self.kind() }
+        message::AgentReport::Failed { reason: self.to_string(), cause: self.failure_cause() }
     }
 
     /// Returns the cause that the coordinator receives.
-    pub const fn kind(&self) -> message::FailureCause {
+    pub const fn failure_cause(&self) -> message::FailureCause {
         match self.reason() {
             OutcomeReason::BadParams => message::FailureCause::BadInput,
             OutcomeReason::NonFiniteLoss => message::FailureCause::NotFinite,
@@ -105,7 +105,7 @@ impl Failure {
     }
 }
 
-impl From<CompileError> for Failure {
+impl From<CompileError> for AgentError {
     fn from(error: CompileError) -> Self {
         let failure = Self::bad_input(&error);
         match error.hint() {
@@ -115,9 +115,9 @@ impl From<CompileError> for Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for AgentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.sentence)?;
+        write!(f, "{}", self.message)?;
         match &self.hint {
             Some(hint) => write!(f, "\nhint: {hint}"),
             None => Ok(()),
@@ -125,4 +125,4 @@ impl fmt::Display for Failure {
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for AgentError {}

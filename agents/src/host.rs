@@ -16,22 +16,22 @@ use serde::Serialize;
 
 /// Number of multiply-add bursts for measuring the rate, about a millisecond each. The best one counts; among this
 /// many, at least one is not disturbed by other programs.
-const BURSTS: usize = 24;
+const PEAK_MEASUREMENTS: usize = 24;
 /// FMA peak per core in FLOP/s that is assumed if no threads can be started to measure it.
-const ASSUMED_PEAK: f64 = 50e9;
+const ASSUMED_PEAK_FLOPS: f64 = 50e9;
 /// Limits of version 1 control groups from this value on mean "no limit".
-const NO_LIMIT: u64 = 1 << 60;
+const CGROUP_UNLIMITED_BYTES: u64 = 1 << 60;
 
 /// Memory of the machine, or the part of it that this process may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct HostMemory {
     /// Total bytes.
     pub total: u64,
     /// Bytes that are free now or can be reclaimed.
     pub available: u64,
 }
 
-impl Memory {
+impl HostMemory {
     /// Reads the memory; returns `None` if the system does not report it.
     pub fn read() -> Option<Self> {
         Self::read_from(Path::new("/"))
@@ -65,7 +65,7 @@ impl Memory {
             let text = names.into_iter().find_map(|name| fs::read_to_string(dir.join(name)).ok())?;
             text.trim().parse::<u64>().ok()
         };
-        let total = number(["memory.max", "memory.limit_in_bytes"]).filter(|limit| *limit < NO_LIMIT)?;
+        let total = number(["memory.max", "memory.limit_in_bytes"]).filter(|limit| *limit < CGROUP_UNLIMITED_BYTES)?;
         let used = number(["memory.current", "memory.usage_in_bytes"]).unwrap_or(0);
         let statistics = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
         let cached = ["total_inactive_file ", "inactive_file "].into_iter().find_map(|key| {
@@ -102,14 +102,14 @@ pub struct HostPlan {
     /// Whether its processes have enough memory; none where the system does not tell how much it has.
     pub fits: Option<bool>,
     /// Memory of all its processes, and of the host.
-    pub memory: HostMemory,
+    pub memory: RunMemory,
     /// A training step there.
     pub step: HostStep,
 }
 
 /// Memory that a run needs, and that a host has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct HostMemory {
+pub struct RunMemory {
     /// Bytes that the processes of the run need.
     pub needed: u64,
     /// Bytes that the host has, or the control group that limits this process; none where the system does not tell.
@@ -128,15 +128,15 @@ pub struct HostStep {
 impl HostPlan {
     /// Describes a run whose processes need `needed` bytes and do `work` per step, on this host in its current state.
     pub fn new(needed: u64, work: HostWork) -> Self {
-        let memory = Memory::read();
+        let memory = HostMemory::read();
         Self {
             fits: memory.map(|memory| needed <= memory.total),
-            memory: HostMemory {
+            memory: RunMemory {
                 needed,
                 total: memory.map(|memory| memory.total),
                 available: memory.map(|memory| memory.available),
             },
-            step: HostStep { seconds: work.seconds(rate()) },
+            step: HostStep { seconds: work.seconds(measured_rate()) },
         }
     }
 }
@@ -145,7 +145,7 @@ impl fmt::Display for HostPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let needed = format_size(self.memory.needed);
         let memory = self.memory.total.zip(self.memory.available);
-        let memory = memory.map(|(total, available)| Memory { total, available });
+        let memory = memory.map(|(total, available)| HostMemory { total, available });
         writeln!(f, "\nA run on this host")?;
         match memory {
             Some(memory) if self.fits == Some(true) => writeln!(f, "  fits            yes: {needed} needed; {memory}")?,
@@ -164,22 +164,23 @@ pub fn cores() -> usize {
 
 /// Returns the emulation speed of this machine: its FMA peak and its cores. The first call measures the peak, which
 /// takes some tens of milliseconds.
-pub fn rate() -> HostRate {
+pub fn measured_rate() -> HostRate {
     static RATE: OnceLock<HostRate> = OnceLock::new();
     *RATE.get_or_init(|| {
         let cores = cores();
-        let measured = ComputeThreads::new(cores).map(|pool| 1e9 * peak::fma_gflops(Simd::detect(), &pool, BURSTS));
-        HostRate::of_machine(measured.unwrap_or(ASSUMED_PEAK * cores as f64), cores)
+        let measured =
+            ComputeThreads::new(cores).map(|pool| 1e9 * peak::fma_gflops(Simd::detect(), &pool, PEAK_MEASUREMENTS));
+        HostRate::of_machine(measured.unwrap_or(ASSUMED_PEAK_FLOPS * cores as f64), cores)
     })
 }
 
 /// Returns why a run whose processes need `needed` bytes does not fit on this host, as part of a sentence; `None` if it
 /// fits.
-pub fn refusal(needed: u64, memory: Memory) -> Option<String> {
+pub fn insufficient_memory(needed: u64, memory: HostMemory) -> Option<String> {
     (needed > memory.total).then(|| format!("its processes need {} of memory, and {memory}", format_size(needed)))
 }
 
-impl fmt::Display for Memory {
+impl fmt::Display for HostMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (total, available) = (format_size(self.total), format_size(self.available));
         write!(f, "this host has {total}, of which {available} are available")
@@ -202,36 +203,36 @@ mod tests {
     fn memory_is_the_least_of_machine_and_control_groups() {
         let home = tempfile::tempdir().unwrap();
         let root = home.path();
-        assert_eq!(Memory::read_from(root), None);
+        assert_eq!(HostMemory::read_from(root), None);
         write(root, "proc/meminfo", "MemTotal:       8388608 kB\nMemFree: 1 kB\nMemAvailable:   6291456 kB\n");
-        assert_eq!(Memory::read_from(root), Some(Memory { total: 8 * GIB, available: 6 * GIB }));
+        assert_eq!(HostMemory::read_from(root), Some(HostMemory { total: 8 * GIB, available: 6 * GIB }));
 
         write(root, "proc/self/cgroup", "0::/pod/container\n");
         write(root, "sys/fs/cgroup/pod/container/memory.max", "max\n");
         write(root, "sys/fs/cgroup/pod/memory.max", &format!("{}\n", 4 * GIB));
         write(root, "sys/fs/cgroup/pod/memory.current", &format!("{}\n", 3 * GIB));
         write(root, "sys/fs/cgroup/pod/memory.stat", &format!("anon 5\ninactive_file {}\n", 2 * GIB));
-        assert_eq!(Memory::read_from(root), Some(Memory { total: 4 * GIB, available: 3 * GIB }));
+        assert_eq!(HostMemory::read_from(root), Some(HostMemory { total: 4 * GIB, available: 3 * GIB }));
 
         // Version 1, in which a group without a limit has a large number; the path of a container is not visible in it.
         write(root, "proc/self/cgroup", "5:cpu:/x\n4:memory:/docker/abc\n");
         write(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
-        assert_eq!(Memory::read_from(root).unwrap().total, 8 * GIB);
+        assert_eq!(HostMemory::read_from(root).unwrap().total, 8 * GIB);
         write(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", &format!("{}\n", 2 * GIB));
         write(root, "sys/fs/cgroup/memory/memory.usage_in_bytes", &format!("{GIB}\n"));
-        assert_eq!(Memory::read_from(root), Some(Memory { total: 2 * GIB, available: GIB }));
+        assert_eq!(HostMemory::read_from(root), Some(HostMemory { total: 2 * GIB, available: GIB }));
     }
 
     #[test]
     fn this_machine_has_memory_and_a_rate() {
-        let memory = Memory::read().unwrap();
+        let memory = HostMemory::read().unwrap();
         assert!(memory.available <= memory.total && memory.total > 1 << 26, "{memory:?}");
-        let rate = rate();
+        let rate = measured_rate();
         assert!(rate.flops_per_second > 1e8 && rate.link_bytes_per_second > 1e8, "{rate:?}");
-        let small = Memory { total: 23_000_000_000, available: 21_400_000_000 };
-        assert_eq!(refusal(small.total, small), None);
+        let small = HostMemory { total: 23_000_000_000, available: 21_400_000_000 };
+        assert_eq!(insufficient_memory(small.total, small), None);
         assert_eq!(
-            refusal(407_600_000_000, small).unwrap(),
+            insufficient_memory(407_600_000_000, small).unwrap(),
             "its processes need 407.6 GB of memory, and this host has 23.0 GB, of which 21.4 GB are available"
         );
     }

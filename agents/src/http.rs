@@ -10,7 +10,7 @@ use millrace_telemetry::metric_definitions::RoleMetrics;
 use millrace_telemetry::prometheus::CONTENT_TYPE;
 use tokio::net::TcpListener;
 
-use crate::failure::Failure;
+use crate::failure::AgentError;
 use crate::launch::announce_ready;
 
 /// Whether the role is ready. A coordinator is ready once agents may join it. Every other role is ready while it has
@@ -24,7 +24,7 @@ pub struct Readiness {
 
 impl Readiness {
     /// Creates a state that is not ready and prints changes to standard output.
-    pub fn announced() -> Self {
+    pub fn announce_on_stdout() -> Self {
         Self { announced: true, ..Self::default() }
     }
 
@@ -44,9 +44,9 @@ impl Readiness {
 ///
 /// # Errors
 /// See [`listen`].
-pub async fn serve(address: &str, metrics: RoleMetrics, ready: Readiness) -> Result<String, Failure> {
+pub async fn serve(address: &str, metrics: RoleMetrics, ready: Readiness) -> Result<String, AgentError> {
     let listener = listen(address).await?;
-    let bound = listener.local_addr().map_err(Failure::own)?.to_string();
+    let bound = listener.local_addr().map_err(AgentError::local)?.to_string();
     let readyz = move || async move { if ready.get() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE } };
     let router = Router::new()
         .route("/metrics", get(move || async move { ([(header::CONTENT_TYPE, CONTENT_TYPE)], metrics.render()) }))
@@ -64,9 +64,9 @@ pub async fn serve(address: &str, metrics: RoleMetrics, ready: Readiness) -> Res
 ///
 /// # Errors
 /// The port is in use or the address is invalid; the failure has a hint.
-pub async fn listen(address: &str) -> Result<TcpListener, Failure> {
+pub async fn listen(address: &str) -> Result<TcpListener, AgentError> {
     TcpListener::bind(address).await.map_err(|error| {
-        Failure::own(format!("can't listen on {address}: {error}"))
+        AgentError::local(format!("can't listen on {address}: {error}"))
             .hint("choose another port, or end the process that uses this one")
     })
 }

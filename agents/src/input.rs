@@ -4,16 +4,16 @@ pub use millrace_data::{DataError, DataSummary, SourceSpec, inspect as survey_so
 use millrace_data::{Dataset, SourceKind};
 use millrace_params::{DataSource, InputSpec, JobSpec, Split};
 
-use crate::failure::Failure;
+use crate::failure::AgentError;
 
 /// Training and evaluation data of a job.
-pub(crate) struct Inputs {
+pub(crate) struct JobInputs {
     /// Training data, if the mode trains.
     pub train: Option<Dataset>,
     /// Evaluation data, if the mode evaluates.
     pub eval: Option<Dataset>,
     /// Maximum samples of one request: those of the larger batch.
-    pub most_samples: u64,
+    pub max_samples: u64,
 }
 
 /// Returns the specification of the dataset of `input`.
@@ -49,8 +49,8 @@ pub fn source_spec(input: &InputSpec, vocab_size: usize) -> SourceSpec {
 }
 
 /// Converts a data error to a failure with its hint.
-pub(crate) fn data_failure(error: &DataError) -> Failure {
-    let failure = if error.is_bad_input() { Failure::bad_input(error) } else { Failure::own(error) };
+pub(crate) fn data_failure(error: &DataError) -> AgentError {
+    let failure = if error.is_bad_input() { AgentError::bad_input(error) } else { AgentError::local(error) };
     failure.hint(error.hint())
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn data_failure(error: &DataError) -> Failure {
 ///
 /// # Errors
 /// Files are missing, empty, or of another format.
-pub(crate) fn survey(input: &InputSpec, vocab_size: usize) -> Result<(DataSummary, Option<u64>), Failure> {
+pub(crate) fn survey(input: &InputSpec, vocab_size: usize) -> Result<(DataSummary, Option<u64>), AgentError> {
     let spec = source_spec(input, vocab_size);
     let found = survey_source(&spec).and_then(|found| Ok((found, found.samples(&spec)?)));
     found.map_err(|error| data_failure(&error))
@@ -69,24 +69,28 @@ pub(crate) fn survey(input: &InputSpec, vocab_size: usize) -> Result<(DataSummar
 ///
 /// # Errors
 /// Files are missing, empty or not text; tokens are outside the vocabulary.
-pub(crate) fn open(input: &InputSpec, vocab_size: usize, progress: impl FnMut(u64, u64)) -> Result<Dataset, Failure> {
+pub(crate) fn open(
+    input: &InputSpec,
+    vocab_size: usize,
+    progress: impl FnMut(u64, u64),
+) -> Result<Dataset, AgentError> {
     let dataset = Dataset::open(&source_spec(input, vocab_size), progress).map_err(|error| data_failure(&error))?;
     dataset.check_vocab(vocab_size as u64).map_err(|error| data_failure(&error))?;
     Ok(dataset)
 }
 
-impl Inputs {
+impl JobInputs {
     /// Opens the inputs that the job's mode reads.
     ///
     /// # Errors
     /// See [`open`].
-    pub fn open(job: &JobSpec, mut progress: impl FnMut(u64, u64)) -> Result<Self, Failure> {
+    pub fn open(job: &JobSpec, mut progress: impl FnMut(u64, u64)) -> Result<Self, AgentError> {
         let vocab = job.model.vocab_size;
         let train = job.run.mode.trains().then(|| open(&job.train_input, vocab, &mut progress)).transpose()?;
         let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates());
         let batches = [Some(&job.train_input), eval].into_iter().flatten().map(|input| input.batch_size as u64);
         let most_samples = batches.max().unwrap_or(0);
         let eval = eval.map(|input| open(input, vocab, &mut progress)).transpose()?;
-        Ok(Self { train, eval, most_samples })
+        Ok(Self { train, eval, max_samples: most_samples })
     }
 }

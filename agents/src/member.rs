@@ -2,13 +2,14 @@
 
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::security::{
-    Admit, AttemptName, Expected, Identity, Incoming, Name, Protection, listen, random_number,
+    AdmissionPolicy, AttemptName, AuthenticatedIncoming, ExpectedPeer, Identity, MemberName, Protection, listen,
+    random_number,
 };
 use millrace_protocol::transport;
 use tokio::net::TcpListener;
 use tonic::transport::Channel;
 
-use crate::failure::Failure;
+use crate::failure::AgentError;
 
 /// A process of an attempt, with its credentials. Clones have the same identity.
 #[derive(Clone, Debug)]
@@ -24,12 +25,12 @@ impl Member {
     ///
     /// # Errors
     /// The identity belongs to another agent.
-    pub fn new(identity: Identity, me: AgentId, data: Protection) -> Result<Self, Failure> {
+    pub fn new(identity: Identity, me: AgentId, data: Protection) -> Result<Self, AgentError> {
         let attempt = match identity.name() {
-            Name::Agent(attempt, agent) if *agent == me => attempt.clone(),
+            MemberName::Agent(attempt, agent) if *agent == me => attempt.clone(),
             other => {
                 let sentence = format!("the identity that {me} was started with is that of {other}");
-                return Err(Failure::bad_input(sentence).hint("give each agent its own certificate"));
+                return Err(AgentError::bad_input(sentence).hint("give each agent its own certificate"));
             }
         };
         Ok(Self { identity, attempt, data, instance: random_number() })
@@ -50,7 +51,7 @@ impl Member {
     /// # Errors
     /// The coordinator can't be reached, or one of the two ends rejects the identity of the other.
     pub async fn dial_coordinator(&self, address: &str) -> Result<Channel, tonic::transport::Error> {
-        let coordinator = self.fellow(AgentId::new(Role::Coordinator, 0));
+        let coordinator = self.expected_peer(AgentId::new(Role::Coordinator, 0));
         transport::dial(address, &self.identity, coordinator, Protection::Encrypted).await
     }
 
@@ -59,26 +60,26 @@ impl Member {
     /// # Errors
     /// See [`Member::dial_coordinator`].
     pub async fn dial_data(&self, address: &str, peer: AgentId) -> Result<Channel, tonic::transport::Error> {
-        transport::dial(address, &self.identity, self.fellow(peer), self.data).await
+        transport::dial(address, &self.identity, self.expected_peer(peer), self.data).await
     }
 
     /// Accepts agents on the control port of a coordinator.
-    pub fn accept_control(&self, listener: TcpListener) -> Incoming {
-        listen(listener, "control", self.identity.clone(), Admit::Agents, Protection::Encrypted)
+    pub fn accept_control(&self, listener: TcpListener) -> AuthenticatedIncoming {
+        listen(listener, "control", self.identity.clone(), AdmissionPolicy::Agents, Protection::Encrypted)
     }
 
     /// Accepts agents on a data port.
-    pub fn accept_data(&self, listener: TcpListener) -> Incoming {
-        listen(listener, "data", self.identity.clone(), Admit::Agents, self.data)
+    pub fn accept_data(&self, listener: TcpListener) -> AuthenticatedIncoming {
+        listen(listener, "data", self.identity.clone(), AdmissionPolicy::Agents, self.data)
     }
 
     /// Accepts clients that follow and control the job on the journal port of a coordinator.
-    pub fn accept_journal(&self, listener: TcpListener) -> Incoming {
-        listen(listener, "journal", self.identity.clone(), Admit::Controllers, Protection::Encrypted)
+    pub fn accept_journal(&self, listener: TcpListener) -> AuthenticatedIncoming {
+        listen(listener, "journal", self.identity.clone(), AdmissionPolicy::Controllers, Protection::Encrypted)
     }
 
-    fn fellow(&self, agent: AgentId) -> Expected {
-        Expected::new(Name::Agent(self.attempt.clone(), agent))
+    fn expected_peer(&self, agent: AgentId) -> ExpectedPeer {
+        ExpectedPeer::new(MemberName::Agent(self.attempt.clone(), agent))
     }
 }
 
@@ -87,7 +88,7 @@ impl Member {
 pub(crate) fn testing(me: AgentId) -> Member {
     use millrace_protocol::security::{Authority, Validity};
     let validity = Validity::starting(std::time::SystemTime::now(), std::time::Duration::from_secs(3600));
-    let name = Name::Agent(AttemptName::new("test", 1).unwrap(), me);
+    let name = MemberName::Agent(AttemptName::new("test", 1).unwrap(), me);
     let credentials = Authority::new(validity).and_then(|authority| authority.issue(&name, validity)).unwrap();
     Member::new(Identity::new(&credentials).unwrap(), me, Protection::Authenticated).unwrap()
 }

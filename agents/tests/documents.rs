@@ -88,7 +88,7 @@ fn outcomes_and_exit_codes_are_documented() {
         let row = format!("| `{reason}` | {} |", Exit::from(reason).code());
         assert!(journal.contains(&row), "docs/reference/journal.md has no row {row}");
     }
-    for exit in [Exit::Done, Exit::Failed, Exit::BadInput, Exit::PeerLost, Exit::Interrupted] {
+    for exit in [Exit::Success, Exit::Failed, Exit::BadInput, Exit::PeerLost, Exit::Interrupted] {
         let row = format!("\n| {} |", exit.code());
         assert!(exit_codes.contains(&row), "docs/reference/exit-codes.md has no row {row}");
     }

@@ -27,32 +27,32 @@ use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tar::{Archive, EntryType, Header};
 
-use crate::cli::Database;
+use crate::cli::DatabaseArgs;
 
 /// Version of the format. `restore` rejects any other version.
-const VERSION: u32 = 1;
-const MANIFEST: &str = "backup.json";
-const DATABASE: &str = "millrace.db";
+const BACKUP_VERSION: u32 = 1;
+const MANIFEST_NAME: &str = "backup.json";
+const DATABASE_NAME: &str = "millrace.db";
 /// Paths that are copied besides the database: a file, and directories.
-const MACHINE: &str = ".machine";
-const DIRECTORIES: [&str; 3] = ["texts", "last", "tls"];
+const MACHINE_ID_FILE: &str = ".machine";
+const BACKED_UP_DIRS: [&str; 3] = ["texts", "last", "tls"];
 /// Directory in which restored files are collected before they are moved into place.
-const STAGING: &str = ".restoring";
+const RESTORE_STAGING_DIR: &str = ".restoring";
 /// Stands for standard input or output.
-const STANDARD: &str = "-";
+const STDIO: &str = "-";
 
 /// Flags of `backup`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Backup {
+pub struct BackupArgs {
     /// The file to write, which must not exist; - is standard output
     file: PathBuf,
     #[command(flatten)]
-    database: Database,
+    database: DatabaseArgs,
 }
 
 /// Flags of `restore`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Restore {
+pub struct RestoreArgs {
     /// The file to read; - is standard input
     file: PathBuf,
     /// Directory of the server's own to make; one that exists must be empty
@@ -62,7 +62,7 @@ pub struct Restore {
 
 /// Description of a backup.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Manifest {
+struct BackupManifest {
     version: u32,
     created: Timestamp,
     /// The data directory that was backed up.
@@ -75,8 +75,8 @@ struct Manifest {
 ///
 /// # Errors
 /// The database is not SQLite, or a file can't be read or written: a sentence.
-pub async fn backup(args: Backup) -> anyhow::Result<()> {
-    let Backup { file, database } = args;
+pub async fn backup(args: BackupArgs) -> anyhow::Result<()> {
+    let BackupArgs { file, database } = args;
     if let Some(url) = database.database.as_deref().filter(|url| !url.starts_with("sqlite:")) {
         let scheme = url.split(':').next().unwrap_or_default();
         bail!(
@@ -86,7 +86,7 @@ pub async fn backup(args: Backup) -> anyhow::Result<()> {
     let data = database.data.canonicalize().with_context(|| format!("there is no {}", database.data.display()))?;
     let scratch = data.join(format!(".backup-{}", uuid::Uuid::new_v4()));
     private_directory(&scratch)?;
-    let written = write(&file, &data, &scratch.join(DATABASE), &database).await;
+    let written = write(&file, &data, &scratch.join(DATABASE_NAME), &database).await;
     // The scratch directory only holds the copy of the database.
     let _ = fs::remove_dir_all(&scratch);
     let (files, bytes) = written?;
@@ -98,14 +98,14 @@ pub async fn backup(args: Backup) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn write(file: &Path, data: &Path, snapshot: &Path, database: &Database) -> anyhow::Result<(usize, u64)> {
+async fn write(file: &Path, data: &Path, snapshot: &Path, database: &DatabaseArgs) -> anyhow::Result<(usize, u64)> {
     let store = database.open().await?;
     let copied = store.copy_to(snapshot).await;
     store.close().await;
     copied.context("can't copy the database")?;
     let (file, data, snapshot) = (file.to_owned(), data.to_owned(), snapshot.to_owned());
     tokio::task::spawn_blocking(move || {
-        let out: Box<dyn Write> = if file.as_os_str() == STANDARD {
+        let out: Box<dyn Write> = if file.as_os_str() == STDIO {
             Box::new(io::stdout().lock())
         } else {
             let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file);
@@ -128,23 +128,23 @@ fn pack(out: impl Write, data: &Path, snapshot: &Path) -> anyhow::Result<(usize,
         };
         // A file that grows meanwhile is copied up to its length at this time.
         let length = file.metadata()?.len();
-        let mut reader = Hashing { inner: (&mut file).take(length), digest: blake3::Hasher::new() };
+        let mut reader = HashingReader { inner: (&mut file).take(length), digest: blake3::Hasher::new() };
         append(out, name, length, &mut reader).with_context(|| format!("can't copy {}", path.display()))?;
         files.insert(name.to_owned(), reader.digest.finalize().to_string());
         bytes += length;
         Ok(())
     };
-    add(&mut out, DATABASE, snapshot)?;
-    add(&mut out, MACHINE, &data.join(MACHINE))?;
-    for directory in DIRECTORIES {
+    add(&mut out, DATABASE_NAME, snapshot)?;
+    add(&mut out, MACHINE_ID_FILE, &data.join(MACHINE_ID_FILE))?;
+    for directory in BACKED_UP_DIRS {
         for (name, path) in files_below(data, directory)? {
             add(&mut out, &name, &path)?;
         }
     }
     let count = files.len();
-    let manifest = Manifest { version: VERSION, created: Timestamp::now(), data: data.to_owned(), files };
+    let manifest = BackupManifest { version: BACKUP_VERSION, created: Timestamp::now(), data: data.to_owned(), files };
     let text = serde_json::to_vec_pretty(&manifest)?;
-    append(&mut out, MANIFEST, text.len() as u64, &mut text.as_slice())?;
+    append(&mut out, MANIFEST_NAME, text.len() as u64, &mut text.as_slice())?;
     out.into_inner()?.flush()?;
     Ok((count, bytes))
 }
@@ -181,12 +181,12 @@ fn files_below(data: &Path, directory: &str) -> anyhow::Result<Vec<(String, Path
 }
 
 /// A reader that computes the digest of what was read.
-struct Hashing<R> {
+struct HashingReader<R> {
     inner: R,
     digest: blake3::Hasher,
 }
 
-impl<R: Read> Read for Hashing<R> {
+impl<R: Read> Read for HashingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.inner.read(buffer)?;
         self.digest.update(&buffer[..count]);
@@ -198,9 +198,9 @@ impl<R: Read> Read for Hashing<R> {
 ///
 /// # Errors
 /// The directory is not empty, or the archive is incomplete or invalid: a sentence.
-pub fn restore(args: &Restore) -> anyhow::Result<()> {
-    let Restore { file, data } = args;
-    let input: Box<dyn Read> = if file.as_os_str() == STANDARD {
+pub fn restore(args: &RestoreArgs) -> anyhow::Result<()> {
+    let RestoreArgs { file, data } = args;
+    let input: Box<dyn Read> = if file.as_os_str() == STDIO {
         Box::new(io::stdin().lock())
     } else {
         Box::new(File::open(file).with_context(|| format!("can't read {}", file.display()))?)
@@ -219,14 +219,14 @@ pub fn restore(args: &Restore) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn unpack(input: impl Read, data: &Path) -> anyhow::Result<Manifest> {
-    let missing: Vec<&Path> = data.ancestors().take_while(|dir| !is_there(dir)).collect();
+fn unpack(input: impl Read, data: &Path) -> anyhow::Result<BackupManifest> {
+    let missing: Vec<&Path> = data.ancestors().take_while(|dir| !exists(dir)).collect();
     private_directory(data)?;
     let mut there = fs::read_dir(data)?.flatten().filter(|entry| entry.file_name() != "lost+found");
     if let Some(entry) = there.next() {
         bail!("it is not empty, there is {}: choose another --data, or move that away", entry.path().display());
     }
-    let restored = fill(input, data);
+    let restored = restore_into(input, data);
     if restored.is_err() {
         // The state before this call is restored, for the next try or for a server. Directories that are not empty,
         // because others use them by now, stay.
@@ -239,13 +239,13 @@ fn unpack(input: impl Read, data: &Path) -> anyhow::Result<Manifest> {
 
 /// Whether there is something at a path. The empty path, which is the parent of a relative one, is the current
 /// directory.
-fn is_there(path: &Path) -> bool {
+fn exists(path: &Path) -> bool {
     path.as_os_str().is_empty() || path.exists()
 }
 
 /// Restores into an empty directory, or leaves it empty.
-fn fill(input: impl Read, data: &Path) -> anyhow::Result<Manifest> {
-    let staging = data.join(STAGING);
+fn restore_into(input: impl Read, data: &Path) -> anyhow::Result<BackupManifest> {
+    let staging = data.join(RESTORE_STAGING_DIR);
     private_directory(&staging)?;
     let done = extract(input, &staging).and_then(|(manifest, files)| {
         check(&manifest, &files)?;
@@ -272,10 +272,10 @@ fn move_all(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Removes the paths of a backup from a directory that was empty before.
 fn remove_all_of_backup(data: &Path) {
-    for file in [DATABASE, MACHINE] {
+    for file in [DATABASE_NAME, MACHINE_ID_FILE] {
         let _ = fs::remove_file(data.join(file));
     }
-    for directory in DIRECTORIES {
+    for directory in BACKED_UP_DIRS {
         let _ = fs::remove_dir_all(data.join(directory));
     }
 }
@@ -284,7 +284,7 @@ fn remove_all_of_backup(data: &Path) {
 const MAX_QUOTED_CHARS: usize = 100;
 
 /// Writes the files of an archive into a directory; returns its description and the digest of each file.
-fn extract(input: impl Read, into: &Path) -> anyhow::Result<(Manifest, BTreeMap<String, String>)> {
+fn extract(input: impl Read, into: &Path) -> anyhow::Result<(BackupManifest, BTreeMap<String, String>)> {
     let (mut manifest, mut files) = (None, BTreeMap::new());
     for entry in Archive::new(io::BufReader::new(input)).entries().context("it is no backup")? {
         // The error quotes bytes of the file unchanged, which a terminal could take for control sequences.
@@ -294,17 +294,17 @@ fn extract(input: impl Read, into: &Path) -> anyhow::Result<(Manifest, BTreeMap<
         })?;
         let path = entry.path()?.into_owned();
         ensure!(entry.header().entry_type() == EntryType::Regular, "{} is no file", path.display());
-        if path == Path::new(MANIFEST) {
+        if path == Path::new(MANIFEST_NAME) {
             manifest = Some(serde_json::from_reader(&mut entry).context("its description can't be read")?);
             continue;
         }
-        ensure!(belongs(&path), "a backup has no file {}", path.display());
+        ensure!(is_backup_path(&path), "a backup has no file {}", path.display());
         let (place, name) = (into.join(&path), path.to_str().context("a name is not UTF-8")?.to_owned());
         if let Some(directory) = place.parent() {
             private_directory(directory)?;
         }
         let mut out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&place)?;
-        let mut reader = Hashing { inner: &mut entry, digest: blake3::Hasher::new() };
+        let mut reader = HashingReader { inner: &mut entry, digest: blake3::Hasher::new() };
         io::copy(&mut reader, &mut out).with_context(|| format!("can't write {}", place.display()))?;
         out.sync_all()?;
         files.insert(name, reader.digest.finalize().to_string());
@@ -313,7 +313,7 @@ fn extract(input: impl Read, into: &Path) -> anyhow::Result<(Manifest, BTreeMap<
 }
 
 /// Whether a backup may contain a file with this path.
-fn belongs(path: &Path) -> bool {
+fn is_backup_path(path: &Path) -> bool {
     let mut parts = path.components();
     let first = match parts.next() {
         Some(Component::Normal(first)) => first,
@@ -321,14 +321,17 @@ fn belongs(path: &Path) -> bool {
     };
     let below = parts.clone().count();
     let plain = parts.all(|part| matches!(part, Component::Normal(_)));
-    let alone = first == DATABASE || first == MACHINE;
-    plain && (alone && below == 0 || below > 0 && DIRECTORIES.iter().any(|directory| first == *directory))
+    let alone = first == DATABASE_NAME || first == MACHINE_ID_FILE;
+    plain && (alone && below == 0 || below > 0 && BACKED_UP_DIRS.iter().any(|directory| first == *directory))
 }
 
-fn check(manifest: &Manifest, files: &BTreeMap<String, String>) -> anyhow::Result<()> {
-    let Manifest { version, .. } = manifest;
-    ensure!(*version == VERSION, "it is a backup of version {version}, and this program reads version {VERSION}");
-    ensure!(files.contains_key(DATABASE), "it has no database");
+fn check(manifest: &BackupManifest, files: &BTreeMap<String, String>) -> anyhow::Result<()> {
+    let BackupManifest { version, .. } = manifest;
+    ensure!(
+        *version == BACKUP_VERSION,
+        "it is a backup of version {version}, and this program reads version {BACKUP_VERSION}"
+    );
+    ensure!(files.contains_key(DATABASE_NAME), "it has no database");
     let wrong = manifest.files.iter().find(|(name, digest)| files.get(*name) != Some(digest)).map(|(name, _)| name);
     let wrong = wrong.or_else(|| files.keys().find(|name| !manifest.files.contains_key(*name)));
     ensure!(wrong.is_none(), "{} is not as it was when the backup was made", wrong.map_or("a file", String::as_str));
@@ -342,7 +345,7 @@ fn private_directory(dir: &Path) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use millrace_store::{Content, NewEvent, NewJob};
+    use millrace_store::{JobContent, NewEvent, NewJob};
 
     use super::*;
 
@@ -370,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_backed_up_is_restored_and_nothing_else() {
+    fn backup_round_trips() {
         let home = data();
         let archive = packed(&home.path().join("data"));
         let into = home.path().join("new");
@@ -379,7 +382,7 @@ mod tests {
         let read = |name: &str| fs::read_to_string(into.join(name)).unwrap();
         assert_eq!([read("millrace.db"), read(".machine"), read("tls/key.pem")], ["the database", "uid\n", "key"]);
         assert_eq!(read("texts/team/texts-1/0-0000-a.txt"), "text");
-        for other in ["model_dirs", "exports", STAGING, MANIFEST] {
+        for other in ["model_dirs", "exports", RESTORE_STAGING_DIR, MANIFEST_NAME] {
             assert!(!into.join(other).exists(), "{other}");
         }
         let twice = unpack(archive.as_slice(), &into).unwrap_err();
@@ -399,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_leaves_nothing() {
+    fn incomplete_archive_leaves_nothing() {
         let home = data();
         let (home, archive) = (home.path(), packed(&home.path().join("data")));
         for cut in [0, 1, 511, 512, archive.len() / 4, archive.len() / 2, archive.len() - 2048] {
@@ -440,10 +443,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_backup_of_a_server_that_writes_is_a_server_s_data() {
+    async fn backup_of_a_running_server_is_consistent() {
         let home = tempfile::TempDir::new().unwrap();
         let (data, file, into) = (home.path().join("data"), home.path().join("backup"), home.path().join("new"));
-        let database = Database { data, database: None };
+        let database = DatabaseArgs { data, database: None };
         let store = database.open().await.unwrap();
         let event = |number| NewEvent {
             at_ms: number,
@@ -460,7 +463,7 @@ mod tests {
         for _ in 0..50 {
             writes().await;
         }
-        let backing_up = backup(Backup { file: file.clone(), database: database.clone() });
+        let backing_up = backup(BackupArgs { file: file.clone(), database: database.clone() });
         tokio::pin!(backing_up);
         loop {
             tokio::select! {
@@ -468,8 +471,8 @@ mod tests {
                 () = writes() => {}
             }
         }
-        restore(&Restore { file, data: into.clone() }).unwrap();
-        let restored = Database { data: into, database: None }.open().await.unwrap();
+        restore(&RestoreArgs { file, data: into.clone() }).unwrap();
+        let restored = DatabaseArgs { data: into, database: None }.open().await.unwrap();
         let events = restored.events(UID, 0, 10_000).await.unwrap();
         assert!((50..=written).contains(&(events.len() as i64)), "{} of {written}", events.len());
         assert!(
@@ -489,7 +492,7 @@ mod tests {
             created_ms: 1,
             submitted_by: None,
             key: None,
-            content: Content { document: "{}".to_owned(), state: None, finished_ms: None },
+            content: JobContent { document: "{}".to_owned(), state: None, finished_ms: None },
         }
     }
 }

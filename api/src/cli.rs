@@ -5,15 +5,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use millrace_store::{Options, Store};
+use millrace_store::{Store, StoreOptions};
 
-use crate::backup::{self, Backup, Restore};
+use crate::backup::{self, BackupArgs, RestoreArgs};
 use crate::private;
-use crate::reader::{self, Reader};
-use crate::serve::{self, Serve};
+use crate::reader::{self, ReaderArgs};
+use crate::serve::{self, ServeArgs};
 
 /// Time after everything else has ended in which blocking tasks, such as the export of a checkpoint, may finish.
-const LINGERING: Duration = Duration::from_secs(5);
+const BLOCKING_TASKS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bounds on the threads that serve requests. Expensive computations have threads of their own.
 const MIN_THREADS: usize = 2;
@@ -22,22 +22,22 @@ const MAX_THREADS: usize = 8;
 /// REST for user nodes: runs jobs on this machine and serves what they do
 #[derive(Clone, Debug, Parser)]
 #[command(name = "millrace-api", version)]
-pub struct Args {
+pub struct ApiArgs {
     #[command(subcommand)]
-    task: Task,
+    task: ApiCommand,
 }
 
 #[derive(Clone, Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "read once, when the program starts")]
-enum Task {
+enum ApiCommand {
     /// Serves until SIGTERM or Ctrl-C; running jobs save their state and go on when it serves again
-    Serve(Box<Serve>),
+    Serve(Box<ServeArgs>),
     /// Serves the files of one job to a REST server elsewhere, until nobody asks any more
-    Reader(Reader),
+    Reader(ReaderArgs),
     /// Writes what a server keeps into one file, also while it runs; checkpoints apart
-    Backup(Backup),
+    Backup(BackupArgs),
     /// Reads such a file into an empty data directory
-    Restore(Restore),
+    Restore(RestoreArgs),
     /// Prints the OpenAPI document
     Openapi,
     /// Makes a token and prints its secret, once
@@ -59,12 +59,12 @@ struct TokenArgs {
     #[arg(long)]
     expires_in_seconds: Option<u32>,
     #[command(flatten)]
-    database: Database,
+    database: DatabaseArgs,
 }
 
 /// Where the server keeps what it knows.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Database {
+pub struct DatabaseArgs {
     /// Directory of the server's own, which only its user may enter: database, model_dirs, texts
     #[arg(long, env = "MILLRACE_DATA", default_value = "millrace-data")]
     pub data: PathBuf,
@@ -73,42 +73,42 @@ pub struct Database {
     pub database: Option<String>,
 }
 
-impl Database {
+impl DatabaseArgs {
     /// Opens the database. Makes the data directory, and restricts it and all files that the process creates from now
     /// on to its user.
     ///
     /// # Errors
     /// The directory or the database can't be opened: a sentence.
     pub async fn open(&self) -> anyhow::Result<Store> {
-        private::make_all_private();
-        private::claim_dir(&self.data).map_err(|error| {
+        private::set_private_umask();
+        private::make_existing_private(&self.data).map_err(|error| {
             anyhow::anyhow!("can't make the directory {}: {error}; choose another --data", self.data.display())
         })?;
         let url =
             self.database.clone().unwrap_or_else(|| format!("sqlite:{}", self.data.join("millrace.db").display()));
-        Ok(Store::open(&url, Options::default()).await?)
+        Ok(Store::open(&url, StoreOptions::default()).await?)
     }
 }
 
 /// Runs the command and returns the exit code.
-pub fn run(args: Args) -> ExitCode {
+pub fn run(args: ApiArgs) -> ExitCode {
     let threads = std::thread::available_parallelism().map_or(MIN_THREADS, usize::from).clamp(MIN_THREADS, MAX_THREADS);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
     let done = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
         let done = runtime.block_on(async {
             match args.task {
-                Task::Openapi => {
+                ApiCommand::Openapi => {
                     println!("{}", serde_json::to_string_pretty(&crate::rest::openapi::document())?);
                     Ok(())
                 }
-                Task::Serve(args) => serve::run(*args).await,
-                Task::Reader(args) => reader::run(args).await,
-                Task::Token(args) => make_token(args).await,
-                Task::Backup(args) => backup::backup(args).await,
-                Task::Restore(args) => backup::restore(&args),
+                ApiCommand::Serve(args) => serve::run(*args).await,
+                ApiCommand::Reader(args) => reader::run(args).await,
+                ApiCommand::Token(args) => make_token(args).await,
+                ApiCommand::Backup(args) => backup::backup(args).await,
+                ApiCommand::Restore(args) => backup::restore(&args),
             }
         });
-        runtime.shutdown_timeout(LINGERING);
+        runtime.shutdown_timeout(BLOCKING_TASKS_TIMEOUT);
         done
     });
     match done {
@@ -123,7 +123,7 @@ pub fn run(args: Args) -> ExitCode {
 async fn make_token(args: TokenArgs) -> anyhow::Result<()> {
     let TokenArgs { name, role, namespaces, expires_in_seconds, database } = args;
     let store = database.open().await?;
-    let (token, secret) = crate::rest::NewToken { name, role, namespaces, expires_in_seconds }.make()?;
+    let (token, secret) = crate::rest::TokenRequest { name, role, namespaces, expires_in_seconds }.generate()?;
     store.add_token(&token).await?;
     store.close().await;
     println!("{secret}");

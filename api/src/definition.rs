@@ -12,23 +12,23 @@ use millrace_params::{LabelName, ObjectName};
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use crate::refusal::{Fault, Refusal, Result};
+use crate::refusal::{ApiError, FieldError, Result};
 
 /// Schema and rules of one kind.
-pub struct Definition {
+pub struct AdmissionSchema {
     schema: Value,
     strict: jsonschema::Validator,
     rules: CompiledSchema,
 }
 
-impl Definition {
+impl AdmissionSchema {
     /// Returns those of `Appliance` and of `TrainJob`.
     ///
     /// # Errors
     /// A definition is invalid: a bug of this program.
-    pub fn both() -> Result<(Self, Self)> {
+    pub fn load_all() -> Result<(Self, Self)> {
         let [appliance, job] = schemas();
-        let broken = |cause: &dyn std::fmt::Display| Refusal::internal("read its own definitions", cause);
+        let broken = |cause: &dyn std::fmt::Display| ApiError::internal("read its own definitions", cause);
         let of = |schema: Value| -> Result<Self> {
             let strict = jsonschema::options().build(&object_schema(&schema, true)).map_err(|error| broken(&error))?;
             Ok(Self { rules: compile_schema(&schema), strict, schema })
@@ -43,24 +43,24 @@ impl Definition {
     /// [`crate::refusal::Reason::Invalid`] with every invalid field.
     pub fn admit(&self, object: &Value, before: Option<&Value>) -> Result<Value> {
         let mut object = object.clone();
-        as_read(&self.schema, &mut object);
-        let faults: Vec<Fault> = self.strict.iter_errors(&object).flat_map(|error| faults(&error)).collect();
+        normalize_nulls(&self.schema, &mut object);
+        let faults: Vec<FieldError> = self.strict.iter_errors(&object).flat_map(|error| field_errors(&error)).collect();
         if !faults.is_empty() {
-            return Err(Refusal::invalid(faults));
+            return Err(ApiError::invalid(faults));
         }
         let object = kube_cel::apply_defaults(&self.schema, &object);
         let verdict = Validator::new().validate_compiled(&self.rules, &object, before);
-        let broken = |error: &kube_cel::ValidationError| by_rule(&error.field_path, &error.message);
+        let broken = |error: &kube_cel::ValidationError| rule_error(&error.field_path, &error.message);
         match verdict {
             Ok(()) => Ok(object),
-            Err(errors) => Err(Refusal::invalid(errors.iter().map(broken).collect())),
+            Err(errors) => Err(ApiError::invalid(errors.iter().map(broken).collect())),
         }
     }
 }
 
 /// Normalizes a value as an API server does when it reads one: removes nulls where the schema is not nullable, and
 /// turns floats such as `1.0` into integers where it requires them.
-fn as_read(schema: &Value, value: &mut Value) {
+fn normalize_nulls(schema: &Value, value: &mut Value) {
     let wanted = schema["type"].as_str();
     match value {
         Value::Number(number) if wanted == Some("integer") => {
@@ -69,11 +69,11 @@ fn as_read(schema: &Value, value: &mut Value) {
                 *value = json!(whole as i64);
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(|item| as_read(&schema["items"], item)),
+        Value::Array(items) => items.iter_mut().for_each(|item| normalize_nulls(&schema["items"], item)),
         Value::Object(fields) => {
             let of = |name: &str| schema["properties"].get(name).unwrap_or(&schema["additionalProperties"]);
             fields.retain(|name, value| !value.is_null() || of(name).is_null() || of(name)["nullable"] == true);
-            fields.iter_mut().for_each(|(name, value)| as_read(of(name), value));
+            fields.iter_mut().for_each(|(name, value)| normalize_nulls(of(name), value));
         }
         _ => {}
     }
@@ -113,15 +113,15 @@ fn metadata(close: bool) -> Value {
         *property =
             Value::Object(property["type"].as_str().map(|kind| ("type".to_owned(), kind.into())).into_iter().collect());
     }
-    let key = |prefix: &str| json!({"pattern": format!("^({prefix}/)?{NAME}$"), "maxLength": 317});
+    let key = |prefix: &str| json!({"pattern": format!("^({prefix}/)?{LABEL_NAME_PATTERN}$"), "maxLength": 317});
     metadata["properties"]["labels"] = json!({
         "type": "object",
-        "propertyNames": key(SUBDOMAIN),
-        "additionalProperties": {"type": "string", "pattern": format!("^({NAME})?$")},
+        "propertyNames": key(SUBDOMAIN_PATTERN),
+        "additionalProperties": {"type": "string", "pattern": format!("^({LABEL_NAME_PATTERN})?$")},
     });
     // An API server converts the key of an annotation to lower case before it checks it, so capitals are valid in its
     // prefix.
-    metadata["properties"]["annotations"] = json!({"type": "object", "propertyNames": key(&SUBDOMAIN.replace("a-z", "A-Za-z")), "additionalProperties": {"type": "string"}});
+    metadata["properties"]["annotations"] = json!({"type": "object", "propertyNames": key(&SUBDOMAIN_PATTERN.replace("a-z", "A-Za-z")), "additionalProperties": {"type": "string"}});
     if close {
         metadata["additionalProperties"] = json!(false);
     }
@@ -129,8 +129,8 @@ fn metadata(close: bool) -> Value {
 }
 
 /// Pattern of the name and the value of a label, and of the DNS subdomain before the name.
-const NAME: &str = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?";
-const SUBDOMAIN: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
+const LABEL_NAME_PATTERN: &str = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?";
+const SUBDOMAIN_PATTERN: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
 
 /// Converts a structural schema to JSON Schema; `nullable` and int-or-string become types. With `close`, fields that
 /// Kubernetes would prune are rejected.
@@ -167,20 +167,20 @@ fn as_json_schema(schema: &Value, close: bool) -> Value {
 }
 
 /// Returns the invalid fields, with the messages of an API server for unknown and missing ones.
-fn faults(error: &jsonschema::ValidationError<'_>) -> Vec<Fault> {
+fn field_errors(error: &jsonschema::ValidationError<'_>) -> Vec<FieldError> {
     let path = error.instance_path().to_string().trim_start_matches('/').replace('/', ".");
     let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-    let one = |field: String, message: &str| vec![Fault { field, message: message.to_owned() }];
+    let one = |field: String, message: &str| vec![FieldError { field, message: message.to_owned() }];
     match error.kind() {
         Kind::AdditionalProperties { unexpected } => {
             unexpected.iter().flat_map(|name| one(below(name), "unknown field")).collect()
         }
         Kind::Required { property } => one(below(property.as_str().unwrap_or_default()), "Required value"),
-        Kind::PropertyNames { error } => one(path, &format!("{}: {KEY}", error.instance())),
+        Kind::PropertyNames { error } => one(path, &format!("{}: {LABEL_KEY_RULE}", error.instance())),
         Kind::Pattern { .. } if path.starts_with("metadata.labels.") => {
-            one("metadata.labels".to_owned(), &format!("{}: {VALUE}", error.instance()))
+            one("metadata.labels".to_owned(), &format!("{}: {LABEL_VALUE_RULE}", error.instance()))
         }
-        Kind::Pattern { pattern } => match NAMES.iter().find(|(of, _)| of == pattern) {
+        Kind::Pattern { pattern } => match NAME_RULES.iter().find(|(of, _)| of == pattern) {
             Some((_, rule)) => one(path, &format!("{} is not a valid name: write {rule}", error.instance())),
             None => one(path, &error.to_string()),
         },
@@ -189,22 +189,22 @@ fn faults(error: &jsonschema::ValidationError<'_>) -> Vec<Fault> {
 }
 
 /// Patterns of names, and the rule that a message states instead of the pattern.
-const NAMES: [(&str, &str); 2] = [(ObjectName::PATTERN, ObjectName::RULE), (LabelName::PATTERN, LabelName::RULE)];
+const NAME_RULES: [(&str, &str); 2] = [(ObjectName::PATTERN, ObjectName::RULE), (LabelName::PATTERN, LabelName::RULE)];
 
 /// Rules of the keys of labels and annotations, and of a label's value, for messages.
-const KEY: &str = "a key is a name of at most 63 letters, digits, '-', '_' and '.', with a letter or a digit at either end, and \
+const LABEL_KEY_RULE: &str = "a key is a name of at most 63 letters, digits, '-', '_' and '.', with a letter or a digit at either end, and \
                    may have a DNS name and a slash before it";
-const VALUE: &str = "a label's value is empty or at most 63 letters, digits, '-', '_' and '.', with a letter or a digit at \
+const LABEL_VALUE_RULE: &str = "a label's value is empty or at most 63 letters, digits, '-', '_' and '.', with a letter or a digit at \
                      either end";
 
 /// Returns a violated rule. A rule on metadata belongs to the whole object, so its message begins with the field.
-pub fn by_rule(field: &str, message: &str) -> Fault {
+pub fn rule_error(field: &str, message: &str) -> FieldError {
     let field = field.trim_start_matches('.');
     let (field, message) = match message.split_once(": ") {
         Some((name, message)) if ["", "<nil>"].contains(&field) && name.starts_with("metadata.") => (name, message),
         _ => (field, message),
     };
-    Fault { field: field.to_owned(), message: message.to_owned() }
+    FieldError { field: field.to_owned(), message: message.to_owned() }
 }
 
 #[cfg(test)]
@@ -223,8 +223,8 @@ mod tests {
     }
 
     #[test]
-    fn what_an_api_server_refuses_is_refused_and_what_it_fills_in_is_filled_in() {
-        let (_, definition) = Definition::both().unwrap();
+    fn admission_matches_an_api_server() {
+        let (_, definition) = AdmissionSchema::load_all().unwrap();
         let admitted = definition.admit(&job(|_| {}), None).unwrap();
         assert_eq!(admitted["spec"]["appliance"], "default");
         assert_eq!(admitted["spec"]["deadlines"]["startupSeconds"], 900);

@@ -3,28 +3,28 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use millrace_crds::{ConditionType, State, TrainJob};
-use millrace_store::Content;
+use millrace_crds::{ConditionType, JobState, TrainJob};
+use millrace_store::JobContent;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::refusal::{Reason, Refusal, Result};
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Returns what the database stores of a job.
 ///
 /// # Errors
 /// It can't be serialized: a bug of this program.
-pub fn content(job: &TrainJob) -> Result<Content> {
+pub fn content(job: &TrainJob) -> Result<JobContent> {
     let status = job.status.clone().unwrap_or_default();
     let finished = status.is(ConditionType::Finished);
     let finished_ms = status.finish_time.as_ref().filter(|_| finished).map(|time| time.0.as_millisecond());
     // The STATE column. A job that was deleted before its end has a state only while finalizers hold it.
     let state = match (&job.metadata.deletion_timestamp, finished) {
-        (Some(_), false) => is_held(job).then(|| State::Deleting.as_str().to_owned()),
+        (Some(_), false) => is_held(job).then(|| JobState::Deleting.as_str().to_owned()),
         _ => status.condition(ConditionType::Succeeded).map(|condition| condition.reason.clone()),
     };
-    Ok(Content { document: text(job)?, state, finished_ms })
+    Ok(JobContent { document: to_json_text(job)?, state, finished_ms })
 }
 
 /// Whether the job has finalizers, which hold it after its deletion.
@@ -36,12 +36,12 @@ pub fn is_held(job: &TrainJob) -> bool {
 ///
 /// # Errors
 /// Those of [`content`].
-pub fn text(object: &impl serde::Serialize) -> Result<String> {
-    serde_json::to_string(object).map_err(|error| Refusal::internal("write an object", &error))
+pub fn to_json_text(object: &impl serde::Serialize) -> Result<String> {
+    serde_json::to_string(object).map_err(|error| ApiError::internal("write an object", &error))
 }
 
 /// Parses an object; logs a warning and returns `None` if it can't be read.
-pub fn read<K: DeserializeOwned>(name: &str, document: &str) -> Option<K> {
+pub fn from_json_text<K: DeserializeOwned>(name: &str, document: &str) -> Option<K> {
     let object = serde_json::from_str(document);
     object
         .inspect_err(
@@ -52,7 +52,7 @@ pub fn read<K: DeserializeOwned>(name: &str, document: &str) -> Option<K> {
 
 /// Marks the JSON of a job that this server can't parse: its conditions say so. Those in its status were written by
 /// another release and are not true now, because this server does not run the job.
-pub fn tell_unreadable(job: &mut Value) {
+pub fn mark_unreadable(job: &mut Value) {
     let Err(error) = TrainJob::deserialize(&*job) else { return };
     let message = format!(
         "this server can't read the job ({error}) and does not run it: run the release that wrote it, or create the job again"
@@ -78,10 +78,10 @@ pub fn tell_unreadable(job: &mut Value) {
 ///
 /// # Errors
 /// It was written by another version that this one can't read.
-pub fn job_of(row: &millrace_store::Job) -> Result<TrainJob> {
-    let mut job: TrainJob = read(&row.name, &row.content.document).ok_or_else(|| {
+pub fn job_of(row: &millrace_store::JobRecord) -> Result<TrainJob> {
+    let mut job: TrainJob = from_json_text(&row.name, &row.content.document).ok_or_else(|| {
         let detail = format!("the job {} can't be read by this version: run the one that wrote it", row.name);
-        Refusal::new(Reason::Internal, detail)
+        ApiError::new(ErrorReason::Internal, detail)
     })?;
     if let Some(deleted) = row.deleted_ms {
         job.metadata.deletion_timestamp = Timestamp::from_millisecond(deleted).ok().map(Time);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_first_release_kept_is_read() {
+    fn v0_1_0_documents_are_readable() {
         let job: TrainJob = serde_json::from_str(&golden("process-trainjob.json")).unwrap();
         let status = job.status.unwrap();
         assert!(status.is(ConditionType::Finished) && status.checkpoint.unwrap().step == Some(4));
@@ -118,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_cannot_be_read_says_so_in_its_conditions_and_not_that_it_trains() {
+    fn unreadable_job_is_marked_in_its_conditions() {
         let mut job: Value = serde_json::from_str(&golden("process-trainjob.json")).unwrap();
         let whole = job.clone();
-        tell_unreadable(&mut job);
+        mark_unreadable(&mut job);
         assert_eq!(job, whole, "one that can be read is shown as it is");
         job["spec"]["numCsx"] = json!({"of": "a later release"});
-        tell_unreadable(&mut job);
+        mark_unreadable(&mut job);
         let conditions = job["status"]["conditions"].as_array().unwrap();
         assert!(conditions.iter().all(|condition| condition["reason"] == "Unreadable"));
         assert!(conditions[0]["message"].as_str().unwrap().contains("run the release that wrote it"));

@@ -9,7 +9,7 @@ use crate::refusal::Result;
 /// Besides the resources that an API server stores there, permissions can be given on `trainjobs/logs`,
 /// `trainjobs/files` and `tokens`, which only this server checks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Question {
+pub struct ResourceAttributes {
     /// Verb, such as `get`.
     pub verb: &'static str,
     /// API group, such as `millrace.dev`; empty for the core group.
@@ -26,11 +26,11 @@ pub struct Question {
 
 /// Authenticates and authorizes the accounts of a cluster.
 #[async_trait]
-pub trait Judge: Send + Sync {
+pub trait Authorizer: Send + Sync {
     /// Returns the account of a token; `None` if the token is invalid or expired. `may_ask` is called before a request
     /// to the cluster about an unknown token; its error is returned instead of the request.
-    async fn who(&self, token: &str, may_ask: &(dyn Fn() -> Result<()> + Sync)) -> Result<Option<UserInfo>>;
+    async fn authenticate(&self, token: &str, may_ask: &(dyn Fn() -> Result<()> + Sync)) -> Result<Option<UserInfo>>;
 
     /// Whether the account may perform the action.
-    async fn may(&self, user: &UserInfo, question: &Question) -> Result<bool>;
+    async fn authorize(&self, user: &UserInfo, question: &ResourceAttributes) -> Result<bool>;
 }

@@ -7,11 +7,11 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use millrace_agents::role_process;
-use millrace_api::cli::{self, Args};
+use millrace_api::cli::{self, ApiArgs};
 
 fn main() -> ExitCode {
     if let Some(exit) = role_process() {
         return exit;
     }
-    cli::run(Args::parse())
+    cli::run(ApiArgs::parse())
 }

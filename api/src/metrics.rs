@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use millrace_control::metrics::certificates_page;
-use millrace_store::{Connections, Store};
+use millrace_store::{ConnectionCounts, Store};
 use millrace_telemetry::metric_definitions::register_process;
 use millrace_telemetry::prometheus::{
     Counter, DurationHistogram, Gauge, LongDurationHistogram, MetricFamily, Registry,
@@ -16,19 +16,19 @@ use millrace_telemetry::prometheus::{
 use crate::tls;
 
 /// Time for the database to return its size. Prometheus itself waits for 10 s by default.
-const SIZE_TIMEOUT: Duration = Duration::from_secs(3);
+const DATABASE_SIZE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Label value of the server's HTTPS certificate in the metric of certificates.
-const HTTPS: &str = "https";
+const HTTPS_CERTIFICATE: &str = "https";
 
 /// Metrics of requests and of the server.
-pub struct Traffic {
+pub struct ServerMetrics {
     registry: Registry,
     took: MetricFamily<DurationHistogram, 3>,
     streams: Arc<AtomicUsize>,
     certificate: Option<PathBuf>,
 }
 
-impl Traffic {
+impl ServerMetrics {
     /// Creates the metrics, all zero. `certificate` is the file of the server's certificate.
     pub fn new(certificate: Option<PathBuf>) -> Self {
         let registry = Registry::new();
@@ -47,13 +47,13 @@ impl Traffic {
     }
 
     /// Records a request: its method, its route as in the table of routes, the status, and the time until the response.
-    pub fn answered(&self, method: &str, route: &str, code: &str, after: Duration) {
+    pub fn record_request(&self, method: &str, route: &str, code: &str, after: Duration) {
         self.took.with([method, route, code]).add(after);
     }
 
     /// Counts a live stream until the returned guard is dropped.
-    pub fn stream(&self) -> Counted {
-        Counted::new(self.streams.clone())
+    pub fn count_stream(&self) -> GaugeGuard {
+        GaugeGuard::new(self.streams.clone())
     }
 
     /// Renders all metrics in the text format.
@@ -62,23 +62,23 @@ impl Traffic {
         if let Some(file) = &self.certificate
             && let Some(expires) = tls::expiry(file).await
         {
-            page += &certificates_page(&BTreeMap::from([(HTTPS.to_owned(), expires)]));
+            page += &certificates_page(&BTreeMap::from([(HTTPS_CERTIFICATE.to_owned(), expires)]));
         }
-        page + &store_page(store).await + &JOURNALS.render()
+        page + &store_page(store).await + &JOURNAL_METRICS.render()
     }
 }
 
 /// A guard that counts one in a gauge until it is dropped.
-pub struct Counted(Arc<AtomicUsize>);
+pub struct GaugeGuard(Arc<AtomicUsize>);
 
-impl Counted {
+impl GaugeGuard {
     fn new(of: Arc<AtomicUsize>) -> Self {
         of.fetch_add(1, Ordering::Relaxed);
         Self(of)
     }
 }
 
-impl Drop for Counted {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -87,7 +87,7 @@ impl Drop for Counted {
 /// Renders the metrics of the database.
 async fn store_page(store: &Store) -> String {
     let registry = Registry::new();
-    let Connections { busy, idle } = store.connections();
+    let ConnectionCounts { busy, idle } = store.connections();
     let connections =
         registry.family::<Gauge, 1>("millrace_store_connections", "Open connections to the database.", ["state"]);
     connections.with(["busy"]).set(f64::from(busy));
@@ -100,7 +100,7 @@ async fn store_page(store: &Store) -> String {
     for (kind, count) in millrace_store::failures() {
         failures.with([kind]).add(count);
     }
-    let size = tokio::time::timeout(SIZE_TIMEOUT, store.size_bytes()).await;
+    let size = tokio::time::timeout(DATABASE_SIZE_TIMEOUT, store.size_bytes()).await;
     if let Ok(Ok(bytes)) = size {
         registry.metric::<Gauge>("millrace_store_bytes", "Size of the database.").set(bytes as f64);
     }
@@ -109,16 +109,16 @@ async fn store_page(store: &Store) -> String {
 
 /// Metrics of the copying of journals. They are static because the code that copies has no reference to the server's
 /// metrics.
-pub static JOURNALS: std::sync::LazyLock<Journals> = std::sync::LazyLock::new(Journals::new);
+pub static JOURNAL_METRICS: std::sync::LazyLock<JournalMetrics> = std::sync::LazyLock::new(JournalMetrics::new);
 
-/// The type of [`JOURNALS`].
-pub struct Journals {
+/// The type of [`JOURNAL_METRICS`].
+pub struct JournalMetrics {
     registry: Registry,
     lag: LongDurationHistogram,
     followed: Arc<AtomicUsize>,
 }
 
-impl Journals {
+impl JournalMetrics {
     fn new() -> Self {
         let registry = Registry::new();
         let lag = registry.metric(
@@ -134,12 +134,12 @@ impl Journals {
     }
 
     /// Counts a journal that is being copied until the returned guard is dropped.
-    pub fn follow(&self) -> Counted {
-        Counted::new(self.followed.clone())
+    pub fn count_followed(&self) -> GaugeGuard {
+        GaugeGuard::new(self.followed.clone())
     }
 
     /// Records the time between writing an entry at its coordinator and writing it here.
-    pub fn copied(&self, lag: Duration) {
+    pub fn record_lag(&self, lag: Duration) {
         self.lag.add(lag);
     }
 
@@ -150,7 +150,7 @@ impl Journals {
 
 /// State of the Kubernetes backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtHand {
+pub struct ClusterMetrics {
     /// Number of TrainJobs.
     pub trainjobs: usize,
     /// Number of jobs whose journals are copied or archived.
@@ -159,7 +159,7 @@ pub struct AtHand {
     pub readers: usize,
 }
 
-impl AtHand {
+impl ClusterMetrics {
     /// Renders the metrics in the text format.
     pub fn render(&self) -> String {
         let registry = Registry::new();

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Context as _;
 use millrace_protocol::security::ServerCertificate;
 
-use crate::tls::Files;
+use crate::tls::CertificateFiles;
 
 /// Interval of checks whether the certificate has to be renewed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(24 * 3600);
@@ -21,29 +21,29 @@ const END_OF_CERTIFICATE: &str = "-----END CERTIFICATE-----\n";
 
 /// Creates and renews the certificate in a directory.
 #[derive(Clone, Debug)]
-pub struct OwnCertificate {
+pub struct SelfIssuedCertificate {
     dir: PathBuf,
     names: Vec<String>,
 }
 
-impl OwnCertificate {
+impl SelfIssuedCertificate {
     /// Manages the certificate for `names` in `dir`; writes nothing yet.
     pub fn new(dir: &Path, names: &[String]) -> Self {
         Self { dir: dir.to_owned(), names: names.to_vec() }
     }
 
     /// Returns the files that the server reads.
-    pub fn files(&self) -> Files {
-        Files { certificate: self.dir.join("certificate.pem"), key: self.dir.join("key.pem") }
+    pub fn files(&self) -> CertificateFiles {
+        CertificateFiles { certificate: self.dir.join("certificate.pem"), key: self.dir.join("key.pem") }
     }
 
     /// Creates or renews the certificate if that is due at `now`.
     ///
     /// # Errors
     /// A name is not valid in a certificate, or a file can't be written.
-    pub fn renew(&self, now: SystemTime) -> anyhow::Result<()> {
+    pub fn renew_if_due(&self, now: SystemTime) -> anyhow::Result<()> {
         let made = match self.read() {
-            Some(current) => current.renewed(&self.names, now),
+            Some(current) => current.renew_if_due(&self.names, now),
             None => ServerCertificate::new(&self.names, now).map(Some),
         };
         match made.context("the server's certificate can't be made")? {
@@ -53,10 +53,10 @@ impl OwnCertificate {
     }
 
     /// Renews the certificate whenever that is due; never returns. The server reloads changed files.
-    pub async fn keep(self) {
+    pub async fn run_renewal(self) {
         loop {
             tokio::time::sleep(CHECK_INTERVAL).await;
-            if let Err(error) = self.renew(SystemTime::now()) {
+            if let Err(error) = self.renew_if_due(SystemTime::now()) {
                 tracing::error!("the server's certificate could not be renewed; trying again in a day: {error:#}");
             }
         }
@@ -68,7 +68,7 @@ impl OwnCertificate {
 
     /// Reads the files; `None` if there is no certificate.
     fn read(&self) -> Option<ServerCertificate> {
-        let Files { certificate, key } = self.files();
+        let CertificateFiles { certificate, key } = self.files();
         let chain = std::fs::read_to_string(certificate).ok()?;
         let (certificate, authority) = chain.split_at(chain.find(END_OF_CERTIFICATE)? + END_OF_CERTIFICATE.len());
         Some(ServerCertificate {
@@ -80,7 +80,7 @@ impl OwnCertificate {
     }
 
     fn write(&self, made: &ServerCertificate) -> anyhow::Result<()> {
-        let Files { certificate, key } = self.files();
+        let CertificateFiles { certificate, key } = self.files();
         std::fs::create_dir_all(&self.dir)
             .with_context(|| format!("can't make the directory {}", self.dir.display()))?;
         if let Some(authority_key) = &made.authority_key {
@@ -107,23 +107,23 @@ mod tests {
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
-    fn authority(own: &OwnCertificate) -> String {
+    fn authority(own: &SelfIssuedCertificate) -> String {
         own.read().unwrap().authority
     }
 
     #[test]
-    fn what_is_in_the_directory_is_renewed_by_the_same_authority() {
+    fn renewal_keeps_the_authority() {
         let dir = tempfile::tempdir().unwrap();
         let start = SystemTime::now();
-        let own = OwnCertificate::new(dir.path(), &["a.example".to_owned()]);
-        own.renew(start).unwrap();
+        let own = SelfIssuedCertificate::new(dir.path(), &["a.example".to_owned()]);
+        own.renew_if_due(start).unwrap();
         own.files().config().unwrap();
         let first = own.read().unwrap();
         assert!(!first.authority.is_empty());
 
-        own.renew(start + 200 * DAY).unwrap();
+        own.renew_if_due(start + 200 * DAY).unwrap();
         assert!(own.read().unwrap() == first, "there is time");
-        own.renew(start + 300 * DAY).unwrap();
+        own.renew_if_due(start + 300 * DAY).unwrap();
         let second = own.read().unwrap();
         assert_ne!(second.certificate, first.certificate);
         assert_eq!(second.authority, first.authority);
@@ -134,14 +134,14 @@ mod tests {
     fn keys_are_private_and_a_missing_file_is_made_again() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
-        let own = OwnCertificate::new(dir.path(), &["a.example".to_owned()]);
-        own.renew(SystemTime::now()).unwrap();
+        let own = SelfIssuedCertificate::new(dir.path(), &["a.example".to_owned()]);
+        own.renew_if_due(SystemTime::now()).unwrap();
         for key in [own.files().key, own.authority_key()] {
             assert_eq!(key.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{}", key.display());
         }
         let before = authority(&own);
         std::fs::remove_file(own.files().key).unwrap();
-        own.renew(SystemTime::now()).unwrap();
+        own.renew_if_due(SystemTime::now()).unwrap();
         own.files().config().unwrap();
         assert_eq!(authority(&own), before, "clients still trust it");
     }

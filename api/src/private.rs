@@ -20,7 +20,7 @@ pub fn make_dir(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// An error of the file system.
-pub fn claim_dir(path: &Path) -> io::Result<()> {
+pub fn make_existing_private(path: &Path) -> io::Result<()> {
     make_dir(path)?;
     let about = std::fs::metadata(path)?;
     if about.mode() & 0o077 == 0 {
@@ -36,7 +36,7 @@ pub fn claim_dir(path: &Path) -> io::Result<()> {
 
 /// Sets the umask so that this process, and every process that it starts, creates files and directories for their owner
 /// only.
-pub fn make_all_private() {
+pub fn set_private_umask() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }
 
@@ -45,14 +45,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_that_others_may_enter_is_tightened() {
+    fn existing_directory_is_made_private() {
         let home = tempfile::tempdir().unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
         let (wide, new) = (home.path().join("wide"), home.path().join("new/deep"));
         std::fs::create_dir(&wide).unwrap();
         std::fs::set_permissions(&wide, std::fs::Permissions::from_mode(0o755)).unwrap();
-        claim_dir(&wide).unwrap();
-        claim_dir(&new).unwrap();
+        make_existing_private(&wide).unwrap();
+        make_existing_private(&new).unwrap();
         assert_eq!((mode(&wide), mode(&new), mode(new.parent().unwrap())), (0o700, 0o700, 0o700));
     }
 }

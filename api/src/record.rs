@@ -6,10 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use millrace_protocol::journal::{self, Journal};
+use millrace_protocol::journal::{self, JournalEndpoint};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{self, FollowRequest};
-use millrace_store::{Entry, Kind, Mode, Store};
+use millrace_store::{EntryKind, JournalRecord, MetricMode, Store};
 use millrace_telemetry::journal::JournalEvent;
 use millrace_telemetry::logs::Level;
 use millrace_telemetry::metrics::MetricPoint;
@@ -17,34 +17,34 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Channel;
 
-use crate::metrics::JOURNALS;
+use crate::metrics::JOURNAL_METRICS;
 use crate::unheard;
 
 /// Maximum number of entries in one transaction, and how long the first of them waits for the others.
-const BATCH: usize = 256;
-const GATHER: Duration = Duration::from_millis(100);
+const WRITE_BATCH_ENTRIES: usize = 256;
+const MAX_BATCH_DELAY: Duration = Duration::from_millis(100);
 /// Interval of retries.
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of consecutive failed tries after which the coordinator counts as lost. The next attempt sends what is
 /// missing.
-const TRIES: u32 = 5;
+const MAX_CONSECUTIVE_TRIES: u32 = 5;
 
 /// Copies the entries of the coordinator of `journal`, until the attempt has ended or the coordinator is lost.
-pub async fn copy(store: &Store, uid: &str, journal: &Journal) {
+pub async fn copy(store: &Store, uid: &str, journal: &JournalEndpoint) {
     let mut failures = 0;
-    while failures < TRIES {
+    while failures < MAX_CONSECUTIVE_TRIES {
         match dial(store, uid, journal).await {
             Ok(true) => return,
             Ok(false) => failures = 0,
             Err(error) => tracing::debug!(%uid, "the journal is not copied at present: {error}"),
         }
         failures += 1;
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 
 /// Logs that copying a journal from its files failed. It is repeated when the server starts.
-pub fn tell(caught_up: Result<(), String>, uid: &str) {
+pub fn log_catch_up_failure(caught_up: Result<(), String>, uid: &str) {
     if let Err(error) = caught_up {
         tracing::warn!(%uid, "what the job's journal files have beyond the database could not be copied: {error}");
     }
@@ -58,10 +58,10 @@ pub fn tell(caught_up: Result<(), String>, uid: &str) {
 pub async fn catch_up(store: &Store, uid: &str, model_dir: &Path) -> Result<(), String> {
     let from = store.newest_entry(uid).await.map_err(|error| error.to_string())? + 1;
     let unheard = unheard::entries(model_dir.to_owned(), uid.to_owned(), from);
-    keep(store, uid, ReceiverStream::new(unheard), |_| {}).await.map(drop)
+    write_entries(store, uid, ReceiverStream::new(unheard), |_| {}).await.map(drop)
 }
 
-async fn dial(store: &Store, uid: &str, journal: &Journal) -> Result<bool, String> {
+async fn dial(store: &Store, uid: &str, journal: &JournalEndpoint) -> Result<bool, String> {
     follow(store, uid, journal.connect().await.map_err(|error| error.to_string())?).await
 }
 
@@ -73,16 +73,16 @@ async fn dial(store: &Store, uid: &str, journal: &Journal) -> Result<bool, Strin
 pub async fn follow(store: &Store, uid: &str, mut client: JournalClient<Channel>) -> Result<bool, String> {
     let from = store.newest_entry(uid).await.map_err(|error| error.to_string())? + 1;
     let stream = client.follow(FollowRequest { from, newest: false }).await.map_err(|status| status.to_string())?;
-    let _counted = JOURNALS.follow();
-    keep(store, uid, stream.into_inner(), told_lag).await
+    let _counted = JOURNAL_METRICS.count_followed();
+    write_entries(store, uid, stream.into_inner(), record_lag).await
 }
 
 /// Records the time between writing the oldest of these entries at the coordinator and here. A coordinator whose clock
 /// is ahead counts as zero.
-fn told_lag(entries: &[Entry]) {
+fn record_lag(entries: &[JournalRecord]) {
     let now = Timestamp::now().as_millisecond();
     if let Some(oldest) = entries.first() {
-        JOURNALS.copied(Duration::from_millis(u64::try_from(now - oldest.at_ms).unwrap_or(0)));
+        JOURNAL_METRICS.record_lag(Duration::from_millis(u64::try_from(now - oldest.at_ms).unwrap_or(0)));
     }
 }
 
@@ -91,13 +91,13 @@ fn told_lag(entries: &[Entry]) {
 ///
 /// # Errors
 /// The stream or the database failed: a sentence.
-async fn keep<E: Display>(
+async fn write_entries<E: Display>(
     store: &Store,
     uid: &str,
     entries: impl Stream<Item = Result<proto::Entry, E>>,
-    written: impl Fn(&[Entry]),
+    written: impl Fn(&[JournalRecord]),
 ) -> Result<bool, String> {
-    let batches = entries.chunks_timeout(BATCH, GATHER);
+    let batches = entries.chunks_timeout(WRITE_BATCH_ENTRIES, MAX_BATCH_DELAY);
     tokio::pin!(batches);
     let mut over = false;
     while let Some(batch) = batches.next().await {
@@ -109,7 +109,7 @@ async fn keep<E: Display>(
                 Err(error) => broken = Some(error.to_string()),
             }
         }
-        over = entries.last().map_or(over, |entry| entry.kind == Kind::Outcome);
+        over = entries.last().map_or(over, |entry| entry.kind == EntryKind::Outcome);
         store.append(uid, &entries).await.map_err(|error| error.to_string())?;
         written(&entries);
         if let Some(broken) = broken {
@@ -120,36 +120,36 @@ async fn keep<E: Display>(
 }
 
 /// Converts an entry for the database; `None` for entries that are not stored.
-fn journal_entry(packed: &proto::Entry) -> Option<Entry> {
-    let entry = journal::unpack(packed).ok()?;
+fn journal_entry(packed: &proto::Entry) -> Option<JournalRecord> {
+    let entry = journal::from_proto(packed).ok()?;
     let (mut mode, mut step, mut agent, mut level) = (None, None, None, None);
     let kind = match &entry.event {
         JournalEvent::Metric(point) => {
-            mode = Some(if matches!(point, MetricPoint::Train(_)) { Mode::Train } else { Mode::Eval });
+            mode = Some(if matches!(point, MetricPoint::Train(_)) { MetricMode::Train } else { MetricMode::Eval });
             step = Some(point.step());
-            Kind::Metric
+            EntryKind::Metric
         }
         JournalEvent::Log(record) => {
             agent = Some(record.agent.to_string());
-            level = Some(gravity(record.level));
-            Kind::Log
+            level = Some(severity(record.level));
+            EntryKind::Log
         }
         JournalEvent::State(state) => {
             step = Some(state.step);
-            Kind::State
+            EntryKind::State
         }
         JournalEvent::Checkpoint { step: at, .. } => {
             step = Some(*at);
-            Kind::Checkpoint
+            EntryKind::Checkpoint
         }
         // Their messages are also in the log.
         JournalEvent::CheckpointFailed { .. } | JournalEvent::Dropped(_) => return None,
         JournalEvent::Outcome(outcome) => {
             step = Some(outcome.step);
-            Kind::Outcome
+            EntryKind::Outcome
         }
     };
-    Some(Entry {
+    Some(JournalRecord {
         number: entry.seq,
         attempt: entry.attempt,
         at_ms: i64::try_from(entry.unix_ms).unwrap_or(i64::MAX),
@@ -163,7 +163,7 @@ fn journal_entry(packed: &proto::Entry) -> Option<Entry> {
 }
 
 /// Returns the number of a level in the database: the more severe, the higher.
-pub fn gravity(level: Level) -> u8 {
+pub fn severity(level: Level) -> u8 {
     match level {
         Level::Debug => 0,
         Level::Verbose => 1,

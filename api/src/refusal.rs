@@ -5,7 +5,7 @@ use serde::Serialize;
 
 /// The reason for programs, the same as that of a condition if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
+pub enum ErrorReason {
     /// The request can't be parsed.
     BadRequest,
     /// The token is missing, unknown, expired or revoked.
@@ -46,7 +46,7 @@ pub enum Reason {
     Unavailable,
 }
 
-impl Reason {
+impl ErrorReason {
     /// Returns the reason as a string of the API.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -96,7 +96,7 @@ impl Reason {
 
 /// A field that is to blame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct Fault {
+pub struct FieldError {
     /// Its path, as `spec.numCsx`.
     pub field: String,
     /// What is wrong, and what would be right.
@@ -106,81 +106,81 @@ pub struct Fault {
 /// An error of the API.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
-pub struct Refusal {
+pub struct ApiError {
     /// Reason for programs.
-    pub reason: Reason,
+    pub reason: ErrorReason,
     /// One sentence with a remedy.
     pub detail: String,
     /// The invalid fields, if any.
-    pub errors: Vec<Fault>,
+    pub errors: Vec<FieldError>,
 }
 
 /// Result of most functions of this crate.
-pub type Result<T, E = Refusal> = std::result::Result<T, E>;
+pub type Result<T, E = ApiError> = std::result::Result<T, E>;
 
-impl Refusal {
+impl ApiError {
     /// Creates an error that concerns no field.
-    pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
+    pub fn new(reason: ErrorReason, detail: impl Into<String>) -> Self {
         Self { reason, detail: detail.into(), errors: Vec::new() }
     }
 
     /// Creates the error of an object with these invalid fields.
-    pub fn invalid(errors: Vec<Fault>) -> Self {
-        let said = errors.iter().map(|Fault { field, message }| match field.as_str() {
+    pub fn invalid(errors: Vec<FieldError>) -> Self {
+        let said = errors.iter().map(|FieldError { field, message }| match field.as_str() {
             "" => message.clone(),
             field => format!("{field}: {message}"),
         });
         let said: Vec<String> = said.collect();
-        Self { reason: Reason::Invalid, detail: said.join("; "), errors }
+        Self { reason: ErrorReason::Invalid, detail: said.join("; "), errors }
     }
 
     /// The error of a job that does not exist.
-    pub fn no_job(namespace: &str, name: &str) -> Self {
-        Self::new(Reason::NotFound, format!("there is no job {name} in namespace {namespace}, and there was none"))
+    pub fn job_not_found(namespace: &str, name: &str) -> Self {
+        Self::new(ErrorReason::NotFound, format!("there is no job {name} in namespace {namespace}, and there was none"))
     }
 
     /// The error of an idempotency key that was used with another body.
-    pub fn key_reused() -> Self {
+    pub fn idempotency_key_reused() -> Self {
         let detail =
             "this Idempotency-Key came before, with another body or from somebody else: use a new key for another job";
-        Self::new(Reason::IdempotencyKeyReused, detail)
+        Self::new(ErrorReason::IdempotencyKeyReused, detail)
     }
 
     /// The error of a name that a live job has.
     pub fn name_taken(namespace: &str, name: &str) -> Self {
         let detail =
             format!("there is a job {name} in namespace {namespace}: choose another name, or cancel that job first");
-        Self::new(Reason::AlreadyExists, detail)
+        Self::new(ErrorReason::AlreadyExists, detail)
     }
 
     /// The error of a job that has written nothing yet.
-    pub fn no_files() -> Self {
-        Self::new(Reason::NotFound, "the job has no files yet: it has not been admitted")
+    pub fn files_not_found() -> Self {
+        Self::new(ErrorReason::NotFound, "the job has no files yet: it has not been admitted")
     }
 
     /// An internal error: logs its cause, which is not sent to the client.
     pub fn internal(what: &str, cause: &dyn std::fmt::Display) -> Self {
-        match crate::request::id() {
+        match crate::request::current_request_id() {
             Some(id) => tracing::error!(request = %id, "{what}: {cause} (request {id})"),
             None => tracing::error!("{what}: {cause}"),
         }
-        Self::new(Reason::Internal, format!("the server could not {what}: its log says why"))
+        Self::new(ErrorReason::Internal, format!("the server could not {what}: its log says why"))
     }
 }
 
-impl From<millrace_store::Error> for Refusal {
+impl From<millrace_store::Error> for ApiError {
     fn from(error: millrace_store::Error) -> Self {
         use millrace_store::Error;
         match error {
             Error::BadCursor | Error::BadUid(_) | Error::TooLarge(..) => {
-                Self::new(Reason::BadRequest, error.to_string())
+                Self::new(ErrorReason::BadRequest, error.to_string())
             }
-            Error::NoSuchJob(_) => Self::new(Reason::NotFound, error.to_string()),
+            Error::JobNotFound(_) => Self::new(ErrorReason::NotFound, error.to_string()),
             Error::NoSpace(_) => {
-                Self::new(Reason::Unavailable, "the database's disk is full: an administrator must make room")
+                Self::new(ErrorReason::Unavailable, "the database's disk is full: an administrator must make room")
             }
             error if error.is_temporary() => {
-                Self::new(Reason::Unavailable, "the database does not answer at present: try again in a moment")
+                Self::new(ErrorReason::Unavailable, "the database does not answer at present: try again in a moment")
             }
             other => Self::internal("use its database", &other),
         }

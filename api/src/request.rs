@@ -3,27 +3,27 @@
 use std::sync::{Arc, OnceLock};
 
 tokio::task_local! {
-    static CURRENT: Arc<Request>;
+    static CURRENT: Arc<RequestContext>;
 }
 
-struct Request {
+struct RequestContext {
     id: String,
-    who: OnceLock<String>,
+    principal: OnceLock<String>,
 }
 
 /// Runs `work` as the request `id`; returns its result, and the name of the client if it was authenticated.
-pub async fn answering<T>(id: &str, work: impl Future<Output = T>) -> (T, Option<String>) {
-    let request = Arc::new(Request { id: id.to_owned(), who: OnceLock::new() });
+pub async fn with_request<T>(id: &str, work: impl Future<Output = T>) -> (T, Option<String>) {
+    let request = Arc::new(RequestContext { id: id.to_owned(), principal: OnceLock::new() });
     let work = async {
         let done = work.await;
-        (done, CURRENT.with(|request| request.who.get().cloned()))
+        (done, CURRENT.with(|request| request.principal.get().cloned()))
     };
     CURRENT.scope(request, work).await
 }
 
 /// Runs `work` to its end, even if the returned future is dropped: a client that disconnects must not leave half of a
 /// change done.
-pub async fn to_its_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
+pub async fn run_to_completion<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     let task = match CURRENT.try_with(Arc::clone) {
         Ok(request) => tokio::spawn(CURRENT.scope(request, work)),
         Err(_) => tokio::spawn(work),
@@ -37,13 +37,13 @@ pub async fn to_its_end<T: Send + 'static>(work: impl Future<Output = T> + Send 
 }
 
 /// Records the client of the current request.
-pub fn is_of(who: &str) {
+pub fn set_principal(who: &str) {
     // Fails outside of a request, and if the client is recorded already; neither matters.
-    let _ = CURRENT.try_with(|request| request.who.set(who.to_owned()));
+    let _ = CURRENT.try_with(|request| request.principal.set(who.to_owned()));
 }
 
 /// Returns the id of the current request, if there is one.
-pub fn id() -> Option<String> {
+pub fn current_request_id() -> Option<String> {
     CURRENT.try_with(|request| request.id.clone()).ok()
 }
 
@@ -52,31 +52,31 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn each_request_is_its_own() {
+    async fn request_contexts_are_independent() {
         let ask = async |name: &'static str| {
-            is_of(name);
+            set_principal(name);
             tokio::task::yield_now().await;
-            id()
+            current_request_id()
         };
-        let (one, two) = tokio::join!(answering("1", ask("ann")), answering("2", ask("bob")));
+        let (one, two) = tokio::join!(with_request("1", ask("ann")), with_request("2", ask("bob")));
         assert_eq!(one, (Some("1".to_owned()), Some("ann".to_owned())));
         assert_eq!(two, (Some("2".to_owned()), Some("bob".to_owned())));
-        is_of("nobody");
-        assert_eq!(id(), None);
+        set_principal("nobody");
+        assert_eq!(current_request_id(), None);
     }
 
     #[tokio::test]
-    async fn what_is_begun_is_done_though_nobody_waits() {
+    async fn mutation_completes_after_client_disconnect() {
         let (begun, done) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
         let (begin, end) = (begun.clone(), done.clone());
-        let work = answering("3", async move {
+        let work = with_request("3", async move {
             let work = async move {
                 begin.notify_one();
                 tokio::task::yield_now().await;
-                assert_eq!(id().as_deref(), Some("3"));
+                assert_eq!(current_request_id().as_deref(), Some("3"));
                 end.notify_one();
             };
-            to_its_end(work).await;
+            run_to_completion(work).await;
         });
         tokio::select! {
             biased;

@@ -11,9 +11,9 @@ use hyper_util::rt::TokioTimer;
 use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
-use millrace_control::Workers;
-use millrace_control::program::{Logging, end_signals, ended};
-use millrace_crds::{Appliance, ClusterSpec};
+use millrace_control::WorkerPool;
+use millrace_control::program::{LoggingConfig, shutdown_signals, wait_for_shutdown};
+use millrace_crds::{Appliance, ApplianceSpec};
 use millrace_params::{MachineDocument, MachineSpec, ObjectName};
 use millrace_store::{NewEvent, Store};
 use millrace_telemetry::logs::LogFormat;
@@ -22,31 +22,33 @@ use serde_json::{Value, json};
 use tracing::level_filters::LevelFilter;
 
 use crate::backend::Backend;
-use crate::cli::Database;
-use crate::compute::Compute;
-use crate::definition::Definition;
-use crate::files::DEFAULT_EXPORT_BYTES;
-use crate::kubernetes::{self, Cluster, Reviews};
-use crate::metrics::Traffic;
-use crate::own_certificate::OwnCertificate;
-use crate::process::{Directories, Local, ServerVolume, Settings, VOLUME_SYNTAX, all_volumes, parse_volume};
-use crate::refusal::Refusal;
-use crate::rest::{Access, Api, Pace, Proxies, forget_sessions, metrics_router, router};
-use crate::tls::{self, Files};
+use crate::cli::DatabaseArgs;
+use crate::compute::ComputePool;
+use crate::definition::AdmissionSchema;
+use crate::files::DEFAULT_MAX_EXPORT_BYTES;
+use crate::kubernetes::{self, KubernetesAuthorizer, KubernetesBackend};
+use crate::metrics::ServerMetrics;
+use crate::own_certificate::SelfIssuedCertificate;
+use crate::process::{
+    ProcessBackend, ProcessSettings, ServerDirectories, ServerVolume, VOLUME_SYNTAX, all_volumes, parse_volume,
+};
+use crate::refusal::ApiError;
+use crate::rest::{AppState, AuthMode, RequestLimiter, TrustedProxies, forget_sessions, metrics_router, router};
+use crate::tls::{self, CertificateFiles};
 
 /// Time to receive the head of a request.
-const HEADERS: Duration = Duration::from_secs(30);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for running requests to end after the shutdown began.
-const DRAINING: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval of deleting old history.
-const FORGETTING: Duration = Duration::from_secs(600);
+const RETENTION_INTERVAL: Duration = Duration::from_secs(600);
 /// Systems of the default appliance: as many jobs as one computer can run.
-const SYSTEMS: u64 = 8;
+const DEFAULT_SYSTEMS: u64 = 8;
 
 /// What runs jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Kind {
+enum BackendKind {
     /// This machine: each agent is a process
     Process,
     /// The cluster that this server is in, or that of KUBECONFIG: each agent is a pod
@@ -55,10 +57,10 @@ enum Kind {
 
 /// Flags of `serve`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Serve {
+pub struct ServeArgs {
     /// What runs jobs
     #[arg(long, value_enum, env = "MILLRACE_BACKEND", default_value = "process")]
-    backend: Kind,
+    backend: BackendKind,
     /// Where to listen
     #[arg(long, env = "MILLRACE_LISTEN", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
@@ -78,19 +80,19 @@ pub struct Serve {
     #[arg(long = "tls-self-made", value_name = "NAME", conflicts_with = "tls_cert")]
     tls_names: Vec<String>,
     /// A proxy, or a network of proxies, whose X-Forwarded-For or Forwarded says where a request comes from; once for each
-    #[arg(long = "trusted-proxy", env = "MILLRACE_TRUSTED_PROXIES", value_name = "CIDR", value_delimiter = ',', value_parser = network)]
+    #[arg(long = "trusted-proxy", env = "MILLRACE_TRUSTED_PROXIES", value_name = "CIDR", value_delimiter = ',', value_parser = parse_network)]
     trusted_proxies: Vec<IpNet>,
     /// YAML file of the Appliance's spec; the default machine where this is left out
     #[arg(long)]
     appliance: Option<PathBuf>,
     /// Days that the history of a job is kept after its end, and an API token after its own; a job's files are never touched
     #[arg(long, default_value_t = 365)]
-    keep_days: u32,
+    retention_days: u32,
     /// Bytes that the logs and curves of all jobs have at most, about: beyond that those of jobs that are over go, the oldest first
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 30)]
-    keep_bytes: u64,
+    max_history_bytes: u64,
     /// Bytes of checkpoints exported for downloads that are kept at most, together; on Kubernetes they lie in pods of their own
-    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_EXPORT_BYTES)]
+    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MAX_EXPORT_BYTES)]
     export_bytes: u64,
     /// What relative data paths of params are relative to, readable by every job; left out, params name no such paths
     #[arg(long, value_name = "DIR")]
@@ -114,11 +116,11 @@ pub struct Serve {
     #[arg(long, env = LogFormat::LOG_FORMAT_ENV, default_value_t)]
     log_format: LogFormat,
     #[command(flatten)]
-    database: Database,
+    database: DatabaseArgs,
 }
 
 /// Parses a network such as `10.0.0.0/8`, or a single address.
-fn network(text: &str) -> Result<IpNet, String> {
+fn parse_network(text: &str) -> Result<IpNet, String> {
     let address = || text.parse::<IpAddr>().map(IpNet::from);
     text.parse()
         .or_else(|_| address())
@@ -128,19 +130,19 @@ fn network(text: &str) -> Result<IpNet, String> {
 /// Logs messages of our own crates to standard error, and exports traces if the environment names a collector.
 ///
 /// # Errors
-/// Those of [`Logging::install`].
+/// Those of [`LoggingConfig::install`].
 pub fn log(level: LevelFilter, format: LogFormat) -> Result<Traces, millrace_traces::Error> {
     let wanted = |target: &str| target.starts_with("millrace");
-    Logging { program: "millrace-api", level, format, wanted }.install()
+    LoggingConfig { program: "millrace-api", level, format, is_log_enabled: wanted }.install()
 }
 
 /// Serves until a signal to shut down.
 ///
 /// # Errors
 /// It can't start: a sentence.
-pub async fn run(args: Serve) -> anyhow::Result<()> {
+pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let _traces = log(args.log, args.log_format)?;
-    let ending = end_signals().context("can't listen for signals")?;
+    let ending = shutdown_signals().context("can't listen for signals")?;
     let tls = tls(&args)?;
     let secure = tls.is_some();
     if !args.listen.ip().is_loopback() && tls.is_none() {
@@ -153,28 +155,28 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     let listener = listen(args.listen, "--listen")?;
     let metrics_listener = args.metrics_listen.map(|address| listen(address, "--metrics-listen")).transpose()?;
     let store = args.database.open().await?;
-    let compute = Compute::new(Workers::for_this_machine());
+    let compute = ComputePool::new(WorkerPool::for_this_machine());
     let started = async {
         match args.backend {
-            Kind::Process => process(&args, &store, &compute).await,
-            Kind::Kubernetes => kubernetes(&args, &store, &compute).await,
+            BackendKind::Process => process(&args, &store, &compute).await,
+            BackendKind::Kubernetes => kubernetes(&args, &store, &compute).await,
         }
     };
     let (backend, access) = tokio::select! {
         started = started => started?,
         // Starting may wait for a cluster. Jobs that the process backend has started by then end with the process.
-        () = ended(ending.clone()) => return Ok(()),
+        () = wait_for_shutdown(ending.clone()) => return Ok(()),
     };
-    let keep = Keep { days: args.keep_days, bytes: args.keep_bytes };
-    let forgetting = tokio::spawn(forget(backend.clone(), store.clone(), keep));
-    let api = Api {
+    let keep = RetentionLimits { days: args.retention_days, bytes: args.max_history_bytes };
+    let forgetting = tokio::spawn(run_retention(backend.clone(), store.clone(), keep));
+    let api = AppState {
         backend: backend.clone(),
         store: store.clone(),
         access,
-        pace: Pace::default(),
-        proxies: Proxies::new(args.trusted_proxies.clone()),
+        pace: RequestLimiter::default(),
+        proxies: TrustedProxies::new(args.trusted_proxies.clone()),
         compute,
-        traffic: Traffic::new(tls.as_ref().map(|files| files.certificate.clone())),
+        traffic: ServerMetrics::new(tls.as_ref().map(|files| files.certificate.clone())),
     };
     let api = Arc::new(api);
     let metrics = metrics_listener.map(|listener| serve_metrics(listener, &api)).transpose()?;
@@ -183,11 +185,11 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     let (handle, routes) = (Handle::new(), routes.into_make_service_with_connect_info::<SocketAddr>());
     let serving = match tls {
         None => {
-            let server = prepared(axum_server::from_tcp(listener)?, &handle);
+            let server = build_server(axum_server::from_tcp(listener)?, &handle);
             tokio::spawn(server.serve(routes))
         }
         Some(files) => {
-            let server = prepared(axum_server::from_tcp_rustls(listener, tls::shown(files)?)?, &handle);
+            let server = build_server(axum_server::from_tcp_rustls(listener, tls::reloading_config(files)?)?, &handle);
             tokio::spawn(server.serve(routes))
         }
     };
@@ -196,13 +198,13 @@ pub async fn run(args: Serve) -> anyhow::Result<()> {
     if let Some(metrics) = metrics {
         println!("metrics on http://{metrics}/metrics");
     }
-    ended(ending).await;
+    wait_for_shutdown(ending).await;
     forgetting.abort();
     // No new requests are accepted from now on.
     handle.graceful_shutdown(None);
     backend.shut_down().await;
     // Live streams do not end by themselves.
-    let _ = tokio::time::timeout(DRAINING, serving).await;
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, serving).await;
     store.close().await;
     Ok(())
 }
@@ -216,9 +218,9 @@ fn listen(address: SocketAddr, option: &str) -> anyhow::Result<std::net::TcpList
 }
 
 /// Serves metrics as long as the process lives; returns the address.
-fn serve_metrics(listener: std::net::TcpListener, api: &Arc<Api>) -> anyhow::Result<SocketAddr> {
+fn serve_metrics(listener: std::net::TcpListener, api: &Arc<AppState>) -> anyhow::Result<SocketAddr> {
     let address = listener.local_addr()?;
-    let server = prepared(axum_server::from_tcp(listener)?, &Handle::new());
+    let server = build_server(axum_server::from_tcp(listener)?, &Handle::new());
     let serving = server.serve(metrics_router(api.clone()).into_make_service());
     tokio::spawn(async move {
         if let Err(error) = serving.await {
@@ -229,26 +231,30 @@ fn serve_metrics(listener: std::net::TcpListener, api: &Arc<Api>) -> anyhow::Res
 }
 
 /// Configures a server that is stopped by `handle` and closes connections that are slow to send the head of a request.
-fn prepared<A>(server: Server<SocketAddr, A>, handle: &Handle<SocketAddr>) -> Server<SocketAddr, A> {
+fn build_server<A>(server: Server<SocketAddr, A>, handle: &Handle<SocketAddr>) -> Server<SocketAddr, A> {
     let mut server = server.http1_only().handle(handle.clone());
-    server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEADERS);
+    server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
     server
 }
 
 /// Starts the process backend. On a loopback address it needs no token unless one is required.
-async fn process(args: &Serve, store: &Store, compute: &Compute) -> anyhow::Result<(Arc<dyn Backend>, Access)> {
+async fn process(
+    args: &ServeArgs,
+    store: &Store,
+    compute: &ComputePool,
+) -> anyhow::Result<(Arc<dyn Backend>, AuthMode)> {
     // Real paths, so that no directory can be reached through another one by a link.
     let real = |path: &Path| path.canonicalize().with_context(|| format!("there is no directory {}", path.display()));
-    let directories = Directories {
+    let directories = ServerDirectories {
         data: real(&args.database.data)?,
         inputs: args.inputs.as_deref().map(real).transpose()?,
         volumes: all_volumes(&args.volumes).map_err(anyhow::Error::msg)?,
     };
     directories.make().map_err(anyhow::Error::msg)?;
     millrace_roots::restrict_process(directories.roots()).context("can't use a directory of the server")?;
-    let local = Local::start(
+    let local = ProcessBackend::start(
         store.clone(),
-        Settings {
+        ProcessSettings {
             directories,
             holds_database: args.database.database.is_none(),
             appliance: appliance(args)?,
@@ -258,29 +264,33 @@ async fn process(args: &Serve, store: &Store, compute: &Compute) -> anyhow::Resu
     )
     .await?;
     let open = args.listen.ip().is_loopback() && !args.require_token;
-    Ok((Arc::new(local), if open { Access::Open } else { Access::Tokens }))
+    Ok((Arc::new(local), if open { AuthMode::Open } else { AuthMode::Tokens }))
 }
 
 /// Starts the Kubernetes backend. Accounts of the cluster have the same permissions here as there.
-async fn kubernetes(args: &Serve, store: &Store, compute: &Compute) -> anyhow::Result<(Arc<dyn Backend>, Access)> {
+async fn kubernetes(
+    args: &ServeArgs,
+    store: &Store,
+    compute: &ComputePool,
+) -> anyhow::Result<(Arc<dyn Backend>, AuthMode)> {
     if args.image.is_empty() {
         anyhow::bail!("the pods that read jobs' files need an image: give this server's own by --image");
     }
     let client = millrace_operator::client::connect().await?;
-    millrace_operator::client::until_reached(&client).await;
-    let settings = kubernetes::Settings {
+    millrace_operator::client::wait_for_api_server(&client).await;
+    let settings = kubernetes::KubernetesSettings {
         namespace: args.namespace.clone(),
         image: args.image.clone(),
         identity: args.identity.clone(),
         compute: compute.clone(),
     };
-    let cluster = Cluster::start(client.clone(), store.clone(), settings).await?;
-    Ok((Arc::new(cluster), Access::Cluster(Arc::new(Reviews::new(client)))))
+    let cluster = KubernetesBackend::start(client.clone(), store.clone(), settings).await?;
+    Ok((Arc::new(cluster), AuthMode::Cluster(Arc::new(KubernetesAuthorizer::new(client)))))
 }
 
 /// Limits on the history that is kept.
 #[derive(Clone, Copy, Debug)]
-struct Keep {
+struct RetentionLimits {
     /// Days after the end of a job.
     days: u32,
     /// Bytes of logs and curves.
@@ -288,7 +298,7 @@ struct Keep {
 }
 
 /// Thins long curves, and removes logs and curves beyond the limit.
-async fn bound_history(store: &Store, bytes: u64) -> Result<(), Refusal> {
+async fn limit_history(store: &Store, bytes: u64) -> Result<(), ApiError> {
     let thinned = store.thin_curves().await?;
     if thinned > 0 {
         tracing::info!(
@@ -309,14 +319,14 @@ async fn bound_history(store: &Store, bytes: u64) -> Result<(), Refusal> {
 }
 
 /// Periodically deletes jobs and tokens that ended more than `days` days ago and expired sessions, and bounds the rest.
-async fn forget(backend: Arc<dyn Backend>, store: Store, Keep { days, bytes }: Keep) {
+async fn run_retention(backend: Arc<dyn Backend>, store: Store, RetentionLimits { days, bytes }: RetentionLimits) {
     loop {
         // The error is logged already.
-        let _ = bound_history(&store, bytes).await;
+        let _ = limit_history(&store, bytes).await;
         let before = Timestamp::now().as_millisecond() - i64::from(days) * 86_400_000;
         let mut forgotten = 0;
         // The error is logged already.
-        while let Ok(some @ 1..) = backend.forget(before).await {
+        while let Ok(some @ 1..) = backend.delete_history_before(before).await {
             forgotten += some;
         }
         if forgotten > 0 {
@@ -324,25 +334,25 @@ async fn forget(backend: Arc<dyn Backend>, store: Store, Keep { days, bytes }: K
         }
         let tokens = async {
             forget_sessions(&store).await?;
-            Result::<_, Refusal>::Ok(store.forget_tokens(None, before).await?)
+            Result::<_, ApiError>::Ok(store.delete_expired_tokens(None, before).await?)
         };
         if let Ok(forgotten @ 1..) = tokens.await {
             tracing::info!("forgot {forgotten} token(s) that were expired or revoked more than {days} day(s) ago");
         }
-        tokio::time::sleep(FORGETTING).await;
+        tokio::time::sleep(RETENTION_INTERVAL).await;
     }
 }
 
 /// Returns the certificate files for HTTPS; `None` if the server uses HTTP.
-fn tls(args: &Serve) -> anyhow::Result<Option<Files>> {
+fn tls(args: &ServeArgs) -> anyhow::Result<Option<CertificateFiles>> {
     let files = match (&args.tls_cert, &args.tls_key) {
-        (Some(certificate), Some(key)) => Files { certificate: certificate.clone(), key: key.clone() },
+        (Some(certificate), Some(key)) => CertificateFiles { certificate: certificate.clone(), key: key.clone() },
         _ if args.tls_names.is_empty() => return Ok(None),
         _ => {
-            let own = OwnCertificate::new(&args.database.data.join("tls"), &args.tls_names);
-            own.renew(SystemTime::now())?;
+            let own = SelfIssuedCertificate::new(&args.database.data.join("tls"), &args.tls_names);
+            own.renew_if_due(SystemTime::now())?;
             let files = own.files();
-            tokio::spawn(own.keep());
+            tokio::spawn(own.run_renewal());
             tracing::info!("clients trust this server with --ca {}", files.certificate.display());
             files
         }
@@ -351,11 +361,11 @@ fn tls(args: &Serve) -> anyhow::Result<Option<Files>> {
 }
 
 /// Returns the appliance that is emulated.
-fn appliance(args: &Serve) -> anyhow::Result<Appliance> {
+fn appliance(args: &ServeArgs) -> anyhow::Result<Appliance> {
     let spec = match &args.appliance {
-        None => ClusterSpec {
-            machine: MachineDocument { systems: Some(SYSTEMS), ..Default::default() },
-            ..ClusterSpec::default()
+        None => ApplianceSpec {
+            machine: MachineDocument { systems: Some(DEFAULT_SYSTEMS), ..Default::default() },
+            ..ApplianceSpec::default()
         },
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))?;
@@ -366,7 +376,7 @@ fn appliance(args: &Serve) -> anyhow::Result<Appliance> {
 }
 
 /// Parses the spec in a file, alone or in a whole document. Unknown fields are errors.
-fn read_appliance(text: &str) -> anyhow::Result<ClusterSpec> {
+fn read_appliance(text: &str) -> anyhow::Result<ApplianceSpec> {
     // The machine's part is parsed first because its errors have lines and hints; the rest is checked as by an API
     // server.
     MachineSpec::parse_yaml(text).map_err(|error| anyhow::anyhow!("{}", error.report().trim_end()))?;
@@ -382,7 +392,7 @@ fn read_appliance(text: &str) -> anyhow::Result<ClusterSpec> {
         (false, true) => json!({}),
         (false, false) => document,
     };
-    let (definition, _) = Definition::both()?;
+    let (definition, _) = AdmissionSchema::load_all()?;
     let object = json!({"apiVersion": version, "kind": kind, "metadata": {"name": "default"}, "spec": spec});
     definition.admit(&object, None)?;
     Ok(serde_json::from_value(spec)?)
@@ -393,14 +403,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_the_appliance_that_is_not_known_is_named() {
+    fn unknown_appliance_key_is_reported() {
         let read = |text: &str| read_appliance(text).map_err(|error| format!("{error:#}"));
         assert_eq!(read("systems: 2\nstorage: {size: 3Gi}").unwrap().machine.systems, Some(2));
         assert_eq!(
             read("apiVersion: millrace.dev/v1alpha1\nkind: Appliance\nspec: {systems: 3}").unwrap().machine.systems,
             Some(3)
         );
-        assert_eq!(read("# nothing").unwrap(), ClusterSpec::default());
+        assert_eq!(read("# nothing").unwrap(), ApplianceSpec::default());
         let near = read("systems: 2\nwafer: {memoryByte: 1GB}").unwrap_err();
         assert!(near.contains("line 2") && near.contains("did you mean memoryBytes?"), "{near}");
         assert!(read("kind: Pod\napiVersion: v1\nspec: {}").unwrap_err().contains("another kind"));

@@ -12,18 +12,18 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// Interval of checks for a changed certificate: renewal sends no notification.
-const RENEWING: Duration = Duration::from_secs(60);
+const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Paths of a certificate and its key, PEM.
 #[derive(Clone, Debug)]
-pub struct Files {
+pub struct CertificateFiles {
     /// The certificate, followed by its intermediate certificates.
     pub certificate: PathBuf,
     /// The private key.
     pub key: PathBuf,
 }
 
-impl Files {
+impl CertificateFiles {
     /// Builds the configuration of the server.
     ///
     /// # Errors
@@ -55,43 +55,43 @@ pub async fn expiry(file: &Path) -> Option<SystemTime> {
 /// once and the old one stays.
 ///
 /// # Errors
-/// Those of [`Files::config`].
-pub fn shown(files: Files) -> anyhow::Result<RustlsConfig> {
-    let shown = RustlsConfig::from_config(Arc::new(files.config()?));
-    let renewed = shown.clone();
+/// Those of [`CertificateFiles::config`].
+pub fn reloading_config(files: CertificateFiles) -> anyhow::Result<RustlsConfig> {
+    let config = RustlsConfig::from_config(Arc::new(files.config()?));
+    let reloaded = config.clone();
     tokio::spawn(async move {
         let content = || [&files.certificate, &files.key].map(|path| std::fs::read(path).ok());
         let mut known = content();
         loop {
-            tokio::time::sleep(RENEWING).await;
+            tokio::time::sleep(RELOAD_INTERVAL).await;
             let now = content();
             if now == known {
                 continue;
             }
             match files.config() {
-                Ok(config) => {
+                Ok(changed) => {
                     tracing::info!("clients are shown the new certificate in {}", files.certificate.display());
-                    renewed.reload_from_config(Arc::new(config));
+                    reloaded.reload_from_config(Arc::new(changed));
                 }
                 Err(error) => tracing::error!("the certificate was changed and the old one stays: {error:#}"),
             }
             known = now;
         }
     });
-    Ok(shown)
+    Ok(config)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::own_certificate::OwnCertificate;
+    use crate::own_certificate::SelfIssuedCertificate;
 
     #[tokio::test]
     async fn a_certificate_says_when_it_expires() {
         let dir = tempfile::tempdir().unwrap();
-        let own = OwnCertificate::new(dir.path(), &["localhost".to_owned()]);
+        let own = SelfIssuedCertificate::new(dir.path(), &["localhost".to_owned()]);
         let now = SystemTime::now();
-        own.renew(now).unwrap();
+        own.renew_if_due(now).unwrap();
         let expires = expiry(&own.files().certificate).await.unwrap();
         let days = expires.duration_since(now).unwrap().as_secs() / 86_400;
         assert!((364..=365).contains(&days), "{days}");

@@ -9,14 +9,14 @@ use millrace_telemetry::journal::JournalReader;
 use tokio::sync::mpsc;
 
 /// Entries that are read ahead of the receiver.
-const AHEAD: usize = 256;
+const MAX_READ_AHEAD_ENTRIES: usize = 256;
 
 /// Returns the entries of the job `uid` from number `from` on, up to the last one or an error. There are none if the
 /// model_dir belongs to another job by now. They are read as they are received.
 pub fn entries(model_dir: PathBuf, uid: String, from: u64) -> mpsc::Receiver<Result<proto::Entry, String>> {
-    let (told, entries) = mpsc::channel(AHEAD);
+    let (told, entries) = mpsc::channel(MAX_READ_AHEAD_ENTRIES);
     tokio::task::spawn_blocking(move || {
-        if let Err(error) = tell(&model_dir, &uid, from, &told) {
+        if let Err(error) = send_entries(&model_dir, &uid, from, &told) {
             let _ = told.blocking_send(Err(error));
         }
     });
@@ -24,7 +24,7 @@ pub fn entries(model_dir: PathBuf, uid: String, from: u64) -> mpsc::Receiver<Res
 }
 
 /// Sends the entries until the receiver is dropped.
-fn tell(
+fn send_entries(
     model_dir: &Path,
     uid: &str,
     from: u64,
@@ -41,7 +41,7 @@ fn tell(
         let Some(attempt) = entry.attempt.checked_sub(owner.before.into()).filter(|attempt| *attempt > 0) else {
             continue;
         };
-        if told.blocking_send(Ok(journal::pack(&entry, attempt))).is_err() {
+        if told.blocking_send(Ok(journal::to_proto(&entry, attempt))).is_err() {
             break;
         }
     }

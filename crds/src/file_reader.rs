@@ -38,7 +38,7 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = crate::schema::spec)]
-#[x_kube(validation = unchangeable())]
+#[x_kube(validation = immutable_spec())]
 pub struct FileReaderSpec {
     /// UID of the job.
     #[schemars(length(min = 1, max = 63), regex(pattern = "^[A-Za-z0-9-]+$"))]
@@ -102,7 +102,7 @@ pub const CLAIM_NOT_FOUND: &str = "ClaimNotFound";
 /// Reason: the maximum number of readers is running.
 pub const TOO_MANY_READERS: &str = "TooManyReaders";
 
-fn unchangeable() -> Rule {
+fn immutable_spec() -> Rule {
     Rule::new("self == oldSelf")
         .message("a FileReader cannot be changed: create another")
         .reason(Reason::FieldValueForbidden)

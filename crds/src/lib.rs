@@ -23,17 +23,17 @@ mod schema;
 mod trainjob;
 
 pub use appliance::{
-    AccessMode, Amounts, Appliance, ApplianceStatus, ClusterSpec, Grant, MaxDeadlines, PriorityClasses, PullPolicy,
-    SecretName, Storage,
+    AccessMode, Appliance, ApplianceSpec, ApplianceStatus, Grant, ImagePullPolicy, MaxDeadlines, PriorityClasses,
+    ResourceAmounts, SecretName, Storage,
 };
 pub use condition::{ConditionType, set_condition};
 pub use file_reader::{FileReader, FileReaderSpec, FileReaderStatus};
-pub use quantity::Quantities;
+pub use quantity::ResourceList;
 pub use resources::{Resources, RoleResources};
 pub use trainjob::{
-    CheckpointPolicy, CheckpointRecord, ClaimSource, ConfigSource, Deadlines, Difference, Failure, FailurePolicy,
-    JobVolume, MountDir, Progress, QueuePlace, QueueReason, Resolution, Retry, RoleStatus, State, StoredParams,
-    TrainJob, TrainJobSpec, TrainJobStatus,
+    CheckpointPolicy, CheckpointStatus, ConfigMapSource, Deadlines, FailurePolicy, FailureStatus, JobProgress,
+    JobState, JobVolume, MountedDir, OverruledKey, PersistentVolumeClaimSource, QueueReason, QueueStatus, ResolvedJob,
+    RetryStatus, RoleStatus, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
 };
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

@@ -7,14 +7,14 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Pattern of the quantities that Kubernetes accepts.
-const PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
+const QUANTITY_PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
 /// Quantities by resource name, such as `cpu: 500m` and `memory: 2Gi`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Quantities(#[serde(deserialize_with = "amounts")] pub BTreeMap<String, Quantity>);
+pub struct ResourceList(#[serde(deserialize_with = "amounts")] pub BTreeMap<String, Quantity>);
 
-impl JsonSchema for Quantities {
+impl JsonSchema for ResourceList {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         "Quantities".into()
     }
@@ -32,7 +32,7 @@ pub(crate) fn quantity_schema(_: &mut SchemaGenerator) -> Schema {
 fn amount_schema() -> Schema {
     json_schema!({
         "anyOf": [{"type": "integer"}, {"type": "string"}],
-        "pattern": PATTERN,
+        "pattern": QUANTITY_PATTERN,
         "maxLength": 32,
         "x-kubernetes-int-or-string": true,
     })
@@ -41,26 +41,26 @@ fn amount_schema() -> Schema {
 /// A quantity as users write it: `cpu: 2` is a number, `cpu: 500m` a string.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Written {
+enum RawQuantity {
     Whole(i64),
     Text(String),
 }
 
-impl From<Written> for Quantity {
-    fn from(written: Written) -> Self {
+impl From<RawQuantity> for Quantity {
+    fn from(written: RawQuantity) -> Self {
         match written {
-            Written::Whole(amount) => Self(amount.to_string()),
-            Written::Text(text) => Self(text),
+            RawQuantity::Whole(amount) => Self(amount.to_string()),
+            RawQuantity::Text(text) => Self(text),
         }
     }
 }
 
 fn amounts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Quantity>, D::Error> {
-    let written = BTreeMap::<String, Written>::deserialize(deserializer)?;
+    let written = BTreeMap::<String, RawQuantity>::deserialize(deserializer)?;
     Ok(written.into_iter().map(|(name, amount)| (name, amount.into())).collect())
 }
 
 /// Reads one quantity, for `serde(deserialize_with)`.
 pub(crate) fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Quantity, D::Error> {
-    Ok(Written::deserialize(deserializer)?.into())
+    Ok(RawQuantity::deserialize(deserializer)?.into())
 }

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::Quantities;
+use crate::ResourceList;
 
 /// Resources of each role's pods. A role that is left out gets what the planner finds it needs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -30,8 +30,8 @@ pub struct RoleResources {
 pub struct Resources {
     /// What the scheduler sets aside for the pod, as `cpu: 500m` and `memory: 2Gi`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requests: Option<Quantities>,
+    pub requests: Option<ResourceList>,
     /// What the pod may use at most. A pod that needs more memory is killed, which ends the attempt as OutOfMemory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limits: Option<Quantities>,
+    pub limits: Option<ResourceList>,
 }

@@ -10,17 +10,17 @@ use schemars::Schema;
 use serde_json::{Map, Value, json};
 
 /// Maximum length of a string whose type sets no other.
-const MOST_CHARACTERS: u64 = 1024;
+const MAX_STRING_LENGTH: u64 = 1024;
 /// Maximum length of a list.
-const MOST_ITEMS: u64 = 256;
+const MAX_LIST_ITEMS: u64 = 256;
 /// Maximum size of a map.
-const MOST_ENTRIES: u64 = 64;
+const MAX_MAP_ENTRIES: u64 = 64;
 /// Largest integer that every JSON reader represents exactly.
-const MOST_INTEGER: u64 = (1 << 53) - 1;
+const MAX_INTEGER: u64 = (1 << 53) - 1;
 
 /// The part of a resource that a schema describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum ResourceSection {
     /// The requested state: defaults are shown, and the API server fills them in.
     Spec,
     /// The params document within the spec. A `null` counts as absent, because the public model zoo's files have many
@@ -32,17 +32,17 @@ enum Part {
 
 /// Makes the schema of a `spec` structural and bounded.
 pub(crate) fn spec(schema: &mut Schema) {
-    node(schema.ensure_object(), Part::Spec);
+    convert_node(schema.ensure_object(), ResourceSection::Spec);
 }
 
 /// Makes the schema of the params document structural and bounded.
 pub(crate) fn params(schema: &mut Schema) {
-    node(schema.ensure_object(), Part::Params);
+    convert_node(schema.ensure_object(), ResourceSection::Params);
 }
 
 /// Makes the schema of a `status` structural and bounded.
 pub(crate) fn status(schema: &mut Schema) {
-    node(schema.ensure_object(), Part::Status);
+    convert_node(schema.ensure_object(), ResourceSection::Status);
 }
 
 /// Bounds integers and numbers. Each row has the path of a key, the minimum and the maximum.
@@ -72,21 +72,21 @@ pub(crate) fn set(schema: &mut Schema) {
     schema.insert("x-kubernetes-list-type".into(), "set".into());
 }
 
-fn node(schema: &mut Map<String, Value>, part: Part) {
+fn convert_node(schema: &mut Map<String, Value>, part: ResourceSection) {
     schema.remove("title");
     let mut nullable = take_null(schema);
     documented_enum(schema);
-    if is_open(schema) {
+    if is_union(schema) {
         nullable = true;
         let description = schema.remove("description");
         schema.clear();
         schema.extend(description.map(|text| ("description".to_owned(), text)));
         schema.insert("x-kubernetes-preserve-unknown-fields".into(), true.into());
     }
-    if nullable && part == Part::Params {
+    if nullable && part == ResourceSection::Params {
         schema.insert("nullable".into(), true.into());
     }
-    if part != Part::Spec || schema.get("default").is_some_and(is_empty) {
+    if part != ResourceSection::Spec || schema.get("default").is_some_and(is_empty) {
         schema.remove("default");
     }
     if schema.contains_key("x-kubernetes-int-or-string") {
@@ -95,14 +95,14 @@ fn node(schema: &mut Map<String, Value>, part: Part) {
         schema.entry("nullable").or_insert(false.into());
     }
     if let Some(Value::String(text)) = schema.get_mut("description") {
-        *text = flowing(text);
+        *text = reflow(text);
     }
     bound(schema);
     children(schema, part);
 }
 
 /// Joins lines, so that each tool can wrap the text: only paragraphs and list items begin new lines.
-fn flowing(text: &str) -> String {
+fn reflow(text: &str) -> String {
     let mut flow = String::with_capacity(text.len());
     for line in text.lines().map(str::trim_end) {
         match flow.chars().last() {
@@ -119,17 +119,17 @@ fn flowing(text: &str) -> String {
     flow
 }
 
-fn children(schema: &mut Map<String, Value>, part: Part) {
+fn children(schema: &mut Map<String, Value>, part: ResourceSection) {
     if let Some(Value::Object(properties)) = schema.get_mut("properties") {
         for property in properties.values_mut() {
-            node(as_object(property), part);
+            convert_node(as_object(property), part);
         }
         // The properties say this already: an API server prunes or rejects keys that they do not name.
         schema.remove("additionalProperties");
     }
     for key in ["items", "additionalProperties"] {
         if let Some(child) = schema.get_mut(key) {
-            node(as_object(child), part);
+            convert_node(as_object(child), part);
         }
     }
 }
@@ -213,7 +213,7 @@ fn documented_enum(schema: &mut Map<String, Value>) {
 }
 
 /// Returns whether the schema allows several shapes, which only the operator can distinguish.
-fn is_open(schema: &Map<String, Value>) -> bool {
+fn is_union(schema: &Map<String, Value>) -> bool {
     let says = |key: &str| schema.contains_key(key);
     if says("x-kubernetes-int-or-string") {
         return false;
@@ -227,20 +227,20 @@ fn bound(schema: &mut Map<String, Value>) {
         return;
     }
     if of_type(schema, "string") || schema.contains_key("x-kubernetes-int-or-string") {
-        schema.entry("maxLength").or_insert(MOST_CHARACTERS.into());
+        schema.entry("maxLength").or_insert(MAX_STRING_LENGTH.into());
     }
     if of_type(schema, "array") {
-        schema.entry("maxItems").or_insert(MOST_ITEMS.into());
+        schema.entry("maxItems").or_insert(MAX_LIST_ITEMS.into());
     }
     if of_type(schema, "object") && schema.get("additionalProperties").is_some_and(|a| !a.is_boolean()) {
-        schema.entry("maxProperties").or_insert(MOST_ENTRIES.into());
+        schema.entry("maxProperties").or_insert(MAX_MAP_ENTRIES.into());
     }
     if of_type(schema, "integer") {
         // An API server knows int32 and int64. The lower bound of unsigned types is already set.
         let most = match schema.get("format").and_then(Value::as_str) {
             Some("int32") => return,
             Some("uint32") => u64::from(u32::MAX),
-            _ => MOST_INTEGER,
+            _ => MAX_INTEGER,
         };
         schema.insert("format".into(), "int64".into());
         schema.entry("maximum").or_insert(most.into());

@@ -11,22 +11,22 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Resource, ResourceExt};
-use millrace_control::Attempt;
+use millrace_control::AttemptContext;
 use millrace_crds::TrainJob;
 use millrace_traces::TraceParent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::children::{self, MANAGER, Names};
-use crate::cluster::Cluster;
+use crate::children::{self, ChildNames, FIELD_MANAGER};
+use crate::cluster::ClusterWorld;
 use crate::error::Error;
 
 /// Creates the missing children of `attempt`. `there` are the pods that exist.
 ///
 /// # Errors
 /// The API server rejected a request or is unreachable, or a child can't be built.
-pub async fn run(cluster: &Cluster, attempt: &Attempt<'_>, there: &[Pod]) -> Result<(), Error> {
-    let here = Here { cluster, namespace: attempt.job.namespace().unwrap_or_default() };
+pub async fn ensure_attempt(cluster: &ClusterWorld, attempt: &AttemptContext<'_>, there: &[Pod]) -> Result<(), Error> {
+    let here = JobNamespace { cluster, namespace: attempt.job.namespace().unwrap_or_default() };
     here.apply(&children::service(attempt)).await?;
     let mut policy = children::network_policy(attempt);
     let mut missing = children::pods(attempt);
@@ -39,7 +39,7 @@ pub async fn run(cluster: &Cluster, attempt: &Attempt<'_>, there: &[Pod]) -> Res
     here.apply(&policy).await?;
     missing.retain(|pod| !there.iter().any(|other| other.metadata.name == pod.metadata.name));
     if missing.is_empty() {
-        return here.sweep(attempt).await;
+        return here.delete_previous_attempt(attempt).await;
     }
     if let Some(claim) = children::claim(attempt) {
         here.create(&claim).await?;
@@ -49,18 +49,18 @@ pub async fn run(cluster: &Cluster, attempt: &Attempt<'_>, there: &[Pod]) -> Res
     here.create(&identities.map_err(Error::Child)?).await?;
     for pod in &missing {
         if !here.create(pod).await? {
-            here.make_room(pod, attempt.job).await?;
+            here.delete_unlisted_pod(pod, attempt.job).await?;
         }
     }
     Ok(())
 }
 
-struct Here<'a> {
-    cluster: &'a Cluster,
+struct JobNamespace<'a> {
+    cluster: &'a ClusterWorld,
     namespace: String,
 }
 
-impl Here<'_> {
+impl JobNamespace<'_> {
     fn api<K>(&self) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -73,7 +73,7 @@ impl Here<'_> {
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
     {
-        let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         match self.api::<K>().create(&params, child).await {
             Ok(_) => Ok(true),
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(false),
@@ -83,7 +83,7 @@ impl Here<'_> {
 
     /// Deletes the job's pod that has the name of `pod` but was not listed: its labels were changed, so it would never
     /// be counted or removed.
-    async fn make_room(&self, pod: &Pod, job: &TrainJob) -> Result<(), Error> {
+    async fn delete_unlisted_pod(&self, pod: &Pod, job: &TrainJob) -> Result<(), Error> {
         let (pods, name) = (self.api::<Pod>(), pod.name_any());
         let named = ListParams::default().fields(&format!("metadata.name={name}"));
         let found = pods.list_metadata(&named).await.map_err(Error::api("look at a pod"))?.items;
@@ -102,15 +102,15 @@ impl Here<'_> {
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
     {
-        let params = PatchParams::apply(MANAGER).force();
+        let params = PatchParams::apply(FIELD_MANAGER).force();
         let applied = self.api::<K>().patch(&child.name_any(), &params, &Patch::Apply(child)).await;
         applied.map(drop).map_err(Error::api("apply a child of the job"))
     }
 
     /// Deletes the launch document and the certificates of the previous attempt.
-    async fn sweep(&self, attempt: &Attempt<'_>) -> Result<(), Error> {
+    async fn delete_previous_attempt(&self, attempt: &AttemptContext<'_>) -> Result<(), Error> {
         let Some(before) = attempt.number.checked_sub(1).filter(|number| *number > 0) else { return Ok(()) };
-        let names = Names::of(attempt.job);
+        let names = ChildNames::for_job(attempt.job);
         // The names contain the attempt, so no object of a later attempt has them.
         self.delete::<ConfigMap>(&names.launch(before), None).await?;
         self.delete::<Secret>(&names.identity(before), None).await

@@ -8,37 +8,37 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
-use millrace_crds::{State, TrainJob};
+use millrace_crds::{JobState, TrainJob};
 use serde_json::json;
 
 /// Name of the finalizer.
-pub const ARCHIVE: &str = "millrace.dev/archive";
+pub const ARCHIVE_FINALIZER: &str = "millrace.dev/archive";
 /// Grace period of the pods of a deleted job without state to save, in seconds.
-pub const GRACE_WITHOUT_STEPS: u32 = 2;
+pub const NO_STEPS_GRACE_SECONDS: u32 = 2;
 /// Maximum time that a deleted job is held.
-const PATIENCE: Duration = Duration::from_secs(60);
+const ARCHIVE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns whether `job` has the finalizer.
-pub fn is_held(job: &TrainJob) -> bool {
-    job.finalizers().iter().any(|name| name == ARCHIVE)
+pub fn has_finalizer(job: &TrainJob) -> bool {
+    job.finalizers().iter().any(|name| name == ARCHIVE_FINALIZER)
 }
 
 /// Returns whether a job has made progress that its files record. Only then does its deletion save a checkpoint, and
 /// may files have to be archived.
 pub fn has_steps(job: &TrainJob) -> bool {
     let Some(status) = &job.status else { return false };
-    let trains = status.state().is_some_and(State::has_steps);
+    let trains = status.state().is_some_and(JobState::has_steps);
     // The state of a deleted job does not show whether it trained; the stop time does.
-    let trained = status.state() == Some(State::Deleting) && status.stop_time.is_some();
+    let trained = status.state() == Some(JobState::Deleting) && status.stop_time.is_some();
     let step = status.progress.as_ref().and_then(|progress| progress.step);
     trains || trained || step.is_some() || status.checkpoint.is_some()
 }
 
 /// Returns how much longer a deleted job may be held; `None` if it is not deleted.
-pub fn patience(job: &TrainJob, now: Timestamp) -> Option<Duration> {
+pub fn remaining_hold(job: &TrainJob, now: Timestamp) -> Option<Duration> {
     let deleted = job.metadata.deletion_timestamp.as_ref()?.0;
     let waited = Duration::try_from(now.duration_since(deleted)).unwrap_or_default();
-    Some(PATIENCE.saturating_sub(waited))
+    Some(ARCHIVE_TIMEOUT.saturating_sub(waited))
 }
 
 /// Sets the finalizer on this version of a job. Returns false after a write conflict: the newer version causes another
@@ -46,21 +46,21 @@ pub fn patience(job: &TrainJob, now: Timestamp) -> Option<Duration> {
 ///
 /// # Errors
 /// The API server rejected the request, or is unreachable.
-pub async fn hold(client: &Client, job: &TrainJob) -> Result<bool, kube::Error> {
-    let kept = job.finalizers().iter().cloned().chain([ARCHIVE.to_owned()]);
-    set(client, job, kept.collect()).await
+pub async fn add_finalizer(client: &Client, job: &TrainJob) -> Result<bool, kube::Error> {
+    let kept = job.finalizers().iter().cloned().chain([ARCHIVE_FINALIZER.to_owned()]);
+    patch_finalizers(client, job, kept.collect()).await
 }
 
-/// Removes the finalizer; returns false as [`hold`] does.
+/// Removes the finalizer; returns false as [`add_finalizer`] does.
 ///
 /// # Errors
-/// As [`hold`].
-pub async fn release(client: &Client, job: &TrainJob) -> Result<bool, kube::Error> {
-    let kept = job.finalizers().iter().filter(|name| *name != ARCHIVE).cloned();
-    set(client, job, kept.collect()).await
+/// As [`add_finalizer`].
+pub async fn remove_finalizer(client: &Client, job: &TrainJob) -> Result<bool, kube::Error> {
+    let kept = job.finalizers().iter().filter(|name| *name != ARCHIVE_FINALIZER).cloned();
+    patch_finalizers(client, job, kept.collect()).await
 }
 
-async fn set(client: &Client, job: &TrainJob, finalizers: Vec<String>) -> Result<bool, kube::Error> {
+async fn patch_finalizers(client: &Client, job: &TrainJob, finalizers: Vec<String>) -> Result<bool, kube::Error> {
     let jobs: Api<TrainJob> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
     // The patch names the version, because a list in a merge patch replaces the finalizers of other programs.
     let metadata = json!({"resourceVersion": job.resource_version(), "finalizers": finalizers});
@@ -104,15 +104,15 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_job_waits_a_minute_and_no_longer() {
+    fn deleted_job_is_held_for_a_minute() {
         let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
         let at = |second| Timestamp::from_second(second).unwrap();
-        assert_eq!((is_held(&job), patience(&job, at(100))), (false, None));
-        job.metadata.finalizers = Some(vec!["other".to_owned(), ARCHIVE.to_owned()]);
+        assert_eq!((has_finalizer(&job), remaining_hold(&job, at(100))), (false, None));
+        job.metadata.finalizers = Some(vec!["other".to_owned(), ARCHIVE_FINALIZER.to_owned()]);
         job.metadata.deletion_timestamp = Some(Time(at(100)));
-        assert!(is_held(&job));
+        assert!(has_finalizer(&job));
         for (second, left) in [(90, 60), (100, 60), (130, 30), (160, 0), (1000, 0)] {
-            assert_eq!(patience(&job, at(second)), Some(Duration::from_secs(left)), "{second}");
+            assert_eq!(remaining_hold(&job, at(second)), Some(Duration::from_secs(left)), "{second}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The operator's certificate authority. It issues the identities of each attempt's agents, and of the services of the
 //! control plane that follow them.
 //!
-//! The authority is stored in one Secret of the operator's own namespace. It is valid for [`LIFETIME`]. When less than
+//! The authority is stored in one Secret of the operator's own namespace. It is valid for [`AUTHORITY_LIFETIME`]. When less than
 //! [`RENEW_BEFORE`] of that is left, a new one replaces it; the previous one is trusted until it expires.
 //!
 //! ```text
@@ -26,14 +26,14 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client, ResourceExt};
 use millrace_control::metrics::Metrics;
 use millrace_protocol::security::{
-    Authority, Credentials, Identity, IdentityError, IssueError, Name, Service, Validity,
+    Authority, Credentials, Identity, IdentityError, IssueError, MemberName, Service, Validity,
 };
 
 use crate::children::credentials_secret;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Validity of an authority.
-pub const LIFETIME: Duration = DAY.saturating_mul(365);
+pub const AUTHORITY_LIFETIME: Duration = DAY.saturating_mul(365);
 /// Remaining validity at which a new authority is created: the minimum validity of an attempt's identities.
 pub const RENEW_BEFORE: Duration = DAY.saturating_mul(180);
 /// Validity of a service's identity, which is renewed when half of it is left.
@@ -43,12 +43,12 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Keys of the authority's Secret. A Secret of release 0.1.0 has only the first two, of an authority that never
 /// expires.
-const CERTIFICATE: &str = "ca.crt";
-const KEY: &str = "ca.key";
-const EXPIRES: &str = "ca.expires";
-const PREVIOUS: [&str; 3] = ["previous.crt", "previous.key", "previous.expires"];
+const CERTIFICATE_KEY: &str = "ca.crt";
+const PRIVATE_KEY_KEY: &str = "ca.key";
+const EXPIRES_KEY: &str = "ca.expires";
+const PREVIOUS_KEYS: [&str; 3] = ["previous.crt", "previous.key", "previous.expires"];
 /// Key of a service's Secret: expiry of its identity, in seconds since 1970.
-const SERVICE_EXPIRES: &str = "tls.expires";
+const SERVICE_EXPIRES_KEY: &str = "tls.expires";
 
 /// Names of the certificates in metrics.
 const AUTHORITY_METRIC: &str = "authority";
@@ -77,14 +77,14 @@ pub enum AuthorityError {
 }
 
 /// An authority and its expiry; `None` for one of release 0.1.0.
-struct Term {
+struct AuthorityGeneration {
     authority: Authority,
     expires: Option<SystemTime>,
 }
 
-impl Term {
+impl AuthorityGeneration {
     fn new(now: SystemTime) -> Result<Self, IssueError> {
-        let validity = Validity::starting(now, LIFETIME);
+        let validity = Validity::starting(now, AUTHORITY_LIFETIME);
         Ok(Self { authority: Authority::new(validity)?, expires: Some(validity.until) })
     }
 
@@ -106,8 +106,8 @@ impl Term {
 
 /// The trusted authorities: the newest, and the previous one while it is valid.
 pub struct Authorities {
-    newest: Term,
-    previous: Option<Term>,
+    newest: AuthorityGeneration,
+    previous: Option<AuthorityGeneration>,
 }
 
 impl Authorities {
@@ -116,18 +116,18 @@ impl Authorities {
     /// # Errors
     /// It can't be created.
     pub fn new(now: SystemTime) -> Result<Self, IssueError> {
-        Ok(Self { newest: Term::new(now)?, previous: None })
+        Ok(Self { newest: AuthorityGeneration::new(now)?, previous: None })
     }
 
     /// Returns the authorities that replace these at `now`; `None` if nothing is due.
     fn renewed(&self, now: SystemTime) -> Result<Option<Self>, AuthorityError> {
-        let keep = |term: &Term| -> Result<Term, IssueError> {
+        let keep = |term: &AuthorityGeneration| -> Result<AuthorityGeneration, IssueError> {
             let authority = Authority::from_pem(term.authority.certificate(), &term.authority.key())?;
-            Ok(Term { authority, expires: term.expires })
+            Ok(AuthorityGeneration { authority, expires: term.expires })
         };
         if self.newest.is_due(now) {
             let previous = self.newest.is_valid(now).then(|| keep(&self.newest)).transpose()?;
-            return Ok(Some(Self { newest: Term::new(now)?, previous }));
+            return Ok(Some(Self { newest: AuthorityGeneration::new(now)?, previous }));
         }
         match &self.previous {
             Some(previous) if !previous.is_valid(now) => Ok(Some(Self { newest: keep(&self.newest)?, previous: None })),
@@ -146,8 +146,13 @@ impl Authorities {
     ///
     /// # Errors
     /// It can't be issued.
-    pub fn member(&self, name: &Name, hosts: &[String], now: SystemTime) -> Result<Credentials, IssueError> {
-        let validity = self.newest.validity(now, LIFETIME);
+    pub fn issue_member(
+        &self,
+        name: &MemberName,
+        hosts: &[String],
+        now: SystemTime,
+    ) -> Result<Credentials, IssueError> {
+        let validity = self.newest.validity(now, AUTHORITY_LIFETIME);
         let issued = self.newest.authority.issue_for_hosts(name, hosts, validity)?;
         Ok(Credentials { authority: self.bundle(), ..issued })
     }
@@ -156,10 +161,10 @@ impl Authorities {
     ///
     /// # Errors
     /// It can't be issued.
-    pub fn service(&self, service: Service, now: SystemTime) -> Result<(Credentials, SystemTime), IssueError> {
+    pub fn issue_service(&self, service: Service, now: SystemTime) -> Result<(Credentials, SystemTime), IssueError> {
         let oldest = self.previous.as_ref().filter(|previous| previous.is_valid(now)).unwrap_or(&self.newest);
         let validity = oldest.validity(now, SERVICE_LIFETIME);
-        let issued = oldest.authority.issue(&Name::Service(service), validity)?;
+        let issued = oldest.authority.issue(&MemberName::Service(service), validity)?;
         Ok((Credentials { authority: self.bundle(), ..issued }, validity.until))
     }
 
@@ -167,13 +172,16 @@ impl Authorities {
         let text = |key: &str| String::from_utf8(secret.data.as_ref()?.get(key)?.0.clone()).ok();
         let term = |[certificate, key, expires]: [&str; 3]| {
             let authority = Authority::from_pem(&text(certificate)?, &text(key)?).ok()?;
-            Some(Term { authority, expires: text(expires).and_then(|text| parse_time(&text)) })
+            Some(AuthorityGeneration { authority, expires: text(expires).and_then(|text| parse_time(&text)) })
         };
-        Some(Self { newest: term([CERTIFICATE, KEY, EXPIRES])?, previous: term(PREVIOUS) })
+        Some(Self { newest: term([CERTIFICATE_KEY, PRIVATE_KEY_KEY, EXPIRES_KEY])?, previous: term(PREVIOUS_KEYS) })
     }
 
     fn data(&self) -> BTreeMap<String, ByteString> {
-        let terms = [(Some(&self.newest), [CERTIFICATE, KEY, EXPIRES]), (self.previous.as_ref(), PREVIOUS)];
+        let terms = [
+            (Some(&self.newest), [CERTIFICATE_KEY, PRIVATE_KEY_KEY, EXPIRES_KEY]),
+            (self.previous.as_ref(), PREVIOUS_KEYS),
+        ];
         let entries = terms.into_iter().filter_map(|(term, keys)| Some((term?, keys))).flat_map(|(term, keys)| {
             let texts = [
                 Some(term.authority.certificate().to_owned()),
@@ -196,7 +204,7 @@ fn parse_time(text: &str) -> Option<SystemTime> {
 
 /// Returns the expiry of the service's identity in `data`, if it is recorded.
 fn service_expires(data: &BTreeMap<String, ByteString>) -> Option<SystemTime> {
-    std::str::from_utf8(&data.get(SERVICE_EXPIRES)?.0).ok().and_then(parse_time)
+    std::str::from_utf8(&data.get(SERVICE_EXPIRES_KEY)?.0).ok().and_then(parse_time)
 }
 
 /// Returns whether a service's identity in `data` must be renewed.
@@ -208,7 +216,7 @@ fn is_stale(data: &BTreeMap<String, ByteString>, bundle: &str, now: SystemTime) 
 
 /// Stores the authorities in their Secret, and the REST server's identity in another; renews both while this operator
 /// leads.
-pub struct Keeper {
+pub struct CertificateManager {
     secrets: Api<Secret>,
     authority_name: String,
     rest_server_name: String,
@@ -216,13 +224,13 @@ pub struct Keeper {
     metrics: Arc<Metrics>,
 }
 
-impl Keeper {
+impl CertificateManager {
     /// Reads the authorities from the Secret `authority_name` of `namespace`, or creates them, and ensures that the
     /// Secret `rest_server_name` contains a valid identity of the REST server. Records the expiry of both in `metrics`.
     ///
     /// # Errors
     /// [`AuthorityError`].
-    pub async fn load_or_make(
+    pub async fn load_or_create(
         client: &Client,
         namespace: &str,
         authority_name: &str,
@@ -247,12 +255,12 @@ impl Keeper {
     /// # Errors
     /// It can't be issued.
     pub fn operator(&self) -> Result<Identity, AuthorityError> {
-        let (credentials, _) = self.authorities().service(Service::Operator, SystemTime::now())?;
+        let (credentials, _) = self.authorities().issue_service(Service::Operator, SystemTime::now())?;
         Ok(Identity::new(&credentials)?)
     }
 
     /// Renews what is due. Never returns.
-    pub async fn keep(self: Arc<Self>) {
+    pub async fn run_renewal(self: Arc<Self>) {
         loop {
             tokio::time::sleep(CHECK_INTERVAL).await;
             if let Err(error) = self.renew(SystemTime::now()).await {
@@ -306,10 +314,10 @@ impl Keeper {
             }
             return Ok(());
         }
-        let (credentials, expires) = authorities.service(Service::RestServer, now)?;
+        let (credentials, expires) = authorities.issue_service(Service::RestServer, now)?;
         let secret = credentials_secret(&credentials, ObjectMeta::default());
         let mut data = secret.data.unwrap_or_default();
-        data.insert(SERVICE_EXPIRES.to_owned(), ByteString(time_text(expires).into_bytes()));
+        data.insert(SERVICE_EXPIRES_KEY.to_owned(), ByteString(time_text(expires).into_bytes()));
         // After a write conflict, nothing is missing: the other operator has the same authority.
         if write_secret(&self.secrets, name, there.as_ref(), secret.type_, data).await? {
             self.metrics.set_certificate(REST_SERVER_METRIC, expires);
@@ -357,8 +365,8 @@ mod tests {
         Secret { data: Some(authorities.data()), ..Secret::default() }
     }
 
-    fn launcher() -> Name {
-        Name::Launcher(AttemptName::new("job", 1).unwrap())
+    fn launcher() -> MemberName {
+        MemberName::Launcher(AttemptName::new("job", 1).unwrap())
     }
 
     /// Reads the Secret's contents back, `days` after `start`, renewed if that is due.
@@ -367,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_is_followed_by_another_while_it_is_still_trusted() {
+    fn authority_is_rotated_while_the_old_one_is_trusted() {
         let start = SystemTime::now();
         let first = Authorities::new(start).unwrap();
         assert!(after(&first, start, 184).is_none());
@@ -375,7 +383,7 @@ mod tests {
         let (old, new) = (first.newest.authority.certificate(), second.newest.authority.certificate());
         assert_ne!(old, new);
         assert_eq!(second.bundle(), format!("{new}{old}"));
-        let early = first.member(&launcher(), &[], start).unwrap();
+        let early = first.issue_member(&launcher(), &[], start).unwrap();
         assert_eq!(early.authority, old, "an attempt that began before knows the first authority only");
         assert!(after(&second, start, 364).is_none(), "the old one is trusted until it expires");
         let third = after(&second, start, 366).unwrap();
@@ -402,19 +410,19 @@ mod tests {
     fn a_services_identity_is_short_and_renewed_in_time() {
         let start = SystemTime::now();
         let authorities = Authorities::new(start).unwrap();
-        let (credentials, expires) = authorities.service(Service::RestServer, start).unwrap();
+        let (credentials, expires) = authorities.issue_service(Service::RestServer, start).unwrap();
         assert_eq!(expires, start + SERVICE_LIFETIME);
         let mut data = credentials_secret(&credentials, ObjectMeta::default()).data.unwrap();
         assert!(is_stale(&data, &authorities.bundle(), start), "of 0.1.0: nothing says when it expires");
-        data.insert(SERVICE_EXPIRES.to_owned(), ByteString(time_text(expires).into_bytes()));
+        data.insert(SERVICE_EXPIRES_KEY.to_owned(), ByteString(time_text(expires).into_bytes()));
         assert!(!is_stale(&data, &authorities.bundle(), start + 3 * DAY));
         assert!(is_stale(&data, &authorities.bundle(), start + 4 * DAY));
         let renewed = after(&authorities, start, 186).unwrap();
         assert!(is_stale(&data, &renewed.bundle(), start), "another authority is trusted since");
         // Near the end of an authority, its certificates expire no later than it does.
-        let (_, expires) = renewed.service(Service::Operator, start + 363 * DAY).unwrap();
-        assert!(expires <= start + LIFETIME);
-        let (_, expires) = renewed.service(Service::Operator, start + 366 * DAY).unwrap();
+        let (_, expires) = renewed.issue_service(Service::Operator, start + 363 * DAY).unwrap();
+        assert!(expires <= start + AUTHORITY_LIFETIME);
+        let (_, expires) = renewed.issue_service(Service::Operator, start + 366 * DAY).unwrap();
         assert!(expires > start + 370 * DAY, "it is the newest authority's by then");
     }
 }

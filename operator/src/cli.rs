@@ -9,7 +9,7 @@ use crate::agent_traces::Collector;
 /// Runs TrainJobs on the cluster it is in.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "millrace-operator", version)]
-pub struct Args {
+pub struct OperatorArgs {
     /// Namespace of the operator: of its lease and its certificate authority
     #[arg(long, env = "POD_NAMESPACE", default_value = "millrace-system")]
     pub namespace: String,

@@ -11,10 +11,10 @@ use kube::client::Body;
 use kube::{Client, Config};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::error::said;
+use crate::error::api_message;
 
 /// Bounds the time until an answer begins.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bounds the time without a byte from the API server. It sends a bookmark to each watch every minute, and a pooled
 /// connection may be idle for 90 s before its next request: the bound is longer than both.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
@@ -25,8 +25,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Error for an answer that did not begin in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the API server has not answered for {} s", ANSWER_TIMEOUT.as_secs())]
-pub struct NoAnswer;
+#[error("the API server has not answered for {} s", RESPONSE_TIMEOUT.as_secs())]
+pub struct RequestTimeout;
 
 /// Connects to the cluster of the pod, or of KUBECONFIG.
 ///
@@ -36,30 +36,30 @@ pub async fn connect() -> anyhow::Result<Client> {
     let mut config = Config::infer().await.context("can't find the cluster: run in a pod, or set KUBECONFIG")?;
     config.read_timeout = Some(READ_TIMEOUT);
     let client = Client::try_from(config).context("the configuration of the cluster can't be used")?;
-    Ok(limited(client))
+    Ok(with_timeout(client))
 }
 
 /// Waits until the API server answers. Logs the first failure, then one a minute.
-pub async fn until_reached(client: &Client) {
+pub async fn wait_for_api_server(client: &Client) {
     let mut logged: Option<Instant> = None;
     while let Err(error) = client.apiserver_version().await {
         if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
-            tracing::warn!("the API server can't be reached, and is tried again every 2 s: {}", said(&error));
+            tracing::warn!("the API server can't be reached, and is tried again every 2 s: {}", api_message(&error));
             logged = Some(Instant::now());
         }
         sleep(RETRY_INTERVAL).await;
     }
 }
 
-/// Returns a client whose requests fail with [`NoAnswer`] instead of waiting without a bound.
-fn limited(client: Client) -> Client {
+/// Returns a client whose requests fail with [`RequestTimeout`] instead of waiting without a bound.
+fn with_timeout(client: Client) -> Client {
     let namespace = client.default_namespace().to_owned();
     Client::new(tower::service_fn(move |request| send(client.clone(), request)), namespace)
 }
 
 async fn send(client: Client, request: Request<Body>) -> Result<Response<Body>, kube::Error> {
-    let answer = timeout(ANSWER_TIMEOUT, client.send(request)).await;
-    answer.unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoAnswer))))
+    let answer = timeout(RESPONSE_TIMEOUT, client.send(request)).await;
+    answer.unwrap_or_else(|_| Err(kube::Error::Service(Box::new(RequestTimeout))))
 }
 
 #[cfg(test)]
@@ -72,7 +72,7 @@ mod tests {
     use kube::Api;
 
     #[tokio::test(start_paused = true)]
-    async fn an_api_server_that_is_away_is_waited_for() {
+    async fn connect_waits_for_the_api_server() {
         let tries = Arc::new(AtomicUsize::new(0));
         let counted = tries.clone();
         let away_twice = move |_: Request<Body>| {
@@ -85,17 +85,17 @@ mod tests {
             };
             std::future::ready(answer)
         };
-        until_reached(&Client::new(tower::service_fn(away_twice), "default")).await;
+        wait_for_api_server(&Client::new(tower::service_fn(away_twice), "default")).await;
         assert_eq!(tries.load(Ordering::Relaxed), 3);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_never_comes_is_given_up() {
+    async fn request_times_out() {
         let silent = |_: Request<Body>| std::future::pending::<Result<Response<Body>, kube::Error>>();
-        let pods: Api<Pod> = Api::default_namespaced(limited(Client::new(tower::service_fn(silent), "default")));
+        let pods: Api<Pod> = Api::default_namespaced(with_timeout(Client::new(tower::service_fn(silent), "default")));
         let began = Instant::now();
         let answer = pods.get("a").await;
-        assert!(matches!(answer, Err(kube::Error::Service(error)) if error.is::<NoAnswer>()));
-        assert_eq!(began.elapsed(), ANSWER_TIMEOUT);
+        assert!(matches!(answer, Err(kube::Error::Service(error)) if error.is::<RequestTimeout>()));
+        assert_eq!(began.elapsed(), RESPONSE_TIMEOUT);
     }
 }

@@ -11,32 +11,35 @@ use kube::runtime::events::Recorder;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
 use millrace_control::world::Error as Ended;
-use millrace_control::{Attempt, Found, Journal, Priorities, World};
-use millrace_crds::decide::{Event, Role};
-use millrace_crds::{Appliance, ApplianceStatus, Grant, Progress, TrainJob, TrainJobStatus};
-use millrace_protocol::security::{AttemptName, Expected, Name};
+use millrace_control::{AgentsFound, AttemptContext, JournalEndpoint, PriorityValues, World};
+use millrace_crds::decide::{JobEvent, Role};
+use millrace_crds::{Appliance, ApplianceStatus, Grant, JobProgress, TrainJob, TrainJobStatus};
+use millrace_protocol::security::{AttemptName, ExpectedPeer, MemberName};
 use millrace_telemetry::logs::LogFormat;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::agent_traces::AgentTraces;
-use crate::authority::Keeper;
-use crate::children::{APPLIANCE, ENDING, MANAGER, Names, SYSTEM, UID, cs2_selector, host, journal_address};
-use crate::cli::Args;
+use crate::authority::CertificateManager;
+use crate::children::{
+    APPLIANCE_LABEL, ChildNames, EXTRA_TERMINATION_GRACE_SECONDS, FIELD_MANAGER, JOB_UID_LABEL, SYSTEM_LABEL,
+    cs2_selector, host, journal_address,
+};
+use crate::cli::OperatorArgs;
 use crate::error::Error;
-use crate::observe::{agent, last_report};
-use crate::seed::Values;
+use crate::observe::{agent, termination_report};
+use crate::seed::ChartAppliance;
 use crate::{apply, archive, events, missing, protect};
 
 /// Field manager of `status.progress`, which is written separately from decisions.
-const PROGRESS: &str = "millrace-progress";
+const PROGRESS_FIELD_MANAGER: &str = "millrace-progress";
 
 /// The cluster as seen by the leader of one epoch.
-pub struct Cluster {
+pub struct ClusterWorld {
     /// The client, which writes nothing after the leader's term.
     pub client: Client,
     /// Issues certificates.
-    pub keeper: Arc<Keeper>,
+    pub keeper: Arc<CertificateManager>,
     /// Publishes events.
     recorder: Recorder,
     /// The fencing epoch of this leadership.
@@ -44,18 +47,24 @@ pub struct Cluster {
     /// Whether a REST server copies the history of deleted jobs.
     rest_server: bool,
     /// The chart's values for the appliance.
-    values: Option<Values>,
+    values: Option<ChartAppliance>,
     /// Format of the agents' logs.
     pub log_format: LogFormat,
     /// How agents send traces; `None` if they send none.
     pub agent_traces: Option<AgentTraces>,
 }
 
-impl Cluster {
+impl ClusterWorld {
     /// Creates the world of the leader of this epoch. Uses of `args` whether a REST server archives the history of
     /// deleted jobs, the format of logs, and the collector of agents' traces.
-    pub fn new(client: Client, keeper: Arc<Keeper>, recorder: Recorder, epoch: u64, args: &Args) -> Self {
-        let Args { rest_server, log_format, .. } = *args;
+    pub fn new(
+        client: Client,
+        keeper: Arc<CertificateManager>,
+        recorder: Recorder,
+        epoch: u64,
+        args: &OperatorArgs,
+    ) -> Self {
+        let OperatorArgs { rest_server, log_format, .. } = *args;
         let collector = args.agents_collector.clone().filter(|_| millrace_traces::is_configured());
         let agent_traces = collector.and_then(|collector| {
             let traces = AgentTraces::from_environment(collector, |name| std::env::var(name).ok());
@@ -65,7 +74,7 @@ impl Cluster {
     }
 
     /// Sets the values to compare the appliance with.
-    pub fn with_values(self, values: Option<Values>) -> Self {
+    pub fn with_values(self, values: Option<ChartAppliance>) -> Self {
         Self { values, ..self }
     }
 
@@ -78,73 +87,76 @@ impl Cluster {
     }
 }
 
-impl World for Cluster {
+impl World for ClusterWorld {
     type Error = Error;
-    type There = Vec<Pod>;
+    type Handle = Vec<Pod>;
 
-    async fn find(&self, job: &TrainJob) -> Result<Found<Vec<Pod>>, Error> {
-        let selector = ListParams::default().labels(&Names::of(job).selector_text());
+    async fn observe(&self, job: &TrainJob) -> Result<AgentsFound<Vec<Pod>>, Error> {
+        let selector = ListParams::default().labels(&ChildNames::for_job(job).selector_text());
         let pods = self.pods(&job.namespace().unwrap_or_default()).list(&selector).await;
         let there = pods.map_err(Error::api("list the job's pods"))?.items;
         let mut agents: Vec<_> = there.iter().filter_map(agent).collect();
-        missing::tell(job, &self.client, &there, &mut agents).await.map_err(Error::api("look for a ConfigMap"))?;
+        missing::report_missing_config_maps(job, &self.client, &there, &mut agents)
+            .await
+            .map_err(Error::api("look for a ConfigMap"))?;
         let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
-        Ok(Found { agents, last: last_report(&there, attempt), there })
+        Ok(AgentsFound { agents, termination_report: termination_report(&there, attempt), handle: there })
     }
 
-    async fn run(&self, attempt: &Attempt<'_>, there: &Vec<Pod>) -> Result<(), Ended<Self>> {
-        apply::run(self, attempt, there).await.map_err(|error| match error.refusal() {
+    async fn ensure_agents(&self, attempt: &AttemptContext<'_>, there: &Vec<Pod>) -> Result<(), Ended<Self>> {
+        apply::ensure_attempt(self, attempt, there).await.map_err(|error| match error.rejection() {
             Some(why) => Ended::<Self>::Refused(why),
             None => error.into(),
         })
     }
 
-    async fn remove(&self, job: &TrainJob, there: &Vec<Pod>, grace: u32) -> Result<(), Error> {
+    async fn remove_agents(&self, job: &TrainJob, there: &Vec<Pod>, grace: u32) -> Result<(), Error> {
         remove_pods(&self.pods(&job.namespace().unwrap_or_default()), there, grace).await
     }
 
-    async fn leave(&self, job: &TrainJob) -> Result<Option<Duration>, Error> {
-        let Found { there, .. } = self.find(job).await?;
+    async fn finalize(&self, job: &TrainJob) -> Result<Option<Duration>, Error> {
+        let AgentsFound { handle: there, .. } = self.observe(job).await?;
         let has_steps = archive::has_steps(job);
         let grace = if has_steps {
-            job.spec.checkpoint.grace_period_seconds.saturating_add(ENDING)
+            job.spec.checkpoint.grace_period_seconds.saturating_add(EXTRA_TERMINATION_GRACE_SECONDS)
         } else {
-            archive::GRACE_WITHOUT_STEPS
+            archive::NO_STEPS_GRACE_SECONDS
         };
         // Deletion of the job would delete them, but a job with finalizers is not deleted yet.
-        self.remove(job, &there, grace).await?;
-        if !archive::is_held(job) {
+        self.remove_agents(job, &there, grace).await?;
+        if !archive::has_finalizer(job) {
             return Ok(None);
         }
-        let left = archive::patience(job, Timestamp::now()).filter(|_| has_steps && self.rest_server);
+        let left = archive::remaining_hold(job, Timestamp::now()).filter(|_| has_steps && self.rest_server);
         if left.is_some_and(|left| !left.is_zero()) {
             return Ok(left);
         }
-        let released = archive::release(&self.client, job).await.map_err(Error::api("let go of a deleted job"))?;
+        let released =
+            archive::remove_finalizer(&self.client, job).await.map_err(Error::api("let go of a deleted job"))?;
         if released && left.is_some() {
             tracing::warn!(job = %ObjectRef::from_obj(job), "the job's history was not kept in time");
         }
         Ok(None)
     }
 
-    async fn any_left(&self, namespace: &str, uid: &str) -> Result<bool, Error> {
-        let selector = ListParams::default().labels(&format!("{UID}={uid}")).limit(1);
+    async fn has_leftover_agents(&self, namespace: &str, uid: &str) -> Result<bool, Error> {
+        let selector = ListParams::default().labels(&format!("{JOB_UID_LABEL}={uid}")).limit(1);
         let left = self.pods(namespace).list_metadata(&selector).await;
         Ok(!left.map_err(Error::api("list pods of a job that is gone"))?.items.is_empty())
     }
 
-    async fn left_behind(&self, appliance: &str) -> Result<Vec<Grant>, Error> {
-        let selector = ListParams::default().labels(&format!("{APPLIANCE}={appliance},{SYSTEM}"));
+    async fn leftover_grants(&self, appliance: &str) -> Result<Vec<Grant>, Error> {
+        let selector = ListParams::default().labels(&format!("{APPLIANCE_LABEL}={appliance},{SYSTEM_LABEL}"));
         let pods = Api::<Pod>::all(self.client.clone()).list_metadata(&selector).await;
         let pods = pods.map_err(Error::api("list pods that hold systems"))?.items;
         Ok(protect::grants_of_pods(pods.iter().map(|pod| &pod.metadata)))
     }
 
-    async fn protect(&self, appliance: &Appliance, in_use: bool) -> Result<bool, Error> {
-        protect::protect(&self.client, appliance, in_use).await.map_err(Error::api("protect the appliance"))
+    async fn set_in_use(&self, appliance: &Appliance, in_use: bool) -> Result<bool, Error> {
+        protect::update_finalizer(&self.client, appliance, in_use).await.map_err(Error::api("protect the appliance"))
     }
 
-    async fn record(&self, job: &TrainJob, decided: &TrainJobStatus) -> Result<bool, Error> {
+    async fn record_status(&self, job: &TrainJob, decided: &TrainJobStatus) -> Result<bool, Error> {
         let old = job.status.clone().unwrap_or_default();
         let mut status = decided.clone();
         status.selector = Some(cs2_selector(job));
@@ -158,11 +170,11 @@ impl World for Cluster {
         write(&self.jobs(job), job, &status).await.map_err(Error::api("record the job's status"))
     }
 
-    async fn record_progress(&self, job: &ObjectRef<TrainJob>, uid: &str, progress: &Progress) -> Result<(), Error> {
+    async fn record_progress(&self, job: &ObjectRef<TrainJob>, uid: &str, progress: &JobProgress) -> Result<(), Error> {
         let jobs: Api<TrainJob> = Api::namespaced(self.client.clone(), job.namespace.as_deref().unwrap_or_default());
         // The UID ensures that a new job of the same name is not changed.
         let patch = document::<TrainJob>(json!({"uid": uid}), &json!({"progress": progress}));
-        let params = PatchParams::apply(PROGRESS).force();
+        let params = PatchParams::apply(PROGRESS_FIELD_MANAGER).force();
         let written = jobs.patch_status(&job.name, &params, &Patch::Apply(&patch)).await;
         written.map(drop).map_err(Error::api("record the job's progress"))
     }
@@ -178,19 +190,19 @@ impl World for Cluster {
         write(&appliances, appliance, &status).await.map_err(Error::api("write the ledger"))
     }
 
-    async fn publish(&self, job: &TrainJob, event: &Event) {
+    async fn publish_job_event(&self, job: &TrainJob, event: &JobEvent) {
         events::publish(&self.recorder, &job.object_ref(&()), event).await;
     }
 
-    async fn publish_of_appliance(&self, appliance: &Appliance, event: &Event) {
+    async fn publish_appliance_event(&self, appliance: &Appliance, event: &JobEvent) {
         events::publish(&self.recorder, &appliance.object_ref(&()), event).await;
     }
 
-    fn edits(&self, appliance: &Appliance) -> Option<Vec<String>> {
-        self.values.as_ref()?.edits(appliance)
+    fn manual_edits(&self, appliance: &Appliance) -> Option<Vec<String>> {
+        self.values.as_ref()?.manual_edits(appliance)
     }
 
-    async fn forget(&self, job: &TrainJob) -> Result<(), Error> {
+    async fn delete_job(&self, job: &TrainJob) -> Result<(), Error> {
         let of_this_one = Preconditions { uid: job.uid(), resource_version: None };
         let params = DeleteParams { preconditions: Some(of_this_one), ..DeleteParams::background() };
         match self.jobs(job).delete(&job.name_any(), &params).await {
@@ -200,18 +212,18 @@ impl World for Cluster {
         }
     }
 
-    async fn priorities(&self) -> Result<Priorities, Error> {
+    async fn priorities(&self) -> Result<PriorityValues, Error> {
         priorities(&self.client).await.map_err(Error::api("list priority classes"))
     }
 
-    fn journal(&self, job: &ObjectRef<TrainJob>, uid: &str, attempt: u32) -> Option<Journal> {
-        let (names, namespace) = (Names::new(&job.name, uid), job.namespace.as_deref().unwrap_or_default());
+    fn journal_endpoint(&self, job: &ObjectRef<TrainJob>, uid: &str, attempt: u32) -> Option<JournalEndpoint> {
+        let (names, namespace) = (ChildNames::new(&job.name, uid), job.namespace.as_deref().unwrap_or_default());
         let identity =
             self.keeper.operator().inspect_err(|error| tracing::error!(%job, "the job can't be followed: {error}"));
-        Some(Journal {
+        Some(JournalEndpoint {
             address: journal_address(&names, namespace),
             identity: identity.ok()?,
-            coordinator: coordinator(&names, namespace, uid, attempt)?,
+            coordinator: expected_coordinator(&names, namespace, uid, attempt)?,
         })
     }
 }
@@ -237,21 +249,21 @@ async fn remove_pods(pods: &Api<Pod>, found: &[Pod], grace: u32) -> Result<(), E
 }
 
 /// Returns the expected certificate of an attempt's coordinator; `None` for a UID that can't be part of a name.
-pub fn coordinator(names: &Names, namespace: &str, uid: &str, attempt: u32) -> Option<Expected> {
+pub fn expected_coordinator(names: &ChildNames, namespace: &str, uid: &str, attempt: u32) -> Option<ExpectedPeer> {
     let attempt = AttemptName::new(uid, attempt).ok()?;
-    let name = Name::agent_named(attempt, &format!("{}-0", Role::Coordinator)).ok()?;
-    Some(Expected::or_host(name, host(names, namespace)))
+    let name = MemberName::for_agent(attempt, &format!("{}-0", Role::Coordinator)).ok()?;
+    Some(ExpectedPeer::with_host_fallback(name, host(names, namespace)))
 }
 
 /// Reads the values of the cluster's priority classes.
 ///
 /// # Errors
 /// The API server rejected the request, or is unreachable.
-pub async fn priorities(client: &Client) -> Result<Priorities, kube::Error> {
+pub async fn priorities(client: &Client) -> Result<PriorityValues, kube::Error> {
     let classes: Api<PriorityClass> = Api::all(client.clone());
     let classes = classes.list(&ListParams::default()).await?.items;
     let default = classes.iter().find(|class| class.global_default == Some(true)).map_or(0, |class| class.value);
-    Ok(Priorities { values: classes.iter().map(|class| (class.name_any(), class.value)).collect(), default })
+    Ok(PriorityValues { values: classes.iter().map(|class| (class.name_any(), class.value)).collect(), default })
 }
 
 /// Writes a status to the version of the object that it was decided from; returns false after a write conflict or if
@@ -262,7 +274,10 @@ where
 {
     let metadata = json!({"resourceVersion": object.resource_version(), "uid": object.uid()});
     let patch = document::<K>(metadata, &json!(status));
-    match objects.patch_status(&object.name_any(), &PatchParams::apply(MANAGER).force(), &Patch::Apply(&patch)).await {
+    match objects
+        .patch_status(&object.name_any(), &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch))
+        .await
+    {
         Ok(_) => Ok(true),
         Err(kube::Error::Api(refused)) if refused.is_conflict() || refused.is_not_found() => Ok(false),
         Err(error) => Err(error),

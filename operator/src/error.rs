@@ -4,7 +4,7 @@
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The API server rejected a request, or is unreachable.
-    #[error("{what}: {}", said(cause))]
+    #[error("{what}: {}", api_message(cause))]
     Api {
         /// The action that failed.
         what: &'static str,
@@ -26,19 +26,18 @@ impl Error {
 impl Error {
     /// Returns why the attempt must be abandoned, with the message of the rejecting server; `None` if a retry may
     /// succeed.
-    pub fn refusal(&self) -> Option<String> {
+    pub fn rejection(&self) -> Option<String> {
         match self {
             Self::Child(why) => Some(why.clone()),
-            Self::Api { cause, .. } => {
-                is_refusal(cause).then(|| format!("the API server refused what the attempt needs: {}", said(cause)))
-            }
+            Self::Api { cause, .. } => is_rejection(cause)
+                .then(|| format!("the API server refused what the attempt needs: {}", api_message(cause))),
         }
     }
 }
 
 /// Returns whether the API server rejected the request itself, which no retry changes: quota, a LimitRange, Pod
 /// Security, a missing PriorityClass, an admission policy or webhook, a permission, a terminating namespace.
-fn is_refusal(error: &kube::Error) -> bool {
+fn is_rejection(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => (400..500).contains(&status.code) && ![401, 408, 409, 429].contains(&status.code),
         _ => false,
@@ -46,7 +45,7 @@ fn is_refusal(error: &kube::Error) -> bool {
 }
 
 /// Returns the API server's own message; kube's `Display` adds the whole answer.
-pub fn said(error: &kube::Error) -> String {
+pub fn api_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
         other => other.to_string(),
@@ -68,11 +67,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_told_in_its_own_words_and_a_conflict_is_none() {
+    fn rejection_quotes_the_api_server() {
         let refusal = |code: u16, message: &str| {
             let status = json!({"status": "Failure", "code": code, "reason": "R", "message": message});
             let status = serde_json::from_value(status).unwrap();
-            Error::api("create a child of the job")(kube::Error::Api(status)).refusal()
+            Error::api("create a child of the job")(kube::Error::Api(status)).rejection()
         };
         let quota =
             "pods \"a-cs2-0\" is forbidden: exceeded quota: small, requested: pods=1, used: pods=2, limited: pods=2";

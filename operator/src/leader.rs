@@ -3,7 +3,7 @@
 //! * The number of changes of leadership is the *fencing epoch*, which every write of a status contains. The API server
 //!   rejects an epoch lower than the stored one, so that a leader that was suspended while another took over can't
 //!   write a status.
-//! * All other writes, especially deletions, are bounded by the [`Term`], which ends before the lease does.
+//! * All other writes, especially deletions, are bounded by the [`LeaderTerm`], which ends before the lease does.
 //! * An operator that can't renew in time ends its leadership and becomes a candidate again, for a leadership with an
 //!   epoch of its own.
 
@@ -16,17 +16,17 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::error::said;
-use crate::term::Term;
+use crate::error::api_message;
+use crate::term::LeaderTerm;
 
 /// Time without a renewal after which a candidate takes the lease. The candidate measures it on its own clock, because
 /// the times in the lease come from other machines, whose clocks differ.
-const LEASE: Duration = Duration::from_secs(15);
-/// Time that a leader may write after it sent its last renewal. The difference to [`LEASE`] is for requests that the
+const LEASE_DURATION: Duration = Duration::from_secs(15);
+/// Time that a leader may write after it sent its last renewal. The difference to [`LEASE_DURATION`] is for requests that the
 /// API server still processes.
-const TERM: Duration = Duration::from_secs(10);
+const TERM_DURATION: Duration = Duration::from_secs(10);
 /// Interval of renewals, and of attempts to take the lease.
-const RETRY: Duration = Duration::from_secs(2);
+const RENEW_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A candidate in the election.
 #[derive(Clone)]
@@ -43,17 +43,19 @@ impl Candidate {
     }
 
     /// Waits until this candidate leads. Returns the fencing epoch, from 1, and the term, which has begun.
-    pub async fn elected(&self) -> (u64, Term) {
-        let mut seen = Seen::default();
+    pub async fn elected(&self) -> (u64, LeaderTerm) {
+        let mut seen = ObservedLease::default();
         loop {
             let sent = Instant::now();
-            match self.try_lead(Claim::New, &mut seen).await {
-                Ok(Some(epoch)) if sent.elapsed() < TERM => return (epoch, Term::begin(sent, TERM)),
+            match self.try_lead(LeaseIntent::New, &mut seen).await {
+                Ok(Some(epoch)) if sent.elapsed() < TERM_DURATION => {
+                    return (epoch, LeaderTerm::begin(sent, TERM_DURATION));
+                }
                 Ok(Some(_)) => tracing::warn!("the lease was taken too late to be of use"),
                 Ok(None) => {}
-                Err(error) => tracing::warn!("the lease can't be read or written: {}", said(&error)),
+                Err(error) => tracing::warn!("the lease can't be read or written: {}", api_message(&error)),
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(RENEW_INTERVAL).await;
         }
     }
 
@@ -63,7 +65,7 @@ impl Candidate {
     ///
     /// # Errors
     /// The lease can't be written, or another operator has it.
-    pub async fn raise(&self, epoch: u64) -> Result<u64, kube::Error> {
+    pub async fn raise_epoch(&self, epoch: u64) -> Result<u64, kube::Error> {
         let mut lease = self.leases.get(&self.name).await?;
         let spec = lease.spec.get_or_insert_default();
         let transitions = spec.lease_transitions.unwrap_or(0).max(i32::try_from(epoch).unwrap_or(i32::MAX));
@@ -73,9 +75,9 @@ impl Candidate {
         Ok(u64::try_from(transitions).unwrap_or(0))
     }
 
-    /// Renews the lease. Returns when the term has ended, at most `TERM` after the last successful renewal was sent.
-    pub async fn lead(&self, term: &Term) {
-        keep(term, async || self.try_lead(Claim::Renewal, &mut Seen::default()).await).await;
+    /// Renews the lease. Returns when the term has ended, at most `TERM_DURATION` after the last successful renewal was sent.
+    pub async fn keep_leading(&self, term: &LeaderTerm) {
+        renew_until_over(term, async || self.try_lead(LeaseIntent::Renewal, &mut ObservedLease::default()).await).await;
     }
 
     /// Releases the lease, so that the next leader need not wait until it expires.
@@ -86,19 +88,19 @@ impl Candidate {
             spec.holder_identity = None;
             spec.renew_time = None;
             if let Err(error) = self.leases.replace(&self.name, &PostParams::default(), &lease).await {
-                tracing::warn!("the lease could not be given back: {}", said(&error));
+                tracing::warn!("the lease could not be given back: {}", api_message(&error));
             }
         }
     }
 
     /// Takes or renews the lease; returns the epoch, or `None` if another operator holds it.
-    async fn try_lead(&self, what: Claim, seen: &mut Seen) -> Result<Option<u64>, kube::Error> {
+    async fn try_lead(&self, what: LeaseIntent, seen: &mut ObservedLease) -> Result<Option<u64>, kube::Error> {
         let found = self.leases.get_opt(&self.name).await?;
         let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
         if held_by_another(spec, &self.me) && !seen.is_over(spec, Instant::now()) {
             return Ok(None);
         }
-        let (lease, epoch) = claim(found, &self.name, &self.me, what, Timestamp::now());
+        let (lease, epoch) = claim_lease(found, &self.name, &self.me, what, Timestamp::now());
         let written = match lease.metadata.resource_version {
             None => self.leases.create(&PostParams::default(), &lease).await,
             Some(_) => self.leases.replace(&self.name, &PostParams::default(), &lease).await,
@@ -113,22 +115,22 @@ impl Candidate {
 }
 
 /// Renews a term with `renew`, which returns the epoch while this candidate leads, until the term has ended.
-async fn keep(term: &Term, mut renew: impl AsyncFnMut() -> Result<Option<u64>, kube::Error>) {
+async fn renew_until_over(term: &LeaderTerm, mut renew: impl AsyncFnMut() -> Result<Option<u64>, kube::Error>) {
     while !term.is_over() {
         let sent = Instant::now();
         match timeout_at(term.ends(), renew()).await {
-            Ok(Ok(Some(_))) => term.renewed(sent, TERM),
-            Ok(Ok(None)) => term.end(),
-            Ok(Err(error)) => tracing::warn!("the lease could not be renewed: {}", said(&error)),
+            Ok(Ok(Some(_))) => term.renewed(sent, TERM_DURATION),
+            Ok(Ok(None)) => term.end_now(),
+            Ok(Err(error)) => tracing::warn!("the lease could not be renewed: {}", api_message(&error)),
             Err(_) => tracing::warn!("the lease could not be renewed in time"),
         }
-        sleep_until(term.ends().min(Instant::now() + RETRY)).await;
+        sleep_until(term.ends().min(Instant::now() + RENEW_INTERVAL)).await;
     }
 }
 
 /// The purpose of a candidate's claim.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Claim {
+enum LeaseIntent {
     /// A new leadership, whose epoch is higher than all earlier ones, those of the same operator included.
     New,
     /// The continuation of a leadership.
@@ -137,14 +139,14 @@ enum Claim {
 
 /// The lease as a candidate last saw it, and since when it is unchanged.
 #[derive(Default)]
-struct Seen(Option<(LeaseSpec, Instant)>);
+struct ObservedLease(Option<(LeaseSpec, Instant)>);
 
-impl Seen {
-    /// Returns whether the lease has not been renewed for [`LEASE`], as observed by this candidate until `now`.
+impl ObservedLease {
+    /// Returns whether the lease has not been renewed for [`LEASE_DURATION`], as observed by this candidate until `now`.
     fn is_over(&mut self, spec: Option<&LeaseSpec>, now: Instant) -> bool {
         let spec = spec.cloned().unwrap_or_default();
         match &self.0 {
-            Some((seen, since)) if *seen == spec => now.duration_since(*since) >= LEASE,
+            Some((seen, since)) if *seen == spec => now.duration_since(*since) >= LEASE_DURATION,
             _ => {
                 self.0 = Some((spec, now));
                 false
@@ -159,18 +161,18 @@ fn held_by_another(spec: Option<&LeaseSpec>, me: &str) -> bool {
 }
 
 /// Builds the lease that `me` writes, and returns its epoch.
-fn claim(found: Option<Lease>, name: &str, me: &str, what: Claim, now: Timestamp) -> (Lease, u64) {
+fn claim_lease(found: Option<Lease>, name: &str, me: &str, what: LeaseIntent, now: Timestamp) -> (Lease, u64) {
     let mut lease = found.unwrap_or_else(|| Lease {
         metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
         ..Lease::default()
     });
     let old = lease.spec.take().unwrap_or_default();
     let mine = old.holder_identity.as_deref() == Some(me);
-    let begins = !mine || what == Claim::New;
+    let begins = !mine || what == LeaseIntent::New;
     let transitions = old.lease_transitions.unwrap_or(0) + i32::from(begins);
     lease.spec = Some(LeaseSpec {
         holder_identity: Some(me.to_owned()),
-        lease_duration_seconds: i32::try_from(LEASE.as_secs()).ok(),
+        lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
         acquire_time: if begins { Some(MicroTime(now)) } else { old.acquire_time },
         renew_time: Some(MicroTime(now)),
         lease_transitions: Some(transitions),
@@ -188,8 +190,8 @@ mod tests {
     }
 
     /// Returns how long a leader leads whose renewals take these times; the next one never returns.
-    async fn leads_for(renewals: &[Duration]) -> Duration {
-        let (began, term) = (Instant::now(), Term::begin(Instant::now(), TERM));
+    async fn leading_time(renewals: &[Duration]) -> Duration {
+        let (began, term) = (Instant::now(), LeaderTerm::begin(Instant::now(), TERM_DURATION));
         let mut delays = renewals.iter().copied();
         let renew = async || {
             match delays.next() {
@@ -198,7 +200,7 @@ mod tests {
             }
             Ok(Some(1))
         };
-        keep(&term, renew).await;
+        renew_until_over(&term, renew).await;
         assert!(term.is_over());
         began.elapsed()
     }
@@ -206,42 +208,42 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_leader_steps_down_before_the_lease_can_be_taken() {
         let seconds = Duration::from_secs;
-        assert_eq!(leads_for(&[]).await, seconds(10), "no renewal ever answers");
-        assert_eq!(leads_for(&[seconds(9)]).await, seconds(10), "it counts from when it was sent, not answered");
-        assert_eq!(leads_for(&[seconds(1), seconds(6)]).await, seconds(13), "the second is sent at 3");
-        assert!(TERM < LEASE);
+        assert_eq!(leading_time(&[]).await, seconds(10), "no renewal ever answers");
+        assert_eq!(leading_time(&[seconds(9)]).await, seconds(10), "it counts from when it was sent, not answered");
+        assert_eq!(leading_time(&[seconds(1), seconds(6)]).await, seconds(13), "the second is sent at 3");
+        assert!(TERM_DURATION < LEASE_DURATION);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_leader_whose_lease_is_taken_steps_down_at_once() {
-        let (began, term) = (Instant::now(), Term::begin(Instant::now(), TERM));
-        keep(&term, async || Ok(None)).await;
+        let (began, term) = (Instant::now(), LeaderTerm::begin(Instant::now(), TERM_DURATION));
+        renew_until_over(&term, async || Ok(None)).await;
         assert_eq!(began.elapsed(), Duration::ZERO);
     }
 
     #[test]
     fn every_leadership_raises_the_epoch_and_a_renewal_does_not() {
-        use Claim::{New, Renewal};
-        let (lease, epoch) = claim(None, "l", "a", New, at(100));
+        use LeaseIntent::{New, Renewal};
+        let (lease, epoch) = claim_lease(None, "l", "a", New, at(100));
         assert_eq!(epoch, 1);
-        let (renewed, epoch) = claim(Some(lease), "l", "a", Renewal, at(114));
+        let (renewed, epoch) = claim_lease(Some(lease), "l", "a", Renewal, at(114));
         assert_eq!(epoch, 1, "renewing changes no leader");
-        let (taken, epoch) = claim(Some(renewed), "l", "b", New, at(129));
+        let (taken, epoch) = claim_lease(Some(renewed), "l", "b", New, at(129));
         assert_eq!(epoch, 2);
-        let (_, epoch) = claim(Some(taken), "l", "b", New, at(130));
+        let (_, epoch) = claim_lease(Some(taken), "l", "b", New, at(130));
         assert_eq!(epoch, 3, "a leader that has lost its term begins another");
     }
 
     #[test]
     fn a_lease_is_over_when_no_renewal_was_seen_for_its_length_whatever_the_clocks_say() {
         let (start, seconds) = (Instant::now(), Duration::from_secs);
-        let mut seen = Seen::default();
+        let mut seen = ObservedLease::default();
         // The leader's clock is an hour behind.
-        let (lease, _) = claim(None, "l", "a", Claim::New, at(-3_600));
+        let (lease, _) = claim_lease(None, "l", "a", LeaseIntent::New, at(-3_600));
         assert!(held_by_another(lease.spec.as_ref(), "b") && !held_by_another(lease.spec.as_ref(), "a"));
         assert!(!seen.is_over(lease.spec.as_ref(), start));
         assert!(!seen.is_over(lease.spec.as_ref(), start + seconds(14)));
-        let (renewed, _) = claim(Some(lease), "l", "a", Claim::Renewal, at(-3_586));
+        let (renewed, _) = claim_lease(Some(lease), "l", "a", LeaseIntent::Renewal, at(-3_586));
         assert!(!seen.is_over(renewed.spec.as_ref(), start + seconds(15)), "it was renewed");
         assert!(!seen.is_over(renewed.spec.as_ref(), start + seconds(29)));
         assert!(seen.is_over(renewed.spec.as_ref(), start + seconds(30)));

@@ -12,29 +12,29 @@ use kube::runtime::Controller;
 use kube::runtime::events::{Recorder, Reporter};
 use millrace_control::metrics::Metrics;
 use millrace_control::watchdog::Watchdog;
-use millrace_control::{Control, Parts, Streams, Workers};
+use millrace_control::{ContextParts, ControllerContext, WatchStreams, WorkerPool};
 use millrace_crds::{Appliance, TrainJob};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 
-use crate::authority::Keeper;
-use crate::cli::Args;
+use crate::authority::CertificateManager;
+use crate::cli::OperatorArgs;
 use crate::client::connect;
-use crate::cluster::Cluster;
+use crate::cluster::ClusterWorld;
 use crate::readers;
-use crate::seed::Values;
+use crate::seed::ChartAppliance;
 use crate::serving::ServingCertificate;
-use crate::site::Pods;
-use crate::term::Term;
-use crate::watch::{changes, children, keep};
+use crate::site::PodSite;
+use crate::term::LeaderTerm;
+use crate::watch::{changes, children, store_of};
 
 /// Threads of a leadership, in addition to those of planning.
-const THREADS: usize = 2;
+const LEADER_THREADS: usize = 2;
 
 /// Everything that a leadership needs.
 pub struct Leadership {
     /// The operator's command line.
-    pub args: Args,
+    pub args: OperatorArgs,
     /// Reporter of events.
     pub reporter: Reporter,
     /// Metrics of the process.
@@ -42,7 +42,7 @@ pub struct Leadership {
     /// Detects that this leadership is stuck.
     pub watchdog: Arc<Watchdog>,
     /// The term, after which nothing is written.
-    pub term: Term,
+    pub term: LeaderTerm,
     /// The fencing epoch, which every write of a status contains.
     pub epoch: u64,
 }
@@ -54,10 +54,11 @@ impl Leadership {
     /// The certificate authority can't be read or created, the chart's values can't be read, the threads can't be
     /// started, or a task panicked.
     pub async fn run(self, ending: watch::Receiver<bool>) -> anyhow::Result<()> {
-        let runtime = Builder::new_multi_thread().worker_threads(THREADS).thread_name("leader").enable_all().build();
+        let runtime =
+            Builder::new_multi_thread().worker_threads(LEADER_THREADS).thread_name("leader").enable_all().build();
         let runtime = runtime.context("can't start the threads of a leader")?;
         let control = runtime.spawn(self.control(ending));
-        let _abandoned = Abandoned(Some(runtime));
+        let _abandoned = BackgroundRuntime(Some(runtime));
         control.await.context("the control loop failed")?
     }
 
@@ -66,17 +67,22 @@ impl Leadership {
         // The client must belong to these threads, so that the tasks of its connections end with them.
         let client = term.client(&connect().await?);
         let recorder = Recorder::new(client.clone(), reporter);
-        let keeper =
-            Keeper::load_or_make(&client, &args.namespace, &args.authority, &args.api_identity, metrics.clone());
+        let keeper = CertificateManager::load_or_create(
+            &client,
+            &args.namespace,
+            &args.authority,
+            &args.api_identity,
+            metrics.clone(),
+        );
         let keeper = keeper.await?;
         let keeper = Arc::new(keeper);
-        tokio::spawn(keeper.clone().keep());
+        tokio::spawn(keeper.clone().run_renewal());
         if !args.api_hosts.is_empty() {
             let (secret, hosts) = (&args.api_certificate, &args.api_hosts);
-            tokio::spawn(ServingCertificate::new(&client, &args.namespace, secret, hosts).keep());
+            tokio::spawn(ServingCertificate::new(&client, &args.namespace, secret, hosts).run_renewal());
         }
-        let (jobs, changed_jobs) = keep::<TrainJob>(&client, recorder.clone());
-        let (appliances, changed_appliances) = keep::<Appliance>(&client, recorder.clone());
+        let (jobs, changed_jobs) = store_of::<TrainJob>(&client, recorder.clone());
+        let (appliances, changed_appliances) = store_of::<Appliance>(&client, recorder.clone());
         let reading = readers::run(
             client.clone(),
             recorder.clone(),
@@ -85,19 +91,20 @@ impl Leadership {
             args.image.clone(),
             ending.clone(),
         );
-        let values = args.appliance.as_deref().map(Values::read).transpose()?;
-        let world = Cluster::new(client.clone(), keeper, recorder, epoch, &args).with_values(values);
-        let site = Arc::new(Pods { image: args.image });
+        let values = args.appliance.as_deref().map(ChartAppliance::read).transpose()?;
+        let world = ClusterWorld::new(client.clone(), keeper, recorder, epoch, &args).with_values(values);
+        let site = Arc::new(PodSite { image: args.image });
         let (visits, wanted) = mpsc::unbounded_channel();
-        let workers = Workers::for_this_machine();
+        let workers = WorkerPool::for_this_machine();
         let world = Arc::new(world);
-        let control = Control::new(Parts { world, site, jobs, appliances, metrics, watchdog, visits, workers });
-        let streams = Streams {
+        let control =
+            ControllerContext::new(ContextParts { world, site, jobs, appliances, metrics, watchdog, visits, workers });
+        let streams = WatchStreams {
             jobs: changed_jobs,
             appliances: changed_appliances,
             touched_jobs: changes(&client),
             touched_appliances: changes(&client),
-            wanted,
+            reconcile_requests: wanted,
         };
         let children = |jobs: Controller<TrainJob>| {
             jobs.owns_stream(children::<Pod>(&client)).owns_stream(children::<Service>(&client))
@@ -108,9 +115,9 @@ impl Leadership {
 }
 
 /// A runtime that is shut down without waiting when it is dropped: its tasks end at their next await.
-struct Abandoned(Option<Runtime>);
+struct BackgroundRuntime(Option<Runtime>);
 
-impl Drop for Abandoned {
+impl Drop for BackgroundRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();

@@ -6,11 +6,11 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use millrace_operator::cli::Args;
+use millrace_operator::cli::OperatorArgs;
 use millrace_operator::run;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = OperatorArgs::parse();
     let _traces = match run::log(&args) {
         Ok(traces) => traces,
         Err(error) => {

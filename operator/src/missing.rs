@@ -4,15 +4,20 @@
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::{Api, Client, ResourceExt};
 use millrace_crds::TrainJob;
-use millrace_crds::decide::{Agent, AgentState};
+use millrace_crds::decide::{AgentState, ObservedAgent};
 
 /// Sets the state of each of `agents` that can't start because a ConfigMap of the job's user is missing.
 ///
 /// # Errors
 /// The API server rejected a request, or is unreachable.
-pub async fn tell(job: &TrainJob, client: &Client, pods: &[Pod], agents: &mut [Agent]) -> Result<(), kube::Error> {
-    let placed = |agent: &&mut Agent| agent.state == AgentState::Starting && agent.node.is_some();
-    let mut placed: Vec<&mut Agent> = agents.iter_mut().filter(placed).collect();
+pub async fn report_missing_config_maps(
+    job: &TrainJob,
+    client: &Client,
+    pods: &[Pod],
+    agents: &mut [ObservedAgent],
+) -> Result<(), kube::Error> {
+    let placed = |agent: &&mut ObservedAgent| agent.state == AgentState::Starting && agent.node.is_some();
+    let mut placed: Vec<&mut ObservedAgent> = agents.iter_mut().filter(placed).collect();
     if placed.is_empty() {
         return Ok(());
     }

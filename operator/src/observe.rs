@@ -4,31 +4,33 @@ use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondit
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use millrace_control::follow::outcome_of;
-use millrace_crds::decide::{Agent, AgentState, End, OUT_OF_MEMORY, Outcome, Report, Role, describe_exit};
+use millrace_crds::decide::{
+    AgentState, CoordinatorReport, OUT_OF_MEMORY, ObservedAgent, ProcessEnd, ReportedOutcome, Role, describe_exit,
+};
 
-use crate::children::{ATTEMPT, CONTAINER, INDEX, ROLE};
+use crate::children::{ATTEMPT_LABEL, CONTAINER_NAME, INDEX_LABEL, ROLE_LABEL};
 
 /// Maximum lines of a log in the status.
-const TAIL: usize = 20;
+const MAX_LOG_TAIL_LINES: usize = 20;
 /// Maximum characters of such a line.
-const LINE: usize = 512;
+const MAX_LOG_LINE_BYTES: usize = 512;
 
 /// A process that was ended by a signal has an exit code above this.
-const SIGNALLED: i32 = 128;
+const SIGNAL_EXIT_OFFSET: i32 = 128;
 /// The scheduler's message for a pod whose binding it retries at once, after a write conflict.
-const CHANGED_MEANWHILE: &str = "the object has been modified";
+const CONFLICT_MESSAGE: &str = "the object has been modified";
 
 /// Returns the agent that runs in `pod`; `None` for a pod without the labels of an agent.
-pub fn agent(pod: &Pod) -> Option<Agent> {
+pub fn agent(pod: &Pod) -> Option<ObservedAgent> {
     let label = |key: &str| pod.labels().get(key).map(String::as_str);
-    Some(Agent {
-        role: Role::from_name(label(ROLE)?)?,
-        index: label(INDEX)?.parse().ok()?,
-        attempt: label(ATTEMPT)?.parse().ok()?,
+    Some(ObservedAgent {
+        role: Role::from_name(label(ROLE_LABEL)?)?,
+        index: label(INDEX_LABEL)?.parse().ok()?,
+        attempt: label(ATTEMPT_LABEL)?.parse().ok()?,
         name: pod.name_any(),
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
-        leaving: pod.metadata.deletion_timestamp.is_some(),
-        moved: is(pod, "DisruptionTarget"),
+        is_terminating: pod.metadata.deletion_timestamp.is_some(),
+        is_evicted: has_condition(pod, "DisruptionTarget"),
         state: state(pod),
     })
 }
@@ -39,32 +41,32 @@ pub fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
 }
 
 /// Returns whether a condition of a pod is true.
-pub fn is(pod: &Pod, type_: &str) -> bool {
+pub fn has_condition(pod: &Pod, type_: &str) -> bool {
     condition(pod, type_).is_some_and(|condition| condition.status == "True")
 }
 
 fn container(pod: &Pod) -> Option<&ContainerStatus> {
     let all = pod.status.as_ref()?.container_statuses.as_ref()?;
-    all.iter().find(|status| status.name == CONTAINER)
+    all.iter().find(|status| status.name == CONTAINER_NAME)
 }
 
 fn state(pod: &Pod) -> AgentState {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     let current = container(pod).and_then(|status| status.state.as_ref());
-    if let Some(ended) = current.and_then(|state| ended(pod, state)) {
+    if let Some(ended) = current.and_then(|state| process_end(pod, state)) {
         return AgentState::Ended(ended);
     }
     if matches!(phase, Some("Failed" | "Succeeded")) {
-        return AgentState::Ended(ended_without_a_process(pod));
+        return AgentState::Ended(pod_end(pod));
     }
-    if let Some(waiting) = waiting(pod, current) {
+    if let Some(waiting) = waiting_reason(pod, current) {
         return waiting;
     }
-    if is(pod, "Ready") { AgentState::Ready } else { AgentState::Starting }
+    if has_condition(pod, "Ready") { AgentState::Ready } else { AgentState::Starting }
 }
 
 /// Returns how the container's process ended; `None` if it has not.
-fn ended(pod: &Pod, state: &ContainerState) -> Option<End> {
+fn process_end(pod: &Pod, state: &ContainerState) -> Option<ProcessEnd> {
     let terminated = state.terminated.as_ref()?;
     let text = terminated.message.clone().unwrap_or_default();
     let reason = terminated.reason.clone().unwrap_or_else(|| "Error".to_owned());
@@ -74,10 +76,10 @@ fn ended(pod: &Pod, state: &ContainerState) -> Option<End> {
         // The last line of the log is not the cause.
         None if reason == OUT_OF_MEMORY => out_of_memory(pod),
         // The last line of the log is not the cause of a signal either.
-        None if terminated.exit_code > SIGNALLED => describe_exit(terminated.exit_code),
+        None if terminated.exit_code > SIGNAL_EXIT_OFFSET => describe_exit(terminated.exit_code),
         None => last_line(&text).unwrap_or_else(|| describe_exit(terminated.exit_code)),
     };
-    Some(End {
+    Some(ProcessEnd {
         exit_code: Some(terminated.exit_code),
         reason: outcome.filter(|_| reason == "Error").map_or(reason, |outcome| outcome.reason.to_string()),
         message,
@@ -90,20 +92,24 @@ fn out_of_memory(pod: &Pod) -> String {
     let mut containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let limit = containers.find_map(|container| container.resources.as_ref()?.limits.as_ref()?.get("memory"));
     let limit = limit.map_or_else(String::new, |limit| format!(" of {}", limit.0));
-    let role = pod.labels().get(ROLE).map_or("ROLE", String::as_str);
+    let role = pod.labels().get(ROLE_LABEL).map_or("ROLE", String::as_str);
     format!("it needed more memory than its limit{limit}: raise spec.resources.{role}.limits.memory")
 }
 
 /// Describes the end of a pod without a process: evicted, or not admitted by its node.
-fn ended_without_a_process(pod: &Pod) -> End {
+fn pod_end(pod: &Pod) -> ProcessEnd {
     let status = pod.status.as_ref();
     let reason = status.and_then(|status| status.reason.clone()).unwrap_or_else(|| "Failed".to_owned());
     let message = status.and_then(|status| status.message.clone());
-    End { message: message.unwrap_or_else(|| format!("the pod ended: {reason}")), reason, ..End::default() }
+    ProcessEnd {
+        message: message.unwrap_or_else(|| format!("the pod ended: {reason}")),
+        reason,
+        ..ProcessEnd::default()
+    }
 }
 
 /// Returns what prevents a pod from starting.
-fn waiting(pod: &Pod, current: Option<&ContainerState>) -> Option<AgentState> {
+fn waiting_reason(pod: &Pod, current: Option<&ContainerState>) -> Option<AgentState> {
     let of = |reason: &str, message: Option<&String>| AgentState::Waiting {
         reason: reason.to_owned(),
         message: message.cloned().unwrap_or_default(),
@@ -116,7 +122,7 @@ fn waiting(pod: &Pod, current: Option<&ContainerState>) -> Option<AgentState> {
     }
     let is_lasting = |condition: &&PodCondition| {
         let message = condition.message.as_deref().unwrap_or_default();
-        condition.status == "False" && !message.contains(CHANGED_MEANWHILE)
+        condition.status == "False" && !message.contains(CONFLICT_MESSAGE)
     };
     let scheduled = condition(pod, "PodScheduled").filter(is_lasting)?;
     Some(of(scheduled.reason.as_deref().unwrap_or("Unschedulable"), scheduled.message.as_ref()))
@@ -128,7 +134,11 @@ fn last_line(text: &str) -> Option<String> {
 
 fn tail(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    lines.iter().skip(lines.len().saturating_sub(TAIL)).map(|line| line.chars().take(LINE).collect()).collect()
+    lines
+        .iter()
+        .skip(lines.len().saturating_sub(MAX_LOG_TAIL_LINES))
+        .map(|line| line.chars().take(MAX_LOG_LINE_BYTES).collect())
+        .collect()
 }
 
 /// Parses the coordinator's outcome in a termination message.
@@ -137,7 +147,7 @@ fn outcome(text: &str) -> Option<millrace_telemetry::journal::AttemptOutcome> {
 }
 
 /// Returns the report in the status of the coordinator's pod, for a loop that did not receive it from the coordinator.
-pub fn last_report(pods: &[Pod], attempt: u32) -> Option<Report> {
+pub fn termination_report(pods: &[Pod], attempt: u32) -> Option<CoordinatorReport> {
     let coordinator = pods
         .iter()
         .find(|pod| agent(pod).is_some_and(|agent| agent.role == Role::Coordinator && agent.attempt == attempt))?;
@@ -147,24 +157,24 @@ pub fn last_report(pods: &[Pod], attempt: u32) -> Option<Report> {
     let outcome = match told {
         Some(told) => {
             let checkpoint = told.digest.clone().map(|digest| (told.step, digest));
-            return Some(Report {
+            return Some(CoordinatorReport {
                 attempt,
                 checkpoint,
                 saved: told.digest.is_some(),
                 outcome: Some(outcome_of(told)),
                 advanced: at,
-                ..Report::default()
+                ..CoordinatorReport::default()
             });
         }
         // Without an outcome, exit code 0 means success.
-        None if terminated.exit_code == 0 => Outcome {
+        None if terminated.exit_code == 0 => ReportedOutcome {
             reason: "Succeeded".to_owned(),
             message: "the coordinator ended in good order".to_owned(),
-            ..Outcome::default()
+            ..ReportedOutcome::default()
         },
         None => return None,
     };
-    Some(Report { attempt, outcome: Some(outcome), ..Report::default() })
+    Some(CoordinatorReport { attempt, outcome: Some(outcome), ..CoordinatorReport::default() })
 }
 
 #[cfg(test)]
@@ -177,11 +187,11 @@ mod tests {
         let pod = json!({
             "metadata": {
                 "name": "job-cs2-1",
-                "labels": {ROLE: "cs2", INDEX: "1", ATTEMPT: "2"},
+                "labels": {ROLE_LABEL: "cs2", INDEX_LABEL: "1", ATTEMPT_LABEL: "2"},
             },
             "spec": {
                 "nodeName": "worker",
-                "containers": [{"name": CONTAINER, "resources": {"limits": {"memory": "14Mi"}}}],
+                "containers": [{"name": CONTAINER_NAME, "resources": {"limits": {"memory": "14Mi"}}}],
             },
             "status": status,
         });
@@ -193,7 +203,7 @@ mod tests {
     }
 
     fn container(state: serde_json::Value) -> serde_json::Value {
-        json!([{"name": CONTAINER, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}])
+        json!([{"name": CONTAINER_NAME, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}])
     }
 
     #[test]
@@ -206,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_a_pod_from_beginning_is_named() {
+    fn waiting_reason_is_reported() {
         let pulling = container(json!({"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}));
         let of = |reason: &str, message: &str| AgentState::Waiting { reason: reason.into(), message: message.into() };
         let state = state_of(json!({"phase": "Pending", "containerStatuses": pulling}));
@@ -228,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_end_is_told_apart() {
+    fn every_pod_end_is_classified() {
         let ended = |exit: i32, reason: &str, message: &str| {
             let state = json!({"terminated": {
                 "exitCode": exit, "reason": reason, "message": message, "finishedAt": "2026-01-01T00:00:00Z",
@@ -269,10 +279,10 @@ mod tests {
         let report = r#"{"exit_code":130,"reason":"Interrupted","message":"stopped","step":9,"digest":"abc"}"#;
         let state = json!({"terminated": {"exitCode": 130, "message": report}});
         let mut coordinator = pod(json!({"phase": "Failed", "containerStatuses": container(state)}));
-        coordinator.metadata.labels.as_mut().unwrap().insert(ROLE.into(), "coordinator".into());
-        let report = last_report(&[coordinator.clone()], 2).unwrap();
+        coordinator.metadata.labels.as_mut().unwrap().insert(ROLE_LABEL.into(), "coordinator".into());
+        let report = termination_report(&[coordinator.clone()], 2).unwrap();
         assert_eq!((report.saved, report.checkpoint), (true, Some((9, "abc".to_owned()))));
         assert_eq!(report.outcome.unwrap().exit_code, 130);
-        assert!(last_report(&[coordinator], 1).is_none(), "of another attempt");
+        assert!(termination_report(&[coordinator], 1).is_none(), "of another attempt");
     }
 }

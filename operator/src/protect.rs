@@ -9,22 +9,22 @@ use kube::{Api, Client, ResourceExt};
 use millrace_crds::{Appliance, Grant};
 use serde_json::json;
 
-use crate::children::{ATTEMPT, JOB, SYSTEM, UID};
+use crate::children::{ATTEMPT_LABEL, JOB_LABEL, JOB_UID_LABEL, SYSTEM_LABEL};
 
 /// The finalizer. It is set only while systems are in use, so that an unused appliance can be deleted without an
 /// operator.
-pub const IN_USE: &str = "millrace.dev/systems-in-use";
+pub const IN_USE_FINALIZER: &str = "millrace.dev/systems-in-use";
 
 /// Returns the finalizers that `appliance` should have; `None` if no change is needed or, because it is deleted,
 /// possible.
-fn wanted(appliance: &Appliance, in_use: bool) -> Option<Vec<String>> {
+fn desired_finalizers(appliance: &Appliance, in_use: bool) -> Option<Vec<String>> {
     let there = appliance.finalizers();
-    let protected = there.iter().any(|name| name == IN_USE);
+    let protected = there.iter().any(|name| name == IN_USE_FINALIZER);
     match (protected, in_use) {
         (false, true) if appliance.metadata.deletion_timestamp.is_none() => {
-            Some(there.iter().cloned().chain([IN_USE.to_owned()]).collect())
+            Some(there.iter().cloned().chain([IN_USE_FINALIZER.to_owned()]).collect())
         }
-        (true, false) => Some(there.iter().filter(|name| *name != IN_USE).cloned().collect()),
+        (true, false) => Some(there.iter().filter(|name| *name != IN_USE_FINALIZER).cloned().collect()),
         _ => None,
     }
 }
@@ -34,8 +34,8 @@ fn wanted(appliance: &Appliance, in_use: bool) -> Option<Vec<String>> {
 ///
 /// # Errors
 /// The API server rejected the request, or is unreachable.
-pub async fn protect(client: &Client, appliance: &Appliance, in_use: bool) -> Result<bool, kube::Error> {
-    let Some(finalizers) = wanted(appliance, in_use) else { return Ok(false) };
+pub async fn update_finalizer(client: &Client, appliance: &Appliance, in_use: bool) -> Result<bool, kube::Error> {
+    let Some(finalizers) = desired_finalizers(appliance, in_use) else { return Ok(false) };
     let metadata = json!({
         "uid": appliance.uid(), "resourceVersion": appliance.resource_version(), "finalizers": finalizers,
     });
@@ -48,17 +48,17 @@ pub async fn protect(client: &Client, appliance: &Appliance, in_use: bool) -> Re
     }
 }
 
-/// Returns the grants that the labels of pods with the label [`SYSTEM`] record, one for each job.
+/// Returns the grants that the labels of pods with the label [`SYSTEM_LABEL`] record, one for each job.
 pub fn grants_of_pods<'a>(pods: impl Iterator<Item = &'a ObjectMeta>) -> Vec<Grant> {
     let mut grants: BTreeMap<String, Grant> = BTreeMap::new();
     for pod in pods {
         let label = |key: &str| pod.labels.as_ref()?.get(key).cloned();
-        let (Some(uid), Some(system)) = (label(UID), label(SYSTEM)) else { continue };
+        let (Some(uid), Some(system)) = (label(JOB_UID_LABEL), label(SYSTEM_LABEL)) else { continue };
         let grant = grants.entry(uid.clone()).or_insert_with(|| Grant {
             uid,
             namespace: pod.namespace.clone().unwrap_or_default(),
-            name: label(JOB).unwrap_or_default(),
-            attempt: label(ATTEMPT).and_then(|attempt| attempt.parse().ok()).unwrap_or(1),
+            name: label(JOB_LABEL).unwrap_or_default(),
+            attempt: label(ATTEMPT_LABEL).and_then(|attempt| attempt.parse().ok()).unwrap_or(1),
             ..Grant::default()
         });
         grant.systems.push(system);
@@ -70,22 +70,26 @@ pub fn grants_of_pods<'a>(pods: impl Iterator<Item = &'a ObjectMeta>) -> Vec<Gra
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use k8s_openapi::jiff::Timestamp;
-    use millrace_crds::ClusterSpec;
+    use millrace_crds::ApplianceSpec;
 
     use super::*;
 
     #[test]
     fn an_appliance_is_held_while_it_is_in_use_and_not_longer() {
-        let mut appliance = Appliance::new("default", ClusterSpec::default());
+        let mut appliance = Appliance::new("default", ApplianceSpec::default());
         let finalizers = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
-        assert_eq!(wanted(&appliance, false), None);
-        assert_eq!(wanted(&appliance, true), finalizers(&[IN_USE]));
-        appliance.metadata.finalizers = finalizers(&["other", IN_USE]);
-        assert_eq!(wanted(&appliance, true), None);
-        assert_eq!(wanted(&appliance, false), finalizers(&["other"]));
+        assert_eq!(desired_finalizers(&appliance, false), None);
+        assert_eq!(desired_finalizers(&appliance, true), finalizers(&[IN_USE_FINALIZER]));
+        appliance.metadata.finalizers = finalizers(&["other", IN_USE_FINALIZER]);
+        assert_eq!(desired_finalizers(&appliance, true), None);
+        assert_eq!(desired_finalizers(&appliance, false), finalizers(&["other"]));
         appliance.metadata.finalizers = finalizers(&["other"]);
         appliance.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-        assert_eq!(wanted(&appliance, true), None, "an API server takes no new one of an object that is deleted");
+        assert_eq!(
+            desired_finalizers(&appliance, true),
+            None,
+            "an API server takes no new one of an object that is deleted"
+        );
     }
 
     #[test]
@@ -93,7 +97,7 @@ mod tests {
         let pod = |uid: &str, system: &str| ObjectMeta {
             namespace: Some("team".to_owned()),
             labels: Some(
-                [(UID, uid), (SYSTEM, system), (ATTEMPT, "3"), (JOB, "job")]
+                [(JOB_UID_LABEL, uid), (SYSTEM_LABEL, system), (ATTEMPT_LABEL, "3"), (JOB_LABEL, "job")]
                     .map(|(key, value)| (key.to_owned(), value.to_owned()))
                     .into(),
             ),

@@ -20,33 +20,33 @@ use kube::runtime::events::Recorder;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{Controller, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
-use millrace_control::program::ended;
+use millrace_control::program::wait_for_shutdown;
 use millrace_crds::file_reader::{CLAIM_NOT_FOUND, TOO_MANY_READERS};
 use millrace_crds::{Appliance, FileReader, FileReaderStatus};
-use millrace_protocol::security::Name;
+use millrace_protocol::security::MemberName;
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::authority::Keeper;
-use crate::children::{MANAGER, READER, Reader, ports, reader_policy};
+use crate::authority::CertificateManager;
+use crate::children::{FIELD_MANAGER, READER_LABEL, ReaderPod, ports, reader_policy};
 use crate::error::Error;
-use crate::observe::{condition, is};
-use crate::watch::{chosen, keep};
+use crate::observe::{condition, has_condition};
+use crate::watch::{store_of, watch_selected};
 
 /// Maximum number of readers in the whole cluster at the same time.
 const MAX_READERS: usize = 64;
 /// Time until a reader must listen: long enough to pull an image.
-const BEGIN_WITHIN: Duration = Duration::from_secs(120);
+const READER_START_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval of reconciles of a reader without any change.
-const HEARTBEAT: Duration = Duration::from_secs(30);
-const AFTER_FAILURE: Duration = Duration::from_secs(2);
+const READER_RESYNC_INTERVAL: Duration = Duration::from_secs(30);
+const FAILURE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The state that all reconciles of readers share.
-pub struct Readers {
+pub struct ReaderController {
     /// The API server.
     pub client: Client,
     /// Issues certificates.
-    pub keeper: Arc<Keeper>,
+    pub keeper: Arc<CertificateManager>,
     /// Every appliance.
     pub appliances: Store<Appliance>,
     /// Every request.
@@ -57,18 +57,18 @@ pub struct Readers {
 
 /// The state of a reader's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Condition {
+enum ReaderState {
     /// It exists, but does not listen yet.
-    Begins,
+    Starting,
     /// It listens at this address.
-    Listens(String),
+    Ready(String),
     /// It can't start, because its claim does not exist: a sentence.
-    WithoutClaim(String),
+    ClaimMissing(String),
     /// It has ended.
     Ended,
 }
 
-impl Condition {
+impl ReaderState {
     fn of(pod: &Pod) -> Self {
         let status = pod.status.as_ref();
         if matches!(status.and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed")) {
@@ -77,12 +77,12 @@ impl Condition {
         let unscheduled = condition(pod, "PodScheduled").filter(|condition| condition.status == "False");
         let why = unscheduled.and_then(|condition| condition.message.clone());
         if let Some(why) = why.filter(|why| why.contains("persistentvolumeclaim") && why.contains("not found")) {
-            return Self::WithoutClaim(why);
+            return Self::ClaimMissing(why);
         }
-        match status.and_then(|status| status.pod_ip.as_deref()).filter(|_| is(pod, "Ready")) {
-            Some(ip) if ip.contains(':') => Self::Listens(format!("[{ip}]:{}", ports::READER)),
-            Some(ip) => Self::Listens(format!("{ip}:{}", ports::READER)),
-            None => Self::Begins,
+        match status.and_then(|status| status.pod_ip.as_deref()).filter(|_| has_condition(pod, "Ready")) {
+            Some(ip) if ip.contains(':') => Self::Ready(format!("[{ip}]:{}", ports::READER_PORT)),
+            Some(ip) => Self::Ready(format!("{ip}:{}", ports::READER_PORT)),
+            None => Self::Starting,
         }
     }
 }
@@ -91,20 +91,20 @@ impl Condition {
 pub async fn run(
     client: Client,
     recorder: Recorder,
-    keeper: Arc<Keeper>,
+    keeper: Arc<CertificateManager>,
     appliances: Store<Appliance>,
     image: String,
     ending: watch::Receiver<bool>,
 ) {
-    let (requests, changed) = keep::<FileReader>(&client, recorder);
-    let readers = Arc::new(Readers { client: client.clone(), keeper, appliances, requests, image });
+    let (requests, changed) = store_of::<FileReader>(&client, recorder);
+    let readers = Arc::new(ReaderController { client: client.clone(), keeper, appliances, requests, image });
     let controller = Controller::for_stream(changed, readers.requests.clone())
         .with_config(Config::default().concurrency(4))
         .owns_stream(reader_pods(&client))
-        .graceful_shutdown_on(ended(ending));
-    let after_failure = |request: Arc<FileReader>, error: &Error, _: Arc<Readers>| {
+        .graceful_shutdown_on(wait_for_shutdown(ending));
+    let after_failure = |request: Arc<FileReader>, error: &Error, _: Arc<ReaderController>| {
         tracing::warn!(request = %ObjectRef::from_obj(&*request), "{error}");
-        Action::requeue(AFTER_FAILURE)
+        Action::requeue(FAILURE_RETRY_INTERVAL)
     };
     controller.run(reconcile, after_failure, readers).for_each(|_| std::future::ready(())).await;
 }
@@ -112,39 +112,40 @@ pub async fn run(
 /// Returns a stream of readers' pods that were created, changed or deleted.
 fn reader_pods(client: &Client) -> BoxStream<'static, watcher::Result<PartialObjectMeta<Pod>>> {
     use kube::runtime::WatchStreamExt;
-    let ours = watcher::Config::default().labels(&format!("{READER},app.kubernetes.io/managed-by={MANAGER}"));
-    chosen::<PartialObjectMeta<Pod>>(client, ours).map(Ok).touched_objects().boxed()
+    let ours =
+        watcher::Config::default().labels(&format!("{READER_LABEL},app.kubernetes.io/managed-by={FIELD_MANAGER}"));
+    watch_selected::<PartialObjectMeta<Pod>>(client, ours).map(Ok).touched_objects().boxed()
 }
 
-async fn reconcile(request: Arc<FileReader>, readers: Arc<Readers>) -> Result<Action, Error> {
+async fn reconcile(request: Arc<FileReader>, readers: Arc<ReaderController>) -> Result<Action, Error> {
     if request.metadata.deletion_timestamp.is_some() {
         return Ok(Action::await_change());
     }
     let age = request.creation_timestamp().map(|created| Timestamp::now().duration_since(created.0));
-    let late = age.is_some_and(|age| age.as_secs() >= BEGIN_WITHIN.as_secs() as i64);
+    let late = age.is_some_and(|age| age.as_secs() >= READER_START_TIMEOUT.as_secs() as i64);
     let old = request.status.clone().unwrap_or_default();
-    match readers.pod(&request).await?.as_ref().map(Condition::of) {
+    match readers.pod(&request).await?.as_ref().map(ReaderState::of) {
         // The pod existed and has ended: another use needs another request.
         None if old.address.is_some() || late => readers.delete(&request).await?,
-        None if readers.before(&request) >= MAX_READERS => {
+        None if readers.position(&request) >= MAX_READERS => {
             let message = format!("{MAX_READERS} readers of files run already: try again in a moment");
             readers.refuse(&request, TOO_MANY_READERS, message).await?;
         }
-        None => readers.make(&request).await?,
-        Some(Condition::Ended) => readers.delete(&request).await?,
-        Some(Condition::Begins) if late => readers.delete(&request).await?,
-        Some(Condition::Begins) => {}
-        Some(Condition::WithoutClaim(why)) => readers.refuse(&request, CLAIM_NOT_FOUND, why).await?,
-        Some(Condition::Listens(address)) => {
+        None => readers.create_reader(&request).await?,
+        Some(ReaderState::Ended) => readers.delete(&request).await?,
+        Some(ReaderState::Starting) if late => readers.delete(&request).await?,
+        Some(ReaderState::Starting) => {}
+        Some(ReaderState::ClaimMissing(why)) => readers.refuse(&request, CLAIM_NOT_FOUND, why).await?,
+        Some(ReaderState::Ready(address)) => {
             let mut status = old;
             status.address = Some(address);
             readers.record(&request, status).await?;
         }
     }
-    Ok(Action::requeue(HEARTBEAT))
+    Ok(Action::requeue(READER_RESYNC_INTERVAL))
 }
 
-impl Readers {
+impl ReaderController {
     fn api<K>(&self, request: &FileReader) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
@@ -161,35 +162,35 @@ impl Readers {
     }
 
     /// Returns the number of requests that are older than this one.
-    fn before(&self, request: &FileReader) -> usize {
+    fn position(&self, request: &FileReader) -> usize {
         let age = |request: &FileReader| (request.creation_timestamp().map(|time| time.0), request.uid());
         self.requests.state().iter().filter(|other| age(other) < age(request)).count()
     }
 
     /// Creates everything that a request needs.
-    async fn make(&self, request: &FileReader) -> Result<(), Error> {
+    async fn create_reader(&self, request: &FileReader) -> Result<(), Error> {
         let appliance = self.appliances.get(&ObjectRef::new(&request.spec.appliance));
         let cluster = appliance.map(|appliance| appliance.spec.clone()).unwrap_or_default();
-        let reader = Reader { request, cluster: &cluster, image: &self.image };
+        let reader = ReaderPod { request, cluster: &cluster, image: &self.image };
         let policy = reader_policy(&request.namespace().unwrap_or_default());
         let policies: Api<NetworkPolicy> = self.api(request);
-        let applied = PatchParams::apply(MANAGER).force();
+        let applied = PatchParams::apply(FIELD_MANAGER).force();
         let applied = policies.patch(&policy.name_any(), &applied, &Patch::Apply(&policy)).await;
         applied.map_err(Error::api("let a reader be reached"))?;
         let name = reader.server_name();
-        let certified = Name::reader(&name).map_err(|error| Error::Child(error.to_string()))?;
-        let issued = self.keeper.authorities().member(&certified, &[], SystemTime::now());
+        let certified = MemberName::for_reader(&name).map_err(|error| Error::Child(error.to_string()))?;
+        let issued = self.keeper.authorities().issue_member(&certified, &[], SystemTime::now());
         let issued = issued.map_err(|error| Error::Child(error.to_string()))?;
         let status = FileReaderStatus {
             server_name: Some(name),
             server_authority: Some(issued.authority.clone()),
             ..FileReaderStatus::default()
         };
-        let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let made = self.api::<Secret>(request).create(&params, &reader.secret(issued)).await;
-        made.map(drop).or_else(unless_there).map_err(Error::api("make a reader's certificate"))?;
+        made.map(drop).or_else(ignore_already_exists).map_err(Error::api("make a reader's certificate"))?;
         let made = self.api::<Pod>(request).create(&params, &reader.pod()).await;
-        made.map(drop).or_else(unless_there).map_err(Error::api("make a reader"))?;
+        made.map(drop).or_else(ignore_already_exists).map_err(Error::api("make a reader"))?;
         self.record(request, status).await
     }
 
@@ -207,7 +208,7 @@ impl Readers {
             "apiVersion": FileReader::api_version(&()), "kind": FileReader::kind(&()),
             "metadata": {"uid": request.uid()}, "status": status,
         });
-        let params = PatchParams::apply(MANAGER).force();
+        let params = PatchParams::apply(FIELD_MANAGER).force();
         match self.api::<FileReader>(request).patch_status(&request.name_any(), &params, &Patch::Apply(&patch)).await {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
@@ -227,7 +228,7 @@ impl Readers {
     }
 }
 
-fn unless_there(error: kube::Error) -> Result<(), kube::Error> {
+fn ignore_already_exists(error: kube::Error) -> Result<(), kube::Error> {
     match error {
         kube::Error::Api(status) if status.is_already_exists() => Ok(()),
         error => Err(error),
@@ -239,18 +240,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_a_reader_is_stands_in_its_pod() {
+    fn reader_state_is_derived_from_its_pod() {
         let of = |status: serde_json::Value| {
-            Condition::of(&serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap())
+            ReaderState::of(&serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap())
         };
-        assert_eq!(of(json!({"phase": "Pending"})), Condition::Begins);
-        assert_eq!(of(json!({"phase": "Succeeded"})), Condition::Ended);
+        assert_eq!(of(json!({"phase": "Pending"})), ReaderState::Starting);
+        assert_eq!(of(json!({"phase": "Succeeded"})), ReaderState::Ended);
         let ready = json!([{"type": "Ready", "status": "True"}]);
         let listens = |ip: &str| of(json!({"phase": "Running", "podIP": ip, "conditions": ready}));
-        assert_eq!(listens("10.0.0.1"), Condition::Listens("10.0.0.1:7200".to_owned()));
-        assert_eq!(listens("fd00::1"), Condition::Listens("[fd00::1]:7200".to_owned()));
+        assert_eq!(listens("10.0.0.1"), ReaderState::Ready("10.0.0.1:7200".to_owned()));
+        assert_eq!(listens("fd00::1"), ReaderState::Ready("[fd00::1]:7200".to_owned()));
         let message = "persistentvolumeclaim \"results\" not found";
         let lost = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]);
-        assert_eq!(of(json!({"phase": "Pending", "conditions": lost})), Condition::WithoutClaim(message.to_owned()));
+        assert_eq!(of(json!({"phase": "Pending", "conditions": lost})), ReaderState::ClaimMissing(message.to_owned()));
     }
 }

@@ -20,7 +20,7 @@ use kube::core::ApiResource;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use millrace_control::metrics::Metrics;
-use millrace_control::program::{Logging, end_signals, ended};
+use millrace_control::program::{LoggingConfig, shutdown_signals, wait_for_shutdown};
 use millrace_control::watchdog::Watchdog;
 use millrace_crds::{Appliance, TrainJob};
 use millrace_traces::Traces;
@@ -28,18 +28,18 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::level_filters::LevelFilter;
 
-use crate::children::MANAGER;
-use crate::cli::Args;
-use crate::client::{connect, until_reached};
+use crate::children::FIELD_MANAGER;
+use crate::cli::OperatorArgs;
+use crate::client::{connect, wait_for_api_server};
 use crate::leader::Candidate;
 use crate::leadership::Leadership;
 use crate::{http, seed};
 
 /// Delay before becoming a candidate again.
-const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+const ELECTION_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How a leadership ended.
-enum Ended {
+enum LeadershipEnd {
     /// The process was requested to end.
     Shutdown,
     /// Another operator has the lease, or the lease could not be renewed in time.
@@ -51,26 +51,26 @@ enum Ended {
 /// # Errors
 /// There is no cluster configuration, the port is in use, signals can't be handled, or the API server rejects the
 /// chart's Appliance.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: OperatorArgs) -> anyhow::Result<()> {
     let client = connect().await?;
     let metrics = Arc::new(Metrics::default().with_process());
     let ready = Arc::new(AtomicBool::new(false));
     let watchdog = Arc::new(Watchdog::default());
     let served = http::serve(&args.listen, metrics.clone(), watchdog.clone(), ready.clone()).await;
     served.context("can't serve metrics and probes")?;
-    let ending = end_signals().context("can't listen for signals")?;
-    let operator = Operator { args, client, metrics, watchdog, ready };
+    let ending = shutdown_signals().context("can't listen for signals")?;
+    let operator = OperatorProcess { args, client, metrics, watchdog, ready };
     tokio::select! {
         prepared = operator.prepare() => prepared?,
-        () = ended(ending.clone()) => return Ok(()),
+        () = wait_for_shutdown(ending.clone()) => return Ok(()),
     }
     loop {
         let led = operator.lead_once(ending.clone()).await;
-        operator.metrics.set_leads(false);
-        operator.watchdog.rest();
+        operator.metrics.set_leader(false);
+        operator.watchdog.clear();
         match led {
-            Ok(Ended::Shutdown) => return Ok(()),
-            Ok(Ended::LeaseLost) => {
+            Ok(LeadershipEnd::Shutdown) => return Ok(()),
+            Ok(LeadershipEnd::LeaseLost) => {
                 tracing::warn!("the leadership is lost: another operator has it, or the lease was not renewed in time")
             }
             Err(error) => {
@@ -79,25 +79,25 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             }
         }
         tokio::select! {
-            () = sleep(RETRY_INTERVAL) => {}
-            () = ended(ending.clone()) => return Ok(()),
+            () = sleep(ELECTION_RETRY_INTERVAL) => {}
+            () = wait_for_shutdown(ending.clone()) => return Ok(()),
         }
     }
 }
 
 /// State that is kept between leaderships.
-struct Operator {
-    args: Args,
+struct OperatorProcess {
+    args: OperatorArgs,
     client: Client,
     metrics: Arc<Metrics>,
     watchdog: Arc<Watchdog>,
     ready: Arc<AtomicBool>,
 }
 
-impl Operator {
+impl OperatorProcess {
     /// Waits for the API server, and applies the Appliance of the chart's values.
     async fn prepare(&self) -> anyhow::Result<()> {
-        until_reached(&self.client).await;
+        wait_for_api_server(&self.client).await;
         if let Some(path) = &self.args.appliance {
             seed::apply(&self.client, path, &Recorder::new(self.client.clone(), self.reporter())).await?;
         }
@@ -106,29 +106,29 @@ impl Operator {
     }
 
     fn reporter(&self) -> Reporter {
-        Reporter { controller: MANAGER.to_owned(), instance: Some(self.args.identity.clone()) }
+        Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(self.args.identity.clone()) }
     }
 
     /// Waits for the lease, and leads until the lease is lost or `ending` becomes true.
-    async fn lead_once(&self, ending: watch::Receiver<bool>) -> anyhow::Result<Ended> {
-        let Args { namespace, lease, identity, .. } = &self.args;
+    async fn lead_once(&self, ending: watch::Receiver<bool>) -> anyhow::Result<LeadershipEnd> {
+        let OperatorArgs { namespace, lease, identity, .. } = &self.args;
         let candidate = Candidate::new(self.client.clone(), namespace, lease, identity);
         let (epoch, term) = tokio::select! {
             elected = candidate.elected() => elected,
-            () = ended(ending.clone()) => return Ok(Ended::Shutdown),
+            () = wait_for_shutdown(ending.clone()) => return Ok(LeadershipEnd::Shutdown),
         };
         // The term is renewed while all jobs are read, however many there are.
         let seen = tokio::select! {
             biased;
-            () = candidate.lead(&term) => return Ok(Ended::LeaseLost),
+            () = candidate.keep_leading(&term) => return Ok(LeadershipEnd::LeaseLost),
             seen = highest_epoch(&self.client) => seen.context("the appliances and jobs can't be read")?,
         };
         let epoch = match seen {
-            seen if seen >= epoch => candidate.raise(seen + 1).await.context("the lease can't be written")?,
+            seen if seen >= epoch => candidate.raise_epoch(seen + 1).await.context("the lease can't be written")?,
             _ => epoch,
         };
         tracing::info!(epoch, "this operator leads, with fencing epoch {epoch}");
-        self.metrics.set_leads(true);
+        self.metrics.set_leader(true);
         self.ready.store(true, Ordering::Relaxed);
         let leadership = Leadership {
             args: self.args.clone(),
@@ -140,13 +140,13 @@ impl Operator {
         };
         let led = tokio::select! {
             biased;
-            () = candidate.lead(&term) => return Ok(Ended::LeaseLost),
+            () = candidate.keep_leading(&term) => return Ok(LeadershipEnd::LeaseLost),
             led = leadership.run(ending) => led,
         };
         // Tasks that still run can't write any more; only after that may another operator lead.
-        term.end();
+        term.end_now();
         candidate.resign().await;
-        led.map(|()| Ended::Shutdown)
+        led.map(|()| LeadershipEnd::Shutdown)
     }
 }
 
@@ -165,9 +165,10 @@ async fn highest_epoch(client: &Client) -> Result<u64, kube::Error> {
 /// levels more verbose than `info`.
 ///
 /// # Errors
-/// As [`Logging::install`].
-pub fn log(args: &Args) -> Result<Traces, millrace_traces::Error> {
+/// As [`LoggingConfig::install`].
+pub fn log(args: &OperatorArgs) -> Result<Traces, millrace_traces::Error> {
     let ours = |target: &str| !target.starts_with("kube");
     let wanted: fn(&str) -> bool = if args.log > LevelFilter::INFO { |_| true } else { ours };
-    Logging { program: "millrace-operator", level: args.log, format: args.log_format, wanted }.install()
+    LoggingConfig { program: "millrace-operator", level: args.log, format: args.log_format, is_log_enabled: wanted }
+        .install()
 }

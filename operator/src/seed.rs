@@ -14,24 +14,24 @@ use kube::api::{Patch, PatchParams};
 use kube::core::Status;
 use kube::runtime::events::Recorder;
 use kube::{Api, Client, Resource, ResourceExt};
-use millrace_crds::decide::Event;
-use millrace_crds::{Appliance, ClusterSpec};
+use millrace_crds::decide::JobEvent;
+use millrace_crds::{Appliance, ApplianceSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::error::{is_temporary, said};
+use crate::error::{api_message, is_temporary};
 use crate::events::publish;
 
 /// Field manager of the fields in the chart's values.
-const MANAGER: &str = "millrace-chart";
+const CHART_FIELD_MANAGER: &str = "millrace-chart";
 /// Annotation of the appliance: digest of the values that were applied last, in hexadecimal.
-pub const VALUES_DIGEST: &str = "millrace.dev/values-digest";
+pub const VALUES_DIGEST_ANNOTATION: &str = "millrace.dev/values-digest";
 /// Delay between attempts while the API server does not serve the kind yet, or is unreachable.
-const RETRY: Duration = Duration::from_secs(1);
+const APPLY_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why the chart's values were not applied.
 #[derive(Debug, thiserror::Error)]
-pub enum SeedError {
+pub enum ChartApplianceError {
     /// The file can't be read.
     #[error("the appliance's file {} can't be read: {cause}", path.display())]
     File {
@@ -61,7 +61,7 @@ pub enum SeedError {
 /// An Appliance without a status, because that is the ledger.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Document {
+struct ApplianceFile {
     api_version: String,
     kind: String,
     metadata: Metadata,
@@ -77,29 +77,29 @@ struct Metadata {
 
 /// The chart's values for the appliance.
 #[derive(Debug)]
-pub struct Values(Document);
+pub struct ChartAppliance(ApplianceFile);
 
-impl Values {
+impl ChartAppliance {
     /// Reads the JSON file at `path`.
     ///
     /// # Errors
-    /// [`SeedError::File`] and [`SeedError::Document`].
-    pub fn read(path: &Path) -> Result<Self, SeedError> {
-        let text = std::fs::read(path).map_err(|cause| SeedError::File { path: path.to_owned(), cause })?;
-        let document = read(&text).map_err(|cause| SeedError::Document { path: path.to_owned(), cause })?;
+    /// [`ChartApplianceError::File`] and [`ChartApplianceError::ApplianceFile`].
+    pub fn read(path: &Path) -> Result<Self, ChartApplianceError> {
+        let text = std::fs::read(path).map_err(|cause| ChartApplianceError::File { path: path.to_owned(), cause })?;
+        let document = read(&text).map_err(|cause| ChartApplianceError::Document { path: path.to_owned(), cause })?;
         Ok(Self(document))
     }
 
     /// Returns the fields of `appliance` that differ from these values, each with both; `None` if it is another
     /// appliance, or these values have not been applied to it.
-    pub fn edits(&self, appliance: &Appliance) -> Option<Vec<String>> {
-        let Document { metadata, spec, .. } = &self.0;
-        let applied = appliance.annotations().get(VALUES_DIGEST) == Some(&self.0.digest());
+    pub fn manual_edits(&self, appliance: &Appliance) -> Option<Vec<String>> {
+        let ApplianceFile { metadata, spec, .. } = &self.0;
+        let applied = appliance.annotations().get(VALUES_DIGEST_ANNOTATION) == Some(&self.0.digest());
         if appliance.name_any() != metadata.name || !applied {
             return None;
         }
         // Converted by the type, so that equal sizes compare equal in any notation.
-        let typed: ClusterSpec = serde_json::from_value(spec.clone()).ok()?;
+        let typed: ApplianceSpec = serde_json::from_value(spec.clone()).ok()?;
         let mut found = Vec::new();
         differences(spec, &json!(typed), &json!(appliance.spec), "spec", &mut found);
         Some(found)
@@ -121,9 +121,9 @@ fn differences(named: &Value, wanted: &Value, there: &Value, path: &str, found: 
 /// serve the kind yet, as in the first second after an install, or is unreachable.
 ///
 /// # Errors
-/// [`SeedError`]. The cluster's Appliance is unchanged then.
-pub async fn apply(client: &Client, path: &Path, recorder: &Recorder) -> Result<(), SeedError> {
-    let Values(document) = Values::read(path)?;
+/// [`ChartApplianceError`]. The cluster's Appliance is unchanged then.
+pub async fn apply(client: &Client, path: &Path, recorder: &Recorder) -> Result<(), ChartApplianceError> {
+    let ChartAppliance(document) = ChartAppliance::read(path)?;
     let appliances: Api<Appliance> = Api::all(client.clone());
     loop {
         match apply_once(&appliances, &document, recorder).await {
@@ -135,20 +135,24 @@ pub async fn apply(client: &Client, path: &Path, recorder: &Recorder) -> Result<
                 tracing::warn!(
                     appliance = %document.metadata.name,
                     "the Appliance can't be applied, which is tried again: {}",
-                    said(&error)
+                    api_message(&error)
                 );
             }
-            Err(cause) => return Err(SeedError::Refused { name: document.metadata.name, cause }),
+            Err(cause) => return Err(ChartApplianceError::Refused { name: document.metadata.name, cause }),
         }
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(APPLY_RETRY_INTERVAL).await;
     }
 }
 
-async fn apply_once(appliances: &Api<Appliance>, document: &Document, recorder: &Recorder) -> Result<(), kube::Error> {
+async fn apply_once(
+    appliances: &Api<Appliance>,
+    document: &ApplianceFile,
+    recorder: &Recorder,
+) -> Result<(), kube::Error> {
     let name = &document.metadata.name;
     let digest = document.digest();
     let there = appliances.get_metadata_opt(name).await?;
-    if there.is_some_and(|there| there.annotations().get(VALUES_DIGEST) == Some(&digest)) {
+    if there.is_some_and(|there| there.annotations().get(VALUES_DIGEST_ANNOTATION) == Some(&digest)) {
         tracing::info!(
             appliance = %name,
             "the values of the Appliance were applied before: what was changed since is left alone"
@@ -156,15 +160,15 @@ async fn apply_once(appliances: &Api<Appliance>, document: &Document, recorder: 
         return Ok(());
     }
     let patch = Patch::Apply(document.with_digest(&digest));
-    let params = PatchParams::apply(MANAGER).validation_strict();
+    let params = PatchParams::apply(CHART_FIELD_MANAGER).validation_strict();
     match appliances.patch(name, &params, &patch).await {
         // Another field manager has set fields of the values differently.
         Err(kube::Error::Api(refused)) if refused.is_conflict() => {
             let appliance = appliances.patch(name, &params.force(), &patch).await?;
-            let message = overwritten(&refused);
+            let message = conflict_message(&refused);
             tracing::warn!(appliance = %name, "the Appliance: {message}");
             let reason = "ValuesReplacedEdit".to_owned();
-            let event = Event { warning: true, reason, message, ..Event::default() };
+            let event = JobEvent { warning: true, reason, message, ..JobEvent::default() };
             publish(recorder, &appliance.object_ref(&()), &event).await;
             Ok(())
         }
@@ -173,16 +177,16 @@ async fn apply_once(appliances: &Api<Appliance>, document: &Document, recorder: 
 }
 
 /// Describes what the values replaced, from the API server's report of the conflict.
-fn overwritten(conflict: &Status) -> String {
+fn conflict_message(conflict: &Status) -> String {
     let causes = conflict.details.iter().flat_map(|details| &details.causes);
-    let causes = causes.filter(|cause| !cause.field.contains(VALUES_DIGEST));
+    let causes = causes.filter(|cause| !cause.field.contains(VALUES_DIGEST_ANNOTATION));
     let fields: Vec<String> =
         causes.map(|cause| format!("{} ({})", cause.field.trim_start_matches('.'), cause.message)).collect();
     let what = if fields.is_empty() { conflict.message.clone() } else { fields.join(", ") };
     format!("the chart's values have changed and took the place of what was set by hand: {what}")
 }
 
-impl Document {
+impl ApplianceFile {
     /// Returns the digest of the whole document.
     fn digest(&self) -> String {
         blake3::hash(json!(self).to_string().as_bytes()).to_hex().to_string()
@@ -190,12 +194,12 @@ impl Document {
 
     fn with_digest(&self, digest: &str) -> Value {
         let mut document = json!(self);
-        document["metadata"]["annotations"] = json!({VALUES_DIGEST: digest});
+        document["metadata"]["annotations"] = json!({VALUES_DIGEST_ANNOTATION: digest});
         document
     }
 }
 
-fn read(text: &[u8]) -> Result<Document, serde_json::Error> {
+fn read(text: &[u8]) -> Result<ApplianceFile, serde_json::Error> {
     serde_json::from_slice(text)
 }
 
@@ -206,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_applied_is_what_is_written_and_never_a_status() {
+    fn apply_sends_the_file_without_status() {
         let mut written = json!({
             "apiVersion": "millrace.dev/v1alpha1",
             "kind": "Appliance",
@@ -217,7 +221,7 @@ mod tests {
         assert_eq!(serde_json::to_value(&document).unwrap(), written, "no defaults are added");
         let digest = document.digest();
         let applied = document.with_digest(&digest);
-        assert_eq!(applied["metadata"]["annotations"][VALUES_DIGEST], digest);
+        assert_eq!(applied["metadata"]["annotations"][VALUES_DIGEST_ANNOTATION], digest);
         written["spec"]["systems"] = json!(5);
         assert_ne!(read(written.to_string().as_bytes()).unwrap().digest(), digest, "other values, another digest");
         written["status"] = json!({"grants": []});
@@ -226,24 +230,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_as_the_values_say_is_named_with_both() {
+    fn differences_name_both_values() {
         let document = json!({
             "apiVersion": "millrace.dev/v1alpha1", "kind": "Appliance", "metadata": {"name": "default"},
             "spec": {"systems": 8, "wafer": {"memoryBytes": "4GiB"}, "storage": {"size": "1Gi"}},
         });
-        let values = Values(read(document.to_string().as_bytes()).unwrap());
+        let values = ChartAppliance(read(document.to_string().as_bytes()).unwrap());
         let mut appliance: Appliance = serde_json::from_value(values.0.with_digest(&values.0.digest())).unwrap();
-        assert_eq!(values.edits(&appliance), Some(Vec::new()), "defaults of what they do not name are no edits");
+        assert_eq!(values.manual_edits(&appliance), Some(Vec::new()), "defaults of what they do not name are no edits");
         appliance.spec.encrypt_data = Some(false);
-        assert_eq!(values.edits(&appliance), Some(Vec::new()), "nor is what they leave to others");
+        assert_eq!(values.manual_edits(&appliance), Some(Vec::new()), "nor is what they leave to others");
         appliance.spec.machine.systems = Some(3);
-        assert_eq!(values.edits(&appliance), Some(vec!["spec.systems is 3, and 8 in the values".to_owned()]));
+        assert_eq!(values.manual_edits(&appliance), Some(vec!["spec.systems is 3, and 8 in the values".to_owned()]));
         appliance.metadata.annotations = None;
-        assert_eq!(values.edits(&appliance), None, "these values were never applied");
+        assert_eq!(values.manual_edits(&appliance), None, "these values were never applied");
     }
 
     #[test]
-    fn what_was_set_by_hand_is_named_when_values_take_its_place() {
+    fn replaced_manual_edits_are_reported() {
         let refused = json!({
             "status": "Failure", "reason": "Conflict", "code": 409,
             "message": "Apply failed with 1 conflict: conflict with \"kubectl-edit\" using millrace.dev/v1alpha1: .spec.systems",
@@ -252,7 +256,7 @@ mod tests {
                 "field": ".spec.systems",
             }]},
         });
-        let said = overwritten(&serde_json::from_value(refused).unwrap());
+        let said = conflict_message(&serde_json::from_value(refused).unwrap());
         assert!(
             said.ends_with("by hand: spec.systems (conflict with \"kubectl-edit\" using millrace.dev/v1alpha1)"),
             "{said}"

@@ -41,7 +41,7 @@ impl ServingCertificate {
     }
 
     /// Creates the certificate and renews it when it is due. Never returns.
-    pub async fn keep(self) {
+    pub async fn run_renewal(self) {
         loop {
             let wait = match self.renew(SystemTime::now()).await {
                 Ok(()) => CHECK_INTERVAL,
@@ -63,7 +63,7 @@ impl ServingCertificate {
             let there = self.secrets.get_opt(&self.name).await;
             let there = there.map_err(|cause| AuthorityError::Secret { name: self.name.clone(), cause })?;
             let made = match &there {
-                Some(secret) => read(secret).renewed(&self.hosts, now)?,
+                Some(secret) => read(secret).renew_if_due(&self.hosts, now)?,
                 None => Some(ServerCertificate::new(&self.hosts, now)?),
             };
             let Some(made) = made else { return Ok(()) };
@@ -111,7 +111,7 @@ mod tests {
         let mut secret = Secret { data: Some(data(made.clone())), ..Secret::default() };
         assert!(read(&secret) == made);
         secret.data.as_mut().unwrap().remove(AUTHORITY_KEY);
-        assert!(read(&secret).renewed(&hosts, now).unwrap().is_none(), "as charts of 0.1.0 made it");
-        assert!(read(&Secret::default()).renewed(&hosts, now).unwrap().is_some());
+        assert!(read(&secret).renew_if_due(&hosts, now).unwrap().is_none(), "as charts of 0.1.0 made it");
+        assert!(read(&Secret::default()).renew_if_due(&hosts, now).unwrap().is_some());
     }
 }

@@ -2,44 +2,44 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use millrace_control::{ModelDir, Site};
+use millrace_control::{JobSite, ModelDirLocation};
 use millrace_crds::TrainJob;
-use millrace_protocol::launch::FIRST_VERSION;
+use millrace_protocol::launch::V1;
 
-use crate::children::{MODEL_DIR, Names};
+use crate::children::{ChildNames, MODEL_DIR_PATH};
 
 /// A cluster in which pods run the agents.
 #[derive(Clone, Debug)]
-pub struct Pods {
+pub struct PodSite {
     /// Image of the pods if the appliance names none.
     pub image: String,
 }
 
-impl Site for Pods {
+impl JobSite for PodSite {
     fn image(&self) -> Option<String> {
         Some(self.image.clone())
     }
 
-    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDir, String> {
+    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDirLocation, String> {
         let path = Path::new(written);
-        if path.is_absolute() && !path.starts_with(MODEL_DIR) {
+        if path.is_absolute() && !path.starts_with(MODEL_DIR_PATH) {
             return match job.spec.mount_holding(path) {
-                Some(_) => Ok(ModelDir { path: path.to_owned(), claim: None }),
+                Some(_) => Ok(ModelDirLocation { path: path.to_owned(), claim: None }),
                 None => Err(format!(
                     "runconfig.model_dir {written} lies in none of spec.mountDirs: mount a volume there, or give a \
                      relative path, which lies in a claim of the appliance's storage"
                 )),
             };
         }
-        let path = path.strip_prefix(MODEL_DIR).unwrap_or(path);
+        let path = path.strip_prefix(MODEL_DIR_PATH).unwrap_or(path);
         // A path with `..` could leave the claim, and its files would be lost with the pod.
         let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));
-        let path = inside.fold(PathBuf::from(MODEL_DIR), |path, part| path.join(part));
-        Ok(ModelDir { path, claim: Some(Names::of(job).model_dir_claim()) })
+        let path = inside.fold(PathBuf::from(MODEL_DIR_PATH), |path, part| path.join(part));
+        Ok(ModelDirLocation { path, claim: Some(ChildNames::for_job(job).model_dir_claim()) })
     }
 
-    fn agents_refused(&self, version: u32) -> Option<String> {
-        (version <= FIRST_VERSION).then(|| {
+    fn unsupported_agents(&self, version: u32) -> Option<String> {
+        (version <= V1).then(|| {
             "agents of release 0.1.0, with which this job began, can't prove who they are, so that no other attempt is \
              started with them: delete the job and create it again under the same name, and agents of this release go \
              on from the newest checkpoint in its model_dir"
@@ -47,7 +47,7 @@ impl Site for Pods {
         })
     }
 
-    fn readable(&self, _: &TrainJob, _: &str) -> Result<(), String> {
+    fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), String> {
         // A path that is not mounted does not exist in the pods: the agents report that.
         Ok(())
     }

@@ -21,9 +21,9 @@ pub struct NotLeading;
 
 /// The term of one leadership. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Term(watch::Sender<Instant>);
+pub struct LeaderTerm(watch::Sender<Instant>);
 
-impl Term {
+impl LeaderTerm {
     /// Begins a term whose first renewal was sent at `sent`; it lasts for `length` from the newest renewal.
     pub fn begin(sent: Instant, length: Duration) -> Self {
         Self(watch::Sender::new(sent + length))
@@ -41,7 +41,7 @@ impl Term {
     }
 
     /// Ends the term now.
-    pub fn end(&self) {
+    pub fn end_now(&self) {
         self.0.send_modify(|ends| *ends = (*ends).min(Instant::now()));
     }
 
@@ -64,7 +64,7 @@ impl Term {
     }
 }
 
-async fn send(client: Client, term: Term, request: Request<Body>) -> Result<Response<Body>, kube::Error> {
+async fn send(client: Client, term: LeaderTerm, request: Request<Body>) -> Result<Response<Body>, kube::Error> {
     if [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method()) {
         return client.send(request).await;
     }
@@ -112,9 +112,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_leader_changes_nothing_after_its_term() {
+    async fn no_writes_after_the_term() {
         let (client, requests) = server(Duration::from_secs(1));
-        let term = Term::begin(Instant::now(), LENGTH);
+        let term = LeaderTerm::begin(Instant::now(), LENGTH);
         let pods: Api<Pod> = Api::default_namespaced(term.client(&client));
         pods.delete("a", &DeleteParams::default()).await.unwrap();
         tokio::time::advance(Duration::from_secs(9)).await;
@@ -126,10 +126,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_under_way_at_its_end_is_given_up() {
+    async fn requests_are_cancelled_when_the_term_ends() {
         let (client, _) = server(Duration::from_secs(60));
         let began = Instant::now();
-        let term = Term::begin(began, LENGTH);
+        let term = LeaderTerm::begin(began, LENGTH);
         let pods: Api<Pod> = Api::default_namespaced(term.client(&client));
         assert!(is_refused(pods.delete("a", &DeleteParams::default()).await));
         assert_eq!(began.elapsed(), LENGTH);
@@ -138,9 +138,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_term_that_is_given_back_is_over_at_once() {
         let (client, requests) = server(Duration::ZERO);
-        let term = Term::begin(Instant::now(), LENGTH);
+        let term = LeaderTerm::begin(Instant::now(), LENGTH);
         let pods: Api<Pod> = Api::default_namespaced(term.client(&client));
-        term.end();
+        term.end_now();
         assert!(is_refused(pods.delete("a", &DeleteParams::default()).await));
         assert_eq!(requests.load(Ordering::Relaxed), 0);
     }

@@ -23,37 +23,38 @@ use kube::{Api, Client, Resource, ResourceExt};
 use millrace_crds::decide;
 use serde::de::DeserializeOwned;
 
-use crate::children::MANAGER;
+use crate::children::FIELD_MANAGER;
 use crate::events::publish;
 
 /// Delay between a failure of a watch and the next try.
-const RETRY: Duration = Duration::from_secs(1);
+const WATCH_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A constant backoff. It does not overload an API server, because there are few watches.
-struct Patience;
+struct ConstantBackoff;
 
-impl Iterator for Patience {
+impl Iterator for ConstantBackoff {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        Some(RETRY)
+        Some(WATCH_RETRY_INTERVAL)
     }
 }
 
-impl Backoff for Patience {
+impl Backoff for ConstantBackoff {
     fn reset(&mut self) {}
 }
 
 /// Watches every object of the cluster. Returns a store that follows the stream, and a stream of objects that were
 /// created or changed. An unreadable object is reported by an event; the store keeps its last readable version.
-pub fn keep<K>(client: &Client, recorder: Recorder) -> (Store<K>, BoxStream<'static, watcher::Result<K>>)
+pub fn store_of<K>(client: &Client, recorder: Recorder) -> (Store<K>, BoxStream<'static, watcher::Result<K>>)
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     K::DynamicType: Default + Clone + Eq + Hash + Send + Sync,
 {
     let writer = Writer::default();
     let (store, known) = (writer.as_reader(), writer.as_reader());
-    let events = readable_events(client, known, move |unreadable| tell::<K>(unreadable, recorder.clone())).map(Ok);
+    let events =
+        readable_events(client, known, move |unreadable| report_unreadable::<K>(unreadable, recorder.clone())).map(Ok);
     (store, reflector::reflector(writer, events).applied_objects().boxed())
 }
 
@@ -63,7 +64,7 @@ where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     K::DynamicType: Default + Clone + Send + Sync,
 {
-    let objects = chosen::<DeserializeGuard<K>>(client, watcher::Config::default()).map(Ok).touched_objects();
+    let objects = watch_selected::<DeserializeGuard<K>>(client, watcher::Config::default()).map(Ok).touched_objects();
     objects.filter_map(|object| ready(object.map(|object| object.0.ok()).transpose())).boxed()
 }
 
@@ -72,8 +73,8 @@ pub fn children<K>(client: &Client) -> BoxStream<'static, watcher::Result<Partia
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGER}"));
-    chosen::<PartialObjectMeta<K>>(client, ours).map(Ok).touched_objects().boxed()
+    let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={FIELD_MANAGER}"));
+    watch_selected::<PartialObjectMeta<K>>(client, ours).map(Ok).touched_objects().boxed()
 }
 
 /// Watches every readable object of the cluster. `known` is the store that follows this stream, and `tell` is called
@@ -87,23 +88,28 @@ where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     K::DynamicType: Default + Clone + Eq + Hash + Send + Sync,
 {
-    chosen(client, watcher::Config::default()).filter_map(move |event| ready(readable(event, &known, &tell))).boxed()
+    watch_selected(client, watcher::Config::default())
+        .filter_map(move |event| ready(readable(event, &known, &tell)))
+        .boxed()
 }
 
 /// Watches the objects of a kind in all namespaces that `which` selects.
-pub fn chosen<K>(client: &Client, which: watcher::Config) -> BoxStream<'static, Event<K>>
+pub fn watch_selected<K>(client: &Client, which: watcher::Config) -> BoxStream<'static, Event<K>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     K::DynamicType: Default + Clone,
 {
     let kind = K::kind(&K::DynamicType::default()).into_owned();
-    steady(watcher(Api::all(client.clone()), which), kind).boxed()
+    with_retries(watcher(Api::all(client.clone()), which), kind).boxed()
 }
 
 /// Continues a watch after failures. Logs the first failure until the next success.
-fn steady<T: Send>(watch: impl Stream<Item = watcher::Result<T>> + Send, kind: String) -> impl Stream<Item = T> + Send {
+fn with_retries<T: Send>(
+    watch: impl Stream<Item = watcher::Result<T>> + Send,
+    kind: String,
+) -> impl Stream<Item = T> + Send {
     let mut well = true;
-    watch.backoff(Patience).filter_map(move |event| {
+    watch.backoff(ConstantBackoff).filter_map(move |event| {
         if let Err(error) = &event
             && well
         {
@@ -151,7 +157,7 @@ where
 }
 
 /// Reports an unreadable object, in a task of its own, so that the watch does not wait.
-fn tell<K>(unreadable: InvalidObject, recorder: Recorder)
+fn report_unreadable<K>(unreadable: InvalidObject, recorder: Recorder)
 where
     K: Resource + Clone,
     K::DynamicType: Default,
@@ -160,11 +166,11 @@ where
     let why = unreadable.error.clone();
     let object = DeserializeGuard::<K>(Err(unreadable));
     tracing::warn!(%kind, object = %object.name_any(), "an object can't be read and is passed over: {why}");
-    let event = decide::Event {
+    let event = decide::JobEvent {
         warning: true,
         reason: "Unreadable".to_owned(),
         message: format!("this operator can't read the {kind}, perhaps of a newer version, and passes it over: {why}"),
-        ..decide::Event::default()
+        ..decide::JobEvent::default()
     };
     let reference = object.object_ref(&K::DynamicType::default());
     tokio::spawn(async move { publish(&recorder, &reference, &event).await });
@@ -182,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_stays_as_it_was_until_it_is_deleted() {
+    fn unreadable_object_keeps_its_last_readable_version() {
         let told = std::cell::Cell::new(0);
         let tell = |_| told.set(told.get() + 1);
         let mut writer = Writer::<ConfigMap>::default();

@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 use millrace_crds::{definitions, internal_definitions};
 use serde_json::{Value, json};
 
-const SYSTEM: &str = "millrace-system";
-const TEAM: &str = "team";
+const SYSTEM_NAMESPACE: &str = "millrace-system";
+const TEAM_NAMESPACE: &str = "team";
 /// Timeout of all waits.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of the deletion of a job without history.
-const DELETION: Duration = Duration::from_secs(5);
+const DELETION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs kubectl in the namespace of the jobs; returns its output, as an error if it failed.
 fn try_kubectl(arguments: &[&str], input: &Value) -> Result<String, String> {
     let mut child = Command::new("kubectl")
-        .args(["--namespace", TEAM])
+        .args(["--namespace", TEAM_NAMESPACE])
         .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -51,7 +51,7 @@ fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = found() {
             return found;
         }
-        assert!(began.elapsed() < PATIENCE, "after {PATIENCE:?} still not: {what}");
+        assert!(began.elapsed() < TEST_TIMEOUT, "after {TEST_TIMEOUT:?} still not: {what}");
     }
 }
 
@@ -61,14 +61,14 @@ struct Operator(Child);
 impl Operator {
     fn start(identity: &str, appliance: &Path) -> Self {
         let child = Command::new(env!("CARGO_BIN_EXE_millrace-operator"))
-            .args(["--namespace", SYSTEM, "--identity", identity, "--image", "localhost/millrace:test"])
+            .args(["--namespace", SYSTEM_NAMESPACE, "--identity", identity, "--image", "localhost/millrace:test"])
             .args(["--listen", "127.0.0.1:0", "--rest-server", "false", "--appliance"])
             .arg(appliance)
             .spawn()
             .unwrap();
         until(&format!("{identity} leads"), || {
             let lease = kubectl(
-                &["get", "lease", "millrace-operator", "-n", SYSTEM, "--ignore-not-found", "-o", "json"],
+                &["get", "lease", "millrace-operator", "-n", SYSTEM_NAMESPACE, "--ignore-not-found", "-o", "json"],
                 &Value::Null,
             );
             let lease: Value = serde_json::from_str(&lease).unwrap_or_default();
@@ -159,14 +159,14 @@ fn install() {
     }
     let kinds = ["crd/trainjobs.millrace.dev", "crd/appliances.millrace.dev", "crd/filereaders.millrace.dev"];
     kubectl(&[&["wait", "--for=condition=Established"][..], &kinds].concat(), &Value::Null);
-    for name in [SYSTEM, TEAM] {
+    for name in [SYSTEM_NAMESPACE, TEAM_NAMESPACE] {
         kubectl(&["create", "namespace", name], &Value::Null);
     }
 }
 
 #[test]
 #[ignore = "needs an API server"]
-fn no_system_is_granted_twice_and_no_change_is_lost() {
+fn ledger_survives_edits_and_restarts() {
     install();
     let folder = tempfile::tempdir().unwrap();
     let values = folder.path().join("appliance.json");
@@ -177,11 +177,11 @@ fn no_system_is_granted_twice_and_no_change_is_lost() {
     a_lost_status_is_rebuilt(&own);
     a_deleted_appliance_stays_while_it_is_in_use();
     one_that_is_created_again_grants_nothing_twice(&own);
-    let operator = a_change_by_hand_stays(operator, &values);
+    let operator = manual_edit_is_kept(operator, &values);
     let operator = other_values_replace_it_and_say_so(operator, &values);
-    what_the_api_server_refuses_is_told_and_holds_nothing();
+    rejected_start_is_reported_and_releases_systems();
     a_class_that_does_not_exist_is_found_before_admission();
-    jobs_without_steps_go_at_once();
+    jobs_without_steps_are_deleted_immediately();
     until("nothing holds the appliance", || {
         get("appliance", "default")["metadata"]["finalizers"].is_null().then_some(())
     });
@@ -221,7 +221,7 @@ fn one_that_is_created_again_grants_nothing_twice(own: &BTreeSet<String>) {
     until("the ledger has both", || (granted("a").as_ref() == Some(own) && granted("b").is_some()).then_some(()));
 }
 
-fn a_change_by_hand_stays(operator: Operator, values: &Path) -> Operator {
+fn manual_edit_is_kept(operator: Operator, values: &Path) -> Operator {
     patch_appliance(&json!({"spec": {"systems": 1}}));
     until("over-use is told", || {
         (condition(&get("appliance", "default"), "OverCommitted")["status"] == "True").then_some(())
@@ -262,7 +262,7 @@ fn other_values_replace_it_and_say_so(operator: Operator, values: &Path) -> Oper
 }
 
 /// A LimitRange rejects the pods: the API server's message is in a condition and an event. Then the job starts.
-fn what_the_api_server_refuses_is_told_and_holds_nothing() {
+fn rejected_start_is_reported_and_releases_systems() {
     kubectl(&["delete", "trainjob", "a", "b", "c"], &Value::Null);
     let range = json!({
         "apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"},
@@ -319,10 +319,10 @@ fn a_class_that_does_not_exist_is_found_before_admission() {
     }
 }
 
-fn jobs_without_steps_go_at_once() {
+fn jobs_without_steps_are_deleted_immediately() {
     for job in ["a", "b", "c"] {
         let began = Instant::now();
         kubectl(&["delete", "trainjob", job], &Value::Null);
-        assert!(began.elapsed() < DELETION, "deleting {job} took {:?}", began.elapsed());
+        assert!(began.elapsed() < DELETION_TIMEOUT, "deleting {job} took {:?}", began.elapsed());
     }
 }

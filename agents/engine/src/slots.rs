@@ -25,7 +25,7 @@ pub struct Slot {
 }
 
 /// Direction of a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// Weights, from MemoryX to the systems.
     Down,

@@ -8,9 +8,10 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use millrace_protocol::packet::PAYLOAD_BYTES;
+use millrace_protocol::packet::MAX_PAYLOAD_BYTES;
 use millrace_protocol::security::{
-    Admit, AttemptName, Authority, Expected, Identity, Incoming, Name, Protection, Validity, connect, listen,
+    AdmissionPolicy, AttemptName, AuthenticatedIncoming, Authority, ExpectedPeer, Identity, MemberName, Protection,
+    Validity, connect, listen,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -43,7 +44,7 @@ where
 {
     let (began, cpu) = (Instant::now(), cpu_seconds()?);
     let reading = tokio::spawn(async move {
-        let mut buffer = vec![0; PAYLOAD_BYTES];
+        let mut buffer = vec![0; MAX_PAYLOAD_BYTES];
         let mut left = BYTES;
         while left > 0 {
             match reader.read(&mut buffer).await? {
@@ -53,8 +54,8 @@ where
         }
         Ok::<(), std::io::Error>(())
     });
-    let chunk = vec![1; PAYLOAD_BYTES];
-    for _ in 0..BYTES / PAYLOAD_BYTES {
+    let chunk = vec![1; MAX_PAYLOAD_BYTES];
+    for _ in 0..BYTES / MAX_PAYLOAD_BYTES {
         writer.write_all(&chunk).await?;
     }
     writer.flush().await?;
@@ -65,9 +66,9 @@ where
 /// Two members of a job, one of which accepts connections of the other.
 struct Pair {
     client: Identity,
-    expected: Expected,
+    expected: ExpectedPeer,
     address: String,
-    incoming: Incoming,
+    incoming: AuthenticatedIncoming,
     protection: Protection,
 }
 
@@ -75,14 +76,14 @@ impl Pair {
     async fn new(protection: Protection) -> Result<Self, Failed> {
         let validity = Validity::starting(SystemTime::now(), Duration::from_secs(3600));
         let (authority, attempt) = (Authority::new(validity)?, AttemptName::new("bench", 1)?);
-        let [shard, system] = ["memoryx-0", "cs2-0"].map(|agent| Name::agent_named(attempt.clone(), agent));
+        let [shard, system] = ["memoryx-0", "cs2-0"].map(|agent| MemberName::for_agent(attempt.clone(), agent));
         let (shard, system) = (shard?, system?);
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?.to_string();
         let server = Identity::new(&authority.issue(&shard, validity)?)?;
-        let incoming = listen(listener, "data", server, Admit::Agents, protection);
+        let incoming = listen(listener, "data", server, AdmissionPolicy::Agents, protection);
         let client = Identity::new(&authority.issue(&system, validity)?)?;
-        Ok(Self { client, expected: Expected::new(shard), address, incoming, protection })
+        Ok(Self { client, expected: ExpectedPeer::new(shard), address, incoming, protection })
     }
 
     async fn connect(&mut self) -> Result<(impl AsyncRead + Unpin + use<>, impl AsyncWrite + Unpin + use<>), Failed> {

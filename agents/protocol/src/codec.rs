@@ -32,17 +32,17 @@ use twox_hash::XxHash3_64;
 use crate::packet::Packet;
 
 const MAGIC: [u8; 2] = *b"MR";
-const VERSION: u8 = 2;
+const FRAME_VERSION: u8 = 2;
 /// Values of the encoding field.
-const F32: u8 = 0;
-const BF16: u8 = 1;
-const SPARSE: u8 = 2;
+const ENCODING_F32: u8 = 0;
+const ENCODING_BF16: u8 = 1;
+const ENCODING_SPARSE: u8 = 2;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 72;
 /// Offset of the payload's length in the header.
-const LENGTH_AT: usize = 4;
+const LENGTH_OFFSET: usize = 4;
 /// Offset of the iteration in the header; step, round and slot follow.
-const TURN_AT: usize = 24;
+const ITERATION_OFFSET: usize = 24;
 
 /// Header fields that a link adds to a frame of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,18 +88,18 @@ pub enum CodecError {
     Message,
 }
 
-struct Writer([u8; HEADER_BYTES], usize);
+struct HeaderWriter([u8; HEADER_BYTES], usize);
 
-impl Writer {
+impl HeaderWriter {
     fn put<const N: usize>(&mut self, bytes: [u8; N]) {
         self.0[self.1..self.1 + N].copy_from_slice(&bytes);
         self.1 += N;
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+struct HeaderReader<'a>(&'a [u8]);
 
-impl Reader<'_> {
+impl HeaderReader<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], CodecError> {
         let (head, rest) = self.0.split_first_chunk::<N>().ok_or(CodecError::Header)?;
         self.0 = rest;
@@ -119,14 +119,14 @@ impl Reader<'_> {
 pub fn pack(frame: Frame, context: LinkContext) -> Packet {
     let Frame { key, payload, checksum } = frame;
     let encoding = match (&payload, context.encoding) {
-        (Payload::Sparse(_), _) => SPARSE,
-        (Payload::Dense(_), Encoding::F32) => F32,
-        (Payload::Dense(_), Encoding::Bf16) => BF16,
+        (Payload::Sparse(_), _) => ENCODING_SPARSE,
+        (Payload::Dense(_), Encoding::F32) => ENCODING_F32,
+        (Payload::Dense(_), Encoding::Bf16) => ENCODING_BF16,
     };
     let payload = payload.into_bytes();
-    let mut writer = Writer([0; HEADER_BYTES], 0);
+    let mut writer = HeaderWriter([0; HEADER_BYTES], 0);
     writer.put(MAGIC);
-    writer.put([VERSION, encoding]);
+    writer.put([FRAME_VERSION, encoding]);
     writer.put((payload.len() as u32).to_le_bytes());
     writer.put(context.plan.0.to_le_bytes());
     writer.put(key.epoch.attempt.to_le_bytes());
@@ -146,14 +146,14 @@ pub fn pack(frame: Frame, context: LinkContext) -> Packet {
 /// The frame is damaged, or belongs to another plan or protocol version.
 pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), CodecError> {
     let Packet { head, payload } = packet;
-    let mut reader = Reader(&head);
-    if head.len() != HEADER_BYTES || reader.take()? != MAGIC || reader.take()? != [VERSION] {
+    let mut reader = HeaderReader(&head);
+    if head.len() != HEADER_BYTES || reader.take()? != MAGIC || reader.take()? != [FRAME_VERSION] {
         return Err(CodecError::Header);
     }
     let [code] = reader.take()?;
     let encoding = match code {
-        F32 | SPARSE => Encoding::F32,
-        BF16 => Encoding::Bf16,
+        ENCODING_F32 | ENCODING_SPARSE => Encoding::F32,
+        ENCODING_BF16 => Encoding::Bf16,
         _ => return Err(CodecError::Header),
     };
     let length = reader.u32()? as usize;
@@ -170,7 +170,7 @@ pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), Co
     if payload.len() != length || XxHash3_64::oneshot(&payload) != checksum {
         return Err(CodecError::Damaged { chunk });
     }
-    let payload = if code == SPARSE {
+    let payload = if code == ENCODING_SPARSE {
         Payload::Sparse(BlockSparse::parse(payload).map_err(|source| CodecError::Payload { chunk, source })?)
     } else {
         Payload::Dense(payload)
@@ -182,14 +182,14 @@ pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), Co
 /// Returns iteration, round and slot of a frame's header; `None` if `head` is too short for a header, as that of a
 /// grant.
 pub(crate) fn slot_of(head: &[u8]) -> Option<(u64, u32, u32)> {
-    let mut reader = Reader(head.get(TURN_AT..HEADER_BYTES)?);
+    let mut reader = HeaderReader(head.get(ITERATION_OFFSET..HEADER_BYTES)?);
     let (turn, _step) = (reader.u64().ok()?, reader.u64().ok()?);
     Some((turn, reader.u32().ok()?, reader.u32().ok()?))
 }
 
 /// Returns the payload length that a header announces.
 pub(crate) fn payload_length(head: &[u8]) -> usize {
-    let mut reader = Reader(head.get(LENGTH_AT..).unwrap_or_default());
+    let mut reader = HeaderReader(head.get(LENGTH_OFFSET..).unwrap_or_default());
     reader.u32().map_or(usize::MAX, |length| length as usize)
 }
 
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_survives_the_wire() {
+    fn frame_round_trips() {
         let [weights, dense] = [b"bf16", b"sums"].map(|bytes| Payload::Dense(Bytes::from_static(bytes)));
         let sparse = Payload::from_sum(&[0.0; 1000]);
         assert!(matches!(sparse, Payload::Sparse(_)));
@@ -238,10 +238,10 @@ mod tests {
     }
 
     #[test]
-    fn a_sparse_sum_that_is_none_is_refused_though_its_checksum_is_right() {
+    fn invalid_sparse_sum_is_rejected_despite_valid_checksum() {
         let packet = packed(Encoding::F32, Bytes::from_static(b"weights!"));
         let mut head = packet.head.to_vec();
-        head[3] = SPARSE;
+        head[3] = ENCODING_SPARSE;
         let refused = unpack(Packet { head: head.into(), ..packet }, PlanHash(9)).err();
         assert!(matches!(refused, Some(CodecError::Payload { chunk: 6, .. })), "{refused:?}");
     }
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn any_flipped_bit_and_any_cut_is_noticed() {
+    fn bit_flips_and_truncation_are_detected() {
         let good = packed(Encoding::Bf16, Bytes::from_static(b"weights!"));
         for byte in 0..good.payload.len() {
             let mut payload = good.payload.to_vec();

@@ -13,33 +13,33 @@ use tonic::transport::Channel;
 
 use crate::proto;
 use crate::proto::journal_client::JournalClient;
-use crate::security::{Expected, Identity, Protection};
-use crate::transport::{self, Connector};
+use crate::security::{ExpectedPeer, Identity, Protection};
+use crate::transport::{self, AuthenticatedConnector};
 
 /// Maximum bytes in flight of one stream of a shared channel, and of all its streams. A server accepts 200 streams by
 /// default, and 200 × 256 KiB fit into 64 MiB: streams that are not read leave room for the others.
-const STREAM_BYTES: u32 = 256 << 10;
-const CONNECTION_BYTES: u32 = 64 << 20;
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 /// The peer of a shared channel was listening before, so one that does not answer quickly is considered lost.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The journal is unreachable, or one end rejects the identity of the other.
 #[derive(Debug, thiserror::Error)]
-#[error("{}", transport::causes(.0))]
+#[error("{}", transport::error_chain(.0))]
 pub struct JournalError(#[from] tonic::transport::Error);
 
 /// The address of a coordinator's journal, and the identities of both ends.
 #[derive(Clone, Debug)]
-pub struct Journal {
+pub struct JournalEndpoint {
     /// `host:port`.
     pub address: String,
     /// Identity of the client.
     pub identity: Identity,
     /// The coordinator's name, which its certificate must have.
-    pub coordinator: Expected,
+    pub coordinator: ExpectedPeer,
 }
 
-impl Journal {
+impl JournalEndpoint {
     /// Connects to the coordinator. The connection is encrypted.
     ///
     /// # Errors
@@ -56,18 +56,18 @@ impl Journal {
 ///
 /// # Errors
 /// `address` is not a valid address. Connection errors are returned by the calls on the channel.
-pub fn channel(address: &str, identity: &Identity, expected: Expected) -> Result<Channel, JournalError> {
+pub fn channel(address: &str, identity: &Identity, expected: ExpectedPeer) -> Result<Channel, JournalError> {
     let endpoint = transport::endpoint(address)?
-        .initial_stream_window_size(STREAM_BYTES)
-        .initial_connection_window_size(CONNECTION_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .connect_timeout(CONNECT_TIMEOUT);
-    let connector = Connector::new(address, identity, expected, Protection::Encrypted);
+    let connector = AuthenticatedConnector::new(address, identity, expected, Protection::Encrypted);
     Ok(endpoint.connect_with_connector_lazy(connector))
 }
 
 /// Converts an entry to its protobuf message, with `attempt` instead of the entry's own attempt. An attempt beyond
 /// `u32` becomes `u32::MAX`.
-pub fn pack(entry: &JournalEntry, attempt: u64) -> proto::Entry {
+pub fn to_proto(entry: &JournalEntry, attempt: u64) -> proto::Entry {
     let kind = entry.event.kind();
     // An event in JSON is an object whose only key is the event's kind.
     let event = serde_json::to_string(&entry.event).unwrap_or_default();
@@ -81,12 +81,12 @@ pub fn pack(entry: &JournalEntry, attempt: u64) -> proto::Entry {
     }
 }
 
-/// Converts a protobuf message to an entry; reverses [`pack`].
+/// Converts a protobuf message to an entry; reverses [`to_proto`].
 ///
 /// # Errors
 /// The kind is unknown, for example because it was added in a later version, or the body is invalid. Readers skip such
 /// entries.
-pub fn unpack(entry: &proto::Entry) -> serde_json::Result<JournalEntry> {
+pub fn from_proto(entry: &proto::Entry) -> serde_json::Result<JournalEntry> {
     let event = format!("{{{}:{}}}", serde_json::Value::from(entry.kind.as_str()), entry.body);
     Ok(JournalEntry {
         seq: entry.number,
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_survive_the_wire() {
+    fn entries_round_trip() {
         let point = TrainMetrics {
             step: 1,
             loss: 0.1,
@@ -133,13 +133,13 @@ mod tests {
         ];
         for event in events {
             let entry = JournalEntry { seq: 4, attempt: 2, unix_ms: 17, event };
-            let packed = pack(&entry, entry.attempt);
-            assert_eq!(unpack(&packed).unwrap(), entry);
+            let packed = to_proto(&entry, entry.attempt);
+            assert_eq!(from_proto(&packed).unwrap(), entry);
             // The shortest decimal representation round-trips, so equal text means equal bits.
             assert!(packed.kind != "metric" || packed.body.contains("\"loss\":0.1,"), "{packed:?}");
         }
         for (kind, body) in [("weather", "{}"), ("metric", "{"), ("a\"b", "1"), ("", "")] {
-            unpack(&proto::Entry { kind: kind.into(), body: body.into(), ..Default::default() }).unwrap_err();
+            from_proto(&proto::Entry { kind: kind.into(), body: body.into(), ..Default::default() }).unwrap_err();
         }
     }
 }

@@ -29,22 +29,22 @@ use tonic::body::Body;
 use crate::codec::{HEADER_BYTES, payload_length, slot_of};
 
 /// Name of the service that shards and SwarmX nodes offer to their children.
-pub const SERVICE: &str = "millrace.v1.Link";
+pub const LINK_SERVICE: &str = "millrace.v1.Link";
 /// Path of a request for weights: the caller grants slots.
-pub const DOWN: &str = "/millrace.v1.Link/Down";
+pub const LINK_DOWN_PATH: &str = "/millrace.v1.Link/Down";
 /// Path of a request that brings gradients: the callee grants slots.
-pub const UP: &str = "/millrace.v1.Link/Up";
+pub const LINK_UP_PATH: &str = "/millrace.v1.Link/Up";
 /// Name of the header with the epoch, `<attempt>.<number>`.
-pub const EPOCH_KEY: &str = "millrace-epoch";
+pub const EPOCH_HEADER: &str = "millrace-epoch";
 /// Name of the header with the agent that dials, `<role>-<index>`.
-pub const AGENT_KEY: &str = "millrace-agent";
+pub const AGENT_HEADER: &str = "millrace-agent";
 
 /// Maximum bytes of a payload: one chunk.
-pub const PAYLOAD_BYTES: usize = 4 << 20;
+pub const MAX_PAYLOAD_BYTES: usize = 4 << 20;
 const GRANT_BYTES: usize = 8;
 /// Maximum number of grants queued for a peer. A peer that reads its frames also reads its grants: all queued grants
 /// together (512 KiB) are smaller than the frame of a full chunk.
-const MOST_WAITING_GRANTS: u64 = 1 << 16;
+const MAX_QUEUED_GRANTS: u64 = 1 << 16;
 
 /// A frame or a grant, encoded for sending.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,24 +81,25 @@ pub enum PacketError {
     /// The peer closed the link in the middle of a packet.
     #[error("the peer closed the link in the middle of a packet")]
     Cut,
-    /// A header announces a payload larger than [`PAYLOAD_BYTES`].
+    /// A header announces a payload larger than [`MAX_PAYLOAD_BYTES`].
     #[error("a frame announces {0} bytes, more than a chunk has; run the same build on every agent")]
     TooLong(usize),
 }
 
 /// Returns a body that sends packets, and the sender for it. The body ends when the last clone of the sender is
 /// dropped.
-pub fn outgoing() -> (PacketSender, Body) {
+pub fn packet_channel() -> (PacketSender, Body) {
     // The queue is bounded nevertheless, see `PacketSender`.
     let (packets, receiver) = mpsc::unbounded_channel();
-    let taken = Arc::new(Taken::default());
-    let body = Outgoing { packets: receiver, payload: Bytes::new(), slots: SlotCount::default(), taken: taken.clone() };
+    let taken = Arc::new(SendCounters::default());
+    let body =
+        OutgoingBody { packets: receiver, payload: Bytes::new(), slots: SlotCount::default(), taken: taken.clone() };
     (PacketSender { packets, taken }, Body::new(body))
 }
 
 /// Counts what the connection has taken from one body.
 #[derive(Debug, Default)]
-struct Taken {
+struct SendCounters {
     packets: AtomicU64,
     slots: AtomicU64,
     /// Packets queued so far, whether or not the connection has taken them.
@@ -106,12 +107,12 @@ struct Taken {
 }
 
 /// Queues packets for a body. The queue is bounded: the number of frames by the peer's grants, each of which
-/// [`GrantCheck`](millrace_engine::credit::GrantCheck) compares with [`SendProgress::slots_taken`], the number of
+/// [`GrantCheck`](millrace_engine::credit::GrantCheck) compares with [`SendProgress::slots_sent`], the number of
 /// grants by [`PacketSender::grant`].
 #[derive(Clone, Debug)]
 pub struct PacketSender {
     packets: mpsc::UnboundedSender<Packet>,
-    taken: Arc<Taken>,
+    taken: Arc<SendCounters>,
 }
 
 impl PacketSender {
@@ -124,8 +125,8 @@ impl PacketSender {
     /// Queues a grant. If too many packets are queued already, because the peer does not read them, the grant is
     /// dropped and the peer gets no more credit.
     pub fn grant(&self, total: u64) {
-        let Taken { packets, sent, .. } = &*self.taken;
-        if sent.load(Ordering::Relaxed) - packets.load(Ordering::Relaxed) < MOST_WAITING_GRANTS {
+        let SendCounters { packets, sent, .. } = &*self.taken;
+        if sent.load(Ordering::Relaxed) - packets.load(Ordering::Relaxed) < MAX_QUEUED_GRANTS {
             self.send(Packet::grant(total));
         }
     }
@@ -138,24 +139,24 @@ impl PacketSender {
 
 /// Reports what a connection has taken from one body.
 #[derive(Clone, Debug)]
-pub struct SendProgress(Arc<Taken>);
+pub struct SendProgress(Arc<SendCounters>);
 
 impl SendProgress {
     /// Returns the number of slots of which the connection has taken at least one frame.
-    pub fn slots_taken(&self) -> u64 {
+    pub fn slots_sent(&self) -> u64 {
         self.0.slots.load(Ordering::Relaxed)
     }
 }
 
-struct Outgoing {
+struct OutgoingBody {
     packets: mpsc::UnboundedReceiver<Packet>,
     /// Payload of the packet whose head was sent already.
     payload: Bytes,
     slots: SlotCount,
-    taken: Arc<Taken>,
+    taken: Arc<SendCounters>,
 }
 
-impl http_body::Body for Outgoing {
+impl http_body::Body for OutgoingBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -177,13 +178,13 @@ impl http_body::Body for Outgoing {
 }
 
 /// Reads packets from a body.
-pub struct Incoming {
+pub struct PacketReader {
     body: Body,
     /// Bytes received but not yet returned.
     pieces: VecDeque<Bytes>,
 }
 
-impl Incoming {
+impl PacketReader {
     /// Reads the packets of `body`.
     pub const fn new(body: Body) -> Self {
         Self { body, pieces: VecDeque::new() }
@@ -196,12 +197,12 @@ impl Incoming {
     /// The connection failed, the peer closed the link in the middle of a frame, or the header announces too long a
     /// payload.
     pub async fn frame(&mut self) -> Result<Option<Packet>, PacketError> {
-        let Some(head) = self.take(HEADER_BYTES).await? else { return Ok(None) };
+        let Some(head) = self.read_exact(HEADER_BYTES).await? else { return Ok(None) };
         let length = payload_length(&head);
-        if length > PAYLOAD_BYTES {
+        if length > MAX_PAYLOAD_BYTES {
             return Err(PacketError::TooLong(length));
         }
-        let payload = self.take(length).await?.ok_or(PacketError::Cut)?;
+        let payload = self.read_exact(length).await?.ok_or(PacketError::Cut)?;
         Ok(Some(Packet { head, payload }))
     }
 
@@ -211,16 +212,16 @@ impl Incoming {
     /// # Errors
     /// The connection failed, or the peer closed the link in the middle of a grant.
     pub async fn grant(&mut self) -> Result<Option<u64>, PacketError> {
-        let Some(mut total) = self.take(GRANT_BYTES).await? else { return Ok(None) };
+        let Some(mut total) = self.read_exact(GRANT_BYTES).await? else { return Ok(None) };
         Ok(Some(total.get_u64_le()))
     }
 
     /// Returns the next `count` bytes; `None` at the end of the body. The bytes share the received memory if they
     /// arrived in one piece, and are copied otherwise.
-    async fn take(&mut self, count: usize) -> Result<Option<Bytes>, PacketError> {
+    async fn read_exact(&mut self, count: usize) -> Result<Option<Bytes>, PacketError> {
         let mut have: usize = self.pieces.iter().map(Bytes::len).sum();
         while have < count {
-            match self.piece().await? {
+            match self.next_bytes().await? {
                 Some(piece) => {
                     have += piece.len();
                     self.pieces.push_back(piece);
@@ -252,7 +253,7 @@ impl Incoming {
     }
 
     /// Returns the next non-empty piece of the body, of any length; `None` at the end.
-    async fn piece(&mut self) -> Result<Option<Bytes>, PacketError> {
+    async fn next_bytes(&mut self) -> Result<Option<Bytes>, PacketError> {
         loop {
             let next = std::future::poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await;
             match next {
@@ -305,12 +306,12 @@ mod tests {
         pack(Frame::new(key, Bytes::copy_from_slice(payload)), context)
     }
 
-    fn incoming(bytes: &[u8], piece: usize) -> Incoming {
-        Incoming::new(Body::new(Pieces(bytes.chunks(piece).map(Bytes::copy_from_slice).collect())))
+    fn incoming(bytes: &[u8], piece: usize) -> PacketReader {
+        PacketReader::new(Body::new(Pieces(bytes.chunks(piece).map(Bytes::copy_from_slice).collect())))
     }
 
     #[tokio::test]
-    async fn packets_survive_any_cut_into_pieces() {
+    async fn packets_are_read_from_any_fragmentation() {
         let packets = [packet(b"first"), packet(b""), packet(&[7; 300])];
         let bytes: Vec<u8> =
             packets.iter().flat_map(|packet| [&packet.head[..], &packet.payload[..]].concat()).collect();
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_link_cut_short_or_out_of_step_is_noticed() {
+    async fn truncated_and_misaligned_links_are_detected() {
         let Packet { head, payload } = packet(b"weights!");
         let bytes = [&head[..], &payload[..]].concat();
         for length in 1..bytes.len() {
@@ -341,23 +342,23 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_received_in_one_piece_is_not_copied() {
-        let (sender, body) = outgoing();
+        let (sender, body) = packet_channel();
         let sent = packet(&[1; 1000]);
         sender.send(sent.clone());
-        let received = Incoming::new(body).frame().await.unwrap().unwrap();
+        let received = PacketReader::new(body).frame().await.unwrap().unwrap();
         assert_eq!(received.payload.as_ptr(), sent.payload.as_ptr());
-        assert_eq!(sender.progress().slots_taken(), 1);
+        assert_eq!(sender.progress().slots_sent(), 1);
     }
 
     #[tokio::test]
-    async fn grants_that_a_peer_does_not_take_are_bounded() {
-        let (sender, body) = outgoing();
-        (1..=2 * MOST_WAITING_GRANTS).for_each(|total| sender.grant(total));
+    async fn unread_grants_are_bounded() {
+        let (sender, body) = packet_channel();
+        (1..=2 * MAX_QUEUED_GRANTS).for_each(|total| sender.grant(total));
         drop(sender);
-        let (mut incoming, mut grants) = (Incoming::new(body), 0);
+        let (mut incoming, mut grants) = (PacketReader::new(body), 0);
         while incoming.grant().await.unwrap().is_some() {
             grants += 1;
         }
-        assert_eq!(grants, MOST_WAITING_GRANTS);
+        assert_eq!(grants, MAX_QUEUED_GRANTS);
     }
 }

@@ -10,29 +10,29 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint, Server};
 
-use crate::packet::PAYLOAD_BYTES;
-use crate::security::{ConnectError, Expected, Identity, Protection, Stream, connect};
+use crate::packet::MAX_PAYLOAD_BYTES;
+use crate::security::{ConnectError, ExpectedPeer, Identity, Protection, Stream, connect};
 
 /// Bytes of an HTTP/2 frame: a chunk that arrives in one frame is received without a copy. With the default of 16 KiB a
 /// link transfers less than half as many bytes per CPU second.
-const FRAME_BYTES: u32 = PAYLOAD_BYTES as u32;
+const HTTP2_FRAME_BYTES: u32 = MAX_PAYLOAD_BYTES as u32;
 /// Bytes in flight per stream and per connection. The effective bound is the credits of the links.
-const WINDOW_BYTES: u32 = 16 << 20;
+const HTTP2_WINDOW_BYTES: u32 = 16 << 20;
 /// Maximum bytes of one gRPC message: a chunk and 64 KiB for the other fields.
-pub const MESSAGE_BYTES: usize = PAYLOAD_BYTES + (64 << 10);
+pub const MAX_MESSAGE_BYTES: usize = MAX_PAYLOAD_BYTES + (64 << 10);
 /// A peer that does not answer a ping within this time is considered lost.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
-const PING_EVERY: Duration = Duration::from_secs(10);
+const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// Bounds connecting, including the handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns a server with the settings of the data plane.
 pub fn server() -> Server {
     Server::builder()
-        .max_frame_size(Some(FRAME_BYTES))
-        .initial_stream_window_size(Some(WINDOW_BYTES))
-        .initial_connection_window_size(Some(WINDOW_BYTES))
-        .http2_keepalive_interval(Some(PING_EVERY))
+        .max_frame_size(Some(HTTP2_FRAME_BYTES))
+        .initial_stream_window_size(Some(HTTP2_WINDOW_BYTES))
+        .initial_connection_window_size(Some(HTTP2_WINDOW_BYTES))
+        .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_TIMEOUT))
         .tcp_nodelay(true)
 }
@@ -44,30 +44,32 @@ pub fn server() -> Server {
 pub async fn dial(
     address: &str,
     identity: &Identity,
-    expected: Expected,
+    expected: ExpectedPeer,
     protection: Protection,
 ) -> Result<Channel, tonic::transport::Error> {
-    endpoint(address)?.connect_with_connector(Connector::new(address, identity, expected, protection)).await
+    endpoint(address)?
+        .connect_with_connector(AuthenticatedConnector::new(address, identity, expected, protection))
+        .await
 }
 
 /// Opens the connections of a channel.
 #[derive(Clone, Debug)]
-pub(crate) struct Connector {
+pub(crate) struct AuthenticatedConnector {
     address: String,
     identity: Identity,
-    expected: Expected,
+    expected: ExpectedPeer,
     protection: Protection,
 }
 
-impl Connector {
+impl AuthenticatedConnector {
     /// Connects to `expected` at `address` (`host:port`).
-    pub(crate) fn new(address: &str, identity: &Identity, expected: Expected, protection: Protection) -> Self {
+    pub(crate) fn new(address: &str, identity: &Identity, expected: ExpectedPeer, protection: Protection) -> Self {
         Self { address: address.to_owned(), identity: identity.clone(), expected, protection }
     }
 }
 
 /// Ignores the URI: it names the same address as the connector.
-impl Service<Uri> for Connector {
+impl Service<Uri> for AuthenticatedConnector {
     type Response = TokioIo<Stream>;
     type Error = ConnectError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ConnectError>> + Send>>;
@@ -83,7 +85,7 @@ impl Service<Uri> for Connector {
 }
 
 /// Returns the error followed by its causes. The error itself only names the layer in which it happened.
-pub fn causes(error: &tonic::transport::Error) -> String {
+pub fn error_chain(error: &tonic::transport::Error) -> String {
     let mut text = error.to_string();
     let mut next = std::error::Error::source(error);
     while let Some(cause) = next {
@@ -96,10 +98,10 @@ pub fn causes(error: &tonic::transport::Error) -> String {
 /// Returns the endpoint for `address` with the settings of the data plane.
 pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?
-        .max_frame_size(FRAME_BYTES)
-        .initial_stream_window_size(Some(WINDOW_BYTES))
-        .initial_connection_window_size(Some(WINDOW_BYTES))
-        .http2_keep_alive_interval(PING_EVERY)
+        .max_frame_size(HTTP2_FRAME_BYTES)
+        .initial_stream_window_size(Some(HTTP2_WINDOW_BYTES))
+        .initial_connection_window_size(Some(HTTP2_WINDOW_BYTES))
+        .http2_keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
         .connect_timeout(CONNECT_TIMEOUT);
     Ok(endpoint)

@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime};
 
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::security::{
-    Admit, AttemptName, Authority, ConnectError, Credentials, Expected, HANDSHAKE_TIMEOUT, Identity, IdentityError,
-    MAX_HANDSHAKES, Name, Protection, Service, Stream, Validity, connect, listen,
+    AdmissionPolicy, AttemptName, Authority, ConnectError, Credentials, ExpectedPeer, HANDSHAKE_TIMEOUT, Identity,
+    IdentityError, MAX_HANDSHAKES, MemberName, Protection, Service, Stream, Validity, connect, listen,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -19,24 +19,24 @@ use tokio_stream::StreamExt;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const BOTH: [Protection; 2] = [Protection::Encrypted, Protection::Authenticated];
 
-fn agent(job: &str, attempt: u32, role: Role) -> Name {
-    Name::Agent(AttemptName::new(job, attempt).unwrap(), AgentId::new(role, 0))
+fn agent(job: &str, attempt: u32, role: Role) -> MemberName {
+    MemberName::Agent(AttemptName::new(job, attempt).unwrap(), AgentId::new(role, 0))
 }
 
-fn coordinator() -> Name {
+fn coordinator() -> MemberName {
     agent("ours", 2, Role::Coordinator)
 }
 
-fn today() -> Validity {
+fn valid_for_a_day() -> Validity {
     Validity::starting(SystemTime::now(), DAY)
 }
 
-fn identity(authority: &Authority, name: &Name) -> Identity {
-    Identity::new(&authority.issue(name, today()).unwrap()).unwrap()
+fn identity(authority: &Authority, name: &MemberName) -> Identity {
+    Identity::new(&authority.issue(name, valid_for_a_day()).unwrap()).unwrap()
 }
 
 /// Serves a port that sends a greeting directly after the handshake, and then echoes what admitted clients send.
-async fn serve(identity: Identity, admit: Admit, protection: Protection) -> String {
+async fn serve(identity: Identity, admit: AdmissionPolicy, protection: Protection) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let mut incoming = listen(listener, "control", identity, admit, protection);
@@ -69,7 +69,7 @@ async fn try_echo(
     protection: Protection,
     payload: &[u8],
 ) -> Result<Vec<u8>, ConnectError> {
-    let stream = connect(address, identity, &Expected::new(coordinator()), protection).await?;
+    let stream = connect(address, identity, &ExpectedPeer::new(coordinator()), protection).await?;
     let (mut reader, mut writer) = tokio::io::split(stream);
     let mut echoed = vec![0; b"welcome".len() + payload.len()];
     let write = async {
@@ -82,24 +82,24 @@ async fn try_echo(
 }
 
 #[tokio::test]
-async fn members_talk_and_everyone_else_is_told_why_not() {
-    let (ours, other) = (Authority::new(today()).unwrap(), Authority::new(today()).unwrap());
+async fn members_connect_and_others_are_rejected_with_a_reason() {
+    let (ours, other) = (Authority::new(valid_for_a_day()).unwrap(), Authority::new(valid_for_a_day()).unwrap());
     let payload: Vec<u8> = (0..300_000u32).map(|at| ((at * 31) >> 3) as u8).collect();
     for protection in BOTH {
-        let address = serve(identity(&ours, &coordinator()), Admit::Agents, protection).await;
-        let reach = async |name: &Name| try_echo(&address, &identity(&ours, name), protection, &payload).await;
+        let address = serve(identity(&ours, &coordinator()), AdmissionPolicy::Agents, protection).await;
+        let reach = async |name: &MemberName| try_echo(&address, &identity(&ours, name), protection, &payload).await;
         let refusals = [
             (agent("theirs", 2, Role::Cs2), "its certificate is of job theirs, this is job ours"),
             (agent("ours", 1, Role::Cs2), "its certificate is of attempt 1, this is attempt 2"),
-            (Name::Launcher(AttemptName::new("ours", 2).unwrap()), "may not use this port"),
-            (Name::Service(Service::Operator), "may not use this port"),
+            (MemberName::Launcher(AttemptName::new("ours", 2).unwrap()), "may not use this port"),
+            (MemberName::Service(Service::Operator), "may not use this port"),
         ];
         for (name, reason) in refusals {
             let error = reach(&name).await.unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
         }
         // The right name, in a certificate that another authority signed.
-        let mut forged = other.issue(&agent("ours", 2, Role::Cs2), today()).unwrap();
+        let mut forged = other.issue(&agent("ours", 2, Role::Cs2), valid_for_a_day()).unwrap();
         forged.authority = ours.certificate().to_owned();
         let forged = Identity::new(&forged).unwrap();
         let error = try_echo(&address, &forged, protection, &payload).await.unwrap_err();
@@ -110,21 +110,22 @@ async fn members_talk_and_everyone_else_is_told_why_not() {
 }
 
 #[tokio::test]
-async fn protection_is_never_less_than_asked_for() {
-    let ours = Authority::new(today()).unwrap();
+async fn connection_never_downgrades_protection() {
+    let ours = Authority::new(valid_for_a_day()).unwrap();
     let member = identity(&ours, &agent("ours", 2, Role::Cs2));
     for (served, asked) in [(BOTH[0], BOTH[1]), (BOTH[1], BOTH[0])] {
-        let address = serve(identity(&ours, &coordinator()), Admit::Agents, served).await;
+        let address = serve(identity(&ours, &coordinator()), AdmissionPolicy::Agents, served).await;
         let error = try_echo(&address, &member, asked, b"x").await.unwrap_err();
         assert!(matches!(error, ConnectError::Handshake(_)), "{error}");
     }
 }
 
 #[tokio::test]
-async fn a_server_with_another_name_is_told_nothing() {
-    let ours = Authority::new(today()).unwrap();
+async fn client_sends_nothing_to_a_wrongly_named_server() {
+    let ours = Authority::new(valid_for_a_day()).unwrap();
     let member = identity(&ours, &agent("ours", 2, Role::Cs2));
-    let of_host = ours.issue_for_hosts(&agent("ours", 1, Role::Coordinator), &["localhost".into()], today()).unwrap();
+    let of_host =
+        ours.issue_for_hosts(&agent("ours", 1, Role::Coordinator), &["localhost".into()], valid_for_a_day()).unwrap();
     let servers = [
         Identity::new(&of_host).unwrap(),
         identity(&ours, &agent("theirs", 2, Role::Coordinator)),
@@ -132,8 +133,8 @@ async fn a_server_with_another_name_is_told_nothing() {
     ];
     for server in servers {
         let found = server.name().to_string();
-        let address = serve(server, Admit::Agents, Protection::Encrypted).await;
-        let expected = Expected::or_host(coordinator(), "localhost".into());
+        let address = serve(server, AdmissionPolicy::Agents, Protection::Encrypted).await;
+        let expected = ExpectedPeer::with_host_fallback(coordinator(), "localhost".into());
         let error = connect(&address, &member, &expected, Protection::Encrypted).await.unwrap_err().to_string();
         assert_eq!(error, format!("expected {}, found {found}", coordinator()));
     }
@@ -141,15 +142,15 @@ async fn a_server_with_another_name_is_told_nothing() {
 
 /// Collects the log of a test.
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
+struct LogCollector(Arc<Mutex<Vec<u8>>>);
 
-impl Lines {
+impl LogCollector {
     fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 }
 
-impl std::io::Write for Lines {
+impl std::io::Write for LogCollector {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -163,17 +164,17 @@ impl std::io::Write for Lines {
 /// Peers without TLS or without a certificate are rejected and logged; peers that send nothing more are dropped for
 /// others.
 #[tokio::test]
-async fn strangers_are_logged_and_hold_up_nobody() {
-    let lines = Lines::default();
+async fn rejected_connections_are_logged_and_block_nobody() {
+    let lines = LogCollector::default();
     let subscriber = {
         let lines = lines.clone();
         tracing_subscriber::fmt().with_writer(move || lines.clone()).with_ansi(false).finish()
     };
     // The test's runtime has one thread, so the server's records are logged on this one.
     let _logging = tracing::subscriber::set_default(subscriber);
-    let ours = Authority::new(today()).unwrap();
-    let server = ours.issue_for_hosts(&coordinator(), &["localhost".into()], today()).unwrap();
-    let address = serve(Identity::new(&server).unwrap(), Admit::Agents, Protection::Encrypted).await;
+    let ours = Authority::new(valid_for_a_day()).unwrap();
+    let server = ours.issue_for_hosts(&coordinator(), &["localhost".into()], valid_for_a_day()).unwrap();
+    let address = serve(Identity::new(&server).unwrap(), AdmissionPolicy::Agents, Protection::Encrypted).await;
 
     let mut http = TcpStream::connect(&address).await.unwrap();
     http.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
@@ -218,9 +219,9 @@ async fn strangers_are_logged_and_hold_up_nobody() {
 
 /// A clock that always returns the same time.
 #[derive(Debug)]
-struct At(SystemTime);
+struct FixedClock(SystemTime);
 
-impl TimeProvider for At {
+impl TimeProvider for FixedClock {
     fn current_time(&self) -> Option<UnixTime> {
         let since = self.0.duration_since(SystemTime::UNIX_EPOCH).unwrap();
         Some(UnixTime::since_unix_epoch(since))
@@ -228,7 +229,7 @@ impl TimeProvider for At {
 }
 
 #[tokio::test]
-async fn certificates_end_and_authorities_overlap() {
+async fn certificates_expire_and_authorities_rotate() {
     let now = SystemTime::now();
     let validity = |from, to| Validity::starting(now + from * DAY, (to - from) * DAY);
     let old = Authority::new(validity(0, 365)).unwrap();
@@ -240,11 +241,11 @@ async fn certificates_end_and_authorities_overlap() {
     // One coordinator started before the new authority existed, the other after.
     let early = old.issue(&coordinator(), validity(100, 365)).unwrap();
     let late = trusting_both(new.issue(&coordinator(), validity(200, 550)).unwrap());
-    let member = Name::Service(Service::Operator);
+    let member = MemberName::Service(Service::Operator);
     let client = |authority: &Authority, from, to| trusting_both(authority.issue(&member, validity(from, to)).unwrap());
     let reach = async |server: &Credentials, client: &Credentials, day: u32| {
-        let identity = |credentials| Identity::with_clock(credentials, Arc::new(At(now + day * DAY))).unwrap();
-        let address = serve(identity(server), Admit::Controllers, Protection::Encrypted).await;
+        let identity = |credentials| Identity::with_clock(credentials, Arc::new(FixedClock(now + day * DAY))).unwrap();
+        let address = serve(identity(server), AdmissionPolicy::Controllers, Protection::Encrypted).await;
         try_echo(&address, &identity(client), Protection::Encrypted, b"x").await
     };
     let by_old = client(&old, 210, 217);
@@ -260,11 +261,11 @@ async fn certificates_end_and_authorities_overlap() {
 
 #[test]
 fn credentials_that_can_not_be_used_are_named() {
-    let ours = Authority::new(today()).unwrap();
-    let good = ours.issue(&coordinator(), today()).unwrap();
+    let ours = Authority::new(valid_for_a_day()).unwrap();
+    let good = ours.issue(&coordinator(), valid_for_a_day()).unwrap();
     assert_eq!(format!("{good:?}"), "Credentials { .. }");
-    assert_eq!(Credentials::from_line(&good.to_line()).unwrap(), good);
-    assert!(matches!(Credentials::from_line("{}"), Err(IdentityError::Line)));
+    assert_eq!(Credentials::from_json_line(&good.to_json_line()).unwrap(), good);
+    assert!(matches!(Credentials::from_json_line("{}"), Err(IdentityError::JsonLine)));
 
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("tls.crt"), &good.certificate).unwrap();
@@ -275,21 +276,21 @@ fn credentials_that_can_not_be_used_are_named() {
     assert_eq!(*Identity::read(dir.path()).unwrap().name(), coordinator());
 
     let with = |change: fn(&mut Credentials, &Credentials)| {
-        let (mut bad, another) = (good.clone(), ours.issue(&coordinator(), today()).unwrap());
+        let (mut bad, another) = (good.clone(), ours.issue(&coordinator(), valid_for_a_day()).unwrap());
         change(&mut bad, &another);
         Identity::new(&bad).unwrap_err()
     };
     assert!(matches!(with(|bad, _| bad.key.clear()), IdentityError::Pem("key")));
     assert!(matches!(with(|bad, _| bad.authority.clear()), IdentityError::Pem("authority")));
-    assert!(matches!(with(|bad, _| bad.certificate.clone_from(&bad.authority)), IdentityError::Unnamed));
+    assert!(matches!(with(|bad, _| bad.certificate.clone_from(&bad.authority)), IdentityError::NoName));
     assert!(matches!(with(|bad, another| bad.key.clone_from(&another.key)), IdentityError::Unusable(_)));
 }
 
 /// A coordinator of 0.1.0 has a certificate of the authority for its host, without a name. It is accepted over HTTP/2
 /// in TLS until its attempt has ended.
 #[tokio::test]
-async fn a_coordinator_of_0_1_0_is_known_by_its_host() {
-    let ours = Authority::new(today()).unwrap();
+async fn v0_1_0_coordinator_is_verified_by_host_name() {
+    let ours = Authority::new(valid_for_a_day()).unwrap();
     let issuer = rcgen::Issuer::new(authority_params(), rcgen::KeyPair::from_pem(&ours.key()).unwrap());
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = rcgen::CertificateParams::new(vec!["job.team.svc".to_owned()]).unwrap();
@@ -323,15 +324,15 @@ async fn a_coordinator_of_0_1_0_is_known_by_its_host() {
             }
         }
     });
-    let operator = identity(&ours, &Name::Service(Service::Operator));
-    let reach = async |expected: Expected| connect(&address, &operator, &expected, Protection::Encrypted).await;
+    let operator = identity(&ours, &MemberName::Service(Service::Operator));
+    let reach = async |expected: ExpectedPeer| connect(&address, &operator, &expected, Protection::Encrypted).await;
     let mut read = [0; 7];
-    let mut stream = reach(Expected::or_host(coordinator(), "job.team.svc".into())).await.unwrap();
+    let mut stream = reach(ExpectedPeer::with_host_fallback(coordinator(), "job.team.svc".into())).await.unwrap();
     stream.read_exact(&mut read).await.unwrap();
     assert_eq!(&read, b"journal");
-    let error = reach(Expected::or_host(coordinator(), "another.team.svc".into())).await.unwrap_err();
+    let error = reach(ExpectedPeer::with_host_fallback(coordinator(), "another.team.svc".into())).await.unwrap_err();
     assert!(matches!(error, ConnectError::Unexpected { .. }), "{error}");
-    reach(Expected::new(coordinator())).await.unwrap_err();
+    reach(ExpectedPeer::new(coordinator())).await.unwrap_err();
 }
 
 /// Returns the name that the authorities of every version have.

@@ -13,32 +13,32 @@ use crate::launch::parse_isa;
 /// Trains large models by weight streaming.
 #[derive(Debug, Parser)]
 #[command(name = "millrace-agent", version, disable_help_subcommand = true)]
-pub struct CommandLine {
+pub struct Cli {
     #[command(subcommand)]
-    pub task: Task,
+    pub task: CliCommand,
 }
 
 /// What to do.
 #[derive(Debug, Subcommand)]
 #[command(rename_all = "snake_case")]
-pub enum Task {
+pub enum CliCommand {
     /// Train; where the params say `mode: train_and_eval`, evaluate too
-    Train(RunFlags),
+    Train(RunArgs),
     /// Evaluate a checkpoint
-    Eval(RunFlags),
+    Eval(RunArgs),
     /// Train, and evaluate every eval_frequency steps
     #[command(alias = "train-and-eval")]
-    TrainAndEval(RunFlags),
+    TrainAndEval(RunArgs),
     /// Evaluate every checkpoint of model_dir
     #[command(alias = "eval-all")]
-    EvalAll(RunFlags),
+    EvalAll(RunArgs),
     /// Do what the params' mode says, or --mode
     Run {
         /// train, eval, train_and_eval or eval_all
         #[arg(short, long)]
         mode: Option<String>,
         #[command(flatten)]
-        flags: RunFlags,
+        flags: RunArgs,
     },
     /// Print the stream plan: layers, chunks, leaves, bytes of every role, projected times
     Plan {
@@ -46,7 +46,7 @@ pub enum Task {
         #[arg(long)]
         json: bool,
         #[command(flatten)]
-        flags: JobFlags,
+        flags: JobArgs,
     },
     /// Write the training samples that the model will see as safetensors
     Samples {
@@ -57,7 +57,7 @@ pub enum Task {
         #[arg(short, long)]
         out: PathBuf,
         #[command(flatten)]
-        flags: JobFlags,
+        flags: JobArgs,
     },
     /// Describe a key or a section of the params; without KEY, list them
     Explain {
@@ -68,7 +68,7 @@ pub enum Task {
     /// Look at, check, export and import checkpoints
     Checkpoint {
         #[command(subcommand)]
-        task: CheckpointTask,
+        task: CheckpointCommand,
     },
     /// Be one role of a job
     #[command(hide = true, disable_help_flag = true)]
@@ -81,7 +81,7 @@ pub enum Task {
 /// What to do with checkpoints.
 #[derive(Debug, Subcommand)]
 #[command(rename_all = "snake_case")]
-pub enum CheckpointTask {
+pub enum CheckpointCommand {
     /// Say what a checkpoint is
     Info {
         /// Its directory
@@ -138,7 +138,7 @@ pub struct ImportParams {
 /// Which job, on which machine.
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case")]
-pub struct JobFlags {
+pub struct JobArgs {
     /// The params
     #[arg(short, long, value_name = "FILE")]
     pub params: PathBuf,
@@ -167,12 +167,12 @@ pub struct MachineFlags {
 /// The flags of a run. A flag beats the params only when it is given.
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case")]
-pub struct RunFlags {
+pub struct RunArgs {
     /// The device, as scripts for the real appliance name it: CSX, the only one
     #[arg(value_name = "CSX", hide = true, value_parser = ["CSX"], ignore_case = true)]
     pub target: Option<String>,
     #[command(flatten)]
-    pub job: JobFlags,
+    pub job: JobArgs,
     /// Where checkpoints, metrics and logs go; ./model_dir by default
     #[arg(short = 'o', long, value_name = "DIR")]
     pub model_dir: Option<String>,
@@ -226,7 +226,7 @@ impl MachineFlags {
     }
 }
 
-impl RunFlags {
+impl RunArgs {
     /// Returns the values of the flags that override the params.
     pub fn overrides(&self, mode: Option<String>) -> FlagOverrides {
         let given = |flag: bool| flag.then_some(true);
@@ -249,7 +249,7 @@ impl RunFlags {
 
 /// Replaces dashes in the names of flags by underscores, as in the params, so that `--num-csx` and `--num_csx` are both
 /// valid.
-pub fn with_underscores(arguments: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+pub fn normalize_flag_spelling(arguments: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let mut flags = true;
     arguments.into_iter().map(move |argument| {
         flags &= argument != "--";
@@ -264,7 +264,7 @@ pub fn with_underscores(arguments: impl IntoIterator<Item = OsString>) -> impl I
 }
 
 /// Returns what is wrong with the arguments, in one sentence.
-pub fn sentence(error: &clap::Error) -> String {
+pub fn error_sentence(error: &clap::Error) -> String {
     let text = error.to_string();
     // The first paragraph is the message. It has several lines if it lists arguments.
     let paragraph = text.split("\n\n").next().unwrap_or_default();
@@ -273,7 +273,7 @@ pub fn sentence(error: &clap::Error) -> String {
 }
 
 /// Returns a remedy: the most similar argument, or how to list all of them.
-pub fn hint(error: &clap::Error) -> String {
+pub fn error_hint(error: &clap::Error) -> String {
     let text = error.to_string();
     let unknown = error.get(ContextKind::InvalidArg).map(ToString::to_string);
     if error.kind() == ErrorKind::UnknownArgument && unknown.as_deref() == Some("--mode") {
@@ -290,14 +290,14 @@ pub fn hint(error: &clap::Error) -> String {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Task, clap::Error> {
+    fn parse(line: &str) -> Result<CliCommand, clap::Error> {
         let words = std::iter::once("millrace-agent").chain(line.split_whitespace()).map(OsString::from);
-        CommandLine::try_parse_from(with_underscores(words)).map(|line| line.task)
+        Cli::try_parse_from(normalize_flag_spelling(words)).map(|line| line.task)
     }
 
     fn overrides(line: &str) -> FlagOverrides {
         match parse(line) {
-            Ok(Task::Train(flags)) => flags.overrides(None),
+            Ok(CliCommand::Train(flags)) => flags.overrides(None),
             other => panic!("{line}: {other:?}"),
         }
     }
@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn a_dash_in_a_value_stays() {
         let words = ["--model-dir=a-b", "--out", "c-d", "--", "--e-f"].map(OsString::from);
-        let words: Vec<_> = with_underscores(words).collect();
+        let words: Vec<_> = normalize_flag_spelling(words).collect();
         assert_eq!(words, ["--model_dir=a-b", "--out", "c-d", "--", "--e-f"]);
     }
 
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_the_two_stops_takes_the_place_of_the_other() {
+    fn compile_only_and_validate_only_override_each_other() {
         let only = |line| (overrides(line).compile_only, overrides(line).validate_only);
         assert_eq!(only("train -p a.yaml --compile_only"), (Some(true), Some(false)));
         assert_eq!(only("train -p a.yaml --validate_only"), (Some(false), Some(true)));
@@ -364,9 +364,9 @@ mod tests {
             ("train -p a.yaml --isa sse", "choose one of avx512, avx2, portable", "--help"),
         ] {
             let error = parse(line).unwrap_err();
-            let sentence = sentence(&error);
+            let sentence = error_sentence(&error);
             assert!(sentence.contains(says) && !sentence.contains('\n'), "{line}: {sentence}");
-            assert!(hint(&error).contains(hints), "{line}: {}", hint(&error));
+            assert!(error_hint(&error).contains(hints), "{line}: {}", error_hint(&error));
         }
     }
 }

@@ -9,20 +9,20 @@ use millrace_data::Dataset;
 use millrace_emulator::report::format_size;
 use millrace_params::{InputSpec, JobSpec, Mode};
 
-use super::arguments::RunFlags;
-use super::job::Prepared;
-use super::refusal::Refusal;
-use crate::checkpoints::{check_profile, holds_checkpoints, strictness};
-use crate::epoch::Epoch;
-use crate::failure::Failure;
-use crate::host::{self, Memory};
+use super::arguments::RunArgs;
+use super::job::PreparedJob;
+use super::refusal::CliError;
+use crate::checkpoints::{check_same_profile, contains_checkpoints, load_strictness};
+use crate::epoch::DatasetEpoch;
+use crate::failure::AgentError;
+use crate::host::{self, HostMemory};
 use crate::input;
 
 /// Maximum bytes of text that are tokenized only to count its samples, which takes a few seconds.
 const MAX_PLANNED_TEXT_BYTES: u64 = 64 << 20;
 
 /// Rejects a job whose data or checkpoint can't be used.
-pub fn check_inputs(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal> {
+pub fn check_inputs(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliError> {
     let job = &prepared.resolved.job;
     check_model_dir(Path::new(&job.run.model_dir))?;
     check_checkpoint(prepared, flags)?;
@@ -37,11 +37,11 @@ pub fn check_inputs(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal
 
 /// Rejects a job whose processes need more memory than this host has. Prints a note if more than the currently
 /// available memory is needed.
-pub fn check_memory(prepared: &Prepared) -> Result<(), Refusal> {
+pub fn check_memory(prepared: &PreparedJob) -> Result<(), CliError> {
     let needed = prepared.report()?.host_bytes;
-    let Some(memory) = Memory::read() else { return Ok(()) };
-    if let Some(why) = host::refusal(needed, memory) {
-        let refusal = Refusal::bad_input(format!("the run does not fit on this host: {why}"));
+    let Some(memory) = HostMemory::read() else { return Ok(()) };
+    if let Some(why) = host::insufficient_memory(needed, memory) {
+        let refusal = CliError::bad_input(format!("the run does not fit on this host: {why}"));
         return Err(refusal.hint("choose a smaller model or a larger host; `plan` tells what each role needs"));
     }
     if needed > memory.available {
@@ -53,7 +53,7 @@ pub fn check_memory(prepared: &Prepared) -> Result<(), Refusal> {
 
 /// Inspects the data of `job`, without tokenizing a large text. Returns the size of an epoch of training; `None` if it
 /// is unknown or the job does not train.
-pub fn epoch(job: &JobSpec) -> Result<Option<Epoch>, Refusal> {
+pub fn epoch(job: &JobSpec) -> Result<Option<DatasetEpoch>, CliError> {
     if let Some(input) = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()) {
         input::survey(input, job.model.vocab_size)?;
     }
@@ -67,21 +67,21 @@ pub fn epoch(job: &JobSpec) -> Result<Option<Epoch>, Refusal> {
         }
         known => known,
     };
-    Ok(samples.map(|samples| Epoch::new(samples, &job.train_input)))
+    Ok(samples.map(|samples| DatasetEpoch::new(samples, &job.train_input)))
 }
 
 /// Opens an input's data, tokenizing text that is not in the cache, and checks its tokens against the vocabulary.
-pub fn open_dataset(job: &JobSpec, input: &InputSpec) -> Result<Dataset, Refusal> {
-    let bar = Bar::default();
+pub fn open_dataset(job: &JobSpec, input: &InputSpec) -> Result<Dataset, CliError> {
+    let bar = TokenizeProgress::default();
     let dataset = input::open(input, job.model.vocab_size, |done, all| bar.show(done, all))?;
     bar.0.finish_and_clear();
     Ok(dataset)
 }
 
 /// The progress bar of tokenizing; invisible if standard error is not a terminal.
-struct Bar(ProgressBar);
+struct TokenizeProgress(ProgressBar);
 
-impl Default for Bar {
+impl Default for TokenizeProgress {
     fn default() -> Self {
         let style = ProgressStyle::with_template("{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {eta}");
         // The template is a constant; the default style is the fallback if it is invalid.
@@ -90,7 +90,7 @@ impl Default for Bar {
     }
 }
 
-impl Bar {
+impl TokenizeProgress {
     fn show(&self, done: u64, all: u64) {
         if self.0.length() != Some(all) {
             self.0.set_length(all);
@@ -100,9 +100,9 @@ impl Bar {
     }
 }
 
-fn check_model_dir(model_dir: &Path) -> Result<(), Refusal> {
+fn check_model_dir(model_dir: &Path) -> Result<(), CliError> {
     if model_dir.exists() && !model_dir.is_dir() {
-        let refusal = Refusal::bad_input(format!("model_dir {} is not a directory", model_dir.display()));
+        let refusal = CliError::bad_input(format!("model_dir {} is not a directory", model_dir.display()));
         return Err(refusal.hint("choose another with -o"));
     }
     Ok(())
@@ -111,11 +111,11 @@ fn check_model_dir(model_dir: &Path) -> Result<(), Refusal> {
 /// Checks that a checkpoint named by the user exists and has this model and profile. The coordinator later verifies
 /// every byte of it before it writes anything. Without a named one, a run that does not train requires a complete
 /// checkpoint in model_dir; the coordinator chooses the newest.
-fn check_checkpoint(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal> {
+fn check_checkpoint(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliError> {
     let run = &prepared.resolved.job.run;
     let named = run.checkpoint_path.as_ref().map(PathBuf::from);
     if let (Mode::EvalAll, Some(path)) = (run.mode, &named)
-        && holds_checkpoints(path)?
+        && contains_checkpoints(path)?
     {
         return Ok(());
     }
@@ -123,14 +123,14 @@ fn check_checkpoint(prepared: &Prepared, flags: &RunFlags) -> Result<(), Refusal
         let checkpoint = Checkpoint::open(path)?;
         if run.mode.trains() {
             // All processes run on this machine, so the profile is known before anything is started.
-            let now = serde_json::to_string(&prepared.profile(flags.isa)).map_err(Failure::own)?;
-            check_profile(checkpoint.numerics_profile(), &now, flags.accept_other_profile)?;
+            let now = serde_json::to_string(&prepared.profile(flags.isa)).map_err(AgentError::local)?;
+            check_same_profile(checkpoint.numerics_profile(), &now, flags.accept_other_profile)?;
         }
-        PlanReader::new(checkpoint, &prepared.plan, &Moments::none(), strictness(&prepared.resolved.job))?;
+        PlanReader::new(checkpoint, &prepared.plan, &Moments::none(), load_strictness(&prepared.resolved.job))?;
         return Ok(());
     }
     if !run.mode.trains() && newest_complete(Path::new(&run.model_dir), VerificationLevel::Quick)?.0.is_none() {
-        let refusal = Refusal::bad_input(format!("there is no whole checkpoint in {} to evaluate", run.model_dir));
+        let refusal = CliError::bad_input(format!("there is no whole checkpoint in {} to evaluate", run.model_dir));
         return Err(refusal.hint("name one with --checkpoint_path, or the model_dir of a run that has trained with -o"));
     }
     Ok(())

@@ -5,63 +5,63 @@ use std::path::Path;
 use millrace_checkpoint::hf::export_hf;
 use millrace_checkpoint::{Checkpoint, verify};
 
-use super::arguments::CheckpointTask;
+use super::arguments::CheckpointCommand;
 use super::import::import;
-use super::refusal::Refusal;
-use crate::failure::Failure;
+use super::refusal::CliError;
+use crate::failure::AgentError;
 use crate::launch::Exit;
 
 /// Executes `task`.
-pub fn run(task: &CheckpointTask) -> Result<Exit, Refusal> {
+pub fn run(task: &CheckpointCommand) -> Result<Exit, CliError> {
     match task {
-        CheckpointTask::Info { dir, json } => info(dir, *json),
-        CheckpointTask::Verify { dir } => verify_all(dir),
-        CheckpointTask::Export { dir, to: _, out } => export(dir, out),
-        CheckpointTask::Import { dir, from: _, model_dir, params, machine } => {
+        CheckpointCommand::Info { dir, json } => info(dir, *json),
+        CheckpointCommand::Verify { dir } => verify_all(dir),
+        CheckpointCommand::Export { dir, to: _, out } => export(dir, out),
+        CheckpointCommand::Import { dir, from: _, model_dir, params, machine } => {
             import(dir, model_dir.clone(), params, machine)
         }
     }
 }
 
-fn info(dir: &Path, json: bool) -> Result<Exit, Refusal> {
+fn info(dir: &Path, json: bool) -> Result<Exit, CliError> {
     let info = Checkpoint::open(dir)?.info();
     if json {
-        super::say(super::pretty(&info)?);
+        super::print_line(super::to_pretty_json(&info)?);
     } else {
-        super::say(&info);
+        super::print_line(&info);
     }
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
 /// Prints every damaged place. A directory without a manifest counts as a damaged checkpoint.
-fn verify_all(dir: &Path) -> Result<Exit, Refusal> {
+fn verify_all(dir: &Path) -> Result<Exit, CliError> {
     let damages = match verify(dir, |_| ()) {
         Err(error @ millrace_checkpoint::Error::NotACheckpoint { .. }) if dir.is_dir() => {
-            return Err(Failure::own(error).hint("name a directory such as model_dir/checkpoint_100").into());
+            return Err(AgentError::local(error).hint("name a directory such as model_dir/checkpoint_100").into());
         }
         verified => verified?,
     };
     for damage in &damages {
-        super::say(format_args!("damaged: {damage}"));
+        super::print_line(format_args!("damaged: {damage}"));
     }
     match damages.len() {
         0 => {
-            super::say(format_args!("{} is whole", dir.display()));
-            Ok(Exit::Done)
+            super::print_line(format_args!("{} is whole", dir.display()));
+            Ok(Exit::Success)
         }
-        places => Err(Failure::own(format!("{} is damaged in {places} place(s)", dir.display()))
+        places => Err(AgentError::local(format!("{} is damaged in {places} place(s)", dir.display()))
             .hint("go on from an older checkpoint with --checkpoint_path")
             .into()),
     }
 }
 
-fn export(dir: &Path, out: &Path) -> Result<Exit, Refusal> {
+fn export(dir: &Path, out: &Path) -> Result<Exit, CliError> {
     let exported = export_hf(&Checkpoint::open(dir)?, out)?;
-    super::say(format_args!(
+    super::print_line(format_args!(
         "Wrote {} tensors, {} bytes, to {}",
         exported.tensors,
         exported.bytes,
         exported.path.display()
     ));
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }

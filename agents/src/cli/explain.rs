@@ -2,12 +2,12 @@
 
 use millrace_params::reference;
 
-use super::refusal::Refusal;
+use super::refusal::CliError;
 use super::say;
 use crate::launch::Exit;
 
 /// Prints what is known about a section or a key of the params, or lists all of them.
-pub fn print(path: Option<&str>) -> Result<Exit, Refusal> {
+pub fn print(path: Option<&str>) -> Result<Exit, CliError> {
     let text = match path {
         Some(path) => reference::explain(path).map_err(unknown_key)?,
         None => reference::overview(),
@@ -16,10 +16,10 @@ pub fn print(path: Option<&str>) -> Result<Exit, Refusal> {
     Ok(Exit::Done)
 }
 
-fn unknown_key(error: reference::UnknownKeyError) -> Refusal {
+fn unknown_key(error: reference::UnknownKeyError) -> CliError {
     let hint = match &error.suggestion {
         Some(path) => format!("did you mean {path}?"),
         None => "`millrace-agent explain` lists the keys".to_owned(),
     };
-    Refusal::bad_input(error).hint(hint)
+    CliError::bad_input(error).hint(hint)
 }

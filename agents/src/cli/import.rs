@@ -16,10 +16,10 @@ use millrace_checkpoint::hf::{Choices, import_hf, params_text};
 use millrace_checkpoint::{CheckpointMetadata, Error, LockRequest, ModelDirLock, list};
 use millrace_params::{FlagOverrides, Params};
 
-use super::arguments::{ImportParams, JobFlags, MachineFlags};
-use super::job::{Prepared, prepare, read_params};
-use super::refusal::Refusal;
-use crate::failure::Failure;
+use super::arguments::{ImportParams, JobArgs, MachineFlags};
+use super::job::{PreparedJob, prepare, read_params};
+use super::refusal::CliError;
+use crate::failure::AgentError;
 use crate::launch::Exit;
 
 /// The model_dir in params that the import writes, unless a flag names another.
@@ -31,36 +31,36 @@ pub fn import(
     model_dir: Option<String>,
     params: &ImportParams,
     machine: &MachineFlags,
-) -> Result<Exit, Refusal> {
+) -> Result<Exit, CliError> {
     let overrides = FlagOverrides { model_dir, ..machine.overrides() };
-    let flags = |file: &Path| JobFlags { params: file.to_owned(), machine: machine.clone() };
+    let flags = |file: &Path| JobArgs { params: file.to_owned(), machine: machine.clone() };
     match (&params.write_params, &params.params) {
         (Some(file), _) => {
             let imported = import_with_new_params(dir, &flags(file), &overrides)?;
-            super::say(format_args!("Imported {} as {}", dir.display(), imported.display()));
-            super::say(format_args!("Wrote the params {0}: edit its lines marked EDIT", file.display()));
-            super::say(format_args!("Then train with: millrace-agent train -p {}", file.display()));
+            super::print_line(format_args!("Imported {} as {}", dir.display(), imported.display()));
+            super::print_line(format_args!("Wrote the params {0}: edit its lines marked EDIT", file.display()));
+            super::print_line(format_args!("Then train with: millrace-agent train -p {}", file.display()));
         }
         (None, Some(file)) => {
             let prepared = prepare(&flags(file), &overrides, read_params(file)?)?;
             let hint = "give --write_params FILE instead of -p: it writes params that match, and imports with them";
             let imported = import_weights(dir, &prepared, hint)?;
-            super::say(format_args!("Imported {} as {}", dir.display(), imported.display()));
+            super::print_line(format_args!("Imported {} as {}", dir.display(), imported.display()));
         }
-        (None, None) => return Err(Refusal::bad_input("an import needs params").hint("give -p or --write_params")),
+        (None, None) => return Err(CliError::bad_input("an import needs params").hint("give -p or --write_params")),
     }
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
 /// Writes params for the model in `dir` to the file that `flags` name, and imports with them.
-fn import_with_new_params(dir: &Path, flags: &JobFlags, overrides: &FlagOverrides) -> Result<PathBuf, Refusal> {
+fn import_with_new_params(dir: &Path, flags: &JobArgs, overrides: &FlagOverrides) -> Result<PathBuf, CliError> {
     let path = &flags.params;
     let choices = Choices {
         model_dir: overrides.model_dir.as_deref().unwrap_or(DEFAULT_MODEL_DIR),
         num_csx: overrides.num_csx.unwrap_or(1),
     };
     let text = params_text(dir, choices)?;
-    let params = Params::parse_yaml(&text).map_err(|error| Refusal::of_document(path, &error))?;
+    let params = Params::parse_yaml(&text).map_err(|error| CliError::from_params_error(path, &error))?;
     let prepared = prepare(flags, overrides, (text.clone(), params))?;
     write_new(path, &text)?;
     import_weights(dir, &prepared, "config.json and weights differ; download the directory again").inspect_err(|_| {
@@ -70,26 +70,26 @@ fn import_with_new_params(dir: &Path, flags: &JobFlags, overrides: &FlagOverride
 }
 
 /// Writes a file that must not exist.
-fn write_new(path: &Path, text: &str) -> Result<(), Refusal> {
+fn write_new(path: &Path, text: &str) -> Result<(), CliError> {
     let mut file = File::create_new(path).map_err(|error| match error.kind() {
-        ErrorKind::AlreadyExists => Refusal::bad_input(format!("{} already exists", path.display()))
+        ErrorKind::AlreadyExists => CliError::bad_input(format!("{} already exists", path.display()))
             .hint("name another file for --write_params, or import with it by -p"),
-        _ => Refusal::bad_input(format!("can't create the params {}: {error}", path.display()))
+        _ => CliError::bad_input(format!("can't create the params {}: {error}", path.display()))
             .hint("name a file in a directory that exists and that you may write to"),
     })?;
     file.write_all(text.as_bytes()).map_err(|error| {
         let _ = std::fs::remove_file(path);
-        Failure::own(format!("can't write the params {}: {error}", path.display())).into()
+        AgentError::local(format!("can't write the params {}: {error}", path.display())).into()
     })
 }
 
 /// Imports the weights in `dir` into the job's model_dir; returns the directory of the checkpoint. `mismatch_hint` is
 /// the hint if the model differs from the params.
-fn import_weights(dir: &Path, prepared: &Prepared, mismatch_hint: &str) -> Result<PathBuf, Refusal> {
+fn import_weights(dir: &Path, prepared: &PreparedJob, mismatch_hint: &str) -> Result<PathBuf, CliError> {
     let model_dir = Path::new(&prepared.resolved.job.run.model_dir);
     if let Some(newest) = list(model_dir)?.complete.last() {
         let refusal =
-            Refusal::bad_input(format!("{} already has a checkpoint of step {}", model_dir.display(), newest.step));
+            CliError::bad_input(format!("{} already has a checkpoint of step {}", model_dir.display(), newest.step));
         return Err(refusal.hint("choose another model_dir with -o"));
     }
     let existed = model_dir.exists();
@@ -102,21 +102,21 @@ fn import_weights(dir: &Path, prepared: &Prepared, mismatch_hint: &str) -> Resul
         let _ = std::fs::remove_dir_all(model_dir);
     }
     imported.map_err(|error| match error {
-        Error::ModelMismatch { .. } => Refusal::from(error).hint(mismatch_hint),
+        Error::ModelMismatch { .. } => CliError::from(error).hint(mismatch_hint),
         _ => error.into(),
     })
 }
 
 /// Returns the facts of a manifest for weights that were not trained here.
-fn facts(prepared: &Prepared) -> Result<CheckpointMetadata, Refusal> {
+fn facts(prepared: &PreparedJob) -> Result<CheckpointMetadata, CliError> {
     let job = &prepared.resolved.job;
     let profile = prepared.profile(None);
-    let optimizer = serde_json::to_value(job.optimizer.kind).map_err(Failure::own)?;
+    let optimizer = serde_json::to_value(job.optimizer.kind).map_err(AgentError::local)?;
     Ok(CheckpointMetadata {
         plan: prepared.plan.hash(),
         seed: job.run.seed,
         next_sample: 0,
-        numerics_profile: serde_json::to_string(&profile).map_err(Failure::own)?,
+        numerics_profile: serde_json::to_string(&profile).map_err(AgentError::local)?,
         precision: profile.precision.to_string(),
         optimizer: optimizer["name"].as_str().unwrap_or_default().to_owned(),
         loss: None,

@@ -8,15 +8,15 @@ use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::plan::{Encoding, StreamPlan};
 use millrace_emulator::report::PlanReport;
 use millrace_params::{FlagOverrides, MachineSpec, Params, ResolveOutput};
-use millrace_protocol::launch::Wanted;
+use millrace_protocol::launch::AgentCounts;
 
-use super::arguments::JobFlags;
-use super::places::start_beside_params;
-use super::refusal::Refusal;
+use super::arguments::JobArgs;
+use super::places::resolve_beside_params;
+use super::refusal::CliError;
 
 /// A job that was resolved and compiled, and so fits on the appliance.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedJob {
     /// The job, with notes for the user.
     pub resolved: ResolveOutput,
     /// The machine, with as many shards as the job uses.
@@ -27,55 +27,54 @@ pub struct Prepared {
 }
 
 /// Reads a text file; `what` names its purpose in errors.
-fn read(path: &Path, what: &str) -> Result<String, Refusal> {
+fn read(path: &Path, what: &str) -> Result<String, CliError> {
     std::fs::read_to_string(path).map_err(|error| {
-        Refusal::bad_input(format!("can't read the {what} {}: {error}", path.display()))
+        CliError::bad_input(format!("can't read the {what} {}: {error}", path.display()))
             .hint("check the spelling; relative paths start at the working directory")
     })
 }
 
 /// Reads the params at `path`; returns their text and the parsed document.
-pub fn read_params(path: &Path) -> Result<(String, Params), Refusal> {
+pub fn read_params(path: &Path) -> Result<(String, Params), CliError> {
     let text = read(path, "params")?;
-    let params = Params::parse_yaml(&text).map_err(|error| Refusal::of_document(path, &error))?;
+    let params = Params::parse_yaml(&text).map_err(|error| CliError::from_params_error(path, &error))?;
     Ok((text, params))
 }
 
 /// Resolves and compiles the job.
 pub fn prepare(
-    flags: &JobFlags,
+    flags: &JobArgs,
     overrides: &FlagOverrides,
     (params_yaml, params): (String, Params),
-) -> Result<Prepared, Refusal> {
-    let mut resolved = params.resolve(overrides).map_err(|error| Refusal::of_document(&flags.params, &error))?;
-    start_beside_params(&mut resolved.job, &flags.params);
+) -> Result<PreparedJob, CliError> {
+    let mut resolved = params.resolve(overrides).map_err(|error| CliError::from_params_error(&flags.params, &error))?;
+    resolve_beside_params(&mut resolved.job, &flags.params);
     let mut appliance = match &flags.machine.appliance {
         None => MachineSpec::default(),
-        Some(path) => {
-            MachineSpec::parse_yaml(&read(path, "appliance")?).map_err(|error| Refusal::of_document(path, &error))?
-        }
+        Some(path) => MachineSpec::parse_yaml(&read(path, "appliance")?)
+            .map_err(|error| CliError::from_params_error(path, &error))?,
     };
     let systems = resolved.job.run.num_csx;
     if systems > appliance.systems {
         let have = appliance.systems;
-        let refusal = Refusal::bad_input(format!("the job asks for {systems} systems and the appliance has {have}"));
+        let refusal = CliError::bad_input(format!("the job asks for {systems} systems and the appliance has {have}"));
         return Err(refusal.hint(format!("set num_csx to at most {have}, or describe a larger appliance")));
     }
     let nodes = swarm_nodes(systems, u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX));
     if let Some(have) = appliance.swarmx.nodes.filter(|have| nodes > *have) {
-        let refusal = Refusal::bad_input(format!("the job needs {nodes} SwarmX nodes and the appliance has {have}"));
+        let refusal = CliError::bad_input(format!("the job needs {nodes} SwarmX nodes and the appliance has {have}"));
         return Err(refusal.hint("set num_csx to less, or swarmx.nodes to more"));
     }
-    appliance.memoryx.shards = Wanted::of(&resolved.job, &appliance).shards;
+    appliance.memoryx.shards = AgentCounts::for_job(&resolved.job, &appliance).shards;
     let plan = compile_job(&resolved.job, &appliance)?;
-    Ok(Prepared { resolved, appliance, plan, params_yaml })
+    Ok(PreparedJob { resolved, appliance, plan, params_yaml })
 }
 
-impl Prepared {
+impl PreparedJob {
     /// Returns the report on the plan with the job's systems.
-    pub fn report(&self) -> Result<PlanReport, Refusal> {
+    pub fn report(&self) -> Result<PlanReport, CliError> {
         let systems = u32::try_from(self.resolved.job.run.num_csx).unwrap_or(u32::MAX);
-        PlanReport::new(&self.plan, &self.appliance, systems).map_err(Refusal::bad_input)
+        PlanReport::new(&self.plan, &self.appliance, systems).map_err(CliError::bad_input)
     }
 
     /// Returns the numerics profile of a run on this machine; `isa` pins the instruction set.

@@ -23,27 +23,27 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use arguments::{CommandLine, Task};
-pub(crate) use arguments::{sentence, with_underscores};
-use refusal::Refusal;
+use arguments::{Cli, CliCommand};
+pub(crate) use arguments::{error_sentence, normalize_flag_spelling};
+use refusal::CliError;
 
 use crate::launch::Exit;
 
 /// Executes the command in the arguments. The first argument is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let task = match CommandLine::try_parse_from(with_underscores(arguments)) {
-        Ok(CommandLine { task }) => task,
+    let task = match Cli::try_parse_from(normalize_flag_spelling(arguments)) {
+        Ok(Cli { task }) => task,
         Err(error) if !error.use_stderr() => {
             // Help and version are results. A closed standard output is ignored.
             let _ = error.print();
-            return Exit::Done.into();
+            return Exit::Success.into();
         }
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = error.print();
             return Exit::BadInput.into();
         }
         Err(error) => {
-            eprintln!("error: {}\nhint: {}", sentence(&error), arguments::hint(&error));
+            eprintln!("error: {}\nhint: {}", error_sentence(&error), arguments::error_hint(&error));
             return Exit::BadInput.into();
         }
     };
@@ -51,35 +51,33 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(exit) => exit.into(),
         Err(refusal) => {
             eprint!("{refusal}");
-            refusal.exit().into()
+            refusal.exit_code().into()
         }
     }
 }
 
-fn dispatch(task: Task) -> Result<Exit, Refusal> {
+fn dispatch(task: CliCommand) -> Result<Exit, CliError> {
     match task {
-        Task::Train(flags) => run::run(&flags, Some("train")),
-        Task::Eval(flags) => run::run(&flags, Some("eval")),
-        Task::TrainAndEval(flags) => run::run(&flags, Some("train_and_eval")),
-        Task::EvalAll(flags) => run::run(&flags, Some("eval_all")),
-        Task::Run { mode, flags } => run::run(&flags, mode.as_deref()),
-        Task::Plan { json, flags } => plan::print(&flags, json),
-        Task::Samples { steps, out, flags } => samples::write(&flags, steps, &out),
-        Task::Explain { key } => explain::print(key.as_deref()),
-        Task::Checkpoint { task } => checkpoint::run(&task),
-        Task::Role { .. } => Err(Refusal::bad_input("role is for processes that a launcher starts").hint(format!(
-            "set {} in the environment of a role started by hand",
-            millrace_protocol::launch::ROLE_VARIABLE
-        ))),
+        CliCommand::Train(flags) => run::run(&flags, Some("train")),
+        CliCommand::Eval(flags) => run::run(&flags, Some("eval")),
+        CliCommand::TrainAndEval(flags) => run::run(&flags, Some("train_and_eval")),
+        CliCommand::EvalAll(flags) => run::run(&flags, Some("eval_all")),
+        CliCommand::Run { mode, flags } => run::run(&flags, mode.as_deref()),
+        CliCommand::Plan { json, flags } => plan::print(&flags, json),
+        CliCommand::Samples { steps, out, flags } => samples::write(&flags, steps, &out),
+        CliCommand::Explain { key } => explain::print(key.as_deref()),
+        CliCommand::Checkpoint { task } => checkpoint::run(&task),
+        CliCommand::Role { .. } => Err(CliError::bad_input("role is for processes that a launcher starts")
+            .hint(format!("set {} in the environment of a role started by hand", millrace_protocol::launch::ROLE_ENV))),
     }
 }
 
 /// Prints a result on standard output. If the reader has closed it (`| head`), the line is dropped.
-fn say(line: impl std::fmt::Display) {
+fn print_line(line: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 
 /// Formats JSON with indentation.
-fn pretty(value: &impl serde::Serialize) -> Result<String, Refusal> {
-    serde_json::to_string_pretty(value).map_err(|error| crate::failure::Failure::own(error).into())
+fn to_pretty_json(value: &impl serde::Serialize) -> Result<String, CliError> {
+    serde_json::to_string_pretty(value).map_err(|error| crate::failure::AgentError::local(error).into())
 }

@@ -7,20 +7,22 @@ use millrace_data::MATCH_OPTIONS;
 use millrace_params::JobSpec;
 
 /// Replaces each relative data path of `job` that exists in the directory of the file `params` by the path there.
-pub fn start_beside_params(job: &mut JobSpec, params: &Path) {
+pub fn resolve_beside_params(job: &mut JobSpec, params: &Path) {
     let Some(dir) = params.parent().filter(|dir| !dir.as_os_str().is_empty()) else { return };
     let inputs = [Some(&mut job.train_input), job.eval_input.as_mut()];
     for path in inputs.into_iter().flatten().filter_map(|input| input.paths_mut()).flatten() {
         let beside = dir.join(path.as_str());
         // Paths of a job are strings, so a path that is not UTF-8 is not used.
-        if let Some(beside) = beside.to_str().filter(|beside| Path::new(path).is_relative() && is_there(beside)) {
+        if let Some(beside) =
+            beside.to_str().filter(|beside| Path::new(path).is_relative() && exists_or_matches(beside))
+        {
             *path = beside.to_owned();
         }
     }
 }
 
 /// Returns whether a file or directory has this name, or a file matches it as a glob.
-fn is_there(name: &str) -> bool {
+fn exists_or_matches(name: &str) -> bool {
     Path::new(name).exists()
         || glob::glob_with(name, MATCH_OPTIONS)
             .is_ok_and(|mut found| found.any(|path| path.is_ok_and(|path| path.is_file())))
@@ -33,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_beside_the_params_goes_before_the_working_directory() {
+    fn paths_beside_the_params_take_precedence() {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir(home.path().join("texts")).unwrap();
         for name in ["own.txt", "texts/a.txt"] {
@@ -52,9 +54,9 @@ mod tests {
         for own in &mut expected[..3] {
             *own = beside(own);
         }
-        start_beside_params(&mut job, &home.path().join("params.yaml"));
+        resolve_beside_params(&mut job, &home.path().join("params.yaml"));
         assert_eq!(job.train_input.paths(), expected);
-        start_beside_params(&mut job, Path::new("params.yaml"));
+        resolve_beside_params(&mut job, Path::new("params.yaml"));
         assert_eq!(job.train_input.paths(), expected, "beside is the working directory");
     }
 }

@@ -6,29 +6,29 @@ use std::fmt;
 use millrace_emulator::report::PlanReport;
 use serde::Serialize;
 
-use super::arguments::JobFlags;
+use super::arguments::JobArgs;
 use super::check::epoch;
-use super::job::{Prepared, prepare, read_params};
-use super::refusal::Refusal;
-use crate::epoch::Epoch;
+use super::job::{PreparedJob, prepare, read_params};
+use super::refusal::CliError;
+use crate::epoch::DatasetEpoch;
 use crate::host::HostPlan;
 use crate::launch::Exit;
 
 /// The output of `plan`.
 #[derive(Debug, Serialize)]
-struct Answer {
+struct PlanOutput {
     #[serde(flatten)]
     report: PlanReport,
     host: HostPlan,
     /// Epoch of the training data; `None` if the job does not train, the data are unlimited, or a large text would have
     /// to be tokenized.
-    epoch: Option<Epoch>,
+    epoch: Option<DatasetEpoch>,
     /// Why the data can't be used on this host, if so. The plan does not depend on them.
     #[serde(skip_serializing_if = "Option::is_none")]
     data_problem: Option<String>,
 }
 
-impl fmt::Display for Answer {
+impl fmt::Display for PlanOutput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.report, self.host)?;
         if let Some(why) = &self.data_problem {
@@ -42,7 +42,7 @@ impl fmt::Display for Answer {
 }
 
 /// Executes `plan`.
-pub fn print(flags: &JobFlags, json: bool) -> Result<Exit, Refusal> {
+pub fn print(flags: &JobArgs, json: bool) -> Result<Exit, CliError> {
     print_prepared(&prepare(flags, &flags.machine.overrides(), read_params(&flags.params)?)?, json)
 }
 
@@ -50,18 +50,18 @@ pub fn print(flags: &JobFlags, json: bool) -> Result<Exit, Refusal> {
 ///
 /// # Errors
 /// The job can't be compiled.
-pub fn print_prepared(prepared: &Prepared, json: bool) -> Result<Exit, Refusal> {
+pub fn print_prepared(prepared: &PreparedJob, json: bool) -> Result<Exit, CliError> {
     let report = prepared.report()?;
     let (epoch, data_problem) = match epoch(&prepared.resolved.job) {
         Ok(epoch) => (epoch, None),
         Err(refusal) => (None, Some(refusal.summary())),
     };
-    let answer = Answer { host: HostPlan::new(report.host_bytes, report.host_work), epoch, data_problem, report };
+    let answer = PlanOutput { host: HostPlan::new(report.host_bytes, report.host_work), epoch, data_problem, report };
     if json {
-        super::say(super::pretty(&answer)?);
+        super::print_line(super::to_pretty_json(&answer)?);
     } else {
         prepared.print_notes();
-        super::say(format_args!("{answer}"));
+        super::print_line(format_args!("{answer}"));
     }
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }

@@ -7,20 +7,20 @@ use millrace_emulator::compile::CompileError;
 use millrace_params::{ParamsError, ParamsProblemKind};
 
 use crate::checkpoints::checkpoint_failure;
-use crate::failure::Failure;
+use crate::failure::AgentError;
 use crate::launch::Exit;
 
 /// At least one failure. Each is printed as `error: …` with its `hint: …`.
 #[derive(Debug)]
-pub struct Refusal {
-    first: Failure,
-    rest: Vec<Failure>,
+pub struct CliError {
+    first: AgentError,
+    rest: Vec<AgentError>,
 }
 
-impl Refusal {
+impl CliError {
     /// Creates an error that the user's input caused.
     pub fn bad_input(reason: impl fmt::Display) -> Self {
-        Failure::bad_input(reason).into()
+        AgentError::bad_input(reason).into()
     }
 
     /// Adds a remedy to the first failure.
@@ -31,16 +31,16 @@ impl Refusal {
 
     /// Creates an error with all problems of the document that was read from `path`. The path is printed with the
     /// problems that have a line number.
-    pub fn of_document(path: &Path, error: &ParamsError) -> Self {
+    pub fn from_params_error(path: &Path, error: &ParamsError) -> Self {
         let mut all = error.problems().map(|problem| {
             let failure = match problem.line {
-                Some(_) => Failure::bad_input(format!("{}: {problem}", path.display())),
-                None => Failure::bad_input(problem),
+                Some(_) => AgentError::bad_input(format!("{}: {problem}", path.display())),
+                None => AgentError::bad_input(problem),
             };
             failure.hint(problem.hint.as_deref().unwrap_or_else(|| general_hint(problem.kind)))
         });
         // There is always at least one problem.
-        let first = all.next().unwrap_or_else(|| Failure::bad_input(error));
+        let first = all.next().unwrap_or_else(|| AgentError::bad_input(error));
         Self { first, rest: all.collect() }
     }
 
@@ -50,7 +50,7 @@ impl Refusal {
     }
 
     /// Returns the exit of the first failure.
-    pub fn exit(&self) -> Exit {
+    pub fn exit_code(&self) -> Exit {
         self.first.exit()
     }
 }
@@ -70,25 +70,25 @@ const fn general_hint(kind: ParamsProblemKind) -> &'static str {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         std::iter::once(&self.first).chain(&self.rest).try_for_each(|failure| writeln!(f, "error: {failure}"))
     }
 }
 
-impl From<Failure> for Refusal {
-    fn from(first: Failure) -> Self {
+impl From<AgentError> for CliError {
+    fn from(first: AgentError) -> Self {
         Self { first, rest: Vec::new() }
     }
 }
 
-impl From<CompileError> for Refusal {
+impl From<CompileError> for CliError {
     fn from(error: CompileError) -> Self {
-        Failure::from(error).into()
+        AgentError::from(error).into()
     }
 }
 
-impl From<millrace_checkpoint::Error> for Refusal {
+impl From<millrace_checkpoint::Error> for CliError {
     fn from(error: millrace_checkpoint::Error) -> Self {
         checkpoint_failure(&error).into()
     }

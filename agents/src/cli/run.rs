@@ -4,15 +4,15 @@ use std::path::Path;
 
 use millrace_params::Params;
 
-use super::arguments::RunFlags;
+use super::arguments::RunArgs;
 use super::check::{check_inputs, check_memory, epoch};
-use super::job::{Prepared, prepare, read_params};
+use super::job::{PreparedJob, prepare, read_params};
 use super::plan;
-use super::refusal::Refusal;
-use crate::launch::{Exit, Launch, LocalRun, run_local};
+use super::refusal::CliError;
+use crate::launch::{Exit, LaunchDocument, LocalRun, run_local};
 
 /// Runs the job of `flags`. `mode` is the mode on the command line, if any.
-pub fn run(flags: &RunFlags, mode: Option<&str>) -> Result<Exit, Refusal> {
+pub fn run(flags: &RunArgs, mode: Option<&str>) -> Result<Exit, CliError> {
     let (text, params) = read_params(&flags.job.params)?;
     let overrides = flags.overrides(mode_of(mode, &params).map(str::to_owned));
     let prepared = prepare(&flags.job, &overrides, (text, params))?;
@@ -24,12 +24,12 @@ pub fn run(flags: &RunFlags, mode: Option<&str>) -> Result<Exit, Refusal> {
     if prepared.resolved.job.run.validate_only {
         epoch(&prepared.resolved.job)?;
         prepared.print_notes();
-        super::say(format_args!(
+        super::print_line(format_args!(
             "The params are valid: plan {}, {} parameters",
             prepared.plan.hash(),
             prepared.plan.parameters()
         ));
-        return Ok(Exit::Done);
+        return Ok(Exit::Success);
     }
     prepared.plan.check_streamable()?;
     check_inputs(&prepared, flags)?;
@@ -42,20 +42,20 @@ fn mode_of<'a>(given: Option<&'a str>, params: &Params) -> Option<&'a str> {
     if given == Some("train") && written == Some("train_and_eval") { None } else { given }
 }
 
-fn check_isa(flags: &RunFlags) -> Result<(), Refusal> {
+fn check_isa(flags: &RunArgs) -> Result<(), CliError> {
     match flags.isa {
         Some(isa) if !isa.available() => {
             let best = millrace_emulator::numerics::Isa::detect();
-            let refusal = Refusal::bad_input(format!("this machine's CPU has no {isa}"));
+            let refusal = CliError::bad_input(format!("this machine's CPU has no {isa}"));
             Err(refusal.hint(format!("its best is {best}; leave --isa out to use that")))
         }
         _ => Ok(()),
     }
 }
 
-fn local_run(flags: &RunFlags, prepared: Prepared) -> LocalRun {
-    let Prepared { resolved, appliance, params_yaml, .. } = prepared;
-    let mut launch = Launch::new(resolved, appliance, params_yaml);
+fn local_run(flags: &RunArgs, prepared: PreparedJob) -> LocalRun {
+    let PreparedJob { resolved, appliance, params_yaml, .. } = prepared;
+    let mut launch = LaunchDocument::new(resolved, appliance, params_yaml);
     launch.isa = flags.isa;
     launch.resume.accept_other_profile = flags.accept_other_profile;
     // The roles run in the working directory of this process; an empty path would be unreadable in messages.

@@ -4,19 +4,19 @@ use std::path::Path;
 
 use millrace_data::{Dataset, write_samples};
 
-use super::arguments::JobFlags;
+use super::arguments::JobArgs;
 use super::check::open_dataset;
 use super::job::{prepare, read_params};
-use super::refusal::Refusal;
+use super::refusal::CliError;
 use crate::input::data_failure;
 use crate::launch::Exit;
 
 /// Writes the samples of the first `steps` training steps to `out`.
-pub fn write(flags: &JobFlags, steps: u64, out: &Path) -> Result<Exit, Refusal> {
+pub fn write(flags: &JobArgs, steps: u64, out: &Path) -> Result<Exit, CliError> {
     let prepared = prepare(flags, &flags.machine.overrides(), read_params(&flags.params)?)?;
     let job = &prepared.resolved.job;
     let dataset: Dataset = open_dataset(job, &job.train_input)?;
     write_samples(&dataset, job.train_input.batch_size as u64, steps, 0, out).map_err(|error| data_failure(&error))?;
-    super::say(format_args!("Wrote the samples of {steps} steps to {}", out.display()));
-    Ok(Exit::Done)
+    super::print_line(format_args!("Wrote the samples of {steps} steps to {}", out.display()));
+    Ok(Exit::Success)
 }

@@ -4,7 +4,7 @@
 //! A coordinator may end, and another one may start at the same address; the job then continues from the parameters in
 //! the MemoryX shards. An agent that has lost its coordinator keeps its data, abandons its epoch, and tries to join
 //! again at the same address. The name in the address is resolved for each try. The agent gives up after
-//! [`JOIN_PATIENCE`].
+//! [`JOIN_TIMEOUT`].
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,23 +25,23 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use super::job::{CompiledJob, JobDocument};
-use crate::failure::Failure;
+use crate::failure::AgentError;
 use crate::member::Member;
 
 /// How long an agent tries to reach a coordinator: long enough for one whose image is still being pulled.
-const JOIN_PATIENCE: Duration = Duration::from_secs(600);
-/// Delay after the first failed try; doubled for each further one, up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(600);
+/// Delay after the first failed try; doubled for each further one, up to [`MAX_JOIN_BACKOFF`].
+const INITIAL_JOIN_BACKOFF: Duration = Duration::from_millis(100);
 /// Maximum delay between two tries.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const MAX_JOIN_BACKOFF: Duration = Duration::from_secs(2);
 
 /// How long an agent retries while another process has its name. The stream of a process that died unnoticed ends after
 /// half of this time.
-const NAME_PATIENCE: Duration = Duration::from_secs(60);
+const NAME_CONFLICT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The properties that an agent sends when it joins.
 #[derive(Clone, Debug)]
-pub struct Introduction {
+pub struct AgentInfo {
     /// The name of the agent.
     pub me: AgentId,
     /// Address at which other agents dial its data port; empty for systems.
@@ -56,42 +56,42 @@ pub struct Introduction {
 
 /// Maximum messages that wait for the coordinator. A run has only a few at a time. Log records, whose number is not
 /// bounded, may use half of the capacity and are dropped beyond it.
-const WORDS: usize = 8192;
+const MAX_QUEUED_MESSAGES: usize = 8192;
 
 /// Sends messages to the coordinator. Clones share the stream, and switch together to the stream of the next
-/// coordinator. Messages to a broken stream are dropped; [`Session::next`] reports the break.
+/// coordinator. Messages to a broken stream are dropped; [`ControlSession::next`] reports the break.
 #[derive(Clone, Debug)]
-pub struct Outbox(Arc<Mutex<mpsc::Sender<proto::FromAgent>>>);
+pub struct MessageSender(Arc<Mutex<mpsc::Sender<proto::FromAgent>>>);
 
-impl Outbox {
+impl MessageSender {
     /// Creates an outbox, and the receiver of its messages.
     fn new() -> (Self, mpsc::Receiver<proto::FromAgent>) {
-        let (sender, words) = mpsc::channel(WORDS);
+        let (sender, words) = mpsc::channel(MAX_QUEUED_MESSAGES);
         (Self(Arc::new(Mutex::new(sender))), words)
     }
 
     /// Switches to a new stream and returns its receiver.
-    fn turn(&self) -> mpsc::Receiver<proto::FromAgent> {
-        let (sender, words) = mpsc::channel(WORDS);
+    fn replace_stream(&self) -> mpsc::Receiver<proto::FromAgent> {
+        let (sender, words) = mpsc::channel(MAX_QUEUED_MESSAGES);
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sender;
         words
     }
 
     fn send(&self, message: from_agent::Message) {
         let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(message, from_agent::Message::Log(_)) && sender.capacity() <= WORDS / 2 {
+        if matches!(message, from_agent::Message::Log(_)) && sender.capacity() <= MAX_QUEUED_MESSAGES / 2 {
             return;
         }
         let _ = sender.try_send(proto::FromAgent { message: Some(message) });
     }
 
     /// Sends a report.
-    pub fn report(&self, report: &AgentReport) {
+    pub fn send_report(&self, report: &AgentReport) {
         self.send(from_agent::Message::Report(codec::encode(report)));
     }
 
     /// Sends a log record, or drops it if half of the capacity is used.
-    pub fn log(&self, record: &LogRecord) {
+    pub fn send_log(&self, record: &LogRecord) {
         let log = proto::Log {
             time_ms: record.unix_ms,
             level: record.level.as_str().to_owned(),
@@ -102,12 +102,12 @@ impl Outbox {
     }
 
     /// Announces that this shard was asked to leave.
-    pub fn leaving(&self) {
+    pub fn send_leave_request(&self) {
         self.send(from_agent::Message::Leaving(proto::Leaving {}));
     }
 
     /// Sends the usage of this process so far.
-    fn usage(&self, metrics: &RoleMetrics, work: Work) {
+    fn send_usage(&self, metrics: &RoleMetrics, work: ComputeUsage) {
         let mut stalls = metrics.stall().totals();
         stalls[StallReason::Commit] -= work.idle_at_end;
         let memory = ProcessMemory::now();
@@ -125,7 +125,7 @@ impl Outbox {
 
 /// The amount of computation done.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Work {
+pub struct ComputeUsage {
     /// Seconds of computing.
     pub seconds: f64,
     /// Floating-point operations.
@@ -137,10 +137,10 @@ pub struct Work {
 
 /// An event of the session.
 #[derive(Debug)]
-pub enum Heard {
+pub enum SessionEvent {
     /// A command of the coordinator.
     Order(AgentCommand),
-    /// The coordinator is lost; [`Session::rejoin`] joins the next one.
+    /// The coordinator is lost; [`ControlSession::rejoin`] joins the next one.
     Lost,
     /// SIGTERM: the process is asked to end.
     Leave,
@@ -148,16 +148,16 @@ pub enum Heard {
 
 /// The membership of an agent in a job.
 #[derive(Debug)]
-pub struct Session {
+pub struct ControlSession {
     /// The job, compiled by this agent.
     pub job: CompiledJob,
     /// Sends messages to the coordinator.
-    pub outbox: Outbox,
-    door: Door,
+    pub outbox: MessageSender,
+    door: ControlConnector,
     stream: Streaming<proto::ToAgent>,
 }
 
-impl Session {
+impl ControlSession {
     /// Joins the coordinator at `address`: waits until it is reachable, and then for the job, which it sends when the
     /// instruction sets of all agents are known. `terminate` receives SIGTERM.
     ///
@@ -166,16 +166,16 @@ impl Session {
     pub async fn join(
         address: &str,
         member: Member,
-        introduction: Introduction,
+        introduction: AgentInfo,
         logger: &Logger,
         terminate: Signal,
-    ) -> Result<Self, Failure> {
-        let (outbox, words) = Outbox::new();
-        let mut door = Door { address: address.to_owned(), member, introduction, terminate };
-        let (welcome, stream) = door.knock(&outbox, words).await?;
-        let job = compile(&welcome)?;
+    ) -> Result<Self, AgentError> {
+        let (outbox, words) = MessageSender::new();
+        let mut door = ControlConnector { address: address.to_owned(), member, introduction, terminate };
+        let (welcome, stream) = door.join(&outbox, words).await?;
+        let job = compile_job_document(&welcome)?;
         let records = outbox.clone();
-        logger.forward(move |record| records.log(&record));
+        logger.forward(move |record| records.send_log(&record));
         let (attempt, plan, profile) = (welcome.attempt, &job.hash, &job.profile);
         tracing::info!(attempt, %plan, "joined attempt {attempt} with plan {plan}, {profile}");
         // From now on, the agent computes this job with this instruction set, also for later coordinators.
@@ -187,12 +187,12 @@ impl Session {
     /// meantime wait, and follow the hello.
     ///
     /// # Errors
-    /// See [`Session::join`]; also if the coordinator of another job answers.
-    pub async fn rejoin(&mut self, shard: Option<ShardState>) -> Result<(), Failure> {
-        let words = self.outbox.turn();
+    /// See [`ControlSession::join`]; also if the coordinator of another job answers.
+    pub async fn rejoin(&mut self, shard: Option<ShardState>) -> Result<(), AgentError> {
+        let words = self.outbox.replace_stream();
         tracing::warn!(coordinator = %self.door.address, "the coordinator is lost; looking for the next one");
         self.door.introduction.shard = shard;
-        let (welcome, stream) = self.door.knock(&self.outbox, words).await?;
+        let (welcome, stream) = self.door.join(&self.outbox, words).await?;
         self.check(&welcome)?;
         self.stream = stream;
         let attempt = welcome.attempt;
@@ -201,16 +201,16 @@ impl Session {
     }
 
     /// Checks that the coordinator that sent `welcome` has the job of this agent.
-    fn check(&self, welcome: &proto::Welcome) -> Result<(), Failure> {
+    fn check(&self, welcome: &proto::Welcome) -> Result<(), AgentError> {
         let same = welcome.uid == self.door.introduction.uid
             && welcome.plan == self.job.hash.0
             && welcome.isa == self.job.profile.isa.to_string()
-            && document(welcome)?.makes_the_numbers_of(&self.job);
+            && decode_job(welcome)?.is_numerically_equal(&self.job);
         if same {
             return Ok(());
         }
-        let Door { address, introduction, .. } = &self.door;
-        Err(Failure::peer(format!(
+        let ControlConnector { address, introduction, .. } = &self.door;
+        Err(AgentError::peer(format!(
             "the coordinator at {address} now directs another job than the one {} belongs to",
             introduction.me
         )))
@@ -220,23 +220,23 @@ impl Session {
     ///
     /// # Errors
     /// A command can't be decoded.
-    pub async fn next(&mut self) -> Result<Heard, Failure> {
+    pub async fn next(&mut self) -> Result<SessionEvent, AgentError> {
         let message = tokio::select! {
             message = self.stream.message() => message,
-            Some(()) = self.door.terminate.recv() => return Ok(Heard::Leave),
+            Some(()) = self.door.terminate.recv() => return Ok(SessionEvent::Leave),
         };
         match message {
             Ok(Some(proto::ToAgent { message: Some(to_agent::Message::Order(order)) })) => {
-                codec::decode(&order).map(Heard::Order).map_err(Failure::own)
+                codec::decode(&order).map(SessionEvent::Order).map_err(AgentError::local)
             }
-            Ok(Some(_)) => Err(Failure::own(codec::CodecError::Message)),
-            Ok(None) | Err(_) => Ok(Heard::Lost),
+            Ok(Some(_)) => Err(AgentError::local(codec::CodecError::Message)),
+            Ok(None) | Err(_) => Ok(SessionEvent::Lost),
         }
     }
 
     /// Leaves the job: sends the usage of the process, and waits until the coordinator closes the stream.
-    pub async fn leave(mut self, metrics: &RoleMetrics, work: Work) {
-        self.outbox.usage(metrics, work);
+    pub async fn leave(mut self, metrics: &RoleMetrics, work: ComputeUsage) {
+        self.outbox.send_usage(metrics, work);
         self.outbox.send(from_agent::Message::Goodbye(proto::Goodbye {}));
         while let Ok(Some(_)) = self.stream.message().await {}
     }
@@ -244,24 +244,24 @@ impl Session {
 
 /// Where an agent joins, and what it sends there.
 #[derive(Debug)]
-struct Door {
+struct ControlConnector {
     address: String,
     member: Member,
-    introduction: Introduction,
+    introduction: AgentInfo,
     terminate: Signal,
 }
 
-impl Door {
+impl ControlConnector {
     /// Joins a coordinator and waits for the job, until SIGTERM; `words` yields the messages that follow the hello.
-    async fn knock(
+    async fn join(
         &mut self,
-        outbox: &Outbox,
+        outbox: &MessageSender,
         words: mpsc::Receiver<proto::FromAgent>,
-    ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Failure> {
+    ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), AgentError> {
         let Self { address, member, introduction, terminate } = self;
         tokio::select! {
             joined = knock(address, member, introduction, outbox, words) => joined,
-            Some(()) = terminate.recv() => Err(Failure::asked(format!("{} was asked to leave", introduction.me))),
+            Some(()) = terminate.recv() => Err(AgentError::shutdown(format!("{} was asked to leave", introduction.me))),
         }
     }
 }
@@ -269,24 +269,24 @@ impl Door {
 async fn knock(
     address: &str,
     member: &Member,
-    introduction: &Introduction,
-    outbox: &Outbox,
+    introduction: &AgentInfo,
+    outbox: &MessageSender,
     words: mpsc::Receiver<proto::FromAgent>,
-) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Failure> {
-    let mut deadline = Instant::now() + JOIN_PATIENCE;
-    let mut pause = FIRST_PAUSE;
+) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), AgentError> {
+    let mut deadline = Instant::now() + JOIN_TIMEOUT;
+    let mut pause = INITIAL_JOIN_BACKOFF;
     let mut duplicate_since = None;
     let mut words = Some(words);
     loop {
         let channel = match member.dial_coordinator(address).await {
             Ok(channel) => channel,
             Err(error) if Instant::now() >= deadline => {
-                let why = transport::causes(&error);
-                return Err(Failure::peer(format!("the coordinator at {address} can't be reached: {why}")));
+                let why = transport::error_chain(&error);
+                return Err(AgentError::peer(format!("the coordinator at {address} can't be reached: {why}")));
             }
             Err(error) => {
-                if pause == FIRST_PAUSE {
-                    let (why, minutes) = (transport::causes(&error), JOIN_PATIENCE.as_secs() / 60);
+                if pause == INITIAL_JOIN_BACKOFF {
+                    let (why, minutes) = (transport::error_chain(&error), JOIN_TIMEOUT.as_secs() / 60);
                     tracing::info!(
                         coordinator = %address,
                         "the coordinator at {address} can't be reached yet ({why}); trying for {minutes} minutes"
@@ -294,47 +294,47 @@ async fn knock(
                 }
                 // There is no notification when a port begins to listen.
                 tokio::time::sleep(pause).await;
-                pause = LONGEST_PAUSE.min(2 * pause);
+                pause = MAX_JOIN_BACKOFF.min(2 * pause);
                 continue;
             }
         };
         let heard_since = Instant::now();
-        let words = words.take().unwrap_or_else(|| outbox.turn());
-        match introduce(channel, introduction, member.instance(), words).await {
+        let words = words.take().unwrap_or_else(|| outbox.replace_stream());
+        match send_hello(channel, introduction, member.instance(), words).await {
             Ok(joined) => return Ok(joined),
             Err(status)
                 if status.code() == Code::AlreadyExists
-                    && duplicate_since.get_or_insert(heard_since).elapsed() < NAME_PATIENCE =>
+                    && duplicate_since.get_or_insert(heard_since).elapsed() < NAME_CONFLICT_TIMEOUT =>
             {
                 tracing::info!("the coordinator does not admit {} yet: {}", introduction.me, status.message());
                 // There is no notification when the other process has ended.
                 tokio::time::sleep(pause).await;
-                pause = LONGEST_PAUSE.min(2 * pause);
+                pause = MAX_JOIN_BACKOFF.min(2 * pause);
                 continue;
             }
-            Err(status) if is_refusal(&status) => {
+            Err(status) if is_rejection(&status) => {
                 let me = introduction.me;
-                return Err(Failure::peer(format!("the coordinator refused {me}: {}", status.message())));
+                return Err(AgentError::peer(format!("the coordinator refused {me}: {}", status.message())));
             }
             // The coordinator was lost before it sent the job. The time of the connection does not count against the
             // timeout.
             Err(_) => deadline += heard_since.elapsed(),
         }
         if Instant::now() >= deadline {
-            return Err(Failure::peer(format!("the coordinator at {address} does not tell the job")));
+            return Err(AgentError::peer(format!("the coordinator at {address} does not tell the job")));
         }
-        tokio::time::sleep(FIRST_PAUSE).await;
+        tokio::time::sleep(INITIAL_JOIN_BACKOFF).await;
     }
 }
 
 /// Sends the hello, and waits for the job.
-async fn introduce(
+async fn send_hello(
     channel: tonic::transport::Channel,
-    introduction: &Introduction,
+    introduction: &AgentInfo,
     instance: u64,
     words: mpsc::Receiver<proto::FromAgent>,
 ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Status> {
-    let Introduction { me, address, isa, shard, uid } = introduction;
+    let AgentInfo { me, address, isa, shard, uid } = introduction;
     let hello = from_agent::Message::Hello(proto::Hello {
         role: me.role.as_str().to_owned(),
         index: me.index,
@@ -345,7 +345,7 @@ async fn introduce(
         instance,
     });
     let hello = tokio_stream::once(proto::FromAgent { message: Some(hello) });
-    let mut client = ControlClient::new(channel).max_decoding_message_size(CONTROL_BYTES);
+    let mut client = ControlClient::new(channel).max_decoding_message_size(MAX_CONTROL_MESSAGE_BYTES);
     let mut stream = client.join(hello.chain(ReceiverStream::new(words))).await?.into_inner();
     match stream.message().await?.and_then(|message| message.message) {
         Some(to_agent::Message::Welcome(welcome)) => Ok((welcome, stream)),
@@ -355,7 +355,7 @@ async fn introduce(
 }
 
 /// Returns whether a coordinator rejected the agent, as opposed to being lost.
-fn is_refusal(status: &Status) -> bool {
+fn is_rejection(status: &Status) -> bool {
     matches!(
         status.code(),
         Code::FailedPrecondition
@@ -368,19 +368,19 @@ fn is_refusal(status: &Status) -> bool {
 
 /// Maximum bytes of a control message. A placement of 192 systems with all addresses takes some ten kilobytes, the
 /// norms of the chunks of a 20B model about a megabyte.
-pub const CONTROL_BYTES: usize = 64 << 20;
+pub const MAX_CONTROL_MESSAGE_BYTES: usize = 64 << 20;
 
-fn document(welcome: &proto::Welcome) -> Result<JobDocument, Failure> {
+fn decode_job(welcome: &proto::Welcome) -> Result<JobDocument, AgentError> {
     serde_json::from_str(&welcome.job)
-        .map_err(|error| Failure::own(format!("the coordinator's job can't be read ({error})")))
+        .map_err(|error| AgentError::local(format!("the coordinator's job can't be read ({error})")))
 }
 
-fn compile(welcome: &proto::Welcome) -> Result<CompiledJob, Failure> {
+fn compile_job_document(welcome: &proto::Welcome) -> Result<CompiledJob, AgentError> {
     let isa = Isa::ALL.into_iter().find(|isa| isa.to_string() == welcome.isa);
-    let isa = isa.ok_or_else(|| Failure::own(format!("the coordinator asks for an unknown {:?}", welcome.isa)))?;
-    let job = document(welcome)?.compile(isa)?;
+    let isa = isa.ok_or_else(|| AgentError::local(format!("the coordinator asks for an unknown {:?}", welcome.isa)))?;
+    let job = decode_job(welcome)?.compile(isa)?;
     if job.hash.0 != welcome.plan {
-        return Err(Failure::own(
+        return Err(AgentError::local(
             "this agent compiles another plan than the coordinator; run the same build everywhere",
         ));
     }

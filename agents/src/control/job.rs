@@ -8,7 +8,7 @@ use millrace_emulator::plan::{Encoding, PlanHash, StreamPlan};
 use millrace_params::{JobSpec, MachineSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Failure;
+use crate::failure::AgentError;
 use crate::host;
 
 /// The job in the coordinator's welcome.
@@ -20,13 +20,13 @@ pub struct JobDocument {
     pub appliance: MachineSpec,
     /// Cuts that the run must keep, even if the machine would allow others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cuts: Option<Cuts>,
+    pub cuts: Option<BatchCuts>,
 }
 
 /// Sizes of leaves and chunks of a checkpoint's run. A run that continues from the checkpoint uses the same ones, so
 /// that another wafer, or other chunks on the links, do not change the numerics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cuts {
+pub struct BatchCuts {
     /// Samples of a training leaf; `None` for the compiler's choice.
     #[serde(default)]
     pub leaf_samples: Option<u32>,
@@ -35,14 +35,14 @@ pub struct Cuts {
     pub chunk_elements: Option<u32>,
 }
 
-impl Cuts {
+impl BatchCuts {
     /// Returns the cuts of a profile.
     pub const fn of(profile: &NumericsProfile) -> Self {
         Self { leaf_samples: profile.leaf_samples, chunk_elements: profile.chunk_elements }
     }
 
     /// Sets the cuts in the request to the compiler.
-    fn ask(self, request: &mut CompileRequest) {
+    fn apply_to(self, request: &mut CompileRequest) {
         if let Some(samples) = self.leaf_samples {
             // Set even if it exceeds the bound of the params: `auto` may have meant larger leaves in an earlier
             // release.
@@ -67,7 +67,7 @@ pub struct CompiledJob {
     /// The numerics profile.
     pub profile: NumericsProfile,
     /// The cuts that the document required, if any.
-    pub cuts: Option<Cuts>,
+    pub cuts: Option<BatchCuts>,
 }
 
 impl JobDocument {
@@ -75,10 +75,10 @@ impl JobDocument {
     ///
     /// # Errors
     /// The model does not fit, or its plan can't be streamed; the user has to change the params.
-    pub fn compile(self, isa: Isa) -> Result<CompiledJob, Failure> {
+    pub fn compile(self, isa: Isa) -> Result<CompiledJob, AgentError> {
         let mut request = request(&self.job, &self.appliance)?;
         if let Some(cuts) = self.cuts {
-            cuts.ask(&mut request);
+            cuts.apply_to(&mut request);
         }
         let plan = compile(request)?;
         plan.check_streamable()?;
@@ -99,7 +99,7 @@ impl JobDocument {
 
     /// Returns whether this document gives the same numerics as `compiled`. Length of the run and directories may
     /// differ.
-    pub fn makes_the_numbers_of(&self, compiled: &CompiledJob) -> bool {
+    pub fn is_numerically_equal(&self, compiled: &CompiledJob) -> bool {
         let (this, other) = (&self.job, &*compiled.job);
         this.model == other.model
             && this.optimizer == other.optimizer

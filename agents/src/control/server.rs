@@ -19,14 +19,14 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::agent::CONTROL_BYTES;
+use super::agent::MAX_CONTROL_MESSAGE_BYTES;
 
 /// Number of a stream. It distinguishes the end of an old stream from the end of its successor.
 pub type StreamNumber = u64;
 
 /// The message with which an agent joins.
 #[derive(Debug)]
-pub struct Hello {
+pub struct JoinedAgent {
     /// The agent, as in its certificate.
     pub agent: AgentId,
     /// Address of its data port; empty for systems.
@@ -41,32 +41,32 @@ pub struct Hello {
     /// Distinguishes the process from others with the same name.
     pub instance: u64,
     /// Sends messages to the agent.
-    pub post: Post,
+    pub post: AgentHandle,
 }
 
 /// Maximum events of all agents that wait for the coordinator. While they do, nothing more is read from the streams.
-const EVENTS: usize = 1024;
+const MAX_QUEUED_EVENTS: usize = 1024;
 /// Maximum size of the waiting messages in KiB: four of the largest.
-const EVENT_KIB: u32 = 4 * (CONTROL_BYTES >> 10) as u32;
+const MAX_QUEUED_EVENT_KIB: u32 = 4 * (MAX_CONTROL_MESSAGE_BYTES >> 10) as u32;
 /// Maximum commands that wait for an agent: more than a run has in progress. An agent that does not receive them is
 /// treated as lost.
-const ORDERS: usize = 1024;
+const MAX_QUEUED_COMMANDS: usize = 1024;
 /// Maximum bytes of an agent's log message; the rest is cut off.
-const LOG_BYTES: usize = 16 << 10;
+const MAX_LOG_LINE_BYTES: usize = 16 << 10;
 /// Maximum fields of an agent's log record; the others are dropped.
 const MAX_LOG_FIELDS: usize = 16;
 /// Maximum bytes of a field's name and value together; longer fields are dropped.
 const LOG_FIELD_BYTES: usize = 1 << 10;
 
-/// Sends messages to one agent. Messages to a broken stream are dropped; [`ControlEvent::Gone`] follows.
+/// Sends messages to one agent. Messages to a broken stream are dropped; [`ControlEvent::Disconnected`] follows.
 #[derive(Clone, Debug)]
-pub struct Post {
+pub struct AgentHandle {
     words: mpsc::Sender<Result<proto::ToAgent, Status>>,
     /// Notified to end the stream of an agent that does not receive its messages.
     cut: Arc<Notify>,
 }
 
-impl Post {
+impl AgentHandle {
     fn send(&self, word: Result<proto::ToAgent, Status>) {
         if let Err(TrySendError::Full(_)) = self.words.try_send(word) {
             self.cut.notify_one();
@@ -74,23 +74,23 @@ impl Post {
     }
 
     /// Sends the job.
-    pub fn welcome(&self, welcome: proto::Welcome) {
+    pub fn send_job(&self, welcome: proto::Welcome) {
         self.send(Ok(proto::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) }));
     }
 
     /// Sends a command.
-    pub fn order(&self, order: &AgentCommand) {
+    pub fn send_command(&self, order: &AgentCommand) {
         let order = codec::encode(order);
         self.send(Ok(proto::ToAgent { message: Some(to_agent::Message::Order(order)) }));
     }
 
     /// Rejects the process because another one with its name is connected; it may try again.
-    pub fn refuse_duplicate(&self, reason: &str) {
+    pub fn reject_duplicate(&self, reason: &str) {
         self.send(Err(Status::already_exists(reason)));
     }
 
     /// Rejects the agent with a reason; the agent does not try again.
-    pub fn refuse(&self, reason: &str) {
+    pub fn reject(&self, reason: &str) {
         self.send(Err(Status::failed_precondition(reason)));
     }
 }
@@ -99,7 +99,7 @@ impl Post {
 #[derive(Debug)]
 pub enum ControlEvent {
     /// An agent wants to join.
-    Hello(StreamNumber, Box<Hello>),
+    Hello(StreamNumber, Box<JoinedAgent>),
     /// An agent sent a report.
     Report(AgentId, StreamNumber, AgentReport),
     /// A log record of an agent.
@@ -109,7 +109,7 @@ pub enum ControlEvent {
     /// A shard was asked to leave. It stays until it receives `Finish`.
     Leaving(AgentId, StreamNumber),
     /// The stream of an agent ended.
-    Gone(AgentId, StreamNumber),
+    Disconnected(AgentId, StreamNumber),
 }
 
 /// Receives events of all agents.
@@ -126,15 +126,15 @@ impl ControlEvents {
 /// Sends events. The waiting events are bounded in number and bytes, so streams are read only as fast as the
 /// coordinator handles their events.
 #[derive(Clone, Debug)]
-struct Events {
+struct EventSender {
     queue: mpsc::Sender<(ControlEvent, OwnedSemaphorePermit)>,
     room: Arc<Semaphore>,
 }
 
-impl Events {
+impl EventSender {
     /// Waits for capacity for an event of `bytes` bytes. Returns false if the coordinator has dropped the receiver.
     async fn send(&self, event: ControlEvent, bytes: usize) -> bool {
-        let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1).min(EVENT_KIB);
+        let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1).min(MAX_QUEUED_EVENT_KIB);
         let Ok(room) = self.room.clone().acquire_many_owned(kib).await else { return false };
         self.queue.send((event, room)).await.is_ok()
     }
@@ -143,7 +143,7 @@ impl Events {
 /// The `Control` service.
 #[derive(Clone, Debug)]
 pub struct ControlService {
-    events: Events,
+    events: EventSender,
     streams: Arc<AtomicU64>,
     rejections: Arc<Mutex<RejectionLog>>,
 }
@@ -151,20 +151,20 @@ pub struct ControlService {
 impl ControlService {
     /// Creates the service, and the receiver of its events.
     pub fn new() -> (Self, ControlEvents) {
-        let (queue, events) = mpsc::channel(EVENTS);
-        let events_in = Events { queue, room: Arc::new(Semaphore::new(EVENT_KIB as usize)) };
+        let (queue, events) = mpsc::channel(MAX_QUEUED_EVENTS);
+        let events_in = EventSender { queue, room: Arc::new(Semaphore::new(MAX_QUEUED_EVENT_KIB as usize)) };
         let (streams, rejections) = (Arc::default(), Arc::default());
         (Self { events: events_in, streams, rejections }, ControlEvents(events))
     }
 
     /// Checks that the hello is from the agent that the connection's certificate names.
-    fn check_name(&self, hello: &Hello, certified: Option<AgentId>) -> Result<(), Status> {
+    fn check_name(&self, hello: &JoinedAgent, certified: Option<AgentId>) -> Result<(), Status> {
         if certified == Some(hello.agent) {
             return Ok(());
         }
         let certified = certified.map_or_else(|| "nobody".to_owned(), |agent| agent.to_string());
         let reason = format!("its certificate is of {certified}, it calls itself {}", hello.agent);
-        if self.rejections.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now()).is_some() {
+        if self.rejections.lock().unwrap_or_else(PoisonError::into_inner).record(Instant::now()).is_some() {
             tracing::warn!(peer = %hello.agent, "rejected an agent: {reason}");
         }
         Err(Status::permission_denied(reason))
@@ -183,10 +183,10 @@ impl proto::control_server::Control for ControlService {
             return Err(Status::invalid_argument("an agent begins with its hello"));
         };
         let number = self.streams.fetch_add(1, Ordering::Relaxed);
-        let (words, receiver) = mpsc::channel(ORDERS);
+        let (words, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
         let cut = Arc::new(Notify::new());
         let bytes = hello.address.len() + hello.uid.len();
-        let hello = read_hello(hello, Post { words, cut: cut.clone() })?;
+        let hello = read_hello(hello, AgentHandle { words, cut: cut.clone() })?;
         self.check_name(&hello, certified)?;
         let agent = hello.agent;
         self.events.send(ControlEvent::Hello(number, Box::new(hello)), bytes).await;
@@ -195,7 +195,7 @@ impl proto::control_server::Control for ControlService {
     }
 }
 
-fn read_hello(hello: proto::Hello, post: Post) -> Result<Hello, Status> {
+fn read_hello(hello: proto::Hello, post: AgentHandle) -> Result<JoinedAgent, Status> {
     let role = Role::from_name(&hello.role).filter(|role| *role != Role::Coordinator);
     let isa = Isa::ALL.into_iter().find(|isa| isa.to_string() == hello.isa);
     let shard = hello.shard.as_deref().map(codec::decode).transpose();
@@ -203,7 +203,7 @@ fn read_hello(hello: proto::Hello, post: Post) -> Result<Hello, Status> {
         return Err(Status::invalid_argument("the hello can't be read; run the same build on every agent"));
     };
     let agent = AgentId::new(role, hello.index);
-    Ok(Hello { agent, address: hello.address, isa, shard, uid: hello.uid, instance: hello.instance, post })
+    Ok(JoinedAgent { agent, address: hello.address, isa, shard, uid: hello.uid, instance: hello.instance, post })
 }
 
 /// Sends the messages of an agent as events, until its stream ends or the agent does not receive its commands.
@@ -211,14 +211,14 @@ async fn listen(
     agent: AgentId,
     number: StreamNumber,
     mut stream: Streaming<proto::FromAgent>,
-    events: Events,
+    events: EventSender,
     cut: Arc<Notify>,
 ) {
     loop {
         let message = tokio::select! {
             message = stream.message() => message,
             () = cut.notified() => {
-                tracing::warn!(peer = %agent, "{agent} counts as lost: it takes no orders, and {ORDERS} wait");
+                tracing::warn!(peer = %agent, "{agent} counts as lost: it takes no orders, and {MAX_QUEUED_COMMANDS} wait");
                 break;
             }
         };
@@ -232,8 +232,8 @@ async fn listen(
                     break;
                 }
             },
-            from_agent::Message::Log(log) => ControlEvent::Log(agent, shortened(log)),
-            from_agent::Message::Usage(usage) => ControlEvent::Usage(agent, known_reasons(usage)),
+            from_agent::Message::Log(log) => ControlEvent::Log(agent, truncate_log(log)),
+            from_agent::Message::Usage(usage) => ControlEvent::Usage(agent, drop_unknown_stalls(usage)),
             from_agent::Message::Leaving(_) => ControlEvent::Leaving(agent, number),
             from_agent::Message::Goodbye(_) | from_agent::Message::Hello(_) => break,
         };
@@ -241,24 +241,24 @@ async fn listen(
             return;
         }
     }
-    events.send(ControlEvent::Gone(agent, number), 0).await;
+    events.send(ControlEvent::Disconnected(agent, number), 0).await;
 }
 
-/// Truncates the message to [`LOG_BYTES`] and drops fields that are too long or beyond [`MAX_LOG_FIELDS`].
-fn shortened(mut log: proto::Log) -> proto::Log {
+/// Truncates the message to [`MAX_LOG_LINE_BYTES`] and drops fields that are too long or beyond [`MAX_LOG_FIELDS`].
+fn truncate_log(mut log: proto::Log) -> proto::Log {
     let mut kept = 0;
     log.fields.retain(|name, value| {
         let keep = kept < MAX_LOG_FIELDS && name.len() + value.len() <= LOG_FIELD_BYTES;
         kept += usize::from(keep);
         keep
     });
-    let end = log.message.floor_char_boundary(LOG_BYTES);
+    let end = log.message.floor_char_boundary(MAX_LOG_LINE_BYTES);
     log.message.truncate(end);
     log
 }
 
 /// Drops the stall reasons that this build does not know.
-fn known_reasons(mut usage: proto::Usage) -> proto::Usage {
+fn drop_unknown_stalls(mut usage: proto::Usage) -> proto::Usage {
     usage.stall_seconds.retain(|name, _| StallReason::ALL.iter().any(|reason| reason.as_str() == name));
     usage
 }
@@ -284,9 +284,9 @@ mod tests {
 
     #[tokio::test]
     async fn streams_are_not_read_while_too_many_events_or_bytes_wait() {
-        for (bytes, most) in [(100, EVENTS), (CONTROL_BYTES - 1, 4)] {
+        for (bytes, most) in [(100, MAX_QUEUED_EVENTS), (MAX_CONTROL_MESSAGE_BYTES - 1, 4)] {
             let (service, mut taken) = ControlService::new();
-            let say = || service.events.send(ControlEvent::Gone(AGENT, 0), bytes);
+            let say = || service.events.send(ControlEvent::Disconnected(AGENT, 0), bytes);
             for _ in 0..most {
                 assert!(is_ready(say()).await);
             }
@@ -297,26 +297,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agent_that_takes_no_orders_is_cut_off() {
-        let (words, _waiting) = mpsc::channel(ORDERS);
-        let post = Post { words, cut: Arc::new(Notify::new()) };
-        (0..ORDERS).for_each(|_| post.order(&AgentCommand::Finish));
+    async fn agent_that_reads_no_commands_is_disconnected() {
+        let (words, _waiting) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        let post = AgentHandle { words, cut: Arc::new(Notify::new()) };
+        (0..MAX_QUEUED_COMMANDS).for_each(|_| post.send_command(&AgentCommand::Finish));
         assert!(!is_ready(post.cut.notified()).await);
-        post.order(&AgentCommand::Finish);
+        post.send_command(&AgentCommand::Finish);
         assert!(is_ready(post.cut.notified()).await);
     }
 
     #[test]
     fn lines_of_logs_are_cut_and_unknown_waits_left_out() {
-        let log = proto::Log { message: "\u{e9}".repeat(LOG_BYTES), ..proto::Log::default() };
-        assert_eq!(shortened(log).message.len(), LOG_BYTES);
+        let log = proto::Log { message: "\u{e9}".repeat(MAX_LOG_LINE_BYTES), ..proto::Log::default() };
+        assert_eq!(truncate_log(log).message.len(), MAX_LOG_LINE_BYTES);
         let field = |number: usize, bytes| (format!("field-{number}"), "a".repeat(bytes));
         let fields = (0..=MAX_LOG_FIELDS).map(|number| field(number, 1)).collect();
-        assert_eq!(shortened(proto::Log { fields, ..proto::Log::default() }).fields.len(), MAX_LOG_FIELDS);
+        assert_eq!(truncate_log(proto::Log { fields, ..proto::Log::default() }).fields.len(), MAX_LOG_FIELDS);
         let fields = [field(0, LOG_FIELD_BYTES), field(1, 1)].into();
-        assert_eq!(shortened(proto::Log { fields, ..proto::Log::default() }).fields, [field(1, 1)].into());
+        assert_eq!(truncate_log(proto::Log { fields, ..proto::Log::default() }).fields, [field(1, 1)].into());
         let stall_seconds = ["credit", "nonsense"].map(|name| (name.to_owned(), 1.0)).into();
-        let usage = known_reasons(proto::Usage { stall_seconds, ..proto::Usage::default() });
+        let usage = drop_unknown_stalls(proto::Usage { stall_seconds, ..proto::Usage::default() });
         assert_eq!(usage.stall_seconds.len(), 1);
     }
 }

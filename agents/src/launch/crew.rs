@@ -5,113 +5,116 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use millrace_engine::types::AgentId;
-use millrace_protocol::journal::Journal;
+use millrace_protocol::journal::JournalEndpoint;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::watch;
 
-use super::fleet::{Member, members};
+use super::fleet::{ProcessSpec, process_specs};
 use super::issuer::Issuer;
-use super::process::{LastLines, Order, Pipes, Process, Voice, this_program};
+use super::process::{ChildProcess, DesiredState, LastLines, OutputMode, Pipes, this_program};
 use super::ready::parse_ready;
 use super::run::{document, first_line};
-use super::supervise::Ending;
-use super::{LaunchError, Listening, LocalRun};
+use super::supervise::ProcessExit;
+use super::{LaunchError, ListenAddresses, LocalRun};
 
 /// Called whenever the status of a process has changed.
-type Changed = Arc<dyn Fn() + Send + Sync>;
+type ChangeCallback = Arc<dyn Fn() + Send + Sync>;
 
 /// The processes of one attempt. Dropping it kills every process.
-pub struct Crew {
-    hands: Vec<Arc<Running>>,
-    journal: Option<Journal>,
+pub struct ProcessGroup {
+    hands: Vec<Arc<RunningProcess>>,
+    journal: Option<JournalEndpoint>,
     /// Kept open: a process ends when its standard input closes.
     _stdins: Vec<ChildStdin>,
-    orders: watch::Sender<Order>,
+    orders: watch::Sender<DesiredState>,
     /// Number of running processes.
     alive: watch::Sender<usize>,
 }
 
 /// The status of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hand {
+pub struct ProcessStatus {
     /// The agent that the process runs.
     pub agent: AgentId,
     /// Whether the process has joined the job and is ready.
     pub ready: bool,
     /// How and when the process ended; `None` while it runs.
-    pub ended: Option<(Ending, SystemTime)>,
+    pub ended: Option<(ProcessExit, SystemTime)>,
     /// The last lines that it wrote to standard error.
     pub last_lines: Vec<String>,
 }
 
-struct Running {
+struct RunningProcess {
     agent: AgentId,
     last_lines: LastLines,
-    state: Mutex<(bool, Option<(Ending, SystemTime)>)>,
+    state: Mutex<(bool, Option<(ProcessExit, SystemTime)>)>,
 }
 
-impl Running {
-    fn change(&self, change: impl FnOnce(&mut (bool, Option<(Ending, SystemTime)>)), changed: &Changed) {
+impl RunningProcess {
+    fn change(&self, change: impl FnOnce(&mut (bool, Option<(ProcessExit, SystemTime)>)), changed: &ChangeCallback) {
         change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
         changed();
     }
 
-    fn look(&self) -> Hand {
+    fn status(&self) -> ProcessStatus {
         let (ready, ended) = *self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        Hand { agent: self.agent, ready, ended, last_lines: self.last_lines.get() }
+        ProcessStatus { agent: self.agent, ready, ended, last_lines: self.last_lines.get() }
     }
 }
 
-impl Crew {
+impl ProcessGroup {
     /// Starts the coordinator of `run`, and all other processes once it listens. If the coordinator ends before, no
     /// other process is started. `changed` is called, from any thread, whenever a process has become ready or has
     /// ended.
     ///
     /// # Errors
     /// A process can't be started. The processes started before are killed.
-    pub async fn start(run: &LocalRun, changed: Changed) -> Result<Self, LaunchError> {
-        let members = members(run)?;
+    pub async fn start(run: &LocalRun, changed: ChangeCallback) -> Result<Self, LaunchError> {
+        let members = process_specs(run)?;
         let (coordinator, others) = members.split_first().ok_or(LaunchError::Ports { base: 0 })?;
         let document = document(&run.launch)?;
         let issuer = Issuer::new(run)?;
-        let (orders, alive) = (watch::Sender::new(Order::Live), watch::Sender::new(0));
+        let (orders, alive) = (watch::Sender::new(DesiredState::Run), watch::Sender::new(0));
         let mut crew = Self { hands: Vec::new(), journal: None, _stdins: Vec::new(), orders, alive };
-        let (hand, Pipes { mut stdin, stdout }) = crew.begin(coordinator, None, &changed)?;
-        let lines = format!("{}{document}\n", issuer.line(coordinator.agent)?);
+        let (hand, Pipes { mut stdin, stdout }) = crew.start_process(coordinator, None, &changed)?;
+        let lines = format!("{}{document}\n", issuer.identity_line(coordinator.agent)?);
         // If the coordinator has ended already, its exit is reported by its status.
         let _ = stdin.write_all(lines.as_bytes()).await;
         crew._stdins.push(stdin);
         let Some(stdout) = stdout else { return Ok(crew) };
         let mut lines = BufReader::new(stdout);
-        let Some(Listening { control, journal, .. }) = first_line(&mut lines).await? else { return Ok(crew) };
+        let Some(ListenAddresses { control, journal, .. }) = first_line(&mut lines).await? else { return Ok(crew) };
         crew.journal = Some(issuer.journal(&journal)?);
         hand.change(|state| state.0 = true, &changed);
         // The output for the user is also in the logs, so it is discarded.
         tokio::spawn(async move { while let Ok(Some(_)) = next_line(&mut lines).await {} });
         for member in others {
-            let (hand, Pipes { mut stdin, stdout }) = crew.begin(member, Some(&control), &changed)?;
-            let _ = stdin.write_all(issuer.line(member.agent)?.as_bytes()).await;
+            let (hand, Pipes { mut stdin, stdout }) = crew.start_process(member, Some(&control), &changed)?;
+            let _ = stdin.write_all(issuer.identity_line(member.agent)?.as_bytes()).await;
             crew._stdins.push(stdin);
             if let Some(stdout) = stdout {
-                tokio::spawn(hear(hand, stdout, changed.clone()));
+                tokio::spawn(read_readiness(hand, stdout, changed.clone()));
             }
         }
         Ok(crew)
     }
 
     /// Starts a process, and watches for its end.
-    fn begin(
+    fn start_process(
         &mut self,
-        member: &Member,
+        member: &ProcessSpec,
         coordinator: Option<&str>,
-        changed: &Changed,
-    ) -> Result<(Arc<Running>, Pipes), LaunchError> {
+        changed: &ChangeCallback,
+    ) -> Result<(Arc<RunningProcess>, Pipes), LaunchError> {
         let program = this_program().map_err(LaunchError::system("find this program's file"))?;
-        let started = Process::start(&program, member, coordinator, Voice::Pipes);
+        let started = ChildProcess::start(&program, member, coordinator, OutputMode::Pipes);
         let (process, pipes) = started.map_err(LaunchError::system(format!("start {}", member.agent)))?;
-        let hand =
-            Arc::new(Running { agent: member.agent, last_lines: process.last_lines.clone(), state: Mutex::default() });
+        let hand = Arc::new(RunningProcess {
+            agent: member.agent,
+            last_lines: process.last_lines.clone(),
+            state: Mutex::default(),
+        });
         self.hands.push(hand.clone());
         let (orders, changed, known) = (self.orders.subscribe(), changed.clone(), hand.clone());
         let alive = self.alive.clone();
@@ -125,32 +128,32 @@ impl Crew {
     }
 
     /// Returns the connection to the coordinator's journal; `None` if the coordinator ended before it listened.
-    pub const fn journal(&self) -> Option<&Journal> {
+    pub const fn journal(&self) -> Option<&JournalEndpoint> {
         self.journal.as_ref()
     }
 
     /// Returns the status of each process, in the order in which they were started.
-    pub fn hands(&self) -> Vec<Hand> {
-        self.hands.iter().map(|hand| hand.look()).collect()
+    pub fn statuses(&self) -> Vec<ProcessStatus> {
+        self.hands.iter().map(|hand| hand.status()).collect()
     }
 
     /// Returns whether every process has ended.
-    pub fn is_over(&self) -> bool {
-        self.hands.iter().all(|hand| hand.look().ended.is_some())
+    pub fn has_ended(&self) -> bool {
+        self.hands.iter().all(|hand| hand.status().ended.is_some())
     }
 
     /// Waits until every process has ended.
-    pub async fn over(&self) {
+    pub async fn wait(&self) {
         // An error means that the sender was dropped, so the count can't change.
         let _ = self.alive.subscribe().wait_for(|alive| *alive == 0).await;
     }
 
     /// Asks every running process to end in order: the coordinator saves the last committed step first.
-    pub fn dismiss(&self) {
+    pub fn terminate(&self) {
         self.orders.send_if_modified(|order| {
-            let lives = *order == Order::Live;
+            let lives = *order == DesiredState::Run;
             if lives {
-                *order = Order::Leave;
+                *order = DesiredState::Terminate;
             }
             lives
         });
@@ -158,11 +161,11 @@ impl Crew {
 
     /// Kills every running process.
     pub fn kill(&self) {
-        self.orders.send_replace(Order::Die);
+        self.orders.send_replace(DesiredState::Kill);
     }
 }
 
-async fn hear(hand: Arc<Running>, stdout: ChildStdout, changed: Changed) {
+async fn read_readiness(hand: Arc<RunningProcess>, stdout: ChildStdout, changed: ChangeCallback) {
     let mut lines = BufReader::new(stdout);
     while let Ok(Some(line)) = next_line(&mut lines).await {
         if let Some(ready) = parse_ready(&line) {

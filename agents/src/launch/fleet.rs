@@ -9,11 +9,11 @@ use crate::host::cores;
 /// The listen address of every port of a local run.
 const LOOPBACK: &str = "127.0.0.1";
 /// Number of ports per process if ports are fixed: control or data, metrics, and the coordinator's journal.
-const PORTS_EACH: u16 = 3;
+const PORTS_PER_PROCESS: u16 = 3;
 
 /// A process to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct ProcessSpec {
     /// The agent that the process runs.
     pub agent: AgentId,
     /// The arguments after the program's name, without the coordinator's address, which is not known yet.
@@ -24,8 +24,8 @@ pub struct Member {
 ///
 /// # Errors
 /// The fixed ports exceed the highest port.
-pub fn members(run: &LocalRun) -> Result<Vec<Member>, LaunchError> {
-    let wanted = &run.launch.wanted;
+pub fn process_specs(run: &LocalRun) -> Result<Vec<ProcessSpec>, LaunchError> {
+    let wanted = &run.launch.agent_counts;
     let count = |role| match role {
         Role::Coordinator => 1,
         Role::MemoryX => wanted.shards,
@@ -41,12 +41,16 @@ pub fn members(run: &LocalRun) -> Result<Vec<Member>, LaunchError> {
 /// Returns the compute threads of each system: the requested number, or else its share of the machine's cores.
 pub fn threads_per_system(run: &LocalRun, cores: usize) -> usize {
     match run.threads.unwrap_or(run.launch.appliance.threads) {
-        0 => (cores / run.launch.wanted.systems.max(1)).max(1),
+        0 => (cores / run.launch.agent_counts.systems.max(1)).max(1),
         threads => threads,
     }
 }
 
-fn member(run: &LocalRun, agent: AgentId, ports: [u16; PORTS_EACH as usize]) -> Result<Member, LaunchError> {
+fn member(
+    run: &LocalRun,
+    agent: AgentId,
+    ports: [u16; PORTS_PER_PROCESS as usize],
+) -> Result<ProcessSpec, LaunchError> {
     let [listen, metrics, journal] = ports.map(|port| format!("{LOOPBACK}:{port}"));
     let mut arguments = vec!["role".to_owned(), agent.role.as_str().to_owned()];
     let mut flag = |name: &str, value: String| arguments.extend([format!("--{name}"), value]);
@@ -75,14 +79,14 @@ fn member(run: &LocalRun, agent: AgentId, ports: [u16; PORTS_EACH as usize]) -> 
     if let Some(isa) = run.launch.isa {
         flag("isa", isa.to_string());
     }
-    Ok(Member { agent, arguments })
+    Ok(ProcessSpec { agent, arguments })
 }
 
 /// Returns the ports of process number `place`; all are 0 (any free port) if ports are not fixed.
-fn ports(base: Option<u16>, place: usize) -> Result<[u16; PORTS_EACH as usize], LaunchError> {
-    let Some(base) = base else { return Ok([0; PORTS_EACH as usize]) };
-    let first = u16::try_from(place).ok().and_then(|place| place.checked_mul(PORTS_EACH)?.checked_add(base));
-    let last = first.and_then(|first| first.checked_add(PORTS_EACH - 1));
+fn ports(base: Option<u16>, place: usize) -> Result<[u16; PORTS_PER_PROCESS as usize], LaunchError> {
+    let Some(base) = base else { return Ok([0; PORTS_PER_PROCESS as usize]) };
+    let first = u16::try_from(place).ok().and_then(|place| place.checked_mul(PORTS_PER_PROCESS)?.checked_add(base));
+    let last = first.and_then(|first| first.checked_add(PORTS_PER_PROCESS - 1));
     first.zip(last).map(|(first, _)| std::array::from_fn(|at| first + at as u16)).ok_or(LaunchError::Ports { base })
 }
 
@@ -94,12 +98,12 @@ mod tests {
     #[test]
     fn a_run_has_every_role_it_wants_coordinator_first_each_port_once() {
         let mut run = local_run();
-        run.launch.wanted.systems = 3;
-        run.launch.wanted.swarmx = 3;
-        run.launch.wanted.shards = 2;
-        run.launch.wanted.activation_servers = 3;
+        run.launch.agent_counts.systems = 3;
+        run.launch.agent_counts.swarmx = 3;
+        run.launch.agent_counts.shards = 2;
+        run.launch.agent_counts.activation_servers = 3;
         run.base_port = Some(7000);
-        let members = members(&run).unwrap();
+        let members = process_specs(&run).unwrap();
         let names: Vec<_> = members.iter().map(|member| member.agent.to_string()).collect();
         let expected = "coordinator-0 memoryx-0 memoryx-1 swarmx-0 swarmx-1 swarmx-2 \
                         activation-0 activation-1 activation-2 cs2-0 cs2-1 cs2-2";
@@ -121,9 +125,9 @@ mod tests {
     }
 
     #[test]
-    fn systems_share_the_cores_unless_told() {
+    fn systems_share_the_cores_by_default() {
         let mut run = local_run();
-        run.launch.wanted.systems = 2;
+        run.launch.agent_counts.systems = 2;
         assert_eq!([1, 2, 5, 8].map(|cores| threads_per_system(&run, cores)), [1, 1, 2, 4]);
         run.launch.appliance.threads = 3;
         assert_eq!(threads_per_system(&run, 8), 3);

@@ -15,7 +15,7 @@
 //! }
 //! ```
 //!
-//! A program that runs many jobs keeps the processes of each as a [`Crew`] and decides itself how to react when one
+//! A program that runs many jobs keeps the processes of each as a [`ProcessGroup`] and decides itself how to react when one
 //! ends.
 //!
 //! ```text
@@ -43,10 +43,10 @@ mod supervise;
 #[cfg(test)]
 pub(crate) mod testing;
 
-pub use crew::{Crew, Hand};
-pub use millrace_protocol::launch::{Exit, Launch};
+pub use crew::{ProcessGroup, ProcessStatus};
+pub use millrace_protocol::launch::{Exit, LaunchDocument};
 pub use parent::watch_parent;
-pub use ready::{Listening, announce, announce_ready};
+pub use ready::{ListenAddresses, announce, announce_ready};
 pub use role::{parse_isa, role_process};
 pub use run::{LaunchError, LocalRun, run_local, supervise};
-pub use supervise::Ending;
+pub use supervise::ProcessExit;

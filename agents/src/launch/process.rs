@@ -7,18 +7,18 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use millrace_engine::types::{AgentId, Role};
-use millrace_protocol::launch::{ALLOCATOR, BY_LAUNCHER, ROLE_VARIABLE};
+use millrace_protocol::launch::{ALLOCATOR_ENVIRONMENT, ROLE_ENV, STARTED_BY_LAUNCHER};
 use millrace_traces::TraceParent;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 
-use super::fleet::Member;
-use super::supervise::Ending;
+use super::fleet::ProcessSpec;
+use super::supervise::ProcessExit;
 
 /// Number of stored lines of an agent's output.
-const LAST_LINES: usize = 20;
+const MAX_LAST_LINES: usize = 20;
 
 /// The last lines that a process printed.
 #[derive(Clone, Debug, Default)]
@@ -27,7 +27,7 @@ pub struct LastLines(Arc<Mutex<VecDeque<String>>>);
 impl LastLines {
     fn push(&self, line: String) {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.len() == LAST_LINES {
+        if lines.len() == MAX_LAST_LINES {
             lines.pop_front();
         }
         lines.push_back(line);
@@ -41,7 +41,7 @@ impl LastLines {
 
 /// The destination of a process's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Voice {
+pub enum OutputMode {
     /// Standard output of a coordinator is piped, to be copied to the terminal, and its standard error is that of this
     /// program. Standard output of other roles is discarded.
     Terminal,
@@ -51,18 +51,18 @@ pub enum Voice {
 
 /// The state that a process should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum DesiredState {
     /// Running.
-    Live,
+    Run,
     /// Ended in order, after SIGTERM.
-    Leave,
+    Terminate,
     /// Killed.
-    Die,
+    Kill,
 }
 
 /// A running process.
 #[derive(Debug)]
-pub struct Process {
+pub struct ChildProcess {
     /// The agent that the process runs.
     pub agent: AgentId,
     /// Its last lines on standard error; empty if it shares the launcher's standard error.
@@ -86,7 +86,7 @@ pub fn this_program() -> std::io::Result<PathBuf> {
     Ok(if file.exists() { file } else { PathBuf::from("/proc/self/exe") })
 }
 
-impl Process {
+impl ChildProcess {
     /// Starts `member` from the program at `program`. `coordinator` is the address that it joins; `None` for the
     /// coordinator itself.
     ///
@@ -94,18 +94,18 @@ impl Process {
     /// The system can't start the process.
     pub fn start(
         program: &Path,
-        member: &Member,
+        member: &ProcessSpec,
         coordinator: Option<&str>,
-        voice: Voice,
+        voice: OutputMode,
     ) -> std::io::Result<(Self, Pipes)> {
         let directs = member.agent.role == Role::Coordinator;
-        let piped = voice == Voice::Pipes;
+        let piped = voice == OutputMode::Pipes;
         let mut command = Command::new(program);
         command
             .args(&member.arguments)
             .args(coordinator.into_iter().flat_map(|address| ["--coordinator", address]))
-            .env(ROLE_VARIABLE, BY_LAUNCHER)
-            .envs(ALLOCATOR)
+            .env(ROLE_ENV, STARTED_BY_LAUNCHER)
+            .envs(ALLOCATOR_ENVIRONMENT)
             .envs(TraceParent::current().map(|parent| (TraceParent::VARIABLE, parent.to_string())))
             .stdin(Stdio::piped())
             .stdout(if directs || piped { Stdio::piped() } else { Stdio::null() })
@@ -117,20 +117,20 @@ impl Process {
         let stdin = child.stdin.take().ok_or_else(|| std::io::Error::other("a process without standard input"))?;
         let stdout = child.stdout.take();
         let last_lines = LastLines::default();
-        let reader = child.stderr.take().map(|pipe| tokio::spawn(keep_last(pipe, last_lines.clone())));
+        let reader = child.stderr.take().map(|pipe| tokio::spawn(collect_last_lines(pipe, last_lines.clone())));
         Ok((Self { agent: member.agent, last_lines, child, reader }, Pipes { stdin, stdout }))
     }
 
     /// Waits for the end of the process; sends it the signals of `orders` in the meantime.
-    pub async fn end(mut self, mut orders: watch::Receiver<Order>) -> (AgentId, Ending) {
+    pub async fn end(mut self, mut orders: watch::Receiver<DesiredState>) -> (AgentId, ProcessExit) {
         let status = loop {
             tokio::select! {
                 status = self.child.wait() => break status,
                 // An error means that the launcher has dropped the sender: nothing else waits for this process.
-                order = orders.changed() => match order.map_or(Order::Die, |()| *orders.borrow_and_update()) {
-                    Order::Live => {}
-                    Order::Leave => self.ask_to_leave(),
-                    Order::Die => {
+                order = orders.changed() => match order.map_or(DesiredState::Kill, |()| *orders.borrow_and_update()) {
+                    DesiredState::Run => {}
+                    DesiredState::Terminate => self.ask_to_leave(),
+                    DesiredState::Kill => {
                         // The process may have ended by itself just now.
                         let _ = self.child.start_kill();
                         break self.child.wait().await;
@@ -142,7 +142,7 @@ impl Process {
             // The reader ends with the pipe, which closed when the process ended.
             let _ = reader.await;
         }
-        (self.agent, status.map_or(Ending::Code(1), ending))
+        (self.agent, status.map_or(ProcessExit::Code(1), process_exit))
     }
 
     fn ask_to_leave(&self) {
@@ -153,14 +153,14 @@ impl Process {
     }
 }
 
-fn ending(status: ExitStatus) -> Ending {
+fn process_exit(status: ExitStatus) -> ProcessExit {
     match (status.code(), status.signal()) {
-        (Some(code), _) => Ending::Code(code),
-        (None, signal) => Ending::Signal(signal.unwrap_or_default()),
+        (Some(code), _) => ProcessExit::Code(code),
+        (None, signal) => ProcessExit::Signal(signal.unwrap_or_default()),
     }
 }
 
-async fn keep_last(pipe: impl AsyncRead + Unpin, last: LastLines) {
+async fn collect_last_lines(pipe: impl AsyncRead + Unpin, last: LastLines) {
     let mut pipe = BufReader::new(pipe);
     let mut line = Vec::new();
     while let Ok(1..) = pipe.read_until(b'\n', &mut line).await {

@@ -1,6 +1,6 @@
 //! Runs this process as a role: the command line of a role, and the one entry point that runs it.
 //!
-//! A role is started as `PROGRAM role ROLE …` with [`ROLE_VARIABLE`] in its environment. `PROGRAM` can be any program
+//! A role is started as `PROGRAM role ROLE …` with [`ROLE_ENV`] in its environment. `PROGRAM` can be any program
 //! whose `main` calls [`role_process`] first.
 
 use std::ffi::OsStr;
@@ -12,22 +12,20 @@ use clap::Parser;
 use millrace_emulator::numerics::Isa;
 use millrace_engine::types::{AgentId, Role};
 use millrace_params::LogLevel;
-use millrace_protocol::launch::{
-    BY_LAUNCHER, DATA_ENCRYPTION_VARIABLE, DocumentError, IDENTITY_VARIABLE, ROLE_VARIABLE,
-};
+use millrace_protocol::launch::{DATA_ENCRYPTION_ENV, DocumentError, IDENTITY_ENV, ROLE_ENV, STARTED_BY_LAUNCHER};
 use millrace_protocol::security::{Credentials, Identity, IdentityError, Protection};
 use millrace_telemetry::journal::AttemptOutcome;
 use millrace_telemetry::logs::{Level, LogFormat};
 
-use super::{Exit, Launch, watch_parent};
-use crate::failure::Failure;
+use super::{Exit, LaunchDocument, watch_parent};
+use crate::failure::AgentError;
 use crate::member::Member;
-use crate::roles::{self, LastReport, RoleArgs};
+use crate::roles::{self, RoleArgs, TerminationReport};
 
 /// The command line of a role.
 #[derive(Debug, Parser)]
 #[command(name = "role", no_binary_name = true, rename_all = "snake_case")]
-struct Line {
+struct RoleCommand {
     /// One of the five.
     #[arg(value_parser = parse_role)]
     role: Role,
@@ -44,11 +42,11 @@ struct Line {
     #[arg(long, default_value = ANY_PORT)]
     journal_listen: String,
     /// The agent's identity: a directory with tls.crt, tls.key and ca.crt, or `-` for the first line of standard input.
-    #[arg(long, env = IDENTITY_VARIABLE)]
+    #[arg(long, env = IDENTITY_ENV)]
     identity: PathBuf,
     /// Whether what travels between agents is encrypted; all agents of a job have the same. Both ends of each
     /// connection prove who they are in any case, and the control and journal ports are always encrypted.
-    #[arg(long, env = DATA_ENCRYPTION_VARIABLE, default_value = "on", value_parser = ["on", "off"])]
+    #[arg(long, env = DATA_ENCRYPTION_ENV, default_value = "on", value_parser = ["on", "off"])]
     data_encryption: String,
     /// Of no effect: for who starts coordinators of 0.1.0, too.
     #[arg(long, hide = true)]
@@ -96,13 +94,13 @@ const MAX_IDENTITY_BYTES: u64 = 1 << 20;
 /// called first in `main`.
 pub fn role_process() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().as_deref() != Some(OsStr::new("role")) || std::env::var_os(ROLE_VARIABLE).is_none() {
+    if arguments.next().as_deref() != Some(OsStr::new("role")) || std::env::var_os(ROLE_ENV).is_none() {
         return None;
     }
-    let exit = match Line::try_parse_from(crate::cli::with_underscores(arguments)) {
+    let exit = match RoleCommand::try_parse_from(crate::cli::normalize_flag_spelling(arguments)) {
         Ok(line) => {
-            let last_report = LastReport::new(line.termination_log.clone());
-            match restrict(&line.root).and_then(|()| role_args(line, last_report.clone())) {
+            let last_report = TerminationReport::new(line.termination_log.clone());
+            match restrict(&line.root).and_then(|()| parse_role_args(line, last_report.clone())) {
                 Ok(args) => {
                     watch_parent();
                     roles::run(args)
@@ -113,34 +111,34 @@ pub fn role_process() -> Option<ExitCode> {
                 }
             }
         }
-        Err(error) => refuse(&Failure::bad_input(crate::cli::sentence(&error))),
+        Err(error) => refuse(&AgentError::bad_input(crate::cli::error_sentence(&error))),
     };
     Some(exit.into())
 }
 
 /// Restricts the file access of this process to `roots`. Does nothing if `roots` is empty.
-fn restrict(roots: &[PathBuf]) -> Result<(), Failure> {
+fn restrict(roots: &[PathBuf]) -> Result<(), AgentError> {
     if roots.is_empty() {
         return Ok(());
     }
     millrace_roots::restrict_process(roots).map_err(|error| {
-        Failure::bad_input(format!("can't use a directory of the job: {error}"))
+        AgentError::bad_input(format!("can't use a directory of the job: {error}"))
             .hint("see that the directory is there and may be read by the server's user")
     })
 }
 
-fn refuse(failure: &Failure) -> Exit {
+fn refuse(failure: &AgentError) -> Exit {
     eprintln!("error: {failure}");
     failure.exit()
 }
 
 /// Returns whether a local launcher started this process and holds the other end of its standard input.
 pub(super) fn started_by_launcher() -> bool {
-    std::env::var_os(ROLE_VARIABLE).is_some_and(|value| value == BY_LAUNCHER)
+    std::env::var_os(ROLE_ENV).is_some_and(|value| value == STARTED_BY_LAUNCHER)
 }
 
 /// Converts the arguments; reads the identity and a coordinator's launch document.
-fn role_args(line: Line, last_report: LastReport) -> Result<RoleArgs, Failure> {
+fn parse_role_args(line: RoleCommand, last_report: TerminationReport) -> Result<RoleArgs, AgentError> {
     let name = line.role.as_str();
     let agent = AgentId::new(line.role, line.index);
     // The identity is read before the launch document, because on standard input it is the first line and the document
@@ -148,15 +146,15 @@ fn role_args(line: Line, last_report: LastReport) -> Result<RoleArgs, Failure> {
     let identity = read_identity(&line.identity)?;
     let launch = match (line.role, &line.launch) {
         (Role::Coordinator, Some(path)) => Some(Box::new(read_launch(path)?)),
-        (Role::Coordinator, None) => return Err(Failure::bad_input("a coordinator needs --launch FILE")),
-        (_, Some(_)) => return Err(Failure::bad_input(format!("--launch is for a coordinator, not for {name}"))),
+        (Role::Coordinator, None) => return Err(AgentError::bad_input("a coordinator needs --launch FILE")),
+        (_, Some(_)) => return Err(AgentError::bad_input(format!("--launch is for a coordinator, not for {name}"))),
         (_, None) => None,
     };
     if line.role != Role::Coordinator && line.coordinator.is_none() {
-        return Err(Failure::bad_input(format!("{name} needs --coordinator HOST:PORT")));
+        return Err(AgentError::bad_input(format!("{name} needs --coordinator HOST:PORT")));
     }
     if line.role != Role::Coordinator && line.termination_log.is_some() {
-        return Err(Failure::bad_input(format!("--termination_log is for a coordinator, not for {name}")));
+        return Err(AgentError::bad_input(format!("--termination_log is for a coordinator, not for {name}")));
     }
     let data = if line.data_encryption == "off" { Protection::Authenticated } else { Protection::Encrypted };
     Ok(RoleArgs {
@@ -178,22 +176,22 @@ fn role_args(line: Line, last_report: LastReport) -> Result<RoleArgs, Failure> {
 }
 
 /// Reads an agent's identity: a directory, or the first line of standard input if `path` is `-`.
-fn read_identity(path: &Path) -> Result<Identity, Failure> {
+fn read_identity(path: &Path) -> Result<Identity, AgentError> {
     let credentials = if path == Path::new("-") {
         let mut line = String::new();
         let read = std::io::stdin().lock().take(MAX_IDENTITY_BYTES).read_line(&mut line);
         let cause = |cause| IdentityError::File { path: path.to_owned(), cause };
-        read.map_err(cause).and_then(|_| Credentials::from_line(&line))
+        read.map_err(cause).and_then(|_| Credentials::from_json_line(&line))
     } else {
         Credentials::read(path)
     };
     credentials.and_then(|credentials| Identity::new(&credentials)).map_err(|error| {
-        Failure::bad_input(format!("the identity {} can't be used: {error}", path.display()))
+        AgentError::bad_input(format!("the identity {} can't be used: {error}", path.display()))
             .hint("whoever starts an agent gives it tls.crt, tls.key and ca.crt of its attempt")
     })
 }
 
-fn read_launch(path: &Path) -> Result<Launch, Failure> {
+fn read_launch(path: &Path) -> Result<LaunchDocument, AgentError> {
     let text = if path == Path::new("-") {
         let mut line = String::new();
         // Reads only this line: the launcher writes nothing more, and keeps standard input open.
@@ -203,15 +201,15 @@ fn read_launch(path: &Path) -> Result<Launch, Failure> {
     };
     let name = path.display();
     let text = text.map_err(|error| {
-        Failure::bad_input(format!("can't read the launch document {name}: {error}"))
+        AgentError::bad_input(format!("can't read the launch document {name}: {error}"))
             .hint("whoever starts the coordinator writes it; see that the file is there and may be read")
     })?;
-    Launch::from_json(&text).map_err(|error| {
+    LaunchDocument::from_json(&text).map_err(|error| {
         let hint = match error {
             DocumentError::NewerVersion { .. } => "start it with the image of the release that wrote the document",
             _ => "start it with what `millrace-operator` or `millrace-api` of this release writes",
         };
-        Failure::bad_input(format!("the launch document {name} can't be read: {error}")).hint(hint)
+        AgentError::bad_input(format!("the launch document {name} can't be read: {error}")).hint(hint)
     })
 }
 

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use millrace_engine::types::AgentId;
-use millrace_protocol::journal::Journal;
+use millrace_protocol::journal::JournalEndpoint;
 use millrace_protocol::proto::StopRequest;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{ChildStdin, ChildStdout};
@@ -16,20 +16,20 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Sleep, sleep};
 
-use super::fleet::{Member, members};
+use super::fleet::{ProcessSpec, process_specs};
 use super::issuer::Issuer;
-use super::process::{LastLines, Order, Pipes, Process, Voice, this_program};
-use super::supervise::{Command, Ending, Event, Supervisor, Verdict};
-use super::{Exit, Launch, Listening};
+use super::process::{ChildProcess, DesiredState, LastLines, OutputMode, Pipes, this_program};
+use super::supervise::{ProcessExit, Supervisor, SupervisorCommand, SupervisorEvent, Verdict};
+use super::{Exit, LaunchDocument, ListenAddresses};
 
 /// How long the coordinator has to print its addresses.
-const COORDINATOR_START: Duration = Duration::from_secs(60);
+const COORDINATOR_START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A job and the settings to run it on this machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LocalRun {
     /// The launch document.
-    pub launch: Launch,
+    pub launch: LaunchDocument,
     /// Compute threads of each system; `None` for the number of the appliance.
     pub threads: Option<usize>,
     /// First of the ports to listen on, three per process in the order in which they are started; `None` for free
@@ -44,7 +44,7 @@ pub struct LocalRun {
 
 impl LocalRun {
     /// Creates a run with the threads of the appliance, on free ports.
-    pub const fn new(launch: Launch) -> Self {
+    pub const fn new(launch: LaunchDocument) -> Self {
         Self { launch, threads: None, base_port: None, last_report: None, roots: Vec::new() }
     }
 }
@@ -112,8 +112,8 @@ fn interrupts() -> Result<mpsc::UnboundedReceiver<()>, LaunchError> {
 /// The run can't be started. The processes started before are killed.
 pub async fn supervise(run: &LocalRun, mut interrupts: mpsc::UnboundedReceiver<()>) -> Result<Exit, LaunchError> {
     let program = this_program().map_err(LaunchError::system("find this program's file"))?;
-    let members = members(run)?;
-    let mut fleet = Fleet::new();
+    let members = process_specs(run)?;
+    let mut fleet = ChildProcesses::new();
     let issuer = Issuer::new(run)?;
     let started = fleet.start_all(&program, &members, &run.launch, &issuer);
     let listening = tokio::select! {
@@ -122,28 +122,28 @@ pub async fn supervise(run: &LocalRun, mut interrupts: mpsc::UnboundedReceiver<(
         Some(()) = interrupts.recv() => return Ok(Exit::Interrupted),
     };
     let journal = listening.map(|listening| issuer.journal(&listening.journal)).transpose()?;
-    let verdict = fleet.see_through(journal, &mut interrupts).await;
-    fleet.tell(verdict, &run.launch.model_dir);
+    let verdict = fleet.supervise_to_end(journal, &mut interrupts).await;
+    fleet.print_verdict(verdict, &run.launch.model_dir);
     Ok(verdict.exit)
 }
 
 /// The processes of a run. Dropping it kills them.
-struct Fleet {
-    running: JoinSet<(AgentId, Ending)>,
+struct ChildProcesses {
+    running: JoinSet<(AgentId, ProcessExit)>,
     last_lines: HashMap<AgentId, LastLines>,
     /// Kept open: a process ends when its standard input closes.
     stdins: Vec<ChildStdin>,
-    orders: watch::Sender<Order>,
+    orders: watch::Sender<DesiredState>,
     copying: Option<tokio::task::JoinHandle<()>>,
 }
 
-impl Fleet {
+impl ChildProcesses {
     fn new() -> Self {
         Self {
             running: JoinSet::new(),
             last_lines: HashMap::new(),
             stdins: Vec::new(),
-            orders: watch::Sender::new(Order::Live),
+            orders: watch::Sender::new(DesiredState::Run),
             copying: None,
         }
     }
@@ -153,14 +153,14 @@ impl Fleet {
     async fn start_all(
         &mut self,
         program: &Path,
-        members: &[Member],
-        launch: &Launch,
+        members: &[ProcessSpec],
+        launch: &LaunchDocument,
         issuer: &Issuer,
-    ) -> Result<Option<Listening>, LaunchError> {
+    ) -> Result<Option<ListenAddresses>, LaunchError> {
         let (coordinator, others) = members.split_first().ok_or(LaunchError::Ports { base: 0 })?;
         let document = document(launch)?;
         let Pipes { mut stdin, stdout } = self.start(program, coordinator, None)?;
-        let lines = format!("{}{document}\n", issuer.line(coordinator.agent)?);
+        let lines = format!("{}{document}\n", issuer.identity_line(coordinator.agent)?);
         // If the coordinator has ended already, its exit is reported when it is waited for.
         let _ = stdin.write_all(lines.as_bytes()).await;
         self.stdins.push(stdin);
@@ -170,14 +170,14 @@ impl Fleet {
         self.copying = Some(tokio::spawn(copy_lines(lines)));
         for member in others {
             let Pipes { mut stdin, .. } = self.start(program, member, Some(&listening.control))?;
-            let _ = stdin.write_all(issuer.line(member.agent)?.as_bytes()).await;
+            let _ = stdin.write_all(issuer.identity_line(member.agent)?.as_bytes()).await;
             self.stdins.push(stdin);
         }
         Ok(Some(listening))
     }
 
-    fn start(&mut self, program: &Path, member: &Member, coordinator: Option<&str>) -> Result<Pipes, LaunchError> {
-        let started = Process::start(program, member, coordinator, Voice::Terminal);
+    fn start(&mut self, program: &Path, member: &ProcessSpec, coordinator: Option<&str>) -> Result<Pipes, LaunchError> {
+        let started = ChildProcess::start(program, member, coordinator, OutputMode::Terminal);
         let (process, pipes) = started.map_err(LaunchError::system(format!("start {}", member.agent)))?;
         self.last_lines.insert(process.agent, process.last_lines.clone());
         self.running.spawn(process.end(self.orders.subscribe()));
@@ -185,28 +185,32 @@ impl Fleet {
     }
 
     /// Handles events until every process has ended.
-    async fn see_through(&mut self, journal: Option<Journal>, interrupts: &mut mpsc::UnboundedReceiver<()>) -> Verdict {
+    async fn supervise_to_end(
+        &mut self,
+        journal: Option<JournalEndpoint>,
+        interrupts: &mut mpsc::UnboundedReceiver<()>,
+    ) -> Verdict {
         let mut supervisor = Supervisor::new(self.running.len());
         let (stop_failed, mut stop_failures) = mpsc::unbounded_channel();
         let mut deadline = None;
         while !supervisor.is_over() {
             let event = tokio::select! {
                 ended = self.running.join_next() => match ended {
-                    Some(Ok((agent, ending))) => Event::Ended(agent, ending),
+                    Some(Ok((agent, ending))) => SupervisorEvent::Ended(agent, ending),
                     // The task that waits for a process failed; the process is killed when the task is dropped.
                     Some(Err(_)) => continue,
                     None => break,
                 },
-                Some(()) = interrupts.recv() => Event::Interrupted,
-                Some(()) = stop_failures.recv() => Event::StopFailed,
-                () = due(&mut deadline) => Event::Deadline,
+                Some(()) = interrupts.recv() => SupervisorEvent::Interrupted,
+                Some(()) = stop_failures.recv() => SupervisorEvent::StopFailed,
+                () = wait_deadline(&mut deadline) => SupervisorEvent::Deadline,
             };
             for command in supervisor.on(event) {
                 match command {
-                    Command::Stop(reason) => ask_to_stop(journal.clone(), reason, stop_failed.clone()),
-                    Command::Within(time) => deadline = Some(Box::pin(sleep(time))),
-                    Command::NoDeadline => deadline = None,
-                    Command::KillAll => drop(self.orders.send(Order::Die)),
+                    SupervisorCommand::Stop(reason) => ask_to_stop(journal.clone(), reason, stop_failed.clone()),
+                    SupervisorCommand::Within(time) => deadline = Some(Box::pin(sleep(time))),
+                    SupervisorCommand::NoDeadline => deadline = None,
+                    SupervisorCommand::KillAll => drop(self.orders.send(DesiredState::Kill)),
                 }
             }
         }
@@ -218,7 +222,7 @@ impl Fleet {
     }
 
     /// Prints the process whose end ended the run, with its last lines.
-    fn tell(&self, verdict: Verdict, model_dir: &Path) {
+    fn print_verdict(&self, verdict: Verdict, model_dir: &Path) {
         let Some((agent, ending)) = verdict.culprit else { return };
         let mut text = format!("error: {agent} {ending}, which ended the run\n");
         let last = self.last_lines.get(&agent).map(LastLines::get).unwrap_or_default();
@@ -233,7 +237,7 @@ impl Fleet {
 }
 
 /// Waits for the deadline, forever if there is none; then clears it.
-async fn due(deadline: &mut Option<Pin<Box<Sleep>>>) {
+async fn wait_deadline(deadline: &mut Option<Pin<Box<Sleep>>>) {
     match deadline {
         Some(sleep) => sleep.await,
         None => std::future::pending().await,
@@ -243,7 +247,7 @@ async fn due(deadline: &mut Option<Pin<Box<Sleep>>>) {
 
 /// Asks the coordinator to save and stop, in the background, because it replies only when it is done. Notifies `failed`
 /// if the coordinator can't be asked or ends without a reply.
-fn ask_to_stop(journal: Option<Journal>, reason: String, failed: mpsc::UnboundedSender<()>) {
+fn ask_to_stop(journal: Option<JournalEndpoint>, reason: String, failed: mpsc::UnboundedSender<()>) {
     tokio::spawn(async move {
         let asked = async {
             let mut client = journal?.connect().await.ok()?;
@@ -257,20 +261,20 @@ fn ask_to_stop(journal: Option<Journal>, reason: String, failed: mpsc::Unbounded
 }
 
 /// Returns the launch document that a coordinator reads from its standard input.
-pub(super) fn document(launch: &Launch) -> Result<String, LaunchError> {
+pub(super) fn document(launch: &LaunchDocument) -> Result<String, LaunchError> {
     let text = launch.to_json();
     text.map_err(|error| LaunchError::System { action: "write the launch document".into(), cause: error.into() })
 }
 
 /// Reads the coordinator's first line, its addresses. Returns `None` if it ended instead. Fails if the line is another
-/// one, or does not arrive within [`COORDINATOR_START`].
-pub(super) async fn first_line(lines: &mut BufReader<ChildStdout>) -> Result<Option<Listening>, LaunchError> {
+/// one, or does not arrive within [`COORDINATOR_START_TIMEOUT`].
+pub(super) async fn first_line(lines: &mut BufReader<ChildStdout>) -> Result<Option<ListenAddresses>, LaunchError> {
     let mut line = String::new();
-    let read = tokio::time::timeout(COORDINATOR_START, lines.read_line(&mut line)).await;
+    let read = tokio::time::timeout(COORDINATOR_START_TIMEOUT, lines.read_line(&mut line)).await;
     let read = read.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
     match read.map_err(LaunchError::system("learn where the coordinator listens"))? {
         0 => Ok(None),
-        _ => match Listening::parse(&line) {
+        _ => match ListenAddresses::parse(&line) {
             Some(listening) => Ok(Some(listening)),
             None => Err(LaunchError::System {
                 action: "learn where the coordinator listens".into(),

@@ -15,49 +15,49 @@ use super::Exit;
 
 /// How long the coordinator has to report itself why the run ends, after an agent has died. Also how long it has to end
 /// if it could not be asked to stop.
-pub const MOMENT: Duration = Duration::from_secs(2);
+pub const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the coordinator then has to save the last committed step.
-pub const SAVING: Duration = Duration::from_secs(30);
+pub const SAVE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the coordinator has to notice that an agent has left, or that an agent lost a peer that is still running.
-pub const SETTLING: Duration = Duration::from_secs(20);
+pub const LOSS_DETECTION_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long all other processes have to leave once the coordinator has ended.
-pub const LEAVING: Duration = Duration::from_secs(10);
+pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum ProcessExit {
     /// With an exit code.
     Code(i32),
     /// By a signal.
     Signal(i32),
 }
 
-impl Ending {
+impl ProcessExit {
     fn exit(self) -> Option<Exit> {
         match self {
-            Ending::Code(code) => Exit::from_code(code),
-            Ending::Signal(_) => None,
+            ProcessExit::Code(code) => Exit::from_code(code),
+            ProcessExit::Signal(_) => None,
         }
     }
 }
 
-impl std::fmt::Display for Ending {
+impl std::fmt::Display for ProcessExit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             // The exit code of a program after a panic.
-            Ending::Code(101) => f.write_str("crashed (exit code 101)"),
-            Ending::Code(code) => write!(f, "ended with exit code {code}"),
-            Ending::Signal(9) => f.write_str("was killed (signal 9)"),
-            Ending::Signal(signal) => write!(f, "was ended by signal {signal}"),
+            ProcessExit::Code(101) => f.write_str("crashed (exit code 101)"),
+            ProcessExit::Code(code) => write!(f, "ended with exit code {code}"),
+            ProcessExit::Signal(9) => f.write_str("was killed (signal 9)"),
+            ProcessExit::Signal(signal) => write!(f, "was ended by signal {signal}"),
         }
     }
 }
 
 /// Input of the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum SupervisorEvent {
     /// A process has ended.
-    Ended(AgentId, Ending),
+    Ended(AgentId, ProcessExit),
     /// The user interrupted the run.
     Interrupted,
     /// The coordinator could not be asked to stop.
@@ -68,7 +68,7 @@ pub enum Event {
 
 /// Output of the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum SupervisorCommand {
     /// Ask the coordinator to save and stop, for this reason.
     Stop(String),
     /// Set the deadline, replacing an earlier one.
@@ -85,18 +85,18 @@ pub struct Verdict {
     /// The exit of the run.
     pub exit: Exit,
     /// The process whose end ended the run, if the coordinator has not reported it.
-    pub culprit: Option<(AgentId, Ending)>,
+    pub culprit: Option<(AgentId, ProcessExit)>,
 }
 
 /// Supervises the processes of a run; see the module documentation.
 #[derive(Debug)]
 pub struct Supervisor {
     left: usize,
-    coordinator: Option<Ending>,
-    culprit: Option<(AgentId, Ending)>,
+    coordinator: Option<ProcessExit>,
+    culprit: Option<(AgentId, ProcessExit)>,
     /// The first agent that ended without a failure of its own while the coordinator was running. It becomes the
     /// culprit if no other process does.
-    leaver: Option<(AgentId, Ending)>,
+    leaving_agent: Option<(AgentId, ProcessExit)>,
     interrupted: bool,
     asked_to_stop: bool,
     killed: bool,
@@ -111,7 +111,7 @@ impl Supervisor {
             left: processes,
             coordinator: None,
             culprit: None,
-            leaver: None,
+            leaving_agent: None,
             interrupted: false,
             asked_to_stop: false,
             killed: false,
@@ -125,38 +125,41 @@ impl Supervisor {
     }
 
     /// Handles an event; returns the commands to execute.
-    pub fn on(&mut self, event: Event) -> Vec<Command> {
+    pub fn on(&mut self, event: SupervisorEvent) -> Vec<SupervisorCommand> {
         match event {
-            Event::Ended(agent, ending) => self.on_ended(agent, ending),
-            Event::Interrupted if self.interrupted => self.kill(),
-            Event::Interrupted => {
+            SupervisorEvent::Ended(agent, ending) => self.on_ended(agent, ending),
+            SupervisorEvent::Interrupted if self.interrupted => self.kill(),
+            SupervisorEvent::Interrupted => {
                 self.interrupted = true;
                 match self.coordinator {
                     Some(_) => self.kill(),
                     None => {
                         let mut commands = self.stop("interrupted".into());
                         // While all agents are alive, saving may take any time.
-                        let patience =
-                            if self.culprit.is_none() { Command::NoDeadline } else { Command::Within(SAVING) };
+                        let patience = if self.culprit.is_none() {
+                            SupervisorCommand::NoDeadline
+                        } else {
+                            SupervisorCommand::Within(SAVE_TIMEOUT)
+                        };
                         commands.push(patience);
                         commands
                     }
                 }
             }
             // The coordinator has already ended.
-            Event::StopFailed if self.coordinator.is_some() => Vec::new(),
-            Event::StopFailed => vec![Command::Within(MOMENT)],
-            Event::Deadline => self.on_deadline(),
+            SupervisorEvent::StopFailed if self.coordinator.is_some() => Vec::new(),
+            SupervisorEvent::StopFailed => vec![SupervisorCommand::Within(FAILURE_REPORT_TIMEOUT)],
+            SupervisorEvent::Deadline => self.on_deadline(),
         }
     }
 
-    fn on_ended(&mut self, agent: AgentId, ending: Ending) -> Vec<Command> {
+    fn on_ended(&mut self, agent: AgentId, ending: ProcessExit) -> Vec<SupervisorCommand> {
         self.left = self.left.saturating_sub(1);
         if agent.role == Role::Coordinator {
             self.coordinator = Some(ending);
             return match ending.exit() {
                 // The coordinator has told all agents to leave.
-                Some(Exit::Done | Exit::Interrupted) => vec![Command::Within(LEAVING)],
+                Some(Exit::Success | Exit::Interrupted) => vec![SupervisorCommand::Within(SHUTDOWN_TIMEOUT)],
                 // Agents that did not receive `Finish` would wait for another coordinator, which a local run never has.
                 _ => self.kill(),
             };
@@ -165,22 +168,26 @@ impl Supervisor {
             return Vec::new();
         }
         match ending.exit() {
-            Some(Exit::Done | Exit::PeerLost | Exit::Interrupted) => {
-                let first = self.leaver.is_none();
-                self.leaver.get_or_insert((agent, ending));
+            Some(Exit::Success | Exit::PeerLost | Exit::Interrupted) => {
+                let first = self.leaving_agent.is_none();
+                self.leaving_agent.get_or_insert((agent, ending));
                 // A stop in progress has its own deadline.
-                if first && !self.asked_to_stop { vec![Command::Within(SETTLING)] } else { Vec::new() }
+                if first && !self.asked_to_stop {
+                    vec![SupervisorCommand::Within(LOSS_DETECTION_TIMEOUT)]
+                } else {
+                    Vec::new()
+                }
             }
             Some(Exit::Failed | Exit::BadInput) | None => {
                 self.culprit = Some((agent, ending));
-                vec![Command::Within(MOMENT)]
+                vec![SupervisorCommand::Within(FAILURE_REPORT_TIMEOUT)]
             }
         }
     }
 
-    fn on_deadline(&mut self) -> Vec<Command> {
+    fn on_deadline(&mut self) -> Vec<SupervisorCommand> {
         if self.coordinator.is_none() && self.culprit.is_none() {
-            self.culprit = self.leaver;
+            self.culprit = self.leaving_agent;
         }
         match self.culprit {
             // Without MemoryX nothing can be saved.
@@ -188,27 +195,27 @@ impl Supervisor {
                 if self.coordinator.is_none() && agent.role != Role::MemoryX && !self.asked_to_stop =>
             {
                 let mut commands = self.stop(format!("{agent} {ending}"));
-                commands.push(Command::Within(SAVING));
+                commands.push(SupervisorCommand::Within(SAVE_TIMEOUT));
                 commands
             }
             _ => self.kill(),
         }
     }
 
-    fn stop(&mut self, reason: String) -> Vec<Command> {
+    fn stop(&mut self, reason: String) -> Vec<SupervisorCommand> {
         self.asked_to_stop = true;
-        vec![Command::Stop(reason)]
+        vec![SupervisorCommand::Stop(reason)]
     }
 
-    fn kill(&mut self) -> Vec<Command> {
+    fn kill(&mut self) -> Vec<SupervisorCommand> {
         self.killed = true;
         self.killed_coordinator |= self.coordinator.is_none();
-        vec![Command::KillAll, Command::NoDeadline]
+        vec![SupervisorCommand::KillAll, SupervisorCommand::NoDeadline]
     }
 
     /// Returns how the run ended. Valid once all processes have ended.
     pub fn verdict(&self) -> Verdict {
-        let own = self.coordinator.and_then(Ending::exit).filter(|&exit| exit != Exit::PeerLost);
+        let own = self.coordinator.and_then(ProcessExit::exit).filter(|&exit| exit != Exit::PeerLost);
         // An exit after the coordinator was asked to stop because of the culprit is a consequence, not the cause.
         let asked_for_culprit = self.asked_to_stop && self.culprit.is_some();
         if let Some(exit @ (Exit::Failed | Exit::BadInput)) = own
@@ -238,31 +245,31 @@ mod tests {
     const COORDINATOR: AgentId = AgentId::new(Role::Coordinator, 0);
     const SHARD: AgentId = AgentId::new(Role::MemoryX, 1);
     const SYSTEM: AgentId = AgentId::new(Role::Cs2, 0);
-    const KILLED: Ending = Ending::Signal(9);
+    const KILLED: ProcessExit = ProcessExit::Signal(9);
 
-    fn ended(agent: AgentId, code: i32) -> Event {
-        Event::Ended(agent, Ending::Code(code))
+    fn ended(agent: AgentId, code: i32) -> SupervisorEvent {
+        SupervisorEvent::Ended(agent, ProcessExit::Code(code))
     }
 
     /// Passes events to the supervisor of three processes; returns all commands, and the verdict.
-    fn story(events: impl IntoIterator<Item = Event>) -> (Vec<Command>, Verdict) {
+    fn run_events(events: impl IntoIterator<Item = SupervisorEvent>) -> (Vec<SupervisorCommand>, Verdict) {
         let mut supervisor = Supervisor::new(3);
         let commands = events.into_iter().flat_map(|event| supervisor.on(event)).collect();
         (commands, supervisor.verdict())
     }
 
     #[test]
-    fn the_coordinators_own_end_is_the_runs() {
-        let leave = [Command::Within(LEAVING)].as_slice();
-        let killed = [Command::KillAll, Command::NoDeadline].as_slice();
+    fn run_ends_with_the_coordinators_exit_code() {
+        let leave = [SupervisorCommand::Within(SHUTDOWN_TIMEOUT)].as_slice();
+        let killed = [SupervisorCommand::KillAll, SupervisorCommand::NoDeadline].as_slice();
         let endings = [
-            (0, Exit::Done, leave),
+            (0, Exit::Success, leave),
             (1, Exit::Failed, killed),
             (2, Exit::BadInput, killed),
             (130, Exit::Interrupted, leave),
         ];
         for (code, exit, expected) in endings {
-            let (commands, verdict) = story([ended(COORDINATOR, code), ended(SHARD, 3), ended(SYSTEM, 3)]);
+            let (commands, verdict) = run_events([ended(COORDINATOR, code), ended(SHARD, 3), ended(SYSTEM, 3)]);
             assert_eq!(commands, expected);
             assert_eq!(verdict, Verdict { exit, culprit: None }, "{code}");
         }
@@ -270,78 +277,103 @@ mod tests {
 
     #[test]
     fn agents_that_leave_first_at_the_end_change_nothing() {
-        let (_, verdict) = story([ended(SHARD, 0), ended(SYSTEM, 0), ended(COORDINATOR, 0)]);
-        assert_eq!(verdict, Verdict { exit: Exit::Done, culprit: None });
+        let (_, verdict) = run_events([ended(SHARD, 0), ended(SYSTEM, 0), ended(COORDINATOR, 0)]);
+        assert_eq!(verdict, Verdict { exit: Exit::Success, culprit: None });
     }
 
     #[test]
     fn a_dead_system_ends_the_run_after_a_save() {
-        let death = Event::Ended(SYSTEM, KILLED);
-        let (commands, verdict) = story([death, Event::Deadline, ended(COORDINATOR, 130), ended(SHARD, 0)]);
-        let stop = Command::Stop("cs2-0 was killed (signal 9)".into());
-        let expected = [Command::Within(MOMENT), stop, Command::Within(SAVING), Command::Within(LEAVING)];
+        let death = SupervisorEvent::Ended(SYSTEM, KILLED);
+        let (commands, verdict) =
+            run_events([death, SupervisorEvent::Deadline, ended(COORDINATOR, 130), ended(SHARD, 0)]);
+        let stop = SupervisorCommand::Stop("cs2-0 was killed (signal 9)".into());
+        let expected = [
+            SupervisorCommand::Within(FAILURE_REPORT_TIMEOUT),
+            stop,
+            SupervisorCommand::Within(SAVE_TIMEOUT),
+            SupervisorCommand::Within(SHUTDOWN_TIMEOUT),
+        ];
         assert_eq!(commands, expected);
         assert_eq!(verdict, Verdict { exit: Exit::Failed, culprit: Some((SYSTEM, KILLED)) });
     }
 
     #[test]
-    fn a_dead_shard_leaves_nothing_to_save() {
-        let (commands, verdict) = story([Event::Ended(SHARD, KILLED), Event::Deadline]);
-        assert_eq!(commands, [Command::Within(MOMENT), Command::KillAll, Command::NoDeadline]);
+    fn lost_shard_ends_the_run_without_a_save() {
+        let (commands, verdict) = run_events([SupervisorEvent::Ended(SHARD, KILLED), SupervisorEvent::Deadline]);
+        assert_eq!(
+            commands,
+            [
+                SupervisorCommand::Within(FAILURE_REPORT_TIMEOUT),
+                SupervisorCommand::KillAll,
+                SupervisorCommand::NoDeadline
+            ]
+        );
         assert_eq!(verdict, Verdict { exit: Exit::Failed, culprit: Some((SHARD, KILLED)) });
     }
 
     #[test]
-    fn what_the_coordinator_reports_itself_comes_first() {
-        let (_, verdict) = story([ended(SYSTEM, 2), ended(COORDINATOR, 2), ended(SHARD, 3)]);
+    fn coordinators_own_report_takes_precedence() {
+        let (_, verdict) = run_events([ended(SYSTEM, 2), ended(COORDINATOR, 2), ended(SHARD, 3)]);
         assert_eq!(verdict, Verdict { exit: Exit::BadInput, culprit: None });
     }
 
     #[test]
-    fn a_victim_is_not_the_culprit_of_a_later_death_but_never_hangs_the_run() {
-        let (_, verdict) = story([ended(SYSTEM, 3), Event::Ended(SHARD, KILLED), Event::Deadline]);
+    fn peer_loss_is_not_blamed_and_never_hangs_the_run() {
+        let (_, verdict) =
+            run_events([ended(SYSTEM, 3), SupervisorEvent::Ended(SHARD, KILLED), SupervisorEvent::Deadline]);
         assert_eq!(verdict.culprit, Some((SHARD, KILLED)));
-        let (commands, verdict) = story([ended(SYSTEM, 3), Event::Deadline, Event::Deadline]);
-        assert_eq!(commands.first(), Some(&Command::Within(SETTLING)));
-        assert!(commands.contains(&Command::KillAll));
-        assert_eq!(verdict.culprit, Some((SYSTEM, Ending::Code(3))));
+        let (commands, verdict) = run_events([ended(SYSTEM, 3), SupervisorEvent::Deadline, SupervisorEvent::Deadline]);
+        assert_eq!(commands.first(), Some(&SupervisorCommand::Within(LOSS_DETECTION_TIMEOUT)));
+        assert!(commands.contains(&SupervisorCommand::KillAll));
+        assert_eq!(verdict.culprit, Some((SYSTEM, ProcessExit::Code(3))));
     }
 
     #[test]
     fn a_coordinator_that_crashes_is_named() {
-        for ending in [KILLED, Ending::Code(101), Ending::Code(3)] {
-            let (commands, verdict) = story([Event::Ended(COORDINATOR, ending)]);
-            assert_eq!(commands, [Command::KillAll, Command::NoDeadline]);
+        for ending in [KILLED, ProcessExit::Code(101), ProcessExit::Code(3)] {
+            let (commands, verdict) = run_events([SupervisorEvent::Ended(COORDINATOR, ending)]);
+            assert_eq!(commands, [SupervisorCommand::KillAll, SupervisorCommand::NoDeadline]);
             assert_eq!(verdict, Verdict { exit: Exit::Failed, culprit: Some((COORDINATOR, ending)) });
         }
     }
 
     #[test]
     fn an_interruption_waits_for_the_save_and_a_second_one_does_not() {
-        let saved = [Event::Interrupted, ended(COORDINATOR, 130), ended(SHARD, 0), ended(SYSTEM, 0)];
-        let (commands, verdict) = story(saved);
-        assert_eq!(commands[..2], [Command::Stop("interrupted".into()), Command::NoDeadline]);
+        let saved = [SupervisorEvent::Interrupted, ended(COORDINATOR, 130), ended(SHARD, 0), ended(SYSTEM, 0)];
+        let (commands, verdict) = run_events(saved);
+        assert_eq!(commands[..2], [SupervisorCommand::Stop("interrupted".into()), SupervisorCommand::NoDeadline]);
         assert_eq!(verdict, Verdict { exit: Exit::Interrupted, culprit: None });
 
-        let all = [COORDINATOR, SHARD, SYSTEM].map(|agent| Event::Ended(agent, KILLED));
-        let (commands, verdict) = story([Event::Interrupted, Event::Interrupted].into_iter().chain(all));
-        assert!(commands.contains(&Command::KillAll));
+        let all = [COORDINATOR, SHARD, SYSTEM].map(|agent| SupervisorEvent::Ended(agent, KILLED));
+        let (commands, verdict) =
+            run_events([SupervisorEvent::Interrupted, SupervisorEvent::Interrupted].into_iter().chain(all));
+        assert!(commands.contains(&SupervisorCommand::KillAll));
         assert_eq!(verdict, Verdict { exit: Exit::Interrupted, culprit: None });
     }
 
     #[test]
-    fn a_failure_to_save_is_told_even_after_an_interruption() {
-        let (_, verdict) = story([Event::Interrupted, ended(COORDINATOR, 1), ended(SHARD, 0), ended(SYSTEM, 0)]);
+    fn failed_save_is_reported_after_an_interruption() {
+        let (_, verdict) =
+            run_events([SupervisorEvent::Interrupted, ended(COORDINATOR, 1), ended(SHARD, 0), ended(SYSTEM, 0)]);
         assert_eq!(verdict.exit, Exit::Failed);
     }
 
     #[test]
-    fn a_stop_nobody_answers_ends_in_a_kill() {
-        let (commands, _) = story([Event::Interrupted, Event::StopFailed, Event::Deadline]);
-        assert_eq!(commands[2..], [Command::Within(MOMENT), Command::KillAll, Command::NoDeadline]);
+    fn unanswered_stop_ends_in_a_kill() {
+        let (commands, _) =
+            run_events([SupervisorEvent::Interrupted, SupervisorEvent::StopFailed, SupervisorEvent::Deadline]);
+        assert_eq!(
+            commands[2..],
+            [
+                SupervisorCommand::Within(FAILURE_REPORT_TIMEOUT),
+                SupervisorCommand::KillAll,
+                SupervisorCommand::NoDeadline
+            ]
+        );
         // The coordinator was already ending: its own exit counts.
-        let (commands, verdict) = story([Event::Interrupted, ended(COORDINATOR, 130), Event::StopFailed]);
-        assert!(!commands.contains(&Command::KillAll));
+        let (commands, verdict) =
+            run_events([SupervisorEvent::Interrupted, ended(COORDINATOR, 130), SupervisorEvent::StopFailed]);
+        assert!(!commands.contains(&SupervisorCommand::KillAll));
         assert_eq!(verdict.exit, Exit::Interrupted);
     }
 }

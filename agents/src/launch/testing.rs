@@ -2,7 +2,7 @@
 
 use millrace_params::{FlagOverrides, MachineSpec, Params};
 
-use super::{Launch, LocalRun};
+use super::{LaunchDocument, LocalRun};
 
 /// Returns a run of the smallest job on one system.
 pub fn local_run() -> LocalRun {
@@ -13,5 +13,5 @@ optimizer: {optimizer_type: SGD, learning_rate: 0.1}
 runconfig: {max_steps: 1}
 ";
     let resolved = Params::parse_yaml(params_yaml).and_then(|params| params.resolve(&FlagOverrides::default()));
-    LocalRun::new(Launch::new(resolved.unwrap(), MachineSpec::default(), params_yaml.into()))
+    LocalRun::new(LaunchDocument::new(resolved.unwrap(), MachineSpec::default(), params_yaml.into()))
 }

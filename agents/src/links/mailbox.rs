@@ -5,36 +5,36 @@ use std::collections::{BTreeMap, VecDeque};
 use millrace_engine::types::{AgentId, Epoch};
 use tokio::sync::mpsc;
 
-use super::{DirectionKey, EVENTS, Events, Happening, LinkEvent};
+use super::{Direction, LinkEvent, LinkEventKind, LinkEventSender, MAX_QUEUED_LINK_EVENTS};
 
 /// Maximum link directions with events of epochs that this agent has not entered yet: more than any node of the tree
 /// has.
-const EARLY_LINKS: usize = 4096;
+const MAX_EARLY_LINKS: usize = 4096;
 /// Maximum stored events of one such link direction: that it is open, the newest grant, its end. Frames can't arrive,
 /// because nothing is granted yet.
-const EARLY_EVENTS: usize = 3;
+const MAX_EARLY_EVENTS_PER_LINK: usize = 3;
 
 /// Delivers the events of the current epoch; see the parent module.
-pub struct Mailbox {
+pub struct LinkEventQueue {
     receiver: mpsc::Receiver<LinkEvent>,
     epoch: Epoch,
     /// Events of epochs that this agent has not entered yet. Of each peer only those of its newest epoch are stored,
     /// because the peer has left the earlier ones.
-    early: BTreeMap<(AgentId, DirectionKey), Vec<LinkEvent>>,
+    early: BTreeMap<(AgentId, Direction), Vec<LinkEvent>>,
     /// Stored events whose epoch was entered.
     ready: VecDeque<LinkEvent>,
 }
 
-impl Mailbox {
+impl LinkEventQueue {
     /// Creates a mailbox before the first epoch, and the sender for links.
-    pub fn new() -> (Self, Events) {
-        let (sender, receiver) = mpsc::channel(EVENTS);
+    pub fn new() -> (Self, LinkEventSender) {
+        let (sender, receiver) = mpsc::channel(MAX_QUEUED_LINK_EVENTS);
         let mailbox = Self { receiver, epoch: Epoch::default(), early: BTreeMap::new(), ready: VecDeque::new() };
         (mailbox, sender)
     }
 
     /// Makes `epoch` the current one, and delivers its stored events.
-    pub fn enter(&mut self, epoch: Epoch) {
+    pub fn set_epoch(&mut self, epoch: Epoch) {
         self.epoch = epoch;
         self.ready.clear();
         let early = std::mem::take(&mut self.early);
@@ -54,9 +54,9 @@ impl Mailbox {
     /// Stores an early event. If it has the end of the link in it and is dropped, the link closes.
     fn keep(&mut self, event: LinkEvent) {
         let link = (event.key.peer, event.key.direction);
-        if !self.early.contains_key(&link) && self.early.len() >= EARLY_LINKS {
+        if !self.early.contains_key(&link) && self.early.len() >= MAX_EARLY_LINKS {
             let (peer, epoch) = (event.key.peer, event.key.epoch);
-            tracing::warn!(%peer, %epoch, "a link came early, like {EARLY_LINKS} others, and is closed");
+            tracing::warn!(%peer, %epoch, "a link came early, like {MAX_EARLY_LINKS} others, and is closed");
             return;
         }
         let kept = self.early.entry(link).or_default();
@@ -65,10 +65,10 @@ impl Mailbox {
             Some(std::cmp::Ordering::Greater) => kept.clear(),
             Some(std::cmp::Ordering::Equal) | None => {}
         }
-        if matches!(event.what, Happening::Grant(_)) {
-            kept.retain(|kept| !matches!(kept.what, Happening::Grant(_)));
+        if matches!(event.kind, LinkEventKind::Grant(_)) {
+            kept.retain(|kept| !matches!(kept.kind, LinkEventKind::Grant(_)));
         }
-        if kept.len() < EARLY_EVENTS {
+        if kept.len() < MAX_EARLY_EVENTS_PER_LINK {
             kept.push(event);
         }
     }
@@ -86,7 +86,7 @@ impl Mailbox {
 
     /// Returns the number of stored events.
     #[cfg(test)]
-    pub fn kept(&self) -> usize {
+    pub fn queued_early_events(&self) -> usize {
         self.early.values().map(Vec::len).sum::<usize>() + self.ready.len()
     }
 }

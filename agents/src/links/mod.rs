@@ -1,12 +1,12 @@
 //! The links of the data tree: one long-lived stream per link and direction.
 //!
 //! An agent handles links that it dials and links that it accepts in the same way: it receives [`LinkEvent`]s on one
-//! channel, and for each open link an [`End`] to send into. Events have the epoch of their link. [`Mailbox`] delivers
+//! channel, and for each open link an [`LinkSender`] to send into. Events have the epoch of their link. [`LinkEventQueue`] delivers
 //! those of the current epoch, stores those of later epochs and drops the others.
 //!
 //! * A peer can't make an agent use unbounded memory: a frame without credit, or a grant of more than a window, closes
 //!   its link ([`FrameCheck`], [`GrantCheck`]).
-//! * While [`EVENTS`] events wait for the agent, nothing more is read from the network.
+//! * While [`MAX_QUEUED_LINK_EVENTS`] events wait for the agent, nothing more is read from the network.
 
 mod dial;
 mod mailbox;
@@ -21,7 +21,7 @@ use millrace_engine::frame::Frame;
 use millrace_engine::slots::Direction;
 use millrace_engine::types::{AgentId, Epoch};
 use millrace_protocol::codec;
-use millrace_protocol::packet::{Incoming, Packet, PacketSender, SendProgress};
+use millrace_protocol::packet::{Packet, PacketReader, PacketSender, SendProgress};
 use millrace_telemetry::metric_definitions::{ByteDirection as Way, RoleMetrics};
 use millrace_telemetry::prometheus::Counter;
 use tokio::sync::{mpsc, watch};
@@ -31,7 +31,7 @@ use crate::control::job::CompiledJob;
 use crate::member::Member;
 
 pub use dial::dial;
-pub use mailbox::Mailbox;
+pub use mailbox::LinkEventQueue;
 pub use serve::LinkService;
 
 /// One direction of the link to one peer in one epoch.
@@ -42,44 +42,26 @@ pub struct LinkKey {
     /// The agent at the other end.
     pub peer: AgentId,
     /// Weights or gradients.
-    pub direction: DirectionKey,
-}
-
-/// [`Direction`] with an order, for use in maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum DirectionKey {
-    /// Weights.
-    Down,
-    /// Gradients.
-    Up,
-}
-
-impl From<Direction> for DirectionKey {
-    fn from(direction: Direction) -> Self {
-        match direction {
-            Direction::Down => Self::Down,
-            Direction::Up => Self::Up,
-        }
-    }
+    pub direction: Direction,
 }
 
 /// The end of a link that this agent sends into.
 #[derive(Clone)]
-pub enum End {
+pub enum LinkSender {
     /// The agent sends frames and receives grants.
     Frames(PacketSender, Counter),
     /// The agent receives frames and sends grants.
-    Grants(PacketSender, Granted),
+    Grants(PacketSender, GrantedSlots),
 }
 
 /// The running total of slots granted on a link, shared with the task that reads the link.
-pub type Granted = Arc<AtomicU64>;
+pub type GrantedSlots = Arc<AtomicU64>;
 
 /// An event on a link.
 #[derive(Clone)]
-pub enum Happening {
+pub enum LinkEventKind {
     /// The link is open.
-    Open(End),
+    Open(LinkSender),
     /// A checked frame arrived.
     Frame(Frame),
     /// The peer granted slots; the value is the running total.
@@ -92,14 +74,14 @@ pub enum Happening {
 #[derive(Clone)]
 pub struct LinkEvent {
     pub key: LinkKey,
-    pub what: Happening,
+    pub kind: LinkEventKind,
 }
 
 /// Maximum events that wait for an agent. Frames among them are also bounded by credits.
-pub const EVENTS: usize = 1024;
+pub const MAX_QUEUED_LINK_EVENTS: usize = 1024;
 
 /// Sends events of links to the agent.
-pub type Events = mpsc::Sender<LinkEvent>;
+pub type LinkEventSender = mpsc::Sender<LinkEvent>;
 
 /// The values of the job that links need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,33 +100,33 @@ impl LinkJob {
 }
 
 /// [`LinkJob`], set when the coordinator has sent the job. Links that are opened earlier are not read until then.
-pub type JobCell = Arc<watch::Sender<Option<LinkJob>>>;
+pub type LinkJobWatch = Arc<watch::Sender<Option<LinkJob>>>;
 
 /// State that all links of a process share.
 #[derive(Clone)]
-pub struct Settings {
+pub struct LinkSettings {
     /// Receives the events of all links.
-    pub events: Events,
+    pub events: LinkEventSender,
     /// The job, once it is known.
-    pub job: JobCell,
+    pub job: LinkJobWatch,
     /// Counts bytes.
     pub metrics: RoleMetrics,
     /// Dials and accepts connections.
     pub member: Member,
 }
 
-impl End {
+impl LinkSender {
     /// Sends a frame. A frame for a closed link is dropped; the `Broken` event of the link follows.
     pub fn frame(&self, frame: Packet) {
-        if let End::Frames(sender, bytes) = self {
+        if let LinkSender::Frames(sender, bytes) = self {
             bytes.add(frame.len() as u64);
             sender.send(frame);
         }
     }
 
-    /// Sends a running total of grants. For closed links as in [`End::frame`].
+    /// Sends a running total of grants. For closed links as in [`LinkSender::frame`].
     pub fn grant(&self, total: u64) {
-        if let End::Grants(sender, granted) = self {
+        if let LinkSender::Grants(sender, granted) = self {
             granted.fetch_max(total, Ordering::Relaxed);
             sender.grant(total);
         }
@@ -152,15 +134,20 @@ impl End {
 }
 
 /// Handles a direction in which frames arrive, until it ends.
-async fn receive_frames(key: LinkKey, sender: PacketSender, incoming: Incoming, settings: Settings) {
-    let granted = Granted::default();
-    send(&settings.events, key, Happening::Open(End::Grants(sender, granted.clone()))).await;
+async fn receive_frames(key: LinkKey, sender: PacketSender, incoming: PacketReader, settings: LinkSettings) {
+    let granted = GrantedSlots::default();
+    send(&settings.events, key, LinkEventKind::Open(LinkSender::Grants(sender, granted.clone()))).await;
     let reason = read_frames(key, incoming, &granted, &settings).await;
-    send(&settings.events, key, Happening::Broken(reason)).await;
+    send(&settings.events, key, LinkEventKind::Broken(reason)).await;
 }
 
 /// Sends arriving frames as events; returns the reason for the end.
-async fn read_frames(key: LinkKey, mut incoming: Incoming, granted: &Granted, settings: &Settings) -> String {
+async fn read_frames(
+    key: LinkKey,
+    mut incoming: PacketReader,
+    granted: &GrantedSlots,
+    settings: &LinkSettings,
+) -> String {
     let bytes = settings.metrics.bytes(Way::In, &key.peer.to_string());
     let Some(job) = settings.job().await else { return "the agent ends".to_owned() };
     let mut check = FrameCheck::default();
@@ -181,22 +168,27 @@ async fn read_frames(key: LinkKey, mut incoming: Incoming, granted: &Granted, se
         if let Err(error) = check.frame(&frame.key, granted.load(Ordering::Relaxed)) {
             return error.to_string();
         }
-        send(&settings.events, key, Happening::Frame(frame)).await;
+        send(&settings.events, key, LinkEventKind::Frame(frame)).await;
     }
 }
 
 /// Handles a direction in which grants arrive, until it ends.
-async fn receive_grants(key: LinkKey, sender: PacketSender, incoming: Incoming, settings: Settings) {
+async fn receive_grants(key: LinkKey, sender: PacketSender, incoming: PacketReader, settings: LinkSettings) {
     // The link closes when the agent drops its end: this task holds only the progress, not the sender.
     let progress = sender.progress();
-    let end = End::Frames(sender, settings.metrics.bytes(Way::Out, &key.peer.to_string()));
-    send(&settings.events, key, Happening::Open(end)).await;
+    let end = LinkSender::Frames(sender, settings.metrics.bytes(Way::Out, &key.peer.to_string()));
+    send(&settings.events, key, LinkEventKind::Open(end)).await;
     let reason = read_grants(key, incoming, &progress, &settings).await;
-    send(&settings.events, key, Happening::Broken(reason)).await;
+    send(&settings.events, key, LinkEventKind::Broken(reason)).await;
 }
 
 /// Sends arriving grants as events; returns the reason for the end.
-async fn read_grants(key: LinkKey, mut incoming: Incoming, progress: &SendProgress, settings: &Settings) -> String {
+async fn read_grants(
+    key: LinkKey,
+    mut incoming: PacketReader,
+    progress: &SendProgress,
+    settings: &LinkSettings,
+) -> String {
     let Some(job) = settings.job().await else { return "the agent ends".to_owned() };
     let mut check = GrantCheck::new(job.window);
     loop {
@@ -205,15 +197,15 @@ async fn read_grants(key: LinkKey, mut incoming: Incoming, progress: &SendProgre
             Ok(None) => return "the peer closed the link".to_owned(),
             Err(error) => return error.to_string(),
         };
-        if let Err(error) = check.grant(total, progress.slots_taken()) {
+        if let Err(error) = check.grant(total, progress.slots_sent()) {
             return error.to_string();
         }
-        send(&settings.events, key, Happening::Grant(total)).await;
+        send(&settings.events, key, LinkEventKind::Grant(total)).await;
     }
 }
 
-async fn send(events: &Events, key: LinkKey, what: Happening) {
-    let _ = events.send(LinkEvent { key, what }).await;
+async fn send(events: &LinkEventSender, key: LinkKey, what: LinkEventKind) {
+    let _ = events.send(LinkEvent { key, kind: what }).await;
 }
 
 /// Parses an epoch written as `attempt.number`.
@@ -222,7 +214,7 @@ fn parse_epoch(text: &str) -> Option<Epoch> {
     Some(Epoch { attempt: attempt.parse().ok()?, number: number.parse().ok()? })
 }
 
-impl Settings {
+impl LinkSettings {
     /// Waits for the job; returns `None` if the agent ends before the job is known.
     async fn job(&self) -> Option<LinkJob> {
         let mut job = self.job.subscribe();

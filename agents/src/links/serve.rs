@@ -9,30 +9,30 @@ use std::time::Instant;
 
 use http::{Request, Response, StatusCode};
 use millrace_engine::types::AgentId;
-use millrace_protocol::packet::{self, AGENT_KEY, EPOCH_KEY, Incoming};
+use millrace_protocol::packet::{self, AGENT_HEADER, EPOCH_HEADER, PacketReader};
 use millrace_protocol::security::{Peer, RejectionLog};
 use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::server::NamedService;
 
-use super::{DirectionKey, LinkKey, Settings, parse_epoch, receive_frames, receive_grants};
+use super::{Direction, LinkKey, LinkSettings, parse_epoch, receive_frames, receive_grants};
 
 /// The service that shards and SwarmX nodes offer to their children.
 #[derive(Clone)]
 pub struct LinkService {
-    settings: Settings,
+    settings: LinkSettings,
     /// The open links.
     open: Arc<Mutex<BTreeSet<LinkKey>>>,
     rejections: Arc<Mutex<RejectionLog>>,
 }
 
 /// Removes a link from the open ones when it is dropped.
-struct Opened {
+struct OpenLinkGuard {
     key: LinkKey,
     open: Arc<Mutex<BTreeSet<LinkKey>>>,
 }
 
-impl Drop for Opened {
+impl Drop for OpenLinkGuard {
     fn drop(&mut self) {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
     }
@@ -40,7 +40,7 @@ impl Drop for Opened {
 
 impl LinkService {
     /// Creates the service.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: LinkSettings) -> Self {
         Self { settings, open: Arc::default(), rejections: Arc::default() }
     }
 
@@ -52,11 +52,11 @@ impl LinkService {
         let peer = request.extensions().get::<Peer>().and_then(|peer| peer.name.agent());
         let text = |key| request.headers().get(key).and_then(|value| value.to_str().ok());
         let direction = match request.uri().path() {
-            packet::DOWN => Some(DirectionKey::Down),
-            packet::UP => Some(DirectionKey::Up),
+            packet::LINK_DOWN_PATH => Some(Direction::Down),
+            packet::LINK_UP_PATH => Some(Direction::Up),
             _ => None,
         };
-        let said = (text(EPOCH_KEY).and_then(parse_epoch), text(AGENT_KEY).and_then(AgentId::parse), direction);
+        let said = (text(EPOCH_HEADER).and_then(parse_epoch), text(AGENT_HEADER).and_then(AgentId::parse), direction);
         let (Some(epoch), Some(agent), Some(direction)) = said else {
             return Err((StatusCode::BAD_REQUEST, "a link must name its epoch and agent".to_owned()));
         };
@@ -69,18 +69,18 @@ impl LinkService {
         if !self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(key) {
             return Err((StatusCode::CONFLICT, format!("{agent} has this link of epoch {epoch} already")));
         }
-        Ok(self.take(Opened { key, open: self.open.clone() }, request))
+        Ok(self.take(OpenLinkGuard { key, open: self.open.clone() }, request))
     }
 
     /// Serves a link. The link counts as open until it ends.
-    fn take(&self, opened: Opened, request: Request<Body>) -> Body {
+    fn take(&self, opened: OpenLinkGuard, request: Request<Body>) -> Body {
         let (key, settings) = (opened.key, self.settings.clone());
-        let (sender, body) = packet::outgoing();
-        let incoming = Incoming::new(request.into_body());
+        let (sender, body) = packet::packet_channel();
+        let incoming = PacketReader::new(request.into_body());
         tokio::spawn(async move {
             match key.direction {
-                DirectionKey::Down => receive_grants(key, sender, incoming, settings).await,
-                DirectionKey::Up => receive_frames(key, sender, incoming, settings).await,
+                Direction::Down => receive_grants(key, sender, incoming, settings).await,
+                Direction::Up => receive_frames(key, sender, incoming, settings).await,
             }
             drop(opened);
         });
@@ -88,8 +88,8 @@ impl LinkService {
     }
 
     /// Logs a rejection, unless too many were logged recently.
-    fn note(&self, reason: &str) {
-        let told = self.rejections.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now());
+    fn log_rejection(&self, reason: &str) {
+        let told = self.rejections.lock().unwrap_or_else(PoisonError::into_inner).record(Instant::now());
         if told.is_some() {
             tracing::warn!("rejected a link: {reason}");
         }
@@ -97,7 +97,7 @@ impl LinkService {
 }
 
 impl NamedService for LinkService {
-    const NAME: &'static str = packet::SERVICE;
+    const NAME: &'static str = packet::LINK_SERVICE;
 }
 
 impl Service<Request<Body>> for LinkService {
@@ -111,7 +111,7 @@ impl Service<Request<Body>> for LinkService {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let response = self.open(request).map(Response::new).unwrap_or_else(|(status, reason)| {
-            self.note(&reason);
+            self.log_rejection(&reason);
             let mut refusal = Response::new(Body::new(reason));
             *refusal.status_mut() = status;
             refusal

@@ -5,7 +5,7 @@ use millrace_emulator::tree::Node;
 use millrace_engine::frame::FrameKey;
 use millrace_engine::types::Role;
 use millrace_protocol::codec::LinkContext;
-use millrace_protocol::packet::outgoing;
+use millrace_protocol::packet::packet_channel;
 
 use super::*;
 
@@ -16,14 +16,14 @@ fn epoch(number: u32) -> Epoch {
 }
 
 fn key(peer: u32, number: u32) -> LinkKey {
-    LinkKey { epoch: epoch(number), peer: AgentId::new(Role::Cs2, peer), direction: DirectionKey::Up }
+    LinkKey { epoch: epoch(number), peer: AgentId::new(Role::Cs2, peer), direction: Direction::Up }
 }
 
-fn settings(events: Events) -> Settings {
-    let job = JobCell::default();
+fn settings(events: LinkEventSender) -> LinkSettings {
+    let job = LinkJobWatch::default();
     job.send_replace(Some(JOB));
     let member = crate::member::testing(AgentId::new(Role::SwarmX, 0));
-    Settings { events, job, metrics: RoleMetrics::new("swarmx", 0, "0"), member }
+    LinkSettings { events, job, metrics: RoleMetrics::new("swarmx", 0, "0"), member }
 }
 
 fn frame(slot: u32, number: u32) -> Packet {
@@ -34,22 +34,22 @@ fn frame(slot: u32, number: u32) -> Packet {
 
 /// Sends `packets` on a link and returns all its events in the current epoch. `granted` slots are granted before the
 /// first packet is read.
-async fn read(packets: impl IntoIterator<Item = Packet>, granted: u64) -> Vec<Happening> {
-    let (mut mailbox, events) = Mailbox::new();
-    mailbox.enter(epoch(1));
-    let (peer, body) = outgoing();
-    let (grants, _kept) = outgoing();
+async fn read(packets: impl IntoIterator<Item = Packet>, granted: u64) -> Vec<LinkEventKind> {
+    let (mut mailbox, events) = LinkEventQueue::new();
+    mailbox.set_epoch(epoch(1));
+    let (peer, body) = packet_channel();
+    let (grants, _kept) = packet_channel();
     let settings = settings(events);
     settings.job.send_replace(None);
-    tokio::spawn(receive_frames(key(0, 1), grants, Incoming::new(body), settings.clone()));
+    tokio::spawn(receive_frames(key(0, 1), grants, PacketReader::new(body), settings.clone()));
     packets.into_iter().for_each(|packet| peer.send(packet));
     let mut happened = Vec::new();
-    while let Some(LinkEvent { what, .. }) = mailbox.next().await {
-        if let Happening::Open(end) = &what {
+    while let Some(LinkEvent { kind: what, .. }) = mailbox.next().await {
+        if let LinkEventKind::Open(end) = &what {
             end.grant(granted);
             settings.job.send_replace(Some(JOB));
         }
-        let broken = matches!(what, Happening::Broken(_));
+        let broken = matches!(what, LinkEventKind::Broken(_));
         happened.push(what);
         if broken {
             break;
@@ -58,15 +58,15 @@ async fn read(packets: impl IntoIterator<Item = Packet>, granted: u64) -> Vec<Ha
     happened
 }
 
-fn reason(happened: &[Happening]) -> &str {
-    let Some(Happening::Broken(reason)) = happened.last() else { panic!("the link goes on") };
+fn reason(happened: &[LinkEventKind]) -> &str {
+    let Some(LinkEventKind::Broken(reason)) = happened.last() else { panic!("the link goes on") };
     reason
 }
 
 #[tokio::test]
 async fn frames_without_credit_end_the_link() {
     let happened = read((0..1000).map(|slot| frame(slot, 1)), 2).await;
-    let frames = happened.iter().filter(|what| matches!(what, Happening::Frame(_))).count();
+    let frames = happened.iter().filter(|what| matches!(what, LinkEventKind::Frame(_))).count();
     assert_eq!(frames, 2);
     assert!(reason(&happened).contains("beyond the credits"), "{}", reason(&happened));
     let happened = read(std::iter::repeat_with(|| frame(0, 1)).take(1000), 2).await;
@@ -79,44 +79,44 @@ async fn frames_without_credit_end_the_link() {
 async fn grants_beyond_a_window_and_those_that_do_not_rise_end_the_link() {
     for (grants, why) in [(vec![3, 4], "a window of 3"), (vec![2, 2], "after one of 2"), (vec![3, 1], "after one of 3")]
     {
-        let (mut mailbox, events) = Mailbox::new();
-        mailbox.enter(epoch(1));
-        let (peer, body) = outgoing();
-        let (frames, _kept) = outgoing();
-        tokio::spawn(receive_grants(key(0, 1), frames, Incoming::new(body), settings(events)));
+        let (mut mailbox, events) = LinkEventQueue::new();
+        mailbox.set_epoch(epoch(1));
+        let (peer, body) = packet_channel();
+        let (frames, _kept) = packet_channel();
+        tokio::spawn(receive_grants(key(0, 1), frames, PacketReader::new(body), settings(events)));
         grants.iter().for_each(|total| peer.grant(*total));
         let mut happened = Vec::new();
-        while !matches!(happened.last(), Some(Happening::Broken(_))) {
-            happened.push(mailbox.next().await.unwrap().what);
+        while !matches!(happened.last(), Some(LinkEventKind::Broken(_))) {
+            happened.push(mailbox.next().await.unwrap().kind);
         }
         assert!(reason(&happened).contains(why), "{}", reason(&happened));
     }
 }
 
 #[tokio::test]
-async fn an_agent_that_is_busy_is_sent_no_more_than_it_has_room_for() {
-    let (mailbox, events) = Mailbox::new();
-    let (peer, body) = outgoing();
-    let (grants, _kept) = outgoing();
+async fn busy_agent_receives_no_more_than_its_window() {
+    let (mailbox, events) = LinkEventQueue::new();
+    let (peer, body) = packet_channel();
+    let (grants, _kept) = packet_channel();
     // An unlimited grant, as from an agent that trusts its peer.
     let granted = Arc::new(AtomicU64::new(u64::MAX));
     let settings = settings(events);
-    tokio::spawn(async move { read_frames(key(0, 1), Incoming::new(body), &granted, &settings).await });
-    (0..4 * EVENTS as u32).for_each(|slot| peer.send(frame(slot, 1)));
+    tokio::spawn(async move { read_frames(key(0, 1), PacketReader::new(body), &granted, &settings).await });
+    (0..4 * MAX_QUEUED_LINK_EVENTS as u32).for_each(|slot| peer.send(frame(slot, 1)));
     let progress = peer.progress();
     let mut before = u64::MAX;
-    while before != progress.slots_taken() {
-        before = progress.slots_taken();
+    while before != progress.slots_sent() {
+        before = progress.slots_sent();
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
     }
-    assert_eq!(before, EVENTS as u64 + 1, "one is held by the reader");
+    assert_eq!(before, MAX_QUEUED_LINK_EVENTS as u64 + 1, "one is held by the reader");
     drop((mailbox, grants));
 }
 
 /// Receives all waiting events, none of which is of the current epoch.
-async fn sort_all(mailbox: &mut Mailbox) {
+async fn sort_all(mailbox: &mut LinkEventQueue) {
     // The runtime limits how much a task receives before it yields.
     tokio::task::yield_now().await;
     tokio::select! {
@@ -127,27 +127,27 @@ async fn sort_all(mailbox: &mut Mailbox) {
 }
 
 #[tokio::test]
-async fn links_that_come_early_are_kept_in_bounds() {
-    let (mut mailbox, events) = Mailbox::new();
+async fn early_links_are_bounded() {
+    let (mut mailbox, events) = LinkEventQueue::new();
     let open = |peer, number| {
-        let end = End::Grants(outgoing().0, Granted::default());
-        LinkEvent { key: key(peer, number), what: Happening::Open(end) }
+        let end = LinkSender::Grants(packet_channel().0, GrantedSlots::default());
+        LinkEvent { key: key(peer, number), kind: LinkEventKind::Open(end) }
     };
-    let grant = |peer, number, total| LinkEvent { key: key(peer, number), what: Happening::Grant(total) };
+    let grant = |peer, number, total| LinkEvent { key: key(peer, number), kind: LinkEventKind::Grant(total) };
     for number in 2..100 {
         for event in [open(0, number), grant(0, number, 1), grant(0, number, 2)] {
             events.try_send(event).unwrap();
         }
         sort_all(&mut mailbox).await;
-        assert_eq!(mailbox.kept(), 2);
+        assert_eq!(mailbox.queued_early_events(), 2);
     }
     for peer in 0..5_000 {
         events.try_send(open(peer, 99)).unwrap();
         sort_all(&mut mailbox).await;
     }
-    assert_eq!(mailbox.kept(), 4096 + 2, "a second link of the same name is kept, too");
+    assert_eq!(mailbox.queued_early_events(), 4096 + 2, "a second link of the same name is kept, too");
     // Stored events are delivered when their epoch is entered.
-    mailbox.enter(epoch(99));
-    assert!(matches!(mailbox.next().await.unwrap().what, Happening::Open(_)));
-    assert!(matches!(mailbox.next().await.unwrap().what, Happening::Grant(2)));
+    mailbox.set_epoch(epoch(99));
+    assert!(matches!(mailbox.next().await.unwrap().kind, LinkEventKind::Open(_)));
+    assert!(matches!(mailbox.next().await.unwrap().kind, LinkEventKind::Grant(2)));
 }

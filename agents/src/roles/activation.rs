@@ -7,60 +7,61 @@ use bytes::{BufMut, Bytes, BytesMut};
 use millrace_data::Dataset;
 use millrace_engine::message::{AgentCommand, AgentReport};
 use millrace_engine::types::Role;
-use millrace_protocol::security::{Incoming, Peer};
+use millrace_protocol::security::{AuthenticatedIncoming, Peer};
 use millrace_protocol::{proto, transport};
 use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::Context;
-use crate::control::agent::{Heard, Work};
-use crate::failure::Failure;
-use crate::input::Inputs;
+use super::RoleContext;
+use crate::control::agent::{ComputeUsage, SessionEvent};
+use crate::failure::AgentError;
+use crate::input::JobInputs;
 
 /// Maximum replies that wait on one stream for their system to receive them.
-const ANSWERS: usize = 2;
+const MAX_QUEUED_REPLIES: usize = 2;
 
 /// Runs the server until the job ends.
-pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
+pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentError> {
     let (listener, address) = context.listen().await?;
     let (ready, inputs) = watch::channel(None);
     serve(context.args.member.accept_data(listener), SampleService { inputs });
     let mut session = context.join(address, None, terminate).await?;
     let job = session.job.job.clone();
     // Usually a cache hit, because the coordinator has read the same files.
-    let opened = tokio::task::spawn_blocking(move || Inputs::open(&job, |_, _| {})).await.map_err(Failure::own)?;
+    let opened =
+        tokio::task::spawn_blocking(move || JobInputs::open(&job, |_, _| {})).await.map_err(AgentError::local)?;
     match opened {
         Ok(inputs) => {
             let _ = ready.send(Some(Arc::new(inputs)));
         }
-        Err(failure) => session.outbox.report(&failure.report()),
+        Err(failure) => session.outbox.send_report(&failure.report()),
     }
     loop {
         match session.next().await? {
-            Heard::Order(AgentCommand::Configure(configure)) => {
+            SessionEvent::Order(AgentCommand::Configure(configure)) => {
                 let epoch = configure.epoch;
                 context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
                 tracing::info!(%epoch, "epoch begins");
                 context.ready.set(true);
-                session.outbox.report(&AgentReport::Linked { epoch });
+                session.outbox.send_report(&AgentReport::Linked { epoch });
             }
-            Heard::Order(AgentCommand::Finish) | Heard::Leave => break,
-            Heard::Order(_) => {}
-            Heard::Lost => {
+            SessionEvent::Order(AgentCommand::Finish) | SessionEvent::Leave => break,
+            SessionEvent::Order(_) => {}
+            SessionEvent::Lost => {
                 context.ready.set(false);
                 session.rejoin(None).await?;
             }
         }
     }
-    session.leave(&context.metrics, Work::default()).await;
+    session.leave(&context.metrics, ComputeUsage::default()).await;
     Ok(())
 }
 
-fn serve(incoming: Incoming, service: SampleService) {
+fn serve(incoming: AuthenticatedIncoming, service: SampleService) {
     let service = proto::samples_server::SamplesServer::new(service)
-        .max_decoding_message_size(transport::MESSAGE_BYTES)
+        .max_decoding_message_size(transport::MAX_MESSAGE_BYTES)
         .max_encoding_message_size(usize::MAX);
     tokio::spawn(async move {
         if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {
@@ -70,7 +71,7 @@ fn serve(incoming: Incoming, service: SampleService) {
 }
 
 struct SampleService {
-    inputs: watch::Receiver<Option<Arc<Inputs>>>,
+    inputs: watch::Receiver<Option<Arc<JobInputs>>>,
 }
 
 #[tonic::async_trait]
@@ -86,7 +87,7 @@ impl proto::samples_server::Samples for SampleService {
             return Err(Status::permission_denied("samples are for systems"));
         }
         let mut requests = request.into_inner();
-        let (sender, receiver) = tokio::sync::mpsc::channel(ANSWERS);
+        let (sender, receiver) = tokio::sync::mpsc::channel(MAX_QUEUED_REPLIES);
         let mut inputs = self.inputs.clone();
         tokio::spawn(async move {
             // The data are opened while links are being established.
@@ -94,7 +95,7 @@ impl proto::samples_server::Samples for SampleService {
             let Some(inputs) = inputs else { return };
             while let Ok(Some(request)) = requests.message().await {
                 // A system that does not receive its replies gets no further request read.
-                if sender.send(answer(&inputs, &request)).await.is_err() {
+                if sender.send(read_samples(&inputs, &request)).await.is_err() {
                     return;
                 }
             }
@@ -103,10 +104,10 @@ impl proto::samples_server::Samples for SampleService {
     }
 }
 
-fn answer(inputs: &Inputs, request: &proto::SamplesRequest) -> Result<proto::SamplesReply, Status> {
+fn read_samples(inputs: &JobInputs, request: &proto::SamplesRequest) -> Result<proto::SamplesReply, Status> {
     let dataset = if request.evaluation { inputs.eval.as_ref() } else { inputs.train.as_ref() };
     let dataset = dataset.ok_or_else(|| Status::failed_precondition("this job has no such input"))?;
-    let most = inputs.most_samples;
+    let most = inputs.max_samples;
     if u64::from(request.count) > most {
         return Err(Status::out_of_range(format!("a request for more than {most} samples")));
     }

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use millrace_telemetry::journal::AttemptOutcome;
 
-use crate::failure::Failure;
+use crate::failure::AgentError;
 
 /// The file for the last report, if there is one.
 #[derive(Clone, Debug, Default)]
-pub struct LastReport(Option<PathBuf>);
+pub struct TerminationReport(Option<PathBuf>);
 
-impl LastReport {
+impl TerminationReport {
     /// Creates a last report in the file at `path`; with `None`, nothing is written.
     pub const fn new(path: Option<PathBuf>) -> Self {
         Self(path)
@@ -29,8 +29,8 @@ impl LastReport {
 }
 
 /// Returns the outcome of a run that ended before its job started.
-impl From<&Failure> for AttemptOutcome {
-    fn from(failure: &Failure) -> Self {
+impl From<&AgentError> for AttemptOutcome {
+    fn from(failure: &AgentError) -> Self {
         let reason = failure.reason();
         Self {
             exit_code: failure.exit().code(),

@@ -16,13 +16,13 @@ use millrace_telemetry::logs::{AgentName, Level, LogFormat, Logger, print_to_std
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::control::agent::{Introduction, Session};
-use crate::failure::{Cause, Failure};
+use crate::control::agent::{AgentInfo, ControlSession};
+use crate::failure::{AgentError, ErrorOrigin};
 use crate::http::{self, Readiness};
-use crate::launch::{Exit, Launch};
-use crate::links::{Events, JobCell, Settings};
+use crate::launch::{Exit, LaunchDocument};
+use crate::links::{LinkEventSender, LinkJobWatch, LinkSettings};
 use crate::member::Member;
-pub use last_report::LastReport;
+pub use last_report::TerminationReport;
 
 /// Arguments of a role process.
 #[derive(Clone, Debug)]
@@ -50,18 +50,18 @@ pub struct RoleArgs {
     /// Format of log lines.
     pub log_format: LogFormat,
     /// The launch document; only the coordinator has one.
-    pub launch: Option<Box<Launch>>,
+    pub launch: Option<Box<LaunchDocument>>,
     /// File for the last report of this process.
-    pub last_report: LastReport,
+    pub last_report: TerminationReport,
     /// Whether a local launcher started this process. The user then receives an agent's log lines from the coordinator.
     pub by_launcher: bool,
 }
 
 /// Name of the program in traces.
-pub(crate) const PROGRAM: &str = "millrace-agent";
+pub(crate) const TRACE_SERVICE_NAME: &str = "millrace-agent";
 
 /// State that every driver has.
-pub(crate) struct Context {
+pub(crate) struct RoleContext {
     args: RoleArgs,
     logger: Logger,
     metrics: RoleMetrics,
@@ -85,14 +85,14 @@ pub fn run(args: RoleArgs) -> Exit {
         Ok(exit) => exit,
         Err(failure) => {
             match failure.cause {
-                Cause::Own(OutcomeReason::Interrupted) | Cause::Asked => {
+                ErrorOrigin::Local(OutcomeReason::Interrupted) | ErrorOrigin::Shutdown => {
                     // Blocking work, such as a name lookup, has no result that anything still waits for.
                     runtime.shutdown_background();
                     eprintln!("{failure}");
                 }
                 // The failure of a peer tells the user of a local run nothing; the failed process prints the cause.
-                Cause::Peer if by_launcher => {}
-                Cause::Own(_) | Cause::Peer => eprintln!("error: {agent}: {failure}"),
+                ErrorOrigin::Peer if by_launcher => {}
+                ErrorOrigin::Local(_) | ErrorOrigin::Peer => eprintln!("error: {agent}: {failure}"),
             }
             last_report.write(&AttemptOutcome::from(&failure));
             failure.exit()
@@ -100,22 +100,22 @@ pub fn run(args: RoleArgs) -> Exit {
     }
 }
 
-async fn start(args: RoleArgs) -> Result<Exit, Failure> {
+async fn start(args: RoleArgs) -> Result<Exit, AgentError> {
     let AgentId { role, index } = args.agent;
-    let name = AgentName::new(role.as_str(), index).map_err(Failure::own)?;
+    let name = AgentName::new(role.as_str(), index).map_err(AgentError::local)?;
     let metrics = RoleMetrics::new(role.as_str(), index, env!("CARGO_PKG_VERSION"));
     // Standard output of a coordinator is for the user.
     let announced = args.by_launcher && role != Role::Coordinator;
-    let ready = if announced { Readiness::announced() } else { Readiness::default() };
+    let ready = if announced { Readiness::announce_on_stdout() } else { Readiness::default() };
     // From here on SIGTERM is handled: the process ends in order.
-    let terminate =
-        signal(SignalKind::terminate()).map_err(|error| Failure::own(format!("can't listen for signals: {error}")))?;
+    let terminate = signal(SignalKind::terminate())
+        .map_err(|error| AgentError::local(format!("can't listen for signals: {error}")))?;
     let metrics_address = match &args.metrics_listen {
         Some(address) => http::serve(address, metrics.clone(), ready.clone()).await?,
         None => String::new(),
     };
     if role == Role::Coordinator {
-        let equipment = coordinator::Equipment { name, metrics, ready, metrics_address, terminate };
+        let equipment = coordinator::CoordinatorContext { name, metrics, ready, metrics_address, terminate };
         return coordinator::run(args, equipment).await;
     }
     // In a local run the user receives an agent's log lines from the coordinator, and its last error from `run`.
@@ -126,8 +126,8 @@ async fn start(args: RoleArgs) -> Result<Exit, Failure> {
         }
     };
     let logger = Logger::new(name, args.level, args.log_format, console);
-    let _traces = millrace_traces::install(PROGRAM, logger.layer()).map_err(Failure::own)?;
-    let context = Context { args, logger, metrics, ready };
+    let _traces = millrace_traces::install(TRACE_SERVICE_NAME, logger.layer()).map_err(AgentError::local)?;
+    let context = RoleContext { args, logger, metrics, ready };
     match role {
         Role::MemoryX => memoryx::run(context, terminate).await?,
         Role::SwarmX => swarmx::run(context, terminate).await?,
@@ -135,32 +135,42 @@ async fn start(args: RoleArgs) -> Result<Exit, Failure> {
         Role::Cs2 => cs2::run(context, terminate).await?,
         Role::Coordinator => {}
     }
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
-impl Context {
+impl RoleContext {
     fn me(&self) -> AgentId {
         self.args.agent
     }
 
     /// Returns the settings that all links of this agent share.
-    fn link_settings(&self, events: Events) -> Settings {
-        Settings { events, job: JobCell::default(), metrics: self.metrics.clone(), member: self.args.member.clone() }
+    fn link_settings(&self, events: LinkEventSender) -> LinkSettings {
+        LinkSettings {
+            events,
+            job: LinkJobWatch::default(),
+            metrics: self.metrics.clone(),
+            member: self.args.member.clone(),
+        }
     }
 
     /// Joins the job. `terminate` receives SIGTERM.
-    async fn join(&self, address: String, shard: Option<ShardState>, terminate: Signal) -> Result<Session, Failure> {
+    async fn join(
+        &self,
+        address: String,
+        shard: Option<ShardState>,
+        terminate: Signal,
+    ) -> Result<ControlSession, AgentError> {
         let coordinator = self.args.coordinator.as_deref();
-        let coordinator = coordinator.ok_or_else(|| Failure::bad_input("an agent needs --coordinator HOST:PORT"))?;
+        let coordinator = coordinator.ok_or_else(|| AgentError::bad_input("an agent needs --coordinator HOST:PORT"))?;
         let isa = self.args.isa.unwrap_or_else(Isa::detect);
-        let introduction = Introduction { me: self.me(), address, isa, shard, uid: String::new() };
-        Session::join(coordinator, self.args.member.clone(), introduction, &self.logger, terminate).await
+        let introduction = AgentInfo { me: self.me(), address, isa, shard, uid: String::new() };
+        ControlSession::join(coordinator, self.args.member.clone(), introduction, &self.logger, terminate).await
     }
 
     /// Opens the data port; returns the listener and the address that other agents dial.
-    async fn listen(&self) -> Result<(tokio::net::TcpListener, String), Failure> {
+    async fn listen(&self) -> Result<(tokio::net::TcpListener, String), AgentError> {
         let listener = http::listen(&self.args.listen).await?;
-        let bound = listener.local_addr().map_err(Failure::own)?;
+        let bound = listener.local_addr().map_err(AgentError::local)?;
         let address = match &self.args.advertise {
             Some(host) if host.contains(':') => host.clone(),
             Some(host) => format!("{host}:{}", bound.port()),

@@ -11,26 +11,26 @@ use millrace_protocol::codec::{self, LinkContext};
 use millrace_protocol::transport;
 use tokio::signal::unix::Signal;
 
-use super::Context;
-use super::tree::{Ends, TurnSteps};
-use crate::control::agent::{Heard, Session, Work};
+use super::RoleContext;
+use super::tree::{IterationSteps, LinkSenders};
+use crate::control::agent::{ComputeUsage, ControlSession, SessionEvent};
 use crate::control::job::CompiledJob;
-use crate::failure::Failure;
-use crate::links::{Happening, LinkEvent, LinkJob, LinkService, Mailbox, Settings, dial};
+use crate::failure::AgentError;
+use crate::links::{LinkEvent, LinkEventKind, LinkEventQueue, LinkJob, LinkService, LinkSettings, dial};
 
 /// Runs the node until the job ends.
-pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
+pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentError> {
     let (listener, address) = context.listen().await?;
-    let (mailbox, events) = Mailbox::new();
+    let (mailbox, events) = LinkEventQueue::new();
     let settings = context.link_settings(events);
     serve(listener, settings.clone());
     let session = context.join(address, None, terminate).await?;
     settings.job.send_replace(Some(LinkJob::of(&session.job)));
-    Driver { context, session, settings, mailbox, node: None }.run().await
+    SwarmDriver { context, session, settings, mailbox, node: None }.run().await
 }
 
 /// Serves the data port while the process lives.
-pub fn serve(listener: tokio::net::TcpListener, settings: Settings) {
+pub fn serve(listener: tokio::net::TcpListener, settings: LinkSettings) {
     let incoming = settings.member.accept_data(listener);
     let service = LinkService::new(settings);
     tokio::spawn(async move {
@@ -41,42 +41,42 @@ pub fn serve(listener: tokio::net::TcpListener, settings: Settings) {
 }
 
 /// The state of the node in one epoch.
-struct NodeInEpoch {
+struct SwarmEpoch {
     machine: SwarmX,
     configure: Box<EpochConfig>,
     parents: Vec<AgentId>,
     children: Vec<AgentId>,
-    ends: Ends,
-    steps: TurnSteps,
+    ends: LinkSenders,
+    steps: IterationSteps,
     linked: bool,
 }
 
-struct Driver {
-    context: Context,
-    session: Session,
-    settings: Settings,
-    mailbox: Mailbox,
-    node: Option<NodeInEpoch>,
+struct SwarmDriver {
+    context: RoleContext,
+    session: ControlSession,
+    settings: LinkSettings,
+    mailbox: LinkEventQueue,
+    node: Option<SwarmEpoch>,
 }
 
-impl Driver {
-    async fn run(mut self) -> Result<(), Failure> {
+impl SwarmDriver {
+    async fn run(mut self) -> Result<(), AgentError> {
         loop {
             tokio::select! {
                 heard = self.session.next() => match heard? {
-                    Heard::Order(AgentCommand::Finish) | Heard::Leave => break,
-                    Heard::Order(order) => self.order(order),
-                    Heard::Lost => self.rejoin().await?,
+                    SessionEvent::Order(AgentCommand::Finish) | SessionEvent::Leave => break,
+                    SessionEvent::Order(order) => self.order(order),
+                    SessionEvent::Lost => self.rejoin().await?,
                 },
                 Some(event) = self.mailbox.next() => self.link(event),
             }
         }
-        self.session.leave(&self.context.metrics, Work::default()).await;
+        self.session.leave(&self.context.metrics, ComputeUsage::default()).await;
         Ok(())
     }
 
     /// Abandons the epoch of a lost coordinator, and joins the next coordinator.
-    async fn rejoin(&mut self) -> Result<(), Failure> {
+    async fn rejoin(&mut self) -> Result<(), AgentError> {
         self.context.ready.set(false);
         self.node = None;
         self.session.rejoin(None).await
@@ -90,14 +90,14 @@ impl Driver {
                 node.steps.open(iteration);
                 let mut out = Vec::new();
                 let opened = node.machine.open(iteration, &mut out);
-                self.carry(opened, out);
+                self.execute(opened, out);
             }
             AgentCommand::Load(_) | AgentCommand::Commit { .. } | AgentCommand::Snapshot(_) | AgentCommand::Finish => {}
         }
     }
 
     /// Executes the commands of the state machine. If a neighbor sent an invalid frame, abandons the epoch.
-    fn carry(&mut self, result: Result<(), LinkError>, commands: Vec<SwarmCommand>) {
+    fn execute(&mut self, result: Result<(), LinkError>, commands: Vec<SwarmCommand>) {
         let Some(node) = &mut self.node else { return };
         match result {
             Ok(()) => node.carry(commands, &self.session.job),
@@ -116,7 +116,7 @@ impl Driver {
     fn link_lost(&mut self, epoch: Epoch, peer: Option<AgentId>, reason: &dyn std::fmt::Display) {
         let known = peer.map(tracing::field::display);
         tracing::warn!(peer = known, %epoch, "link is gone: {reason}");
-        self.session.outbox.report(&AgentReport::LinkLost { epoch, peer });
+        self.session.outbox.send_report(&AgentReport::LinkLost { epoch, peer });
         self.node = None;
     }
 
@@ -134,48 +134,48 @@ impl Driver {
             let address = configure.addresses.get(&parent).cloned().unwrap_or_default();
             dial(me, parent, address, epoch, self.settings.clone());
         }
-        self.node = Some(NodeInEpoch {
+        self.node = Some(SwarmEpoch {
             machine: SwarmX::new(job.plan.clone(), placement, place, epoch, job.window()),
-            ends: Ends::new(parents.iter().chain(&children).copied()),
+            ends: LinkSenders::new(parents.iter().chain(&children).copied()),
             parents,
             children,
             configure,
-            steps: TurnSteps::default(),
+            steps: IterationSteps::default(),
             linked: false,
         });
-        self.mailbox.enter(epoch);
+        self.mailbox.set_epoch(epoch);
     }
 
-    fn link(&mut self, LinkEvent { key, what }: LinkEvent) {
+    fn link(&mut self, LinkEvent { key, kind: what }: LinkEvent) {
         let Some(node) = self.node.as_mut().filter(|node| node.configure.epoch == key.epoch) else { return };
         let parent = node.parents.iter().position(|peer| *peer == key.peer);
         let child = node.children.iter().position(|peer| *peer == key.peer);
         let mut out = Vec::new();
         let done = match (what, parent, child) {
-            (Happening::Open(end), ..) => {
+            (LinkEventKind::Open(end), ..) => {
                 node.ends.open(key, end);
-                if node.ends.complete() && !std::mem::replace(&mut node.linked, true) {
+                if node.ends.is_complete() && !std::mem::replace(&mut node.linked, true) {
                     out = node.machine.start();
                     self.context.ready.set(true);
-                    self.session.outbox.report(&AgentReport::Linked { epoch: key.epoch });
+                    self.session.outbox.send_report(&AgentReport::Linked { epoch: key.epoch });
                 }
                 Ok(())
             }
-            (Happening::Broken(reason), ..) => {
+            (LinkEventKind::Broken(reason), ..) => {
                 self.link_lost(key.epoch, Some(key.peer), &reason);
                 return;
             }
-            (Happening::Frame(frame), Some(link), _) => node.machine.weights(link, frame, &mut out),
-            (Happening::Grant(total), Some(link), _) => node.machine.parent_grant(link, total, &mut out),
-            (Happening::Frame(frame), _, Some(child)) => node.machine.gradient(child, frame, &mut out),
-            (Happening::Grant(total), _, Some(child)) => node.machine.child_grant(child, total, &mut out),
-            (Happening::Frame(_) | Happening::Grant(_), None, None) => Ok(()),
+            (LinkEventKind::Frame(frame), Some(link), _) => node.machine.weights(link, frame, &mut out),
+            (LinkEventKind::Grant(total), Some(link), _) => node.machine.parent_grant(link, total, &mut out),
+            (LinkEventKind::Frame(frame), _, Some(child)) => node.machine.gradient(child, frame, &mut out),
+            (LinkEventKind::Grant(total), _, Some(child)) => node.machine.child_grant(child, total, &mut out),
+            (LinkEventKind::Frame(_) | LinkEventKind::Grant(_), None, None) => Ok(()),
         };
-        self.carry(done, out);
+        self.execute(done, out);
     }
 }
 
-impl NodeInEpoch {
+impl SwarmEpoch {
     fn carry(&mut self, commands: Vec<SwarmCommand>, job: &CompiledJob) {
         for command in commands {
             match command {
@@ -183,15 +183,15 @@ impl NodeInEpoch {
                     let step = self.steps.of(frame.key.iteration);
                     let context =
                         LinkContext { plan: job.hash, encoding: job.plan.chunk_encoding(frame.key.chunk), step };
-                    self.ends.frame(self.children[child], codec::pack(frame, context));
+                    self.ends.send_frame(self.children[child], codec::pack(frame, context));
                 }
                 SwarmCommand::Up(link, frame) => {
                     let step = self.steps.of(frame.key.iteration);
                     let context = LinkContext { plan: job.hash, encoding: Encoding::F32, step };
-                    self.ends.frame(self.parents[link], codec::pack(frame, context));
+                    self.ends.send_frame(self.parents[link], codec::pack(frame, context));
                 }
-                SwarmCommand::GrantParent(link, total) => self.ends.grant(self.parents[link], total),
-                SwarmCommand::GrantChild(child, total) => self.ends.grant(self.children[child], total),
+                SwarmCommand::GrantParent(link, total) => self.ends.send_grant(self.parents[link], total),
+                SwarmCommand::GrantChild(child, total) => self.ends.send_grant(self.children[child], total),
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Tests of errors in the user's input: exit code 2, one sentence, a hint, and nothing is written.
 
-use super::harness::Place;
+use super::harness::TestDir;
 
 /// Replacements in the params, each `(from, to)`.
 type Changes = &'static [(&'static str, &'static str)];
@@ -51,8 +51,8 @@ const WRONG_FLAGS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn a_mistake_is_one_sentence_with_a_hint_and_nothing_is_written() {
-    let place = Place::new();
+fn bad_input_gives_one_sentence_and_a_hint_and_writes_nothing() {
+    let place = TestDir::new();
     place.write("empty.txt", "");
     place.write("text.txt", "zebras ".repeat(100));
     place.write("short.txt", "a few words");
@@ -79,7 +79,7 @@ fn a_mistake_is_one_sentence_with_a_hint_and_nothing_is_written() {
 
 #[test]
 fn missing_things_are_named() {
-    let place = Place::new();
+    let place = TestDir::new();
     for (line, says) in [
         ("train -p gone.yaml", "gone.yaml"),
         ("train", "--params"),
@@ -104,8 +104,8 @@ fn missing_things_are_named() {
 }
 
 #[test]
-fn all_mistakes_of_the_params_are_told_at_once() {
-    let place = Place::new();
+fn all_params_errors_are_reported_together() {
+    let place = TestDir::new();
     place.params("bad.yaml", &[("hidden_size: 32", "hiden_size: 32"), ("max_steps: 6", "maxsteps: 6")]);
     let ended = place.run("train -p bad.yaml -o m");
     let told = ended.stderr.lines().filter(|line| line.starts_with("error: ")).count();

@@ -1,9 +1,9 @@
 //! Tests that the results are bit-identical for every number of agents and threads, and after interruptions.
 
-use super::harness::{Place, RunResult};
+use super::harness::{RunResult, TestDir};
 
 /// Numbers of agents, threads and flags that must not change the results.
-const VARIANTS: &[&str] = &[
+const TOPOLOGY_VARIANTS: &[&str] = &[
     "train --num_csx 2",
     "train --num_csx 3 --num_wgt_servers 1 --num_act_servers 2",
     "train --num_csx 4 --num_wgt_servers 3 --threads 2",
@@ -17,7 +17,7 @@ const VARIANTS: &[&str] = &[
 /// Compares the variants. `tiny_wafer` is a wafer size that forces recomputation, and rounds of three leaves, which are
 /// not subtrees.
 fn matrix(mixed_precision: &str, tiny_wafer: &str) {
-    let place = Place::new();
+    let place = TestDir::new();
     let precision = ("mixed_precision: False", mixed_precision);
     place.params("params.yaml", &[precision]);
     place.params("often.yaml", &[precision, ("max_steps: 6", "max_steps: 6\n    checkpoint_steps: 1")]);
@@ -35,7 +35,7 @@ fn matrix(mixed_precision: &str, tiny_wafer: &str) {
 
     let baseline = train(&place, "train --num_csx 1", "baseline");
     assert_eq!(baseline.steps.len(), 6);
-    for (number, flags) in VARIANTS.iter().enumerate() {
+    for (number, flags) in TOPOLOGY_VARIANTS.iter().enumerate() {
         let model_dir = format!("variant_{number}");
         assert_eq!(train(&place, flags, &model_dir), baseline, "{flags}");
     }
@@ -54,7 +54,7 @@ fn matrix(mixed_precision: &str, tiny_wafer: &str) {
 }
 
 /// Trains six steps with `flags`, and with `params.yaml` unless they name another file.
-fn train(place: &Place, flags: &str, model_dir: &str) -> RunResult {
+fn train(place: &TestDir, flags: &str, model_dir: &str) -> RunResult {
     let params = if flags.contains("-p ") { "" } else { "-p params.yaml" };
     place.succeed(&format!("{flags} {params} -o {model_dir}"));
     place.result(model_dir, 6)

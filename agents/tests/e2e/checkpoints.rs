@@ -3,19 +3,19 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::harness::Place;
+use super::harness::TestDir;
 
 type Damage = fn(&mut Vec<u8>);
 
 /// Creates a directory with a run of two steps in `m`.
-fn trained() -> Place {
-    let place = Place::new();
+fn trained() -> TestDir {
+    let place = TestDir::new();
     place.succeed("train -p params.yaml -o m --num_csx 2 --max_steps 2");
     place
 }
 
 /// Returns the largest data file of the checkpoint.
-fn data_file(place: &Place, checkpoint: &str) -> PathBuf {
+fn data_file(place: &TestDir, checkpoint: &str) -> PathBuf {
     let dir = place.path(checkpoint).join("parameters");
     let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     files.max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap()
@@ -35,7 +35,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn damage_is_found_named_and_never_trained_on() {
+fn damaged_checkpoint_is_reported_and_never_used() {
     let place = trained();
     place.succeed("checkpoint verify m/checkpoint_2");
     let damages: [(&str, Damage); 2] =
@@ -61,8 +61,8 @@ fn damage_is_found_named_and_never_trained_on() {
 }
 
 #[test]
-fn a_broken_newest_checkpoint_is_passed_over() {
-    let place = Place::new();
+fn damaged_newest_checkpoint_is_skipped() {
+    let place = TestDir::new();
     place.params("params.yaml", &[("max_steps: 6", "max_steps: 6\n    checkpoint_steps: 2")]);
     place.succeed("train -p params.yaml -o m --num_csx 1");
     let before = place.result("m", 6);
@@ -73,8 +73,8 @@ fn a_broken_newest_checkpoint_is_passed_over() {
 }
 
 #[test]
-fn a_run_that_goes_back_to_an_older_checkpoint_is_what_later_ones_go_on_from() {
-    let place = Place::new();
+fn later_runs_resume_from_the_newest_branch() {
+    let place = TestDir::new();
     let often = ("max_steps: 6", "max_steps: 6\n    checkpoint_steps: 2");
     place.params("params.yaml", &[often]);
     place.params("slower.yaml", &[often, ("learning_rate: 1e-2", "learning_rate: 1e-3")]);
@@ -115,7 +115,7 @@ fn a_checkpoint_of_another_model_is_refused() {
 
 #[test]
 fn another_instruction_set_needs_a_flag() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.succeed("train -p params.yaml -o m --num_csx 1 --max_steps 2 --isa portable");
     if millrace_emulator::numerics::Isa::detect() == millrace_emulator::numerics::Isa::Portable {
         return;
@@ -129,7 +129,7 @@ fn another_instruction_set_needs_a_flag() {
 }
 
 #[test]
-fn a_model_travels_out_and_back() {
+fn export_and_import_round_trip() {
     let place = trained();
     place.succeed("checkpoint export m/checkpoint_2 --to hf exported");
     assert!(place.path("exported/model.safetensors").is_file() && place.path("exported/config.json").is_file());
@@ -173,7 +173,7 @@ fn a_model_travels_out_and_back() {
 /// Recovery checkpoints are written every second, and none remains once the run has saved its last step.
 #[test]
 fn a_run_saves_by_time_and_keeps_only_the_newest_of_these() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.params("params.yaml", &[("max_steps: 6", "max_steps: 1000000\n    checkpoint_seconds: 1")]);
     let mut running = place.start("train -p params.yaml -o m");
     (0..3).for_each(|_| running.wait_for("Saved checkpoint"));

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use millrace_telemetry::journal::{JournalEvent, JournalReader};
 use millrace_telemetry::metrics::{self, MetricPoint};
 
-use super::harness::{Ended, Place};
+use super::harness::{CommandOutput, TestDir};
 
 /// Returns whether this machine permits mount namespaces for users. If not, prints that `test` is skipped.
 fn may_mount(test: &str) -> bool {
@@ -24,7 +24,7 @@ fn may_mount(test: &str) -> bool {
 
 /// Trains with model_dir `m` on a tmpfs of `kilobytes`, and copies its final content to `kept`. `train` is the part of
 /// the script that runs `$agent` and sets `$ended` to its exit code.
-fn train_on_a_small_disk(place: &Place, kilobytes: u32, train: &str) -> Ended {
+fn train_on_a_small_disk(place: &TestDir, kilobytes: u32, train: &str) -> CommandOutput {
     fs::create_dir(place.path("m")).unwrap();
     let script = format!(
         "agent={}
@@ -36,7 +36,7 @@ fn train_on_a_small_disk(place: &Place, kilobytes: u32, train: &str) -> Ended {
     let arguments = ["--user", "--map-root-user", "--mount", "sh", "-c", &script];
     let Output { status, stdout, stderr } = place.command_of("unshare", &arguments).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Ended { status, stdout: text(stdout), stderr: text(stderr) }
+    CommandOutput { status, stdout: text(stdout), stderr: text(stderr) }
 }
 
 fn checkpoints(dir: &Path) -> Vec<String> {
@@ -50,7 +50,7 @@ fn a_checkpoint_that_does_not_fit_is_written_when_there_is_room() {
     if !may_mount("a_checkpoint_that_does_not_fit_is_written_when_there_is_room") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     place.params("params.yaml", &[("max_steps: 6", "max_steps: 20\n    checkpoint_steps: 5\n    max_checkpoints: 1")]);
     let train = "head -c 1100k /dev/zero > m/ballast || exit 98
         ($agent train -p params.yaml -o m --num_csx 2 > out 2> err; echo $? > code) &
@@ -79,7 +79,7 @@ fn a_run_outlives_a_disk_that_is_full_for_a_while() {
     if !may_mount("a_run_outlives_a_disk_that_is_full_for_a_while") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     place.params(
         "params.yaml",
         &[("max_steps: 6", "max_steps: 300\n    checkpoint_steps: 100\n    max_checkpoints: 1")],

@@ -2,40 +2,40 @@
 
 use std::net::TcpListener;
 
-use super::harness::{Place, all_gone, kill};
+use super::harness::{TestDir, kill, wait_until_ended};
 
 /// More steps than any test completes.
-const LONG: &str = "--max_steps 1000000";
+const MANY_STEPS_FLAG: &str = "--max_steps 1000000";
 
-fn long_params(place: &Place) {
+fn long_params(place: &TestDir) {
     // Checkpoints are written on request only.
     place.params("params.yaml", &[("learning_rate: 1e-2", "learning_rate: 1e-3")]);
 }
 
 #[test]
-fn ctrl_c_saves_the_last_committed_step_and_the_run_can_go_on() {
-    let place = Place::new();
+fn ctrl_c_saves_and_the_run_can_resume() {
+    let place = TestDir::new();
     long_params(&place);
-    let mut run = place.start(&format!("train -p params.yaml -o m --num_csx 2 {LONG}"));
+    let mut run = place.start(&format!("train -p params.yaml -o m --num_csx 2 {MANY_STEPS_FLAG}"));
     run.wait_for("Step=3,");
     let roles = run.roles();
     assert_eq!(roles.len(), 8, "{roles:?}");
     run.signal("INT");
     let ended = run.end();
     assert_eq!(ended.code(), 130, "{}\n{}", ended.stdout, ended.stderr);
-    all_gone(&roles);
+    wait_until_ended(&roles);
 
     let last = place.train_lines("m").len() as u64;
     assert_eq!(place.info(&format!("m/checkpoint_{last}"))["step"], last);
-    place.assert_goes_on("m", 3, 2);
+    place.assert_resumes("m", 3, 2);
 }
 
 #[test]
-fn a_role_that_is_killed_ends_the_run_by_name() {
-    let place = Place::new();
+fn killed_role_is_named_when_the_run_ends() {
+    let place = TestDir::new();
     long_params(&place);
     for victim in ["memoryx-1", "swarmx-0", "activation-1", "cs2-0", "coordinator-0"] {
-        let mut run = place.start(&format!("train -p params.yaml -o {victim} --num_csx 2 {LONG}"));
+        let mut run = place.start(&format!("train -p params.yaml -o {victim} --num_csx 2 {MANY_STEPS_FLAG}"));
         run.wait_for("Step=2,");
         let roles = run.roles();
         let (_, pid) = roles.iter().find(|(name, _)| name == victim).unwrap_or_else(|| panic!("{roles:?}"));
@@ -43,7 +43,7 @@ fn a_role_that_is_killed_ends_the_run_by_name() {
         let ended = run.end();
         assert_eq!(ended.code(), 1, "{victim}\n{}\n{}", ended.stdout, ended.stderr);
         assert!(ended.stderr.contains(&format!("error: {victim} was killed")), "{victim}\n{}", ended.stderr);
-        all_gone(&roles);
+        wait_until_ended(&roles);
         // Committed steps are saved, unless the shard that holds them or the coordinator that saves them was killed.
         if !["memoryx-1", "coordinator-0"].contains(&victim) {
             let last = place.train_lines(victim).len();
@@ -53,25 +53,25 @@ fn a_role_that_is_killed_ends_the_run_by_name() {
 }
 
 #[test]
-fn nothing_outlives_a_launcher_that_is_killed() {
-    let place = Place::new();
+fn no_process_outlives_a_killed_launcher() {
+    let place = TestDir::new();
     long_params(&place);
-    let mut run = place.start(&format!("train -p params.yaml -o m --num_csx 2 {LONG}"));
+    let mut run = place.start(&format!("train -p params.yaml -o m --num_csx 2 {MANY_STEPS_FLAG}"));
     run.wait_for("Step=2,");
     let roles = run.roles();
     assert_eq!(roles.len(), 8, "{roles:?}");
     run.signal("KILL");
     assert_eq!(run.end().code(), -1);
-    all_gone(&roles);
+    wait_until_ended(&roles);
     // Its lock is released.
     place.succeed("train -p params.yaml -o m --num_csx 1 --max_steps 2");
 }
 
 #[test]
 fn a_second_run_on_the_same_model_dir_is_refused() {
-    let place = Place::new();
+    let place = TestDir::new();
     long_params(&place);
-    let mut run = place.start(&format!("train -p params.yaml -o m --num_csx 1 {LONG}"));
+    let mut run = place.start(&format!("train -p params.yaml -o m --num_csx 1 {MANY_STEPS_FLAG}"));
     run.wait_for("Step=1,");
     let second = place.run("train -p params.yaml -o m --num_csx 1");
     assert_eq!(second.code(), 2, "{}", second.stderr);
@@ -81,8 +81,8 @@ fn a_second_run_on_the_same_model_dir_is_refused() {
 }
 
 #[test]
-fn a_taken_port_is_told() {
-    let place = Place::new();
+fn port_in_use_is_reported() {
+    let place = TestDir::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let ended = place.run(&format!("train -p params.yaml -o m --num_csx 1 --base_port {port}"));
@@ -94,7 +94,7 @@ fn a_taken_port_is_told() {
 
 #[test]
 fn a_loss_that_is_not_finite_stops_the_run_and_keeps_older_checkpoints() {
-    let place = Place::new();
+    let place = TestDir::new();
     let diverges =
         "learning_rate: [{scheduler: Constant, val: 1e-3, total_iters: 2}, {scheduler: Constant, val: 1e30}]";
     place.params(

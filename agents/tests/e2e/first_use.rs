@@ -3,9 +3,9 @@
 
 use serde_json::Value;
 
-use crate::harness::{Ended, Place};
+use crate::harness::{CommandOutput, TestDir};
 
-fn json(ended: &Ended) -> Value {
+fn json(ended: &CommandOutput) -> Value {
     serde_json::from_str(&ended.stdout).unwrap()
 }
 
@@ -16,8 +16,8 @@ const TEXT: (&str, &str) = (
 const VOCABULARY: (&str, &str) = ("    vocab_size: 64\n", "    vocab_size: 256\n");
 
 #[test]
-fn data_are_looked_for_beside_the_params_and_before_anything_starts() {
-    let place = Place::new();
+fn data_paths_are_checked_beside_params_before_start() {
+    let place = TestDir::new();
     std::fs::create_dir(place.path("project")).unwrap();
     place.params("project/params.yaml", &[TEXT, VOCABULARY]);
     for line in ["train --validate_only -p", "train -o out -p"] {
@@ -53,7 +53,7 @@ fn data_are_looked_for_beside_the_params_and_before_anything_starts() {
 
 #[test]
 fn a_model_too_large_for_the_host_is_refused_at_once() {
-    let place = Place::new();
+    let place = TestDir::new();
     let large = [
         ("hidden_size: 32", "hidden_size: 16384"),
         ("filter_size: 64", "filter_size: 65536"),
@@ -76,7 +76,7 @@ fn a_model_too_large_for_the_host_is_refused_at_once() {
 /// Fine-tuning begins at step 0 with the weights of a later step. Without the necessary flag, the error names it.
 #[test]
 fn a_checkpoint_beyond_max_steps_hints_at_fine_tuning() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.succeed("train -p params.yaml -o first --max_steps 4");
     let refused = place.run("train -p params.yaml -o second --max_steps 2 --checkpoint_path first/checkpoint_4");
     assert_eq!(refused.code(), 2, "{}", refused.stderr);
@@ -88,8 +88,8 @@ fn a_checkpoint_beyond_max_steps_hints_at_fine_tuning() {
 
 /// With params that do not mention leaves, the number of systems can change at any time, with identical results.
 #[test]
-fn going_from_one_system_to_eight_changes_one_number() {
-    let place = Place::new();
+fn scaling_from_one_to_eight_systems_needs_one_flag() {
+    let place = TestDir::new();
     place.params("auto.yaml", &[("    micro_batch_size: 1\n", ""), ("    micro_batch_size: 1\n", "")]);
     place.succeed("train -p auto.yaml -o one");
     place.succeed("train -p auto.yaml -o many --max_steps 3");

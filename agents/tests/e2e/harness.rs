@@ -47,20 +47,20 @@ runconfig:
 ";
 
 /// Longer than any wait takes on a slow machine.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A working directory, deleted on drop.
-pub struct Place(TempDir);
+pub struct TestDir(TempDir);
 
 /// The result of a command.
 #[derive(Debug)]
-pub struct Ended {
+pub struct CommandOutput {
     pub status: ExitStatus,
     pub stdout: String,
     pub stderr: String,
 }
 
-impl Place {
+impl TestDir {
     /// Creates a directory with `PARAMS` as `params.yaml`.
     pub fn new() -> Self {
         let place = Self(TempDir::new().unwrap());
@@ -102,22 +102,22 @@ impl Place {
     }
 
     /// Runs a command line to its end.
-    pub fn run(&self, line: &str) -> Ended {
+    pub fn run(&self, line: &str) -> CommandOutput {
         let arguments: Vec<_> = line.split_whitespace().collect();
         let output = self.command(&arguments).output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Ended { status: output.status, stdout: text(&output.stdout), stderr: text(&output.stderr) }
+        CommandOutput { status: output.status, stdout: text(&output.stdout), stderr: text(&output.stderr) }
     }
 
     /// Runs a command line that must succeed.
-    pub fn succeed(&self, line: &str) -> Ended {
+    pub fn succeed(&self, line: &str) -> CommandOutput {
         let ended = self.run(line);
         assert_eq!(ended.code(), 0, "{line}\n{}\n{}", ended.stdout, ended.stderr);
         ended
     }
 
     /// Starts a run in the background.
-    pub fn start(&self, line: &str) -> Running {
+    pub fn start(&self, line: &str) -> RunningCommand {
         let arguments: Vec<_> = line.split_whitespace().collect();
         let mut child = self.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
@@ -127,7 +127,7 @@ impl Place {
             stderr.read_to_end(&mut text).unwrap();
             String::from_utf8_lossy(&text).into_owned()
         });
-        Running { child, stdout, said: String::new(), stderr }
+        RunningCommand { child, stdout, said: String::new(), stderr }
     }
 
     /// Returns the command lines of the processes that run in this directory.
@@ -170,13 +170,13 @@ impl Place {
         RunResult {
             parameters: text("parameters_blake3"),
             optimizer: text("optimizer_blake3"),
-            steps: self.train_lines(model_dir).iter().map(|line| StepText::of(line)).collect(),
+            steps: self.train_lines(model_dir).iter().map(|line| StepLine::of(line)).collect(),
         }
     }
 
     /// Resumes the run that ended in `model_dir`, on `num_csx` systems, for `steps` more. The result must equal that of
     /// an uninterrupted run into `whole`.
-    pub fn assert_goes_on(&self, model_dir: &str, num_csx: u32, steps: u64) {
+    pub fn assert_resumes(&self, model_dir: &str, num_csx: u32, steps: u64) {
         let last = self.train_lines(model_dir).len() as u64 + steps;
         self.succeed(&format!("train -p params.yaml -o {model_dir} --num_csx {num_csx} --max_steps {last}"));
         self.succeed(&format!("train -p params.yaml -o whole --num_csx 1 --max_steps {last}"));
@@ -204,23 +204,23 @@ impl Place {
     }
 }
 
-/// The results of a run, see [`Place::result`].
+/// The results of a run, see [`TestDir::result`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunResult {
     pub parameters: String,
     pub optimizer: String,
-    pub steps: Vec<StepText>,
+    pub steps: Vec<StepLine>,
 }
 
 /// Values of a line of `metrics.jsonl`, as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StepText {
+pub struct StepLine {
     step: String,
     loss: String,
     grad_norm: String,
 }
 
-impl StepText {
+impl StepLine {
     fn of(line: &str) -> Self {
         let value = |key: &str| {
             let (_, rest) = line.split_once(&format!("\"{key}\":")).unwrap_or_else(|| panic!("no {key} in {line}"));
@@ -230,7 +230,7 @@ impl StepText {
     }
 }
 
-impl Ended {
+impl CommandOutput {
     /// Returns the exit code; -1 if a signal ended the process.
     pub fn code(&self) -> i32 {
         self.status.code().unwrap_or(-1)
@@ -238,14 +238,14 @@ impl Ended {
 }
 
 /// A run in the background.
-pub struct Running {
+pub struct RunningCommand {
     child: Child,
     stdout: BufReader<ChildStdout>,
     said: String,
     stderr: std::thread::JoinHandle<String>,
 }
 
-impl Running {
+impl RunningCommand {
     /// Reads standard output up to a line that contains `word`.
     pub fn wait_for(&mut self, word: &str) {
         let mut line = String::new();
@@ -279,10 +279,10 @@ impl Running {
     }
 
     /// Waits for the end of the run.
-    pub fn end(mut self) -> Ended {
+    pub fn end(mut self) -> CommandOutput {
         self.stdout.read_to_string(&mut self.said).unwrap();
         let status = self.child.wait().unwrap();
-        Ended { status, stdout: self.said, stderr: self.stderr.join().unwrap() }
+        CommandOutput { status, stdout: self.said, stderr: self.stderr.join().unwrap() }
     }
 }
 
@@ -307,7 +307,7 @@ fn stat(pid: u32) -> Option<(char, u32)> {
 }
 
 /// Waits until none of these processes is running.
-pub fn all_gone(processes: &[(String, u32)]) {
+pub fn wait_until_ended(processes: &[(String, u32)]) {
     let began = Instant::now();
     loop {
         let alive = |pid| stat(pid).is_some_and(|(state, _)| state != 'Z');
@@ -315,12 +315,12 @@ pub fn all_gone(processes: &[(String, u32)]) {
         if left.is_empty() {
             return;
         }
-        assert!(began.elapsed() < PATIENCE, "still there: {left:?}");
-        pause();
+        assert!(began.elapsed() < TEST_TIMEOUT, "still there: {left:?}");
+        poll_delay();
     }
 }
 
 #[expect(clippy::disallowed_methods, reason = "nobody tells when a process that is not a child has gone")]
-fn pause() {
+fn poll_delay() {
     std::thread::sleep(Duration::from_millis(20));
 }

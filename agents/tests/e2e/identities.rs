@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use millrace_engine::types::AgentId;
-use millrace_protocol::journal::Journal;
-use millrace_protocol::security::{AttemptName, Authority, Credentials, Expected, Identity, Name, Validity};
+use millrace_protocol::journal::JournalEndpoint;
+use millrace_protocol::security::{AttemptName, Authority, Credentials, ExpectedPeer, Identity, MemberName, Validity};
 
-use super::harness::Place;
+use super::harness::TestDir;
 
 /// Returns the attempt of agents in most tests.
 pub fn first_attempt() -> AttemptName {
@@ -20,7 +20,7 @@ pub fn today() -> Validity {
 }
 
 /// Returns the authority of `place`; creates it on the first call.
-pub fn authority(place: &Place) -> Authority {
+pub fn authority(place: &TestDir) -> Authority {
     let [certificate, key] = ["authority.crt", "authority.key"].map(|name| place.path("cache").join(name));
     if !key.exists() {
         let made = Authority::new(today()).unwrap();
@@ -33,8 +33,8 @@ pub fn authority(place: &Place) -> Authority {
 }
 
 /// Writes the identity of an agent to a directory; returns the directory.
-pub fn identity_dir(place: &Place, attempt: &AttemptName, agent: &str) -> PathBuf {
-    let name = Name::Agent(attempt.clone(), AgentId::parse(agent).unwrap());
+pub fn identity_dir(place: &TestDir, attempt: &AttemptName, agent: &str) -> PathBuf {
+    let name = MemberName::Agent(attempt.clone(), AgentId::parse(agent).unwrap());
     let dir = place.path("cache").join(format!("{}-{}-{agent}", attempt.job(), attempt.attempt()));
     write(&dir, &authority(place).issue(&name, today()).unwrap());
     dir
@@ -50,8 +50,8 @@ pub fn write(dir: &std::path::Path, credentials: &Credentials) {
 
 /// Returns a connection to the journal at `address` of the coordinator of `attempt`. The client is `reader`, with a
 /// certificate of `authority`.
-pub fn journal(address: &str, attempt: &AttemptName, authority: &Authority, reader: &Name) -> Journal {
+pub fn journal(address: &str, attempt: &AttemptName, authority: &Authority, reader: &MemberName) -> JournalEndpoint {
     let identity = Identity::new(&authority.issue(reader, today()).unwrap()).unwrap();
-    let coordinator = Name::Agent(attempt.clone(), AgentId::parse("coordinator-0").unwrap());
-    Journal { address: address.to_owned(), identity, coordinator: Expected::new(coordinator) }
+    let coordinator = MemberName::Agent(attempt.clone(), AgentId::parse("coordinator-0").unwrap());
+    JournalEndpoint { address: address.to_owned(), identity, coordinator: ExpectedPeer::new(coordinator) }
 }

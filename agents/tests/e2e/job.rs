@@ -3,13 +3,13 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use millrace_agents::launch::Launch;
+use millrace_agents::launch::LaunchDocument;
 use millrace_params::{FlagOverrides, MachineSpec, Params};
-use millrace_protocol::journal::Journal;
-use millrace_protocol::security::{AttemptName, Name};
+use millrace_protocol::journal::JournalEndpoint;
+use millrace_protocol::security::{AttemptName, MemberName};
 use serde_json::Value;
 
-use super::harness::{Place, kill};
+use super::harness::{TestDir, kill};
 use super::identities::{self, authority, first_attempt, identity_dir};
 
 /// The agents of a job on two systems.
@@ -17,7 +17,7 @@ pub const AGENTS: [&str; 7] = ["memoryx-0", "memoryx-1", "swarmx-0", "activation
 
 /// A job on two systems that can continue with one. Its processes are children of the test, and are killed on drop.
 pub struct Job<'a> {
-    place: &'a Place,
+    place: &'a TestDir,
     /// The addresses that the first coordinator printed.
     listening: Value,
     /// The attempt in the identities of its processes.
@@ -29,14 +29,14 @@ pub struct Job<'a> {
 
 impl<'a> Job<'a> {
     /// Starts a job with model_dir `m`, and all its agents.
-    pub fn start(place: &'a Place, max_steps: u64) -> Self {
+    pub fn start(place: &'a TestDir, max_steps: u64) -> Self {
         let mut job = Self::coordinator_only(place, max_steps, &[]);
         AGENTS.into_iter().for_each(|agent| job.join(agent));
         job
     }
 
     /// Starts an attempt of the job `uid` with model_dir `m`, and all its agents.
-    pub fn attempt(place: &'a Place, uid: &str, attempt: u32, max_steps: u64) -> Self {
+    pub fn attempt(place: &'a TestDir, uid: &str, attempt: u32, max_steps: u64) -> Self {
         write_launch_with(place, "m", max_steps, |launch| {
             (launch.job_uid, launch.attempt) = (Some(uid.to_owned()), Some(attempt));
         });
@@ -46,19 +46,19 @@ impl<'a> Job<'a> {
     }
 
     /// Starts only the coordinator, with additional `arguments`.
-    pub fn coordinator_only(place: &'a Place, max_steps: u64, arguments: &[&str]) -> Self {
+    pub fn coordinator_only(place: &'a TestDir, max_steps: u64, arguments: &[&str]) -> Self {
         write_launch(place, "m", max_steps);
         Self::launched(place, first_attempt(), arguments)
     }
 
-    fn launched(place: &'a Place, attempt: AttemptName, arguments: &[&str]) -> Self {
+    fn launched(place: &'a TestDir, attempt: AttemptName, arguments: &[&str]) -> Self {
         let (coordinator, stdout, listening) = start_coordinator(place, &attempt, arguments);
         Self { place, listening, attempt, coordinator, stdout, agents: Vec::new() }
     }
 
     /// Returns the connection to the coordinator's journal, as the launcher of the attempt.
-    pub fn journal(&self) -> Journal {
-        let launcher = Name::Launcher(self.attempt.clone());
+    pub fn journal(&self) -> JournalEndpoint {
+        let launcher = MemberName::Launcher(self.attempt.clone());
         identities::journal(self.listening("journal"), &self.attempt, &authority(self.place), &launcher)
     }
 
@@ -94,7 +94,7 @@ impl<'a> Job<'a> {
     }
 
     /// Sends SIGTERM to an agent; returns its exit code.
-    pub fn dismiss(&mut self, agent: &str) -> Option<i32> {
+    pub fn terminate_agent(&mut self, agent: &str) -> Option<i32> {
         self.end_agent(agent, "TERM")
     }
 
@@ -116,7 +116,7 @@ impl<'a> Job<'a> {
     }
 
     /// Waits until `step` is committed.
-    pub fn reach(&mut self, step: u64) {
+    pub fn wait_for_step(&mut self, step: u64) {
         self.wait_for(&format!("Step={step},"));
     }
 
@@ -150,11 +150,11 @@ impl Drop for Job<'_> {
 }
 
 /// Writes the launch document of a job on two systems to `launch.json`.
-pub fn write_launch(place: &Place, model_dir: &str, max_steps: u64) {
+pub fn write_launch(place: &TestDir, model_dir: &str, max_steps: u64) {
     write_launch_with(place, model_dir, max_steps, |_| {});
 }
 
-fn write_launch_with(place: &Place, model_dir: &str, max_steps: u64, change: impl FnOnce(&mut Launch)) {
+fn write_launch_with(place: &TestDir, model_dir: &str, max_steps: u64, change: impl FnOnce(&mut LaunchDocument)) {
     let yaml = std::fs::read_to_string(place.path("params.yaml")).unwrap();
     let overrides = FlagOverrides {
         num_csx: Some(2),
@@ -164,8 +164,8 @@ fn write_launch_with(place: &Place, model_dir: &str, max_steps: u64, change: imp
         ..FlagOverrides::default()
     };
     let resolved = Params::parse_yaml(&yaml).unwrap().resolve(&overrides).unwrap();
-    let mut launch = Launch::new(resolved, MachineSpec::default(), yaml);
-    launch.wanted.least_systems = 1;
+    let mut launch = LaunchDocument::new(resolved, MachineSpec::default(), yaml);
+    launch.agent_counts.least_systems = 1;
     change(&mut launch);
     place.write("launch.json", launch.to_json().unwrap());
 }
@@ -173,7 +173,7 @@ fn write_launch_with(place: &Place, model_dir: &str, max_steps: u64, change: imp
 /// Starts a coordinator like a launcher; returns it with its standard output and addresses. It ends when its standard
 /// input is closed, which happens when it is waited for.
 fn start_coordinator(
-    place: &Place,
+    place: &TestDir,
     attempt: &AttemptName,
     arguments: &[&str],
 ) -> (Child, BufReader<ChildStdout>, Value) {
@@ -189,12 +189,12 @@ fn start_coordinator(
 }
 
 /// Returns the command of a role without a launcher, of the first attempt.
-pub fn role(place: &Place, name: &str, index: u32) -> Command {
+pub fn role(place: &TestDir, name: &str, index: u32) -> Command {
     role_of(place, &first_attempt(), &format!("{name}-{index}"))
 }
 
 /// Returns the command of an agent without a launcher, of `attempt`.
-pub fn role_of(place: &Place, attempt: &AttemptName, agent: &str) -> Command {
+pub fn role_of(place: &TestDir, attempt: &AttemptName, agent: &str) -> Command {
     let (name, index) = agent.rsplit_once('-').unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-agent"));
     command

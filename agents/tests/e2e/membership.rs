@@ -2,18 +2,18 @@
 
 use millrace_emulator::numerics::Isa;
 
-use super::harness::Place;
+use super::harness::TestDir;
 use super::job::{AGENTS, Job};
 
 /// Creates a directory with params in which evaluations are rare, so that the line that a test waits for comes soon.
-fn place() -> Place {
-    let place = Place::new();
+fn place() -> TestDir {
+    let place = TestDir::new();
     place.params("params.yaml", &[("eval_frequency: 2", "eval_frequency: 40\n    checkpoint_steps: 150")]);
     place
 }
 
 /// Checks that the results equal those of an undisturbed run, with each step and evaluation once.
-fn assert_undisturbed(place: &Place, steps: u64) {
+fn assert_undisturbed(place: &TestDir, steps: u64) {
     place.succeed(&format!("train_and_eval -p params.yaml -o whole --num_csx 1 --max_steps {steps}"));
     assert_eq!(place.result("m", steps), place.result("whole", steps));
     assert_eq!(place.evaluations("m"), place.evaluations("whole"));
@@ -24,22 +24,22 @@ fn systems_and_swarmx_nodes_may_leave_and_others_join_without_changing_a_bit() {
     const STEPS: u64 = 400;
     let place = place();
     let mut job = Job::start(&place, STEPS);
-    job.reach(20);
+    job.wait_for_step(20);
     job.kill("cs2-1");
-    job.reach(60);
+    job.wait_for_step(60);
     job.join("cs2-7");
-    job.reach(120);
+    job.wait_for_step(120);
     // After SIGTERM an agent exits with code 0.
-    assert_eq!(job.dismiss("swarmx-0"), Some(0));
+    assert_eq!(job.terminate_agent("swarmx-0"), Some(0));
     job.join("swarmx-0");
-    job.reach(180);
+    job.wait_for_step(180);
     job.kill("activation-1");
     job.join("activation-1");
-    assert_eq!(job.dismiss("cs2-0"), Some(0));
-    job.reach(220);
+    assert_eq!(job.terminate_agent("cs2-0"), Some(0));
+    job.wait_for_step(220);
     job.kill("swarmx-0");
     job.join("swarmx-0");
-    job.reach(260);
+    job.wait_for_step(260);
     assert_eq!(job.end(), Some(0));
     assert_undisturbed(&place, STEPS);
 }
@@ -48,20 +48,20 @@ fn systems_and_swarmx_nodes_may_leave_and_others_join_without_changing_a_bit() {
 fn a_shard_that_is_asked_to_leave_stays_until_its_numbers_are_saved() {
     let place = place();
     let mut job = Job::start(&place, 1_000_000);
-    job.reach(20);
-    assert_eq!(job.dismiss("memoryx-1"), Some(0));
+    job.wait_for_step(20);
+    assert_eq!(job.terminate_agent("memoryx-1"), Some(0));
     assert_eq!(job.end(), Some(130));
     let last = place.train_lines("m").len() as u64;
     assert_eq!(place.info(&format!("m/checkpoint_{last}"))["step"], last);
 }
 
 #[test]
-fn a_coordinator_that_dies_is_followed_by_another_without_changing_a_bit() {
+fn coordinator_replacement_is_bit_identical() {
     const STEPS: u64 = 400;
     let place = place();
     let mut job = Job::start(&place, STEPS);
     for step in [1, 39, 40, 150, 230] {
-        job.reach(step);
+        job.wait_for_step(step);
         job.replace_coordinator("m", STEPS);
         // The run continues neither from the checkpoint of step 150 nor from the beginning.
         let line = job.wait_for("MemoryX holds the parameters of step ");
@@ -80,7 +80,7 @@ fn a_coordinator_that_dies_is_followed_by_another_without_changing_a_bit() {
 fn agents_refuse_the_coordinator_of_another_job() {
     let place = place();
     let mut job = Job::start(&place, 1_000_000);
-    job.reach(3);
+    job.wait_for_step(3);
     job.replace_coordinator("another", 1_000_000);
     for (agent, code) in job.agents_end() {
         assert_eq!(code, Some(3), "{agent}");
@@ -89,13 +89,13 @@ fn agents_refuse_the_coordinator_of_another_job() {
 
 /// All systems compute with the lowest instruction set of the fleet, bit-identically, and report it.
 #[test]
-fn one_system_with_less_pins_the_whole_job_to_what_it_has() {
+fn job_uses_the_instruction_set_that_all_systems_share() {
     const STEPS: u64 = 4;
     let cases = [("cs2-1", Isa::Avx2), ("cs2-0", Isa::Portable)];
     let cases: Vec<_> = cases.into_iter().filter(|(_, least)| *least < Isa::detect()).collect();
     assert!(!cases.is_empty() || !cfg!(target_arch = "x86_64"), "this test needs a CPU with AVX2");
     for (lesser, least) in cases {
-        let place = Place::new();
+        let place = TestDir::new();
         let mut job = Job::coordinator_only(&place, STEPS, &[]);
         job.join_with(lesser, &["--isa", &least.to_string()]);
         AGENTS.into_iter().filter(|agent| *agent != lesser).for_each(|agent| job.join(agent));

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::harness::Place;
+use super::harness::TestDir;
 
 #[test]
 fn model_dir_has_every_file_and_the_lines_are_as_documented() {
-    let place = Place::new();
+    let place = TestDir::new();
     let ended = place.succeed("train_and_eval -p params.yaml -o m --num_csx 2 --num_act_servers 3");
     assert!(ended.stdout.contains("Without effect on this appliance: num_act_servers above 1"), "{}", ended.stdout);
     assert!(ended.stdout.contains("| Train Device=CSX, Step=6, Loss="), "{}", ended.stdout);
@@ -43,7 +43,7 @@ fn model_dir_has_every_file_and_the_lines_are_as_documented() {
 
 #[test]
 fn evaluating_adds_lines_and_changes_nothing_else() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.params("params.yaml", &[("max_steps: 6", "max_steps: 6\n    checkpoint_steps: 3")]);
     place.succeed("train -p params.yaml -o m --num_csx 2");
     let before = (place.info("m/checkpoint_6"), place.train_lines("m"));
@@ -66,8 +66,8 @@ fn evaluating_adds_lines_and_changes_nothing_else() {
 }
 
 #[test]
-fn what_stops_early_leaves_nothing() {
-    let place = Place::new();
+fn failed_validation_writes_nothing() {
+    let place = TestDir::new();
     let before = place.files();
     let valid = place.succeed("train -p params.yaml -o m --validate_only");
     assert!(valid.stdout.contains("valid"), "{}", valid.stdout);
@@ -77,9 +77,9 @@ fn what_stops_early_leaves_nothing() {
 }
 
 #[test]
-fn the_rows_of_words_that_no_leaf_has_do_not_travel() {
+fn unused_embedding_rows_are_not_sent() {
     const VOCABULARY: u64 = 4096;
-    let place = Place::new();
+    let place = TestDir::new();
     place.params("params.yaml", &[("vocab_size: 64", &format!("vocab_size: {VOCABULARY}"))]);
     let json = |text: &str| -> serde_json::Value { serde_json::from_str(text).unwrap() };
     let traffic = json(&place.succeed("plan -p params.yaml --num_csx 2 --json").stdout)["traffic"].take();
@@ -96,7 +96,7 @@ fn the_rows_of_words_that_no_leaf_has_do_not_travel() {
 
 #[test]
 fn samples_are_what_the_model_sees() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.succeed("samples -p params.yaml --steps 3 -o samples.safetensors");
     let file = std::fs::read(place.path("samples.safetensors")).unwrap();
     let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
@@ -109,7 +109,7 @@ fn samples_are_what_the_model_sees() {
 
 #[test]
 fn every_example_has_a_plan() {
-    let place = Place::new();
+    let place = TestDir::new();
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
     let mut seen = 0;
     for entry in std::fs::read_dir(&examples).unwrap() {

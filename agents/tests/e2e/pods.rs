@@ -5,19 +5,19 @@ use std::process::{Child, ChildStderr, Output, Stdio};
 
 use millrace_telemetry::journal::{AttemptOutcome, OutcomeReason};
 
-use super::harness::{Place, kill};
+use super::harness::{TestDir, kill};
 use super::job::{AGENTS, Job, role, write_launch};
 use super::ports::free_port;
 
 /// An agent in its own process, killed on drop.
-struct Pod {
+struct StandaloneAgent {
     child: Child,
     stderr: BufReader<ChildStderr>,
 }
 
-impl Pod {
+impl StandaloneAgent {
     /// Starts `agent` with the coordinator's `address`.
-    fn start(place: &Place, agent: &str, address: &str) -> Self {
+    fn start(place: &TestDir, agent: &str, address: &str) -> Self {
         let (name, index) = agent.rsplit_once('-').unwrap();
         let mut command = role(place, name, index.parse().unwrap());
         command.args(["--coordinator", address]).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -43,7 +43,7 @@ impl Pod {
     }
 }
 
-impl Drop for Pod {
+impl Drop for StandaloneAgent {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -51,13 +51,13 @@ impl Drop for Pod {
 }
 
 /// Runs a coordinator with `launch.json` to its end. Its last report is in `last`.
-fn coordinator(place: &Place, arguments: &[&str]) -> Output {
+fn coordinator(place: &TestDir, arguments: &[&str]) -> Output {
     let mut command = role(place, "coordinator", 0);
     command.args(["--launch", "launch.json", "--termination_log", "last"]).args(arguments).output().unwrap()
 }
 
 /// Reads and removes the last report of a coordinator, which must contain the exit code `code`.
-fn last_report(place: &Place, code: Option<i32>) -> AttemptOutcome {
+fn last_report(place: &TestDir, code: Option<i32>) -> AttemptOutcome {
     let report = std::fs::read_to_string(place.path("last")).unwrap();
     let outcome = AttemptOutcome::from_termination_report(&report).unwrap();
     assert_eq!(Some(i32::from(outcome.exit_code)), code, "{outcome:?}");
@@ -66,12 +66,12 @@ fn last_report(place: &Place, code: Option<i32>) -> AttemptOutcome {
 }
 
 #[test]
-fn agents_wait_for_a_coordinator_that_comes_later_and_each_tells_its_own_story() {
-    let place = Place::new();
+fn agents_wait_for_a_late_coordinator_and_log_it() {
+    let place = TestDir::new();
     write_launch(&place, "m", 4);
     let port = free_port();
     let address = format!("localhost:{port}");
-    let mut agents = AGENTS.map(|agent| Pod::start(&place, agent, &address));
+    let mut agents = AGENTS.map(|agent| StandaloneAgent::start(&place, agent, &address));
     agents.iter_mut().for_each(|agent| agent.wait_for("can't be reached yet"));
 
     let ended = coordinator(&place, &["--listen", &format!("127.0.0.1:{port}")]);
@@ -90,9 +90,9 @@ fn agents_wait_for_a_coordinator_that_comes_later_and_each_tells_its_own_story()
 
 #[test]
 fn an_agent_that_finds_no_coordinator_leaves_at_once_when_asked() {
-    let place = Place::new();
+    let place = TestDir::new();
     for address in ["no-such-host.invalid:7000".to_owned(), format!("127.0.0.1:{}", free_port())] {
-        let mut agent = Pod::start(&place, "memoryx-0", &address);
+        let mut agent = StandaloneAgent::start(&place, "memoryx-0", &address);
         agent.wait_for("can't be reached yet");
         kill(agent.child.id(), "TERM");
         let (code, log) = agent.end();
@@ -101,8 +101,8 @@ fn an_agent_that_finds_no_coordinator_leaves_at_once_when_asked() {
 }
 
 #[test]
-fn a_coordinator_that_does_not_come_up_leaves_a_last_report() {
-    let place = Place::new();
+fn failed_coordinator_start_writes_a_termination_report() {
+    let place = TestDir::new();
     let code = coordinator(&place, &[]).status.code();
     let last = last_report(&place, code);
     assert_eq!((last.reason, code), (OutcomeReason::BadParams, Some(2)));
@@ -126,8 +126,8 @@ fn a_coordinator_that_does_not_come_up_leaves_a_last_report() {
 }
 
 #[test]
-fn one_that_finds_model_dir_taken_says_so_and_one_that_is_stopped_early_too() {
-    let place = Place::new();
+fn coordinator_reports_locked_model_dir_and_early_stop() {
+    let place = TestDir::new();
     let mut job = Job::coordinator_only(&place, 4, &["--termination_log", "last"]);
     job.wait_for("Waiting for all agents");
     let code = coordinator(&place, &[]).status.code();
@@ -139,8 +139,8 @@ fn one_that_finds_model_dir_taken_says_so_and_one_that_is_stopped_early_too() {
 }
 
 #[test]
-fn a_failure_on_the_way_is_told_with_the_step_that_is_saved() {
-    let place = Place::new();
+fn failure_is_reported_with_the_saved_step() {
+    let place = TestDir::new();
     let diverges =
         "learning_rate: [{scheduler: Constant, val: 1e-3, total_iters: 2}, {scheduler: Constant, val: 1e30}]";
     place.params(

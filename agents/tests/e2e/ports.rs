@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use super::harness::Place;
+use super::harness::TestDir;
 use super::identities::{first_attempt, identity_dir};
 use super::job::{Job, role, write_launch};
 
@@ -22,7 +22,7 @@ fn get(port: u16, path: &str) -> String {
 
 #[test]
 fn agents_are_dialled_where_they_advertise() {
-    let place = Place::new();
+    let place = TestDir::new();
     let [control, journal, metrics] = [free_port(), free_port(), free_port()];
     let arguments = [control, journal, metrics].map(|port| format!("127.0.0.1:{port}"));
     let [listen, journal_listen, metrics_listen] = arguments.each_ref().map(String::as_str);
@@ -39,7 +39,7 @@ fn agents_are_dialled_where_they_advertise() {
     }
     job.join("cs2-0");
     job.join("cs2-1");
-    job.reach(1);
+    job.wait_for_step(1);
     assert!(get(metrics, "/readyz").starts_with("HTTP/1.1 200"));
     assert_eq!(job.end(), Some(0));
     let log = std::fs::read_to_string(place.path("m/logs/attempt-1/coordinator-0.log")).unwrap();
@@ -50,7 +50,7 @@ fn agents_are_dialled_where_they_advertise() {
 }
 
 /// Starts a coordinator that must fail; returns exit code and standard error.
-fn refused(place: &Place, arguments: &[&str]) -> (Option<i32>, String) {
+fn refused(place: &TestDir, arguments: &[&str]) -> (Option<i32>, String) {
     write_launch(place, "m", 10);
     let mut command = role(place, "coordinator", 0);
     let output = command.arg("--launch").arg(place.path("launch.json")).args(arguments).output().unwrap();
@@ -59,8 +59,8 @@ fn refused(place: &Place, arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn each_of_a_coordinators_ports_is_named_when_it_is_taken() {
-    let place = Place::new();
+fn port_conflicts_name_the_port() {
+    let place = TestDir::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     for flag in ["--listen", "--journal_listen", "--metrics_listen"] {
@@ -72,7 +72,7 @@ fn each_of_a_coordinators_ports_is_named_when_it_is_taken() {
 
 #[test]
 fn a_role_does_not_run_without_an_identity_of_its_own() {
-    let place = Place::new();
+    let place = TestDir::new();
     let attempt = first_attempt();
     let another = identity_dir(&place, &attempt, "cs2-0");
     let empty = place.path("cache");

@@ -8,10 +8,10 @@ use std::time::Duration;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use millrace_engine::types::AgentId;
-use millrace_protocol::packet::{self, AGENT_KEY, EPOCH_KEY};
+use millrace_protocol::packet::{self, AGENT_HEADER, EPOCH_HEADER};
 use millrace_protocol::proto::control_client::ControlClient;
 use millrace_protocol::proto::{self, CheckpointRequest, FollowRequest, from_agent};
-use millrace_protocol::security::{AttemptName, Authority, Expected, Identity, Name, Protection, Service};
+use millrace_protocol::security::{AttemptName, Authority, ExpectedPeer, Identity, MemberName, Protection, Service};
 use millrace_protocol::transport;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -20,23 +20,23 @@ use tonic::codegen::Service as _;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::harness::Place;
+use super::harness::TestDir;
 use super::identities::{authority, first_attempt, journal, today};
 use super::job::Job;
 use super::ports::free_port;
 
 const STEPS: u64 = 300;
 
-fn agent(attempt: &AttemptName, name: &str) -> Name {
-    Name::Agent(attempt.clone(), AgentId::parse(name).unwrap())
+fn agent(attempt: &AttemptName, name: &str) -> MemberName {
+    MemberName::Agent(attempt.clone(), AgentId::parse(name).unwrap())
 }
 
-fn identity(authority: &Authority, name: &Name) -> Identity {
+fn identity(authority: &Authority, name: &MemberName) -> Identity {
     Identity::new(&authority.issue(name, today()).unwrap()).unwrap()
 }
 
 /// Returns whether a client that speaks HTTP/2 without TLS is disconnected without an HTTP/2 response.
-async fn turned_away(address: &str) -> bool {
+async fn is_rejected_without_certificate(address: &str) -> bool {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
     let mut answer = Vec::new();
@@ -47,8 +47,8 @@ async fn turned_away(address: &str) -> bool {
 }
 
 async fn dial(address: &str, identity: &Identity, to: &str, protection: Protection) -> Result<Channel, String> {
-    let expected = Expected::new(agent(&first_attempt(), to));
-    transport::dial(address, identity, expected, protection).await.map_err(|error| transport::causes(&error))
+    let expected = ExpectedPeer::new(agent(&first_attempt(), to));
+    transport::dial(address, identity, expected, protection).await.map_err(|error| transport::error_chain(&error))
 }
 
 /// Sends a hello as `name`, as a shard that joins for the first time; returns the error.
@@ -72,7 +72,7 @@ async fn join(channel: Channel, name: &str) -> Status {
 
 /// Requests weights as `name`; returns status and text of the response.
 async fn ask_for_link(mut channel: Channel, name: &str) -> (StatusCode, String) {
-    let request = Request::post(packet::DOWN).header(EPOCH_KEY, "1.1").header(AGENT_KEY, name);
+    let request = Request::post(packet::LINK_DOWN_PATH).header(EPOCH_HEADER, "1.1").header(AGENT_HEADER, name);
     let request = request.body(Body::empty()).unwrap();
     poll_fn(|cx| channel.poll_ready(cx)).await.unwrap();
     let response = channel.call(request).await.unwrap();
@@ -82,8 +82,8 @@ async fn ask_for_link(mut channel: Channel, name: &str) -> (StatusCode, String) 
 }
 
 #[tokio::test]
-async fn strangers_are_rejected_at_every_port_and_change_nothing() {
-    let place = Place::new();
+async fn unauthorized_peers_are_rejected_at_every_port() {
+    let place = TestDir::new();
     place.params("params.yaml", &[("eval_frequency: 2", "eval_frequency: 40")]);
     let [data, metrics] = [free_port(), free_port()].map(|port| format!("127.0.0.1:{port}"));
     let mut job = Job::coordinator_only(&place, STEPS, &["--metrics_listen", &metrics]);
@@ -91,11 +91,11 @@ async fn strangers_are_rejected_at_every_port_and_change_nothing() {
     job.join_with("memoryx-0", &["--listen", &data]);
     job.join_with("swarmx-0", &["--listen", &link_port]);
     ["memoryx-1", "activation-0", "activation-1", "cs2-0", "cs2-1"].into_iter().for_each(|agent| job.join(agent));
-    job.reach(5);
+    job.wait_for_step(5);
     let (control, journal_port) = (job.listening("control").to_owned(), job.listening("journal").to_owned());
 
     for port in [&control, &journal_port, &data, &link_port] {
-        assert!(turned_away(port).await, "{port}");
+        assert!(is_rejected_without_certificate(port).await, "{port}");
     }
     // Any client may read metrics; the port accepts no commands.
     let mut stream = TcpStream::connect(&metrics).await.unwrap();
@@ -116,7 +116,7 @@ async fn strangers_are_rejected_at_every_port_and_change_nothing() {
         (Identity::new(&forged).unwrap(), "alert"),
         (identity(&ours, &agent(&AttemptName::new("another", 1).unwrap(), "memoryx-0")), "of job another"),
         (identity(&ours, &agent(&AttemptName::new(this.job(), 0).unwrap(), "memoryx-0")), "of attempt 0"),
-        (identity(&ours, &Name::Service(Service::RestServer)), "may not use this port"),
+        (identity(&ours, &MemberName::Service(Service::RestServer)), "may not use this port"),
     ];
     for (stranger, reason) in &strangers {
         for (port, of) in [(&control, "coordinator-0"), (&data, "memoryx-0"), (&link_port, "swarmx-0")] {
@@ -141,10 +141,11 @@ async fn strangers_are_rejected_at_every_port_and_change_nothing() {
     assert_eq!(status.code(), Code::AlreadyExists, "{status}");
 
     // The journal admits the launcher of the attempt and the control plane only.
-    for stranger in [agent(&this, "cs2-1"), Name::Launcher(AttemptName::new("another", 1).unwrap())] {
+    for stranger in [agent(&this, "cs2-1"), MemberName::Launcher(AttemptName::new("another", 1).unwrap())] {
         journal(&journal_port, &this, &ours, &stranger).connect().await.unwrap_err();
     }
-    let mut operator = journal(&journal_port, &this, &ours, &Name::Service(Service::Operator)).connect().await.unwrap();
+    let mut operator =
+        journal(&journal_port, &this, &ours, &MemberName::Service(Service::Operator)).connect().await.unwrap();
     let entries = operator.follow(FollowRequest { from: 1, newest: false }).await.unwrap().into_inner().message().await;
     assert_eq!(entries.unwrap().unwrap().attempt, 1);
     assert!(operator.checkpoint(CheckpointRequest {}).await.unwrap().into_inner().step >= 5);
@@ -167,18 +168,18 @@ async fn strangers_are_rejected_at_every_port_and_change_nothing() {
 
 /// Encryption of the data between agents is a setting of the job: a client with another setting is rejected.
 #[tokio::test]
-async fn data_in_the_clear_is_for_agents_that_agree_on_it() {
-    let place = Place::new();
+async fn plaintext_data_requires_both_ends() {
+    let place = TestDir::new();
     let data = format!("127.0.0.1:{}", free_port());
     let mut job = Job::coordinator_only(&place, STEPS, &[]);
     job.join_with("memoryx-0", &["--listen", &data, "--data_encryption", "off"]);
     for agent in ["memoryx-1", "swarmx-0", "activation-0", "activation-1", "cs2-0", "cs2-1"] {
         job.join_with(agent, &["--data_encryption", "off"]);
     }
-    job.reach(5);
+    job.wait_for_step(5);
     let system = identity(&authority(&place), &agent(&first_attempt(), "cs2-1"));
     dial(&data, &system, "memoryx-0", Protection::Encrypted).await.unwrap_err();
     dial(&data, &system, "memoryx-0", Protection::Authenticated).await.unwrap();
-    assert!(turned_away(&data).await);
+    assert!(is_rejected_without_certificate(&data).await);
     assert_eq!(job.end(), Some(0));
 }

@@ -1,11 +1,11 @@
 //! Tests of a job with a model_dir that an earlier job has used, as a job of the same name does.
 
-use millrace_protocol::journal::unpack;
+use millrace_protocol::journal::from_proto;
 use millrace_protocol::proto::FollowRequest;
 use millrace_telemetry::journal::JournalEvent;
 use tokio_stream::StreamExt;
 
-use super::harness::Place;
+use super::harness::TestDir;
 use super::job::Job;
 
 /// Returns the steps that a follower of this attempt receives. Checks that all received entries are of the attempt.
@@ -16,7 +16,7 @@ async fn steps(job: Job<'_>, attempt: u32) -> Vec<u64> {
     while let Some(entry) = entries.next().await {
         let entry = entry.unwrap();
         assert_eq!(entry.attempt, attempt, "{entry:?}");
-        if let JournalEvent::Metric(point) = unpack(&entry).unwrap().event {
+        if let JournalEvent::Metric(point) = from_proto(&entry).unwrap().event {
             steps.push(point.step());
         }
     }
@@ -26,8 +26,8 @@ async fn steps(job: Job<'_>, attempt: u32) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn the_next_job_counts_its_attempts_from_one_and_goes_on_from_the_last_checkpoint() {
-    let place = Place::new();
+async fn next_job_restarts_attempt_numbers_and_resumes_from_the_checkpoint() {
+    let place = TestDir::new();
     place.params("params.yaml", &[]);
     let of = |uid, attempt, max_steps| steps(Job::attempt(&place, uid, attempt, max_steps), attempt);
     assert_eq!(of("first", 3, 4).await, [1, 2, 3, 4]);

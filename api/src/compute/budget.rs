@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 
-use crate::refusal::{Reason, Refusal, Result};
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Requests of one account that are being received, queued or computed.
 const MAX_PENDING: usize = 8;
@@ -17,91 +17,91 @@ const MAX_TOTAL_PENDING: usize = 64;
 /// Megabytes of plans per second of one account, and the burst after a pause. A model of ten thousand layers counts
 /// 230, a usual one 2; one megabyte is about ten milliseconds of CPU time.
 /// 230, a usual one 2; a megabyte is about ten milliseconds of a core.
-const MEGABYTES_PER_SECOND: NonZeroU32 = NonZeroU32::new(32).unwrap();
-const MEGABYTES_AT_ONCE: NonZeroU32 = NonZeroU32::new(1024).unwrap();
+const PLAN_MEGABYTES_PER_SECOND: NonZeroU32 = NonZeroU32::new(32).unwrap();
+const MAX_PLAN_BURST_MEGABYTES: NonZeroU32 = NonZeroU32::new(1024).unwrap();
 /// Number of accounts that are tracked before entries without recent plans are removed.
 const MAX_ACCOUNTS: usize = 10_000;
 
 /// Counts requests and plans by account.
-pub struct Budget {
-    pending: Mutex<Pending>,
+pub struct ComputeBudget {
+    pending: Mutex<PendingCounts>,
     planned: DefaultKeyedRateLimiter<String>,
 }
 
 #[derive(Default)]
-struct Pending {
+struct PendingCounts {
     total: usize,
     of: HashMap<String, usize>,
 }
 
-impl Default for Budget {
+impl Default for ComputeBudget {
     fn default() -> Self {
-        let quota = Quota::per_second(MEGABYTES_PER_SECOND).allow_burst(MEGABYTES_AT_ONCE);
+        let quota = Quota::per_second(PLAN_MEGABYTES_PER_SECOND).allow_burst(MAX_PLAN_BURST_MEGABYTES);
         Self { pending: Mutex::default(), planned: RateLimiter::keyed(quota) }
     }
 }
 
-impl Budget {
+impl ComputeBudget {
     /// Counts a request of `account` until the result is dropped.
     ///
     /// # Errors
-    /// [`Reason::TooManyRequests`]: too many requests of the account or of all accounts.
-    pub fn enter(self: &Arc<Self>, account: &str) -> Result<Place> {
+    /// [`ErrorReason::TooManyRequests`]: too many requests of the account or of all accounts.
+    pub fn enter(self: &Arc<Self>, account: &str) -> Result<PendingRequest> {
         // Counters can't be left inconsistent by a panic.
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         if pending.total >= MAX_TOTAL_PENDING {
-            return Err(overloaded());
+            return Err(overloaded_error());
         }
         let own = pending.of.entry(account.to_owned()).or_default();
         if *own >= MAX_PENDING {
             let detail = format!("{MAX_PENDING} requests of yours are being checked or planned: wait for one of them");
-            return Err(Refusal::new(Reason::TooManyRequests, detail));
+            return Err(ApiError::new(ErrorReason::TooManyRequests, detail));
         }
         *own += 1;
         pending.total += 1;
-        Ok(Place { budget: self.clone(), account: account.to_owned() })
+        Ok(PendingRequest { budget: self.clone(), account: account.to_owned() })
     }
 
     /// Charges a plan that takes `bytes` of memory while it is computed. At least one megabyte is charged.
     ///
     /// # Errors
-    /// [`Reason::TooManyRequests`]: the account's budget is used up.
+    /// [`ErrorReason::TooManyRequests`]: the account's budget is used up.
     pub fn charge(&self, account: &str, bytes: u64) -> Result<()> {
         if self.planned.len() > MAX_ACCOUNTS {
             self.planned.retain_recent();
         }
         let megabytes = u32::try_from(bytes >> 20).unwrap_or(u32::MAX);
-        let megabytes = NonZeroU32::new(megabytes).unwrap_or(NonZeroU32::MIN).min(MEGABYTES_AT_ONCE);
+        let megabytes = NonZeroU32::new(megabytes).unwrap_or(NonZeroU32::MIN).min(MAX_PLAN_BURST_MEGABYTES);
         match self.planned.check_key_n(&account.to_owned(), megabytes) {
             Ok(Ok(())) => Ok(()),
             _ => {
                 let detail = "you have had many large jobs planned in a short time: try again in some seconds";
-                Err(Refusal::new(Reason::TooManyRequests, detail))
+                Err(ApiError::new(ErrorReason::TooManyRequests, detail))
             }
         }
     }
 }
 
 /// Returns the error for too many requests of all accounts together.
-pub fn overloaded() -> Refusal {
+pub fn overloaded_error() -> ApiError {
     let detail = "the server is checking and planning as many jobs as it can: try again in some seconds";
-    Refusal::new(Reason::TooManyRequests, detail)
+    ApiError::new(ErrorReason::TooManyRequests, detail)
 }
 
 /// A counted request; dropping it ends the count.
-pub struct Place {
-    budget: Arc<Budget>,
+pub struct PendingRequest {
+    budget: Arc<ComputeBudget>,
     account: String,
 }
 
-impl Place {
+impl PendingRequest {
     /// Returns the account of the request.
     pub fn account(&self) -> &str {
         &self.account
     }
 }
 
-impl Drop for Place {
+impl Drop for PendingRequest {
     fn drop(&mut self) {
         let mut pending = self.budget.pending.lock().unwrap_or_else(PoisonError::into_inner);
         pending.total -= 1;
@@ -119,10 +119,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_account_that_asks_for_much_is_refused_and_no_other() {
-        let budget = Arc::new(Budget::default());
-        let places: Vec<Place> = (0..MAX_PENDING).map(|_| budget.enter("busy").unwrap()).collect();
-        assert_eq!(budget.enter("busy").err().map(|refusal| refusal.reason), Some(Reason::TooManyRequests));
+    fn one_account_over_its_budget_is_limited_alone() {
+        let budget = Arc::new(ComputeBudget::default());
+        let places: Vec<PendingRequest> = (0..MAX_PENDING).map(|_| budget.enter("busy").unwrap()).collect();
+        assert_eq!(budget.enter("busy").err().map(|refusal| refusal.reason), Some(ErrorReason::TooManyRequests));
         assert!(budget.enter("calm").is_ok());
         drop(places);
         assert!(budget.enter("busy").is_ok());
@@ -135,8 +135,9 @@ mod tests {
 
     #[test]
     fn all_accounts_together_have_a_limit() {
-        let budget = Arc::new(Budget::default());
-        let places: Vec<Place> = (0..MAX_TOTAL_PENDING).map(|at| budget.enter(&at.to_string()).unwrap()).collect();
+        let budget = Arc::new(ComputeBudget::default());
+        let places: Vec<PendingRequest> =
+            (0..MAX_TOTAL_PENDING).map(|at| budget.enter(&at.to_string()).unwrap()).collect();
         assert!(budget.enter("another").is_err());
         drop(places);
         assert!(budget.enter("another").is_ok());

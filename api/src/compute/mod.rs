@@ -1,44 +1,44 @@
 //! Runs the expensive computations of requests: parsing large forms, matching patterns, checking and planning jobs.
 //!
-//! * They run on [`Workers`], not on the async threads.
-//! * Each account has a budget, see `Budget`.
+//! * They run on [`WorkerPool`], not on the async threads.
+//! * Each account has a budget, see `ComputeBudget`.
 
 mod budget;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_control::Workers;
+use millrace_control::WorkerPool;
 use tokio::sync::oneshot;
 
-use crate::refusal::{Refusal, Result};
-use budget::{Budget, Place};
+use crate::refusal::{ApiError, Result};
+use budget::{ComputeBudget, PendingRequest};
 
 /// Time until a computation must have begun.
-const MAX_WAIT: Duration = Duration::from_secs(20);
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Cost class of a computation.
 #[derive(Clone, Copy)]
-enum Weight {
+enum WorkClass {
     Light,
     Heavy,
 }
 
 /// The thread pool and the budgets. Clones share both.
 #[derive(Clone)]
-pub struct Compute {
-    workers: Workers,
-    budget: Arc<Budget>,
+pub struct ComputePool {
+    workers: WorkerPool,
+    budget: Arc<ComputeBudget>,
 }
 
-impl Compute {
+impl ComputePool {
     /// Creates it with these threads.
-    pub fn new(workers: Workers) -> Self {
+    pub fn new(workers: WorkerPool) -> Self {
         Self { workers, budget: Arc::default() }
     }
 
     /// Returns the threads.
-    pub fn workers(&self) -> &Workers {
+    pub fn workers(&self) -> &WorkerPool {
         &self.workers
     }
 
@@ -52,47 +52,47 @@ impl Compute {
         account: &str,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.run_as(Weight::Light, self.enter(account)?, work).await
+        self.run_as(WorkClass::Light, self.admit(account)?, work).await
     }
 
-    /// Counts a request of `account` before its body is received; pass the result to [`Compute::run_entered`]. It
+    /// Counts a request of `account` before its body is received; pass the result to [`ComputePool::run_admitted`]. It
     /// bounds the bodies of an account in memory.
     ///
     /// # Errors
     /// [`TooManyRequests`](crate::refusal::Reason::TooManyRequests) if the account or all accounts have too many
     /// requests.
-    pub fn enter(&self, account: &str) -> Result<Place> {
+    pub fn admit(&self, account: &str) -> Result<PendingRequest> {
         self.budget.enter(account)
     }
 
-    /// Like [`Compute::run`], for a request that is already counted.
+    /// Like [`ComputePool::run`], for a request that is already counted.
     ///
     /// # Errors
-    /// Those of [`Compute::run`].
-    pub async fn run_entered<T: Send + 'static>(
+    /// Those of [`ComputePool::run`].
+    pub async fn run_admitted<T: Send + 'static>(
         &self,
-        place: Place,
+        place: PendingRequest,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.run_as(Weight::Light, place, work).await
+        self.run_as(WorkClass::Light, place, work).await
     }
 
-    /// Like [`Compute::run`], for work that takes seconds.
+    /// Like [`ComputePool::run`], for work that takes seconds.
     ///
     /// # Errors
-    /// Those of [`Compute::run`].
+    /// Those of [`ComputePool::run`].
     pub async fn run_heavy<T: Send + 'static>(
         &self,
         account: &str,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.run_as(Weight::Heavy, self.enter(account)?, work).await
+        self.run_as(WorkClass::Heavy, self.admit(account)?, work).await
     }
 
     async fn run_as<T: Send + 'static>(
         &self,
-        weight: Weight,
-        place: Place,
+        weight: WorkClass,
+        place: PendingRequest,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let owner = format!("account/{}", place.account());
@@ -106,21 +106,21 @@ impl Compute {
         };
         let working = async {
             match weight {
-                Weight::Light => self.workers.run(&owner, work).await,
-                Weight::Heavy => self.workers.run_heavy(&owner, work).await,
+                WorkClass::Light => self.workers.run(&owner, work).await,
+                WorkClass::Heavy => self.workers.run_heavy(&owner, work).await,
             }
         };
         tokio::pin!(working);
-        let waiting = tokio::time::timeout(MAX_WAIT, begins);
+        let waiting = tokio::time::timeout(QUEUE_TIMEOUT, begins);
         let done = tokio::select! {
             biased;
             done = &mut working => done,
             begun = waiting => match begun {
                 Ok(_) => working.await,
-                Err(_) => return Err(budget::overloaded()),
+                Err(_) => return Err(budget::overloaded_error()),
             },
         };
-        done.map_err(|error| Refusal::internal("check or plan a job", &error))?
+        done.map_err(|error| ApiError::internal("check or plan a job", &error))?
     }
 
     /// Charges `account` for a plan that takes `bytes` of memory while it is computed.

@@ -19,19 +19,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
 use millrace_checkpoint::{Checkpoint, MANIFEST_FILE, hf};
-use millrace_control::Workers;
+use millrace_control::WorkerPool;
 use millrace_params::ObjectName;
 
-use crate::refusal::{Reason, Refusal, Result};
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Default limit on all exports together: one of a model of 8 billion parameters in f32.
-pub const DEFAULT_EXPORT_BYTES: u64 = 32 << 30;
+pub const DEFAULT_MAX_EXPORT_BYTES: u64 = 32 << 30;
 /// Limit on requests that wait for an export.
-const MAX_WAITING: usize = 32;
+const MAX_PENDING_EXPORTS: usize = 32;
 
 /// The cache. Clones share the limits.
 #[derive(Clone)]
-pub struct Exports {
+pub struct ExportCache {
     shared: Arc<Shared>,
     /// Directory of the exports of one job.
     dir: PathBuf,
@@ -41,20 +41,20 @@ struct Shared {
     root: PathBuf,
     max_bytes: u64,
     /// One thread of its own: an export may take minutes and must not delay the planning of jobs.
-    workers: Workers,
+    workers: WorkerPool,
     waiting: AtomicUsize,
 }
 
-impl std::fmt::Debug for Exports {
+impl std::fmt::Debug for ExportCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Exports").field("dir", &self.dir).finish_non_exhaustive()
     }
 }
 
-impl Exports {
+impl ExportCache {
     /// Creates the cache in the directory `root`, which only the server uses, with at most `max_bytes` bytes.
     pub fn new(root: PathBuf, max_bytes: u64) -> Self {
-        let (workers, waiting) = (Workers::new(1), AtomicUsize::new(0));
+        let (workers, waiting) = (WorkerPool::new(1), AtomicUsize::new(0));
         Self { dir: root.clone(), shared: Arc::new(Shared { root, max_bytes, workers, waiting }) }
     }
 
@@ -89,32 +89,32 @@ impl Exports {
     /// Returns the directory with the export of the checkpoint in `dir`; exports it if needed.
     ///
     /// # Errors
-    /// [`Reason::NotFound`]: there is no such checkpoint. [`Reason::Gone`]: it can't be read.
-    /// [`Reason::TooManyRequests`]: too many requests wait. [`Reason::PayloadTooLarge`]: the export alone exceeds the
+    /// [`ErrorReason::NotFound`]: there is no such checkpoint. [`ErrorReason::Gone`]: it can't be read.
+    /// [`ErrorReason::TooManyRequests`]: too many requests wait. [`ErrorReason::PayloadTooLarge`]: the export alone exceeds the
     /// limit.
-    pub async fn of(&self, checkpoint: PathBuf) -> Result<PathBuf> {
-        let waiting = Waiting::enter(&self.shared)?;
+    pub async fn export_of(&self, checkpoint: PathBuf) -> Result<PathBuf> {
+        let waiting = ExportRequest::enter(&self.shared)?;
         let (exports, owner) = (self.clone(), self.dir.display().to_string());
         let exporting = self.shared.workers.run_heavy(&owner, move || {
             let _waiting = waiting;
             exports.make(&checkpoint)
         });
-        exporting.await.map_err(|error| Refusal::internal("export a checkpoint", &error))?
+        exporting.await.map_err(|error| ApiError::internal("export a checkpoint", &error))?
     }
 
     fn make(&self, dir: &Path) -> Result<PathBuf> {
         let checkpoint = Checkpoint::open(dir).map_err(|error| match error {
             millrace_checkpoint::Error::NotACheckpoint { .. } => {
-                super::local::no_file(&dir.file_name().unwrap_or_default().to_string_lossy())
+                super::local::file_not_found(&dir.file_name().unwrap_or_default().to_string_lossy())
             }
-            error => super::local::broken(&error),
+            error => super::local::checkpoint_unreadable(&error),
         })?;
-        let unreadable = |error: io::Error| super::local::unreadable(&error);
+        let unreadable = |error: io::Error| super::local::io_error(&error);
         // The whole manifest is the key: several models may have the same parameters.
         let manifest = millrace_roots::read(dir.join(MANIFEST_FILE)).map_err(unreadable)?;
         let out = self.dir.join(blake3::hash(&manifest).to_string());
         if millrace_roots::is_dir(&out) {
-            used_now(&out);
+            touch(&out);
             return Ok(out);
         }
         let Shared { root, max_bytes, .. } = &*self.shared;
@@ -127,48 +127,48 @@ impl Exports {
                 needed / 1_000_000,
                 max_bytes / 1_000_000
             );
-            return Err(Refusal::new(Reason::PayloadTooLarge, detail));
+            return Err(ApiError::new(ErrorReason::PayloadTooLarge, detail));
         }
-        make_room(root, max_bytes - needed, None).map_err(unreadable)?;
+        evict_until_free(root, max_bytes - needed, None).map_err(unreadable)?;
         let making = root.join(format!(".{}", uuid::Uuid::new_v4()));
         millrace_roots::create_dir_all(&self.dir).map_err(unreadable)?;
-        let made = hf::export_hf(&checkpoint, &making).map_err(|error| super::local::broken(&error));
+        let made = hf::export_hf(&checkpoint, &making).map_err(|error| super::local::checkpoint_unreadable(&error));
         let kept = made.and_then(|_| millrace_roots::rename(&making, &out).map_err(unreadable));
         let _ = millrace_roots::remove_dir_all(&making);
         kept?;
-        make_room(root, *max_bytes, Some(&out)).map_err(unreadable)?;
+        evict_until_free(root, *max_bytes, Some(&out)).map_err(unreadable)?;
         Ok(out)
     }
 }
 
 /// A request that waits for an export or runs one.
-struct Waiting(Arc<Shared>);
+struct ExportRequest(Arc<Shared>);
 
-impl Waiting {
+impl ExportRequest {
     fn enter(shared: &Arc<Shared>) -> Result<Self> {
-        if shared.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING {
+        if shared.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_PENDING_EXPORTS {
             shared.waiting.fetch_sub(1, Ordering::Relaxed);
             let detail = "many checkpoints are being exported: try again in some seconds";
-            return Err(Refusal::new(Reason::TooManyRequests, detail));
+            return Err(ApiError::new(ErrorReason::TooManyRequests, detail));
         }
         Ok(Self(shared.clone()))
     }
 }
 
-impl Drop for Waiting {
+impl Drop for ExportRequest {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Sets the time of last use. If that fails, the export is evicted earlier than others.
-fn used_now(dir: &Path) {
+fn touch(dir: &Path) {
     let now = FileTimes::new().set_modified(SystemTime::now());
     let _ = millrace_roots::open_dir(dir).and_then(|dir| dir.set_times(now));
 }
 
 /// Evicts the least recently used exports until all together have at most `bytes`; `keep` stays.
-fn make_room(root: &Path, bytes: u64, keep: Option<&Path>) -> io::Result<()> {
+fn evict_until_free(root: &Path, bytes: u64, keep: Option<&Path>) -> io::Result<()> {
     let mut all = Vec::new();
     for export in exports(root)? {
         let used = millrace_roots::metadata(&export).and_then(|about| about.modified());
@@ -253,21 +253,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_not_used_for_longest_makes_room() {
+    async fn least_recently_used_export_is_evicted() {
         let root = tempfile::TempDir::new().unwrap();
         let root = root.path();
         for (job, name, seconds) in [("a", "old", 1), ("a", "older", 0), ("b", "new", 3), ("b", "middle", 2)] {
             export(root, job, name, 100, seconds);
         }
-        used_now(&root.join("a/older"));
-        make_room(root, 300, None).unwrap();
+        touch(&root.join("a/older"));
+        evict_until_free(root, 300, None).unwrap();
         assert_eq!(left(root), ["middle", "new", "older"]);
-        make_room(root, 150, Some(&root.join("b/middle"))).unwrap();
+        evict_until_free(root, 150, Some(&root.join("b/middle"))).unwrap();
         assert_eq!(left(root), ["middle"]);
-        make_room(root, 0, Some(&root.join("b/middle"))).unwrap();
+        evict_until_free(root, 0, Some(&root.join("b/middle"))).unwrap();
         assert_eq!(left(root), ["middle"], "what was just made stays");
 
-        let all = Exports::new(root.to_owned(), 1000);
+        let all = ExportCache::new(root.to_owned(), 1000);
         all.of_job(&ObjectName::new("b").unwrap()).remove().await;
         assert!(left(root).is_empty());
         all.remove().await;
@@ -275,14 +275,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_new_server_removes_what_an_earlier_one_left_half_made() {
+    async fn unfinished_exports_are_removed_at_start() {
         let root = tempfile::TempDir::new().unwrap();
         let root = root.path();
         export(root, "a", "whole", 10, 1);
         export(root, ".3f2a", "half", 10, 1);
         std::fs::create_dir(root.join("0123")).unwrap();
         std::fs::write(root.join("0123/config.json"), "{}").unwrap();
-        Exports::new(root.to_owned(), 1000).clean_up().await;
+        ExportCache::new(root.to_owned(), 1000).clean_up().await;
         let mut names: Vec<_> = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["a"]);

@@ -16,7 +16,7 @@ use k8s_openapi::jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-pub use exports::{DEFAULT_EXPORT_BYTES, Exports};
+pub use exports::{DEFAULT_MAX_EXPORT_BYTES, ExportCache};
 pub use local::LocalFiles;
 pub use remote::RemoteFiles;
 
@@ -52,32 +52,32 @@ pub struct CheckpointFiles {
 }
 
 /// An open file. Length and content belong together even if the path is replaced meanwhile.
-pub struct Opened {
+pub struct OpenFile {
     /// Length.
     pub bytes: u64,
     /// Entity tag; changes whenever the content does.
     pub tag: String,
     /// Content.
-    pub content: Box<dyn Content>,
+    pub content: Box<dyn FileContent>,
 }
 
 /// The content of an open file.
 #[async_trait]
-pub trait Content: Send {
+pub trait FileContent: Send {
     /// Reads `length` bytes from byte `first` on, fewer if the file ends earlier. Only a few chunks are read ahead of
     /// the consumer.
-    async fn part(self: Box<Self>, first: u64, length: u64) -> Result<Pieces>;
+    async fn read_range(self: Box<Self>, first: u64, length: u64) -> Result<ByteChunks>;
 }
 
-/// Consecutive chunks of a file, of at most [`PIECE`] bytes.
-pub type Pieces = BoxStream<'static, Result<Bytes>>;
+/// Consecutive chunks of a file, of at most [`READ_CHUNK_BYTES`] bytes.
+pub type ByteChunks = BoxStream<'static, Result<Bytes>>;
 
 /// Bytes that are read at a time.
-pub const PIECE: usize = 256 << 10;
+pub const READ_CHUNK_BYTES: usize = 256 << 10;
 
 /// A set of files of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Shelf {
+pub enum FileSet {
     /// A checkpoint, by its step.
     Checkpoint(u64),
     /// A checkpoint exported in the format of Hugging Face, by its step.
@@ -94,8 +94,8 @@ pub trait Files: Send + Sync {
     async fn checkpoints(&self) -> Result<Vec<CheckpointFiles>>;
 
     /// Lists the files of a file set; exports it first if needed.
-    async fn list(&self, shelf: &Shelf) -> Result<Vec<FileInfo>>;
+    async fn list(&self, shelf: &FileSet) -> Result<Vec<FileInfo>>;
 
     /// Opens a file.
-    async fn open(&self, shelf: &Shelf, path: &str) -> Result<Opened>;
+    async fn open(&self, shelf: &FileSet, path: &str) -> Result<OpenFile>;
 }

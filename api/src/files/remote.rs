@@ -8,14 +8,14 @@ use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::read_reply::Reply;
 use millrace_protocol::proto::read_request::Request;
 use millrace_protocol::proto::{self, CheckpointsRequest, File, Part, Place, ReadReply, ReadRequest};
-use millrace_protocol::security::{Expected, Identity};
+use millrace_protocol::security::{ExpectedPeer, Identity};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
-use super::{CheckpointFiles, Content, FileInfo, Files, Opened, Pieces, Shelf, wire};
-use crate::refusal::{Reason, Refusal, Result};
+use super::{ByteChunks, CheckpointFiles, FileContent, FileInfo, FileSet, Files, OpenFile, wire};
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// The files of a job that a [`reader`](crate::reader) on another machine serves. Clones share its one connection,
 /// which is opened at the first request.
@@ -29,7 +29,7 @@ impl RemoteFiles {
     ///
     /// # Errors
     /// The address is invalid; no connection is opened yet.
-    pub fn new(address: &str, identity: &Identity, reader: Expected) -> Result<Self, JournalError> {
+    pub fn new(address: &str, identity: &Identity, reader: ExpectedPeer) -> Result<Self, JournalError> {
         Ok(Self { channel: journal::channel(address, identity, reader)? })
     }
 
@@ -47,66 +47,66 @@ impl RemoteFiles {
 #[async_trait]
 impl Files for RemoteFiles {
     async fn checkpoints(&self) -> Result<Vec<CheckpointFiles>> {
-        let checkpoints = self.client().checkpoints(CheckpointsRequest {}).await.map_err(refused)?.into_inner();
-        checkpoints.map_ok(Into::into).map_err(refused).try_collect().await
+        let checkpoints = self.client().checkpoints(CheckpointsRequest {}).await.map_err(api_error)?.into_inner();
+        checkpoints.map_ok(Into::into).map_err(api_error).try_collect().await
     }
 
-    async fn list(&self, shelf: &Shelf) -> Result<Vec<FileInfo>> {
-        let files = self.client().list(proto::Shelf::from(shelf)).await.map_err(refused)?.into_inner();
-        files.map_ok(Into::into).map_err(refused).try_collect().await
+    async fn list(&self, shelf: &FileSet) -> Result<Vec<FileInfo>> {
+        let files = self.client().list(proto::Shelf::from(shelf)).await.map_err(api_error)?.into_inner();
+        files.map_ok(Into::into).map_err(api_error).try_collect().await
     }
 
-    async fn open(&self, shelf: &Shelf, path: &str) -> Result<Opened> {
+    async fn open(&self, shelf: &FileSet, path: &str) -> Result<OpenFile> {
         // Room for the two requests that are sent.
-        let (asks, asked) = mpsc::channel(2);
+        let (requests, receiver) = mpsc::channel(2);
         let place = Place { shelf: Some(shelf.into()), path: path.to_owned() };
         // Can't fail: the receiver is in this function.
-        let _ = asks.send(ReadRequest { request: Some(Request::Place(place)) }).await;
-        let replies = self.client().read(ReceiverStream::new(asked)).await;
-        let mut replies = replies.map_err(refused)?.into_inner();
-        match replies.message().await.map_err(refused)? {
+        let _ = requests.send(ReadRequest { request: Some(Request::Place(place)) }).await;
+        let replies = self.client().read(ReceiverStream::new(receiver)).await;
+        let mut replies = replies.map_err(api_error)?.into_inner();
+        match replies.message().await.map_err(api_error)? {
             Some(ReadReply { reply: Some(Reply::File(File { bytes, tag })) }) => {
-                Ok(Opened { bytes, tag, content: Box::new(Reading { asks, replies }) })
+                Ok(OpenFile { bytes, tag, content: Box::new(RemoteContent { requests, replies }) })
             }
-            other => Err(unexpected(other)),
+            other => Err(unexpected_reply(other)),
         }
     }
 }
 
 /// A file that the reader keeps open until this is dropped.
-struct Reading {
-    asks: mpsc::Sender<ReadRequest>,
+struct RemoteContent {
+    requests: mpsc::Sender<ReadRequest>,
     replies: Streaming<ReadReply>,
 }
 
 #[async_trait]
-impl Content for Reading {
-    async fn part(self: Box<Self>, first: u64, length: u64) -> Result<Pieces> {
-        let Self { asks, replies } = *self;
+impl FileContent for RemoteContent {
+    async fn read_range(self: Box<Self>, first: u64, length: u64) -> Result<ByteChunks> {
+        let Self { requests, replies } = *self;
         // If the call has ended, the replies have its error.
-        let _ = asks.send(ReadRequest { request: Some(Request::Part(Part { first, length })) }).await;
-        let pieces = replies.map(|reply| match reply.map_err(refused)? {
+        let _ = requests.send(ReadRequest { request: Some(Request::Part(Part { first, length })) }).await;
+        let pieces = replies.map(|reply| match reply.map_err(api_error)? {
             ReadReply { reply: Some(Reply::Piece(bytes)) } => Ok(bytes),
-            other => Err(unexpected(Some(other))),
+            other => Err(unexpected_reply(Some(other))),
         });
         Ok(pieces.boxed())
     }
 }
 
 /// Converts the error of a reader, or reports that it does not respond.
-fn refused(status: Status) -> Refusal {
-    wire::refusal(&status).unwrap_or_else(|| {
+fn api_error(status: Status) -> ApiError {
+    wire::from_status(&status).unwrap_or_else(|| {
         tracing::warn!("a reader of a job's files does not answer: {status}");
-        away()
+        reader_unavailable()
     })
 }
 
-fn unexpected(reply: Option<ReadReply>) -> Refusal {
+fn unexpected_reply(reply: Option<ReadReply>) -> ApiError {
     let said = if reply.is_some() { "what was not asked for" } else { "nothing" };
     tracing::warn!("a reader of a job's files answers {said}: is its image another version's?");
-    away()
+    reader_unavailable()
 }
 
-fn away() -> Refusal {
-    Refusal::new(Reason::Unavailable, "what reads the job's files does not answer: try again in a moment")
+fn reader_unavailable() -> ApiError {
+    ApiError::new(ErrorReason::Unavailable, "what reads the job's files does not answer: try again in a moment")
 }

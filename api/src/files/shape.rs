@@ -7,27 +7,27 @@ use std::path::Path;
 use millrace_telemetry::{journal, metrics, performance};
 
 /// Files in the model_dir itself, without those of TensorBoard.
-const FILES: [&str; 5] =
+const ARTIFACT_FILES: [&str; 5] =
     [metrics::METRICS_FILE, performance::PERFORMANCE_FILE, "params.yaml", "job.json", "attempts.json"];
 /// Prefix of a directory of logs in `logs/` and of a file of the journal.
-const ATTEMPT: &str = "attempt-";
+const ATTEMPT_PREFIX: &str = "attempt-";
 /// Prefix of TensorBoard's files, and their maximum depth: they are in `summary_dir`, a directory in model_dir.
-const EVENTS: &str = "events.out.tfevents.";
+const EVENT_FILE_PREFIX: &str = "events.out.tfevents.";
 const MAX_EVENTS_DEPTH: usize = 4;
 
-fn parts(path: &Path) -> Vec<&str> {
+fn components(path: &Path) -> Vec<&str> {
     path.iter().filter_map(|part| part.to_str()).collect()
 }
 
 /// Whether a path in a model_dir is that of an artifact.
 pub fn is_artifact(path: &Path) -> bool {
-    let parts = parts(path);
+    let parts = components(path);
     match parts[..] {
-        [name] if FILES.contains(&name) => true,
-        [journal::JOURNAL_DIR, name] => name.starts_with(ATTEMPT) && name.ends_with(".jsonl"),
-        ["logs", attempt, name] => attempt.starts_with(ATTEMPT) && name.ends_with(".log"),
+        [name] if ARTIFACT_FILES.contains(&name) => true,
+        [journal::JOURNAL_DIR, name] => name.starts_with(ATTEMPT_PREFIX) && name.ends_with(".jsonl"),
+        ["logs", attempt, name] => attempt.starts_with(ATTEMPT_PREFIX) && name.ends_with(".log"),
         [ref dirs @ .., name] => {
-            name.starts_with(EVENTS)
+            name.starts_with(EVENT_FILE_PREFIX)
                 && dirs.len() <= MAX_EVENTS_DEPTH
                 && dirs.first().is_none_or(|dir| !is_checkpoint(dir))
         }
@@ -37,13 +37,13 @@ pub fn is_artifact(path: &Path) -> bool {
 
 /// Whether a directory in a model_dir can contain artifacts.
 pub fn may_hold_artifacts(path: &Path) -> bool {
-    let parts = parts(path);
+    let parts = components(path);
     parts.len() <= MAX_EVENTS_DEPTH && parts.first().is_none_or(|first| !is_checkpoint(first))
 }
 
 /// Whether a path in the directory of a checkpoint is that of one of its files.
-pub fn of_checkpoint(path: &Path) -> bool {
-    match parts(path)[..] {
+pub fn is_checkpoint_file(path: &Path) -> bool {
+    match components(path)[..] {
         [name] => name.ends_with(".json"),
         ["parameters" | "optimizer", name] => name.ends_with(".safetensors"),
         _ => false,
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_job_writes_is_known_by_its_path() {
+    fn job_files_are_recognized_by_path() {
         let artifact = |path: &str| is_artifact(Path::new(path));
         for good in [
             "metrics.jsonl",
@@ -87,7 +87,7 @@ mod tests {
         ] {
             assert!(!artifact(bad), "{bad}");
         }
-        let file = |path: &str| of_checkpoint(Path::new(path));
+        let file = |path: &str| is_checkpoint_file(Path::new(path));
         assert!(
             file("manifest.json") && file("parameters/00003-h.3.safetensors") && file("model.safetensors.index.json")
         );

@@ -5,39 +5,39 @@ use millrace_protocol::proto;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
 
-use super::{CheckpointFiles, FileInfo, Shelf};
-use crate::refusal::{Reason, Refusal, Result};
+use super::{CheckpointFiles, FileInfo, FileSet};
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Metadata key of the reason of an error. A status without it comes from gRPC itself.
-const REFUSAL: &str = "millrace-refusal";
+const REASON_METADATA_KEY: &str = "millrace-refusal";
 /// Limit on the message of an error: it is sent in a header, whose size both ends limit.
-const SENTENCE_BYTES: usize = 2 << 10;
+const MAX_MESSAGE_BYTES: usize = 2 << 10;
 /// The reasons that occur for files, with their status codes.
-const REASONS: [(Reason, Code); 7] = [
-    (Reason::BadRequest, Code::InvalidArgument),
-    (Reason::NotFound, Code::NotFound),
-    (Reason::Gone, Code::DataLoss),
-    (Reason::Internal, Code::Internal),
-    (Reason::Unavailable, Code::Unavailable),
-    (Reason::TooManyRequests, Code::ResourceExhausted),
-    (Reason::PayloadTooLarge, Code::OutOfRange),
+const REASON_CODES: [(ErrorReason, Code); 7] = [
+    (ErrorReason::BadRequest, Code::InvalidArgument),
+    (ErrorReason::NotFound, Code::NotFound),
+    (ErrorReason::Gone, Code::DataLoss),
+    (ErrorReason::Internal, Code::Internal),
+    (ErrorReason::Unavailable, Code::Unavailable),
+    (ErrorReason::TooManyRequests, Code::ResourceExhausted),
+    (ErrorReason::PayloadTooLarge, Code::OutOfRange),
 ];
 
 /// Converts an error to a gRPC status.
-pub fn status(refusal: Refusal) -> Status {
-    let Refusal { reason, mut detail, .. } = refusal;
-    let code = REASONS.iter().find(|(known, _)| *known == reason).map_or(Code::Internal, |(_, code)| *code);
-    detail.truncate(detail.floor_char_boundary(SENTENCE_BYTES));
+pub fn to_status(refusal: ApiError) -> Status {
+    let ApiError { reason, mut detail, .. } = refusal;
+    let code = REASON_CODES.iter().find(|(known, _)| *known == reason).map_or(Code::Internal, |(_, code)| *code);
+    detail.truncate(detail.floor_char_boundary(MAX_MESSAGE_BYTES));
     let mut metadata = MetadataMap::new();
-    metadata.insert(REFUSAL, MetadataValue::from_static(reason.as_str()));
+    metadata.insert(REASON_METADATA_KEY, MetadataValue::from_static(reason.as_str()));
     Status::with_metadata(code, detail, metadata)
 }
 
 /// Converts a status back to the error; `None` if it is not one of ours.
-pub fn refusal(status: &Status) -> Option<Refusal> {
-    let word = status.metadata().get(REFUSAL)?.to_str().ok()?;
-    let reason = REASONS.iter().map(|(reason, _)| *reason).find(|reason| reason.as_str() == word);
-    Some(Refusal::new(reason.unwrap_or(Reason::Internal), status.message()))
+pub fn from_status(status: &Status) -> Option<ApiError> {
+    let word = status.metadata().get(REASON_METADATA_KEY)?.to_str().ok()?;
+    let reason = REASON_CODES.iter().map(|(reason, _)| *reason).find(|reason| reason.as_str() == word);
+    Some(ApiError::new(reason.unwrap_or(ErrorReason::Internal), status.message()))
 }
 
 impl From<FileInfo> for proto::FileInfo {
@@ -48,7 +48,7 @@ impl From<FileInfo> for proto::FileInfo {
 
 impl From<proto::FileInfo> for FileInfo {
     fn from(proto::FileInfo { path, bytes, time_ns }: proto::FileInfo) -> Self {
-        Self { path, bytes, time: time_ns.and_then(moment) }
+        Self { path, bytes, time: time_ns.and_then(timestamp) }
     }
 }
 
@@ -63,25 +63,25 @@ impl From<proto::CheckpointFiles> for CheckpointFiles {
     fn from(travelled: proto::CheckpointFiles) -> Self {
         let proto::CheckpointFiles { step, parameters_blake3: digest, bytes, time_ns, files } = travelled;
         let files = files.into_iter().map(Into::into).collect();
-        Self { step, digest, bytes, time: time_ns.and_then(moment), files }
+        Self { step, digest, bytes, time: time_ns.and_then(timestamp), files }
     }
 }
 
-impl From<&Shelf> for proto::Shelf {
-    fn from(shelf: &Shelf) -> Self {
+impl From<&FileSet> for proto::Shelf {
+    fn from(shelf: &FileSet) -> Self {
         use proto::shelf::Shelf as Travelling;
         Self {
             shelf: Some(match shelf {
-                Shelf::Checkpoint(step) => Travelling::Checkpoint(*step),
-                Shelf::HuggingFace(step) => Travelling::HuggingFace(*step),
-                Shelf::Artifacts => Travelling::Artifacts(proto::Artifacts {}),
+                FileSet::Checkpoint(step) => Travelling::Checkpoint(*step),
+                FileSet::HuggingFace(step) => Travelling::HuggingFace(*step),
+                FileSet::Artifacts => Travelling::Artifacts(proto::Artifacts {}),
             }),
         }
     }
 }
 
-impl TryFrom<proto::Shelf> for Shelf {
-    type Error = Refusal;
+impl TryFrom<proto::Shelf> for FileSet {
+    type Error = ApiError;
 
     fn try_from(travelled: proto::Shelf) -> Result<Self> {
         use proto::shelf::Shelf as Travelling;
@@ -89,7 +89,9 @@ impl TryFrom<proto::Shelf> for Shelf {
             Some(Travelling::Checkpoint(step)) => Ok(Self::Checkpoint(step)),
             Some(Travelling::HuggingFace(step)) => Ok(Self::HuggingFace(step)),
             Some(Travelling::Artifacts(_)) => Ok(Self::Artifacts),
-            None => Err(Refusal::new(Reason::BadRequest, "this reader does not know such a shelf: update its image")),
+            None => {
+                Err(ApiError::new(ErrorReason::BadRequest, "this reader does not know such a shelf: update its image"))
+            }
         }
     }
 }
@@ -98,6 +100,6 @@ fn nanoseconds(time: Timestamp) -> Option<i64> {
     time.as_nanosecond().try_into().ok()
 }
 
-fn moment(nanoseconds: i64) -> Option<Timestamp> {
+fn timestamp(nanoseconds: i64) -> Option<Timestamp> {
     Timestamp::from_nanosecond(nanoseconds.into()).ok()
 }

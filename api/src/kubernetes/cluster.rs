@@ -14,42 +14,44 @@ use kube::runtime::reflector::{self, ObjectRef, reflector};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, Resource, ResourceExt};
-use millrace_control::watchdog::{Watchdog, Watched};
-use millrace_control::{Priorities, Understanding};
+use millrace_control::watchdog::{ProgressSource, Watchdog};
+use millrace_control::{PlanCache, PriorityValues};
 use millrace_crds::{Appliance, TrainJob};
-use millrace_operator::archive::ARCHIVE;
-use millrace_operator::children::API;
+use millrace_operator::archive::ARCHIVE_FINALIZER;
+use millrace_operator::children::API_MANAGER;
 use millrace_operator::cluster::priorities;
-use millrace_operator::site::Pods;
+use millrace_operator::site::PodSite;
 use millrace_operator::watch::readable_events;
-use millrace_store::{Incarnation, Store};
+use millrace_store::{NamespaceVersion, Store};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::answer::refused;
-use super::followers::Followers;
+use super::answer::api_error;
+use super::followers::JobArchivers;
 use super::loops::Loops;
-use super::mirror::Mirror;
+use super::mirror::JobMirror;
 use super::namespaces::Namespaces;
-use super::readers::{ReaderFiles, Readers};
+use super::readers::{ReaderFiles, ReaderPool};
 use super::{events, texts};
-use crate::backend::{BODY_ANNOTATION, Backend, Change, Created, KEY_ANNOTATION, Order, Target, Volume};
-use crate::compute::Compute;
+use crate::backend::{
+    BODY_DIGEST_ANNOTATION, Backend, JobChange, JobTarget, KEY_ANNOTATION, SubmitRequest, SubmitResult, VolumeInfo,
+};
+use crate::compute::ComputePool;
 use crate::document::job_of;
 use crate::files::Files;
-use crate::metrics::AtHand;
-use crate::plan::{Plan, Planner};
-use crate::refusal::{Reason, Refusal, Result};
+use crate::metrics::ClusterMetrics;
+use crate::plan::{JobPlan, Planner};
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Time for a deleted job of the same name to disappear.
-const GOING: Duration = Duration::from_secs(40);
+const JOB_DELETION_TIMEOUT: Duration = Duration::from_secs(40);
 /// Time for the first list of jobs and appliances.
-const BEGINNING: Duration = Duration::from_secs(60);
+const INITIAL_LIST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Jobs that are deleted from the database at a time.
-const FORGOTTEN: u32 = 16;
+const DELETE_BATCH_JOBS: u32 = 16;
 
 /// Settings of the backend.
-pub struct Settings {
+pub struct KubernetesSettings {
     /// Namespace of this server and of the operator.
     pub namespace: String,
     /// Image of this server, for readers.
@@ -57,45 +59,45 @@ pub struct Settings {
     /// Name of the Secret with this server's identity, which the operator writes.
     pub identity: String,
     /// Threads for planning.
-    pub compute: Compute,
+    pub compute: ComputePool,
 }
 
 /// The Kubernetes backend.
-pub struct Cluster {
+pub struct KubernetesBackend {
     client: Client,
     store: Store,
-    mirror: Arc<Mirror<Namespaces>>,
-    followers: Arc<Followers>,
-    readers: Arc<Readers>,
+    mirror: Arc<JobMirror<Namespaces>>,
+    followers: Arc<JobArchivers>,
+    readers: Arc<ReaderPool>,
     namespaces: Namespaces,
     planner: Planner,
     loops: Arc<Loops>,
     watchdog: Watchdog,
 }
 
-impl Cluster {
+impl KubernetesBackend {
     /// Starts following the cluster. When it returns, the existing jobs and appliances are known.
     ///
     /// # Errors
     /// The cluster or the database can't be used.
-    pub async fn start(client: Client, store: Store, settings: Settings) -> Result<Self> {
-        let Settings { namespace, image, identity, compute } = settings;
+    pub async fn start(client: Client, store: Store, settings: KubernetesSettings) -> Result<Self> {
+        let KubernetesSettings { namespace, image, identity, compute } = settings;
         let (jobs, job_writer) = reflector::store::<TrainJob>();
         let (appliances, appliance_writer) = reflector::store::<Appliance>();
-        let site = Arc::new(Pods { image });
-        let understanding = Understanding::new(site, compute.workers().clone());
+        let site = Arc::new(PodSite { image });
+        let understanding = PlanCache::new(site, compute.workers().clone());
         let planner = Planner::new(jobs.clone(), appliances.clone(), understanding, compute)?;
         let namespaces = Namespaces::new(client.clone());
         let loops = Arc::new(Loops::default());
-        let mirror = Arc::new(Mirror::new(store.clone(), namespaces.clone(), loops.clone()));
-        let readers = Arc::new(Readers::new(client.clone()));
+        let mirror = Arc::new(JobMirror::new(store.clone(), namespaces.clone(), loops.clone()));
+        let readers = Arc::new(ReaderPool::new(client.clone()));
         let identity = (namespace, identity);
         let followers =
-            Arc::new(Followers::new(client.clone(), store.clone(), mirror.clone(), readers.clone(), identity));
-        let seen_jobs = seen(&client, job_writer);
-        let seen_appliances = seen(&client, appliance_writer);
+            Arc::new(JobArchivers::new(client.clone(), store.clone(), mirror.clone(), readers.clone(), identity));
+        let seen_jobs = watch(&client, job_writer);
+        let seen_appliances = watch(&client, appliance_writer);
         let companions = followers.clone();
-        let told = move |event: &Event<TrainJob>, listed: &HashSet<String>| companions.see(event, listed);
+        let told = move |event: &Event<TrainJob>, listed: &HashSet<String>| companions.on_watch_event(event, listed);
         loops.run(vec![
             tokio::spawn(mirror.clone().follow(seen_jobs, told)),
             tokio::spawn(seen_appliances.for_each(|_| std::future::ready(()))),
@@ -103,16 +105,16 @@ impl Cluster {
             tokio::spawn(readers.clone().sweep()),
         ]);
         let listed = futures::future::try_join(jobs.wait_until_ready(), appliances.wait_until_ready());
-        match timeout(BEGINNING, listed).await {
+        match timeout(INITIAL_LIST_TIMEOUT, listed).await {
             Ok(Ok(_)) => {}
             _ => {
                 let detail =
                     "TrainJobs and Appliances can't be listed: are they defined, and may this server list them?";
-                return Err(Refusal::new(Reason::Unavailable, detail));
+                return Err(ApiError::new(ErrorReason::Unavailable, detail));
             }
         }
         let watchdog = Watchdog::default();
-        let watched: Weak<dyn Watched> = Arc::downgrade(&(loops.clone() as Arc<dyn Watched>));
+        let watched: Weak<dyn ProgressSource> = Arc::downgrade(&(loops.clone() as Arc<dyn ProgressSource>));
         watchdog.watch(watched);
         Ok(Self { client, store, mirror, followers, readers, namespaces, planner, loops, watchdog })
     }
@@ -121,13 +123,13 @@ impl Cluster {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    async fn priorities(&self) -> Result<Priorities> {
-        priorities(&self.client).await.map_err(refused("list priority classes"))
+    async fn priorities(&self) -> Result<PriorityValues> {
+        priorities(&self.client).await.map_err(api_error("list priority classes"))
     }
 
     /// Posts the object unchanged, with strict validation: the API server rejects unknown fields.
     async fn post(&self, namespace: &str, object: &Value, dry_run: bool) -> Result<TrainJob, kube::Error> {
-        let params = PostParams { dry_run, field_manager: Some(API.to_owned()) };
+        let params = PostParams { dry_run, field_manager: Some(API_MANAGER.to_owned()) };
         let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
         let mut request = Request::new(TrainJob::url_path(&(), Some(namespace)))
             .create(&params, body)
@@ -140,22 +142,22 @@ impl Cluster {
     }
 
     /// Creates the job. If the name is taken, returns the existing job if the same request created it.
-    async fn make(&self, order: &Order, object: &Value) -> Result<Created> {
+    async fn create_or_find(&self, order: &SubmitRequest, object: &Value) -> Result<SubmitResult> {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
         let jobs = self.jobs(&order.namespace);
         for last in [false, true] {
             match self.post(&order.namespace, object, false).await {
-                Ok(job) => return Ok(Created::New(Box::new(job))),
+                Ok(job) => return Ok(SubmitResult::New(Box::new(job))),
                 Err(kube::Error::Api(status)) if status.is_already_exists() => {}
-                Err(error) => return Err(refused("make a job")(error)),
+                Err(error) => return Err(api_error("make a job")(error)),
             }
-            let Some(there) = jobs.get_opt(name).await.map_err(refused("look at a job"))? else { continue };
+            let Some(there) = jobs.get_opt(name).await.map_err(api_error("look at a job"))? else { continue };
             if there.metadata.deletion_timestamp.is_some() && !last {
                 // The user has deleted it, and it is held until its history is archived.
                 let uid = there.uid().unwrap_or_default();
                 let gone = await_condition(jobs.clone(), name, conditions::is_deleted(&uid));
                 // A timeout is reported by the next try.
-                let _ = timeout(GOING, gone).await;
+                let _ = timeout(JOB_DELETION_TIMEOUT, gone).await;
                 continue;
             }
             if there.metadata.deletion_timestamp.is_some() {
@@ -163,32 +165,32 @@ impl Cluster {
                 let detail = format!(
                     "the job {name} is deleted, but its name is held until others have let go of it ({held}): choose another name"
                 );
-                return Err(Refusal::new(Reason::AlreadyExists, detail));
+                return Err(ApiError::new(ErrorReason::AlreadyExists, detail));
             }
-            return same(order, there);
+            return find_existing(order, there);
         }
-        Err(Refusal::name_taken(&order.namespace, name))
+        Err(ApiError::name_taken(&order.namespace, name))
     }
 }
 
 /// Checks whether the existing job is the requested one by its annotations: the database may have been lost, but not
 /// the job.
-fn same(order: &Order, there: TrainJob) -> Result<Created> {
+fn find_existing(order: &SubmitRequest, there: TrainJob) -> Result<SubmitResult> {
     let said = |name: &str| there.annotations().get(name).map(String::as_str);
     match &order.key {
         Some(key) if said(KEY_ANNOTATION) == Some(&key.key) => {
-            if said(BODY_ANNOTATION) == Some(&key.body_hash) {
-                Ok(Created::Replayed(Box::new(there)))
+            if said(BODY_DIGEST_ANNOTATION) == Some(&key.body_hash) {
+                Ok(SubmitResult::Replayed(Box::new(there)))
             } else {
-                Err(Refusal::key_reused())
+                Err(ApiError::idempotency_key_reused())
             }
         }
-        _ => Err(Refusal::name_taken(&order.namespace, &there.name_any())),
+        _ => Err(ApiError::name_taken(&order.namespace, &there.name_any())),
     }
 }
 
 /// Streams the changes of all objects of a kind. The view already contains the change of an event.
-fn seen<K>(client: &Client, writer: Writer<K>) -> futures::stream::BoxStream<'static, Event<K>>
+fn watch<K>(client: &Client, writer: Writer<K>) -> futures::stream::BoxStream<'static, Event<K>>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + Sync + 'static,
 {
@@ -202,73 +204,76 @@ where
 }
 
 #[async_trait]
-impl Backend for Cluster {
+impl Backend for KubernetesBackend {
     fn name(&self) -> &'static str {
         "kubernetes"
     }
 
-    async fn dry_run(&self, order: &Order) -> Result<TrainJob> {
+    async fn dry_run(&self, order: &SubmitRequest) -> Result<TrainJob> {
         let (object, job) = self.planner.admitted(order, &self.priorities().await?).await?;
-        if let Some(known) = order.before(&self.store, self.incarnation(&order.namespace).await?.as_ref()).await? {
-            return job_of(&known).map(plain);
+        if let Some(known) =
+            order.find_replay(&self.store, self.current_namespace(&order.namespace).await?.as_ref()).await?
+        {
+            return job_of(&known).map(without_managed_fields);
         }
-        let resolution = self.planner.understood(&order.account, &job).await?;
-        let mut job = self.post(&order.namespace, &object, true).await.map_err(refused("try a job"))?;
+        let resolution = self.planner.check_runnable(&order.account, &job).await?;
+        let mut job = self.post(&order.namespace, &object, true).await.map_err(api_error("try a job"))?;
         job.metadata.managed_fields = None;
         Ok(self.planner.with_notes(job, resolution))
     }
 
-    async fn create(&self, order: Order) -> Result<Created> {
+    async fn create(&self, order: SubmitRequest) -> Result<SubmitResult> {
         let (mut object, job) = self.planner.admitted(&order, &self.priorities().await?).await?;
-        let made = match order.before(&self.store, self.incarnation(&order.namespace).await?.as_ref()).await? {
-            Some(known) => Created::Replayed(Box::new(job_of(&known)?)),
-            None => {
-                // A job that can never run is rejected now, not at its first reconcile.
-                self.planner.understood(&order.account, &job).await?;
-                object["metadata"]["finalizers"] = json!([ARCHIVE]);
-                self.make(&order, &object).await?
-            }
-        };
-        let (Created::New(job) | Created::Replayed(job)) = &made;
+        let made =
+            match order.find_replay(&self.store, self.current_namespace(&order.namespace).await?.as_ref()).await? {
+                Some(known) => SubmitResult::Replayed(Box::new(job_of(&known)?)),
+                None => {
+                    // A job that can never run is rejected now, not at its first reconcile.
+                    self.planner.check_runnable(&order.account, &job).await?;
+                    object["metadata"]["finalizers"] = json!([ARCHIVE_FINALIZER]);
+                    self.create_or_find(&order, &object).await?
+                }
+            };
+        let (SubmitResult::New(job) | SubmitResult::Replayed(job)) = &made;
         if job.metadata.deletion_timestamp.is_none() {
             // They may be missing after an interrupted request.
             if let Some(texts) = &order.texts {
-                texts::keep(&self.client, job, texts).await?;
+                texts::store_uploads(&self.client, job, texts).await?;
             }
         }
-        self.mirror.put(job).await?;
+        self.mirror.upsert(job).await?;
         Ok(match made {
-            Created::New(job) => Created::New(Box::new(plain(*job))),
-            Created::Replayed(job) => Created::Replayed(Box::new(plain(*job))),
+            SubmitResult::New(job) => SubmitResult::New(Box::new(without_managed_fields(*job))),
+            SubmitResult::Replayed(job) => SubmitResult::Replayed(Box::new(without_managed_fields(*job))),
         })
     }
 
-    async fn change(&self, account: &str, target: Target<'_>, change: Change) -> Result<TrainJob> {
-        let Target { namespace, name, uid } = target;
+    async fn change(&self, account: &str, target: JobTarget<'_>, change: JobChange) -> Result<TrainJob> {
+        let JobTarget { namespace, name, uid } = target;
         let spec = match change {
-            Change::Suspend(suspend) => json!({"suspend": suspend}),
-            Change::Scale(num_csx) => {
+            JobChange::Suspend(suspend) => json!({"suspend": suspend}),
+            JobChange::Scale(num_csx) => {
                 if let Some(job) = self.planner.jobs.get(&ObjectRef::new(name).within(namespace)) {
                     let mut scaled = TrainJob::clone(&job);
                     scaled.spec.num_csx = num_csx;
                     // A job that can never run with this number is rejected.
-                    self.planner.understood(account, &scaled).await?;
+                    self.planner.check_runnable(account, &scaled).await?;
                 }
                 json!({"numCsx": num_csx})
             }
         };
         // The UID makes the patch fail for another job that has the name by now.
         let patch = Patch::Merge(json!({"metadata": {"uid": uid}, "spec": spec}));
-        let params = PatchParams { field_manager: Some(API.to_owned()), ..PatchParams::default() };
+        let params = PatchParams { field_manager: Some(API_MANAGER.to_owned()), ..PatchParams::default() };
         match self.jobs(namespace).patch(name, &params, &patch).await {
             Ok(job) => {
-                self.mirror.put(&job).await?;
-                Ok(plain(job))
+                self.mirror.upsert(&job).await?;
+                Ok(without_managed_fields(job))
             }
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
-                Err(Refusal::no_job(namespace, name))
+                Err(ApiError::job_not_found(namespace, name))
             }
-            Err(error) => Err(refused("change a job")(error)),
+            Err(error) => Err(api_error("change a job")(error)),
         }
     }
 
@@ -276,18 +281,18 @@ impl Backend for Cluster {
         let jobs = self.jobs(namespace);
         let this_one = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
         let params = DeleteParams { preconditions: Some(this_one), ..DeleteParams::background() };
-        let row = self.store.job(uid).await?.ok_or_else(|| Refusal::no_job(namespace, name))?;
+        let row = self.store.job(uid).await?.ok_or_else(|| ApiError::job_not_found(namespace, name))?;
         match jobs.delete(name, &params).await {
             // The job as it is now, held until its history is archived.
             Ok(either) => {
                 if let Some(job) = either.left() {
-                    self.mirror.put(&job).await?;
+                    self.mirror.upsert(&job).await?;
                 }
             }
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
-                self.mirror.gone(uid).await?;
+                self.mirror.mark_deleted(uid).await?;
             }
-            Err(error) => return Err(refused("delete a job")(error)),
+            Err(error) => return Err(api_error("delete a job")(error)),
         }
         job_of(&row)
     }
@@ -297,37 +302,37 @@ impl Backend for Cluster {
         Ok(found.map(|appliance| Appliance::clone(&appliance)))
     }
 
-    async fn plan(&self, order: &Order) -> Result<Plan> {
+    async fn plan(&self, order: &SubmitRequest) -> Result<JobPlan> {
         let priorities = self.priorities().await?;
         let (_, job) = self.planner.admitted(order, &priorities).await?;
         self.planner.plan(&order.account, job, &priorities).await
     }
 
-    async fn volumes(&self, namespace: &str) -> Result<Vec<Volume>> {
+    async fn volumes(&self, namespace: &str) -> Result<Vec<VolumeInfo>> {
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
-        let claims = claims.list(&ListParams::default()).await.map_err(refused("list claims"))?.items;
-        Ok(claims.iter().map(|claim| Volume { name: claim.name_any(), message: described(claim) }).collect())
+        let claims = claims.list(&ListParams::default()).await.map_err(api_error("list claims"))?.items;
+        Ok(claims.iter().map(|claim| VolumeInfo { name: claim.name_any(), message: describe_claim(claim) }).collect())
     }
 
-    async fn incarnation(&self, namespace: &str) -> Result<Option<Incarnation>> {
-        self.namespaces.now(namespace).await
+    async fn current_namespace(&self, namespace: &str) -> Result<Option<NamespaceVersion>> {
+        self.namespaces.current(namespace).await
     }
 
-    fn stuck(&self) -> Option<String> {
+    fn stuck_loop(&self) -> Option<String> {
         self.watchdog.stuck()
     }
 
     fn metrics(&self) -> String {
         let (companions, readers) = (self.followers.count(), self.readers.count());
-        AtHand { trainjobs: self.planner.jobs.len(), companions, readers }.render()
+        ClusterMetrics { trainjobs: self.planner.jobs.len(), companions, readers }.render()
     }
 
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {
         Ok(Arc::new(ReaderFiles::new(self.readers.clone(), job.clone())))
     }
 
-    async fn forget(&self, before_ms: i64) -> Result<usize> {
-        Ok(self.store.forget_deleted_before(before_ms, FORGOTTEN).await?.len())
+    async fn delete_history_before(&self, before_ms: i64) -> Result<usize> {
+        Ok(self.store.delete_deleted_before(before_ms, DELETE_BATCH_JOBS).await?.len())
     }
 
     async fn shut_down(&self) {
@@ -336,13 +341,13 @@ impl Backend for Cluster {
 }
 
 /// Removes the managed fields of a job.
-fn plain(mut job: TrainJob) -> TrainJob {
+fn without_managed_fields(mut job: TrainJob) -> TrainJob {
     job.metadata.managed_fields = None;
     job
 }
 
 /// Describes a claim for the user: size, access modes, phase.
-fn described(claim: &PersistentVolumeClaim) -> String {
+fn describe_claim(claim: &PersistentVolumeClaim) -> String {
     let spec = claim.spec.as_ref();
     let capacity = claim.status.as_ref().and_then(|status| status.capacity.as_ref());
     let asked = spec.and_then(|spec| spec.resources.as_ref()?.requests.as_ref());

@@ -9,26 +9,26 @@ use kube::Client;
 use kube::runtime::reflector::{ObjectRef, Store as View};
 use kube::runtime::watcher::{self, Event};
 use millrace_crds::TrainJob;
-use millrace_operator::watch::chosen;
+use millrace_operator::watch::watch_selected;
 use millrace_store::{Error, NewEvent, Store};
 
 use super::loops::Loops;
-use super::mirror::Mirror;
+use super::mirror::JobMirror;
 use super::namespaces::Namespaces;
 
 /// Interval of retries while the database does not respond.
-const RETRY: Duration = Duration::from_secs(1);
+const DATABASE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Copies events about jobs into `store`; never returns. `loops` records its progress.
 pub async fn copy(
     client: Client,
     store: Store,
     jobs: View<TrainJob>,
-    mirror: Arc<Mirror<Namespaces>>,
+    mirror: Arc<JobMirror<Namespaces>>,
     loops: Arc<Loops>,
 ) {
     let of_jobs = watcher::Config::default().fields("regarding.kind=TrainJob");
-    let mut events = chosen::<Told>(&client, of_jobs);
+    let mut events = watch_selected::<Told>(&client, of_jobs);
     while let Some(event) = events.next().await {
         let (Event::Apply(told) | Event::InitApply(told)) = event else { continue };
         let Some((uid, event)) = read(&told) else { continue };
@@ -38,18 +38,18 @@ pub async fn copy(
         loop {
             // An error counts as progress, too: a loop that waits for the database is not stuck.
             working.gets_on();
-            match store.put_event(&uid, &event).await {
+            match store.insert_event_if_new(&uid, &event).await {
                 Ok(_) => break,
-                Err(Error::NoSuchJob(_)) => {
+                Err(Error::JobNotFound(_)) => {
                     // The watch of events may be ahead of that of jobs.
                     let Some(job) = jobs.get(&job).filter(|job| job.metadata.uid.as_ref() == Some(&uid)) else { break };
-                    if mirror.put(&job).await.is_err() {
-                        tokio::time::sleep(RETRY).await;
+                    if mirror.upsert(&job).await.is_err() {
+                        tokio::time::sleep(DATABASE_RETRY_INTERVAL).await;
                     }
                 }
                 Err(error) => {
                     tracing::warn!("an event of a job can't be kept at present: {error}");
-                    tokio::time::sleep(RETRY).await;
+                    tokio::time::sleep(DATABASE_RETRY_INTERVAL).await;
                 }
             }
         }

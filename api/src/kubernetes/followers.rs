@@ -18,145 +18,158 @@ use kube::{Api, Client, ResourceExt};
 use millrace_crds::decide::Role;
 use millrace_crds::{ConditionType, TrainJob};
 use millrace_operator::archive;
-use millrace_operator::children::{ATTEMPT, Names, ports};
-use millrace_operator::cluster::coordinator;
+use millrace_operator::children::{ATTEMPT_LABEL, ChildNames, ports};
+use millrace_operator::cluster::expected_coordinator;
 use millrace_protocol::journal;
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::security::{Credentials, Identity};
-use millrace_store::{Change, Kind, Query, Store};
+use millrace_store::{ChangeNotice, EntryKind, EntryQuery, Store};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{sleep, timeout};
 
-use super::mirror::Mirror;
+use super::mirror::JobMirror;
 use super::namespaces::Namespaces;
-use super::readers::Readers;
+use super::readers::ReaderPool;
 use crate::record;
-use crate::refusal::{Reason, Refusal};
+use crate::refusal::{ApiError, ErrorReason};
 
 /// Backoff between retries, and its maximum.
-const RETRY: Duration = Duration::from_secs(2);
-const LONGEST_RETRY: Duration = Duration::from_secs(300);
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(300);
 /// Time for the coordinator of a finished attempt to send its last entries.
-const SETTLING: Duration = Duration::from_secs(5);
+const COORDINATOR_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time to complete the history of a finished job before it is shown as finished.
-const PATIENCE: Duration = Duration::from_secs(60);
+const ARCHIVE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time to complete it after that.
-const GIVING_UP: Duration = Duration::from_secs(3600);
+const ARCHIVE_GIVE_UP_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Tries to remove the finalizer of a job that is being changed concurrently.
-const TRIES: usize = 10;
+const MAX_RELEASE_TRIES: usize = 10;
 /// Time for the coordinator of a deleted job to save its state and report it; after that the journal's files are read.
-const SAVING: Duration = Duration::from_secs(30);
+const SAVE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time to write what was read from a coordinator that has ended.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const FINAL_WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Validity of the cached identity.
-const GOOD: Duration = Duration::from_secs(30);
+const IDENTITY_TTL: Duration = Duration::from_secs(30);
 
 /// The archiving tasks of all jobs.
-pub struct Followers {
+pub struct JobArchivers {
     client: Client,
     store: Store,
-    mirror: Arc<Mirror<Namespaces>>,
-    readers: Arc<Readers>,
+    mirror: Arc<JobMirror<Namespaces>>,
+    readers: Arc<ReaderPool>,
     /// Namespace and name of the Secret with this server's identity, which the operator writes.
     identity: (String, String),
-    known: tokio::sync::Mutex<Option<(Instant, Identity)>>,
+    identity_cache: tokio::sync::Mutex<Option<(Instant, Identity)>>,
     /// Whether the missing identity is already logged.
-    told: AtomicBool,
-    companions: Mutex<HashMap<String, watch::Sender<Arc<TrainJob>>>>,
+    complete_attempts: AtomicBool,
+    archivers: Mutex<HashMap<String, watch::Sender<Arc<TrainJob>>>>,
 }
 
 /// What has to be done for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum ArchiveStage {
     /// The job holds no systems: it has no coordinator.
-    Waits,
+    Queued,
     /// This attempt runs, or will soon.
-    Runs(u32),
+    Running(u32),
     /// The job has finished: the last attempt has sent its entries or left them in files.
-    Over(u32),
+    Finished(u32),
     /// The job is deleted, and may be held by our finalizer.
-    Leaves,
+    Deleting,
 }
 
-impl Stage {
+impl ArchiveStage {
     fn of(job: &TrainJob) -> Self {
         let status = job.status.as_ref();
         let attempt = status.and_then(|status| status.attempt).unwrap_or(0);
         let is = |condition| status.is_some_and(|status| status.is(condition));
         match () {
-            () if job.metadata.deletion_timestamp.is_some() => Self::Leaves,
-            () if is(ConditionType::Finished) => Self::Over(attempt),
-            () if is(ConditionType::Admitted) => Self::Runs(attempt),
-            () => Self::Waits,
+            () if job.metadata.deletion_timestamp.is_some() => Self::Deleting,
+            () if is(ConditionType::Finished) => Self::Finished(attempt),
+            () if is(ConditionType::Admitted) => Self::Running(attempt),
+            () => Self::Queued,
         }
     }
 }
 
-impl Followers {
+impl JobArchivers {
     /// Creates it without tasks.
     pub fn new(
         client: Client,
         store: Store,
-        mirror: Arc<Mirror<Namespaces>>,
-        readers: Arc<Readers>,
+        mirror: Arc<JobMirror<Namespaces>>,
+        readers: Arc<ReaderPool>,
         identity: (String, String),
     ) -> Self {
         let (known, told, companions) = (tokio::sync::Mutex::default(), AtomicBool::new(false), Mutex::default());
-        Self { client, store, mirror, readers, identity, known, told, companions }
+        Self {
+            client,
+            store,
+            mirror,
+            readers,
+            identity,
+            identity_cache: known,
+            complete_attempts: told,
+            archivers: companions,
+        }
     }
 
-    fn companions(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<Arc<TrainJob>>>> {
-        self.companions.lock().unwrap_or_else(PoisonError::into_inner)
+    fn archivers(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<Arc<TrainJob>>>> {
+        self.archivers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the number of jobs with a task.
     pub fn count(&self) -> usize {
-        self.companions().len()
+        self.archivers().len()
     }
 
     /// Handles a watch event. `listed` are the UIDs of the current list, complete at [`Event::InitDone`].
-    pub fn see(self: &Arc<Self>, event: &Event<TrainJob>, listed: &HashSet<String>) {
+    pub fn on_watch_event(self: &Arc<Self>, event: &Event<TrainJob>, listed: &HashSet<String>) {
         match event {
             Event::Init => {}
-            Event::InitDone => self.companions().retain(|uid, _| listed.contains(uid)),
-            Event::Delete(job) => drop(self.companions().remove(&job.uid().unwrap_or_default())),
+            Event::InitDone => self.archivers().retain(|uid, _| listed.contains(uid)),
+            Event::Delete(job) => drop(self.archivers().remove(&job.uid().unwrap_or_default())),
             Event::InitApply(job) | Event::Apply(job) => {
                 let (uid, job) = (job.uid().unwrap_or_default(), Arc::new(job.clone()));
-                let mut all = self.companions();
+                let mut all = self.archivers();
                 if let Some(companion) = all.get(&uid) {
                     companion.send_replace(job);
                     return;
                 }
                 let (companion, seen) = watch::channel(job);
                 all.insert(uid, companion);
-                tokio::spawn(self.clone().accompany(seen));
+                tokio::spawn(self.clone().run_archiver(seen));
             }
         }
     }
 
     /// Runs the task of a job, until the job is deleted or nothing is left to be done for this version of it.
-    async fn accompany(self: Arc<Self>, mut seen: watch::Receiver<Arc<TrainJob>>) {
+    async fn run_archiver(self: Arc<Self>, mut seen: watch::Receiver<Arc<TrainJob>>) {
         loop {
             let job = seen.borrow_and_update().clone();
-            let stage = Stage::of(&job);
-            if stage != Stage::Leaves && !archive::is_held(&job) {
-                self.hold(&job).await;
+            let stage = ArchiveStage::of(&job);
+            if stage != ArchiveStage::Deleting && !archive::has_finalizer(&job) {
+                self.add_finalizer(&job).await;
             }
-            let work = self.work(&job, stage);
+            let work = self.run_stage(&job, stage);
             tokio::pin!(work);
             let next = tokio::select! {
                 () = &mut work => None,
-                next = another(&mut seen, &job, stage) => match next {
+                next = next_stage(&mut seen, &job, stage) => match next {
                     Some(next) => Some(next),
                     None => return,
                 },
             };
             let Some(next) = next else { if self.is_done(&job, &seen) { return } else { continue } };
-            let leaves = Stage::of(&next) == Stage::Leaves;
-            if matches!(stage, Stage::Runs(_)) && Stage::of(&next) != stage && (!leaves || archive::has_steps(&next)) {
+            let leaves = ArchiveStage::of(&next) == ArchiveStage::Deleting;
+            if matches!(stage, ArchiveStage::Running(_))
+                && ArchiveStage::of(&next) != stage
+                && (!leaves || archive::has_steps(&next))
+            {
                 // The coordinator may still be sending its last entries.
-                let patience = archive::patience(&next, Timestamp::now()).map_or(SETTLING, |left| left.min(SAVING));
-                if timeout(patience, self.told_all(&job, &mut work)).await.is_err() {
+                let patience = archive::remaining_hold(&next, Timestamp::now())
+                    .map_or(COORDINATOR_DRAIN_TIMEOUT, |left| left.min(SAVE_TIMEOUT));
+                if timeout(patience, self.drain_attempt(&job, &mut work)).await.is_err() {
                     tracing::info!(job = %ObjectRef::from_obj(&*job), "the job's coordinator has not told all in time");
                 }
             }
@@ -165,7 +178,7 @@ impl Followers {
 
     /// Removes the task of a job, unless a newer version of the job has arrived; returns whether it did.
     fn is_done(&self, job: &TrainJob, seen: &watch::Receiver<Arc<TrainJob>>) -> bool {
-        let mut all = self.companions();
+        let mut all = self.archivers();
         let done = seen.borrow().metadata.resource_version == job.metadata.resource_version;
         if done {
             all.remove(&job.uid().unwrap_or_default());
@@ -174,33 +187,33 @@ impl Followers {
     }
 
     /// Does the work of a stage; returns early only if the task can end until the job changes.
-    async fn work(&self, job: &TrainJob, stage: Stage) {
+    async fn run_stage(&self, job: &TrainJob, stage: ArchiveStage) {
         match stage {
-            Stage::Waits => {}
-            Stage::Runs(attempt) => self.copy(job, attempt).await,
-            Stage::Over(_) => {
+            ArchiveStage::Queued => {}
+            ArchiveStage::Running(attempt) => self.copy(job, attempt).await,
+            ArchiveStage::Finished(_) => {
                 // A client that waits for the end of the job then finds all of its history.
-                let whole = self.complete(job, PATIENCE).await;
-                let _ = timeout(SETTLING, self.told_of_end(job)).await;
-                while self.mirror.put_whole(job).await.is_err() {
-                    sleep(RETRY).await;
+                let whole = self.complete_history(job, ARCHIVE_TIMEOUT).await;
+                let _ = timeout(COORDINATOR_DRAIN_TIMEOUT, self.wait_for_end_event(job)).await;
+                while self.mirror.upsert_archived(job).await.is_err() {
+                    sleep(RETRY_INTERVAL).await;
                 }
                 if !whole {
-                    self.complete(job, GIVING_UP).await;
+                    self.complete_history(job, ARCHIVE_GIVE_UP_TIMEOUT).await;
                 }
                 // Finished jobs are many and change rarely, so their tasks end.
-                if archive::is_held(job) {
+                if archive::has_finalizer(job) {
                     return;
                 }
             }
-            Stage::Leaves => {
-                let left = archive::patience(job, Timestamp::now()).unwrap_or_default();
-                if archive::is_held(job) {
+            ArchiveStage::Deleting => {
+                let left = archive::remaining_hold(job, Timestamp::now()).unwrap_or_default();
+                if archive::has_finalizer(job) {
                     // A job without steps has nothing in its files that is worth a reader.
                     if archive::has_steps(job) {
-                        self.complete(job, left).await;
+                        self.complete_history(job, left).await;
                     }
-                    self.release(job).await;
+                    self.remove_finalizer(job).await;
                 }
             }
         }
@@ -208,22 +221,22 @@ impl Followers {
     }
 
     /// Continues the work on a running attempt until its coordinator has sent everything, or has ended without.
-    async fn told_all(&self, job: &TrainJob, work: &mut (impl Future<Output = ()> + Unpin)) {
+    async fn drain_attempt(&self, job: &TrainJob, work: &mut (impl Future<Output = ()> + Unpin)) {
         let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
         let (uid, mut changes) = (job.uid().unwrap_or_default(), self.store.changes());
         let ended = async {
             self.coordinator_ended(job, attempt).await;
-            sleep(LAST_WORDS).await;
+            sleep(FINAL_WRITE_TIMEOUT).await;
         };
         tokio::pin!(ended);
         loop {
-            if self.has_told_all(job, attempt).await {
+            if self.is_attempt_complete(job, attempt).await {
                 return;
             }
             tokio::select! {
                 () = &mut *work => return,
                 () = &mut ended => return,
-                () = changed(&mut changes, &uid) => {}
+                () = wait_for_change(&mut changes, &uid) => {}
             }
         }
     }
@@ -231,16 +244,21 @@ impl Followers {
     /// Waits until the coordinator's pod of an attempt has ended or is deleted.
     async fn coordinator_ended(&self, job: &TrainJob, attempt: u32) {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default());
-        let name = Names::of(job).pod(Role::Coordinator, 0);
+        let name = ChildNames::for_job(job).pod(Role::Coordinator, 0);
         let ended = |pod: Option<&Pod>| pod.is_none_or(|pod| has_ended(pod, attempt));
         while let Err(error) = await_condition(pods.clone(), &name, ended).await {
             tracing::debug!(pod = %name, "the coordinator can't be watched at present: {error}");
-            sleep(RETRY).await;
+            sleep(RETRY_INTERVAL).await;
         }
     }
 
-    async fn has_told_all(&self, job: &TrainJob, attempt: u32) -> bool {
-        let query = Query { kinds: vec![Kind::Outcome], attempt: Some(attempt.into()), limit: 1, ..Query::default() };
+    async fn is_attempt_complete(&self, job: &TrainJob, attempt: u32) -> bool {
+        let query = EntryQuery {
+            kinds: vec![EntryKind::Outcome],
+            attempt: Some(attempt.into()),
+            limit: 1,
+            ..EntryQuery::default()
+        };
         let found = self.store.entries(&job.uid().unwrap_or_default(), &query).await;
         found.is_ok_and(|found| !found.is_empty())
     }
@@ -248,33 +266,33 @@ impl Followers {
     /// Copies the entries of an attempt's coordinator, until it has sent everything.
     async fn copy(&self, job: &TrainJob, attempt: u32) {
         let uid = job.uid().unwrap_or_default();
-        while !self.has_told_all(job, attempt).await {
+        while !self.is_attempt_complete(job, attempt).await {
             match self.follow(job, &uid, attempt).await {
                 Ok(true) => return,
                 Ok(false) => {}
                 Err(error) => tracing::debug!(%uid, attempt, "the journal is not copied at present: {error}"),
             }
-            sleep(RETRY).await;
+            sleep(RETRY_INTERVAL).await;
         }
     }
 
     /// Copies entries until the stream ends; returns whether the last one was the outcome.
     async fn follow(&self, job: &TrainJob, uid: &str, attempt: u32) -> Result<bool, String> {
-        let (names, namespace) = (Names::of(job), job.namespace().unwrap_or_default());
+        let (names, namespace) = (ChildNames::for_job(job), job.namespace().unwrap_or_default());
         let address = self.coordinator(&names, &namespace, attempt).await?;
         let identity = self.identity().await.inspect_err(|error| {
-            if !self.told.swap(true, Ordering::Relaxed) {
+            if !self.complete_attempts.swap(true, Ordering::Relaxed) {
                 tracing::warn!("coordinators can't be followed until this is mended: {error}");
             }
         })?;
-        let coordinator = coordinator(&names, &namespace, uid, attempt).ok_or("the job's UID is none")?;
+        let coordinator = expected_coordinator(&names, &namespace, uid, attempt).ok_or("the job's UID is none")?;
         let channel = journal::channel(&address, &identity, coordinator).map_err(|error| error.to_string())?;
         record::follow(&self.store, uid, JournalClient::new(channel)).await
     }
 
     /// Returns the address of an attempt's coordinator, as soon as it runs. It is read from the pod, not resolved by
     /// name, because name servers cache that a name did not exist.
-    async fn coordinator(&self, names: &Names, namespace: &str, attempt: u32) -> Result<String, String> {
+    async fn coordinator(&self, names: &ChildNames, namespace: &str, attempt: u32) -> Result<String, String> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let runs = |pod: Option<&Pod>| pod.and_then(|pod| address_of(pod, attempt)).is_some();
         let pod =
@@ -284,17 +302,17 @@ impl Followers {
 
     /// Completes the history of a job from its journal's files, with retries for `patience`: an obstacle such as a
     /// quota may be temporary. Returns whether it is complete or can't become more complete.
-    async fn complete(&self, job: &TrainJob, patience: Duration) -> bool {
-        let (uid, mut pause) = (job.uid().unwrap_or_default(), RETRY);
+    async fn complete_history(&self, job: &TrainJob, patience: Duration) -> bool {
+        let (uid, mut pause) = (job.uid().unwrap_or_default(), RETRY_INTERVAL);
         let trying = async {
             while let Err(refusal) = self.catch_up(job).await {
                 // Deleted files do not come back.
-                if matches!(refusal.reason, Reason::Gone | Reason::NotFound) {
-                    return record::tell(Err(refusal.to_string()), &uid);
+                if matches!(refusal.reason, ErrorReason::Gone | ErrorReason::NotFound) {
+                    return record::log_catch_up_failure(Err(refusal.to_string()), &uid);
                 }
                 tracing::debug!(%uid, "the job's journal's files can't be read at present: {refusal}");
                 sleep(pause).await;
-                pause = LONGEST_RETRY.min(pause * 2);
+                pause = MAX_RETRY_INTERVAL.min(pause * 2);
             }
         };
         let done = timeout(patience, trying).await.is_ok();
@@ -306,44 +324,44 @@ impl Followers {
     }
 
     /// Copies the entries in the journal's files that are not in the database.
-    async fn catch_up(&self, job: &TrainJob) -> Result<(), Refusal> {
+    async fn catch_up(&self, job: &TrainJob) -> Result<(), ApiError> {
         let Some(status) = job.status.as_ref().filter(|status| status.resolved.is_some()) else { return Ok(()) };
         let Some(attempt) = status.attempt else { return Ok(()) };
-        if self.has_told_all(job, attempt).await {
+        if self.is_attempt_complete(job, attempt).await {
             return Ok(());
         }
         let uid = job.uid().unwrap_or_default();
         let reader = self.readers.open(job).await?;
-        record::tell(record::follow(&self.store, &uid, reader.journal()).await.map(drop), &uid);
+        record::log_catch_up_failure(record::follow(&self.store, &uid, reader.journal()).await.map(drop), &uid);
         Ok(())
     }
 
     /// Waits for the event of the job's end.
-    async fn told_of_end(&self, job: &TrainJob) {
+    async fn wait_for_end_event(&self, job: &TrainJob) {
         let status = job.status.as_ref();
         let end = status.and_then(|status| status.condition(ConditionType::Succeeded)).map(|end| end.reason.clone());
         let Some(end) = end else { return };
         let (uid, mut changes) = (job.uid().unwrap_or_default(), self.store.changes());
         while !self.store.has_event(&uid, &end).await.unwrap_or(false) {
-            changed(&mut changes, &uid).await;
+            wait_for_change(&mut changes, &uid).await;
         }
     }
 
     /// Adds the finalizer to a job, so that it is held until it is archived.
-    async fn hold(&self, job: &TrainJob) {
-        if let Err(error) = archive::hold(&self.client, job).await {
+    async fn add_finalizer(&self, job: &TrainJob) {
+        if let Err(error) = archive::add_finalizer(&self.client, job).await {
             tracing::warn!(job = %ObjectRef::from_obj(job), "the job can't be held for its history: {error}");
-            sleep(RETRY).await;
+            sleep(RETRY_INTERVAL).await;
         }
     }
 
     /// Removes the finalizer from the current version of the job. If this fails, the operator does it.
-    async fn release(&self, job: &TrainJob) {
+    async fn remove_finalizer(&self, job: &TrainJob) {
         let jobs: Api<TrainJob> = Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default());
-        for _ in 0..TRIES {
+        for _ in 0..MAX_RELEASE_TRIES {
             let released = match jobs.get_opt(&job.name_any()).await {
-                Ok(Some(now)) if now.uid() == job.uid() && archive::is_held(&now) => {
-                    archive::release(&self.client, &now).await
+                Ok(Some(now)) if now.uid() == job.uid() && archive::has_finalizer(&now) => {
+                    archive::remove_finalizer(&self.client, &now).await
                 }
                 Ok(_) => return,
                 Err(error) => Err(error),
@@ -354,7 +372,7 @@ impl Followers {
                 Ok(false) => {}
                 Err(error) => {
                     tracing::warn!(job = %ObjectRef::from_obj(job), "the job is kept and can't be let go of: {error}");
-                    sleep(RETRY).await;
+                    sleep(RETRY_INTERVAL).await;
                 }
             }
         }
@@ -362,8 +380,8 @@ impl Followers {
 
     /// Returns this server's identity for coordinators.
     async fn identity(&self) -> Result<Identity, String> {
-        let mut known = self.known.lock().await;
-        if let Some((_, identity)) = known.as_ref().filter(|(at, _)| at.elapsed() < GOOD) {
+        let mut known = self.identity_cache.lock().await;
+        if let Some((_, identity)) = known.as_ref().filter(|(at, _)| at.elapsed() < IDENTITY_TTL) {
             return Ok(identity.clone());
         }
         let (namespace, name) = &self.identity;
@@ -381,7 +399,7 @@ impl Followers {
         };
         let identity = Identity::new(&credentials).map_err(|error| format!("the secret {name}: {error}"))?;
         *known = Some((Instant::now(), identity.clone()));
-        self.told.store(false, Ordering::Relaxed);
+        self.complete_attempts.store(false, Ordering::Relaxed);
         Ok(identity)
     }
 }
@@ -390,29 +408,37 @@ impl Followers {
 fn address_of(pod: &Pod, attempt: u32) -> Option<String> {
     let status = pod.status.as_ref()?;
     let this_one =
-        pod.labels().get(ATTEMPT) == Some(&attempt.to_string()) && status.phase.as_deref() == Some("Running");
+        pod.labels().get(ATTEMPT_LABEL) == Some(&attempt.to_string()) && status.phase.as_deref() == Some("Running");
     let ip = status.pod_ip.as_deref().filter(|_| this_one)?;
-    Some(if ip.contains(':') { format!("[{ip}]:{}", ports::JOURNAL) } else { format!("{ip}:{}", ports::JOURNAL) })
+    Some(if ip.contains(':') {
+        format!("[{ip}]:{}", ports::JOURNAL_PORT)
+    } else {
+        format!("{ip}:{}", ports::JOURNAL_PORT)
+    })
 }
 
 /// Whether a coordinator's pod has ended, or belongs to another attempt than this.
 fn has_ended(pod: &Pod, attempt: u32) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    pod.labels().get(ATTEMPT) != Some(&attempt.to_string()) || matches!(phase, Some("Succeeded" | "Failed"))
+    pod.labels().get(ATTEMPT_LABEL) != Some(&attempt.to_string()) || matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 /// Waits for a change of the job's records, or until changes were missed.
-async fn changed(changes: &mut broadcast::Receiver<Change>, uid: &str) {
+async fn wait_for_change(changes: &mut broadcast::Receiver<ChangeNotice>, uid: &str) {
     while changes.recv().await.is_ok_and(|change| change.uid != uid) {}
 }
 
 /// Waits for a version of the job that needs other work: another stage, or any newer version until the job is held.
 /// `None` if the task has to end.
-async fn another(seen: &mut watch::Receiver<Arc<TrainJob>>, job: &TrainJob, stage: Stage) -> Option<Arc<TrainJob>> {
+async fn next_stage(
+    seen: &mut watch::Receiver<Arc<TrainJob>>,
+    job: &TrainJob,
+    stage: ArchiveStage,
+) -> Option<Arc<TrainJob>> {
     let another = |next: &Arc<TrainJob>| {
         let newer = next.metadata.resource_version != job.metadata.resource_version;
-        let held = archive::is_held(job) && archive::is_held(next);
-        Stage::of(next) != stage || newer && stage != Stage::Leaves && !held
+        let held = archive::has_finalizer(job) && archive::has_finalizer(next);
+        ArchiveStage::of(next) != stage || newer && stage != ArchiveStage::Deleting && !held
     };
     seen.wait_for(another).await.ok().map(|next| next.clone())
 }

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use millrace_control::watchdog::Watched;
+use millrace_control::watchdog::ProgressSource;
 use tokio::task::JoinHandle;
 
 /// Progress of a loop: the time since which its current work has made no progress; `None` while it is idle.
@@ -69,7 +69,7 @@ impl Loops {
     }
 }
 
-impl Watched for Loops {
+impl ProgressSource for Loops {
     fn stuck(&self, bound: Duration) -> Option<String> {
         if self.running().iter().any(JoinHandle::is_finished) {
             return Some("a loop that follows the cluster has ended".to_owned());

@@ -10,62 +10,62 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher::Event;
 use kube::{Api, ResourceExt};
-use millrace_crds::{ConditionType, State, TrainJob};
-use millrace_store::{Job, Key, NewJob, Store};
+use millrace_crds::{ConditionType, JobState, TrainJob};
+use millrace_store::{IdempotencyKey, JobRecord, NewJob, Store};
 use tokio::sync::Mutex;
 
-use super::answer::refused;
+use super::answer::api_error;
 use super::loops::{Loops, Working};
 use super::namespaces::Namespaces;
-use crate::backend::{BODY_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY};
+use crate::backend::{BODY_DIGEST_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY_ANNOTATION};
 use crate::document::{content, is_held, job_of, version};
-use crate::refusal::{Reason, Refusal, Result};
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Interval of retries while the database does not respond.
-const RETRY: Duration = Duration::from_secs(1);
+const DATABASE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for one response of the API server: much less than the bound of the watchdog.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Copies watch events of TrainJobs into the database.
-pub struct Mirror<T> {
+pub struct JobMirror<T> {
     store: Store,
     truth: T,
     loops: Arc<Loops>,
     /// By UID.
-    seen: Mutex<HashMap<String, Seen>>,
+    seen: Mutex<HashMap<String, MirroredVersion>>,
 }
 
 /// The copied state of a job.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct MirroredVersion {
     /// The newest version that was written: older ones that a watch delivers late are ignored.
     version: u64,
     /// Whether the job's history is complete.
-    whole: bool,
+    is_archived: bool,
 }
 
 /// The source of jobs and namespaces.
-pub trait Truth: Send + Sync + 'static {
+pub trait JobSource: Send + Sync + 'static {
     /// Whether the job of a row still exists.
-    fn has(&self, row: &Job) -> impl Future<Output = Result<bool>> + Send;
+    fn exists(&self, row: &JobRecord) -> impl Future<Output = Result<bool>> + Send;
 
     /// Returns the UID of a namespace that contains jobs; `None` if it does not exist.
     fn namespace_uid(&self, namespace: &str) -> impl Future<Output = Result<Option<String>>> + Send;
 }
 
-impl Truth for Namespaces {
-    async fn has(&self, row: &Job) -> Result<bool> {
+impl JobSource for Namespaces {
+    async fn exists(&self, row: &JobRecord) -> Result<bool> {
         let jobs: Api<TrainJob> = Api::namespaced(self.client().clone(), &row.namespace);
-        let there = jobs.get_metadata_opt(&row.name).await.map_err(refused("look for a job"))?;
+        let there = jobs.get_metadata_opt(&row.name).await.map_err(api_error("look for a job"))?;
         Ok(there.is_some_and(|job| job.metadata.uid.as_deref() == Some(&row.uid)))
     }
 
     async fn namespace_uid(&self, namespace: &str) -> Result<Option<String>> {
-        Ok(self.now(namespace).await?.map(|namespace| namespace.uid))
+        Ok(self.current(namespace).await?.map(|namespace| namespace.uid))
     }
 }
 
-impl<T: Truth> Mirror<T> {
+impl<T: JobSource> JobMirror<T> {
     /// Copies from `truth` to `store`; `loops` records its progress.
     pub fn new(store: Store, truth: T, loops: Arc<Loops>) -> Self {
         Self { store, truth, loops, seen: Mutex::default() }
@@ -76,15 +76,15 @@ impl<T: Truth> Mirror<T> {
     ///
     /// # Errors
     /// The database or the API server fails.
-    pub async fn put(&self, job: &TrainJob) -> Result<()> {
+    pub async fn upsert(&self, job: &TrainJob) -> Result<()> {
         self.put_as(job, false).await
     }
 
     /// Writes a job whose history is complete.
     ///
     /// # Errors
-    /// Those of [`Mirror::put`].
-    pub async fn put_whole(&self, job: &TrainJob) -> Result<()> {
+    /// Those of [`JobMirror::upsert`].
+    pub async fn upsert_archived(&self, job: &TrainJob) -> Result<()> {
         self.put_as(job, true).await
     }
 
@@ -93,7 +93,7 @@ impl<T: Truth> Mirror<T> {
         // Locked until the row is written, so that of two versions the newer one is written last.
         let mut seen = self.seen.lock().await;
         let known = seen.get(&uid).copied().unwrap_or_default();
-        let whole = whole || known.whole;
+        let whole = whole || known.is_archived;
         let over = job.status.as_ref().is_some_and(|status| status.is(ConditionType::Finished));
         let waits =
             over && !whole && job.metadata.deletion_timestamp.is_none() && self.store.job(&uid).await?.is_some();
@@ -101,7 +101,7 @@ impl<T: Truth> Mirror<T> {
             return Ok(());
         }
         let now = Timestamp::now().as_millisecond();
-        self.store.put_job(&row(job)?, now).await?;
+        self.store.upsert_job(&row(job)?, now).await?;
         if known.version == 0
             && job.metadata.deletion_timestamp.is_none()
             && let Some(namespace) = in_time(self.truth.namespace_uid(&job.namespace().unwrap_or_default())).await?
@@ -114,7 +114,7 @@ impl<T: Truth> Mirror<T> {
         {
             self.store.mark_deleted(&uid, deleted.0.as_millisecond().min(now)).await?;
         }
-        seen.insert(uid, Seen { version, whole });
+        seen.insert(uid, MirroredVersion { version, is_archived: whole });
         Ok(())
     }
 
@@ -122,7 +122,7 @@ impl<T: Truth> Mirror<T> {
     ///
     /// # Errors
     /// The database fails.
-    pub async fn gone(&self, uid: &str) -> Result<()> {
+    pub async fn mark_deleted(&self, uid: &str) -> Result<()> {
         let now = Timestamp::now();
         let mut observed = self.store.job(uid).await?.and_then(|row| job_of(&row).ok());
         let deleted = observed.as_mut().map(|job| job.metadata.deletion_timestamp.get_or_insert(Time(now)).0);
@@ -131,7 +131,7 @@ impl<T: Truth> Mirror<T> {
         if let Some(mut job) = observed
             && job.metadata.finalizers.take().is_some()
         {
-            self.store.put_job(&row(&job)?, now.as_millisecond()).await?;
+            self.store.upsert_job(&row(&job)?, now.as_millisecond()).await?;
         }
         self.seen.lock().await.remove(uid);
         Ok(())
@@ -139,16 +139,16 @@ impl<T: Truth> Mirror<T> {
 
     /// Marks those live or held jobs deleted that are not in `listed`. For a live one the API server is asked first,
     /// because a request may have created it after the list.
-    async fn only(&self, listed: &HashSet<String>, working: &Working<'_>) -> Result<()> {
-        for row in self.store.deleted_jobs(State::Deleting.as_str()).await? {
+    async fn mark_unlisted_deleted(&self, listed: &HashSet<String>, working: &Working<'_>) -> Result<()> {
+        for row in self.store.deleted_jobs(JobState::Deleting.as_str()).await? {
             if !listed.contains(&row.uid) {
-                self.gone(&row.uid).await?;
+                self.mark_deleted(&row.uid).await?;
             }
             working.gets_on();
         }
         for row in self.store.live_jobs().await? {
-            if !listed.contains(&row.uid) && !in_time(self.truth.has(&row)).await? {
-                self.gone(&row.uid).await?;
+            if !listed.contains(&row.uid) && !in_time(self.truth.exists(&row)).await? {
+                self.mark_deleted(&row.uid).await?;
             }
             working.gets_on();
         }
@@ -172,7 +172,7 @@ impl<T: Truth> Mirror<T> {
             }
             while self.put_event(&event, &listed).await.is_err() {
                 // The error is logged already.
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(DATABASE_RETRY_INTERVAL).await;
             }
             then(&event, &listed);
         }
@@ -182,16 +182,16 @@ impl<T: Truth> Mirror<T> {
         let working = self.loops.jobs.begin();
         match event {
             Event::Init => Ok(()),
-            Event::InitApply(job) | Event::Apply(job) => self.put(job).await,
-            Event::InitDone => self.only(listed, &working).await,
-            Event::Delete(job) => self.gone(&job.uid().unwrap_or_default()).await,
+            Event::InitApply(job) | Event::Apply(job) => self.upsert(job).await,
+            Event::InitDone => self.mark_unlisted_deleted(listed, &working).await,
+            Event::Delete(job) => self.mark_deleted(&job.uid().unwrap_or_default()).await,
         }
     }
 }
 
 /// Limits the wait for the API server, so that its outage does not count as a stuck loop of this server.
 async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
-    let late = || Refusal::new(Reason::Unavailable, "the cluster's API server does not answer in time");
+    let late = || ApiError::new(ErrorReason::Unavailable, "the cluster's API server does not answer in time");
     tokio::time::timeout(ANSWER_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late()))
 }
 
@@ -206,8 +206,10 @@ fn row(job: &TrainJob) -> Result<NewJob> {
         namespace: job.namespace().unwrap_or_default(),
         name: job.name_any(),
         created_ms: job.creation_timestamp().map_or(0, |time| time.0.as_millisecond()),
-        submitted_by: said(SUBMITTED_BY),
-        key: said(KEY_ANNOTATION).zip(said(BODY_ANNOTATION)).map(|(key, body_hash)| Key { key, body_hash }),
+        submitted_by: said(SUBMITTED_BY_ANNOTATION),
+        key: said(KEY_ANNOTATION)
+            .zip(said(BODY_DIGEST_ANNOTATION))
+            .map(|(key, body_hash)| IdempotencyKey { key, body_hash }),
         content: content(&plain)?,
     })
 }
@@ -216,7 +218,7 @@ fn row(job: &TrainJob) -> Result<NewJob> {
 mod tests {
     use futures::stream;
     use millrace_crds::{StoredParams, TrainJobSpec};
-    use millrace_store::{Filter, Options};
+    use millrace_store::{JobFilter, StoreOptions};
     use serde_json::json;
 
     use super::*;
@@ -233,8 +235,8 @@ mod tests {
     /// A source in which only the jobs with these UIDs exist.
     struct Only(&'static [&'static str]);
 
-    impl Truth for Only {
-        async fn has(&self, row: &Job) -> Result<bool> {
+    impl JobSource for Only {
+        async fn exists(&self, row: &JobRecord) -> Result<bool> {
             Ok(self.0.contains(&row.uid.as_str()))
         }
 
@@ -245,16 +247,16 @@ mod tests {
 
     async fn mirrored(store: &Store, events: Vec<Event<TrainJob>>) {
         // A request creates `d` while the list is being read.
-        Arc::new(Mirror::new(store.clone(), Only(&["d"]), Arc::default()))
+        Arc::new(JobMirror::new(store.clone(), Only(&["d"]), Arc::default()))
             .follow(stream::iter(events), |_, _| {})
             .await;
     }
 
     #[tokio::test]
-    async fn what_is_kept_is_what_was_seen_last() {
+    async fn mirror_keeps_the_newest_version() {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", dir.path().join("db").display());
-        let store = Store::open(&url, Options::default()).await.unwrap();
+        let store = Store::open(&url, StoreOptions::default()).await.unwrap();
         let systems = async |uid: &str| {
             let row = store.job(uid).await.unwrap().unwrap();
             let job: TrainJob = serde_json::from_str(&row.content.document).unwrap();
@@ -275,7 +277,7 @@ mod tests {
         .await;
         assert_eq!(systems("a").await, (4, false), "the older version changed nothing");
         assert_eq!(store.job("a").await.unwrap().unwrap().namespace_uid.as_deref(), Some("uid of team"));
-        Mirror::new(store.clone(), Only(&[]), Arc::default()).put(&seen("d", "new", 8, 1)).await.unwrap();
+        JobMirror::new(store.clone(), Only(&[]), Arc::default()).upsert(&seen("d", "new", 8, 1)).await.unwrap();
         // The server was restarted: meanwhile one job was deleted and another of its name created.
         mirrored(&store, vec![Event::Init, Event::InitApply(seen("c", "two", 9, 2)), Event::InitDone]).await;
         assert_eq!((systems("a").await, systems("b").await, systems("c").await), ((4, true), (1, true), (2, false)));
@@ -315,9 +317,9 @@ mod tests {
     async fn finished_job_is_listed_while_finalizers_hold_it() {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", dir.path().join("db").display());
-        let store = Store::open(&url, Options::default()).await.unwrap();
+        let store = Store::open(&url, StoreOptions::default()).await.unwrap();
         let listed = async || {
-            let page = store.jobs(&Filter::default(), None, 9).await.unwrap();
+            let page = store.jobs(&JobFilter::default(), None, 9).await.unwrap();
             page.items.iter().map(|row| (row.uid.clone(), row.content.state.clone())).collect::<Vec<_>>()
         };
         let mut held = finished_job("a", 2);
@@ -331,19 +333,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_job_is_over_when_its_history_is_whole() {
+    async fn job_is_finished_when_its_history_is_complete() {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", dir.path().join("db").display());
-        let store = Store::open(&url, Options::default()).await.unwrap();
-        let mirror = Mirror::new(store.clone(), Only(&[]), Arc::default());
+        let store = Store::open(&url, StoreOptions::default()).await.unwrap();
+        let mirror = JobMirror::new(store.clone(), Only(&[]), Arc::default());
         let over = |version| finished_job("a", version);
         let finished = async || store.job("a").await.unwrap().unwrap().content.finished_ms.is_some();
-        mirror.put(&seen("a", "one", 1, 1)).await.unwrap();
-        mirror.put(&over(2)).await.unwrap();
+        mirror.upsert(&seen("a", "one", 1, 1)).await.unwrap();
+        mirror.upsert(&over(2)).await.unwrap();
         assert!(!finished().await, "what it wrote is not copied yet");
-        mirror.put_whole(&over(2)).await.unwrap();
+        mirror.upsert_archived(&over(2)).await.unwrap();
         assert!(finished().await);
-        mirror.put(&over(3)).await.unwrap();
+        mirror.upsert(&over(3)).await.unwrap();
         assert_eq!(store.job("a").await.unwrap().unwrap().version, 3, "it stays whole");
     }
 }

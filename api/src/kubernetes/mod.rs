@@ -19,7 +19,7 @@ mod namespaces;
 mod readers;
 mod texts;
 
-pub use access::Reviews;
-pub use cluster::{Cluster, Settings};
+pub use access::KubernetesAuthorizer;
+pub use cluster::{KubernetesBackend, KubernetesSettings};
 #[cfg(test)]
 pub(crate) use readers::client_credentials;

@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, ResourceExt};
-use millrace_store::Incarnation;
+use millrace_store::NamespaceVersion;
 
-use super::answer::refused;
+use super::answer::api_error;
 use crate::refusal::Result;
 
 /// Validity of a cached result. Recreating a namespace takes longer, because its content has to be deleted first.
-const ANSWER_TTL: Duration = Duration::from_secs(2);
+const NAMESPACE_TTL: Duration = Duration::from_secs(2);
 /// Limit on the cached results; a full cache is cleared.
-const MAX_REMEMBERED: usize = 10_000;
+const MAX_CACHED_NAMESPACES: usize = 10_000;
 
 /// Time and result of the last look-up of each namespace.
-type Answers = HashMap<String, (Instant, Option<Incarnation>)>;
+type NamespaceCache = HashMap<String, (Instant, Option<NamespaceVersion>)>;
 
 /// Looks up namespaces, with a cache. Clones share the cache.
 #[derive(Clone)]
 pub struct Namespaces {
     client: Client,
-    known: Arc<Mutex<Answers>>,
+    known: Arc<Mutex<NamespaceCache>>,
 }
 
 impl Namespaces {
@@ -42,24 +42,24 @@ impl Namespaces {
     ///
     /// # Errors
     /// The API server fails.
-    pub async fn now(&self, name: &str) -> Result<Option<Incarnation>> {
+    pub async fn current(&self, name: &str) -> Result<Option<NamespaceVersion>> {
         // A map of results can't be left inconsistent by a panic.
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
-        if let Some((_, incarnation)) = known.filter(|(at, _)| at.elapsed() < ANSWER_TTL) {
+        if let Some((_, incarnation)) = known.filter(|(at, _)| at.elapsed() < NAMESPACE_TTL) {
             return Ok(incarnation);
         }
         let asked = Instant::now();
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let found = namespaces.get_metadata_opt(name).await.map_err(refused("look at a namespace"))?;
+        let found = namespaces.get_metadata_opt(name).await.map_err(api_error("look at a namespace"))?;
         let incarnation = found.and_then(|namespace| {
-            Some(Incarnation {
+            Some(NamespaceVersion {
                 namespace: name.to_owned(),
                 uid: namespace.uid()?,
                 since_ms: namespace.creation_timestamp()?.0.as_millisecond(),
             })
         });
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= MAX_REMEMBERED {
+        if known.len() >= MAX_CACHED_NAMESPACES {
             known.clear();
         }
         known.insert(name.to_owned(), (asked, incarnation.clone()));

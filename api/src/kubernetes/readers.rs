@@ -18,46 +18,48 @@ use kube::{Api, Client, Resource, ResourceExt};
 use millrace_crds::file_reader::{CLAIM_NOT_FOUND, FileReaderStatus};
 use millrace_crds::{FileReader, TrainJob};
 use millrace_operator::children::{reader_name, reader_spec};
-use millrace_protocol::security::{Authority, Credentials, Expected, Identity, IssueError, Name, Service, Validity};
+use millrace_protocol::security::{
+    Authority, Credentials, ExpectedPeer, Identity, IssueError, MemberName, Service, Validity,
+};
 use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::{sleep, timeout};
 
-use super::answer::refused;
-use crate::files::{CheckpointFiles, FileInfo, Files, Opened, RemoteFiles, Shelf};
-use crate::refusal::{Reason, Refusal, Result};
+use super::answer::api_error;
+use crate::files::{CheckpointFiles, FileInfo, FileSet, Files, OpenFile, RemoteFiles};
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Time for a reader to listen: its image may have to be pulled.
-const BEGIN_WITHIN: Duration = Duration::from_secs(50);
+const READER_START_TIMEOUT: Duration = Duration::from_secs(50);
 /// Validity of the credentials of a reader; one that no longer responds is replaced by another.
-const LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
+const CREDENTIALS_LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Limit on readers that are being started.
-const MAX_BEGINNING: usize = 8;
+const MAX_STARTING_READERS: usize = 8;
 /// Interval of checks for readers that have ended.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A reader that listens.
 #[derive(Clone)]
-struct Open {
+struct OpenReader {
     /// UID of its FileReader.
     request: String,
     files: RemoteFiles,
 }
 
 /// The readers of all jobs.
-pub struct Readers {
+pub struct ReaderPool {
     client: Client,
     /// By the UID of the job; started at the first request.
-    open: Mutex<HashMap<String, Arc<OnceCell<Open>>>>,
+    open: Mutex<HashMap<String, Arc<OnceCell<OpenReader>>>>,
     beginning: Semaphore,
 }
 
-impl Readers {
+impl ReaderPool {
     /// Creates it without readers.
     pub fn new(client: Client) -> Self {
-        Self { client, open: Mutex::default(), beginning: Semaphore::new(MAX_BEGINNING) }
+        Self { client, open: Mutex::default(), beginning: Semaphore::new(MAX_STARTING_READERS) }
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<String, Arc<OnceCell<Open>>>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<String, Arc<OnceCell<OpenReader>>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -67,7 +69,7 @@ impl Readers {
     /// The job has no files, or its reader can't be started.
     pub async fn open(&self, job: &TrainJob) -> Result<RemoteFiles> {
         let cell = self.all().entry(job.uid().unwrap_or_default()).or_default().clone();
-        cell.get_or_try_init(|| self.begin(job)).await.map(|open| open.files.clone())
+        cell.get_or_try_init(|| self.start(job)).await.map(|open| open.files.clone())
     }
 
     /// Returns the number of jobs with a reader, which may have ended meanwhile.
@@ -76,15 +78,15 @@ impl Readers {
     }
 
     /// Removes the reader of a job, because it no longer responds.
-    fn forget(&self, uid: &str) {
+    fn remove(&self, uid: &str) {
         self.all().remove(uid);
     }
 
-    async fn begin(&self, job: &TrainJob) -> Result<Open> {
+    async fn start(&self, job: &TrainJob) -> Result<OpenReader> {
         let resolution = job.status.as_ref().and_then(|status| status.resolved.as_ref());
-        let credentials = client_credentials().map_err(|error| Refusal::internal("make certificates", &error))?;
+        let credentials = client_credentials().map_err(|error| ApiError::internal("make certificates", &error))?;
         let spec = resolution.and_then(|resolution| reader_spec(job, resolution, &credentials.authority));
-        let spec = spec.ok_or_else(Refusal::no_files)?;
+        let spec = spec.ok_or_else(ApiError::files_not_found)?;
         // The semaphore is never closed.
         let _turn = self.beginning.acquire().await;
         let tail = uuid::Uuid::new_v4().simple().to_string();
@@ -97,19 +99,19 @@ impl Readers {
         let made = requests.create(&PostParams::default(), &request).await.map_err(|error| match error {
             // The namespace is deleted, and all files with it.
             kube::Error::Api(status) if status.is_not_found() => {
-                Refusal::new(Reason::Gone, "the job's files are gone: its namespace is")
+                ApiError::new(ErrorReason::Gone, "the job's files are gone: its namespace is")
             }
-            error => refused("ask for a reader")(error),
+            error => api_error("ask for a reader")(error),
         })?;
-        let begun = self.reach(&requests, &made, credentials).await;
+        let begun = self.connect(&requests, &made, credentials).await;
         if begun.is_err() {
             remove(&requests, &made.name_any()).await;
         }
-        begun.map(|files| Open { request: made.uid().unwrap_or_default(), files })
+        begun.map(|files| OpenReader { request: made.uid().unwrap_or_default(), files })
     }
 
     /// Waits until a reader listens, and connects to it.
-    async fn reach(
+    async fn connect(
         &self,
         requests: &Api<FileReader>,
         request: &FileReader,
@@ -120,15 +122,15 @@ impl Readers {
             let status = request.and_then(|request| request.status.as_ref());
             request.is_none() || status.is_some_and(|status| status.address.is_some() || status.reason.is_some())
         };
-        let seen = timeout(BEGIN_WITHIN, await_condition(requests.clone(), &name, answered)).await;
+        let seen = timeout(READER_START_TIMEOUT, await_condition(requests.clone(), &name, answered)).await;
         let late = || {
             let detail =
                 "the reader of the job's files has not begun in time: try again, or see `kubectl describe pod`";
-            Refusal::new(Reason::Unavailable, format!("{detail} {name}"))
+            ApiError::new(ErrorReason::Unavailable, format!("{detail} {name}"))
         };
         let request = match seen {
             Err(_) => return Err(late()),
-            Ok(Err(error)) => return Err(Refusal::internal("wait for a reader", &error)),
+            Ok(Err(error)) => return Err(ApiError::internal("wait for a reader", &error)),
             Ok(Ok(request)) => request.ok_or_else(late)?,
         };
         let FileReaderStatus { address, server_name, server_authority, reason, message } =
@@ -136,19 +138,20 @@ impl Readers {
         if let Some(reason) = reason {
             let message = message.unwrap_or_default();
             return Err(if reason == CLAIM_NOT_FOUND {
-                Refusal::new(Reason::Gone, format!("the job's files are gone: {message}"))
+                ApiError::new(ErrorReason::Gone, format!("the job's files are gone: {message}"))
             } else {
-                Refusal::new(Reason::Unavailable, message)
+                ApiError::new(ErrorReason::Unavailable, message)
             });
         }
         let (Some(address), Some(server), Some(authority)) = (address, server_name, server_authority) else {
             return Err(late());
         };
         let identity = Identity::new(&Credentials { authority, ..credentials });
-        let identity = identity.map_err(|error| Refusal::internal("use a reader's certificate", &error))?;
-        let reader = Name::reader(&server).map_err(|error| Refusal::internal("use a reader's name", &error))?;
-        RemoteFiles::new(&address, &identity, Expected::new(reader))
-            .map_err(|error| Refusal::internal("reach a reader", &error))
+        let identity = identity.map_err(|error| ApiError::internal("use a reader's certificate", &error))?;
+        let reader =
+            MemberName::for_reader(&server).map_err(|error| ApiError::internal("use a reader's name", &error))?;
+        RemoteFiles::new(&address, &identity, ExpectedPeer::new(reader))
+            .map_err(|error| ApiError::internal("reach a reader", &error))
     }
 
     /// Periodically removes readers that have ended; never returns.
@@ -161,7 +164,8 @@ impl Readers {
             match requests.list_metadata(&ListParams::default()).await {
                 Ok(list) => {
                     let there: HashSet<String> = list.items.iter().filter_map(ResourceExt::uid).collect();
-                    let ended = |cell: &OnceCell<Open>| cell.get().is_some_and(|open| !there.contains(&open.request));
+                    let ended =
+                        |cell: &OnceCell<OpenReader>| cell.get().is_some_and(|open| !there.contains(&open.request));
                     self.all().retain(|uid, cell| !(open.contains(uid) && ended(cell)));
                 }
                 Err(error) => tracing::warn!("readers that have ended can't be looked for at present: {error}"),
@@ -172,8 +176,8 @@ impl Readers {
 
 /// Issues the certificate of the only client of a reader, by a new authority whose clients the reader accepts.
 pub fn client_credentials() -> std::result::Result<Credentials, IssueError> {
-    let validity = Validity::starting(SystemTime::now(), LIFETIME);
-    Authority::new(validity)?.issue(&Name::Service(Service::RestServer), validity)
+    let validity = Validity::starting(SystemTime::now(), CREDENTIALS_LIFETIME);
+    Authority::new(validity)?.issue(&MemberName::Service(Service::RestServer), validity)
 }
 
 async fn remove(requests: &Api<FileReader>, name: &str) {
@@ -186,13 +190,13 @@ async fn remove(requests: &Api<FileReader>, name: &str) {
 
 /// The files of a job, read through its reader. If the reader has ended, another one is started.
 pub struct ReaderFiles {
-    readers: Arc<Readers>,
+    readers: Arc<ReaderPool>,
     job: TrainJob,
 }
 
 impl ReaderFiles {
     /// Accesses the files of `job`.
-    pub const fn new(readers: Arc<Readers>, job: TrainJob) -> Self {
+    pub const fn new(readers: Arc<ReaderPool>, job: TrainJob) -> Self {
         Self { readers, job }
     }
 
@@ -202,9 +206,9 @@ impl ReaderFiles {
 
     /// Whether the reader has ended, so that the request has to be repeated with another one.
     fn has_ended<T>(&self, answer: &Result<T>) -> bool {
-        let ended = matches!(answer, Err(refusal) if refusal.reason == Reason::Unavailable);
+        let ended = matches!(answer, Err(refusal) if refusal.reason == ErrorReason::Unavailable);
         if ended {
-            self.readers.forget(&self.job.uid().unwrap_or_default());
+            self.readers.remove(&self.job.uid().unwrap_or_default());
         }
         ended
     }
@@ -217,12 +221,12 @@ impl Files for ReaderFiles {
         if self.has_ended(&answer) { self.reader().await?.checkpoints().await } else { answer }
     }
 
-    async fn list(&self, shelf: &Shelf) -> Result<Vec<FileInfo>> {
+    async fn list(&self, shelf: &FileSet) -> Result<Vec<FileInfo>> {
         let answer = self.reader().await?.list(shelf).await;
         if self.has_ended(&answer) { self.reader().await?.list(shelf).await } else { answer }
     }
 
-    async fn open(&self, shelf: &Shelf, path: &str) -> Result<Opened> {
+    async fn open(&self, shelf: &FileSet, path: &str) -> Result<OpenFile> {
         let answer = self.reader().await?.open(shelf, path).await;
         if self.has_ended(&answer) { self.reader().await?.open(shelf, path).await } else { answer }
     }

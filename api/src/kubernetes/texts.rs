@@ -6,15 +6,15 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use millrace_crds::TrainJob;
-use millrace_operator::children::API;
+use millrace_operator::children::API_MANAGER;
 use serde_json::json;
 
-use super::answer::refused;
-use crate::backend::Texts;
-use crate::refusal::{Reason, Refusal, Result};
+use super::answer::api_error;
+use crate::backend::UploadedFiles;
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Tries to create a ConfigMap while an earlier one is being deleted.
-const TRIES: usize = 3;
+const MAX_TRIES: usize = 3;
 
 /// Makes sure that the ConfigMap with the uploads of `job` exists. Idempotent.
 ///
@@ -24,14 +24,14 @@ const TRIES: usize = 3;
 ///
 /// # Errors
 /// The API server fails, or a ConfigMap of that name belongs to something else.
-pub async fn keep(client: &Client, job: &TrainJob, texts: &Texts) -> Result<()> {
+pub async fn store_uploads(client: &Client, job: &TrainJob, texts: &UploadedFiles) -> Result<()> {
     let name = texts.config_map.as_str();
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
-    for _ in 0..TRIES {
-        match maps.create(&PostParams::default(), &map(job, texts)).await {
+    for _ in 0..MAX_TRIES {
+        match maps.create(&PostParams::default(), &config_map(job, texts)).await {
             Ok(_) => return Ok(()),
             Err(kube::Error::Api(status)) if status.is_already_exists() => {}
-            Err(error) => return Err(refused("keep the texts of a job")(error)),
+            Err(error) => return Err(api_error("keep the texts of a job")(error)),
         }
         let owned = Patch::Merge(json!({"metadata": {"ownerReferences": [job.owner_ref(&())]}}));
         match maps.patch_metadata(name, &PatchParams::default(), &owned).await {
@@ -39,19 +39,19 @@ pub async fn keep(client: &Client, job: &TrainJob, texts: &Texts) -> Result<()> 
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             Err(kube::Error::Api(status)) if matches!(status.code, 403 | 422) => {
                 let detail = format!("there is a ConfigMap {name} that is not a job's: delete it, or rename the job");
-                return Err(Refusal::new(Reason::Conflict, detail));
+                return Err(ApiError::new(ErrorReason::Conflict, detail));
             }
-            Err(error) => return Err(refused("keep the texts of a job")(error)),
+            Err(error) => return Err(api_error("keep the texts of a job")(error)),
         }
     }
-    Err(Refusal::new(Reason::Conflict, "the texts of an earlier job of this name are still there: try again"))
+    Err(ApiError::new(ErrorReason::Conflict, "the texts of an earlier job of this name are still there: try again"))
 }
 
-const LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", API);
+const MANAGED_BY_LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", API_MANAGER);
 
-fn map(job: &TrainJob, texts: &Texts) -> ConfigMap {
+fn config_map(job: &TrainJob, texts: &UploadedFiles) -> ConfigMap {
     let files = texts.files.iter().map(|text| (text.name.to_string(), text.content.clone()));
-    let labels = [LABEL, ("app.kubernetes.io/name", "millrace"), ("app.kubernetes.io/component", "texts")];
+    let labels = [MANAGED_BY_LABEL, ("app.kubernetes.io/name", "millrace"), ("app.kubernetes.io/component", "texts")];
     ConfigMap {
         metadata: ObjectMeta {
             name: Some(texts.config_map.to_string()),

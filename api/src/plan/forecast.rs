@@ -2,12 +2,12 @@
 //! become free and the scheduler decides again, until it grants the job.
 
 use k8s_openapi::jiff::Timestamp;
-use millrace_crds::decide::{Ask, Place, schedule};
-use millrace_crds::{Amounts, Grant};
+use millrace_crds::decide::{QueueEntry, SystemRequest, schedule};
+use millrace_crds::{Grant, ResourceAmounts};
 
 /// A running job: its grant and its expected end.
 #[derive(Clone, Debug)]
-pub struct Running {
+pub struct RunningJob {
     /// The systems and other resources that it holds.
     pub grant: Grant,
     /// Expected end; `None` if unknown.
@@ -16,15 +16,15 @@ pub struct Running {
 
 /// Returns the grant of `wanted`, or its place in the queue, and its expected start; no start if that is unknown.
 pub fn forecast(
-    capacity: &Amounts,
-    running: &[Running],
-    waiting: &[Ask],
-    wanted: &Ask,
+    capacity: &ResourceAmounts,
+    running: &[RunningJob],
+    waiting: &[SystemRequest],
+    wanted: &SystemRequest,
     now: Timestamp,
-) -> (Result<Grant, Place>, Option<Timestamp>) {
-    let mut asks: Vec<Ask> = waiting.to_vec();
+) -> (Result<Grant, QueueEntry>, Option<Timestamp>) {
+    let mut asks: Vec<SystemRequest> = waiting.to_vec();
     asks.push(wanted.clone());
-    let mut ledger: Vec<Running> = running.to_vec();
+    let mut ledger: Vec<RunningJob> = running.to_vec();
     let mut first = None;
     let mut time = now;
     loop {
@@ -34,12 +34,12 @@ pub fn forecast(
             return (first.map_or_else(|| Ok(grant.clone()), Err), Some(time));
         }
         let place = decided.places.into_iter().find(|place| place.uid == wanted.uid);
-        let Some(place) = first.clone().or(place) else { return (Err(nowhere(wanted)), None) };
+        let Some(place) = first.clone().or(place) else { return (Err(not_queued(wanted)), None) };
         let never = place.position.is_none();
         first = Some(place.clone());
         // How long waiting jobs run is unknown: once one of them is granted, it never releases its systems here.
         asks.retain(|ask| !decided.grants.iter().any(|grant| grant.uid == ask.uid));
-        ledger.extend(decided.grants.into_iter().map(|grant| Running { grant, until: None }));
+        ledger.extend(decided.grants.into_iter().map(|grant| RunningJob { grant, until: None }));
         let next = ledger.iter().filter_map(|running| running.until).min().filter(|_| !never);
         let Some(next) = next else { return (Err(place), None) };
         time = time.max(next);
@@ -47,8 +47,8 @@ pub fn forecast(
     }
 }
 
-fn nowhere(ask: &Ask) -> Place {
-    Place {
+fn not_queued(ask: &SystemRequest) -> QueueEntry {
+    QueueEntry {
         uid: ask.uid.clone(),
         position: None,
         reason: millrace_crds::QueueReason::Waiting,
@@ -64,8 +64,8 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn ask_of(uid: &str, systems: u32, created: i64) -> Ask {
-        Ask {
+    fn request_of(uid: &str, systems: u32, created: i64) -> SystemRequest {
+        SystemRequest {
             uid: uid.to_owned(),
             namespace: "n".to_owned(),
             name: uid.to_owned(),
@@ -79,22 +79,22 @@ mod tests {
     }
 
     #[test]
-    fn the_start_is_when_the_real_scheduler_would_grant_it() {
-        let capacity = Amounts { systems: 4, memoryx_bytes: 100, swarmx_nodes: None };
+    fn forecast_start_matches_the_scheduler() {
+        let capacity = ResourceAmounts { systems: 4, memoryx_bytes: 100, swarmx_nodes: None };
         let running = |uid: &str, systems: u32, until: Option<i64>| {
-            let held = schedule(&capacity, &[], &[ask_of(uid, systems, 0)]).grants.remove(0);
+            let held = schedule(&capacity, &[], &[request_of(uid, systems, 0)]).grants.remove(0);
             let systems = held.systems.iter().enumerate().map(|(at, _)| format!("{uid}-{at}")).collect();
-            Running { grant: Grant { systems, ..held }, until: until.map(at) }
+            RunningJob { grant: Grant { systems, ..held }, until: until.map(at) }
         };
-        let plan = |running: &[Running], waiting: &[Ask], systems| {
-            forecast(&capacity, running, waiting, &ask_of("new", systems, 50), at(100))
+        let plan = |running: &[RunningJob], waiting: &[SystemRequest], systems| {
+            forecast(&capacity, running, waiting, &request_of("new", systems, 50), at(100))
         };
         assert_eq!(plan(&[], &[], 4).0.unwrap().systems.len(), 4);
         let (place, start) = plan(&[running("a", 2, Some(200)), running("b", 2, Some(300))], &[], 2);
         assert_eq!((place.unwrap_err().position, start), (Some(1), Some(at(200))));
         let (_, start) = plan(&[running("a", 2, Some(200)), running("b", 2, Some(300))], &[], 4);
         assert_eq!(start, Some(at(300)));
-        let (place, start) = plan(&[running("a", 4, Some(200))], &[ask_of("w", 4, 10)], 2);
+        let (place, start) = plan(&[running("a", 4, Some(200))], &[request_of("w", 4, 10)], 2);
         assert_eq!((place.unwrap_err().position, start), (Some(2), None), "nobody knows how long `w` will take");
         let (place, start) = plan(&[], &[], 5);
         assert_eq!((place.unwrap_err().position, start), (None, None));

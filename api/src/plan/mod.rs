@@ -10,32 +10,32 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store as View};
-use millrace_agents::epoch::Epoch;
-use millrace_agents::host::{self, HostPlan, Memory};
+use millrace_agents::epoch::DatasetEpoch;
+use millrace_agents::host::{self, HostMemory, HostPlan};
 use millrace_control::launch::resolved_job;
-use millrace_control::resolve::Projected;
-use millrace_control::{Needs, Priorities, Unable, Understanding, ledger, only_light};
-use millrace_crds::decide::{Ask, Place};
-use millrace_crds::{Appliance, Grant, QueuePlace, QueueReason, Resolution, TrainJob};
+use millrace_control::resolve::ProjectedTime;
+use millrace_control::{PlanCache, PriorityValues, ResolveError, ResourceRequirements, ledger, reject_heavy};
+use millrace_crds::decide::{QueueEntry, SystemRequest};
+use millrace_crds::{Appliance, Grant, QueueReason, QueueStatus, ResolvedJob, TrainJob};
 use millrace_params::JobSpec;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::backend::Order;
-use crate::compute::Compute;
-use crate::definition::Definition;
-use crate::refusal::{Fault, Reason, Refusal, Result};
-use crate::rest::TEXTS;
-use forecast::{Running, forecast};
+use crate::backend::SubmitRequest;
+use crate::compute::ComputePool;
+use crate::definition::AdmissionSchema;
+use crate::refusal::{ApiError, ErrorReason, FieldError, Result};
+use crate::rest::UPLOADS_DIR;
+use forecast::{RunningJob, forecast};
 
 /// UID of a job that is only planned.
-const PLANNED: &str = "planned";
+const PLANNED_JOB_UID: &str = "planned";
 
 /// What would become of a job now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Plan {
+pub struct JobPlan {
     /// Whether the appliance could run it, were it empty.
     pub fits: bool,
     /// Why it does not fit, or waits: the word of a queue's reason. A model that is too large for the machine exceeds the
@@ -46,14 +46,14 @@ pub struct Plan {
     /// The systems it would get now; none where it waits.
     pub systems: Vec<String>,
     /// Its place in the queue, where it waits.
-    pub queue: Option<QueuePlace>,
+    pub queue: Option<QueueStatus>,
     /// When it would start; none where a job before it does not say when it ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub estimated_start: Option<Timestamp>,
     /// What real systems would take, by the time model: a projection.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub projected: Option<Projected>,
+    pub projected: Option<ProjectedTime>,
     /// Agents of each role and their bytes.
     pub needs: Value,
     /// What it would be on the host of this server, where the agents are processes of that host.
@@ -61,24 +61,24 @@ pub struct Plan {
     pub host: Option<HostPlan>,
     /// What an epoch of the training data is, where that is known without tokenising them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub epoch: Option<Epoch>,
+    pub epoch: Option<DatasetEpoch>,
     /// What was not checked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
 /// Reason of a plan whose job is too large for the host of the server.
-const EXCEEDS_HOST: &str = "ExceedsHost";
+const REASON_EXCEEDS_HOST: &str = "ExceedsHost";
 /// Note of a plan whose data files this server can't read.
-const DATA_UNCHECKED: &str = "data files are not checked here, as this server does not see the volumes of the cluster: a job \
+const DATA_UNCHECKED_NOTE: &str = "data files are not checked here, as this server does not see the volumes of the cluster: a job \
                               fails at its start where one is missing";
 
-impl Plan {
+impl JobPlan {
     /// Completes a plan with the epoch of the training data and the last step, from which the total time follows.
     #[must_use]
-    pub fn with_epoch(self, epoch: Option<Epoch>, last_step: Option<u64>) -> Self {
+    pub fn with_epoch(self, epoch: Option<DatasetEpoch>, last_step: Option<u64>) -> Self {
         let steps = last_step.map(|steps| steps as f64);
-        let projected = self.projected.map(|projected| Projected {
+        let projected = self.projected.map(|projected| ProjectedTime {
             seconds: steps.map_or(projected.seconds, |steps| projected.step_seconds * steps),
             ..projected
         });
@@ -89,13 +89,13 @@ impl Plan {
 /// Plans jobs.
 pub struct Planner {
     /// Admission of TrainJobs.
-    pub definition: Arc<Definition>,
+    pub definition: Arc<AdmissionSchema>,
     /// Every job.
     pub jobs: View<TrainJob>,
     /// Every appliance.
     pub appliances: View<Appliance>,
-    understanding: Understanding,
-    compute: Compute,
+    plan_cache: PlanCache,
+    compute: ComputePool,
     /// Whether agents are processes of this server's host.
     is_on_this_host: bool,
 }
@@ -104,15 +104,22 @@ impl Planner {
     /// Creates a planner over these jobs and appliances.
     ///
     /// # Errors
-    /// Those of [`Definition::both`].
+    /// Those of [`AdmissionSchema::load_all`].
     pub fn new(
         jobs: View<TrainJob>,
         appliances: View<Appliance>,
-        understanding: Understanding,
-        compute: Compute,
+        understanding: PlanCache,
+        compute: ComputePool,
     ) -> Result<Self> {
-        let (_, definition) = Definition::both()?;
-        Ok(Self { definition: Arc::new(definition), jobs, appliances, understanding, compute, is_on_this_host: false })
+        let (_, definition) = AdmissionSchema::load_all()?;
+        Ok(Self {
+            definition: Arc::new(definition),
+            jobs,
+            appliances,
+            plan_cache: understanding,
+            compute,
+            is_on_this_host: false,
+        })
     }
 
     /// Makes it plan for agents on this host: they must fit into its memory.
@@ -124,14 +131,14 @@ impl Planner {
     /// Returns the job as it would be stored, as JSON and parsed.
     ///
     /// # Errors
-    /// [`Reason::Invalid`]: it violates its schema, names an unknown priority, or a priority or deadline that its
-    /// appliance does not allow. [`Reason::TooManyRequests`].
-    pub async fn admitted(&self, order: &Order, priorities: &Priorities) -> Result<(Value, TrainJob)> {
+    /// [`ErrorReason::Invalid`]: it violates its schema, names an unknown priority, or a priority or deadline that its
+    /// appliance does not allow. [`ErrorReason::TooManyRequests`].
+    pub async fn admitted(&self, order: &SubmitRequest, priorities: &PriorityValues) -> Result<(Value, TrainJob)> {
         let (definition, asked) = (self.definition.clone(), order.object.clone());
         let admitting = self.compute.run(&order.account, move || {
             let object = definition.admit(&asked, None)?;
             let job: TrainJob = serde_json::from_value(object.clone())
-                .map_err(|error| Refusal::new(Reason::Invalid, format!("the TrainJob can't be read: {error}")))?;
+                .map_err(|error| ApiError::new(ErrorReason::Invalid, format!("the TrainJob can't be read: {error}")))?;
             Ok((object, job))
         });
         let (object, job) = admitting.await?;
@@ -141,12 +148,12 @@ impl Planner {
     }
 
     /// Rejects a PriorityClass that does not exist, or that the job's appliance does not allow.
-    fn check_priority(&self, job: &TrainJob, priorities: &Priorities) -> Result<()> {
+    fn check_priority(&self, job: &TrainJob, priorities: &PriorityValues) -> Result<()> {
         let Some(class) = job.spec.priority_class_name.as_deref() else { return Ok(()) };
         let appliance = self.appliances.get(&ObjectRef::new(&job.spec.appliance));
         let allowed = appliance.map(|appliance| appliance.spec.priority_classes.clone()).unwrap_or_default();
         let message = if priorities.values.contains_key(class) {
-            let Some(message) = allowed.refusal(Some(class)) else { return Ok(()) };
+            let Some(message) = allowed.rejection_message(Some(class)) else { return Ok(()) };
             message
         } else {
             let mut known: Vec<(&String, &i32)> =
@@ -155,39 +162,41 @@ impl Planner {
             let known: Vec<&str> = known.into_iter().map(|(name, _)| name.as_str()).collect();
             format!("there is no such priority here: choose one of {}", known.join(", "))
         };
-        Err(Refusal::invalid(vec![Fault { field: "spec.priorityClassName".to_owned(), message }]))
+        Err(ApiError::invalid(vec![FieldError { field: "spec.priorityClassName".to_owned(), message }]))
     }
 
     /// Rejects a deadline that the job's appliance does not allow.
     fn check_deadlines(&self, job: &TrainJob) -> Result<()> {
         let appliance = self.appliances.get(&ObjectRef::new(&job.spec.appliance));
         let bounds = appliance.map(|appliance| appliance.spec.max_deadlines).unwrap_or_default();
-        let Some((field, message)) = bounds.refusal(&job.spec) else { return Ok(()) };
-        Err(Refusal::invalid(vec![Fault { field: field.to_owned(), message }]))
+        let Some((field, message)) = bounds.find_violation(&job.spec) else { return Ok(()) };
+        Err(ApiError::invalid(vec![FieldError { field: field.to_owned(), message }]))
     }
 
     /// Rejects a job of `account` that can never run, with the message that its status would have; returns the resolved
     /// job.
     ///
     /// # Errors
-    /// [`Reason::Invalid`]: there is no such appliance. [`Reason::TooManyRequests`]. [`Reason::BadParams`]: it can
+    /// [`ErrorReason::Invalid`]: there is no such appliance. [`ErrorReason::TooManyRequests`]. [`ErrorReason::BadParams`]: it can
     /// never run.
-    pub async fn understood(&self, account: &str, job: &TrainJob) -> Result<Resolution> {
+    pub async fn check_runnable(&self, account: &str, job: &TrainJob) -> Result<ResolvedJob> {
         let appliance = self.appliance_of(job)?;
-        let (resolution, needs) = self.needs(account, job, &appliance).await?.map_err(never)?;
+        let (resolution, needs) = self.needs(account, job, &appliance).await?.map_err(never_runs)?;
         match self.host_refusal(&needs) {
-            Some(why) => Err(Refusal::new(Reason::BadParams, format!("the job does not fit on this host: {why}"))),
+            Some(why) => {
+                Err(ApiError::new(ErrorReason::BadParams, format!("the job does not fit on this host: {why}")))
+            }
             None => Ok(resolution),
         }
     }
 
     /// Returns `job` with notes for its user in `status.resolved`: notes of resolving it, fields of the spec that
     /// override params, and that its data was not checked.
-    pub fn with_notes(&self, mut job: TrainJob, resolution: Resolution) -> TrainJob {
-        let mut told = Resolution {
+    pub fn with_notes(&self, mut job: TrainJob, resolution: ResolvedJob) -> TrainJob {
+        let mut told = ResolvedJob {
             notes: resolution.notes.clone(),
             differences: resolution.differences.clone(),
-            ..Resolution::default()
+            ..ResolvedJob::default()
         };
         told.notes.extend(self.data_note(&resolution));
         job.status.get_or_insert_default().resolved = Some(told);
@@ -195,15 +204,15 @@ impl Planner {
     }
 
     /// Returns the note that the data of a job was not checked, if this server can't read it.
-    fn data_note(&self, resolution: &Resolution) -> Option<String> {
+    fn data_note(&self, resolution: &ResolvedJob) -> Option<String> {
         let names_files = || resolved_job(resolution).is_ok_and(|(job, _)| names_files_of_volumes(&job));
-        (!self.is_on_this_host && names_files()).then(|| DATA_UNCHECKED.to_owned())
+        (!self.is_on_this_host && names_files()).then(|| DATA_UNCHECKED_NOTE.to_owned())
     }
 
     /// Returns why the agents of a job can never run on this host, if so.
-    fn host_refusal(&self, needs: &Needs) -> Option<String> {
-        let memory = Memory::read().filter(|_| self.is_on_this_host)?;
-        host::refusal(needs.host_bytes(), memory)
+    fn host_refusal(&self, needs: &ResourceRequirements) -> Option<String> {
+        let memory = HostMemory::read().filter(|_| self.is_on_this_host)?;
+        host::insufficient_memory(needs.host_bytes(), memory)
     }
 
     /// Resolves a job that does not exist yet and returns its needs, or why it can never run.
@@ -212,21 +221,21 @@ impl Planner {
         account: &str,
         job: &TrainJob,
         appliance: &Arc<Appliance>,
-    ) -> Result<Result<(Resolution, Needs), Unable>> {
-        let (understanding, compute) = (self.understanding.clone(), self.compute.clone());
+    ) -> Result<Result<(ResolvedJob, ResourceRequirements), ResolveError>> {
+        let (understanding, compute) = (self.plan_cache.clone(), self.compute.clone());
         let (job, appliance, owner) = (job.clone(), appliance.clone(), account.to_owned());
         let plan = move |most: fn(u64) -> Result<(), String>| {
             let charge = |bytes| compute.charge(&owner, bytes).map_err(|refusal| refusal.detail);
-            understanding.of_new(&job, &appliance.spec, &|bytes| most(bytes).and_then(|()| charge(bytes)))
+            understanding.plan_uncached(&job, &appliance.spec, &|bytes| most(bytes).and_then(|()| charge(bytes)))
         };
         let light = plan.clone();
-        match self.compute.run(account, move || Ok(light(only_light))).await? {
-            Err(Unable::Busy(_)) => {}
+        match self.compute.run(account, move || Ok(light(reject_heavy))).await? {
+            Err(ResolveError::Overloaded(_)) => {}
             found => return Ok(found),
         }
         // It is heavy, or the budget of the account is used up, which the second call returns.
         let planning = self.compute.run_heavy(account, move || match plan(|_| Ok(())) {
-            Err(Unable::Busy(why)) => Err(Refusal::new(Reason::TooManyRequests, why)),
+            Err(ResolveError::Overloaded(why)) => Err(ApiError::new(ErrorReason::TooManyRequests, why)),
             found => Ok(found),
         });
         planning.await
@@ -236,15 +245,15 @@ impl Planner {
         let name = &job.spec.appliance;
         self.appliances.get(&ObjectRef::new(name)).ok_or_else(|| {
             let message = format!("there is no appliance {name} here: leave the field out for the usual one");
-            Refusal::invalid(vec![Fault { field: "spec.appliance".to_owned(), message }])
+            ApiError::invalid(vec![FieldError { field: "spec.appliance".to_owned(), message }])
         })
     }
 
     /// Plans this new job of `account`.
     ///
     /// # Errors
-    /// Those of [`Planner::understood`], except that a job that is too large has a plan.
-    pub async fn plan(&self, account: &str, job: TrainJob, priorities: &Priorities) -> Result<Plan> {
+    /// Those of [`Planner::check_runnable`], except that a job that is too large has a plan.
+    pub async fn plan(&self, account: &str, job: TrainJob, priorities: &PriorityValues) -> Result<JobPlan> {
         Ok(self.plan_and_resolve(account, job, priorities).await?.0)
     }
 
@@ -256,66 +265,77 @@ impl Planner {
         &self,
         account: &str,
         mut job: TrainJob,
-        priorities: &Priorities,
-    ) -> Result<(Plan, Option<Resolution>)> {
+        priorities: &PriorityValues,
+    ) -> Result<(JobPlan, Option<ResolvedJob>)> {
         let appliance = self.appliance_of(&job)?;
         let (resolution, needs) = match self.needs(account, &job, &appliance).await? {
             Ok(understood) => understood,
-            Err(Unable::TooLarge(message)) => return Ok((too_large(message), None)),
-            Err(why) => return Err(never(why)),
+            Err(ResolveError::TooLarge(message)) => return Ok((too_large_plan(message), None)),
+            Err(why) => return Err(never_runs(why)),
         };
         let plan = match self.host_refusal(&needs) {
             Some(why) => exceeds_host(why, &needs),
-            None => self.place(&mut job, &appliance, &needs, priorities)?,
+            None => self.queue_position(&mut job, &appliance, &needs, priorities)?,
         };
         let plan = if self.is_on_this_host {
-            Plan { host: Some(HostPlan::new(needs.host_bytes(), needs.host_work)), ..plan }
+            JobPlan { host: Some(HostPlan::new(needs.host_bytes(), needs.host_work)), ..plan }
         } else {
-            Plan { notes: self.data_note(&resolution).into_iter().collect(), ..plan }
+            JobPlan { notes: self.data_note(&resolution).into_iter().collect(), ..plan }
         };
         Ok((plan, Some(resolution)))
     }
 
     /// Returns the plan of a job with these needs, from its place in the queue.
-    fn place(&self, job: &mut TrainJob, appliance: &Appliance, needs: &Needs, priorities: &Priorities) -> Result<Plan> {
+    fn queue_position(
+        &self,
+        job: &mut TrainJob,
+        appliance: &Appliance,
+        needs: &ResourceRequirements,
+        priorities: &PriorityValues,
+    ) -> Result<JobPlan> {
         let now = Timestamp::now();
         // As if it were created now.
-        job.metadata.uid = Some(PLANNED.to_owned());
+        job.metadata.uid = Some(PLANNED_JOB_UID.to_owned());
         job.metadata.creation_timestamp = Some(Time(now));
         let machine = appliance.spec.machine.resolve();
-        let machine = machine.map_err(|error| Refusal::internal("read the appliance", &error.report()))?;
-        let wanted = ledger::ask_for(job, needs.memoryx_bytes, needs.swarmx_nodes, priorities)
-            .ok_or_else(|| Refusal::internal("plan a job", &"it has no UID"))?;
-        let (running, waiting) = (self.holding(appliance), self.waiting(appliance, priorities));
+        let machine = machine.map_err(|error| ApiError::internal("read the appliance", &error.report()))?;
+        let wanted = ledger::system_request(job, needs.memoryx_bytes, needs.swarmx_nodes, priorities)
+            .ok_or_else(|| ApiError::internal("plan a job", &"it has no UID"))?;
+        let (running, waiting) = (self.running_jobs(appliance), self.pending_requests(appliance, priorities));
         let (found, start) = forecast(&ledger::capacity(&machine), &running, &waiting, &wanted, now);
-        let plan = told(found, start, needs);
+        let plan = plan_of_placement(found, start, needs);
         Ok(if job.spec.suspend { until_resumed(plan) } else { plan })
     }
 
     /// Returns the requests of the jobs that wait for this appliance.
-    fn waiting(&self, appliance: &Appliance, priorities: &Priorities) -> Vec<Ask> {
+    fn pending_requests(&self, appliance: &Appliance, priorities: &PriorityValues) -> Vec<SystemRequest> {
         let name = appliance.name_any();
-        let waits = |job: &Arc<TrainJob>| job.spec.appliance == name && ledger::waits(job) && !job.spec.suspend;
+        let waits = |job: &Arc<TrainJob>| job.spec.appliance == name && ledger::is_waiting(job) && !job.spec.suspend;
         let jobs = self.jobs.state();
         let uids: HashSet<String> = jobs.iter().filter_map(|job| job.uid()).collect();
-        self.understanding.keep(|uid| uids.contains(uid));
-        jobs.into_iter().filter(waits).filter_map(|job| self.ask(&job, appliance, priorities)).collect()
+        self.plan_cache.retain(|uid| uids.contains(uid));
+        jobs.into_iter().filter(waits).filter_map(|job| self.system_request(&job, appliance, priorities)).collect()
     }
 
     /// Returns the request of a waiting job. If it is not planned yet, only its systems count, and planning it is
     /// started.
-    fn ask(&self, job: &TrainJob, appliance: &Appliance, priorities: &Priorities) -> Option<Ask> {
-        let known = self.understanding.of(job, &job.uid()?, &appliance.spec, job.spec.num_csx, None).known();
+    fn system_request(
+        &self,
+        job: &TrainJob,
+        appliance: &Appliance,
+        priorities: &PriorityValues,
+    ) -> Option<SystemRequest> {
+        let known = self.plan_cache.get_or_plan(job, &job.uid()?, &appliance.spec, job.spec.num_csx, None).ready();
         let (memoryx_bytes, swarmx_nodes) = match known {
             Some(Ok(known)) => (known.1.memoryx_bytes, known.1.swarmx_nodes),
             Some(Err(_)) => return None,
             None => (0, 0),
         };
-        ledger::ask_for(job, memoryx_bytes, swarmx_nodes, priorities)
+        ledger::system_request(job, memoryx_bytes, swarmx_nodes, priorities)
     }
 
     /// Returns the jobs of the ledger, with their expected ends.
-    fn holding(&self, appliance: &Appliance) -> Vec<Running> {
+    fn running_jobs(&self, appliance: &Appliance) -> Vec<RunningJob> {
         let grants = appliance.status.iter().flat_map(|status| &status.grants);
         let jobs = self.jobs.state();
         let until = |uid: &str| {
@@ -323,48 +343,48 @@ impl Planner {
             let progress = job.status.as_ref()?.progress.as_ref()?;
             Some(progress.estimated_finish_time.as_ref()?.0)
         };
-        grants.map(|grant| Running { until: until(&grant.uid), grant: grant.clone() }).collect()
+        grants.map(|grant| RunningJob { until: until(&grant.uid), grant: grant.clone() }).collect()
     }
 }
 
 /// Returns the error of a job that can never run.
-fn never(why: Unable) -> Refusal {
-    Refusal::new(Reason::BadParams, why.to_string())
+fn never_runs(why: ResolveError) -> ApiError {
+    ApiError::new(ErrorReason::BadParams, why.to_string())
 }
 
-fn too_large(message: String) -> Plan {
-    Plan { reason: Some(QueueReason::ExceedsAppliance.as_str().to_owned()), message, ..Plan::default() }
+fn too_large_plan(message: String) -> JobPlan {
+    JobPlan { reason: Some(QueueReason::ExceedsAppliance.as_str().to_owned()), message, ..JobPlan::default() }
 }
 
 /// Returns the plan of a job that is created suspended.
-fn until_resumed(plan: Plan) -> Plan {
+fn until_resumed(plan: JobPlan) -> JobPlan {
     if !plan.fits {
         return plan;
     }
     let message =
         format!("it is to be suspended: it would ask for its systems when it is resumed; now, {}", plan.message);
-    Plan { message, systems: Vec::new(), queue: None, estimated_start: None, ..plan }
+    JobPlan { message, systems: Vec::new(), queue: None, estimated_start: None, ..plan }
 }
 
 /// Whether a job reads other files than its uploads.
 fn names_files_of_volumes(job: &JobSpec) -> bool {
     let mut paths = job.active_inputs().flat_map(|(_, input)| input.paths());
-    paths.any(|path| !path.starts_with(TEXTS))
+    paths.any(|path| !path.starts_with(UPLOADS_DIR))
 }
 
 /// Returns the plan of a job that the appliance could run and this host can't.
-fn exceeds_host(why: String, needs: &Needs) -> Plan {
-    Plan {
-        reason: Some(EXCEEDS_HOST.to_owned()),
+fn exceeds_host(why: String, needs: &ResourceRequirements) -> JobPlan {
+    JobPlan {
+        reason: Some(REASON_EXCEEDS_HOST.to_owned()),
         message: why,
         projected: Some(needs.projected),
-        needs: agents(needs),
-        ..Plan::default()
+        needs: agents_json(needs),
+        ..JobPlan::default()
     }
 }
 
 /// Returns the number of agents of each role, and their bytes.
-fn agents(needs: &Needs) -> Value {
+fn agents_json(needs: &ResourceRequirements) -> Value {
     let agents = needs.wanted.iter().map(|(role, count)| {
         let bytes = needs.bytes.get(role).copied().unwrap_or_default();
         (role.to_string(), json!({"count": count, "bytes": bytes}))
@@ -372,14 +392,21 @@ fn agents(needs: &Needs) -> Value {
     Value::Object(agents.collect::<Map<_, _>>())
 }
 
-fn told(found: Result<Grant, Place>, estimated_start: Option<Timestamp>, needs: &Needs) -> Plan {
-    let plan = Plan { estimated_start, projected: Some(needs.projected), needs: agents(needs), ..Plan::default() };
+fn plan_of_placement(
+    found: Result<Grant, QueueEntry>,
+    estimated_start: Option<Timestamp>,
+    needs: &ResourceRequirements,
+) -> JobPlan {
+    let plan =
+        JobPlan { estimated_start, projected: Some(needs.projected), needs: agents_json(needs), ..JobPlan::default() };
     match found {
-        Ok(grant) => Plan { fits: true, message: "it would start at once".to_owned(), systems: grant.systems, ..plan },
-        Err(place) => Plan {
+        Ok(grant) => {
+            JobPlan { fits: true, message: "it would start at once".to_owned(), systems: grant.systems, ..plan }
+        }
+        Err(place) => JobPlan {
             fits: place.position.is_some(),
             reason: Some(place.reason.as_str().to_owned()),
-            queue: place.position.map(|position| QueuePlace {
+            queue: place.position.map(|position| QueueStatus {
                 position: Some(position),
                 reason: Some(place.reason.as_str().to_owned()),
                 message: Some(place.message.clone()),

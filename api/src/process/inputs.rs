@@ -1,55 +1,55 @@
 //! Checks before a job is queued that its data files exist.
 //!
-//! * Only files that the job's own agents may read are checked: [`Directories::place`] resolves paths as for the
+//! * Only files that the job's own agents may read are checked: [`ServerDirectories::locate`] resolves paths as for the
 //!   agents, and `millrace_roots` opens files. So the result discloses nothing about other files of the machine.
 
 use std::path::{Path, PathBuf};
 
 use glob::Pattern;
-use millrace_agents::epoch::Epoch;
+use millrace_agents::epoch::DatasetEpoch;
 use millrace_agents::input::{DataError, DataSummary, source_spec, survey_source};
 use millrace_crds::TrainJob;
 use millrace_params::{InputSpec, JobSpec, LabelName};
 
-use super::site::Directories;
-use crate::backend::Texts;
+use super::site::ServerDirectories;
+use crate::backend::UploadedFiles;
 
 /// Checks all files that `resolved`, the resolved `job`, reads; `texts` are its uploads, which are not stored yet.
 /// Returns the epoch of the training data, if its size is known.
 ///
 /// # Errors
 /// A file is missing or has another format: a sentence for the user with a remedy.
-pub fn look(
-    directories: &Directories,
+pub fn check_inputs(
+    directories: &ServerDirectories,
     job: &TrainJob,
     resolved: &JobSpec,
-    texts: Option<&Texts>,
-) -> Result<Option<Epoch>, String> {
+    texts: Option<&UploadedFiles>,
+) -> Result<Option<DatasetEpoch>, String> {
     let mut epoch = None;
     for (key, input) in resolved.active_inputs() {
-        let samples = Look { directories, job, key }.at(input, resolved.model.vocab_size, texts)?;
+        let samples = InputCheck { directories, job, key }.at(input, resolved.model.vocab_size, texts)?;
         if key == "train_input" {
-            epoch = samples.map(|samples| Epoch::new(samples, input));
+            epoch = samples.map(|samples| DatasetEpoch::new(samples, input));
         }
     }
     Ok(epoch)
 }
 
 /// The check of one input.
-struct Look<'a> {
-    directories: &'a Directories,
+struct InputCheck<'a> {
+    directories: &'a ServerDirectories,
     job: &'a TrainJob,
     /// The input's key in the params.
     key: &'static str,
 }
 
-impl Look<'_> {
+impl InputCheck<'_> {
     /// Returns the number of samples of an epoch, if known.
-    fn at(&self, input: &InputSpec, vocab_size: usize, texts: Option<&Texts>) -> Result<Option<u64>, String> {
+    fn at(&self, input: &InputSpec, vocab_size: usize, texts: Option<&UploadedFiles>) -> Result<Option<u64>, String> {
         let (mut travelling, mut placed) = (DataSummary::default(), Vec::new());
         for written in input.paths() {
-            let path = self.directories.place(self.job, written)?;
-            match texts.and_then(|texts| self.travelling(&path, texts)) {
+            let path = self.directories.locate(self.job, written)?;
+            match texts.and_then(|texts| self.uploaded_at(&path, texts)) {
                 Some(found) if found.files > 0 => travelling = travelling.add(found),
                 Some(_) => return Err(format!("{}: no text of this name was sent along: {written}", self.key)),
                 None => placed.push((written.as_str(), path)),
@@ -64,13 +64,15 @@ impl Look<'_> {
             true => Ok(DataSummary::default()),
             false => survey_source(&spec),
         };
-        found.and_then(|found| found.add(travelling).samples(&spec)).map_err(|error| self.sentence(&error, &placed))
+        found
+            .and_then(|found| found.add(travelling).samples(&spec))
+            .map_err(|error| self.error_message(&error, &placed))
     }
 
     /// Returns the matching files among the uploads; `None` if `path` is not in their directory.
-    fn travelling(&self, path: &Path, texts: &Texts) -> Option<DataSummary> {
+    fn uploaded_at(&self, path: &Path, texts: &UploadedFiles) -> Option<DataSummary> {
         let namespace = LabelName::new(self.job.metadata.namespace.as_deref().unwrap_or_default()).ok()?;
-        let name = path.strip_prefix(self.directories.texts(&namespace, &texts.config_map)).ok()?.to_str()?;
+        let name = path.strip_prefix(self.directories.uploads_dir(&namespace, &texts.config_map)).ok()?.to_str()?;
         let pattern = Pattern::new(name).ok();
         let is_meant = |text: &str| text == name || pattern.as_ref().is_some_and(|pattern| pattern.matches(text));
         let meant = texts.files.iter().filter(|text| is_meant(text.name.as_str()) && !text.content.is_empty());
@@ -79,7 +81,7 @@ impl Look<'_> {
     }
 
     /// Returns a sentence that names the input and the path as the user wrote it.
-    fn sentence(&self, error: &DataError, placed: &[(&str, PathBuf)]) -> String {
+    fn error_message(&self, error: &DataError, placed: &[(&str, PathBuf)]) -> String {
         let missing = match error {
             DataError::NotFound { path, .. } => Some(path.as_path()),
             DataError::NoMatch { pattern, .. } => Some(Path::new(pattern)),
@@ -87,7 +89,7 @@ impl Look<'_> {
         };
         let written = missing.and_then(|path| placed.iter().find(|(_, place)| place == path));
         let Some((written, _)) = written else { return format!("{}: {error}: {}", self.key, error.hint()) };
-        let place = self.directories.looked_up(self.job, written);
+        let place = self.directories.search_description(self.job, written);
         format!(
             "{}: there is no file {written} {place}: check the spelling, put the file there, send a text of less than 1 MiB \
              along with the params, or mount a volume that has it",

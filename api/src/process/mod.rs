@@ -17,6 +17,6 @@ mod site;
 mod volumes;
 mod world;
 
-pub use local::{Local, Settings};
-pub use site::Directories;
-pub use volumes::{SYNTAX as VOLUME_SYNTAX, ServerVolume, all as all_volumes, parse as parse_volume};
+pub use local::{ProcessBackend, ProcessSettings};
+pub use site::ServerDirectories;
+pub use volumes::{ServerVolume, VOLUME_SYNTAX, collect_unique as all_volumes, parse_volume};

@@ -12,28 +12,28 @@ use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher::Result as Watched};
 use kube::{Resource, ResourceExt};
 use millrace_crds::{Appliance, TrainJob};
-use millrace_store::{Created, NewEvent, NewJob, Store};
+use millrace_store::{CreateResult, NewEvent, NewJob, Store};
 use serde_json::Value;
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::claim::Claim;
-use crate::document::{content, job_of, read, text, version};
-use crate::refusal::{Reason, Refusal, Result};
+use super::claim::DataDirClaim;
+use crate::document::{content, from_json_text, job_of, to_json_text, version};
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Tries of a change whose object is being changed concurrently.
-const TRIES: usize = 16;
+const MAX_WRITE_TRIES: usize = 16;
 
 /// Jobs and appliances, with the streams of their changes.
-pub struct Objects {
+pub struct ObjectStore {
     store: Store,
-    jobs: Feed<TrainJob>,
-    appliances: Feed<Appliance>,
+    jobs: ChangeFeed<TrainJob>,
+    appliances: ChangeFeed<Appliance>,
     /// Held from a write until its event is sent, so that events have the order of the writes.
     writing: AsyncMutex<()>,
 }
 
 /// Sends changes to all listeners.
-struct Feed<K> {
+struct ChangeFeed<K> {
     listeners: Mutex<Vec<UnboundedSender<Event<K>>>>,
 }
 
@@ -47,7 +47,7 @@ pub struct Watch<K: Resource<DynamicType = ()> + 'static> {
     pub touched: BoxStream<'static, Watched<K>>,
 }
 
-impl<K: Clone> Feed<K> {
+impl<K: Clone> ChangeFeed<K> {
     fn new() -> Self {
         Self { listeners: Mutex::default() }
     }
@@ -58,13 +58,13 @@ impl<K: Clone> Feed<K> {
         receiver
     }
 
-    fn tell(&self, event: &Event<K>) {
+    fn publish(&self, event: &Event<K>) {
         let mut all = self.listeners.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         all.retain(|listener| listener.unbounded_send(event.clone()).is_ok());
     }
 }
 
-impl<K> Feed<K>
+impl<K> ChangeFeed<K>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
 {
@@ -88,10 +88,10 @@ where
     }
 }
 
-impl Objects {
+impl ObjectStore {
     /// Stores objects in `store`.
     pub fn new(store: Store) -> Self {
-        Self { store, jobs: Feed::new(), appliances: Feed::new(), writing: AsyncMutex::default() }
+        Self { store, jobs: ChangeFeed::new(), appliances: ChangeFeed::new(), writing: AsyncMutex::default() }
     }
 
     /// Returns the database.
@@ -114,7 +114,7 @@ impl Objects {
     /// The database fails.
     pub async fn live_jobs(&self) -> Result<Vec<TrainJob>> {
         let rows = self.store.live_jobs().await?;
-        Ok(rows.iter().filter_map(|row| read(&row.name, &row.content.document)).collect())
+        Ok(rows.iter().filter_map(|row| from_json_text(&row.name, &row.content.document)).collect())
     }
 
     /// Returns all appliances and their changes from now on.
@@ -124,7 +124,7 @@ impl Objects {
     pub async fn watch_appliances(&self) -> Result<Watch<Appliance>> {
         let _turn = self.writing.lock().await;
         let rows = self.store.appliances().await?;
-        Ok(self.appliances.watch(rows.iter().filter_map(|row| read(&row.name, &row.document)).collect()))
+        Ok(self.appliances.watch(rows.iter().filter_map(|row| from_json_text(&row.name, &row.document)).collect()))
     }
 
     /// Returns a stream of the UIDs of jobs that are deleted from now on.
@@ -142,12 +142,12 @@ impl Objects {
     /// here.
     ///
     /// # Errors
-    /// The job can't be parsed, or the database fails. A name or key in use is a result: [`Reason::AlreadyExists`],
-    /// [`Reason::IdempotencyKeyReused`].
-    pub async fn create_job(&self, object: Value, new: NewObject) -> Result<crate::backend::Created> {
+    /// The job can't be parsed, or the database fails. A name or key in use is a result: [`ErrorReason::AlreadyExists`],
+    /// [`ErrorReason::IdempotencyKeyReused`].
+    pub async fn create_job(&self, object: Value, new: NewObject) -> Result<crate::backend::SubmitResult> {
         let now = Timestamp::now();
         let mut job: TrainJob = serde_json::from_value(object)
-            .map_err(|error| Refusal::internal("keep a job that was admitted", &error))?;
+            .map_err(|error| ApiError::internal("keep a job that was admitted", &error))?;
         job.metadata.uid = Some(uuid::Uuid::new_v4().to_string());
         job.metadata.creation_timestamp = Some(Time(now));
         job.metadata.generation = Some(1);
@@ -163,13 +163,13 @@ impl Objects {
         };
         let _turn = self.writing.lock().await;
         match self.store.create_job(&row).await? {
-            Created::New(_) => {
-                self.jobs.tell(&Event::Apply(job.clone()));
-                Ok(crate::backend::Created::New(Box::new(job)))
+            CreateResult::New(_) => {
+                self.jobs.publish(&Event::Apply(job.clone()));
+                Ok(crate::backend::SubmitResult::New(Box::new(job)))
             }
-            Created::Replayed(before) => Ok(crate::backend::Created::Replayed(Box::new(job_of(&before)?))),
-            Created::KeyReused => Err(Refusal::key_reused()),
-            Created::NameTaken => Err(Refusal::name_taken(&row.namespace, &row.name)),
+            CreateResult::Replayed(before) => Ok(crate::backend::SubmitResult::Replayed(Box::new(job_of(&before)?))),
+            CreateResult::KeyReused => Err(ApiError::idempotency_key_reused()),
+            CreateResult::NameTaken => Err(ApiError::name_taken(&row.namespace, &row.name)),
         }
     }
 
@@ -179,20 +179,20 @@ impl Objects {
     /// The database fails.
     pub async fn job(&self, uid: &str) -> Result<Option<TrainJob>> {
         let row = self.store.job(uid).await?.filter(|row| row.deleted_ms.is_none());
-        Ok(row.and_then(|row| read(&row.name, &row.content.document)))
+        Ok(row.and_then(|row| from_json_text(&row.name, &row.content.document)))
     }
 
     /// Changes the job with this UID, whatever its version; `None` if it does not exist. `change` may be called more
     /// than once.
     ///
     /// # Errors
-    /// Those of `change`; the database fails; [`Reason::Conflict`] after too many concurrent changes.
+    /// Those of `change`; the database fails; [`ErrorReason::Conflict`] after too many concurrent changes.
     pub async fn change_job(
         &self,
         uid: &str,
         mut change: impl FnMut(&mut TrainJob) -> Result<()>,
     ) -> Result<Option<TrainJob>> {
-        for _ in 0..TRIES {
+        for _ in 0..MAX_WRITE_TRIES {
             let Some(job) = self.job(uid).await? else { return Ok(None) };
             let mut changed = job.clone();
             change(&mut changed)?;
@@ -203,7 +203,7 @@ impl Objects {
                 return Ok(Some(written));
             }
         }
-        Err(Refusal::new(Reason::Conflict, "the job is being changed by others all the time: try again"))
+        Err(ApiError::new(ErrorReason::Conflict, "the job is being changed by others all the time: try again"))
     }
 
     /// Replaces the version that `job` was made from; `None` if the database has another version by now.
@@ -218,7 +218,7 @@ impl Objects {
         if self.store.replace_job(&uid, version, &content).await?.is_none() {
             return Ok(None);
         }
-        self.jobs.tell(&Event::Apply(job.clone()));
+        self.jobs.publish(&Event::Apply(job.clone()));
         Ok(Some(job))
     }
 
@@ -231,14 +231,14 @@ impl Objects {
         let deleted =
             self.store.mark_deleted(&job.uid().unwrap_or_default(), Timestamp::now().as_millisecond()).await?;
         if deleted {
-            self.jobs.tell(&Event::Delete(job.clone()));
+            self.jobs.publish(&Event::Delete(job.clone()));
         }
         Ok(deleted)
     }
 
     /// Sends the deletion of `job` to the streams.
-    pub fn tell_gone(&self, job: &TrainJob) {
-        self.jobs.tell(&Event::Delete(job.clone()));
+    pub fn publish_deleted(&self, job: &TrainJob) {
+        self.jobs.publish(&Event::Delete(job.clone()));
     }
 
     /// Returns the appliance with this name.
@@ -246,21 +246,21 @@ impl Objects {
     /// # Errors
     /// The database fails.
     pub async fn appliance(&self, name: &str) -> Result<Option<Appliance>> {
-        Ok(self.store.appliance(name).await?.and_then(|row| read(&row.name, &row.document)))
+        Ok(self.store.appliance(name).await?.and_then(|row| from_json_text(&row.name, &row.document)))
     }
 
     /// Creates `appliance`, or updates the spec of the existing one, whose ledger stays. Its UID ties the database to
     /// the directory of `claim`.
     ///
     /// # Errors
-    /// The database fails, and those of [`Claim`].
-    pub async fn seed_appliance(&self, mut appliance: Appliance, claim: &Claim) -> Result<()> {
+    /// The database fails, and those of [`DataDirClaim`].
+    pub async fn ensure_appliance(&self, mut appliance: Appliance, claim: &DataDirClaim) -> Result<()> {
         let name = appliance.name_any();
         loop {
             if let Some(mut there) = self.appliance(&name).await? {
-                claim.check(&there)?;
+                claim.check_bound(&there)?;
                 let before = there.clone();
-                claim.keep(&mut there)?;
+                claim.bind(&mut there)?;
                 if there.spec != appliance.spec {
                     there.spec = appliance.spec.clone();
                     there.metadata.generation = there.metadata.generation.map(|generation| generation + 1);
@@ -271,34 +271,34 @@ impl Objects {
                 return Ok(());
             }
             if self.store.appliance(&name).await?.is_some() {
-                return Err(Refusal::new(
-                    Reason::Conflict,
+                return Err(ApiError::new(
+                    ErrorReason::Conflict,
                     format!(
                         "the appliance {name} in the database can't be read: run the release that wrote it, or a later one"
                     ),
                 ));
             }
             appliance.metadata.uid = Some(uuid::Uuid::new_v4().to_string());
-            claim.keep(&mut appliance)?;
+            claim.bind(&mut appliance)?;
             appliance.metadata.generation = Some(1);
             appliance.metadata.resource_version = Some("1".to_owned());
-            self.store.create_appliance(&name, &text(&appliance)?).await?;
+            self.store.create_appliance(&name, &to_json_text(&appliance)?).await?;
         }
     }
 
-    /// Like [`Objects::replace_job`], for an appliance.
+    /// Like [`ObjectStore::replace_job`], for an appliance.
     ///
     /// # Errors
     /// The database fails.
     pub async fn replace_appliance(&self, mut appliance: Appliance) -> Result<Option<()>> {
         let version = version(&appliance);
         appliance.metadata.resource_version = Some((version + 1).to_string());
-        let document = text(&appliance)?;
+        let document = to_json_text(&appliance)?;
         let _turn = self.writing.lock().await;
         if self.store.replace_appliance(&appliance.name_any(), version, &document).await?.is_none() {
             return Ok(None);
         }
-        self.appliances.tell(&Event::Apply(appliance));
+        self.appliances.publish(&Event::Apply(appliance));
         Ok(Some(()))
     }
 
@@ -320,5 +320,5 @@ pub struct NewObject {
     /// Name of the user who submitted it.
     pub submitter: String,
     /// Idempotency key of the request.
-    pub key: Option<millrace_store::Key>,
+    pub key: Option<millrace_store::IdempotencyKey>,
 }

@@ -2,47 +2,58 @@
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use millrace_agents::launch::{Ending, Hand};
+use millrace_agents::launch::{ProcessExit, ProcessStatus};
 use millrace_crds::TrainJob;
-use millrace_crds::decide::{Agent, AgentState, End, Outcome, Role, describe_exit};
+use millrace_crds::decide::{AgentState, ObservedAgent, ProcessEnd, ReportedOutcome, Role, describe_exit};
 
 /// Returns the agent of a process of `job`. `told` is the outcome that the attempt's coordinator has reported, if it
 /// has.
-pub fn agent(job: &TrainJob, attempt: u32, hand: Hand, leaving: bool, told: Option<&Outcome>) -> Agent {
+pub fn observed_agent(
+    job: &TrainJob,
+    attempt: u32,
+    hand: ProcessStatus,
+    leaving: bool,
+    told: Option<&ReportedOutcome>,
+) -> ObservedAgent {
     // Every role of a process has an equivalent here.
     let role = Role::from_name(hand.agent.role.as_str()).unwrap_or(Role::Coordinator);
     let told = told.filter(|_| role == Role::Coordinator);
     let state = match &hand.ended {
-        Some((ending, at)) => AgentState::Ended(ended(*ending, Timestamp::try_from(*at).ok(), &hand, told)),
+        Some((ending, at)) => AgentState::Ended(process_end(*ending, Timestamp::try_from(*at).ok(), &hand, told)),
         None if hand.ready => AgentState::Ready,
         None => AgentState::Starting,
     };
-    Agent {
+    ObservedAgent {
         role,
         index: hand.agent.index,
         attempt,
         name: format!("{}-{}", job.name_any(), hand.agent),
         node: None,
-        leaving: leaving && hand.ended.is_none(),
-        moved: false,
+        is_terminating: leaving && hand.ended.is_none(),
+        is_evicted: false,
         state,
     }
 }
 
-fn ended(ending: Ending, at: Option<Timestamp>, hand: &Hand, told: Option<&Outcome>) -> End {
+fn process_end(
+    ending: ProcessExit,
+    at: Option<Timestamp>,
+    hand: &ProcessStatus,
+    told: Option<&ReportedOutcome>,
+) -> ProcessEnd {
     let exit_code = match ending {
-        Ending::Code(code) => code,
+        ProcessExit::Code(code) => code,
         // As shells and container runtimes do.
-        Ending::Signal(signal) => 128 + signal,
+        ProcessExit::Signal(signal) => 128 + signal,
     };
     let (reason, said) = match told {
         _ if exit_code == 0 => ("Completed", None),
         Some(told) => (told.reason.as_str(), Some(told.message.clone())),
         // The last line that a process wrote does not explain a signal.
-        None if matches!(ending, Ending::Signal(_)) => ("Error", Some(describe_exit(exit_code))),
+        None if matches!(ending, ProcessExit::Signal(_)) => ("Error", Some(describe_exit(exit_code))),
         None => ("Error", hand.last_lines.last().cloned()),
     };
-    End {
+    ProcessEnd {
         exit_code: Some(exit_code),
         reason: reason.to_owned(),
         message: said.unwrap_or_else(|| format!("{} {ending}", hand.agent)),
@@ -53,20 +64,20 @@ fn ended(ending: Ending, at: Option<Timestamp>, hand: &Hand, told: Option<&Outco
 
 /// Returns the agent that represents an attempt whose processes ended together with the server that ran them. It counts
 /// as moved, so the attempt is not charged to the job.
-pub fn lost(job: &TrainJob, attempt: u32) -> Agent {
-    let end = End {
+pub fn lost_coordinator(job: &TrainJob, attempt: u32) -> ObservedAgent {
+    let end = ProcessEnd {
         reason: "ServerRestarted".to_owned(),
         message: "the server that ran the agents was started anew".to_owned(),
-        ..End::default()
+        ..ProcessEnd::default()
     };
-    Agent {
+    ObservedAgent {
         role: Role::Coordinator,
         index: 0,
         attempt,
         name: format!("{}-coordinator-0", job.name_any()),
         node: None,
-        leaving: false,
-        moved: true,
+        is_terminating: false,
+        is_evicted: true,
         state: AgentState::Ended(end),
     }
 }

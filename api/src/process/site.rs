@@ -6,13 +6,13 @@
 //! * No other directory of the machine can be reached, so that a user who may submit jobs can't read every file of the
 //!   server's user.
 //! * Paths are checked here as text only. `millrace_roots` makes sure that no link leads out of a directory when a file
-//!   is opened; [`Directories::roots_of`] returns the directories that the agents of a job are limited to.
+//!   is opened; [`ServerDirectories::roots_of`] returns the directories that the agents of a job are limited to.
 
 use std::path::{Component, Path, PathBuf};
 
 use kube::ResourceExt;
-use millrace_control::{ModelDir, Site};
-use millrace_crds::{JobVolume, MountDir, TrainJob};
+use millrace_control::{JobSite, ModelDirLocation};
+use millrace_crds::{JobVolume, MountedDir, TrainJob};
 use millrace_params::{LabelName, ObjectName};
 
 use super::volumes::{ServerVolume, Volumes};
@@ -20,7 +20,7 @@ use crate::private;
 
 /// The server's directories. All paths are real paths, without links.
 #[derive(Clone, Debug)]
-pub struct Directories {
+pub struct ServerDirectories {
     /// The data directory: model_dirs, uploads, last reports.
     pub data: PathBuf,
     /// Directory for relative paths of inputs; `None` if the server offers none.
@@ -29,7 +29,7 @@ pub struct Directories {
     pub volumes: Volumes,
 }
 
-impl Directories {
+impl ServerDirectories {
     /// Creates the server's own directories, for its user only.
     ///
     /// # Errors
@@ -37,22 +37,23 @@ impl Directories {
     pub fn make(&self) -> Result<(), String> {
         let dirs = ["model_dirs", "texts", "last", "exports"].map(|name| self.data.join(name));
         std::iter::once(self.data.clone()).chain(dirs).try_for_each(|dir| {
-            private::claim_dir(&dir).map_err(|error| format!("can't make the directory {}: {error}", dir.display()))
+            private::make_existing_private(&dir)
+                .map_err(|error| format!("can't make the directory {}: {error}", dir.display()))
         })
     }
 
     /// Returns the directory with the uploads of a ConfigMap.
-    pub fn texts(&self, namespace: &LabelName, config_map: &ObjectName) -> PathBuf {
-        self.texts_of(namespace).join(config_map)
+    pub fn uploads_dir(&self, namespace: &LabelName, config_map: &ObjectName) -> PathBuf {
+        self.namespace_uploads_dir(namespace).join(config_map)
     }
 
     /// Returns the directory with the uploads of a namespace.
-    fn texts_of(&self, namespace: &LabelName) -> PathBuf {
+    fn namespace_uploads_dir(&self, namespace: &LabelName) -> PathBuf {
         self.data.join("texts").join(namespace)
     }
 
     /// Removes the uploads of a deleted job, unless one of `others` uses them too.
-    pub async fn remove_texts(&self, job: &TrainJob, others: &[TrainJob]) {
+    pub async fn remove_uploads(&self, job: &TrainJob, others: &[TrainJob]) {
         let Ok(namespace) = namespace_of(job) else { return };
         let maps = |job: &TrainJob| -> Vec<ObjectName> {
             let maps = job.spec.volumes.iter().filter_map(|volume| volume.config_map.as_ref());
@@ -61,7 +62,7 @@ impl Directories {
         let others: Vec<ObjectName> =
             others.iter().filter(|other| other.namespace() == job.namespace()).flat_map(maps).collect();
         for map in maps(job).iter().filter(|map| !others.contains(map)) {
-            let dir = self.texts(&namespace, map);
+            let dir = self.uploads_dir(&namespace, map);
             if let Err(error) = tokio::fs::remove_dir_all(&dir).await
                 && error.kind() != std::io::ErrorKind::NotFound
             {
@@ -76,7 +77,7 @@ impl Directories {
     }
 
     /// Removes the last reports of the coordinators of a deleted job.
-    pub async fn remove_reports(&self, job: &TrainJob) {
+    pub async fn remove_termination_reports(&self, job: &TrainJob) {
         let attempts = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
         let Ok(uid) = ObjectName::new(job.uid().unwrap_or_default()) else { return };
         for attempt in 1..=attempts {
@@ -89,11 +90,11 @@ impl Directories {
     ///
     /// # Errors
     /// The path is not available to the job: a sentence for the user.
-    pub fn place(&self, job: &TrainJob, written: &str) -> Result<PathBuf, String> {
-        Ok(self.find(job, written)?.path)
+    pub fn locate(&self, job: &TrainJob, written: &str) -> Result<PathBuf, String> {
+        Ok(self.locate_in_mounts(job, written)?.path)
     }
 
-    fn find(&self, job: &TrainJob, written: &str) -> Result<Found<'_>, String> {
+    fn locate_in_mounts(&self, job: &TrainJob, written: &str) -> Result<LocatedPath<'_>, String> {
         let path = Path::new(written);
         if path.components().any(|part| part == Component::ParentDir) {
             return Err(format!("the path {written} leaves its directory by `..`: write it without"));
@@ -108,11 +109,11 @@ impl Directories {
                      less than 1 MiB along with the params, mount a volume, or start the server with --inputs DIR"
                 ));
             };
-            return Ok(Found::own(self.not_of_others(job, inputs.join(path))?));
+            return Ok(LocatedPath::own(self.check_not_private(job, inputs.join(path))?));
         }
         if path.starts_with(self.model_dirs(job)?) {
             // The status of a job has the paths of its checkpoints in this form.
-            return Ok(Found::own(path.to_owned()));
+            return Ok(LocatedPath::own(path.to_owned()));
         }
         let Some(mount) = job.spec.mount_holding(path) else {
             let or = self
@@ -129,11 +130,11 @@ impl Directories {
         }
         inside.extend(path.strip_prefix(&mount.path).unwrap_or(path).components());
         let path = if inside.as_os_str().is_empty() { dir } else { dir.join(&inside) };
-        Ok(Found { path: self.not_of_others(job, path)?, volume, inside })
+        Ok(LocatedPath { path: self.check_not_private(job, path)?, volume, inside })
     }
 
-    /// Returns where [`Directories::place`] looks for a path of `job`'s params, as part of a sentence.
-    pub fn looked_up(&self, job: &TrainJob, written: &str) -> String {
+    /// Returns where [`ServerDirectories::locate`] looks for a path of `job`'s params, as part of a sentence.
+    pub fn search_description(&self, job: &TrainJob, written: &str) -> String {
         let path = Path::new(written);
         if path.is_relative() {
             let inputs = self.inputs.as_deref().unwrap_or(&self.data).display();
@@ -173,8 +174,9 @@ impl Directories {
 
     /// Returns the path, unless it leads into the data of others: the server's data directory may be below a directory
     /// that it offers. A job may read what jobs of its own namespace have written.
-    fn not_of_others(&self, job: &TrainJob, path: PathBuf) -> Result<PathBuf, String> {
-        if path.starts_with(self.model_dirs(job)?) || path.starts_with(self.texts_of(&namespace_of(job)?)) {
+    fn check_not_private(&self, job: &TrainJob, path: PathBuf) -> Result<PathBuf, String> {
+        if path.starts_with(self.model_dirs(job)?) || path.starts_with(self.namespace_uploads_dir(&namespace_of(job)?))
+        {
             return Ok(path);
         }
         let mut asked = path.components();
@@ -198,7 +200,7 @@ impl Directories {
         Ok(self.data.join("model_dirs").join(namespace_of(job)?))
     }
 
-    /// Creates the directory of `Directories::model_dirs`, so that agents can be limited to it.
+    /// Creates the directory of `ServerDirectories::model_dirs`, so that agents can be limited to it.
     ///
     /// # Errors
     /// An error of the file system.
@@ -208,16 +210,16 @@ impl Directories {
     }
 
     /// Returns the directory of a mount's volume, and the volume if it is one of the server's.
-    fn mounted(&self, job: &TrainJob, mount: &MountDir) -> Result<(PathBuf, Option<Named<'_>>), String> {
+    fn mounted(&self, job: &TrainJob, mount: &MountedDir) -> Result<(PathBuf, Option<NamedVolume<'_>>), String> {
         let volume = job.spec.volumes.iter().find(|volume| volume.name == mount.volume);
         let volume: &JobVolume = volume.ok_or_else(|| format!("there is no volume {}", mount.volume))?;
         let namespace = namespace_of(job)?;
         if let Some(map) = &volume.config_map {
             let name = ObjectName::new(&*map.name).map_err(|error| format!("spec.volumes: {error}"))?;
-            return Ok((self.texts(&namespace, &name), None));
+            return Ok((self.uploads_dir(&namespace, &name), None));
         }
         let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str()).unwrap_or_default();
-        let granted = self.granted(&namespace);
+        let granted = self.volumes_for(&namespace);
         let known: Vec<&str> = granted.iter().map(|(name, _)| name.as_str()).collect();
         // A volume of other namespaces is reported like one that does not exist.
         let found = granted.iter().find(|(name, _)| name.as_str() == claim);
@@ -230,24 +232,24 @@ impl Directories {
     }
 
     /// Returns the volumes that jobs of a namespace may use.
-    pub fn granted(&self, namespace: &LabelName) -> Vec<Named<'_>> {
+    pub fn volumes_for(&self, namespace: &LabelName) -> Vec<NamedVolume<'_>> {
         self.volumes.iter().filter(|(_, volume)| volume.is_granted_to(namespace)).collect()
     }
 }
 
 /// Name and volume.
-type Named<'a> = (&'a ObjectName, &'a ServerVolume);
+type NamedVolume<'a> = (&'a ObjectName, &'a ServerVolume);
 
 /// A path on this machine.
-struct Found<'a> {
+struct LocatedPath<'a> {
     path: PathBuf,
     /// The server's volume that contains it.
-    volume: Option<Named<'a>>,
+    volume: Option<NamedVolume<'a>>,
     /// Path relative to the volume.
     inside: PathBuf,
 }
 
-impl Found<'_> {
+impl LocatedPath<'_> {
     /// Creates one that is in no volume.
     const fn own(path: PathBuf) -> Self {
         Self { path, volume: None, inside: PathBuf::new() }
@@ -259,16 +261,16 @@ fn namespace_of(job: &TrainJob) -> Result<LabelName, String> {
     LabelName::new(job.namespace().unwrap_or_default()).map_err(|error| format!("metadata.namespace: {error}"))
 }
 
-impl Site for Directories {
+impl JobSite for ServerDirectories {
     fn image(&self) -> Option<String> {
         None
     }
 
-    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDir, String> {
+    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDirLocation, String> {
         let path = Path::new(written);
         if path.is_absolute() {
             let refused = |error: String| format!("runconfig.model_dir {written}: {error}");
-            let found = self.find(job, written).map_err(refused)?;
+            let found = self.locate_in_mounts(job, written).map_err(refused)?;
             match found.volume {
                 Some((name, volume)) => {
                     volume.check_writable(name.as_str(), &namespace_of(job)?, &found.inside).map_err(refused)?;
@@ -276,37 +278,37 @@ impl Site for Directories {
                 None if found.path.starts_with(self.model_dirs(job)?) => {}
                 None => return Err(refused("a ConfigMap is read-only: mount a volume there".to_owned())),
             }
-            return Ok(ModelDir { path: found.path, claim: None });
+            return Ok(ModelDirLocation { path: found.path, claim: None });
         }
         // Named after the job, so that the next job of the same name continues there, as with a claim on a cluster.
         let name = ObjectName::new(job.name_any()).map_err(|error| format!("metadata.name: {error}"))?;
         let own = self.model_dirs(job)?.join(name);
         let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));
-        Ok(ModelDir { path: inside.fold(own, |path, part| path.join(part)), claim: None })
+        Ok(ModelDirLocation { path: inside.fold(own, |path, part| path.join(part)), claim: None })
     }
 
-    fn readable(&self, job: &TrainJob, written: &str) -> Result<(), String> {
-        self.place(job, written).map(drop)
+    fn check_readable(&self, job: &TrainJob, written: &str) -> Result<(), String> {
+        self.locate(job, written).map(drop)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use millrace_crds::{ClaimSource, MountDir, StoredParams, TrainJobSpec};
+    use millrace_crds::{MountedDir, PersistentVolumeClaimSource, StoredParams, TrainJobSpec};
 
     use super::*;
 
     #[test]
-    fn nothing_of_the_machine_is_reached_but_what_is_offered() {
+    fn paths_outside_offered_directories_are_rejected() {
         let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
         job.metadata.namespace = Some("team".to_owned());
-        let claim = |name: &str| Some(ClaimSource { claim_name: name.to_owned() });
+        let claim = |name: &str| Some(PersistentVolumeClaimSource { claim_name: name.to_owned() });
         let volume = |name: &str, of: &str| JobVolume {
             name: name.to_owned(),
             persistent_volume_claim: claim(of),
             config_map: None,
         };
-        let mount = |path: &str, of: &str, sub: Option<&str>| MountDir {
+        let mount = |path: &str, of: &str, sub: Option<&str>| MountedDir {
             path: path.to_owned(),
             volume: of.to_owned(),
             sub_path: sub.map(str::to_owned),
@@ -314,12 +316,12 @@ mod tests {
         job.spec.volumes = vec![volume("d", "books"), volume("n", "nowhere")];
         job.spec.mount_dirs =
             vec![mount("/data", "d", None), mount("/data/deep", "d", Some("b/c")), mount("/n", "n", None)];
-        let site = Directories {
+        let site = ServerDirectories {
             data: "/srv/data".into(),
             inputs: Some("/srv/inputs".into()),
             volumes: [(ObjectName::new("books").unwrap(), volume_at("/vol/books", &["team"]))].into(),
         };
-        let place = |path: &str| site.place(&job, path).map(|path| path.display().to_string());
+        let place = |path: &str| site.locate(&job, path).map(|path| path.display().to_string());
         assert_eq!(place("text/*.txt").unwrap(), "/srv/inputs/text/*.txt");
         assert_eq!(place("/data/x.txt").unwrap(), "/vol/books/x.txt");
         assert_eq!(place("/data/deep/x").unwrap(), "/vol/books/b/c/x");
@@ -328,16 +330,16 @@ mod tests {
         job.spec.volumes.push(JobVolume {
             name: "t".to_owned(),
             persistent_volume_claim: None,
-            config_map: Some(millrace_crds::ConfigSource { name: "../../../etc".to_owned() }),
+            config_map: Some(millrace_crds::ConfigMapSource { name: "../../../etc".to_owned() }),
         });
         job.spec.mount_dirs.push(mount("/t", "t", None));
         job.spec.volumes.push(JobVolume {
             name: "t2".to_owned(),
             persistent_volume_claim: None,
-            config_map: Some(millrace_crds::ConfigSource { name: "texts".to_owned() }),
+            config_map: Some(millrace_crds::ConfigMapSource { name: "texts".to_owned() }),
         });
         job.spec.mount_dirs.push(mount("/t2", "t2", None));
-        let place = |path: &str| site.place(&job, path).map(|path| path.display().to_string());
+        let place = |path: &str| site.locate(&job, path).map(|path| path.display().to_string());
         for bad in [
             "/srv/data/model_dirs/else/x",
             "/srv/data/millrace.db",
@@ -350,8 +352,8 @@ mod tests {
         ] {
             assert!(place(bad).is_err(), "{bad}");
         }
-        let beside = Directories { inputs: Some("/srv".into()), ..site.clone() };
-        let place = |path: &str| beside.place(&job, path).map(|path| path.display().to_string());
+        let beside = ServerDirectories { inputs: Some("/srv".into()), ..site.clone() };
+        let place = |path: &str| beside.locate(&job, path).map(|path| path.display().to_string());
         assert_eq!(place("data/model_dirs/team/other/model_dir").unwrap(), "/srv/data/model_dirs/team/other/model_dir");
         assert_eq!(place("inputs/*.txt").unwrap(), "/srv/inputs/*.txt");
         assert_eq!(place("data.txt").unwrap(), "/srv/data.txt");
@@ -363,7 +365,7 @@ mod tests {
         let mut bad_mounts = job.clone();
         bad_mounts.spec.mount_dirs = vec![mount("", "d", None), mount("/sub", "d", Some("x\0y"))];
         for (path, why) in [("/etc/passwd", "none of spec.mountDirs"), ("/sub/x", "leads out of its volume")] {
-            let error = site.place(&bad_mounts, path).unwrap_err();
+            let error = site.locate(&bad_mounts, path).unwrap_err();
             assert!(error.contains(why), "{path}: {error}");
         }
         let model_dir = |path: &str| site.model_dir(&job, path).map(|dir| dir.path.display().to_string());
@@ -386,11 +388,11 @@ mod tests {
         job.spec.volumes = names
             .map(|name| JobVolume {
                 name: name.to_owned(),
-                persistent_volume_claim: Some(ClaimSource { claim_name: name.to_owned() }),
+                persistent_volume_claim: Some(PersistentVolumeClaimSource { claim_name: name.to_owned() }),
                 config_map: None,
             })
             .into();
-        let mount = |path: &str, volume: &str, sub: Option<&str>| MountDir {
+        let mount = |path: &str, volume: &str, sub: Option<&str>| MountedDir {
             path: path.to_owned(),
             volume: volume.to_owned(),
             sub_path: sub.map(str::to_owned),
@@ -398,7 +400,7 @@ mod tests {
         job.spec.mount_dirs = names.map(|name| mount(&format!("/{name}"), name, None)).into();
         job.spec.mount_dirs.push(mount("/out", "shared", Some("team/runs")));
         let volume = |name: &str, volume: ServerVolume| (ObjectName::new(name).unwrap(), volume);
-        let site = Directories {
+        let site = ServerDirectories {
             data: "/srv/data".into(),
             inputs: None,
             volumes: [
@@ -423,10 +425,10 @@ mod tests {
             let error = model_dir(path).unwrap_err();
             assert!(error.contains(why), "{path}: {error}");
         }
-        assert_eq!(site.place(&job, "/reading/x").unwrap(), Path::new("/vol/reading/x"));
-        assert!(site.place(&job, "/theirs/x").is_err());
-        assert!(site.place(&job, "x.txt").unwrap_err().contains("--inputs DIR"));
-        assert!(site.place(&job, "/mine/x\0").unwrap_err().contains("NUL"));
+        assert_eq!(site.locate(&job, "/reading/x").unwrap(), Path::new("/vol/reading/x"));
+        assert!(site.locate(&job, "/theirs/x").is_err());
+        assert!(site.locate(&job, "x.txt").unwrap_err().contains("--inputs DIR"));
+        assert!(site.locate(&job, "/mine/x\0").unwrap_err().contains("NUL"));
         assert!(
             site.is_readable(&job, Path::new("/vol/mine/run")) && !site.is_readable(&job, Path::new("/vol/theirs/run"))
         );

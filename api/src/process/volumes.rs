@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use millrace_params::{LabelName, ObjectName};
 
 /// Syntax of `--volume`.
-pub const SYNTAX: &str = "NAME=DIR[:ro][:NAMESPACE,...]";
+pub const VOLUME_SYNTAX: &str = "NAME=DIR[:ro][:NAMESPACE,...]";
 
 /// Volumes by their names.
 pub type Volumes = BTreeMap<ObjectName, ServerVolume>;
@@ -51,7 +51,7 @@ impl ServerVolume {
     }
 
     /// Returns a description for users.
-    pub fn described(&self) -> String {
+    pub fn description(&self) -> String {
         let access = if self.read_only { ", read-only" } else { "" };
         format!("{} of the server{access}", self.dir.display())
     }
@@ -61,8 +61,8 @@ impl ServerVolume {
 ///
 /// # Errors
 /// The syntax is wrong, or the directory does not exist: a sentence.
-pub fn parse(text: &str) -> Result<(ObjectName, ServerVolume), String> {
-    let (name, rest) = text.split_once('=').ok_or_else(|| format!("write {SYNTAX}"))?;
+pub fn parse_volume(text: &str) -> Result<(ObjectName, ServerVolume), String> {
+    let (name, rest) = text.split_once('=').ok_or_else(|| format!("write {VOLUME_SYNTAX}"))?;
     let name = ObjectName::new(name).map_err(|error| error.to_string())?;
     let mut parts = rest.split(':');
     let dir = parts.next().unwrap_or_default();
@@ -83,7 +83,7 @@ pub fn parse(text: &str) -> Result<(ObjectName, ServerVolume), String> {
         }
         _ => {
             return Err(format!(
-                "{text:?} has too many colons: write {SYNTAX}, with a directory that has none in its path"
+                "{text:?} has too many colons: write {VOLUME_SYNTAX}, with a directory that has none in its path"
             ));
         }
     };
@@ -98,7 +98,7 @@ pub fn parse(text: &str) -> Result<(ObjectName, ServerVolume), String> {
 ///
 /// # Errors
 /// Two volumes have the same name.
-pub fn all(given: &[(ObjectName, ServerVolume)]) -> Result<Volumes, String> {
+pub fn collect_unique(given: &[(ObjectName, ServerVolume)]) -> Result<Volumes, String> {
     let mut volumes = Volumes::new();
     for (name, volume) in given {
         if volumes.insert(name.clone(), volume.clone()).is_some() {
@@ -116,7 +116,7 @@ mod tests {
     fn a_volume_is_a_directory_with_a_mode_and_namespaces() {
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().canonicalize().unwrap();
-        let read = |options: &str| parse(&format!("data={}{options}", dir.display()));
+        let read = |options: &str| parse_volume(&format!("data={}{options}", dir.display()));
         let volume = |options: &str| read(options).unwrap().1;
         assert_eq!(volume(""), ServerVolume { dir: dir.clone(), read_only: false, namespaces: None });
         assert!(volume(":ro").read_only && volume(":ro").namespaces.is_none());
@@ -130,7 +130,7 @@ mod tests {
             assert!(read(bad).is_err(), "{bad}");
         }
         for bad in ["data", "=x", "Data=/tmp", "../x=/tmp", "x=/", "x=/nowhere/at/all"] {
-            assert!(parse(bad).is_err(), "{bad}");
+            assert!(parse_volume(bad).is_err(), "{bad}");
         }
     }
 

@@ -8,120 +8,121 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use millrace_agents::launch::{Crew, LocalRun};
+use millrace_agents::launch::{LocalRun, ProcessGroup};
 use millrace_control::follow::outcome_of;
 use millrace_control::launch::launch;
 use millrace_control::world::Error as Ended;
-use millrace_control::{Attempt, Found, Journal, Priorities, World};
-use millrace_crds::decide::{Event, Report};
-use millrace_crds::{Appliance, ApplianceStatus, ConditionType, Grant, Progress, TrainJob, TrainJobStatus};
+use millrace_control::{AgentsFound, AttemptContext, JournalEndpoint, PriorityValues, World};
+use millrace_crds::decide::{CoordinatorReport, JobEvent};
+use millrace_crds::{Appliance, ApplianceStatus, ConditionType, Grant, JobProgress, TrainJob, TrainJobStatus};
 use millrace_params::ObjectName;
 use millrace_telemetry::journal::AttemptOutcome;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::objects::Objects;
-use super::observe::{agent, lost};
-use super::site::Directories;
+use super::objects::ObjectStore;
+use super::observe::{lost_coordinator, observed_agent};
+use super::site::ServerDirectories;
 use crate::record;
-use crate::refusal::Refusal;
+use crate::refusal::ApiError;
 
 /// Seconds in which the processes of a deleted job may end.
-const AFTER_DELETION: u32 = 10;
+const DELETION_GRACE_SECONDS: u32 = 10;
 
 /// Runs jobs as processes of this machine.
-pub struct Machine {
+pub struct ProcessWorld {
     /// Jobs and appliances.
-    pub objects: Arc<Objects>,
+    pub objects: Arc<ObjectStore>,
     /// The server's directories.
-    pub directories: Directories,
+    pub directories: ServerDirectories,
     visits: UnboundedSender<ObjectRef<TrainJob>>,
-    crews: Mutex<HashMap<String, Aboard>>,
+    process_groups: Mutex<HashMap<String, RunningAttempt>>,
 }
 
 /// The processes of a job.
 #[derive(Clone)]
-struct Aboard {
+struct RunningAttempt {
     attempt: u32,
-    crew: Option<Arc<Crew>>,
+    process_group: Option<Arc<ProcessGroup>>,
     /// Time at which processes that were told to end are killed.
     until: Option<Timestamp>,
 }
 
 /// The observed processes of a job.
 #[derive(Clone, Debug, Default)]
-pub struct There {
+pub struct FoundProcesses {
     attempt: Option<u32>,
 }
 
-impl Machine {
+impl ProcessWorld {
     /// Creates it without processes. Attempts that ran when the server ended are reported as agents that are lost; what
     /// their journal files have beyond the database is copied.
     ///
     /// # Errors
     /// The database fails.
     pub async fn new(
-        objects: Arc<Objects>,
-        directories: Directories,
+        objects: Arc<ObjectStore>,
+        directories: ServerDirectories,
         visits: UnboundedSender<ObjectRef<TrainJob>>,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, ApiError> {
         let mut crews = HashMap::new();
         for job in objects.live_jobs().await? {
             let uid = job.uid().unwrap_or_default();
             let status = job.status.unwrap_or_default();
             if let Some(model_dir) = status.resolved.as_ref().and_then(|resolved| resolved.model_dir.as_ref()) {
                 let caught_up = record::catch_up(objects.store(), &uid, Path::new(model_dir)).await;
-                record::tell(caught_up, &uid);
+                record::log_catch_up_failure(caught_up, &uid);
             }
             if let Some(attempt) = status.attempt.filter(|_| status.is(ConditionType::Admitted)) {
-                crews.insert(uid, Aboard { attempt, crew: None, until: None });
+                crews.insert(uid, RunningAttempt { attempt, process_group: None, until: None });
             }
         }
-        Ok(Self { objects, directories, visits, crews: Mutex::new(crews) })
+        Ok(Self { objects, directories, visits, process_groups: Mutex::new(crews) })
     }
 
-    fn crews(&self) -> MutexGuard<'_, HashMap<String, Aboard>> {
-        self.crews.lock().unwrap_or_else(PoisonError::into_inner)
+    fn crews(&self) -> MutexGuard<'_, HashMap<String, RunningAttempt>> {
+        self.process_groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn aboard(&self, uid: &str) -> Option<Aboard> {
+    fn running_attempt(&self, uid: &str) -> Option<RunningAttempt> {
         self.crews().get(uid).cloned()
     }
 
     /// Ends the processes of a deleted job.
-    pub fn end(self: &Arc<Self>, uid: &str) {
-        let Some(crew) = self.aboard(uid).and_then(|aboard| aboard.crew) else {
+    pub fn end_deleted(self: &Arc<Self>, uid: &str) {
+        let Some(crew) = self.running_attempt(uid).and_then(|aboard| aboard.process_group) else {
             self.crews().remove(uid);
             return;
         };
-        crew.dismiss();
+        crew.terminate();
         let (machine, uid) = (self.clone(), uid.to_owned());
         tokio::spawn(async move {
-            kill_after(&crew, AFTER_DELETION).await;
+            kill_after(&crew, DELETION_GRACE_SECONDS).await;
             drop(machine.crews().remove(&uid));
         });
     }
 
     /// Makes every coordinator save its state, and waits at most `patience` until all processes have ended.
     pub async fn shut_down(&self, patience: Duration) {
-        let crews: Vec<Arc<Crew>> = self.crews().values().filter_map(|aboard| aboard.crew.clone()).collect();
-        crews.iter().for_each(|crew| crew.dismiss());
-        let over = futures::future::join_all(crews.iter().map(|crew| crew.over()));
+        let crews: Vec<Arc<ProcessGroup>> =
+            self.crews().values().filter_map(|aboard| aboard.process_group.clone()).collect();
+        crews.iter().for_each(|crew| crew.terminate());
+        let over = futures::future::join_all(crews.iter().map(|crew| crew.wait()));
         if tokio::time::timeout(patience, over).await.is_err() {
             tracing::warn!("some agents have not ended within {} s and are killed", patience.as_secs());
         }
     }
 
     /// Returns the launch of an attempt, with the paths of this machine.
-    fn local_run(&self, attempt: &Attempt<'_>, uid: &str) -> Result<LocalRun, String> {
+    fn local_run(&self, attempt: &AttemptContext<'_>, uid: &str) -> Result<LocalRun, String> {
         let mut launch = launch(attempt).map_err(|error| error.to_string())?;
         let place = |path: &mut String| {
-            *path = self.directories.place(attempt.job, path)?.display().to_string();
+            *path = self.directories.locate(attempt.job, path)?.display().to_string();
             Ok::<(), String>(())
         };
         let inputs = [Some(&mut launch.job.train_input), launch.job.eval_input.as_mut()];
         inputs.into_iter().flatten().filter_map(|input| input.paths_mut()).flatten().try_for_each(place)?;
         if let Some(path) = launch.resume.checkpoint_path.take() {
-            launch.resume.checkpoint_path = Some(self.directories.place(attempt.job, &path.display().to_string())?);
+            launch.resume.checkpoint_path = Some(self.directories.locate(attempt.job, &path.display().to_string())?);
         }
         let uid = ObjectName::new(uid).map_err(|error| format!("metadata.uid: {error}"))?;
         let last_report = self.directories.last_report(&uid, attempt.number);
@@ -133,37 +134,45 @@ impl Machine {
 }
 
 /// Waits until all processes have ended, and kills those that have not after `grace` seconds.
-async fn kill_after(crew: &Crew, grace: u32) {
-    if tokio::time::timeout(Duration::from_secs(grace.into()), crew.over()).await.is_err() {
+async fn kill_after(crew: &ProcessGroup, grace: u32) {
+    if tokio::time::timeout(Duration::from_secs(grace.into()), crew.wait()).await.is_err() {
         crew.kill();
-        crew.over().await;
+        crew.wait().await;
     }
 }
 
-impl World for Machine {
-    type Error = Refusal;
-    type There = There;
+impl World for ProcessWorld {
+    type Error = ApiError;
+    type Handle = FoundProcesses;
 
-    async fn find(&self, job: &TrainJob) -> Result<Found<There>, Refusal> {
+    async fn observe(&self, job: &TrainJob) -> Result<AgentsFound<FoundProcesses>, ApiError> {
         let uid = job.uid().unwrap_or_default();
-        let Some(Aboard { attempt, crew, until }) = self.aboard(&uid) else {
-            return Ok(Found { agents: Vec::new(), last: None, there: There::default() });
+        let Some(RunningAttempt { attempt, process_group: crew, until }) = self.running_attempt(&uid) else {
+            return Ok(AgentsFound { agents: Vec::new(), termination_report: None, handle: FoundProcesses::default() });
         };
-        let there = There { attempt: Some(attempt) };
+        let there = FoundProcesses { attempt: Some(attempt) };
         let Some(crew) = crew else {
-            return Ok(Found { agents: vec![lost(job, attempt)], last: None, there });
+            return Ok(AgentsFound {
+                agents: vec![lost_coordinator(job, attempt)],
+                termination_report: None,
+                handle: there,
+            });
         };
         let last = last_report(&self.directories, &uid, attempt).await;
-        if until.is_some() && crew.is_over() {
+        if until.is_some() && crew.has_ended() {
             self.crews().remove(&uid);
-            return Ok(Found { agents: Vec::new(), last, there: There::default() });
+            return Ok(AgentsFound { agents: Vec::new(), termination_report: last, handle: FoundProcesses::default() });
         }
         let outcome = last.as_ref().and_then(|report| report.outcome.as_ref());
-        let agents = crew.hands().into_iter().map(|hand| agent(job, attempt, hand, until.is_some(), outcome)).collect();
-        Ok(Found { agents, last, there })
+        let agents = crew
+            .statuses()
+            .into_iter()
+            .map(|hand| observed_agent(job, attempt, hand, until.is_some(), outcome))
+            .collect();
+        Ok(AgentsFound { agents, termination_report: last, handle: there })
     }
 
-    async fn run(&self, attempt: &Attempt<'_>, there: &There) -> Result<(), Ended<Self>> {
+    async fn ensure_agents(&self, attempt: &AttemptContext<'_>, there: &FoundProcesses) -> Result<(), Ended<Self>> {
         if there.attempt.is_some() {
             return Ok(());
         }
@@ -174,28 +183,28 @@ impl World for Machine {
             // The receiver is dropped when the server shuts down.
             let _ = visits.send(job.clone());
         });
-        let started = Crew::start(&run, changed).await;
+        let started = ProcessGroup::start(&run, changed).await;
         let crew = Arc::new(started.map_err(|error| Ended::<Self>::Refused(error.to_string()))?);
         if let Some(journal) = crew.journal().cloned() {
             let (store, uid) = (self.objects.store().clone(), uid.clone());
             let model_dir = PathBuf::from(attempt.resolution.model_dir.clone().unwrap_or_default());
             tokio::spawn(async move {
                 record::copy(&store, &uid, &journal).await;
-                record::tell(record::catch_up(&store, &uid, &model_dir).await, &uid);
+                record::log_catch_up_failure(record::catch_up(&store, &uid, &model_dir).await, &uid);
             });
         }
-        self.crews().insert(uid, Aboard { attempt: attempt.number, crew: Some(crew), until: None });
+        self.crews().insert(uid, RunningAttempt { attempt: attempt.number, process_group: Some(crew), until: None });
         Ok(())
     }
 
-    async fn remove(&self, job: &TrainJob, there: &There, grace: u32) -> Result<(), Refusal> {
+    async fn remove_agents(&self, job: &TrainJob, there: &FoundProcesses, grace: u32) -> Result<(), ApiError> {
         let uid = job.uid().unwrap_or_default();
         let now = Timestamp::now();
         let mut crews = self.crews();
         let Some(aboard) = crews.get_mut(&uid).filter(|aboard| Some(aboard.attempt) == there.attempt) else {
             return Ok(());
         };
-        let Some(crew) = aboard.crew.clone() else {
+        let Some(crew) = aboard.process_group.clone() else {
             // It has no processes, only the record that they are lost.
             crews.remove(&uid);
             let _ = self.visits.send(ObjectRef::from_obj(job));
@@ -204,7 +213,7 @@ impl World for Machine {
         let until = now + Duration::from_secs(grace.into());
         if aboard.until.is_none_or(|earlier| until < earlier) {
             aboard.until = Some(until);
-            crew.dismiss();
+            crew.terminate();
             let (visits, job) = (self.visits.clone(), ObjectRef::from_obj(job));
             tokio::spawn(async move {
                 kill_after(&crew, grace).await;
@@ -214,26 +223,26 @@ impl World for Machine {
         Ok(())
     }
 
-    async fn leave(&self, _: &TrainJob) -> Result<Option<Duration>, Refusal> {
+    async fn finalize(&self, _: &TrainJob) -> Result<Option<Duration>, ApiError> {
         // Here a deleted job disappears at once.
         Ok(None)
     }
 
-    async fn any_left(&self, _: &str, uid: &str) -> Result<bool, Refusal> {
-        Ok(self.aboard(uid).and_then(|aboard| aboard.crew).is_some_and(|crew| !crew.is_over()))
+    async fn has_leftover_agents(&self, _: &str, uid: &str) -> Result<bool, ApiError> {
+        Ok(self.running_attempt(uid).and_then(|aboard| aboard.process_group).is_some_and(|crew| !crew.has_ended()))
     }
 
-    async fn left_behind(&self, _: &str) -> Result<Vec<Grant>, Refusal> {
+    async fn leftover_grants(&self, _: &str) -> Result<Vec<Grant>, ApiError> {
         // Processes end together with the server that started them.
         Ok(Vec::new())
     }
 
-    async fn protect(&self, _: &Appliance, _: bool) -> Result<bool, Refusal> {
+    async fn set_in_use(&self, _: &Appliance, _: bool) -> Result<bool, ApiError> {
         // Nothing here deletes an appliance.
         Ok(false)
     }
 
-    async fn record(&self, job: &TrainJob, decided: &TrainJobStatus) -> Result<bool, Refusal> {
+    async fn record_status(&self, job: &TrainJob, decided: &TrainJobStatus) -> Result<bool, ApiError> {
         let old = job.status.clone().unwrap_or_default();
         let mut status = decided.clone();
         status.progress.clone_from(&old.progress);
@@ -244,7 +253,12 @@ impl World for Machine {
         Ok(self.objects.replace_job(decided).await?.is_some())
     }
 
-    async fn record_progress(&self, _: &ObjectRef<TrainJob>, uid: &str, progress: &Progress) -> Result<(), Refusal> {
+    async fn record_progress(
+        &self,
+        _: &ObjectRef<TrainJob>,
+        uid: &str,
+        progress: &JobProgress,
+    ) -> Result<(), ApiError> {
         let write = |job: &mut TrainJob| {
             job.status.get_or_insert_default().progress = Some(progress.clone());
             Ok(())
@@ -252,7 +266,7 @@ impl World for Machine {
         self.objects.change_job(uid, write).await.map(drop)
     }
 
-    async fn record_ledger(&self, appliance: &Appliance, decided: ApplianceStatus) -> Result<bool, Refusal> {
+    async fn record_ledger(&self, appliance: &Appliance, decided: ApplianceStatus) -> Result<bool, ApiError> {
         if appliance.status.as_ref() == Some(&decided) {
             return Ok(true);
         }
@@ -260,46 +274,46 @@ impl World for Machine {
         Ok(self.objects.replace_appliance(decided).await?.is_some())
     }
 
-    async fn publish(&self, job: &TrainJob, event: &Event) {
+    async fn publish_job_event(&self, job: &TrainJob, event: &JobEvent) {
         let uid = job.uid().unwrap_or_default();
         // The error is logged already.
         let _ = self.objects.add_event(&uid, event.warning, &event.reason, &event.message).await;
     }
 
-    async fn publish_of_appliance(&self, appliance: &Appliance, event: &Event) {
+    async fn publish_appliance_event(&self, appliance: &Appliance, event: &JobEvent) {
         tracing::warn!(appliance = %appliance.name_any(), reason = %event.reason, "{}", event.message);
     }
 
-    async fn forget(&self, job: &TrainJob) -> Result<(), Refusal> {
+    async fn delete_job(&self, job: &TrainJob) -> Result<(), ApiError> {
         self.objects.delete_job(job).await?;
-        self.directories.remove_reports(job).await;
+        self.directories.remove_termination_reports(job).await;
         if job.spec.volumes.iter().any(|volume| volume.config_map.is_some()) {
-            self.directories.remove_texts(job, &self.objects.live_jobs().await?).await;
+            self.directories.remove_uploads(job, &self.objects.live_jobs().await?).await;
         }
         Ok(())
     }
 
-    async fn priorities(&self) -> Result<Priorities, Refusal> {
+    async fn priorities(&self) -> Result<PriorityValues, ApiError> {
         Ok(super::priorities::all())
     }
 
-    fn journal(&self, _: &ObjectRef<TrainJob>, uid: &str, attempt: u32) -> Option<Journal> {
-        let aboard = self.aboard(uid).filter(|aboard| aboard.attempt == attempt)?;
-        aboard.crew?.journal().cloned()
+    fn journal_endpoint(&self, _: &ObjectRef<TrainJob>, uid: &str, attempt: u32) -> Option<JournalEndpoint> {
+        let aboard = self.running_attempt(uid).filter(|aboard| aboard.attempt == attempt)?;
+        aboard.process_group?.journal().cloned()
     }
 }
 
 /// Returns the last report of an attempt's coordinator, if it wrote one.
-async fn last_report(directories: &Directories, uid: &str, attempt: u32) -> Option<Report> {
+async fn last_report(directories: &ServerDirectories, uid: &str, attempt: u32) -> Option<CoordinatorReport> {
     let uid = ObjectName::new(uid).ok()?;
     let text = tokio::fs::read_to_string(directories.last_report(&uid, attempt)).await.ok()?;
     let told = AttemptOutcome::from_termination_report(&text).ok()?;
-    Some(Report {
+    Some(CoordinatorReport {
         attempt,
         checkpoint: told.digest.clone().map(|digest| (told.step, digest)),
         saved: told.digest.is_some(),
         outcome: Some(outcome_of(told)),
         advanced: Some(Timestamp::now()),
-        ..Report::default()
+        ..CoordinatorReport::default()
     })
 }

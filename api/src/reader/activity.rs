@@ -8,21 +8,21 @@ use tokio::sync::watch;
 
 /// Counts requests in progress. Clones share the count.
 #[derive(Clone, Debug, Default)]
-pub struct Activity(watch::Sender<usize>);
+pub struct RequestActivity(watch::Sender<usize>);
 
 /// A request in progress, until it is dropped.
 #[derive(Debug)]
-pub struct Asking(watch::Sender<usize>);
+pub struct RequestGuard(watch::Sender<usize>);
 
-impl Activity {
+impl RequestActivity {
     /// Counts a request.
-    pub fn begin(&self) -> Asking {
+    pub fn begin(&self) -> RequestGuard {
         self.0.send_modify(|count| *count += 1);
-        Asking(self.0.clone())
+        RequestGuard(self.0.clone())
     }
 
     /// Waits until no request has been in progress for `patience`.
-    pub async fn idle(&self, patience: Duration) {
+    pub async fn wait_idle(&self, patience: Duration) {
         let mut counts = self.0.subscribe();
         loop {
             // Can't fail: `self` holds a sender.
@@ -35,9 +35,9 @@ impl Activity {
     }
 }
 
-impl Asking {
+impl RequestGuard {
     /// Keeps the request in progress until its response stream has ended or is dropped.
-    pub fn until_end<T>(self, answer: impl Stream<Item = T> + Send + 'static) -> BoxStream<'static, T> {
+    pub fn hold_until_end<T>(self, answer: impl Stream<Item = T> + Send + 'static) -> BoxStream<'static, T> {
         answer
             .map(move |item| {
                 let _under_way = &self;
@@ -47,7 +47,7 @@ impl Asking {
     }
 }
 
-impl Drop for Asking {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.send_modify(|count| *count = count.saturating_sub(1));
     }

@@ -16,28 +16,28 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use millrace_control::program::{end_signals, ended};
+use millrace_control::program::{shutdown_signals, wait_for_shutdown};
 use millrace_protocol::proto::files_server::FilesServer;
 use millrace_protocol::proto::journal_server::JournalServer;
-use millrace_protocol::security::{Admit, Identity, Protection, listen};
+use millrace_protocol::security::{AdmissionPolicy, Identity, Protection, listen};
 use millrace_protocol::transport;
 use millrace_telemetry::logs::LogFormat;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
 
-use crate::files::{DEFAULT_EXPORT_BYTES, Exports};
-use activity::Activity;
+use crate::files::{DEFAULT_MAX_EXPORT_BYTES, ExportCache};
+use activity::RequestActivity;
 
 use crate::{private, serve};
-use service::{FilesService, JournalService};
+use service::{FileJournalService, FilesService};
 
 /// Time for open streams to end after the shutdown began.
-const DRAINING: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Flags of `reader`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Reader {
+pub struct ReaderArgs {
     /// The job's model_dir; nothing is written there
     #[arg(long, value_name = "DIR")]
     model_dir: PathBuf,
@@ -45,7 +45,7 @@ pub struct Reader {
     #[arg(long, value_name = "DIR")]
     exports: PathBuf,
     /// Bytes that these have at most, together
-    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_EXPORT_BYTES)]
+    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MAX_EXPORT_BYTES)]
     export_bytes: u64,
     /// Holds tls.crt, tls.key and ca.crt: what it shows, and whose certificate a client must have
     #[arg(long, value_name = "DIR")]
@@ -66,10 +66,10 @@ pub struct Reader {
 
 /// What a reader serves.
 #[derive(Clone, Debug)]
-struct Reads {
+struct ReaderSource {
     model_dir: PathBuf,
     /// Exported checkpoints.
-    exports: Exports,
+    exports: ExportCache,
     /// UID of the job.
     uid: String,
 }
@@ -78,22 +78,29 @@ struct Reads {
 ///
 /// # Errors
 /// It can't start: a sentence.
-pub async fn run(args: Reader) -> anyhow::Result<()> {
+pub async fn run(args: ReaderArgs) -> anyhow::Result<()> {
     let _traces = serve::log(LevelFilter::INFO, args.log_format)?;
-    let ending = end_signals().context("can't listen for signals")?;
-    let Reader { model_dir, exports, export_bytes, identity, listen, job_uid: uid, idle_seconds, .. } = args;
-    private::make_all_private();
-    millrace_roots::restrict_process([there(&model_dir), there(&exports)])
+    let ending = shutdown_signals().context("can't listen for signals")?;
+    let ReaderArgs { model_dir, exports, export_bytes, identity, listen, job_uid: uid, idle_seconds, .. } = args;
+    private::set_private_umask();
+    millrace_roots::restrict_process([nearest_existing(&model_dir), nearest_existing(&exports)])
         .context("can't use a directory of the job")?;
     let identity = Identity::read(&identity)?;
     let listener = TcpListener::bind(listen).await.with_context(|| format!("can't listen on {listen}"))?;
     tracing::info!("{} is read at {}", model_dir.display(), listener.local_addr()?);
-    let exports = Exports::new(exports, export_bytes);
-    serve(listener, identity, Reads { model_dir, exports, uid }, Duration::from_secs(idle_seconds), ended(ending)).await
+    let exports = ExportCache::new(exports, export_bytes);
+    serve(
+        listener,
+        identity,
+        ReaderSource { model_dir, exports, uid },
+        Duration::from_secs(idle_seconds),
+        wait_for_shutdown(ending),
+    )
+    .await
 }
 
 /// Returns the directory if it exists, otherwise its nearest existing parent.
-fn there(dir: &Path) -> &Path {
+fn nearest_existing(dir: &Path) -> &Path {
     dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(dir)
 }
 
@@ -101,25 +108,25 @@ fn there(dir: &Path) -> &Path {
 async fn serve(
     listener: TcpListener,
     identity: Identity,
-    reads: Reads,
+    reads: ReaderSource,
     patience: Duration,
     ended: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
-    let activity = Activity::default();
+    let activity = RequestActivity::default();
     let (over, is_over) = oneshot::channel::<()>();
-    let incoming = listen(listener, "files", identity, Admit::RestServer, Protection::Encrypted);
+    let incoming = listen(listener, "files", identity, AdmissionPolicy::RestServer, Protection::Encrypted);
     let serving = transport::server()
         .add_service(FilesServer::new(FilesService::new(&reads, activity.clone())))
-        .add_service(JournalServer::new(JournalService::new(&reads, activity.clone())))
+        .add_service(JournalServer::new(FileJournalService::new(&reads, activity.clone())))
         .serve_with_incoming_shutdown(incoming, async { drop(is_over.await) });
     tokio::pin!(serving);
     tokio::select! {
         served = &mut serving => return served.context("can't serve any more"),
-        () = activity.idle(patience) => tracing::info!("nobody has asked for {} s", patience.as_secs()),
+        () = activity.wait_idle(patience) => tracing::info!("nobody has asked for {} s", patience.as_secs()),
         () = ended => tracing::info!("told to end"),
     }
     drop(over);
     // Connections that do not end are closed after that time.
-    let _ = tokio::time::timeout(DRAINING, serving).await;
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, serving).await;
     Ok(())
 }

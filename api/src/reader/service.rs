@@ -10,70 +10,75 @@ use millrace_protocol::proto::{self, Part, Place, ReadReply, ReadRequest};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::Reads;
-use super::activity::Activity;
-use crate::files::{Content, Files, LocalFiles, Opened, wire};
-use crate::refusal::{Reason, Refusal, Result};
+use super::ReaderSource;
+use super::activity::RequestActivity;
+use crate::files::{FileContent, Files, LocalFiles, OpenFile, wire};
+use crate::refusal::{ApiError, ErrorReason, Result};
 use crate::unheard;
 
 /// A response stream.
-type Answer<T> = BoxStream<'static, Result<T, Status>>;
+type ResponseStream<T> = BoxStream<'static, Result<T, Status>>;
 
 /// The service for files.
 pub struct FilesService {
     files: LocalFiles,
-    activity: Activity,
+    activity: RequestActivity,
 }
 
 impl FilesService {
     /// Serves the files of this reader.
-    pub fn new(reads: &Reads, activity: Activity) -> Self {
+    pub fn new(reads: &ReaderSource, activity: RequestActivity) -> Self {
         Self { files: LocalFiles::new(reads.model_dir.clone(), reads.exports.clone()), activity }
     }
 }
 
 #[tonic::async_trait]
 impl proto::files_server::Files for FilesService {
-    type CheckpointsStream = Answer<proto::CheckpointFiles>;
-    type ListStream = Answer<proto::FileInfo>;
-    type ReadStream = Answer<ReadReply>;
+    type CheckpointsStream = ResponseStream<proto::CheckpointFiles>;
+    type ListStream = ResponseStream<proto::FileInfo>;
+    type ReadStream = ResponseStream<ReadReply>;
 
     async fn checkpoints(
         &self,
         _: Request<proto::CheckpointsRequest>,
     ) -> Result<Response<Self::CheckpointsStream>, Status> {
         let asking = self.activity.begin();
-        let checkpoints = self.files.checkpoints().await.map_err(wire::status)?;
-        Ok(Response::new(asking.until_end(stream::iter(checkpoints).map(|checkpoint| Ok(checkpoint.into())))))
+        let checkpoints = self.files.checkpoints().await.map_err(wire::to_status)?;
+        Ok(Response::new(asking.hold_until_end(stream::iter(checkpoints).map(|checkpoint| Ok(checkpoint.into())))))
     }
 
     async fn list(&self, request: Request<proto::Shelf>) -> Result<Response<Self::ListStream>, Status> {
         let asking = self.activity.begin();
-        let shelf = request.into_inner().try_into().map_err(wire::status)?;
-        let files = self.files.list(&shelf).await.map_err(wire::status)?;
-        Ok(Response::new(asking.until_end(stream::iter(files).map(|file| Ok(file.into())))))
+        let shelf = request.into_inner().try_into().map_err(wire::to_status)?;
+        let files = self.files.list(&shelf).await.map_err(wire::to_status)?;
+        Ok(Response::new(asking.hold_until_end(stream::iter(files).map(|file| Ok(file.into())))))
     }
 
     async fn read(&self, request: Request<Streaming<ReadRequest>>) -> Result<Response<Self::ReadStream>, Status> {
         let asking = self.activity.begin();
         let mut wishes = request.into_inner();
-        let Some(Wish::Place(Place { shelf, path })) = next(&mut wishes).await? else { return Err(out_of_turn()) };
-        let shelf = shelf.unwrap_or_default().try_into().map_err(wire::status)?;
-        let Opened { bytes, tag, content } = self.files.open(&shelf, &path).await.map_err(wire::status)?;
+        let Some(Wish::Place(Place { shelf, path })) = next(&mut wishes).await? else {
+            return Err(unexpected_request());
+        };
+        let shelf = shelf.unwrap_or_default().try_into().map_err(wire::to_status)?;
+        let OpenFile { bytes, tag, content } = self.files.open(&shelf, &path).await.map_err(wire::to_status)?;
         let file = stream::once(async move { Ok(reply(Reply::File(proto::File { bytes, tag }))) });
-        let part = pieces(wishes, content).try_flatten_stream();
-        Ok(Response::new(asking.until_end(file.chain(part))))
+        let part = read_chunks(wishes, content).try_flatten_stream();
+        Ok(Response::new(asking.hold_until_end(file.chain(part))))
     }
 }
 
 /// Reads the next request, which selects a part of the open file; empty if there is none.
-async fn pieces(mut wishes: Streaming<ReadRequest>, content: Box<dyn Content>) -> Result<Answer<ReadReply>, Status> {
+async fn read_chunks(
+    mut wishes: Streaming<ReadRequest>,
+    content: Box<dyn FileContent>,
+) -> Result<ResponseStream<ReadReply>, Status> {
     match next(&mut wishes).await? {
         Some(Wish::Part(Part { first, length })) => {
-            let pieces = content.part(first, length).await.map_err(wire::status)?;
-            Ok(pieces.map_ok(|bytes| reply(Reply::Piece(bytes))).map_err(wire::status).boxed())
+            let pieces = content.read_range(first, length).await.map_err(wire::to_status)?;
+            Ok(pieces.map_ok(|bytes| reply(Reply::Piece(bytes))).map_err(wire::to_status).boxed())
         }
-        Some(Wish::Place(_)) => Err(out_of_turn()),
+        Some(Wish::Place(_)) => Err(unexpected_request()),
         None => Ok(stream::empty().boxed()),
     }
 }
@@ -86,27 +91,27 @@ fn reply(reply: Reply) -> ReadReply {
     ReadReply { reply: Some(reply) }
 }
 
-fn out_of_turn() -> Status {
-    wire::status(Refusal::new(Reason::BadRequest, "name a file first, then a part of it"))
+fn unexpected_request() -> Status {
+    wire::to_status(ApiError::new(ErrorReason::BadRequest, "name a file first, then a part of it"))
 }
 
 /// The service for the journal, read from files.
-pub struct JournalService {
+pub struct FileJournalService {
     model_dir: PathBuf,
     uid: String,
-    activity: Activity,
+    activity: RequestActivity,
 }
 
-impl JournalService {
+impl FileJournalService {
     /// Serves the journal of this reader.
-    pub fn new(reads: &Reads, activity: Activity) -> Self {
+    pub fn new(reads: &ReaderSource, activity: RequestActivity) -> Self {
         Self { model_dir: reads.model_dir.clone(), uid: reads.uid.clone(), activity }
     }
 }
 
 #[tonic::async_trait]
-impl proto::journal_server::Journal for JournalService {
-    type FollowStream = Answer<proto::Entry>;
+impl proto::journal_server::Journal for FileJournalService {
+    type FollowStream = ResponseStream<proto::Entry>;
 
     async fn follow(&self, request: Request<proto::FollowRequest>) -> Result<Response<Self::FollowStream>, Status> {
         let asking = self.activity.begin();
@@ -116,18 +121,18 @@ impl proto::journal_server::Journal for JournalService {
         }
         let entries = unheard::entries(self.model_dir.clone(), self.uid.clone(), from);
         let entries = ReceiverStream::new(entries).map(|entry| entry.map_err(Status::data_loss));
-        Ok(Response::new(asking.until_end(entries)))
+        Ok(Response::new(asking.hold_until_end(entries)))
     }
 
     async fn checkpoint(&self, _: Request<proto::CheckpointRequest>) -> Result<Response<proto::CommandReply>, Status> {
-        Err(nobody_runs())
+        Err(no_coordinator())
     }
 
     async fn stop(&self, _: Request<proto::StopRequest>) -> Result<Response<proto::CommandReply>, Status> {
-        Err(nobody_runs())
+        Err(no_coordinator())
     }
 }
 
-fn nobody_runs() -> Status {
+fn no_coordinator() -> Status {
     Status::unimplemented("a reader only reads: ask the job's coordinator")
 }

@@ -11,21 +11,21 @@ use millrace_checkpoint::{
 use millrace_emulator::compile::compile_job;
 use millrace_params::{FlagOverrides, MachineDocument, Params};
 use millrace_protocol::proto::{Entry, FollowRequest};
-use millrace_protocol::security::{Authority, Credentials, Expected, Name, Service, Validity};
+use millrace_protocol::security::{Authority, Credentials, ExpectedPeer, MemberName, Service, Validity};
 use millrace_telemetry::journal::{AttemptOutcome, JournalEvent, JournalWriter};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::files::{Exports, Files, LocalFiles, PIECE, RemoteFiles, Shelf};
+use crate::files::{ExportCache, FileSet, Files, LocalFiles, READ_CHUNK_BYTES, RemoteFiles};
 use crate::kubernetes::client_credentials;
-use crate::refusal::{Reason, Refusal};
+use crate::refusal::{ApiError, ErrorReason};
 use crate::unheard;
 
 const UID: &str = "6a0c1c3e-0000-4000-8000-000000000001";
 const STEP: u64 = 3;
 /// Longer than the tests take.
-const LONG: Duration = Duration::from_secs(600);
+const LONG_TIMEOUT: Duration = Duration::from_secs(600);
 /// A file of several chunks.
 const LARGE: &str = "logs/attempt-1/large.log";
 const ENDLESS: &str = "logs/attempt-1/endless.log";
@@ -38,11 +38,11 @@ runconfig: {max_steps: 1, num_csx: 1}
 ";
 
 /// Creates a model_dir and a directory for its exports.
-fn directories() -> (TempDir, Reads) {
+fn directories() -> (TempDir, ReaderSource) {
     let dir = tempfile::tempdir().unwrap();
-    let reads = Reads {
+    let reads = ReaderSource {
         model_dir: dir.path().join("model_dir"),
-        exports: Exports::new(dir.path().join("exports"), 1 << 30),
+        exports: ExportCache::new(dir.path().join("exports"), 1 << 30),
         uid: UID.to_owned(),
     };
     (dir, reads)
@@ -88,21 +88,21 @@ fn write(path: &Path, content: &[u8]) {
 }
 
 /// Creates a file that no test reads to its end.
-fn endless(reads: &Reads) {
+fn endless(reads: &ReaderSource) {
     write(&reads.model_dir.join(ENDLESS), b"");
     let file = std::fs::OpenOptions::new().write(true).open(reads.model_dir.join(ENDLESS)).unwrap();
     file.set_len(1 << 40).unwrap();
 }
 
-fn reader(uid: &str) -> Expected {
-    Expected::new(Name::reader(uid).unwrap())
+fn reader(uid: &str) -> ExpectedPeer {
+    ExpectedPeer::new(MemberName::for_reader(uid).unwrap())
 }
 
 /// Returns the credentials of a reader, issued by the operator's authority, and the identity of its only client.
 fn certificates(uid: &str) -> (Credentials, Identity) {
-    let today = Validity::starting(std::time::SystemTime::now(), LONG);
+    let today = Validity::starting(std::time::SystemTime::now(), LONG_TIMEOUT);
     let (operator, client) = (Authority::new(today).unwrap(), client_credentials().unwrap());
-    let shown = operator.issue(&Name::reader(uid).unwrap(), today).unwrap();
+    let shown = operator.issue(&MemberName::for_reader(uid).unwrap(), today).unwrap();
     let served = Credentials { authority: client.authority.clone(), ..shown };
     (served, Identity::new(&Credentials { authority: operator.certificate().to_owned(), ..client }).unwrap())
 }
@@ -110,7 +110,7 @@ fn certificates(uid: &str) -> (Credentials, Identity) {
 /// Starts a reader; returns its address and its task.
 async fn start(
     credentials: &Credentials,
-    reads: &Reads,
+    reads: &ReaderSource,
     patience: Duration,
 ) -> (String, JoinHandle<anyhow::Result<()>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -121,26 +121,26 @@ async fn start(
 }
 
 /// Starts a reader of these directories; returns its client and its task.
-async fn served(reads: &Reads, patience: Duration) -> (RemoteFiles, JoinHandle<anyhow::Result<()>>) {
+async fn served(reads: &ReaderSource, patience: Duration) -> (RemoteFiles, JoinHandle<anyhow::Result<()>>) {
     let (served, client) = certificates(UID);
     let (address, end) = start(&served, reads, patience).await;
     (RemoteFiles::new(&address, &client, reader(UID)).unwrap(), end)
 }
 
 /// Reads a part of a file.
-async fn part(files: &dyn Files, shelf: &Shelf, path: &str, first: u64, length: u64) -> Result<BytesMut, Refusal> {
+async fn part(files: &dyn Files, shelf: &FileSet, path: &str, first: u64, length: u64) -> Result<BytesMut, ApiError> {
     let content = files.open(shelf, path).await?.content;
-    content.part(first, length).await?.try_collect().await
+    content.read_range(first, length).await?.try_collect().await
 }
 
 #[tokio::test]
-async fn files_over_the_wire_are_those_of_the_disk() {
+async fn remote_files_equal_local_files() {
     let (_dir, reads) = directories();
     checkpoint(&lock(&reads.model_dir, UID));
-    let large: Vec<u8> = (0..3 * PIECE + 5).map(|at| (at % 251) as u8).collect();
+    let large: Vec<u8> = (0..3 * READ_CHUNK_BYTES + 5).map(|at| (at % 251) as u8).collect();
     write(&reads.model_dir.join(LARGE), &large);
     write(&reads.model_dir.join("job.json"), b"");
-    let (remote, _end) = served(&reads, LONG).await;
+    let (remote, _end) = served(&reads, LONG_TIMEOUT).await;
     let local = LocalFiles::new(reads.model_dir.clone(), reads.exports.clone());
 
     let checkpoints = remote.checkpoints().await.unwrap();
@@ -148,9 +148,9 @@ async fn files_over_the_wire_are_those_of_the_disk() {
     assert_eq!(checkpoints, local.checkpoints().await.unwrap());
     // The reader, which is called first, makes the export.
     for (shelf, known) in [
-        (Shelf::HuggingFace(STEP), "model.safetensors"),
-        (Shelf::Checkpoint(STEP), "manifest.json"),
-        (Shelf::Artifacts, LARGE),
+        (FileSet::HuggingFace(STEP), "model.safetensors"),
+        (FileSet::Checkpoint(STEP), "manifest.json"),
+        (FileSet::Artifacts, LARGE),
     ] {
         let listed = remote.list(&shelf).await.unwrap();
         assert!(listed.iter().any(|file| file.path == known), "{known}: {listed:?}");
@@ -159,20 +159,22 @@ async fn files_over_the_wire_are_those_of_the_disk() {
             let (there, here) =
                 (remote.open(&shelf, &file.path).await.unwrap(), local.open(&shelf, &file.path).await.unwrap());
             assert_eq!((there.bytes, there.tag), (here.bytes, here.tag), "{}", file.path);
-            let there: BytesMut = there.content.part(0, file.bytes).await.unwrap().try_collect().await.unwrap();
-            let here: BytesMut = here.content.part(0, file.bytes).await.unwrap().try_collect().await.unwrap();
+            let there: BytesMut = there.content.read_range(0, file.bytes).await.unwrap().try_collect().await.unwrap();
+            let here: BytesMut = here.content.read_range(0, file.bytes).await.unwrap().try_collect().await.unwrap();
             assert_eq!((there.len() as u64, there), (file.bytes, here), "{}", file.path);
         }
     }
     let whole = large.len() as u64;
-    for (first, length) in [(0, 1), (7, PIECE as u64), (PIECE as u64 - 1, 2), (whole - 1, 9), (whole, 1), (3, 0)] {
+    for (first, length) in
+        [(0, 1), (7, READ_CHUNK_BYTES as u64), (READ_CHUNK_BYTES as u64 - 1, 2), (whole - 1, 9), (whole, 1), (3, 0)]
+    {
         let end = (first + length).min(whole) as usize;
-        let got = part(&remote, &Shelf::Artifacts, LARGE, first, length).await.unwrap();
+        let got = part(&remote, &FileSet::Artifacts, LARGE, first, length).await.unwrap();
         assert!(got == large[first as usize..end], "{length} bytes from {first}");
     }
-    let pieces = remote.open(&Shelf::Artifacts, LARGE).await.unwrap().content.part(0, whole).await.unwrap();
+    let pieces = remote.open(&FileSet::Artifacts, LARGE).await.unwrap().content.read_range(0, whole).await.unwrap();
     let pieces: Vec<_> = pieces.try_collect().await.unwrap();
-    assert!(pieces.iter().all(|piece| piece.len() <= PIECE), "a piece is no longer than others may be");
+    assert!(pieces.iter().all(|piece| piece.len() <= READ_CHUNK_BYTES), "a piece is no longer than others may be");
 }
 
 #[tokio::test]
@@ -180,71 +182,74 @@ async fn an_opened_file_stays_what_it_was() {
     let (_dir, reads) = directories();
     let path = reads.model_dir.join("metrics.jsonl");
     write(&path, b"first");
-    let (remote, _end) = served(&reads, LONG).await;
-    let opened = remote.open(&Shelf::Artifacts, "metrics.jsonl").await.unwrap();
+    let (remote, _end) = served(&reads, LONG_TIMEOUT).await;
+    let opened = remote.open(&FileSet::Artifacts, "metrics.jsonl").await.unwrap();
     write(&reads.model_dir.join("new"), b"another");
     std::fs::rename(reads.model_dir.join("new"), &path).unwrap();
-    let content: BytesMut = opened.content.part(0, opened.bytes).await.unwrap().try_collect().await.unwrap();
+    let content: BytesMut = opened.content.read_range(0, opened.bytes).await.unwrap().try_collect().await.unwrap();
     assert_eq!(content, b"first".as_slice());
-    let now = part(&remote, &Shelf::Artifacts, "metrics.jsonl", 0, 99).await.unwrap();
+    let now = part(&remote, &FileSet::Artifacts, "metrics.jsonl", 0, 99).await.unwrap();
     assert_eq!(now, b"another".as_slice());
 }
 
 #[tokio::test]
-async fn a_download_that_nobody_takes_holds_up_no_other() {
+async fn stalled_download_blocks_no_other() {
     let (_dir, reads) = directories();
     endless(&reads);
-    let (remote, _end) = served(&reads, LONG).await;
+    let (remote, _end) = served(&reads, LONG_TIMEOUT).await;
     let mut stuck = Vec::new();
     let all = async {
         for _ in 0..4 {
-            let opened = remote.open(&Shelf::Artifacts, ENDLESS).await.unwrap();
-            let mut pieces = opened.content.part(0, opened.bytes).await.unwrap();
+            let opened = remote.open(&FileSet::Artifacts, ENDLESS).await.unwrap();
+            let mut pieces = opened.content.read_range(0, opened.bytes).await.unwrap();
             pieces.try_next().await.unwrap();
             stuck.push(pieces);
         }
-        part(&remote, &Shelf::Artifacts, ENDLESS, 0, 64 << 20).await.unwrap()
+        part(&remote, &FileSet::Artifacts, ENDLESS, 0, 64 << 20).await.unwrap()
     };
     let other = tokio::time::timeout(Duration::from_secs(60), all).await.expect("there is room for each");
     assert_eq!(other.len(), 64 << 20);
 }
 
 #[tokio::test]
-async fn what_is_refused_is_refused_alike() {
+async fn local_and_remote_errors_are_equal() {
     let (_dir, reads) = directories();
     write(&reads.model_dir.join("checkpoint_7/manifest.json"), b"no manifest");
     write(&reads.model_dir.join("checkpoint_8"), b"no directory");
     write(&reads.model_dir.join("logs/attempt-1/a.log"), b"a");
-    let (remote, _end) = served(&reads, LONG).await;
+    let (remote, _end) = served(&reads, LONG_TIMEOUT).await;
     let local = LocalFiles::new(reads.model_dir.clone(), reads.exports.clone());
     for (shelf, path, reason) in [
-        (Shelf::Artifacts, "nothing", Reason::NotFound),
-        (Shelf::Artifacts, "", Reason::NotFound),
-        (Shelf::Artifacts, "logs", Reason::NotFound),
-        (Shelf::Artifacts, "../exports", Reason::NotFound),
-        (Shelf::Artifacts, "a\0\nb\u{e9}", Reason::NotFound),
-        (Shelf::Artifacts, "checkpoint_7/manifest.json", Reason::NotFound),
-        (Shelf::Checkpoint(9), "manifest.json", Reason::NotFound),
-        (Shelf::HuggingFace(9), "config.json", Reason::NotFound),
-        (Shelf::HuggingFace(7), "config.json", Reason::Gone),
+        (FileSet::Artifacts, "nothing", ErrorReason::NotFound),
+        (FileSet::Artifacts, "", ErrorReason::NotFound),
+        (FileSet::Artifacts, "logs", ErrorReason::NotFound),
+        (FileSet::Artifacts, "../exports", ErrorReason::NotFound),
+        (FileSet::Artifacts, "a\0\nb\u{e9}", ErrorReason::NotFound),
+        (FileSet::Artifacts, "checkpoint_7/manifest.json", ErrorReason::NotFound),
+        (FileSet::Checkpoint(9), "manifest.json", ErrorReason::NotFound),
+        (FileSet::HuggingFace(9), "config.json", ErrorReason::NotFound),
+        (FileSet::HuggingFace(7), "config.json", ErrorReason::Gone),
     ] {
         let refused = remote.open(&shelf, path).await.err();
         assert_eq!(refused.as_ref().map(|refusal| refusal.reason), Some(reason), "{path:?}");
         assert_eq!(refused, local.open(&shelf, path).await.err());
     }
-    let refused = remote.list(&Shelf::HuggingFace(9)).await.unwrap_err();
-    assert_eq!((refused.reason, &refused), (Reason::NotFound, &local.list(&Shelf::HuggingFace(9)).await.unwrap_err()));
-    for none in [Shelf::Checkpoint(8), Shelf::Checkpoint(9)] {
+    let refused = remote.list(&FileSet::HuggingFace(9)).await.unwrap_err();
+    assert_eq!(
+        (refused.reason, &refused),
+        (ErrorReason::NotFound, &local.list(&FileSet::HuggingFace(9)).await.unwrap_err())
+    );
+    for none in [FileSet::Checkpoint(8), FileSet::Checkpoint(9)] {
         assert_eq!((remote.list(&none).await, local.list(&none).await), (Ok(Vec::new()), Ok(Vec::new())));
     }
     // A message that is too long for a header is truncated, and keeps its reason.
-    let refused = remote.open(&Shelf::Artifacts, &"\u{e9}".repeat(20_000)).await.err().unwrap();
-    assert_eq!(refused.reason, Reason::NotFound);
+    let refused = remote.open(&FileSet::Artifacts, &"\u{e9}".repeat(20_000)).await.err().unwrap();
+    assert_eq!(refused.reason, ErrorReason::NotFound);
     assert!(refused.detail.starts_with("there is no file \u{e9}\u{e9}"), "{}", refused.detail);
 }
 
 #[tokio::test]
-async fn the_journal_is_told_from_a_number_on() {
+async fn journal_is_served_from_a_sequence_number() {
     let (_dir, reads) = directories();
     let event = |step| JournalEvent::Checkpoint { step, digest: "ab".to_owned() };
     for uid in ["another", UID] {
@@ -254,7 +259,7 @@ async fn the_journal_is_told_from_a_number_on() {
             journal.append(event).unwrap();
         }
     }
-    let (remote, _end) = served(&reads, LONG).await;
+    let (remote, _end) = served(&reads, LONG_TIMEOUT).await;
     let told = async |from| {
         let entries = remote.journal().follow(FollowRequest { from, newest: false }).await.unwrap().into_inner();
         let entries: Vec<Entry> = entries.try_collect().await.unwrap();
@@ -272,44 +277,44 @@ async fn the_journal_is_told_from_a_number_on() {
 }
 
 #[tokio::test]
-async fn strangers_are_refused() {
+async fn unauthorized_clients_are_rejected() {
     let (_dir, reads) = directories();
     write(&reads.model_dir.join("job.json"), b"a");
     write(&reads.model_dir.join("id_rsa"), b"no artifact");
     let (served, ours) = certificates(UID);
-    let (address, _end) = start(&served, &reads, LONG).await;
+    let (address, _end) = start(&served, &reads, LONG_TIMEOUT).await;
     let listed = async |client: &Identity, uid: &str| {
-        let files = RemoteFiles::new(&address, client, reader(uid)).unwrap().list(&Shelf::Artifacts).await;
+        let files = RemoteFiles::new(&address, client, reader(uid)).unwrap().list(&FileSet::Artifacts).await;
         files.map(|files| files.len()).map_err(|refusal| refusal.reason)
     };
     assert_eq!(listed(&ours, UID).await, Ok(1));
     // The client of another reader, and one with a certificate of another authority.
-    assert_eq!(listed(&certificates(UID).1, UID).await, Err(Reason::Unavailable));
-    let today = Validity::starting(std::time::SystemTime::now(), LONG);
+    assert_eq!(listed(&certificates(UID).1, UID).await, Err(ErrorReason::Unavailable));
+    let today = Validity::starting(std::time::SystemTime::now(), LONG_TIMEOUT);
     let other = Authority::new(today).unwrap();
-    let stranger = other.issue(&Name::Service(Service::RestServer), today).unwrap();
+    let stranger = other.issue(&MemberName::Service(Service::RestServer), today).unwrap();
     let stranger = Credentials { authority: format!("{}{}", stranger.authority, served.authority), ..stranger };
-    assert_eq!(listed(&Identity::new(&stranger).unwrap(), UID).await, Err(Reason::Unavailable));
+    assert_eq!(listed(&Identity::new(&stranger).unwrap(), UID).await, Err(ErrorReason::Unavailable));
     // The reader of another job.
-    assert_eq!(listed(&ours, "another").await, Err(Reason::Unavailable));
+    assert_eq!(listed(&ours, "another").await, Err(ErrorReason::Unavailable));
     assert_eq!(listed(&ours, UID).await, Ok(1), "it was the same server all the while");
 }
 
 #[tokio::test]
-async fn it_ends_when_nobody_asks() {
+async fn reader_exits_when_idle() {
     let (_dir, reads) = directories();
     endless(&reads);
     let patience = Duration::from_millis(100);
     let (remote, mut end) = served(&reads, patience).await;
-    let opened = remote.open(&Shelf::Artifacts, ENDLESS).await.unwrap();
-    let looked_at = remote.open(&Shelf::Artifacts, ENDLESS).await.unwrap();
+    let opened = remote.open(&FileSet::Artifacts, ENDLESS).await.unwrap();
+    let looked_at = remote.open(&FileSet::Artifacts, ENDLESS).await.unwrap();
     tokio::time::timeout(4 * patience, &mut end).await.expect_err("files are open");
-    let mut pieces = opened.content.part(0, opened.bytes).await.unwrap();
+    let mut pieces = opened.content.read_range(0, opened.bytes).await.unwrap();
     assert!(pieces.try_next().await.unwrap().is_some());
     // One stream is dropped in the middle, the other was never read.
     drop((pieces, looked_at));
     tokio::time::timeout(Duration::from_secs(60), end).await.expect("nobody asks").unwrap().unwrap();
-    let refused = remote.list(&Shelf::Artifacts).await.unwrap_err();
-    assert_eq!(refused.reason, Reason::Unavailable);
+    let refused = remote.list(&FileSet::Artifacts).await.unwrap_err();
+    assert_eq!(refused.reason, ErrorReason::Unavailable);
     assert!(refused.detail.contains("try again"), "{}", refused.detail);
 }

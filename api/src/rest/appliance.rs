@@ -6,41 +6,41 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use millrace_crds::{self as crds, Amounts, ApplianceStatus, ClusterSpec, QueuePlace, TrainJob};
-use millrace_store::Filter;
+use millrace_crds::{self as crds, ApplianceSpec, ApplianceStatus, QueueStatus, ResourceAmounts, TrainJob};
+use millrace_store::JobFilter;
 use millrace_telemetry::prometheus::CONTENT_TYPE;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use super::who::{Act, Rights, Who};
-use super::{Api, Asked, Items, Named};
-use crate::backend::Volume;
+use super::who::{Action, Permissions, Principal};
+use super::{AppState, ItemList, ValidPath, ValidQuery};
+use crate::backend::VolumeInfo;
 use crate::definition::{object_schema, schemas};
 use crate::document;
-use crate::refusal::{Reason, Refusal, Result};
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Which appliance.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct WhichAppliance {
+pub struct ApplianceQuery {
     /// Its name; `default` where it is left out.
     name: Option<String>,
 }
 
 /// The machine as it is seen. Of jobs in namespaces one may not look into only what they use is told.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct View {
+pub struct ApplianceView {
     /// Its name.
     name: String,
     /// What it is.
     #[schemars(schema_with = "spec")]
-    spec: ClusterSpec,
+    spec: ApplianceSpec,
     /// What of it is used; null until it is seen to for the first time.
-    status: Option<Usage>,
+    status: Option<ApplianceUsage>,
     /// The jobs that have systems.
-    jobs: Vec<Holder>,
+    jobs: Vec<SystemHolder>,
     /// The jobs that wait for systems, the next one first.
-    queue: Vec<Waiter>,
+    queue: Vec<QueuedJob>,
 }
 
 fn spec(_: &mut SchemaGenerator) -> Schema {
@@ -51,11 +51,11 @@ fn spec(_: &mut SchemaGenerator) -> Schema {
 
 /// What of the machine is used.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Usage {
+pub struct ApplianceUsage {
     /// What there is.
-    capacity: Option<Amounts>,
+    capacity: Option<ResourceAmounts>,
     /// What of it is in use.
-    used: Option<Amounts>,
+    used: Option<ResourceAmounts>,
     /// How many jobs wait.
     waiting: Option<u32>,
     /// Whether its spec was understood.
@@ -64,7 +64,7 @@ pub struct Usage {
 
 /// A job that has systems.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Holder {
+pub struct SystemHolder {
     /// Its namespace, where one may look into it.
     namespace: Option<String>,
     /// Its name, likewise.
@@ -81,10 +81,10 @@ pub struct Holder {
 
 /// A job that waits for systems.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Waiter {
+pub struct QueuedJob {
     /// Where and why.
     #[serde(flatten)]
-    place: Place,
+    place: QueuePosition,
     /// Its namespace, where one may look into it.
     namespace: Option<String>,
     /// Its name, likewise.
@@ -97,7 +97,7 @@ pub struct Waiter {
 
 /// A place in the queue.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
-pub struct Place {
+pub struct QueuePosition {
     /// Counted from 1; null where it waits for something else than its turn.
     position: Option<u32>,
     /// Why it waits, in one word.
@@ -109,20 +109,21 @@ pub struct Place {
 /// Returns the appliance, the jobs that hold its systems, and its queue. Names of jobs are omitted in namespaces that
 /// the client may not list.
 pub async fn read(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Asked(WhichAppliance { name }): Asked<WhichAppliance>,
-) -> Result<Json<View>> {
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidQuery(ApplianceQuery { name }): ValidQuery<ApplianceQuery>,
+) -> Result<Json<ApplianceView>> {
     let name = name.unwrap_or_else(|| "default".to_owned());
-    who.may(Act::ReadAppliance, "", &name).await?;
+    who.authorize(Action::ReadAppliance, "", &name).await?;
     let appliance = api.backend.appliance(&name).await?;
-    let appliance = appliance
-        .ok_or_else(|| Refusal::new(Reason::NotFound, format!("there is no appliance {name}: leave ?name= out")))?;
+    let appliance = appliance.ok_or_else(|| {
+        ApiError::new(ErrorReason::NotFound, format!("there is no appliance {name}: leave ?name= out"))
+    })?;
     let mut jobs = Vec::new();
     for grant in appliance.status.iter().flat_map(|status| &status.grants) {
-        let shown = who.sees(&grant.namespace).await?;
+        let shown = who.can_see_namespace(&grant.namespace).await?;
         let job = if shown { api.store.job(&grant.uid).await? } else { None };
-        jobs.push(Holder {
+        jobs.push(SystemHolder {
             namespace: shown.then(|| grant.namespace.clone()),
             name: shown.then(|| grant.name.clone()),
             uid: shown.then(|| grant.uid.clone()),
@@ -134,27 +135,27 @@ pub async fn read(
     let queue = queue(&api, &name, &who).await?;
     let status = appliance.status.map(|status| {
         let ApplianceStatus { capacity, used, waiting, conditions, .. } = status;
-        Usage { capacity, used, waiting, conditions }
+        ApplianceUsage { capacity, used, waiting, conditions }
     });
-    Ok(Json(View { name, spec: appliance.spec, status, jobs, queue }))
+    Ok(Json(ApplianceView { name, spec: appliance.spec, status, jobs, queue }))
 }
 
 /// Returns the queued jobs of an appliance, by their position; jobs without one are last. At most 1000 are read.
-async fn queue(api: &Api, appliance: &str, who: &Who) -> Result<Vec<Waiter>> {
-    let waiting = Filter { state: Some(crds::State::Queued.as_str().to_owned()), ..Filter::default() };
+async fn queue(api: &AppState, appliance: &str, who: &Principal) -> Result<Vec<QueuedJob>> {
+    let waiting = JobFilter { state: Some(crds::JobState::Queued.as_str().to_owned()), ..JobFilter::default() };
     let rows = api.store.jobs(&waiting, None, 1000).await?.items;
     let mut queue = Vec::new();
     for row in rows {
-        let Some(job) = document::read::<TrainJob>(&row.name, &row.content.document) else { continue };
+        let Some(job) = document::from_json_text::<TrainJob>(&row.name, &row.content.document) else { continue };
         if job.spec.appliance != appliance {
             continue;
         }
-        let shown = who.sees(&row.namespace).await?;
+        let shown = who.can_see_namespace(&row.namespace).await?;
         let place = job.status.and_then(|status| status.queue).map(|place| {
-            let QueuePlace { position, reason, message } = place;
-            Place { position, reason, message }
+            let QueueStatus { position, reason, message } = place;
+            QueuePosition { position, reason, message }
         });
-        queue.push(Waiter {
+        queue.push(QueuedJob {
             place: place.unwrap_or_default(),
             namespace: shown.then_some(row.namespace),
             name: shown.then_some(row.name),
@@ -167,39 +168,43 @@ async fn queue(api: &Api, appliance: &str, who: &Who) -> Result<Vec<Waiter>> {
 }
 
 /// Lists the volumes that a job in this namespace can mount.
-pub async fn volumes(State(api): State<Arc<Api>>, who: Who, Named(ns): Named<String>) -> Result<Json<Items<Volume>>> {
-    who.may(Act::ListVolumes, &ns, "").await?;
-    Ok(Json(Items { items: api.backend.volumes(&ns).await? }))
+pub async fn volumes(
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(ns): ValidPath<String>,
+) -> Result<Json<ItemList<VolumeInfo>>> {
+    who.authorize(Action::ListVolumes, &ns, "").await?;
+    Ok(Json(ItemList { items: api.backend.volumes(&ns).await? }))
 }
 
 /// Who asks.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Oneself {
+pub struct CallerIdentity {
     /// Whose token it is.
     name: String,
     /// What they may; with `kubernetes` the cluster is asked for each act.
-    #[schemars(extend("enum" = ["viewer", "editor", "admin", ACCOUNT]))]
+    #[schemars(extend("enum" = ["viewer", "editor", "admin", CLUSTER_ACCOUNT_ROLE]))]
     role: &'static str,
     /// Where; `*` is everywhere.
     namespaces: Vec<String>,
 }
 
 /// The role shown for an account of a cluster.
-const ACCOUNT: &str = "kubernetes";
+const CLUSTER_ACCOUNT_ROLE: &str = "kubernetes";
 
 /// Returns the identity of the client. An account of a cluster has the role `kubernetes` and no namespaces, because
 /// only the cluster knows its permissions.
-pub async fn whoami(who: Who) -> Json<Oneself> {
+pub async fn whoami(who: Principal) -> Json<CallerIdentity> {
     let (role, namespaces) = match who.rights {
-        Rights::Role { role, namespaces } => (role.as_str(), namespaces),
-        Rights::Cluster(..) => (ACCOUNT, Vec::new()),
+        Permissions::Role { role, namespaces } => (role.as_str(), namespaces),
+        Permissions::Cluster(..) => (CLUSTER_ACCOUNT_ROLE, Vec::new()),
     };
-    Json(Oneself { name: who.name, role, namespaces })
+    Json(CallerIdentity { name: who.name, role, namespaces })
 }
 
 /// A program.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Version {
+pub struct ServerVersion {
     /// By semantic versioning.
     version: &'static str,
     /// What runs jobs.
@@ -208,28 +213,31 @@ pub struct Version {
 }
 
 /// Returns the version of the server and the name of its backend; needs no token.
-pub async fn version(State(api): State<Arc<Api>>) -> Json<Version> {
-    Json(Version { version: env!("CARGO_PKG_VERSION"), backend: api.backend.name() })
+pub async fn version(State(api): State<Arc<AppState>>) -> Json<ServerVersion> {
+    Json(ServerVersion { version: env!("CARGO_PKG_VERSION"), backend: api.backend.name() })
 }
 
 /// Returns the metrics in the text format of Prometheus; no label names a job or a user.
-pub async fn metrics(State(api): State<Arc<Api>>) -> ([(header::HeaderName, &'static str); 1], String) {
+pub async fn metrics(State(api): State<Arc<AppState>>) -> ([(header::HeaderName, &'static str); 1], String) {
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], api.backend.metrics() + &api.traffic.render(&api.store).await)
 }
 
 /// Liveness: returns 503 while a loop that runs jobs, or copies those of a cluster, is stuck, so that the server is
 /// restarted.
-pub async fn healthy(State(api): State<Arc<Api>>) -> Result<StatusCode> {
-    match api.backend.stuck() {
+pub async fn healthz(State(api): State<Arc<AppState>>) -> Result<StatusCode> {
+    match api.backend.stuck_loop() {
         None => Ok(StatusCode::OK),
         Some(stuck) => {
             tracing::error!("this server is stuck: {stuck}");
-            Err(Refusal::new(Reason::Unavailable, format!("the server is stuck and has to be started again: {stuck}")))
+            Err(ApiError::new(
+                ErrorReason::Unavailable,
+                format!("the server is stuck and has to be started again: {stuck}"),
+            ))
         }
     }
 }
 
 /// Readiness: whether the database answers.
-pub async fn ready(State(api): State<Arc<Api>>) -> StatusCode {
+pub async fn readyz(State(api): State<Arc<AppState>>) -> StatusCode {
     if api.store.ping().await.is_ok() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }

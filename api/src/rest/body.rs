@@ -8,20 +8,20 @@ use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, header};
 use serde::de::DeserializeOwned;
 
-use super::json::Unique;
-use crate::refusal::{Fault, Reason, Refusal, Result};
+use super::json::UniqueKeysJson;
+use crate::refusal::{ApiError, ErrorReason, FieldError, Result};
 
 /// Time to receive the whole body of a request.
-const SENDING: Duration = Duration::from_secs(30);
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs `reading` with the time limit for receiving a body.
 ///
 /// # Errors
-/// Those of `reading`, and [`Reason::RequestTimeout`].
-pub async fn in_time<T>(reading: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::time::timeout(SENDING, reading).await.unwrap_or_else(|_| {
-        let detail = format!("the body did not come within {} seconds: send it again", SENDING.as_secs());
-        Err(Refusal::new(Reason::RequestTimeout, detail))
+/// Those of [`reading`], and [`ErrorReason::RequestTimeout`].
+pub async fn with_body_timeout<T>(reading: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(BODY_TIMEOUT, reading).await.unwrap_or_else(|_| {
+        let detail = format!("the body did not come within {} seconds: send it again", BODY_TIMEOUT.as_secs());
+        Err(ApiError::new(ErrorReason::RequestTimeout, detail))
     })
 }
 
@@ -29,24 +29,24 @@ pub async fn in_time<T>(reading: impl Future<Output = Result<T>>) -> Result<T> {
 ///
 /// # Errors
 /// The body is of another media type, is too slow or too long, or does not match the type.
-pub async fn sent<T: DeserializeOwned>(request: Request) -> Result<T> {
-    match kind(request.headers())?.as_str() {
-        "application/json" | "" => of_json("JSON", &in_time(whole(request)).await?),
-        other => Err(unread(other, "application/json")),
+pub async fn read_json<T: DeserializeOwned>(request: Request) -> Result<T> {
+    match media_type(request.headers())?.as_str() {
+        "application/json" | "" => parse_json("JSON", &with_body_timeout(read_all(request)).await?),
+        other => Err(unsupported_media_type(other, "application/json")),
     }
 }
 
 /// Parses an object of JSON. `what` names the format in messages.
 ///
 /// # Errors
-/// The body is no JSON object or has a duplicate key ([`Reason::BadRequest`]), or it does not match the type
-/// ([`Reason::Invalid`], with the path of the field).
-pub fn of_json<T: DeserializeOwned>(what: &str, body: &[u8]) -> Result<T> {
-    let Unique(value) = serde_json::from_slice(body).map_err(|error| unreadable(what, &error))?;
+/// The body is no JSON object or has a duplicate key ([`ErrorReason::BadRequest`]), or it does not match the type
+/// ([`ErrorReason::Invalid`], with the path of the field).
+pub fn parse_json<T: DeserializeOwned>(what: &str, body: &[u8]) -> Result<T> {
+    let UniqueKeysJson(value) = serde_json::from_slice(body).map_err(|error| malformed_body(what, &error))?;
     if !value.is_object() {
-        return Err(unreadable(what, &"it is no object"));
+        return Err(malformed_body(what, &"it is no object"));
     }
-    let invalid = |field: String, message: String| Refusal::invalid(vec![Fault { field, message }]);
+    let invalid = |field: String, message: String| ApiError::invalid(vec![FieldError { field, message }]);
     serde_path_to_error::deserialize(value).map_err(|error| {
         let (path, message) = (error.path().to_string(), error.inner().to_string());
         let missing = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`'));
@@ -63,24 +63,27 @@ pub fn of_json<T: DeserializeOwned>(what: &str, body: &[u8]) -> Result<T> {
 ///
 /// # Errors
 /// The body has a content encoding.
-pub fn kind(headers: &HeaderMap) -> Result<String> {
+pub fn media_type(headers: &HeaderMap) -> Result<String> {
     if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
-        return Err(Refusal::new(Reason::UnsupportedMediaType, "an encoded body is not read here: send it as it is"));
+        return Err(ApiError::new(
+            ErrorReason::UnsupportedMediaType,
+            "an encoded body is not read here: send it as it is",
+        ));
     }
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     Ok(value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
 }
 
 /// Builds the error for a body of media type `kind`; `read` lists the supported ones.
-pub fn unread(kind: &str, read: &str) -> Refusal {
-    Refusal::new(Reason::UnsupportedMediaType, format!("a body of {kind} is not read here: send {read}"))
+pub fn unsupported_media_type(kind: &str, read: &str) -> ApiError {
+    ApiError::new(ErrorReason::UnsupportedMediaType, format!("a body of {kind} is not read here: send {read}"))
 }
 
 /// Reads the whole body.
 ///
 /// # Errors
 /// It is too long, or the connection is closed before its end.
-pub async fn whole(request: Request) -> Result<Bytes> {
+pub async fn read_all(request: Request) -> Result<Bytes> {
     let read = Bytes::from_request(request, &()).await;
     read.map_err(|error| too_long_or_broken(error.status().as_u16(), &error.body_text()))
 }
@@ -88,24 +91,24 @@ pub async fn whole(request: Request) -> Result<Bytes> {
 /// Reads the whole content of one part of a form.
 ///
 /// # Errors
-/// Those of [`whole`].
-pub async fn bytes(part: Field<'_>) -> Result<Bytes> {
+/// Those of [`read_all`].
+pub async fn read_part(part: Field<'_>) -> Result<Bytes> {
     part.bytes().await.map_err(|error| too_long_or_broken(error.status().as_u16(), &error.body_text()))
 }
 
-fn too_long_or_broken(status: u16, said: &str) -> Refusal {
-    if status == Reason::PayloadTooLarge.status() {
-        return Refusal::new(
-            Reason::PayloadTooLarge,
+fn too_long_or_broken(status: u16, said: &str) -> ApiError {
+    if status == ErrorReason::PayloadTooLarge.status() {
+        return ApiError::new(
+            ErrorReason::PayloadTooLarge,
             "the request is too long: put data into a volume of the appliance",
         );
     }
-    Refusal::new(Reason::BadRequest, format!("the body can't be read: {said}"))
+    ApiError::new(ErrorReason::BadRequest, format!("the body can't be read: {said}"))
 }
 
 /// Builds the error for a body that is not `what` it has to be.
-pub fn unreadable(what: &str, error: &dyn std::fmt::Display) -> Refusal {
-    Refusal::new(Reason::BadRequest, format!("the body is not {what}: {error}"))
+pub fn malformed_body(what: &str, error: &dyn std::fmt::Display) -> ApiError {
+    ApiError::new(ErrorReason::BadRequest, format!("the body is not {what}: {error}"))
 }
 
 #[cfg(test)]
@@ -114,29 +117,29 @@ mod tests {
     use serde_json::{Map, Value};
 
     #[derive(Debug, serde::Deserialize)]
-    struct Wanted {
+    struct ExpectedBody {
         #[serde(rename = "numCsx")]
         num_csx: u32,
     }
 
     #[test]
-    fn a_body_says_each_thing_once_and_by_its_name() {
-        let read = |text: &str| of_json::<Wanted>("JSON", text.as_bytes());
+    fn duplicate_and_unknown_keys_are_rejected() {
+        let read = |text: &str| parse_json::<ExpectedBody>("JSON", text.as_bytes());
         assert_eq!(read(r#"{"numCsx": 2}"#).unwrap().num_csx, 2);
         for (text, reason, field) in [
-            ("{", Reason::BadRequest, None),
-            (r#"{"numCsx": 2} {}"#, Reason::BadRequest, None),
-            (r#"{"numCsx": 2, "numCsx": 3}"#, Reason::BadRequest, None),
-            ("[2]", Reason::BadRequest, None),
-            ("{}", Reason::Invalid, Some("numCsx")),
-            (r#"{"numCsx": "2"}"#, Reason::Invalid, Some("numCsx")),
+            ("{", ErrorReason::BadRequest, None),
+            (r#"{"numCsx": 2} {}"#, ErrorReason::BadRequest, None),
+            (r#"{"numCsx": 2, "numCsx": 3}"#, ErrorReason::BadRequest, None),
+            ("[2]", ErrorReason::BadRequest, None),
+            ("{}", ErrorReason::Invalid, Some("numCsx")),
+            (r#"{"numCsx": "2"}"#, ErrorReason::Invalid, Some("numCsx")),
         ] {
             let refusal = read(text).unwrap_err();
             let told = refusal.errors.first().map(|fault| fault.field.as_str());
             assert_eq!((refusal.reason, told), (reason, field), "{text}");
         }
         let whole = r#"{"a": [1, -2, 0.5, true, null, "b"], "c": {"d": {}}}"#;
-        let read: Map<String, Value> = of_json("JSON", whole.as_bytes()).unwrap();
+        let read: Map<String, Value> = parse_json("JSON", whole.as_bytes()).unwrap();
         assert_eq!(Value::Object(read), serde_json::from_str::<Value>(whole).unwrap());
     }
 }

@@ -11,18 +11,18 @@ use millrace_crds::TrainJob;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::who::{Act, Who};
-use super::{Api, Asked, Items, JobPath, Named, Which, wrong};
+use super::who::{Action, Principal};
+use super::{AppState, ItemList, JobPath, JobSelector, ValidPath, ValidQuery, bad_query_parameter};
 use crate::document::job_of;
-use crate::files::{CheckpointFiles, FileInfo, Files, Opened, Shelf};
-use crate::refusal::{Reason, Refusal, Result};
+use crate::files::{CheckpointFiles, FileInfo, FileSet, Files, OpenFile};
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Suffix of a checkpoint's step that requests its export to another format.
-const EXPORT: &str = ":export";
+const EXPORT_SUFFIX: &str = ":export";
 
 /// Path parameters of a checkpoint.
 #[derive(Clone, Debug, Deserialize)]
-pub struct ShelfPath {
+pub struct FileSetPath {
     ns: String,
     name: String,
     shelf: String,
@@ -40,7 +40,7 @@ pub struct FilePath {
 /// Which job, and in which format.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Wanted {
+pub struct FileQuery {
     /// The UID of an older job of the name.
     uid: Option<String>,
     /// hf, a directory that `transformers` loads, goes with STEP:export, and native with STEP.
@@ -48,8 +48,14 @@ pub struct Wanted {
     format: Option<String>,
 }
 
-async fn files_of(api: &Api, who: &Who, act: Act, path: &JobPath, uid: Option<&str>) -> Result<Arc<dyn Files>> {
-    who.may(act, &path.ns, &path.name).await?;
+async fn files_of(
+    api: &AppState,
+    who: &Principal,
+    act: Action,
+    path: &JobPath,
+    uid: Option<&str>,
+) -> Result<Arc<dyn Files>> {
+    who.authorize(act, &path.ns, &path.name).await?;
     let row = api.job(path, uid).await?;
     let job = job_of(&row)?;
     if uid.is_some()
@@ -59,7 +65,7 @@ async fn files_of(api: &Api, who: &Who, act: Act, path: &JobPath, uid: Option<&s
     {
         let detail =
             format!("a later job {} goes on in the same model_dir: its files are to be had without ?uid=", row.name);
-        return Err(Refusal::new(Reason::Gone, detail));
+        return Err(ApiError::new(ErrorReason::Gone, detail));
     }
     api.backend.files(&job).await
 }
@@ -71,97 +77,99 @@ fn model_dir(job: &TrainJob) -> Option<&str> {
 
 /// The files of a shelf.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Listed {
+pub struct FileSetListing {
     /// All of them.
     files: Vec<FileInfo>,
 }
 
 /// Lists the checkpoints of a job, the newest first.
 pub async fn checkpoints(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(path): Named<JobPath>,
-    Asked(which): Asked<Which>,
-) -> Result<Json<Items<CheckpointFiles>>> {
-    let files = files_of(&api, &who, Act::Read, &path, which.uid.as_deref()).await?;
-    Ok(Json(Items { items: files.checkpoints().await? }))
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(path): ValidPath<JobPath>,
+    ValidQuery(which): ValidQuery<JobSelector>,
+) -> Result<Json<ItemList<CheckpointFiles>>> {
+    let files = files_of(&api, &who, Action::Read, &path, which.uid.as_deref()).await?;
+    Ok(Json(ItemList { items: files.checkpoints().await? }))
 }
 
 /// Lists the files of a job that are not part of a checkpoint.
 pub async fn artifacts(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(path): Named<JobPath>,
-    Asked(which): Asked<Which>,
-) -> Result<Json<Items<FileInfo>>> {
-    let files = files_of(&api, &who, Act::Read, &path, which.uid.as_deref()).await?;
-    Ok(Json(Items { items: files.list(&Shelf::Artifacts).await? }))
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(path): ValidPath<JobPath>,
+    ValidQuery(which): ValidQuery<JobSelector>,
+) -> Result<Json<ItemList<FileInfo>>> {
+    let files = files_of(&api, &who, Action::Read, &path, which.uid.as_deref()).await?;
+    Ok(Json(ItemList { items: files.list(&FileSet::Artifacts).await? }))
 }
 
 /// Lists the files of one checkpoint, in a format.
-pub async fn shelf(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(at): Named<ShelfPath>,
-    Asked(wanted): Asked<Wanted>,
-) -> Result<Json<Listed>> {
-    let shelf = shelf_of(&at.shelf, wanted.format.as_deref())?;
+pub async fn list_checkpoint_files(
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(at): ValidPath<FileSetPath>,
+    ValidQuery(wanted): ValidQuery<FileQuery>,
+) -> Result<Json<FileSetListing>> {
+    let shelf = parse_checkpoint(&at.shelf, wanted.format.as_deref())?;
     let path = JobPath { ns: at.ns, name: at.name };
-    let files = files_of(&api, &who, Act::ReadFiles, &path, wanted.uid.as_deref()).await?;
+    let files = files_of(&api, &who, Action::ReadFiles, &path, wanted.uid.as_deref()).await?;
     let files = files.list(&shelf).await?;
     if files.is_empty() {
-        return Err(Refusal::new(Reason::NotFound, format!("there is no checkpoint {} of this job", at.shelf)));
+        return Err(ApiError::new(ErrorReason::NotFound, format!("there is no checkpoint {} of this job", at.shelf)));
     }
-    Ok(Json(Listed { files }))
+    Ok(Json(FileSetListing { files }))
 }
 
 /// Returns a file of a checkpoint.
-pub async fn of_checkpoint(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(at): Named<FilePath>,
-    Asked(wanted): Asked<Wanted>,
+pub async fn get_checkpoint_file(
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(at): ValidPath<FilePath>,
+    ValidQuery(wanted): ValidQuery<FileQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let shelf = shelf_of(at.shelf.as_deref().unwrap_or_default(), wanted.format.as_deref())?;
+    let shelf = parse_checkpoint(at.shelf.as_deref().unwrap_or_default(), wanted.format.as_deref())?;
     let path = JobPath { ns: at.ns, name: at.name };
-    let files = files_of(&api, &who, Act::ReadFiles, &path, wanted.uid.as_deref()).await?;
-    sent(files.open(&shelf, &at.path).await?, &headers).await
+    let files = files_of(&api, &who, Action::ReadFiles, &path, wanted.uid.as_deref()).await?;
+    file_response(files.open(&shelf, &at.path).await?, &headers).await
 }
 
 /// Returns a file that is not part of a checkpoint.
-pub async fn artifact(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(at): Named<FilePath>,
-    Asked(which): Asked<Which>,
+pub async fn get_artifact(
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(at): ValidPath<FilePath>,
+    ValidQuery(which): ValidQuery<JobSelector>,
     headers: HeaderMap,
 ) -> Result<Response> {
     let path = JobPath { ns: at.ns, name: at.name };
-    let files = files_of(&api, &who, Act::ReadFiles, &path, which.uid.as_deref()).await?;
-    sent(files.open(&Shelf::Artifacts, &at.path).await?, &headers).await
+    let files = files_of(&api, &who, Action::ReadFiles, &path, which.uid.as_deref()).await?;
+    file_response(files.open(&FileSet::Artifacts, &at.path).await?, &headers).await
 }
 
 /// Parses `100` or `100:export`, together with the query parameter `format`.
-fn shelf_of(text: &str, format: Option<&str>) -> Result<Shelf> {
-    let (step, export) = text.strip_suffix(EXPORT).map_or((text, false), |step| (step, true));
+fn parse_checkpoint(text: &str, format: Option<&str>) -> Result<FileSet> {
+    let (step, export) = text.strip_suffix(EXPORT_SUFFIX).map_or((text, false), |step| (step, true));
     let read = step.parse().ok().filter(|number: &u64| number.to_string() == step);
-    let step = read.ok_or_else(|| Refusal::new(Reason::NotFound, format!("{step:?} is no step")))?;
+    let step = read.ok_or_else(|| ApiError::new(ErrorReason::NotFound, format!("{step:?} is no step")))?;
     match (export, format) {
-        (false, None | Some("native")) => Ok(Shelf::Checkpoint(step)),
-        (true, Some("hf")) => Ok(Shelf::HuggingFace(step)),
-        (false, Some("hf")) => Err(wrong("format", &format!("hf only under checkpoints/{step}{EXPORT}?format=hf"))),
-        (true, None | Some("native")) => Err(wrong(
+        (false, None | Some("native")) => Ok(FileSet::Checkpoint(step)),
+        (true, Some("hf")) => Ok(FileSet::HuggingFace(step)),
+        (false, Some("hf")) => {
+            Err(bad_query_parameter("format", &format!("hf only under checkpoints/{step}{EXPORT_SUFFIX}?format=hf")))
+        }
+        (true, None | Some("native")) => Err(bad_query_parameter(
             "format",
-            &format!("hf under checkpoints/{step}{EXPORT}: add ?format=hf, or ask for checkpoints/{step}"),
+            &format!("hf under checkpoints/{step}{EXPORT_SUFFIX}: add ?format=hf, or ask for checkpoints/{step}"),
         )),
-        _ => Err(wrong("format", "native or hf")),
+        _ => Err(bad_query_parameter("format", "native or hf")),
     }
 }
 
 /// Builds the response with a file or the requested range of it; 304 if the client has the current version.
-async fn sent(opened: Opened, headers: &HeaderMap) -> Result<Response> {
-    let Opened { bytes, tag, content } = opened;
+async fn file_response(opened: OpenFile, headers: &HeaderMap) -> Result<Response> {
+    let OpenFile { bytes, tag, content } = opened;
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let same = |known: &str| known == "*" || known.strip_prefix("W/").unwrap_or(known) == tag;
     if text(header::IF_NONE_MATCH).is_some_and(|known| known.split(',').any(|known| same(known.trim()))) {
@@ -169,7 +177,7 @@ async fn sent(opened: Opened, headers: &HeaderMap) -> Result<Response> {
     }
     let unchanged = text(header::IF_RANGE).is_none_or(|known| known == tag);
     let range = match text(header::RANGE).filter(|_| unchanged) {
-        Some(range) => match part(range, bytes) {
+        Some(range) => match parse_range(range, bytes) {
             Ok(range) => range,
             Err(refusal) => return Ok(([(header::CONTENT_RANGE, format!("bytes */{bytes}"))], refusal).into_response()),
         },
@@ -177,7 +185,7 @@ async fn sent(opened: Opened, headers: &HeaderMap) -> Result<Response> {
     };
     let (first, last) = range.unwrap_or((0, bytes.saturating_sub(1)));
     let length = if bytes == 0 { 0 } else { last - first + 1 };
-    let mut response = Response::new(Body::from_stream(content.part(first, length).await?));
+    let mut response = Response::new(Body::from_stream(content.read_range(first, length).await?));
     let mut set = |name, value: String| {
         if let Ok(value) = HeaderValue::try_from(value) {
             response.headers_mut().insert(name, value);
@@ -196,7 +204,7 @@ async fn sent(opened: Opened, headers: &HeaderMap) -> Result<Response> {
 
 /// Returns the first and last byte of a range of RFC 9110; `None` for a range that is not understood, because the whole
 /// file is sent then.
-fn part(range: &str, bytes: u64) -> Result<Option<(u64, u64)>> {
+fn parse_range(range: &str, bytes: u64) -> Result<Option<(u64, u64)>> {
     let in_bytes = range.split_once('=').filter(|(unit, _)| unit.eq_ignore_ascii_case("bytes"));
     let Some((first, last)) = in_bytes.and_then(|(_, range)| range.split_once('-')) else { return Ok(None) };
     let (first, last) = (first.trim(), last.trim());
@@ -215,8 +223,8 @@ fn part(range: &str, bytes: u64) -> Result<Option<(u64, u64)>> {
     };
     match found {
         Some((first, last)) if first < bytes => Ok(Some((first, last.min(bytes - 1)))),
-        _ => Err(Refusal::new(
-            Reason::RangeNotSatisfiable,
+        _ => Err(ApiError::new(
+            ErrorReason::RangeNotSatisfiable,
             format!("the file has {bytes} bytes, and the range lies beyond"),
         )),
     }
@@ -228,7 +236,7 @@ mod tests {
 
     #[test]
     fn ranges_are_those_of_the_rfc() {
-        let good = |range: &str| part(range, 10).unwrap();
+        let good = |range: &str| parse_range(range, 10).unwrap();
         assert_eq!(good("bytes=0-3"), Some((0, 3)));
         assert_eq!(good("bytes=7-"), Some((7, 9)));
         assert_eq!(good("bytes=-4"), Some((6, 9)));
@@ -238,7 +246,11 @@ mod tests {
         for other in ["lines=1-2", "bytes=3-1", "bytes=a-b", "bytes=0-1,3-4", "bytes=-"] {
             assert_eq!(good(other), None, "{other}");
         }
-        assert!(part("bytes=99999999999999999999-", 10).is_err());
-        assert!(part("bytes=10-", 10).is_err() && part("bytes=0-", 0).is_err() && part("bytes=-0", 10).is_err());
+        assert!(parse_range("bytes=99999999999999999999-", 10).is_err());
+        assert!(
+            parse_range("bytes=10-", 10).is_err()
+                && parse_range("bytes=0-", 0).is_err()
+                && parse_range("bytes=-0", 10).is_err()
+        );
     }
 }

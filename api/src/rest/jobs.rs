@@ -8,26 +8,26 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use kube::ResourceExt;
 use millrace_crds::{self as crds, TrainJob};
-use millrace_store::{Cursor, Filter, Job};
+use millrace_store::{JobFilter, JobRecord, PageCursor};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::body::sent;
-use super::submit::order;
-use super::who::{Act, Who};
-use super::{ALL, Api, Asked, JobPath, Named, Which, shown, wrong};
-use crate::backend::{Change, Created, Target};
-use crate::plan::Plan;
-use crate::refusal::{Fault, Reason, Refusal, Result};
+use super::body::read_json;
+use super::submit::read_submission;
+use super::who::{Action, Principal};
+use super::{ALL_NAMESPACES, AppState, JobPath, JobSelector, ValidPath, ValidQuery, bad_query_parameter, job_json};
+use crate::backend::{JobChange, JobTarget, SubmitResult};
+use crate::plan::JobPlan;
+use crate::refusal::{ApiError, ErrorReason, FieldError, Result};
 
 /// Limit on the jobs of a page.
-const MOST: u32 = 500;
+const MAX_PAGE_JOBS: u32 = 500;
 
 /// How to ask for a job.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Creation {
+pub struct CreateQuery {
     /// `All` to have the request checked and nothing made.
     #[schemars(extend("enum" = ["All"]))]
     dry_run: Option<String>,
@@ -35,30 +35,30 @@ pub struct Creation {
 
 /// Creates a job, or returns the one that the same request created before.
 pub async fn create(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(ns): Named<String>,
-    Asked(Creation { dry_run }): Asked<Creation>,
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(ns): ValidPath<String>,
+    ValidQuery(CreateQuery { dry_run }): ValidQuery<CreateQuery>,
     request: Request,
 ) -> Result<Response> {
-    who.may(Act::Create, &ns, "").await?;
-    let order = order(&api, &ns, &who, request).await?;
+    who.authorize(Action::Create, &ns, "").await?;
+    let order = read_submission(&api, &ns, &who, request).await?;
     match dry_run.as_deref() {
         None => {}
         Some("All") => return Ok(Json(api.backend.dry_run(&order).await?).into_response()),
-        Some(_) => return Err(wrong("dryRun", "All, or it is left out")),
+        Some(_) => return Err(bad_query_parameter("dryRun", "All, or it is left out")),
     }
     Ok(match api.backend.create(order).await? {
-        Created::New(job) => (StatusCode::CREATED, [place(&ns, &job)], Json(job)).into_response(),
-        Created::Replayed(job) => {
+        SubmitResult::New(job) => (StatusCode::CREATED, [location_header(&ns, &job)], Json(job)).into_response(),
+        SubmitResult::Replayed(job) => {
             let replayed = (HeaderName::from_static("idempotent-replay"), HeaderValue::from_static("true"));
-            ([place(&ns, &job), replayed], Json(job)).into_response()
+            ([location_header(&ns, &job), replayed], Json(job)).into_response()
         }
     })
 }
 
 /// Returns the `Location` header of a job.
-fn place(ns: &str, job: &TrainJob) -> (HeaderName, HeaderValue) {
+fn location_header(ns: &str, job: &TrainJob) -> (HeaderName, HeaderValue) {
     let mut place = format!("/v1/namespaces/{ns}/trainjobs/{}", job.name_any());
     if let (Some(_), Some(uid)) = (&job.metadata.deletion_timestamp, job.uid()) {
         // The name alone means the newest job of that name.
@@ -71,27 +71,27 @@ fn place(ns: &str, job: &TrainJob) -> (HeaderName, HeaderValue) {
 
 /// Plans a job, without creating it.
 pub async fn plan(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(ns): Named<String>,
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(ns): ValidPath<String>,
     request: Request,
-) -> Result<Json<Plan>> {
-    who.may(Act::List, &ns, "").await?;
-    let mut order = order(&api, &ns, &who, request).await?;
-    order.may_create = who.may(Act::Create, &ns, "").await.is_ok();
+) -> Result<Json<JobPlan>> {
+    who.authorize(Action::List, &ns, "").await?;
+    let mut order = read_submission(&api, &ns, &who, request).await?;
+    order.may_create = who.authorize(Action::Create, &ns, "").await.is_ok();
     Ok(Json(api.backend.plan(&order).await?))
 }
 
 /// Which jobs.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Selection {
+pub struct JobListQuery {
     /// Most jobs on a page, 50 where it is left out and 500 at most.
     limit: Option<u32>,
     /// The `next` of the page before.
     cursor: Option<String>,
     /// Only jobs of this STATE.
-    #[schemars(extend("enum" = crds::State::ALL.map(crds::State::as_str)))]
+    #[schemars(extend("enum" = crds::JobState::ALL.map(crds::JobState::as_str)))]
     state: Option<String>,
     /// Only jobs of this name.
     name: Option<String>,
@@ -106,29 +106,32 @@ pub struct Selection {
 
 /// Lists jobs, the newest first. Namespace `-` means all that the client may list.
 pub async fn list(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(ns): Named<String>,
-    Asked(asked): Asked<Selection>,
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(ns): ValidPath<String>,
+    ValidQuery(asked): ValidQuery<JobListQuery>,
 ) -> Result<Json<Value>> {
     let namespaces = match ns.as_str() {
-        ALL => who.seen_namespaces().await?,
+        ALL_NAMESPACES => who.visible_namespaces().await?,
         _ => {
-            who.may(Act::List, &ns, "").await?;
+            who.authorize(Action::List, &ns, "").await?;
             Some(vec![ns])
         }
     };
-    let cursor: Option<Cursor> = asked.cursor.as_deref().map(str::parse).transpose()?;
-    if asked.state.as_deref().is_some_and(|state| crds::State::from_name(state).is_none()) {
-        return Err(wrong("state", &format!("one of {}", crds::State::ALL.map(crds::State::as_str).join(", "))));
+    let cursor: Option<PageCursor> = asked.cursor.as_deref().map(str::parse).transpose()?;
+    if asked.state.as_deref().is_some_and(|state| crds::JobState::from_name(state).is_none()) {
+        return Err(bad_query_parameter(
+            "state",
+            &format!("one of {}", crds::JobState::ALL.map(crds::JobState::as_str).join(", ")),
+        ));
     }
     let mut incarnations = Vec::new();
     if asked.deleted == Some(true) {
         for namespace in namespaces.iter().flatten() {
-            incarnations.extend(api.backend.incarnation(namespace).await?);
+            incarnations.extend(api.backend.current_namespace(namespace).await?);
         }
     }
-    let filter = Filter {
+    let filter = JobFilter {
         incarnations,
         namespaces,
         name: asked.name,
@@ -136,65 +139,65 @@ pub async fn list(
         submitted_by: asked.submitted_by,
         finished: asked.finished,
         include_deleted: asked.deleted == Some(true),
-        held_state: Some(crds::State::Deleting.as_str().to_owned()),
+        held_state: Some(crds::JobState::Deleting.as_str().to_owned()),
     };
-    let page = api.store.jobs(&filter, cursor.as_ref(), asked.limit.unwrap_or(50).clamp(1, MOST)).await?;
-    let items: Vec<Value> = page.items.iter().map(shown).collect();
+    let page = api.store.jobs(&filter, cursor.as_ref(), asked.limit.unwrap_or(50).clamp(1, MAX_PAGE_JOBS)).await?;
+    let items: Vec<Value> = page.items.iter().map(job_json).collect();
     Ok(Json(json!({"items": items, "next": page.next.map(|next| next.to_string())})))
 }
 
 /// Returns a job: the newest of the name, or the one with `?uid=`.
 pub async fn read(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(path): Named<JobPath>,
-    Asked(which): Asked<Which>,
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(path): ValidPath<JobPath>,
+    ValidQuery(which): ValidQuery<JobSelector>,
 ) -> Result<Response> {
-    who.may(Act::Read, &path.ns, &path.name).await?;
+    who.authorize(Action::Read, &path.ns, &path.name).await?;
     let job = api.job(&path, which.uid.as_deref()).await?;
     let tag = HeaderValue::try_from(format!("\"{}\"", job.version)).ok();
-    let mut response = Json(shown(&job)).into_response();
+    let mut response = Json(job_json(&job)).into_response();
     response.headers_mut().extend(tag.map(|tag| (header::ETAG, tag)));
     Ok(response)
 }
 
 /// Deletes a job. Its history stays.
 pub async fn delete(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(path): Named<JobPath>,
-    Asked(which): Asked<Which>,
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(path): ValidPath<JobPath>,
+    ValidQuery(which): ValidQuery<JobSelector>,
 ) -> Result<Json<Value>> {
-    let uid = meant(&api, &who, Act::Delete, &path, &which).await?.uid;
+    let uid = find_live_job(&api, &who, Action::Delete, &path, &which).await?.uid;
     api.backend.delete(&path.ns, &path.name, &uid).await?;
     let job = api.job(&path, Some(&uid)).await?;
-    Ok(Json(shown(&job)))
+    Ok(Json(job_json(&job)))
 }
 
 /// Suspends a job: it saves its state and releases its systems.
 pub async fn suspend(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(path): Named<JobPath>,
-    Asked(which): Asked<Which>,
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(path): ValidPath<JobPath>,
+    ValidQuery(which): ValidQuery<JobSelector>,
 ) -> Result<Json<TrainJob>> {
-    change(&api, &who, &path, &which, Change::Suspend(true)).await
+    change(&api, &who, &path, &which, JobChange::Suspend(true)).await
 }
 
 /// Resumes a suspended job.
 pub async fn resume(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(path): Named<JobPath>,
-    Asked(which): Asked<Which>,
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(path): ValidPath<JobPath>,
+    ValidQuery(which): ValidQuery<JobSelector>,
 ) -> Result<Json<TrainJob>> {
-    change(&api, &who, &path, &which, Change::Suspend(false)).await
+    change(&api, &who, &path, &which, JobChange::Suspend(false)).await
 }
 
 /// How many systems.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Scale {
+pub struct ScaleRequest {
     /// Systems.
     #[schemars(range(min = 1))]
     num_csx: u32,
@@ -202,40 +205,55 @@ pub struct Scale {
 
 /// Changes the number of systems of a job.
 pub async fn scale(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(path): Named<JobPath>,
-    Asked(which): Asked<Which>,
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(path): ValidPath<JobPath>,
+    ValidQuery(which): ValidQuery<JobSelector>,
     request: Request,
 ) -> Result<Json<TrainJob>> {
-    let Scale { num_csx } = sent(request).await?;
+    let ScaleRequest { num_csx } = read_json(request).await?;
     if num_csx == 0 {
         let message = "a job has one system at least; to give back all, suspend it".to_owned();
-        return Err(Refusal::invalid(vec![Fault { field: "numCsx".to_owned(), message }]));
+        return Err(ApiError::invalid(vec![FieldError { field: "numCsx".to_owned(), message }]));
     }
-    change(&api, &who, &path, &which, Change::Scale(num_csx)).await
+    change(&api, &who, &path, &which, JobChange::Scale(num_csx)).await
 }
 
-async fn change(api: &Api, who: &Who, path: &JobPath, which: &Which, change: Change) -> Result<Json<TrainJob>> {
+async fn change(
+    api: &AppState,
+    who: &Principal,
+    path: &JobPath,
+    which: &JobSelector,
+    change: JobChange,
+) -> Result<Json<TrainJob>> {
     let act = match change {
-        Change::Suspend(_) => Act::Change,
-        Change::Scale(_) => Act::Scale,
+        JobChange::Suspend(_) => Action::Change,
+        JobChange::Scale(_) => Action::Scale,
     };
-    let job = meant(api, who, act, path, which).await?;
+    let job = find_live_job(api, who, act, path, which).await?;
     if let (Some(_), Some(state)) = (job.content.finished_ms, job.content.state) {
         let detail = format!("the job {} is over ({state}): submit another one", job.name);
-        return Err(Refusal::new(Reason::Finished, detail));
+        return Err(ApiError::new(ErrorReason::Finished, detail));
     }
-    let target = Target { namespace: &path.ns, name: &path.name, uid: &job.uid };
+    let target = JobTarget { namespace: &path.ns, name: &path.name, uid: &job.uid };
     Ok(Json(api.backend.change(&who.account, target, change).await?))
 }
 
 /// Returns the job to be changed, after a check of the permission. A deleted job is an error.
-async fn meant(api: &Api, who: &Who, act: Act, path: &JobPath, which: &Which) -> Result<Job> {
-    who.may(act, &path.ns, &path.name).await?;
+async fn find_live_job(
+    api: &AppState,
+    who: &Principal,
+    act: Action,
+    path: &JobPath,
+    which: &JobSelector,
+) -> Result<JobRecord> {
+    who.authorize(act, &path.ns, &path.name).await?;
     let job = api.job(path, which.uid.as_deref()).await?;
     if job.deleted_ms.is_some() {
-        return Err(Refusal::new(Reason::Gone, format!("the job {} is deleted: only its history is left", job.name)));
+        return Err(ApiError::new(
+            ErrorReason::Gone,
+            format!("the job {} is deleted: only its history is left", job.name),
+        ));
     }
     Ok(job)
 }

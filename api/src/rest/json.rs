@@ -6,17 +6,17 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 use serde_json::{Map, Value};
 
 /// A JSON value whose objects have no duplicate keys.
-pub struct Unique(pub Value);
+pub struct UniqueKeysJson(pub Value);
 
-impl<'de> Deserialize<'de> for Unique {
+impl<'de> Deserialize<'de> for UniqueKeysJson {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Reader).map(Self)
+        deserializer.deserialize_any(UniqueKeysVisitor).map(Self)
     }
 }
 
-struct Reader;
+struct UniqueKeysVisitor;
 
-impl<'de> Visitor<'de> for Reader {
+impl<'de> Visitor<'de> for UniqueKeysVisitor {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -49,7 +49,7 @@ impl<'de> Visitor<'de> for Reader {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut all = Vec::new();
-        while let Some(Unique(item)) = items.next_element()? {
+        while let Some(UniqueKeysJson(item)) = items.next_element()? {
             all.push(item);
         }
         Ok(Value::Array(all))
@@ -57,7 +57,7 @@ impl<'de> Visitor<'de> for Reader {
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
         let mut all = Map::new();
-        while let Some((key, Unique(value))) = entries.next_entry::<String, Unique>()? {
+        while let Some((key, UniqueKeysJson(value))) = entries.next_entry::<String, UniqueKeysJson>()? {
             if all.contains_key(&key) {
                 return Err(A::Error::custom(format!("the key {key:?} stands there twice")));
             }

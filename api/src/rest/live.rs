@@ -1,5 +1,5 @@
 //! Server-sent events of a job: first what is recorded after a number, then what is added. The numbers are those of the
-//! database, so a client that reconnects with `Last-Event-ID` misses nothing and receives nothing twice.
+//! database, so a client that reconnects with `Last-EventRecord-ID` misses nothing and receives nothing twice.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,43 +11,43 @@ use std::time::{Duration, Instant};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::jiff::Timestamp;
-use millrace_crds::State;
-use millrace_store::{Change, Entry, Job, Kind, Query};
+use millrace_crds::JobState;
+use millrace_store::{ChangeNotice, EntryKind, EntryQuery, JobRecord, JournalRecord};
 use tokio::sync::{broadcast, mpsc};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::records::{shown_entry, shown_event};
-use super::who::{Act, Who};
-use super::{Api, shown};
-use crate::refusal::{Reason, Result};
+use super::records::{entry_json, event_json};
+use super::who::{Action, Principal};
+use super::{AppState, job_json};
+use crate::refusal::{ErrorReason, Result};
 
 /// Interval of reads of the database without a notification: other servers write to it, too.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval of checks that the client is still authorized.
-const ASKING: Duration = Duration::from_secs(10);
+const REAUTHORIZE_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval of comments that keep proxies from closing a quiet stream.
-const ALIVE: Duration = Duration::from_secs(15);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// Entries that are read at once.
-const PAGE: u32 = 256;
+const READ_BATCH_ENTRIES: u32 = 256;
 /// Events that are queued for a client; the stream waits for a slow one.
-const AHEAD: usize = 64;
+const MAX_QUEUED_EVENTS: usize = 64;
 /// Milliseconds after the end of a job in which the last entries of its journal may still be copied.
-const SETTLING_MS: i64 = 3_000;
+const JOURNAL_DRAIN_MS: i64 = 3_000;
 
 /// What a stream sends.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
+pub struct StreamFilter {
     /// Entries of the journal that match this query and have a higher number than its `after`.
-    pub entries: Option<Query>,
+    pub entries: Option<EntryQuery>,
     /// Events with a higher number than this.
     pub events: Option<u64>,
     /// The job itself, whenever it changes.
     pub job: bool,
 }
 
-impl Wanted {
-    fn heard(&mut self, entry: u64) {
+impl StreamFilter {
+    fn advance_entry(&mut self, entry: u64) {
         if let Some(query) = &mut self.entries {
             query.after = entry;
         }
@@ -56,24 +56,24 @@ impl Wanted {
     /// Returns the id of what was sent last.
     fn id(&self) -> String {
         match (&self.entries, self.events) {
-            (Some(query), Some(event)) => Position { entry: query.after, event }.to_string(),
+            (Some(query), Some(event)) => StreamPosition { entry: query.after, event }.to_string(),
             (Some(query), None) => query.after.to_string(),
             (None, event) => event.unwrap_or_default().to_string(),
         }
     }
 }
 
-/// Position of a client in a stream: the id of an event, and the value of `Last-Event-ID`. A stream of either entries
+/// Position of a client in a stream: the id of an event, and the value of `Last-EventRecord-ID`. A stream of either entries
 /// or events has one number as its id, a stream of both `ENTRY.EVENT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Position {
+pub struct StreamPosition {
     /// Number of the last journal entry.
     pub entry: u64,
     /// Number of the last event.
     pub event: u64,
 }
 
-impl FromStr for Position {
+impl FromStr for StreamPosition {
     type Err = ParseIntError;
 
     fn from_str(text: &str) -> Result<Self, ParseIntError> {
@@ -82,53 +82,63 @@ impl FromStr for Position {
     }
 }
 
-impl fmt::Display for Position {
+impl fmt::Display for StreamPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.entry, self.event)
     }
 }
 
 /// Streams `job` until it is finished and everything is sent, or until `who` may no longer perform `act`.
-pub fn stream(api: Arc<Api>, job: Job, wanted: Wanted, who: Who, act: Act) -> Response {
-    let (out, told) = mpsc::channel(AHEAD);
+pub fn stream(api: Arc<AppState>, job: JobRecord, wanted: StreamFilter, who: Principal, act: Action) -> Response {
+    let (out, told) = mpsc::channel(MAX_QUEUED_EVENTS);
     tokio::spawn(async move {
-        let _counted = api.traffic.stream();
+        let _counted = api.traffic.count_stream();
         let (changes, asked) = (api.store.changes(), Instant::now());
-        let teller = Teller { changes, version: 0, api, uid: job.uid, wanted, out, who, act, asked };
+        let teller = LiveStream {
+            changes,
+            version: 0,
+            api,
+            uid: job.uid,
+            filter: wanted,
+            out,
+            who,
+            act,
+            last_authorized: asked,
+        };
         if let Err(error) = teller.run().await {
             // The client reconnects and continues at its position.
             tracing::warn!("a live stream ends early: {error}");
         }
     });
     let told = ReceiverStream::new(told).map(Ok::<_, std::convert::Infallible>);
-    Sse::new(told).keep_alive(KeepAlive::new().interval(ALIVE)).into_response()
+    Sse::new(told).keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL)).into_response()
 }
 
-struct Teller {
-    api: Arc<Api>,
+struct LiveStream {
+    api: Arc<AppState>,
     uid: String,
-    wanted: Wanted,
+    filter: StreamFilter,
     out: mpsc::Sender<Event>,
-    changes: broadcast::Receiver<Change>,
+    changes: broadcast::Receiver<ChangeNotice>,
     /// Version of the job that was sent last.
     version: u64,
-    who: Who,
-    act: Act,
+    who: Principal,
+    act: Action,
     /// Time of the last authorization check.
-    asked: Instant,
+    last_authorized: Instant,
 }
 
-impl Teller {
+impl LiveStream {
     async fn run(mut self) -> Result<()> {
         loop {
             // The job is read before its records: when it is seen as finished, the records that are read afterwards are
             // complete.
             let Some(job) = self.api.store.job(&self.uid).await? else { return Ok(()) };
-            if !self.may_listen(&job).await {
+            if !self.is_still_authorized(&job).await {
                 return Ok(());
             }
-            let over = self.is_over(&job).await?;
-            let heard = self.tell(&job).await?;
+            let over = self.is_finished(&job).await?;
+            let heard = self.send_new(&job).await?;
             if !heard {
                 return Ok(());
             }
@@ -140,86 +150,87 @@ impl Teller {
         }
     }
 
-    /// Whether the client is still authorized, checked every [`ASKING`]. A revoked token ends its streams.
-    async fn may_listen(&mut self, job: &Job) -> bool {
-        if self.asked.elapsed() < ASKING {
+    /// Whether the client is still authorized, checked every [`REAUTHORIZE_INTERVAL`]. A revoked token ends its streams.
+    async fn is_still_authorized(&mut self, job: &JobRecord) -> bool {
+        if self.last_authorized.elapsed() < REAUTHORIZE_INTERVAL {
             return true;
         }
-        self.asked = Instant::now();
-        match self.who.still_may(&self.api, self.act, &job.namespace, &job.name).await {
+        self.last_authorized = Instant::now();
+        match self.who.reauthorize(&self.api, self.act, &job.namespace, &job.name).await {
             Ok(()) => true,
             // If the check fails for another reason, it is repeated later.
-            Err(refusal) => !matches!(refusal.reason, Reason::Unauthorized | Reason::Forbidden),
+            Err(refusal) => !matches!(refusal.reason, ErrorReason::Unauthorized | ErrorReason::Forbidden),
         }
     }
 
     /// Whether nothing more will be recorded for the job.
-    async fn is_over(&self, job: &Job) -> Result<bool> {
+    async fn is_finished(&self, job: &JobRecord) -> Result<bool> {
         let Some(finished) = job.deleted_ms.or(job.content.finished_ms) else { return Ok(false) };
-        if Timestamp::now().as_millisecond() - finished > SETTLING_MS {
+        if Timestamp::now().as_millisecond() - finished > JOURNAL_DRAIN_MS {
             return Ok(true);
         }
         if job.deleted_ms.is_some() {
             return Ok(false);
         }
         // The event that a job has finished is written after its status; on a cluster it arrives by another watch.
-        if let Some(state) = job.content.state.as_deref().filter(|_| self.wanted.events.is_some())
+        if let Some(state) = job.content.state.as_deref().filter(|_| self.filter.events.is_some())
             && !self.api.store.has_event(&self.uid, state).await?
         {
             return Ok(false);
         }
-        let attempt = shown(job)["status"]["attempt"].as_u64();
-        let last = Query { kinds: vec![Kind::Outcome], attempt, limit: 1, ..Query::default() };
+        let attempt = job_json(job)["status"]["attempt"].as_u64();
+        let last = EntryQuery { kinds: vec![EntryKind::Outcome], attempt, limit: 1, ..EntryQuery::default() };
         Ok(!self.api.store.entries(&self.uid, &last).await?.is_empty())
     }
 
     /// Sends what is new; returns whether the client is still connected.
-    async fn tell(&mut self, job: &Job) -> Result<bool> {
+    async fn send_new(&mut self, job: &JobRecord) -> Result<bool> {
         // A client that waits for the suspension disconnects when it receives it, so it is sent after the records
         // before it.
-        let rests = job.content.state.as_deref() == Some(State::Suspended.as_str());
-        Ok((rests || self.tell_job(job).await) && self.tell_records().await? && (!rests || self.tell_job(job).await))
+        let rests = job.content.state.as_deref() == Some(JobState::Suspended.as_str());
+        Ok((rests || self.send_job(job).await) && self.send_records().await? && (!rests || self.send_job(job).await))
     }
 
-    async fn tell_job(&mut self, job: &Job) -> bool {
-        if !self.wanted.job || job.version == self.version {
+    async fn send_job(&mut self, job: &JobRecord) -> bool {
+        if !self.filter.job || job.version == self.version {
             return true;
         }
         self.version = job.version;
-        self.send(Event::default().event("job").data(shown(job).to_string())).await
+        self.send(Event::default().event("job").data(job_json(job).to_string())).await
     }
 
     /// Sends events and entries, each in the order of their numbers and merged by their times.
-    async fn tell_records(&mut self) -> Result<bool> {
+    async fn send_records(&mut self) -> Result<bool> {
         let (mut events, mut entries) = (VecDeque::new(), VecDeque::new());
-        let (mut more_events, mut more_entries) = (self.wanted.events.is_some(), self.wanted.entries.is_some());
+        let (mut more_events, mut more_entries) = (self.filter.events.is_some(), self.filter.entries.is_some());
         loop {
             if more_events && events.is_empty() {
-                events = self.api.store.events(&self.uid, self.wanted.events.unwrap_or(0), PAGE).await?.into();
-                more_events = events.len() == PAGE as usize;
+                events =
+                    self.api.store.events(&self.uid, self.filter.events.unwrap_or(0), READ_BATCH_ENTRIES).await?.into();
+                more_events = events.len() == READ_BATCH_ENTRIES as usize;
             }
-            if let Some(query) = self.wanted.entries.as_ref().filter(|_| more_entries && entries.is_empty()) {
-                let query = Query { limit: PAGE, ..query.clone() };
+            if let Some(query) = self.filter.entries.as_ref().filter(|_| more_entries && entries.is_empty()) {
+                let query = EntryQuery { limit: READ_BATCH_ENTRIES, ..query.clone() };
                 entries = self.api.store.entries(&self.uid, &query).await?.into();
-                more_entries = entries.len() == PAGE as usize;
+                more_entries = entries.len() == READ_BATCH_ENTRIES as usize;
             }
             let event_is_next = match (events.front(), entries.front()) {
                 (Some(event), Some(entry)) => event.event.at_ms <= entry.at_ms,
                 (event, _) => event.is_some(),
             };
             let told = if event_is_next {
-                events.pop_front().map(|event: millrace_store::Event| {
-                    self.wanted.events = Some(event.number);
-                    Event::default().event("event").data(shown_event(&event).to_string())
+                events.pop_front().map(|event: millrace_store::EventRecord| {
+                    self.filter.events = Some(event.number);
+                    Event::default().event("event").data(event_json(&event).to_string())
                 })
             } else {
-                entries.pop_front().map(|entry: Entry| {
-                    self.wanted.heard(entry.number);
-                    Event::default().event(entry.kind.as_str()).data(shown_entry(&entry).to_string())
+                entries.pop_front().map(|entry: JournalRecord| {
+                    self.filter.advance_entry(entry.number);
+                    Event::default().event(entry.kind.as_str()).data(entry_json(&entry).to_string())
                 })
             };
             let Some(told) = told else { return Ok(true) };
-            if !self.send(told.id(self.wanted.id())).await {
+            if !self.send(told.id(self.filter.id())).await {
                 return Ok(false);
             }
         }
@@ -243,7 +254,7 @@ impl Teller {
         tokio::select! {
             () = changed => {}
             () = self.out.closed() => {}
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
     }
 }

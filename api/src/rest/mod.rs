@@ -32,7 +32,7 @@ use axum::http::request::Parts;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use millrace_params::{LabelName, ObjectName};
-use millrace_store::{Job, Store};
+use millrace_store::{JobRecord, Store};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -41,113 +41,121 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::timeout::TimeoutLayer;
 
-pub use pace::Pace;
-pub use proxies::Proxies;
-pub use session::forget as forget_sessions;
+pub use pace::RequestLimiter;
+pub use proxies::TrustedProxies;
+pub use session::delete_expired as forget_sessions;
 pub use submit::Submission;
-pub use tokens::NewToken;
-pub use travel::TEXTS;
-pub use who::{Access, Role};
+pub use tokens::TokenRequest;
+pub use travel::UPLOADS_DIR;
+pub use who::{AuthMode, TokenRole};
 
 use crate::backend::Backend;
-use crate::compute::Compute;
-use crate::document::tell_unreadable;
-use crate::metrics::Traffic;
-use crate::refusal::{Fault, Reason, Refusal, Result};
+use crate::compute::ComputePool;
+use crate::document::mark_unreadable;
+use crate::metrics::ServerMetrics;
+use crate::refusal::{ApiError, ErrorReason, FieldError, Result};
 
 /// Limit on the body of a request: a params document with its uploads.
-const MOST_BYTES: usize = 8 << 20;
+const MAX_BODY_BYTES: usize = 8 << 20;
 /// Time until a response must begin. Streams then last as long as the client reads.
-const PATIENCE: Duration = Duration::from_secs(60);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// State shared by all handlers.
-pub struct Api {
+pub struct AppState {
     /// Runs jobs.
     pub backend: Arc<dyn Backend>,
     /// Database of jobs, journals, events and tokens.
     pub store: Store,
     /// How clients are authenticated and authorized.
-    pub access: Access,
+    pub access: AuthMode,
     /// Rate limits of requests.
-    pub pace: Pace,
+    pub pace: RequestLimiter,
     /// Proxies whose forwarded addresses are trusted.
-    pub proxies: Proxies,
+    pub proxies: TrustedProxies,
     /// Threads and budgets for expensive computations.
-    pub compute: Compute,
+    pub compute: ComputePool,
     /// Metrics of the server.
-    pub traffic: Traffic,
+    pub traffic: ServerMetrics,
 }
 
 /// Builds the router of all routes.
-pub fn router(api: Arc<Api>) -> Router {
+pub fn router(api: Arc<AppState>) -> Router {
     let served = routes::all().into_iter();
     served
         .fold(Router::new(), |router, route| router.route(&route.path, route.handler))
-        .fallback(async || Refusal::new(Reason::NotFound, "there is no such path: /v1/version is where to begin"))
+        .fallback(async || ApiError::new(ErrorReason::NotFound, "there is no such path: /v1/version is where to begin"))
         .method_not_allowed_fallback(async || {
-            Refusal::new(Reason::MethodNotAllowed, "the path is right and the method is not")
+            ApiError::new(ErrorReason::MethodNotAllowed, "the path is right and the method is not")
         })
-        .layer(axum::middleware::from_fn(observe::carried_out))
-        .layer(DefaultBodyLimit::max(MOST_BYTES))
+        .layer(axum::middleware::from_fn(observe::complete_mutation))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         // Rejects a request by its `Content-Length` before its body is read.
-        .layer(RequestBodyLimitLayer::new(MOST_BYTES))
-        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, PATIENCE))
+        .layer(RequestBodyLimitLayer::new(MAX_BODY_BYTES))
+        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, RESPONSE_TIMEOUT))
         .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| {
-            Refusal::internal("answer", &"a handler panicked").into_response()
+            ApiError::internal("answer", &"a handler panicked").into_response()
         }))
-        .layer(axum::middleware::from_fn_with_state(api.clone(), observe::observed))
+        .layer(axum::middleware::from_fn_with_state(api.clone(), observe::record_request))
         .with_state(api)
 }
 
 /// Builds the routes of the metrics listener. Metrics are for the operators of the server, so the router for clients
 /// does not have them.
-pub fn metrics_router(api: Arc<Api>) -> Router {
+pub fn metrics_router(api: Arc<AppState>) -> Router {
     Router::new()
         .route("/metrics", get(appliance::metrics))
-        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, PATIENCE))
+        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, RESPONSE_TIMEOUT))
         .with_state(api)
 }
 
-/// Query parameters; a parse error is returned as a [`Refusal`].
-pub struct Asked<T>(pub T);
+/// Query parameters; a parse error is returned as a [`ApiError`].
+pub struct ValidQuery<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
-    type Rejection = Refusal;
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for ValidQuery<T> {
+    type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self> {
         let read = Query::try_from_uri(&parts.uri).map(|Query(read)| Self(read));
-        read.map_err(|error| Refusal::new(Reason::BadRequest, error.body_text()))
+        read.map_err(|error| ApiError::new(ErrorReason::BadRequest, error.body_text()))
     }
 }
 
-/// Path parameters; a parse error is returned as a [`Refusal`]. `ns` and `name` are checked to be valid names.
-pub struct Named<T>(pub T);
+/// Path parameters; a parse error is returned as a [`ApiError`]. `ns` and `name` are checked to be valid names.
+pub struct ValidPath<T>(pub T);
 
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Named<T> {
-    type Rejection = Refusal;
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for ValidPath<T> {
+    type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self> {
         let read = Path::from_request_parts(parts, state).await.map(|Path(read)| Self(read));
-        let read = read.map_err(|error| Refusal::new(Reason::BadRequest, error.body_text()))?;
+        let read = read.map_err(|error| ApiError::new(ErrorReason::BadRequest, error.body_text()))?;
         // They become parts of other paths, of file names and of requests to the API server of a cluster, so only valid
         // names are accepted.
         let raw = RawPathParams::from_request_parts(parts, state).await;
-        let raw = raw.map_err(|error| Refusal::new(Reason::BadRequest, error.body_text()))?;
-        if let Some((_, name)) = raw.iter().find(|(key, value)| *key == "ns" && *value != ALL && !is_label(value)) {
-            return Err(Refusal::new(Reason::BadRequest, format!("{name:?} is no name of a namespace: {NAMESPACE}")));
+        let raw = raw.map_err(|error| ApiError::new(ErrorReason::BadRequest, error.body_text()))?;
+        if let Some((_, name)) =
+            raw.iter().find(|(key, value)| *key == "ns" && *value != ALL_NAMESPACES && !is_label(value))
+        {
+            return Err(ApiError::new(
+                ErrorReason::BadRequest,
+                format!("{name:?} is no name of a namespace: {NAMESPACE_RULE}"),
+            ));
         }
         if let Some((_, name)) = raw.iter().find(|(key, value)| *key == "name" && ObjectName::new(*value).is_err()) {
-            return Err(Refusal::new(Reason::NotFound, format!("there is no job {name:?}: no job has such a name")));
+            return Err(ApiError::new(
+                ErrorReason::NotFound,
+                format!("there is no job {name:?}: no job has such a name"),
+            ));
         }
         Ok(read)
     }
 }
 
 /// The rule that [`is_label`] checks, for messages.
-const NAMESPACE: &str = "a namespace has at most 63 lower-case letters, digits and hyphens, no hyphen at an end";
+const NAMESPACE_RULE: &str = "a namespace has at most 63 lower-case letters, digits and hyphens, no hyphen at an end";
 
 /// Stands for all namespaces that the caller may read.
-const ALL: &str = "-";
+const ALL_NAMESPACES: &str = "-";
 
 /// Whether `name` is a label of RFC 1123, as Kubernetes requires of a namespace.
 fn is_label(name: &str) -> bool {
@@ -166,14 +174,14 @@ pub struct JobPath {
 /// Which job of a name.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Which {
+pub struct JobSelector {
     /// The UID of an older job of the name.
     pub uid: Option<String>,
 }
 
-impl Api {
+impl AppState {
     /// Returns the job with `uid`, or the newest one of this name without it.
-    async fn job(&self, path: &JobPath, uid: Option<&str>) -> Result<Job> {
+    async fn job(&self, path: &JobPath, uid: Option<&str>) -> Result<JobRecord> {
         let found = match uid {
             Some(uid) => self.store.job(uid).await?.filter(|job| job.namespace == path.ns && job.name == path.name),
             None => self.store.newest_job(&path.ns, &path.name).await?,
@@ -182,8 +190,8 @@ impl Api {
             // A namespace may have been deleted and created again: its users must not see the deleted jobs of its
             // predecessor.
             Some(job) if job.deleted_ms.is_some() => {
-                let now = self.backend.incarnation(&path.ns).await?;
-                Some(job).filter(|job| now.is_none_or(|namespace| namespace.has(job)))
+                let now = self.backend.current_namespace(&path.ns).await?;
+                Some(job).filter(|job| now.is_none_or(|namespace| namespace.contains(job)))
             }
             found => found,
         };
@@ -192,40 +200,40 @@ impl Api {
                 let JobPath { ns, name } = path;
                 let detail =
                     format!("no job {name} in namespace {ns} has the uid {uid}: ?deleted=true lists those there were");
-                Refusal::new(Reason::NotFound, detail)
+                ApiError::new(ErrorReason::NotFound, detail)
             }
-            None => Refusal::no_job(&path.ns, &path.name),
+            None => ApiError::job_not_found(&path.ns, &path.name),
         })
     }
 }
 
 /// Builds the error for the query parameter `name`, which has to be `is`.
-fn wrong(name: &str, is: &str) -> Refusal {
-    Refusal {
-        errors: vec![Fault { field: name.to_owned(), message: is.to_owned() }],
-        ..Refusal::new(Reason::BadRequest, format!("{name} is {is}"))
+fn bad_query_parameter(name: &str, is: &str) -> ApiError {
+    ApiError {
+        errors: vec![FieldError { field: name.to_owned(), message: is.to_owned() }],
+        ..ApiError::new(ErrorReason::BadRequest, format!("{name} is {is}"))
     }
 }
 
 /// Returns the JSON of a job for clients. A deleted job has a `deletionTimestamp`.
-pub fn shown(job: &Job) -> Value {
+pub fn job_json(job: &JobRecord) -> Value {
     let mut object: Value = serde_json::from_str(&job.content.document).unwrap_or_else(|_| json!({}));
     if let Some(deleted) = job.deleted_ms {
-        object["metadata"]["deletionTimestamp"] = time(deleted).into();
+        object["metadata"]["deletionTimestamp"] = rfc3339(deleted).into();
     } else {
-        tell_unreadable(&mut object);
+        mark_unreadable(&mut object);
     }
     object
 }
 
 /// Formats milliseconds since 1970 by RFC 3339; empty if out of range.
-pub fn time(ms: i64) -> String {
+pub fn rfc3339(ms: i64) -> String {
     k8s_openapi::jiff::Timestamp::from_millisecond(ms).map(|time| time.to_string()).unwrap_or_default()
 }
 
 /// A list that has no pages.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Items<T> {
+pub struct ItemList<T> {
     /// All of them.
     items: Vec<T>,
 }
@@ -241,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_leads_nowhere_else() {
+    fn namespace_is_a_single_path_component() {
         assert!(is_label("default") && is_label("team-1"));
         for bad in ["", ".", "..", "a/b", "../x", "-", "A", "a-", "é", "\u{b}", &"x".repeat(64)] {
             assert!(!is_label(bad), "{bad}");

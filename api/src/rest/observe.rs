@@ -14,19 +14,19 @@ use axum::middleware::Next;
 use axum::response::Response;
 use tracing::Instrument;
 
-use super::{Api, problem, tokens};
+use super::{AppState, problem, tokens};
 use crate::request;
 
 /// Header with the id of the response. Users can give it to an administrator, who finds it in the log.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Runs a request and observes it; see the list above.
-pub async fn observed(State(api): State<Arc<Api>>, mut request: Request, next: Next) -> Response {
+pub async fn record_request(State(api): State<Arc<AppState>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let id = uuid::Uuid::new_v4().to_string();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let from = api.proxies.client(neighbour(request.extensions()), request.headers());
-    request.extensions_mut().insert(Client(from));
+    let from = api.proxies.client(connection_address(request.extensions()), request.headers());
+    request.extensions_mut().insert(ClientAddress(from));
     // All paths without a route are one series of the metrics.
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned()).unwrap_or_default();
 
@@ -42,10 +42,10 @@ pub async fn observed(State(api): State<Arc<Api>>, mut request: Request, next: N
         request.id = id,
     );
     millrace_traces::set_parent_from_headers(&span, |name| request.headers().get(name)?.to_str().ok());
-    let (response, who) = request::answering(&id, next.run(request)).instrument(span.clone()).await;
-    let mut response = problem::told(response, &path);
+    let (response, who) = request::with_request(&id, next.run(request)).instrument(span.clone()).await;
+    let mut response = problem::with_instance(response, &path);
     let code = response.status();
-    api.traffic.answered(verb(&method), &route, code.as_str(), began.elapsed());
+    api.traffic.record_request(verb(&method), &route, code.as_str(), began.elapsed());
     let who = who.unwrap_or_default();
     span.record("http.response.status_code", code.as_u16());
     span.record("enduser.id", &who);
@@ -64,15 +64,19 @@ pub async fn observed(State(api): State<Arc<Api>>, mut request: Request, next: N
 
 /// Completes a request that may change something even if the client disconnects or the response times out. Otherwise a
 /// job could be recorded without the notification that starts it.
-pub async fn carried_out(request: Request, next: Next) -> Response {
-    if request.method().is_safe() { next.run(request).await } else { request::to_its_end(next.run(request)).await }
+pub async fn complete_mutation(request: Request, next: Next) -> Response {
+    if request.method().is_safe() {
+        next.run(request).await
+    } else {
+        request::run_to_completion(next.run(request)).await
+    }
 }
 
 /// Replaces a token in a path by a placeholder: an API token of this server, or one of a cluster, which is a JWT.
 fn without_tokens(path: &str) -> String {
     let begin = |part: &str| {
         let jwt = part.find("eyJ").filter(|at| part[*at..].contains('.'));
-        part.find(tokens::PREFIX).into_iter().chain(jwt).min()
+        part.find(tokens::TOKEN_PREFIX).into_iter().chain(jwt).min()
     };
     let parts = path.split('/').map(|part| match begin(part) {
         Some(at) => format!("{}(a token)", &part[..at]),
@@ -81,17 +85,17 @@ fn without_tokens(path: &str) -> String {
     parts.collect::<Vec<_>>().join("/")
 }
 
-/// Address of the client, set by [`observed`].
+/// Address of the client, set by [`record_request`].
 #[derive(Clone, Copy)]
-struct Client(IpAddr);
+struct ClientAddress(IpAddr);
 
 /// Returns the address of the client: the one that trusted proxies report, or that of the connection.
-pub fn peer(extensions: &Extensions) -> IpAddr {
-    extensions.get::<Client>().map_or_else(|| neighbour(extensions), |Client(address)| *address)
+pub fn client_address(extensions: &Extensions) -> IpAddr {
+    extensions.get::<ClientAddress>().map_or_else(|| connection_address(extensions), |ClientAddress(address)| *address)
 }
 
 /// Returns the address of the other end of the connection.
-fn neighbour(extensions: &Extensions) -> IpAddr {
+fn connection_address(extensions: &Extensions) -> IpAddr {
     let known = extensions.get::<ConnectInfo<SocketAddr>>();
     known.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |ConnectInfo(address)| address.ip().to_canonical())
 }
@@ -111,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_token_is_told() {
+    fn tokens_are_never_logged() {
         for (path, told) in [
             ("/v1/tokens/mrt_0123abc", "/v1/tokens/(a token)"),
             ("/v1/x=eyJhbGciOi.eyJpc3M.c2ln/y", "/v1/x=(a token)/y"),

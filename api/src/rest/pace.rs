@@ -12,56 +12,56 @@ use std::sync::{Mutex, PoisonError};
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 
-use crate::refusal::{Reason, Refusal, Result};
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Requests per second, and the burst after a pause. A stream counts as one.
-const RATE: NonZeroU32 = NonZeroU32::new(100).unwrap();
-const BURST: NonZeroU32 = NonZeroU32::new(400).unwrap();
+const REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(100).unwrap();
+const MAX_REQUEST_BURST: NonZeroU32 = NonZeroU32::new(400).unwrap();
 /// Number of tokens or networks that are tracked before entries without recent requests are removed.
-const REMEMBERED: usize = 10_000;
+const MAX_TRACKED_KEYS: usize = 10_000;
 
 /// Requests per second with one bad token, and the burst: a client whose token has expired should receive 401 on every
 /// route that it tries before it receives 429.
-const BAD_TOKEN_RATE: NonZeroU32 = NonZeroU32::new(5).unwrap();
-const BAD_TOKEN_BURST: NonZeroU32 = NonZeroU32::new(200).unwrap();
+const BAD_TOKEN_REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(5).unwrap();
+const MAX_BAD_TOKEN_BURST: NonZeroU32 = NonZeroU32::new(200).unwrap();
 
 /// Rate limits of a server.
-pub struct Pace {
+pub struct RequestLimiter {
     /// By id of the token or session.
-    asked: DefaultKeyedRateLimiter<String>,
-    strangers: DefaultKeyedRateLimiter<IpAddr>,
+    authenticated: DefaultKeyedRateLimiter<String>,
+    unauthenticated: DefaultKeyedRateLimiter<IpAddr>,
     /// By the digest of a token that is not valid.
     bad_tokens: DefaultKeyedRateLimiter<blake3::Hash>,
     /// Digests that were counted against their network.
     counted: Mutex<HashSet<blake3::Hash>>,
 }
 
-impl Default for Pace {
+impl Default for RequestLimiter {
     fn default() -> Self {
-        let quota = Quota::per_second(RATE).allow_burst(BURST);
-        let bad_tokens = Quota::per_second(BAD_TOKEN_RATE).allow_burst(BAD_TOKEN_BURST);
+        let quota = Quota::per_second(REQUESTS_PER_SECOND).allow_burst(MAX_REQUEST_BURST);
+        let bad_tokens = Quota::per_second(BAD_TOKEN_REQUESTS_PER_SECOND).allow_burst(MAX_BAD_TOKEN_BURST);
         Self {
-            asked: RateLimiter::keyed(quota),
-            strangers: RateLimiter::keyed(quota),
+            authenticated: RateLimiter::keyed(quota),
+            unauthenticated: RateLimiter::keyed(quota),
             bad_tokens: RateLimiter::keyed(bad_tokens),
             counted: Mutex::default(),
         }
     }
 }
 
-impl Pace {
+impl RequestLimiter {
     /// Counts a request of the token or session `id`.
     ///
     /// # Errors
     /// The limit of the token is exceeded.
-    pub fn count(&self, id: &str) -> Result<()> {
-        if self.asked.len() > REMEMBERED {
-            self.asked.retain_recent();
+    pub fn check(&self, id: &str) -> Result<()> {
+        if self.authenticated.len() > MAX_TRACKED_KEYS {
+            self.authenticated.retain_recent();
         }
-        self.asked.check_key(&id.to_owned()).map_err(|_| {
+        self.authenticated.check_key(&id.to_owned()).map_err(|_| {
             let detail =
-                format!("more than {RATE} requests a second, again and again: ask less often, or follow a live stream");
-            Refusal::new(Reason::TooManyRequests, detail)
+                format!("more than {REQUESTS_PER_SECOND} requests a second, again and again: ask less often, or follow a live stream");
+            ApiError::new(ErrorReason::TooManyRequests, detail)
         })
     }
 
@@ -70,24 +70,24 @@ impl Pace {
     ///
     /// # Errors
     /// One of the limits is exceeded.
-    pub fn count_token(&self, token: &str, address: IpAddr) -> Result<()> {
+    pub fn check_bad_token(&self, token: &str, address: IpAddr) -> Result<()> {
         let digest = blake3::hash(token.as_bytes());
-        if self.bad_tokens.len() > REMEMBERED {
+        if self.bad_tokens.len() > MAX_TRACKED_KEYS {
             self.bad_tokens.retain_recent();
         }
         if self.bad_tokens.check_key(&digest).is_err() {
             let detail =
                 "this token is not known here and was sent many times: make a new one, or try again in a moment";
-            return Err(Refusal::new(Reason::TooManyRequests, detail));
+            return Err(ApiError::new(ErrorReason::TooManyRequests, detail));
         }
         // A set of digests can't be left inconsistent by a panic.
         let is_counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner).contains(&digest);
         if is_counted {
             return Ok(());
         }
-        self.count_stranger(address)?;
+        self.check_unauthenticated(address)?;
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        if counted.len() >= REMEMBERED {
+        if counted.len() >= MAX_TRACKED_KEYS {
             counted.clear();
         }
         counted.insert(digest);
@@ -98,13 +98,13 @@ impl Pace {
     ///
     /// # Errors
     /// The limit of the network is exceeded.
-    pub fn count_stranger(&self, address: IpAddr) -> Result<()> {
-        if self.strangers.len() > REMEMBERED {
-            self.strangers.retain_recent();
+    pub fn check_unauthenticated(&self, address: IpAddr) -> Result<()> {
+        if self.unauthenticated.len() > MAX_TRACKED_KEYS {
+            self.unauthenticated.retain_recent();
         }
-        self.strangers.check_key(&network(address)).map_err(|_| {
+        self.unauthenticated.check_key(&network(address)).map_err(|_| {
             let detail = "too many tokens that are not known here have come from where you are: try again in a moment";
-            Refusal::new(Reason::TooManyRequests, detail)
+            ApiError::new(ErrorReason::TooManyRequests, detail)
         })
     }
 }
@@ -125,35 +125,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_too_often_is_told_and_nobody_else() {
-        let pace = Pace::default();
-        let refused = (0..BURST.get() + 200).filter(|_| pace.count("busy").is_err()).count();
+    fn rate_limit_applies_per_token() {
+        let pace = RequestLimiter::default();
+        let refused = (0..MAX_REQUEST_BURST.get() + 200).filter(|_| pace.check("busy").is_err()).count();
         assert!(refused > 100, "{refused}");
-        assert!(pace.count("calm").is_ok());
+        assert!(pace.check("calm").is_ok());
     }
 
     #[test]
-    fn a_bad_token_keeps_nobody_waiting_behind_the_same_proxy() {
-        let (pace, proxy) = (Pace::default(), "192.0.2.1".parse().unwrap());
-        let refused = (0..10_000).filter(|_| pace.count_token("expired", proxy).is_err()).count();
+    fn bad_token_does_not_limit_others_behind_a_proxy() {
+        let (pace, proxy) = (RequestLimiter::default(), "192.0.2.1".parse().unwrap());
+        let refused = (0..10_000).filter(|_| pace.check_bad_token("expired", proxy).is_err()).count();
         assert!(refused > 9_000, "{refused}");
-        assert!(pace.count_token("another", proxy).is_ok(), "the first request of a new token");
-        let guessed = (0..1000).filter(|guess| pace.count_token(&format!("guess-{guess}"), proxy).is_err()).count();
+        assert!(pace.check_bad_token("another", proxy).is_ok(), "the first request of a new token");
+        let guessed = (0..1000).filter(|guess| pace.check_bad_token(&format!("guess-{guess}"), proxy).is_err()).count();
         assert!(guessed > 500, "{guessed}: guesses count against their network");
     }
 
     #[test]
-    fn who_guesses_keeps_only_neighbours_waiting() {
-        let (pace, at) = (Pace::default(), |text: &str| text.parse::<IpAddr>().unwrap());
-        let refused = (0..BURST.get() + 200).filter(|_| pace.count_stranger(at("2001:db8::1")).is_err()).count();
+    fn token_guessing_is_limited_per_network() {
+        let (pace, at) = (RequestLimiter::default(), |text: &str| text.parse::<IpAddr>().unwrap());
+        let refused = (0..MAX_REQUEST_BURST.get() + 200)
+            .filter(|_| pace.check_unauthenticated(at("2001:db8::1")).is_err())
+            .count();
         assert!(refused > 100, "{refused}");
         // One more request is admitted every hundredth of a second: some of many are rejected however slow the machine
         // is.
         let neighbour = at("2001:db8::ffff:2");
-        assert!((0..BURST.get()).any(|_| pace.count_stranger(neighbour).is_err()), "an address of the same network");
+        assert!(
+            (0..MAX_REQUEST_BURST.get()).any(|_| pace.check_unauthenticated(neighbour).is_err()),
+            "an address of the same network"
+        );
         for other in ["2001:db8:0:1::1", "192.0.2.1"] {
-            assert!(pace.count_stranger(at(other)).is_ok(), "{other}");
+            assert!(pace.check_unauthenticated(at(other)).is_ok(), "{other}");
         }
-        assert!(pace.count("known").is_ok(), "a good token from there");
+        assert!(pace.check("known").is_ok(), "a good token from there");
     }
 }

@@ -6,12 +6,12 @@ use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::refusal::{Fault, Reason, Refusal};
+use crate::refusal::{ApiError, ErrorReason, FieldError};
 
 /// Adds the requested path to a response with problem details. Errors of the middleware are turned into problem
 /// details.
-pub fn told(mut response: Response, path: &str) -> Response {
-    if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
+pub fn with_instance(mut response: Response, path: &str) -> Response {
+    if let Some(refusal) = response.extensions_mut().remove::<ApiError>() {
         let mut told = refusal.response(Some(path));
         // Other headers, such as the length of a file in `Content-Range`.
         for (name, value) in response.headers() {
@@ -24,17 +24,17 @@ pub fn told(mut response: Response, path: &str) -> Response {
     // Rejected before a handler was called.
     let refusal = match response.status() {
         _ if !path.starts_with("/v1/") => return response,
-        StatusCode::SERVICE_UNAVAILABLE => (Reason::Unavailable, "the answer took too long: try again"),
+        StatusCode::SERVICE_UNAVAILABLE => (ErrorReason::Unavailable, "the answer took too long: try again"),
         StatusCode::PAYLOAD_TOO_LARGE => {
-            (Reason::PayloadTooLarge, "the body has more bytes than a request may have, 8 MiB")
+            (ErrorReason::PayloadTooLarge, "the body has more bytes than a request may have, 8 MiB")
         }
-        StatusCode::BAD_REQUEST => (Reason::BadRequest, "the body broke off, or is not as HTTP has it"),
+        StatusCode::BAD_REQUEST => (ErrorReason::BadRequest, "the body broke off, or is not as HTTP has it"),
         _ => return response,
     };
-    if response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == PROBLEM) {
+    if response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == PROBLEM_MEDIA_TYPE) {
         return response;
     }
-    Refusal::new(refusal.0, refusal.1).response(Some(path))
+    ApiError::new(refusal.0, refusal.1).response(Some(path))
 }
 
 /// A refusal as clients see it.
@@ -56,13 +56,13 @@ pub struct Problem<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     instance: Option<&'a str>,
     /// The fields that are to blame, where it is them.
-    #[serde(skip_serializing_if = "<[Fault]>::is_empty")]
-    errors: &'a [Fault],
+    #[serde(skip_serializing_if = "<[FieldError]>::is_empty")]
+    errors: &'a [FieldError],
 }
 
-const PROBLEM: &str = "application/problem+json";
+const PROBLEM_MEDIA_TYPE: &str = "application/problem+json";
 
-impl IntoResponse for Refusal {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = self.response(None);
         response.extensions_mut().insert(self);
@@ -70,7 +70,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-impl Refusal {
+impl ApiError {
     fn response(&self, instance: Option<&str>) -> Response {
         let status = StatusCode::from_u16(self.reason.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let problem = Problem {
@@ -84,16 +84,16 @@ impl Refusal {
         };
         let mut response = (status, Json(problem)).into_response();
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM));
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_MEDIA_TYPE));
         match self.reason {
-            Reason::Unauthorized => {
+            ErrorReason::Unauthorized => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            Reason::TooManyRequests | Reason::Unavailable => {
+            ErrorReason::TooManyRequests | ErrorReason::Unavailable => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
             }
             // The connection is closed because the rest of the body is not read.
-            Reason::RequestTimeout => {
+            ErrorReason::RequestTimeout => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}

@@ -19,11 +19,11 @@ const MAX_HOPS: usize = 16;
 
 /// The networks of trusted proxies.
 #[derive(Clone, Debug, Default)]
-pub struct Proxies {
+pub struct TrustedProxies {
     networks: Vec<IpNet>,
 }
 
-impl Proxies {
+impl TrustedProxies {
     /// Trusts the proxies in these networks.
     pub const fn new(networks: Vec<IpNet>) -> Self {
         Self { networks }
@@ -84,8 +84,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_trusted_proxies_have_seen_counts() {
-        let proxies = Proxies::new(["10.0.0.0/8", "fd00::/8"].map(|network| network.parse().unwrap()).into());
+    fn only_trusted_proxy_headers_are_used() {
+        let proxies = TrustedProxies::new(["10.0.0.0/8", "fd00::/8"].map(|network| network.parse().unwrap()).into());
         let client = |neighbour: &str, name: &'static str, value: &str| {
             let headers = HeaderMap::from_iter([(name.parse().unwrap(), value.parse().unwrap())]);
             proxies.client(neighbour.parse().unwrap(), &headers).to_string()
@@ -104,7 +104,7 @@ mod tests {
         ] {
             assert_eq!(client(neighbour, name, value), expected, "{neighbour} {name}: {value}");
         }
-        let untold = Proxies::default().client("10.0.0.3".parse().unwrap(), &HeaderMap::new());
+        let untold = TrustedProxies::default().client("10.0.0.3".parse().unwrap(), &HeaderMap::new());
         assert_eq!(untold.to_string(), "10.0.0.3");
     }
 }

@@ -7,26 +7,26 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use millrace_store::{Entry, Event, Job, Kind, Mode, Query};
+use millrace_store::{EntryKind, EntryQuery, EventRecord, JobRecord, JournalRecord, MetricMode};
 use millrace_telemetry::logs::Level;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::live::{self, Position, Wanted};
-use super::who::{Act, Who};
-use super::{Api, Asked, JobPath, Named, page, time, wrong};
-use crate::record::gravity;
-use crate::refusal::{Reason, Refusal, Result};
+use super::live::{self, StreamFilter, StreamPosition};
+use super::who::{Action, Principal};
+use super::{AppState, JobPath, ValidPath, ValidQuery, bad_query_parameter, page, rfc3339};
+use crate::record::severity;
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Limit and default of the items of a page.
-const MOST: u32 = 10_000;
-const USUAL: u32 = 1000;
+const MAX_PAGE_ITEMS: u32 = 10_000;
+const DEFAULT_PAGE_ITEMS: u32 = 1000;
 
 /// Which events.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct WhichEvents {
+pub struct EventsQuery {
     /// The UID of an older job of the name.
     uid: Option<String>,
     /// Only what has a higher number: the `next` of the page before.
@@ -38,7 +38,7 @@ pub struct WhichEvents {
 /// Which points of a job's curves.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct WhichPoints {
+pub struct MetricsQuery {
     /// The UID of an older job of the name.
     uid: Option<String>,
     /// Only what has a higher number: the `next` of the page before.
@@ -46,7 +46,7 @@ pub struct WhichPoints {
     /// Most points on a page, 1000 where it is left out and 10000 at most.
     limit: Option<u32>,
     /// Only those of training steps (train) or of evaluations (eval).
-    #[schemars(extend("enum" = Mode::ALL.map(Mode::as_str)))]
+    #[schemars(extend("enum" = MetricMode::ALL.map(MetricMode::as_str)))]
     mode: Option<String>,
     /// A curve of about so many points, evenly thinned, first and last kept: training's where `mode` is left out. There are no
     /// pages then, and with it go neither `after` nor `attempt` nor a live stream.
@@ -58,7 +58,7 @@ pub struct WhichPoints {
 /// Which lines of the log.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct WhichLines {
+pub struct LogsQuery {
     /// The UID of an older job of the name.
     uid: Option<String>,
     /// Only what has a higher number: the `next` of the page before.
@@ -79,7 +79,7 @@ pub struct WhichLines {
 /// What of a job's journal is followed: all of it but some lines of the log.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Followed {
+pub struct FollowQuery {
     /// The UID of an older job of the name.
     uid: Option<String>,
     /// Only what has a higher number.
@@ -93,165 +93,197 @@ pub struct Followed {
     level: Option<String>,
 }
 
-impl WhichPoints {
-    fn mode(&self) -> Result<Option<Mode>> {
-        let known = |name| Mode::ALL.into_iter().find(|mode| mode.as_str() == name);
-        let mode = self.mode.as_deref().map(|name| known(name).ok_or_else(|| wrong("mode", "train or eval")));
+impl MetricsQuery {
+    fn mode(&self) -> Result<Option<MetricMode>> {
+        let known = |name| MetricMode::ALL.into_iter().find(|mode| mode.as_str() == name);
+        let mode =
+            self.mode.as_deref().map(|name| known(name).ok_or_else(|| bad_query_parameter("mode", "train or eval")));
         mode.transpose()
     }
 
     /// Returns the number of points that the whole curve is thinned to; `None` if `maxPoints` is not set.
-    fn thinned(&self, live: bool) -> Result<Option<u32>> {
+    fn curve_points(&self, live: bool) -> Result<Option<u32>> {
         if self.max_points.is_some() && (live || self.after.unwrap_or(0) > 0 || self.attempt.is_some()) {
-            return Err(wrong(
+            return Err(bad_query_parameter(
                 "maxPoints",
                 "for whole curves: leave it out of a live stream, and with after and attempt",
             ));
         }
-        Ok(self.max_points.map(|most| most.clamp(2, MOST)))
+        Ok(self.max_points.map(|most| most.clamp(2, MAX_PAGE_ITEMS)))
     }
 }
 
-impl WhichLines {
-    fn query(self) -> Result<Query> {
-        Ok(Query {
+impl LogsQuery {
+    fn query(self) -> Result<EntryQuery> {
+        Ok(EntryQuery {
             after: self.after.unwrap_or(0),
-            kinds: vec![Kind::Log],
+            kinds: vec![EntryKind::Log],
             attempt: self.attempt,
-            level: gravest(self.level.as_deref())?,
+            level: parse_level(self.level.as_deref())?,
             agent: self.agent,
             role: self.role,
-            limit: on_a_page(self.limit),
-            ..Query::default()
+            limit: page_size(self.limit),
+            ..EntryQuery::default()
         })
     }
 }
 
-fn on_a_page(limit: Option<u32>) -> u32 {
-    limit.unwrap_or(USUAL).clamp(1, MOST)
+fn page_size(limit: Option<u32>) -> u32 {
+    limit.unwrap_or(DEFAULT_PAGE_ITEMS).clamp(1, MAX_PAGE_ITEMS)
 }
 
 /// Returns the number of a level, as the database orders them.
-fn gravest(name: Option<&str>) -> Result<Option<u8>> {
+fn parse_level(name: Option<&str>) -> Result<Option<u8>> {
     let known = |name: &str| Level::ALL.into_iter().find(|level| level.as_str().eq_ignore_ascii_case(name));
-    let wrong = || wrong("level", "DEBUG, VERBOSE, INFO, WARNING or ERROR");
-    name.map(|name| known(name).map(gravity).ok_or_else(wrong)).transpose()
+    let wrong = || bad_query_parameter("level", "DEBUG, VERBOSE, INFO, WARNING or ERROR");
+    name.map(|name| known(name).map(severity).ok_or_else(wrong)).transpose()
 }
 
 /// Whether the client requests a live stream.
-fn is_live(headers: &HeaderMap) -> bool {
+fn wants_event_stream(headers: &HeaderMap) -> bool {
     let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     accepts.contains("text/event-stream")
 }
 
-/// Returns the position in `Last-Event-ID`, which a client sends when it reconnects.
-fn last_heard<T: FromStr>(headers: &HeaderMap) -> Result<Option<T>> {
+/// Returns the position in `Last-EventRecord-ID`, which a client sends when it reconnects.
+fn last_event_id<T: FromStr>(headers: &HeaderMap) -> Result<Option<T>> {
     let Some(value) = headers.get("last-event-id").filter(|value| !value.is_empty()) else { return Ok(None) };
     let read = value.to_str().ok().and_then(|text| text.parse().ok());
     let wrong =
-        || Refusal::new(Reason::BadRequest, "Last-Event-ID is no id of this stream: leave it out to begin anew");
+        || ApiError::new(ErrorReason::BadRequest, "Last-Event-ID is no id of this stream: leave it out to begin anew");
     read.map(Some).ok_or_else(wrong)
 }
 
 /// Returns the number after which a live stream begins.
-fn from(headers: &HeaderMap, after: Option<u64>) -> Result<u64> {
-    Ok(last_heard(headers)?.or(after).unwrap_or(0))
+fn start_after(headers: &HeaderMap, after: Option<u64>) -> Result<u64> {
+    Ok(last_event_id(headers)?.or(after).unwrap_or(0))
 }
 
-async fn meant(api: &Api, who: &Who, act: Act, path: &JobPath, uid: Option<&str>) -> Result<Job> {
-    who.may(act, &path.ns, &path.name).await?;
+async fn find_job(
+    api: &AppState,
+    who: &Principal,
+    act: Action,
+    path: &JobPath,
+    uid: Option<&str>,
+) -> Result<JobRecord> {
+    who.authorize(act, &path.ns, &path.name).await?;
     api.job(path, uid).await
 }
 
 /// Returns the events of a job.
 pub async fn events(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(path): Named<JobPath>,
-    Asked(asked): Asked<WhichEvents>,
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(path): ValidPath<JobPath>,
+    ValidQuery(asked): ValidQuery<EventsQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = meant(&api, &who, Act::Read, &path, asked.uid.as_deref()).await?;
-    if is_live(&headers) {
-        let after = from(&headers, asked.after)?;
-        return Ok(live::stream(api, job, Wanted { events: Some(after), ..Wanted::default() }, who, Act::Read));
+    let job = find_job(&api, &who, Action::Read, &path, asked.uid.as_deref()).await?;
+    if wants_event_stream(&headers) {
+        let after = start_after(&headers, asked.after)?;
+        return Ok(live::stream(
+            api,
+            job,
+            StreamFilter { events: Some(after), ..StreamFilter::default() },
+            who,
+            Action::Read,
+        ));
     }
-    let limit = on_a_page(asked.limit);
+    let limit = page_size(asked.limit);
     let events = api.store.events(&job.uid, asked.after.unwrap_or(0), limit).await?;
     let full = events.len() == limit as usize;
-    Ok(Json(page(events.iter().map(shown_event).collect(), full)).into_response())
+    Ok(Json(page(events.iter().map(event_json).collect(), full)).into_response())
 }
 
 /// Returns the curves of a job, with one point for each step.
 pub async fn metrics(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(path): Named<JobPath>,
-    Asked(asked): Asked<WhichPoints>,
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(path): ValidPath<JobPath>,
+    ValidQuery(asked): ValidQuery<MetricsQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = meant(&api, &who, Act::Read, &path, asked.uid.as_deref()).await?;
-    let (mode, live) = (asked.mode()?, is_live(&headers));
-    if let Some(most) = asked.thinned(live)? {
-        let points = api.store.metrics(&job.uid, mode.unwrap_or(Mode::Train), most).await?;
-        return Ok(Json(page(points.iter().map(shown_entry).collect(), false)).into_response());
+    let job = find_job(&api, &who, Action::Read, &path, asked.uid.as_deref()).await?;
+    let (mode, live) = (asked.mode()?, wants_event_stream(&headers));
+    if let Some(most) = asked.curve_points(live)? {
+        let points = api.store.metrics(&job.uid, mode.unwrap_or(MetricMode::Train), most).await?;
+        return Ok(Json(page(points.iter().map(entry_json).collect(), false)).into_response());
     }
-    let kinds = vec![Kind::Metric];
+    let kinds = vec![EntryKind::Metric];
     let after = asked.after.unwrap_or(0);
     // If a step ran twice, the point that counts; in a live stream, the newest so far.
-    let query = Query { after, kinds, mode, attempt: asked.attempt, curve: true, ..Query::default() };
+    let query = EntryQuery { after, kinds, mode, attempt: asked.attempt, curve: true, ..EntryQuery::default() };
     if live {
-        let query = Query { after: from(&headers, asked.after)?, ..query };
-        return Ok(live::stream(api, job, Wanted { entries: Some(query), ..Wanted::default() }, who, Act::Read));
+        let query = EntryQuery { after: start_after(&headers, asked.after)?, ..query };
+        return Ok(live::stream(
+            api,
+            job,
+            StreamFilter { entries: Some(query), ..StreamFilter::default() },
+            who,
+            Action::Read,
+        ));
     }
-    pages(&api, &job, Query { limit: on_a_page(asked.limit), ..query }).await
+    pages(&api, &job, EntryQuery { limit: page_size(asked.limit), ..query }).await
 }
 
 /// Returns the log lines of a job's agents.
 pub async fn logs(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(path): Named<JobPath>,
-    Asked(asked): Asked<WhichLines>,
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(path): ValidPath<JobPath>,
+    ValidQuery(asked): ValidQuery<LogsQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = meant(&api, &who, Act::ReadLogs, &path, asked.uid.as_deref()).await?;
-    let (live, after) = (is_live(&headers), asked.after);
+    let job = find_job(&api, &who, Action::ReadLogs, &path, asked.uid.as_deref()).await?;
+    let (live, after) = (wants_event_stream(&headers), asked.after);
     let query = asked.query()?;
     if live {
-        let query = Query { after: from(&headers, after)?, ..query };
-        return Ok(live::stream(api, job, Wanted { entries: Some(query), ..Wanted::default() }, who, Act::ReadLogs));
+        let query = EntryQuery { after: start_after(&headers, after)?, ..query };
+        return Ok(live::stream(
+            api,
+            job,
+            StreamFilter { entries: Some(query), ..StreamFilter::default() },
+            who,
+            Action::ReadLogs,
+        ));
     }
     pages(&api, &job, query).await
 }
 
 /// Streams everything about a job.
 pub async fn follow(
-    State(api): State<Arc<Api>>,
-    who: Who,
-    Named(path): Named<JobPath>,
-    Asked(asked): Asked<Followed>,
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(path): ValidPath<JobPath>,
+    ValidQuery(asked): ValidQuery<FollowQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = meant(&api, &who, Act::ReadLogs, &path, asked.uid.as_deref()).await?;
-    let begin = Position { entry: asked.after.unwrap_or(0), event: 0 };
-    let Position { entry: after, event } = last_heard(&headers)?.unwrap_or(begin);
-    let level = gravest(asked.level.as_deref())?;
-    let query = Query { after, agent: asked.agent, role: asked.role, level, lines_only: true, ..Query::default() };
-    Ok(live::stream(api, job, Wanted { entries: Some(query), events: Some(event), job: true }, who, Act::ReadLogs))
+    let job = find_job(&api, &who, Action::ReadLogs, &path, asked.uid.as_deref()).await?;
+    let begin = StreamPosition { entry: asked.after.unwrap_or(0), event: 0 };
+    let StreamPosition { entry: after, event } = last_event_id(&headers)?.unwrap_or(begin);
+    let level = parse_level(asked.level.as_deref())?;
+    let query =
+        EntryQuery { after, agent: asked.agent, role: asked.role, level, lines_only: true, ..EntryQuery::default() };
+    Ok(live::stream(
+        api,
+        job,
+        StreamFilter { entries: Some(query), events: Some(event), job: true },
+        who,
+        Action::ReadLogs,
+    ))
 }
 
-async fn pages(api: &Api, job: &Job, query: Query) -> Result<Response> {
+async fn pages(api: &AppState, job: &JobRecord, query: EntryQuery) -> Result<Response> {
     let entries = api.store.entries(&job.uid, &query).await?;
     let full = entries.len() == query.limit as usize;
-    Ok(Json(page(entries.iter().map(shown_entry).collect(), full)).into_response())
+    Ok(Json(page(entries.iter().map(entry_json).collect(), full)).into_response())
 }
 
 /// Returns the JSON of a journal entry for clients: number, time and attempt, and the fields of its body.
-pub fn shown_entry(entry: &Entry) -> Value {
+pub fn entry_json(entry: &JournalRecord) -> Value {
     let mut shown = Map::new();
     shown.insert("number".to_owned(), entry.number.into());
-    shown.insert("time".to_owned(), time(entry.at_ms).into());
+    shown.insert("time".to_owned(), rfc3339(entry.at_ms).into());
     shown.insert("attempt".to_owned(), entry.attempt.into());
     if let Ok(Value::Object(body)) = serde_json::from_str(&entry.body) {
         shown.extend(body.into_iter().filter(|(key, _)| key != "unix_ms"));
@@ -261,7 +293,7 @@ pub fn shown_entry(entry: &Entry) -> Value {
 
 /// An event as clients see it.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Told {
+pub struct EventView {
     /// The higher, the later.
     number: u64,
     /// When, by RFC 3339.
@@ -277,11 +309,11 @@ pub struct Told {
 }
 
 /// Returns the JSON of an event.
-pub fn shown_event(event: &Event) -> Value {
+pub fn event_json(event: &EventRecord) -> Value {
     let told = &event.event;
-    json!(Told {
+    json!(EventView {
         number: event.number,
-        time: time(told.at_ms),
+        time: rfc3339(told.at_ms),
         kind: if told.warning { "Warning" } else { "Normal" },
         reason: told.reason.clone(),
         message: told.message.clone(),

@@ -6,12 +6,12 @@ use axum::routing::{MethodRouter, delete, get, post};
 use schemars::JsonSchema;
 use serde_json::{Value, json};
 
-use super::openapi::{answer_of, schema_of};
-use super::{Api, appliance, files, jobs, openapi, records, session, tokens};
+use super::openapi::{request_schema, response_schema};
+use super::{AppState, appliance, files, jobs, openapi, records, session, tokens};
 
 /// Access that a route requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Needs {
+pub enum RequiredAccess {
     /// None: everyone may use it.
     Nothing,
     /// A valid token or session.
@@ -28,7 +28,7 @@ pub enum Needs {
 
 /// Format of a successful response.
 #[derive(Clone, Debug)]
-pub enum Answer {
+pub enum ResponseKind {
     /// JSON of this schema.
     Json(Value),
     /// Pages of JSON items of this schema, or a live stream with `Accept: text/event-stream`.
@@ -45,7 +45,7 @@ pub enum Answer {
 
 /// Format of the request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Body {
+pub enum RequestBodyKind {
     /// No body.
     None,
     /// A job: JSON, YAML or a form.
@@ -61,30 +61,30 @@ pub struct Route {
     /// Path with `{parameters}`.
     pub path: String,
     /// Handler.
-    pub handler: MethodRouter<Arc<Api>>,
+    pub handler: MethodRouter<Arc<AppState>>,
     /// Summary in one line, for the document.
     pub summary: &'static str,
     /// Access that it requires.
-    pub needs: Needs,
+    pub needs: RequiredAccess,
     /// Schema of an object whose properties are the query parameters.
     pub query: Option<Value>,
     /// Request body.
-    pub body: Body,
+    pub body: RequestBodyKind,
     /// The request headers that it reads, by their names in [`super::openapi`].
-    pub reads: &'static [&'static str],
+    pub request_headers: &'static [&'static str],
     /// Status of success.
     pub status: u16,
     /// Response body.
-    pub answer: Answer,
+    pub answer: ResponseKind,
     /// The response headers that it sends, by their names in [`super::openapi`].
-    pub tells: &'static [&'static str],
+    pub response_headers: &'static [&'static str],
 }
 
 impl Route {
     fn new(
         method: &'static str,
         path: impl Into<String>,
-        handler: MethodRouter<Arc<Api>>,
+        handler: MethodRouter<Arc<AppState>>,
         summary: &'static str,
     ) -> Self {
         Self {
@@ -92,43 +92,43 @@ impl Route {
             path: path.into(),
             handler,
             summary,
-            needs: Needs::Viewer,
+            needs: RequiredAccess::Viewer,
             query: None,
-            body: Body::None,
-            reads: &[],
+            body: RequestBodyKind::None,
+            request_headers: &[],
             status: 200,
-            answer: Answer::Status,
-            tells: &[],
+            answer: ResponseKind::Status,
+            response_headers: &[],
         }
     }
 
-    fn needs(self, needs: Needs) -> Self {
+    fn needs(self, needs: RequiredAccess) -> Self {
         Self { needs, ..self }
     }
 
     fn query<T: JsonSchema>(self) -> Self {
-        Self { query: Some(schema_of::<T>()), ..self }
+        Self { query: Some(request_schema::<T>()), ..self }
     }
 
-    fn body(self, body: Body) -> Self {
+    fn body(self, body: RequestBodyKind) -> Self {
         Self { body, ..self }
     }
 
     fn reads(self, reads: &'static [&'static str]) -> Self {
-        Self { reads, ..self }
+        Self { request_headers: reads, ..self }
     }
 
-    fn tells(self, tells: &'static [&'static str]) -> Self {
-        Self { tells, ..self }
+    fn response_headers(self, tells: &'static [&'static str]) -> Self {
+        Self { response_headers: tells, ..self }
     }
 
-    fn answers(self, answer: Answer) -> Self {
+    fn answers(self, answer: ResponseKind) -> Self {
         Self { answer, ..self }
     }
 
     /// Sets the response to JSON of this component.
-    fn gives(self, name: &str) -> Self {
-        self.answers(Answer::Json(component(name)))
+    fn responds_with(self, name: &str) -> Self {
+        self.answers(ResponseKind::Json(component(name)))
     }
 
     fn status(self, status: u16) -> Self {
@@ -143,133 +143,154 @@ fn component(name: &str) -> Value {
 
 /// Returns all routes.
 pub fn all() -> Vec<Route> {
-    let mut routes = of_jobs();
-    routes.extend(of_records());
-    routes.extend(of_files());
-    routes.extend(of_the_server());
+    let mut routes = job_routes();
+    routes.extend(record_routes());
+    routes.extend(file_routes());
+    routes.extend(server_routes());
     routes
 }
 
-const JOBS: &str = "/v1/namespaces/{ns}/trainjobs";
+const JOBS_PATH: &str = "/v1/namespaces/{ns}/trainjobs";
 
-fn under(path: &str) -> String {
-    format!("{JOBS}/{{name}}/{path}")
+fn job_path(path: &str) -> String {
+    format!("{JOBS_PATH}/{{name}}/{path}")
 }
 
-fn of_jobs() -> Vec<Route> {
-    let job = format!("{JOBS}/{{name}}");
+fn job_routes() -> Vec<Route> {
+    let job = format!("{JOBS_PATH}/{{name}}");
     let change = |path: &str, handler, summary| {
-        Route::new("post", under(path), handler, summary).needs(Needs::Editor).query::<super::Which>().gives("TrainJob")
+        Route::new("post", job_path(path), handler, summary)
+            .needs(RequiredAccess::Editor)
+            .query::<super::JobSelector>()
+            .responds_with("TrainJob")
     };
     vec![
-        Route::new("get", JOBS, get(jobs::list), "Jobs that live, the newest first")
-            .query::<jobs::Selection>()
-            .gives("TrainJobList"),
-        Route::new("post", JOBS, post(jobs::create), "Makes a job, unless the same request made it before")
-            .needs(Needs::Editor)
-            .query::<jobs::Creation>()
-            .body(Body::Job)
+        Route::new("get", JOBS_PATH, get(jobs::list), "Jobs that live, the newest first")
+            .query::<jobs::JobListQuery>()
+            .responds_with("TrainJobList"),
+        Route::new("post", JOBS_PATH, post(jobs::create), "Makes a job, unless the same request made it before")
+            .needs(RequiredAccess::Editor)
+            .query::<jobs::CreateQuery>()
+            .body(RequestBodyKind::Job)
             .reads(&["Idempotency-Key"])
             .status(201)
-            .gives("TrainJob")
-            .tells(&["Location"]),
-        Route::new("post", format!("{JOBS}:plan"), post(jobs::plan), "What would become of a job now; makes nothing")
-            .body(Body::Job)
-            .answers(Answer::Json(answer_of::<crate::plan::Plan>())),
+            .responds_with("TrainJob")
+            .response_headers(&["Location"]),
+        Route::new(
+            "post",
+            format!("{JOBS_PATH}:plan"),
+            post(jobs::plan),
+            "What would become of a job now; makes nothing",
+        )
+        .body(RequestBodyKind::Job)
+        .answers(ResponseKind::Json(response_schema::<crate::plan::JobPlan>())),
         Route::new("get", &*job, get(jobs::read), "A job: the newest of the name, or an older one")
-            .query::<super::Which>()
-            .gives("TrainJob")
-            .tells(&["ETag"]),
+            .query::<super::JobSelector>()
+            .responds_with("TrainJob")
+            .response_headers(&["ETag"]),
         Route::new("delete", &*job, delete(jobs::delete), "Deletes a job; its history and its files stay")
-            .needs(Needs::Editor)
-            .query::<super::Which>()
-            .gives("TrainJob"),
+            .needs(RequiredAccess::Editor)
+            .query::<super::JobSelector>()
+            .responds_with("TrainJob"),
         change("suspend", post(jobs::suspend), "Has a job save its state and give its systems back"),
         change("resume", post(jobs::resume), "Has a job go on"),
-        change("scale", post(jobs::scale), "Changes how many systems a job has").body(Body::Component("Scale")),
+        change("scale", post(jobs::scale), "Changes how many systems a job has")
+            .body(RequestBodyKind::Component("Scale")),
     ]
 }
 
-fn of_records() -> Vec<Route> {
+fn record_routes() -> Vec<Route> {
     let numbered = |path: &str, handler, summary, answer| {
-        Route::new("get", under(path), handler, summary).reads(&["Last-Event-ID"]).answers(answer)
+        Route::new("get", job_path(path), handler, summary).reads(&["Last-Event-ID"]).answers(answer)
     };
-    let pages = |item| Answer::Pages(component(item));
+    let pages = |item| ResponseKind::Pages(component(item));
     vec![
         numbered("events", get(records::events), "What was told about a job", pages("Event"))
-            .query::<records::WhichEvents>(),
+            .query::<records::EventsQuery>(),
         numbered("metrics", get(records::metrics), "The points of a job's curves", pages("Metric"))
-            .query::<records::WhichPoints>(),
-        numbered("logs", get(records::logs), "What a job's agents said", pages("Log")).query::<records::WhichLines>(),
-        numbered("follow", get(records::follow), "Everything about a job, live, to its end", Answer::Live)
-            .query::<records::Followed>(),
+            .query::<records::MetricsQuery>(),
+        numbered("logs", get(records::logs), "What a job's agents said", pages("Log")).query::<records::LogsQuery>(),
+        numbered("follow", get(records::follow), "Everything about a job, live, to its end", ResponseKind::Live)
+            .query::<records::FollowQuery>(),
     ]
 }
 
-fn of_files() -> Vec<Route> {
+fn file_routes() -> Vec<Route> {
     let file = |path: &str, handler, summary| {
-        Route::new("get", under(path), handler, summary)
-            .needs(Needs::Editor)
+        Route::new("get", job_path(path), handler, summary)
+            .needs(RequiredAccess::Editor)
             .reads(&["Range", "If-Range", "If-None-Match"])
-            .answers(Answer::File)
-            .tells(&["ETag", "Accept-Ranges"])
+            .answers(ResponseKind::File)
+            .response_headers(&["ETag", "Accept-Ranges"])
     };
     vec![
-        Route::new("get", under("checkpoints"), get(files::checkpoints), "The checkpoints of a job, the newest first")
-            .query::<super::Which>()
-            .gives("CheckpointList"),
         Route::new(
             "get",
-            under("checkpoints/{shelf}"),
-            get(files::shelf),
+            job_path("checkpoints"),
+            get(files::checkpoints),
+            "The checkpoints of a job, the newest first",
+        )
+        .query::<super::JobSelector>()
+        .responds_with("CheckpointList"),
+        Route::new(
+            "get",
+            job_path("checkpoints/{shelf}"),
+            get(files::list_checkpoint_files),
             "The files of checkpoint STEP, or of STEP:export",
         )
-        .needs(Needs::Editor)
-        .query::<files::Wanted>()
-        .gives("Files"),
-        file("checkpoints/{shelf}/{*path}", get(files::of_checkpoint), "A file of a checkpoint")
-            .query::<files::Wanted>(),
-        Route::new("get", under("artifacts"), get(files::artifacts), "What else a job has written")
-            .query::<super::Which>()
-            .gives("FileList"),
-        file("artifacts/{*path}", get(files::artifact), "Another file of a job").query::<super::Which>(),
+        .needs(RequiredAccess::Editor)
+        .query::<files::FileQuery>()
+        .responds_with("Files"),
+        file("checkpoints/{shelf}/{*path}", get(files::get_checkpoint_file), "A file of a checkpoint")
+            .query::<files::FileQuery>(),
+        Route::new("get", job_path("artifacts"), get(files::artifacts), "What else a job has written")
+            .query::<super::JobSelector>()
+            .responds_with("FileList"),
+        file("artifacts/{*path}", get(files::get_artifact), "Another file of a job").query::<super::JobSelector>(),
     ]
 }
 
-fn of_the_server() -> Vec<Route> {
+fn server_routes() -> Vec<Route> {
     let open = |path: &str, handler, summary, answer| {
-        Route::new("get", path, handler, summary).needs(Needs::Nothing).answers(answer)
+        Route::new("get", path, handler, summary).needs(RequiredAccess::Nothing).answers(answer)
     };
-    let admin = |method, path: &str, handler, summary| Route::new(method, path, handler, summary).needs(Needs::Admin);
+    let admin =
+        |method, path: &str, handler, summary| Route::new(method, path, handler, summary).needs(RequiredAccess::Admin);
     vec![
         Route::new("get", "/v1/namespaces/{ns}/volumes", get(appliance::volumes), "What a job here can mount")
-            .gives("VolumeList"),
+            .responds_with("VolumeList"),
         Route::new("get", "/v1/appliance", get(appliance::read), "Systems, who uses them, who waits for them")
-            .needs(Needs::Token)
-            .query::<appliance::WhichAppliance>()
-            .gives("ApplianceView"),
+            .needs(RequiredAccess::Token)
+            .query::<appliance::ApplianceQuery>()
+            .responds_with("ApplianceView"),
         Route::new("get", "/v1/whoami", get(appliance::whoami), "Who asks, and what they may")
-            .needs(Needs::Token)
-            .gives("Who"),
-        open("/v1/version", get(appliance::version), "Which server this is", Answer::Json(component("Version"))),
-        admin("get", "/v1/tokens", get(tokens::list), "All API tokens, without their secrets").gives("TokenList"),
+            .needs(RequiredAccess::Token)
+            .responds_with("Who"),
+        open("/v1/version", get(appliance::version), "Which server this is", ResponseKind::Json(component("Version"))),
+        admin("get", "/v1/tokens", get(tokens::list), "All API tokens, without their secrets")
+            .responds_with("TokenList"),
         admin("post", "/v1/tokens", post(tokens::create), "Makes a token; its secret is seen this once")
-            .body(Body::Component("NewToken"))
+            .body(RequestBodyKind::Component("NewToken"))
             .status(201)
-            .gives("MadeToken"),
-        admin("delete", "/v1/tokens/{id}", delete(tokens::revoke), "Revokes a token at once").gives("Revoked"),
-        Route::new("post", "/v1/session", post(session::begin), "Trades a token for a browser's cookie")
-            .needs(Needs::Bearer)
-            .gives("Session")
-            .tells(&["Set-Cookie"]),
-        Route::new("delete", "/v1/session", delete(session::end), "Ends the session of the cookie")
-            .needs(Needs::Token)
-            .gives("Ended")
-            .tells(&["Set-Cookie"]),
-        open("/", get(openapi::home), "What this server is, for people", Answer::Html),
-        open("/openapi.json", get(openapi::served), "This document", Answer::Json(json!({"type": "object"}))),
-        open("/docs", get(openapi::page), "This document, for people", Answer::Html),
-        open("/healthz", get(appliance::healthy), "Whether the server lives", Answer::Status),
-        open("/readyz", get(appliance::ready), "Whether its database answers", Answer::Status),
+            .responds_with("MadeToken"),
+        admin("delete", "/v1/tokens/{id}", delete(tokens::revoke), "Revokes a token at once").responds_with("Revoked"),
+        Route::new("post", "/v1/session", post(session::create_session), "Trades a token for a browser's cookie")
+            .needs(RequiredAccess::Bearer)
+            .responds_with("Session")
+            .response_headers(&["Set-Cookie"]),
+        Route::new("delete", "/v1/session", delete(session::delete_session), "Ends the session of the cookie")
+            .needs(RequiredAccess::Token)
+            .responds_with("Ended")
+            .response_headers(&["Set-Cookie"]),
+        open("/", get(openapi::home), "What this server is, for people", ResponseKind::Html),
+        open(
+            "/openapi.json",
+            get(openapi::serve_document),
+            "This document",
+            ResponseKind::Json(json!({"type": "object"})),
+        ),
+        open("/docs", get(openapi::page), "This document, for people", ResponseKind::Html),
+        open("/healthz", get(appliance::healthz), "Whether the server lives", ResponseKind::Status),
+        open("/readyz", get(appliance::readyz), "Whether its database answers", ResponseKind::Status),
     ]
 }

@@ -6,24 +6,26 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use k8s_openapi::jiff::Timestamp;
-use millrace_store::{Store, Token};
+use millrace_store::{Store, TokenRecord};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::tokens::{new_secret, secret_hash};
-use super::who::{Rights, Who, bearer};
-use super::{Api, time};
-use crate::refusal::{Reason, Refusal, Result};
+use super::who::{Permissions, Principal, bearer};
+use super::{AppState, rfc3339};
+use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Name of the cookie.
-pub const COOKIE: &str = "millrace_session";
+pub const SESSION_COOKIE: &str = "millrace_session";
 /// Duration of a session; it ends earlier if its token expires.
-const HOURS: i64 = 12;
+const MAX_SESSION_HOURS: i64 = 12;
 
 /// Returns the secret in the cookie, if there is one.
 pub fn secret(headers: &HeaderMap) -> Option<&str> {
     let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-    cookies.flat_map(|value| value.split(';')).find_map(|cookie| cookie.trim().strip_prefix(COOKIE)?.strip_prefix('='))
+    cookies
+        .flat_map(|value| value.split(';'))
+        .find_map(|cookie| cookie.trim().strip_prefix(SESSION_COOKIE)?.strip_prefix('='))
 }
 
 /// Checks that a request with a cookie which changes something comes from a page of this server, to reject cross-site
@@ -40,13 +42,13 @@ pub fn check_origin(method: &Method, headers: &HeaderMap) -> Result<()> {
     if method.is_safe() || same && origin.is_some() && origin == text(header::HOST) {
         return Ok(());
     }
-    Err(Refusal::new(Reason::Forbidden, "with a session, changes are taken from pages of this server only"))
+    Err(ApiError::new(ErrorReason::Forbidden, "with a session, changes are taken from pages of this server only"))
 }
 
 /// A session that has begun.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Begun {
+pub struct SessionStarted {
     /// Whose it is.
     name: String,
     /// When it ends, by RFC 3339.
@@ -55,35 +57,38 @@ pub struct Begun {
 
 /// A session that is over.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Ended {
+pub struct SessionEnded {
     /// That it is.
     ended: bool,
 }
 
 /// Creates a session of the caller's token and sets its cookie.
-pub async fn begin(
-    State(api): State<Arc<Api>>,
-    who: Who,
+pub async fn create_session(
+    State(api): State<Arc<AppState>>,
+    who: Principal,
     headers: HeaderMap,
-) -> Result<([(HeaderName, HeaderValue); 1], Json<Begun>)> {
+) -> Result<([(HeaderName, HeaderValue); 1], Json<SessionStarted>)> {
     let given = bearer(&headers)?.ok_or_else(|| {
-        Refusal::new(Reason::Unauthorized, "a session begins with a token in the header `Authorization: Bearer TOKEN`")
+        ApiError::new(
+            ErrorReason::Unauthorized,
+            "a session begins with a token in the header `Authorization: Bearer TOKEN`",
+        )
     })?;
     let now = Timestamp::now().as_millisecond();
-    let most = now + HOURS * 3_600_000;
-    let Rights::Role { role, namespaces } = who.rights else {
+    let most = now + MAX_SESSION_HOURS * 3_600_000;
+    let Permissions::Role { role, namespaces } = who.rights else {
         // Only the cluster knows when its token expires: the cookie holds the token itself, which is validated with
         // each request.
-        let told = Begun { name: who.name, expires_at: time(most) };
+        let told = SessionStarted { name: who.name, expires_at: rfc3339(most) };
         return Ok((cookie(given, (most - now) / 1000)?, Json(told)));
     };
     let Some(token) = api.store.token_by_hash(&secret_hash(given)).await? else {
-        return Err(Refusal::new(Reason::Unauthorized, "the token is gone"));
+        return Err(ApiError::new(ErrorReason::Unauthorized, "the token is gone"));
     };
     let until = token.expires_ms.map_or(most, |until| until.min(most));
     let secret = new_secret();
-    let session = Token {
-        id: id_below(&token.id),
+    let session = TokenRecord {
+        id: session_id(&token.id),
         hash: secret_hash(&secret),
         name: who.name.clone(),
         role: role.as_str().to_owned(),
@@ -94,58 +99,58 @@ pub async fn begin(
         last_used_ms: None,
     };
     api.store.add_token(&session).await?;
-    Ok((cookie(&secret, (until - now) / 1000)?, Json(Begun { name: who.name, expires_at: time(until) })))
+    Ok((cookie(&secret, (until - now) / 1000)?, Json(SessionStarted { name: who.name, expires_at: rfc3339(until) })))
 }
 
 /// Separator in the id of every session; other tokens have none.
-pub const MARK: &str = ".";
+pub const SESSION_SEPARATOR: &str = ".";
 
 /// Returns a new id for a session of the token `id`, which is revoked together with it.
-fn id_below(id: &str) -> String {
-    format!("{id}{MARK}{}", uuid::Uuid::new_v4())
+fn session_id(id: &str) -> String {
+    format!("{id}{SESSION_SEPARATOR}{}", uuid::Uuid::new_v4())
 }
 
 /// Returns the id of the token that the session `id` belongs to, or `id` itself if it is a token's.
 pub fn token_of(id: &str) -> &str {
-    id.split_once(MARK).map_or(id, |(token, _)| token)
+    id.split_once(SESSION_SEPARATOR).map_or(id, |(token, _)| token)
 }
 
 /// Whether this is the id of a session.
-pub fn is_one(id: &str) -> bool {
-    id.contains(MARK)
+pub fn is_session(id: &str) -> bool {
+    id.contains(SESSION_SEPARATOR)
 }
 
 /// Whether `session` is a session of the token `id`.
-pub fn is_below(session: &str, id: &str) -> bool {
-    session.strip_prefix(id).is_some_and(|rest| rest.starts_with(MARK))
+pub fn belongs_to_token(session: &str, id: &str) -> bool {
+    session.strip_prefix(id).is_some_and(|rest| rest.starts_with(SESSION_SEPARATOR))
 }
 
 /// Deletes expired sessions.
 ///
 /// # Errors
 /// The database fails.
-pub async fn forget(store: &Store) -> Result<()> {
-    store.forget_tokens(Some(MARK), Timestamp::now().as_millisecond()).await?;
+pub async fn delete_expired(store: &Store) -> Result<()> {
+    store.delete_expired_tokens(Some(SESSION_SEPARATOR), Timestamp::now().as_millisecond()).await?;
     Ok(())
 }
 
 /// Ends the session of the cookie and deletes the cookie. Idempotent.
-pub async fn end(
-    State(api): State<Arc<Api>>,
-    _: Who,
+pub async fn delete_session(
+    State(api): State<Arc<AppState>>,
+    _: Principal,
     headers: HeaderMap,
-) -> Result<([(HeaderName, HeaderValue); 1], Json<Ended>)> {
+) -> Result<([(HeaderName, HeaderValue); 1], Json<SessionEnded>)> {
     if let Some(secret) = secret(&headers)
         && let Some(session) = api.store.token_by_hash(&secret_hash(secret)).await?
     {
         api.store.revoke_token(&session.id, Timestamp::now().as_millisecond()).await?;
     }
-    Ok((cookie("", 0)?, Json(Ended { ended: true })))
+    Ok((cookie("", 0)?, Json(SessionEnded { ended: true })))
 }
 
 fn cookie(secret: &str, seconds: i64) -> Result<[(HeaderName, HeaderValue); 1]> {
-    let value = format!("{COOKIE}={secret}; Path=/; Max-Age={seconds}; HttpOnly; Secure; SameSite=Strict");
-    let value = HeaderValue::try_from(value).map_err(|error| Refusal::internal("make a cookie", &error))?;
+    let value = format!("{SESSION_COOKIE}={secret}; Path=/; Max-Age={seconds}; HttpOnly; Secure; SameSite=Strict");
+    let value = HeaderValue::try_from(value).map_err(|error| ApiError::internal("make a cookie", &error))?;
     Ok([(header::SET_COOKIE, value)])
 }
 

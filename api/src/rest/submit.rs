@@ -1,5 +1,5 @@
 //! Reads a submission from the body of a request: a TrainJob as JSON or YAML, or a form with the user's params file,
-//! its options and its uploads. The result is an [`Order`].
+//! its options and its uploads. The result is an [`SubmitRequest`].
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,34 +10,36 @@ use axum::http::HeaderMap;
 use kube::Resource;
 use millrace_crds::{StoredParams, TRACEPARENT_ANNOTATION, TrainJob};
 use millrace_params::Params;
-use millrace_store::Key;
+use millrace_store::IdempotencyKey;
 use millrace_traces::TraceParent;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::body::{bytes, in_time, kind, of_json, unread, unreadable, whole};
-use super::travel::{name_texts, travel};
-use super::who::Who;
-use super::{ALL, Api};
-use crate::backend::{BODY_ANNOTATION, KEY_ANNOTATION, Order, SUBMITTED_BY, Text};
-use crate::refusal::{Fault, Reason, Refusal, Result};
+use super::body::{
+    malformed_body, media_type, parse_json, read_all, read_part, unsupported_media_type, with_body_timeout,
+};
+use super::travel::{attach_uploads, name_uploads};
+use super::who::Principal;
+use super::{ALL_NAMESPACES, AppState};
+use crate::backend::{BODY_DIGEST_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY_ANNOTATION, SubmitRequest, UploadedFile};
+use crate::refusal::{ApiError, ErrorReason, FieldError, Result};
 
 /// Header that makes a request safe to repeat.
-const KEY: &str = "idempotency-key";
+const IDEMPOTENCY_KEY_HEADER: &str = "idempotency-key";
 /// Limit on a job, as a TrainJob, as params or as the options in the part `job`: the size of an object that an API
 /// server of Kubernetes accepts.
 const MAX_JOB_BYTES: usize = 1 << 20;
 /// Limit on the number of uploads in a form.
 const MAX_FILES: usize = 1024;
 /// Maximum length of the name of a job, number of characters of its generated suffix, and what is left for the prefix.
-const MOST_NAME: usize = 63;
-const TAIL: usize = 8;
-const MOST_BEGIN: usize = MOST_NAME - TAIL;
-/// Limit on `metadata.generateName`, as in Kubernetes; what exceeds [`MOST_BEGIN`] is cut off, as there.
+const MAX_NAME_LENGTH: usize = 63;
+const NAME_SUFFIX_LENGTH: usize = 8;
+const MAX_NAME_PREFIX_LENGTH: usize = MAX_NAME_LENGTH - NAME_SUFFIX_LENGTH;
+/// Limit on `metadata.generateName`, as in Kubernetes; what exceeds [`MAX_NAME_PREFIX_LENGTH`] is cut off, as there.
 const MAX_GENERATE_NAME_BYTES: usize = 253;
 /// Fields of an object's metadata that only the server sets.
-const GIVEN: [&str; 11] = [
+const SERVER_SET_METADATA: [&str; 11] = [
     "creationTimestamp",
     "deletionGracePeriodSeconds",
     "deletionTimestamp",
@@ -52,13 +54,14 @@ const GIVEN: [&str; 11] = [
 ];
 
 /// Prefix of the annotations that the server sets, and all of these annotations.
-const OURS: &str = "millrace.dev/";
-const ANNOTATIONS: [&str; 4] = [BODY_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY, TRACEPARENT_ANNOTATION];
+const RESERVED_ANNOTATION_PREFIX: &str = "millrace.dev/";
+const SERVER_ANNOTATIONS: [&str; 4] =
+    [BODY_DIGEST_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY_ANNOTATION, TRACEPARENT_ANNOTATION];
 
 /// What goes with a params file.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Beside {
+pub struct SubmitOptions {
     /// The TrainJob's metadata.
     #[serde(default)]
     metadata: Map<String, Value>,
@@ -71,7 +74,7 @@ pub struct Beside {
 }
 
 /// The runconfig keys that may be overridden.
-const OVERRIDES: [&str; 8] = [
+const OVERRIDE_FLAGS: [&str; 8] = [
     "max_steps",
     "eval_steps",
     "checkpoint_path",
@@ -86,11 +89,11 @@ const OVERRIDES: [&str; 8] = [
 ///
 /// # Errors
 /// The body can't be read, the params are invalid, or a limit of the pool or of the account is exceeded
-/// ([`Reason::TooManyRequests`]).
-pub async fn order(api: &Api, ns: &str, who: &Who, request: Request) -> Result<Order> {
-    let place = api.compute.enter(&who.account)?;
+/// ([`ErrorReason::TooManyRequests`]).
+pub async fn read_submission(api: &AppState, ns: &str, who: &Principal, request: Request) -> Result<SubmitRequest> {
+    let place = api.compute.admit(&who.account)?;
     let submission = Submission::receive(ns, &who.name, &who.account, request).await?;
-    api.compute.run_entered(place, move || submission.order()).await
+    api.compute.run_admitted(place, move || submission.order()).await
 }
 
 /// A request to create a job, completely received and not parsed yet.
@@ -100,7 +103,7 @@ pub struct Submission {
     account: String,
     /// The idempotency key of the request.
     key: Option<String>,
-    sent: Sent,
+    sent: RequestBody,
     /// The span of the request, if traces are exported.
     trace: Option<TraceParent>,
 }
@@ -112,12 +115,12 @@ impl Submission {
     /// The body is too slow, too long or of an unsupported media type; `ns` stands for all namespaces; the idempotency
     /// key is invalid.
     pub async fn receive(ns: &str, submitter: &str, account: &str, request: Request) -> Result<Self> {
-        if ns == ALL {
+        if ns == ALL_NAMESPACES {
             let message = "a job is made in one namespace".to_owned();
-            return Err(Refusal::invalid(vec![Fault { field: "metadata.namespace".to_owned(), message }]));
+            return Err(ApiError::invalid(vec![FieldError { field: "metadata.namespace".to_owned(), message }]));
         }
-        let key = key(request.headers())?;
-        let sent = in_time(receive(request)).await?;
+        let key = idempotency_key(request.headers())?;
+        let sent = with_body_timeout(receive(request)).await?;
         let [namespace, submitter, account] = [ns, submitter, account].map(str::to_owned);
         Ok(Self { namespace, submitter, account, key, sent, trace: TraceParent::current() })
     }
@@ -127,33 +130,33 @@ impl Submission {
     /// # Errors
     /// A document can't be read, the params are invalid, or the object has another kind or namespace, or an annotation
     /// below `millrace.dev/` that the server does not set.
-    pub fn order(self) -> Result<Order> {
+    pub fn order(self) -> Result<SubmitRequest> {
         let Self { namespace, submitter, account, key, sent, trace } = self;
         let (mut object, texts, hash, stem) = sent.read()?;
         // The submitter is a part of the hash: a key belongs to one account.
         let hash = blake3::Hasher::new().update(hash.as_bytes()).update(submitter.as_bytes()).finalize();
-        let key = key.map(|key| Key { key, body_hash: hash.to_hex().to_string() });
+        let key = key.map(|key| IdempotencyKey { key, body_hash: hash.to_hex().to_string() });
         complete(&mut object, &namespace, &submitter, key.as_ref(), stem.as_deref())?;
         if let Some(trace) = trace {
             object["metadata"]["annotations"][TRACEPARENT_ANNOTATION] = trace.to_string().into();
         }
-        let texts = name_texts(&mut object, texts)?;
-        Ok(Order { namespace, object: Arc::new(object), texts, submitter, account, key, may_create: true })
+        let texts = name_uploads(&mut object, texts)?;
+        Ok(SubmitRequest { namespace, object: Arc::new(object), texts, submitter, account, key, may_create: true })
     }
 }
 
 /// A body that has been received and is not parsed yet.
-enum Sent {
+enum RequestBody {
     Json(Bytes),
     Yaml(Bytes),
-    Form(Box<Form>),
+    Form(Box<FormParts>),
 }
 
 /// The parts of a form.
 #[derive(Default)]
-struct Form {
+struct FormParts {
     params: Option<Bytes>,
-    beside: Option<Bytes>,
+    options: Option<Bytes>,
     files: Vec<(String, Bytes)>,
     /// Name of the params file without its extension; `None` if it is `params`.
     stem: Option<String>,
@@ -161,18 +164,20 @@ struct Form {
     digest: blake3::Hasher,
 }
 
-async fn receive(request: Request) -> Result<Sent> {
-    let kind = kind(request.headers())?;
+async fn receive(request: Request) -> Result<RequestBody> {
+    let kind = media_type(request.headers())?;
     match kind.as_str() {
-        "application/json" | "" => Ok(Sent::Json(short(whole(request).await?)?)),
-        "application/yaml" | "application/x-yaml" | "text/yaml" => Ok(Sent::Yaml(short(whole(request).await?)?)),
-        "multipart/form-data" => Ok(Sent::Form(Box::new(Form::receive(request).await?))),
-        other => Err(unread(other, "application/json, application/yaml or multipart/form-data")),
+        "application/json" | "" => Ok(RequestBody::Json(check_size(read_all(request).await?)?)),
+        "application/yaml" | "application/x-yaml" | "text/yaml" => {
+            Ok(RequestBody::Yaml(check_size(read_all(request).await?)?))
+        }
+        "multipart/form-data" => Ok(RequestBody::Form(Box::new(FormParts::receive(request).await?))),
+        other => Err(unsupported_media_type(other, "application/json, application/yaml or multipart/form-data")),
     }
 }
 
 /// Rejects a document longer than [`MAX_JOB_BYTES`].
-fn short(document: Bytes) -> Result<Bytes> {
+fn check_size(document: Bytes) -> Result<Bytes> {
     if document.len() <= MAX_JOB_BYTES {
         return Ok(document);
     }
@@ -180,17 +185,17 @@ fn short(document: Bytes) -> Result<Bytes> {
         "a job has at most {MAX_JOB_BYTES} bytes, and this one has {}: name data by directories or globs, not file by file",
         document.len()
     );
-    Err(Refusal::new(Reason::PayloadTooLarge, detail))
+    Err(ApiError::new(ErrorReason::PayloadTooLarge, detail))
 }
 
-impl Sent {
+impl RequestBody {
     /// Returns the object, the uploads, the digest of the body, and the name of the params file (forms only).
-    fn read(self) -> Result<(Value, Vec<Text>, blake3::Hash, Option<String>)> {
+    fn read(self) -> Result<(Value, Vec<UploadedFile>, blake3::Hash, Option<String>)> {
         match self {
-            Self::Json(body) => Ok((of_json("JSON", &body)?, Vec::new(), blake3::hash(&body), None)),
+            Self::Json(body) => Ok((parse_json("JSON", &body)?, Vec::new(), blake3::hash(&body), None)),
             Self::Yaml(body) => {
-                let text = std::str::from_utf8(&body).map_err(|error| unreadable("YAML", &error))?;
-                let object = serde_saphyr::from_str(text).map_err(|error| unreadable("YAML", &error))?;
+                let text = std::str::from_utf8(&body).map_err(|error| malformed_body("YAML", &error))?;
+                let object = serde_saphyr::from_str(text).map_err(|error| malformed_body("YAML", &error))?;
                 Ok((object, Vec::new(), blake3::hash(&body), None))
             }
             Self::Form(form) => form.read(),
@@ -199,22 +204,28 @@ impl Sent {
 }
 
 /// Fills in what a client may leave out, and sets what only the server sets.
-fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, stem: Option<&str>) -> Result<()> {
+fn complete(
+    object: &mut Value,
+    ns: &str,
+    submitter: &str,
+    key: Option<&IdempotencyKey>,
+    stem: Option<&str>,
+) -> Result<()> {
     let Value::Object(all) = object else {
-        return Err(Refusal::new(Reason::BadRequest, "the body is not an object: send a TrainJob"));
+        return Err(ApiError::new(ErrorReason::BadRequest, "the body is not an object: send a TrainJob"));
     };
     all.remove("status");
     let (kind, version) = (TrainJob::kind(&()), TrainJob::api_version(&()));
     all.entry("apiVersion").or_insert_with(|| json!(version));
     all.entry("kind").or_insert_with(|| json!(kind));
     let fault = |field: &str, message: &str| {
-        Err(Refusal::invalid(vec![Fault { field: field.to_owned(), message: message.to_owned() }]))
+        Err(ApiError::invalid(vec![FieldError { field: field.to_owned(), message: message.to_owned() }]))
     };
     if all["apiVersion"] != *version || all["kind"] != *kind {
         return fault("kind", &format!("this takes a {kind} of {version}"));
     }
     if let Some(params) = all.get("spec").and_then(|spec| spec.get("params")) {
-        Params::read_json(params).map_err(|error| Refusal::new(Reason::BadParams, error.report().trim_end()))?;
+        Params::read_json(params).map_err(|error| ApiError::new(ErrorReason::BadParams, error.report().trim_end()))?;
     }
     let Value::Object(metadata) = all.entry("metadata").or_insert_with(|| json!({})) else {
         return fault("metadata", "an object");
@@ -223,7 +234,7 @@ fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, st
         return fault("metadata.namespace", "another than in the address: write the same, or leave it out");
     }
     // Fields that only the server sets are dropped, not rejected: a client may send an object that it has read.
-    metadata.retain(|name, value| !GIVEN.contains(&name.as_str()) && !value.is_null());
+    metadata.retain(|name, value| !SERVER_SET_METADATA.contains(&name.as_str()) && !value.is_null());
     for words in ["labels", "annotations"] {
         if let Some(Value::Object(words)) = metadata.get_mut(words) {
             words.retain(|_, value| !value.is_null());
@@ -236,12 +247,12 @@ fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, st
     if !metadata.contains_key("name") {
         let key = key.map(|key| key.key.as_str());
         let name = match metadata.get("generateName") {
-            None => made_name(stem.unwrap_or("job"), key),
+            None => generate_name(stem.unwrap_or("job"), key),
             Some(Value::String(begin)) if begin.len() > MAX_GENERATE_NAME_BYTES => {
                 return fault("metadata.generateName", &format!("at most {MAX_GENERATE_NAME_BYTES} characters"));
             }
             Some(Value::String(begin)) => {
-                format!("{}{}", begin.chars().take(MOST_BEGIN).collect::<String>(), tail(key))
+                format!("{}{}", begin.chars().take(MAX_NAME_PREFIX_LENGTH).collect::<String>(), name_suffix(key))
             }
             Some(_) => return fault("metadata.generateName", "how the name is to begin: a text"),
         };
@@ -250,29 +261,34 @@ fn complete(object: &mut Value, ns: &str, submitter: &str, key: Option<&Key>, st
     let Value::Object(annotations) = metadata.entry("annotations").or_insert_with(|| json!({})) else {
         return fault("metadata.annotations", "an object");
     };
-    if let Some(name) = annotations.keys().find(|name| name.starts_with(OURS) && !ANNOTATIONS.contains(&name.as_str()))
+    if let Some(name) = annotations
+        .keys()
+        .find(|name| name.starts_with(RESERVED_ANNOTATION_PREFIX) && !SERVER_ANNOTATIONS.contains(&name.as_str()))
     {
-        return fault("metadata.annotations", &format!("{name}: names below {OURS} are the appliance's to give"));
+        return fault(
+            "metadata.annotations",
+            &format!("{name}: names below {RESERVED_ANNOTATION_PREFIX} are the appliance's to give"),
+        );
     }
     // An object that was read from the server has these annotations of an earlier submission.
-    ANNOTATIONS.iter().for_each(|name| drop(annotations.remove(*name)));
-    annotations.insert(SUBMITTED_BY.to_owned(), submitter.into());
+    SERVER_ANNOTATIONS.iter().for_each(|name| drop(annotations.remove(*name)));
+    annotations.insert(SUBMITTED_BY_ANNOTATION.to_owned(), submitter.into());
     if let Some(key) = key {
         annotations.insert(KEY_ANNOTATION.to_owned(), key.key.clone().into());
-        annotations.insert(BODY_ANNOTATION.to_owned(), key.body_hash.clone().into());
+        annotations.insert(BODY_DIGEST_ANNOTATION.to_owned(), key.body_hash.clone().into());
     }
     Ok(())
 }
 
 /// Returns the suffix of a generated name. With a key it is derived from the key, so that a repeated request gets the
 /// same name and creates no second job even if the database is lost; without one it is random.
-fn tail(key: Option<&str>) -> String {
+fn name_suffix(key: Option<&str>) -> String {
     let seed = key.map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned);
-    blake3::hash(seed.as_bytes()).to_hex()[..TAIL].to_owned()
+    blake3::hash(seed.as_bytes()).to_hex()[..NAME_SUFFIX_LENGTH].to_owned()
 }
 
 /// Generates a name from the one of the params file.
-fn made_name(stem: &str, key: Option<&str>) -> String {
+fn generate_name(stem: &str, key: Option<&str>) -> String {
     let clean: String = stem
         .to_ascii_lowercase()
         .chars()
@@ -280,26 +296,26 @@ fn made_name(stem: &str, key: Option<&str>) -> String {
         .collect();
     let clean = clean.trim_matches(|letter: char| !letter.is_ascii_alphabetic());
     let clean = if clean.is_empty() { "job" } else { clean };
-    let clean: String = clean.chars().take(MOST_BEGIN - 1).collect();
-    format!("{}-{}", clean.trim_end_matches('-'), tail(key))
+    let clean: String = clean.chars().take(MAX_NAME_PREFIX_LENGTH - 1).collect();
+    format!("{}-{}", clean.trim_end_matches('-'), name_suffix(key))
 }
 
-impl Form {
+impl FormParts {
     async fn receive(request: Request) -> Result<Self> {
         let mut parts = Multipart::from_request(request, &()).await.map_err(|error| bad_form(&error.body_text()))?;
         let (mut form, mut names) = (Self::default(), HashSet::new());
         while let Some(part) = parts.next_field().await.map_err(|error| bad_form(&error.body_text()))? {
             let (name, file) = (part.name().unwrap_or_default().to_owned(), part.file_name().map(str::to_owned));
-            let bytes = bytes(part).await?;
+            let bytes = read_part(part).await?;
             for piece in [name.as_bytes(), file.as_deref().unwrap_or_default().as_bytes(), &bytes[..]] {
                 form.digest.update(&piece.len().to_le_bytes()).update(piece);
             }
             match name.as_str() {
                 "params" if form.params.is_none() => {
                     form.stem = file.as_deref().and_then(stem_of);
-                    form.params = Some(short(bytes)?);
+                    form.params = Some(check_size(bytes)?);
                 }
-                "job" if form.beside.is_none() => form.beside = Some(short(bytes)?),
+                "job" if form.options.is_none() => form.options = Some(check_size(bytes)?),
                 "params" | "job" => return Err(bad_form(&format!("the part {name} is there twice"))),
                 "file" if form.files.len() < MAX_FILES => {
                     let file = file.unwrap_or_default();
@@ -311,7 +327,7 @@ impl Form {
                 "file" => {
                     let detail =
                         format!("a form has at most {MAX_FILES} files: put data into a volume of the appliance");
-                    return Err(Refusal::new(Reason::PayloadTooLarge, detail));
+                    return Err(ApiError::new(ErrorReason::PayloadTooLarge, detail));
                 }
                 other => return Err(bad_form(&format!("there is no part {other}: params, job and file are read"))),
             }
@@ -319,31 +335,31 @@ impl Form {
         Ok(form)
     }
 
-    /// Reads the params file and its options; see [`Sent::read`].
-    fn read(self) -> Result<(Value, Vec<Text>, blake3::Hash, Option<String>)> {
-        let Self { params, beside, files, stem, digest } = self;
+    /// Reads the params file and its options; see [`RequestBody::read`].
+    fn read(self) -> Result<(Value, Vec<UploadedFile>, blake3::Hash, Option<String>)> {
+        let Self { params, options: beside, files, stem, digest } = self;
         let params = params.ok_or_else(|| bad_form(&"the part `params` is missing"))?;
-        let bad_params = |detail: &str| Refusal::new(Reason::BadParams, detail);
+        let bad_params = |detail: &str| ApiError::new(ErrorReason::BadParams, detail);
         let text = std::str::from_utf8(&params).map_err(|_| bad_params("the params are not UTF-8"))?;
         let read = Params::parse_yaml(text).map_err(|error| bad_params(error.report().trim_end()))?;
         let mut params = StoredParams::from(&read).0;
-        let beside = beside.map(|bytes| of_json::<Beside>("JSON in the part `job`", &bytes)).transpose()?;
-        let Beside { metadata, mut spec, overrides } = beside.unwrap_or_default();
+        let beside = beside.map(|bytes| parse_json::<SubmitOptions>("JSON in the part `job`", &bytes)).transpose()?;
+        let SubmitOptions { metadata, mut spec, overrides } = beside.unwrap_or_default();
         if spec.contains_key("params") {
             let message = "the params are those of the part `params`: leave these out".to_owned();
-            return Err(Refusal::invalid(vec![Fault { field: "spec.params".to_owned(), message }]));
+            return Err(ApiError::invalid(vec![FieldError { field: "spec.params".to_owned(), message }]));
         }
-        apply(&mut params, &overrides)?;
-        from_runconfig(&mut spec, &params);
-        let texts = travel(&mut params, &mut spec, files)?;
+        apply_overrides(&mut params, &overrides)?;
+        fill_from_runconfig(&mut spec, &params);
+        let texts = attach_uploads(&mut params, &mut spec, files)?;
         spec.insert("params".to_owned(), params);
         let object = json!({"metadata": metadata, "spec": spec});
         Ok((object, texts, digest.finalize(), stem))
     }
 }
 
-fn bad_form(error: &dyn std::fmt::Display) -> Refusal {
-    Refusal::new(Reason::BadRequest, format!("the form can't be read: {error}"))
+fn bad_form(error: &dyn std::fmt::Display) -> ApiError {
+    ApiError::new(ErrorReason::BadRequest, format!("the form can't be read: {error}"))
 }
 
 fn stem_of(file: &str) -> Option<String> {
@@ -352,11 +368,11 @@ fn stem_of(file: &str) -> Option<String> {
 }
 
 /// Sets the overridden flags in the runconfig of the params.
-fn apply(params: &mut Value, overrides: &Map<String, Value>) -> Result<()> {
+fn apply_overrides(params: &mut Value, overrides: &Map<String, Value>) -> Result<()> {
     for (key, value) in overrides.iter().filter(|(_, value)| !value.is_null()) {
-        if !OVERRIDES.contains(&key.as_str()) {
-            let message = format!("it is one of {}", OVERRIDES.join(", "));
-            return Err(Refusal::invalid(vec![Fault { field: format!("overrides.{key}"), message }]));
+        if !OVERRIDE_FLAGS.contains(&key.as_str()) {
+            let message = format!("it is one of {}", OVERRIDE_FLAGS.join(", "));
+            return Err(ApiError::invalid(vec![FieldError { field: format!("overrides.{key}"), message }]));
         }
         params["runconfig"][key] = value.clone();
     }
@@ -364,7 +380,7 @@ fn apply(params: &mut Value, overrides: &Map<String, Value>) -> Result<()> {
 }
 
 /// Fills the fields of the spec that are not set from the corresponding keys of runconfig.
-fn from_runconfig(spec: &mut Map<String, Value>, params: &Value) {
+fn fill_from_runconfig(spec: &mut Map<String, Value>, params: &Value) {
     let run = &params["runconfig"];
     let mut fill = |field: &str, value: Option<Value>| {
         if let Some(value) = value.filter(|value| !value.is_null())
@@ -382,11 +398,11 @@ fn from_runconfig(spec: &mut Map<String, Value>, params: &Value) {
     );
 }
 
-fn key(headers: &HeaderMap) -> Result<Option<String>> {
-    let Some(value) = headers.get(KEY) else { return Ok(None) };
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>> {
+    let Some(value) = headers.get(IDEMPOTENCY_KEY_HEADER) else { return Ok(None) };
     let text = value.to_str().ok().filter(|text| (1..=255).contains(&text.len()));
     text.map(|text| Some(text.to_owned())).ok_or_else(|| {
-        Refusal::new(Reason::BadRequest, "an Idempotency-Key has 1 to 255 printable characters of ASCII")
+        ApiError::new(ErrorReason::BadRequest, "an Idempotency-Key has 1 to 255 printable characters of ASCII")
     })
 }
 
@@ -404,13 +420,13 @@ mod tests {
     }
 
     #[test]
-    fn a_key_makes_the_name_and_every_name_is_one_that_a_job_may_have() {
-        assert_eq!(made_name("gpt2-kjv", Some("k")), made_name("gpt2-kjv", Some("k")));
-        assert_ne!(made_name("gpt2-kjv", Some("k")), made_name("gpt2-kjv", Some("l")));
-        assert_ne!(made_name("gpt2-kjv", None), made_name("gpt2-kjv", None));
+    fn generated_names_are_valid_and_depend_on_the_key() {
+        assert_eq!(generate_name("gpt2-kjv", Some("k")), generate_name("gpt2-kjv", Some("k")));
+        assert_ne!(generate_name("gpt2-kjv", Some("k")), generate_name("gpt2-kjv", Some("l")));
+        assert_ne!(generate_name("gpt2-kjv", None), generate_name("gpt2-kjv", None));
         for stem in ["", "42", "Params (final)", &"x".repeat(200), "-a-", "é"] {
-            let name = made_name(stem, None);
-            let good = name.len() <= MOST_NAME && name.starts_with(|letter: char| letter.is_ascii_lowercase());
+            let name = generate_name(stem, None);
+            let good = name.len() <= MAX_NAME_LENGTH && name.starts_with(|letter: char| letter.is_ascii_lowercase());
             assert!(good && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '-'), "{name}");
         }
     }

@@ -6,26 +6,26 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use k8s_openapi::jiff::Timestamp;
-use millrace_store::Token;
+use millrace_store::TokenRecord;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::body::sent;
-use super::who::{Act, EVERYWHERE, Role, Who};
-use super::{Api, Items, NAMESPACE, Named, is_label, session, time};
-use crate::refusal::{Fault, Reason, Refusal, Result};
+use super::body::read_json;
+use super::who::{ALL_NAMESPACES, Action, Principal, TokenRole};
+use super::{AppState, ItemList, NAMESPACE_RULE, ValidPath, is_label, rfc3339, session};
+use crate::refusal::{ApiError, ErrorReason, FieldError, Result};
 
 /// Prefix of secrets, by which scanners find leaked ones.
-pub(super) const PREFIX: &str = "mrt_";
+pub(super) const TOKEN_PREFIX: &str = "mrt_";
 
 /// What is asked for.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct NewToken {
+pub struct TokenRequest {
     /// Whose it is: stands on what they submit.
     pub name: String,
     /// What they may.
-    #[schemars(extend("enum" = Role::ALL.map(Role::as_str)))]
+    #[schemars(extend("enum" = TokenRole::ALL.map(TokenRole::as_str)))]
     pub role: String,
     /// Where; `*` is everywhere.
     #[schemars(length(min = 1))]
@@ -42,42 +42,42 @@ pub fn secret_hash(secret: &str) -> String {
 }
 
 /// Whether a secret has the form of an API token of this server.
-pub(super) fn is_ours(secret: &str) -> bool {
-    secret.starts_with(PREFIX)
+pub(super) fn has_token_prefix(secret: &str) -> bool {
+    secret.starts_with(TOKEN_PREFIX)
 }
 
 /// Generates a secret.
 pub(super) fn new_secret() -> String {
-    format!("{PREFIX}{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple())
+    format!("{TOKEN_PREFIX}{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple())
 }
 
-impl NewToken {
+impl TokenRequest {
     /// Generates a token; returns its record and its secret.
     ///
     /// # Errors
     /// A field is invalid.
-    pub fn make(&self) -> Result<(Token, String)> {
+    pub fn generate(&self) -> Result<(TokenRecord, String)> {
         let fault = |field: &str, message: &str| {
-            Err(Refusal::invalid(vec![Fault { field: field.to_owned(), message: message.to_owned() }]))
+            Err(ApiError::invalid(vec![FieldError { field: field.to_owned(), message: message.to_owned() }]))
         };
         if self.name.is_empty() || self.name.len() > 253 || self.name.chars().any(char::is_control) {
             return fault("name", "1 to 253 characters");
         }
-        if Role::from_name(&self.role).is_none() {
+        if TokenRole::from_name(&self.role).is_none() {
             return fault("role", "one of viewer, editor and admin");
         }
         if self.namespaces.is_empty() {
             return fault("namespaces", "at least one; \"*\" is all of them");
         }
-        if let Some(at) = self.namespaces.iter().position(|name| name != EVERYWHERE && !is_label(name)) {
-            return fault(&format!("namespaces[{at}]"), &format!("{NAMESPACE}; \"*\" is all of them"));
+        if let Some(at) = self.namespaces.iter().position(|name| name != ALL_NAMESPACES && !is_label(name)) {
+            return fault(&format!("namespaces[{at}]"), &format!("{NAMESPACE_RULE}; \"*\" is all of them"));
         }
         if self.expires_in_seconds == Some(0) {
             return fault("expiresInSeconds", "at least 1; leave it out for a token that is good for ever");
         }
         let secret = new_secret();
         let now = Timestamp::now().as_millisecond();
-        let token = Token {
+        let token = TokenRecord {
             id: uuid::Uuid::new_v4().to_string(),
             hash: secret_hash(&secret),
             name: self.name.clone(),
@@ -95,13 +95,13 @@ impl NewToken {
 /// A token as it is seen.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Shown {
+pub struct TokenView {
     /// What it is revoked by.
     id: String,
     /// Whose it is.
     name: String,
     /// What they may.
-    #[schemars(extend("enum" = Role::ALL.map(Role::as_str)))]
+    #[schemars(extend("enum" = TokenRole::ALL.map(TokenRole::as_str)))]
     role: String,
     /// Where; `*` is everywhere.
     namespaces: Vec<String>,
@@ -117,64 +117,72 @@ pub struct Shown {
 
 /// A new token.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Made {
+pub struct CreatedToken {
     #[serde(flatten)]
-    shown: Shown,
+    shown: TokenView,
     /// The secret, seen this once.
     token: String,
 }
 
 /// What became of a token.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Revoked {
+pub struct RevokedToken {
     /// Which.
     id: String,
     /// That it is good no more.
     revoked: bool,
 }
 
-fn shown(token: &Token) -> Shown {
-    let Token { id, name, role, namespaces, .. } = token.clone();
-    Shown {
+fn token_view(token: &TokenRecord) -> TokenView {
+    let TokenRecord { id, name, role, namespaces, .. } = token.clone();
+    TokenView {
         id,
         name,
         role,
         namespaces,
-        created_at: time(token.created_ms),
-        expires_at: token.expires_ms.map(time),
-        revoked_at: token.revoked_ms.map(time),
-        last_used_at: token.last_used_ms.map(time),
+        created_at: rfc3339(token.created_ms),
+        expires_at: token.expires_ms.map(rfc3339),
+        revoked_at: token.revoked_ms.map(rfc3339),
+        last_used_at: token.last_used_ms.map(rfc3339),
     }
 }
 
 /// Lists all tokens, without their secrets.
-pub async fn list(State(api): State<Arc<Api>>, who: Who) -> Result<Json<Items<Shown>>> {
-    who.may(Act::ListTokens, "", "").await?;
+pub async fn list(State(api): State<Arc<AppState>>, who: Principal) -> Result<Json<ItemList<TokenView>>> {
+    who.authorize(Action::ListTokens, "", "").await?;
     let tokens = api.store.tokens().await?;
     // Sessions are not listed: they end with their token.
-    let tokens = tokens.iter().filter(|token| !session::is_one(&token.id));
-    Ok(Json(Items { items: tokens.map(shown).collect() }))
+    let tokens = tokens.iter().filter(|token| !session::is_session(&token.id));
+    Ok(Json(ItemList { items: tokens.map(token_view).collect() }))
 }
 
 /// Creates a token. This is the only response with its secret.
-pub async fn create(State(api): State<Arc<Api>>, who: Who, request: Request) -> Result<(StatusCode, Json<Made>)> {
-    who.may(Act::CreateToken, "", "").await?;
-    let (token, secret) = sent::<NewToken>(request).await?.make()?;
+pub async fn create(
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    request: Request,
+) -> Result<(StatusCode, Json<CreatedToken>)> {
+    who.authorize(Action::CreateToken, "", "").await?;
+    let (token, secret) = read_json::<TokenRequest>(request).await?.generate()?;
     api.store.add_token(&token).await?;
-    Ok((StatusCode::CREATED, Json(Made { shown: shown(&token), token: secret })))
+    Ok((StatusCode::CREATED, Json(CreatedToken { shown: token_view(&token), token: secret })))
 }
 
 /// Revokes a token and its sessions immediately.
-pub async fn revoke(State(api): State<Arc<Api>>, who: Who, Named(id): Named<String>) -> Result<Json<Revoked>> {
-    who.may(Act::DeleteToken, "", "").await?;
+pub async fn revoke(
+    State(api): State<Arc<AppState>>,
+    who: Principal,
+    ValidPath(id): ValidPath<String>,
+) -> Result<Json<RevokedToken>> {
+    who.authorize(Action::DeleteToken, "", "").await?;
     let now = Timestamp::now().as_millisecond();
     if !api.store.revoke_token(&id, now).await? {
-        return Err(Refusal::new(Reason::NotFound, format!("there is no token {id} that could be revoked")));
+        return Err(ApiError::new(ErrorReason::NotFound, format!("there is no token {id} that could be revoked")));
     }
-    for token in api.store.tokens().await?.iter().filter(|token| session::is_below(&token.id, &id)) {
+    for token in api.store.tokens().await?.iter().filter(|token| session::belongs_to_token(&token.id, &id)) {
         api.store.revoke_token(&token.id, now).await?;
     }
-    Ok(Json(Revoked { id, revoked: true }))
+    Ok(Json(RevokedToken { id, revoked: true }))
 }
 
 #[cfg(test)]
@@ -182,22 +190,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_that_could_never_be_used_is_not_made() {
-        let asked = |namespaces: &[&str], seconds| NewToken {
+    fn unusable_token_requests_are_rejected() {
+        let asked = |namespaces: &[&str], seconds| TokenRequest {
             name: "ci".to_owned(),
             role: "viewer".to_owned(),
             namespaces: namespaces.iter().map(|&name| name.to_owned()).collect(),
             expires_in_seconds: seconds,
         };
-        assert!(asked(&["*"], None).make().is_ok() && asked(&["team-1", "a"], Some(1)).make().is_ok());
+        assert!(asked(&["*"], None).generate().is_ok() && asked(&["team-1", "a"], Some(1)).generate().is_ok());
         for (namespaces, seconds, field) in [
             (&[][..], None, "namespaces"),
             (&["a", ""], None, "namespaces[1]"),
             (&["Team"], None, "namespaces[0]"),
             (&["a"], Some(0), "expiresInSeconds"),
         ] {
-            let refusal = asked(namespaces, seconds).make().unwrap_err();
-            assert_eq!((refusal.reason, refusal.errors[0].field.as_str()), (Reason::Invalid, field));
+            let refusal = asked(namespaces, seconds).generate().unwrap_err();
+            assert_eq!((refusal.reason, refusal.errors[0].field.as_str()), (ErrorReason::Invalid, field));
         }
     }
 }

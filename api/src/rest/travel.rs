@@ -7,30 +7,34 @@ use glob::Pattern;
 use millrace_params::{FileName, ObjectName};
 use serde_json::{Map, Value, json};
 
-use crate::backend::{Text, Texts};
-use crate::refusal::{Fault, Reason, Refusal, Result};
+use crate::backend::{UploadedFile, UploadedFiles};
+use crate::refusal::{ApiError, ErrorReason, FieldError, Result};
 
 /// Directory of the uploads in the pods of a job.
-pub const TEXTS: &str = "/var/lib/millrace/texts";
+pub const UPLOADS_DIR: &str = "/var/lib/millrace/texts";
 /// Name of their volume. A user's volume must not have it if the job has uploads.
-const TEXTS_VOLUME: &str = "texts";
+const UPLOADS_VOLUME: &str = "texts";
 /// Limit on all uploads together, with their names: what a ConfigMap holds.
-const MOST_TEXT: usize = 1 << 20;
+const MAX_UPLOAD_BYTES: usize = 1 << 20;
 /// Limit on comparisons of a byte of a file's path with one of a glob: less than a second.
-const MAX_COMPARISONS: usize = 1 << 25;
+const MAX_GLOB_COMPARISONS: usize = 1 << 25;
 
 /// Moves uploads into a volume of the job, and makes the params name them there. Returns the files of the volume.
 ///
 /// # Errors
 /// A file is not UTF-8, is not named by the params, or exceeds the limit on all of them; the globs take too long to
 /// match; a volume or mount of the user has the reserved name or directory.
-pub fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<(String, Bytes)>) -> Result<Vec<Text>> {
-    let named = Names::of(params);
+pub fn attach_uploads(
+    params: &mut Value,
+    spec: &mut Map<String, Value>,
+    mut files: Vec<(String, Bytes)>,
+) -> Result<Vec<UploadedFile>> {
+    let named = DataPaths::of(params);
     named.check_work(&files)?;
     let (mut texts, mut renamed, mut total) = (Vec::new(), Vec::new(), 0);
     files.sort_by(|(a, _), (b, _)| a.cmp(b));
     for (at, (path, bytes)) in files.into_iter().enumerate() {
-        let fault = |message: String| Refusal::invalid(vec![Fault { field: path.clone(), message }]);
+        let fault = |message: String| ApiError::invalid(vec![FieldError { field: path.clone(), message }]);
         let content =
             String::from_utf8(bytes.to_vec()).map_err(|_| fault("only UTF-8 texts travel along".to_owned()))?;
         let file = std::path::Path::new(&path).file_name().and_then(|name| name.to_str()).unwrap_or("text");
@@ -38,21 +42,21 @@ pub fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<
             |letter: char| if letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_') { letter } else { '-' };
         let file: String = file.chars().map(clean).collect();
         // If several names match, the first one counts, so that a file is uploaded once.
-        let Some((group, stands_for)) = named.standing_for(&path) else {
+        let Some((group, stands_for)) = named.match_file(&path) else {
             return Err(fault("no data_dir of the params names this text: leave it out".to_owned()));
         };
         // The number keeps the order of the files of one glob.
         let name = format!("{group}-{at:04}-{file}");
         let name = FileName::new(name).map_err(|error| fault(error.to_string()))?;
-        let by = if *stands_for == path { format!("{TEXTS}/{name}") } else { format!("{TEXTS}/{group}-*") };
+        let by = if *stands_for == path { format!("{UPLOADS_DIR}/{name}") } else { format!("{UPLOADS_DIR}/{group}-*") };
         total += name.as_str().len() + content.len();
-        if total > MOST_TEXT {
+        if total > MAX_UPLOAD_BYTES {
             return Err(fault(
                 "texts that travel along have less than 1 MiB together: put it into a volume".to_owned(),
             ));
         }
         renamed.push((stands_for.clone(), by));
-        texts.push(Text { name, content });
+        texts.push(UploadedFile { name, content });
     }
     let renamed: HashMap<String, String> = renamed.into_iter().rev().collect();
     for input in ["train_input", "eval_input"] {
@@ -63,16 +67,17 @@ pub fn travel(params: &mut Value, spec: &mut Map<String, Value>, mut files: Vec<
         }
     }
     if !texts.is_empty() {
-        reserve(spec, "volumes", "name", TEXTS_VOLUME, json!({"configMap": {"name": TEXTS_VOLUME}}))?;
-        reserve(spec, "mountDirs", "path", TEXTS, json!({"volume": TEXTS_VOLUME}))?;
+        reserve_name(spec, "volumes", "name", UPLOADS_VOLUME, json!({"configMap": {"name": UPLOADS_VOLUME}}))?;
+        reserve_name(spec, "mountDirs", "path", UPLOADS_DIR, json!({"volume": UPLOADS_VOLUME}))?;
     }
     Ok(texts)
 }
 
 /// Adds to a list of the spec an item whose `key` is `value`, which no item of the user may have.
-fn reserve(spec: &mut Map<String, Value>, field: &str, key: &str, value: &str, mut item: Value) -> Result<()> {
-    let fault =
-        |field: String, message: String| Err(Refusal::invalid(vec![Fault { field: format!("spec.{field}"), message }]));
+fn reserve_name(spec: &mut Map<String, Value>, field: &str, key: &str, value: &str, mut item: Value) -> Result<()> {
+    let fault = |field: String, message: String| {
+        Err(ApiError::invalid(vec![FieldError { field: format!("spec.{field}"), message }]))
+    };
     let Value::Array(all) = spec.entry(field).or_insert_with(|| json!([])) else {
         return fault(field.to_owned(), "it is a list".to_owned());
     };
@@ -86,36 +91,36 @@ fn reserve(spec: &mut Map<String, Value>, field: &str, key: &str, value: &str, m
 }
 
 /// Names the ConfigMap of the uploads by a digest of the job's name and of the files, and enters that name into the
-/// volume that [`travel`] has added. A repeated request thus gives the same ConfigMap, and two jobs never share one.
-pub fn name_texts(object: &mut Value, files: Vec<Text>) -> Result<Option<Texts>> {
+/// volume that [`attach_uploads`] has added. A repeated request thus gives the same ConfigMap, and two jobs never share one.
+pub fn name_uploads(object: &mut Value, files: Vec<UploadedFile>) -> Result<Option<UploadedFiles>> {
     if files.is_empty() {
         return Ok(None);
     }
     let mut digest = blake3::Hasher::new();
     digest.update(object["metadata"]["name"].as_str().unwrap_or_default().as_bytes());
-    for Text { name, content } in &files {
+    for UploadedFile { name, content } in &files {
         digest.update(&[0]).update(name.as_str().as_bytes()).update(&[0]).update(content.as_bytes());
     }
-    let name = format!("{TEXTS_VOLUME}-{}", &digest.finalize().to_hex()[..16]);
-    let config_map = ObjectName::new(name).map_err(|error| Refusal::internal("name the texts of a job", &error))?;
+    let name = format!("{UPLOADS_VOLUME}-{}", &digest.finalize().to_hex()[..16]);
+    let config_map = ObjectName::new(name).map_err(|error| ApiError::internal("name the texts of a job", &error))?;
     for volume in object["spec"]["volumes"].as_array_mut().into_iter().flatten() {
-        if volume["name"] == TEXTS_VOLUME {
+        if volume["name"] == UPLOADS_VOLUME {
             volume["configMap"]["name"] = config_map.as_str().into();
         }
     }
-    Ok(Some(Texts { config_map, files }))
+    Ok(Some(UploadedFiles { config_map, files }))
 }
 
 /// The data paths of the params, each once with its index.
 #[derive(Default)]
-struct Names {
+struct DataPaths {
     all: Vec<String>,
     /// Index of each.
     plain: HashMap<String, usize>,
     globs: Vec<(usize, Pattern)>,
 }
 
-impl Names {
+impl DataPaths {
     fn of(params: &Value) -> Self {
         let mut names = Self::default();
         for input in ["train_input", "eval_input"] {
@@ -141,7 +146,7 @@ impl Names {
     }
 
     /// Returns the first name that matches the file at `path`: that path itself, or a glob.
-    fn standing_for(&self, path: &str) -> Option<(usize, &String)> {
+    fn match_file(&self, path: &str) -> Option<(usize, &String)> {
         let plain = self.plain.get(path).copied();
         let before = |number: usize| plain.is_none_or(|plain| number < plain);
         let mut globs = self.globs.iter().take_while(|(number, _)| before(*number));
@@ -154,7 +159,7 @@ impl Names {
     fn check_work(&self, files: &[(String, Bytes)]) -> Result<()> {
         let of_globs: usize = self.globs.iter().map(|(_, glob)| glob.as_str().len()).sum();
         let of_paths: usize = files.iter().map(|(path, _)| path.len()).sum();
-        if of_globs.saturating_mul(of_paths) <= MAX_COMPARISONS {
+        if of_globs.saturating_mul(of_paths) <= MAX_GLOB_COMPARISONS {
             return Ok(());
         }
         let detail = format!(
@@ -163,7 +168,7 @@ impl Names {
             files.len(),
             self.globs.len()
         );
-        Err(Refusal::new(Reason::PayloadTooLarge, detail))
+        Err(ApiError::new(ErrorReason::PayloadTooLarge, detail))
     }
 }
 
@@ -185,29 +190,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_that_travel_are_found_where_the_params_say() {
+    fn uploaded_files_are_found_where_the_params_say() {
         let mut params = json!({"train_input": {"data_dir": ["a/x.txt", "y"]}, "model": {}});
         let mut spec = Map::new();
-        let texts = travel(&mut params, &mut spec, vec![("a/x.txt".to_owned(), Bytes::from_static(b"text"))]).unwrap();
-        assert_eq!(texts, [Text { name: FileName::new("0-0000-x.txt").unwrap(), content: "text".to_owned() }]);
-        assert_eq!(params, json!({"train_input": {"data_dir": [format!("{TEXTS}/0-0000-x.txt"), "y"]}, "model": {}}));
-        assert_eq!(spec["mountDirs"][0]["path"], TEXTS);
+        let texts =
+            attach_uploads(&mut params, &mut spec, vec![("a/x.txt".to_owned(), Bytes::from_static(b"text"))]).unwrap();
+        assert_eq!(texts, [UploadedFile { name: FileName::new("0-0000-x.txt").unwrap(), content: "text".to_owned() }]);
+        assert_eq!(
+            params,
+            json!({"train_input": {"data_dir": [format!("{UPLOADS_DIR}/0-0000-x.txt"), "y"]}, "model": {}})
+        );
+        assert_eq!(spec["mountDirs"][0]["path"], UPLOADS_DIR);
         let mut params = json!({"train_input": {"data_dir": "a/*.txt"}});
         let files = ["a/2.txt", "a/1.txt"].map(|name| (name.to_owned(), Bytes::from_static(b"t"))).to_vec();
-        let texts = travel(&mut params, &mut Map::new(), files).unwrap();
+        let texts = attach_uploads(&mut params, &mut Map::new(), files).unwrap();
         assert_eq!(texts.iter().map(|text| text.name.as_str()).collect::<Vec<_>>(), ["0-0000-1.txt", "0-0001-2.txt"]);
-        assert_eq!(params["train_input"]["data_dir"], format!("{TEXTS}/0-*"));
-        assert!(travel(&mut params, &mut spec, vec![("z".to_owned(), Bytes::new())]).is_err(), "nobody names it");
+        assert_eq!(params["train_input"]["data_dir"], format!("{UPLOADS_DIR}/0-*"));
+        assert!(
+            attach_uploads(&mut params, &mut spec, vec![("z".to_owned(), Bytes::new())]).is_err(),
+            "nobody names it"
+        );
     }
 
     #[test]
-    fn texts_never_go_into_a_volume_of_the_user() {
+    fn uploads_never_use_a_user_volume() {
         let text = || vec![("a.txt".to_owned(), Bytes::from_static(b"text"))];
         let upload = |spec: Value| {
             let mut object = json!({"metadata": {"name": "job"}, "spec": spec});
             let mut params = json!({"train_input": {"data_dir": "a.txt"}});
-            let files = travel(&mut params, object["spec"].as_object_mut().unwrap(), text())?;
-            name_texts(&mut object, files).map(|texts| (texts.unwrap(), object))
+            let files = attach_uploads(&mut params, object["spec"].as_object_mut().unwrap(), text())?;
+            name_uploads(&mut object, files).map(|texts| (texts.unwrap(), object))
         };
         let (texts, object) = upload(json!({"volumes": [{"name": "mine", "configMap": {"name": "/x"}}]})).unwrap();
         assert_eq!(object["spec"]["volumes"][0]["configMap"]["name"], "/x", "which the definition refuses");
@@ -215,7 +227,7 @@ mod tests {
         assert!(texts.config_map.as_str().starts_with("texts-"));
         for (spec, field) in [
             (json!({"volumes": [{"name": "texts", "configMap": {"name": "x"}}]}), "spec.volumes[0].name"),
-            (json!({"mountDirs": [{"path": TEXTS, "volume": "mine"}]}), "spec.mountDirs[0].path"),
+            (json!({"mountDirs": [{"path": UPLOADS_DIR, "volume": "mine"}]}), "spec.mountDirs[0].path"),
             (json!({"volumes": {}}), "spec.volumes"),
         ] {
             assert_eq!(upload(spec).unwrap_err().errors[0].field, field);
@@ -226,23 +238,23 @@ mod tests {
     fn a_name_of_an_uploaded_text_is_one_component() {
         for path in ["../../x", "/etc/passwd", "a\0b", "..", "", "é/ü", "a/."] {
             let mut params = json!({"train_input": {"data_dir": path}});
-            let texts =
-                travel(&mut params, &mut Map::new(), vec![(path.to_owned(), Bytes::from_static(b"t"))]).unwrap();
+            let texts = attach_uploads(&mut params, &mut Map::new(), vec![(path.to_owned(), Bytes::from_static(b"t"))])
+                .unwrap();
             assert!(texts[0].name.as_str().starts_with("0-0000-"), "{path:?}");
         }
         let long = "x".repeat(300);
         let mut params = json!({"train_input": {"data_dir": long}});
-        assert!(travel(&mut params, &mut Map::new(), vec![(long, Bytes::from_static(b"t"))]).is_err());
+        assert!(attach_uploads(&mut params, &mut Map::new(), vec![(long, Bytes::from_static(b"t"))]).is_err());
     }
 
     #[test]
-    fn files_and_names_that_take_long_to_compare_are_refused_at_once() {
+    fn expensive_globs_are_rejected_early() {
         let names: Vec<String> = (0..20_000).map(|at| format!("a*{at}")).collect();
         let mut params = json!({"train_input": {"data_dir": names}});
         let files = (0..1000).map(|at| (format!("f{at}"), Bytes::from_static(b"t"))).collect();
         let began = std::time::Instant::now();
-        let refusal = travel(&mut params, &mut Map::new(), files).unwrap_err();
-        assert_eq!(refusal.reason, Reason::PayloadTooLarge);
+        let refusal = attach_uploads(&mut params, &mut Map::new(), files).unwrap_err();
+        assert_eq!(refusal.reason, ErrorReason::PayloadTooLarge);
         assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
     }
 }

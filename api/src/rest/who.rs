@@ -9,27 +9,27 @@ use axum::http::{HeaderMap, header};
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::jiff::Timestamp;
 
-use super::observe::peer;
-use super::tokens::{is_ours, secret_hash};
-use super::{Api, Asked, session};
-use crate::judge::{Judge, Question};
-use crate::refusal::{Reason, Refusal, Result};
+use super::observe::client_address;
+use super::tokens::{has_token_prefix, secret_hash};
+use super::{AppState, ValidQuery, session};
+use crate::judge::{Authorizer, ResourceAttributes};
+use crate::refusal::{ApiError, ErrorReason, Result};
 use crate::request;
 
 /// How clients are authenticated.
 #[derive(Clone)]
-pub enum Access {
+pub enum AuthMode {
     /// Everyone who reaches the server may do everything: it listens on this machine only.
     Open,
     /// By API tokens of this server.
     Tokens,
     /// By API tokens of this server or tokens of the cluster. The permissions of the latter are checked by the cluster.
-    Cluster(Arc<dyn Judge>),
+    Cluster(Arc<dyn Authorizer>),
 }
 
 /// Role of an API token. Each role includes the ones before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
+pub enum TokenRole {
     /// May read jobs, events, metrics and logs.
     Viewer,
     /// May submit and change jobs, and read their files.
@@ -38,7 +38,7 @@ pub enum Role {
     Admin,
 }
 
-impl Role {
+impl TokenRole {
     /// All roles, in ascending order.
     pub const ALL: [Self; 3] = [Self::Viewer, Self::Editor, Self::Admin];
 
@@ -59,7 +59,7 @@ impl Role {
 
 /// An action that requires a permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum Action {
     /// List jobs, read the queue, plan a job.
     List,
     /// Read a job, its events and its curves.
@@ -88,28 +88,28 @@ pub enum Act {
     DeleteToken,
 }
 
-impl Act {
+impl Action {
     /// Returns the lowest role of an API token that may perform the action.
-    const fn role(self) -> Role {
+    const fn required_role(self) -> TokenRole {
         match self {
-            Self::List | Self::Read | Self::ReadLogs | Self::ListVolumes | Self::ReadAppliance => Role::Viewer,
-            Self::ReadFiles | Self::Create | Self::Change | Self::Scale | Self::Delete => Role::Editor,
-            Self::ListTokens | Self::CreateToken | Self::DeleteToken => Role::Admin,
+            Self::List | Self::Read | Self::ReadLogs | Self::ListVolumes | Self::ReadAppliance => TokenRole::Viewer,
+            Self::ReadFiles | Self::Create | Self::Change | Self::Scale | Self::Delete => TokenRole::Editor,
+            Self::ListTokens | Self::CreateToken | Self::DeleteToken => TokenRole::Admin,
         }
     }
 
     /// Returns verb, resource and subresource of the permission in Kubernetes.
-    const fn right(self) -> (&'static str, &'static str, &'static str) {
+    const fn resource_rule(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Self::List => ("list", JOBS, ""),
-            Self::Read => ("get", JOBS, ""),
-            Self::ReadLogs => ("get", JOBS, "logs"),
-            Self::ReadFiles => ("get", JOBS, "files"),
-            Self::Create => ("create", JOBS, ""),
-            Self::Change => ("patch", JOBS, ""),
-            Self::Scale => ("patch", JOBS, "scale"),
-            Self::Delete => ("delete", JOBS, ""),
-            Self::ListVolumes => ("list", CLAIMS, ""),
+            Self::List => ("list", TRAINJOBS_RESOURCE, ""),
+            Self::Read => ("get", TRAINJOBS_RESOURCE, ""),
+            Self::ReadLogs => ("get", TRAINJOBS_RESOURCE, "logs"),
+            Self::ReadFiles => ("get", TRAINJOBS_RESOURCE, "files"),
+            Self::Create => ("create", TRAINJOBS_RESOURCE, ""),
+            Self::Change => ("patch", TRAINJOBS_RESOURCE, ""),
+            Self::Scale => ("patch", TRAINJOBS_RESOURCE, "scale"),
+            Self::Delete => ("delete", TRAINJOBS_RESOURCE, ""),
+            Self::ListVolumes => ("list", CLAIMS_RESOURCE, ""),
             Self::ReadAppliance => ("get", "appliances", ""),
             Self::ListTokens => ("list", "tokens", ""),
             Self::CreateToken => ("create", "tokens", ""),
@@ -117,68 +117,75 @@ impl Act {
         }
     }
 
-    fn question(self, namespace: &str, name: &str) -> Question {
-        let (verb, resource, subresource) = self.right();
-        let group = if resource == CLAIMS { "" } else { "millrace.dev" };
-        Question { verb, group, resource, subresource, namespace: namespace.to_owned(), name: name.to_owned() }
+    fn resource_attributes(self, namespace: &str, name: &str) -> ResourceAttributes {
+        let (verb, resource, subresource) = self.resource_rule();
+        let group = if resource == CLAIMS_RESOURCE { "" } else { "millrace.dev" };
+        ResourceAttributes {
+            verb,
+            group,
+            resource,
+            subresource,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }
     }
 }
 
 /// Stands for all namespaces in the namespaces of a token.
-pub const EVERYWHERE: &str = "*";
-const JOBS: &str = "trainjobs";
-const CLAIMS: &str = "persistentvolumeclaims";
+pub const ALL_NAMESPACES: &str = "*";
+const TRAINJOBS_RESOURCE: &str = "trainjobs";
+const CLAIMS_RESOURCE: &str = "persistentvolumeclaims";
 
 /// An authenticated client.
 #[derive(Clone)]
-pub struct Who {
+pub struct Principal {
     /// Name of the token or account; recorded as the submitter of its jobs.
     pub name: String,
     /// Account whose budget pays for the requests: the id of the API token, also for its sessions; `user:` and the name
     /// in the cluster; or `local` on a server without tokens.
     pub account: String,
     /// Permissions.
-    pub rights: Rights,
+    pub rights: Permissions,
     /// The credential, for later checks; `None` if the server requires none.
-    proof: Option<Proof>,
+    proof: Option<BearerCredential>,
 }
 
 /// A token, and the address that sent it.
 #[derive(Clone)]
-struct Proof {
+struct BearerCredential {
     secret: String,
     from: IpAddr,
 }
 
 /// Permissions of a client.
 #[derive(Clone)]
-pub enum Rights {
+pub enum Permissions {
     /// Those of an API token.
     Role {
         /// Role.
-        role: Role,
+        role: TokenRole,
         /// Namespaces; `*` is all.
         namespaces: Vec<String>,
     },
     /// Those of an account of the cluster, which is asked about each action.
-    Cluster(Arc<dyn Judge>, Arc<UserInfo>),
+    Cluster(Arc<dyn Authorizer>, Arc<UserInfo>),
 }
 
-impl Who {
+impl Principal {
     /// Checks that the client may perform `act` on the object `name`. An empty `name` means all objects of `namespace`,
     /// an empty `namespace` all namespaces and cluster-scoped objects.
-    pub async fn may(&self, act: Act, namespace: &str, name: &str) -> Result<()> {
+    pub async fn authorize(&self, act: Action, namespace: &str, name: &str) -> Result<()> {
         let (role, namespaces) = match &self.rights {
-            Rights::Role { role, namespaces } => (role, namespaces),
-            Rights::Cluster(judge, user) => {
-                let question = act.question(namespace, name);
-                return if judge.may(user, &question).await? { Ok(()) } else { Err(self.refused(&question)) };
+            Permissions::Role { role, namespaces } => (role, namespaces),
+            Permissions::Cluster(judge, user) => {
+                let question = act.resource_attributes(namespace, name);
+                return if judge.authorize(user, &question).await? { Ok(()) } else { Err(self.forbidden(&question)) };
             }
         };
         // The appliance is in no namespace: a token for any namespace may read it.
-        let there = act == Act::ReadAppliance
-            || namespaces.iter().any(|known| known == EVERYWHERE || known == namespace && !namespace.is_empty());
-        if *role >= act.role() && there {
+        let there = act == Action::ReadAppliance
+            || namespaces.iter().any(|known| known == ALL_NAMESPACES || known == namespace && !namespace.is_empty());
+        if *role >= act.required_role() && there {
             return Ok(());
         }
         let place =
@@ -188,22 +195,22 @@ impl Who {
             self.name,
             role.as_str(),
             namespaces.join(", "),
-            act.role().as_str()
+            act.required_role().as_str()
         );
-        Err(Refusal::new(Reason::Forbidden, detail))
+        Err(ApiError::new(ErrorReason::Forbidden, detail))
     }
 
     /// Checks again, with the current state of the credential, that the client may perform `act`. For long streams.
-    pub async fn still_may(&self, api: &Api, act: Act, namespace: &str, name: &str) -> Result<()> {
-        let Some(Proof { secret, from }) = &self.proof else { return Ok(()) };
-        by_token(api, secret, *from).await?.1.may(act, namespace, name).await
+    pub async fn reauthorize(&self, api: &AppState, act: Action, namespace: &str, name: &str) -> Result<()> {
+        let Some(BearerCredential { secret, from }) = &self.proof else { return Ok(()) };
+        authenticate_token(api, secret, *from).await?.1.authorize(act, namespace, name).await
     }
 
     /// Whether the client may list the jobs of a namespace.
-    pub async fn sees(&self, namespace: &str) -> Result<bool> {
-        match self.may(Act::List, namespace, "").await {
+    pub async fn can_see_namespace(&self, namespace: &str) -> Result<bool> {
+        match self.authorize(Action::List, namespace, "").await {
             Ok(()) => Ok(true),
-            Err(refusal) if refusal.reason == Reason::Forbidden => Ok(false),
+            Err(refusal) if refusal.reason == ErrorReason::Forbidden => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -212,17 +219,17 @@ impl Who {
     ///
     /// # Errors
     /// An account of a cluster may not list all namespaces, and has to name one.
-    pub async fn seen_namespaces(&self) -> Result<Option<Vec<String>>> {
+    pub async fn visible_namespaces(&self) -> Result<Option<Vec<String>>> {
         match &self.rights {
-            Rights::Role { namespaces, .. } if !namespaces.iter().any(|known| known == EVERYWHERE) => {
+            Permissions::Role { namespaces, .. } if !namespaces.iter().any(|known| known == ALL_NAMESPACES) => {
                 Ok(Some(namespaces.clone()))
             }
-            _ => self.may(Act::List, "", "").await.map(|()| None),
+            _ => self.authorize(Action::List, "", "").await.map(|()| None),
         }
     }
 
-    fn refused(&self, question: &Question) -> Refusal {
-        let Question { verb, group, resource, subresource, namespace, .. } = question;
+    fn forbidden(&self, question: &ResourceAttributes) -> ApiError {
+        let ResourceAttributes { verb, group, resource, subresource, namespace, .. } = question;
         let slash = if subresource.is_empty() { "" } else { "/" };
         let dot = if group.is_empty() { "" } else { "." };
         let (place, how) = match namespace.as_str() {
@@ -234,24 +241,24 @@ impl Who {
              a {how} to one of the roles millrace-viewer, millrace-editor and millrace-admin",
             self.name
         );
-        Refusal::new(Reason::Forbidden, detail)
+        ApiError::new(ErrorReason::Forbidden, detail)
     }
 }
 
-impl FromRequestParts<Arc<Api>> for Who {
-    type Rejection = Refusal;
+impl FromRequestParts<Arc<AppState>> for Principal {
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self> {
-        let from = peer(&parts.extensions);
-        match find(parts, api, from).await {
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<AppState>) -> Result<Self> {
+        let from = client_address(&parts.extensions);
+        match authenticate(parts, api, from).await {
             Ok((id, who)) => {
-                request::is_of(&who.name);
-                api.pace.count(&id).map(|()| who)
+                request::set_principal(&who.name);
+                api.pace.check(&id).map(|()| who)
             }
-            Err(refusal) if refusal.reason == Reason::Unauthorized => {
-                let counted = match sent_secret(&parts.headers) {
-                    Some(secret) => api.pace.count_token(secret, from),
-                    None => api.pace.count_stranger(from),
+            Err(refusal) if refusal.reason == ErrorReason::Unauthorized => {
+                let counted = match request_secret(&parts.headers) {
+                    Some(secret) => api.pace.check_bad_token(secret, from),
+                    None => api.pace.check_unauthenticated(from),
                 };
                 counted.and(Err(refusal))
             }
@@ -261,34 +268,35 @@ impl FromRequestParts<Arc<Api>> for Who {
 }
 
 /// Authenticates a request; also returns the id that its rate is counted by.
-async fn find(parts: &mut Parts, api: &Arc<Api>, from: IpAddr) -> Result<(String, Who)> {
+async fn authenticate(parts: &mut Parts, api: &Arc<AppState>, from: IpAddr) -> Result<(String, Principal)> {
     // A token in the address would be recorded in logs and browser histories.
-    let Asked(asked) = Asked::<std::collections::HashMap<String, String>>::from_request_parts(parts, api).await?;
+    let ValidQuery(asked) =
+        ValidQuery::<std::collections::HashMap<String, String>>::from_request_parts(parts, api).await?;
     if asked.keys().any(|key| key == "token" || key == "access_token") {
         let detail = "a token travels in the header Authorization, never in the address";
-        return Err(Refusal::new(Reason::BadRequest, detail));
+        return Err(ApiError::new(ErrorReason::BadRequest, detail));
     }
     if let Some(secret) = bearer(&parts.headers)? {
-        return by_token(api, secret, from).await;
+        return authenticate_token(api, secret, from).await;
     }
     if let Some(secret) = session::secret(&parts.headers) {
         session::check_origin(&parts.method, &parts.headers)?;
-        return by_token(api, secret, from).await;
+        return authenticate_token(api, secret, from).await;
     }
     match &api.access {
-        Access::Open => {
-            from_this_machine(&parts.headers)?;
-            let rights = Rights::Role { role: Role::Admin, namespaces: vec![EVERYWHERE.to_owned()] };
+        AuthMode::Open => {
+            check_local_origin(&parts.headers)?;
+            let rights = Permissions::Role { role: TokenRole::Admin, namespaces: vec![ALL_NAMESPACES.to_owned()] };
             let (name, account) = ("local".to_owned(), "local".to_owned());
-            Ok(("local".to_owned(), Who { name, account, rights, proof: None }))
+            Ok(("local".to_owned(), Principal { name, account, rights, proof: None }))
         }
-        Access::Tokens => Err(nobody("an administrator makes one with `millrace-api token`")),
-        Access::Cluster(_) => Err(nobody("`kubectl create token ACCOUNT` makes one")),
+        AuthMode::Tokens => Err(unauthorized("an administrator makes one with `millrace-api token`")),
+        AuthMode::Cluster(_) => Err(unauthorized("`kubectl create token ACCOUNT` makes one")),
     }
 }
 
 /// Returns the credential of a request, valid or not.
-fn sent_secret(headers: &HeaderMap) -> Option<&str> {
+fn request_secret(headers: &HeaderMap) -> Option<&str> {
     bearer(headers).ok().flatten().or_else(|| session::secret(headers))
 }
 
@@ -300,44 +308,47 @@ pub(super) fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
         scheme.eq_ignore_ascii_case("bearer").then_some(secret.trim())
     });
     let secret = secret.filter(|secret| !secret.is_empty());
-    secret.map(Some).ok_or_else(|| Refusal::new(Reason::Unauthorized, "the header Authorization is not `Bearer TOKEN`"))
+    secret
+        .map(Some)
+        .ok_or_else(|| ApiError::new(ErrorReason::Unauthorized, "the header Authorization is not `Bearer TOKEN`"))
 }
 
-fn nobody(how: &str) -> Refusal {
+fn unauthorized(how: &str) -> ApiError {
     let detail = format!("send a token in the header `Authorization: Bearer TOKEN`; {how}");
-    Refusal::new(Reason::Unauthorized, detail)
+    ApiError::new(ErrorReason::Unauthorized, detail)
 }
 
-async fn by_token(api: &Api, secret: &str, from: IpAddr) -> Result<(String, Who)> {
-    let proof = Some(Proof { secret: secret.to_owned(), from });
-    let refused = || Refusal::new(Reason::Unauthorized, "the token is unknown, expired or revoked: ask for a new one");
-    if let Access::Cluster(judge) = &api.access
-        && !is_ours(secret)
+async fn authenticate_token(api: &AppState, secret: &str, from: IpAddr) -> Result<(String, Principal)> {
+    let proof = Some(BearerCredential { secret: secret.to_owned(), from });
+    let refused =
+        || ApiError::new(ErrorReason::Unauthorized, "the token is unknown, expired or revoked: ask for a new one");
+    if let AuthMode::Cluster(judge) = &api.access
+        && !has_token_prefix(secret)
     {
         // The limit applies before the request to the API server of the cluster, which is a shared resource.
-        let may_ask = || api.pace.count_token(secret, from);
-        let user = judge.who(secret, &may_ask).await?.ok_or_else(refused)?;
+        let may_ask = || api.pace.check_bad_token(secret, from);
+        let user = judge.authenticate(secret, &may_ask).await?.ok_or_else(refused)?;
         let name = user.username.clone().unwrap_or_default();
         // The prefix can't collide with the id of an API token, which has no colon.
-        let rights = Rights::Cluster(judge.clone(), Arc::new(user));
+        let rights = Permissions::Cluster(judge.clone(), Arc::new(user));
         let id = format!("user:{name}");
-        return Ok((id.clone(), Who { name, account: id, rights, proof }));
+        return Ok((id.clone(), Principal { name, account: id, rights, proof }));
     }
     let token = api.store.token_by_hash(&secret_hash(secret)).await?.ok_or_else(refused)?;
     let now = Timestamp::now().as_millisecond();
     let over = token.revoked_ms.is_some() || token.expires_ms.is_some_and(|expires| expires <= now);
-    let role = Role::from_name(&token.role).filter(|_| !over).ok_or_else(refused)?;
+    let role = TokenRole::from_name(&token.role).filter(|_| !over).ok_or_else(refused)?;
     api.store.touch_token(&token, now).await?;
     // All sessions of a token share one budget.
     let account = session::token_of(&token.id).to_owned();
-    let rights = Rights::Role { role, namespaces: token.namespaces };
-    Ok((token.id, Who { name: token.name, account, rights, proof }))
+    let rights = Permissions::Role { role, namespaces: token.namespaces };
+    Ok((token.id, Principal { name: token.name, account, rights, proof }))
 }
 
 /// Checks that a request to a server without tokens was sent by a program of this machine. A web page in a browser of
 /// this machine must not use the server: neither a page of another origin, nor one whose host name was made to resolve
 /// to this machine (DNS rebinding).
-fn from_this_machine(headers: &HeaderMap) -> Result<()> {
+fn check_local_origin(headers: &HeaderMap) -> Result<()> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let local = |host: &str| {
         let name = match host.strip_prefix('[') {
@@ -352,7 +363,10 @@ fn from_this_machine(headers: &HeaderMap) -> Result<()> {
     if local(host) && origin.is_none_or(|origin| origin == host) {
         return Ok(());
     }
-    Err(Refusal::new(Reason::Forbidden, "without a token this server answers only programs and pages of this machine"))
+    Err(ApiError::new(
+        ErrorReason::Forbidden,
+        "without a token this server answers only programs and pages of this machine",
+    ))
 }
 
 #[cfg(test)]
@@ -360,15 +374,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_open_server_answers_no_foreign_page() {
+    fn server_without_tokens_rejects_foreign_origins() {
         let headers = |pairs: &[(header::HeaderName, &str)]| {
             pairs.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect::<HeaderMap>()
         };
         for good in ["localhost:8080", "127.0.0.1:8080", "127.0.0.2:1", "[::1]:8080", "LocalHost"] {
-            from_this_machine(&headers(&[(header::HOST, good)])).unwrap();
+            check_local_origin(&headers(&[(header::HOST, good)])).unwrap();
         }
         let own = [(header::HOST, "localhost:8080"), (header::ORIGIN, "http://localhost:8080")];
-        from_this_machine(&headers(&own)).unwrap();
+        check_local_origin(&headers(&own)).unwrap();
         for (host, origin) in [
             ("evil.example:8080", None),
             ("localhost:8080", Some("https://evil.example")),
@@ -376,29 +390,35 @@ mod tests {
         ] {
             let mut pairs = vec![(header::HOST, host)];
             pairs.extend(origin.map(|origin| (header::ORIGIN, origin)));
-            assert!(from_this_machine(&headers(&pairs)).is_err(), "{host} {origin:?}");
+            assert!(check_local_origin(&headers(&pairs)).is_err(), "{host} {origin:?}");
         }
     }
 
     #[tokio::test]
-    async fn roles_and_namespaces_bound_what_somebody_may() {
-        let who = |role, namespaces: &[&str]| Who {
+    async fn role_and_namespace_limit_a_token() {
+        let who = |role, namespaces: &[&str]| Principal {
             name: "ann".to_owned(),
             account: "ann".to_owned(),
-            rights: Rights::Role { role, namespaces: namespaces.iter().map(|&name| name.to_owned()).collect() },
+            rights: Permissions::Role { role, namespaces: namespaces.iter().map(|&name| name.to_owned()).collect() },
             proof: None,
         };
-        let editor = who(Role::Editor, &["a", "b"]);
-        for (act, namespace) in [(Act::Read, "a"), (Act::Delete, "b"), (Act::ReadFiles, "a"), (Act::ReadAppliance, "")]
+        let editor = who(TokenRole::Editor, &["a", "b"]);
+        for (act, namespace) in
+            [(Action::Read, "a"), (Action::Delete, "b"), (Action::ReadFiles, "a"), (Action::ReadAppliance, "")]
         {
-            assert!(editor.may(act, namespace, "job").await.is_ok(), "{act:?} {namespace}");
+            assert!(editor.authorize(act, namespace, "job").await.is_ok(), "{act:?} {namespace}");
         }
-        for (act, namespace) in [(Act::ListTokens, "a"), (Act::Read, "c"), (Act::List, ""), (Act::Read, "*")] {
-            assert!(editor.may(act, namespace, "").await.is_err(), "{act:?} {namespace}");
+        for (act, namespace) in
+            [(Action::ListTokens, "a"), (Action::Read, "c"), (Action::List, ""), (Action::Read, "*")]
+        {
+            assert!(editor.authorize(act, namespace, "").await.is_err(), "{act:?} {namespace}");
         }
-        assert_eq!(editor.seen_namespaces().await.unwrap().unwrap(), ["a", "b"]);
-        let everywhere = who(Role::Viewer, &["*"]);
-        assert!(everywhere.may(Act::List, "", "").await.is_ok() && everywhere.may(Act::Create, "a", "").await.is_err());
-        assert_eq!(everywhere.seen_namespaces().await.unwrap(), None);
+        assert_eq!(editor.visible_namespaces().await.unwrap().unwrap(), ["a", "b"]);
+        let everywhere = who(TokenRole::Viewer, &["*"]);
+        assert!(
+            everywhere.authorize(Action::List, "", "").await.is_ok()
+                && everywhere.authorize(Action::Create, "a", "").await.is_err()
+        );
+        assert_eq!(everywhere.visible_namespaces().await.unwrap(), None);
     }
 }

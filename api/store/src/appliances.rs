@@ -4,11 +4,11 @@ use sqlx::any::AnyRow;
 
 use crate::Store;
 use crate::error::Result;
-use crate::sql::{Columns, signed, sql};
+use crate::sql::{RowColumns, signed, sql};
 
 /// The row of an appliance.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Appliance {
+pub struct ApplianceRecord {
     /// Name.
     pub name: String,
     /// 1 at creation, raised by every write.
@@ -17,7 +17,7 @@ pub struct Appliance {
     pub document: String,
 }
 
-impl Appliance {
+impl ApplianceRecord {
     fn read(row: &AnyRow) -> Result<Self> {
         Ok(Self { name: row.text("name")?, version: row.number("version")?, document: row.text("document")? })
     }
@@ -28,18 +28,18 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::job`].
-    pub async fn appliance(&self, name: &str) -> Result<Option<Appliance>> {
+    pub async fn appliance(&self, name: &str) -> Result<Option<ApplianceRecord>> {
         let found = sql("SELECT name, version, document FROM appliances WHERE name = $1");
-        found.bind(name).first(&self.inner.read).await?.as_ref().map(Appliance::read).transpose()
+        found.bind(name).first(&self.inner.read).await?.as_ref().map(ApplianceRecord::read).transpose()
     }
 
     /// Returns all appliances, ordered by name.
     ///
     /// # Errors
     /// Those of [`Store::job`].
-    pub async fn appliances(&self) -> Result<Vec<Appliance>> {
+    pub async fn appliances(&self) -> Result<Vec<ApplianceRecord>> {
         let all = sql("SELECT name, version, document FROM appliances ORDER BY name");
-        all.all(&self.inner.read, Appliance::read).await
+        all.all(&self.inner.read, ApplianceRecord::read).await
     }
 
     /// Adds an appliance with version 1; returns false and changes nothing if one of this name exists.

@@ -5,20 +5,20 @@ use tokio::sync::broadcast::Receiver;
 use crate::Store;
 
 /// Number of changes that a listener may be behind before it misses some.
-pub(crate) const BEHIND_MAX: usize = 1024;
+pub(crate) const MAX_CHANGES_BEHIND: usize = 1024;
 
 /// A notification of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct ChangeNotice {
     /// UID of the job.
     pub uid: String,
     /// The part that changed.
-    pub what: What,
+    pub what: ChangedPart,
 }
 
 /// A part of a job that can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum What {
+pub enum ChangedPart {
     /// The job itself: it was created, changed, deleted, or removed from the database.
     Job,
     /// Its journal has new entries.
@@ -33,12 +33,12 @@ impl Store {
     /// (`RecvError::Lagged`: read everything again); and a call whose future is dropped during its commit sends
     /// nothing. A stream that follows a job therefore also polls from time to time; with several servers on one
     /// PostgreSQL, polling is the only way to see the writes of the others.
-    pub fn changes(&self) -> Receiver<Change> {
+    pub fn changes(&self) -> Receiver<ChangeNotice> {
         self.inner.changes.subscribe()
     }
 
-    pub(crate) fn tell(&self, uid: &str, what: What) {
+    pub(crate) fn notify(&self, uid: &str, what: ChangedPart) {
         // Fails only if there are no listeners.
-        let _ = self.inner.changes.send(Change { uid: uid.to_owned(), what });
+        let _ = self.inner.changes.send(ChangeNotice { uid: uid.to_owned(), what });
     }
 }

@@ -39,7 +39,7 @@ pub enum Error {
     #[error(
         "the database {location} has schema {found}, of a later version; this one knows schemas up to {known}: run the later version, or restore a backup from before the upgrade"
     )]
-    Newer {
+    SchemaTooNew {
         /// The database.
         location: String,
         /// The first schema number that is not known here.
@@ -72,37 +72,37 @@ pub enum Error {
     Busy,
     /// The connection broke or was closed during a call. It is unknown whether a write was committed.
     #[error("the connection to the database broke: {0}; try again")]
-    Broken(String),
+    ConnectionLost(String),
     /// The disk of the database is full.
     #[error("no space is left for the database: {0}; free some, or shorten the retention of finished jobs")]
     NoSpace(String),
     /// The job that something is to be added to does not exist.
     #[error("there is no job with uid {0}; it may have been forgotten meanwhile")]
-    NoSuchJob(String),
+    JobNotFound(String),
     /// A job with this UID exists, under another name or key.
     #[error("a job with uid {0} is there already; give every job a uid of its own")]
     UidTaken(String),
     /// A UID that could not be part of a cursor or of a URL.
-    #[error("{0:?} can't be a uid: only 1 to {max} letters, digits and '-' are allowed", max = crate::jobs::UID_MAX)]
+    #[error("{0:?} can't be a uid: only 1 to {max} letters, digits and '-' are allowed", max = crate::jobs::MAX_UID_LENGTH)]
     BadUid(String),
     /// A text that is not a cursor of this crate.
     #[error("this is not a cursor; pass `next` of the page before as it is, or leave it out to begin anew")]
     BadCursor,
     /// A number that exceeds the largest one that can be stored.
-    #[error("{0} {1} is too large; the largest is {max}", max = crate::sql::LARGEST)]
+    #[error("{0} {1} is too large; the largest is {max}", max = crate::sql::MAX_SAFE_INTEGER)]
     TooLarge(&'static str, u64),
     /// A row that this program can't have written.
     #[error("a row of the database can't be understood: {0}; restore the database from a backup")]
     Damaged(String),
     /// The database rejected a statement: a bug of this program, or a schema that was changed manually.
     #[error("the database refused a statement: {0}; report this, unless the schema was changed by hand")]
-    Refused(String),
+    StatementRejected(String),
 }
 
 impl Error {
     /// Whether the same call may succeed later without any change.
     pub const fn is_temporary(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::Busy | Self::Broken(_) | Self::NoSpace(_))
+        matches!(self, Self::Unreachable { .. } | Self::Busy | Self::ConnectionLost(_) | Self::NoSpace(_))
     }
 }
 
@@ -111,18 +111,24 @@ impl From<sqlx::Error> for Error {
         use sqlx::Error as E;
         let error = match &error {
             E::PoolTimedOut => Self::Busy,
-            E::PoolClosed | E::WorkerCrashed | E::Io(_) | E::Tls(_) | E::Protocol(_) => Self::Broken(error.to_string()),
+            E::PoolClosed | E::WorkerCrashed | E::Io(_) | E::Tls(_) | E::Protocol(_) => {
+                Self::ConnectionLost(error.to_string())
+            }
             E::ColumnDecode { .. } | E::Decode(_) | E::ColumnNotFound(_) | E::AnyDriverError(_) => {
                 Self::Damaged(error.to_string())
             }
-            E::Database(answer) => match Answer::of(answer.as_ref()) {
-                Answer::Busy => Self::Busy,
-                Answer::Gone | Answer::Unwritable => Self::Broken(answer.message().to_owned()),
-                Answer::NoSpace => Self::NoSpace(answer.message().to_owned()),
-                Answer::Damaged | Answer::NotADatabase => Self::Damaged(answer.message().to_owned()),
-                Answer::Other => Self::Refused(answer.message().to_owned()),
+            E::Database(answer) => match DatabaseErrorKind::of(answer.as_ref()) {
+                DatabaseErrorKind::Busy => Self::Busy,
+                DatabaseErrorKind::ConnectionLost | DatabaseErrorKind::Unwritable => {
+                    Self::ConnectionLost(answer.message().to_owned())
+                }
+                DatabaseErrorKind::NoSpace => Self::NoSpace(answer.message().to_owned()),
+                DatabaseErrorKind::Damaged | DatabaseErrorKind::NotADatabase => {
+                    Self::Damaged(answer.message().to_owned())
+                }
+                DatabaseErrorKind::Other => Self::StatementRejected(answer.message().to_owned()),
             },
-            _ => Self::Refused(error.to_string()),
+            _ => Self::StatementRejected(error.to_string()),
         };
         crate::statistics::count(&error);
         error
@@ -131,11 +137,11 @@ impl From<sqlx::Error> for Error {
 
 /// Meaning of an error code of either database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum DatabaseErrorKind {
     /// Another connection holds a lock, or there was a deadlock.
     Busy,
     /// The server is shutting down, or can't serve.
-    Gone,
+    ConnectionLost,
     /// The disk is full.
     NoSpace,
     /// The file can't be opened or written.
@@ -148,7 +154,7 @@ pub(crate) enum Answer {
     Other,
 }
 
-impl Answer {
+impl DatabaseErrorKind {
     /// Classifies the error code. SQLite's codes are numbers whose low byte is the primary code; PostgreSQL's have five
     /// characters, of which the first two are the class.
     pub(crate) fn of(answer: &dyn DatabaseError) -> Self {
@@ -160,7 +166,7 @@ impl Answer {
             return match &*code {
                 "40001" | "40P01" | "55P03" => Self::Busy,
                 "53100" => Self::NoSpace,
-                class if ["08", "53", "57"].iter().any(|gone| class.starts_with(gone)) => Self::Gone,
+                class if ["08", "53", "57"].iter().any(|gone| class.starts_with(gone)) => Self::ConnectionLost,
                 _ => Self::Other,
             };
         }

@@ -4,8 +4,8 @@ use sqlx::any::AnyRow;
 use sqlx::{Any, Transaction};
 
 use crate::error::{Error, Result};
-use crate::sql::{Columns, LARGEST, rows, signed, sql};
-use crate::{Store, What};
+use crate::sql::{MAX_SAFE_INTEGER, RowColumns, rows, signed, sql};
+use crate::{ChangedPart, Store};
 
 /// A new event of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,14 +22,14 @@ pub struct NewEvent {
 
 /// A recorded event of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct EventRecord {
     /// Number of the event among those of the job, from 1.
     pub number: u64,
     /// The event.
     pub event: NewEvent,
 }
 
-impl Event {
+impl EventRecord {
     fn read(row: &AnyRow) -> Result<Self> {
         let event = NewEvent {
             at_ms: row.time("at_ms")?,
@@ -45,9 +45,9 @@ impl Store {
     /// Adds an event and returns its number.
     ///
     /// # Errors
-    /// [`Error::NoSuchJob`]; those of [`Store::replace_job`].
+    /// [`Error::JobNotFound`]; those of [`Store::replace_job`].
     pub async fn add_event(&self, uid: &str, event: &NewEvent) -> Result<u64> {
-        let (number, transaction) = self.numbered(uid).await?;
+        let (number, transaction) = self.next_event_number(uid).await?;
         self.insert(transaction, uid, number, event).await?;
         Ok(number)
     }
@@ -57,8 +57,8 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::add_event`].
-    pub async fn put_event(&self, uid: &str, event: &NewEvent) -> Result<bool> {
-        let (number, mut transaction) = self.numbered(uid).await?;
+    pub async fn insert_event_if_new(&self, uid: &str, event: &NewEvent) -> Result<bool> {
+        let (number, mut transaction) = self.next_event_number(uid).await?;
         let known = sql("SELECT number FROM events WHERE uid = $1 AND at_ms = $2 AND reason = $3 AND message = $4");
         let known = known.bind(uid).bind(event.at_ms).bind(&event.reason).bind(&event.message);
         if known.first(&mut *transaction).await?.is_some() {
@@ -70,11 +70,11 @@ impl Store {
 
     /// Returns the next event number of a job. Its row stays locked until the commit, so that events become visible in
     /// the order of their numbers.
-    async fn numbered(&self, uid: &str) -> Result<(u64, Transaction<'static, Any>)> {
+    async fn next_event_number(&self, uid: &str) -> Result<(u64, Transaction<'static, Any>)> {
         let mut transaction = self.begin().await?;
         let raised = sql("UPDATE numbers SET event = event + 1 WHERE uid = $1 RETURNING event");
         let raised = raised.bind(uid).first(&mut *transaction).await?;
-        let number = raised.ok_or_else(|| Error::NoSuchJob(uid.to_owned()))?.number("event")?;
+        let number = raised.ok_or_else(|| Error::JobNotFound(uid.to_owned()))?.number("event")?;
         Ok((number, transaction))
     }
 
@@ -94,20 +94,20 @@ impl Store {
             .bind(&event.message)
             .execute(&mut *transaction)
             .await?;
-        self.commit(transaction, uid, What::Events).await
+        self.commit(transaction, uid, ChangedPart::Events).await
     }
 
     /// Returns the first `limit` events of a job with a number above `after`, ordered by number.
     ///
     /// # Errors
     /// Those of [`Store::job`].
-    pub async fn events(&self, uid: &str, after: u64, limit: u32) -> Result<Vec<Event>> {
+    pub async fn events(&self, uid: &str, after: u64, limit: u32) -> Result<Vec<EventRecord>> {
         sql("SELECT number, at_ms, warning, reason, message FROM events WHERE uid = $1 AND number > $2 ORDER BY number LIMIT $3")
             .bind(uid)
             // No number is above the largest.
-            .bind(signed("the number", after).unwrap_or(LARGEST))
+            .bind(signed("the number", after).unwrap_or(MAX_SAFE_INTEGER))
             .bind(rows(limit, 0))
-            .all(&self.inner.read, Event::read)
+            .all(&self.inner.read, EventRecord::read)
             .await
     }
 

@@ -48,15 +48,17 @@ use sqlx::{Any, AnyPool, Transaction};
 use tokio::sync::broadcast;
 use tracing::Instrument;
 
-pub use appliances::Appliance;
-pub use changes::{Change, What};
+pub use appliances::ApplianceRecord;
+pub use changes::{ChangeNotice, ChangedPart};
 pub use error::{Error, Result};
-pub use events::{Event, NewEvent};
-pub use jobs::{Content, Created, Cursor, Filter, Incarnation, Job, Key, NewJob, Page};
-pub use journal::{Entry, Kind, Mode, Query, RECENT_STEPS};
-pub use open::Options;
-pub use statistics::{Connections, failures};
-pub use tokens::Token;
+pub use events::{EventRecord, NewEvent};
+pub use jobs::{
+    CreateResult, IdempotencyKey, JobContent, JobFilter, JobPage, JobRecord, NamespaceVersion, NewJob, PageCursor,
+};
+pub use journal::{EntryKind, EntryQuery, JournalRecord, MetricMode, UNTHINNED_STEPS};
+pub use open::StoreOptions;
+pub use statistics::{ConnectionCounts, failures};
+pub use tokens::TokenRecord;
 
 use sql::{span, sql};
 
@@ -81,7 +83,7 @@ struct Inner {
     key_life_ms: i64,
     /// The URL without user and password.
     location: String,
-    changes: broadcast::Sender<Change>,
+    changes: broadcast::Sender<ChangeNotice>,
 }
 
 impl Store {
@@ -117,9 +119,9 @@ impl Store {
     }
 
     /// Commits, and notifies listeners.
-    async fn commit(&self, transaction: Transaction<'static, Any>, uid: &str, what: What) -> Result<()> {
+    async fn commit(&self, transaction: Transaction<'static, Any>, uid: &str, what: ChangedPart) -> Result<()> {
         transaction.commit().instrument(span("COMMIT")).await?;
-        self.tell(uid, what);
+        self.notify(uid, what);
         Ok(())
     }
 }

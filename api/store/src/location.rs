@@ -12,7 +12,7 @@ use sqlx::any::AnyConnectOptions;
 use crate::error::{Error, Result};
 
 /// A database of a supported kind. Its `Display` omits user, password and parameters.
-pub(crate) enum Location {
+pub(crate) enum DatabaseUrl {
     /// SQLite in the memory of this process.
     Memory,
     /// SQLite in a file.
@@ -21,7 +21,7 @@ pub(crate) enum Location {
     Server(Box<AnyConnectOptions>),
 }
 
-impl Location {
+impl DatabaseUrl {
     /// Parses a URL. What follows `sqlite:` or `sqlite://` is a plain path, without encoding and without parameters.
     pub(crate) fn parse(url: &str) -> Result<Self> {
         if let Some(path) = url.strip_prefix("sqlite:") {
@@ -76,7 +76,7 @@ impl Location {
     }
 }
 
-impl fmt::Display for Location {
+impl fmt::Display for DatabaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory => f.write_str("sqlite::memory:"),

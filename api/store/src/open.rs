@@ -9,33 +9,33 @@ use sqlx::{AnyConnection, AnyPool, ConnectOptions, Connection};
 use tokio::sync::broadcast;
 use tokio::time::timeout;
 
-use crate::changes::BEHIND_MAX;
-use crate::error::{Answer, Error, Result};
-use crate::location::Location;
+use crate::changes::MAX_CHANGES_BEHIND;
+use crate::error::{DatabaseErrorKind, Error, Result};
+use crate::location::DatabaseUrl;
 use crate::{Inner, Store, migrations};
 
 /// Time to wait for a connection, for the write of another process, and for a server to respond.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// FULL: a commit syncs the write-ahead log to disk. The time is [`PATIENCE`], in ms.
-const WRITER: &str =
+/// FULL: a commit syncs the write-ahead log to disk. The time is [`CONNECTION_TIMEOUT`], in ms.
+const SQLITE_WRITER_PRAGMAS: &str =
     "PRAGMA busy_timeout = 10000; PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL";
-const READER: &str = "PRAGMA busy_timeout = 10000; PRAGMA query_only = ON";
+const SQLITE_READER_PRAGMAS: &str = "PRAGMA busy_timeout = 10000; PRAGMA query_only = ON";
 
 /// Queries for the bytes of a database.
-const SQLITE_SIZE: &str = "SELECT page_count * page_size AS bytes FROM pragma_page_count, pragma_page_size";
-const SERVER_SIZE: &str = "SELECT pg_database_size(current_database()) AS bytes";
+const SQLITE_SIZE_QUERY: &str = "SELECT page_count * page_size AS bytes FROM pragma_page_count, pragma_page_size";
+const POSTGRES_SIZE_QUERY: &str = "SELECT pg_database_size(current_database()) AS bytes";
 
 /// Options of a database.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct StoreOptions {
     /// Number of reading connections to a SQLite file, or of all connections to PostgreSQL. At least 1.
     pub connections: u32,
     /// Validity of an idempotency key, from the creation of its job.
     pub key_life: Duration,
 }
 
-impl Default for Options {
+impl Default for StoreOptions {
     fn default() -> Self {
         Self { connections: 8, key_life: Duration::from_secs(24 * 60 * 60) }
     }
@@ -49,60 +49,60 @@ impl Store {
     /// created, with access for this user only; its directory must exist.
     ///
     /// # Errors
-    /// [`Error::Url`], [`Error::NoDirectory`], [`Error::Unwritable`], [`Error::NotADatabase`], [`Error::Newer`],
+    /// [`Error::Url`], [`Error::NoDirectory`], [`Error::Unwritable`], [`Error::NotADatabase`], [`Error::SchemaTooNew`],
     /// [`Error::Migration`], [`Error::Unreachable`].
-    pub async fn open(url: &str, options: Options) -> Result<Self> {
+    pub async fn open(url: &str, options: StoreOptions) -> Result<Self> {
         sqlx::any::install_default_drivers();
-        let location = Location::parse(url)?;
+        let location = DatabaseUrl::parse(url)?;
         let connect = location.prepare()?.disable_statement_logging();
-        knock(&connect, &location).await?;
+        test_connection(&connect, &location).await?;
         let write = writers(&location, options).connect_lazy_with(connect.clone());
         migrate(&write, &location).await?;
         let (read, begin, size) = match location {
-            Location::File(_) => (readers(options).connect_lazy_with(connect), "BEGIN IMMEDIATE", SQLITE_SIZE),
-            Location::Memory => (write.clone(), "BEGIN IMMEDIATE", SQLITE_SIZE),
-            Location::Server(_) => (write.clone(), "BEGIN", SERVER_SIZE),
+            DatabaseUrl::File(_) => (readers(options).connect_lazy_with(connect), "BEGIN IMMEDIATE", SQLITE_SIZE_QUERY),
+            DatabaseUrl::Memory => (write.clone(), "BEGIN IMMEDIATE", SQLITE_SIZE_QUERY),
+            DatabaseUrl::Server(_) => (write.clone(), "BEGIN", POSTGRES_SIZE_QUERY),
         };
-        let one_pool = !matches!(location, Location::File(_));
+        let one_pool = !matches!(location, DatabaseUrl::File(_));
         let key_life_ms = options.key_life.as_millis().try_into().unwrap_or(i64::MAX);
-        let (changes, _) = broadcast::channel(BEHIND_MAX);
+        let (changes, _) = broadcast::channel(MAX_CHANGES_BEHIND);
         let inner = Inner { read, write, one_pool, size, begin, key_life_ms, location: location.to_string(), changes };
         Ok(Self { inner: Arc::new(inner) })
     }
 }
 
 /// Opens one connection and closes it: a pool would retry errors that are permanent, and not return their cause.
-async fn knock(connect: &AnyConnectOptions, location: &Location) -> Result<()> {
+async fn test_connection(connect: &AnyConnectOptions, location: &DatabaseUrl) -> Result<()> {
     let knocking = async {
         let mut connection = AnyConnection::connect_with(connect).await?;
-        if let Location::File(_) = location {
-            sqlx::raw_sql(WRITER).execute(&mut connection).await?;
+        if let DatabaseUrl::File(_) = location {
+            sqlx::raw_sql(SQLITE_WRITER_PRAGMAS).execute(&mut connection).await?;
         }
         connection.close().await
     };
-    match timeout(PATIENCE, knocking).await {
-        Ok(knocked) => knocked.map_err(|error| opening(error, location)),
-        Err(_) => Err(location.unreachable(format!("no answer within {} seconds", PATIENCE.as_secs()))),
+    match timeout(CONNECTION_TIMEOUT, knocking).await {
+        Ok(knocked) => knocked.map_err(|error| open_error(error, location)),
+        Err(_) => Err(location.unreachable(format!("no answer within {} seconds", CONNECTION_TIMEOUT.as_secs()))),
     }
 }
 
 /// Returns the pool of writers, with one connection for SQLite, which allows one writer: waiting in the pool's queue is
 /// fairer than SQLite's retries.
-fn writers(location: &Location, options: Options) -> AnyPoolOptions {
+fn writers(location: &DatabaseUrl, options: StoreOptions) -> AnyPoolOptions {
     match location {
-        Location::Server(_) => {
-            AnyPoolOptions::new().max_connections(options.connections.max(1)).acquire_timeout(PATIENCE)
+        DatabaseUrl::Server(_) => {
+            AnyPoolOptions::new().max_connections(options.connections.max(1)).acquire_timeout(CONNECTION_TIMEOUT)
         }
-        Location::Memory => sqlite(1, WRITER),
+        DatabaseUrl::Memory => sqlite(1, SQLITE_WRITER_PRAGMAS),
         // If the disk is full, SQLite rolls back by itself, and the driver can't begin another transaction on this
         // connection.
-        Location::File(_) => sqlite(1, WRITER)
+        DatabaseUrl::File(_) => sqlite(1, SQLITE_WRITER_PRAGMAS)
             .after_release(|connection, _| Box::pin(async move { Ok(!connection.is_in_transaction()) })),
     }
 }
 
-fn readers(options: Options) -> AnyPoolOptions {
-    sqlite(options.connections.max(1), READER)
+fn readers(options: StoreOptions) -> AnyPoolOptions {
+    sqlite(options.connections.max(1), SQLITE_READER_PRAGMAS)
 }
 
 /// Returns a pool whose connections are set up by `pragmas` and never closed: closing the only connection would delete
@@ -110,7 +110,7 @@ fn readers(options: Options) -> AnyPoolOptions {
 fn sqlite(connections: u32, pragmas: &'static str) -> AnyPoolOptions {
     AnyPoolOptions::new()
         .max_connections(connections)
-        .acquire_timeout(PATIENCE)
+        .acquire_timeout(CONNECTION_TIMEOUT)
         .idle_timeout(None)
         .max_lifetime(None)
         .test_before_acquire(false)
@@ -123,31 +123,31 @@ fn sqlite(connections: u32, pragmas: &'static str) -> AnyPoolOptions {
 }
 
 /// Migrates the schema over a connection of `pool`.
-async fn migrate(pool: &AnyPool, location: &Location) -> Result<()> {
-    let mut connection = pool.acquire().await.map_err(|error| opening(error, location))?;
+async fn migrate(pool: &AnyPool, location: &DatabaseUrl) -> Result<()> {
+    let mut connection = pool.acquire().await.map_err(|error| open_error(error, location))?;
     migrations::run(&mut connection).await.map_err(|error| match error {
         MigrateError::VersionMissing(found) => {
-            Error::Newer { location: location.to_string(), found, known: migrations::NEWEST }
+            Error::SchemaTooNew { location: location.to_string(), found, known: migrations::NEWEST }
         }
-        MigrateError::Execute(error) => opening(error, location),
+        MigrateError::Execute(error) => open_error(error, location),
         other => Error::Migration { location: location.to_string(), cause: other.to_string() },
     })
 }
 
 /// Converts an error of opening a database.
-fn opening(error: sqlx::Error, location: &Location) -> Error {
-    if let Location::Server(_) = location {
-        return location.unreachable(said(&error));
+fn open_error(error: sqlx::Error, location: &DatabaseUrl) -> Error {
+    if let DatabaseUrl::Server(_) = location {
+        return location.unreachable(database_message(&error));
     }
-    match error.as_database_error().map(Answer::of) {
-        Some(Answer::NotADatabase) => Error::NotADatabase { location: location.to_string() },
-        Some(Answer::Unwritable) => location.unwritable(&said(&error)),
+    match error.as_database_error().map(DatabaseErrorKind::of) {
+        Some(DatabaseErrorKind::NotADatabase) => Error::NotADatabase { location: location.to_string() },
+        Some(DatabaseErrorKind::Unwritable) => location.unwritable(&database_message(&error)),
         _ => error.into(),
     }
 }
 
 /// Returns the message of the database or the system, without the text of the library around it.
-fn said(error: &sqlx::Error) -> String {
+fn database_message(error: &sqlx::Error) -> String {
     match error {
         sqlx::Error::Database(answer) => answer.message().to_owned(),
         sqlx::Error::Io(cause) => cause.to_string(),
@@ -158,14 +158,14 @@ fn said(error: &sqlx::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sql::Columns;
+    use crate::sql::RowColumns;
     use sqlx::AssertSqlSafe;
 
     #[tokio::test]
     async fn a_file_is_written_so_that_a_commit_survives_a_power_cut() {
         let directory = tempfile::TempDir::new().unwrap();
         let url = format!("sqlite:{}", directory.path().join("test.db").display());
-        let store = Store::open(&url, Options::default()).await.unwrap();
+        let store = Store::open(&url, StoreOptions::default()).await.unwrap();
         let number = async |pool: &AnyPool, pragma: &'static str| {
             let row = sqlx::query(AssertSqlSafe(format!("PRAGMA {pragma}"))).fetch_one(pool).await.unwrap();
             row.number(pragma).unwrap()
@@ -182,14 +182,14 @@ mod tests {
     #[test]
     fn every_call_can_be_spawned() {
         fn is_send(_: impl Send) {}
-        fn all(store: &Store, job: &crate::NewJob, token: &crate::Token, event: &crate::NewEvent) {
-            is_send(Store::open("", Options::default()));
-            is_send((store.ping(), store.close(), store.forget(""), store.forget_before(0, 0)));
-            is_send((store.create_job(job), store.put_job(job, 0), store.replace_job("", 0, &job.content)));
-            is_send((store.jobs(&crate::Filter { ..Default::default() }, None, 0), store.mark_deleted("", 0)));
-            is_send((store.append("", &[]), store.entries("", &crate::Query { ..Default::default() })));
+        fn all(store: &Store, job: &crate::NewJob, token: &crate::TokenRecord, event: &crate::NewEvent) {
+            is_send(Store::open("", StoreOptions::default()));
+            is_send((store.ping(), store.close(), store.delete_job(""), store.delete_finished_before(0, 0)));
+            is_send((store.create_job(job), store.upsert_job(job, 0), store.replace_job("", 0, &job.content)));
+            is_send((store.jobs(&crate::JobFilter { ..Default::default() }, None, 0), store.mark_deleted("", 0)));
+            is_send((store.append("", &[]), store.entries("", &crate::EntryQuery { ..Default::default() })));
             is_send((
-                store.metrics("", crate::Mode::Train, 0),
+                store.metrics("", crate::MetricMode::Train, 0),
                 store.add_event("", event),
                 store.touch_token(token, 0),
             ));

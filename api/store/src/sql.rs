@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 
 /// A value for a placeholder. PostgreSQL requires a type for NULL, too.
 #[derive(Clone, Debug)]
-pub(crate) enum Value {
+pub(crate) enum SqlValue {
     Text(Option<String>),
     Number(Option<i64>),
 }
@@ -20,7 +20,7 @@ pub(crate) enum Value {
 #[derive(Debug)]
 pub(crate) struct Sql {
     text: Cow<'static, str>,
-    values: Vec<Value>,
+    values: Vec<SqlValue>,
 }
 
 /// Begins a statement. Its text contains only text of this crate.
@@ -30,7 +30,7 @@ pub(crate) const fn sql(text: &'static str) -> Sql {
 
 impl Sql {
     /// Binds the value of the next placeholder that is already in the text.
-    pub(crate) fn bind(mut self, value: impl Into<Value>) -> Self {
+    pub(crate) fn bind(mut self, value: impl Into<SqlValue>) -> Self {
         self.values.push(value.into());
         self
     }
@@ -42,7 +42,7 @@ impl Sql {
     }
 
     /// Appends a placeholder and binds its value.
-    pub(crate) fn value(mut self, value: impl Into<Value>) -> Self {
+    pub(crate) fn value(mut self, value: impl Into<SqlValue>) -> Self {
         self = self.bind(value);
         // Writing to a String can't fail.
         let _ = write!(self.text.to_mut(), "${}", self.values.len());
@@ -50,7 +50,7 @@ impl Sql {
     }
 
     /// Appends `(a, b, c)`; for no values `(NULL)`, in which no value is contained.
-    pub(crate) fn list(mut self, values: impl IntoIterator<Item = impl Into<Value>>) -> Self {
+    pub(crate) fn list(mut self, values: impl IntoIterator<Item = impl Into<SqlValue>>) -> Self {
         let before = self.values.len();
         for value in values {
             let open = if self.values.len() == before { "(" } else { ", " };
@@ -72,8 +72,8 @@ impl Sql {
             Cow::Owned(text) => sqlx::query(AssertSqlSafe(text)),
         };
         self.values.into_iter().fold(query, |query, value| match value {
-            Value::Text(text) => query.bind(text),
-            Value::Number(number) => query.bind(number),
+            SqlValue::Text(text) => query.bind(text),
+            SqlValue::Number(number) => query.bind(number),
         })
     }
 
@@ -114,12 +114,12 @@ pub(crate) fn span(operation: &str) -> Span {
 pub(crate) async fn insert<const COLUMNS: usize>(
     on: &mut sqlx::AnyConnection,
     into: &'static str,
-    rows: Vec<[Value; COLUMNS]>,
+    rows: Vec<[SqlValue; COLUMNS]>,
 ) -> Result<()> {
-    const MOST: usize = 64;
+    const MAX_ROWS_PER_INSERT: usize = 64;
     let mut rows = rows.into_iter();
     while rows.len() > 0 {
-        let count = 1 << rows.len().min(MOST).ilog2();
+        let count = 1 << rows.len().min(MAX_ROWS_PER_INSERT).ilog2();
         let mut insert = sql(into).push(" VALUES ");
         for (index, row) in rows.by_ref().take(count).enumerate() {
             insert = insert.push(if index == 0 { "" } else { ", " }).list(row);
@@ -130,7 +130,7 @@ pub(crate) async fn insert<const COLUMNS: usize>(
 }
 
 /// Reads the values of a row by column.
-pub(crate) trait Columns {
+pub(crate) trait RowColumns {
     /// Returns a text that is never NULL.
     fn text(&self, column: &'static str) -> Result<String>;
     /// Returns a text; `None` for NULL.
@@ -145,7 +145,7 @@ pub(crate) trait Columns {
     fn maybe_number(&self, column: &'static str) -> Result<Option<u64>>;
 }
 
-impl Columns for AnyRow {
+impl RowColumns for AnyRow {
     fn text(&self, column: &'static str) -> Result<String> {
         Ok(self.try_get(column)?)
     }
@@ -177,63 +177,63 @@ fn unsigned(column: &str, number: i64) -> Result<u64> {
 
 /// The largest number that is stored: the largest integer that every JSON parser reads exactly, and far from the
 /// overflow of sums.
-pub(crate) const LARGEST: i64 = (1 << 53) - 1;
+pub(crate) const MAX_SAFE_INTEGER: i64 = (1 << 53) - 1;
 
 /// Converts `number` for the database; `what` names it in the error.
 pub(crate) fn signed(what: &'static str, number: u64) -> Result<i64> {
-    let fits = i64::try_from(number).ok().filter(|number| *number <= LARGEST);
+    let fits = i64::try_from(number).ok().filter(|number| *number <= MAX_SAFE_INTEGER);
     fits.ok_or(Error::TooLarge(what, number))
 }
 
 /// Returns the LIMIT of a query, `count` + `more`.
-pub(crate) fn rows(count: u32, more: u32) -> Value {
-    Value::Number(Some(i64::from(count) + i64::from(more)))
+pub(crate) fn rows(count: u32, more: u32) -> SqlValue {
+    SqlValue::Number(Some(i64::from(count) + i64::from(more)))
 }
 
-impl From<Option<String>> for Value {
+impl From<Option<String>> for SqlValue {
     fn from(text: Option<String>) -> Self {
         // PostgreSQL can't store NUL; whether a row can be written must not depend on the input of users.
         Self::Text(text.map(|text| if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }))
     }
 }
 
-impl From<Option<&str>> for Value {
+impl From<Option<&str>> for SqlValue {
     fn from(text: Option<&str>) -> Self {
         text.map(str::to_owned).into()
     }
 }
 
-impl From<Option<i64>> for Value {
+impl From<Option<i64>> for SqlValue {
     fn from(number: Option<i64>) -> Self {
         Self::Number(number)
     }
 }
 
-impl From<&str> for Value {
+impl From<&str> for SqlValue {
     fn from(text: &str) -> Self {
         Some(text).into()
     }
 }
 
-impl From<String> for Value {
+impl From<String> for SqlValue {
     fn from(text: String) -> Self {
         Some(text).into()
     }
 }
 
-impl From<&String> for Value {
+impl From<&String> for SqlValue {
     fn from(text: &String) -> Self {
         text.as_str().into()
     }
 }
 
-impl From<i64> for Value {
+impl From<i64> for SqlValue {
     fn from(number: i64) -> Self {
         Some(number).into()
     }
 }
 
-impl From<bool> for Value {
+impl From<bool> for SqlValue {
     fn from(truth: bool) -> Self {
         i64::from(truth).into()
     }

@@ -4,14 +4,14 @@ use sqlx::any::AnyRow;
 
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::sql::{Columns, Sql, sql};
+use crate::sql::{RowColumns, Sql, sql};
 
 /// Minimum interval between two updates of a token's last use, in ms, so that not every request is a write.
-const TOUCH_MS: i64 = 60_000;
+const MIN_TOUCH_INTERVAL_MS: i64 = 60_000;
 
 /// The row of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Token {
+pub struct TokenRecord {
     /// Identifier in lists and for revocation.
     pub id: String,
     /// Digest of the secret, in a format of the caller.
@@ -36,7 +36,7 @@ fn select() -> Sql {
     sql("SELECT id, hash, name, role, namespaces, created_ms, expires_ms, revoked_ms, last_used_ms FROM tokens")
 }
 
-impl Token {
+impl TokenRecord {
     fn read(row: &AnyRow) -> Result<Self> {
         let namespaces = serde_json::from_str(&row.text("namespaces")?);
         Ok(Self {
@@ -58,7 +58,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::replace_job`].
-    pub async fn add_token(&self, token: &Token) -> Result<bool> {
+    pub async fn add_token(&self, token: &TokenRecord) -> Result<bool> {
         let namespaces = serde_json::Value::from(token.namespaces.clone());
         let mut transaction = self.begin().await?;
         let added = sql("INSERT INTO tokens \
@@ -83,17 +83,17 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::job`].
-    pub async fn tokens(&self) -> Result<Vec<Token>> {
-        select().push(" ORDER BY created_ms, id").all(&self.inner.read, Token::read).await
+    pub async fn tokens(&self) -> Result<Vec<TokenRecord>> {
+        select().push(" ORDER BY created_ms, id").all(&self.inner.read, TokenRecord::read).await
     }
 
     /// Returns the token with this hash. The caller checks whether it is expired or revoked.
     ///
     /// # Errors
     /// Those of [`Store::job`].
-    pub async fn token_by_hash(&self, hash: &str) -> Result<Option<Token>> {
+    pub async fn token_by_hash(&self, hash: &str) -> Result<Option<TokenRecord>> {
         let found = select().push(" WHERE hash = ").value(hash).first(&self.inner.read).await?;
-        found.as_ref().map(Token::read).transpose()
+        found.as_ref().map(TokenRecord::read).transpose()
     }
 
     /// Revokes a token; returns false if it is revoked already or does not exist.
@@ -113,7 +113,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::replace_job`].
-    pub async fn forget_tokens(&self, mark: Option<&str>, before_ms: i64) -> Result<u64> {
+    pub async fn delete_expired_tokens(&self, mark: Option<&str>, before_ms: i64) -> Result<u64> {
         let mut over = sql("DELETE FROM tokens WHERE (expires_ms < $1 OR revoked_ms < $1)").bind(before_ms);
         if let Some(mark) = mark {
             over = over.push(" AND replace(id, ").value(mark).push(", '') <> id");
@@ -128,8 +128,8 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::replace_job`].
-    pub async fn touch_token(&self, token: &Token, at_ms: i64) -> Result<()> {
-        if token.last_used_ms.is_some_and(|last| at_ms < last.saturating_add(TOUCH_MS)) {
+    pub async fn touch_token(&self, token: &TokenRecord, at_ms: i64) -> Result<()> {
+        if token.last_used_ms.is_some_and(|last| at_ms < last.saturating_add(MIN_TOUCH_INTERVAL_MS)) {
             return Ok(());
         }
         let mut transaction = self.begin().await?;

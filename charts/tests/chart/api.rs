@@ -28,7 +28,7 @@ fn has(documents: &[Value], kind: &str) -> bool {
 
 #[test]
 #[ignore = "needs helm"]
-fn by_default_it_is_alone_with_sqlite_on_a_claim() {
+fn default_is_one_replica_with_sqlite() {
     let (_, documents) = template(&chart(), &json!({}));
     let deployment = find(&documents, "Deployment", NAME);
     assert_eq!(deployment["spec"]["replicas"], 1);
@@ -66,7 +66,7 @@ fn by_default_it_is_alone_with_sqlite_on_a_claim() {
 
 #[test]
 #[ignore = "needs helm"]
-fn with_a_database_there_are_several_and_nothing_is_kept_in_the_cluster() {
+fn replicas_with_a_database_need_no_claim() {
     let values = everything();
     let (_, documents) = template(&chart(), &values);
     let deployment = find(&documents, "Deployment", NAME);
@@ -160,7 +160,7 @@ fn several_with_sqlite_are_refused() {
 
 #[test]
 #[ignore = "needs helm"]
-fn without_it_nothing_of_it_is_there() {
+fn disabled_rest_server_renders_nothing() {
     let mut values = everything();
     values["api"]["enabled"] = json!(false);
     let (_, documents) = template(&chart(), &values);

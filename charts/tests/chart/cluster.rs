@@ -33,10 +33,10 @@ fn from_install_to_uninstall() {
     assert!(again.contains("exists and cannot be imported"), "a cluster has one release: {again}");
 
     the_appliance_is_applied_without_its_status();
-    rights::the_operator_may_do_what_it_does_and_no_more();
-    rights::the_rest_server_may_do_what_it_does_and_no_more();
+    rights::operator_has_least_privilege();
+    rights::rest_server_has_least_privilege();
     rights::the_rest_server_makes_no_config_maps_but_texts();
-    rights::people_may_do_what_their_role_says();
+    rights::user_roles_grant_their_verbs();
     the_example_is_accepted();
 
     let history = get(&["--namespace", NAMESPACE, "persistentvolumeclaim/millrace-api"]);

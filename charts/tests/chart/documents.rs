@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::tools::{read, root, yaml};
 
 /// Fields of an Appliance that the values have elsewhere, or that the operator knows by itself.
-const ELSEWHERE: &[&str] = &["image", "imagePullPolicy", "imagePullSecrets"];
+const FIELDS_NOT_IN_VALUES: &[&str] = &["image", "imagePullPolicy", "imagePullSecrets"];
 
 /// The schema of the values.
 pub fn schema() -> Value {
@@ -35,7 +35,7 @@ pub fn paths(all: &Value, schema: &Value, at: &str, found: &mut BTreeSet<String>
 }
 
 /// Whether it is the chart that says what this value means. What some are made of is Kubernetes', and shown by an example.
-pub fn ours(path: &str) -> bool {
+pub fn is_documented_here(path: &str) -> bool {
     path != "global" && !["resources.", "tolerations.", "pullSecrets."].iter().any(|of| path.contains(of))
 }
 
@@ -102,7 +102,8 @@ fn every_value_is_described_in_the_schema_and_in_the_file() {
         keys.iter().filter(|key| known.contains(&key.path) && !key.described).map(|key| &*key.path).collect();
     assert!(undescribed.is_empty(), "say in values.yaml what these are: {undescribed:?}");
     let there: BTreeSet<&str> = keys.iter().map(|key| &*key.path).collect();
-    let missing: Vec<&String> = known.iter().filter(|path| ours(path) && !there.contains(path.as_str())).collect();
+    let missing: Vec<&String> =
+        known.iter().filter(|path| is_documented_here(path) && !there.contains(path.as_str())).collect();
     assert!(missing.is_empty(), "values.yaml has no line for {missing:?}");
 }
 
@@ -118,7 +119,7 @@ fn the_values_of_the_appliance_are_the_fields_of_an_appliance() {
     let spec = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
     let mut fields = BTreeSet::new();
     paths(&Value::Null, spec, "", &mut fields);
-    fields.retain(|path| !ELSEWHERE.contains(&path.split('.').next().unwrap()));
+    fields.retain(|path| !FIELDS_NOT_IN_VALUES.contains(&path.split('.').next().unwrap()));
     assert_eq!(values, fields);
 }
 

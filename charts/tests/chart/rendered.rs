@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use millrace_crds::{Appliance, definitions, internal_definitions};
 use serde_json::{Value, json};
 
-use crate::documents::{ours, paths, schema};
+use crate::documents::{is_documented_here, paths, schema};
 use crate::tools::{
     NAMESPACE, alone, appliance, chart, everything, find, helm, read, render, root, run, template, tolerations, yaml,
 };
 
 #[test]
 #[ignore = "needs helm"]
-fn lint_has_nothing_to_say() {
+fn helm_lint_passes() {
     for values in [json!({}), everything(), alone()] {
         helm(&["lint", "--strict", chart().to_str().unwrap()], &values).unwrap();
     }
@@ -34,7 +34,7 @@ fn rendering_is_the_same_every_time_and_from_a_package() {
 
 #[test]
 #[ignore = "needs helm"]
-fn the_definitions_are_the_generated_ones_and_are_kept() {
+fn chart_crds_are_the_generated_ones() {
     let (_, documents) = template(&chart(), &json!({}));
     for definition in definitions().into_iter().chain(internal_definitions()) {
         let name = definition.metadata.name.clone().unwrap();
@@ -170,11 +170,11 @@ fn replicas_stand_on_different_nodes_and_leave_a_lost_one_after_half_a_minute() 
 /// Of each value there is a release that is another one without it.
 #[test]
 #[ignore = "needs helm"]
-fn every_value_does_something() {
+fn every_value_changes_the_output() {
     let all = schema();
     let mut known = BTreeSet::new();
     paths(&all, &all, "", &mut known);
-    known.retain(|path| ours(path));
+    known.retain(|path| is_documented_here(path));
     let parents: BTreeSet<&str> = known.iter().filter_map(|path| Some(path.rsplit_once('.')?.0)).collect();
     // Those of the appliance arrive as they are: see above.
     let here = |path: &str| !path.starts_with("appliance.") || path == "appliance.create";
@@ -206,7 +206,7 @@ pub fn environment<'a>(pod: &'a Value, name: &str) -> &'a str {
 
 #[test]
 #[ignore = "needs helm"]
-fn by_default_there_is_nothing_that_others_define() {
+fn default_needs_no_third_party_crds() {
     let (_, documents) = template(&chart(), &json!({}));
     for absent in ["ServiceMonitor", "PodMonitor", "PrometheusRule", "PodDisruptionBudget", "Appliance"] {
         assert!(documents.iter().all(|document| document["kind"] != absent), "{absent}");

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::tools::{NAMESPACE, get, kubectl};
 
 /// A question to the authorizer, and the answer that is right.
-struct Right {
+struct AccessCheck {
     verb: &'static str,
     group: &'static str,
     resource: &'static str,
@@ -15,25 +15,25 @@ struct Right {
 }
 
 /// In the namespace of a job; `resource` is `RESOURCE[/SUBRESOURCE][@GROUP][:NAME]`.
-fn right(verb: &'static str, resource: &'static str, allowed: bool) -> Right {
+fn right(verb: &'static str, resource: &'static str, allowed: bool) -> AccessCheck {
     let (resource, name) = resource.split_once(':').unwrap_or((resource, ""));
     let (resource, group) = resource.split_once('@').unwrap_or((resource, ""));
     let group = if group == "millrace" { "millrace.dev" } else { group };
-    Right { verb, group, resource, namespace: "team", name, allowed }
+    AccessCheck { verb, group, resource, namespace: "team", name, allowed }
 }
 
 /// In the namespace of the chart.
-fn own(verb: &'static str, resource: &'static str, allowed: bool) -> Right {
-    Right { namespace: NAMESPACE, ..right(verb, resource, allowed) }
+fn own(verb: &'static str, resource: &'static str, allowed: bool) -> AccessCheck {
+    AccessCheck { namespace: NAMESPACE, ..right(verb, resource, allowed) }
 }
 
 /// In no namespace.
-fn global(verb: &'static str, resource: &'static str, allowed: bool) -> Right {
-    Right { namespace: "", ..right(verb, resource, allowed) }
+fn global(verb: &'static str, resource: &'static str, allowed: bool) -> AccessCheck {
+    AccessCheck { namespace: "", ..right(verb, resource, allowed) }
 }
 
 /// These verbs of each resource, and none of the others.
-fn exactly(resources: &[(&'static str, &str)]) -> Vec<Right> {
+fn exactly(resources: &[(&'static str, &str)]) -> Vec<AccessCheck> {
     let all = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "impersonate"];
     let of = |&(resource, verbs): &(&'static str, &str)| {
         let may: Vec<&str> = verbs.split(' ').collect();
@@ -42,7 +42,7 @@ fn exactly(resources: &[(&'static str, &str)]) -> Vec<Right> {
     resources.iter().flat_map(of).collect()
 }
 
-fn assert_rights(user: &str, rights: &[Right]) {
+fn assert_rights(user: &str, rights: &[AccessCheck]) {
     let questions: Vec<Value> = rights
         .iter()
         .map(|right| {
@@ -61,7 +61,7 @@ fn assert_rights(user: &str, rights: &[Right]) {
     let answers: Vec<Value> = serde_json::Deserializer::from_str(&text).into_iter().collect::<Result<_, _>>().unwrap();
     assert_eq!(answers.len(), rights.len());
     for (right, answer) in rights.iter().zip(&answers) {
-        let Right { verb, resource, namespace, name, allowed, .. } = right;
+        let AccessCheck { verb, resource, namespace, name, allowed, .. } = right;
         assert_eq!(answer["status"]["allowed"] == true, *allowed, "{user}: {verb} {resource} {name} in {namespace}");
     }
 }
@@ -114,7 +114,7 @@ pub fn user(component: &str) -> String {
     format!("system:serviceaccount:{NAMESPACE}:millrace-{component}")
 }
 
-pub fn the_operator_may_do_what_it_does_and_no_more() {
+pub fn operator_has_least_privilege() {
     let mut rights = exactly(&[
         ("trainjobs@millrace", "list watch patch delete"),
         ("trainjobs/status@millrace", "patch"),
@@ -157,7 +157,7 @@ pub fn the_operator_may_do_what_it_does_and_no_more() {
     assert_rights(&user("operator"), &rights);
 }
 
-pub fn the_rest_server_may_do_what_it_does_and_no_more() {
+pub fn rest_server_has_least_privilege() {
     let mut rights = exactly(&[
         ("trainjobs@millrace", "get list watch create patch delete"),
         ("trainjobs/status@millrace", ""),
@@ -197,7 +197,7 @@ pub fn the_rest_server_may_do_what_it_does_and_no_more() {
     assert_rights(&user("api"), &rights);
 }
 
-pub fn people_may_do_what_their_role_says() {
+pub fn user_roles_grant_their_verbs() {
     for (role, part_of) in [("viewer", "view"), ("editor", "edit"), ("admin", "admin")] {
         let binding = json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": format!("chart-test-{role}")},

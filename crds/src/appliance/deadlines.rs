@@ -47,7 +47,7 @@ impl Default for MaxDeadlines {
 
 impl MaxDeadlines {
     /// Returns the path of the first field of `spec` that exceeds its bound, and a sentence with the bound.
-    pub fn refusal(&self, spec: &TrainJobSpec) -> Option<(&'static str, String)> {
+    pub fn find_violation(&self, spec: &TrainJobSpec) -> Option<(&'static str, String)> {
         let rows = [
             ("spec.deadlines.startupSeconds", spec.deadlines.startup_seconds, self.startup_seconds),
             ("spec.deadlines.progressSeconds", spec.deadlines.progress_seconds, self.progress_seconds),

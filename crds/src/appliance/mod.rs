@@ -6,7 +6,7 @@ mod status;
 
 pub use deadlines::MaxDeadlines;
 pub use priorities::PriorityClasses;
-pub use status::{Amounts, ApplianceStatus, Grant};
+pub use status::{ApplianceStatus, Grant, ResourceAmounts};
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,7 @@ use crate::schema::{keyed_by, ranges};
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = crate::schema::spec, transform = machine_ranges)]
-pub struct ClusterSpec {
+pub struct ApplianceSpec {
     /// The machine, as a local run knows it too.
     #[serde(flatten)]
     pub machine: MachineDocument,
@@ -74,7 +74,7 @@ pub struct ClusterSpec {
 
     /// When a node fetches the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image_pull_policy: Option<PullPolicy>,
+    pub image_pull_policy: Option<ImagePullPolicy>,
 
     /// Secrets in the job's namespace with credentials for the image's registry.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -153,7 +153,7 @@ pub enum AccessMode {
 
 /// When a node fetches an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum PullPolicy {
+pub enum ImagePullPolicy {
     /// At every start of a pod.
     Always,
     /// When the node does not have it.

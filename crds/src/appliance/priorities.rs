@@ -7,9 +7,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 /// The classes that the chart creates; their pods evict no others.
-const OWN: [&str; 3] = ["p1", "p2", "p3"];
+const CHART_CLASSES: [&str; 3] = ["p1", "p2", "p3"];
 /// Prefix of the cluster's own classes, whose pods evict all others.
-const RESERVED: &str = "system-";
+const RESERVED_PREFIX: &str = "system-";
 
 /// Names of the PriorityClasses that jobs may name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub struct PriorityClasses(pub Vec<String>);
 
 impl Default for PriorityClasses {
     fn default() -> Self {
-        Self(OWN.map(str::to_owned).into())
+        Self(CHART_CLASSES.map(str::to_owned).into())
     }
 }
 
@@ -26,11 +26,11 @@ impl PriorityClasses {
     /// Returns whether a job may name `class`. Classes of the cluster itself are never allowed, even if they are
     /// listed.
     pub fn allows(&self, class: &str) -> bool {
-        !class.starts_with(RESERVED) && self.0.iter().any(|allowed| allowed == class)
+        !class.starts_with(RESERVED_PREFIX) && self.0.iter().any(|allowed| allowed == class)
     }
 
     /// Returns why a job of this class is not admitted, as a sentence; `None` if it may be.
-    pub fn refusal(&self, class: Option<&str>) -> Option<String> {
+    pub fn rejection_message(&self, class: Option<&str>) -> Option<String> {
         let class = class.filter(|class| !self.allows(class))?;
         let allowed: Vec<&str> = self.0.iter().map(String::as_str).filter(|class| self.allows(class)).collect();
         let hint = match allowed.as_slice() {
@@ -72,16 +72,25 @@ mod tests {
     #[test]
     fn a_class_is_allowed_by_the_list_and_never_one_of_the_cluster() {
         let own = PriorityClasses::default();
-        assert_eq!(own.refusal(None), None);
-        assert_eq!(own.refusal(Some("p1")), None);
-        let said = own.refusal(Some("system-cluster-critical")).unwrap();
+        assert_eq!(own.rejection_message(None), None);
+        assert_eq!(own.rejection_message(Some("p1")), None);
+        let said = own.rejection_message(Some("system-cluster-critical")).unwrap();
         assert_eq!(
             said,
             "the appliance does not allow jobs of the PriorityClass system-cluster-critical: set \
              spec.priorityClassName to one of p1, p2, p3, or leave it out"
         );
         let forged = PriorityClasses(vec!["system-node-critical".to_owned()]);
-        assert!(forged.refusal(Some("system-node-critical")).unwrap().ends_with("leave spec.priorityClassName out"));
-        assert_eq!(PriorityClasses(Vec::new()).refusal(None), None, "a job without a class is always admitted");
+        assert!(
+            forged
+                .rejection_message(Some("system-node-critical"))
+                .unwrap()
+                .ends_with("leave spec.priorityClassName out")
+        );
+        assert_eq!(
+            PriorityClasses(Vec::new()).rejection_message(None),
+            None,
+            "a job without a class is always admitted"
+        );
     }
 }

@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::condition::conditions_schema;
 use crate::schema::keyed_by;
-use crate::trainjob::never_less;
+use crate::trainjob::never_decreases;
 
 /// What is true of the appliance, above all who uses what of it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = crate::schema::status)]
-#[x_kube(validation = never_less("leaderEpoch", "this status was written by an operator that leads no more"))]
+#[x_kube(validation = never_decreases("leaderEpoch", "this status was written by an operator that leads no more"))]
 pub struct ApplianceStatus {
     /// Accepted: the spec was understood, and jobs are admitted. OverCommitted: jobs hold more than there is.
     /// MatchesValues: the spec is what the chart's values say. Deleting: it was deleted, and jobs hold systems of it.
@@ -25,10 +25,10 @@ pub struct ApplianceStatus {
     pub observed_generation: Option<i64>,
     /// What exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub capacity: Option<Amounts>,
+    pub capacity: Option<ResourceAmounts>,
     /// What is in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub used: Option<Amounts>,
+    pub used: Option<ResourceAmounts>,
     /// Jobs that wait for this appliance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<u32>,
@@ -48,7 +48,7 @@ pub struct ApplianceStatus {
 /// How much of each thing an appliance has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Amounts {
+pub struct ResourceAmounts {
     /// Systems.
     #[serde(default)]
     pub systems: u32,

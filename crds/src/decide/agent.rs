@@ -4,7 +4,7 @@ use std::fmt;
 
 use k8s_openapi::jiff::Timestamp;
 
-use crate::Failure;
+use crate::FailureStatus;
 
 /// The five roles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,7 +42,7 @@ impl Role {
     }
 
     /// Returns whether an attempt can still save its state without this role.
-    pub const fn can_be_missed(self) -> bool {
+    pub const fn is_optional_for_saving(self) -> bool {
         !matches!(self, Self::Coordinator | Self::MemoryX)
     }
 }
@@ -55,7 +55,7 @@ impl fmt::Display for Role {
 
 /// One running instance of a role.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Agent {
+pub struct ObservedAgent {
     /// Its role.
     pub role: Role,
     /// Number of the agent within its role, from 0.
@@ -67,9 +67,9 @@ pub struct Agent {
     /// The node it runs on.
     pub node: Option<String>,
     /// Whether it was requested to end.
-    pub leaving: bool,
+    pub is_terminating: bool,
     /// Whether it was requested to end to be moved: its node is being drained, or its place is needed.
-    pub moved: bool,
+    pub is_evicted: bool,
     /// Its state.
     pub state: AgentState,
 }
@@ -89,12 +89,12 @@ pub enum AgentState {
     /// It is part of the job.
     Ready,
     /// It ended, or must be treated as ended.
-    Ended(End),
+    Ended(ProcessEnd),
 }
 
 /// How an agent ended.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct End {
+pub struct ProcessEnd {
     /// Exit code of its process, if it ended by itself.
     pub exit_code: Option<i32>,
     /// The reason in one word: `Completed`, `Error`, `OOMKilled`, `Evicted`, `NodeLost`.
@@ -110,19 +110,19 @@ pub struct End {
 /// Reason of an agent that was killed because it exceeded its memory limit.
 pub const OUT_OF_MEMORY: &str = "OOMKilled";
 /// Exit code of an agent that lost a peer: never the cause of a failure.
-const PEER_LOST: i32 = 3;
+const EXIT_PEER_LOST: i32 = 3;
 /// Exit code of a process that was ended by SIGTERM.
-const TERMINATED: i32 = 143;
+const EXIT_SIGTERM: i32 = 143;
 /// Exit code of a process that completed.
-const DONE: i32 = 0;
+const EXIT_SUCCESS: i32 = 0;
 /// Exit code of an agent that was given invalid input.
-pub(super) const BAD_INPUT: i32 = 2;
+pub(super) const EXIT_BAD_INPUT: i32 = 2;
 
 /// Describes how a process ended, from its exit code as a shell or container runtime reports it: 128 plus the number of
 /// the signal if a signal ended it.
 pub fn describe_exit(exit_code: i32) -> String {
     match exit_code {
-        DONE => "it ended in good order".to_owned(),
+        EXIT_SUCCESS => "it ended in good order".to_owned(),
         // The exit code of a program that panicked.
         101 => "it crashed (exit code 101)".to_owned(),
         129..=192 => format!("killed by signal {} (exit code {exit_code})", exit_code - 128),
@@ -130,35 +130,37 @@ pub fn describe_exit(exit_code: i32) -> String {
     }
 }
 
-impl End {
+impl ProcessEnd {
     /// Returns a rank; an agent with a lower one is a more likely cause of a failure: 0 if the agent failed by itself
     /// or ran out of memory, 1 if it ended without an exit code, 2 if it completed or was ended by SIGTERM, 3 if it
     /// lost a peer.
-    fn rank(&self) -> u8 {
+    fn blame_rank(&self) -> u8 {
         match (self.reason.as_str(), self.exit_code) {
             (OUT_OF_MEMORY, _) => 0,
-            (_, Some(BAD_INPUT)) => 0,
-            (_, Some(PEER_LOST)) => 3,
-            (_, Some(DONE | TERMINATED)) => 2,
+            (_, Some(EXIT_BAD_INPUT)) => 0,
+            (_, Some(EXIT_PEER_LOST)) => 3,
+            (_, Some(EXIT_SUCCESS | EXIT_SIGTERM)) => 2,
             (_, Some(_)) => 0,
             (_, None) => 1,
         }
     }
 }
 
-/// Returns the agent whose end caused a failure: of the ended agents with the lowest rank ([`End::rank`]) the one that
+/// Returns the agent whose end caused a failure: of the ended agents with the lowest rank ([`ProcessEnd::blame_rank`]) the one that
 /// ended first.
-pub(super) fn first_to_fail<'a>(agents: impl IntoIterator<Item = &'a Agent>) -> Option<(&'a Agent, &'a End)> {
+pub(super) fn root_cause_agent<'a>(
+    agents: impl IntoIterator<Item = &'a ObservedAgent>,
+) -> Option<(&'a ObservedAgent, &'a ProcessEnd)> {
     let ended = agents.into_iter().filter_map(|agent| match &agent.state {
         AgentState::Ended(end) => Some((agent, end)),
         _ => None,
     });
-    ended.min_by_key(|(agent, end)| (end.rank(), end.at.unwrap_or(Timestamp::MAX), agent.role, agent.index))
+    ended.min_by_key(|(agent, end)| (end.blame_rank(), end.at.unwrap_or(Timestamp::MAX), agent.role, agent.index))
 }
 
 /// Builds the status's record of a failure.
-pub(super) fn failure(agent: &Agent, end: &End) -> Failure {
-    Failure {
+pub(super) fn failure(agent: &ObservedAgent, end: &ProcessEnd) -> FailureStatus {
+    FailureStatus {
         attempt: Some(agent.attempt),
         role: Some(agent.role.as_str().to_owned()),
         pod: Some(agent.name.clone()),

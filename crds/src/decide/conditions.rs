@@ -3,11 +3,11 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
-use crate::{ConditionType, QueuePlace, State, set_condition};
+use crate::{ConditionType, JobState, QueueStatus, set_condition};
 
 /// The input of the table, besides the state.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Facts {
+pub(super) struct ConditionInputs {
     /// The state's message.
     pub message: String,
     /// Why the params were rejected, if they were.
@@ -21,7 +21,7 @@ pub(super) struct Facts {
     /// The systems that the job holds.
     pub systems: Vec<String>,
     /// Its place in the queue.
-    pub queue: Option<QueuePlace>,
+    pub queue: Option<QueueStatus>,
     /// Reason and message of what prevents agents from being ready. `None` if all are ready.
     pub blocker: Option<(String, String)>,
     /// Step and digest of the newest checkpoint.
@@ -31,7 +31,7 @@ pub(super) struct Facts {
 }
 
 /// Reason of the condition and the event for a checkpoint that could not be written.
-pub(super) const WRITE_FAILED: &str = "CheckpointWriteFailed";
+pub(super) const CHECKPOINT_WRITE_FAILED: &str = "CheckpointWriteFailed";
 
 /// Reason of conditions of a job whose record this program can't use.
 const RECORD_UNUSABLE: &str = "RecordUnusable";
@@ -40,14 +40,14 @@ const RECORD_UNUSABLE: &str = "RecordUnusable";
 const AGENTS_REFUSED: &str = "AgentsRefused";
 
 /// Status, reason and message of a condition.
-type Row = (&'static str, String, String);
+type ConditionRow = (&'static str, String, String);
 
-fn row(status: &'static str, reason: &str, message: impl Into<String>) -> Row {
+fn row(status: &'static str, reason: &str, message: impl Into<String>) -> ConditionRow {
     (status, reason.to_owned(), message.into())
 }
 
 /// Returns the conditions of a job in `state`, in the order of [`ConditionType::ALL`].
-pub(super) fn table(state: State, facts: &Facts) -> [Row; 8] {
+pub(super) fn condition_rows(state: JobState, facts: &ConditionInputs) -> [ConditionRow; 8] {
     [
         accepted(facts),
         admitted(state, facts),
@@ -61,14 +61,14 @@ pub(super) fn table(state: State, facts: &Facts) -> [Row; 8] {
 }
 
 /// Returns reason and message of what prevents another attempt of a job that was admitted before.
-fn obstacle(facts: &Facts) -> Option<(&'static str, &String)> {
+fn blocking_reason(facts: &ConditionInputs) -> Option<(&'static str, &String)> {
     let unusable = facts.unusable_record.as_ref().map(|why| (RECORD_UNUSABLE, why));
     unusable.or_else(|| facts.agents_refused.as_ref().map(|why| (AGENTS_REFUSED, why)))
 }
 
-fn accepted(facts: &Facts) -> Row {
-    match (&facts.refused, obstacle(facts)) {
-        (Some(why), _) => row("False", State::BadParams.as_str(), why),
+fn accepted(facts: &ConditionInputs) -> ConditionRow {
+    match (&facts.refused, blocking_reason(facts)) {
+        (Some(why), _) => row("False", JobState::BadParams.as_str(), why),
         (None, Some((reason, why))) => row("False", reason, why),
         (None, None) => {
             let more = facts.overruled.as_ref().map_or_else(String::new, |overruled| format!("; {overruled}"));
@@ -77,64 +77,64 @@ fn accepted(facts: &Facts) -> Row {
     }
 }
 
-fn admitted(state: State, facts: &Facts) -> Row {
+fn admitted(state: JobState, facts: &ConditionInputs) -> ConditionRow {
     if !facts.systems.is_empty() {
         return row("True", "Granted", format!("the job has {}", facts.systems.join(", ")));
     }
-    if let (Some((reason, why)), State::Queued) = (obstacle(facts), state) {
+    if let (Some((reason, why)), JobState::Queued) = (blocking_reason(facts), state) {
         return row("False", reason, why);
     }
     match (&facts.queue, state) {
-        (Some(QueuePlace { reason: Some(reason), message, .. }), State::Queued) => {
+        (Some(QueueStatus { reason: Some(reason), message, .. }), JobState::Queued) => {
             row("False", reason, message.clone().unwrap_or_default())
         }
-        (_, State::Queued) => row("False", "Waiting", "the job is in the queue"),
+        (_, JobState::Queued) => row("False", "Waiting", "the job is in the queue"),
         _ => row("False", state.as_str(), "the job holds no systems"),
     }
 }
 
-fn roles_ready(state: State, facts: &Facts) -> Row {
+fn roles_ready(state: JobState, facts: &ConditionInputs) -> ConditionRow {
     match (&facts.blocker, state) {
-        (None, State::Starting | State::Training | State::Evaluating) => {
+        (None, JobState::Starting | JobState::Training | JobState::Evaluating) => {
             row("True", "AllReady", "every agent of every role is part of the job")
         }
-        (Some((reason, message)), State::Starting | State::Training | State::Evaluating) => {
+        (Some((reason, message)), JobState::Starting | JobState::Training | JobState::Evaluating) => {
             row("False", reason, message)
         }
-        _ => row("False", state.as_str(), idle(state)),
+        _ => row("False", state.as_str(), idle_reason(state)),
     }
 }
 
 /// Describes briefly why no agents work in a state; the condition Succeeded has the complete message.
-const fn idle(state: State) -> &'static str {
+const fn idle_reason(state: JobState) -> &'static str {
     match state {
-        State::Queued => "no agents run while the job waits",
-        State::Suspended => "no agents run while the job is paused",
-        State::Suspending | State::Resizing => "the agents save the state of the job and end",
-        State::Restarting => "the agents of the attempt that failed end, before others start",
-        State::Deleting => "the agents end",
-        State::Starting => "the agents start",
-        State::Training | State::Evaluating => "the agents work",
-        State::Succeeded
-        | State::BadParams
-        | State::NonFiniteLoss
-        | State::OutOfMemory
-        | State::DeadlineExceeded
-        | State::RetriesExhausted => "the job is over",
+        JobState::Queued => "no agents run while the job waits",
+        JobState::Suspended => "no agents run while the job is paused",
+        JobState::Suspending | JobState::Resizing => "the agents save the state of the job and end",
+        JobState::Restarting => "the agents of the attempt that failed end, before others start",
+        JobState::Deleting => "the agents end",
+        JobState::Starting => "the agents start",
+        JobState::Training | JobState::Evaluating => "the agents work",
+        JobState::Succeeded
+        | JobState::BadParams
+        | JobState::NonFiniteLoss
+        | JobState::OutOfMemory
+        | JobState::DeadlineExceeded
+        | JobState::RetriesExhausted => "the job is over",
     }
 }
 
-fn progressing(state: State) -> Row {
+fn progressing(state: JobState) -> ConditionRow {
     match state {
-        State::Training => row("True", "StepsAdvancing", "steps are being committed"),
-        State::Evaluating => row("True", "BatchesAdvancing", "batches are being evaluated"),
-        _ => row("False", state.as_str(), idle(state)),
+        JobState::Training => row("True", "StepsAdvancing", "steps are being committed"),
+        JobState::Evaluating => row("True", "BatchesAdvancing", "batches are being evaluated"),
+        _ => row("False", state.as_str(), idle_reason(state)),
     }
 }
 
-fn checkpointed(facts: &Facts) -> Row {
+fn checkpointed(facts: &ConditionInputs) -> ConditionRow {
     if let Some(why) = &facts.unsaved {
-        return row("False", WRITE_FAILED, why);
+        return row("False", CHECKPOINT_WRITE_FAILED, why);
     }
     match &facts.checkpoint {
         Some((step, digest)) => {
@@ -144,24 +144,24 @@ fn checkpointed(facts: &Facts) -> Row {
     }
 }
 
-fn suspended(state: State, facts: &Facts) -> Row {
+fn suspended(state: JobState, facts: &ConditionInputs) -> ConditionRow {
     match state {
-        State::Suspended => row("True", "Suspended", &facts.message),
-        State::Suspending => row("False", "Suspending", &facts.message),
+        JobState::Suspended => row("True", "Suspended", &facts.message),
+        JobState::Suspending => row("False", "Suspending", &facts.message),
         _ => row("False", "NotSuspended", "the job was not asked to pause"),
     }
 }
 
-fn succeeded(state: State, facts: &Facts) -> Row {
+fn succeeded(state: JobState, facts: &ConditionInputs) -> ConditionRow {
     let status = match state {
-        State::Succeeded => "True",
+        JobState::Succeeded => "True",
         state if state.is_failure() => "False",
         _ => "Unknown",
     };
     row(status, state.as_str(), &facts.message)
 }
 
-fn finished(state: State) -> Row {
+fn finished(state: JobState) -> ConditionRow {
     if state.is_final() {
         row("True", state.as_str(), "the job is over; the condition Succeeded says how")
     } else {
@@ -170,22 +170,22 @@ fn finished(state: State) -> Row {
 }
 
 /// Maximum length of a condition's message, as accepted by API servers.
-const MESSAGE_CHARS: usize = 4096;
+const MAX_MESSAGE_CHARS: usize = 4096;
 
 /// Updates `conditions` from the table.
-pub(super) fn update(
+pub(super) fn update_conditions(
     conditions: &mut Vec<Condition>,
-    state: State,
-    facts: &Facts,
+    state: JobState,
+    facts: &ConditionInputs,
     generation: Option<i64>,
     now: Timestamp,
 ) {
-    for (of, (status, reason, message)) in ConditionType::ALL.into_iter().zip(table(state, facts)) {
+    for (of, (status, reason, message)) in ConditionType::ALL.into_iter().zip(condition_rows(state, facts)) {
         let new = Condition {
             type_: of.as_str().to_owned(),
             status: status.to_owned(),
             reason,
-            message: message.chars().take(MESSAGE_CHARS).collect(),
+            message: message.chars().take(MAX_MESSAGE_CHARS).collect(),
             observed_generation: generation,
             last_transition_time: Time(now),
         };

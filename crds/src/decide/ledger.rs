@@ -2,7 +2,7 @@
 //!
 //! The status of a job names the systems that it holds, and is the source of truth. The appliance's status may be lost
 //! (the object was deleted and created again), stale or edited by hand; it adds the *pending* grants, which a job does
-//! not use yet. [`held`] joins four records, the strongest first:
+//! not use yet. [`compute_allocations`] joins four records, the strongest first:
 //!
 //! 1. jobs whose status names systems;
 //! 2. grants that this leader has confirmed: jobs use no others;
@@ -17,15 +17,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::used;
-use crate::{Amounts, Grant};
+use super::used_resources;
+use crate::{Grant, ResourceAmounts};
 
 /// Maximum number of jobs that a message names.
-const MAX_NAMED_JOBS: usize = 8;
+const MAX_LISTED_JOBS: usize = 8;
 
 /// The ledger's view of a job.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Holder {
+pub struct JobAllocation {
     /// UID of the job.
     pub uid: String,
     /// Namespace of the job.
@@ -45,25 +45,25 @@ pub struct Holder {
     /// Whether the job has finished.
     pub finished: bool,
     /// Whether the job is deleted. Its agents may still exist.
-    pub deleted: bool,
+    pub is_deleted: bool,
 }
 
 /// All records of allocations.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Records<'a> {
+pub struct LedgerInputs<'a> {
     /// Every job of the appliance.
-    pub jobs: &'a [Holder],
+    pub jobs: &'a [JobAllocation],
     /// The grants that this leader has confirmed.
     pub confirmed: &'a [Grant],
     /// The grants in the appliance's status.
     pub recorded: &'a [Grant],
     /// Grants of deleted jobs, as recorded in the labels of their agents.
-    pub left_behind: &'a [Grant],
+    pub departed_agents_grants: &'a [Grant],
 }
 
 /// The allocations of an appliance.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Held {
+pub struct Allocations {
     /// One grant for each job.
     pub grants: Vec<Grant>,
     /// Jobs, as `namespace/name`, whose systems the appliance's status lacked.
@@ -72,32 +72,32 @@ pub struct Held {
     pub rejected: Vec<Grant>,
 }
 
-impl Records<'_> {
+impl LedgerInputs<'_> {
     /// Returns UID and namespace of the deleted jobs that hold something by some record, whether their objects still
     /// exist or not: their systems stay allocated for as long as agents of them exist.
-    pub fn absent_jobs(&self) -> BTreeMap<String, String> {
-        let of_grants = self.all().filter(|grant| self.job(&grant.uid).is_none_or(|job| job.deleted));
-        let of_jobs = self.jobs.iter().filter(|job| job.deleted && !job.systems.is_empty());
+    pub fn departed_jobs(&self) -> BTreeMap<String, String> {
+        let of_grants = self.all().filter(|grant| self.job(&grant.uid).is_none_or(|job| job.is_deleted));
+        let of_jobs = self.jobs.iter().filter(|job| job.is_deleted && !job.systems.is_empty());
         let grants = of_grants.map(|grant| (grant.uid.clone(), grant.namespace.clone()));
         grants.chain(of_jobs.map(|job| (job.uid.clone(), job.namespace.clone()))).collect()
     }
 
     /// Returns whether a grant with the systems in the status of `job` is on record.
-    pub fn has(&self, job: &Holder) -> bool {
+    pub fn has(&self, job: &JobAllocation) -> bool {
         self.all().any(|grant| grant.uid == job.uid && grant.systems == job.systems)
     }
 
     fn all(&self) -> impl Iterator<Item = &Grant> {
-        self.confirmed.iter().chain(self.left_behind).chain(self.recorded)
+        self.confirmed.iter().chain(self.departed_agents_grants).chain(self.recorded)
     }
 
-    fn job(&self, uid: &str) -> Option<&Holder> {
+    fn job(&self, uid: &str) -> Option<&JobAllocation> {
         self.jobs.iter().find(|job| job.uid == uid)
     }
 
     /// Returns the grant that the status of `job` implies. Values that the status lacks are taken from the recorded
     /// grant of the same systems.
-    fn grant_of(&self, job: &Holder) -> Grant {
+    fn grant_of(&self, job: &JobAllocation) -> Grant {
         let known = self.all().find(|grant| grant.uid == job.uid && grant.systems == job.systems);
         known.cloned().unwrap_or_else(|| Grant {
             uid: job.uid.clone(),
@@ -113,21 +113,21 @@ impl Records<'_> {
 
     /// Returns whether `grant`, of a job that names no systems, is valid: it is pending, or agents of the deleted job
     /// exist.
-    fn stands(&self, grant: &Grant, left: &BTreeSet<String>) -> bool {
+    fn is_still_held(&self, grant: &Grant, left: &BTreeSet<String>) -> bool {
         match self.job(&grant.uid) {
-            Some(job) if !job.deleted => grant.attempt == job.attempt + 1 && !job.finished,
+            Some(job) if !job.is_deleted => grant.attempt == job.attempt + 1 && !job.finished,
             _ => left.contains(&grant.uid),
         }
     }
 }
 
 /// Computes the allocations. `left` has the UIDs of deleted jobs that still have agents.
-pub fn held(records: &Records<'_>, left: &BTreeSet<String>) -> Held {
-    let mut held = Held::default();
+pub fn compute_allocations(records: &LedgerInputs<'_>, left: &BTreeSet<String>) -> Allocations {
+    let mut held = Allocations::default();
     let mut taken: BTreeSet<String> = BTreeSet::new();
     let mut holders: BTreeSet<String> = BTreeSet::new();
     let holding = records.jobs.iter().filter(|job| !job.systems.is_empty());
-    for job in holding.filter(|job| !job.deleted || left.contains(&job.uid)) {
+    for job in holding.filter(|job| !job.is_deleted || left.contains(&job.uid)) {
         let grant = records.grant_of(job);
         if !records.recorded.contains(&grant) {
             held.adopted.push(format!("{}/{}", job.namespace, job.name));
@@ -137,9 +137,9 @@ pub fn held(records: &Records<'_>, left: &BTreeSet<String>) -> Held {
         held.grants.push(grant);
     }
     let confirmed = records.confirmed.iter().map(|grant| (grant, true));
-    let others = records.left_behind.iter().chain(records.recorded).map(|grant| (grant, false));
+    let others = records.departed_agents_grants.iter().chain(records.recorded).map(|grant| (grant, false));
     for (grant, confirmed) in confirmed.chain(others) {
-        if holders.contains(&grant.uid) || !records.stands(grant, left) {
+        if holders.contains(&grant.uid) || !records.is_still_held(grant, left) {
             continue;
         }
         if !confirmed && grant.systems.iter().any(|system| taken.contains(system)) {
@@ -154,8 +154,8 @@ pub fn held(records: &Records<'_>, left: &BTreeSet<String>) -> Held {
 }
 
 /// Returns why an appliance is overcommitted, as a sentence; `None` if the allocations fit.
-pub fn over_committed(capacity: &Amounts, ledger: &[Grant]) -> Option<String> {
-    let used = used(ledger);
+pub fn over_commitment_message(capacity: &ResourceAmounts, ledger: &[Grant]) -> Option<String> {
+    let used = used_resources(ledger);
     let nodes = capacity.swarmx_nodes.zip(used.swarmx_nodes);
     let exists = |system: &str| {
         let index: Option<u32> = system.strip_prefix("csx-").and_then(|index| index.parse().ok());
@@ -177,16 +177,16 @@ pub fn over_committed(capacity: &Amounts, ledger: &[Grant]) -> Option<String> {
     };
     Some(format!(
         "{what}: the jobs that hold them go on, and nothing is granted beyond what there is; {}",
-        names(ledger)
+        describe_jobs(ledger)
     ))
 }
 
 /// Lists the jobs of a ledger with their systems, for a message.
-pub fn names(ledger: &[Grant]) -> String {
-    let named = ledger.iter().take(MAX_NAMED_JOBS);
+pub fn describe_jobs(ledger: &[Grant]) -> String {
+    let named = ledger.iter().take(MAX_LISTED_JOBS);
     let mut names: Vec<String> =
         named.map(|grant| format!("{}/{} ({})", grant.namespace, grant.name, grant.systems.join(" "))).collect();
-    if let Some(more) = ledger.len().checked_sub(MAX_NAMED_JOBS).filter(|more| *more > 0) {
+    if let Some(more) = ledger.len().checked_sub(MAX_LISTED_JOBS).filter(|more| *more > 0) {
         names.push(format!("{more} more"));
     }
     format!("held by {}", names.join(", "))

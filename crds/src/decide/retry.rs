@@ -6,24 +6,24 @@
 //! | the API server rejected the pods | 10, 20, 40 ... 300 s | released | nothing |
 //! | no node had room for the pods | 60, 120, 240 ... 1800 s | released | nothing |
 //!
-//! An attempt makes progress if it trains for [`PROGRESS_SECONDS`] and saves a later checkpoint than it began from.
+//! An attempt makes progress if it trains for [`MIN_PROGRESS_SECONDS`] and saves a later checkpoint than it began from.
 //! Everything is decided from the job's status, so that another operator continues with the same backoffs.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use crate::{QueuePlace, QueueReason, Retry, TrainJobStatus};
+use crate::{QueueReason, QueueStatus, RetryStatus, TrainJobStatus};
 
 /// Minimum training time of an attempt that counts as progress, in seconds.
-pub(super) const PROGRESS_SECONDS: i64 = 600;
+pub(super) const MIN_PROGRESS_SECONDS: i64 = 600;
 /// Backoff before the second restart in a row, and the longest backoff, in seconds.
-const RESTART_PAUSES: (u64, u64) = (2, 300);
+const RESTART_BACKOFF_SECONDS: (u64, u64) = (2, 300);
 
 /// Why an attempt could not start, if its agents did not cause it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StartFailure {
     /// The API server rejected a pod, or another object that the attempt needs.
-    Refused,
+    Rejected,
     /// No node has room for a pod, or none may run it.
     Unschedulable,
 }
@@ -32,29 +32,29 @@ impl StartFailure {
     /// Returns the reason in status and events.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
-            Self::Refused => "StartRefused",
+            Self::Rejected => "StartRefused",
             Self::Unschedulable => "Unschedulable",
         }
     }
 
     /// Returns the first and the longest backoff, in seconds. The backoff is longer if no node has room, because such a
     /// job has held its systems for the whole startup deadline before each backoff.
-    const fn pauses(self) -> (u64, u64) {
+    const fn backoff_bounds(self) -> (u64, u64) {
         match self {
-            Self::Refused => (10, 300),
+            Self::Rejected => (10, 300),
             Self::Unschedulable => (60, 1800),
         }
     }
 
     /// Returns the backoff after this many failed starts in a row, in seconds.
-    pub(super) fn pause(self, failed_starts: u32) -> u64 {
-        doubled(self.pauses(), failed_starts.saturating_sub(1))
+    pub(super) fn backoff(self, failed_starts: u32) -> u64 {
+        doubled(self.backoff_bounds(), failed_starts.saturating_sub(1))
     }
 }
 
 /// Returns the backoff before the `restarts`-th restart without progress, in seconds.
-pub(super) fn restart_pause(restarts: u32) -> u64 {
-    restarts.checked_sub(2).map_or(0, |times| doubled(RESTART_PAUSES, times))
+pub(super) fn restart_backoff(restarts: u32) -> u64 {
+    restarts.checked_sub(2).map_or(0, |times| doubled(RESTART_BACKOFF_SECONDS, times))
 }
 
 /// Returns `first`, doubled `times` times, but at most `most`.
@@ -69,7 +69,7 @@ pub(super) fn after(now: Timestamp, pause: u64) -> Time {
     Time(second.checked_add(pause).unwrap_or(Timestamp::MAX))
 }
 
-impl Retry {
+impl RetryStatus {
     /// Returns the seconds until the next attempt may start; `None` if it may start at `now`.
     pub fn seconds_left(&self, now: Timestamp) -> Option<u64> {
         let until = self.next_attempt_time.as_ref()?.0;
@@ -81,23 +81,23 @@ impl Retry {
 
     /// Returns whether an attempt that trained for this time and saved this step made progress.
     pub(super) fn is_progress(&self, trained_seconds: i64, saved_step: Option<u64>) -> bool {
-        trained_seconds >= PROGRESS_SECONDS && saved_step > self.first_step
+        trained_seconds >= MIN_PROGRESS_SECONDS && saved_step > self.first_step
     }
 
     /// Removes the backoff of the next attempt.
-    pub(super) fn clear_pause(&mut self) {
+    pub(super) fn clear_backoff(&mut self) {
         (self.next_attempt_time, self.requeue, self.reason, self.message) = (None, false, None, None);
     }
 }
 
 /// Returns the place of a job in backoff, which blocks no other job; `None` if its next attempt is due.
-pub fn backing_off(status: &TrainJobStatus, now: Timestamp) -> Option<QueuePlace> {
+pub fn backoff_place(status: &TrainJobStatus, now: Timestamp) -> Option<QueueStatus> {
     let retry = status.retry.as_ref()?;
     retry.seconds_left(now)?;
     let attempt = status.attempt.unwrap_or(0) + 1;
     let at = retry.next_attempt_time.as_ref()?.0;
     let why = retry.message.as_deref().unwrap_or("the last attempt failed");
-    Some(QueuePlace {
+    Some(QueueStatus {
         position: None,
         reason: Some(QueueReason::BackingOff.as_str().to_owned()),
         message: Some(format!("attempt {attempt} starts at {at} at the earliest: {why}")),
@@ -114,35 +114,35 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_a_cap_and_never_overflow() {
-        let restarts: Vec<u64> = (1..=10).map(restart_pause).collect();
+        let restarts: Vec<u64> = (1..=10).map(restart_backoff).collect();
         assert_eq!(restarts, [0, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
-        let refused: Vec<u64> = (1..=7).map(|starts| StartFailure::Refused.pause(starts)).collect();
+        let refused: Vec<u64> = (1..=7).map(|starts| StartFailure::Rejected.backoff(starts)).collect();
         assert_eq!(refused, [10, 20, 40, 80, 160, 300, 300]);
-        assert_eq!((1..=6).map(|starts| StartFailure::Unschedulable.pause(starts)).max(), Some(1800));
-        assert_eq!((restart_pause(u32::MAX), StartFailure::Refused.pause(u32::MAX)), (300, 300));
+        assert_eq!((1..=6).map(|starts| StartFailure::Unschedulable.backoff(starts)).max(), Some(1800));
+        assert_eq!((restart_backoff(u32::MAX), StartFailure::Rejected.backoff(u32::MAX)), (300, 300));
     }
 
     #[test]
     fn a_pause_ends_by_the_time_in_the_status() {
-        let retry = Retry { next_attempt_time: Some(after(at(100), 10)), ..Retry::default() };
+        let retry = RetryStatus { next_attempt_time: Some(after(at(100), 10)), ..RetryStatus::default() };
         let status = TrainJobStatus { attempt: Some(3), retry: Some(retry.clone()), ..TrainJobStatus::default() };
-        let place = backing_off(&status, at(109)).unwrap();
+        let place = backoff_place(&status, at(109)).unwrap();
         assert_eq!(place.reason.as_deref(), Some("BackingOff"));
         assert!(place.message.unwrap().starts_with("attempt 4 starts at 1970-01-01T00:01:50Z"));
         assert_eq!((retry.seconds_left(at(100)), retry.seconds_left(at(109))), (Some(10), Some(1)));
-        assert_eq!((retry.seconds_left(at(110)), backing_off(&status, at(110))), (None, None));
+        assert_eq!((retry.seconds_left(at(110)), backoff_place(&status, at(110))), (None, None));
         let between = at(108) + SignedDuration::from_millis(500);
         assert_eq!(retry.seconds_left(between), Some(2), "never too early");
     }
 
     #[test]
     fn progress_takes_time_and_a_later_checkpoint() {
-        let retry = Retry { first_step: Some(100), ..Retry::default() };
+        let retry = RetryStatus { first_step: Some(100), ..RetryStatus::default() };
         for (trained, saved, progress) in
             [(600, Some(101), true), (599, Some(101), false), (10_000, Some(100), false), (10_000, None, false)]
         {
             assert_eq!(retry.is_progress(trained, saved), progress, "{trained} {saved:?}");
         }
-        assert!(Retry::default().is_progress(600, Some(0)), "the first checkpoint of all");
+        assert!(RetryStatus::default().is_progress(600, Some(0)), "the first checkpoint of all");
     }
 }

@@ -10,11 +10,11 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::jiff::Timestamp;
 
-use crate::{Amounts, Grant, QueueReason};
+use crate::{Grant, QueueReason, ResourceAmounts};
 
 /// A job's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ask {
+pub struct SystemRequest {
     /// UID of the job.
     pub uid: String,
     /// Namespace of the job.
@@ -37,7 +37,7 @@ pub struct Ask {
 
 /// A job's place in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct QueueEntry {
     /// UID of the job.
     pub uid: String,
     /// The place, counted from 1; `None` for a job that is not in the queue because it can never fit, or may not be
@@ -51,19 +51,21 @@ pub struct Place {
 
 /// The result of scheduling.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Schedule {
+pub struct SchedulingDecision {
     /// New grants of the ledger, without the time, which the caller adds.
     pub grants: Vec<Grant>,
     /// The places of all other requests, in the order of the queue; those that can never fit are last.
-    pub places: Vec<Place>,
+    pub places: Vec<QueueEntry>,
 }
 
 /// Returns the sum of all grants of a ledger.
-pub fn used(ledger: &[Grant]) -> Amounts {
-    ledger.iter().fold(Amounts { swarmx_nodes: Some(0), ..Amounts::default() }, |sum, grant| Amounts {
-        systems: sum.systems.saturating_add(count(grant.systems.len())),
-        memoryx_bytes: sum.memoryx_bytes.saturating_add(grant.memoryx_bytes),
-        swarmx_nodes: sum.swarmx_nodes.map(|nodes| nodes.saturating_add(grant.swarmx_nodes)),
+pub fn used_resources(ledger: &[Grant]) -> ResourceAmounts {
+    ledger.iter().fold(ResourceAmounts { swarmx_nodes: Some(0), ..ResourceAmounts::default() }, |sum, grant| {
+        ResourceAmounts {
+            systems: sum.systems.saturating_add(count(grant.systems.len())),
+            memoryx_bytes: sum.memoryx_bytes.saturating_add(grant.memoryx_bytes),
+            swarmx_nodes: sum.swarmx_nodes.map(|nodes| nodes.saturating_add(grant.swarmx_nodes)),
+        }
     })
 }
 
@@ -71,32 +73,37 @@ pub fn used(ledger: &[Grant]) -> Amounts {
 /// already are ignored, so that deciding again after a write of unknown result is harmless.
 ///
 /// A smaller appliance takes nothing away: it grants nothing until the allocations fit again.
-pub fn schedule(capacity: &Amounts, ledger: &[Grant], asks: &[Ask]) -> Schedule {
+pub fn schedule(capacity: &ResourceAmounts, ledger: &[Grant], asks: &[SystemRequest]) -> SchedulingDecision {
     let holders: BTreeSet<&str> = ledger.iter().map(|grant| grant.uid.as_str()).collect();
-    let mut queue: Vec<&Ask> = asks.iter().filter(|ask| !holders.contains(ask.uid.as_str())).collect();
+    let mut queue: Vec<&SystemRequest> = asks.iter().filter(|ask| !holders.contains(ask.uid.as_str())).collect();
     queue.sort_by_key(|ask| (Reverse(ask.priority), ask.created, &ask.uid));
     queue.dedup_by_key(|ask| &ask.uid);
 
-    let mut free = Free::of(capacity, ledger);
-    let mut decided = Schedule::default();
+    let mut free = FreeResources::remaining(capacity, ledger);
+    let mut decided = SchedulingDecision::default();
     let mut exceeding = Vec::new();
     for ask in queue {
-        if let Some(message) = exceeds(capacity, ask) {
+        if let Some(message) = exceeds_capacity(capacity, ask) {
             let reason = QueueReason::ExceedsAppliance;
-            exceeding.push(Place { uid: ask.uid.clone(), position: None, reason, message });
+            exceeding.push(QueueEntry { uid: ask.uid.clone(), position: None, reason, message });
             continue;
         }
         let before = decided.places.len();
         let waits = match before {
-            0 => free.lacks(ask),
+            0 => free.first_shortage(ask),
             1 => Some("one job is before it in the queue".into()),
             _ => Some(format!("{before} jobs are before it in the queue")),
         };
         match waits {
-            None => decided.grants.push(free.take(ask)),
+            None => decided.grants.push(free.allocate(ask)),
             Some(message) => {
                 let position = Some(count(before + 1));
-                decided.places.push(Place { uid: ask.uid.clone(), position, reason: QueueReason::Waiting, message });
+                decided.places.push(QueueEntry {
+                    uid: ask.uid.clone(),
+                    position,
+                    reason: QueueReason::Waiting,
+                    message,
+                });
             }
         }
     }
@@ -105,18 +112,18 @@ pub fn schedule(capacity: &Amounts, ledger: &[Grant], asks: &[Ask]) -> Schedule 
 }
 
 /// The free part of an appliance.
-struct Free {
+struct FreeResources {
     /// Names of free systems, the next one last.
     names: Vec<String>,
     memoryx_bytes: u64,
     /// `None` if the appliance has as many nodes as jobs need.
     swarmx_nodes: Option<u32>,
-    of: Amounts,
+    of: ResourceAmounts,
 }
 
-impl Free {
-    fn of(capacity: &Amounts, ledger: &[Grant]) -> Self {
-        let used = used(ledger);
+impl FreeResources {
+    fn remaining(capacity: &ResourceAmounts, ledger: &[Grant]) -> Self {
+        let used = used_resources(ledger);
         let taken: BTreeSet<&str> = ledger.iter().flat_map(|grant| &grant.systems).map(String::as_str).collect();
         let free = capacity.systems.saturating_sub(used.systems) as usize;
         let names = (0..capacity.systems).map(|index| format!("csx-{index}"));
@@ -131,7 +138,7 @@ impl Free {
     }
 
     /// Returns what `ask` has to wait for; `None` if it fits.
-    fn lacks(&self, ask: &Ask) -> Option<String> {
+    fn first_shortage(&self, ask: &SystemRequest) -> Option<String> {
         let systems = count(self.names.len());
         if ask.systems > systems {
             let (asked, all) = (plural(ask.systems, "system"), self.of.systems);
@@ -152,7 +159,7 @@ impl Free {
     }
 
     /// Allocates what `ask` requests; the caller has checked that it fits.
-    fn take(&mut self, ask: &Ask) -> Grant {
+    fn allocate(&mut self, ask: &SystemRequest) -> Grant {
         let mut systems = self.names.split_off(self.names.len().saturating_sub(ask.systems as usize));
         systems.reverse();
         self.memoryx_bytes = self.memoryx_bytes.saturating_sub(ask.memoryx_bytes);
@@ -171,7 +178,7 @@ impl Free {
 }
 
 /// Returns the part of `ask` that exceeds the whole appliance, with the remedy; `None` if it can fit.
-fn exceeds(capacity: &Amounts, ask: &Ask) -> Option<String> {
+fn exceeds_capacity(capacity: &ResourceAmounts, ask: &SystemRequest) -> Option<String> {
     if ask.systems > capacity.systems {
         let (asked, have) = (plural(ask.systems, "system"), capacity.systems);
         return Some(format!("asks for {asked}, and the appliance has {have}: set numCsx to at most {have}"));

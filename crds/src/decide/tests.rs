@@ -8,13 +8,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::*;
-use crate::{ConditionType, QueueReason, State, StoredParams, TrainJob, TrainJobSpec};
+use crate::{ConditionType, JobState, QueueReason, StoredParams, TrainJob, TrainJobSpec};
 
 /// A job with its observation and a clock.
-struct World {
+struct JobFixture {
     job: TrainJob,
-    seen: Observed,
-    last: Vec<Command>,
+    seen: JobObservation,
+    last: Vec<JobCommand>,
     events: Vec<String>,
 }
 
@@ -28,25 +28,25 @@ fn wanted(systems: u32) -> Vec<(Role, u32)> {
     ]
 }
 
-impl World {
+impl JobFixture {
     fn new(systems: u32) -> Self {
         let mut job = TrainJob::new("job", TrainJobSpec::new(systems, StoredParams::default()));
         job.metadata.generation = Some(1);
-        let seen = Observed {
+        let seen = JobObservation {
             now: Timestamp::from_second(1_000_000).unwrap(),
             agents: Vec::new(),
             grant: None,
-            place: Some(QueuePlace {
+            queue_place: Some(QueueStatus {
                 position: Some(1),
                 reason: Some(QueueReason::Waiting.as_str().to_owned()),
                 message: Some("waits for 2 systems; 0 of 4 are free".to_owned()),
             }),
             report: None,
-            resolution: Some(Ok(Resolution { job: Some("{}".to_owned()), ..Resolution::default() })),
+            resolution: Some(Ok(ResolvedJob { job: Some("{}".to_owned()), ..ResolvedJob::default() })),
             agents_refused: None,
             refusal: None,
             max_deadlines: MaxDeadlines::default(),
-            wanted: wanted(systems),
+            desired_agents: wanted(systems),
             largest_num_csx: Some(8),
         };
         Self { job, seen, last: Vec::new(), events: Vec::new() }
@@ -59,7 +59,7 @@ impl World {
         world.visit();
         world.create();
         world.begin_training();
-        assert_eq!(world.visit(), State::Training);
+        assert_eq!(world.visit(), JobState::Training);
         world
     }
 
@@ -76,8 +76,8 @@ impl World {
     }
 
     /// Reconciles the job and records the decision.
-    fn visit(&mut self) -> State {
-        self.seen.wanted = wanted(self.status().num_csx.unwrap_or(self.job.spec.num_csx));
+    fn visit(&mut self) -> JobState {
+        self.seen.desired_agents = wanted(self.status().num_csx.unwrap_or(self.job.spec.num_csx));
         let decision = decide(&self.job, &self.seen);
         self.last = decision.commands;
         self.events.extend(decision.events.iter().map(|event| event.reason.clone()));
@@ -87,27 +87,27 @@ impl World {
 
     fn grant(&mut self) {
         let systems = (0..self.job.spec.num_csx).map(|index| format!("csx-{index}")).collect();
-        self.seen.grant = Some(Granted { attempt: self.attempt() + 1, systems });
+        self.seen.grant = Some(LedgerEntry { attempt: self.attempt() + 1, systems });
     }
 
-    /// Applies `Run`.
+    /// Applies `RunAgents`.
     fn create(&mut self) {
         let attempt = self.attempt();
-        let all = self.seen.wanted.clone();
+        let all = self.seen.desired_agents.clone();
         let agents = all.into_iter().flat_map(|(role, count)| {
-            (0..count).map(move |index| Agent {
+            (0..count).map(move |index| ObservedAgent {
                 role,
                 index,
                 attempt,
                 name: format!("job-{role}-{index}"),
                 node: Some("node".to_owned()),
-                leaving: false,
-                moved: false,
+                is_terminating: false,
+                is_evicted: false,
                 state: AgentState::Starting,
             })
         });
         self.seen.agents = agents.collect();
-        self.seen.report = Some(Report { attempt, ..Report::default() });
+        self.seen.report = Some(CoordinatorReport { attempt, ..CoordinatorReport::default() });
     }
 
     fn all(&mut self, state: &AgentState) {
@@ -121,38 +121,40 @@ impl World {
         self.report(|report| report.advanced = Some(now));
     }
 
-    fn agent(&mut self, role: Role) -> &mut Agent {
+    fn agent(&mut self, role: Role) -> &mut ObservedAgent {
         self.seen.agents.iter_mut().find(|agent| agent.role == role).expect("such an agent")
     }
 
     fn ends(&mut self, role: Role, exit_code: i32, reason: &str) {
         let at = Some(self.seen.now);
-        let end = End {
+        let end = ProcessEnd {
             exit_code: Some(exit_code),
             reason: reason.to_owned(),
             message: "why".to_owned(),
             at,
-            ..End::default()
+            ..ProcessEnd::default()
         };
         self.agent(role).state = AgentState::Ended(end);
     }
 
-    fn report(&mut self, change: impl FnOnce(&mut Report)) {
+    fn report(&mut self, change: impl FnOnce(&mut CoordinatorReport)) {
         let attempt = self.attempt();
-        let report = self.seen.report.get_or_insert_with(|| Report { attempt, ..Report::default() });
+        let report =
+            self.seen.report.get_or_insert_with(|| CoordinatorReport { attempt, ..CoordinatorReport::default() });
         change(report);
     }
 
     fn outcome(&mut self, exit_code: u8, reason: &str) {
-        let outcome = Outcome { exit_code, reason: reason.to_owned(), message: "told".to_owned(), failed_agent: None };
+        let outcome =
+            ReportedOutcome { exit_code, reason: reason.to_owned(), message: "told".to_owned(), failed_agent: None };
         self.report(|report| report.outcome = Some(outcome));
     }
 
-    fn later(&mut self, seconds: i64) {
+    fn advance_time(&mut self, seconds: i64) {
         self.seen.now += SignedDuration::from_secs(seconds);
     }
 
-    fn gone(&mut self) {
+    fn remove_agents(&mut self) {
         self.seen.agents.clear();
     }
 
@@ -160,7 +162,7 @@ impl World {
         self.status().condition(of).expect("set from the first visit on").message.clone()
     }
 
-    fn retry(&self) -> crate::Retry {
+    fn retry(&self) -> crate::RetryStatus {
         self.status().retry.expect("an attempt has failed")
     }
 
@@ -173,28 +175,28 @@ impl World {
     }
 }
 
-fn stops(world: &World) -> bool {
-    world.last.iter().any(|command| matches!(command, Command::Stop { .. }))
+fn stops(world: &JobFixture) -> bool {
+    world.last.iter().any(|command| matches!(command, JobCommand::StopAttempt { .. }))
 }
 
-fn removes(world: &World) -> Option<u32> {
+fn removes(world: &JobFixture) -> Option<u32> {
     world.last.iter().find_map(|command| match command {
-        Command::Remove { grace } => Some(*grace),
+        JobCommand::RemoveAgents { grace } => Some(*grace),
         _ => None,
     })
 }
 
-fn runs(world: &World) -> Option<(u32, u32)> {
+fn runs(world: &JobFixture) -> Option<(u32, u32)> {
     world.last.iter().find_map(|command| match command {
-        Command::Run { attempt, num_csx } => Some((*attempt, *num_csx)),
+        JobCommand::RunAgents { attempt, num_csx } => Some((*attempt, *num_csx)),
         _ => None,
     })
 }
 
 #[test]
 fn every_condition_is_set_from_the_first_visit_and_tells_the_state() {
-    let mut world = World::new(2);
-    assert_eq!(world.visit(), State::Queued);
+    let mut world = JobFixture::new(2);
+    assert_eq!(world.visit(), JobState::Queued);
     let conditions = world.status().conditions;
     let types: Vec<_> = conditions.iter().map(|condition| condition.type_.as_str()).collect();
     assert_eq!(types, ConditionType::ALL.map(ConditionType::as_str));
@@ -205,32 +207,32 @@ fn every_condition_is_set_from_the_first_visit_and_tells_the_state() {
 }
 
 #[test]
-fn a_job_goes_from_the_queue_to_its_end_and_gives_everything_back() {
-    let mut world = World::new(2);
+fn job_runs_to_completion_and_releases_everything() {
+    let mut world = JobFixture::new(2);
     world.visit();
     world.grant();
-    assert_eq!((world.visit(), runs(&world)), (State::Starting, Some((1, 2))));
+    assert_eq!((world.visit(), runs(&world)), (JobState::Starting, Some((1, 2))));
     assert!(world.is(ConditionType::Admitted) && world.status().resolved.is_some());
     assert_eq!(world.status().systems, ["csx-0", "csx-1"]);
     world.create();
-    assert_eq!(world.visit(), State::Starting);
+    assert_eq!(world.visit(), JobState::Starting);
     assert!(!world.is(ConditionType::RolesReady));
     world.begin_training();
-    assert_eq!(world.visit(), State::Training);
+    assert_eq!(world.visit(), JobState::Training);
     assert!(world.is(ConditionType::RolesReady) && world.is(ConditionType::Progressing));
-    world.report(|report| report.unsaved = Some("no space is left".to_owned()));
-    assert_eq!((world.visit(), world.visit()), (State::Training, State::Training));
+    world.report(|report| report.failed_checkpoint = Some("no space is left".to_owned()));
+    assert_eq!((world.visit(), world.visit()), (JobState::Training, JobState::Training));
     assert!(!world.is(ConditionType::Checkpointed));
-    world.report(|report| (report.evaluating, report.unsaved) = (true, None));
-    assert_eq!(world.visit(), State::Evaluating);
+    world.report(|report| (report.evaluating, report.failed_checkpoint) = (true, None));
+    assert_eq!(world.visit(), JobState::Evaluating);
     world.report(|report| report.checkpoint = Some((7, "digest".to_owned())));
     world.outcome(0, "Succeeded");
-    assert_eq!(world.visit(), State::Succeeded);
+    assert_eq!(world.visit(), JobState::Succeeded);
     assert!(world.is(ConditionType::Finished) && world.is(ConditionType::Checkpointed));
     assert!(world.is(ConditionType::Admitted), "systems are held until the agents are gone");
     assert!(removes(&world).is_some());
-    world.gone();
-    assert_eq!(world.visit(), State::Succeeded);
+    world.remove_agents();
+    assert_eq!(world.visit(), JobState::Succeeded);
     assert!(!world.is(ConditionType::Admitted) && world.status().systems.is_empty());
     assert_eq!(world.status().checkpoint.unwrap().digest.as_deref(), Some("digest"));
     let told = ["Queued", "Starting", "Training", "CheckpointWriteFailed", "Evaluating", "Succeeded"];
@@ -240,51 +242,51 @@ fn a_job_goes_from_the_queue_to_its_end_and_gives_everything_back() {
 #[test]
 fn a_suspension_waits_until_the_state_is_saved_and_no_longer_than_its_grace() {
     for acknowledged in [true, false] {
-        let mut world = World::training(2);
+        let mut world = JobFixture::training(2);
         world.spec().suspend = true;
-        assert_eq!((world.visit(), stops(&world)), (State::Suspending, true));
-        world.later(10);
-        assert_eq!((world.visit(), removes(&world)), (State::Suspending, None), "not saved yet");
+        assert_eq!((world.visit(), stops(&world)), (JobState::Suspending, true));
+        world.advance_time(10);
+        assert_eq!((world.visit(), removes(&world)), (JobState::Suspending, None), "not saved yet");
         if acknowledged {
             world.report(|report| {
                 report.saved = true;
                 report.checkpoint = Some((9, "saved".to_owned()));
             });
         } else {
-            world.later(300);
+            world.advance_time(300);
         }
-        assert_eq!(world.visit(), State::Suspending);
+        assert_eq!(world.visit(), JobState::Suspending);
         assert!(removes(&world).is_some());
-        world.gone();
-        assert_eq!(world.visit(), State::Suspended);
+        world.remove_agents();
+        assert_eq!(world.visit(), JobState::Suspended);
         assert!(world.is(ConditionType::Suspended) && !world.is(ConditionType::Admitted));
         assert_eq!(world.status().num_csx, None);
         world.spec().suspend = false;
-        assert_eq!(world.visit(), State::Queued, "the old grant is for an attempt that is over");
+        assert_eq!(world.visit(), JobState::Queued, "the old grant is for an attempt that is over");
         world.grant();
-        assert_eq!((world.visit(), runs(&world)), (State::Starting, Some((2, 2))));
+        assert_eq!((world.visit(), runs(&world)), (JobState::Starting, Some((2, 2))));
         assert_eq!(world.status().restarts, Some(0), "a suspension costs nothing");
     }
 }
 
 #[test]
-fn a_change_of_systems_saves_and_asks_anew() {
-    let mut world = World::training(2);
+fn resize_saves_and_requeues() {
+    let mut world = JobFixture::training(2);
     world.spec().num_csx = 4;
-    assert_eq!((world.visit(), stops(&world)), (State::Resizing, true));
+    assert_eq!((world.visit(), stops(&world)), (JobState::Resizing, true));
     world.outcome(130, "Interrupted");
-    assert_eq!(world.visit(), State::Resizing);
-    world.gone();
-    assert_eq!(world.visit(), State::Queued);
+    assert_eq!(world.visit(), JobState::Resizing);
+    world.remove_agents();
+    assert_eq!(world.visit(), JobState::Queued);
     world.grant();
-    assert_eq!((world.visit(), runs(&world)), (State::Starting, Some((2, 4))));
+    assert_eq!((world.visit(), runs(&world)), (JobState::Starting, Some((2, 4))));
 }
 
 #[test]
-fn more_systems_than_leaves_are_told_and_passed_over() {
-    let mut world = World::training(2);
+fn more_systems_than_leaves_is_reported_and_ignored() {
+    let mut world = JobFixture::training(2);
     world.spec().num_csx = 9;
-    assert_eq!((world.visit(), stops(&world)), (State::Training, false));
+    assert_eq!((world.visit(), stops(&world)), (JobState::Training, false));
     assert!(!world.is(ConditionType::Accepted));
     world.spec().num_csx = 2;
     world.visit();
@@ -294,174 +296,174 @@ fn more_systems_than_leaves_are_told_and_passed_over() {
 #[test]
 fn an_agent_that_fails_costs_a_restart_on_the_same_systems() {
     for role in Role::ALL {
-        let mut world = World::training(2);
+        let mut world = JobFixture::training(2);
         world.ends(role, 1, "Error");
-        assert_eq!(world.visit(), State::Restarting, "{role}");
-        assert_eq!(removes(&world), Some(if role.can_be_missed() { 300 } else { 10 }), "{role}");
+        assert_eq!(world.visit(), JobState::Restarting, "{role}");
+        assert_eq!(removes(&world), Some(if role.is_optional_for_saving() { 300 } else { 10 }), "{role}");
         let failure = world.status().failure.unwrap();
         assert_eq!((failure.role.as_deref(), failure.exit_code), (Some(role.as_str()), Some(1)));
-        world.gone();
-        assert_eq!((world.visit(), runs(&world)), (State::Starting, Some((2, 2))));
+        world.remove_agents();
+        assert_eq!((world.visit(), runs(&world)), (JobState::Starting, Some((2, 2))));
         assert_eq!((world.status().restarts, world.status().systems.len()), (Some(1), 2));
         assert!(world.is(ConditionType::Admitted), "it never let go of its systems");
     }
 }
 
 #[test]
-fn a_pod_that_is_deleted_is_noticed_and_a_drained_one_costs_nothing() {
+fn deleted_pod_restarts_and_drained_pod_is_not_counted() {
     for (moved, restarts) in [(false, 1), (true, 0)] {
-        let mut world = World::training(2);
+        let mut world = JobFixture::training(2);
         let agent = world.agent(Role::Cs2);
-        (agent.leaving, agent.moved) = (true, moved);
-        assert_eq!(world.visit(), State::Restarting);
+        (agent.is_terminating, agent.is_evicted) = (true, moved);
+        assert_eq!(world.visit(), JobState::Restarting);
         assert_eq!(world.status().restarts, Some(restarts));
     }
-    let mut world = World::training(2);
+    let mut world = JobFixture::training(2);
     world.seen.agents.retain(|agent| agent.role != Role::SwarmX);
-    assert_eq!(world.visit(), State::Restarting, "gone between two visits");
+    assert_eq!(world.visit(), JobState::Restarting, "gone between two visits");
 }
 
 #[test]
 fn a_shard_that_is_asked_to_leave_is_the_cause_whatever_is_seen_first() {
     for (moved, restarts) in [(false, 1), (true, 0)] {
         for coordinator_seen in [false, true] {
-            let mut world = World::training(2);
+            let mut world = JobFixture::training(2);
             let shard = world.agent(Role::MemoryX);
-            (shard.leaving, shard.moved) = (true, moved);
+            (shard.is_terminating, shard.is_evicted) = (true, moved);
             world.outcome(130, "Interrupted");
             world.report(|report| report.outcome.as_mut().unwrap().failed_agent = Some("memoryx-0".to_owned()));
             if coordinator_seen {
                 world.ends(Role::Coordinator, 130, "Interrupted");
             }
-            assert_eq!(world.visit(), State::Restarting);
+            assert_eq!(world.visit(), JobState::Restarting);
             assert_eq!(world.status().restarts, Some(restarts), "{moved} {coordinator_seen}");
             assert_eq!(world.status().failure.unwrap().role.as_deref(), Some("memoryx"));
         }
     }
-    let mut world = World::training(2);
+    let mut world = JobFixture::training(2);
     world.outcome(130, "Interrupted");
-    assert_eq!((world.visit(), world.status().restarts), (State::Restarting, Some(1)), "nobody here asked for it");
+    assert_eq!((world.visit(), world.status().restarts), (JobState::Restarting, Some(1)), "nobody here asked for it");
 }
 
 #[test]
-fn the_cause_is_who_failed_not_who_suffered() {
-    let mut world = World::training(2);
+fn root_cause_is_blamed_not_its_victims() {
+    let mut world = JobFixture::training(2);
     world.ends(Role::Coordinator, 1, "Error");
-    world.later(-5);
+    world.advance_time(-5);
     world.ends(Role::Cs2, 137, "OOMKilled");
-    world.later(-5);
+    world.advance_time(-5);
     world.ends(Role::SwarmX, 3, "Error");
-    world.later(10);
+    world.advance_time(10);
     world.visit();
     let failure = world.status().failure.unwrap();
     assert_eq!((failure.role.as_deref(), failure.reason.as_deref()), (Some("cs2"), Some("OOMKilled")));
 }
 
 #[test]
-fn an_agent_that_left_in_good_order_is_missed_only_if_the_job_goes_on() {
-    let mut world = World::training(2);
+fn clean_exit_is_a_failure_only_if_the_job_continues() {
+    let mut world = JobFixture::training(2);
     world.ends(Role::Cs2, 0, "Completed");
-    assert_eq!(world.visit(), State::Training, "perhaps all leave");
-    world.later(20);
-    assert_eq!(world.visit(), State::Restarting);
+    assert_eq!(world.visit(), JobState::Training, "perhaps all leave");
+    world.advance_time(20);
+    assert_eq!(world.visit(), JobState::Restarting);
 }
 
 #[test]
-fn failures_end_a_job_as_what_they_were() {
-    let mut world = World::training(2);
+fn failures_map_to_final_states() {
+    let mut world = JobFixture::training(2);
     world.ends(Role::Coordinator, 2, "Error");
-    assert_eq!(world.visit(), State::BadParams, "bad input is never tried again");
+    assert_eq!(world.visit(), JobState::BadParams, "bad input is never tried again");
     for pod_seen in [false, true] {
-        let mut world = World::training(2);
+        let mut world = JobFixture::training(2);
         if pod_seen {
             world.ends(Role::Coordinator, 1, "NonFiniteLoss");
         } else {
             world.outcome(1, "NonFiniteLoss");
         }
-        assert_eq!(world.visit(), State::NonFiniteLoss, "the next attempt would come to the same bits");
+        assert_eq!(world.visit(), JobState::NonFiniteLoss, "the next attempt would come to the same bits");
         assert_eq!(world.status().failure.unwrap().reason.as_deref(), Some("NonFiniteLoss"));
     }
-    let mut world = World::training(2);
+    let mut world = JobFixture::training(2);
     world.ends(Role::Coordinator, 2, "ModelDirInUse");
-    assert_eq!(world.visit(), State::Restarting, "an earlier job of the same name lets go in a moment");
-    for (reason, expected) in [("OOMKilled", State::OutOfMemory), ("Error", State::RetriesExhausted)] {
-        let mut world = World::training(2);
+    assert_eq!(world.visit(), JobState::Restarting, "an earlier job of the same name lets go in a moment");
+    for (reason, expected) in [("OOMKilled", JobState::OutOfMemory), ("Error", JobState::RetriesExhausted)] {
+        let mut world = JobFixture::training(2);
         world.spec().failure_policy.max_restarts = 1;
         world.ends(Role::MemoryX, 137, reason);
-        assert_eq!(world.visit(), State::Restarting);
-        world.gone();
-        assert_eq!(world.visit(), State::Starting, "the first restart waits for nothing");
+        assert_eq!(world.visit(), JobState::Restarting);
+        world.remove_agents();
+        assert_eq!(world.visit(), JobState::Starting, "the first restart waits for nothing");
         world.create();
         world.ends(Role::MemoryX, 137, reason);
         assert_eq!(world.visit(), expected);
         assert!(world.is(ConditionType::Finished) && !world.is(ConditionType::Succeeded));
-        world.gone();
+        world.remove_agents();
         assert_eq!(world.visit(), expected, "and stays so");
         assert!(!world.is(ConditionType::Admitted));
     }
-    let mut refused = World::new(2);
+    let mut refused = JobFixture::new(2);
     refused.seen.resolution = Some(Err("model.num_heads does not divide hidden_size".to_owned()));
-    assert_eq!(refused.visit(), State::BadParams);
+    assert_eq!(refused.visit(), JobState::BadParams);
     assert!(!refused.is(ConditionType::Accepted) && refused.is(ConditionType::Finished));
-    assert_eq!(refused.visit(), State::BadParams);
+    assert_eq!(refused.visit(), JobState::BadParams);
     assert!(!refused.is(ConditionType::Accepted), "still not accepted at the second visit");
 }
 
 #[test]
-fn deadlines_pass() {
-    let mut world = World::new(2);
+fn deadlines_are_enforced() {
+    let mut world = JobFixture::new(2);
     world.grant();
     world.visit();
     world.create();
     world.agent(Role::Cs2).state =
         AgentState::Waiting { reason: "ImagePullBackOff".to_owned(), message: "no such image".to_owned() };
-    assert_eq!(world.visit(), State::Starting);
+    assert_eq!(world.visit(), JobState::Starting);
     assert_eq!(world.reason(ConditionType::RolesReady), "ImagePullBackOff");
-    world.later(900);
-    assert_eq!(world.visit(), State::DeadlineExceeded);
+    world.advance_time(900);
+    assert_eq!(world.visit(), JobState::DeadlineExceeded);
     let message = world.status().condition(ConditionType::Succeeded).unwrap().message.clone();
     assert!(message.contains("ImagePullBackOff") && message.contains("no such image"), "{message}");
 
-    let mut world = World::training(2);
+    let mut world = JobFixture::training(2);
     let now = world.seen.now;
     world.report(|report| report.advanced = Some(now));
-    world.later(1799);
-    assert_eq!(world.visit(), State::Training);
-    world.later(1);
-    assert_eq!(world.visit(), State::Restarting);
+    world.advance_time(1799);
+    assert_eq!(world.visit(), JobState::Training);
+    world.advance_time(1);
+    assert_eq!(world.visit(), JobState::Restarting);
 
-    let mut world = World::training(2);
+    let mut world = JobFixture::training(2);
     world.spec().deadlines.active_seconds = Some(100);
-    world.later(100);
-    assert_eq!(world.visit(), State::DeadlineExceeded);
+    world.advance_time(100);
+    assert_eq!(world.visit(), JobState::DeadlineExceeded);
 }
 
 #[test]
-fn a_grant_that_is_wanted_no_more_is_declined_by_passing_its_attempt_over() {
-    let mut world = World::new(2);
+fn unused_grant_is_declined_by_skipping_its_attempt() {
+    let mut world = JobFixture::new(2);
     world.grant();
     world.spec().suspend = true;
-    assert_eq!((world.visit(), world.attempt()), (State::Suspended, 1));
+    assert_eq!((world.visit(), world.attempt()), (JobState::Suspended, 1));
     assert!(!world.is(ConditionType::Admitted));
-    let mut world = World::new(2);
+    let mut world = JobFixture::new(2);
     world.grant();
     world.spec().num_csx = 3;
-    assert_eq!((world.visit(), world.attempt()), (State::Queued, 1));
+    assert_eq!((world.visit(), world.attempt()), (JobState::Queued, 1));
     assert!(world.last.is_empty());
 }
 
 #[test]
-fn a_finished_job_goes_when_its_time_to_live_is_over() {
-    let mut world = World::training(1);
+fn finished_job_is_deleted_after_its_ttl() {
+    let mut world = JobFixture::training(1);
     world.spec().ttl_seconds_after_finished = Some(60);
     world.outcome(0, "Succeeded");
     world.visit();
-    world.gone();
+    world.remove_agents();
     world.visit();
     assert!(world.last.is_empty());
-    world.later(60);
+    world.advance_time(60);
     world.visit();
-    assert_eq!(world.last, [Command::Forget]);
+    assert_eq!(world.last, [JobCommand::DeleteJob]);
 }
 
 /// A simple reproducible generator.
@@ -475,8 +477,8 @@ impl Random {
 }
 
 /// Applies one random event to the job or its observation.
-fn happening(world: &mut World, random: &mut Random) {
-    let some = |world: &World, random: &mut Random| {
+fn random_event(world: &mut JobFixture, random: &mut Random) {
+    let some = |world: &JobFixture, random: &mut Random| {
         let count = world.seen.agents.len() as u64;
         (count > 0).then(|| world.seen.agents[random.below(count) as usize].role)
     };
@@ -501,7 +503,7 @@ fn happening(world: &mut World, random: &mut Random) {
             world.report(|report| (report.advanced, report.checkpoint) = (Some(now), Some((step, "d".to_owned()))));
         }
         11 if random.below(4) == 0 => {
-            let refusal = Refusal { message: "exceeded quota".to_owned(), is_temporary: random.below(2) == 0 };
+            let refusal = CreationError { message: "exceeded quota".to_owned(), is_temporary: random.below(2) == 0 };
             world.seen.refusal = Some(refusal);
             if random.below(2) == 0 {
                 world.seen.agents.pop();
@@ -509,26 +511,28 @@ fn happening(world: &mut World, random: &mut Random) {
         }
         7 if random.below(8) == 0 => world.outcome([0, 1, 130][random.below(3) as usize], "Told"),
         8 => world.report(|report| report.saved = true),
-        9 => world.later(random.below(400) as i64),
-        _ => world.later(1),
+        9 => world.advance_time(random.below(400) as i64),
+        _ => world.advance_time(1),
     }
 }
 
 /// Applies some of the commands, and updates the ledger.
-fn carry_out(world: &mut World, random: &mut Random) {
+fn carry_out(world: &mut JobFixture, random: &mut Random) {
     for command in world.last.clone() {
         match command {
-            Command::Run { attempt, .. } => {
+            JobCommand::RunAgents { attempt, .. } => {
                 assert!(world.is(ConditionType::Admitted), "agents only for who is admitted");
                 assert_eq!(attempt, world.attempt(), "of the attempt that is recorded");
                 if world.seen.agents.is_empty() {
-                    world.seen.wanted = wanted(world.status().num_csx.unwrap());
+                    world.seen.desired_agents = wanted(world.status().num_csx.unwrap());
                     world.create();
                 }
             }
-            Command::Remove { .. } if random.below(2) == 0 => world.gone(),
-            Command::Remove { .. } => world.seen.agents.iter_mut().for_each(|agent| agent.leaving = true),
-            Command::Follow { .. } | Command::Stop { .. } | Command::Forget => {}
+            JobCommand::RemoveAgents { .. } if random.below(2) == 0 => world.remove_agents(),
+            JobCommand::RemoveAgents { .. } => {
+                world.seen.agents.iter_mut().for_each(|agent| agent.is_terminating = true)
+            }
+            JobCommand::FollowCoordinator { .. } | JobCommand::StopAttempt { .. } | JobCommand::DeleteJob => {}
         }
     }
     let (attempt, admitted) = (world.attempt(), world.is(ConditionType::Admitted));
@@ -542,14 +546,14 @@ fn carry_out(world: &mut World, random: &mut Random) {
 }
 
 #[test]
-fn no_day_breaks_a_promise_and_every_job_comes_to_rest() {
+fn random_histories_keep_invariants_and_terminate() {
     for seed in 0..400 {
         let mut random = Random(seed);
-        let mut world = World::new(1 + random.below(4) as u32);
+        let mut world = JobFixture::new(1 + random.below(4) as u32);
         world.spec().failure_policy.max_restarts = random.below(4) as u32;
         let mut before = world.status();
         for _ in 0..120 {
-            happening(&mut world, &mut random);
+            random_event(&mut world, &mut random);
             world.visit();
             let now = world.status();
             assert!(now.attempt >= before.attempt && now.restarts >= before.restarts, "seed {seed}");
@@ -573,9 +577,9 @@ fn no_day_breaks_a_promise_and_every_job_comes_to_rest() {
         for _ in 0..100 {
             world.visit();
             carry_out(&mut world, &mut random);
-            world.later(30);
-            if matches!(world.status().state(), Some(State::Starting | State::Training | State::Evaluating)) {
-                world.seen.agents.iter_mut().for_each(|agent| agent.leaving = false);
+            world.advance_time(30);
+            if matches!(world.status().state(), Some(JobState::Starting | JobState::Training | JobState::Evaluating)) {
+                world.seen.agents.iter_mut().for_each(|agent| agent.is_terminating = false);
                 if world.seen.report.as_ref().is_some_and(|report| report.outcome.is_none())
                     && !world.seen.agents.is_empty()
                 {

@@ -7,11 +7,11 @@ mod status;
 mod volumes;
 
 pub use params::StoredParams;
-pub use progress::{CheckpointRecord, Failure, Progress, QueuePlace, QueueReason, Retry, RoleStatus};
-pub use state::State;
-pub(crate) use status::never_less;
-pub use status::{Difference, Resolution, TrainJobStatus};
-pub use volumes::{ClaimSource, ConfigSource, JobVolume, MountDir};
+pub use progress::{CheckpointStatus, FailureStatus, JobProgress, QueueReason, QueueStatus, RetryStatus, RoleStatus};
+pub use state::JobState;
+pub(crate) use status::never_decreases;
+pub use status::{OverruledKey, ResolvedJob, TrainJobStatus};
+pub use volumes::{ConfigMapSource, JobVolume, MountedDir, PersistentVolumeClaimSource};
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -41,8 +41,8 @@ use crate::schema::keyed_by;
     derive = "PartialEq",
     doc = "A training job on an appliance of emulated CS-2 systems.",
     validation = job_name_rule(),
-    validation = fixed_when_finished("numCsx"),
-    validation = fixed_when_finished("suspend"),
+    validation = immutable_when_finished("numCsx"),
+    validation = immutable_when_finished("suspend"),
     scale(
         spec_replicas_path = ".spec.numCsx",
         status_replicas_path = ".status.numCsx",
@@ -144,13 +144,13 @@ use crate::schema::keyed_by;
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = crate::schema::spec)]
 #[x_kube(
-    validation = fixed("params"),
-    validation = fixed("appliance"),
-    validation = fixed_or_absent("mode"),
-    validation = fixed_or_absent("volumes"),
-    validation = fixed_or_absent("mountDirs"),
-    validation = fixed_or_absent("resources"),
-    validation = fixed_or_absent("labels"),
+    validation = required_immutable("params"),
+    validation = required_immutable("appliance"),
+    validation = optional_immutable("mode"),
+    validation = optional_immutable("volumes"),
+    validation = optional_immutable("mountDirs"),
+    validation = optional_immutable("resources"),
+    validation = optional_immutable("labels"),
     validation = mounts_name_volumes(),
     validation = volumes_are_mounted(),
 )]
@@ -196,7 +196,7 @@ pub struct TrainJobSpec {
     /// coordinator and the activation servers. Cannot be changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), transform = by_path)]
-    pub mount_dirs: Vec<MountDir>,
+    pub mount_dirs: Vec<MountedDir>,
 
     /// How the state is saved when the job must stop.
     #[serde(default)]
@@ -335,8 +335,8 @@ impl TrainJobSpec {
 
     /// Returns the entry of `mountDirs` that contains `path`, the deepest of nested ones. A relative entry, which the
     /// schema rejects, contains nothing; otherwise the empty path would contain every other.
-    pub fn mount_holding(&self, path: &Path) -> Option<&MountDir> {
-        let is_held_by = |mount: &&MountDir| Path::new(&mount.path).is_absolute() && path.starts_with(&mount.path);
+    pub fn mount_holding(&self, path: &Path) -> Option<&MountedDir> {
+        let is_held_by = |mount: &&MountedDir| Path::new(&mount.path).is_absolute() && path.starts_with(&mount.path);
         let holders = self.mount_dirs.iter().filter(is_held_by);
         holders.max_by_key(|mount| mount.path.len())
     }
@@ -350,7 +350,7 @@ fn job_name_rule() -> Rule {
 }
 
 /// Allows changes of a field until the job has finished: a later change would be accepted without effect.
-fn fixed_when_finished(field: &str) -> Rule {
+fn immutable_when_finished(field: &str) -> Rule {
     let finished = "has(oldSelf.status) && has(oldSelf.status.conditions) && \
         oldSelf.status.conditions.exists(c, c.type == 'Finished' && c.status == 'True')";
     let same = format!(
@@ -365,17 +365,17 @@ fn fixed_when_finished(field: &str) -> Rule {
 }
 
 /// Rejects changes of a required field that defines the training.
-fn fixed(field: &str) -> Rule {
-    unchangeable(field, format!("self.{field} == oldSelf.{field}"))
+fn required_immutable(field: &str) -> Rule {
+    immutable(field, format!("self.{field} == oldSelf.{field}"))
 }
 
 /// Rejects changes of an optional field that defines the training, including adding or removing it.
-fn fixed_or_absent(field: &str) -> Rule {
+fn optional_immutable(field: &str) -> Rule {
     let same = format!("has(self.{field}) == has(oldSelf.{field})");
-    unchangeable(field, format!("{same} && (!has(self.{field}) || self.{field} == oldSelf.{field})"))
+    immutable(field, format!("{same} && (!has(self.{field}) || self.{field} == oldSelf.{field})"))
 }
 
-fn unchangeable(field: &str, rule: String) -> Rule {
+fn immutable(field: &str, rule: String) -> Rule {
     let message = format!("{field} defines the training and cannot be changed: create another job instead");
     Rule::new(rule).message(message.as_str()).field_path(format!(".{field}")).reason(Reason::FieldValueForbidden)
 }

@@ -18,7 +18,7 @@ use crate::schema::{params, ranges};
 #[serde(transparent)]
 pub struct StoredParams(pub Value);
 
-const MOST: f64 = ((1_u64 << 53) - 1) as f64;
+const MAX_SAFE_INTEGER: f64 = ((1_u64 << 53) - 1) as f64;
 
 /// Ranges of keys, equal to those of the params reader, so that the API server rejects the most common mistakes at
 /// once.
@@ -38,12 +38,12 @@ const RANGES: &[(&str, f64, f64)] = &[
     ("model.dropout_rate", 0.0, 1.0),
     ("model.embedding_dropout_rate", 0.0, 1.0),
     ("model.attention_dropout_rate", 0.0, 1.0),
-    ("runconfig.max_steps", 1.0, MOST),
-    ("runconfig.max_epochs", 1.0, MOST),
-    ("runconfig.num_epochs", 1.0, MOST),
-    ("runconfig.eval_steps", 1.0, MOST),
-    ("runconfig.eval_frequency", 1.0, MOST),
-    ("runconfig.max_checkpoints", 1.0, MOST),
+    ("runconfig.max_steps", 1.0, MAX_SAFE_INTEGER),
+    ("runconfig.max_epochs", 1.0, MAX_SAFE_INTEGER),
+    ("runconfig.num_epochs", 1.0, MAX_SAFE_INTEGER),
+    ("runconfig.eval_steps", 1.0, MAX_SAFE_INTEGER),
+    ("runconfig.eval_frequency", 1.0, MAX_SAFE_INTEGER),
+    ("runconfig.max_checkpoints", 1.0, MAX_SAFE_INTEGER),
     ("runconfig.num_csx", 1.0, 65_536.0),
 ];
 
@@ -104,7 +104,7 @@ mod tests {
             let minimum = schema.pointer(&pointer).and_then(|key| key["minimum"].as_f64());
             assert_eq!(minimum, Some(*least), "{path}");
             let outside = [least - 1.0, most + 1.0];
-            for value in outside.into_iter().filter(|value| *value <= MOST) {
+            for value in outside.into_iter().filter(|value| *value <= MAX_SAFE_INTEGER) {
                 let params = with(document.clone(), path, value).read();
                 let refused = params.and_then(|params| params.resolve(&FlagOverrides::default())).unwrap_err();
                 assert!(refused.problems().any(|problem| problem.key == *path), "{path}: {value}: {refused}");

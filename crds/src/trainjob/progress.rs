@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// the metrics stream.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Progress {
+pub struct JobProgress {
     /// The attempt that reported it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
@@ -40,7 +40,7 @@ pub struct Progress {
 /// The newest whole checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct CheckpointRecord {
+pub struct CheckpointStatus {
     /// The step it was saved after; the directory is `checkpoint_<step>` in model_dir.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
@@ -56,7 +56,7 @@ pub struct CheckpointRecord {
 /// A waiting job's place.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct QueuePlace {
+pub struct QueueStatus {
     /// Its place among the jobs that wait for this appliance, counted from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
@@ -74,7 +74,7 @@ pub struct QueuePlace {
     pub message: Option<String>,
 }
 
-/// Why a job waits: the values of [`QueuePlace::reason`].
+/// Why a job waits: the values of [`QueueStatus::reason`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QueueReason {
     /// Other jobs are before it, or too few systems are free.
@@ -114,7 +114,7 @@ impl QueueReason {
 /// How often attempts have failed lately, and when the next one starts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Retry {
+pub struct RetryStatus {
     /// Restarts that count against failurePolicy.maxRestarts: those since an attempt last trained for ten minutes and
     /// saved a later checkpoint than it began from.
     #[serde(default)]
@@ -163,7 +163,7 @@ pub struct RoleStatus {
 /// The first thing that went wrong in an attempt: the cause, not what it pulled down.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Failure {
+pub struct FailureStatus {
     /// The attempt that failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,

@@ -2,7 +2,7 @@
 
 /// The activity of a job, or how it ended: the reason of its condition `Succeeded`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum State {
+pub enum JobState {
     /// Waits for systems; `status.queue` has the place and the reason.
     Queued,
     /// Has its systems; its agents are starting.
@@ -35,7 +35,7 @@ pub enum State {
     RetriesExhausted,
 }
 
-impl State {
+impl JobState {
     /// All states.
     pub const ALL: [Self; 15] = [
         Self::Queued,

@@ -7,7 +7,7 @@ use millrace_params::{MachineDocument, Mode};
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
-use super::{CheckpointRecord, Failure, Progress, QueuePlace, Retry, RoleStatus, State};
+use super::{CheckpointStatus, FailureStatus, JobProgress, JobState, QueueStatus, RetryStatus, RoleStatus};
 use crate::RoleResources;
 use crate::condition::{ConditionType, conditions_schema};
 use crate::schema::keyed_by;
@@ -17,11 +17,11 @@ use crate::schema::keyed_by;
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = crate::schema::status)]
 #[x_kube(
-    validation = never_less("leaderEpoch", "this status was written by an operator that leads no more"),
-    validation = never_less("attempt", "an attempt is never taken back"),
-    validation = never_less("restarts", "a restart is never taken back"),
-    validation = resolved_once(),
-    validation = finished_for_good(),
+    validation = never_decreases("leaderEpoch", "this status was written by an operator that leads no more"),
+    validation = never_decreases("attempt", "an attempt is never taken back"),
+    validation = never_decreases("restarts", "a restart is never taken back"),
+    validation = resolved_is_immutable(),
+    validation = stays_finished(),
 )]
 pub struct TrainJobStatus {
     /// Accepted, Admitted, RolesReady, Progressing, Checkpointed, Suspended, Succeeded and Finished. Succeeded sums them
@@ -42,13 +42,13 @@ pub struct TrainJobStatus {
     pub restarts: Option<u32>,
     /// How often attempts have failed lately, and when the next one starts; left out where none has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retry: Option<Retry>,
+    pub retry: Option<RetryStatus>,
     /// What was decided at the first admission and holds for all attempts, whatever is upgraded meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resolved: Option<Resolution>,
+    pub resolved: Option<ResolvedJob>,
     /// The job's place in the queue, while it waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub queue: Option<QueuePlace>,
+    pub queue: Option<QueueStatus>,
     /// The systems that are the job's at present, as csx-0.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(length(max = 63)), transform = crate::schema::set)]
@@ -69,13 +69,13 @@ pub struct TrainJobStatus {
     pub roles: Vec<RoleStatus>,
     /// How far the job is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub progress: Option<Progress>,
+    pub progress: Option<JobProgress>,
     /// The newest whole checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub checkpoint: Option<CheckpointRecord>,
+    pub checkpoint: Option<CheckpointStatus>,
     /// What went wrong last; kept when a later attempt does better.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failure: Option<Failure>,
+    pub failure: Option<FailureStatus>,
     /// When the job first got systems.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
@@ -104,7 +104,7 @@ pub struct TrainJobStatus {
 /// What was decided at the first admission. Never changed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Resolution {
+pub struct ResolvedJob {
     /// Version of this record, and of what the agents in its image understand. A record that names none is of version 1,
     /// release 0.1.0. One of a later version than the operator's is left alone, with a condition that says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -147,7 +147,7 @@ pub struct Resolution {
     /// Where runconfig said something else than the spec, which won.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
-    pub differences: Vec<Difference>,
+    pub differences: Vec<OverruledKey>,
     /// What else the user should know about how the params were understood.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
@@ -157,7 +157,7 @@ pub struct Resolution {
 /// A key of runconfig that the spec overruled.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Difference {
+pub struct OverruledKey {
     /// The key, as runconfig.num_csx.
     #[schemars(length(max = 253))]
     pub key: String,
@@ -179,27 +179,27 @@ impl TrainJobStatus {
     }
 
     /// Returns the state in the column STATE; `None` before the first reconcile, and for a state of another version.
-    pub fn state(&self) -> Option<State> {
-        State::from_name(&self.condition(ConditionType::Succeeded)?.reason)
+    pub fn state(&self) -> Option<JobState> {
+        JobState::from_name(&self.condition(ConditionType::Succeeded)?.reason)
     }
 }
 
 /// Requires a number that never decreases, so that late writes of an old leader are rejected.
-pub(crate) fn never_less(field: &str, message: &str) -> Rule {
+pub(crate) fn never_decreases(field: &str, message: &str) -> Rule {
     Rule::new(format!("!has(oldSelf.{field}) || (has(self.{field}) && self.{field} >= oldSelf.{field})"))
         .message(message)
         .field_path(format!(".{field}"))
         .reason(Reason::FieldValueForbidden)
 }
 
-fn resolved_once() -> Rule {
+fn resolved_is_immutable() -> Rule {
     Rule::new("!has(oldSelf.resolved) || (has(self.resolved) && self.resolved == oldSelf.resolved)")
         .message("what was resolved at first admission never changes")
         .field_path(".resolved")
         .reason(Reason::FieldValueForbidden)
 }
 
-fn finished_for_good() -> Rule {
+fn stays_finished() -> Rule {
     let finished = |of: &str| {
         format!("has({of}.conditions) && {of}.conditions.exists(c, c.type == 'Finished' && c.status == 'True')")
     };

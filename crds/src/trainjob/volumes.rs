@@ -16,16 +16,16 @@ pub struct JobVolume {
     pub name: String,
     /// A claim in the job's namespace. A directory of a host is reached through a PersistentVolume and its claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub persistent_volume_claim: Option<ClaimSource>,
+    pub persistent_volume_claim: Option<PersistentVolumeClaimSource>,
     /// A ConfigMap in the job's namespace, for small texts: each of its keys is a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub config_map: Option<ConfigSource>,
+    pub config_map: Option<ConfigMapSource>,
 }
 
 /// A claim by its name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct ClaimSource {
+pub struct PersistentVolumeClaimSource {
     /// Name of the PersistentVolumeClaim.
     #[schemars(with = "ObjectName")]
     pub claim_name: String,
@@ -33,7 +33,7 @@ pub struct ClaimSource {
 
 /// A ConfigMap by its name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct ConfigSource {
+pub struct ConfigMapSource {
     /// Name of the ConfigMap.
     #[schemars(with = "ObjectName")]
     pub name: String,
@@ -42,7 +42,7 @@ pub struct ConfigSource {
 /// A directory of the job's pods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct MountDir {
+pub struct MountedDir {
     /// The directory, as params name it: an absolute path without `..`.
     #[schemars(length(min = 2, max = 1024), regex(pattern = "^(/[A-Za-z0-9_=@%+~-]([A-Za-z0-9_.=@%+~-]*))+$"))]
     pub path: String,

@@ -163,7 +163,7 @@ fn mistakes_are_refused_where_they_are_made() {
 /// reader rejects what the schema leaves open, with its own messages.
 #[test]
 #[ignore = "needs an API server"]
-fn what_the_schema_cannot_say_the_reader_says() {
+fn reader_rejects_what_the_schema_allows() {
     let namespace = Namespace::new("reader");
     let odd = job("odd", |job| {
         job["spec"]["params"]["model"]["hiden_size"] = json!(1);

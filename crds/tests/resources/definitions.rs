@@ -39,7 +39,7 @@ fn where_not(holds: impl Fn(&str, &Value) -> bool) -> Vec<String> {
 }
 
 #[test]
-fn the_files_are_what_the_types_say() {
+fn generated_files_are_up_to_date() {
     for definition in definitions().into_iter().chain(internal_definitions()) {
         let name = definition.metadata.name.clone().unwrap();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{name}.yaml"));

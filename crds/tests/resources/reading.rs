@@ -3,13 +3,13 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::core::DeserializeGuard;
-use millrace_crds::{ConditionType, State, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus, set_condition};
+use millrace_crds::{ConditionType, JobState, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus, set_condition};
 use serde_json::{Value, json};
 
 use crate::cases::{appliance, example, job};
 
 #[test]
-fn what_is_not_known_is_left_out_and_what_is_damaged_stops_nothing() {
+fn unknown_fields_are_ignored_and_damaged_objects_are_tolerated() {
     let newer = job("newer", |job| {
         job["spec"]["minCsx"] = json!(1);
         job["spec"]["params"]["model"]["of_tomorrow"] = json!(1);
@@ -54,7 +54,7 @@ fn a_local_run_reads_the_whole_of_an_appliance() {
 }
 
 #[test]
-fn a_record_of_the_machine_is_the_machine() {
+fn resolved_appliance_round_trips() {
     for spec in [
         millrace_params::MachineSpec::default(),
         millrace_params::MachineSpec::parse_yaml(&appliance("default").to_string()).unwrap(),
@@ -85,12 +85,12 @@ fn a_condition_keeps_its_time_until_its_status_changes() {
     set_condition(&mut status.conditions, condition(Finished, "False", "Active", 1));
     set_condition(&mut status.conditions, condition(Succeeded, "Unknown", "Training", 2));
     let since = |status: &TrainJobStatus| status.condition(Succeeded).unwrap().last_transition_time.0.as_second();
-    assert_eq!((status.state(), since(&status), status.conditions.len()), (Some(State::Training), 1, 2));
+    assert_eq!((status.state(), since(&status), status.conditions.len()), (Some(JobState::Training), 1, 2));
     set_condition(&mut status.conditions, condition(Succeeded, "True", "Succeeded", 3));
-    assert_eq!((status.state(), since(&status)), (Some(State::Succeeded), 3));
+    assert_eq!((status.state(), since(&status)), (Some(JobState::Succeeded), 3));
     assert!(status.is(Succeeded) && !status.is(Finished));
-    for state in State::ALL {
-        assert_eq!(State::from_name(state.as_str()), Some(state));
+    for state in JobState::ALL {
+        assert_eq!(JobState::from_name(state.as_str()), Some(state));
         assert!(!state.is_failure() || state.is_final());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use millrace_crds::{ConditionType, State};
+use millrace_crds::{ConditionType, JobState};
 use serde_json::Value;
 
 const REFERENCE: &str = "docs/reference/custom-resources.md";
@@ -36,7 +36,7 @@ fn reference_names_every_field_of_job_and_appliance() {
 #[test]
 fn reference_lists_every_state_and_condition() {
     let text = reference();
-    let states = State::ALL.map(State::as_str);
+    let states = JobState::ALL.map(JobState::as_str);
     let conditions = ConditionType::ALL.map(ConditionType::as_str);
     for name in states.iter().chain(&conditions) {
         assert!(text.contains(&format!("`{name}`")), "{REFERENCE} lacks {name}");

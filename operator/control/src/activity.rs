@@ -19,13 +19,13 @@ use std::time::{Duration, Instant};
 use millrace_telemetry::prometheus::DurationHistogram;
 
 /// The records of one controller, whose objects are identified by `K`.
-pub struct Activity<K> {
+pub struct ControllerActivity<K> {
     /// Times that objects were queued.
     queued: DurationHistogram,
-    notes: Mutex<Notes<K>>,
+    notes: Mutex<ActivityState<K>>,
 }
 
-struct Notes<K> {
+struct ActivityState<K> {
     waiting: HashMap<K, Instant>,
     visited: HashMap<K, Instant>,
     /// When a reconcile last began or ended, or the first object was queued after an idle time.
@@ -34,32 +34,32 @@ struct Notes<K> {
 
 /// The state of a controller at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct ControllerStatus {
     /// Number of objects that are queued for a reconcile.
     pub waiting: usize,
     /// Number of objects that are being reconciled.
     pub visited: usize,
     /// Duration of the longest running reconcile.
-    pub longest_visit: Duration,
+    pub longest_reconcile: Duration,
     /// Time since a reconcile last began or ended; zero if there is no work.
     pub without_progress: Duration,
 }
 
-impl Standing {
+impl ControllerStatus {
     /// Returns whether there is work, but no reconcile has begun or ended for longer than `bound`, or one has run for
     /// longer.
     pub fn is_stuck(&self, bound: Duration) -> bool {
-        self.longest_visit > bound || self.without_progress > bound
+        self.longest_reconcile > bound || self.without_progress > bound
     }
 }
 
 /// Marks an object as being reconciled until it is dropped.
-pub struct Visit<'a, K: Hash + Eq> {
-    activity: &'a Activity<K>,
+pub struct ReconcileGuard<'a, K: Hash + Eq> {
+    activity: &'a ControllerActivity<K>,
     key: Option<K>,
 }
 
-impl<K: Hash + Eq> Drop for Visit<'_, K> {
+impl<K: Hash + Eq> Drop for ReconcileGuard<'_, K> {
     fn drop(&mut self) {
         if let Some(key) = self.key.take() {
             let mut notes = self.activity.notes();
@@ -69,10 +69,10 @@ impl<K: Hash + Eq> Drop for Visit<'_, K> {
     }
 }
 
-impl<K: Hash + Eq + Clone> Activity<K> {
+impl<K: Hash + Eq + Clone> ControllerActivity<K> {
     /// Creates records without work; the times that objects are queued are added to `queued`.
     pub fn new(queued: DurationHistogram) -> Self {
-        let notes = Notes { waiting: HashMap::new(), visited: HashMap::new(), progress: Instant::now() };
+        let notes = ActivityState { waiting: HashMap::new(), visited: HashMap::new(), progress: Instant::now() };
         Self { queued, notes: Mutex::new(notes) }
     }
 
@@ -86,33 +86,33 @@ impl<K: Hash + Eq + Clone> Activity<K> {
     }
 
     /// Records the begin of a reconcile, which lasts until the result is dropped.
-    pub fn begin(&self, key: K) -> Visit<'_, K> {
+    pub fn begin(&self, key: K) -> ReconcileGuard<'_, K> {
         let (mut notes, now) = (self.notes(), Instant::now());
         if let Some(since) = notes.waiting.remove(&key) {
             self.queued.add(now - since);
         }
         notes.visited.insert(key.clone(), now);
         notes.progress = now;
-        Visit { activity: self, key: Some(key) }
+        ReconcileGuard { activity: self, key: Some(key) }
     }
 
     /// Returns the controller's state. Queued objects that no longer exist are removed, because they are never
     /// reconciled.
-    pub fn standing(&self, exists: impl Fn(&K) -> bool) -> Standing {
+    pub fn status(&self, exists: impl Fn(&K) -> bool) -> ControllerStatus {
         let (mut notes, now) = (self.notes(), Instant::now());
         notes.waiting.retain(|key, _| exists(key));
         let busy = !notes.waiting.is_empty() || !notes.visited.is_empty();
-        Standing {
+        ControllerStatus {
             waiting: notes.waiting.len(),
             visited: notes.visited.len(),
-            longest_visit: notes.visited.values().map(|since| now - *since).max().unwrap_or_default(),
+            longest_reconcile: notes.visited.values().map(|since| now - *since).max().unwrap_or_default(),
             without_progress: if busy { now - notes.progress } else { Duration::ZERO },
         }
     }
 }
 
-impl<K> Activity<K> {
-    fn notes(&self) -> MutexGuard<'_, Notes<K>> {
+impl<K> ControllerActivity<K> {
+    fn notes(&self) -> MutexGuard<'_, ActivityState<K>> {
         // The maps hold complete values only, so they are consistent after any panic.
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -123,13 +123,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_wait_are_visited_and_are_gone() {
-        let activity: Activity<&str> = Activity::new(DurationHistogram::default());
-        let counts = |activity: &Activity<&str>| {
-            let standing = activity.standing(|key| *key != "deleted");
+    fn objects_are_queued_reconciled_and_removed() {
+        let activity: ControllerActivity<&str> = ControllerActivity::new(DurationHistogram::default());
+        let counts = |activity: &ControllerActivity<&str>| {
+            let standing = activity.status(|key| *key != "deleted");
             (standing.waiting, standing.visited)
         };
-        assert_eq!(activity.standing(|_| true), Standing::default());
+        assert_eq!(activity.status(|_| true), ControllerStatus::default());
         activity.changed("a");
         activity.changed("a");
         activity.changed("b");
@@ -138,10 +138,10 @@ mod tests {
         let visit = activity.begin("a");
         activity.changed("a");
         assert_eq!(counts(&activity), (2, 1), "what changes during its visit is visited again");
-        assert!(activity.standing(|_| true).is_stuck(Duration::ZERO));
+        assert!(activity.status(|_| true).is_stuck(Duration::ZERO));
         drop(visit);
         drop((activity.begin("a"), activity.begin("b")));
-        assert_eq!(activity.standing(|_| true), Standing::default());
-        assert!(!activity.standing(|_| true).is_stuck(Duration::ZERO), "who has nothing to do is never stuck");
+        assert_eq!(activity.status(|_| true), ControllerStatus::default());
+        assert!(!activity.status(|_| true).is_stuck(Duration::ZERO), "who has nothing to do is never stuck");
     }
 }

@@ -7,25 +7,25 @@ use std::time::Duration;
 use futures::FutureExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::{ObjectRef, Store};
-use millrace_crds::decide::Refusal;
-use millrace_crds::{Appliance, ClusterSpec, Grant, QueuePlace, TrainJob};
+use millrace_crds::decide::CreationError;
+use millrace_crds::{Appliance, ApplianceSpec, Grant, QueueStatus, TrainJob};
 use tokio::sync::{mpsc, watch};
 
-use crate::activity::{Activity, Standing};
-use crate::follow::Followers;
-use crate::gathering::Gathering;
-use crate::metrics::{CONTROLLERS, Live, Metrics};
-use crate::metrics_snapshot::Snapshot;
-use crate::understand::{Understanding, Understood};
-use crate::watchdog::{Heartbeat, Watchdog, Watched};
-use crate::workers::Workers;
-use crate::world::{Site, World};
+use crate::activity::{ControllerActivity, ControllerStatus};
+use crate::follow::JournalFollowers;
+use crate::gathering::Debouncer;
+use crate::metrics::{CONTROLLERS, Metrics, SnapshotSource};
+use crate::metrics_snapshot::ControllerSnapshot;
+use crate::understand::{PlanCache, PlanStatus};
+use crate::watchdog::{ProgressSource, RuntimeHeartbeat, Watchdog};
+use crate::workers::WorkerPool;
+use crate::world::{JobSite, World};
 
 /// Changes of one object within this time are combined into one reconcile.
-const GATHERING_INTERVAL: Duration = Duration::from_millis(50);
+const DEBOUNCE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The state that the controllers of jobs and appliances share.
-pub struct Control<W: World> {
+pub struct ControllerContext<W: World> {
     /// Where jobs are recorded and agents run.
     pub world: Arc<W>,
     /// Every job.
@@ -33,46 +33,46 @@ pub struct Control<W: World> {
     /// Every appliance.
     pub appliances: Store<Appliance>,
     /// Follows the coordinators of jobs.
-    pub followers: Followers<W>,
+    pub followers: JournalFollowers<W>,
     /// Metrics for Prometheus.
     pub metrics: Arc<Metrics>,
     /// Detects that this loop is stuck.
     pub watchdog: Arc<Watchdog>,
     /// Shows that the threads of this loop run tasks.
-    pub(crate) heartbeat: Heartbeat,
+    pub(crate) heartbeat: RuntimeHeartbeat,
     /// Jobs that are queued for a reconcile, and jobs that are being reconciled.
-    pub(crate) job_activity: Activity<ObjectRef<TrainJob>>,
+    pub(crate) job_activity: ControllerActivity<ObjectRef<TrainJob>>,
     /// The same for appliances, whose ledgers are updated.
-    pub(crate) appliance_activity: Activity<ObjectRef<Appliance>>,
+    pub(crate) appliance_activity: ControllerActivity<ObjectRef<Appliance>>,
     /// Whether the store of jobs is complete.
     jobs_known: watch::Sender<bool>,
     /// Enqueues jobs for a reconcile.
-    visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
+    reconcile_requests: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     /// Queue places by UID, as of the newest ledger.
-    places: Mutex<HashMap<String, QueuePlace>>,
+    queue_places: Mutex<HashMap<String, QueueStatus>>,
     /// Grants that this leader has confirmed and written, by appliance. Jobs use no other grants.
     confirmed: Mutex<HashMap<String, Vec<Grant>>>,
     /// The last error of creating the objects of an attempt, by UID, with the attempt's number.
-    refusals: Mutex<HashMap<String, (u32, Refusal)>>,
+    creation_errors: Mutex<HashMap<String, (u32, CreationError)>>,
     /// UIDs of jobs that are being reconciled, except reconciles of deleted jobs.
     visited: Mutex<HashSet<String>>,
     /// Combines the changes of jobs, by UID. A new job is reconciled at once, so that its user soon sees its state.
-    pub(crate) job_changes: Gathering,
+    pub(crate) job_changes: Debouncer,
     /// Combines the changes that concern the ledgers of appliances, by the appliance's name.
-    pub(crate) ledger_changes: Gathering,
+    pub(crate) ledger_changes: Debouncer,
     /// Caches the plans of jobs.
-    pub understanding: Understanding,
+    pub understanding: PlanCache,
     /// Time at which this loop started.
-    pub began: Timestamp,
+    pub has_synced: Timestamp,
 }
 
 /// Marks a job as being reconciled until it is dropped.
-pub(crate) struct UnderWay<'a, W: World> {
-    control: &'a Control<W>,
+pub(crate) struct JobReconcileGuard<'a, W: World> {
+    control: &'a ControllerContext<W>,
     uid: String,
 }
 
-impl<W: World> Drop for UnderWay<'_, W> {
+impl<W: World> Drop for JobReconcileGuard<'_, W> {
     fn drop(&mut self) {
         lock(&self.control.visited).remove(&self.uid);
     }
@@ -83,32 +83,32 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Arguments of [`Control::new`].
-pub struct Parts<W> {
-    /// See [`Control`].
+/// Arguments of [`ControllerContext::new`].
+pub struct ContextParts<W> {
+    /// See [`ControllerContext`].
     pub world: Arc<W>,
     /// The properties of the world that jobs' records depend on.
-    pub site: Arc<dyn Site>,
-    /// See [`Control`].
+    pub site: Arc<dyn JobSite>,
+    /// See [`ControllerContext`].
     pub jobs: Store<TrainJob>,
-    /// See [`Control`].
+    /// See [`ControllerContext`].
     pub appliances: Store<Appliance>,
-    /// See [`Control`].
+    /// See [`ControllerContext`].
     pub metrics: Arc<Metrics>,
-    /// See [`Control`].
+    /// See [`ControllerContext`].
     pub watchdog: Arc<Watchdog>,
     /// Enqueues jobs; a world may send to it, too.
     pub visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     /// The threads that plan jobs.
-    pub workers: Workers,
+    pub workers: WorkerPool,
 }
 
-impl<W: World> Control<W> {
+impl<W: World> ControllerContext<W> {
     /// Creates the state with empty caches; no coordinator is followed yet.
-    pub fn new(parts: Parts<W>) -> Self {
-        let Parts { world, site, jobs, appliances, metrics, watchdog, visits, workers } = parts;
+    pub fn new(parts: ContextParts<W>) -> Self {
+        let ContextParts { world, site, jobs, appliances, metrics, watchdog, visits, workers } = parts;
         let [visits_wait, ledgers_wait] = metrics.queued();
-        let followers = Followers::new(world.clone(), visits.clone());
+        let followers = JournalFollowers::new(world.clone(), visits.clone());
         Self {
             world,
             jobs,
@@ -116,24 +116,24 @@ impl<W: World> Control<W> {
             followers,
             metrics,
             watchdog,
-            heartbeat: Heartbeat::default(),
-            job_activity: Activity::new(visits_wait),
-            appliance_activity: Activity::new(ledgers_wait),
+            heartbeat: RuntimeHeartbeat::default(),
+            job_activity: ControllerActivity::new(visits_wait),
+            appliance_activity: ControllerActivity::new(ledgers_wait),
             jobs_known: watch::Sender::new(false),
-            visits,
-            places: Mutex::default(),
+            reconcile_requests: visits,
+            queue_places: Mutex::default(),
             confirmed: Mutex::default(),
-            refusals: Mutex::default(),
+            creation_errors: Mutex::default(),
             visited: Mutex::default(),
-            job_changes: Gathering::with_first_at_once(GATHERING_INTERVAL),
+            job_changes: Debouncer::with_immediate_first(DEBOUNCE_INTERVAL),
             // The store of jobs may be older than the change that requested this reconcile of the ledger.
-            ledger_changes: Gathering::new(GATHERING_INTERVAL),
-            understanding: Understanding::new(site, workers),
-            began: Timestamp::now(),
+            ledger_changes: Debouncer::new(DEBOUNCE_INTERVAL),
+            understanding: PlanCache::new(site, workers),
+            has_synced: Timestamp::now(),
         }
     }
 
-    /// Waits until the store of jobs is complete, for [`Control::await_jobs`]. Only the task that drives the controller
+    /// Waits until the store of jobs is complete, for [`ControllerContext::await_jobs`]. Only the task that drives the controller
     /// of jobs may poll it, and once: of several tasks that wait for a store of kube, only one is woken.
     pub(crate) async fn watch_jobs(&self) {
         if self.jobs.wait_until_ready().await.is_ok() {
@@ -154,47 +154,47 @@ impl<W: World> Control<W> {
 
     /// Returns the plan of `job` on `num_csx` systems. If it is not cached, it is queued, and the job is enqueued once
     /// it is computed.
-    pub fn understood(&self, job: &TrainJob, uid: &str, cluster: &ClusterSpec, num_csx: u32) -> Understood {
-        let (visits, job_ref) = (self.visits.clone(), ObjectRef::from_obj(job));
+    pub fn planned(&self, job: &TrainJob, uid: &str, cluster: &ApplianceSpec, num_csx: u32) -> PlanStatus {
+        let (visits, job_ref) = (self.reconcile_requests.clone(), ObjectRef::from_obj(job));
         let visit = move || {
             // The receiver is dropped when the loop ends.
             let _ = visits.send(job_ref);
         };
-        self.understanding.of(job, uid, cluster, num_csx, Some(Box::new(visit)))
+        self.understanding.get_or_plan(job, uid, cluster, num_csx, Some(Box::new(visit)))
     }
 
     /// Removes the cached state of deleted jobs and appliances.
-    pub fn forget_the_gone(&self) {
+    pub fn prune_deleted_jobs(&self) {
         let jobs: HashSet<String> = self.jobs.state().iter().filter_map(|job| job.metadata.uid.clone()).collect();
-        self.understanding.keep(|uid| jobs.contains(uid));
-        lock(&self.places).retain(|uid, _| jobs.contains(uid));
-        lock(&self.refusals).retain(|uid, _| jobs.contains(uid));
-        self.job_changes.keep(|uid| jobs.contains(uid));
-        self.followers.keep(|uid| jobs.contains(uid));
-        self.metrics.keep_ledgers(|name| self.appliance(name).is_some());
+        self.understanding.retain(|uid| jobs.contains(uid));
+        lock(&self.queue_places).retain(|uid, _| jobs.contains(uid));
+        lock(&self.creation_errors).retain(|uid, _| jobs.contains(uid));
+        self.job_changes.retain(|uid| jobs.contains(uid));
+        self.followers.retain(|uid| jobs.contains(uid));
+        self.metrics.retain_ledgers(|name| self.appliance(name).is_some());
     }
 
     /// Returns the last error of creating the objects of this attempt; `None` if the last try succeeded.
-    pub(crate) fn refusal(&self, uid: &str, attempt: u32) -> Option<Refusal> {
-        lock(&self.refusals).get(uid).filter(|(of, _)| *of == attempt).map(|(_, refusal)| refusal.clone())
+    pub(crate) fn creation_error(&self, uid: &str, attempt: u32) -> Option<CreationError> {
+        lock(&self.creation_errors).get(uid).filter(|(of, _)| *of == attempt).map(|(_, refusal)| refusal.clone())
     }
 
     /// Records whether all objects that an attempt of a job needs were created.
-    pub(crate) fn set_refusal(&self, uid: &str, attempt: u32, refusal: Option<Refusal>) {
+    pub(crate) fn set_creation_error(&self, uid: &str, attempt: u32, refusal: Option<CreationError>) {
         match refusal {
-            Some(refusal) => lock(&self.refusals).insert(uid.to_owned(), (attempt, refusal)),
-            None => lock(&self.refusals).remove(uid),
+            Some(refusal) => lock(&self.creation_errors).insert(uid.to_owned(), (attempt, refusal)),
+            None => lock(&self.creation_errors).remove(uid),
         };
     }
 
     /// Returns the job's place in its queue; `None` if it is not queued.
-    pub fn place(&self, uid: &str) -> Option<QueuePlace> {
-        lock(&self.places).get(uid).cloned()
+    pub fn queue_place(&self, uid: &str) -> Option<QueueStatus> {
+        lock(&self.queue_places).get(uid).cloned()
     }
 
     /// Records a job's place in its queue; returns whether it changed.
-    pub fn set_place(&self, uid: &str, place: Option<QueuePlace>) -> bool {
-        let mut places = lock(&self.places);
+    pub fn set_queue_place(&self, uid: &str, place: Option<QueueStatus>) -> bool {
+        let mut places = lock(&self.queue_places);
         let before = match &place {
             Some(place) => places.insert(uid.to_owned(), place.clone()),
             None => places.remove(uid),
@@ -203,12 +203,12 @@ impl<W: World> Control<W> {
     }
 
     /// Records the grants of an appliance as they were written.
-    pub(crate) fn confirm(&self, appliance: &str, grants: Vec<Grant>) {
+    pub(crate) fn set_confirmed_ledger(&self, appliance: &str, grants: Vec<Grant>) {
         lock(&self.confirmed).insert(appliance.to_owned(), grants);
     }
 
     /// Returns the grants of an appliance as this leader last wrote them; `None` before the first write.
-    pub(crate) fn confirmed(&self, appliance: &str) -> Option<Vec<Grant>> {
+    pub(crate) fn confirmed_ledger(&self, appliance: &str) -> Option<Vec<Grant>> {
         lock(&self.confirmed).get(appliance).cloned()
     }
 
@@ -218,29 +218,29 @@ impl<W: World> Control<W> {
     }
 
     /// Marks the job of this UID as being reconciled. A job has at most one reconcile at a time.
-    pub(crate) fn begin_visit(&self, uid: &str) -> UnderWay<'_, W> {
+    pub(crate) fn begin_reconcile(&self, uid: &str) -> JobReconcileGuard<'_, W> {
         lock(&self.visited).insert(uid.to_owned());
-        UnderWay { control: self, uid: uid.to_owned() }
+        JobReconcileGuard { control: self, uid: uid.to_owned() }
     }
 
     /// Returns whether a job is being reconciled.
-    pub(crate) fn is_visited(&self, uid: &str) -> bool {
+    pub(crate) fn is_reconciling(&self, uid: &str) -> bool {
         lock(&self.visited).contains(uid)
     }
 
     /// Enqueues a job.
-    pub fn visit(&self, job: &TrainJob) {
+    pub fn enqueue(&self, job: &TrainJob) {
         // The receiver is dropped when the loop ends.
-        let _ = self.visits.send(ObjectRef::from_obj(job));
+        let _ = self.reconcile_requests.send(ObjectRef::from_obj(job));
     }
 }
 
-impl<W: World> Control<W> {
+impl<W: World> ControllerContext<W> {
     /// Returns the activity of the controllers, in the order of [`CONTROLLERS`].
-    fn standings(&self) -> [Standing; 2] {
+    fn statuses(&self) -> [ControllerStatus; 2] {
         [
-            self.job_activity.standing(|job| self.jobs.get(job).is_some()),
-            self.appliance_activity.standing(|appliance| self.appliances.get(appliance).is_some()),
+            self.job_activity.status(|job| self.jobs.get(job).is_some()),
+            self.appliance_activity.status(|appliance| self.appliances.get(appliance).is_some()),
         ]
     }
 
@@ -252,11 +252,11 @@ impl<W: World> Control<W> {
     }
 }
 
-impl<W: World> Live for Control<W> {
+impl<W: World> SnapshotSource for ControllerContext<W> {
     fn render(&self) -> String {
-        let [visits, ledgers] = self.standings();
+        let [visits, ledgers] = self.statuses();
         let [trainjob, appliance] = CONTROLLERS;
-        let snapshot = Snapshot {
+        let snapshot = ControllerSnapshot {
             jobs: &self.jobs.state(),
             appliances: &self.appliances.state(),
             ledgers: &self.metrics.ledgers(),
@@ -267,21 +267,21 @@ impl<W: World> Live for Control<W> {
     }
 }
 
-impl<W: World> Watched for Control<W> {
+impl<W: World> ProgressSource for ControllerContext<W> {
     fn stuck(&self, bound: Duration) -> Option<String> {
-        let silent = self.heartbeat.silent_for();
+        let silent = self.heartbeat.time_since_beat();
         if silent > bound {
             return Some(format!("the threads of the control loop have run no task for {} s", silent.as_secs()));
         }
         if !self.has_begun() {
             return None;
         }
-        let mut standings = ["visits to jobs", "updates of ledgers"].into_iter().zip(self.standings());
+        let mut standings = ["visits to jobs", "updates of ledgers"].into_iter().zip(self.statuses());
         let (what, standing) = standings.find(|(_, standing)| standing.is_stuck(bound))?;
-        let Standing { waiting, visited, longest_visit, without_progress } = standing;
+        let ControllerStatus { waiting, visited, longest_reconcile, without_progress } = standing;
         Some(format!(
             "{what}: {waiting} wait and {visited} are under way, the longest for {} s; none has begun or ended for {} s",
-            longest_visit.as_secs(),
+            longest_reconcile.as_secs(),
             without_progress.as_secs()
         ))
     }

@@ -14,20 +14,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The times at which changed objects are due.
-pub struct Gathering {
+pub struct Debouncer {
     interval: Duration,
     first_at_once: bool,
     objects: Mutex<HashMap<String, Option<Instant>>>,
 }
 
-impl Gathering {
+impl Debouncer {
     /// Combines changes within `interval`.
     pub fn new(interval: Duration) -> Self {
         Self { interval, first_at_once: false, objects: Mutex::default() }
     }
 
-    /// Like [`Gathering::new`], but the first reconcile of an object is due at once.
-    pub fn with_first_at_once(interval: Duration) -> Self {
+    /// Like [`Debouncer::new`], but the first reconcile of an object is due at once.
+    pub fn with_immediate_first(interval: Duration) -> Self {
         Self { first_at_once: true, ..Self::new(interval) }
     }
 
@@ -36,7 +36,7 @@ impl Gathering {
     ///
     /// # Errors
     /// The reconcile is not due: the time to wait from `now` on.
-    pub fn begin_visit(&self, key: &str, now: Instant) -> Result<(), Duration> {
+    pub fn begin_reconcile(&self, key: &str, now: Instant) -> Result<(), Duration> {
         let mut objects = self.objects();
         let due = match objects.get(key) {
             None if self.first_at_once => now,
@@ -49,7 +49,7 @@ impl Gathering {
     }
 
     /// Removes all objects but these.
-    pub fn keep(&self, which: impl Fn(&str) -> bool) {
+    pub fn retain(&self, which: impl Fn(&str) -> bool) {
         self.objects().retain(|key, _| which(key));
     }
 
@@ -67,11 +67,11 @@ mod tests {
 
     /// Returns the milliseconds at which an object is reconciled that changes at `changes`, and is requeued as
     /// requested.
-    fn visits(gathering: &Gathering, changes: impl IntoIterator<Item = u64>) -> Vec<u64> {
+    fn visits(gathering: &Debouncer, changes: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let (epoch, mut visits) = (Instant::now(), Vec::new());
         let mut looks: std::collections::BTreeSet<u64> = changes.into_iter().collect();
         while let Some(at) = looks.pop_first() {
-            match gathering.begin_visit("object", epoch + Duration::from_millis(at)) {
+            match gathering.begin_reconcile("object", epoch + Duration::from_millis(at)) {
                 Ok(()) => visits.push(at),
                 Err(wait) => drop(looks.insert(at + u64::try_from(wait.as_millis()).unwrap())),
             }
@@ -80,17 +80,17 @@ mod tests {
     }
 
     #[test]
-    fn changes_without_a_pause_put_no_visit_off() {
-        assert_eq!(visits(&Gathering::new(INTERVAL), (0..200).step_by(10)), [50, 110, 170, 230]);
-        assert_eq!(visits(&Gathering::new(INTERVAL), [0, 1, 2, 300]), [50, 350]);
+    fn continuous_changes_do_not_delay_a_reconcile() {
+        assert_eq!(visits(&Debouncer::new(INTERVAL), (0..200).step_by(10)), [50, 110, 170, 230]);
+        assert_eq!(visits(&Debouncer::new(INTERVAL), [0, 1, 2, 300]), [50, 350]);
     }
 
     #[test]
-    fn a_new_object_is_visited_at_once_and_others_do_not_matter() {
-        let gathering = Gathering::with_first_at_once(INTERVAL);
+    fn new_object_is_reconciled_immediately() {
+        let gathering = Debouncer::with_immediate_first(INTERVAL);
         assert_eq!(visits(&gathering, [0, 5, 10, 100]), [0, 55, 150]);
-        assert_eq!(gathering.begin_visit("another", Instant::now()), Ok(()));
-        gathering.keep(|key| key == "another");
+        assert_eq!(gathering.begin_reconcile("another", Instant::now()), Ok(()));
+        gathering.retain(|key| key == "another");
         assert_eq!(gathering.objects().len(), 1);
     }
 }

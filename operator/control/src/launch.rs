@@ -3,15 +3,15 @@
 use std::path::PathBuf;
 
 use kube::ResourceExt;
-use millrace_crds::Resolution;
+use millrace_crds::ResolvedJob;
 use millrace_params::{JobSpec, MachineSpec, ResolveOutput};
-use millrace_protocol::launch::{DocumentError, FIRST_VERSION, Launch, VERSION};
+use millrace_protocol::launch::{DocumentError, LaunchDocument, V1, VERSION};
 
-use crate::world::Attempt;
+use crate::world::AttemptContext;
 
 /// Why this program can't use the record of a job's first admission.
 #[derive(Debug, thiserror::Error)]
-pub enum Unreadable {
+pub enum ResolvedJobError {
     /// A later release wrote it.
     #[error(
         "status.resolved has version {found}, and this operator reads versions up to {VERSION}: run the release that admitted \
@@ -29,43 +29,43 @@ pub enum Unreadable {
     Launch(#[from] DocumentError),
 }
 
-impl From<serde_json::Error> for Unreadable {
+impl From<serde_json::Error> for ResolvedJobError {
     fn from(error: serde_json::Error) -> Self {
         Self::Damaged(error.to_string())
     }
 }
 
 /// Returns the version of a record, which is also that of the agents in its image.
-pub fn version_of(resolution: &Resolution) -> u32 {
-    resolution.version.unwrap_or(FIRST_VERSION)
+pub fn resolved_version(resolution: &ResolvedJob) -> u32 {
+    resolution.version.unwrap_or(V1)
 }
 
 /// Returns the resolved job and its machine.
 ///
 /// # Errors
-/// The record can't be read; see [`Unreadable`].
-pub fn resolved_job(resolution: &Resolution) -> Result<(JobSpec, MachineSpec), Unreadable> {
-    let found = version_of(resolution);
+/// The record can't be read; see [`ResolvedJobError`].
+pub fn resolved_job(resolution: &ResolvedJob) -> Result<(JobSpec, MachineSpec), ResolvedJobError> {
+    let found = resolved_version(resolution);
     if found > VERSION {
-        return Err(Unreadable::NewerVersion { found });
+        return Err(ResolvedJobError::NewerVersion { found });
     }
     let text = resolution.job.as_deref().unwrap_or_default();
     let job = serde_json::from_str(text)?;
     let document = resolution.appliance.clone().unwrap_or_default();
-    let appliance = document.resolve().map_err(|error| Unreadable::Damaged(error.to_string()))?;
+    let appliance = document.resolve().map_err(|error| ResolvedJobError::Damaged(error.to_string()))?;
     Ok((job, appliance))
 }
 
 /// Builds the launch document of `attempt`.
 ///
 /// # Errors
-/// The record can't be read; see [`Unreadable`].
-pub fn launch(attempt: &Attempt<'_>) -> Result<Launch, Unreadable> {
+/// The record can't be read; see [`ResolvedJobError`].
+pub fn launch(attempt: &AttemptContext<'_>) -> Result<LaunchDocument, ResolvedJobError> {
     let (mut job, appliance) = attempt.resolved()?;
     job.run.num_csx = attempt.system_count() as usize;
     let params = serde_json::to_string_pretty(&attempt.job.spec.params)?;
     let notes = attempt.resolution.notes.clone();
-    let mut launch = Launch::new(ResolveOutput { job, notes, ignored_keys: Vec::new() }, appliance, params);
+    let mut launch = LaunchDocument::new(ResolveOutput { job, notes, ignored_keys: Vec::new() }, appliance, params);
     launch.model_dir = PathBuf::from(attempt.resolution.model_dir.clone().unwrap_or_default());
     launch.attempt = Some(attempt.number);
     launch.job_uid = attempt.job.uid();

@@ -38,13 +38,13 @@ pub mod watchdog;
 pub mod workers;
 pub mod world;
 
-pub use control::{Control, Parts};
-pub use plans::Plans;
-pub use resolve::{Needs, Unable, needs, resolve};
-pub use run::{Streams, run};
-pub use understand::{Understanding, Understood, only_light};
-pub use workers::Workers;
-pub use world::{Attempt, Found, Journal, ModelDir, Priorities, Site, World};
+pub use control::{ContextParts, ControllerContext};
+pub use plans::PlanCompiler;
+pub use resolve::{ResolveError, ResourceRequirements, requirements, resolve};
+pub use run::{WatchStreams, run};
+pub use understand::{PlanCache, PlanStatus, reject_heavy};
+pub use workers::WorkerPool;
+pub use world::{AgentsFound, AttemptContext, JobSite, JournalEndpoint, ModelDirLocation, PriorityValues, World};
 
 /// Ends a reconcile early. The object is requeued.
 #[derive(Debug, thiserror::Error)]

@@ -6,24 +6,24 @@ use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
-use millrace_crds::{ConditionType, Failure, State, TrainJob, TrainJobStatus};
+use millrace_crds::{ConditionType, FailureStatus, JobState, TrainJob, TrainJobStatus};
 use millrace_telemetry::metric_definitions::register_process;
 use millrace_telemetry::prometheus::{
     Counter, DurationHistogram, Gauge, LongDurationHistogram, MetricFamily, Registry,
 };
 
-use crate::metrics_snapshot::waited;
+use crate::metrics_snapshot::wait_duration;
 
 /// Reasons of restarts with a series of their own. Most are reasons of Kubernetes, whose number has no bound.
-const MAX_REASONS: usize = 32;
+const MAX_REASON_LABELS: usize = 32;
 /// The reason of all further restarts.
-const OTHER: &str = "other";
+const OTHER_REASON: &str = "other";
 
 /// Names of the controllers in labels: the one of jobs, and the one of appliances, which maintains their ledgers.
 pub const CONTROLLERS: [&str; 2] = ["trainjob", "appliance"];
 
 /// A source of gauges that are computed when `/metrics` is scraped.
-pub trait Live: Send + Sync {
+pub trait SnapshotSource: Send + Sync {
     /// Renders its gauges as Prometheus text.
     fn render(&self) -> String;
 }
@@ -41,7 +41,7 @@ pub struct Metrics {
     certificates: Mutex<BTreeMap<String, SystemTime>>,
     leads: Gauge,
     ledgers: Mutex<BTreeMap<String, f64>>,
-    live: Mutex<Option<Weak<dyn Live>>>,
+    live: Mutex<Option<Weak<dyn SnapshotSource>>>,
 }
 
 /// Metrics of one controller.
@@ -111,7 +111,7 @@ fn controllers(registry: &Registry) -> [ControllerMetrics; 2] {
 }
 
 impl ControllerMetrics {
-    fn done(&self, took: Duration, well: bool) {
+    fn record(&self, took: Duration, well: bool) {
         self.took.add(took);
         if well { self.good.inc() } else { self.bad.inc() }
     }
@@ -125,28 +125,28 @@ impl Metrics {
     }
 
     /// Adds `live` to the page until it is dropped.
-    pub fn show(&self, live: Weak<dyn Live>) {
+    pub fn set_snapshot_source(&self, live: Weak<dyn SnapshotSource>) {
         *lock(&self.live) = Some(live);
     }
 
     /// Records the duration of a reconcile of a job, and whether it succeeded.
-    pub fn visited(&self, took: Duration, well: bool) {
-        self.trainjob.done(took, well);
+    pub fn record_reconcile(&self, took: Duration, well: bool) {
+        self.trainjob.record(took, well);
     }
 
     /// Records the duration of a reconcile of an appliance, and whether it succeeded.
-    pub fn visited_appliance(&self, took: Duration, well: bool) {
-        self.appliance.done(took, well);
+    pub fn record_appliance_reconcile(&self, took: Duration, well: bool) {
+        self.appliance.record(took, well);
     }
 
     /// Records that the ledger of `appliance` is up to date now.
-    pub fn updated_ledger(&self, appliance: &str) {
+    pub fn record_ledger_update(&self, appliance: &str) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         lock(&self.ledgers).insert(appliance.to_owned(), now.as_secs_f64());
     }
 
     /// Removes the times of appliances that no longer exist.
-    pub(crate) fn keep_ledgers(&self, exists: impl Fn(&str) -> bool) {
+    pub(crate) fn retain_ledgers(&self, exists: impl Fn(&str) -> bool) {
         lock(&self.ledgers).retain(|name, _| exists(name));
     }
 
@@ -166,24 +166,30 @@ impl Metrics {
     }
 
     /// Updates the metrics for a recorded status of `job`; `granted` is the time at which its systems were granted.
-    pub(crate) fn recorded(&self, job: &TrainJob, new: &TrainJobStatus, granted: Option<Timestamp>, now: Timestamp) {
+    pub(crate) fn record_status_change(
+        &self,
+        job: &TrainJob,
+        new: &TrainJobStatus,
+        granted: Option<Timestamp>,
+        now: Timestamp,
+    ) {
         let old = job.status.clone().unwrap_or_default();
         if new.is(ConditionType::Admitted) && !old.is(ConditionType::Admitted) {
-            self.queue_wait.add(waited(job, now));
+            self.queue_wait.add(wait_duration(job, now));
             if let Some(granted) = granted {
                 self.admission.add(now.duration_since(granted).try_into().unwrap_or_default());
             }
         }
-        if new.state() == Some(State::Restarting) && old.state() != Some(State::Restarting) {
-            self.restarted(new.failure.as_ref());
+        if new.state() == Some(JobState::Restarting) && old.state() != Some(JobState::Restarting) {
+            self.record_restart(new.failure.as_ref());
         }
     }
 
-    fn restarted(&self, failure: Option<&Failure>) {
-        let reason = failure.and_then(|failure| failure.reason.as_deref()).unwrap_or(OTHER);
+    fn record_restart(&self, failure: Option<&FailureStatus>) {
+        let reason = failure.and_then(|failure| failure.reason.as_deref()).unwrap_or(OTHER_REASON);
         let mut reasons = lock(&self.restart_reasons);
-        let known = reasons.contains(reason) || reasons.len() < MAX_REASONS && reasons.insert(reason.to_owned());
-        self.restarts.with([if known { reason } else { OTHER }]).inc();
+        let known = reasons.contains(reason) || reasons.len() < MAX_REASON_LABELS && reasons.insert(reason.to_owned());
+        self.restarts.with([if known { reason } else { OTHER_REASON }]).inc();
     }
 
     /// Sets the expiry of the certificate `name`.
@@ -193,7 +199,7 @@ impl Metrics {
 
     /// Sets whether this operator leads. If it does not, jobs, appliances and certificates are removed from the page:
     /// the leader shows them.
-    pub fn set_leads(&self, leads: bool) {
+    pub fn set_leader(&self, leads: bool) {
         self.leads.set(f64::from(u8::from(leads)));
         if !leads {
             *lock(&self.live) = None;
@@ -244,16 +250,16 @@ mod tests {
     #[test]
     fn reasons_of_restarts_have_a_bound() {
         let metrics = Metrics::default();
-        for at in 0..MAX_REASONS + 10 {
-            let failure = Failure { reason: Some(format!("Reason{at}")), ..Failure::default() };
-            metrics.restarted(Some(&failure));
-            metrics.restarted(Some(&failure));
+        for at in 0..MAX_REASON_LABELS + 10 {
+            let failure = FailureStatus { reason: Some(format!("Reason{at}")), ..FailureStatus::default() };
+            metrics.record_restart(Some(&failure));
+            metrics.record_restart(Some(&failure));
         }
-        metrics.restarted(None);
+        metrics.record_restart(None);
         let page = metrics.render();
         assert!(page.contains("millrace_job_restarts_total{reason=\"Reason31\"} 2\n"), "{page}");
         assert!(page.contains("millrace_job_restarts_total{reason=\"other\"} 21\n"), "{page}");
-        assert_eq!(page.matches("millrace_job_restarts_total{").count(), MAX_REASONS + 1);
+        assert_eq!(page.matches("millrace_job_restarts_total{").count(), MAX_REASON_LABELS + 1);
     }
 
     #[test]

@@ -2,28 +2,28 @@
 //! on every scrape of `/metrics`. Therefore nothing has to be kept up to date, and the gauges vanish when the loop
 //! ends.
 //!
-//! No label names a job. Namespaces with jobs are labels, at most [`MAX_NAMESPACES`] of them.
+//! No label names a job. Namespaces with jobs are labels, at most [`MAX_NAMESPACE_LABELS`] of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use millrace_crds::{Appliance, ConditionType, State, TrainJob};
+use millrace_crds::{Appliance, ConditionType, JobState, TrainJob};
 use millrace_telemetry::prometheus::{Gauge, Registry};
 
-use crate::activity::Standing;
-use crate::ledger::waits;
+use crate::activity::ControllerStatus;
+use crate::ledger::is_waiting;
 
 /// Maximum number of namespaces with a series of their own: those with the most jobs.
-pub const MAX_NAMESPACES: usize = 100;
+pub const MAX_NAMESPACE_LABELS: usize = 100;
 /// Maximum number of appliances with a series of their own.
-const MAX_APPLIANCES: usize = 100;
+const MAX_APPLIANCE_LABELS: usize = 100;
 /// Label of all other namespaces together; no namespace can have this name.
 const OTHER: &str = "_other";
 
 /// The cached objects of a control loop at one moment.
-pub struct Snapshot<'a> {
+pub struct ControllerSnapshot<'a> {
     /// Every job.
     pub jobs: &'a [Arc<TrainJob>],
     /// Every appliance.
@@ -31,12 +31,12 @@ pub struct Snapshot<'a> {
     /// Times of the last ledger updates by appliance, in seconds since 1970.
     pub ledgers: &'a BTreeMap<String, f64>,
     /// The controllers, by name.
-    pub controllers: [(&'static str, Standing); 2],
+    pub controllers: [(&'static str, ControllerStatus); 2],
     /// The time of the scrape.
     pub now: Timestamp,
 }
 
-impl Snapshot<'_> {
+impl ControllerSnapshot<'_> {
     /// Renders the gauges as Prometheus text.
     pub fn render(&self) -> String {
         let registry = Registry::new();
@@ -50,14 +50,14 @@ impl Snapshot<'_> {
     fn add_jobs(&self, registry: &Registry) {
         let mut by_namespace: BTreeMap<String, BTreeMap<&'static str, u64>> = BTreeMap::new();
         for job in self.jobs {
-            let state = job.status.as_ref().and_then(|status| status.state()).unwrap_or(State::Queued);
+            let state = job.status.as_ref().and_then(|status| status.state()).unwrap_or(JobState::Queued);
             let states = by_namespace.entry(job.namespace().unwrap_or_default()).or_default();
             *states.entry(state.as_str()).or_default() += 1;
         }
         let mut namespaces: Vec<_> = by_namespace.into_iter().collect();
         namespaces.sort_by_key(|(_, states)| std::cmp::Reverse(states.values().sum::<u64>()));
         let mut other: BTreeMap<&'static str, u64> = BTreeMap::new();
-        for (_, states) in namespaces.split_off(MAX_NAMESPACES.min(namespaces.len())) {
+        for (_, states) in namespaces.split_off(MAX_NAMESPACE_LABELS.min(namespaces.len())) {
             states.into_iter().for_each(|(state, count)| *other.entry(state).or_default() += count);
         }
         namespaces.push((OTHER.to_owned(), other));
@@ -108,7 +108,7 @@ impl Snapshot<'_> {
         for appliance in self.appliances() {
             let name = &*appliance.name_any();
             let queue: Vec<_> = self.jobs.iter().filter(|job| job.spec.appliance == *name && is_queued(job)).collect();
-            let waits = queue.iter().map(|job| waited(job, self.now).as_secs_f64());
+            let waits = queue.iter().map(|job| wait_duration(job, self.now).as_secs_f64());
             let first = queue.iter().find(|job| position(job) == Some(1));
             waiting.with([name]).set(queue.len() as f64);
             oldest.with([name]).set(waits.fold(0.0, f64::max));
@@ -127,19 +127,19 @@ impl Snapshot<'_> {
             registry.family::<Gauge, 1>("controller_runtime_active_workers", "Visits under way.", ["controller"]);
         for (name, standing) in &self.controllers {
             depth.with([name]).set(standing.waiting as f64);
-            longest.with([name]).set(standing.longest_visit.as_secs_f64());
+            longest.with([name]).set(standing.longest_reconcile.as_secs_f64());
             active.with([name]).set(standing.visited as f64);
         }
     }
 
     fn appliances(&self) -> impl Iterator<Item = &Arc<Appliance>> {
-        self.appliances.iter().take(MAX_APPLIANCES)
+        self.appliances.iter().take(MAX_APPLIANCE_LABELS)
     }
 }
 
 /// Returns whether a job waits for systems. Suspended and deleted jobs do not.
 fn is_queued(job: &TrainJob) -> bool {
-    waits(job) && !job.spec.suspend && job.metadata.deletion_timestamp.is_none()
+    is_waiting(job) && !job.spec.suspend && job.metadata.deletion_timestamp.is_none()
 }
 
 fn position(job: &TrainJob) -> Option<u32> {
@@ -148,7 +148,7 @@ fn position(job: &TrainJob) -> Option<u32> {
 
 /// Returns how long a job that holds no systems has waited for them: since it was created, released its last ones, or
 /// was resumed.
-pub fn waited(job: &TrainJob, now: Timestamp) -> std::time::Duration {
+pub fn wait_duration(job: &TrainJob, now: Timestamp) -> std::time::Duration {
     let became_false = |of: ConditionType| {
         let condition = job.status.as_ref()?.condition(of)?;
         (condition.status == "False").then_some(condition.last_transition_time.0)
@@ -191,13 +191,13 @@ mod tests {
     }
 
     fn page(jobs: &[Arc<TrainJob>]) -> String {
-        let snapshot = Snapshot {
+        let snapshot = ControllerSnapshot {
             jobs,
             appliances: &[appliance()],
             ledgers: &BTreeMap::from([("default".to_owned(), 12.0), ("deleted".to_owned(), 1.0)]),
             controllers: [
-                ("trainjob", Standing { waiting: 2, visited: 1, ..Standing::default() }),
-                ("appliance", Standing::default()),
+                ("trainjob", ControllerStatus { waiting: 2, visited: 1, ..ControllerStatus::default() }),
+                ("appliance", ControllerStatus::default()),
             ],
             now: "2026-01-01T01:00:00Z".parse().unwrap(),
         };
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_counts_what_is_there() {
+    fn page_counts_cached_objects() {
         let training = json!({"conditions": [
             condition("Admitted", "True", "Granted", "2026-01-01T00:01:00Z"),
             condition("Succeeded", "Unknown", "Training", "2026-01-01T00:01:00Z"),
@@ -247,10 +247,11 @@ mod tests {
 
     #[test]
     fn the_number_of_series_has_a_bound() {
-        let mut jobs: Vec<_> = (0..MAX_NAMESPACES + 50).map(|at| job(&format!("n{at}"), "j", json!({}))).collect();
+        let mut jobs: Vec<_> =
+            (0..MAX_NAMESPACE_LABELS + 50).map(|at| job(&format!("n{at}"), "j", json!({}))).collect();
         jobs.push(job("n149", "second", json!({})));
         let page = page(&jobs);
-        assert_eq!(page.matches("millrace_jobs{").count(), MAX_NAMESPACES + 1);
+        assert_eq!(page.matches("millrace_jobs{").count(), MAX_NAMESPACE_LABELS + 1);
         assert!(page.contains("millrace_jobs{namespace=\"n149\",state=\"Queued\"} 2\n"), "the largest are named");
         assert!(page.contains("millrace_jobs{namespace=\"_other\",state=\"Queued\"} 50\n"));
     }
@@ -262,8 +263,8 @@ mod tests {
             condition("Suspended", "False", "NotSuspended", "2026-01-01T00:40:00Z"),
         ]});
         let now = "2026-01-01T01:00:00Z".parse().unwrap();
-        assert_eq!(waited(&job("a", "resumed", conditions), now).as_secs(), 1200);
-        assert_eq!(waited(&job("a", "new", json!({})), now).as_secs(), 3600);
-        assert_eq!(waited(&job("a", "new", json!({})), Timestamp::UNIX_EPOCH).as_secs(), 0, "clocks may differ");
+        assert_eq!(wait_duration(&job("a", "resumed", conditions), now).as_secs(), 1200);
+        assert_eq!(wait_duration(&job("a", "new", json!({})), now).as_secs(), 3600);
+        assert_eq!(wait_duration(&job("a", "new", json!({})), Timestamp::UNIX_EPOCH).as_secs(), 0, "clocks may differ");
     }
 }

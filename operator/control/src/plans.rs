@@ -10,64 +10,70 @@ use millrace_emulator::compile::{compile_job, planning_bytes};
 use millrace_emulator::plan::StreamPlan;
 use millrace_params::{JobSpec, MachineSpec};
 
-use crate::resolve::{Needs, Unable, largest_num_csx, needs_of};
+use crate::resolve::{ResolveError, ResourceRequirements, largest_num_csx, requirements_of_plan};
 
 /// Maximum memory of one plan while it is computed. The plan of every model that fits a system needs less.
 const MAX_PLAN_BYTES: u64 = 256 << 20;
 /// Plans of up to this many bytes are computed within a tenth of a second; larger ones are heavy work.
-pub const LIGHT_PLAN_BYTES: u64 = 8 << 20;
+pub const MAX_LIGHT_PLAN_BYTES: u64 = 8 << 20;
 /// Maximum memory of all plans that are being computed.
-const MAX_TOTAL_BYTES: u64 = 384 << 20;
+const MAX_TOTAL_PLAN_BYTES: u64 = 384 << 20;
 /// Maximum layers of a step, counted once for each round: the time model computes each of them.
 const MAX_LAYER_VISITS: u64 = 1 << 22;
 /// Number of cached results, each of about a kilobyte.
-const MAX_RESULTS: usize = 1024;
+const MAX_CACHED_PLANS: usize = 1024;
 
 /// Result of planning a job.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Planned {
+pub struct PlanSummary {
     /// The plan's hash, as logs show it.
     pub hash: String,
     /// Needs of an attempt.
-    pub needs: Needs,
+    pub needs: ResourceRequirements,
     /// Whether its chunks can be streamed.
-    pub streamable: Result<(), Unable>,
+    pub streamable: Result<(), ResolveError>,
 }
 
-type Planning = Result<Arc<Planned>, Unable>;
+type CompileResult = Result<Arc<PlanSummary>, ResolveError>;
 
 /// Decides whether a plan that takes this many bytes of memory may be computed now; the error is a sentence for the
 /// caller.
-pub type MayPlan<'a> = dyn Fn(u64) -> Result<(), String> + 'a;
+pub type PlanBudget<'a> = dyn Fn(u64) -> Result<(), String> + 'a;
 
 /// Cache and limits of plans.
 #[derive(Default)]
-pub struct Plans {
-    results: Mutex<Results>,
-    memory: Memory,
+pub struct PlanCompiler {
+    results: Mutex<PlanResults>,
+    memory: PlanMemoryBudget,
 }
 
-impl Plans {
+impl PlanCompiler {
     /// Returns the plan of `job` on `num_csx` systems of `appliance`, or on the largest number that all have work, if
     /// that is less. Calls `may_plan` only if the plan is not cached. Blocks while it computes.
     ///
     /// # Errors
-    /// The job can never run as it is, or [`Unable::Busy`] with the message of `may_plan`.
-    pub fn plan(&self, job: &JobSpec, appliance: &MachineSpec, num_csx: u32, may_plan: &MayPlan<'_>) -> Planning {
+    /// The job can never run as it is, or [`ResolveError::Overloaded`] with the message of `may_plan`.
+    pub fn plan(
+        &self,
+        job: &JobSpec,
+        appliance: &MachineSpec,
+        num_csx: u32,
+        may_plan: &PlanBudget<'_>,
+    ) -> CompileResult {
         let key = key(job, appliance, num_csx)?;
         if let Some(known) = lock(&self.results).of.get(&key) {
             return known.clone();
         }
         let bytes = planning_bytes(job, appliance);
         if bytes > MAX_PLAN_BYTES {
-            return Err(Unable::TooLarge(format!(
+            return Err(ResolveError::TooLarge(format!(
                 "planning the job would take about {} MiB of memory, and a plan may take {} MiB: choose fewer layers, or an \
                  appliance with larger chunks (link.chunkBytes)",
                 bytes >> 20,
                 MAX_PLAN_BYTES >> 20
             )));
         }
-        may_plan(bytes).map_err(Unable::Busy)?;
+        may_plan(bytes).map_err(ResolveError::Overloaded)?;
         let _reserved = self.memory.reserve(bytes);
         let result = plan(job, appliance, num_csx).map(Arc::new);
         lock(&self.results).keep(key, result.clone());
@@ -75,23 +81,23 @@ impl Plans {
     }
 }
 
-fn plan(job: &JobSpec, appliance: &MachineSpec, num_csx: u32) -> Result<Planned, Unable> {
+fn plan(job: &JobSpec, appliance: &MachineSpec, num_csx: u32) -> Result<PlanSummary, ResolveError> {
     let plan = compile_job(job, appliance)?;
     let systems = num_csx.clamp(1, largest_num_csx(job));
     check_rounds(&plan, systems)?;
-    let needs = needs_of(&plan, job, appliance, systems)?;
-    let streamable = plan.check_streamable().map_err(Unable::from);
-    Ok(Planned { hash: plan.hash().to_string(), needs, streamable })
+    let needs = requirements_of_plan(&plan, job, appliance, systems)?;
+    let streamable = plan.check_streamable().map_err(ResolveError::from);
+    Ok(PlanSummary { hash: plan.hash().to_string(), needs, streamable })
 }
 
 /// Rejects a plan whose steps have so many rounds that even projecting their time takes long.
-fn check_rounds(plan: &StreamPlan, systems: u32) -> Result<(), Unable> {
+fn check_rounds(plan: &StreamPlan, systems: u32) -> Result<(), ResolveError> {
     let at_once = u64::from(systems) * u64::from(plan.leaves_per_round.max(1));
     let rounds = u64::from(plan.leaves.count.max(plan.eval_leaves.count)).div_ceil(at_once);
     if rounds.saturating_mul(plan.layers.len() as u64) <= MAX_LAYER_VISITS {
         return Ok(());
     }
-    Err(Unable::TooLarge(format!(
+    Err(ResolveError::TooLarge(format!(
         "a step would go through {} layers in {rounds} rounds, as {systems} system(s) hold {at_once} leaves of the batch at once: \
          choose a smaller batch_size, or more systems",
         plan.layers.len()
@@ -99,9 +105,9 @@ fn check_rounds(plan: &StreamPlan, systems: u32) -> Result<(), Unable> {
 }
 
 /// Returns the cache key: a hash of everything that a result depends on.
-fn key(job: &JobSpec, appliance: &MachineSpec, num_csx: u32) -> Result<blake3::Hash, Unable> {
+fn key(job: &JobSpec, appliance: &MachineSpec, num_csx: u32) -> Result<blake3::Hash, ResolveError> {
     let mut digest = blake3::Hasher::new();
-    let unwritable = |error: serde_json::Error| Unable::BadParams(error.to_string());
+    let unwritable = |error: serde_json::Error| ResolveError::BadParams(error.to_string());
     serde_json::to_writer(&mut digest, job).map_err(unwritable)?;
     serde_json::to_writer(&mut digest, appliance).map_err(unwritable)?;
     Ok(digest.update(&num_csx.to_le_bytes()).finalize())
@@ -109,17 +115,17 @@ fn key(job: &JobSpec, appliance: &MachineSpec, num_csx: u32) -> Result<blake3::H
 
 /// The newest results.
 #[derive(Default)]
-struct Results {
-    of: HashMap<blake3::Hash, Planning>,
+struct PlanResults {
+    of: HashMap<blake3::Hash, CompileResult>,
     oldest_first: VecDeque<blake3::Hash>,
 }
 
-impl Results {
-    fn keep(&mut self, key: blake3::Hash, result: Planning) {
+impl PlanResults {
+    fn keep(&mut self, key: blake3::Hash, result: CompileResult) {
         if self.of.insert(key, result).is_none() {
             self.oldest_first.push_back(key);
         }
-        while self.oldest_first.len() > MAX_RESULTS {
+        while self.oldest_first.len() > MAX_CACHED_PLANS {
             if let Some(oldest) = self.oldest_first.pop_front() {
                 self.of.remove(&oldest);
             }
@@ -129,27 +135,28 @@ impl Results {
 
 /// Memory of all plans that are being computed.
 #[derive(Default)]
-struct Memory {
+struct PlanMemoryBudget {
     used: Mutex<u64>,
     freed: Condvar,
 }
 
-impl Memory {
+impl PlanMemoryBudget {
     /// Waits until `bytes`, which is less than the total, can be reserved.
-    fn reserve(&self, bytes: u64) -> Reserved<'_> {
-        let mut used = self.freed.wait_while(lock(&self.used), |used| *used > 0 && *used + bytes > MAX_TOTAL_BYTES);
+    fn reserve(&self, bytes: u64) -> MemoryReservation<'_> {
+        let mut used =
+            self.freed.wait_while(lock(&self.used), |used| *used > 0 && *used + bytes > MAX_TOTAL_PLAN_BYTES);
         let used = used.as_mut().map_or_else(|poisoned| &mut **poisoned.get_mut(), |used| &mut **used);
         *used += bytes;
-        Reserved { memory: self, bytes }
+        MemoryReservation { memory: self, bytes }
     }
 }
 
-struct Reserved<'a> {
-    memory: &'a Memory,
+struct MemoryReservation<'a> {
+    memory: &'a PlanMemoryBudget,
     bytes: u64,
 }
 
-impl Drop for Reserved<'_> {
+impl Drop for MemoryReservation<'_> {
     fn drop(&mut self) {
         *lock(&self.memory.used) -= self.bytes;
         self.memory.freed.notify_all();
@@ -183,8 +190,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_not_planned_again() {
-        let (plans, asked) = (Plans::default(), Cell::new(0));
+    fn cached_plan_is_not_recompiled() {
+        let (plans, asked) = (PlanCompiler::default(), Cell::new(0));
         let machine = MachineSpec::default();
         let plan = |num_csx, job: &JobSpec| {
             let asking = |_| {
@@ -198,23 +205,23 @@ mod tests {
         assert_eq!([plan(2, &job(2, 4, 64)), plan(1, &job(2, 8, 64))], [4, 8]);
         assert_eq!(asked.get(), 3);
         let refused = plans.plan(&job(3, 4, 64), &machine, 1, &|bytes| Err(format!("not {bytes}")));
-        assert!(matches!(refused, Err(Unable::Busy(why)) if why.starts_with("not ")));
+        assert!(matches!(refused, Err(ResolveError::Overloaded(why)) if why.starts_with("not ")));
         let kept = plans.plan(&job(3, 4, 64), &machine, 1, &|_| Ok(()));
         assert!(kept.is_ok(), "a refusal says nothing about the job");
     }
 
     #[test]
-    fn what_would_take_too_long_is_refused_before_it_begins() {
-        let (plans, machine) = (Plans::default(), MachineSpec::default());
+    fn expensive_plan_is_rejected_before_compiling() {
+        let (plans, machine) = (PlanCompiler::default(), MachineSpec::default());
         let began = Instant::now();
         // One leaf of sixteen million at a time, through the layers of 300 decoder blocks.
         let many_rounds = plans.plan(&job(300, 1 << 24, 16_384), &machine, 1, &|_| Ok(()));
-        assert!(matches!(&many_rounds, Err(Unable::TooLarge(why)) if why.contains("rounds")), "{many_rounds:?}");
+        assert!(matches!(&many_rounds, Err(ResolveError::TooLarge(why)) if why.contains("rounds")), "{many_rounds:?}");
         let small_chunks = MachineSpec::parse_yaml("link: {chunkBytes: 64}").unwrap();
         let mut large = job(10_000, 4, 64);
         large.model.hidden_size = 4096;
         let many_chunks = plans.plan(&large, &small_chunks, 1, &|_| Ok(()));
-        assert!(matches!(&many_chunks, Err(Unable::TooLarge(why)) if why.contains("MiB")), "{many_chunks:?}");
+        assert!(matches!(&many_chunks, Err(ResolveError::TooLarge(why)) if why.contains("MiB")), "{many_chunks:?}");
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     }
 }

@@ -17,7 +17,7 @@ use tracing_subscriber::layer::Layer;
 ///
 /// # Errors
 /// The handlers of the signals can't be installed.
-pub fn end_signals() -> io::Result<watch::Receiver<bool>> {
+pub fn shutdown_signals() -> io::Result<watch::Receiver<bool>> {
     let (ended, ending) = watch::channel(false);
     for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
         let mut signals = signal(kind)?;
@@ -31,14 +31,14 @@ pub fn end_signals() -> io::Result<watch::Receiver<bool>> {
 }
 
 /// Waits until `ending` is true, or its sender is dropped.
-pub async fn ended(mut ending: watch::Receiver<bool>) {
+pub async fn wait_for_shutdown(mut ending: watch::Receiver<bool>) {
     // An error means that the sender was dropped.
     let _ = ending.wait_for(|ended| *ended).await;
 }
 
 /// Logging options of a program.
 #[derive(Clone, Copy, Debug)]
-pub struct Logging {
+pub struct LoggingConfig {
     /// The program's name in traces.
     pub program: &'static str,
     /// Most verbose level to log.
@@ -46,17 +46,17 @@ pub struct Logging {
     /// Format of the lines.
     pub format: LogFormat,
     /// Filters by target. Libraries log much that they also return as an error, which this program logs itself.
-    pub wanted: fn(&str) -> bool,
+    pub is_log_enabled: fn(&str) -> bool,
 }
 
-impl Logging {
+impl LoggingConfig {
     /// Logs to standard error, one line per event, and exports spans if the environment names a collector. Keep the
     /// result until the program ends: dropping it sends the last spans.
     ///
     /// # Errors
     /// The collector's address is invalid, or logging is already installed in this process.
     pub fn install(self) -> Result<Traces, millrace_traces::Error> {
-        let Self { program, level, format, wanted } = self;
+        let Self { program, level, format, is_log_enabled: wanted } = self;
         let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).with_timer(Milliseconds);
         let wanted =
             filter_fn(move |metadata| *metadata.level() <= level && metadata.is_event() && wanted(metadata.target()));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use millrace_crds::decide::Role;
-use millrace_crds::{ClusterSpec, Difference, Resolution, TrainJob};
+use millrace_crds::{ApplianceSpec, OverruledKey, ResolvedJob, TrainJob};
 use millrace_emulator::compile::CompileError;
 use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::plan::StreamPlan;
@@ -14,13 +14,13 @@ use millrace_protocol::launch::VERSION;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::launch::{Unreadable, resolved_job};
-use crate::plans::{MayPlan, Plans};
-use crate::world::{ModelDir, Site};
+use crate::launch::{ResolvedJobError, resolved_job};
+use crate::plans::{PlanBudget, PlanCompiler};
+use crate::world::{JobSite, ModelDirLocation};
 
 /// The needs of an attempt on a given number of systems.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Needs {
+pub struct ResourceRequirements {
     /// Number of agents of each role.
     pub wanted: Vec<(Role, u32)>,
     /// Bytes of memory of a process of each role.
@@ -32,12 +32,12 @@ pub struct Needs {
     /// Largest number of systems that all have work: one leaf each.
     pub largest_num_csx: u32,
     /// Projected time on real systems.
-    pub projected: Projected,
+    pub projected: ProjectedTime,
     /// Work of all agents together in a training step.
     pub host_work: HostWork,
 }
 
-impl Needs {
+impl ResourceRequirements {
     /// Returns the bytes of memory of all agents together.
     pub fn host_bytes(&self) -> u64 {
         let of =
@@ -49,7 +49,7 @@ impl Needs {
 /// By the time model: a projection, not a measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Projected {
+pub struct ProjectedTime {
     /// Of one step.
     pub step_seconds: f64,
     /// Of all steps of training; 0 where only the data tell how many there are.
@@ -60,7 +60,7 @@ pub struct Projected {
 
 /// Why a job can't run, as a sentence for its user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unable {
+pub enum ResolveError {
     /// Its params are invalid or contradictory, or name something it may not use.
     #[error("{0}")]
     BadParams(String),
@@ -69,22 +69,22 @@ pub enum Unable {
     TooLarge(String),
     /// It was not planned: the caller has to wait.
     #[error("{0}")]
-    Busy(String),
+    Overloaded(String),
 }
 
-impl From<String> for Unable {
+impl From<String> for ResolveError {
     fn from(why: String) -> Self {
         Self::BadParams(why)
     }
 }
 
-impl From<Unreadable> for Unable {
-    fn from(record: Unreadable) -> Self {
+impl From<ResolvedJobError> for ResolveError {
+    fn from(record: ResolvedJobError) -> Self {
         Self::BadParams(record.to_string())
     }
 }
 
-impl From<CompileError> for Unable {
+impl From<CompileError> for ResolveError {
     fn from(error: CompileError) -> Self {
         let why = error.hint().map_or_else(|| error.to_string(), |hint| format!("{error}: {hint}"));
         match error {
@@ -102,15 +102,15 @@ impl From<CompileError> for Unable {
 /// get, and the needs of an attempt on `num_csx` systems.
 ///
 /// # Errors
-/// The job can never run as it is, or [`Unable::Busy`].
-pub fn understand(
+/// The job can never run as it is, or [`ResolveError::Overloaded`].
+pub fn resolve_and_plan(
     job: &TrainJob,
-    record: Option<Resolution>,
-    cluster: &ClusterSpec,
+    record: Option<ResolvedJob>,
+    cluster: &ApplianceSpec,
     num_csx: u32,
-    site: &dyn Site,
-    (plans, may_plan): (&Plans, &MayPlan<'_>),
-) -> Result<(Resolution, Needs), Unable> {
+    site: &dyn JobSite,
+    (plans, may_plan): (&PlanCompiler, &PlanBudget<'_>),
+) -> Result<(ResolvedJob, ResourceRequirements), ResolveError> {
     let resolution = record.map_or_else(|| resolve_with(job, cluster, site, (plans, may_plan)), Ok)?;
     let (resolved, appliance) = resolved_job(&resolution)?;
     let needs = plans.plan(&resolved, &appliance, num_csx, may_plan)?.needs.clone();
@@ -121,21 +121,21 @@ pub fn understand(
 ///
 /// # Errors
 /// The job can never run as it is.
-pub fn resolve(job: &TrainJob, cluster: &ClusterSpec, site: &dyn Site) -> Result<Resolution, Unable> {
-    resolve_with(job, cluster, site, (&Plans::default(), &|_| Ok(())))
+pub fn resolve(job: &TrainJob, cluster: &ApplianceSpec, site: &dyn JobSite) -> Result<ResolvedJob, ResolveError> {
+    resolve_with(job, cluster, site, (&PlanCompiler::default(), &|_| Ok(())))
 }
 
 fn resolve_with(
     job: &TrainJob,
-    cluster: &ClusterSpec,
-    site: &dyn Site,
-    (plans, may_plan): (&Plans, &MayPlan<'_>),
-) -> Result<Resolution, Unable> {
+    cluster: &ApplianceSpec,
+    site: &dyn JobSite,
+    (plans, may_plan): (&PlanCompiler, &PlanBudget<'_>),
+) -> Result<ResolvedJob, ResolveError> {
     let spec = &job.spec;
     let params = spec.params.read().map_err(|error| error.report().trim_end().to_owned())?;
     let overrides = FlagOverrides {
         num_csx: Some(spec.num_csx.into()),
-        mode: spec.mode.map(|mode| name_of(mode).to_owned()),
+        mode: spec.mode.map(|mode| mode_name(mode).to_owned()),
         ..FlagOverrides::default()
     };
     let ResolveOutput { job: mut resolved, mut notes, ignored_keys } =
@@ -151,12 +151,12 @@ fn resolve_with(
     if !ignored_keys.is_empty() {
         notes.push(format!("Without effect on this appliance: {}.", ignored_keys.join(", ")));
     }
-    let ModelDir { path: model_dir, claim } = site.model_dir(job, &resolved.run.model_dir)?;
+    let ModelDirLocation { path: model_dir, claim } = site.model_dir(job, &resolved.run.model_dir)?;
     let run = &mut resolved.run;
     if !run.summary_dir.is_empty() && run.summary_dir != run.model_dir {
         run.summary_dir = site.model_dir(job, &run.summary_dir)?.path.display().to_string();
     }
-    inputs(&resolved).try_for_each(|path| site.readable(job, path))?;
+    inputs(&resolved).try_for_each(|path| site.check_readable(job, path))?;
     let appliance = cluster
         .machine
         .resolve()
@@ -165,7 +165,7 @@ fn resolve_with(
     planned.streamable.clone()?;
     let text = serde_json::to_string(&resolved).map_err(|error| error.to_string())?;
     let document = serde_json::to_string(&appliance).map_err(|error| error.to_string())?;
-    Ok(Resolution {
+    Ok(ResolvedJob {
         version: Some(VERSION),
         mode: Some(resolved.run.mode),
         num_csx: Some(spec.num_csx),
@@ -177,7 +177,7 @@ fn resolve_with(
         appliance: Some(appliance.to_document()),
         appliance_digest: Some(blake3::hash(document.as_bytes()).to_hex().to_string()),
         resources: cluster.resources.clone(),
-        differences: differences(&params, job),
+        differences: overruled_keys(&params, job),
         notes,
     })
 }
@@ -186,21 +186,21 @@ fn resolve_with(
 ///
 /// # Errors
 /// The record has a version that this program can't read, or no such placement exists.
-pub fn needs(resolution: &Resolution, num_csx: u32) -> Result<Needs, Unable> {
+pub fn requirements(resolution: &ResolvedJob, num_csx: u32) -> Result<ResourceRequirements, ResolveError> {
     let (job, appliance) = resolved_job(resolution)?;
-    Ok(Plans::default().plan(&job, &appliance, num_csx, &|_| Ok(()))?.needs.clone())
+    Ok(PlanCompiler::default().plan(&job, &appliance, num_csx, &|_| Ok(()))?.needs.clone())
 }
 
 /// Computes the needs of an attempt of `job` on `systems` systems from its plan.
 ///
 /// # Errors
 /// No such placement exists.
-pub(crate) fn needs_of(
+pub(crate) fn requirements_of_plan(
     plan: &StreamPlan,
     job: &JobSpec,
     appliance: &MachineSpec,
     systems: u32,
-) -> Result<Needs, Unable> {
+) -> Result<ResourceRequirements, ResolveError> {
     let placement = nominal_placement(plan, appliance, systems).map_err(|error| error.to_string())?;
     let bytes = RoleBytes::new(plan, &placement, &appliance.link);
     let projection = project_step(plan, appliance, systems).map_err(|error| error.to_string())?;
@@ -209,7 +209,7 @@ pub(crate) fn needs_of(
     let swarmx = swarm_nodes(systems as usize, fan_out) as u32;
     let of = |data: u64| data + bytes.process;
     let shard = bytes.memoryx_shards.iter().copied().max().unwrap_or(0);
-    Ok(Needs {
+    Ok(ResourceRequirements {
         wanted: vec![
             (Role::Coordinator, 1),
             (Role::MemoryX, shards),
@@ -227,7 +227,7 @@ pub(crate) fn needs_of(
         memoryx_bytes: bytes.memoryx,
         swarmx_nodes: swarmx,
         largest_num_csx: largest_num_csx(job),
-        projected: Projected {
+        projected: ProjectedTime {
             step_seconds: projection.step_seconds,
             seconds: projection.step_seconds * job.run.known_max_steps().unwrap_or(0) as f64,
             samples_per_second: projection.samples_per_second,
@@ -258,7 +258,7 @@ pub(crate) fn largest_num_csx(job: &JobSpec) -> u32 {
     train.into_iter().chain(eval).min().unwrap_or(1).max(1) as u32
 }
 
-const fn name_of(mode: Mode) -> &'static str {
+const fn mode_name(mode: Mode) -> &'static str {
     match mode {
         Mode::Train => "train",
         Mode::Eval => "eval",
@@ -268,15 +268,15 @@ const fn name_of(mode: Mode) -> &'static str {
 }
 
 /// Returns the settings in which runconfig differs from the spec. The spec takes precedence.
-fn differences(params: &Params, job: &TrainJob) -> Vec<Difference> {
+fn overruled_keys(params: &Params, job: &TrainJob) -> Vec<OverruledKey> {
     let run = params.runconfig.clone().unwrap_or_default();
     let difference =
-        |key: &str, params: String, spec: String| Difference { key: format!("runconfig.{key}"), params, spec };
+        |key: &str, params: String, spec: String| OverruledKey { key: format!("runconfig.{key}"), params, spec };
     let systems = run.num_csx.filter(|&given| given != u64::from(job.spec.num_csx));
-    let mode = run.mode.zip(job.spec.mode).filter(|(given, spec)| given != name_of(*spec));
+    let mode = run.mode.zip(job.spec.mode).filter(|(given, spec)| given != mode_name(*spec));
     systems
         .map(|given| difference("num_csx", given.to_string(), job.spec.num_csx.to_string()))
         .into_iter()
-        .chain(mode.map(|(given, spec)| difference("mode", given, name_of(spec).to_owned())))
+        .chain(mode.map(|(given, spec)| difference("mode", given, mode_name(spec).to_owned())))
         .collect()
 }

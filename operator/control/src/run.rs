@@ -14,18 +14,18 @@ use millrace_crds::{Appliance, TrainJob};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-use crate::control::Control;
-use crate::program::ended;
+use crate::control::ControllerContext;
+use crate::program::wait_for_shutdown;
 use crate::world::World;
 use crate::{ledger, visit};
 
 /// Reconciles of different jobs at the same time.
-const CONCURRENCY: u16 = 8;
+const MAX_CONCURRENT_RECONCILES: u16 = 8;
 /// Delay after a failed reconcile.
-const AFTER_FAILURE: Duration = Duration::from_secs(2);
+const FAILURE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Streams of the changes of a world.
-pub struct Streams {
+pub struct WatchStreams {
     /// Jobs that were created or changed; drives the store of jobs.
     pub jobs: BoxStream<'static, watcher::Result<TrainJob>>,
     /// Appliances that were created or changed; drives their store.
@@ -35,20 +35,20 @@ pub struct Streams {
     /// Appliances that were created, changed or deleted, for the queued jobs.
     pub touched_appliances: BoxStream<'static, watcher::Result<Appliance>>,
     /// Jobs to be reconciled.
-    pub wanted: mpsc::UnboundedReceiver<ObjectRef<TrainJob>>,
+    pub reconcile_requests: mpsc::UnboundedReceiver<ObjectRef<TrainJob>>,
 }
 
 /// Runs both controllers until `ending` becomes true; running reconciles are completed. `also` adds further triggers of
 /// this world to the controller of jobs.
 pub async fn run<W: World>(
-    control: Arc<Control<W>>,
-    streams: Streams,
+    control: Arc<ControllerContext<W>>,
+    streams: WatchStreams,
     ending: watch::Receiver<bool>,
     also: impl FnOnce(Controller<TrainJob>) -> Controller<TrainJob>,
 ) {
-    let Streams { jobs, appliances, touched_jobs, touched_appliances, wanted } = streams;
+    let WatchStreams { jobs, appliances, touched_jobs, touched_appliances, reconcile_requests: wanted } = streams;
     let this = Arc::downgrade(&control);
-    control.metrics.show(this.clone());
+    control.metrics.set_snapshot_source(this.clone());
     control.watchdog.watch(this);
     let _beating = control.heartbeat.beat(control.watchdog.beat_interval());
     let store = control.jobs.clone();
@@ -63,26 +63,26 @@ pub async fn run<W: World>(
     let notes = control.clone();
     // The reconciles combine changes themselves: kube's debounce waits for a pause between them, which may never come.
     let jobs = Controller::for_stream(jobs, control.jobs.clone())
-        .with_config(Config::default().concurrency(CONCURRENCY))
+        .with_config(Config::default().concurrency(MAX_CONCURRENT_RECONCILES))
         .watches_stream(touched_appliances, move |appliance| match is_new(&versions, &appliance) {
-            true => jobs_of(&store.state(), &appliance),
+            true => jobs_affected_by(&store.state(), &appliance),
             false => Vec::new(),
         })
         .reconcile_on(wanted)
-        .graceful_shutdown_on(ended(ending.clone()));
-    let jobs = drain(also(jobs).run(visit::reconcile, after_failure, control.clone()));
+        .graceful_shutdown_on(wait_for_shutdown(ending.clone()));
+    let jobs = drain(also(jobs).run(visit::reconcile, retry_policy, control.clone()));
     let appliances = Controller::for_stream(appliances, control.appliances.clone())
         .watches_stream(touched_jobs, move |job| {
             let appliance = ObjectRef::new(&job.spec.appliance);
             notes.appliance_activity.changed(appliance.clone());
             Some(appliance)
         })
-        .graceful_shutdown_on(ended(ending.clone()));
-    let appliances = drain(appliances.run(ledger::reconcile, after_failure, control.clone()));
+        .graceful_shutdown_on(wait_for_shutdown(ending.clone()));
+    let appliances = drain(appliances.run(ledger::reconcile, retry_policy, control.clone()));
     let whole = async move {
         tokio::select! {
             () = control.watch_jobs() => {}
-            () = ended(ending) => {}
+            () = wait_for_shutdown(ending) => {}
         }
     };
     futures::join!(jobs, appliances, whole);
@@ -115,16 +115,16 @@ fn is_new(versions: &Mutex<HashMap<String, ApplianceVersion>>, appliance: &Appli
 }
 
 /// Returns the jobs that a change of an appliance may concern: those that are queued.
-fn jobs_of(jobs: &[Arc<TrainJob>], appliance: &Appliance) -> Vec<ObjectRef<TrainJob>> {
+fn jobs_affected_by(jobs: &[Arc<TrainJob>], appliance: &Appliance) -> Vec<ObjectRef<TrainJob>> {
     let name = appliance.metadata.name.as_deref();
-    let waiting = jobs.iter().filter(|job| Some(&*job.spec.appliance) == name && ledger::waits(job));
+    let waiting = jobs.iter().filter(|job| Some(&*job.spec.appliance) == name && ledger::is_waiting(job));
     waiting.map(|job| ObjectRef::from_obj(&**job)).collect()
 }
 
-fn after_failure<K, E: Display, C>(object: Arc<K>, error: &E, _: Arc<C>) -> Action
+fn retry_policy<K, E: Display, C>(object: Arc<K>, error: &E, _: Arc<C>) -> Action
 where
     K: kube::Resource<DynamicType = ()>,
 {
     tracing::warn!(object = %ObjectRef::from_obj(&*object), "the reconcile failed: {error}");
-    Action::requeue(AFTER_FAILURE)
+    Action::requeue(FAILURE_RETRY_INTERVAL)
 }

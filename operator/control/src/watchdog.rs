@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Maximum time without progress. Reconciles are aborted after 120 s, updates of a ledger after 60 s.
-pub const STUCK_AFTER: Duration = Duration::from_secs(180);
+pub const STUCK_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Number of beats of an async runtime within the bound.
-const BEATS_PER_BOUND: u32 = 6;
+const HEARTBEATS_PER_BOUND: u32 = 6;
 
 /// The loops of this process.
-pub trait Watched: Send + Sync {
+pub trait ProgressSource: Send + Sync {
     /// Returns which loop has made no progress for longer than `bound` although it has work. The sentence has no names
     /// of objects, because probes are not authenticated.
     fn stuck(&self, bound: Duration) -> Option<String>;
@@ -27,28 +27,28 @@ pub trait Watched: Send + Sync {
 /// Checks the loops of this process against a bound.
 pub struct Watchdog {
     bound: Duration,
-    watched: Mutex<Option<Weak<dyn Watched>>>,
+    watched: Mutex<Option<Weak<dyn ProgressSource>>>,
 }
 
 impl Default for Watchdog {
     fn default() -> Self {
-        Self::new(STUCK_AFTER)
+        Self::new(STUCK_TIMEOUT)
     }
 }
 
 impl Watchdog {
-    /// Creates a watchdog without loops, with a bound other than [`STUCK_AFTER`].
+    /// Creates a watchdog without loops, with a bound other than [`STUCK_TIMEOUT`].
     pub fn new(bound: Duration) -> Self {
         Self { bound, watched: Mutex::new(None) }
     }
 
     /// Watches these loops instead of earlier ones, until they are dropped.
-    pub fn watch(&self, loops: Weak<dyn Watched>) {
+    pub fn watch(&self, loops: Weak<dyn ProgressSource>) {
         *self.watched() = Some(loops);
     }
 
     /// Stops watching: this process does not lead.
-    pub fn rest(&self) {
+    pub fn clear(&self) {
         *self.watched() = None;
     }
 
@@ -58,31 +58,31 @@ impl Watchdog {
         watched.stuck(self.bound)
     }
 
-    /// Returns the interval for [`Heartbeat::beat`].
+    /// Returns the interval for [`RuntimeHeartbeat::beat`].
     pub fn beat_interval(&self) -> Duration {
-        self.bound / BEATS_PER_BOUND
+        self.bound / HEARTBEATS_PER_BOUND
     }
 
-    fn watched(&self) -> MutexGuard<'_, Option<Weak<dyn Watched>>> {
+    fn watched(&self) -> MutexGuard<'_, Option<Weak<dyn ProgressSource>>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Shows that an async runtime runs tasks, by a task that only records the time.
-pub struct Heartbeat(Arc<Mutex<Instant>>);
+pub struct RuntimeHeartbeat(Arc<Mutex<Instant>>);
 
-impl Default for Heartbeat {
+impl Default for RuntimeHeartbeat {
     fn default() -> Self {
         Self(Arc::new(Mutex::new(Instant::now())))
     }
 }
 
-impl Heartbeat {
+impl RuntimeHeartbeat {
     /// Beats in a task of the current runtime until the result is dropped.
-    pub fn beat(&self, interval: Duration) -> Beating {
+    pub fn beat(&self, interval: Duration) -> HeartbeatGuard {
         let last = self.0.clone();
         *lock(&last) = Instant::now();
-        Beating(tokio::spawn(async move {
+        HeartbeatGuard(tokio::spawn(async move {
             loop {
                 tokio::time::sleep(interval).await;
                 *lock(&last) = Instant::now();
@@ -91,7 +91,7 @@ impl Heartbeat {
     }
 
     /// Returns the time since the last beat.
-    pub fn silent_for(&self) -> Duration {
+    pub fn time_since_beat(&self) -> Duration {
         lock(&self.0).elapsed()
     }
 }
@@ -100,10 +100,10 @@ fn lock(last: &Mutex<Instant>) -> MutexGuard<'_, Instant> {
     last.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends a [`Heartbeat`] when it is dropped.
-pub struct Beating(tokio::task::JoinHandle<()>);
+/// Ends a [`RuntimeHeartbeat`] when it is dropped.
+pub struct HeartbeatGuard(tokio::task::JoinHandle<()>);
 
-impl Drop for Beating {
+impl Drop for HeartbeatGuard {
     fn drop(&mut self) {
         self.0.abort();
     }

@@ -30,7 +30,7 @@ const MAX_IDLE_OWNERS: usize = 1024;
 
 /// Why work was not done, for the log.
 #[derive(Debug, thiserror::Error)]
-pub enum Failed {
+pub enum WorkError {
     /// The work panicked. The panic's own message is on standard error.
     #[error("a computation panicked")]
     Panicked,
@@ -41,24 +41,24 @@ pub enum Failed {
 
 /// The threads. Clones share them.
 #[derive(Clone)]
-pub struct Workers {
-    light: Lane,
-    heavy: Lane,
+pub struct WorkerPool {
+    light: WorkerLane,
+    heavy: WorkerLane,
 }
 
 /// A set of threads, and the owners of their work.
 #[derive(Clone)]
-struct Lane {
+struct WorkerLane {
     /// Added to the nice value of the threads.
     niceness: i32,
     threads: Arc<Semaphore>,
     owners: Arc<Mutex<HashMap<String, Weak<Semaphore>>>>,
 }
 
-impl Workers {
+impl WorkerPool {
     /// Creates `threads` threads, at least one, and one more for heavy work.
     pub fn new(threads: usize) -> Self {
-        Self { light: Lane::new(threads, 0), heavy: Lane::new(1, HEAVY_NICENESS) }
+        Self { light: WorkerLane::new(threads, 0), heavy: WorkerLane::new(1, HEAVY_NICENESS) }
     }
 
     /// Creates half as many threads as the machine has cores, at most four.
@@ -76,25 +76,25 @@ impl Workers {
         &self,
         owner: &str,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Failed> {
+    ) -> Result<T, WorkError> {
         self.light.run(owner, work).await
     }
 
-    /// Runs work that takes seconds, like [`Workers::run`], in a thread of its own, so that work that takes
+    /// Runs work that takes seconds, like [`WorkerPool::run`], in a thread of its own, so that work that takes
     /// milliseconds does not wait for it.
     ///
     /// # Errors
-    /// As [`Workers::run`].
+    /// As [`WorkerPool::run`].
     pub async fn run_heavy<T: Send + 'static>(
         &self,
         owner: &str,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Failed> {
+    ) -> Result<T, WorkError> {
         self.heavy.run(owner, work).await
     }
 }
 
-impl Lane {
+impl WorkerLane {
     fn new(threads: usize, niceness: i32) -> Self {
         Self { niceness, threads: Arc::new(Semaphore::new(threads.max(1))), owners: Arc::default() }
     }
@@ -103,24 +103,24 @@ impl Lane {
         &self,
         owner: &str,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Failed> {
-        let turn = permit(self.turns_of(owner)).await?;
+    ) -> Result<T, WorkError> {
+        let turn = permit(self.owner_semaphore(owner)).await?;
         let thread = permit(self.threads.clone()).await?;
         let (done, result) = oneshot::channel();
         let niceness = self.niceness;
         std::thread::Builder::new().name("compute".to_owned()).spawn(move || {
             lower_priority(niceness);
-            let computed = catch_unwind(AssertUnwindSafe(work)).map_err(|_| Failed::Panicked);
+            let computed = catch_unwind(AssertUnwindSafe(work)).map_err(|_| WorkError::Panicked);
             // Before the result is sent: its receiver may request more at once.
             drop((thread, turn));
             // The receiver may have been dropped.
             let _ = done.send(computed);
         })?;
-        result.await.unwrap_or(Err(Failed::Panicked))
+        result.await.unwrap_or(Err(WorkError::Panicked))
     }
 
     /// Returns the semaphore that admits the work of an owner, one piece at a time.
-    fn turns_of(&self, owner: &str) -> Arc<Semaphore> {
+    fn owner_semaphore(&self, owner: &str) -> Arc<Semaphore> {
         // The map holds counters only, so it is consistent after any panic.
         let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(turns) = owners.get(owner).and_then(Weak::upgrade) {
@@ -145,9 +145,9 @@ fn lower_priority(niceness: i32) {
     }
 }
 
-async fn permit(semaphore: Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failed> {
+async fn permit(semaphore: Arc<Semaphore>) -> Result<OwnedSemaphorePermit, WorkError> {
     // No semaphore of this module is ever closed.
-    semaphore.acquire_owned().await.map_err(|_| Failed::Panicked)
+    semaphore.acquire_owned().await.map_err(|_| WorkError::Panicked)
 }
 
 #[cfg(test)]
@@ -171,7 +171,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_owner_with_much_work_waits_behind_the_others() {
-        let (workers, (begun, mut order)) = (Workers::new(1), mpsc::channel());
+        let (workers, (begun, mut order)) = (WorkerPool::new(1), mpsc::channel());
         let mut running = Vec::new();
         let mut ends = Vec::new();
         for (owner, name) in [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1")] {
@@ -197,7 +197,7 @@ mod tests {
 
     #[tokio::test]
     async fn light_work_does_not_wait_for_heavy_work() {
-        let (workers, (begun, order)) = (Workers::new(1), mpsc::channel());
+        let (workers, (begun, order)) = (WorkerPool::new(1), mpsc::channel());
         let (go, work) = waiting("heavy", &begun);
         let heavy = workers.clone();
         let heavy = tokio::spawn(async move { heavy.run_heavy("a", work).await.unwrap() });
@@ -216,15 +216,15 @@ mod tests {
             // The fields after the name in parentheses begin with the third one; the nice value is the 19th.
             stat.rsplit(") ").next().unwrap().split(' ').nth(16).unwrap().parse::<i32>().unwrap()
         };
-        let (workers, before) = (Workers::new(1), niceness());
+        let (workers, before) = (WorkerPool::new(1), niceness());
         assert_eq!(workers.run_heavy("a", niceness).await.unwrap(), (before + HEAVY_NICENESS).min(19));
         assert_eq!([workers.run("a", niceness).await.unwrap(), niceness()], [before, before]);
     }
 
     #[tokio::test]
     async fn a_panic_is_an_error_and_frees_the_thread() {
-        let workers = Workers::new(1);
-        assert!(matches!(workers.run("a", || panic!("as the test wants it")).await, Err::<(), _>(Failed::Panicked)));
+        let workers = WorkerPool::new(1);
+        assert!(matches!(workers.run("a", || panic!("as the test wants it")).await, Err::<(), _>(WorkError::Panicked)));
         assert_eq!(workers.run("a", || 1).await.unwrap(), 1);
     }
 }

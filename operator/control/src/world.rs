@@ -6,32 +6,34 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kube::runtime::reflector::ObjectRef;
-use millrace_crds::decide::{Agent, Event, Report, Role};
-use millrace_crds::{Appliance, ApplianceStatus, ClusterSpec, Grant, Progress, Resolution, TrainJob, TrainJobStatus};
+use millrace_crds::decide::{CoordinatorReport, JobEvent, ObservedAgent, Role};
+use millrace_crds::{
+    Appliance, ApplianceSpec, ApplianceStatus, Grant, JobProgress, ResolvedJob, TrainJob, TrainJobStatus,
+};
 use millrace_params::{JobSpec, MachineSpec};
-pub use millrace_protocol::journal::Journal;
+pub use millrace_protocol::journal::JournalEndpoint;
 
-use crate::launch::{Unreadable, resolved_job, version_of};
-use crate::resolve::Needs;
+use crate::launch::{ResolvedJobError, resolved_job, resolved_version};
+use crate::resolve::ResourceRequirements;
 
 /// One attempt of a job, with everything that its agents are created from.
 #[derive(Clone, Debug)]
-pub struct Attempt<'a> {
+pub struct AttemptContext<'a> {
     /// The job.
     pub job: &'a TrainJob,
     /// The record of the job's first admission.
-    pub resolution: &'a Resolution,
+    pub resolution: &'a ResolvedJob,
     /// The appliance, for the settings that may change between attempts.
-    pub cluster: &'a ClusterSpec,
+    pub cluster: &'a ApplianceSpec,
     /// The attempt's number, from 1.
     pub number: u32,
     /// Its agents and their memory.
-    pub needs: &'a Needs,
+    pub needs: &'a ResourceRequirements,
     /// Names of its systems, in the order of the system agents.
     pub systems: &'a [String],
 }
 
-impl Attempt<'_> {
+impl AttemptContext<'_> {
     /// Returns the number of systems of the attempt.
     pub fn system_count(&self) -> u32 {
         self.needs.wanted.iter().find(|(role, _)| *role == Role::Cs2).map_or(0, |(_, count)| *count)
@@ -40,14 +42,14 @@ impl Attempt<'_> {
     /// Returns the version of its agents. It determines which launch documents and arguments they read, and how their
     /// ports authenticate; see [`millrace_protocol::launch::VERSION`].
     pub fn version(&self) -> u32 {
-        version_of(self.resolution)
+        resolved_version(self.resolution)
     }
 
     /// Returns the resolved job, and the machine it is planned for.
     ///
     /// # Errors
-    /// The record can't be read; see [`Unreadable`].
-    pub fn resolved(&self) -> Result<(JobSpec, MachineSpec), Unreadable> {
+    /// The record can't be read; see [`ResolvedJobError`].
+    pub fn resolved(&self) -> Result<(JobSpec, MachineSpec), ResolvedJobError> {
         resolved_job(self.resolution)
     }
 
@@ -59,18 +61,18 @@ impl Attempt<'_> {
 
 /// The objects of a job as they were found.
 #[derive(Clone, Debug)]
-pub struct Found<T> {
+pub struct AgentsFound<T> {
     /// Its agents, of any attempt.
-    pub agents: Vec<Agent>,
+    pub agents: Vec<ObservedAgent>,
     /// The report that its coordinator left behind when it ended, for a loop that did not receive it from the stream.
-    pub last: Option<Report>,
+    pub termination_report: Option<CoordinatorReport>,
     /// The objects that run the agents, in the world's types.
-    pub there: T,
+    pub handle: T,
 }
 
 /// The directory of a job's checkpoints, metrics and logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModelDir {
+pub struct ModelDirLocation {
     /// Its path as the job's agents see it.
     pub path: PathBuf,
     /// The storage claim that contains it, if the job has its own.
@@ -79,14 +81,14 @@ pub struct ModelDir {
 
 /// Values of the priority classes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Priorities {
+pub struct PriorityValues {
     /// Values by name of the class.
     pub values: HashMap<String, i32>,
     /// Value for a job that names no class.
     pub default: i32,
 }
 
-impl Priorities {
+impl PriorityValues {
     /// Returns the value of `class`; the default value for `None`, and 0 for an unknown class, with which the ledger
     /// admits no job.
     pub fn of(&self, class: Option<&str>) -> i32 {
@@ -95,7 +97,7 @@ impl Priorities {
 }
 
 /// The properties of a world that a job's record depends on. The calls do no I/O, because every reconcile makes them.
-pub trait Site: Send + Sync {
+pub trait JobSite: Send + Sync {
     /// Returns the image of the agents if the appliance names none.
     fn image(&self) -> Option<String>;
 
@@ -103,11 +105,11 @@ pub trait Site: Send + Sync {
     ///
     /// # Errors
     /// The model_dir can't be there: a sentence for the user.
-    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDir, String>;
+    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDirLocation, String>;
 
     /// Returns why no attempt may begin with agents of `version`, `None` if attempts may: a sentence for the user, with
     /// the remedy.
-    fn agents_refused(&self, _version: u32) -> Option<String> {
+    fn unsupported_agents(&self, _version: u32) -> Option<String> {
         None
     }
 
@@ -115,7 +117,7 @@ pub trait Site: Send + Sync {
     ///
     /// # Errors
     /// They may not: a sentence for the user.
-    fn readable(&self, job: &TrainJob, written: &str) -> Result<(), String>;
+    fn check_readable(&self, job: &TrainJob, written: &str) -> Result<(), String>;
 }
 
 /// The place where jobs are recorded and agents run. Every call is idempotent: it is repeated after failures and after
@@ -124,39 +126,45 @@ pub trait World: Send + Sync + 'static {
     /// An error, as one sentence.
     type Error: std::error::Error + Send + Sync + 'static;
     /// The objects that run a job's agents, as they were found.
-    type There: Send + Sync;
+    type Handle: Send + Sync;
 
     /// Finds the objects of `job`.
-    fn find(&self, job: &TrainJob) -> impl Future<Output = Result<Found<Self::There>, Self::Error>> + Send;
+    fn observe(&self, job: &TrainJob) -> impl Future<Output = Result<AgentsFound<Self::Handle>, Self::Error>> + Send;
 
     /// Creates the missing agents of `attempt`, and the objects they need.
-    fn run(&self, attempt: &Attempt<'_>, there: &Self::There) -> impl Future<Output = Result<(), Error<Self>>> + Send;
+    fn ensure_agents(
+        &self,
+        attempt: &AttemptContext<'_>,
+        there: &Self::Handle,
+    ) -> impl Future<Output = Result<(), Error<Self>>> + Send;
 
     /// Ends every agent in `there` that is not ending yet, or that was given more than `grace` seconds to end.
-    fn remove(
+    fn remove_agents(
         &self,
         job: &TrainJob,
-        there: &Self::There,
+        there: &Self::Handle,
         grace: u32,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
     /// Ends the agents of `job`, which is deleted but still exists, and removes what holds it longer than allowed.
     /// Returns when to reconcile again if no event triggers it.
-    fn leave(&self, job: &TrainJob) -> impl Future<Output = Result<Option<Duration>, Self::Error>> + Send;
+    fn finalize(&self, job: &TrainJob) -> impl Future<Output = Result<Option<Duration>, Self::Error>> + Send;
 
     /// Returns whether agents of a deleted job exist.
-    fn any_left(&self, namespace: &str, uid: &str) -> impl Future<Output = Result<bool, Self::Error>> + Send;
+    fn has_leftover_agents(&self, namespace: &str, uid: &str)
+    -> impl Future<Output = Result<bool, Self::Error>> + Send;
 
     /// Returns the grants of an appliance that agents of deleted jobs still hold, as recorded at the agents.
-    fn left_behind(&self, appliance: &str) -> impl Future<Output = Result<Vec<Grant>, Self::Error>> + Send;
+    fn leftover_grants(&self, appliance: &str) -> impl Future<Output = Result<Vec<Grant>, Self::Error>> + Send;
 
     /// Protects `appliance` from deletion while it is `in_use`, and removes the protection otherwise. Returns whether
     /// that took a write, so that `appliance` is no longer the newest version.
-    fn protect(&self, appliance: &Appliance, in_use: bool) -> impl Future<Output = Result<bool, Self::Error>> + Send;
+    fn set_in_use(&self, appliance: &Appliance, in_use: bool)
+    -> impl Future<Output = Result<bool, Self::Error>> + Send;
 
     /// Records a decision that was made from `job`, without changing its progress. Returns false if `job` is no longer
     /// the newest version; nothing is recorded then.
-    fn record(
+    fn record_status(
         &self,
         job: &TrainJob,
         decided: &TrainJobStatus,
@@ -167,10 +175,10 @@ pub trait World: Send + Sync + 'static {
         &self,
         job: &ObjectRef<TrainJob>,
         uid: &str,
-        progress: &Progress,
+        progress: &JobProgress,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Records a ledger that was decided from `appliance`; returns false as [`World::record`] does.
+    /// Records a ledger that was decided from `appliance`; returns false as [`World::record_status`] does.
     fn record_ledger(
         &self,
         appliance: &Appliance,
@@ -178,25 +186,25 @@ pub trait World: Send + Sync + 'static {
     ) -> impl Future<Output = Result<bool, Self::Error>> + Send;
 
     /// Publishes an event of a job to its user. A failure is only logged: nothing depends on events.
-    fn publish(&self, job: &TrainJob, event: &Event) -> impl Future<Output = ()> + Send;
+    fn publish_job_event(&self, job: &TrainJob, event: &JobEvent) -> impl Future<Output = ()> + Send;
 
     /// Returns the fields of `appliance` that differ from the chart values it was created from, each with both values;
     /// `None` for an appliance without such values.
-    fn edits(&self, _appliance: &Appliance) -> Option<Vec<String>> {
+    fn manual_edits(&self, _appliance: &Appliance) -> Option<Vec<String>> {
         None
     }
 
-    /// Publishes an event of an appliance to its administrator, like [`World::publish`].
-    fn publish_of_appliance(&self, appliance: &Appliance, event: &Event) -> impl Future<Output = ()> + Send;
+    /// Publishes an event of an appliance to its administrator, like [`World::publish_job_event`].
+    fn publish_appliance_event(&self, appliance: &Appliance, event: &JobEvent) -> impl Future<Output = ()> + Send;
 
     /// Deletes `job`, whose time to live has elapsed.
-    fn forget(&self, job: &TrainJob) -> impl Future<Output = Result<(), Self::Error>> + Send;
+    fn delete_job(&self, job: &TrainJob) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
     /// Returns the current values of the priority classes.
-    fn priorities(&self) -> impl Future<Output = Result<Priorities, Self::Error>> + Send;
+    fn priorities(&self) -> impl Future<Output = Result<PriorityValues, Self::Error>> + Send;
 
     /// Returns the address of the coordinator of this attempt of the job of this UID; `None` while it is not known.
-    fn journal(&self, job: &ObjectRef<TrainJob>, uid: &str, attempt: u32) -> Option<Journal>;
+    fn journal_endpoint(&self, job: &ObjectRef<TrainJob>, uid: &str, attempt: u32) -> Option<JournalEndpoint>;
 }
 
 /// An error that prevents an attempt from being run.

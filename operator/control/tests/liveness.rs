@@ -11,18 +11,21 @@ use kube::runtime::watcher::{self, Event};
 use millrace_control::metrics::Metrics;
 use millrace_control::watchdog::Watchdog;
 use millrace_control::world::Error as Ended;
-use millrace_control::{Attempt, Control, Found, Journal, ModelDir, Parts, Priorities, Site, Streams, Workers, World};
+use millrace_control::{
+    AgentsFound, AttemptContext, ContextParts, ControllerContext, JobSite, JournalEndpoint, ModelDirLocation,
+    PriorityValues, WatchStreams, WorkerPool, World,
+};
 use millrace_crds::decide;
 use millrace_crds::{
-    Appliance, ApplianceStatus, ClusterSpec, Grant, Progress, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
+    Appliance, ApplianceSpec, ApplianceStatus, Grant, JobProgress, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
 /// Maximum time without progress of the loops in these tests.
-const BOUND: Duration = Duration::from_secs(3);
+const STUCK_BOUND: Duration = Duration::from_secs(3);
 /// Timeout of a test.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Behavior of the world's `find`.
 enum Behaviour {
@@ -33,90 +36,90 @@ enum Behaviour {
     Blocks(Mutex<mpsc::Receiver<()>>),
 }
 
-struct Stub(Behaviour);
+struct StubWorld(Behaviour);
 
 #[derive(Debug, thiserror::Error)]
 #[error("the API server can't be reached")]
-struct Away;
+struct StubError;
 
-impl World for Stub {
-    type Error = Away;
-    type There = ();
+impl World for StubWorld {
+    type Error = StubError;
+    type Handle = ();
 
-    async fn find(&self, _: &TrainJob) -> Result<Found<()>, Away> {
+    async fn observe(&self, _: &TrainJob) -> Result<AgentsFound<()>, StubError> {
         match &self.0 {
             Behaviour::Answers => {}
-            Behaviour::Refuses => return Err(Away),
+            Behaviour::Refuses => return Err(StubError),
             Behaviour::Blocks(until) => drop(until.lock().unwrap().recv()),
         }
-        Ok(Found { agents: Vec::new(), last: None, there: () })
+        Ok(AgentsFound { agents: Vec::new(), termination_report: None, handle: () })
     }
 
-    async fn run(&self, _: &Attempt<'_>, (): &()) -> Result<(), Ended<Self>> {
+    async fn ensure_agents(&self, _: &AttemptContext<'_>, (): &()) -> Result<(), Ended<Self>> {
         Ok(())
     }
 
-    async fn remove(&self, _: &TrainJob, (): &(), _: u32) -> Result<(), Away> {
+    async fn remove_agents(&self, _: &TrainJob, (): &(), _: u32) -> Result<(), StubError> {
         Ok(())
     }
 
-    async fn leave(&self, _: &TrainJob) -> Result<Option<Duration>, Away> {
+    async fn finalize(&self, _: &TrainJob) -> Result<Option<Duration>, StubError> {
         Ok(None)
     }
 
-    async fn any_left(&self, _: &str, _: &str) -> Result<bool, Away> {
+    async fn has_leftover_agents(&self, _: &str, _: &str) -> Result<bool, StubError> {
         Ok(false)
     }
 
-    async fn left_behind(&self, _: &str) -> Result<Vec<Grant>, Away> {
-        if matches!(self.0, Behaviour::Refuses) { Err(Away) } else { Ok(Vec::new()) }
+    async fn leftover_grants(&self, _: &str) -> Result<Vec<Grant>, StubError> {
+        if matches!(self.0, Behaviour::Refuses) { Err(StubError) } else { Ok(Vec::new()) }
     }
 
-    async fn protect(&self, _: &Appliance, _: bool) -> Result<bool, Away> {
+    async fn set_in_use(&self, _: &Appliance, _: bool) -> Result<bool, StubError> {
         Ok(false)
     }
 
-    async fn record(&self, _: &TrainJob, _: &TrainJobStatus) -> Result<bool, Away> {
+    async fn record_status(&self, _: &TrainJob, _: &TrainJobStatus) -> Result<bool, StubError> {
         Ok(true)
     }
 
-    async fn record_progress(&self, _: &ObjectRef<TrainJob>, _: &str, _: &Progress) -> Result<(), Away> {
+    async fn record_progress(&self, _: &ObjectRef<TrainJob>, _: &str, _: &JobProgress) -> Result<(), StubError> {
         Ok(())
     }
 
-    async fn record_ledger(&self, _: &Appliance, _: ApplianceStatus) -> Result<bool, Away> {
+    async fn record_ledger(&self, _: &Appliance, _: ApplianceStatus) -> Result<bool, StubError> {
         Ok(true)
     }
 
-    async fn publish(&self, _: &TrainJob, _: &decide::Event) {}
+    async fn publish_job_event(&self, _: &TrainJob, _: &decide::JobEvent) {}
 
-    async fn publish_of_appliance(&self, _: &Appliance, _: &decide::Event) {}
+    async fn publish_appliance_event(&self, _: &Appliance, _: &decide::JobEvent) {}
 
-    async fn forget(&self, _: &TrainJob) -> Result<(), Away> {
+    async fn delete_job(&self, _: &TrainJob) -> Result<(), StubError> {
         Ok(())
     }
 
-    async fn priorities(&self) -> Result<Priorities, Away> {
-        Ok(Priorities::default())
+    async fn priorities(&self) -> Result<PriorityValues, StubError> {
+        Ok(PriorityValues::default())
     }
 
-    fn journal(&self, _: &ObjectRef<TrainJob>, _: &str, _: u32) -> Option<Journal> {
+    fn journal_endpoint(&self, _: &ObjectRef<TrainJob>, _: &str, _: u32) -> Option<JournalEndpoint> {
         None
     }
 }
 
-struct Anywhere;
+struct StubSite;
 
-impl Site for Anywhere {
+impl JobSite for StubSite {
     fn image(&self) -> Option<String> {
         None
     }
 
-    fn model_dir(&self, _: &TrainJob, written: &str) -> Result<ModelDir, String> {
-        Ok(ModelDir { path: written.into(), claim: None })
+    fn model_dir(&self, _: &TrainJob, written: &str) -> Result<ModelDirLocation, String> {
+        Ok(ModelDirLocation { path: written.into(), claim: None })
     }
 
-    fn readable(&self, _: &TrainJob, _: &str) -> Result<(), String> {
+    fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), String> {
         Ok(())
     }
 }
@@ -161,26 +164,26 @@ struct Running {
 impl Running {
     fn start(behaviour: Behaviour, jobs: &[TrainJob], filled: bool) -> Self {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let (watchdog, metrics) = (Arc::new(Watchdog::new(BOUND)), Arc::new(Metrics::default()));
-        let appliances = [Appliance::new("default", ClusterSpec::default())];
+        let (watchdog, metrics) = (Arc::new(Watchdog::new(STUCK_BOUND)), Arc::new(Metrics::default()));
+        let appliances = [Appliance::new("default", ApplianceSpec::default())];
         let (visits, wanted) = tokio::sync::mpsc::unbounded_channel();
         let (ending, ended) = watch::channel(false);
-        let control = Control::new(Parts {
-            world: Arc::new(Stub(behaviour)),
-            site: Arc::new(Anywhere),
+        let control = ControllerContext::new(ContextParts {
+            world: Arc::new(StubWorld(behaviour)),
+            site: Arc::new(StubSite),
             jobs: view(jobs, filled),
             appliances: view(&appliances, filled),
             metrics: metrics.clone(),
             watchdog: watchdog.clone(),
             visits,
-            workers: Workers::for_this_machine(),
+            workers: WorkerPool::for_this_machine(),
         });
-        let streams = Streams {
+        let streams = WatchStreams {
             jobs: changes(jobs),
             appliances: changes(&appliances),
             touched_jobs: changes(jobs),
             touched_appliances: changes(&appliances),
-            wanted,
+            reconcile_requests: wanted,
         };
         runtime.spawn(millrace_control::run(Arc::new(control), streams, ended, |jobs| jobs));
         Self { watchdog, metrics, runtime: Some(runtime), _ending: ending }
@@ -204,13 +207,13 @@ fn until<T>(what: &str, running: &Running, condition: impl Fn() -> Option<T>) ->
         if let Some(found) = condition() {
             return found;
         }
-        assert!(began.elapsed() < PATIENCE, "{what} did not come about:\n{}", running.metrics.render());
+        assert!(began.elapsed() < TEST_TIMEOUT, "{what} did not come about:\n{}", running.metrics.render());
         runtime.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await });
     }
 }
 
 #[test]
-fn a_stuck_loop_is_noticed_and_others_are_left_alone() {
+fn stuck_loop_is_detected() {
     let (release, blocked) = mpsc::channel::<()>();
     let stuck = Running::start(Behaviour::Blocks(Mutex::new(blocked)), &[job()], true);
     let busy = Running::start(Behaviour::Answers, &[job()], true);
@@ -219,7 +222,7 @@ fn a_stuck_loop_is_noticed_and_others_are_left_alone() {
         ("cut off from its API server", Running::start(Behaviour::Refuses, &[job()], true)),
         ("waiting for its first list", Running::start(Behaviour::Answers, &[job()], false)),
     ];
-    let candidate = Watchdog::new(BOUND);
+    let candidate = Watchdog::new(STUCK_BOUND);
 
     let said = until("a stuck loop", &stuck, || stuck.watchdog.stuck());
     assert!(said.starts_with("visits to jobs: ") && said.contains("1 are under way"), "{said}");
@@ -244,7 +247,7 @@ fn a_stuck_loop_is_noticed_and_others_are_left_alone() {
     }
     let said = until("a runtime that is stuck", &busy, || busy.watchdog.stuck());
     assert!(said.contains("the threads of the control loop"), "{said}");
-    busy.watchdog.rest();
+    busy.watchdog.clear();
     assert_eq!(busy.watchdog.stuck(), None, "it does not lead any more");
     drop(release);
 }

@@ -2,21 +2,21 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements};
 use kube::ResourceExt;
-use millrace_control::Attempt;
+use millrace_control::AttemptContext;
 use millrace_crds::AccessMode;
 
 use super::meta;
 
 /// Builds the claim; `None` if one of the job's volumes contains model_dir. The claim has no owner, because checkpoints
 /// are kept when their job is deleted.
-pub fn claim(attempt: &Attempt<'_>) -> Option<PersistentVolumeClaim> {
+pub fn claim(attempt: &AttemptContext<'_>) -> Option<PersistentVolumeClaim> {
     let name = attempt.resolution.model_dir_claim.clone()?;
     let storage = &attempt.cluster.storage;
     let mut metadata = meta(attempt, name);
     metadata.owner_references = None;
     if let Some(labels) = &mut metadata.labels {
         // The next job of this name uses the claim again, and has another UID.
-        labels.remove(super::UID);
+        labels.remove(super::JOB_UID_LABEL);
     }
     let mode = match storage.access_mode {
         AccessMode::ReadWriteOnce => "ReadWriteOnce",

@@ -8,11 +8,11 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{KeyToPath, Secret, SecretVolumeSource};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
-use millrace_control::Attempt;
+use millrace_control::AttemptContext;
 use millrace_crds::decide::Role;
-use millrace_protocol::security::{AttemptName, Credentials, Name};
+use millrace_protocol::security::{AttemptName, Credentials, MemberName};
 
-use super::{Names, host, meta};
+use super::{ChildNames, host, meta};
 use crate::authority::Authorities;
 
 /// Maximum size of a Secret's values, in bytes.
@@ -42,16 +42,16 @@ fn entry(name: &str, text: &str) -> (String, ByteString) {
 ///
 /// # Errors
 /// A certificate can't be issued, or there are too many agents for one Secret: a sentence.
-pub fn identities(attempt: &Attempt<'_>, authorities: &Authorities, now: SystemTime) -> Result<Secret, String> {
-    let (names, namespace) = (Names::of(attempt.job), attempt.job.namespace().unwrap_or_default());
+pub fn identities(attempt: &AttemptContext<'_>, authorities: &Authorities, now: SystemTime) -> Result<Secret, String> {
+    let (names, namespace) = (ChildNames::for_job(attempt.job), attempt.job.namespace().unwrap_or_default());
     let uid = attempt.job.uid().unwrap_or_default();
     let certified = AttemptName::new(&uid, attempt.number).map_err(|error| error.to_string())?;
     let mut data = BTreeMap::new();
     for (role, index) in attempt.needs.wanted.iter().flat_map(|&(role, count)| (0..count).map(move |at| (role, at))) {
         let agent = format!("{role}-{index}");
-        let name = Name::agent_named(certified.clone(), &agent).map_err(|error| error.to_string())?;
+        let name = MemberName::for_agent(certified.clone(), &agent).map_err(|error| error.to_string())?;
         let hosts = if role == Role::Coordinator { vec![host(&names, &namespace)] } else { Vec::new() };
-        let issued = authorities.member(&name, &hosts, now);
+        let issued = authorities.issue_member(&name, &hosts, now);
         let Credentials { certificate, key, authority } = issued.map_err(|error| error.to_string())?;
         data.extend([
             entry(&format!("{agent}.crt"), &certificate),
@@ -68,10 +68,10 @@ pub fn identities(attempt: &Attempt<'_>, authorities: &Authorities, now: SystemT
 }
 
 /// Returns the part of that Secret that a pod mounts: its own identity.
-pub fn identity_volume(attempt: &Attempt<'_>, role: Role, index: u32) -> SecretVolumeSource {
+pub fn identity_volume(attempt: &AttemptContext<'_>, role: Role, index: u32) -> SecretVolumeSource {
     let item = |key: String, path: &str| KeyToPath { key, path: path.to_owned(), mode: None };
     SecretVolumeSource {
-        secret_name: Some(Names::of(attempt.job).identity(attempt.number)),
+        secret_name: Some(ChildNames::for_job(attempt.job).identity(attempt.number)),
         items: Some(vec![
             item(format!("{role}-{index}.crt"), Credentials::CERTIFICATE_FILE),
             item(format!("{role}-{index}.key"), Credentials::KEY_FILE),

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{ConfigMapVolumeSource, PersistentVolumeClaimVolumeSource, Volume, VolumeMount};
-use millrace_crds::{JobVolume, MountDir, Resolution, TrainJobSpec};
+use millrace_crds::{JobVolume, MountedDir, ResolvedJob, TrainJobSpec};
 
 /// Mount path of the claim of the appliance's storage; contains relative output paths.
-pub const MODEL_DIR: &str = "/var/lib/millrace/model_dir";
+pub const MODEL_DIR_PATH: &str = "/var/lib/millrace/model_dir";
 /// Name of the volume of that claim.
-const CLAIM: &str = "model-dir";
+const MODEL_DIR_VOLUME: &str = "model-dir";
 
 /// A claim, with the mount path and sub-path of model_dir's volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,10 +19,10 @@ pub(super) struct ModelDirMount {
 }
 
 /// Returns the mount that contains model_dir; `None` if it is no claim.
-pub(super) fn model_dir_mount(spec: &TrainJobSpec, resolution: &Resolution) -> Option<ModelDirMount> {
+pub(super) fn model_dir_mount(spec: &TrainJobSpec, resolution: &ResolvedJob) -> Option<ModelDirMount> {
     let model_dir = PathBuf::from(resolution.model_dir.clone()?);
     if let Some(claim_name) = resolution.model_dir_claim.clone() {
-        return Some(ModelDirMount { claim_name, path: MODEL_DIR.to_owned(), sub_path: None });
+        return Some(ModelDirMount { claim_name, path: MODEL_DIR_PATH.to_owned(), sub_path: None });
     }
     let mount = spec.mount_holding(&model_dir)?;
     let volume = spec.volumes.iter().find(|volume| volume.name == mount.volume)?;
@@ -39,14 +39,14 @@ pub(super) struct Mounts {
 
 impl Mounts {
     /// Adds model_dir, writable.
-    pub fn model_dir(&mut self, spec: &TrainJobSpec, resolution: &Resolution) {
+    pub fn add_model_dir(&mut self, spec: &TrainJobSpec, resolution: &ResolvedJob) {
         let path = PathBuf::from(resolution.model_dir.clone().unwrap_or_default());
         match (&resolution.model_dir_claim, spec.mount_holding(&path)) {
             (Some(claim), _) => {
-                self.volumes.push(claimed(CLAIM, claim, false));
+                self.volumes.push(claimed(MODEL_DIR_VOLUME, claim, false));
                 self.mounts.push(VolumeMount {
-                    name: CLAIM.to_owned(),
-                    mount_path: MODEL_DIR.to_owned(),
+                    name: MODEL_DIR_VOLUME.to_owned(),
+                    mount_path: MODEL_DIR_PATH.to_owned(),
                     ..VolumeMount::default()
                 });
             }
@@ -56,8 +56,8 @@ impl Mounts {
     }
 
     /// Adds every directory except model_dir's, read-only.
-    pub fn data(&mut self, spec: &TrainJobSpec, resolution: &Resolution) {
-        let own = self.holder_of_model_dir(spec, resolution).cloned();
+    pub fn add_data(&mut self, spec: &TrainJobSpec, resolution: &ResolvedJob) {
+        let own = self.model_dir_mount_dir(spec, resolution).cloned();
         for mount in spec.mount_dirs.iter().filter(|mount| own.as_ref() != Some(mount)) {
             self.add(spec, mount, true);
         }
@@ -70,7 +70,7 @@ impl Mounts {
     }
 
     /// Adds the directory that contains `path`, read-only, unless it is mounted already.
-    pub fn holding(&mut self, spec: &TrainJobSpec, path: &Path) {
+    pub fn add_containing(&mut self, spec: &TrainJobSpec, path: &Path) {
         if let Some(mount) = spec.mount_holding(path)
             && !self.mounts.iter().any(|there| there.mount_path == mount.path)
         {
@@ -79,7 +79,7 @@ impl Mounts {
     }
 
     /// Adds a volume that belongs to the pod itself.
-    pub fn own(&mut self, name: &str, path: &str, volume: Volume, read_only: bool) {
+    pub fn add_volume(&mut self, name: &str, path: &str, volume: Volume, read_only: bool) {
         self.volumes.push(Volume { name: name.to_owned(), ..volume });
         self.mounts.push(VolumeMount {
             name: name.to_owned(),
@@ -89,12 +89,12 @@ impl Mounts {
         });
     }
 
-    fn holder_of_model_dir<'a>(&self, spec: &'a TrainJobSpec, resolution: &Resolution) -> Option<&'a MountDir> {
+    fn model_dir_mount_dir<'a>(&self, spec: &'a TrainJobSpec, resolution: &ResolvedJob) -> Option<&'a MountedDir> {
         let path = PathBuf::from(resolution.model_dir.clone()?);
         if resolution.model_dir_claim.is_some() { None } else { spec.mount_holding(&path) }
     }
 
-    fn add(&mut self, spec: &TrainJobSpec, mount: &MountDir, read_only: bool) {
+    fn add(&mut self, spec: &TrainJobSpec, mount: &MountedDir, read_only: bool) {
         let Some(index) = spec.volumes.iter().position(|volume| volume.name == mount.volume) else { return };
         // The volume's own name is not used, because with a prefix it can be longer than a pod allows.
         let name = format!("user-{index}");

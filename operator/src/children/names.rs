@@ -7,50 +7,50 @@ use millrace_crds::TrainJob;
 use millrace_crds::decide::Role;
 
 /// Label: the job's name.
-pub const JOB: &str = "millrace.dev/job";
+pub const JOB_LABEL: &str = "millrace.dev/job";
 /// Label: the job's UID. A job that is deleted and created again has another.
-pub const UID: &str = "millrace.dev/job-uid";
+pub const JOB_UID_LABEL: &str = "millrace.dev/job-uid";
 /// Label: the attempt of a pod.
-pub const ATTEMPT: &str = "millrace.dev/attempt";
+pub const ATTEMPT_LABEL: &str = "millrace.dev/attempt";
 /// Label: the role of a pod.
-pub const ROLE: &str = "millrace.dev/role";
+pub const ROLE_LABEL: &str = "millrace.dev/role";
 /// Label: the agent's number within the role, from 0.
-pub const INDEX: &str = "millrace.dev/index";
+pub const INDEX_LABEL: &str = "millrace.dev/index";
 /// Label of a system's pod: the name of the system, such as csx-0.
-pub const SYSTEM: &str = "millrace.dev/system";
+pub const SYSTEM_LABEL: &str = "millrace.dev/system";
 /// Label of a system's pod: the appliance of the system.
-pub const APPLIANCE: &str = "millrace.dev/appliance";
+pub const APPLIANCE_LABEL: &str = "millrace.dev/appliance";
 /// Field manager and `app.kubernetes.io/managed-by` of all objects that the operator creates.
-pub const MANAGER: &str = "millrace-operator";
+pub const FIELD_MANAGER: &str = "millrace-operator";
 
 /// Maximum length of the name of a pod or service.
-const MOST: usize = 63;
+const MAX_NAME_LENGTH: usize = 63;
 /// Characters of the UID's hash, 32 bits; the name also distinguishes jobs.
-const HASH: usize = 8;
+const HASH_LENGTH: usize = 8;
 
 /// The names of a job's children.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Names {
+pub struct ChildNames {
     job: String,
     uid: String,
     hash: String,
 }
 
-impl Names {
+impl ChildNames {
     /// Creates the names for the job `job` with this UID.
     pub fn new(job: &str, uid: &str) -> Self {
-        let hash = blake3::hash(uid.as_bytes()).to_hex()[..HASH].to_owned();
+        let hash = blake3::hash(uid.as_bytes()).to_hex()[..HASH_LENGTH].to_owned();
         Self { job: job.to_owned(), uid: uid.to_owned(), hash }
     }
 
     /// Creates the names for `job`.
-    pub fn of(job: &TrainJob) -> Self {
+    pub fn for_job(job: &TrainJob) -> Self {
         Self::new(&job.name_any(), &job.uid().unwrap_or_default())
     }
 
     /// Returns `<job, cut>-<hash>-<what>`.
     pub fn child(&self, what: &str) -> String {
-        let room = MOST.saturating_sub(HASH + what.len() + 2);
+        let room = MAX_NAME_LENGTH.saturating_sub(HASH_LENGTH + what.len() + 2);
         let job: String = self.job.chars().take(room).collect();
         format!("{}-{}-{what}", job.trim_end_matches('-'), self.hash)
     }
@@ -84,7 +84,7 @@ impl Names {
     /// the claim again. It is never deleted with a job.
     pub fn model_dir_claim(&self) -> String {
         let suffix = "-model-dir";
-        let job: String = self.job.chars().take(MOST - suffix.len()).collect();
+        let job: String = self.job.chars().take(MAX_NAME_LENGTH - suffix.len()).collect();
         format!("{}{suffix}", job.trim_end_matches('-'))
     }
 
@@ -93,24 +93,24 @@ impl Names {
         let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
         BTreeMap::from([
             label("app.kubernetes.io/name", "millrace"),
-            label("app.kubernetes.io/managed-by", MANAGER),
-            label(JOB, &self.job),
-            label(UID, &self.uid),
+            label("app.kubernetes.io/managed-by", FIELD_MANAGER),
+            label(JOB_LABEL, &self.job),
+            label(JOB_UID_LABEL, &self.uid),
         ])
     }
 
     /// Returns the labels that select all pods of the job.
     pub fn selector(&self) -> BTreeMap<String, String> {
-        BTreeMap::from([(UID.to_owned(), self.uid.clone())])
+        BTreeMap::from([(JOB_UID_LABEL.to_owned(), self.uid.clone())])
     }
 
-    /// Returns [`Names::selector`] as the text of a label selector.
+    /// Returns [`ChildNames::selector`] as the text of a label selector.
     pub fn selector_text(&self) -> String {
-        format!("{UID}={}", self.uid)
+        format!("{JOB_UID_LABEL}={}", self.uid)
     }
 }
 
 /// Returns the label selector of a job's systems.
 pub fn cs2_selector(job: &TrainJob) -> String {
-    format!("{},{ROLE}={}", Names::of(job).selector_text(), Role::Cs2)
+    format!("{},{ROLE_LABEL}={}", ChildNames::for_job(job).selector_text(), Role::Cs2)
 }

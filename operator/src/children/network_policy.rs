@@ -9,12 +9,12 @@ use k8s_openapi::api::networking::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use millrace_control::Attempt;
+use millrace_control::AttemptContext;
 
-use super::{Names, meta, ports};
+use super::{ChildNames, meta, ports};
 
 /// Label of the pods that may follow journals, in any namespace; the chart sets it on its own pods.
-const FOLLOWS: (&str, &str) = ("millrace.dev/follows-journals", "true");
+const FOLLOWS_JOURNALS_LABEL: (&str, &str) = ("millrace.dev/follows-journals", "true");
 
 fn tcp(port: u16) -> NetworkPolicyPort {
     port_of("TCP", port)
@@ -36,14 +36,17 @@ fn labelled(labels: BTreeMap<String, String>) -> LabelSelector {
 pub(super) fn followers() -> NetworkPolicyPeer {
     NetworkPolicyPeer {
         namespace_selector: Some(LabelSelector::default()),
-        pod_selector: Some(labelled(BTreeMap::from([(FOLLOWS.0.to_owned(), FOLLOWS.1.to_owned())]))),
+        pod_selector: Some(labelled(BTreeMap::from([(
+            FOLLOWS_JOURNALS_LABEL.0.to_owned(),
+            FOLLOWS_JOURNALS_LABEL.1.to_owned(),
+        )]))),
         ..NetworkPolicyPeer::default()
     }
 }
 
 /// Builds the policy for all agents of the job.
-pub fn network_policy(attempt: &Attempt<'_>) -> NetworkPolicy {
-    let names = Names::of(attempt.job);
+pub fn network_policy(attempt: &AttemptContext<'_>) -> NetworkPolicy {
+    let names = ChildNames::for_job(attempt.job);
     let own = labelled(names.selector());
     let peers = NetworkPolicyPeer { pod_selector: Some(own.clone()), ..NetworkPolicyPeer::default() };
     let from = |peer: Option<NetworkPolicyPeer>, ports: Vec<NetworkPolicyPort>| NetworkPolicyIngressRule {
@@ -56,14 +59,14 @@ pub fn network_policy(attempt: &Attempt<'_>) -> NetworkPolicy {
             pod_selector: Some(own),
             policy_types: Some(vec!["Ingress".to_owned(), "Egress".to_owned()]),
             ingress: Some(vec![
-                from(Some(peers.clone()), vec![tcp(ports::CONTROL), tcp(ports::DATA)]),
-                from(Some(followers()), vec![tcp(ports::JOURNAL)]),
-                from(None, vec![tcp(ports::METRICS)]),
+                from(Some(peers.clone()), vec![tcp(ports::CONTROL_PORT), tcp(ports::DATA_PORT)]),
+                from(Some(followers()), vec![tcp(ports::JOURNAL_PORT)]),
+                from(None, vec![tcp(ports::METRICS_PORT)]),
             ]),
             egress: Some(vec![
                 NetworkPolicyEgressRule {
                     to: Some(vec![peers]),
-                    ports: Some(vec![tcp(ports::CONTROL), tcp(ports::DATA)]),
+                    ports: Some(vec![tcp(ports::CONTROL_PORT), tcp(ports::DATA_PORT)]),
                 },
                 NetworkPolicyEgressRule { to: None, ports: Some(vec![port_of("UDP", 53), tcp(53)]) },
             ]),

@@ -8,20 +8,23 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
-use millrace_control::Attempt;
+use millrace_control::AttemptContext;
 use millrace_crds::decide::Role;
-use millrace_crds::{ClusterSpec, PullPolicy};
-use millrace_protocol::launch::{ALLOCATOR, DATA_ENCRYPTION_VARIABLE, IDENTITY_VARIABLE, ROLE_VARIABLE};
+use millrace_crds::{ApplianceSpec, ImagePullPolicy};
+use millrace_protocol::launch::{ALLOCATOR_ENVIRONMENT, DATA_ENCRYPTION_ENV, IDENTITY_ENV, ROLE_ENV};
 use millrace_telemetry::logs::LogFormat;
 
 use super::mounts::Mounts;
 use super::resources::resources;
-use super::{APPLIANCE, ATTEMPT, INDEX, Names, ROLE, SYSTEM, control_address, identity_volume, meta, ports};
+use super::{
+    APPLIANCE_LABEL, ATTEMPT_LABEL, ChildNames, INDEX_LABEL, ROLE_LABEL, SYSTEM_LABEL, control_address,
+    identity_volume, meta, ports,
+};
 
 /// Name of the only container of a pod.
-pub const CONTAINER: &str = "agent";
+pub const CONTAINER_NAME: &str = "agent";
 /// User and group of the image, and of the files that its pods write.
-const USER: i64 = 65_532;
+const RUN_AS_USER: i64 = 65_532;
 /// Directory of the launch document.
 const LAUNCH_DIR: &str = "/etc/millrace/launch";
 /// Directory of the agent's certificate.
@@ -29,34 +32,36 @@ const IDENTITY_DIR: &str = "/etc/millrace/identity";
 /// Directory for tokenized text, kept for as long as the pod exists.
 const CACHE_DIR: &str = "/var/cache/millrace";
 /// Maximum size of that directory: the tokens of the job's texts. Prevents one job from filling its node's disk.
-const CACHE_SIZE: &str = "64Gi";
+const CACHE_SIZE_LIMIT: &str = "64Gi";
 const TERMINATION_LOG: &str = "/dev/termination-log";
 /// Seconds that a node may be unreachable before its pods are deleted.
-const NODE_LOST_AFTER: i64 = 30;
+const NODE_LOST_SECONDS: i64 = 30;
 /// Seconds of the termination grace period in addition to those for saving.
-pub const ENDING: u32 = 15;
+pub const EXTRA_TERMINATION_GRACE_SECONDS: u32 = 15;
 
 /// Builds every pod of the attempt.
-pub fn pods(attempt: &Attempt<'_>) -> Vec<Pod> {
+pub fn pods(attempt: &AttemptContext<'_>) -> Vec<Pod> {
     let agents = attempt.needs.wanted.iter().flat_map(|&(role, count)| (0..count).map(move |index| (role, index)));
     agents.map(|(role, index)| pod(attempt, role, index)).collect()
 }
 
-fn pod(attempt: &Attempt<'_>, role: Role, index: u32) -> Pod {
-    let names = Names::of(attempt.job);
+fn pod(attempt: &AttemptContext<'_>, role: Role, index: u32) -> Pod {
+    let names = ChildNames::for_job(attempt.job);
     let mut metadata = meta(attempt, names.pod(role, index));
     let labels = metadata.labels.get_or_insert_default();
-    for (key, value) in [(ATTEMPT, attempt.number.to_string()), (ROLE, role.to_string()), (INDEX, index.to_string())] {
+    for (key, value) in
+        [(ATTEMPT_LABEL, attempt.number.to_string()), (ROLE_LABEL, role.to_string()), (INDEX_LABEL, index.to_string())]
+    {
         labels.insert(key.to_owned(), value);
     }
     labels.insert("app.kubernetes.io/component".to_owned(), role.to_string());
     if let Some(system) = attempt.systems.get(index as usize).filter(|_| role == Role::Cs2) {
         // For a ledger that finds the pod after its job was deleted.
-        labels.insert(SYSTEM.to_owned(), system.clone());
-        labels.insert(APPLIANCE.to_owned(), attempt.job.spec.appliance.clone());
+        labels.insert(SYSTEM_LABEL.to_owned(), system.clone());
+        labels.insert(APPLIANCE_LABEL.to_owned(), attempt.job.spec.appliance.clone());
     }
     let (volumes, mounts) = volumes(attempt, role, index);
-    let grace = i64::from(attempt.job.spec.checkpoint.grace_period_seconds + ENDING);
+    let grace = i64::from(attempt.job.spec.checkpoint.grace_period_seconds + EXTRA_TERMINATION_GRACE_SECONDS);
     Pod {
         metadata,
         spec: Some(PodSpec {
@@ -65,7 +70,7 @@ fn pod(attempt: &Attempt<'_>, role: Role, index: u32) -> Pod {
             termination_grace_period_seconds: Some(grace),
             priority_class_name: priority_class(attempt),
             tolerations: Some(tolerations(attempt)),
-            ..spec(attempt.cluster)
+            ..base_pod_spec(attempt.cluster)
         }),
         ..Pod::default()
     }
@@ -73,14 +78,14 @@ fn pod(attempt: &Attempt<'_>, role: Role, index: u32) -> Pod {
 
 /// Returns the job's PriorityClass if the appliance allows it: the class of a running job may have changed since its
 /// admission.
-fn priority_class(attempt: &Attempt<'_>) -> Option<String> {
+fn priority_class(attempt: &AttemptContext<'_>) -> Option<String> {
     let allowed = &attempt.cluster.priority_classes;
     attempt.job.spec.priority_class_name.clone().filter(|class| allowed.allows(class))
 }
 
 /// Returns the settings of every pod: no restarts, no credentials, Pod Security `restricted`, and the requirements of
 /// the appliance's nodes.
-pub(super) fn spec(cluster: &ClusterSpec) -> PodSpec {
+pub(super) fn base_pod_spec(cluster: &ApplianceSpec) -> PodSpec {
     let pull_secrets = cluster.image_pull_secrets.iter();
     PodSpec {
         restart_policy: Some("Never".to_owned()),
@@ -95,11 +100,11 @@ pub(super) fn spec(cluster: &ClusterSpec) -> PodSpec {
     }
 }
 
-fn container(attempt: &Attempt<'_>, role: Role, index: u32, mounts: Vec<VolumeMount>) -> Container {
+fn container(attempt: &AttemptContext<'_>, role: Role, index: u32, mounts: Vec<VolumeMount>) -> Container {
     let own = attempt.job.spec.resources.as_ref().or(attempt.resolution.resources.as_ref());
     let bytes = attempt.needs.bytes.get(&role).copied().unwrap_or_default();
     Container {
-        name: CONTAINER.to_owned(),
+        name: CONTAINER_NAME.to_owned(),
         image: attempt.resolution.image.clone(),
         image_pull_policy: attempt.cluster.image_pull_policy.map(|policy| pull_policy(policy).to_owned()),
         command: Some(vec!["millrace-agent".to_owned()]),
@@ -117,23 +122,23 @@ fn container(attempt: &Attempt<'_>, role: Role, index: u32, mounts: Vec<VolumeMo
     }
 }
 
-pub(super) const fn pull_policy(policy: PullPolicy) -> &'static str {
+pub(super) const fn pull_policy(policy: ImagePullPolicy) -> &'static str {
     match policy {
-        PullPolicy::Always => "Always",
-        PullPolicy::IfNotPresent => "IfNotPresent",
-        PullPolicy::Never => "Never",
+        ImagePullPolicy::Always => "Always",
+        ImagePullPolicy::IfNotPresent => "IfNotPresent",
+        ImagePullPolicy::Never => "Never",
     }
 }
 
-fn arguments(attempt: &Attempt<'_>, role: Role, index: u32) -> Vec<String> {
+fn arguments(attempt: &AttemptContext<'_>, role: Role, index: u32) -> Vec<String> {
     let mut arguments = vec!["role".to_owned(), role.to_string()];
     let mut flag = |name: &str, value: String| arguments.push(format!("--{name}={value}"));
     let any = |port: u16| format!("0.0.0.0:{port}");
     flag("index", index.to_string());
-    flag("metrics_listen", any(ports::METRICS));
+    flag("metrics_listen", any(ports::METRICS_PORT));
     if role == Role::Coordinator {
-        flag("listen", any(ports::CONTROL));
-        flag("journal_listen", any(ports::JOURNAL));
+        flag("listen", any(ports::CONTROL_PORT));
+        flag("journal_listen", any(ports::JOURNAL_PORT));
         flag("launch", format!("{LAUNCH_DIR}/launch.json"));
         flag("termination_log", TERMINATION_LOG.to_owned());
         // For coordinators of release 0.1.0, the image of jobs that began with it.
@@ -143,9 +148,9 @@ fn arguments(attempt: &Attempt<'_>, role: Role, index: u32) -> Vec<String> {
         return arguments;
     }
     let namespace = attempt.job.namespace().unwrap_or_default();
-    flag("listen", any(ports::DATA));
+    flag("listen", any(ports::DATA_PORT));
     flag("advertise", "$(POD_IP)".to_owned());
-    flag("coordinator", control_address(&Names::of(attempt.job), &namespace));
+    flag("coordinator", control_address(&ChildNames::for_job(attempt.job), &namespace));
     arguments
 }
 
@@ -163,7 +168,7 @@ pub fn set_log_format(pod: &mut Pod, format: LogFormat) {
 
 /// Returns the variables of an agent. Settings for which agents of release 0.1.0 have no flag are variables, because
 /// these agents ignore unknown ones.
-fn environment(cluster: &ClusterSpec) -> Vec<EnvVar> {
+fn environment(cluster: &ApplianceSpec) -> Vec<EnvVar> {
     let set =
         |name: &str, value: &str| EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() };
     let pod_ip = EnvVar {
@@ -174,12 +179,12 @@ fn environment(cluster: &ClusterSpec) -> Vec<EnvVar> {
         }),
         ..EnvVar::default()
     };
-    let allocator = ALLOCATOR.iter().map(|(name, value)| set(name, value));
+    let allocator = ALLOCATOR_ENVIRONMENT.iter().map(|(name, value)| set(name, value));
     let encryption = if cluster.encrypt_data.unwrap_or(true) { "on" } else { "off" };
     let own = [
-        set(ROLE_VARIABLE, "pod"),
-        set(IDENTITY_VARIABLE, IDENTITY_DIR),
-        set(DATA_ENCRYPTION_VARIABLE, encryption),
+        set(ROLE_ENV, "pod"),
+        set(IDENTITY_ENV, IDENTITY_DIR),
+        set(DATA_ENCRYPTION_ENV, encryption),
         set("XDG_CACHE_HOME", CACHE_DIR),
         pod_ip,
     ];
@@ -192,10 +197,10 @@ fn container_ports(role: Role) -> Vec<ContainerPort> {
         container_port: port.into(),
         ..ContainerPort::default()
     };
-    let metrics = port("metrics", ports::METRICS);
+    let metrics = port("metrics", ports::METRICS_PORT);
     match role {
-        Role::Coordinator => vec![port("control", ports::CONTROL), port("journal", ports::JOURNAL), metrics],
-        _ => vec![port("data", ports::DATA), metrics],
+        Role::Coordinator => vec![port("control", ports::CONTROL_PORT), port("journal", ports::JOURNAL_PORT), metrics],
+        _ => vec![port("data", ports::DATA_PORT), metrics],
     }
 }
 
@@ -203,7 +208,7 @@ fn probe(path: &str, period: i32, failures: i32) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
             path: Some(path.to_owned()),
-            port: IntOrString::Int(ports::METRICS.into()),
+            port: IntOrString::Int(ports::METRICS_PORT.into()),
             ..HTTPGetAction::default()
         }),
         period_seconds: Some(period),
@@ -215,33 +220,33 @@ fn probe(path: &str, period: i32, failures: i32) -> Probe {
 
 /// Returns the volumes and mounts of a role: only coordinator and MemoryX have model_dir, only coordinator and
 /// activation servers the data.
-fn volumes(attempt: &Attempt<'_>, role: Role, index: u32) -> (Vec<Volume>, Vec<VolumeMount>) {
+fn volumes(attempt: &AttemptContext<'_>, role: Role, index: u32) -> (Vec<Volume>, Vec<VolumeMount>) {
     let (spec, resolution) = (&attempt.job.spec, attempt.resolution);
     let mut all = Mounts::default();
     if matches!(role, Role::Coordinator | Role::MemoryX) {
-        all.model_dir(spec, resolution);
+        all.add_model_dir(spec, resolution);
     }
     match role {
-        Role::Coordinator | Role::Activation => all.data(spec, resolution),
+        Role::Coordinator | Role::Activation => all.add_data(spec, resolution),
         // MemoryX reads the checkpoint to start from, in any volume.
         Role::MemoryX => {
             if let Some(path) = attempt.checkpoint_path() {
-                all.holding(spec, &path);
+                all.add_containing(spec, &path);
             }
         }
         Role::SwarmX | Role::Cs2 => {}
     }
-    let names = Names::of(attempt.job);
+    let names = ChildNames::for_job(attempt.job);
     if role == Role::Coordinator {
         let document = ConfigMapVolumeSource { name: names.launch(attempt.number), ..ConfigMapVolumeSource::default() };
-        all.own("launch", LAUNCH_DIR, Volume { config_map: Some(document), ..Volume::default() }, true);
+        all.add_volume("launch", LAUNCH_DIR, Volume { config_map: Some(document), ..Volume::default() }, true);
     }
     let identity = identity_volume(attempt, role, index);
-    all.own("identity", IDENTITY_DIR, Volume { secret: Some(identity), ..Volume::default() }, true);
+    all.add_volume("identity", IDENTITY_DIR, Volume { secret: Some(identity), ..Volume::default() }, true);
     if matches!(role, Role::Coordinator | Role::Activation) {
-        let size_limit = Some(Quantity(CACHE_SIZE.to_owned()));
+        let size_limit = Some(Quantity(CACHE_SIZE_LIMIT.to_owned()));
         let empty = EmptyDirVolumeSource { size_limit, ..EmptyDirVolumeSource::default() };
-        all.own("cache", CACHE_DIR, Volume { empty_dir: Some(empty), ..Volume::default() }, false);
+        all.add_volume("cache", CACHE_DIR, Volume { empty_dir: Some(empty), ..Volume::default() }, false);
     }
     (all.volumes, all.mounts)
 }
@@ -250,9 +255,9 @@ fn volumes(attempt: &Attempt<'_>, role: Role, index: u32) -> (Vec<Volume>, Vec<V
 fn pod_security() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
-        run_as_user: Some(USER),
-        run_as_group: Some(USER),
-        fs_group: Some(USER),
+        run_as_user: Some(RUN_AS_USER),
+        run_as_group: Some(RUN_AS_USER),
+        fs_group: Some(RUN_AS_USER),
         fs_group_change_policy: Some("OnRootMismatch".to_owned()),
         seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), ..SeccompProfile::default() }),
         ..PodSecurityContext::default()
@@ -270,12 +275,12 @@ pub(super) fn container_security() -> SecurityContext {
 
 /// Returns the appliance's tolerations, and a short toleration of lost nodes: the job can't continue without this pod,
 /// and restarts as soon as it is deleted.
-fn tolerations(attempt: &Attempt<'_>) -> Vec<Toleration> {
+fn tolerations(attempt: &AttemptContext<'_>) -> Vec<Toleration> {
     let lost = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"].map(|key| Toleration {
         key: Some(key.to_owned()),
         operator: Some("Exists".to_owned()),
         effect: Some("NoExecute".to_owned()),
-        toleration_seconds: Some(NODE_LOST_AFTER),
+        toleration_seconds: Some(NODE_LOST_SECONDS),
         ..Toleration::default()
     });
     attempt.cluster.tolerations.iter().cloned().chain(lost).collect()

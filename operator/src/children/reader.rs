@@ -13,31 +13,31 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelecto
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Resource, ResourceExt};
 use millrace_crds::decide::Role;
-use millrace_crds::{ClusterSpec, FileReader, FileReaderSpec, Resolution, TrainJob};
+use millrace_crds::{ApplianceSpec, FileReader, FileReaderSpec, ResolvedJob, TrainJob};
 use millrace_protocol::security::Credentials;
 
 use super::mounts::{Mounts, model_dir_mount};
 use super::network_policy::followers;
-use super::pod::{container_security, pull_policy, spec};
-use super::resources::of_reader;
-use super::{MANAGER, Names, ROLE, credentials_secret, ports};
+use super::pod::{base_pod_spec, container_security, pull_policy};
+use super::resources::reader_resources;
+use super::{ChildNames, FIELD_MANAGER, ROLE_LABEL, credentials_secret, ports};
 
 /// Label of readers: the UID of the job whose files they serve.
-pub const READER: &str = "millrace.dev/reader";
+pub const READER_LABEL: &str = "millrace.dev/reader";
 /// `app.kubernetes.io/managed-by` of objects that the REST server creates.
-pub const API: &str = "millrace-api";
+pub const API_MANAGER: &str = "millrace-api";
 const IDENTITY_DIR: &str = "/etc/millrace/identity";
 const SCRATCH_DIR: &str = "/tmp/millrace";
 /// Maximum size of the scratch directory: exports have at most 32 GiB.
-const SCRATCH_SIZE: &str = "33Gi";
+const SCRATCH_SIZE_LIMIT: &str = "33Gi";
 /// Seconds without a request after which a reader ends.
-const IDLE_SECONDS: u32 = 120;
+const READER_IDLE_SECONDS: u32 = 120;
 /// Name of the claim's volume.
-const CLAIM: &str = "model-dir";
+const MODEL_DIR_VOLUME: &str = "model-dir";
 
 /// Builds the REST server's request for the files of `job`; `None` if no claim contains them. The reader admits clients
 /// with a certificate of `client_authority`.
-pub fn reader_spec(job: &TrainJob, resolution: &Resolution, client_authority: &str) -> Option<FileReaderSpec> {
+pub fn reader_spec(job: &TrainJob, resolution: &ResolvedJob, client_authority: &str) -> Option<FileReaderSpec> {
     let mount = model_dir_mount(&job.spec, resolution)?;
     Some(FileReaderSpec {
         job_uid: job.uid().unwrap_or_default(),
@@ -52,23 +52,23 @@ pub fn reader_spec(job: &TrainJob, resolution: &Resolution, client_authority: &s
 }
 
 /// Everything that a reader is built from.
-pub struct Reader<'a> {
+pub struct ReaderPod<'a> {
     /// The request.
     pub request: &'a FileReader,
     /// The appliance, for the requirements of its nodes.
-    pub cluster: &'a ClusterSpec,
+    pub cluster: &'a ApplianceSpec,
     /// Image of the pod.
     pub image: &'a str,
 }
 
-impl Reader<'_> {
+impl ReaderPod<'_> {
     /// Builds the pod.
     pub fn pod(&self) -> Pod {
         let mut mounts = Mounts::default();
         let claim =
             PersistentVolumeClaimVolumeSource { claim_name: self.request.spec.claim_name.clone(), read_only: None };
-        mounts.own(
-            CLAIM,
+        mounts.add_volume(
+            MODEL_DIR_VOLUME,
             &self.request.spec.mount_path,
             Volume { persistent_volume_claim: Some(claim), ..Volume::default() },
             true,
@@ -81,19 +81,19 @@ impl Reader<'_> {
             default_mode: Some(0o440),
             ..SecretVolumeSource::default()
         };
-        mounts.own("identity", IDENTITY_DIR, Volume { secret: Some(identity), ..Volume::default() }, true);
-        let size_limit = Some(Quantity(SCRATCH_SIZE.to_owned()));
+        mounts.add_volume("identity", IDENTITY_DIR, Volume { secret: Some(identity), ..Volume::default() }, true);
+        let size_limit = Some(Quantity(SCRATCH_SIZE_LIMIT.to_owned()));
         let scratch = EmptyDirVolumeSource { size_limit, ..EmptyDirVolumeSource::default() };
-        mounts.own("scratch", SCRATCH_DIR, Volume { empty_dir: Some(scratch), ..Volume::default() }, false);
+        mounts.add_volume("scratch", SCRATCH_DIR, Volume { empty_dir: Some(scratch), ..Volume::default() }, false);
         Pod {
             metadata: self.metadata(),
             spec: Some(PodSpec {
                 containers: vec![self.container(mounts.mounts)],
                 volumes: Some(mounts.volumes),
                 termination_grace_period_seconds: Some(2),
-                affinity: Some(self.near_the_job()),
+                affinity: Some(self.job_affinity()),
                 tolerations: Some(self.cluster.tolerations.clone()),
-                ..spec(self.cluster)
+                ..base_pod_spec(self.cluster)
             }),
             ..Pod::default()
         }
@@ -112,7 +112,7 @@ impl Reader<'_> {
 
     fn metadata(&self) -> ObjectMeta {
         let mut labels = labels();
-        labels.insert(READER.to_owned(), self.request.spec.job_uid.clone());
+        labels.insert(READER_LABEL.to_owned(), self.request.spec.job_uid.clone());
         ObjectMeta {
             name: self.request.metadata.name.clone(),
             namespace: self.request.namespace(),
@@ -129,9 +129,9 @@ impl Reader<'_> {
             format!("--model-dir={model_dir}"),
             format!("--exports={SCRATCH_DIR}"),
             format!("--identity={IDENTITY_DIR}"),
-            format!("--listen=0.0.0.0:{}", ports::READER),
+            format!("--listen=0.0.0.0:{}", ports::READER_PORT),
             format!("--job-uid={job_uid}"),
-            format!("--idle-seconds={IDLE_SECONDS}"),
+            format!("--idle-seconds={READER_IDLE_SECONDS}"),
         ];
         Container {
             name: "reader".to_owned(),
@@ -141,12 +141,12 @@ impl Reader<'_> {
             args: Some(arguments.into()),
             volume_mounts: Some(mounts),
             readiness_probe: Some(Probe {
-                tcp_socket: Some(TCPSocketAction { port: IntOrString::Int(ports::READER.into()), host: None }),
+                tcp_socket: Some(TCPSocketAction { port: IntOrString::Int(ports::READER_PORT.into()), host: None }),
                 period_seconds: Some(1),
                 ..Probe::default()
             }),
             security_context: Some(container_security()),
-            resources: Some(of_reader()),
+            resources: Some(reader_resources()),
             termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
             ..Container::default()
         }
@@ -154,10 +154,10 @@ impl Reader<'_> {
 
     /// Prefers the node of the job's coordinator, if one runs, because storage may be mountable on one node at a time
     /// only.
-    fn near_the_job(&self) -> Affinity {
+    fn job_affinity(&self) -> Affinity {
         let coordinator = [
-            (super::UID.to_owned(), self.request.spec.job_uid.clone()),
-            (ROLE.to_owned(), Role::Coordinator.to_string()),
+            (super::JOB_UID_LABEL.to_owned(), self.request.spec.job_uid.clone()),
+            (ROLE_LABEL.to_owned(), Role::Coordinator.to_string()),
         ];
         let term = PodAffinityTerm {
             label_selector: Some(LabelSelector { match_labels: Some(coordinator.into()), ..LabelSelector::default() }),
@@ -179,23 +179,23 @@ fn labels() -> BTreeMap<String, String> {
     let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     BTreeMap::from([
         label("app.kubernetes.io/name", "millrace"),
-        label("app.kubernetes.io/managed-by", MANAGER),
+        label("app.kubernetes.io/managed-by", FIELD_MANAGER),
         label("app.kubernetes.io/component", "reader"),
     ])
 }
 
 /// Returns a name for a reader of the job, unique if `tail` is.
 pub fn reader_name(job: &TrainJob, tail: &str) -> String {
-    Names::of(job).child(&format!("reader-{tail}"))
+    ChildNames::for_job(job).child(&format!("reader-{tail}"))
 }
 
 /// Builds the network rules of a namespace's readers: only the REST server may connect to them, and they may connect to
 /// nothing.
 pub fn reader_policy(namespace: &str) -> NetworkPolicy {
-    let exists = LabelSelectorRequirement { key: READER.to_owned(), operator: "Exists".to_owned(), values: None };
+    let exists = LabelSelectorRequirement { key: READER_LABEL.to_owned(), operator: "Exists".to_owned(), values: None };
     let port = NetworkPolicyPort {
         protocol: Some("TCP".to_owned()),
-        port: Some(IntOrString::Int(ports::READER.into())),
+        port: Some(IntOrString::Int(ports::READER_PORT.into())),
         ..NetworkPolicyPort::default()
     };
     NetworkPolicy {

@@ -18,11 +18,11 @@ const fn millicpu(role: Role) -> u32 {
 }
 
 /// Memory limit above the planned bytes, for unplanned memory: buffers of connections, and the pod's page cache.
-const AIR: u64 = 256 << 20;
+const MEMORY_HEADROOM_BYTES: u64 = 256 << 20;
 
 /// Returns the resources of a pod that serves files: it reads, and converts one tensor at a time. It has limits,
 /// because a quota requires them.
-pub fn of_reader() -> ResourceRequirements {
+pub fn reader_resources() -> ResourceRequirements {
     let map = |cpu: &str, memory: &str| {
         BTreeMap::from(
             [("cpu", cpu), ("memory", memory)].map(|(what, much)| (what.to_owned(), Quantity(much.to_owned()))),
@@ -45,7 +45,7 @@ pub fn resources(role: Role, bytes: u64, of: Option<&RoleResources>) -> Resource
         Role::Cs2 => of.cs2.as_ref(),
     });
     if let Some(Resources { requests, limits }) = named {
-        let map = |given: &Option<millrace_crds::Quantities>| given.as_ref().map(|quantities| quantities.0.clone());
+        let map = |given: &Option<millrace_crds::ResourceList>| given.as_ref().map(|quantities| quantities.0.clone());
         return ResourceRequirements {
             requests: map(requests),
             limits: map(limits),
@@ -56,7 +56,7 @@ pub fn resources(role: Role, bytes: u64, of: Option<&RoleResources>) -> Resource
     let cpu = ("cpu".to_owned(), Quantity(format!("{}m", millicpu(role))));
     ResourceRequirements {
         requests: Some(BTreeMap::from([cpu, amount(bytes)])),
-        limits: Some(BTreeMap::from([amount(bytes + bytes / 2 + AIR)])),
+        limits: Some(BTreeMap::from([amount(bytes + bytes / 2 + MEMORY_HEADROOM_BYTES)])),
         ..ResourceRequirements::default()
     }
 }

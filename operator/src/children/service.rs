@@ -2,16 +2,16 @@
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use millrace_control::Attempt;
+use millrace_control::AttemptContext;
 use millrace_crds::decide::Role;
 
-use super::{Names, ROLE, meta, ports};
+use super::{ChildNames, ROLE_LABEL, meta, ports};
 
 /// Builds the service.
-pub fn service(attempt: &Attempt<'_>) -> Service {
-    let names = Names::of(attempt.job);
+pub fn service(attempt: &AttemptContext<'_>) -> Service {
+    let names = ChildNames::for_job(attempt.job);
     let mut selector = names.selector();
-    selector.insert(ROLE.to_owned(), Role::Coordinator.to_string());
+    selector.insert(ROLE_LABEL.to_owned(), Role::Coordinator.to_string());
     let port = |name: &str, port: u16| ServicePort {
         name: Some(name.to_owned()),
         port: port.into(),
@@ -22,7 +22,7 @@ pub fn service(attempt: &Attempt<'_>) -> Service {
         metadata: meta(attempt, names.coordinator()),
         spec: Some(ServiceSpec {
             selector: Some(selector),
-            ports: Some(vec![port("control", ports::CONTROL), port("journal", ports::JOURNAL)]),
+            ports: Some(vec![port("control", ports::CONTROL_PORT), port("journal", ports::JOURNAL_PORT)]),
             // Agents join before the coordinator is ready: it becomes ready when they have joined.
             publish_not_ready_addresses: Some(true),
             ..ServiceSpec::default()
@@ -32,16 +32,16 @@ pub fn service(attempt: &Attempt<'_>) -> Service {
 }
 
 /// Returns the DNS name of the coordinator of a job in `namespace`.
-pub fn host(names: &Names, namespace: &str) -> String {
+pub fn host(names: &ChildNames, namespace: &str) -> String {
     format!("{}.{namespace}.svc", names.coordinator())
 }
 
 /// Returns the address at which agents join.
-pub fn control_address(names: &Names, namespace: &str) -> String {
-    format!("{}:{}", host(names, namespace), ports::CONTROL)
+pub fn control_address(names: &ChildNames, namespace: &str) -> String {
+    format!("{}:{}", host(names, namespace), ports::CONTROL_PORT)
 }
 
 /// Returns the address at which the operator follows the journal.
-pub fn journal_address(names: &Names, namespace: &str) -> String {
-    format!("{}:{}", host(names, namespace), ports::JOURNAL)
+pub fn journal_address(names: &ChildNames, namespace: &str) -> String {
+    format!("{}:{}", host(names, namespace), ports::JOURNAL_PORT)
 }

@@ -4,18 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
 use millrace_crds::{
-    ClaimSource, ClusterSpec, JobVolume, MountDir, Resolution, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
+    ApplianceSpec, JobVolume, MountedDir, PersistentVolumeClaimSource, ResolvedJob, StoredParams, TrainJob,
+    TrainJobSpec, TrainJobStatus,
 };
 
-use millrace_control::{Needs, Unable, needs, resolve};
+use millrace_control::{ResolveError, ResourceRequirements, requirements, resolve};
 use millrace_crds::decide::Role;
 
-use millrace_control::Site;
-use millrace_control::launch::version_of;
+use millrace_control::JobSite;
+use millrace_control::launch::resolved_version;
 use millrace_protocol::launch::VERSION;
 
 use super::*;
-use crate::site::Pods;
+use crate::site::PodSite;
 use millrace_protocol::security::Credentials;
 
 /// Builds the smallest job, with `model_dir` in its params.
@@ -35,25 +36,32 @@ fn job(name: &str, model_dir: &str) -> TrainJob {
     job
 }
 
-fn resolve_here(job: &TrainJob) -> Result<Resolution, Unable> {
-    resolve(job, &ClusterSpec::default(), &Pods { image: "localhost/millrace:test".to_owned() })
+fn resolve_here(job: &TrainJob) -> Result<ResolvedJob, ResolveError> {
+    resolve(job, &ApplianceSpec::default(), &PodSite { image: "localhost/millrace:test".to_owned() })
 }
 
-fn resolved(job: &TrainJob) -> (Resolution, Needs) {
+fn resolved(job: &TrainJob) -> (ResolvedJob, ResourceRequirements) {
     let resolution = resolve_here(job).unwrap();
-    let needs = needs(&resolution, job.spec.num_csx).unwrap();
+    let needs = requirements(&resolution, job.spec.num_csx).unwrap();
     (resolution, needs)
 }
 
-fn built<T>(job: &TrainJob, with: impl FnOnce(&Attempt<'_>) -> T) -> T {
+fn built<T>(job: &TrainJob, with: impl FnOnce(&AttemptContext<'_>) -> T) -> T {
     let (resolution, needs) = resolved(job);
-    let cluster = ClusterSpec::default();
+    let cluster = ApplianceSpec::default();
     let systems = ["csx-4".to_owned(), "csx-7".to_owned()];
-    with(&Attempt { job, resolution: &resolution, cluster: &cluster, number: 3, needs: &needs, systems: &systems })
+    with(&AttemptContext {
+        job,
+        resolution: &resolution,
+        cluster: &cluster,
+        number: 3,
+        needs: &needs,
+        systems: &systems,
+    })
 }
 
 fn pod<'a>(pods: &'a [Pod], role: &str) -> &'a Pod {
-    pods.iter().find(|pod| pod.metadata.labels.as_ref().unwrap()[ROLE] == role).unwrap()
+    pods.iter().find(|pod| pod.metadata.labels.as_ref().unwrap()[ROLE_LABEL] == role).unwrap()
 }
 
 fn mounts(pod: &Pod) -> BTreeMap<String, bool> {
@@ -72,7 +80,7 @@ fn names_fit_and_are_the_same_for_every_attempt() {
             assert!(name.len() <= 63 && !name.contains("--") && !name.contains('3'), "{name}");
         }
     }
-    let names = |uid| Names::new(&long, uid).pod(Role::Cs2, 191);
+    let names = |uid| ChildNames::new(&long, uid).pod(Role::Cs2, 191);
     assert_ne!(names("one"), names("another"), "another job of the same name is another");
     assert!(names("one").len() <= 63);
 }
@@ -83,7 +91,7 @@ fn every_pod_is_restricted_owned_labelled_and_has_no_credentials() {
         let name = pod.metadata.name.clone().unwrap();
         let owner = &pod.metadata.owner_references.as_ref().unwrap()[0];
         assert_eq!((owner.kind.as_str(), owner.controller), ("TrainJob", Some(true)), "{name}");
-        assert_eq!(pod.metadata.labels.as_ref().unwrap()[ATTEMPT], "3");
+        assert_eq!(pod.metadata.labels.as_ref().unwrap()[ATTEMPT_LABEL], "3");
         let spec = pod.spec.unwrap();
         assert_eq!(spec.automount_service_account_token, Some(false));
         assert_eq!(spec.restart_policy.as_deref(), Some("Never"), "an end is seen, not covered up");
@@ -107,7 +115,8 @@ fn every_pod_is_restricted_owned_labelled_and_has_no_credentials() {
 fn a_systems_pod_says_which_system_it_is() {
     let pods = built(&job("job", "m"), pods);
     let labels = pods.iter().filter_map(|pod| pod.metadata.labels.as_ref());
-    let systems: Vec<_> = labels.filter_map(|labels| Some((labels.get(SYSTEM)?, labels.get(APPLIANCE)?))).collect();
+    let systems: Vec<_> =
+        labels.filter_map(|labels| Some((labels.get(SYSTEM_LABEL)?, labels.get(APPLIANCE_LABEL)?))).collect();
     let default = "default".to_owned();
     assert_eq!(systems, [(&"csx-4".to_owned(), &default), (&"csx-7".to_owned(), &default)]);
 }
@@ -124,15 +133,15 @@ fn pods_are_of_a_priority_class_that_the_appliance_allows() {
 }
 
 #[test]
-fn only_who_needs_a_volume_sees_it() {
+fn pods_mount_only_the_volumes_they_need() {
     let mut job = job("job", "/results/run");
     let claim = |name: &str, claim: &str| JobVolume {
         name: name.to_owned(),
-        persistent_volume_claim: Some(ClaimSource { claim_name: claim.to_owned() }),
+        persistent_volume_claim: Some(PersistentVolumeClaimSource { claim_name: claim.to_owned() }),
         config_map: None,
     };
     let mount =
-        |path: &str, volume: &str| MountDir { path: path.to_owned(), volume: volume.to_owned(), sub_path: None };
+        |path: &str, volume: &str| MountedDir { path: path.to_owned(), volume: volume.to_owned(), sub_path: None };
     job.spec.volumes = vec![claim("results", "my-results"), claim("data", "my-data")];
     job.spec.mount_dirs = vec![mount("/results", "results"), mount("/data", "data")];
     let pods = built(&job, pods);
@@ -144,13 +153,13 @@ fn only_who_needs_a_volume_sees_it() {
     assert!(built(&job, claim_of).is_none(), "the job brings its own");
 }
 
-fn claim_of(attempt: &Attempt<'_>) -> Option<k8s_openapi::api::core::v1::PersistentVolumeClaim> {
+fn claim_of(attempt: &AttemptContext<'_>) -> Option<k8s_openapi::api::core::v1::PersistentVolumeClaim> {
     claim(attempt)
 }
 
 #[test]
 fn each_pod_sees_its_own_identity_only_and_proves_it() {
-    use millrace_protocol::security::{AttemptName, Identity, Name};
+    use millrace_protocol::security::{AttemptName, Identity, MemberName};
     let now = std::time::SystemTime::now();
     let authorities = crate::authority::Authorities::new(now).unwrap();
     let job = job("job", "m");
@@ -159,7 +168,7 @@ fn each_pod_sees_its_own_identity_only_and_proves_it() {
     assert_eq!(data.len(), 2 * pods.len() + 1);
     for pod in pods {
         let labels = pod.metadata.labels.unwrap();
-        let agent = format!("{}-{}", labels[ROLE], labels[INDEX]);
+        let agent = format!("{}-{}", labels[ROLE_LABEL], labels[INDEX_LABEL]);
         let spec = pod.spec.unwrap();
         let secrets: Vec<_> = spec.volumes.unwrap().into_iter().filter_map(|volume| volume.secret).collect();
         assert_eq!(secrets.len(), 1);
@@ -170,7 +179,7 @@ fn each_pod_sees_its_own_identity_only_and_proves_it() {
         let part = |file: &str| String::from_utf8(data[&mounted[file]].0.clone()).unwrap();
         let credentials = Credentials { certificate: part("tls.crt"), key: part("tls.key"), authority: part("ca.crt") };
         let attempt = AttemptName::new(job.metadata.uid.as_deref().unwrap(), 3).unwrap();
-        assert_eq!(*Identity::new(&credentials).unwrap().name(), Name::agent_named(attempt, &agent).unwrap());
+        assert_eq!(*Identity::new(&credentials).unwrap().name(), MemberName::for_agent(attempt, &agent).unwrap());
         let variables = spec.containers[0].env.clone().unwrap();
         let set = |name: &str| variables.iter().find(|var| var.name == name).and_then(|var| var.value.clone());
         let mount =
@@ -187,14 +196,20 @@ fn the_identities_of_the_largest_cluster_fit_into_a_secret() {
     job.spec.params.0["train_input"]["batch_size"] = 192.into();
     let now = std::time::SystemTime::now();
     let authorities = crate::authority::Authorities::new(now).unwrap();
-    let cluster = ClusterSpec {
+    let cluster = ApplianceSpec {
         machine: serde_json::from_value(serde_json::json!({"systems": 192})).unwrap(),
-        ..ClusterSpec::default()
+        ..ApplianceSpec::default()
     };
-    let resolution = resolve(&job, &cluster, &Pods { image: "localhost/millrace:test".to_owned() }).unwrap();
-    let needs = needs(&resolution, 192).unwrap();
-    let attempt =
-        Attempt { job: &job, resolution: &resolution, cluster: &cluster, number: 3, needs: &needs, systems: &[] };
+    let resolution = resolve(&job, &cluster, &PodSite { image: "localhost/millrace:test".to_owned() }).unwrap();
+    let needs = requirements(&resolution, 192).unwrap();
+    let attempt = AttemptContext {
+        job: &job,
+        resolution: &resolution,
+        cluster: &cluster,
+        number: 3,
+        needs: &needs,
+        systems: &[],
+    };
     let secret = identities(&attempt, &authorities, now).unwrap();
     assert!(secret.data.unwrap().len() > 2 * 2 * 192);
 }
@@ -211,21 +226,21 @@ fn without_volumes_the_claim_is_found_again_by_name_and_belongs_to_no_job() {
 }
 
 #[test]
-fn the_launch_document_says_what_holds_now() {
+fn launch_document_uses_the_current_spec() {
     let mut job = job("job", "m");
     let launch = |job: &TrainJob| {
         let map = built(job, |attempt| launch(attempt).unwrap());
-        millrace_protocol::launch::Launch::from_json(&map.data.unwrap()["launch.json"]).unwrap()
+        millrace_protocol::launch::LaunchDocument::from_json(&map.data.unwrap()["launch.json"]).unwrap()
     };
     let first = launch(&job);
-    assert_eq!((first.attempt, first.wanted.systems, first.job.run.num_csx), (Some(3), 2, 2), "the spec wins");
+    assert_eq!((first.attempt, first.agent_counts.systems, first.job.run.num_csx), (Some(3), 2, 2), "the spec wins");
     assert_eq!(first.job_uid, job.metadata.uid);
     assert_eq!(first.model_dir.to_str(), Some("/var/lib/millrace/model_dir/m"));
     let (resolution, _) = resolved(&job);
     assert_eq!(resolution.differences[0].key, "runconfig.num_csx");
     job.spec.params.0["runconfig"]["checkpoint_path"] = "/data/checkpoint_5".into();
     assert!(launch(&job).resume.checkpoint_path.is_some());
-    let saved = millrace_crds::CheckpointRecord { step: Some(7), ..Default::default() };
+    let saved = millrace_crds::CheckpointStatus { step: Some(7), ..Default::default() };
     job.status = Some(TrainJobStatus { checkpoint: Some(saved), ..TrainJobStatus::default() });
     assert!(launch(&job).resume.checkpoint_path.is_none(), "the job has come further since");
 }
@@ -238,9 +253,10 @@ fn golden<T: serde::de::DeserializeOwned>(name: &str) -> T {
 
 #[test]
 fn a_job_of_the_first_release_starts_its_agents_as_that_release_did() {
-    let (job, record): (TrainJob, Resolution) = (golden("trainjob.json"), golden("resolved.json"));
-    let (needs, cluster) = (needs(&record, job.spec.num_csx).unwrap(), ClusterSpec::default());
-    let attempt = Attempt { job: &job, resolution: &record, cluster: &cluster, number: 3, needs: &needs, systems: &[] };
+    let (job, record): (TrainJob, ResolvedJob) = (golden("trainjob.json"), golden("resolved.json"));
+    let (needs, cluster) = (requirements(&record, job.spec.num_csx).unwrap(), ApplianceSpec::default());
+    let attempt =
+        AttemptContext { job: &job, resolution: &record, cluster: &cluster, number: 3, needs: &needs, systems: &[] };
     let map = launch(&attempt).unwrap().data.unwrap();
     let document: serde_json::Value = serde_json::from_str(&map["launch.json"]).unwrap();
     assert_eq!(document, golden::<serde_json::Value>("launch.json"));
@@ -250,7 +266,7 @@ fn a_job_of_the_first_release_starts_its_agents_as_that_release_did() {
             let labels = pod.metadata.labels.as_ref().unwrap();
             let container = &pod.spec.as_ref().unwrap().containers[0];
             assert_eq!(container.image.as_deref(), Some("localhost/millrace:0.1.0"));
-            (format!("{}-{}", labels[ROLE], labels[INDEX]), container.args.clone().unwrap())
+            (format!("{}-{}", labels[ROLE_LABEL], labels[INDEX_LABEL]), container.args.clone().unwrap())
         })
         .collect();
     assert_eq!(arguments, golden::<BTreeMap<_, _>>("arguments.json"));
@@ -259,7 +275,7 @@ fn a_job_of_the_first_release_starts_its_agents_as_that_release_did() {
 #[test]
 fn every_scratch_directory_has_a_limit() {
     let request = file_reader(&job_with_claim());
-    let reader = Reader { request: &request, cluster: &ClusterSpec::default(), image: "localhost/millrace:test" };
+    let reader = ReaderPod { request: &request, cluster: &ApplianceSpec::default(), image: "localhost/millrace:test" };
     let mut all = built(&job("job", "m"), pods);
     all.push(reader.pod());
     let volumes = all.into_iter().flat_map(|pod| pod.spec.unwrap().volumes.unwrap_or_default());
@@ -269,11 +285,11 @@ fn every_scratch_directory_has_a_limit() {
 }
 
 #[test]
-fn no_attempt_begins_with_agents_that_cannot_prove_who_they_are() {
-    let site = Pods { image: "localhost/millrace:test".to_owned() };
-    assert_eq!(site.agents_refused(VERSION), None);
-    let record: Resolution = golden("resolved.json");
-    let refused = site.agents_refused(version_of(&record)).unwrap();
+fn no_attempt_starts_with_unauthenticated_agents() {
+    let site = PodSite { image: "localhost/millrace:test".to_owned() };
+    assert_eq!(site.unsupported_agents(VERSION), None);
+    let record: ResolvedJob = golden("resolved.json");
+    let refused = site.unsupported_agents(resolved_version(&record)).unwrap();
     assert!(refused.contains("release 0.1.0") && refused.contains("create it again"), "{refused}");
 }
 
@@ -282,15 +298,15 @@ fn a_record_names_its_version_and_one_of_a_later_version_is_refused_with_a_remed
     let (mut record, _) = resolved(&job("job", "m"));
     assert_eq!(record.version, Some(VERSION));
     record.version = Some(VERSION + 1);
-    let refused = needs(&record, 2).unwrap_err().to_string();
+    let refused = requirements(&record, 2).unwrap_err().to_string();
     assert!(refused.contains(&format!("version {}", VERSION + 1)), "{refused}");
     assert!(refused.contains(&format!("up to {VERSION}")) && refused.contains("create the job again"), "{refused}");
-    let damaged = Resolution { version: None, job: Some("{".to_owned()), ..record };
-    assert!(needs(&damaged, 2).unwrap_err().to_string().contains("run the release that admitted the job"));
+    let damaged = ResolvedJob { version: None, job: Some("{".to_owned()), ..record };
+    assert!(requirements(&damaged, 2).unwrap_err().to_string().contains("run the release that admitted the job"));
 }
 
 #[test]
-fn agents_talk_to_each_other_and_to_nobody_else() {
+fn network_policy_restricts_agents_to_their_job() {
     let job = job("job", "m");
     let policy = built(&job, network_policy).spec.unwrap();
     assert_eq!(policy.policy_types.unwrap(), ["Ingress", "Egress"]);
@@ -298,11 +314,11 @@ fn agents_talk_to_each_other_and_to_nobody_else() {
     assert_eq!(open.len(), 1, "metrics alone are for everybody");
     let service = built(&job, service).spec.unwrap();
     assert_eq!(service.publish_not_ready_addresses, Some(true));
-    assert_eq!(service.selector.unwrap()[ROLE], "coordinator");
+    assert_eq!(service.selector.unwrap()[ROLE_LABEL], "coordinator");
 }
 
 #[test]
-fn what_can_never_run_is_refused_in_one_sentence() {
+fn impossible_job_is_rejected_in_one_sentence() {
     let mut bad = job("job", "m");
     bad.spec.params.0["model"]["num_heads"] = 3.into();
     let why = resolve_here(&bad).unwrap_err().to_string();
@@ -320,7 +336,9 @@ fn what_can_never_run_is_refused_in_one_sentence() {
     large.spec.params.0["model"]["max_position_embeddings"] = (1 << 22).into();
     large.spec.params.0["model"]["hidden_size"] = 8192.into();
     match resolve_here(&large).unwrap_err() {
-        Unable::TooLarge(why) => assert!(why.contains("the wafer has") && why.contains("smaller hidden_size"), "{why}"),
+        ResolveError::TooLarge(why) => {
+            assert!(why.contains("the wafer has") && why.contains("smaller hidden_size"), "{why}")
+        }
         other => panic!("it is the machine that is too small: {other}"),
     }
 }
@@ -330,11 +348,11 @@ fn job_with_claim() -> TrainJob {
     let mut job = job("job", "/results/run");
     job.spec.volumes = vec![JobVolume {
         name: "results".to_owned(),
-        persistent_volume_claim: Some(ClaimSource { claim_name: "my-results".to_owned() }),
+        persistent_volume_claim: Some(PersistentVolumeClaimSource { claim_name: "my-results".to_owned() }),
         config_map: None,
     }];
     let path = "/results".to_owned();
-    job.spec.mount_dirs = vec![MountDir { path, volume: "results".to_owned(), sub_path: Some("a/b".to_owned()) }];
+    job.spec.mount_dirs = vec![MountedDir { path, volume: "results".to_owned(), sub_path: Some("a/b".to_owned()) }];
     job
 }
 
@@ -351,7 +369,7 @@ fn file_reader(job: &TrainJob) -> millrace_crds::FileReader {
 fn a_reader_has_one_claim_read_only_and_no_credentials() {
     let mut job = job_with_claim();
     let request = file_reader(&job);
-    let reader = Reader { request: &request, cluster: &ClusterSpec::default(), image: "localhost/millrace:test" };
+    let reader = ReaderPod { request: &request, cluster: &ApplianceSpec::default(), image: "localhost/millrace:test" };
     let pod = reader.pod();
     assert!(!mounts(&pod)["/results"], "not to be written");
     let owner = &pod.metadata.owner_references.as_ref().unwrap()[0];
@@ -367,6 +385,6 @@ fn a_reader_has_one_claim_read_only_and_no_credentials() {
     let secret = reader.secret(issued).data.unwrap();
     assert_eq!(secret["ca.crt"].0, b"CLIENTS", "only clients of whoever asked are let in");
     job.spec.volumes[0].persistent_volume_claim = None;
-    job.spec.volumes[0].config_map = Some(millrace_crds::ConfigSource { name: "texts".to_owned() });
+    job.spec.volumes[0].config_map = Some(millrace_crds::ConfigMapSource { name: "texts".to_owned() });
     assert_eq!(reader_spec(&job, &resolved(&job).0, "CLIENTS"), None, "no other volume is read");
 }

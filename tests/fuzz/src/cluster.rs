@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use millrace_api::definition::Definition;
+use millrace_api::definition::AdmissionSchema;
 use millrace_control::launch::resolved_job;
-use millrace_control::{ModelDir, Site};
-use millrace_crds::{ClusterSpec, Resolution, TrainJob};
+use millrace_control::{JobSite, ModelDirLocation};
+use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob};
 use millrace_params::{FlagOverrides, JobSpec, MachineSpec, Params};
 use serde_json::Value;
 
@@ -23,41 +23,41 @@ pub fn params(bytes: &[u8]) {
 }
 
 /// A site at which all model_dirs and data are accepted. No path is accessed.
-struct Nowhere;
+struct NoSite;
 
-impl Site for Nowhere {
+impl JobSite for NoSite {
     fn image(&self) -> Option<String> {
         None
     }
 
-    fn model_dir(&self, _: &TrainJob, written: &str) -> Result<ModelDir, String> {
-        Ok(ModelDir { path: PathBuf::from(written), claim: None })
+    fn model_dir(&self, _: &TrainJob, written: &str) -> Result<ModelDirLocation, String> {
+        Ok(ModelDirLocation { path: PathBuf::from(written), claim: None })
     }
 
-    fn readable(&self, _: &TrainJob, _: &str) -> Result<(), String> {
+    fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), String> {
         Ok(())
     }
 }
 
 /// Maximum layers of a model that is planned: planning more takes too much time for one input.
-const MOST_LAYERS: u64 = 64;
+const MAX_LAYERS: u64 = 64;
 /// Maximum size of other dimensions of a model that is planned, for the same reason.
-const MOST_WIDTH: u64 = 4096;
+const MAX_WIDTH: u64 = 4096;
 
 fn is_small(object: &Value) -> bool {
     let params = &object["spec"]["params"];
     let small = |at: &str, most: u64| params.pointer(at).is_none_or(|value| value.as_u64().is_some_and(|n| n <= most));
-    small("/model/num_hidden_layers", MOST_LAYERS)
+    small("/model/num_hidden_layers", MAX_LAYERS)
         && ["/model/hidden_size", "/model/vocab_size", "/model/filter_size", "/model/max_position_embeddings"]
             .iter()
             .chain(&["/train_input/batch_size", "/eval_input/batch_size", "/train_input/max_sequence_length"])
-            .all(|at| small(at, MOST_WIDTH))
+            .all(|at| small(at, MAX_WIDTH))
 }
 
 /// Validates a TrainJob by its definition, reads it as its type, and resolves it.
 pub fn trainjob(bytes: &[u8]) {
-    static DEFINITION: OnceLock<Definition> = OnceLock::new();
-    let definition = DEFINITION.get_or_init(|| Definition::both().expect("the definitions are ours").1);
+    static DEFINITION: OnceLock<AdmissionSchema> = OnceLock::new();
+    let definition = DEFINITION.get_or_init(|| AdmissionSchema::load_all().expect("the definitions are ours").1);
     let Ok(object) = serde_json::from_slice::<Value>(bytes) else { return };
     if object.is_object() {
         drop(definition.admit(&object, None));
@@ -67,14 +67,14 @@ pub fn trainjob(bytes: &[u8]) {
     if let Ok(params) = job.spec.params.read() {
         drop(params.resolve(&FlagOverrides::default()));
     }
-    if small && let Ok(record) = millrace_control::resolve(&job, &ClusterSpec::default(), &Nowhere) {
+    if small && let Ok(record) = millrace_control::resolve(&job, &ApplianceSpec::default(), &NoSite) {
         resolved_job(&record).expect("what was resolved here reads back");
     }
 }
 
 /// Reads the record of a resolved job.
 pub fn record(bytes: &[u8]) {
-    if let Ok(record) = serde_json::from_slice::<Resolution>(bytes) {
+    if let Ok(record) = serde_json::from_slice::<ResolvedJob>(bytes) {
         drop(resolved_job(&record));
     }
 }

@@ -29,7 +29,7 @@ impl Random {
 }
 
 /// Texts and bytes with a meaning to some reader.
-const WORDS: [&[u8]; 40] = [
+const DICTIONARY: [&[u8]; 40] = [
     b"{",
     b"}",
     b"[",
@@ -73,7 +73,7 @@ const WORDS: [&[u8]; 40] = [
 ];
 
 /// Maximum bytes of an input.
-const MOST_BYTES: usize = 1 << 16;
+const MAX_INPUT_BYTES: usize = 1 << 16;
 
 /// Returns one of `seeds` with one to eight changes.
 pub fn mutated(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
@@ -82,7 +82,7 @@ pub fn mutated(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     for _ in 0..=random.below(8) {
         change(&mut input, seeds, random);
     }
-    input.truncate(MOST_BYTES);
+    input.truncate(MAX_INPUT_BYTES);
     input
 }
 
@@ -102,11 +102,11 @@ fn change(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
         }
         3 => drop(input.drain(at.min(end)..end)),
         4 => {
-            let word = WORDS[random.below(WORDS.len())];
+            let word = DICTIONARY[random.below(DICTIONARY.len())];
             drop(input.splice(at..at, word.iter().copied()));
         }
         5 => {
-            let word = WORDS[random.below(WORDS.len())];
+            let word = DICTIONARY[random.below(DICTIONARY.len())];
             drop(input.splice(at.min(end)..end, word.iter().copied()));
         }
         6 => {

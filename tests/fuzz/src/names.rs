@@ -3,9 +3,11 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::LazyLock;
 
-use millrace_api::process::{Directories, ServerVolume, parse_volume};
-use millrace_control::Site;
-use millrace_crds::{ClaimSource, ConfigSource, JobVolume, MountDir, StoredParams, TrainJob, TrainJobSpec};
+use millrace_api::process::{ServerDirectories, ServerVolume, parse_volume};
+use millrace_control::JobSite;
+use millrace_crds::{
+    ConfigMapSource, JobVolume, MountedDir, PersistentVolumeClaimSource, StoredParams, TrainJob, TrainJobSpec,
+};
 use millrace_data::MATCH_OPTIONS;
 use millrace_params::{FileName, LabelName, ObjectName};
 use regex::Regex;
@@ -74,15 +76,15 @@ fn volume_option(name: &ObjectName, volume: &ServerVolume) -> String {
 }
 
 /// Returns the directories of a server. None of them exists, because paths are resolved as text.
-fn directories() -> &'static Directories {
-    static DIRECTORIES: LazyLock<Directories> = LazyLock::new(|| {
+fn directories() -> &'static ServerDirectories {
+    static DIRECTORIES: LazyLock<ServerDirectories> = LazyLock::new(|| {
         let label = |name: &str| LabelName::new(name).expect("a label");
         let volume = |name: &str, read_only, namespaces: &[&str]| {
             let dir = Path::new("/volumes").join(name);
             let namespaces = Some(namespaces.iter().map(|name| label(name)).collect());
             (ObjectName::new(name).expect("a name"), ServerVolume { dir, read_only, namespaces })
         };
-        Directories {
+        ServerDirectories {
             data: "/nowhere/data".into(),
             inputs: Some("/nowhere".into()),
             volumes: [
@@ -104,7 +106,7 @@ fn job(mounted_at: &str, sub_path: &str, config_map: &str) -> TrainJob {
     job.metadata.namespace = Some("team".to_owned());
     let claim = |name: &str| JobVolume {
         name: name.to_owned(),
-        persistent_volume_claim: Some(ClaimSource { claim_name: name.to_owned() }),
+        persistent_volume_claim: Some(PersistentVolumeClaimSource { claim_name: name.to_owned() }),
         config_map: None,
     };
     let names = ["own", "shared", "books", "theirs"];
@@ -112,9 +114,9 @@ fn job(mounted_at: &str, sub_path: &str, config_map: &str) -> TrainJob {
     job.spec.volumes.push(JobVolume {
         name: "texts".to_owned(),
         persistent_volume_claim: None,
-        config_map: Some(ConfigSource { name: config_map.to_owned() }),
+        config_map: Some(ConfigMapSource { name: config_map.to_owned() }),
     });
-    let mount = |path: &str, volume: &str, sub_path: Option<&str>| MountDir {
+    let mount = |path: &str, volume: &str, sub_path: Option<&str>| MountedDir {
         path: path.to_owned(),
         volume: volume.to_owned(),
         sub_path: sub_path.map(str::to_owned),
@@ -126,18 +128,18 @@ fn job(mounted_at: &str, sub_path: &str, config_map: &str) -> TrainJob {
 }
 
 /// Files of other namespaces, or of the server itself, in the data directory of [`directories`].
-const OF_OTHERS: [&str; 4] = [
+const PRIVATE_FILES: [&str; 4] = [
     "/nowhere/data/millrace.db",
     "/nowhere/data/model_dirs/else/job/model_dir/metrics.jsonl",
     "/nowhere/data/texts/else/texts/0-0000-x.txt",
     "/nowhere/data/exports/1/model.safetensors",
 ];
 
-/// Returns whether `pattern` matches one of [`OF_OTHERS`] for the readers of data. They reject a pattern with a
+/// Returns whether `pattern` matches one of [`PRIVATE_FILES`] for the readers of data. They reject a pattern with a
 /// component that is not a pattern by itself, such as `[a/b]`.
-fn leads_to_others(pattern: &str) -> bool {
+fn matches_private_file(pattern: &str) -> bool {
     let is_read = pattern.split('/').all(|component| glob::Pattern::new(component).is_ok());
-    let matches = |pattern: glob::Pattern| OF_OTHERS.iter().any(|file| pattern.matches_with(file, MATCH_OPTIONS));
+    let matches = |pattern: glob::Pattern| PRIVATE_FILES.iter().any(|file| pattern.matches_with(file, MATCH_OPTIONS));
     is_read && glob::Pattern::new(pattern).is_ok_and(matches)
 }
 
@@ -153,9 +155,9 @@ pub fn paths(bytes: &[u8]) {
     let mut line = || lines.next().unwrap_or_default();
     let (written, mounted_at, sub_path, config_map) = (line(), line(), line(), line());
     let (site, job) = (directories(), job(mounted_at, sub_path, config_map));
-    if let Ok(path) = site.place(&job, written) {
+    if let Ok(path) = site.locate(&job, written) {
         assert!(
-            !path.to_str().is_some_and(leads_to_others),
+            !path.to_str().is_some_and(matches_private_file),
             "{written:?} is {}, which matches files of others",
             path.display()
         );

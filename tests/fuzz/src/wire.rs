@@ -10,8 +10,8 @@ use bytes::Bytes;
 use millrace_emulator::plan::PlanHash;
 use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
 use millrace_protocol::codec::{self, HEADER_BYTES};
-use millrace_protocol::launch::{FIRST_VERSION, Launch};
-use millrace_protocol::packet::{Incoming, Packet};
+use millrace_protocol::launch::{LaunchDocument, V1};
+use millrace_protocol::packet::{Packet, PacketReader};
 use millrace_protocol::{journal, proto};
 use prost::Message;
 use serde::Serialize;
@@ -26,10 +26,10 @@ pub(crate) fn runtime() -> &'static tokio::runtime::Runtime {
 /// Reads a launch document.
 pub fn launch(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    let Ok(launch) = Launch::from_json(text) else { return };
-    if let Ok(first) = launch.to_json_for(FIRST_VERSION) {
-        let read = Launch::from_json(&first).expect("what is written for the first release reads back");
-        assert_eq!(read, Launch { version: FIRST_VERSION, ..launch });
+    let Ok(launch) = LaunchDocument::from_json(text) else { return };
+    if let Ok(first) = launch.to_json_for(V1) {
+        let read = LaunchDocument::from_json(&first).expect("what is written for the first release reads back");
+        assert_eq!(read, LaunchDocument { version: V1, ..launch });
     }
 }
 
@@ -79,7 +79,7 @@ pub fn packets(bytes: &[u8]) {
     let Some((&piece, rest)) = bytes.split_first() else { return };
     let body = || {
         let bytes = Bytes::copy_from_slice(rest);
-        Incoming::new(tonic::body::Body::new(Pieces { bytes, piece: usize::from(piece).max(1) }))
+        PacketReader::new(tonic::body::Body::new(Pieces { bytes, piece: usize::from(piece).max(1) }))
     };
     runtime().block_on(async {
         let mut frames = body();
@@ -109,7 +109,7 @@ pub fn control(bytes: &[u8]) {
 /// Decodes a journal entry as sent over the network.
 pub fn entry(bytes: &[u8]) {
     let Ok(packed) = proto::Entry::decode(bytes) else { return };
-    let Ok(entry) = journal::unpack(&packed) else { return };
-    let again = journal::pack(&entry, entry.attempt);
-    drop(journal::unpack(&again).expect("an entry reads back"));
+    let Ok(entry) = journal::from_proto(&packed) else { return };
+    let again = journal::to_proto(&entry, entry.attempt);
+    drop(journal::from_proto(&again).expect("an entry reads back"));
 }

@@ -12,7 +12,7 @@ use millrace_fuzz::TARGETS;
 use millrace_fuzz::mutate::{Random, mutated};
 
 /// Maximum CPU time of one input in an unoptimized build.
-const MOST_CPU: Duration = Duration::from_secs(10);
+const MAX_CPU_TIME: Duration = Duration::from_secs(10);
 
 fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
@@ -31,7 +31,7 @@ fn run(name: &str, target: fn(&[u8]), input: &[u8]) {
         panic!("{name} panicked on {}", path.display());
     }
     let took = cpu_time().saturating_sub(began);
-    assert!(took < MOST_CPU, "{name} took {took:?} on {}", path.display());
+    assert!(took < MAX_CPU_TIME, "{name} took {took:?} on {}", path.display());
 }
 
 /// Returns the CPU time of this thread, as Linux counts it. Unlike wall time it does not depend on other programs.
@@ -41,7 +41,7 @@ fn cpu_time() -> Duration {
 }
 
 #[test]
-fn no_input_breaks_a_reader() {
+fn no_corpus_input_panics() {
     let seconds = std::env::var("MILLRACE_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     for (name, target) in TARGETS {
         let corpus = corpus(name);

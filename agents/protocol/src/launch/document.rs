@@ -11,14 +11,14 @@ use millrace_emulator::placement::swarm_nodes;
 use millrace_params::{CheckpointStates, JobSpec, MachineSpec, Mode, ResolveOutput};
 use serde::{Deserialize, Serialize};
 
-use super::version::{DocumentError, FIRST_VERSION, VERSION, first_version, to_first_version};
+use super::version::{DocumentError, V1, VERSION, to_v1, v1};
 
 /// One JSON document, passed to the coordinator by `--launch`. The other roles receive everything they need from the
 /// coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Launch {
-    /// Version of the document; a document without it has [`FIRST_VERSION`].
-    #[serde(default = "first_version")]
+pub struct LaunchDocument {
+    /// Version of the document; a document without it has [`V1`].
+    #[serde(default = "v1")]
     pub version: u32,
     /// The resolved job.
     pub job: JobSpec,
@@ -37,9 +37,9 @@ pub struct Launch {
     #[serde(default)]
     pub job_uid: Option<String>,
     /// State that the run continues from.
-    pub resume: Resume,
+    pub resume: ResumeOptions,
     /// Number of agents that the coordinator waits for.
-    pub wanted: Wanted,
+    pub agent_counts: AgentCounts,
     /// Instruction set to pin the numerics profile to; `None` uses the best one that all members support.
     #[serde(default)]
     pub isa: Option<Isa>,
@@ -48,7 +48,7 @@ pub struct Launch {
     pub notes: Vec<String>,
     /// Params that were given and have no effect, logged once.
     #[serde(default)]
-    pub without_effect: Vec<String>,
+    pub ignored_keys: Vec<String>,
     /// The params as the user wrote them, stored with the results.
     #[serde(default)]
     pub params_yaml: String,
@@ -56,7 +56,7 @@ pub struct Launch {
 
 /// State that a run continues from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Resume {
+pub struct ResumeOptions {
     /// Checkpoint named by the user.
     pub checkpoint_path: Option<PathBuf>,
     /// States of the checkpoint that are loaded.
@@ -69,7 +69,7 @@ pub struct Resume {
 
 /// Number of agents of each role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wanted {
+pub struct AgentCounts {
     /// Systems.
     pub systems: usize,
     /// Minimum number of systems; with fewer the run does not continue.
@@ -84,11 +84,11 @@ pub struct Wanted {
     pub activation_servers: usize,
 }
 
-impl Wanted {
+impl AgentCounts {
     /// Returns the numbers that `job` needs on `appliance`. A job's own number of shards takes precedence over the
     /// appliance's. Both state a maximum of activation servers per system, but a system reads from one at a time, so it
     /// gets one.
-    pub fn of(job: &JobSpec, appliance: &MachineSpec) -> Self {
+    pub fn for_job(job: &JobSpec, appliance: &MachineSpec) -> Self {
         let run = &job.run;
         let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
         Self {
@@ -102,7 +102,7 @@ impl Wanted {
     }
 }
 
-impl Launch {
+impl LaunchDocument {
     /// Returns the launch of a resolved job on `appliance`, as a run that nothing restarts. A program that restarts the
     /// job sets `attempt` and `job_uid`.
     pub fn new(resolved: ResolveOutput, appliance: MachineSpec, params_yaml: String) -> Self {
@@ -118,16 +118,16 @@ impl Launch {
             model_dir: PathBuf::from(&run.model_dir),
             attempt: None,
             job_uid: None,
-            resume: Resume {
+            resume: ResumeOptions {
                 checkpoint_path: run.checkpoint_path.as_ref().map(PathBuf::from),
                 states: run.load_checkpoint_states,
                 autoload: run.autoload_last_checkpoint,
                 accept_other_profile: false,
             },
-            wanted: Wanted::of(&job, &appliance),
+            agent_counts: AgentCounts::for_job(&job, &appliance),
             isa: None,
             notes,
-            without_effect,
+            ignored_keys: without_effect,
             params_yaml,
             appliance,
             job,
@@ -151,7 +151,7 @@ impl Launch {
     pub fn to_json_for(&self, version: u32) -> Result<String, DocumentError> {
         match version {
             VERSION => Ok(self.to_json()?),
-            FIRST_VERSION => to_first_version(self),
+            V1 => to_v1(self),
             found => Err(DocumentError::NewerVersion { found }),
         }
     }
@@ -163,7 +163,7 @@ impl Launch {
     pub fn from_json(json: &str) -> Result<Self, DocumentError> {
         #[derive(Deserialize)]
         struct Version {
-            #[serde(default = "first_version")]
+            #[serde(default = "v1")]
             version: u32,
         }
         let Version { version: found } = serde_json::from_str(json)?;

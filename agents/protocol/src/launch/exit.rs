@@ -9,7 +9,7 @@ use millrace_telemetry::journal::OutcomeReason;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// 0: finished.
-    Done,
+    Success,
     /// 1: the run failed.
     Failed,
     /// 2: invalid input; nothing was started.
@@ -25,7 +25,7 @@ impl Exit {
     /// Returns the exit code.
     pub const fn code(self) -> u8 {
         match self {
-            Exit::Done => 0,
+            Exit::Success => 0,
             Exit::Failed => 1,
             Exit::BadInput => 2,
             Exit::PeerLost => 3,
@@ -36,7 +36,7 @@ impl Exit {
     /// Returns the exit with this code; `None` for a code that no process of a run chooses itself, such as 101 of a
     /// panic.
     pub fn from_code(code: i32) -> Option<Self> {
-        [Exit::Done, Exit::Failed, Exit::BadInput, Exit::PeerLost, Exit::Interrupted]
+        [Exit::Success, Exit::Failed, Exit::BadInput, Exit::PeerLost, Exit::Interrupted]
             .into_iter()
             .find(|exit| i32::from(exit.code()) == code)
     }
@@ -46,7 +46,7 @@ impl Exit {
 impl From<OutcomeReason> for Exit {
     fn from(reason: OutcomeReason) -> Self {
         match reason {
-            OutcomeReason::Succeeded => Self::Done,
+            OutcomeReason::Succeeded => Self::Success,
             OutcomeReason::Interrupted => Self::Interrupted,
             OutcomeReason::BadParams | OutcomeReason::ModelDirInUse => Self::BadInput,
             OutcomeReason::Superseded

@@ -11,12 +11,12 @@
 
 use serde_json::Value;
 
-use super::Launch;
+use super::LaunchDocument;
 
 /// Version of this program.
 pub const VERSION: u32 = 2;
 /// Version of documents that name none.
-pub const FIRST_VERSION: u32 = 1;
+pub const V1: u32 = 1;
 
 /// A launch document can't be read, or can't be written for agents of an earlier version.
 #[derive(Debug, thiserror::Error)]
@@ -45,31 +45,31 @@ pub enum DocumentError {
     Json(#[from] serde_json::Error),
 }
 
-pub(super) const fn first_version() -> u32 {
-    FIRST_VERSION
+pub(super) const fn v1() -> u32 {
+    V1
 }
 
 /// The keys that an object may have.
-enum Keys {
+enum AllowedKeys {
     /// No restriction: for a value that is not an object, or an object whose keys are all in version 1.
     Any,
     /// These keys only, each with the keys allowed below it.
-    Only(&'static [(&'static str, Keys)]),
+    Only(&'static [(&'static str, AllowedKeys)]),
 }
 
-use Keys::{Any, Only};
+use AllowedKeys::{Any, Only};
 
 /// Keys of the launch document of version 1.
-const FIRST_KEYS: Keys = Only(&[
-    ("job", FIRST_JOB),
-    ("appliance", FIRST_APPLIANCE),
+const V1_KEYS: AllowedKeys = Only(&[
+    ("job", V1_JOB_KEYS),
+    ("appliance", V1_APPLIANCE_KEYS),
     ("mode", Any),
     ("model_dir", Any),
     ("attempt", Any),
     ("job_uid", Any),
     (
         "resume",
-        Only(&[("checkpoint_path", Any), ("states", FIRST_STATES), ("autoload", Any), ("accept_other_profile", Any)]),
+        Only(&[("checkpoint_path", Any), ("states", V1_STATES_KEYS), ("autoload", Any), ("accept_other_profile", Any)]),
     ),
     (
         "wanted",
@@ -88,7 +88,7 @@ const FIRST_KEYS: Keys = Only(&[
     ("params_yaml", Any),
 ]);
 
-const FIRST_JOB: Keys = Only(&[
+const V1_JOB_KEYS: AllowedKeys = Only(&[
     (
         "model",
         Only(&[
@@ -119,8 +119,8 @@ const FIRST_JOB: Keys = Only(&[
         ]),
     ),
     ("optimizer", Only(&[("kind", Any), ("weight_decay", Any), ("max_gradient_norm", Any), ("schedule", Any)])),
-    ("train_input", FIRST_INPUT),
-    ("eval_input", FIRST_INPUT),
+    ("train_input", V1_INPUT_KEYS),
+    ("eval_input", V1_INPUT_KEYS),
     (
         "run",
         Only(&[
@@ -135,7 +135,7 @@ const FIRST_JOB: Keys = Only(&[
             ("save_initial_checkpoint", Any),
             ("autoload_last_checkpoint", Any),
             ("checkpoint_path", Any),
-            ("load_checkpoint_states", FIRST_STATES),
+            ("load_checkpoint_states", V1_STATES_KEYS),
             ("disable_strict_checkpoint_loading", Any),
             ("log_steps", Any),
             ("summary_steps", Any),
@@ -152,7 +152,7 @@ const FIRST_JOB: Keys = Only(&[
     ),
 ]);
 
-const FIRST_INPUT: Keys = Only(&[
+const V1_INPUT_KEYS: AllowedKeys = Only(&[
     ("source", Any),
     ("split", Any),
     ("batch_size", Any),
@@ -162,10 +162,10 @@ const FIRST_INPUT: Keys = Only(&[
     ("shuffle_seed", Any),
 ]);
 
-const FIRST_STATES: Keys =
+const V1_STATES_KEYS: AllowedKeys =
     Only(&[("model", Any), ("optimizer", Any), ("dataloader", Any), ("lr_scheduler", Any), ("global_step", Any)]);
 
-const FIRST_APPLIANCE: Keys = Only(&[
+const V1_APPLIANCE_KEYS: AllowedKeys = Only(&[
     ("systems", Any),
     (
         "wafer",
@@ -189,21 +189,21 @@ const FIRST_APPLIANCE: Keys = Only(&[
 
 /// Values that version 1 requires and later versions have no field for: JSON pointer of the object, key, and the
 /// default of release 0.1.0 as JSON.
-const FIRST_ONLY: &[(&str, &str, &str)] = &[];
+const V1_ONLY_VALUES: &[(&str, &str, &str)] = &[];
 
 /// Writes `launch` as version 1. A field that version 1 does not know is left out if the document means the same
 /// without it.
-pub(super) fn to_first_version(launch: &Launch) -> Result<String, DocumentError> {
-    let mut document = serde_json::to_value(Launch { version: FIRST_VERSION, ..launch.clone() })?;
+pub(super) fn to_v1(launch: &LaunchDocument) -> Result<String, DocumentError> {
+    let mut document = serde_json::to_value(LaunchDocument { version: V1, ..launch.clone() })?;
     let mut dropped = Vec::new();
-    keep_only(&mut document, &FIRST_KEYS, "", &mut dropped);
+    keep_only(&mut document, &V1_KEYS, "", &mut dropped);
     // A field may be left out if its default equals its value.
-    let read: Launch = serde_json::from_value(document.clone())?;
-    if read != (Launch { version: FIRST_VERSION, ..launch.clone() }) {
+    let read: LaunchDocument = serde_json::from_value(document.clone())?;
+    if read != (LaunchDocument { version: V1, ..launch.clone() }) {
         dropped.retain(|field| field != "version");
-        return Err(DocumentError::Inexpressible { version: FIRST_VERSION, fields: dropped });
+        return Err(DocumentError::Inexpressible { version: V1, fields: dropped });
     }
-    for (object, key, value) in FIRST_ONLY {
+    for (object, key, value) in V1_ONLY_VALUES {
         if let Some(Value::Object(object)) = document.pointer_mut(object) {
             object.insert((*key).to_owned(), serde_json::from_str(value)?);
         }
@@ -212,7 +212,7 @@ pub(super) fn to_first_version(launch: &Launch) -> Result<String, DocumentError>
 }
 
 /// Removes from `value`, which is at `path`, all keys that `keys` does not allow, and adds their paths to `dropped`.
-fn keep_only(value: &mut Value, keys: &Keys, path: &str, dropped: &mut Vec<String>) {
+fn keep_only(value: &mut Value, keys: &AllowedKeys, path: &str, dropped: &mut Vec<String>) {
     let (Value::Object(object), Only(keys)) = (value, keys) else { return };
     let place = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
     object.retain(|key, _| {
@@ -236,11 +236,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_first_version_does_not_know_is_taken_out_and_named() {
+    fn fields_unknown_to_v1_are_removed_and_reported() {
         let mut document =
             json!({"version": 2, "job": {"model": {"vocab_size": 1, "rotary": true}}, "notes": [{"a": 1}]});
         let mut dropped = Vec::new();
-        keep_only(&mut document, &FIRST_KEYS, "", &mut dropped);
+        keep_only(&mut document, &V1_KEYS, "", &mut dropped);
         assert_eq!(document, json!({"job": {"model": {"vocab_size": 1}}, "notes": [{"a": 1}]}));
         dropped.sort();
         assert_eq!(dropped, ["job.model.rotary", "version"]);

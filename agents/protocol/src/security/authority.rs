@@ -9,7 +9,7 @@ use rcgen::{
 };
 
 use super::identity::Credentials;
-use super::name::Name;
+use super::name::MemberName;
 
 /// Tolerated difference of clocks: certificates are valid from this long before they are issued.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
@@ -83,7 +83,7 @@ impl Authority {
     ///
     /// # Errors
     /// [`IssueError`] if the certificate can't be created.
-    pub fn issue(&self, name: &Name, validity: Validity) -> Result<Credentials, IssueError> {
+    pub fn issue(&self, name: &MemberName, validity: Validity) -> Result<Credentials, IssueError> {
         self.issue_for_hosts(name, &[], validity)
     }
 
@@ -94,7 +94,7 @@ impl Authority {
     /// [`IssueError`] if the certificate can't be created, for example because a host name is invalid.
     pub fn issue_for_hosts(
         &self,
-        name: &Name,
+        name: &MemberName,
         hosts: &[String],
         validity: Validity,
     ) -> Result<Credentials, IssueError> {
@@ -112,11 +112,11 @@ impl Authority {
 }
 
 /// Returns the key usages of `name`: only agents both dial and accept connections.
-fn purposes(name: &Name) -> Vec<ExtendedKeyUsagePurpose> {
+fn purposes(name: &MemberName) -> Vec<ExtendedKeyUsagePurpose> {
     match name {
-        Name::Agent(..) => vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
-        Name::Reader { .. } => vec![ExtendedKeyUsagePurpose::ServerAuth],
-        Name::Launcher(_) | Name::Service(_) => vec![ExtendedKeyUsagePurpose::ClientAuth],
+        MemberName::Agent(..) => vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
+        MemberName::Reader { .. } => vec![ExtendedKeyUsagePurpose::ServerAuth],
+        MemberName::Launcher(_) | MemberName::Service(_) => vec![ExtendedKeyUsagePurpose::ClientAuth],
     }
 }
 

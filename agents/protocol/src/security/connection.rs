@@ -15,25 +15,25 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use tonic::transport::server::Connected;
 
 use super::identity::{Identity, name_of};
-use super::listener::Admit;
-use super::name::Name;
-use super::records::Records;
+use super::listener::AdmissionPolicy;
+use super::name::MemberName;
+use super::records::TlsRecordStream;
 
 /// Bounds a handshake on the accepting side: TLS and the record that follows it.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// ALPN protocol: the connection is encrypted.
-const ENCRYPTED: &[u8] = b"millrace/encrypted";
+const ALPN_ENCRYPTED: &[u8] = b"millrace/encrypted";
 /// ALPN protocol: after the handshake both ends continue without encryption.
-const AUTHENTICATED: &[u8] = b"millrace/authenticated";
+const ALPN_AUTHENTICATED: &[u8] = b"millrace/authenticated";
 /// ALPN protocol of coordinators of 0.1.0: the connection is encrypted, and the accepting side sends no record after
 /// the handshake.
-const HTTP2: &[u8] = b"h2";
+const ALPN_HTTP2: &[u8] = b"h2";
 
 /// First byte of the record after the handshake if the connection is accepted.
-const TAKEN: u8 = 0;
+const STATUS_ACCEPTED: u8 = 0;
 /// First byte if the connection is rejected. The length of the reason in two bytes (big-endian) and its text follow.
-const REJECTED: u8 = 1;
+const STATUS_REJECTED: u8 = 1;
 /// Maximum bytes of a reason.
 const MAX_REASON_BYTES: usize = 512;
 
@@ -49,29 +49,29 @@ pub enum Protection {
 impl Protection {
     const fn protocol(self) -> &'static [u8] {
         match self {
-            Protection::Encrypted => ENCRYPTED,
-            Protection::Authenticated => AUTHENTICATED,
+            Protection::Encrypted => ALPN_ENCRYPTED,
+            Protection::Authenticated => ALPN_AUTHENTICATED,
         }
     }
 }
 
 /// The name that the peer of a dialled connection must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Expected {
-    name: Name,
+pub struct ExpectedPeer {
+    name: MemberName,
     /// Host name in the certificate of a coordinator of 0.1.0, which has no name.
     host: Option<String>,
 }
 
-impl Expected {
+impl ExpectedPeer {
     /// Expects exactly `name`.
-    pub const fn new(name: Name) -> Self {
+    pub const fn new(name: MemberName) -> Self {
         Self { name, host: None }
     }
 
     /// Expects `name`, or a peer whose certificate has no name but is valid for `host`, like those of 0.1.0. Such a
     /// peer may also select HTTP/2 as the protocol.
-    pub const fn or_host(name: Name, host: String) -> Self {
+    pub const fn with_host_fallback(name: MemberName, host: String) -> Self {
         Self { name, host: Some(host) }
     }
 
@@ -81,14 +81,14 @@ impl Expected {
         match (name_of(certificate), &self.host) {
             (Ok(Some(name)), _) if name == self.name => Ok(()),
             (Ok(Some(name)), _) => Err(unexpected(name.to_string())),
-            (Ok(None), Some(host)) if is_of_host(certificate, host) => Ok(()),
+            (Ok(None), Some(host)) if is_valid_for_host(certificate, host) => Ok(()),
             (Ok(None), _) => Err(unexpected("a certificate without a name".to_owned())),
             (Err(error), _) => Err(unexpected(error.to_string())),
         }
     }
 }
 
-fn is_of_host(certificate: &CertificateDer<'_>, host: &str) -> bool {
+fn is_valid_for_host(certificate: &CertificateDer<'_>, host: &str) -> bool {
     let certificate = webpki::EndEntityCert::try_from(certificate).ok();
     let host = ServerName::try_from(host).ok();
     certificate.zip(host).is_some_and(|(certificate, host)| certificate.verify_is_valid_for_subject_name(&host).is_ok())
@@ -98,7 +98,7 @@ fn is_of_host(certificate: &CertificateDer<'_>, host: &str) -> bool {
 #[derive(Clone, Debug)]
 pub struct Peer {
     /// Name in the peer's certificate.
-    pub name: Arc<Name>,
+    pub name: Arc<MemberName>,
     /// Socket address of the peer; `None` if the system does not return it.
     pub address: Option<SocketAddr>,
 }
@@ -127,11 +127,11 @@ pub enum ConnectError {
 
 /// A connection was not accepted.
 #[derive(Debug)]
-pub(super) enum Refusal {
+pub(super) enum AcceptError {
     /// The peer closed the connection without sending anything.
-    Silent,
+    ClosedEarly,
     /// The connection was rejected for this reason.
-    Because(String),
+    Rejected(String),
 }
 
 /// Connects to `address` (`host:port`) and authenticates both ends.
@@ -141,7 +141,7 @@ pub(super) enum Refusal {
 pub async fn connect(
     address: &str,
     identity: &Identity,
-    expected: &Expected,
+    expected: &ExpectedPeer,
     protection: Protection,
 ) -> Result<Stream, ConnectError> {
     let tcp = TcpStream::connect(address).await.map_err(ConnectError::Unreachable)?;
@@ -149,31 +149,31 @@ pub async fn connect(
     let mut config = ClientConfig::clone(&identity.client);
     config.alpn_protocols = vec![protection.protocol().to_vec()];
     if expected.host.is_some() {
-        config.alpn_protocols.push(HTTP2.to_vec());
+        config.alpn_protocols.push(ALPN_HTTP2.to_vec());
     }
     // This host name is not checked: `expected.check` compares the name in the certificate.
     let host =
         ServerName::try_from("millrace.invalid").map_err(|error| ConnectError::Handshake(io::Error::other(error)))?;
-    let connected = TlsConnector::from(Arc::new(config)).connect(host, Records::new(tcp)).await;
+    let connected = TlsConnector::from(Arc::new(config)).connect(host, TlsRecordStream::new(tcp)).await;
     let mut tls = TlsStream::from(connected.map_err(ConnectError::Handshake)?);
     let certificate = tls.get_ref().1.peer_certificates().and_then(|chain| chain.first());
     let certificate = certificate.ok_or_else(|| ConnectError::Handshake(io::ErrorKind::InvalidData.into()))?;
     expected.check(certificate)?;
     let protocol = tls.get_ref().1.alpn_protocol();
-    if protocol == Some(HTTP2) {
+    if protocol == Some(ALPN_HTTP2) {
         return Ok(Stream::new(tls, Protection::Encrypted, expected.name.clone()));
     }
     if protocol != Some(protection.protocol()) {
         return Err(ConnectError::Handshake(io::Error::other("the peer speaks another protocol")));
     }
-    answer(&mut tls).await?;
+    read_accept_status(&mut tls).await?;
     Ok(Stream::new(tls, protection, expected.name.clone()))
 }
 
 /// Reads whether the peer accepts the connection.
-async fn answer(tls: &mut TlsStream<Records>) -> Result<(), ConnectError> {
+async fn read_accept_status(tls: &mut TlsStream<TlsRecordStream>) -> Result<(), ConnectError> {
     let read = async {
-        if tls.read_u8().await? == TAKEN {
+        if tls.read_u8().await? == STATUS_ACCEPTED {
             return Ok(None);
         }
         let length = usize::from(tls.read_u16().await?).min(MAX_REASON_BYTES);
@@ -191,44 +191,44 @@ async fn answer(tls: &mut TlsStream<Records>) -> Result<(), ConnectError> {
 pub(super) async fn accept(
     tcp: TcpStream,
     identity: &Identity,
-    admit: Admit,
+    admit: AdmissionPolicy,
     protection: Protection,
-) -> Result<Stream, Refusal> {
-    let because = |error: io::Error| Refusal::Because(error.to_string());
+) -> Result<Stream, AcceptError> {
+    let because = |error: io::Error| AcceptError::Rejected(error.to_string());
     tcp.set_nodelay(true).map_err(because)?;
     let mut config = ServerConfig::clone(&identity.server);
     config.alpn_protocols = vec![protection.protocol().to_vec()];
-    let accepted = TlsAcceptor::from(Arc::new(config)).accept(Records::new(tcp)).into_fallible().await;
-    let mut tls = TlsStream::from(accepted.map_err(|(error, records)| match records.is_silent() {
-        true => Refusal::Silent,
+    let accepted = TlsAcceptor::from(Arc::new(config)).accept(TlsRecordStream::new(tcp)).into_fallible().await;
+    let mut tls = TlsStream::from(accepted.map_err(|(error, records)| match records.is_empty() {
+        true => AcceptError::ClosedEarly,
         false => because(error),
     })?);
-    match examine(&tls, identity, admit, protection) {
+    match verify_peer(&tls, identity, admit, protection) {
         Ok(name) => {
-            tls.write_all(&[TAKEN]).await.map_err(because)?;
+            tls.write_all(&[STATUS_ACCEPTED]).await.map_err(because)?;
             tls.flush().await.map_err(because)?;
             Ok(Stream::new(tls, protection, name))
         }
         Err(reason) => {
             let text = &reason.as_bytes()[..reason.floor_char_boundary(MAX_REASON_BYTES)];
-            let mut record = vec![REJECTED];
+            let mut record = vec![STATUS_REJECTED];
             record.extend((text.len() as u16).to_be_bytes());
             record.extend(text);
             // The peer may have closed the connection already.
             let _ = tls.write_all(&record).await;
             let _ = tls.shutdown().await;
-            Err(Refusal::Because(reason))
+            Err(AcceptError::Rejected(reason))
         }
     }
 }
 
 /// Returns the peer's name if the peer is admitted, or the reason for the rejection.
-fn examine(
-    tls: &TlsStream<Records>,
+fn verify_peer(
+    tls: &TlsStream<TlsRecordStream>,
     identity: &Identity,
-    admit: Admit,
+    admit: AdmissionPolicy,
     protection: Protection,
-) -> Result<Name, String> {
+) -> Result<MemberName, String> {
     let (_, session) = tls.get_ref();
     if session.alpn_protocol() != Some(protection.protocol()) {
         return Err("it speaks another protocol".to_owned());
@@ -248,16 +248,16 @@ pub struct Stream {
 
 #[derive(Debug)]
 enum Transport {
-    Encrypted(Box<TlsStream<Records>>),
+    Encrypted(Box<TlsStream<TlsRecordStream>>),
     Clear(TcpStream),
 }
 
 impl Stream {
-    fn new(mut tls: TlsStream<Records>, protection: Protection, peer: Name) -> Self {
+    fn new(mut tls: TlsStream<TlsRecordStream>, protection: Protection, peer: MemberName) -> Self {
         let transport = match protection {
             Protection::Encrypted => {
                 let (records, _) = tls.get_mut();
-                records.unbound();
+                records.read_past_records();
                 Transport::Encrypted(Box::new(tls))
             }
             Protection::Authenticated => {

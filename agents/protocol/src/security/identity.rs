@@ -15,7 +15,7 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
 use serde::{Deserialize, Serialize};
 
-use super::name::{Name, NameError};
+use super::name::{MemberName, NameError};
 
 /// Maximum bytes that are read of a file of credentials.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -45,12 +45,12 @@ pub enum IdentityError {
     /// The text is not PEM, or of another type.
     #[error("the {0} is not one in PEM")]
     Pem(&'static str),
-    /// The text is not the document written by [`Credentials::to_line`].
+    /// The text is not the document written by [`Credentials::to_json_line`].
     #[error("the credentials are not JSON of a certificate, its key and its authority")]
-    Line,
+    JsonLine,
     /// The certificate has no URI or several.
     #[error("the certificate names no member of a job")]
-    Unnamed,
+    NoName,
     /// The URI in the certificate is not a valid name.
     #[error(transparent)]
     Name(#[from] NameError),
@@ -81,16 +81,16 @@ impl Credentials {
     }
 
     /// Returns the credentials as one line of JSON, for passing them to a process through a pipe.
-    pub fn to_line(&self) -> String {
+    pub fn to_json_line(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Parses the line written by [`Credentials::to_line`].
+    /// Parses the line written by [`Credentials::to_json_line`].
     ///
     /// # Errors
-    /// [`IdentityError::Line`] if the line is anything else.
-    pub fn from_line(line: &str) -> Result<Self, IdentityError> {
-        serde_json::from_str(line).map_err(|_| IdentityError::Line)
+    /// [`IdentityError::JsonLine`] if the line is anything else.
+    pub fn from_json_line(line: &str) -> Result<Self, IdentityError> {
+        serde_json::from_str(line).map_err(|_| IdentityError::JsonLine)
     }
 }
 
@@ -112,7 +112,7 @@ impl fmt::Debug for Credentials {
 /// The parsed credentials of one end of a connection. Clones share the parsed data.
 #[derive(Clone)]
 pub struct Identity {
-    name: Name,
+    name: MemberName,
     pub(super) client: Arc<ClientConfig>,
     pub(super) server: Arc<ServerConfig>,
 }
@@ -132,7 +132,7 @@ impl Identity {
     /// [`IdentityError`] as for [`Identity::new`].
     pub fn with_clock(credentials: &Credentials, clock: Arc<dyn TimeProvider>) -> Result<Self, IdentityError> {
         let chain = certificates(&credentials.certificate, "certificate")?;
-        let name = name_of(chain.first().ok_or(IdentityError::Pem("certificate"))?)?.ok_or(IdentityError::Unnamed)?;
+        let name = name_of(chain.first().ok_or(IdentityError::Pem("certificate"))?)?.ok_or(IdentityError::NoName)?;
         let key = || {
             let key = PrivateKeyDer::from_pem_slice(credentials.key.as_bytes());
             key.map_err(|_| IdentityError::Pem("key"))
@@ -174,7 +174,7 @@ impl Identity {
     }
 
     /// Returns the name in the certificate.
-    pub const fn name(&self) -> &Name {
+    pub const fn name(&self) -> &MemberName {
         &self.name
     }
 }
@@ -198,13 +198,13 @@ fn certificates(pem: &str, what: &'static str) -> Result<Vec<CertificateDer<'sta
 ///
 /// # Errors
 /// The certificate has several URIs, or one that is not a name.
-pub(super) fn name_of(certificate: &CertificateDer<'_>) -> Result<Option<Name>, IdentityError> {
+pub(super) fn name_of(certificate: &CertificateDer<'_>) -> Result<Option<MemberName>, IdentityError> {
     let certificate = webpki::EndEntityCert::try_from(certificate).map_err(unusable)?;
     let mut uris = certificate.valid_uri_names();
     match (uris.next(), uris.next()) {
         (None, _) => Ok(None),
         (Some(uri), None) => Ok(Some(uri.parse()?)),
-        (Some(_), Some(_)) => Err(IdentityError::Unnamed),
+        (Some(_), Some(_)) => Err(IdentityError::NoName),
     }
 }
 

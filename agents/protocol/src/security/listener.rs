@@ -14,21 +14,21 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio_stream::Stream as AsyncStream;
 
-use super::connection::{HANDSHAKE_TIMEOUT, Protection, Refusal, Stream, accept};
+use super::connection::{AcceptError, HANDSHAKE_TIMEOUT, Protection, Stream, accept};
 use super::identity::Identity;
-use super::name::{Name, Service};
+use super::name::{MemberName, Service};
 use super::rejections::RejectionLog;
 
 /// Maximum number of handshakes in progress. One more aborts the oldest, so that slow peers do not block others.
 pub const MAX_HANDSHAKES: usize = 256;
 /// Maximum number of authenticated connections that wait for the server to take them.
-const MAX_WAITING: usize = 16;
+const MAX_PENDING_CONNECTIONS: usize = 16;
 /// Delay after an error of the listener itself, such as too many open files.
-const ERROR_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The peers that a port admits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Admit {
+pub enum AdmissionPolicy {
     /// Agents of the same attempt, except the coordinator, which never dials an agent.
     Agents,
     /// Clients that follow and control the attempt: its launcher, and the services of the control plane.
@@ -37,12 +37,12 @@ pub enum Admit {
     RestServer,
 }
 
-impl Admit {
+impl AdmissionPolicy {
     /// Checks whether `own` admits `peer`.
     ///
     /// # Errors
     /// The reason for the rejection: a sentence about the peer.
-    pub(super) fn check(self, own: &Name, peer: &Name) -> Result<(), String> {
+    pub(super) fn check(self, own: &MemberName, peer: &MemberName) -> Result<(), String> {
         let same_attempt = match (own.attempt(), peer.attempt()) {
             (Some(own), Some(peer)) if own.job() != peer.job() => {
                 return Err(format!("its certificate is of job {}, this is job {}", peer.job(), own.job()));
@@ -55,9 +55,12 @@ impl Admit {
             _ => false,
         };
         let admitted = match (self, peer) {
-            (Admit::Agents, Name::Agent(_, AgentId { role, .. })) => same_attempt && *role != Role::Coordinator,
-            (Admit::Controllers, Name::Launcher(_)) => same_attempt,
-            (Admit::Controllers, Name::Service(_)) | (Admit::RestServer, Name::Service(Service::RestServer)) => true,
+            (AdmissionPolicy::Agents, MemberName::Agent(_, AgentId { role, .. })) => {
+                same_attempt && *role != Role::Coordinator
+            }
+            (AdmissionPolicy::Controllers, MemberName::Launcher(_)) => same_attempt,
+            (AdmissionPolicy::Controllers, MemberName::Service(_))
+            | (AdmissionPolicy::RestServer, MemberName::Service(Service::RestServer)) => true,
             _ => false,
         };
         if admitted { Ok(()) } else { Err(format!("{peer} may not use this port")) }
@@ -66,18 +69,18 @@ impl Admit {
 
 /// Accepts connections to a port, and returns those that are admitted as a stream. Dropping it closes the port.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct AuthenticatedIncoming {
     connections: mpsc::Receiver<io::Result<Stream>>,
     accepting: JoinHandle<()>,
 }
 
-impl Drop for Incoming {
+impl Drop for AuthenticatedIncoming {
     fn drop(&mut self) {
         self.accepting.abort();
     }
 }
 
-impl AsyncStream for Incoming {
+impl AsyncStream for AuthenticatedIncoming {
     type Item = io::Result<Stream>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -91,27 +94,27 @@ pub fn listen(
     listener: TcpListener,
     port: &'static str,
     identity: Identity,
-    admit: Admit,
+    admit: AdmissionPolicy,
     protection: Protection,
-) -> Incoming {
-    let (sender, connections) = mpsc::channel(MAX_WAITING);
+) -> AuthenticatedIncoming {
+    let (sender, connections) = mpsc::channel(MAX_PENDING_CONNECTIONS);
     let rejections = Arc::default();
-    let gate = Gate { port, identity, admit, protection, sender, rejections };
-    Incoming { connections, accepting: tokio::spawn(gate.run(listener)) }
+    let gate = Acceptor { port, identity, admit, protection, sender, rejections };
+    AuthenticatedIncoming { connections, accepting: tokio::spawn(gate.run(listener)) }
 }
 
 /// The state that all handshakes of a port share.
 #[derive(Clone)]
-struct Gate {
+struct Acceptor {
     port: &'static str,
     identity: Identity,
-    admit: Admit,
+    admit: AdmissionPolicy,
     protection: Protection,
     sender: mpsc::Sender<io::Result<Stream>>,
     rejections: Arc<Mutex<RejectionLog>>,
 }
 
-impl Gate {
+impl Acceptor {
     async fn run(self, listener: TcpListener) {
         let mut handshakes = JoinSet::new();
         let mut oldest_first: VecDeque<(SocketAddr, AbortHandle)> = VecDeque::new();
@@ -131,37 +134,41 @@ impl Gate {
                         handshake.abort();
                         self.reject(slow, "it was the slowest of too many handshakes");
                     }
-                    oldest_first.push_back((from, handshakes.spawn(self.clone().shake(tcp, from))));
+                    oldest_first.push_back((from, handshakes.spawn(self.clone().handshake(tcp, from))));
                 }
                 Err(error) => {
-                    self.log(|untold| format!("the {} port can't accept a connection: {error}{untold}", self.port));
-                    tokio::time::sleep(ERROR_PAUSE).await;
+                    self.log_limited(|untold| {
+                        format!("the {} port can't accept a connection: {error}{untold}", self.port)
+                    });
+                    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
                 }
             }
         }
     }
 
     /// Performs one handshake and passes the stream to the server.
-    async fn shake(self, tcp: TcpStream, from: SocketAddr) {
+    async fn handshake(self, tcp: TcpStream, from: SocketAddr) {
         let handshake = accept(tcp, &self.identity, self.admit, self.protection);
         match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
             // The server may have ended already.
             Ok(Ok(stream)) => drop(self.sender.send(Ok(stream)).await),
-            Ok(Err(Refusal::Silent)) => {
+            Ok(Err(AcceptError::ClosedEarly)) => {
                 tracing::debug!(port = self.port, "{from} closed its connection to the {} port at once", self.port)
             }
-            Ok(Err(Refusal::Because(reason))) => self.reject(from, &reason),
+            Ok(Err(AcceptError::Rejected(reason))) => self.reject(from, &reason),
             Err(_) => self.reject(from, "it did not finish its handshake in time"),
         }
     }
 
     fn reject(&self, from: SocketAddr, reason: &str) {
-        self.log(|untold| format!("rejected a connection of {from} to the {} port: {reason}{untold}", self.port));
+        self.log_limited(|untold| {
+            format!("rejected a connection of {from} to the {} port: {reason}{untold}", self.port)
+        });
     }
 
     /// Logs a warning, unless the limit of the rejection log is reached.
-    fn log(&self, text: impl FnOnce(&str) -> String) {
-        match self.rejections.lock().unwrap_or_else(PoisonError::into_inner).note(Instant::now()) {
+    fn log_limited(&self, text: impl FnOnce(&str) -> String) {
+        match self.rejections.lock().unwrap_or_else(PoisonError::into_inner).record(Instant::now()) {
             None => {}
             Some(0) => tracing::warn!(port = self.port, "{}", text("")),
             Some(untold) => tracing::warn!(port = self.port, "{}", text(&format!(" ({untold} more were not logged)"))),
@@ -177,7 +184,7 @@ mod tests {
     #[test]
     fn each_port_admits_its_own_members_only() {
         let attempt = |job, number| AttemptName::new(job, number).unwrap();
-        let agent = |job, number, role| Name::Agent(attempt(job, number), AgentId::new(role, 0));
+        let agent = |job, number, role| MemberName::Agent(attempt(job, number), AgentId::new(role, 0));
         let own = agent("ours", 2, Role::Coordinator);
         let all = [
             agent("ours", 2, Role::Cs2),
@@ -185,20 +192,20 @@ mod tests {
             agent("ours", 1, Role::Cs2),
             agent("ours", 3, Role::Cs2),
             agent("theirs", 2, Role::Cs2),
-            Name::Launcher(attempt("ours", 2)),
-            Name::Launcher(attempt("ours", 1)),
-            Name::Launcher(attempt("theirs", 2)),
-            Name::reader("ours").unwrap(),
-            Name::Service(Service::Operator),
-            Name::Service(Service::RestServer),
+            MemberName::Launcher(attempt("ours", 2)),
+            MemberName::Launcher(attempt("ours", 1)),
+            MemberName::Launcher(attempt("theirs", 2)),
+            MemberName::for_reader("ours").unwrap(),
+            MemberName::Service(Service::Operator),
+            MemberName::Service(Service::RestServer),
         ];
-        let admitted = |admit: Admit, own: &Name| -> Vec<usize> {
+        let admitted = |admit: AdmissionPolicy, own: &MemberName| -> Vec<usize> {
             (0..all.len()).filter(|&at| admit.check(own, &all[at]).is_ok()).collect()
         };
-        assert_eq!(admitted(Admit::Agents, &own), [0]);
-        assert_eq!(admitted(Admit::Controllers, &own), [5, 9, 10]);
-        assert_eq!(admitted(Admit::RestServer, &Name::reader("ours").unwrap()), [10]);
-        let reason = Admit::Agents.check(&own, &all[2]).unwrap_err();
+        assert_eq!(admitted(AdmissionPolicy::Agents, &own), [0]);
+        assert_eq!(admitted(AdmissionPolicy::Controllers, &own), [5, 9, 10]);
+        assert_eq!(admitted(AdmissionPolicy::RestServer, &MemberName::for_reader("ours").unwrap()), [10]);
+        let reason = AdmissionPolicy::Agents.check(&own, &all[2]).unwrap_err();
         assert_eq!(reason, "its certificate is of attempt 1, this is attempt 2");
     }
 }

@@ -8,7 +8,7 @@
 //!   accepting side: listen(listener, identity, Admit) ────────┘
 //! ```
 //!
-//! A certificate names one agent of one attempt of one job (or a service of the control plane) in a URI, see [`Name`].
+//! A certificate names one agent of one attempt of one job (or a service of the control plane) in a URI, see [`MemberName`].
 //! An attempt is one life of a job's pods, or of a local run's processes; successive coordinators of one attempt have
 //! the same name.
 //!
@@ -35,10 +35,10 @@ mod rejections;
 mod server;
 
 pub use authority::{Authority, IssueError, Validity};
-pub use connection::{ConnectError, Expected, HANDSHAKE_TIMEOUT, Peer, Protection, Stream, connect};
+pub use connection::{ConnectError, ExpectedPeer, HANDSHAKE_TIMEOUT, Peer, Protection, Stream, connect};
 pub use identity::{Credentials, Identity, IdentityError};
-pub use listener::{Admit, Incoming, MAX_HANDSHAKES, listen};
-pub use name::{AttemptName, Name, NameError, Service};
+pub use listener::{AdmissionPolicy, AuthenticatedIncoming, MAX_HANDSHAKES, listen};
+pub use name::{AttemptName, MemberName, NameError, Service};
 pub use rejections::RejectionLog;
 pub use server::{ServerCertificate, certificate_expiry};
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use millrace_engine::types::AgentId;
 
 /// Prefix of every name: a SPIFFE trust domain.
-const PREFIX: &str = "spiffe://millrace.dev/";
+const SPIFFE_PREFIX: &str = "spiffe://millrace.dev/";
 /// Maximum bytes of a job's UID.
 const MAX_JOB_BYTES: usize = 128;
 
@@ -26,7 +26,7 @@ pub struct AttemptName {
 /// | `Reader` | `spiffe://millrace.dev/job/JOB/reader` |
 /// | `Service` | `spiffe://millrace.dev/operator`, `…/rest-server` |
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Name {
+pub enum MemberName {
     /// An agent of an attempt.
     Agent(AttemptName, AgentId),
     /// The program that runs an attempt's processes on one machine.
@@ -58,7 +58,7 @@ pub enum NameError {
     /// The text is not the name of an agent.
     #[error("{0:?} is no agent: agents are called memoryx-0, cs2-1 and so on")]
     Agent(String),
-    /// The text is not the URI of a [`Name`].
+    /// The text is not the URI of a [`MemberName`].
     #[error("{0:?} names no member of a job")]
     Uri(String),
 }
@@ -88,20 +88,20 @@ impl AttemptName {
     }
 }
 
-impl Name {
+impl MemberName {
     /// Returns the attempt of an agent or launcher; `None` for other names.
     pub const fn attempt(&self) -> Option<&AttemptName> {
         match self {
-            Name::Agent(attempt, _) | Name::Launcher(attempt) => Some(attempt),
-            Name::Reader { .. } | Name::Service(_) => None,
+            MemberName::Agent(attempt, _) | MemberName::Launcher(attempt) => Some(attempt),
+            MemberName::Reader { .. } | MemberName::Service(_) => None,
         }
     }
 
     /// Returns the agent; `None` for other names.
     pub const fn agent(&self) -> Option<AgentId> {
         match self {
-            Name::Agent(_, agent) => Some(*agent),
-            Name::Launcher(_) | Name::Reader { .. } | Name::Service(_) => None,
+            MemberName::Agent(_, agent) => Some(*agent),
+            MemberName::Launcher(_) | MemberName::Reader { .. } | MemberName::Service(_) => None,
         }
     }
 
@@ -109,26 +109,30 @@ impl Name {
     ///
     /// # Errors
     /// [`NameError::Agent`] if no agent can have this name.
-    pub fn agent_named(attempt: AttemptName, agent: &str) -> Result<Self, NameError> {
+    pub fn for_agent(attempt: AttemptName, agent: &str) -> Result<Self, NameError> {
         let id = AgentId::parse(agent).ok_or_else(|| NameError::Agent(agent.chars().take(MAX_JOB_BYTES).collect()))?;
-        Ok(Name::Agent(attempt, id))
+        Ok(MemberName::Agent(attempt, id))
     }
 
     /// Names the reader of a job's files.
     ///
     /// # Errors
     /// [`NameError::Job`] if the UID is invalid.
-    pub fn reader(job: &str) -> Result<Self, NameError> {
-        Ok(Name::Reader { job: AttemptName::new(job, 0)?.job })
+    pub fn for_reader(job: &str) -> Result<Self, NameError> {
+        Ok(MemberName::Reader { job: AttemptName::new(job, 0)?.job })
     }
 
     /// Returns the name as a URI.
     pub fn uri(&self) -> String {
         match self {
-            Name::Agent(AttemptName { job, attempt }, agent) => format!("{PREFIX}job/{job}/attempt/{attempt}/{agent}"),
-            Name::Launcher(AttemptName { job, attempt }) => format!("{PREFIX}job/{job}/attempt/{attempt}/launcher"),
-            Name::Reader { job } => format!("{PREFIX}job/{job}/reader"),
-            Name::Service(service) => format!("{PREFIX}{}", service.as_str()),
+            MemberName::Agent(AttemptName { job, attempt }, agent) => {
+                format!("{SPIFFE_PREFIX}job/{job}/attempt/{attempt}/{agent}")
+            }
+            MemberName::Launcher(AttemptName { job, attempt }) => {
+                format!("{SPIFFE_PREFIX}job/{job}/attempt/{attempt}/launcher")
+            }
+            MemberName::Reader { job } => format!("{SPIFFE_PREFIX}job/{job}/reader"),
+            MemberName::Service(service) => format!("{SPIFFE_PREFIX}{}", service.as_str()),
         }
     }
 }
@@ -143,21 +147,21 @@ impl Service {
 }
 
 /// Parses a URI.
-impl FromStr for Name {
+impl FromStr for MemberName {
     type Err = NameError;
 
     fn from_str(uri: &str) -> Result<Self, NameError> {
         let unknown = || NameError::Uri(uri.chars().take(2 * MAX_JOB_BYTES).collect());
-        let parts: Vec<&str> = uri.strip_prefix(PREFIX).ok_or_else(unknown)?.split('/').collect();
+        let parts: Vec<&str> = uri.strip_prefix(SPIFFE_PREFIX).ok_or_else(unknown)?.split('/').collect();
         let name = match parts.as_slice() {
-            ["operator"] => Name::Service(Service::Operator),
-            ["rest-server"] => Name::Service(Service::RestServer),
-            ["job", job, "reader"] => Name::reader(job)?,
+            ["operator"] => MemberName::Service(Service::Operator),
+            ["rest-server"] => MemberName::Service(Service::RestServer),
+            ["job", job, "reader"] => MemberName::for_reader(job)?,
             ["job", job, "attempt", number, member] => {
                 let attempt = AttemptName::new(job, number.parse().map_err(|_| unknown())?)?;
                 match *member {
-                    "launcher" => Name::Launcher(attempt),
-                    agent => Name::Agent(attempt, AgentId::parse(agent).ok_or_else(unknown)?),
+                    "launcher" => MemberName::Launcher(attempt),
+                    agent => MemberName::Agent(attempt, AgentId::parse(agent).ok_or_else(unknown)?),
                 }
             }
             _ => return Err(unknown()),
@@ -173,13 +177,13 @@ impl fmt::Display for AttemptName {
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for MemberName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Name::Agent(attempt, agent) => write!(f, "{agent} of {attempt}"),
-            Name::Launcher(attempt) => write!(f, "the launcher of {attempt}"),
-            Name::Reader { job } => write!(f, "the reader of job {job}"),
-            Name::Service(service) => write!(f, "the service {}", service.as_str()),
+            MemberName::Agent(attempt, agent) => write!(f, "{agent} of {attempt}"),
+            MemberName::Launcher(attempt) => write!(f, "the launcher of {attempt}"),
+            MemberName::Reader { job } => write!(f, "the reader of job {job}"),
+            MemberName::Service(service) => write!(f, "the service {}", service.as_str()),
         }
     }
 }
@@ -194,11 +198,11 @@ mod tests {
     fn every_name_has_one_uri() {
         let attempt = AttemptName::new("0b5c-7", 3).unwrap();
         let names = [
-            Name::Agent(attempt.clone(), AgentId::new(Role::MemoryX, 12)),
-            Name::Launcher(attempt),
-            Name::reader("0b5c-7").unwrap(),
-            Name::Service(Service::Operator),
-            Name::Service(Service::RestServer),
+            MemberName::Agent(attempt.clone(), AgentId::new(Role::MemoryX, 12)),
+            MemberName::Launcher(attempt),
+            MemberName::for_reader("0b5c-7").unwrap(),
+            MemberName::Service(Service::Operator),
+            MemberName::Service(Service::RestServer),
         ];
         for name in names {
             assert_eq!(name.uri().parse(), Ok(name));
@@ -206,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn other_uris_are_no_names() {
+    fn invalid_uris_are_rejected() {
         let uris = [
             "spiffe://millrace.dev/job/a/attempt/03/memoryx-0",
             "spiffe://millrace.dev/job/a/attempt/+3/memoryx-0",
@@ -221,7 +225,7 @@ mod tests {
             "",
         ];
         for uri in uris {
-            assert!(uri.parse::<Name>().is_err(), "{uri}");
+            assert!(uri.parse::<MemberName>().is_err(), "{uri}");
         }
         for job in ["", "a/b", "a b", "ä", &"a".repeat(129)] {
             assert!(matches!(AttemptName::new(job, 1), Err(NameError::Job(_))), "{job}");

@@ -9,13 +9,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 /// Bytes of a record's header: content type, version, length of the body.
-const HEADER_BYTES: usize = 5;
+const RECORD_HEADER_BYTES: usize = 5;
 
 /// A TCP connection whose reads end at the end of a TLS record.
 #[derive(Debug)]
-pub struct Records {
+pub struct TlsRecordStream {
     tcp: TcpStream,
-    header: [u8; HEADER_BYTES],
+    header: [u8; RECORD_HEADER_BYTES],
     /// Bytes of the header read so far.
     header_bytes: usize,
     /// Bytes of the body not yet read.
@@ -25,19 +25,19 @@ pub struct Records {
     silent: bool,
 }
 
-impl Records {
+impl TlsRecordStream {
     /// Wraps `tcp`. Reads end at the end of a record.
     pub const fn new(tcp: TcpStream) -> Self {
-        Self { tcp, header: [0; HEADER_BYTES], header_bytes: 0, body_left: 0, bounded: true, silent: true }
+        Self { tcp, header: [0; RECORD_HEADER_BYTES], header_bytes: 0, body_left: 0, bounded: true, silent: true }
     }
 
     /// Removes the bound: reads return whatever is available.
-    pub const fn unbound(&mut self) {
+    pub const fn read_past_records(&mut self) {
         self.bounded = false;
     }
 
     /// Returns whether nothing was ever received.
-    pub const fn is_silent(&self) -> bool {
+    pub const fn is_empty(&self) -> bool {
         self.silent
     }
 
@@ -53,27 +53,31 @@ impl Records {
 
     /// Updates the position in the current record by the bytes that were read.
     fn advance(&mut self, bytes: &[u8]) {
-        if self.header_bytes < HEADER_BYTES {
+        if self.header_bytes < RECORD_HEADER_BYTES {
             self.header[self.header_bytes..self.header_bytes + bytes.len()].copy_from_slice(bytes);
             self.header_bytes += bytes.len();
-            if self.header_bytes == HEADER_BYTES {
+            if self.header_bytes == RECORD_HEADER_BYTES {
                 self.body_left = usize::from(u16::from_be_bytes([self.header[3], self.header[4]]));
             }
         } else {
             self.body_left -= bytes.len();
         }
-        if self.header_bytes == HEADER_BYTES && self.body_left == 0 {
+        if self.header_bytes == RECORD_HEADER_BYTES && self.body_left == 0 {
             self.header_bytes = 0;
         }
     }
 }
 
-impl AsyncRead for Records {
+impl AsyncRead for TlsRecordStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if !self.bounded {
             return Pin::new(&mut self.tcp).poll_read(cx, buf);
         }
-        let record = if self.header_bytes < HEADER_BYTES { HEADER_BYTES - self.header_bytes } else { self.body_left };
+        let record = if self.header_bytes < RECORD_HEADER_BYTES {
+            RECORD_HEADER_BYTES - self.header_bytes
+        } else {
+            self.body_left
+        };
         let most = record.min(buf.remaining());
         let mut part = ReadBuf::new(buf.initialize_unfilled_to(most));
         ready!(Pin::new(&mut self.tcp).poll_read(cx, &mut part))?;
@@ -85,7 +89,7 @@ impl AsyncRead for Records {
     }
 }
 
-impl AsyncWrite for Records {
+impl AsyncWrite for TlsRecordStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.tcp).poll_write(cx, buf)
     }

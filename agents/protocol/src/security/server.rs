@@ -19,13 +19,13 @@ use x509_parser::pem::parse_x509_pem;
 
 use super::authority::{IssueError, Validity};
 
-const DAY: Duration = Duration::from_secs(24 * 3600);
+const ONE_DAY: Duration = Duration::from_secs(24 * 3600);
 /// Validity of the server's certificate.
-const LIFETIME: Duration = DAY.saturating_mul(365);
-/// The certificate is renewed if less than this is left of its [`LIFETIME`].
-const RENEW_BEFORE: Duration = DAY.saturating_mul(120);
+const CERTIFICATE_LIFETIME: Duration = ONE_DAY.saturating_mul(365);
+/// The certificate is renewed if less than this is left of its [`CERTIFICATE_LIFETIME`].
+const RENEW_BEFORE: Duration = ONE_DAY.saturating_mul(120);
 /// Validity of the authority. After it clients must be given a new authority's certificate.
-const AUTHORITY_LIFETIME: Duration = DAY.saturating_mul(3650);
+const AUTHORITY_LIFETIME: Duration = ONE_DAY.saturating_mul(3650);
 
 /// The certificates of a server and its authority, with their keys, as PEM.
 #[derive(Clone, PartialEq, Eq)]
@@ -59,13 +59,14 @@ impl ServerCertificate {
     ///
     /// # Errors
     /// A name can't be written in a certificate, or a key can't be generated.
-    pub fn renewed(&self, names: &[String], now: SystemTime) -> Result<Option<Self>, IssueError> {
-        let current = read(self.certificate.as_bytes()).filter(|(of, _)| *of == normalized(names));
+    pub fn renew_if_due(&self, names: &[String], now: SystemTime) -> Result<Option<Self>, IssueError> {
+        let current = read(self.certificate.as_bytes()).filter(|(of, _)| *of == normalize_names(names));
         let current = current.filter(|_| KeyPair::from_pem(&self.key).is_ok());
         if current.is_some_and(|(_, expires)| expires > now + RENEW_BEFORE) {
             return Ok(None);
         }
-        let lasting = certificate_expiry(self.authority.as_bytes()).is_some_and(|expires| expires > now + LIFETIME);
+        let lasting =
+            certificate_expiry(self.authority.as_bytes()).is_some_and(|expires| expires > now + CERTIFICATE_LIFETIME);
         let key = self.authority_key.as_deref().filter(|_| lasting).and_then(|pem| KeyPair::from_pem(pem).ok());
         match key {
             Some(key) => {
@@ -95,7 +96,7 @@ impl ServerCertificate {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.use_authority_key_identifier_extension = true;
-        let validity = Validity::starting(now, LIFETIME);
+        let validity = Validity::starting(now, CERTIFICATE_LIFETIME);
         (params.not_before, params.not_after) = (validity.from.into(), validity.until.into());
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, issuer)?.pem();
@@ -127,10 +128,10 @@ fn read(pem: &[u8]) -> Option<(BTreeSet<String>, SystemTime)> {
     let certificate = block.parse_x509().ok()?;
     let expires = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
     let expires = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(expires))?;
-    Some((names_of(&certificate), expires))
+    Some((subject_names(&certificate), expires))
 }
 
-fn names_of(certificate: &X509Certificate<'_>) -> BTreeSet<String> {
+fn subject_names(certificate: &X509Certificate<'_>) -> BTreeSet<String> {
     let names = certificate.subject_alternative_name().ok().flatten();
     let names = names.map(|extension| extension.value.general_names.as_slice()).unwrap_or_default();
     names.iter().filter_map(name_of).collect()
@@ -149,7 +150,7 @@ fn name_of(name: &GeneralName<'_>) -> Option<String> {
 }
 
 /// Returns the names spelled like [`name_of`] spells them: an IP address has more than one spelling.
-fn normalized(names: &[String]) -> BTreeSet<String> {
+fn normalize_names(names: &[String]) -> BTreeSet<String> {
     let address = |name: &String| name.parse::<IpAddr>().map(|address| address.to_string());
     names.iter().map(|name| address(name).unwrap_or_else(|_| name.clone())).collect()
 }
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_renewed_before_it_expires_and_clients_do_not_notice() {
+    fn certificate_is_renewed_before_expiry_without_breaking_clients() {
         let start = SystemTime::now();
         let first = ServerCertificate::new(&names("a.example"), start).unwrap();
         let trusted = &first.authority;
@@ -194,31 +195,31 @@ mod tests {
             assert!(accepts(trusted, &first, name, start), "{name}");
         }
         assert!(!accepts(trusted, &first, "b.example", start));
-        assert!(!accepts(trusted, &first, "a.example", start + 366 * DAY), "it expires");
+        assert!(!accepts(trusted, &first, "a.example", start + 366 * ONE_DAY), "it expires");
 
-        assert!(first.renewed(&names("a.example"), start + 200 * DAY).unwrap().is_none(), "there is time");
-        let second = first.renewed(&names("a.example"), start + 300 * DAY).unwrap().unwrap();
-        assert!(accepts(trusted, &second, "a.example", start + 366 * DAY));
-        let third = second.renewed(&names("b.example"), start + 301 * DAY).unwrap().unwrap();
-        assert!(accepts(trusted, &third, "b.example", start + 400 * DAY), "other names, the same authority");
+        assert!(first.renew_if_due(&names("a.example"), start + 200 * ONE_DAY).unwrap().is_none(), "there is time");
+        let second = first.renew_if_due(&names("a.example"), start + 300 * ONE_DAY).unwrap().unwrap();
+        assert!(accepts(trusted, &second, "a.example", start + 366 * ONE_DAY));
+        let third = second.renew_if_due(&names("b.example"), start + 301 * ONE_DAY).unwrap().unwrap();
+        assert!(accepts(trusted, &third, "b.example", start + 400 * ONE_DAY), "other names, the same authority");
 
-        let fourth = third.renewed(&names("b.example"), start + 3400 * DAY).unwrap().unwrap();
-        assert!(!accepts(trusted, &fourth, "b.example", start + 3400 * DAY), "the authority is near its end");
-        assert!(accepts(&fourth.authority, &fourth, "b.example", start + 3400 * DAY));
+        let fourth = third.renew_if_due(&names("b.example"), start + 3400 * ONE_DAY).unwrap().unwrap();
+        assert!(!accepts(trusted, &fourth, "b.example", start + 3400 * ONE_DAY), "the authority is near its end");
+        assert!(accepts(&fourth.authority, &fourth, "b.example", start + 3400 * ONE_DAY));
     }
 
     #[test]
-    fn without_the_authoritys_key_it_is_kept_until_it_is_due_and_what_is_damaged_is_replaced() {
+    fn certificate_without_authority_key_is_kept_until_due() {
         let start = SystemTime::now();
         let whole = ServerCertificate::new(&names("a.example"), start).unwrap();
         let foreign = ServerCertificate { authority_key: None, ..whole.clone() };
-        assert!(foreign.renewed(&names("a.example"), start + 200 * DAY).unwrap().is_none());
-        let replaced = foreign.renewed(&names("a.example"), start + 300 * DAY).unwrap().unwrap();
+        assert!(foreign.renew_if_due(&names("a.example"), start + 200 * ONE_DAY).unwrap().is_none());
+        let replaced = foreign.renew_if_due(&names("a.example"), start + 300 * ONE_DAY).unwrap().unwrap();
         assert_ne!(replaced.authority, foreign.authority);
         let without_certificate = ServerCertificate { certificate: String::new(), ..whole.clone() };
         let without_key = ServerCertificate { key: "none".to_owned(), ..whole.clone() };
         for damaged in [without_certificate, without_key] {
-            let mended = damaged.renewed(&names("a.example"), start).unwrap().unwrap();
+            let mended = damaged.renew_if_due(&names("a.example"), start).unwrap().unwrap();
             assert!(accepts(&whole.authority, &mended, "a.example", start));
         }
     }

@@ -19,34 +19,34 @@ use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
 
-use super::Prepared;
+use super::PreparedRun;
 use super::console::Console;
-use super::ending::Ending;
-use super::journal::UserCommand;
-use super::resume::Beginning;
-use super::saver::{Saved, Saver};
+use super::ending::RunEnd;
+use super::journal::RunCommand;
+use super::resume::StartPoint;
+use super::saver::{CheckpointWriter, PublishedCheckpoint};
 use super::spans::Spans;
-use super::teller::Teller;
+use super::teller::Reporter;
 use crate::control::job::CompiledJob;
-use crate::control::server::{ControlEvent, ControlEvents, Hello, Post, StreamNumber};
-use crate::failure::Failure;
-use crate::launch::{Exit, Launch};
-use saving::{NotSaved, SaveTimer, Worked};
+use crate::control::server::{AgentHandle, ControlEvent, ControlEvents, JoinedAgent, StreamNumber};
+use crate::failure::AgentError;
+use crate::launch::{Exit, LaunchDocument};
+use saving::{SaveFailure, SaveTaskResult, SaveTimer};
 
 /// How long a shard may be disconnected before the attempt fails. Its parameters since the last checkpoint exist
 /// nowhere else.
-const SHARD_GRACE: Duration = Duration::from_secs(30);
+const SHARD_REJOIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a run that stops early waits for shards that may hold steps of an earlier coordinator.
-const STOP_PATIENCE: Duration = Duration::from_secs(10);
+const STOP_SHARD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long agents have to send their last logs and usage after the end of the run.
-const FAREWELL: Duration = Duration::from_secs(5);
+const FINAL_MESSAGES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The sources of events.
-pub struct Inbox {
+pub struct DriverEvents {
     /// Messages of agents.
     pub agents: ControlEvents,
     /// Commands of users.
-    pub user: mpsc::Receiver<UserCommand>,
+    pub user: mpsc::Receiver<RunCommand>,
     /// The coordinator's own log records.
     pub logs: mpsc::Receiver<LogRecord>,
     /// SIGTERM.
@@ -54,44 +54,44 @@ pub struct Inbox {
 }
 
 /// Agents that joined before the instruction set is pinned.
-type WaitingRoom = BTreeMap<AgentId, (StreamNumber, Box<Hello>)>;
+type PendingAgents = BTreeMap<AgentId, (StreamNumber, Box<JoinedAgent>)>;
 
 /// The admitted agents.
-type Joined = BTreeMap<AgentId, Connected>;
+type JoinedAgents = BTreeMap<AgentId, AgentConnection>;
 
 /// An admitted agent, with its one live stream.
-struct Connected {
+struct AgentConnection {
     stream: StreamNumber,
-    /// Identifies the process, see [`Hello::instance`].
+    /// Identifies the process, see [`JoinedAgent::instance`].
     instance: u64,
-    post: Post,
+    post: AgentHandle,
 }
 
 /// Drives one run from waiting for agents to the reported outcome.
-pub struct Driver {
-    launch: Launch,
+pub struct CoordinatorDriver {
+    launch: LaunchDocument,
     compiled: CompiledJob,
-    beginning: Beginning,
-    /// The checkpoints that are evaluated after `beginning`.
-    further: VecDeque<Beginning>,
+    start_point: StartPoint,
+    /// The checkpoints that are evaluated after `start_point`.
+    remaining_checkpoints: VecDeque<StartPoint>,
     eval_batches: u64,
     lock: Arc<ModelDirLock>,
-    teller: Teller,
+    reporter: Reporter,
     spans: Spans,
-    inbox: Inbox,
+    inbox: DriverEvents,
     machine: Option<Coordinator>,
-    waiting: WaitingRoom,
-    joined: Joined,
-    saver: Option<Arc<Saver>>,
+    waiting: PendingAgents,
+    joined: JoinedAgents,
+    saver: Option<Arc<CheckpointWriter>>,
     staging: Option<Staging>,
     save_timer: SaveTimer,
     /// Whether the current checkpoint is a recovery checkpoint.
     recovery: bool,
-    worked: mpsc::UnboundedReceiver<Worked>,
-    work: mpsc::UnboundedSender<Worked>,
+    worked: mpsc::UnboundedReceiver<SaveTaskResult>,
+    work: mpsc::UnboundedSender<SaveTaskResult>,
     replies: Vec<oneshot::Sender<proto::CommandReply>>,
     checkpoint_replies: Vec<oneshot::Sender<proto::CommandReply>>,
-    last_saved: Option<Saved>,
+    last_saved: Option<PublishedCheckpoint>,
     /// When each disconnected shard was lost.
     lost_shards: BTreeMap<AgentId, Instant>,
     /// The epoch in which a link failed, and when its backoff ends.
@@ -100,34 +100,34 @@ pub struct Driver {
     stop_by: Option<Instant>,
     /// The shard that was asked to leave, which ends the run.
     leaver: Option<AgentId>,
-    ending: Option<Ending>,
+    ending: Option<RunEnd>,
     /// Rejections of processes whose agent name is in use.
     rejections: RejectionLog,
 }
 
-impl Driver {
+impl CoordinatorDriver {
     /// Creates the driver of a prepared run.
-    pub fn new(prepared: Prepared, console: Console, metrics: RoleMetrics, inbox: Inbox) -> Self {
+    pub fn new(prepared: PreparedRun, console: Console, metrics: RoleMetrics, inbox: DriverEvents) -> Self {
         // Only one checkpoint at a time is staged and then published, so the channel stays short.
         let (work, worked) = mpsc::unbounded_channel();
-        let Prepared { launch, compiled, beginning, further, eval_batches, step_estimate, lock, files } = prepared;
-        let teller = Teller::new(&launch, &compiled, (eval_batches > 0, step_estimate), files, console, metrics);
+        let PreparedRun { launch, compiled, beginning, further, eval_batches, step_estimate, lock, files } = prepared;
+        let teller = Reporter::new(&launch, &compiled, (eval_batches > 0, step_estimate), files, console, metrics);
         let spans = Spans::begin(beginning.step);
         let last_saved = beginning.saved.clone();
         let save_timer = SaveTimer::new(compiled.job.run.checkpoint_seconds);
         Self {
             launch,
             compiled,
-            beginning,
-            further,
+            start_point: beginning,
+            remaining_checkpoints: further,
             eval_batches,
             lock,
-            teller,
+            reporter: teller,
             spans,
             inbox,
             machine: None,
-            waiting: WaitingRoom::new(),
-            joined: Joined::new(),
+            waiting: PendingAgents::new(),
+            joined: JoinedAgents::new(),
             saver: None,
             staging: None,
             save_timer,
@@ -148,42 +148,42 @@ impl Driver {
 
     /// Runs the job to its end; returns the exit of the whole run.
     pub async fn run(mut self) -> Exit {
-        self.teller.waiting(self.beginning.step);
-        if let Err(failure) = self.turns().await {
-            self.give_up(&failure);
+        self.reporter.waiting(self.start_point.step);
+        if let Err(failure) = self.run_loop().await {
+            self.fail_run(&failure);
         }
-        self.farewell().await;
-        self.conclude()
+        self.drain_final_messages().await;
+        self.finish()
     }
 
-    async fn turns(&mut self) -> Result<(), Failure> {
+    async fn run_loop(&mut self) -> Result<(), AgentError> {
         while self.ending.is_none() {
-            let lost = self.lost_shards.values().min().map(|&since| since + SHARD_GRACE);
+            let lost = self.lost_shards.values().min().map(|&since| since + SHARD_REJOIN_TIMEOUT);
             let pause = self.pause.map(|(_, until)| until);
             let deadline = lost.into_iter().chain(self.stop_by).chain(pause).chain(self.save_timer.deadline()).min();
-            let heartbeat = self.teller.heartbeat_due();
+            let heartbeat = self.reporter.heartbeat_due();
             tokio::select! {
                 Some(event) = self.inbox.agents.recv() => self.agent(event)?,
                 Some(command) = self.inbox.user.recv() => self.user(command)?,
-                Some(record) = self.inbox.logs.recv() => self.teller.own_log(&record),
+                Some(record) = self.inbox.logs.recv() => self.reporter.own_log(&record),
                 Some(worked) = self.worked.recv() => self.blocking_done(worked)?,
                 Some(()) = self.inbox.terminate.recv() => self.stop()?,
                 () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into()), if deadline.is_some() => {
-                    self.overdue()?;
+                    self.handle_deadlines()?;
                 }
-                () = tokio::time::sleep_until(heartbeat.into()) => self.teller.heartbeat(),
+                () = tokio::time::sleep_until(heartbeat.into()) => self.reporter.heartbeat(),
             }
         }
         Ok(())
     }
 
     /// Handles what is overdue: the end of a backoff, a checkpoint, an early stop, or the return of a lost shard.
-    fn overdue(&mut self) -> Result<(), Failure> {
+    fn handle_deadlines(&mut self) -> Result<(), AgentError> {
         if let Some((epoch, _)) = self.pause.take_if(|(_, until)| *until <= Instant::now()) {
             return self.event(CoordinatorEvent::BackoffElapsed { epoch });
         }
         if self.stop_by.take_if(|by| *by <= Instant::now()).is_some() {
-            self.ending = Some(Ending::stopped(self.leaver));
+            self.ending = Some(RunEnd::stopped(self.leaver));
             return Ok(());
         }
         if let Some(due) = self.save_timer.fire(Instant::now()) {
@@ -191,11 +191,11 @@ impl Driver {
         }
         let lost: Vec<_> = self.lost_shards.keys().map(AgentId::to_string).collect();
         let sentence = format!("{} is gone, and with it parameters since the last checkpoint", lost.join(", "));
-        Err(Failure::of(OutcomeReason::ShardLost, sentence)
+        Err(AgentError::with_reason(OutcomeReason::ShardLost, sentence)
             .hint("run the job again: it continues from the newest checkpoint"))
     }
 
-    fn agent(&mut self, event: ControlEvent) -> Result<(), Failure> {
+    fn agent(&mut self, event: ControlEvent) -> Result<(), AgentError> {
         match event {
             ControlEvent::Hello(number, hello) => self.hello(number, hello),
             ControlEvent::Report(agent, number, report) => {
@@ -205,15 +205,15 @@ impl Driver {
                 Ok(())
             }
             ControlEvent::Log(agent, log) => {
-                self.teller.log(agent, log);
+                self.reporter.log(agent, log);
                 Ok(())
             }
             ControlEvent::Usage(agent, usage) => {
-                self.teller.usage(agent, usage);
+                self.reporter.usage(agent, usage);
                 Ok(())
             }
-            ControlEvent::Leaving(agent, number) => self.leaving(agent, number),
-            ControlEvent::Gone(agent, number) => self.gone(agent, number),
+            ControlEvent::Leaving(agent, number) => self.on_leave_request(agent, number),
+            ControlEvent::Disconnected(agent, number) => self.on_disconnected(agent, number),
         }
     }
 
@@ -223,7 +223,7 @@ impl Driver {
     }
 
     /// Handles the end of a stream. The agent loses its membership if the stream was its current one.
-    fn gone(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), Failure> {
+    fn on_disconnected(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), AgentError> {
         if !self.is_current(agent, number) {
             self.waiting.retain(|_, (waiting, _)| *waiting != number);
             return Ok(());
@@ -236,45 +236,45 @@ impl Driver {
         self.event(CoordinatorEvent::Lost { agent })
     }
 
-    fn user(&mut self, command: UserCommand) -> Result<(), Failure> {
+    fn user(&mut self, command: RunCommand) -> Result<(), AgentError> {
         // A client that has disconnected needs no reply.
         self.replies.retain(|reply| !reply.is_closed());
         self.checkpoint_replies.retain(|reply| !reply.is_closed());
         match command {
-            UserCommand::Stop(reply) => {
+            RunCommand::Stop(reply) => {
                 self.replies.push(reply);
                 self.stop()
             }
-            UserCommand::Checkpoint(reply) => {
-                let (step, saved) = self.standing();
+            RunCommand::Checkpoint(reply) => {
+                let (step, saved) = self.current_checkpoint();
                 if saved.is_none() && self.machine.is_some() && self.launch.mode.trains() {
                     self.checkpoint_replies.push(reply);
                     return self.event(CoordinatorEvent::CheckpointRequested);
                 }
-                let _ = reply.send(reply_of(step, saved));
+                let _ = reply.send(command_reply(step, saved));
                 Ok(())
             }
         }
     }
 
     /// Returns the number of updates made, and the checkpoint of exactly this step, if there is one.
-    fn standing(&self) -> (u64, Option<&Saved>) {
-        let step = self.machine.as_ref().map_or(self.beginning.step, Coordinator::step);
+    fn current_checkpoint(&self) -> (u64, Option<&PublishedCheckpoint>) {
+        let step = self.machine.as_ref().map_or(self.start_point.step, Coordinator::step);
         (step, self.last_saved.as_ref().filter(|saved| saved.step == step))
     }
 
-    fn stop(&mut self) -> Result<(), Failure> {
+    fn stop(&mut self) -> Result<(), AgentError> {
         if self.machine.is_none() {
-            self.stop_by.get_or_insert_with(|| Instant::now() + STOP_PATIENCE);
+            self.stop_by.get_or_insert_with(|| Instant::now() + STOP_SHARD_TIMEOUT);
             return self.stop_early();
         }
-        self.save_timer.stopping();
-        self.teller.line("Stopping: the step in flight is abandoned, the last committed one is saved.");
+        self.save_timer.on_stopping();
+        self.reporter.line("Stopping: the step in flight is abandoned, the last committed one is saved.");
         self.event(CoordinatorEvent::StopRequested)
     }
 
     /// Handles a shard that was asked to leave: saves its parameters, which exist nowhere else, and ends the run.
-    fn leaving(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), Failure> {
+    fn on_leave_request(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), AgentError> {
         if !self.is_current(agent, number) {
             return Ok(());
         }
@@ -284,25 +284,25 @@ impl Driver {
     }
 
     /// Passes an event to the state machine and executes its commands. Does nothing before the machine exists.
-    fn event(&mut self, event: CoordinatorEvent) -> Result<(), Failure> {
+    fn event(&mut self, event: CoordinatorEvent) -> Result<(), AgentError> {
         let Some(machine) = &mut self.machine else { return Ok(()) };
         self.spans.on_event(&event);
         let mut commands = Vec::new();
         machine.on(event, &mut commands);
-        commands.into_iter().try_for_each(|command| self.carry(command))
+        commands.into_iter().try_for_each(|command| self.execute(command))
     }
 
-    fn carry(&mut self, command: CoordinatorCommand) -> Result<(), Failure> {
+    fn execute(&mut self, command: CoordinatorCommand) -> Result<(), AgentError> {
         self.spans.on_command(&command);
         match command {
             CoordinatorCommand::Send(agent, order) => self.send(agent, &order),
             CoordinatorCommand::StageCheckpoint { step } => self.stage(step),
             CoordinatorCommand::PublishCheckpoint { digests, record, .. } => self.publish(digests, record),
             CoordinatorCommand::ReportSaveFailure { step, reason, agent, cause } => {
-                self.not_saved(NotSaved { step, reason, agent, cause })?;
+                self.not_saved(SaveFailure { step, reason, agent, cause })?;
             }
             CoordinatorCommand::Epoch { epoch, placement } => {
-                self.teller.epoch(epoch, placement.systems.len(), placement.rounds.len());
+                self.reporter.epoch(epoch, placement.systems.len(), placement.rounds.len());
             }
             CoordinatorCommand::Backoff { epoch, after, reporter, peer, failures } => {
                 let peer = peer.map_or_else(|| "another agent".to_owned(), |peer| peer.to_string());
@@ -314,67 +314,67 @@ impl Driver {
                 );
                 self.pause = Some((epoch, Instant::now() + after));
             }
-            CoordinatorCommand::Disconnect { agent, reason } => self.dismiss(agent, &reason),
+            CoordinatorCommand::Disconnect { agent, reason } => self.disconnect(agent, &reason),
             CoordinatorCommand::ReportRunning => {
-                self.save_timer.training(Instant::now());
-                self.teller.running();
+                self.save_timer.on_training(Instant::now());
+                self.reporter.running();
             }
             CoordinatorCommand::EvaluateNext(_) => self.next_checkpoint(),
-            CoordinatorCommand::Evaluating => self.teller.evaluating(),
-            CoordinatorCommand::ReportStep(record) => self.teller.step(&record),
-            CoordinatorCommand::ReportEvalBatch(evaluation) => self.teller.eval_batch(&evaluation),
-            CoordinatorCommand::ReportEvaluation(evaluation) => self.teller.evaluated(&evaluation),
-            CoordinatorCommand::End(outcome) => self.ending = Some(Ending::of(outcome, self.launch.mode, self.leaver)),
+            CoordinatorCommand::Evaluating => self.reporter.evaluating(),
+            CoordinatorCommand::ReportStep(record) => self.reporter.step(&record),
+            CoordinatorCommand::ReportEvalBatch(evaluation) => self.reporter.eval_batch(&evaluation),
+            CoordinatorCommand::ReportEvaluation(evaluation) => self.reporter.evaluated(&evaluation),
+            CoordinatorCommand::End(outcome) => self.ending = Some(RunEnd::of(outcome, self.launch.mode, self.leaver)),
         }
         Ok(())
     }
 
     /// Handles the state machine's change to the next checkpoint of an evaluation.
     fn next_checkpoint(&mut self) {
-        let Some(next) = self.further.pop_front() else { return };
-        next.report.iter().for_each(|sentence| self.teller.line(sentence));
-        self.teller.turn_to_step(next.step);
+        let Some(next) = self.remaining_checkpoints.pop_front() else { return };
+        next.report.iter().for_each(|sentence| self.reporter.line(sentence));
+        self.reporter.set_evaluated_step(next.step);
         self.last_saved = next.saved.clone();
-        self.beginning = next;
+        self.start_point = next;
     }
 
     fn send(&self, agent: AgentId, order: &AgentCommand) {
         if let Some(connected) = self.joined.get(&agent) {
-            connected.post.order(order);
+            connected.post.send_command(order);
         }
     }
 
     /// Removes an agent that failed from the admitted ones, and sends it `Finish`.
-    fn dismiss(&mut self, agent: AgentId, reason: &str) {
+    fn disconnect(&mut self, agent: AgentId, reason: &str) {
         tracing::warn!(peer = %agent, "{agent} can't go on and is dismissed: {reason}");
         if let Some(connected) = self.joined.remove(&agent) {
-            connected.post.order(&AgentCommand::Finish);
+            connected.post.send_command(&AgentCommand::Finish);
         }
     }
 
     /// Ends the run with a failure, and sends `Finish` to all agents.
-    fn give_up(&mut self, failure: &Failure) {
+    fn fail_run(&mut self, failure: &AgentError) {
         for connected in self.joined.values() {
-            connected.post.order(&AgentCommand::Finish);
+            connected.post.send_command(&AgentCommand::Finish);
         }
-        self.ending = Some(Ending::failed(failure));
+        self.ending = Some(RunEnd::failed(failure));
     }
 
     /// Rejects waiting agents, and receives the last logs and usage of the others until all streams have ended or
-    /// [`FAREWELL`] has elapsed.
-    async fn farewell(&mut self) {
+    /// [`FINAL_MESSAGES_TIMEOUT`] has elapsed.
+    async fn drain_final_messages(&mut self) {
         for (_, hello) in std::mem::take(&mut self.waiting).into_values() {
-            hello.post.refuse("the run has ended");
+            hello.post.reject("the run has ended");
         }
-        let deadline = tokio::time::sleep(FAREWELL);
+        let deadline = tokio::time::sleep(FINAL_MESSAGES_TIMEOUT);
         tokio::pin!(deadline);
         while !self.joined.is_empty() {
             tokio::select! {
                 event = self.inbox.agents.recv() => match event {
-                    Some(ControlEvent::Gone(agent, _)) => { self.joined.remove(&agent); }
-                    Some(ControlEvent::Usage(agent, usage)) => { self.teller.usage(agent, usage); }
-                    Some(ControlEvent::Log(agent, log)) => self.teller.log(agent, log),
-                    Some(ControlEvent::Hello(_, hello)) => hello.post.refuse("the run has ended"),
+                    Some(ControlEvent::Disconnected(agent, _)) => { self.joined.remove(&agent); }
+                    Some(ControlEvent::Usage(agent, usage)) => { self.reporter.usage(agent, usage); }
+                    Some(ControlEvent::Log(agent, log)) => self.reporter.log(agent, log),
+                    Some(ControlEvent::Hello(_, hello)) => hello.post.reject("the run has ended"),
                     Some(ControlEvent::Report(..) | ControlEvent::Leaving(..)) => {}
                     None => break,
                 },
@@ -382,17 +382,17 @@ impl Driver {
             }
         }
         while let Ok(record) = self.inbox.logs.try_recv() {
-            self.teller.own_log(&record);
+            self.reporter.own_log(&record);
         }
     }
 
     /// Reports the outcome to the user, the files and all clients that wait for a reply.
-    fn conclude(mut self) -> Exit {
-        let ending = self.ending.take().unwrap_or_else(|| Ending::stopped(self.leaver));
-        let (step, saved) = self.standing();
-        let reply = reply_of(step, saved);
+    fn finish(mut self) -> Exit {
+        let ending = self.ending.take().unwrap_or_else(|| RunEnd::stopped(self.leaver));
+        let (step, saved) = self.current_checkpoint();
+        let reply = command_reply(step, saved);
         let digest = saved.map(|saved| saved.digest.clone());
-        let exit = self.teller.conclude(ending, step, digest);
+        let exit = self.reporter.finish(ending, step, digest);
         for waiting in self.replies.drain(..).chain(self.checkpoint_replies.drain(..)) {
             let _ = waiting.send(reply.clone());
         }
@@ -401,7 +401,7 @@ impl Driver {
 }
 
 /// Returns the reply to a user's command after `step` updates; `saved` is the checkpoint of this step, if there is one.
-fn reply_of(step: u64, saved: Option<&Saved>) -> proto::CommandReply {
+fn command_reply(step: u64, saved: Option<&PublishedCheckpoint>) -> proto::CommandReply {
     let parameters_blake3 = saved.map(|saved| saved.digest.clone()).unwrap_or_default();
     proto::CommandReply { step, parameters_blake3 }
 }

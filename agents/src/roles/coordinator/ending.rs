@@ -6,11 +6,11 @@ use millrace_engine::types::AgentId;
 use millrace_params::Mode;
 use millrace_telemetry::journal::OutcomeReason;
 
-use crate::failure::Failure;
+use crate::failure::AgentError;
 
 /// Why the run ended.
 #[derive(Clone, Debug)]
-pub struct Ending {
+pub struct RunEnd {
     /// The reason, for programs.
     pub reason: OutcomeReason,
     /// The reason, in one sentence.
@@ -19,7 +19,7 @@ pub struct Ending {
     pub agent: Option<AgentId>,
 }
 
-impl Ending {
+impl RunEnd {
     /// Converts the outcome of the coordinator's state machine. `leaver` is the shard that was asked to leave, if any.
     pub fn of(outcome: RunOutcome, mode: Mode, leaver: Option<AgentId>) -> Self {
         match outcome {
@@ -53,7 +53,7 @@ impl Ending {
     }
 
     /// Returns the end of a run that failed in the coordinator.
-    pub fn failed(failure: &Failure) -> Self {
+    pub fn failed(failure: &AgentError) -> Self {
         Self { reason: failure.reason(), message: failure.to_string(), agent: None }
     }
 }

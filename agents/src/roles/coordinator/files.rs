@@ -15,20 +15,20 @@ use millrace_telemetry::prometheus::Counter;
 use millrace_telemetry::tensorboard::{EventWriter, tags};
 use millrace_telemetry::{Error, atomic_file, progress::Rates};
 
-use crate::failure::Failure;
-use crate::launch::Launch;
-use crate::roles::LastReport;
+use crate::failure::AgentError;
+use crate::launch::LaunchDocument;
+use crate::roles::TerminationReport;
 
 /// Writes metrics, logs, the journal and event files of one run.
 pub struct RunFiles {
     model_dir: PathBuf,
     summaries: PathBuf,
     trains: bool,
-    points: Option<Points>,
+    points: Option<MetricSinks>,
     logs: LogFiles,
     journal: JournalWriter,
     summary_steps: u64,
-    last_report: LastReport,
+    last_report: TerminationReport,
     /// Whether the last write to a file failed.
     refusing: bool,
     /// Lines and entries dropped in this attempt, and the part of them that was already reported to the user.
@@ -37,7 +37,7 @@ pub struct RunFiles {
 }
 
 /// The files for metric points. They are opened when the first step of the run is known.
-struct Points {
+struct MetricSinks {
     metrics: MetricsLog,
     events: EventWriter,
     /// The newest training step in `metrics`.
@@ -45,15 +45,15 @@ struct Points {
 }
 
 /// Converts a telemetry error to a failure with cause and hint.
-pub fn file_failure(error: &Error) -> Failure {
+pub fn file_failure(error: &Error) -> AgentError {
     let reason = match error {
         Error::StaleAttempt { .. } => OutcomeReason::Superseded,
         full if full.is_full() => OutcomeReason::OutOfSpace,
         _ => OutcomeReason::Failed,
     };
     let failure = match std::error::Error::source(error) {
-        Some(cause) => Failure::of(reason, format!("{error}: {cause}")),
-        None => Failure::of(reason, error),
+        Some(cause) => AgentError::with_reason(reason, format!("{error}: {cause}")),
+        None => AgentError::with_reason(reason, error),
     };
     match error.hint() {
         Some(hint) => failure.hint(hint),
@@ -66,7 +66,7 @@ impl RunFiles {
     ///
     /// # Errors
     /// A file can't be opened or written.
-    pub fn open(launch: &Launch, attempt: u32, last_report: LastReport) -> Result<Self, Failure> {
+    pub fn open(launch: &LaunchDocument, attempt: u32, last_report: TerminationReport) -> Result<Self, AgentError> {
         let dir = launch.model_dir.as_path();
         let run = &launch.job.run;
         let open = || {
@@ -94,7 +94,7 @@ impl RunFiles {
     ///
     /// # Errors
     /// A file can't be opened, read or written.
-    pub fn begin(&mut self, step: u64, before: &ResumeHistory) -> Result<Option<ResumePoint>, Failure> {
+    pub fn begin(&mut self, step: u64, before: &ResumeHistory) -> Result<Option<ResumePoint>, AgentError> {
         let dir = self.model_dir.as_path();
         let open = || {
             let metrics =
@@ -107,7 +107,7 @@ impl RunFiles {
             } else {
                 EventWriter::create_for_evaluation(&self.summaries, attempt)?
             };
-            Ok(Points { metrics, events, newest: newest.unwrap_or(0) })
+            Ok(MetricSinks { metrics, events, newest: newest.unwrap_or(0) })
         };
         let points = open().map_err(|error: Error| file_failure(&error))?;
         let last_step = points.metrics.opening().last_step;
@@ -207,7 +207,7 @@ impl RunFiles {
         match written {
             Err(error) if !self.refusing => {
                 self.refusing = true;
-                let sentence = file_failure(&error).sentence;
+                let sentence = file_failure(&error).message;
                 tracing::warn!(
                     "{sentence}; training goes on, and metrics are kept in memory until they can be written"
                 );
@@ -285,18 +285,18 @@ mod tests {
     use crate::launch::testing::local_run;
 
     #[test]
-    fn a_step_is_written_once_whichever_coordinator_comes_to_it() {
+    fn step_is_written_once_across_coordinators() {
         let dir = tempfile::tempdir().unwrap();
         let mut launch = local_run().launch;
         launch.model_dir = dir.path().to_owned();
         let record = |step| CommitRecord { step, scale: 1.0, learning_rate: 0.1, loss: 2.0, norm: 3.0, tokens: 4 };
-        let mut first = RunFiles::open(&launch, 1, LastReport::default()).unwrap();
+        let mut first = RunFiles::open(&launch, 1, TerminationReport::default()).unwrap();
         assert_eq!(first.begin(0, &ResumeHistory::default()).unwrap(), None);
         (1..=3).for_each(|step| first.step(&record(step), 0.5, Rates::default()));
         drop(first);
         // Whether the earlier coordinator wrote step 3 or not, its successor receives the newest step.
         for (attempt, newest) in [(2, 3), (3, 4)] {
-            let mut next = RunFiles::open(&launch, attempt, LastReport::default()).unwrap();
+            let mut next = RunFiles::open(&launch, attempt, TerminationReport::default()).unwrap();
             let resumed = next.begin(newest, &ResumeHistory { shared: newest, ..ResumeHistory::default() }).unwrap();
             assert_eq!(resumed, Some(ResumePoint { step: newest, repeated_steps: 0 }));
             next.step(&record(newest), 0.5, Rates::default());
@@ -304,7 +304,7 @@ mod tests {
         let steps: Vec<u64> = metrics::read(dir.path()).unwrap().iter().map(MetricPoint::step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
         // A coordinator without a checkpoint begins at step 0 and reports the repeated steps.
-        let mut again = RunFiles::open(&launch, 4, LastReport::default()).unwrap();
+        let mut again = RunFiles::open(&launch, 4, TerminationReport::default()).unwrap();
         let resumed = again.begin(0, &ResumeHistory::default()).unwrap();
         assert_eq!(resumed, Some(ResumePoint { step: 0, repeated_steps: 4 }));
     }

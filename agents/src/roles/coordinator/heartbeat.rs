@@ -11,7 +11,7 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What a run is doing until its next output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doing {
+pub enum RunActivity {
     /// Waits for its agents.
     Gathering,
     /// Shards load parameters, and links are established.
@@ -32,54 +32,56 @@ pub enum Doing {
 
 /// Decides when a progress line is due, and formats it.
 #[derive(Debug)]
-pub struct Heartbeat {
-    doing: Doing,
+pub struct ProgressHeartbeat {
+    doing: RunActivity,
     /// When the run began `doing`.
     since: Instant,
     /// When the user last received output.
-    told: Instant,
+    last_message_at: Instant,
     /// Estimated seconds of a training step on this host.
     estimate: Option<f64>,
     /// Seconds of the last training step.
     last_step: Option<f64>,
 }
 
-impl Heartbeat {
+impl ProgressHeartbeat {
     /// Creates the heartbeat of a run that waits for its agents from `now` on. `estimate` is the estimated seconds of a
     /// step on this host, if known.
     pub fn new(now: Instant, estimate: Option<f64>) -> Self {
-        Self { doing: Doing::Gathering, since: now, told: now, estimate, last_step: None }
+        Self { doing: RunActivity::Gathering, since: now, last_message_at: now, estimate, last_step: None }
     }
 
     /// Records that the run begins another activity, or the next part of the same one.
-    pub fn turn_to(&mut self, doing: Doing, now: Instant) {
-        if let (Doing::Training { step: before, .. }, Doing::Training { step, .. }) = (self.doing, doing)
+    pub fn set_activity(&mut self, doing: RunActivity, now: Instant) {
+        if let (RunActivity::Training { step: before, .. }, RunActivity::Training { step, .. }) = (self.doing, doing)
             && step == before + 1
         {
             self.last_step = Some(now.duration_since(self.since).as_secs_f64());
         }
-        (self.doing, self.since, self.told) = (doing, now, now);
+        (self.doing, self.since, self.last_message_at) = (doing, now, now);
     }
 
     /// Returns when a line is due, unless there is other output before.
     pub fn due(&self) -> Instant {
-        self.told + HEARTBEAT_INTERVAL
+        self.last_message_at + HEARTBEAT_INTERVAL
     }
 
     /// Returns the line if it is due.
-    pub fn beat(&mut self, now: Instant) -> Option<String> {
+    pub fn next_message(&mut self, now: Instant) -> Option<String> {
         if now < self.due() {
             return None;
         }
-        self.told = now;
+        self.last_message_at = now;
         let elapsed = format_duration(now.duration_since(self.since));
         Some(match self.doing {
-            Doing::Gathering => format!("Still waiting for agents: {elapsed} so far."),
-            Doing::Loading => format!("Still loading parameters into MemoryX and connecting agents: {elapsed} so far."),
-            Doing::Training { step, of } => {
+            RunActivity::Gathering => format!("Still waiting for agents: {elapsed} so far."),
+            RunActivity::Loading => {
+                format!("Still loading parameters into MemoryX and connecting agents: {elapsed} so far.")
+            }
+            RunActivity::Training { step, of } => {
                 format!("Still computing step {} of {of}: {elapsed} so far{}.", step + 1, self.expected())
             }
-            Doing::Evaluating { batches } => format!("Still evaluating batch {}: {elapsed} so far.", batches + 1),
+            RunActivity::Evaluating { batches } => format!("Still evaluating batch {}: {elapsed} so far.", batches + 1),
         })
     }
 
@@ -100,25 +102,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_silent_run_tells_what_it_is_doing() {
+    fn heartbeat_reports_the_current_activity() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut heartbeat = Heartbeat::new(start, Some(840.0));
-        assert_eq!(heartbeat.beat(at(29)), None);
-        assert_eq!(heartbeat.beat(at(30)).unwrap(), "Still waiting for agents: 0:00:30 so far.");
-        assert_eq!((heartbeat.beat(at(31)), heartbeat.due()), (None, at(60)));
-        heartbeat.turn_to(Doing::Training { step: 0, of: 20 }, at(40));
+        let mut heartbeat = ProgressHeartbeat::new(start, Some(840.0));
+        assert_eq!(heartbeat.next_message(at(29)), None);
+        assert_eq!(heartbeat.next_message(at(30)).unwrap(), "Still waiting for agents: 0:00:30 so far.");
+        assert_eq!((heartbeat.next_message(at(31)), heartbeat.due()), (None, at(60)));
+        heartbeat.set_activity(RunActivity::Training { step: 0, of: 20 }, at(40));
         assert_eq!(heartbeat.due(), at(70), "there was news");
         assert_eq!(
-            heartbeat.beat(at(100)).unwrap(),
+            heartbeat.next_message(at(100)).unwrap(),
             "Still computing step 1 of 20: 0:01:00 so far; about 14 min a step are estimated for this host."
         );
-        heartbeat.turn_to(Doing::Training { step: 1, of: 20 }, at(940));
+        heartbeat.set_activity(RunActivity::Training { step: 1, of: 20 }, at(940));
         assert_eq!(
-            heartbeat.beat(at(970)).unwrap(),
+            heartbeat.next_message(at(970)).unwrap(),
             "Still computing step 2 of 20: 0:00:30 so far; the step before it took 15 min."
         );
-        heartbeat.turn_to(Doing::Evaluating { batches: 3 }, at(980));
-        assert_eq!(heartbeat.beat(at(1020)).unwrap(), "Still evaluating batch 4: 0:00:40 so far.");
+        heartbeat.set_activity(RunActivity::Evaluating { batches: 3 }, at(980));
+        assert_eq!(heartbeat.next_message(at(1020)).unwrap(), "Still evaluating batch 4: 0:00:40 so far.");
     }
 }

@@ -3,8 +3,8 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use millrace_protocol::journal::pack;
-use millrace_protocol::security::Incoming;
+use millrace_protocol::journal::to_proto;
+use millrace_protocol::security::AuthenticatedIncoming;
 use millrace_protocol::{proto, transport};
 use millrace_telemetry::journal::{JournalEvent, JournalWriter};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 
 /// A command of a user. The reply is sent when the command has been executed.
 #[derive(Debug)]
-pub enum UserCommand {
+pub enum RunCommand {
     /// Write a checkpoint.
     Checkpoint(oneshot::Sender<proto::CommandReply>),
     /// End the run.
@@ -35,16 +35,16 @@ pub struct JobJournal {
 /// Serves `journal` once it is set, and sends commands to `commands`.
 pub struct JournalService {
     journal: watch::Receiver<Option<JobJournal>>,
-    commands: mpsc::Sender<UserCommand>,
+    commands: mpsc::Sender<RunCommand>,
 }
 
 /// A running service.
-pub struct Served {
+pub struct JournalServerHandle {
     end: oneshot::Sender<()>,
     server: JoinHandle<()>,
 }
 
-impl Served {
+impl JournalServerHandle {
     /// Accepts no more calls, and waits until those in progress have ended, at most for `patience`. In this time
     /// followers receive the last entry, and callers receive the replies to their commands.
     pub async fn finish(self, patience: Duration) {
@@ -54,18 +54,18 @@ impl Served {
 }
 
 /// Maximum entries read from the journal at a time.
-const BATCH: usize = 256;
+const READ_BATCH_ENTRIES: usize = 256;
 
 /// Maximum commands of users that wait for the coordinator.
-pub const COMMANDS: usize = 64;
+pub const MAX_QUEUED_COMMANDS: usize = 64;
 
 impl JournalService {
-    /// Serves the peers that `incoming` admits, until the process ends or [`Served::finish`] is called.
+    /// Serves the peers that `incoming` admits, until the process ends or [`JournalServerHandle::finish`] is called.
     pub fn serve(
-        incoming: Incoming,
+        incoming: AuthenticatedIncoming,
         journal: watch::Receiver<Option<JobJournal>>,
-        commands: mpsc::Sender<UserCommand>,
-    ) -> Served {
+        commands: mpsc::Sender<RunCommand>,
+    ) -> JournalServerHandle {
         let service = proto::journal_server::JournalServer::new(Self { journal, commands });
         let (end, ended) = oneshot::channel::<()>();
         let server = tokio::spawn(async move {
@@ -76,12 +76,12 @@ impl JournalService {
                 tracing::error!("the journal is no longer served: {error}");
             }
         });
-        Served { end, server }
+        JournalServerHandle { end, server }
     }
 
     async fn command(
         &self,
-        command: impl FnOnce(oneshot::Sender<proto::CommandReply>) -> UserCommand,
+        command: impl FnOnce(oneshot::Sender<proto::CommandReply>) -> RunCommand,
     ) -> Result<Response<proto::CommandReply>, Status> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(command(reply)).await;
@@ -95,7 +95,7 @@ impl proto::journal_server::Journal for JournalService {
 
     async fn follow(&self, request: Request<proto::FollowRequest>) -> Result<Response<Self::FollowStream>, Status> {
         let request = request.into_inner();
-        let (sender, receiver) = mpsc::channel(BATCH);
+        let (sender, receiver) = mpsc::channel(READ_BATCH_ENTRIES);
         let mut journal = self.journal.clone();
         tokio::spawn(async move {
             let opened = journal.wait_for(Option::is_some).await.ok().and_then(|journal| journal.clone());
@@ -110,12 +110,12 @@ impl proto::journal_server::Journal for JournalService {
         &self,
         _request: Request<proto::CheckpointRequest>,
     ) -> Result<Response<proto::CommandReply>, Status> {
-        self.command(UserCommand::Checkpoint).await
+        self.command(RunCommand::Checkpoint).await
     }
 
     async fn stop(&self, request: Request<proto::StopRequest>) -> Result<Response<proto::CommandReply>, Status> {
         tracing::info!("asked to stop: {}", request.into_inner().reason);
-        self.command(UserCommand::Stop).await
+        self.command(RunCommand::Stop).await
     }
 }
 
@@ -135,11 +135,11 @@ async fn follow(
         for entry in std::mem::take(&mut entries) {
             let last = entry.attempt == journal.attempt() && matches!(entry.event, JournalEvent::Outcome(_));
             let Some(attempt) = entry.attempt.checked_sub(*before).filter(|attempt| *attempt > 0) else { continue };
-            if sender.send(Ok(pack(&entry, attempt))).await.is_err() || last {
+            if sender.send(Ok(to_proto(&entry, attempt))).await.is_err() || last {
                 return;
             }
         }
-        entries = match follower.poll(BATCH) {
+        entries = match follower.poll(READ_BATCH_ENTRIES) {
             Ok(entries) => entries,
             Err(error) => {
                 let _ = sender.send(Err(Status::data_loss(error.to_string()))).await;

@@ -23,7 +23,7 @@ use millrace_checkpoint::{LockError, LockRequest, ModelDirLock};
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::report::{PlanReport, format_rough_duration};
 use millrace_params::DataSource;
-use millrace_protocol::security::{AttemptName, Incoming};
+use millrace_protocol::security::{AttemptName, AuthenticatedIncoming};
 use millrace_protocol::{proto, transport};
 use millrace_telemetry::journal::OutcomeReason;
 use millrace_telemetry::logs::{AgentName, LogRecord, Logger};
@@ -32,32 +32,32 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, watch};
 
-use super::{LastReport, PROGRAM, RoleArgs};
+use super::{RoleArgs, TRACE_SERVICE_NAME, TerminationReport};
 use crate::checkpoints::checkpoint_failure;
-use crate::control::agent::CONTROL_BYTES;
+use crate::control::agent::MAX_CONTROL_MESSAGE_BYTES;
 use crate::control::job::{CompiledJob, JobDocument};
 use crate::control::server::ControlService;
-use crate::epoch::Epoch;
-use crate::failure::Failure;
+use crate::epoch::DatasetEpoch;
+use crate::failure::AgentError;
 use crate::host;
 use crate::http::{self, Readiness};
-use crate::input::Inputs;
-use crate::launch::{Exit, Launch, Listening, announce};
+use crate::input::JobInputs;
+use crate::launch::{Exit, LaunchDocument, ListenAddresses, announce};
 use console::Console;
-use driver::Driver;
-use journal::{JobJournal, JournalService, UserCommand};
+use driver::CoordinatorDriver;
+use journal::{JobJournal, JournalService, RunCommand};
 
 /// How long to wait until the lock of a dead coordinator of the same job expires: twice the lease of the lock.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2 * LOCK_LEASE.as_secs());
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2 * LOCK_LEASE.as_secs());
 /// How long followers of the journal have to receive its last entry.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const JOURNAL_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum log records of the coordinator that wait to be written to its files.
-const LOG_RECORDS: usize = 4096;
+const MAX_QUEUED_LOG_RECORDS: usize = 4096;
 /// Interval between two tries to take the lock.
-const LOCK_PAUSE: Duration = Duration::from_secs(1);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Values that every role process creates, and that the coordinator needs besides its arguments.
-pub struct Equipment {
+pub struct CoordinatorContext {
     /// Its name in logs.
     pub name: AgentName,
     pub metrics: RoleMetrics,
@@ -69,23 +69,23 @@ pub struct Equipment {
 }
 
 /// Runs the job to its end.
-pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> {
-    let Equipment { name, metrics, ready, metrics_address, mut terminate } = equipment;
-    let launch = args.launch.ok_or_else(|| Failure::bad_input("a coordinator needs its launch document"))?;
+pub async fn run(args: RoleArgs, equipment: CoordinatorContext) -> Result<Exit, AgentError> {
+    let CoordinatorContext { name, metrics, ready, metrics_address, mut terminate } = equipment;
+    let launch = args.launch.ok_or_else(|| AgentError::bad_input("a coordinator needs its launch document"))?;
     let member = args.member;
     check_attempt(&launch, member.attempt())?;
     let console = Console::new();
     let speaker = console.clone();
     let logger = Logger::new(name, args.level, args.log_format, move |line| speaker.log(line));
-    let _traces = millrace_traces::install(PROGRAM, logger.layer()).map_err(Failure::own)?;
+    let _traces = millrace_traces::install(TRACE_SERVICE_NAME, logger.layer()).map_err(AgentError::local)?;
 
     let control = http::listen(&args.listen).await?;
     let journal_port = http::listen(&args.journal_listen).await?;
     if args.by_launcher {
-        let address = |listener: &TcpListener| listener.local_addr().map(|a| a.to_string()).map_err(Failure::own);
+        let address = |listener: &TcpListener| listener.local_addr().map(|a| a.to_string()).map_err(AgentError::local);
         let listening =
-            Listening { control: address(&control)?, journal: address(&journal_port)?, metrics: metrics_address };
-        announce(&listening).map_err(Failure::own)?;
+            ListenAddresses { control: address(&control)?, journal: address(&journal_port)?, metrics: metrics_address };
+        announce(&listening).map_err(AgentError::local)?;
     }
 
     let (service, agents) = ControlService::new();
@@ -94,50 +94,53 @@ pub async fn run(args: RoleArgs, equipment: Equipment) -> Result<Exit, Failure> 
     // join, and stays ready.
     ready.set(true);
     let (journal, journal_ready) = watch::channel(None);
-    let (commands, mut user) = mpsc::channel(journal::COMMANDS);
+    let (commands, mut user) = mpsc::channel(journal::MAX_QUEUED_COMMANDS);
     let served = JournalService::serve(member.accept_journal(journal_port), journal_ready, commands);
 
     let prepared = tokio::select! {
         prepared = prepare(*launch, args.last_report, args.by_launcher, &console) => prepared?,
-        () = asked_to_stop(&mut terminate, &mut user) => {
+        () = wait_for_stop_request(&mut terminate, &mut user) => {
             console.end();
-            return Err(Failure::of(OutcomeReason::Interrupted, "Stopped before the run began."));
+            return Err(AgentError::with_reason(OutcomeReason::Interrupted, "Stopped before the run began."));
         }
     };
     let before = prepared.lock.attempts_before().into();
     let _ = journal.send(Some(JobJournal { journal: prepared.files.journal().clone(), before }));
-    let (records, logs) = mpsc::channel::<LogRecord>(LOG_RECORDS);
+    let (records, logs) = mpsc::channel::<LogRecord>(MAX_QUEUED_LOG_RECORDS);
     logger.forward(move |record| {
         // Records beyond the capacity of the channel are printed to stderr only.
         let _ = records.try_send(record);
     });
-    let exit = Driver::new(prepared, console, metrics, driver::Inbox { agents, user, logs, terminate }).run().await;
-    served.finish(LAST_WORDS).await;
+    let exit =
+        CoordinatorDriver::new(prepared, console, metrics, driver::DriverEvents { agents, user, logs, terminate })
+            .run()
+            .await;
+    served.finish(JOURNAL_DRAIN_TIMEOUT).await;
     Ok(exit)
 }
 
 /// Checks that the launch document is for the job and attempt that the coordinator's certificate names.
-fn check_attempt(launch: &Launch, certified: &AttemptName) -> Result<(), Failure> {
+fn check_attempt(launch: &LaunchDocument, certified: &AttemptName) -> Result<(), AgentError> {
     let job = launch.job_uid.as_deref().unwrap_or(certified.job());
     let attempt = launch.attempt.unwrap_or(certified.attempt());
     if (job, attempt) == (certified.job(), certified.attempt()) {
         return Ok(());
     }
     let sentence = format!("the launch document is of attempt {attempt} of job {job}, the identity of {certified}");
-    Err(Failure::bad_input(sentence).hint("start the coordinator with the identity of its attempt"))
+    Err(AgentError::bad_input(sentence).hint("start the coordinator with the identity of its attempt"))
 }
 
 /// Waits until SIGTERM or a user's stop command, while there is nothing to save yet. Answers checkpoint commands.
-async fn asked_to_stop(terminate: &mut Signal, user: &mut mpsc::Receiver<UserCommand>) {
+async fn wait_for_stop_request(terminate: &mut Signal, user: &mut mpsc::Receiver<RunCommand>) {
     loop {
         tokio::select! {
             Some(()) = terminate.recv() => return,
             Some(command) = user.recv() => match command {
-                UserCommand::Stop(reply) => {
+                RunCommand::Stop(reply) => {
                     let _ = reply.send(proto::CommandReply::default());
                     return;
                 }
-                UserCommand::Checkpoint(reply) => {
+                RunCommand::Checkpoint(reply) => {
                     let _ = reply.send(proto::CommandReply::default());
                 }
             },
@@ -146,10 +149,10 @@ async fn asked_to_stop(terminate: &mut Signal, user: &mut mpsc::Receiver<UserCom
     }
 }
 
-fn serve_control(incoming: Incoming, service: ControlService) {
+fn serve_control(incoming: AuthenticatedIncoming, service: ControlService) {
     let service = proto::control_server::ControlServer::new(service)
-        .max_decoding_message_size(CONTROL_BYTES)
-        .max_encoding_message_size(CONTROL_BYTES);
+        .max_decoding_message_size(MAX_CONTROL_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_CONTROL_MESSAGE_BYTES);
     tokio::spawn(async move {
         if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {
             tracing::error!("the control port is no longer served: {error}");
@@ -158,15 +161,15 @@ fn serve_control(incoming: Incoming, service: ControlService) {
 }
 
 /// The result of all checks and preparations before the first agent receives a command.
-pub struct Prepared {
-    pub launch: Launch,
+pub struct PreparedRun {
+    pub launch: LaunchDocument,
     /// The job, compiled for the best instruction set that it may use. The instruction set is pinned when all agents
     /// have joined.
     pub compiled: CompiledJob,
     /// The checkpoint or initial values that the run begins with.
-    pub beginning: resume::Beginning,
+    pub beginning: resume::StartPoint,
     /// The checkpoints that are evaluated afterwards, if the run evaluates more than one.
-    pub further: VecDeque<resume::Beginning>,
+    pub further: VecDeque<resume::StartPoint>,
     /// Number of batches of one evaluation; 0 if the run does not evaluate.
     pub eval_batches: u64,
     /// Estimated seconds of a training step; `None` unless the job trains with all agents on this host.
@@ -178,86 +181,86 @@ pub struct Prepared {
 /// Checks all input of the user before anything is written to model_dir. Then takes the lock of model_dir, chooses the
 /// checkpoint and opens the run's files.
 async fn prepare(
-    mut launch: Launch,
-    last_report: LastReport,
+    mut launch: LaunchDocument,
+    last_report: TerminationReport,
     all_on_this_host: bool,
     console: &Console,
-) -> Result<Prepared, Failure> {
-    say_notes(&launch, console);
+) -> Result<PreparedRun, AgentError> {
+    print_notes(&launch, console);
     let document = JobDocument { job: launch.job.clone(), appliance: launch.appliance.clone(), cuts: None };
     let mut compiled = document.compile(launch.isa.unwrap_or_else(Isa::detect))?;
-    let step_estimate = say_plan(&launch, &compiled, all_on_this_host, console)?;
+    let step_estimate = print_plan(&launch, &compiled, all_on_this_host, console)?;
     let job = compiled.job.clone();
     let bar = console.clone();
     bar.begin("Tokenising", 1);
     let opened = tokio::task::spawn_blocking(move || {
-        let inputs = Inputs::open(&job, |done, total| bar.advance(done, total));
+        let inputs = JobInputs::open(&job, |done, total| bar.advance(done, total));
         bar.end();
         inputs
     });
-    let inputs = opened.await.map_err(Failure::own)??;
+    let inputs = opened.await.map_err(AgentError::local)??;
     let has_end = !matches!(launch.job.train_input.source, DataSource::Synthetic {});
     if let Some(train) = inputs.train.as_ref().filter(|_| has_end) {
-        let epoch = Epoch::new(train.windows(), &launch.job.train_input);
+        let epoch = DatasetEpoch::new(train.windows(), &launch.job.train_input);
         console.line(format!("One epoch of the training data is {epoch}."));
         end_with_epochs(&mut launch, &mut compiled, train.windows(), console);
     }
     let eval_batches = eval_batches(&launch, &inputs)?;
-    let named = resume::named(&launch)?;
+    let named = resume::named_checkpoint(&launch)?;
 
-    let lock = Arc::new(take_model_dir(&launch).await?);
+    let lock = Arc::new(lock_model_dir(&launch).await?);
     for removed in millrace_checkpoint::clean_up(&lock).map_err(|error| checkpoint_failure(&error))? {
         tracing::info!("removed what an earlier run left unfinished: {removed}");
     }
-    let mut further = resume::choose(&launch, &compiled, named)?;
+    let mut further = resume::choose_checkpoint(&launch, &compiled, named)?;
     // There is always one: a checkpoint or the initial values.
-    let mut beginning = further.pop_front().ok_or_else(|| Failure::own("there is nothing to begin with"))?;
-    let compiled = resume::keep_cuts(&launch, compiled, &mut beginning)?;
+    let mut beginning = further.pop_front().ok_or_else(|| AgentError::local("there is nothing to begin with"))?;
+    let compiled = resume::recompile_with_checkpoint_cuts(&launch, compiled, &mut beginning)?;
     let files = files::RunFiles::open(&launch, lock.attempt(), last_report)?;
     beginning.report.iter().for_each(|sentence| console.line(sentence));
-    Ok(Prepared { launch, compiled, beginning, further, eval_batches, step_estimate, lock, files })
+    Ok(PreparedRun { launch, compiled, beginning, further, eval_batches, step_estimate, lock, files })
 }
 
 /// Takes the lock of model_dir. A coordinator of the same job may still hold it although it died on another host, where
 /// this process can't see that. In this case the lock is free when its lease has expired.
-async fn take_model_dir(launch: &Launch) -> Result<ModelDirLock, Failure> {
+async fn lock_model_dir(launch: &LaunchDocument) -> Result<ModelDirLock, AgentError> {
     let request = match (&launch.job_uid, launch.attempt) {
         (Some(uid), Some(attempt)) => LockRequest::job(uid, attempt),
         (Some(uid), None) => LockRequest::next_attempt_of(uid),
         (None, _) => LockRequest::local(),
     };
-    let deadline = Instant::now() + LOCK_PATIENCE;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         match ModelDirLock::acquire(&launch.model_dir, &request) {
             Err(LockError::InUse { owner, .. })
                 if owner.job.is_some() && owner.job == launch.job_uid && Instant::now() < deadline =>
             {
                 tracing::info!("waiting for {owner} to let go of model_dir");
-                tokio::time::sleep(LOCK_PAUSE).await;
+                tokio::time::sleep(LOCK_POLL_INTERVAL).await;
             }
             taken => return taken.map_err(|error| checkpoint_failure(&error.into())),
         }
     }
 }
 
-fn say_notes(launch: &Launch, console: &Console) {
+fn print_notes(launch: &LaunchDocument, console: &Console) {
     console.line(format!("Effective batch size is {}.", launch.job.train_input.batch_size));
     launch.notes.iter().for_each(|note| console.line(format!("Note: {note}")));
-    if !launch.without_effect.is_empty() {
-        console.line(format!("Without effect on this appliance: {}.", launch.without_effect.join(", ")));
+    if !launch.ignored_keys.is_empty() {
+        console.line(format!("Without effect on this appliance: {}.", launch.ignored_keys.join(", ")));
     }
 }
 
 /// Prints the plan. Returns the estimated seconds of a training step if all agents run on this host and the job trains.
-fn say_plan(
-    launch: &Launch,
+fn print_plan(
+    launch: &LaunchDocument,
     compiled: &CompiledJob,
     all_on_this_host: bool,
     console: &Console,
-) -> Result<Option<f64>, Failure> {
+) -> Result<Option<f64>, AgentError> {
     console.line("Compiling the model. This may take a few minutes.");
-    let systems = u32::try_from(launch.wanted.systems).unwrap_or(u32::MAX);
-    let report = PlanReport::new(&compiled.plan, &compiled.appliance, systems).map_err(Failure::bad_input)?;
+    let systems = u32::try_from(launch.agent_counts.systems).unwrap_or(u32::MAX);
+    let report = PlanReport::new(&compiled.plan, &compiled.appliance, systems).map_err(AgentError::bad_input)?;
     console.line(format!("Compile was successful! Compile hash is: {}", compiled.hash));
     console.line(format!(
         "{} parameters in {} layers and {} chunks; {} leaves of {} sample(s); {}",
@@ -273,7 +276,7 @@ fn say_plan(
         1e3 * report.projection.step_seconds,
         report.projection.samples_per_second
     ));
-    let estimate = (all_on_this_host && launch.mode.trains()).then(|| report.host_work.seconds(host::rate()));
+    let estimate = (all_on_this_host && launch.mode.trains()).then(|| report.host_work.seconds(host::measured_rate()));
     if let Some(seconds) = estimate {
         console.line(format!(
             "Estimate (not a measurement): this host takes about {} a step.",
@@ -284,7 +287,7 @@ fn say_plan(
 }
 
 /// Sets the last step of a run that is limited to a number of epochs; an epoch has `samples` samples.
-fn end_with_epochs(launch: &mut Launch, compiled: &mut CompiledJob, samples: u64, console: &Console) {
+fn end_with_epochs(launch: &mut LaunchDocument, compiled: &mut CompiledJob, samples: u64, console: &Console) {
     let Some(epochs) = launch.job.run.max_epochs else { return };
     launch.job.limit_by_epochs(samples);
     compiled.job = Arc::new(launch.job.clone());
@@ -293,14 +296,14 @@ fn end_with_epochs(launch: &mut Launch, compiled: &mut CompiledJob, samples: u64
 }
 
 /// Returns the batches of an evaluation: `eval_steps`, or else all complete batches of the input.
-fn eval_batches(launch: &Launch, inputs: &Inputs) -> Result<u64, Failure> {
+fn eval_batches(launch: &LaunchDocument, inputs: &JobInputs) -> Result<u64, AgentError> {
     let Some(dataset) = &inputs.eval else { return Ok(0) };
     let batch = launch.job.eval_input.as_ref().map_or(1, |input| input.batch_size as u64).max(1);
     let there = dataset.windows() / batch;
     match launch.job.run.eval_steps {
         Some(steps) => Ok(steps),
         None if there > 0 => Ok(there),
-        None => Err(Failure::bad_input(format!(
+        None => Err(AgentError::bad_input(format!(
             "the evaluation data hold {} samples, fewer than one batch of {batch}",
             dataset.windows()
         ))

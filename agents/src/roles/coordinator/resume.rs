@@ -8,21 +8,21 @@ use millrace_emulator::numerics::{NumericsProfile, largest_chunk};
 use millrace_engine::message::ParameterSource;
 use millrace_params::{InputSpec, JobSpec, Mode};
 
-use super::saver::Saved;
-use crate::checkpoints::{self, checkpoint_failure, holds_checkpoints, strictness};
-use crate::control::job::{CompiledJob, Cuts, JobDocument};
-use crate::failure::Failure;
-use crate::launch::Launch;
+use super::saver::PublishedCheckpoint;
+use crate::checkpoints::{self, checkpoint_failure, contains_checkpoints, load_strictness};
+use crate::control::job::{BatchCuts, CompiledJob, JobDocument};
+use crate::failure::AgentError;
+use crate::launch::LaunchDocument;
 
 /// The state that a run begins with.
 #[derive(Debug)]
-pub struct Beginning {
+pub struct StartPoint {
     /// The source from which the shards load parameters.
     pub source: ParameterSource,
     /// Number of updates made so far.
     pub step: u64,
     /// The checkpoint of this step in `model_dir`, if the run begins with it.
-    pub saved: Option<Saved>,
+    pub saved: Option<PublishedCheckpoint>,
     /// The identity of that checkpoint within `model_dir`, if the run begins with one of `model_dir`.
     pub from: Option<LineagePoint>,
     /// Numerics profile of the checkpoint, JSON; `None` for initial values.
@@ -37,41 +37,41 @@ pub struct Beginning {
 ///
 /// # Errors
 /// The path is not a checkpoint, or the checkpoint is damaged.
-pub fn named(launch: &Launch) -> Result<Option<Checkpoint>, Failure> {
+pub fn named_checkpoint(launch: &LaunchDocument) -> Result<Option<Checkpoint>, AgentError> {
     let Some(path) = &launch.resume.checkpoint_path else { return Ok(None) };
-    if launch.mode == Mode::EvalAll && holds_checkpoints(path)? {
+    if launch.mode == Mode::EvalAll && contains_checkpoints(path)? {
         return Ok(None);
     }
     Checkpoint::open_verified(path).map(Some).map_err(|error| checkpoint_failure(&error))
 }
 
-/// Chooses the checkpoint: `named`, or else the newest complete one of `model_dir`, or else none. A run that evaluates
+/// Chooses the checkpoint: `named_checkpoint`, or else the newest complete one of `model_dir`, or else none. A run that evaluates
 /// all checkpoints begins with each complete one, oldest first: of the directory that the user named, or else of
 /// `model_dir`.
 ///
 /// # Errors
 /// A checkpoint is of another model, or there is none to evaluate.
-pub fn choose(
-    launch: &Launch,
+pub fn choose_checkpoint(
+    launch: &LaunchDocument,
     compiled: &CompiledJob,
     named: Option<Checkpoint>,
-) -> Result<VecDeque<Beginning>, Failure> {
+) -> Result<VecDeque<StartPoint>, AgentError> {
     let mut report = Vec::new();
     let checkpoints = match named {
         Some(checkpoint) => vec![checkpoint],
-        None if launch.mode == Mode::EvalAll => all_whole(launch, &mut report)?,
+        None if launch.mode == Mode::EvalAll => complete_checkpoints(launch, &mut report)?,
         None if launch.resume.autoload || !launch.mode.trains() => newest(launch, &mut report)?.into_iter().collect(),
         None => Vec::new(),
     };
     if checkpoints.is_empty() {
-        return without_checkpoint(launch, report).map(|beginning| [beginning].into());
+        return start_without_checkpoint(launch, report).map(|beginning| [beginning].into());
     }
-    let begin = |checkpoint| from_checkpoint(launch, compiled, checkpoint, std::mem::take(&mut report));
+    let begin = |checkpoint| start_from_checkpoint(launch, compiled, checkpoint, std::mem::take(&mut report));
     checkpoints.into_iter().map(begin).collect()
 }
 
 /// Opens the newest complete checkpoint of `model_dir`; adds sentences about it to `report`.
-fn newest(launch: &Launch, report: &mut Vec<String>) -> Result<Option<Checkpoint>, Failure> {
+fn newest(launch: &LaunchDocument, report: &mut Vec<String>) -> Result<Option<Checkpoint>, AgentError> {
     let directory = &launch.model_dir;
     report.push(format!(
         "Checkpoint autoloading is enabled. Looking for latest checkpoint in \"{}\".",
@@ -79,46 +79,46 @@ fn newest(launch: &Launch, report: &mut Vec<String>) -> Result<Option<Checkpoint
     ));
     let (checkpoint, broken) =
         newest_complete(directory, VerificationLevel::Full).map_err(|error| checkpoint_failure(&error))?;
-    report.extend(broken.iter().map(|broken| passed_over(&broken.path, &broken.reason)));
+    report.extend(broken.iter().map(|broken| skipped_message(&broken.path, &broken.reason)));
     Ok(checkpoint)
 }
 
 /// Opens every complete checkpoint to evaluate, oldest first; adds sentences about the skipped ones to `report`.
-fn all_whole(launch: &Launch, report: &mut Vec<String>) -> Result<Vec<Checkpoint>, Failure> {
+fn complete_checkpoints(launch: &LaunchDocument, report: &mut Vec<String>) -> Result<Vec<Checkpoint>, AgentError> {
     let directory = launch.resume.checkpoint_path.as_deref().unwrap_or(&launch.model_dir);
     let listing = list(directory).map_err(|error| checkpoint_failure(&error))?;
-    report.extend(listing.damaged.iter().map(|broken| passed_over(&broken.path, &broken.reason)));
+    report.extend(listing.damaged.iter().map(|broken| skipped_message(&broken.path, &broken.reason)));
     let mut whole = Vec::new();
     for info in listing.complete {
         match Checkpoint::open_verified(&info.path) {
             Ok(checkpoint) => whole.push(checkpoint),
-            Err(error) => report.push(passed_over(&info.path, &error)),
+            Err(error) => report.push(skipped_message(&info.path, &error)),
         }
     }
     Ok(whole)
 }
 
-fn passed_over(path: &Path, reason: impl std::fmt::Display) -> String {
+fn skipped_message(path: &Path, reason: impl std::fmt::Display) -> String {
     format!("Checkpoint {} is passed over: {reason}", path.display())
 }
 
-fn without_checkpoint(launch: &Launch, mut report: Vec<String>) -> Result<Beginning, Failure> {
+fn start_without_checkpoint(launch: &LaunchDocument, mut report: Vec<String>) -> Result<StartPoint, AgentError> {
     if !launch.mode.trains() {
         let directory = launch.model_dir.display();
-        return Err(Failure::bad_input(format!("there is no checkpoint in {directory} to evaluate"))
+        return Err(AgentError::bad_input(format!("there is no checkpoint in {directory} to evaluate"))
             .hint("name one with --checkpoint_path, or train first"));
     }
     report.push("No checkpoint was provided. Using randomly initialized model parameters.".to_owned());
-    Ok(Beginning { source: ParameterSource::Initial, step: 0, saved: None, from: None, profile: None, report })
+    Ok(StartPoint { source: ParameterSource::Initial, step: 0, saved: None, from: None, profile: None, report })
 }
 
-fn from_checkpoint(
-    launch: &Launch,
+fn start_from_checkpoint(
+    launch: &LaunchDocument,
     compiled: &CompiledJob,
     checkpoint: Checkpoint,
     mut report: Vec<String>,
-) -> Result<Beginning, Failure> {
-    let reader = PlanReader::new(checkpoint, &compiled.plan, &Moments::none(), strictness(&compiled.job))
+) -> Result<StartPoint, AgentError> {
+    let reader = PlanReader::new(checkpoint, &compiled.plan, &Moments::none(), load_strictness(&compiled.job))
         .map_err(|error| checkpoint_failure(&error))?;
     report.extend(reader.missing_tensors().iter().map(|name| format!("{name} is not in it and starts anew.")));
     let checkpoint = reader.checkpoint();
@@ -127,11 +127,14 @@ fn from_checkpoint(
     let optimizer = states.optimizer && launch.mode.trains();
     let max_steps = compiled.job.run.max_steps;
     if launch.mode.trains() && step > max_steps {
-        return Err(Failure::bad_input(format!("{} is at step {step}, beyond max_steps {max_steps}", path.display()))
-            .hint(
-                "give a larger max_steps, which counts from step 0; or train the loaded weights from step 0 on, as for \
+        return Err(AgentError::bad_input(format!(
+            "{} is at step {step}, beyond max_steps {max_steps}",
+            path.display()
+        ))
+        .hint(
+            "give a larger max_steps, which counts from step 0; or train the loaded weights from step 0 on, as for \
                  fine-tuning, with --load_checkpoint_states model",
-            ));
+        ));
     }
     let what = if optimizer { "parameters, optimizer state" } else { "parameters" };
     report.push(format!("Loaded {what} of step {} from {}.", checkpoint.step(), path.display()));
@@ -139,8 +142,8 @@ fn from_checkpoint(
     let here = path.parent().and_then(|parent| parent.canonicalize().ok());
     let is_own = step == checkpoint.step() && here == launch.model_dir.canonicalize().ok();
     let digest = || checkpoint.info().parameters_blake3.to_string();
-    let saved = is_own.then(|| Saved { path: path.to_owned(), step, digest: digest() });
-    Ok(Beginning {
+    let saved = is_own.then(|| PublishedCheckpoint { path: path.to_owned(), step, digest: digest() });
+    Ok(StartPoint {
         source: ParameterSource::Checkpoint { path: path.to_string_lossy().into_owned(), optimizer, step },
         step,
         saved,
@@ -168,13 +171,13 @@ fn profile_of(checkpoint: &Checkpoint, job: &JobSpec, step: u64) -> String {
     }
     let input = serde_json::from_value::<InputSpec>(then["train_input"].clone()).ok();
     let input = input.filter(|_| same("/model"));
-    profile.leaf_samples = kept_leaf_samples(profile.leaf_samples, input.as_ref(), &job.train_input, step);
+    profile.leaf_samples = leaf_samples_to_keep(profile.leaf_samples, input.as_ref(), &job.train_input, step);
     serde_json::to_string(&profile).unwrap_or_else(|_| text.to_owned())
 }
 
 /// Returns the samples of a leaf that a run with the input `now` keeps when it continues at `step`. The checkpoint has
 /// leaves of `recorded` samples and the input `then`. `None` if the run cuts its batch by its own params.
-fn kept_leaf_samples(recorded: Option<u32>, then: Option<&InputSpec>, now: &InputSpec, step: u64) -> Option<u32> {
+fn leaf_samples_to_keep(recorded: Option<u32>, then: Option<&InputSpec>, now: &InputSpec, step: u64) -> Option<u32> {
     let then = then.filter(|then| then.batch_size == now.batch_size)?;
     if !now.is_micro_batch_auto {
         return recorded.filter(|_| then.micro_batch_size == now.micro_batch_size);
@@ -190,42 +193,46 @@ fn kept_leaf_samples(recorded: Option<u32>, then: Option<&InputSpec>, now: &Inpu
 /// # Errors
 /// The leaves of the checkpoint do not fit on this appliance's wafer, or there are fewer of them than systems in the
 /// run.
-pub fn keep_cuts(launch: &Launch, compiled: CompiledJob, beginning: &mut Beginning) -> Result<CompiledJob, Failure> {
+pub fn recompile_with_checkpoint_cuts(
+    launch: &LaunchDocument,
+    compiled: CompiledJob,
+    beginning: &mut StartPoint,
+) -> Result<CompiledJob, AgentError> {
     let then = beginning.profile.as_deref().and_then(|then| serde_json::from_str::<NumericsProfile>(then).ok());
     let Some(then) = then.filter(|_| launch.mode.trains() && !launch.resume.accept_other_profile) else {
         return Ok(compiled);
     };
     let (kept, sentence) = with_cuts_of(&then, compiled)?;
-    check_systems(&kept, launch.wanted.systems)?;
+    check_systems(&kept, launch.agent_counts.systems)?;
     beginning.report.extend(sentence);
     Ok(kept)
 }
 
 /// Rejects more systems than the batch has leaves. The leaves may be those of the checkpoint instead of those of the
 /// params.
-fn check_systems(compiled: &CompiledJob, systems: usize) -> Result<(), Failure> {
+fn check_systems(compiled: &CompiledJob, systems: usize) -> Result<(), AgentError> {
     let leaves = compiled.plan.leaves;
     if systems <= leaves.count as usize {
         return Ok(());
     }
-    Err(Failure::bad_input(format!(
+    Err(AgentError::bad_input(format!(
         "the checkpoint was computed in {} of {} sample(s), too few for {systems} systems to share",
-        counted(leaves.count, "leaf", "leaves"),
+        pluralize(leaves.count, "leaf", "leaves"),
         leaves.samples
     ))
     .hint(format!(
         "use at most {}, or cut the batch into smaller leaves, which gives other bits, with --accept_other_profile",
-        counted(leaves.count, "system", "systems")
+        pluralize(leaves.count, "system", "systems")
     )))
 }
 
-fn counted(count: u32, one: &str, many: &str) -> String {
+fn pluralize(count: u32, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
 /// Returns `compiled` if it has the cuts of `then`; otherwise the same job compiled with these cuts, and a sentence
 /// about them.
-fn with_cuts_of(then: &NumericsProfile, compiled: CompiledJob) -> Result<(CompiledJob, Option<String>), Failure> {
+fn with_cuts_of(then: &NumericsProfile, compiled: CompiledJob) -> Result<(CompiledJob, Option<String>), AgentError> {
     let cuts_agree = |profile: &NumericsProfile| {
         let NumericsProfile { leaf_samples, chunk_elements, .. } = *then;
         NumericsProfile { leaf_samples, chunk_elements, ..*profile }.agrees_with(profile)
@@ -239,7 +246,7 @@ fn with_cuts_of(then: &NumericsProfile, compiled: CompiledJob) -> Result<(Compil
         format!("leaves of {} sample(s) and chunks of at most {} elements", number(leaf), number(chunk))
     };
     let was = say(then.leaf_samples.or(samples), then.chunk_elements.or(elements));
-    let document = JobDocument { cuts: Some(Cuts::of(then)), ..compiled.document() };
+    let document = JobDocument { cuts: Some(BatchCuts::of(then)), ..compiled.document() };
     match document.compile(compiled.profile.isa) {
         Ok(kept) if cuts_agree(&kept.profile) => {
             let sentence = format!(
@@ -248,7 +255,7 @@ fn with_cuts_of(then: &NumericsProfile, compiled: CompiledJob) -> Result<(Compil
             );
             Ok((kept, Some(sentence)))
         }
-        _ => Err(Failure::bad_input(format!(
+        _ => Err(AgentError::bad_input(format!(
             "the checkpoint was computed with {was}, which do not fit on this appliance"
         ))
         .hint(
@@ -293,10 +300,16 @@ fn compare(key: &str, then: &serde_json::Value, now: &serde_json::Value, changes
 /// Compares the pinned numerics profile with that of the checkpoint, if training continues from one.
 ///
 /// # Errors
-/// See [`checkpoints::check_profile`].
-pub fn check_profile(launch: &Launch, compiled: &CompiledJob, then: Option<&str>) -> Result<Option<String>, Failure> {
+/// See [`checkpoints::check_same_profile`].
+pub fn check_profile(
+    launch: &LaunchDocument,
+    compiled: &CompiledJob,
+    then: Option<&str>,
+) -> Result<Option<String>, AgentError> {
     match then.filter(|_| launch.mode.trains()) {
-        Some(then) => checkpoints::check_profile(then, &profile_json(compiled), launch.resume.accept_other_profile),
+        Some(then) => {
+            checkpoints::check_same_profile(then, &profile_json(compiled), launch.resume.accept_other_profile)
+        }
         None => Ok(None),
     }
 }
@@ -308,7 +321,7 @@ pub fn profile_json(compiled: &CompiledJob) -> String {
 }
 
 /// Returns whether `model_dir` already has an evaluation of `step`.
-pub fn evaluated(model_dir: &Path, step: u64) -> bool {
+pub fn has_evaluation(model_dir: &Path, step: u64) -> bool {
     let points = millrace_telemetry::metrics::read(model_dir).unwrap_or_default();
     points
         .iter()
@@ -364,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_of_0_1_0_tells_its_chunks_by_its_layout() {
+    fn v0_1_0_checkpoint_derives_chunks_from_its_layout() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/0.1.0/model_dir/checkpoint_4");
         let checkpoint = Checkpoint::open(path).unwrap();
         let job: JobSpec = serde_json::from_str(checkpoint.job()).unwrap();
@@ -380,14 +393,14 @@ mod tests {
     fn params_without_a_leaf_size_keep_the_leaves_of_the_checkpoint() {
         let now = InputSpec { micro_batch_size: 1, is_micro_batch_auto: true, ..job().train_input };
         let then = InputSpec { micro_batch_size: 8, is_micro_batch_auto: false, ..now.clone() };
-        assert_eq!(kept_leaf_samples(Some(4), Some(&then), &now, 7), Some(4));
-        assert_eq!(kept_leaf_samples(None, Some(&then), &now, 7), Some(8), "as release 0.1.0 wrote it");
-        assert_eq!(kept_leaf_samples(Some(4), Some(&then), &now, 0), None, "it counts from step 0 again");
+        assert_eq!(leaf_samples_to_keep(Some(4), Some(&then), &now, 7), Some(4));
+        assert_eq!(leaf_samples_to_keep(None, Some(&then), &now, 7), Some(8), "as release 0.1.0 wrote it");
+        assert_eq!(leaf_samples_to_keep(Some(4), Some(&then), &now, 0), None, "it counts from step 0 again");
         let other_batch = InputSpec { batch_size: 16, ..then.clone() };
-        assert_eq!(kept_leaf_samples(Some(4), Some(&other_batch), &now, 7), None);
+        assert_eq!(leaf_samples_to_keep(Some(4), Some(&other_batch), &now, 7), None);
         let given = InputSpec { is_micro_batch_auto: false, ..now };
-        assert_eq!(kept_leaf_samples(Some(4), Some(&then), &given, 7), None, "the user has another wish");
-        assert_eq!(kept_leaf_samples(Some(4), Some(&then), &then, 7), Some(4));
+        assert_eq!(leaf_samples_to_keep(Some(4), Some(&then), &given, 7), None, "the user has another wish");
+        assert_eq!(leaf_samples_to_keep(Some(4), Some(&then), &then, 7), Some(4));
     }
 
     #[test]

@@ -10,10 +10,10 @@ use millrace_engine::types::{CommitRecord, Epoch};
 use super::resume::profile_json;
 use crate::checkpoints::checkpoint_failure;
 use crate::control::job::CompiledJob;
-use crate::failure::Failure;
+use crate::failure::AgentError;
 
 /// Stages and publishes checkpoints. The methods block, so they are called on blocking threads.
-pub struct Saver {
+pub struct CheckpointWriter {
     lock: Arc<ModelDirLock>,
     job: CompiledJob,
     moments: Moments,
@@ -22,7 +22,7 @@ pub struct Saver {
 
 /// A published checkpoint.
 #[derive(Clone, Debug)]
-pub struct Saved {
+pub struct PublishedCheckpoint {
     /// Its directory.
     pub path: PathBuf,
     /// Number of updates in it.
@@ -31,7 +31,7 @@ pub struct Saved {
     pub digest: String,
 }
 
-impl Saver {
+impl CheckpointWriter {
     /// Creates a saver for the model_dir that `lock` holds. `notes` are written to every manifest.
     pub fn new(lock: Arc<ModelDirLock>, job: CompiledJob, notes: Vec<String>) -> Self {
         let moments = crate::roles::memoryx::moments_of(&job.optimizer().kind);
@@ -42,7 +42,7 @@ impl Saver {
     ///
     /// # Errors
     /// The directory can't be created, or the lock was lost.
-    pub fn stage(&self, step: u64, epoch: Epoch) -> Result<(Staging, SnapshotRequest), Failure> {
+    pub fn stage(&self, step: u64, epoch: Epoch) -> Result<(Staging, SnapshotRequest), AgentError> {
         let epoch = WriterEpoch { attempt: epoch.attempt, number: epoch.number };
         let staging = Staging::create(&self.lock, &self.job.plan, step, epoch, &self.moments)
             .map_err(|error| checkpoint_failure(&error))?;
@@ -61,7 +61,7 @@ impl Saver {
         digests: Vec<ChunkDigests>,
         record: Option<CommitRecord>,
         recovery: bool,
-    ) -> Result<Saved, Failure> {
+    ) -> Result<PublishedCheckpoint, AgentError> {
         let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
         for (chunk, of_chunk) in digests.into_iter().enumerate() {
             for (section, digest) in self.moments.sections().zip(of_chunk) {
@@ -73,7 +73,7 @@ impl Saver {
         let digest = Checkpoint::open(&path).map_err(failed)?.info().parameters_blake3.to_string();
         let keep = self.job.job.run.max_checkpoints.unwrap_or(0);
         millrace_checkpoint::retain(&self.lock, usize::try_from(keep).unwrap_or(usize::MAX)).map_err(failed)?;
-        Ok(Saved { path, step, digest })
+        Ok(PublishedCheckpoint { path, step, digest })
     }
 
     fn facts(&self, step: u64, record: Option<CommitRecord>) -> CheckpointMetadata {

@@ -18,18 +18,18 @@ use millrace_telemetry::progress::{
 };
 
 use super::console::Console;
-use super::ending::Ending;
+use super::ending::RunEnd;
 use super::files::RunFiles;
-use super::heartbeat::{Doing, Heartbeat};
+use super::heartbeat::{ProgressHeartbeat, RunActivity};
 use super::policy;
-use super::saver::Saved;
+use super::saver::PublishedCheckpoint;
 use super::summary::{self, Usages};
 use crate::control::job::CompiledJob;
-use crate::failure::Failure;
-use crate::launch::{Exit, Launch};
+use crate::failure::AgentError;
+use crate::launch::{Exit, LaunchDocument};
 
 /// Reports the progress of one run; see the module documentation.
-pub struct Teller {
+pub struct Reporter {
     console: Console,
     files: RunFiles,
     metrics: RoleMetrics,
@@ -42,12 +42,12 @@ pub struct Teller {
     /// Whether the run includes evaluations.
     evaluates: bool,
     usages: Usages,
-    progress: Progress,
-    heartbeat: Heartbeat,
+    progress: RunProgress,
+    heartbeat: ProgressHeartbeat,
 }
 
 /// Rates and times of the run.
-struct Progress {
+struct RunProgress {
     began: Instant,
     /// Whether iterations have begun.
     running: bool,
@@ -60,7 +60,7 @@ struct Progress {
     rates: Rates,
 }
 
-impl Progress {
+impl RunProgress {
     fn new() -> Self {
         let now = Instant::now();
         let meter = RateMeter::new(now);
@@ -68,11 +68,11 @@ impl Progress {
     }
 }
 
-impl Teller {
+impl Reporter {
     /// Creates the reporter of the run of `launch`. `evaluates` says whether the run includes evaluations, `estimate`
     /// is the expected time of a training step in seconds.
     pub fn new(
-        launch: &Launch,
+        launch: &LaunchDocument,
         compiled: &CompiledJob,
         (evaluates, estimate): (bool, Option<f64>),
         mut files: RunFiles,
@@ -90,15 +90,15 @@ impl Teller {
                 state: RunPhase::Starting,
                 step: 0,
                 total_steps: launch.mode.trains().then_some(compiled.job.run.max_steps),
-                num_csx: launch.wanted.systems as u32,
+                num_csx: launch.agent_counts.systems as u32,
                 epoch: None,
                 resumed: None,
                 note: None,
             },
-            heartbeat: Heartbeat::new(Instant::now(), estimate),
+            heartbeat: ProgressHeartbeat::new(Instant::now(), estimate),
             evaluates,
             usages: Usages::new(),
-            progress: Progress::new(),
+            progress: RunProgress::new(),
             console,
             files,
             metrics,
@@ -134,33 +134,33 @@ impl Teller {
     }
 
     /// Records the new state of the run in the journal.
-    fn turn_to(&mut self, stage: RunPhase) {
+    fn set_phase(&mut self, stage: RunPhase) {
         self.state.state = stage;
         self.files.record(journal::JournalEvent::State(self.state.clone()));
     }
 
-    /// Returns when [`Teller::heartbeat`] is due, unless something else is reported before.
+    /// Returns when [`Reporter::heartbeat`] is due, unless something else is reported before.
     pub fn heartbeat_due(&self) -> Instant {
         self.heartbeat.due()
     }
 
     /// Prints and records what the run is doing, if nothing was reported for a while.
     pub fn heartbeat(&mut self) {
-        let Some(line) = self.heartbeat.beat(Instant::now()) else { return };
+        let Some(line) = self.heartbeat.next_message(Instant::now()) else { return };
         self.console.line(&line);
         self.files.record(journal::JournalEvent::State(RunState { note: Some(line), ..self.state.clone() }));
     }
 
     /// Restarts the heartbeat for the computation of the next step.
     fn training(&mut self) {
-        let doing = Doing::Training { step: self.state.step, of: self.job.run.max_steps };
-        self.heartbeat.turn_to(doing, Instant::now());
+        let doing = RunActivity::Training { step: self.state.step, of: self.job.run.max_steps };
+        self.heartbeat.set_activity(doing, Instant::now());
     }
 
     /// Reports that the run waits for its agents. It will continue after `step`.
     pub fn waiting(&mut self, step: u64) {
         self.state.step = step;
-        self.turn_to(RunPhase::Starting);
+        self.set_phase(RunPhase::Starting);
         self.console.line("Waiting for all agents to be running.");
     }
 
@@ -169,7 +169,13 @@ impl Teller {
     ///
     /// # Errors
     /// Metrics or event files can't be opened.
-    pub fn gathered(&mut self, systems: usize, step: u64, before: &ResumeHistory, held: bool) -> Result<(), Failure> {
+    pub fn on_agents_ready(
+        &mut self,
+        systems: usize,
+        step: u64,
+        before: &ResumeHistory,
+        held: bool,
+    ) -> Result<(), AgentError> {
         self.state.resumed = self.files.begin(step, before)?;
         self.state.step = step;
         if held {
@@ -185,7 +191,7 @@ impl Teller {
             self.console.line(line);
         }
         self.console.line(format!("Preparing to execute using {systems} CSX"));
-        self.heartbeat.turn_to(Doing::Loading, Instant::now());
+        self.heartbeat.set_activity(RunActivity::Loading, Instant::now());
         if !held {
             self.console.begin("Transferring initial weights", 1);
         }
@@ -197,15 +203,15 @@ impl Teller {
         self.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
         tracing::info!(%epoch, systems, rounds, "epoch begins");
         (self.state.epoch, self.state.num_csx) = (Some(epoch.to_string()), systems as u32);
-        self.heartbeat.turn_to(Doing::Loading, Instant::now());
-        self.turn_to(RunPhase::Starting);
+        self.heartbeat.set_activity(RunActivity::Loading, Instant::now());
+        self.set_phase(RunPhase::Starting);
     }
 
     /// Reports that iterations begin, for the first time or after a change of membership.
     pub fn running(&mut self) {
         self.console.end();
         if self.mode.trains() {
-            self.turn_to(RunPhase::Training);
+            self.set_phase(RunPhase::Training);
             self.training();
         }
         let now = Instant::now();
@@ -263,20 +269,20 @@ impl Teller {
     }
 
     /// Sets the step to that of the checkpoint that is evaluated next.
-    pub const fn turn_to_step(&mut self, step: u64) {
+    pub const fn set_evaluated_step(&mut self, step: u64) {
         self.state.step = step;
     }
 
     /// Reports that an evaluation begins.
     pub fn evaluating(&mut self) {
-        self.heartbeat.turn_to(Doing::Evaluating { batches: 0 }, Instant::now());
-        self.turn_to(RunPhase::Evaluating);
+        self.heartbeat.set_activity(RunActivity::Evaluating { batches: 0 }, Instant::now());
+        self.set_phase(RunPhase::Evaluating);
     }
 
     /// Reports a finished batch of an evaluation.
     pub fn eval_batch(&mut self, evaluation: &Evaluation) {
         let now = Instant::now();
-        self.heartbeat.turn_to(Doing::Evaluating { batches: evaluation.batches }, now);
+        self.heartbeat.set_activity(RunActivity::Evaluating { batches: evaluation.batches }, now);
         let mark = self.progress.mark;
         let (meter, _) = self.progress.eval.get_or_insert_with(|| (RateMeter::new(mark), mark));
         meter.add(self.plan.eval_leaves.batch());
@@ -314,11 +320,11 @@ impl Teller {
             return;
         }
         self.training();
-        self.turn_to(RunPhase::Training);
+        self.set_phase(RunPhase::Training);
     }
 
     /// Reports a published checkpoint.
-    pub fn saved(&mut self, saved: &Saved) {
+    pub fn saved(&mut self, saved: &PublishedCheckpoint) {
         self.console.line(format!("Saved checkpoint {}", saved.path.display()));
         self.gauges.checkpoint_step.set(saved.step as f64);
         self.files.record(journal::JournalEvent::Checkpoint { step: saved.step, digest: saved.digest.clone() });
@@ -333,9 +339,9 @@ impl Teller {
 
     /// Reports the outcome of the run after `step` updates; returns the exit of the process. `digest` is that of the
     /// saved parameters of this step, if they were saved.
-    pub fn conclude(mut self, ending: Ending, step: u64, digest: Option<String>) -> Exit {
+    pub fn finish(mut self, ending: RunEnd, step: u64, digest: Option<String>) -> Exit {
         self.console.end();
-        let Ending { reason, message, agent } = ending;
+        let RunEnd { reason, message, agent } = ending;
         let exit = Exit::from(reason);
         let failed_agent = agent.map(|agent| agent.to_string());
         if matches!(reason, OutcomeReason::Succeeded | OutcomeReason::Interrupted) {
@@ -344,7 +350,7 @@ impl Teller {
             let who = failed_agent.as_ref().map_or_else(String::new, |agent| format!("{agent}: "));
             self.console.log(&format!("error: {who}{message}"));
         }
-        self.sum_up();
+        self.print_summary();
         self.files.outcome(&journal::AttemptOutcome {
             exit_code: exit.code(),
             reason,
@@ -357,8 +363,8 @@ impl Teller {
     }
 
     /// Prints the amount of work, the rates, and the time that each role waited; writes performance.json.
-    fn sum_up(&mut self) {
-        let Progress { began, meter, mark, steps, tokens, rates, .. } = &self.progress;
+    fn print_summary(&mut self) {
+        let RunProgress { began, meter, mark, steps, tokens, rates, .. } = &self.progress;
         let samples = meter.total_samples();
         if samples == 0 {
             return;

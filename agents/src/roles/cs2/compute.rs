@@ -18,50 +18,50 @@ use millrace_protocol::proto;
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use millrace_telemetry::stall::StallReason;
 
-use super::{IDLE, Input, Start, tokens};
-use crate::control::agent::{Outbox, Work};
+use super::{ComputeInput, EpochStart, NO_USAGE, tokens};
+use crate::control::agent::{ComputeUsage, MessageSender};
 use crate::control::job::CompiledJob;
-use crate::failure::Failure;
+use crate::failure::AgentError;
 
 /// The state of the compute thread; see the parent module.
-pub(super) struct Worker {
+pub(super) struct ComputeWorker {
     job: CompiledJob,
     threads: usize,
-    outbox: Outbox,
+    outbox: MessageSender,
     metrics: RoleMetrics,
-    inputs: Receiver<Input>,
-    work: Work,
+    inputs: Receiver<ComputeInput>,
+    work: ComputeUsage,
 }
 
 /// Maximum rounds whose samples are requested or received but not used yet.
-pub(super) const ROUNDS_AHEAD: usize = 2;
+pub(super) const PREFETCH_ROUNDS: usize = 2;
 
 /// Why an epoch can't continue on this system.
-enum Fault {
+enum EpochError {
     /// A peer sent invalid data.
     Peer(AgentId, String),
     /// This process failed.
-    Own(Failure),
+    Own(AgentError),
 }
 
-impl From<Failure> for Fault {
-    fn from(failure: Failure) -> Self {
+impl From<AgentError> for EpochError {
+    fn from(failure: AgentError) -> Self {
         Self::Own(failure)
     }
 }
 
 /// The state of the system in one epoch.
-struct InEpoch {
-    start: Box<Start>,
+struct ComputeEpoch {
+    start: Box<EpochStart>,
     system: System,
     device: CpuDevice,
     samples: VecDeque<proto::SamplesReply>,
     /// Opened rounds whose samples are not requested yet.
-    unasked: VecDeque<(Iteration, usize)>,
+    rounds_to_request: VecDeque<(Iteration, usize)>,
     /// Number of rounds whose samples are requested and that have not begun.
-    asked: usize,
+    requested_rounds: usize,
     /// The round that waits for its samples.
-    begin: Option<Begin>,
+    begin: Option<RoundStart>,
     /// The step of the current iteration.
     step: u64,
     /// Whether an iteration was opened in this epoch.
@@ -70,44 +70,44 @@ struct InEpoch {
 
 /// A round to begin.
 #[derive(Clone, Debug)]
-struct Begin {
+struct RoundStart {
     iteration: Iteration,
     round: u32,
     leaves: Range<u32>,
 }
 
 /// The next action of the compute thread.
-enum Next {
-    Begin(Begin, proto::SamplesReply),
+enum ComputeAction {
+    Begin(RoundStart, proto::SamplesReply),
     Act(SystemAction),
 }
 
-impl InEpoch {
+impl ComputeEpoch {
     /// Returns the SwarmX node that sends weights.
     fn parent(&self) -> AgentId {
-        let Start { placement, place, .. } = &*self.start;
+        let EpochStart { placement, place, .. } = &*self.start;
         AgentId::new(Role::SwarmX, placement.swarm[placement.systems[*place].parent].id)
     }
 
     /// Returns the activation server.
     fn server(&self) -> AgentId {
-        let Start { placement, place, .. } = &*self.start;
+        let EpochStart { placement, place, .. } = &*self.start;
         AgentId::new(Role::Activation, placement.systems[*place].activation)
     }
 
-    fn bad_weights(&self, error: impl std::fmt::Display) -> Fault {
-        Fault::Peer(self.parent(), error.to_string())
+    fn bad_weights(&self, error: impl std::fmt::Display) -> EpochError {
+        EpochError::Peer(self.parent(), error.to_string())
     }
 
     /// Returns the next possible action; `None` if samples, weights or credits must arrive first.
-    fn next(&mut self) -> Result<Option<Next>, Fault> {
+    fn next(&mut self) -> Result<Option<ComputeAction>, EpochError> {
         if self.begin.is_none() {
             let act = self.system.next().map_err(|error| self.bad_weights(error))?;
             match act {
                 Some(SystemAction::Begin { iteration, round, leaves }) => {
-                    self.begin = Some(Begin { iteration, round, leaves })
+                    self.begin = Some(RoundStart { iteration, round, leaves })
                 }
-                act => return Ok(act.map(Next::Act)),
+                act => return Ok(act.map(ComputeAction::Act)),
             }
         }
         let Some(begin) = &self.begin else { return Ok(None) };
@@ -115,7 +115,7 @@ impl InEpoch {
         let Some(reply) = self.samples.iter().position(wanted).and_then(|at| self.samples.remove(at)) else {
             return Ok(None);
         };
-        Ok(self.begin.take().map(|begin| Next::Begin(begin, reply)))
+        Ok(self.begin.take().map(|begin| ComputeAction::Begin(begin, reply)))
     }
 
     fn waits_for(&self) -> StallReason {
@@ -129,46 +129,46 @@ impl InEpoch {
     }
 }
 
-impl Worker {
+impl ComputeWorker {
     pub fn new(
         job: CompiledJob,
         threads: usize,
-        outbox: Outbox,
+        outbox: MessageSender,
         metrics: RoleMetrics,
-        inputs: Receiver<Input>,
+        inputs: Receiver<ComputeInput>,
     ) -> Self {
-        Self { job, threads, outbox, metrics, inputs, work: IDLE }
+        Self { job, threads, outbox, metrics, inputs, work: NO_USAGE }
     }
 
     /// Computes until the driver has dropped its sender; returns the work done.
-    pub fn run(mut self) -> Result<Work, Failure> {
+    pub fn run(mut self) -> Result<ComputeUsage, AgentError> {
         millrace_emulator::kernels::ftz::enable();
-        let mut here: Option<InEpoch> = None;
+        let mut here: Option<ComputeEpoch> = None;
         loop {
             match self.advance(&mut here) {
                 Ok(true) => {}
                 Ok(false) => return Ok(self.work),
-                Err(Fault::Own(failure)) => return Err(failure),
-                Err(Fault::Peer(peer, reason)) => self.link_lost(here.take(), peer, &reason),
+                Err(EpochError::Own(failure)) => return Err(failure),
+                Err(EpochError::Peer(peer, reason)) => self.link_lost(here.take(), peer, &reason),
             }
         }
     }
 
     /// Abandons the epoch because of invalid data of `peer`, and reports it to the coordinator.
-    fn link_lost(&self, here: Option<InEpoch>, peer: AgentId, reason: &str) {
+    fn link_lost(&self, here: Option<ComputeEpoch>, peer: AgentId, reason: &str) {
         let Some(here) = here else { return };
         tracing::warn!(%peer, epoch = %here.start.epoch, "link is gone: {reason}");
-        self.outbox.report(&AgentReport::LinkLost { epoch: here.start.epoch, peer: Some(peer) });
+        self.outbox.send_report(&AgentReport::LinkLost { epoch: here.start.epoch, peer: Some(peer) });
     }
 
     /// Executes the next action, or waits for an input. Returns false if the driver has dropped its sender.
-    fn advance(&mut self, here: &mut Option<InEpoch>) -> Result<bool, Fault> {
-        let act = here.as_mut().map(InEpoch::next).transpose()?.flatten();
+    fn advance(&mut self, here: &mut Option<ComputeEpoch>) -> Result<bool, EpochError> {
+        let act = here.as_mut().map(ComputeEpoch::next).transpose()?.flatten();
         // Between two actions, receive all inputs that have arrived; without an action, wait for one.
         if let (Some(act), Some(here)) = (act, here.as_mut()) {
             self.act(here, act)?;
         } else {
-            let reason = here.as_ref().map_or(StallReason::Epoch, InEpoch::waits_for);
+            let reason = here.as_ref().map_or(StallReason::Epoch, ComputeEpoch::waits_for);
             let (began, waiting) = (Instant::now(), self.metrics.stall().start(reason));
             let input = self.inputs.recv();
             drop(waiting);
@@ -176,53 +176,55 @@ impl Worker {
                 self.work.idle_at_end = if reason == StallReason::Commit { began.elapsed().as_secs_f64() } else { 0.0 };
                 return Ok(false);
             };
-            self.take(here, input)?;
+            self.handle_input(here, input)?;
         }
         Ok(self.drain(here)?)
     }
 
     /// Receives all inputs that have arrived. Returns false if the driver has dropped its sender.
-    fn drain(&self, here: &mut Option<InEpoch>) -> Result<bool, Failure> {
+    fn drain(&self, here: &mut Option<ComputeEpoch>) -> Result<bool, AgentError> {
         loop {
             match self.inputs.try_recv() {
-                Ok(input) => self.take(here, input)?,
+                Ok(input) => self.handle_input(here, input)?,
                 Err(TryRecvError::Empty) => return Ok(true),
                 Err(TryRecvError::Disconnected) => return Ok(false),
             }
         }
     }
 
-    fn take(&self, here: &mut Option<InEpoch>, input: Input) -> Result<(), Failure> {
+    fn handle_input(&self, here: &mut Option<ComputeEpoch>, input: ComputeInput) -> Result<(), AgentError> {
         match (input, here.as_mut()) {
-            (Input::Epoch(start), _) => {
-                let Start { epoch, place, .. } = *start;
+            (ComputeInput::Epoch(start), _) => {
+                let EpochStart { epoch, place, .. } = *start;
                 let device = self.device(&start)?;
                 let system = System::new(&self.job.plan, start.placement.clone(), place, epoch, self.job.window());
                 start.grants.grant(system.initial_grant());
-                *here = Some(InEpoch {
+                *here = Some(ComputeEpoch {
                     start,
                     system,
                     samples: VecDeque::new(),
-                    unasked: VecDeque::new(),
-                    asked: 0,
+                    rounds_to_request: VecDeque::new(),
+                    requested_rounds: 0,
                     device,
                     begin: None,
                     step: 0,
                     opened: false,
                 });
             }
-            (Input::Abandon, _) => *here = None,
-            (Input::Open(epoch, iteration), Some(here)) if here.start.epoch == epoch => {
-                let Start { placement, .. } = &*here.start;
+            (ComputeInput::Abandon, _) => *here = None,
+            (ComputeInput::Open(epoch, iteration), Some(here)) if here.start.epoch == epoch => {
+                let EpochStart { placement, .. } = &*here.start;
                 let rounds = if iteration.task.is_training() { &placement.rounds } else { &placement.eval_rounds };
-                here.unasked.extend((0..rounds.len()).map(|round| (iteration, round)));
+                here.rounds_to_request.extend((0..rounds.len()).map(|round| (iteration, round)));
                 self.request_samples(here);
                 here.opened = true;
                 here.system.open(iteration);
             }
-            (Input::Grant(epoch, total), Some(here)) if here.start.epoch == epoch => here.system.grant(total),
-            (Input::Weights(frame), Some(here)) if frame.key.epoch == here.start.epoch => here.system.weights(frame),
-            (Input::Samples(reply), Some(here))
+            (ComputeInput::Grant(epoch, total), Some(here)) if here.start.epoch == epoch => here.system.grant(total),
+            (ComputeInput::Weights(frame), Some(here)) if frame.key.epoch == here.start.epoch => {
+                here.system.weights(frame)
+            }
+            (ComputeInput::Samples(reply), Some(here))
                 if (reply.attempt, reply.epoch) == (here.start.epoch.attempt, here.start.epoch.number) =>
             {
                 here.samples.push_back(*reply);
@@ -234,12 +236,12 @@ impl Worker {
     }
 
     /// Creates a device with memory for the leaves that this system owns in the epoch.
-    fn device(&self, start: &Start) -> Result<CpuDevice, Failure> {
-        let simd = Simd::new(self.job.profile.isa).map_err(Failure::own)?;
+    fn device(&self, start: &EpochStart) -> Result<CpuDevice, AgentError> {
+        let simd = Simd::new(self.job.profile.isa).map_err(AgentError::local)?;
         let rounds = start.placement.rounds.iter().chain(&start.placement.eval_rounds);
         let leaves = rounds.map(|round| round.owned[start.place].len()).max().unwrap_or(0);
         let options = DeviceOptions { seed: self.job.job.run.seed, threads: self.threads, simd, leaves };
-        CpuDevice::new(self.job.plan.clone(), options).map_err(Failure::own)
+        CpuDevice::new(self.job.plan.clone(), options).map_err(AgentError::local)
     }
 
     /// Returns the batch of a task: first sample number, samples per leaf, whether it is an evaluation.
@@ -251,16 +253,16 @@ impl Worker {
         }
     }
 
-    /// Requests the samples of the next rounds, at most [`ROUNDS_AHEAD`] of them at a time.
-    fn request_samples(&self, here: &mut InEpoch) {
-        while here.asked < ROUNDS_AHEAD
-            && let Some((iteration, round)) = here.unasked.pop_front()
+    /// Requests the samples of the next rounds, at most [`PREFETCH_ROUNDS`] of them at a time.
+    fn request_samples(&self, here: &mut ComputeEpoch) {
+        while here.requested_rounds < PREFETCH_ROUNDS
+            && let Some((iteration, round)) = here.rounds_to_request.pop_front()
         {
-            let Start { epoch, placement, place, samples, .. } = &*here.start;
+            let EpochStart { epoch, placement, place, samples, .. } = &*here.start;
             let rounds = if iteration.task.is_training() { &placement.rounds } else { &placement.eval_rounds };
             let (first, of_leaf, evaluation) = self.batch(iteration.task);
             let leaves = rounds[round].owned[*place].clone();
-            here.asked += 1;
+            here.requested_rounds += 1;
             // The channel has capacity for all outstanding requests.
             let _ = samples.try_send(proto::SamplesRequest {
                 turn: iteration.number,
@@ -274,10 +276,10 @@ impl Worker {
         }
     }
 
-    fn act(&mut self, here: &mut InEpoch, next: Next) -> Result<(), Fault> {
+    fn act(&mut self, here: &mut ComputeEpoch, next: ComputeAction) -> Result<(), EpochError> {
         let act = match next {
-            Next::Begin(begin, reply) => return self.begin(here, begin, &reply),
-            Next::Act(act) => act,
+            ComputeAction::Begin(begin, reply) => return self.begin(here, begin, &reply),
+            ComputeAction::Act(act) => act,
         };
         match act {
             // Begins later, when its samples have arrived.
@@ -290,8 +292,8 @@ impl Worker {
             SystemAction::Compute { layer, pass } => {
                 let began = Instant::now();
                 match pass {
-                    Pass::Forward => here.device.forward(layer).map_err(Failure::own)?,
-                    Pass::Backward => here.device.backward(layer).map_err(Failure::own)?,
+                    Pass::Forward => here.device.forward(layer).map_err(AgentError::local)?,
+                    Pass::Backward => here.device.backward(layer).map_err(AgentError::local)?,
                 }
                 self.work.seconds += began.elapsed().as_secs_f64();
                 self.work.flops = here.device.flops();
@@ -305,7 +307,7 @@ impl Worker {
                     bad_layer: loss.bad_layer.map(|layer| layer as u32),
                 };
                 let results = here.device.losses().iter().map(result).collect();
-                self.outbox.report(&AgentReport::Leaves {
+                self.outbox.send_report(&AgentReport::Leaves {
                     epoch: here.start.epoch,
                     iteration: iteration.number,
                     results,
@@ -314,7 +316,7 @@ impl Worker {
             SystemAction::Send { keys, at } => {
                 for key in keys {
                     let gradient = here.device.gradient(at.layer, at.chunk, key.node).ok_or_else(|| {
-                        Failure::own(format!("no gradient of chunk {} for leaves {}", at.chunk, key.node))
+                        AgentError::local(format!("no gradient of chunk {} for leaves {}", at.chunk, key.node))
                     })?;
                     let frame = Frame::new(key, Payload::from_sum(gradient));
                     let context = LinkContext { plan: self.job.hash, encoding: Encoding::F32, step: here.step };
@@ -326,10 +328,10 @@ impl Worker {
     }
 
     /// Begins a round with its samples.
-    fn begin(&self, here: &mut InEpoch, begin: Begin, reply: &proto::SamplesReply) -> Result<(), Fault> {
-        here.asked = here.asked.saturating_sub(1);
+    fn begin(&self, here: &mut ComputeEpoch, begin: RoundStart, reply: &proto::SamplesReply) -> Result<(), EpochError> {
+        here.requested_rounds = here.requested_rounds.saturating_sub(1);
         self.request_samples(here);
-        let Begin { iteration, leaves, .. } = begin;
+        let RoundStart { iteration, leaves, .. } = begin;
         let (IterationKind::Train { step } | IterationKind::Eval { step, .. }) = iteration.task;
         here.step = step;
         let (first, of_leaf, evaluation) = self.batch(iteration.task);
@@ -337,7 +339,7 @@ impl Worker {
         let length = of_leaf as usize * self.job.plan.sequence;
         if ids.len() != leaves.len() * length || labels.len() != ids.len() {
             let reason = "it sent another number of samples than it was asked for".to_owned();
-            return Err(Fault::Peer(here.server(), reason));
+            return Err(EpochError::Peer(here.server(), reason));
         }
         let inputs: Vec<LeafInput<'_>> = leaves
             .clone()
@@ -350,6 +352,6 @@ impl Worker {
             })
             .collect();
         let nodes = if evaluation { Vec::new() } else { here.start.placement.tree.cover(leaves) };
-        Ok(here.device.begin(!evaluation, &nodes, &inputs).map_err(Failure::own)?)
+        Ok(here.device.begin(!evaluation, &nodes, &inputs).map_err(AgentError::local)?)
     }
 }

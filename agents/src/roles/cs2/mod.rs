@@ -1,6 +1,6 @@
 //! A system: the thread of the runtime handles links and control stream, a second thread computes.
 //!
-//! All events go to the compute thread as one ordered stream of [`Input`]s. It takes actions from the engine's state
+//! All events go to the compute thread as one ordered stream of [`ComputeInput`]s. It takes actions from the engine's state
 //! machine, drives the [`Device`](millrace_emulator::device::Device), and sends frames and reports itself.
 
 mod compute;
@@ -23,16 +23,16 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
-use super::Context;
-use super::tree::Ends;
-use crate::control::agent::{Heard, Session, Work};
-use crate::failure::Failure;
-use crate::links::{End, Granted, Happening, LinkEvent, LinkJob, Mailbox, Settings, dial};
+use super::RoleContext;
+use super::tree::LinkSenders;
+use crate::control::agent::{ComputeUsage, ControlSession, SessionEvent};
+use crate::failure::AgentError;
+use crate::links::{GrantedSlots, LinkEvent, LinkEventKind, LinkEventQueue, LinkJob, LinkSender, LinkSettings, dial};
 
 /// Inputs of the compute thread.
-pub(super) enum Input {
+pub(super) enum ComputeInput {
     /// A new epoch, all links of which are established.
-    Epoch(Box<Start>),
+    Epoch(Box<EpochStart>),
     /// The coordinator opened an iteration.
     Open(Epoch, Iteration),
     /// Weights arrived.
@@ -46,23 +46,23 @@ pub(super) enum Input {
 }
 
 /// The values of an epoch that the compute thread needs.
-pub(super) struct Start {
+pub(super) struct EpochStart {
     pub epoch: Epoch,
     /// The assignment of work to agents.
     pub placement: Arc<Placement>,
     /// Index of this system in the placement.
     pub place: usize,
     /// The link end for gradients.
-    pub frames: End,
+    pub frames: LinkSender,
     /// The link end for grants.
-    pub grants: End,
+    pub grants: LinkSender,
     /// Sends requests for samples.
     pub samples: mpsc::Sender<proto::SamplesRequest>,
 }
 
 /// Runs the system until the job ends.
-pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
-    let (mailbox, events) = Mailbox::new();
+pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentError> {
+    let (mailbox, events) = LinkEventQueue::new();
     let settings = context.link_settings(events);
     let session = context.join(String::new(), None, terminate).await?;
     settings.job.send_replace(Some(LinkJob::of(&session.job)));
@@ -71,7 +71,7 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (inputs, receiver) = blocking::channel();
     // Receives one message: the result of the compute thread.
     let (ended, mut end) = mpsc::unbounded_channel();
-    let worker = compute::Worker::new(
+    let worker = compute::ComputeWorker::new(
         session.job.clone(),
         context.args.threads.unwrap_or_else(|| session.job.threads()),
         session.outbox.clone(),
@@ -83,18 +83,19 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
         .spawn(move || {
             let _ = ended.send(worker.run());
         })
-        .map_err(|error| Failure::own(format!("can't start a thread: {error}")))?;
-    let mut driver = Driver { context, session, settings, mailbox, inputs: Some(inputs), fetching: None, epoch: None };
+        .map_err(|error| AgentError::local(format!("can't start a thread: {error}")))?;
+    let mut driver =
+        SystemDriver { context, session, settings, mailbox, inputs: Some(inputs), fetching: None, epoch: None };
     let mut finished = false;
     loop {
         tokio::select! {
             heard = driver.session.next(), if !finished => match heard? {
-                Heard::Order(AgentCommand::Finish) | Heard::Leave => {
+                SessionEvent::Order(AgentCommand::Finish) | SessionEvent::Leave => {
                     finished = true;
-                    driver.hush();
+                    driver.stop_compute();
                 }
-                Heard::Order(order) => driver.order(order),
-                Heard::Lost => driver.rejoin().await?,
+                SessionEvent::Order(order) => driver.order(order),
+                SessionEvent::Lost => driver.rejoin().await?,
             },
             Some(event) = driver.mailbox.next(), if !finished => driver.link(event),
             Some(work) = end.recv() => {
@@ -106,64 +107,64 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     }
 }
 
-struct InEpoch {
+struct SystemEpoch {
     epoch: Epoch,
     parent: AgentId,
-    ends: Ends,
-    start: Option<Box<Start>>,
+    ends: LinkSenders,
+    start: Option<Box<EpochStart>>,
 }
 
 /// The task that fetches samples; dropping it aborts the task.
-struct Fetching(AbortHandle);
+struct FetchTask(AbortHandle);
 
-impl Drop for Fetching {
+impl Drop for FetchTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-struct Driver {
-    context: Context,
-    session: Session,
-    settings: Settings,
-    mailbox: Mailbox,
-    inputs: Option<blocking::Sender<Input>>,
-    fetching: Option<Fetching>,
-    epoch: Option<InEpoch>,
+struct SystemDriver {
+    context: RoleContext,
+    session: ControlSession,
+    settings: LinkSettings,
+    mailbox: LinkEventQueue,
+    inputs: Option<blocking::Sender<ComputeInput>>,
+    fetching: Option<FetchTask>,
+    epoch: Option<SystemEpoch>,
 }
 
-impl Driver {
-    fn tell(&self, input: Input) {
+impl SystemDriver {
+    fn send_input(&self, input: ComputeInput) {
         if let Some(inputs) = &self.inputs {
             let _ = inputs.send(input);
         }
     }
 
     /// Abandons the epoch and closes the input channel. The compute thread then ends.
-    fn hush(&mut self) {
-        self.tell(Input::Abandon);
+    fn stop_compute(&mut self) {
+        self.send_input(ComputeInput::Abandon);
         self.epoch = None;
         (self.inputs, self.fetching) = (None, None);
     }
 
     /// Abandons the epoch of a lost coordinator, and joins the next coordinator.
-    async fn rejoin(&mut self) -> Result<(), Failure> {
+    async fn rejoin(&mut self) -> Result<(), AgentError> {
         self.context.ready.set(false);
         self.epoch = None;
-        self.tell(Input::Abandon);
+        self.send_input(ComputeInput::Abandon);
         self.session.rejoin(None).await
     }
 
     fn order(&mut self, order: AgentCommand) {
         match order {
             AgentCommand::Configure(configure) => self.configure(&configure),
-            AgentCommand::Open { epoch, iteration } => self.tell(Input::Open(epoch, iteration)),
+            AgentCommand::Open { epoch, iteration } => self.send_input(ComputeInput::Open(epoch, iteration)),
             AgentCommand::Load(_) | AgentCommand::Commit { .. } | AgentCommand::Snapshot(_) | AgentCommand::Finish => {}
         }
     }
 
     fn configure(&mut self, configure: &EpochConfig) {
-        self.tell(Input::Abandon);
+        self.send_input(ComputeInput::Abandon);
         self.epoch = None;
         self.context.ready.set(false);
         let (me, epoch) = (self.context.me(), configure.epoch);
@@ -176,50 +177,51 @@ impl Driver {
         let parent = AgentId::new(Role::SwarmX, placement.swarm[system.parent].id);
         dial(me, parent, address(parent), epoch, self.settings.clone());
         let server = AgentId::new(Role::Activation, system.activation);
-        let (samples, requests) = mpsc::channel(compute::ROUNDS_AHEAD);
+        let (samples, requests) = mpsc::channel(compute::PREFETCH_ROUNDS);
         if let Some(inputs) = self.inputs.clone() {
             let outbox = self.session.outbox.clone();
             let (address, most_bytes) = (address(server), most_sample_bytes(&self.session.job.plan));
             let member = self.context.args.member.clone();
             let fetching = tokio::spawn(async move {
                 let channel = member.dial_data(&address, server).await;
-                let channel = channel.map_err(|error| transport::causes(&error));
+                let channel = channel.map_err(|error| transport::error_chain(&error));
                 let fetched = async { fetch(channel?, most_bytes, requests, &inputs).await };
                 if let Err(reason) = fetched.await {
                     tracing::info!(peer = %server, %epoch, "link is gone: {reason}");
-                    outbox.report(&AgentReport::LinkLost { epoch, peer: Some(server) });
+                    outbox.send_report(&AgentReport::LinkLost { epoch, peer: Some(server) });
                 }
             });
-            self.fetching = Some(Fetching(fetching.abort_handle()));
+            self.fetching = Some(FetchTask(fetching.abort_handle()));
         }
-        let nowhere = End::Grants(packet::outgoing().0, Granted::default());
-        let start = Start { epoch, placement, place, frames: nowhere.clone(), grants: nowhere, samples };
-        self.epoch = Some(InEpoch { epoch, parent, ends: Ends::new([parent]), start: Some(Box::new(start)) });
-        self.mailbox.enter(epoch);
+        let nowhere = LinkSender::Grants(packet::packet_channel().0, GrantedSlots::default());
+        let start = EpochStart { epoch, placement, place, frames: nowhere.clone(), grants: nowhere, samples };
+        self.epoch =
+            Some(SystemEpoch { epoch, parent, ends: LinkSenders::new([parent]), start: Some(Box::new(start)) });
+        self.mailbox.set_epoch(epoch);
     }
 
-    fn link(&mut self, LinkEvent { key, what }: LinkEvent) {
+    fn link(&mut self, LinkEvent { key, kind: what }: LinkEvent) {
         let Some(here) = self.epoch.as_mut().filter(|here| here.epoch == key.epoch) else { return };
         match what {
-            Happening::Open(end) => {
+            LinkEventKind::Open(end) => {
                 here.ends.open(key, end);
                 let ends = (here.ends.frames(here.parent), here.ends.grants(here.parent));
                 if let ((Some(frames), Some(grants)), Some(mut start)) =
-                    (ends, here.start.take_if(|_| here.ends.complete()))
+                    (ends, here.start.take_if(|_| here.ends.is_complete()))
                 {
                     (start.frames, start.grants) = (frames, grants);
-                    self.tell(Input::Epoch(start));
+                    self.send_input(ComputeInput::Epoch(start));
                     self.context.ready.set(true);
-                    self.session.outbox.report(&AgentReport::Linked { epoch: key.epoch });
+                    self.session.outbox.send_report(&AgentReport::Linked { epoch: key.epoch });
                 }
             }
-            Happening::Frame(frame) => self.tell(Input::Weights(frame)),
-            Happening::Grant(total) => self.tell(Input::Grant(key.epoch, total)),
-            Happening::Broken(reason) => {
+            LinkEventKind::Frame(frame) => self.send_input(ComputeInput::Weights(frame)),
+            LinkEventKind::Grant(total) => self.send_input(ComputeInput::Grant(key.epoch, total)),
+            LinkEventKind::Broken(reason) => {
                 tracing::info!(peer = %key.peer, epoch = %key.epoch, "link is gone: {reason}");
-                self.session.outbox.report(&AgentReport::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
+                self.session.outbox.send_report(&AgentReport::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
                 self.epoch = None;
-                self.tell(Input::Abandon);
+                self.send_input(ComputeInput::Abandon);
             }
         }
     }
@@ -239,7 +241,7 @@ async fn fetch(
     channel: Channel,
     most_bytes: usize,
     requests: mpsc::Receiver<proto::SamplesRequest>,
-    inputs: &blocking::Sender<Input>,
+    inputs: &blocking::Sender<ComputeInput>,
 ) -> Result<(), String> {
     let mut client = SamplesClient::new(channel).max_decoding_message_size(most_bytes);
     let refused = |status: tonic::Status| status.message().to_owned();
@@ -256,7 +258,7 @@ async fn fetch(
         if answered > asked.load(Ordering::Relaxed) {
             return Err("it sent samples that nobody asked for".to_owned());
         }
-        if inputs.send(Input::Samples(Box::new(reply))).is_err() {
+        if inputs.send(ComputeInput::Samples(Box::new(reply))).is_err() {
             break;
         }
     }
@@ -269,4 +271,4 @@ pub(super) fn tokens(bytes: &Bytes) -> Vec<i32> {
 }
 
 /// The work of a system that has not computed yet.
-pub(super) const IDLE: Work = Work { seconds: 0.0, flops: 0, idle_at_end: 0.0 };
+pub(super) const NO_USAGE: ComputeUsage = ComputeUsage { seconds: 0.0, flops: 0, idle_at_end: 0.0 };

@@ -18,27 +18,27 @@ use millrace_engine::types::{AgentId, Epoch, Role};
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 
-use super::Context;
+use super::RoleContext;
 use super::swarmx::serve;
-use super::tree::{Ends, TurnSteps};
-use crate::control::agent::{Heard, Session, Work};
+use super::tree::{IterationSteps, LinkSenders};
+use crate::control::agent::{ComputeUsage, ControlSession, SessionEvent};
 use crate::control::job::CompiledJob;
-use crate::failure::Failure;
-use crate::links::{Happening, LinkEvent, LinkJob, LinkKey, Mailbox};
-use store::Store;
-use worker::{Backlog, Done, Job, StoreWorker, spawn};
+use crate::failure::AgentError;
+use crate::links::{LinkEvent, LinkEventKind, LinkEventQueue, LinkJob, LinkKey};
+use store::ShardStore;
+use worker::{StoreTask, StoreTaskResult, StoreWorker, SumBacklog, spawn};
 
 pub use store::moments_of;
 
 /// Creates the backlog: up to one window of sums may wait for the store's thread.
-fn backlog_of(job: &CompiledJob) -> Backlog {
-    Backlog::new(usize::try_from(job.window()).unwrap_or(usize::MAX))
+fn backlog_of(job: &CompiledJob) -> SumBacklog {
+    SumBacklog::new(usize::try_from(job.window()).unwrap_or(usize::MAX))
 }
 
 /// Runs the shard until the job ends.
-pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
+pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentError> {
     let (listener, address) = context.listen().await?;
-    let (mailbox, events) = Mailbox::new();
+    let (mailbox, events) = LinkEventQueue::new();
     let settings = context.link_settings(events);
     serve(listener, settings.clone());
     let session = context.join(address, Some(Default::default()), terminate).await?;
@@ -48,7 +48,7 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     let (work, jobs) = blocking::channel();
     let (done, results) = mpsc::unbounded_channel();
     let backlog = Arc::new(backlog_of(&session.job));
-    let driver = Driver {
+    let driver = ShardDriver {
         context,
         session,
         mailbox,
@@ -67,29 +67,29 @@ pub async fn run(context: Context, terminate: Signal) -> Result<(), Failure> {
     driver.run().await
 }
 
-struct LinkInEpoch {
+struct ShardEpoch {
     epoch: Epoch,
     root: AgentId,
-    ends: Ends,
-    steps: TurnSteps,
+    ends: LinkSenders,
+    steps: IterationSteps,
     linked: bool,
     first: Vec<ShardCommand>,
     /// The newest total that is not granted yet, because the store's thread is behind.
     held_grant: Option<u64>,
 }
 
-struct Driver {
-    context: Context,
-    session: Session,
-    mailbox: Mailbox,
+struct ShardDriver {
+    context: RoleContext,
+    session: ControlSession,
+    mailbox: LinkEventQueue,
     shard: Shard,
-    store: Option<Arc<Store>>,
-    jobs: Option<blocking::Receiver<Job>>,
-    work: blocking::Sender<Job>,
-    done: mpsc::UnboundedSender<Done>,
-    results: mpsc::UnboundedReceiver<Done>,
-    backlog: Arc<Backlog>,
-    link: Option<LinkInEpoch>,
+    store: Option<Arc<ShardStore>>,
+    jobs: Option<blocking::Receiver<StoreTask>>,
+    work: blocking::Sender<StoreTask>,
+    done: mpsc::UnboundedSender<StoreTaskResult>,
+    results: mpsc::UnboundedReceiver<StoreTaskResult>,
+    backlog: Arc<SumBacklog>,
+    link: Option<ShardEpoch>,
     /// The parameters that are being loaded, or were loaded last.
     loading: Option<Loading>,
     snapshots: SnapshotTracker,
@@ -105,45 +105,45 @@ struct Loading {
     next: Option<ParameterSource>,
 }
 
-impl Driver {
-    async fn run(mut self) -> Result<(), Failure> {
+impl ShardDriver {
+    async fn run(mut self) -> Result<(), AgentError> {
         loop {
             tokio::select! {
                 heard = self.session.next() => match heard? {
-                    Heard::Order(AgentCommand::Finish) => break,
-                    Heard::Order(order) => {
+                    SessionEvent::Order(AgentCommand::Finish) => break,
+                    SessionEvent::Order(order) => {
                         let done = self.order(order);
                         self.report_failure(done);
                     }
-                    Heard::Lost if self.leaving => break,
-                    Heard::Lost => self.rejoin().await?,
+                    SessionEvent::Lost if self.leaving => break,
+                    SessionEvent::Lost => self.rejoin().await?,
                     // A second SIGTERM ends the process at once; unsaved steps are lost.
-                    Heard::Leave if self.leaving => break,
-                    Heard::Leave => {
+                    SessionEvent::Leave if self.leaving => break,
+                    SessionEvent::Leave => {
                         self.leaving = true;
-                        self.session.outbox.leaving();
+                        self.session.outbox.send_leave_request();
                     }
                 },
                 Some(done) = self.results.recv() => {
-                    let done = self.done(done);
+                    let done = self.on_task_done(done);
                     self.report_failure(done);
                 }
                 Some(event) = self.mailbox.next() => self.link(event),
             }
         }
-        self.session.leave(&self.context.metrics, Work::default()).await;
+        self.session.leave(&self.context.metrics, ComputeUsage::default()).await;
         Ok(())
     }
 
     /// Reports to the coordinator that this shard failed. A run needs all its shards, so it ends for this reason.
-    fn report_failure(&self, result: Result<(), Failure>) {
+    fn report_failure(&self, result: Result<(), AgentError>) {
         if let Err(failure) = result {
             tracing::error!("{failure}");
-            self.session.outbox.report(&failure.report());
+            self.session.outbox.send_report(&failure.report());
         }
     }
 
-    fn order(&mut self, order: AgentCommand) -> Result<(), Failure> {
+    fn order(&mut self, order: AgentCommand) -> Result<(), AgentError> {
         let mut out = Vec::new();
         match order {
             AgentCommand::Load(source) => self.load(source)?,
@@ -152,21 +152,21 @@ impl Driver {
                 if let Some(link) = self.link.as_mut().filter(|link| link.epoch == epoch) {
                     link.steps.open(iteration);
                 }
-                self.shard.open(epoch, iteration, &mut out).map_err(Failure::own)?;
+                self.shard.open(epoch, iteration, &mut out).map_err(AgentError::local)?;
             }
             AgentCommand::Commit { record } => {
                 self.context.metrics.record_step(record.step);
-                self.shard.commit(record, &mut out).map_err(Failure::own)?;
+                self.shard.commit(record, &mut out).map_err(AgentError::local)?;
             }
             AgentCommand::Snapshot(snapshot) => self.snapshot(snapshot),
             AgentCommand::Finish => {}
         }
-        self.carry(out);
+        self.execute(out);
         Ok(())
     }
 
     /// Joins the next coordinator after the current one was lost. Keeps the parameters, abandons the epoch.
-    async fn rejoin(&mut self) -> Result<(), Failure> {
+    async fn rejoin(&mut self) -> Result<(), AgentError> {
         self.context.ready.set(false);
         self.link = None;
         self.snapshots.on_coordinator_lost();
@@ -177,19 +177,19 @@ impl Driver {
     fn snapshot(&mut self, snapshot: SnapshotRequest) {
         match self.snapshots.on_snapshot_command(&snapshot) {
             SnapshotAction::Begin => {
-                let _ = self.work.send(Job::Snapshot(snapshot));
+                let _ = self.work.send(StoreTask::Snapshot(snapshot));
             }
             SnapshotAction::Wait => {}
-            SnapshotAction::Report(report) => self.session.outbox.report(&report),
+            SnapshotAction::Report(report) => self.session.outbox.send_report(&report),
         }
     }
 
     /// Loads the parameters from `source`, unless this load is in progress or was finished for an earlier coordinator.
-    fn load(&mut self, source: ParameterSource) -> Result<(), Failure> {
+    fn load(&mut self, source: ParameterSource) -> Result<(), AgentError> {
         match &mut self.loading {
             Some(loading) if !loading.done => loading.next = (loading.source != source).then_some(source),
             Some(loading) if loading.source == source && self.shard.state().record.is_none() => {
-                self.session.outbox.report(&AgentReport::Loaded { state: self.shard.state() });
+                self.session.outbox.send_report(&AgentReport::Loaded { state: self.shard.state() });
             }
             _ => self.begin_loading(source)?,
         }
@@ -197,7 +197,7 @@ impl Driver {
     }
 
     /// Creates the store and fills it on another thread.
-    fn begin_loading(&mut self, source: ParameterSource) -> Result<(), Failure> {
+    fn begin_loading(&mut self, source: ParameterSource) -> Result<(), AgentError> {
         if self.loading.is_some() {
             // Parameters were loaded before: the new ones get a new store, so that nothing of the old ones remains.
             let (work, jobs) = blocking::channel();
@@ -209,23 +209,23 @@ impl Driver {
         let done = self.done.clone();
         spawn("load", move || {
             let result = match &source {
-                ParameterSource::Initial => store.initialise().map_err(Failure::own),
+                ParameterSource::Initial => store.initialise().map_err(AgentError::local),
                 ParameterSource::Checkpoint { path, optimizer, step } => store.restore(path, *optimizer, *step),
             };
-            let _ = done.send(Done::Loaded { source, result });
+            let _ = done.send(StoreTaskResult::Loaded { source, result });
         })
         .map(drop)
     }
 
     /// Returns the store; creates it and its thread on the first call.
-    fn store(&mut self) -> Result<Arc<Store>, Failure> {
+    fn store(&mut self) -> Result<Arc<ShardStore>, AgentError> {
         if let Some(store) = &self.store {
             return Ok(store.clone());
         }
         let stall = self.context.metrics.stall();
         // The number of shards is that of the job or of the appliance; placements never change it within an attempt.
         let shards = self.session.job.shards();
-        let store = Store::new(self.session.job.clone(), self.context.me().index, shards, stall.clone())?;
+        let store = ShardStore::new(self.session.job.clone(), self.context.me().index, shards, stall.clone())?;
         let store = Arc::new(store);
         if let Some(jobs) = self.jobs.take() {
             let (plan, done) = (self.session.job.hash, self.done.clone());
@@ -244,39 +244,39 @@ impl Driver {
         let placement: Arc<Placement> = Arc::new(configure.placement.clone());
         let root = AgentId::new(Role::SwarmX, placement.swarm.first().map_or(0, |root| root.id));
         let first = self.shard.configure(placement, epoch, job.window());
-        let (ends, steps) = (Ends::new([root]), TurnSteps::default());
-        self.link = Some(LinkInEpoch { epoch, root, ends, steps, linked: false, first, held_grant: None });
-        self.mailbox.enter(epoch);
+        let (ends, steps) = (LinkSenders::new([root]), IterationSteps::default());
+        self.link = Some(ShardEpoch { epoch, root, ends, steps, linked: false, first, held_grant: None });
+        self.mailbox.set_epoch(epoch);
     }
 
-    fn done(&mut self, done: Done) -> Result<(), Failure> {
+    fn on_task_done(&mut self, done: StoreTaskResult) -> Result<(), AgentError> {
         let mut out = Vec::new();
         match done {
-            Done::Gathered { chunk, norm } => self.shard.gathered(chunk, norm, &mut out),
-            Done::Loaded { source, result } => self.loaded(&source, result, &mut out)?,
-            Done::Snapshot { snapshot, report } => {
+            StoreTaskResult::Gathered { chunk, norm } => self.shard.gathered(chunk, norm, &mut out),
+            StoreTaskResult::Loaded { source, result } => self.loaded(&source, result, &mut out)?,
+            StoreTaskResult::Snapshot { snapshot, report } => {
                 self.snapshots
                     .on_finished(&snapshot, report)
                     .iter()
-                    .for_each(|report| self.session.outbox.report(report));
+                    .for_each(|report| self.session.outbox.send_report(report));
             }
-            Done::CaughtUp => {
+            StoreTaskResult::BacklogCleared => {
                 if let Some(total) = self.link.as_mut().and_then(|link| link.held_grant.take()) {
                     self.grant(total);
                 }
             }
-            Done::Failed(error) => return Err(Failure::own(error)),
+            StoreTaskResult::Failed(error) => return Err(AgentError::local(error)),
         }
-        self.carry(out);
+        self.execute(out);
         Ok(())
     }
 
     fn loaded(
         &mut self,
         source: &ParameterSource,
-        result: Result<(), Failure>,
+        result: Result<(), AgentError>,
         out: &mut Vec<ShardCommand>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), AgentError> {
         let next = self.loading.as_mut().and_then(|loading| {
             loading.done = true;
             loading.next.take()
@@ -284,38 +284,38 @@ impl Driver {
         match (next, result) {
             (Some(next), _) => self.begin_loading(next)?,
             (None, Ok(())) => out.push(ShardCommand::Report(self.shard.on_loaded(source.step()))),
-            (None, Err(failure)) => self.session.outbox.report(&failure.report()),
+            (None, Err(failure)) => self.session.outbox.send_report(&failure.report()),
         }
         Ok(())
     }
 
-    fn link(&mut self, LinkEvent { key, what }: LinkEvent) {
+    fn link(&mut self, LinkEvent { key, kind: what }: LinkEvent) {
         let Some(link) = self.link.as_mut().filter(|link| link.epoch == key.epoch) else { return };
         let mut out = Vec::new();
         match what {
-            Happening::Open(end) => {
+            LinkEventKind::Open(end) => {
                 link.ends.open(key, end);
-                if link.ends.complete() && !std::mem::replace(&mut link.linked, true) {
+                if link.ends.is_complete() && !std::mem::replace(&mut link.linked, true) {
                     out = std::mem::take(&mut link.first);
                     self.context.ready.set(true);
-                    self.session.outbox.report(&AgentReport::Linked { epoch: key.epoch });
+                    self.session.outbox.send_report(&AgentReport::Linked { epoch: key.epoch });
                 }
             }
-            Happening::Frame(frame) => {
+            LinkEventKind::Frame(frame) => {
                 if let Err(error) = self.shard.gradient(frame, &mut out) {
                     self.link_lost(key, &error);
                 }
             }
-            Happening::Grant(total) => self.shard.grant(key.epoch, total, &mut out),
-            Happening::Broken(reason) => self.link_lost(key, &reason),
+            LinkEventKind::Grant(total) => self.shard.grant(key.epoch, total, &mut out),
+            LinkEventKind::Broken(reason) => self.link_lost(key, &reason),
         }
-        self.carry(out);
+        self.execute(out);
     }
 
     /// Abandons the epoch after a link has failed or delivered invalid data.
     fn link_lost(&mut self, key: LinkKey, reason: &dyn std::fmt::Display) {
         tracing::warn!(peer = %key.peer, epoch = %key.epoch, "link is gone: {reason}");
-        self.session.outbox.report(&AgentReport::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
+        self.session.outbox.send_report(&AgentReport::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
         self.link = None;
     }
 
@@ -327,28 +327,28 @@ impl Driver {
             link.held_grant = Some(total);
         } else {
             link.held_grant = None;
-            link.ends.grant(link.root, total);
+            link.ends.send_grant(link.root, total);
         }
     }
 
-    fn carry(&mut self, commands: Vec<ShardCommand>) {
+    fn execute(&mut self, commands: Vec<ShardCommand>) {
         for command in commands {
             match command {
                 ShardCommand::Send(key) => {
                     let Some(link) = &self.link else { continue };
                     let step = link.steps.of(key.iteration);
                     let Some(end) = link.ends.frames(link.root) else { continue };
-                    let _ = self.work.send(Job::Send { key, step, end });
+                    let _ = self.work.send(StoreTask::Send { key, step, end });
                 }
                 ShardCommand::Gather { chunk, first, last, sum } => {
                     self.backlog.add();
-                    let _ = self.work.send(Job::Gather { chunk, first, last, sum });
+                    let _ = self.work.send(StoreTask::Gather { chunk, first, last, sum });
                 }
                 ShardCommand::Commit(record) => {
-                    let _ = self.work.send(Job::Commit(record));
+                    let _ = self.work.send(StoreTask::Commit(record));
                 }
                 ShardCommand::Grant(total) => self.grant(total),
-                ShardCommand::Report(report) => self.session.outbox.report(&report),
+                ShardCommand::Report(report) => self.session.outbox.send_report(&report),
             }
         }
     }

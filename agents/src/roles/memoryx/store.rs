@@ -18,51 +18,51 @@ use millrace_telemetry::stall::{StallClock, StallReason};
 
 use crate::checkpoints::checkpoint_failure;
 use crate::control::job::CompiledJob;
-use crate::failure::Failure;
+use crate::failure::AgentError;
 
 /// Maximum chunk copies that wait for the disk: 16 chunks of 3 MiB (2^18 elements of weights and two moments in f32).
-const COPIES: usize = 16;
+const MAX_SNAPSHOT_COPIES: usize = 16;
 /// Elements between the arrays of a chunk. If w, m, v and g are at distances that are powers of two, they evict each
 /// other from the caches, and an update takes several times as long.
-const STAGGER: usize = 272;
+const ARRAY_STAGGER_ELEMENTS: usize = 272;
 
-/// The data of one chunk: w, moments, g, with [`STAGGER`] elements after each.
-pub struct ChunkNumbers {
+/// The data of one chunk: w, moments, g, with [`ARRAY_STAGGER_ELEMENTS`] elements after each.
+pub struct ChunkArrays {
     numbers: Vec<f32>,
     elements: usize,
 }
 
-impl ChunkNumbers {
+impl ChunkArrays {
     fn zeros(arrays: usize, elements: usize) -> Self {
-        Self { numbers: vec![0.0; arrays * (elements + STAGGER)], elements }
+        Self { numbers: vec![0.0; arrays * (elements + ARRAY_STAGGER_ELEMENTS)], elements }
     }
 
     /// Returns array `index` of the chunk.
     fn array(&mut self, index: usize) -> &mut [f32] {
-        let start = index * (self.elements + STAGGER);
+        let start = index * (self.elements + ARRAY_STAGGER_ELEMENTS);
         &mut self.numbers[start..start + self.elements]
     }
 
     /// Returns all arrays.
     fn arrays(&mut self) -> impl Iterator<Item = &mut [f32]> {
         let elements = self.elements;
-        self.numbers.chunks_mut(elements + STAGGER).map(move |array| &mut array[..elements])
+        self.numbers.chunks_mut(elements + ARRAY_STAGGER_ELEMENTS).map(move |array| &mut array[..elements])
     }
 }
 
 /// Updates and copies chunks with the optimizer of the job.
-struct ChunkArithmetic {
+struct OptimizerOps {
     job: CompiledJob,
     simd: Simd,
     moments: Moments,
 }
 
-impl chunk_store::ChunkOps for ChunkArithmetic {
-    type ChunkData = ChunkNumbers;
+impl chunk_store::ChunkOps for OptimizerOps {
+    type ChunkData = ChunkArrays;
     /// Weights and moments, concatenated.
     type SnapshotData = Vec<f32>;
 
-    fn update(&self, chunk: ChunkId, numbers: &mut ChunkNumbers, record: &CommitRecord) {
+    fn update(&self, chunk: ChunkId, numbers: &mut ChunkArrays, record: &CommitRecord) {
         let optimizer = self.job.optimizer();
         let plan = &self.job.plan;
         let mut arrays: Vec<&mut [f32]> = numbers.arrays().collect();
@@ -73,7 +73,7 @@ impl chunk_store::ChunkOps for ChunkArithmetic {
         }
     }
 
-    fn save(&self, numbers: &mut ChunkNumbers) -> Vec<f32> {
+    fn save(&self, numbers: &mut ChunkArrays) -> Vec<f32> {
         let saved = 1 + self.moments.len();
         let mut copy = Vec::with_capacity(saved * numbers.elements);
         numbers.arrays().take(saved).for_each(|array| copy.extend_from_slice(array));
@@ -82,8 +82,8 @@ impl chunk_store::ChunkOps for ChunkArithmetic {
 }
 
 /// The chunk store of one shard; see the module documentation.
-pub struct Store {
-    chunks: chunk_store::ChunkStore<ChunkArithmetic>,
+pub struct ShardStore {
+    chunks: chunk_store::ChunkStore<OptimizerOps>,
     stall: StallClock,
 }
 
@@ -96,25 +96,26 @@ pub fn moments_of(kind: &OptimizerKind) -> Moments {
     }
 }
 
-impl Store {
+impl ShardStore {
     /// Allocates the chunks of shard `id` of `shards`, zeroed.
     ///
     /// # Errors
     /// This machine lacks the job's instruction set.
-    pub fn new(job: CompiledJob, id: ShardId, shards: u32, stall: StallClock) -> Result<Self, Failure> {
-        let simd = Simd::new(job.profile.isa).map_err(Failure::own)?;
+    pub fn new(job: CompiledJob, id: ShardId, shards: u32, stall: StallClock) -> Result<Self, AgentError> {
+        let simd = Simd::new(job.profile.isa).map_err(AgentError::local)?;
         let moments = moments_of(&job.optimizer().kind);
         let (plan, arrays) = (job.plan.clone(), 2 + moments.len());
         let numbers = |(chunk, plan): (usize, &Chunk)| {
             let owned = chunk % shards.max(1) as usize == id as usize;
-            owned.then(|| ChunkNumbers::zeros(arrays, plan.elements))
+            owned.then(|| ChunkArrays::zeros(arrays, plan.elements))
         };
-        let arithmetic = ChunkArithmetic { job, simd, moments };
-        let chunks = chunk_store::ChunkStore::new(arithmetic, plan.chunks.iter().enumerate().map(numbers), COPIES);
+        let arithmetic = OptimizerOps { job, simd, moments };
+        let chunks =
+            chunk_store::ChunkStore::new(arithmetic, plan.chunks.iter().enumerate().map(numbers), MAX_SNAPSHOT_COPIES);
         Ok(Self { chunks, stall })
     }
 
-    fn ops(&self) -> &ChunkArithmetic {
+    fn ops(&self) -> &OptimizerOps {
         self.chunks.ops()
     }
 
@@ -123,7 +124,7 @@ impl Store {
     /// # Errors
     /// Does not fail for chunks of this shard, and only these are filled.
     pub fn initialise(&self) -> Result<(), StoreError> {
-        let ChunkArithmetic { job, .. } = self.ops();
+        let OptimizerOps { job, .. } = self.ops();
         let (plan, seed) = (&job.plan, job.job.run.seed);
         for chunk in self.chunks.owned_chunks() {
             self.chunks.fill(chunk, 0, |numbers| {
@@ -141,23 +142,23 @@ impl Store {
     ///
     /// # Errors
     /// The checkpoint is damaged or of another model.
-    pub fn restore(&self, path: &str, optimizer: bool, step: u64) -> Result<(), Failure> {
-        let ChunkArithmetic { job, moments, .. } = self.ops();
+    pub fn restore(&self, path: &str, optimizer: bool, step: u64) -> Result<(), AgentError> {
+        let OptimizerOps { job, moments, .. } = self.ops();
         let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
         let checkpoint = millrace_checkpoint::Checkpoint::open(path).map_err(failed)?;
         let moments = if optimizer { moments.clone() } else { Moments::none() };
-        let strictness = crate::checkpoints::strictness(&job.job);
+        let strictness = crate::checkpoints::load_strictness(&job.job);
         let mut reader = PlanReader::new(checkpoint, &job.plan, &moments, strictness).map_err(failed)?;
         if !reader.missing_tensors().is_empty() {
             // Tensors that the checkpoint lacks keep their initial values.
-            self.initialise().map_err(Failure::own)?;
+            self.initialise().map_err(AgentError::local)?;
         }
         for chunk in self.chunks.owned_chunks() {
-            let mut read = |numbers: &mut ChunkNumbers| {
+            let mut read = |numbers: &mut ChunkArrays| {
                 let mut sections = moments.sections().enumerate();
                 sections.try_for_each(|(index, section)| reader.read_chunk(chunk, section, numbers.array(index)))
             };
-            self.chunks.fill(chunk, step, &mut read).map_err(Failure::own)?.map_err(failed)?;
+            self.chunks.fill(chunk, step, &mut read).map_err(AgentError::local)?.map_err(failed)?;
         }
         Ok(())
     }
@@ -168,7 +169,7 @@ impl Store {
     /// # Errors
     /// The chunk belongs to another shard, or its gradient is still needed by a pending update.
     pub fn gather(&self, chunk: ChunkId, first: bool, last: bool, sum: &Payload) -> Result<Option<f64>, StoreError> {
-        let ChunkArithmetic { simd, moments, .. } = self.ops();
+        let OptimizerOps { simd, moments, .. } = self.ops();
         self.chunks.gather(chunk, |numbers| {
             let gradient = numbers.array(1 + moments.len());
             take_sum(*simd, sum, first, gradient)?;
@@ -187,7 +188,7 @@ impl Store {
     /// # Errors
     /// The chunk belongs to another shard, or an update was skipped.
     pub fn read(&self, chunk: ChunkId) -> Result<(Encoding, Bytes), StoreError> {
-        let ChunkArithmetic { job, simd, .. } = self.ops();
+        let OptimizerOps { job, simd, .. } = self.ops();
         let encoding = job.plan.chunk_encoding(chunk);
         loop {
             let bytes = self.chunks.read(chunk, |numbers| match encoding {
@@ -211,16 +212,16 @@ impl Store {
     ///
     /// # Errors
     /// The disk is full or a write failed.
-    pub fn write_snapshot(&self, cursor: SnapshotCursor, path: &str) -> Result<ChunkDigestList, Failure> {
+    pub fn write_snapshot(&self, cursor: SnapshotCursor, path: &str) -> Result<ChunkDigestList, AgentError> {
         self.write_chunks(cursor, path).inspect_err(|_| self.abandon_snapshot())
     }
 
-    fn write_chunks(&self, mut cursor: SnapshotCursor, path: &str) -> Result<ChunkDigestList, Failure> {
+    fn write_chunks(&self, mut cursor: SnapshotCursor, path: &str) -> Result<ChunkDigestList, AgentError> {
         let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
-        let ChunkArithmetic { job, moments, .. } = self.ops();
+        let OptimizerOps { job, moments, .. } = self.ops();
         let mut writer = RangeWriter::open(path, &job.plan, moments).map_err(failed)?;
         let mut digests = Vec::new();
-        while let Some((chunk, numbers)) = cursor.next(&self.chunks).map_err(Failure::own)? {
+        while let Some((chunk, numbers)) = cursor.next(&self.chunks).map_err(AgentError::local)? {
             let elements = job.plan.chunks[chunk].elements.max(1);
             let mut of_chunk = Vec::with_capacity(1 + moments.len());
             for (section, values) in moments.sections().zip(numbers.chunks(elements)) {
@@ -358,20 +359,20 @@ mod tests {
     }
 
     /// Returns the only shard of the smallest example, with its initial parameters.
-    fn small_store() -> Store {
+    fn small_store() -> ShardStore {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-tiny.yaml");
         let params = Params::parse_yaml(&std::fs::read_to_string(path).unwrap()).unwrap();
         let job = params.resolve(&FlagOverrides::default()).unwrap().job;
         let mut appliance = MachineSpec::default();
         appliance.link.chunk_bytes = 1 << 14;
         let job = JobDocument { job, appliance, cuts: None }.compile(Isa::detect()).unwrap();
-        let store = Store::new(job, 0, 1, StallClock::new()).unwrap();
+        let store = ShardStore::new(job, 0, 1, StallClock::new()).unwrap();
         store.initialise().unwrap();
         store
     }
 
     /// Streams every chunk, gathers its gradient of `step`, and commits the step.
-    fn train(store: &Store, step: u64) {
+    fn train(store: &ShardStore, step: u64) {
         for chunk in store.chunks.owned_chunks() {
             store.read(chunk).unwrap();
             let elements = store.ops().job.plan.chunks[chunk].elements;
@@ -383,14 +384,14 @@ mod tests {
     }
 
     /// Returns the bits of every chunk that `cursor` still yields.
-    fn rest_of(store: &Store, mut cursor: SnapshotCursor) -> Vec<(ChunkId, Vec<u32>)> {
+    fn rest_of(store: &ShardStore, mut cursor: SnapshotCursor) -> Vec<(ChunkId, Vec<u32>)> {
         let next = || cursor.next(&store.chunks).unwrap();
         let bits = |(chunk, numbers): (ChunkId, Vec<f32>)| (chunk, numbers.iter().map(|x| x.to_bits()).collect());
         std::iter::from_fn(next).map(bits).collect()
     }
 
     #[test]
-    fn a_commit_during_a_snapshot_changes_no_byte_of_it() {
+    fn commit_during_a_snapshot_does_not_change_it() {
         let store = small_store();
         train(&store, 1);
         // The expected content of a snapshot of step 1: nothing else is committed while this one is taken.
@@ -400,8 +401,8 @@ mod tests {
         // has streamed as many chunks as there are copies.
         let snapshot = store.begin_snapshot(1);
         train(&store, 2);
-        assert!(expected.len() > COPIES);
-        expected[..COPIES].iter().for_each(|(chunk, _)| drop(store.read(*chunk).unwrap()));
+        assert!(expected.len() > MAX_SNAPSHOT_COPIES);
+        expected[..MAX_SNAPSHOT_COPIES].iter().for_each(|(chunk, _)| drop(store.read(*chunk).unwrap()));
         assert!(rest_of(&store, snapshot) == expected, "the snapshot of step 1 has numbers of step 2");
     }
 }

@@ -14,14 +14,14 @@ use millrace_protocol::codec::{self, LinkContext};
 use millrace_telemetry::stall::{StallClock, StallReason};
 use tokio::sync::mpsc;
 
-use super::store::Store;
-use crate::failure::Failure;
-use crate::links::End;
+use super::store::ShardStore;
+use crate::failure::AgentError;
+use crate::links::LinkSender;
 
 /// Work for the store's thread.
-pub enum Job {
+pub enum StoreTask {
     /// Send the chunk of `key`; `step` goes into the header of the frame.
-    Send { key: FrameKey, step: u64, end: End },
+    Send { key: FrameKey, step: u64, end: LinkSender },
     /// See [`ShardCommand::Gather`](millrace_engine::shard::ShardCommand::Gather).
     Gather { chunk: ChunkId, first: bool, last: bool, sum: Payload },
     /// Make the gathered gradients the pending update.
@@ -31,31 +31,31 @@ pub enum Job {
 }
 
 /// Results of other threads.
-pub enum Done {
+pub enum StoreTaskResult {
     /// The gradient of a chunk is complete; `norm` is its squared norm.
     Gathered { chunk: ChunkId, norm: f64 },
     /// Loading the parameters has finished.
-    Loaded { source: ParameterSource, result: Result<(), Failure> },
+    Loaded { source: ParameterSource, result: Result<(), AgentError> },
     /// Writing a snapshot has finished; `report` is for the coordinator.
     Snapshot { snapshot: SnapshotRequest, report: AgentReport },
     /// The store's thread has processed enough sums: held grants can be sent.
-    CaughtUp,
+    BacklogCleared,
     /// The store is inconsistent.
     Failed(StoreError),
 }
 
 /// Counts the sums that wait for the store's thread; shared by both threads.
 #[derive(Debug)]
-pub struct Backlog {
+pub struct SumBacklog {
     /// Above this number of sums, grants are held back. They are sent again at half of it.
     most: usize,
     sums: AtomicUsize,
-    /// Whether the driver waits for [`Done::CaughtUp`].
+    /// Whether the driver waits for [`StoreTaskResult::BacklogCleared`].
     held: AtomicBool,
 }
 
-impl Backlog {
-    /// Creates an empty backlog; see [`Backlog::exceeded`] for `most`.
+impl SumBacklog {
+    /// Creates an empty backlog; see [`SumBacklog::exceeded`] for `most`.
     pub const fn new(most: usize) -> Self {
         Self { most, sums: AtomicUsize::new(0), held: AtomicBool::new(false) }
     }
@@ -65,7 +65,7 @@ impl Backlog {
         self.sums.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns whether more than `most` sums wait. If so, [`Done::CaughtUp`] follows.
+    /// Returns whether more than `most` sums wait. If so, [`StoreTaskResult::BacklogCleared`] follows.
     pub fn exceeded(&self) -> bool {
         if self.sums.load(Ordering::SeqCst) <= self.most {
             return false;
@@ -86,20 +86,20 @@ impl Backlog {
 ///
 /// # Errors
 /// The system can't start a thread.
-pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Failure> {
+pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, AgentError> {
     let computing = move || {
         millrace_emulator::kernels::ftz::enable();
         work();
     };
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(computing);
-    spawned.map_err(|error| Failure::own(format!("can't start a thread: {error}")))
+    spawned.map_err(|error| AgentError::local(format!("can't start a thread: {error}")))
 }
 
 /// The store's thread: processes jobs in the order in which the state machine decided them.
 pub struct StoreWorker {
-    store: Arc<Store>,
-    done: mpsc::UnboundedSender<Done>,
-    backlog: Arc<Backlog>,
+    store: Arc<ShardStore>,
+    done: mpsc::UnboundedSender<StoreTaskResult>,
+    backlog: Arc<SumBacklog>,
     stall: StallClock,
     plan: PlanHash,
     /// The thread that writes the last snapshot.
@@ -109,9 +109,9 @@ pub struct StoreWorker {
 impl StoreWorker {
     /// Creates the worker for `store`, with results to `done`.
     pub const fn new(
-        store: Arc<Store>,
-        done: mpsc::UnboundedSender<Done>,
-        backlog: Arc<Backlog>,
+        store: Arc<ShardStore>,
+        done: mpsc::UnboundedSender<StoreTaskResult>,
+        backlog: Arc<SumBacklog>,
         stall: StallClock,
         plan: PlanHash,
     ) -> Self {
@@ -119,35 +119,35 @@ impl StoreWorker {
     }
 
     /// Processes jobs until all senders are dropped, or until the store is inconsistent.
-    pub fn run(mut self, jobs: blocking::Receiver<Job>) {
+    pub fn run(mut self, jobs: blocking::Receiver<StoreTask>) {
         loop {
             let waiting = self.stall.start(StallReason::Grads);
             let Ok(job) = jobs.recv() else { return };
             drop(waiting);
             if let Err(error) = self.work(job) {
-                let _ = self.done.send(Done::Failed(error));
+                let _ = self.done.send(StoreTaskResult::Failed(error));
                 return;
             }
         }
     }
 
-    fn work(&mut self, job: Job) -> Result<(), StoreError> {
+    fn work(&mut self, job: StoreTask) -> Result<(), StoreError> {
         match job {
-            Job::Send { key, step, end } => {
+            StoreTask::Send { key, step, end } => {
                 let (encoding, payload) = self.store.read(key.chunk)?;
                 let context = LinkContext { plan: self.plan, encoding, step };
                 end.frame(codec::pack(Frame::new(key, payload), context));
             }
-            Job::Gather { chunk, first, last, sum } => {
+            StoreTask::Gather { chunk, first, last, sum } => {
                 if let Some(norm) = self.store.gather(chunk, first, last, &sum)? {
-                    let _ = self.done.send(Done::Gathered { chunk, norm });
+                    let _ = self.done.send(StoreTaskResult::Gathered { chunk, norm });
                 }
                 if self.backlog.take() {
-                    let _ = self.done.send(Done::CaughtUp);
+                    let _ = self.done.send(StoreTaskResult::BacklogCleared);
                 }
             }
-            Job::Commit(record) => self.store.commit(record),
-            Job::Snapshot(snapshot) => self.snapshot(snapshot),
+            StoreTask::Commit(record) => self.store.commit(record),
+            StoreTask::Snapshot(snapshot) => self.snapshot(snapshot),
         }
         Ok(())
     }
@@ -167,21 +167,21 @@ impl StoreWorker {
                 Ok(digests) => AgentReport::Written { snapshot: snapshot.clone(), digests },
                 Err(failure) => not_written(&snapshot, &failure),
             };
-            let _ = done.send(Done::Snapshot { snapshot, report });
+            let _ = done.send(StoreTaskResult::Snapshot { snapshot, report });
         };
         match spawn("snapshot", write) {
             Ok(writer) => self.writer = Some(writer),
             Err(failure) => {
                 self.store.abandon_snapshot();
                 let report = not_written(&ordered, &failure);
-                let _ = self.done.send(Done::Snapshot { snapshot: ordered, report });
+                let _ = self.done.send(StoreTaskResult::Snapshot { snapshot: ordered, report });
             }
         }
     }
 }
 
-fn not_written(snapshot: &SnapshotRequest, failure: &Failure) -> AgentReport {
-    AgentReport::WriteFailed { snapshot: snapshot.clone(), reason: failure.to_string(), cause: failure.kind() }
+fn not_written(snapshot: &SnapshotRequest, failure: &AgentError) -> AgentReport {
+    AgentReport::WriteFailed { snapshot: snapshot.clone(), reason: failure.to_string(), cause: failure.failure_cause() }
 }
 
 #[cfg(test)]
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn grants_held_back_for_waiting_sums_are_given_later() {
-        let backlog = Backlog::new(4);
+        let backlog = SumBacklog::new(4);
         (0..4).for_each(|_| backlog.add());
         assert!(!backlog.exceeded());
         backlog.add();

@@ -4,10 +4,10 @@
 use serde_json::{Map, Value, json};
 
 /// Header of every response.
-const ALWAYS: &str = "X-Request-Id";
+const COMMON_HEADER: &str = "X-Request-Id";
 
 /// Response headers: name, description and type.
-const TOLD: [(&str, &str, &str); 9] = [
+const RESPONSE_HEADERS: [(&str, &str, &str); 9] = [
     ("Accept-Ranges", "`bytes`: parts of the file can be asked for.", "string"),
     ("Content-Range", "Which part this is, and how long the whole is.", "string"),
     ("ETag", "Changes whenever the content does.", "string"),
@@ -16,11 +16,11 @@ const TOLD: [(&str, &str, &str); 9] = [
     ("Retry-After", "Seconds to wait for, of 429 and 503.", "integer"),
     ("Set-Cookie", "The session, or that there is none any more.", "string"),
     ("WWW-Authenticate", "`Bearer`, of 401.", "string"),
-    (ALWAYS, "Names this answer in the server's log.", "string"),
+    (COMMON_HEADER, "Names this answer in the server's log.", "string"),
 ];
 
 /// Returns the request headers: name, description and schema.
-fn read() -> [(&'static str, &'static str, Value); 5] {
+fn request_headers() -> [(&'static str, &'static str, Value); 5] {
     let text = json!({"type": "string"});
     let named = "Names the request: sent again, with the same body, it makes no second job.";
     [
@@ -46,14 +46,14 @@ fn read() -> [(&'static str, &'static str, Value); 5] {
 
 /// Returns a request header as a parameter.
 pub fn parameter(name: &str) -> Value {
-    let found = read().into_iter().find(|(known, ..)| *known == name);
+    let found = request_headers().into_iter().find(|(known, ..)| *known == name);
     let (_, description, schema) = found.unwrap_or_default();
     json!({"name": name, "in": "header", "required": false, "description": description, "schema": schema})
 }
 
 /// Returns references to response headers, with the one of every response.
-pub fn told<'a>(names: impl IntoIterator<Item = &'a str>) -> Value {
-    let names = names.into_iter().chain([ALWAYS]);
+pub fn response_headers<'a>(names: impl IntoIterator<Item = &'a str>) -> Value {
+    let names = names.into_iter().chain([COMMON_HEADER]);
     let reference = |name: &str| (name.to_owned(), json!({"$ref": format!("#/components/headers/{name}")}));
     Value::Object(names.map(reference).collect::<Map<_, _>>())
 }
@@ -63,5 +63,5 @@ pub fn components() -> Value {
     let header = |(name, description, kind): (&str, &str, &str)| {
         (name.to_owned(), json!({"description": description, "schema": {"type": kind}}))
     };
-    Value::Object(TOLD.into_iter().map(header).collect::<Map<_, _>>())
+    Value::Object(RESPONSE_HEADERS.into_iter().map(header).collect::<Map<_, _>>())
 }

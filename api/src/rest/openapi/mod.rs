@@ -14,8 +14,8 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 pub use self::page::{home, page};
-use super::routes::{Body, Needs, Route, all};
-use super::session::COOKIE;
+use super::routes::{RequestBodyKind, RequiredAccess, Route, all};
+use super::session::SESSION_COOKIE;
 
 /// Builds the document. It is the same for every server of this version.
 pub fn document() -> Value {
@@ -39,7 +39,7 @@ pub fn document() -> Value {
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer", "description": "An API token, or one of the cluster's."},
                 "session": {
-                    "type": "apiKey", "in": "cookie", "name": COOKIE,
+                    "type": "apiKey", "in": "cookie", "name": SESSION_COOKIE,
                     "description": "A browser's session. With it, changes are taken from pages of this server only.",
                 },
             },
@@ -50,23 +50,23 @@ pub fn document() -> Value {
 }
 
 /// Serves the document.
-pub async fn served() -> ([(HeaderName, &'static str); 1], Bytes) {
+pub async fn serve_document() -> ([(HeaderName, &'static str); 1], Bytes) {
     // Unauthenticated clients may request it, and building it takes a while.
     static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| document().to_string().into());
     ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.clone())
 }
 
 /// Returns the schema of a type that is deserialized, with its subschemas inlined.
-pub fn schema_of<T: JsonSchema>() -> Value {
-    whole::<T>(SchemaSettings::draft2020_12())
+pub fn request_schema<T: JsonSchema>() -> Value {
+    inline_schema::<T>(SchemaSettings::draft2020_12())
 }
 
 /// Returns the schema of a type that is serialized, with its subschemas inlined.
-pub fn answer_of<T: JsonSchema>() -> Value {
-    whole::<T>(SchemaSettings::draft2020_12().for_serialize())
+pub fn response_schema<T: JsonSchema>() -> Value {
+    inline_schema::<T>(SchemaSettings::draft2020_12().for_serialize())
 }
 
-fn whole<T: JsonSchema>(mut settings: SchemaSettings) -> Value {
+fn inline_schema<T: JsonSchema>(mut settings: SchemaSettings) -> Value {
     settings.meta_schema = None;
     settings.inline_subschemas = true;
     let mut schema = settings.into_generator().into_root_schema_for::<T>();
@@ -78,13 +78,13 @@ fn whole<T: JsonSchema>(mut settings: SchemaSettings) -> Value {
 fn operation(route: &Route) -> Value {
     let mut parameters = path_parameters(&route.path);
     parameters.extend(query_parameters(route.query.as_ref()));
-    parameters.extend(route.reads.iter().map(|name| headers::parameter(name)));
+    parameters.extend(route.request_headers.iter().map(|name| headers::parameter(name)));
     let who = match route.needs {
-        Needs::Nothing => "For everybody.",
-        Needs::Token | Needs::Bearer => "For whoever has a token.",
-        Needs::Viewer => "For viewers of the namespace.",
-        Needs::Editor => "For editors of the namespace.",
-        Needs::Admin => "For administrators.",
+        RequiredAccess::Nothing => "For everybody.",
+        RequiredAccess::Token | RequiredAccess::Bearer => "For whoever has a token.",
+        RequiredAccess::Viewer => "For viewers of the namespace.",
+        RequiredAccess::Editor => "For editors of the namespace.",
+        RequiredAccess::Admin => "For administrators.",
     };
     let mut operation = json!({
         "summary": route.summary,
@@ -94,8 +94,8 @@ fn operation(route: &Route) -> Value {
         "responses": answers::responses(route),
     });
     match route.needs {
-        Needs::Nothing => {}
-        Needs::Bearer => operation["security"] = json!([{"token": []}]),
+        RequiredAccess::Nothing => {}
+        RequiredAccess::Bearer => operation["security"] = json!([{"token": []}]),
         _ => operation["security"] = json!([{"token": []}, {"session": []}]),
     }
     if let Some(content) = request_body(route.body) {
@@ -132,12 +132,12 @@ fn query_parameters(query: Option<&Value>) -> Vec<Value> {
     properties.map(parameter).collect()
 }
 
-fn request_body(body: Body) -> Option<Value> {
+fn request_body(body: RequestBodyKind) -> Option<Value> {
     let reference = |name: &str| json!({"schema": {"$ref": format!("#/components/schemas/{name}")}});
     match body {
-        Body::None => None,
-        Body::Component(name) => Some(json!({"application/json": reference(name)})),
-        Body::Job => Some(json!({
+        RequestBodyKind::None => None,
+        RequestBodyKind::Component(name) => Some(json!({"application/json": reference(name)})),
+        RequestBodyKind::Job => Some(json!({
             "application/json": reference("NewTrainJob"),
             "application/yaml": reference("NewTrainJob"),
             "multipart/form-data": {"schema": {
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_what_the_code_says() {
+    fn openapi_json_is_up_to_date() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("openapi.json");
         let code = format!("{}\n", serde_json::to_string_pretty(&document()).unwrap());
         let file = std::fs::read_to_string(&path).unwrap_or_default();

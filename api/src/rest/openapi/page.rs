@@ -12,7 +12,7 @@ use super::operation;
 
 /// Serves the document as a page: every route, the access that it requires, and its parameters.
 pub async fn page() -> Html<Bytes> {
-    static PAGE: LazyLock<Bytes> = LazyLock::new(|| drawn().into());
+    static PAGE: LazyLock<Bytes> = LazyLock::new(|| render().into());
     Html(PAGE.clone())
 }
 
@@ -38,7 +38,7 @@ pub async fn home() -> Html<String> {
     ))
 }
 
-fn drawn() -> String {
+fn render() -> String {
     let mut text = format!(
         "{HEAD}<h1>Millrace REST</h1><p>The whole of it, with every schema: <a href=/openapi.json>openapi.json</a>, \
          OpenAPI 3.1."

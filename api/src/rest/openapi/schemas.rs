@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use super::super::problem::Problem;
-use super::super::submit::Beside;
-use super::super::{Items, appliance, files, jobs, records, session, tokens};
-use super::{answer_of, schema_of};
-use crate::backend::Volume;
+use super::super::submit::SubmitOptions;
+use super::super::{ItemList, appliance, files, jobs, records, session, tokens};
+use super::{request_schema, response_schema};
+use crate::backend::VolumeInfo;
 use crate::definition::{object_schema, schemas};
 use crate::files::{CheckpointFiles, FileInfo};
 
@@ -23,9 +23,9 @@ pub fn components() -> Value {
             "items": {"type": "array", "items": {"$ref": "#/components/schemas/TrainJob"}},
             "next": {"type": ["string", "null"], "description": "The next page's cursor."},
         }},
-        "Beside": schema_of::<Beside>(),
-        "Scale": schema_of::<jobs::Scale>(),
-        "Event": answer_of::<records::Told>(),
+        "Beside": request_schema::<SubmitOptions>(),
+        "Scale": request_schema::<jobs::ScaleRequest>(),
+        "Event": response_schema::<records::EventView>(),
         // Metrics and logs are passed on as the coordinator wrote them, whatever its version, so there is no type for
         // them.
         "Metric": {"type": "object", "properties": {
@@ -37,19 +37,19 @@ pub fn components() -> Value {
             "number": {"type": "integer"}, "time": text(), "attempt": {"type": "integer"}, "agent": text(), "level": text(),
             "message": text(), "fields": {"type": "object"},
         }},
-        "CheckpointList": answer_of::<Items<CheckpointFiles>>(),
-        "FileList": answer_of::<Items<FileInfo>>(),
-        "Files": answer_of::<files::Listed>(),
-        "VolumeList": answer_of::<Items<Volume>>(),
-        "ApplianceView": answer_of::<appliance::View>(),
-        "Who": answer_of::<appliance::Oneself>(),
-        "Version": answer_of::<appliance::Version>(),
-        "Session": answer_of::<session::Begun>(),
-        "Ended": answer_of::<session::Ended>(),
-        "NewToken": schema_of::<tokens::NewToken>(),
-        "MadeToken": answer_of::<tokens::Made>(),
-        "TokenList": answer_of::<Items<tokens::Shown>>(),
-        "Revoked": answer_of::<tokens::Revoked>(),
-        "Problem": answer_of::<Problem<'_>>(),
+        "CheckpointList": response_schema::<ItemList<CheckpointFiles>>(),
+        "FileList": response_schema::<ItemList<FileInfo>>(),
+        "Files": response_schema::<files::FileSetListing>(),
+        "VolumeList": response_schema::<ItemList<VolumeInfo>>(),
+        "ApplianceView": response_schema::<appliance::ApplianceView>(),
+        "Who": response_schema::<appliance::CallerIdentity>(),
+        "Version": response_schema::<appliance::ServerVersion>(),
+        "Session": response_schema::<session::SessionStarted>(),
+        "Ended": response_schema::<session::SessionEnded>(),
+        "NewToken": request_schema::<tokens::TokenRequest>(),
+        "MadeToken": response_schema::<tokens::CreatedToken>(),
+        "TokenList": response_schema::<ItemList<tokens::TokenView>>(),
+        "Revoked": response_schema::<tokens::RevokedToken>(),
+        "Problem": response_schema::<Problem<'_>>(),
     })
 }

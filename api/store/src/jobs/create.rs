@@ -2,18 +2,18 @@
 
 use sqlx::AnyConnection;
 
-use super::{Job, NewJob, TRIES, add, check_uid, first, lives, select};
+use super::{JobRecord, MAX_TRANSACTION_TRIES, NewJob, check_uid, first, insert_row, is_live, select};
 use crate::error::{Error, Result};
 use crate::sql::sql;
-use crate::{Store, What};
+use crate::{ChangedPart, Store};
 
 /// Result of creating a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Created {
+pub enum CreateResult {
     /// The job was created.
-    New(Job),
+    New(JobRecord),
     /// The same request created this job before; it may be deleted by now.
-    Replayed(Job),
+    Replayed(JobRecord),
     /// The key was used with another body; nothing was created.
     KeyReused,
     /// A live job has this name; nothing was created.
@@ -26,21 +26,21 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::BadUid`], [`Error::UidTaken`]; those of [`Store::replace_job`].
-    pub async fn create_job(&self, job: &NewJob) -> Result<Created> {
+    pub async fn create_job(&self, job: &NewJob) -> Result<CreateResult> {
         check_uid(&job.uid)?;
         let mut transaction = self.begin().await?;
-        release_old_key(&mut transaction, job, self.inner.key_life_ms).await?;
+        release_expired_key(&mut transaction, job, self.inner.key_life_ms).await?;
         // In PostgreSQL, another server may create or delete the conflicting job between two statements.
-        for _ in 0..TRIES {
-            if let Some(replay) = replay(&mut transaction, job).await? {
+        for _ in 0..MAX_TRANSACTION_TRIES {
+            if let Some(replay) = find_replay(&mut transaction, job).await? {
                 return Ok(replay);
             }
-            if add(&mut transaction, job, None).await? {
-                self.commit(transaction, &job.uid, What::Job).await?;
-                return Ok(Created::New(made(job)));
+            if insert_row(&mut transaction, job, None).await? {
+                self.commit(transaction, &job.uid, ChangedPart::Job).await?;
+                return Ok(CreateResult::New(job_record(job)));
             }
-            if lives(&mut transaction, job).await? {
-                return Ok(Created::NameTaken);
+            if is_live(&mut transaction, job).await? {
+                return Ok(CreateResult::NameTaken);
             }
         }
         Err(Error::UidTaken(job.uid.clone()))
@@ -50,7 +50,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::job`].
-    pub async fn keyed_job(&self, namespace: &str, key: &str, now_ms: i64) -> Result<Option<Job>> {
+    pub async fn keyed_job(&self, namespace: &str, key: &str, now_ms: i64) -> Result<Option<JobRecord>> {
         let keyed = select().push("namespace = ").value(namespace).push(" AND idempotency_key = ").value(key);
         let young = keyed.push(" AND created_ms > ").value(now_ms.saturating_sub(self.inner.key_life_ms));
         first(young, &self.inner.read).await
@@ -59,7 +59,7 @@ impl Store {
 
 /// Removes the key from the job that has it if the key has expired, so that the unique index over keys agrees with
 /// their validity.
-pub(super) async fn release_old_key(on: &mut AnyConnection, job: &NewJob, life_ms: i64) -> Result<()> {
+pub(super) async fn release_expired_key(on: &mut AnyConnection, job: &NewJob, life_ms: i64) -> Result<()> {
     let Some(key) = &job.key else { return Ok(()) };
     sql("UPDATE jobs SET idempotency_key = NULL, body_hash = NULL \
          WHERE namespace = $1 AND idempotency_key = $2 AND created_ms <= $3")
@@ -72,19 +72,19 @@ pub(super) async fn release_old_key(on: &mut AnyConnection, job: &NewJob, life_m
 }
 
 /// Returns the result if the key is in use.
-async fn replay(on: &mut AnyConnection, job: &NewJob) -> Result<Option<Created>> {
+async fn find_replay(on: &mut AnyConnection, job: &NewJob) -> Result<Option<CreateResult>> {
     let Some(key) = &job.key else { return Ok(None) };
     let keyed = select().push("namespace = ").value(&job.namespace).push(" AND idempotency_key = ").value(&key.key);
     Ok(first(keyed, on).await?.map(|before| match &before.key {
-        Some(one) if one.body_hash == key.body_hash => Created::Replayed(before),
-        _ => Created::KeyReused,
+        Some(one) if one.body_hash == key.body_hash => CreateResult::Replayed(before),
+        _ => CreateResult::KeyReused,
     }))
 }
 
 /// Returns a new job as it would be read back.
-fn made(job: &NewJob) -> Job {
+fn job_record(job: &NewJob) -> JobRecord {
     let NewJob { uid, namespace, name, created_ms, submitted_by, key, content } = job.clone();
-    Job {
+    JobRecord {
         uid,
         namespace,
         name,

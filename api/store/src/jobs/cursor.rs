@@ -8,18 +8,18 @@ use crate::error::Error;
 
 /// Position of the last job of a page. Its text can be part of a URL without encoding; clients must treat it as opaque.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cursor {
+pub struct PageCursor {
     pub(super) created_ms: i64,
     pub(super) uid: String,
 }
 
-impl fmt::Display for Cursor {
+impl fmt::Display for PageCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.created_ms, self.uid)
     }
 }
 
-impl FromStr for Cursor {
+impl FromStr for PageCursor {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {

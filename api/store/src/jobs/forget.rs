@@ -1,11 +1,11 @@
 //! Retention: deletes jobs with all their records.
 
 use crate::error::Result;
-use crate::sql::{Columns, sql};
-use crate::{Mode, Store, What};
+use crate::sql::{RowColumns, sql};
+use crate::{ChangedPart, MetricMode, Store};
 
 /// Maximum number of rows that one statement deletes, so that other writers get their turn.
-pub(crate) const PIECE: i64 = 10_000;
+pub(crate) const DELETE_BATCH_ROWS: i64 = 10_000;
 
 impl Store {
     /// Deletes a job with all its records, including its key. Uses several transactions; after an interruption it can
@@ -13,13 +13,13 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::replace_job`].
-    pub async fn forget(&self, uid: &str) -> Result<bool> {
-        self.forget_journal(uid).await?;
+    pub async fn delete_job(&self, uid: &str) -> Result<bool> {
+        self.delete_journal(uid).await?;
         let mut transaction = self.begin().await?;
         // Deletes the remaining records, too, by foreign keys.
         let forgotten = sql("DELETE FROM jobs WHERE uid = $1").bind(uid).execute(&mut *transaction).await?;
         if forgotten == 1 {
-            self.commit(transaction, uid, What::Job).await?;
+            self.commit(transaction, uid, ChangedPart::Job).await?;
         }
         Ok(forgotten == 1)
     }
@@ -29,35 +29,35 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::replace_job`]; jobs that were deleted before the error stay deleted.
-    pub async fn forget_before(&self, before_ms: i64, limit: u32) -> Result<Vec<String>> {
+    pub async fn delete_finished_before(&self, before_ms: i64, limit: u32) -> Result<Vec<String>> {
         let over = "SELECT uid FROM jobs WHERE finished_ms < $1 OR deleted_ms < $1 ORDER BY created_ms, uid LIMIT $2";
-        self.forget_all(over, before_ms, limit).await
+        self.delete_batch(over, before_ms, limit).await
     }
 
-    /// Like [`Store::forget_before`], but only for jobs that were deleted. For a database that mirrors jobs: a job that
+    /// Like [`Store::delete_finished_before`], but only for jobs that were deleted. For a database that mirrors jobs: a job that
     /// still exists at its source must stay.
     ///
     /// # Errors
-    /// Those of [`Store::forget_before`].
-    pub async fn forget_deleted_before(&self, before_ms: i64, limit: u32) -> Result<Vec<String>> {
+    /// Those of [`Store::delete_finished_before`].
+    pub async fn delete_deleted_before(&self, before_ms: i64, limit: u32) -> Result<Vec<String>> {
         let over = "SELECT uid FROM jobs WHERE deleted_ms < $1 ORDER BY created_ms, uid LIMIT $2";
-        self.forget_all(over, before_ms, limit).await
+        self.delete_batch(over, before_ms, limit).await
     }
 
-    async fn forget_all(&self, over: &'static str, before_ms: i64, limit: u32) -> Result<Vec<String>> {
+    async fn delete_batch(&self, over: &'static str, before_ms: i64, limit: u32) -> Result<Vec<String>> {
         let over = sql(over);
         let over = over.bind(before_ms).bind(i64::from(limit)).all(&self.inner.read, |row| row.text("uid")).await?;
         for uid in &over {
-            self.forget(uid).await?;
+            self.delete_job(uid).await?;
         }
         Ok(over)
     }
 
     /// Deletes a job's journal and curves; the number of its newest entry stays recorded. Uses several transactions.
-    pub(crate) async fn forget_journal(&self, uid: &str) -> Result<()> {
-        while self.forget_entries(uid).await? {}
-        for mode in Mode::ALL {
-            while self.forget_points(uid, mode).await? {}
+    pub(crate) async fn delete_journal(&self, uid: &str) -> Result<()> {
+        while self.delete_entries_batch(uid).await? {}
+        for mode in MetricMode::ALL {
+            while self.delete_points_batch(uid, mode).await? {}
         }
         let mut transaction = self.begin().await?;
         sql("UPDATE numbers SET bytes = 0 WHERE uid = $1").bind(uid).execute(&mut *transaction).await?;
@@ -66,12 +66,12 @@ impl Store {
     }
 
     /// Deletes a batch of a journal; returns false once nothing is left.
-    async fn forget_entries(&self, uid: &str) -> Result<bool> {
+    async fn delete_entries_batch(&self, uid: &str) -> Result<bool> {
         let mut transaction = self.begin().await?;
         let deleted = sql("DELETE FROM entries WHERE uid = $1 \
                            AND number < (SELECT MIN(number) FROM entries WHERE uid = $1) + $2")
         .bind(uid)
-        .bind(PIECE)
+        .bind(DELETE_BATCH_ROWS)
         .execute(&mut *transaction)
         .await?;
         transaction.commit().await?;
@@ -79,13 +79,13 @@ impl Store {
     }
 
     /// Deletes a batch of a curve; returns false once nothing is left.
-    async fn forget_points(&self, uid: &str, mode: Mode) -> Result<bool> {
+    async fn delete_points_batch(&self, uid: &str, mode: MetricMode) -> Result<bool> {
         let mut transaction = self.begin().await?;
         let deleted = sql("DELETE FROM points WHERE uid = $1 AND mode = $2 \
                            AND step < (SELECT MIN(step) FROM points WHERE uid = $1 AND mode = $2) + $3")
         .bind(uid)
         .bind(mode.as_str())
-        .bind(PIECE)
+        .bind(DELETE_BATCH_ROWS)
         .execute(&mut *transaction)
         .await?;
         transaction.commit().await?;

@@ -1,13 +1,13 @@
 //! Lists of jobs, newest first, by pages.
 
-use super::{Cursor, Incarnation, Job, select};
+use super::{JobRecord, NamespaceVersion, PageCursor, select};
 use crate::Store;
 use crate::error::Result;
 use crate::sql::{Sql, rows};
 
 /// Selects jobs; by default all live ones. All conditions must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filter {
+pub struct JobFilter {
     /// In one of these namespaces; `None` means all.
     pub namespaces: Option<Vec<String>>,
     /// With this name.
@@ -24,16 +24,16 @@ pub struct Filter {
     pub held_state: Option<String>,
     /// For deleted jobs in these namespaces: only those of the namespaces as they are now, not of predecessors of the
     /// same name.
-    pub incarnations: Vec<Incarnation>,
+    pub incarnations: Vec<NamespaceVersion>,
 }
 
 /// A page of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Page {
+pub struct JobPage {
     /// The jobs, newest first.
-    pub items: Vec<Job>,
+    pub items: Vec<JobRecord>,
     /// Position of the next page; `None` on the last one.
-    pub next: Option<Cursor>,
+    pub next: Option<PageCursor>,
 }
 
 impl Store {
@@ -42,24 +42,24 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::job`].
-    pub async fn jobs(&self, filter: &Filter, after: Option<&Cursor>, limit: u32) -> Result<Page> {
+    pub async fn jobs(&self, filter: &JobFilter, after: Option<&PageCursor>, limit: u32) -> Result<JobPage> {
         let limit = limit.max(1);
-        let mut query = only(filter);
-        if let Some(Cursor { created_ms, uid }) = after {
+        let mut query = filter_clause(filter);
+        if let Some(PageCursor { created_ms, uid }) = after {
             query = query.push(" AND (created_ms < ").value(*created_ms);
             query = query.push(" OR (created_ms = ").value(*created_ms).push(" AND uid < ").value(uid).push("))");
         }
         // One more row shows whether there is a next page.
         query = query.push(" ORDER BY created_ms DESC, uid DESC LIMIT ").value(rows(limit, 1));
-        let mut items = query.all(&self.inner.read, Job::read).await?;
+        let mut items = query.all(&self.inner.read, JobRecord::read).await?;
         let more = items.len() > limit as usize;
         items.truncate(limit as usize);
-        let end = |job: &Job| Cursor { created_ms: job.created_ms, uid: job.uid.clone() };
-        Ok(Page { next: items.last().filter(|_| more).map(end), items })
+        let end = |job: &JobRecord| PageCursor { created_ms: job.created_ms, uid: job.uid.clone() };
+        Ok(JobPage { next: items.last().filter(|_| more).map(end), items })
     }
 }
 
-fn only(filter: &Filter) -> Sql {
+fn filter_clause(filter: &JobFilter) -> Sql {
     let mut query = match (filter.include_deleted, &filter.held_state) {
         (true, _) => select().push("1 = 1"),
         (false, None) => select().push("deleted_ms IS NULL"),
@@ -80,7 +80,7 @@ fn only(filter: &Filter) -> Sql {
             query = query.push(text).value(value);
         }
     }
-    for Incarnation { namespace, uid, since_ms } in &filter.incarnations {
+    for NamespaceVersion { namespace, uid, since_ms } in &filter.incarnations {
         query = query.push(" AND (deleted_ms IS NULL OR namespace <> ").value(namespace);
         query = query.push(" OR namespace_uid = ").value(uid);
         query = query.push(" OR (namespace_uid IS NULL AND created_ms >= ").value(*since_ms).push("))");

@@ -13,21 +13,21 @@ mod put;
 use sqlx::any::AnyRow;
 use sqlx::{Any, AnyConnection, Executor};
 
-pub use create::Created;
-pub use cursor::Cursor;
-pub(crate) use forget::PIECE;
-pub use list::{Filter, Page};
-pub use namespace::Incarnation;
+pub use create::CreateResult;
+pub use cursor::PageCursor;
+pub(crate) use forget::DELETE_BATCH_ROWS;
+pub use list::{JobFilter, JobPage};
+pub use namespace::NamespaceVersion;
 
 use crate::error::{Error, Result};
-use crate::sql::{Columns, Sql, Value, insert, signed, sql};
-use crate::{Store, What};
+use crate::sql::{RowColumns, Sql, SqlValue, insert, signed, sql};
+use crate::{ChangedPart, Store};
 
 /// Maximum length of a UID; one of Kubernetes has 36 characters.
-pub(crate) const UID_MAX: usize = 64;
+pub(crate) const MAX_UID_LENGTH: usize = 64;
 
 /// Tries of a write that conflicts with another server's.
-const TRIES: usize = 3;
+const MAX_TRANSACTION_TRIES: usize = 3;
 
 /// A job to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,14 +43,14 @@ pub struct NewJob {
     /// User who submitted it, if known.
     pub submitted_by: Option<String>,
     /// Idempotency key of the request.
-    pub key: Option<Key>,
+    pub key: Option<IdempotencyKey>,
     /// The part that changes.
-    pub content: Content,
+    pub content: JobContent,
 }
 
 /// An idempotency key: a repeated request with the same key returns the same job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Key {
+pub struct IdempotencyKey {
     /// The key as the client sent it; unique in the namespace.
     pub key: String,
     /// Digest of the request's body. The same key with another digest is an error.
@@ -59,7 +59,7 @@ pub struct Key {
 
 /// The part of a job that changes. State and end are also in the document; they are separate columns for lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Content {
+pub struct JobContent {
     /// The TrainJob as JSON.
     pub document: String,
     /// STATE; `None` right after creation.
@@ -70,7 +70,7 @@ pub struct Content {
 
 /// The row of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Job {
+pub struct JobRecord {
     /// Globally unique, never reused.
     pub uid: String,
     /// Namespace.
@@ -82,7 +82,7 @@ pub struct Job {
     /// User who submitted it, if known.
     pub submitted_by: Option<String>,
     /// Idempotency key of the request, until the key is released for another job.
-    pub key: Option<Key>,
+    pub key: Option<IdempotencyKey>,
     /// 1 at creation, raised by every write of the content and by the deletion.
     pub version: u64,
     /// Time of deletion, in ms; `None` while the job is live.
@@ -90,7 +90,7 @@ pub struct Job {
     /// UID of its namespace, if namespaces have one and it is known.
     pub namespace_uid: Option<String>,
     /// The part that changes.
-    pub content: Content,
+    pub content: JobContent,
 }
 
 /// Begins a query for all columns of jobs; a condition must follow.
@@ -99,7 +99,7 @@ fn select() -> Sql {
          finished_ms, deleted_ms, namespace_uid FROM jobs WHERE ")
 }
 
-impl Job {
+impl JobRecord {
     fn read(row: &AnyRow) -> Result<Self> {
         let key = row.maybe_text("idempotency_key")?.zip(row.maybe_text("body_hash")?);
         Ok(Self {
@@ -108,11 +108,11 @@ impl Job {
             name: row.text("name")?,
             created_ms: row.time("created_ms")?,
             submitted_by: row.maybe_text("submitted_by")?,
-            key: key.map(|(key, body_hash)| Key { key, body_hash }),
+            key: key.map(|(key, body_hash)| IdempotencyKey { key, body_hash }),
             version: row.number("version")?,
             deleted_ms: row.maybe_time("deleted_ms")?,
             namespace_uid: row.maybe_text("namespace_uid")?,
-            content: Content {
+            content: JobContent {
                 document: row.text("document")?,
                 state: row.maybe_text("state")?,
                 finished_ms: row.maybe_time("finished_ms")?,
@@ -121,20 +121,20 @@ impl Job {
     }
 }
 
-async fn first<'e>(query: Sql, on: impl Executor<'e, Database = Any>) -> Result<Option<Job>> {
-    query.first(on).await?.as_ref().map(Job::read).transpose()
+async fn first<'e>(query: Sql, on: impl Executor<'e, Database = Any>) -> Result<Option<JobRecord>> {
+    query.first(on).await?.as_ref().map(JobRecord::read).transpose()
 }
 
 fn check_uid(uid: &str) -> Result<()> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     match uid.len() {
-        1..=UID_MAX if uid.bytes().all(good) => Ok(()),
+        1..=MAX_UID_LENGTH if uid.bytes().all(good) => Ok(()),
         _ => Err(Error::BadUid(uid.to_owned())),
     }
 }
 
 /// Adds a row. Returns false and changes nothing if its UID, its key, or its name while live is in use.
-async fn add(on: &mut AnyConnection, job: &NewJob, deleted_ms: Option<i64>) -> Result<bool> {
+async fn insert_row(on: &mut AnyConnection, job: &NewJob, deleted_ms: Option<i64>) -> Result<bool> {
     let added =
         sql("INSERT INTO jobs (uid, namespace, name, created_ms, submitted_by, idempotency_key, body_hash, version, \
                      document, state, finished_ms, deleted_ms) \
@@ -153,14 +153,14 @@ async fn add(on: &mut AnyConnection, job: &NewJob, deleted_ms: Option<i64>) -> R
         .execute(&mut *on)
         .await?;
     if added == 1 {
-        insert(on, "INSERT INTO numbers (uid, entry, event)", vec![[Value::from(&job.uid), 0.into(), 0.into()]])
+        insert(on, "INSERT INTO numbers (uid, entry, event)", vec![[SqlValue::from(&job.uid), 0.into(), 0.into()]])
             .await?;
     }
     Ok(added == 1)
 }
 
 /// Whether a live job has this name.
-async fn lives(on: &mut AnyConnection, job: &NewJob) -> Result<bool> {
+async fn is_live(on: &mut AnyConnection, job: &NewJob) -> Result<bool> {
     let named = sql("SELECT uid FROM jobs WHERE namespace = $1 AND name = $2 AND deleted_ms IS NULL");
     Ok(named.bind(&job.namespace).bind(&job.name).first(on).await?.is_some())
 }
@@ -170,7 +170,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of every read: [`Error::Busy`], [`Error::Broken`], [`Error::Damaged`], [`Error::Refused`].
-    pub async fn job(&self, uid: &str) -> Result<Option<Job>> {
+    pub async fn job(&self, uid: &str) -> Result<Option<JobRecord>> {
         first(select().push("uid = ").value(uid), &self.inner.read).await
     }
 
@@ -178,7 +178,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::job`].
-    pub async fn live_job(&self, namespace: &str, name: &str) -> Result<Option<Job>> {
+    pub async fn live_job(&self, namespace: &str, name: &str) -> Result<Option<JobRecord>> {
         let named = select().push("namespace = ").value(namespace).push(" AND name = ").value(name);
         first(named.push(" AND deleted_ms IS NULL"), &self.inner.read).await
     }
@@ -187,7 +187,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::job`].
-    pub async fn newest_job(&self, namespace: &str, name: &str) -> Result<Option<Job>> {
+    pub async fn newest_job(&self, namespace: &str, name: &str) -> Result<Option<JobRecord>> {
         let named = select().push("namespace = ").value(namespace).push(" AND name = ").value(name);
         let by_age = " ORDER BY CASE WHEN deleted_ms IS NULL THEN 0 ELSE 1 END, created_ms DESC, uid DESC LIMIT 1";
         first(named.push(by_age), &self.inner.read).await
@@ -197,18 +197,18 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::job`].
-    pub async fn live_jobs(&self) -> Result<Vec<Job>> {
+    pub async fn live_jobs(&self) -> Result<Vec<JobRecord>> {
         let live = select().push("deleted_ms IS NULL ORDER BY created_ms, uid");
-        live.all(&self.inner.read, Job::read).await
+        live.all(&self.inner.read, JobRecord::read).await
     }
 
     /// Returns every job that is deleted, has not finished, and is in this state.
     ///
     /// # Errors
     /// Those of [`Store::job`].
-    pub async fn deleted_jobs(&self, state: &str) -> Result<Vec<Job>> {
+    pub async fn deleted_jobs(&self, state: &str) -> Result<Vec<JobRecord>> {
         let deleted = select().push("deleted_ms IS NOT NULL AND finished_ms IS NULL AND state = ").value(state);
-        deleted.all(&self.inner.read, Job::read).await
+        deleted.all(&self.inner.read, JobRecord::read).await
     }
 
     /// Replaces the content of a live job with version `expected`, and returns its new version. Returns `None` and
@@ -216,7 +216,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::job`]; [`Error::NoSpace`].
-    pub async fn replace_job(&self, uid: &str, expected: u64, content: &Content) -> Result<Option<u64>> {
+    pub async fn replace_job(&self, uid: &str, expected: u64, content: &JobContent) -> Result<Option<u64>> {
         let mut transaction = self.begin().await?;
         let replaced = sql("UPDATE jobs SET document = $1, state = $2, finished_ms = $3, version = version + 1 \
                             WHERE uid = $4 AND version = $5 AND deleted_ms IS NULL")
@@ -230,7 +230,7 @@ impl Store {
         if replaced == 0 {
             return Ok(None);
         }
-        self.commit(transaction, uid, What::Job).await?;
+        self.commit(transaction, uid, ChangedPart::Job).await?;
         Ok(Some(expected + 1))
     }
 
@@ -247,7 +247,7 @@ impl Store {
                 .execute(&mut *transaction)
                 .await?;
         if marked == 1 {
-            self.commit(transaction, uid, What::Job).await?;
+            self.commit(transaction, uid, ChangedPart::Job).await?;
         }
         Ok(marked == 1)
     }

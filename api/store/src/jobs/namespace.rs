@@ -1,13 +1,13 @@
 //! Namespaces that were deleted and created again under the same name, perhaps for other users.
 
-use super::Job;
+use super::JobRecord;
 use crate::Store;
 use crate::error::Result;
 use crate::sql::sql;
 
 /// A namespace as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Incarnation {
+pub struct NamespaceVersion {
     /// Name.
     pub namespace: String,
     /// UID.
@@ -16,10 +16,10 @@ pub struct Incarnation {
     pub since_ms: i64,
 }
 
-impl Incarnation {
+impl NamespaceVersion {
     /// Whether `job` belongs to this namespace, not to an earlier one of the same name. A live job always does; for a
     /// row without the namespace's UID, the time of creation decides.
-    pub fn has(&self, job: &Job) -> bool {
+    pub fn contains(&self, job: &JobRecord) -> bool {
         let known = job.namespace_uid.as_ref().map(|uid| *uid == self.uid);
         job.deleted_ms.is_none() || known.unwrap_or(job.created_ms >= self.since_ms)
     }

@@ -2,11 +2,11 @@
 
 use sqlx::AnyConnection;
 
-use super::create::release_old_key;
-use super::{NewJob, TRIES, add, check_uid, lives};
+use super::create::release_expired_key;
+use super::{MAX_TRANSACTION_TRIES, NewJob, check_uid, insert_row, is_live};
 use crate::error::{Error, Result};
-use crate::sql::{Columns, sql};
-use crate::{Store, What};
+use crate::sql::{RowColumns, sql};
+use crate::{ChangedPart, Store};
 
 impl Store {
     /// Writes the version of a mirrored job that was observed at `seen_ms`; returns false if it contains nothing new.
@@ -18,24 +18,24 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::BadUid`], [`Error::Busy`]; those of [`Store::replace_job`].
-    pub async fn put_job(&self, job: &NewJob, seen_ms: i64) -> Result<bool> {
+    pub async fn upsert_job(&self, job: &NewJob, seen_ms: i64) -> Result<bool> {
         check_uid(&job.uid)?;
         let mut transaction = self.begin().await?;
         // Another server may write the same at the same time.
-        for _ in 0..TRIES {
+        for _ in 0..MAX_TRANSACTION_TRIES {
             if update(&mut transaction, job).await? {
-                self.commit(transaction, &job.uid, What::Job).await?;
+                self.commit(transaction, &job.uid, ChangedPart::Job).await?;
                 return Ok(true);
             }
             if is_known(&mut transaction, &job.uid).await? {
                 return Ok(false);
             }
-            let gone = take_name(&mut transaction, job, seen_ms).await?;
-            let job = with_key(&mut transaction, job, self.inner.key_life_ms).await?;
-            let deleted = lives(&mut transaction, &job).await?.then_some(seen_ms);
-            if add(&mut transaction, &job, deleted).await? {
-                self.commit(transaction, &job.uid, What::Job).await?;
-                gone.iter().for_each(|uid| self.tell(uid, What::Job));
+            let gone = release_name(&mut transaction, job, seen_ms).await?;
+            let job = with_acquired_key(&mut transaction, job, self.inner.key_life_ms).await?;
+            let deleted = is_live(&mut transaction, &job).await?.then_some(seen_ms);
+            if insert_row(&mut transaction, &job, deleted).await? {
+                self.commit(transaction, &job.uid, ChangedPart::Job).await?;
+                gone.iter().for_each(|uid| self.notify(uid, ChangedPart::Job));
                 return Ok(true);
             }
         }
@@ -61,7 +61,7 @@ async fn is_known(on: &mut AnyConnection, uid: &str) -> Result<bool> {
 }
 
 /// Marks live jobs with this name deleted unless they were created later; returns their UIDs.
-async fn take_name(on: &mut AnyConnection, job: &NewJob, seen_ms: i64) -> Result<Vec<String>> {
+async fn release_name(on: &mut AnyConnection, job: &NewJob, seen_ms: i64) -> Result<Vec<String>> {
     sql("UPDATE jobs SET deleted_ms = $1, version = version + 1 \
          WHERE namespace = $2 AND name = $3 AND deleted_ms IS NULL AND created_ms <= $4 RETURNING uid")
     .bind(seen_ms)
@@ -74,9 +74,9 @@ async fn take_name(on: &mut AnyConnection, job: &NewJob, seen_ms: i64) -> Result
 
 /// Returns the job with its key, after taking the key from jobs that were created later; without the key if a job that
 /// was created earlier has it.
-async fn with_key(on: &mut AnyConnection, job: &NewJob, life_ms: i64) -> Result<NewJob> {
+async fn with_acquired_key(on: &mut AnyConnection, job: &NewJob, life_ms: i64) -> Result<NewJob> {
     let Some(key) = &job.key else { return Ok(job.clone()) };
-    release_old_key(on, job, life_ms).await?;
+    release_expired_key(on, job, life_ms).await?;
     sql("UPDATE jobs SET idempotency_key = NULL, body_hash = NULL \
          WHERE namespace = $1 AND idempotency_key = $2 AND created_ms > $3")
     .bind(&job.namespace)

@@ -7,38 +7,38 @@
 
 use std::collections::BTreeMap;
 
-use super::{Entry, Kind, Mode, SELECT};
+use super::{EntryKind, JournalRecord, MetricMode, SELECT};
 use crate::Store;
 use crate::error::Result;
-use crate::sql::{Columns, sql};
+use crate::sql::{RowColumns, sql};
 
 /// Changes of one curve by a batch of entries.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Curve {
+pub(super) struct CurveUpdate {
     /// Older points at this step and after it are no longer valid.
     pub(super) replaced_from: Option<u64>,
     /// Number of the valid entry, by step.
     pub(super) points: BTreeMap<u64, u64>,
 }
 
-impl Curve {
+impl CurveUpdate {
     fn cut(&mut self, from: u64) {
         self.points.split_off(&from);
         self.replaced_from = Some(self.replaced_from.map_or(from, |before| before.min(from)));
     }
 }
 
-/// Returns the changes of the curves of [`Mode::ALL`] by entries, which are in the order of their numbers.
-pub(super) fn revise(entries: &[&Entry]) -> [Curve; 2] {
-    let [mut train, mut eval] = <[Curve; 2]>::default();
-    for entry in entries.iter().filter(|entry| entry.kind == Kind::Metric) {
+/// Returns the changes of the curves of [`MetricMode::ALL`] by entries, which are in the order of their numbers.
+pub(super) fn curve_updates(entries: &[&JournalRecord]) -> [CurveUpdate; 2] {
+    let [mut train, mut eval] = <[CurveUpdate; 2]>::default();
+    for entry in entries.iter().filter(|entry| entry.kind == EntryKind::Metric) {
         let (Some(mode), Some(step)) = (entry.mode, entry.step) else { continue };
         let curve = match mode {
-            Mode::Train => {
+            MetricMode::Train => {
                 eval.cut(step.saturating_add(1));
                 &mut train
             }
-            Mode::Eval => &mut eval,
+            MetricMode::Eval => &mut eval,
         };
         curve.cut(step);
         curve.points.insert(step, entry.number);
@@ -53,9 +53,11 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::job`].
-    pub async fn metrics(&self, uid: &str, mode: Mode, max_points: u32) -> Result<Vec<Entry>> {
+    pub async fn metrics(&self, uid: &str, mode: MetricMode, max_points: u32) -> Result<Vec<JournalRecord>> {
         let most = i64::from(max_points.max(2));
-        let Some(Extent { more, first, last }) = self.extent(uid, mode, most).await? else { return Ok(Vec::new()) };
+        let Some(CurveExtent { more, first, last }) = self.extent(uid, mode, most).await? else {
+            return Ok(Vec::new());
+        };
         let stretch = if more { (last - first + most - 2) / (most - 1) } else { 1 };
         // Each recursion goes from the first point of an interval to the first of the next interval that has one: the
         // number of look-ups is that of the points returned, not that of the curve.
@@ -69,10 +71,10 @@ impl Store {
                AND p.step IN (SELECT step FROM shown UNION ALL SELECT $5) ORDER BY p.step",
         );
         let bound = points.bind(uid).bind(mode.as_str()).bind(first).bind(stretch).bind(last);
-        bound.all(&self.inner.read, Entry::read).await
+        bound.all(&self.inner.read, JournalRecord::read).await
     }
 
-    async fn extent(&self, uid: &str, mode: Mode, most: i64) -> Result<Option<Extent>> {
+    async fn extent(&self, uid: &str, mode: MetricMode, most: i64) -> Result<Option<CurveExtent>> {
         let extent = sql("SELECT (SELECT MIN(step) FROM points WHERE uid = $1 AND mode = $2) AS first, \
                           (SELECT MAX(step) FROM points WHERE uid = $1 AND mode = $2) AS last, \
                           (SELECT COUNT(*) FROM (SELECT step FROM points WHERE uid = $1 AND mode = $2 LIMIT $3) AS part) \
@@ -81,12 +83,12 @@ impl Store {
         let Some(row) = extent.first(&self.inner.read).await? else { return Ok(None) };
         let ends = row.maybe_time("first")?.zip(row.maybe_time("last")?);
         let more = row.time("count")? > most;
-        Ok(ends.map(|(first, last)| Extent { more, first, last }))
+        Ok(ends.map(|(first, last)| CurveExtent { more, first, last }))
     }
 }
 
 /// First and last step of a curve, and whether it has more points than may be returned.
-struct Extent {
+struct CurveExtent {
     more: bool,
     first: i64,
     last: i64,

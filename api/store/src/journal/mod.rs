@@ -7,16 +7,16 @@ mod thin;
 
 use sqlx::any::AnyRow;
 
-pub use read::Query;
-pub use thin::RECENT_STEPS;
+pub use read::EntryQuery;
+pub use thin::UNTHINNED_STEPS;
 
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::sql::{Columns, sql};
+use crate::sql::{RowColumns, sql};
 
 /// An entry of a job's journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct JournalRecord {
     /// Ascending over all attempts of the job, from 1; may have gaps.
     pub number: u64,
     /// The attempt that wrote it.
@@ -24,9 +24,9 @@ pub struct Entry {
     /// Time of writing, in ms.
     pub at_ms: i64,
     /// Kind of entry.
-    pub kind: Kind,
+    pub kind: EntryKind,
     /// For a metric: what it measures.
-    pub mode: Option<Mode>,
+    pub mode: Option<MetricMode>,
     /// The step that it belongs to, if any.
     pub step: Option<u64>,
     /// For a log line: the agent that logged it, such as `cs2-0`.
@@ -39,7 +39,7 @@ pub struct Entry {
 
 /// The kinds of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum EntryKind {
     /// Metrics of a committed step or of an evaluation.
     Metric,
     /// A log line of an agent.
@@ -54,14 +54,14 @@ pub enum Kind {
 
 /// The kinds of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mode {
+pub enum MetricMode {
     /// A training step.
     Train,
     /// An evaluation.
     Eval,
 }
 
-impl Kind {
+impl EntryKind {
     const ALL: [Self; 5] = [Self::Metric, Self::Log, Self::State, Self::Checkpoint, Self::Outcome];
 
     /// Returns the name in the database and in the API.
@@ -81,7 +81,7 @@ impl Kind {
     }
 }
 
-impl Mode {
+impl MetricMode {
     /// All modes.
     pub const ALL: [Self; 2] = [Self::Train, Self::Eval];
 
@@ -103,15 +103,15 @@ impl Mode {
 const SELECT: &str =
     "SELECT e.number, e.attempt, e.at_ms, e.kind, e.mode, e.step, e.agent, e.level, e.body FROM entries e";
 
-impl Entry {
+impl JournalRecord {
     fn read(row: &AnyRow) -> Result<Self> {
         let level = row.maybe_number("level")?;
         Ok(Self {
             number: row.number("number")?,
             attempt: row.number("attempt")?,
             at_ms: row.time("at_ms")?,
-            kind: Kind::read(&row.text("kind")?)?,
-            mode: row.maybe_text("mode")?.map(|mode| Mode::read(&mode)).transpose()?,
+            kind: EntryKind::read(&row.text("kind")?)?,
+            mode: row.maybe_text("mode")?.map(|mode| MetricMode::read(&mode)).transpose()?,
             step: row.maybe_number("step")?,
             agent: row.maybe_text("agent")?,
             level: level

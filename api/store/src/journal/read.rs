@@ -1,18 +1,18 @@
 //! Reads entries of a journal.
 
-use super::{Entry, Kind, Mode, SELECT};
+use super::{EntryKind, JournalRecord, MetricMode, SELECT};
 use crate::Store;
 use crate::error::Result;
-use crate::sql::{LARGEST, Sql, rows, signed, sql};
+use crate::sql::{MAX_SAFE_INTEGER, Sql, rows, signed, sql};
 
 /// Selects entries of a journal; by default the first 100. A condition on an attribute does not match entries without
 /// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Query {
+pub struct EntryQuery {
     /// With a number above this.
     pub after: u64,
     /// Of one of these kinds; empty means all.
-    pub kinds: Vec<Kind>,
+    pub kinds: Vec<EntryKind>,
     /// Of this attempt.
     pub attempt: Option<u64>,
     /// Of this agent, such as `cs2-0`.
@@ -24,14 +24,14 @@ pub struct Query {
     /// Applies agent, role and level to log lines only; other entries match regardless of them.
     pub lines_only: bool,
     /// Of this mode.
-    pub mode: Option<Mode>,
+    pub mode: Option<MetricMode>,
     /// Of metrics, only valid points: one for each step of a curve.
     pub curve: bool,
     /// Maximum number of entries.
     pub limit: u32,
 }
 
-impl Default for Query {
+impl Default for EntryQuery {
     fn default() -> Self {
         Self {
             after: 0,
@@ -53,7 +53,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::job`].
-    pub async fn entries(&self, uid: &str, query: &Query) -> Result<Vec<Entry>> {
+    pub async fn entries(&self, uid: &str, query: &EntryQuery) -> Result<Vec<JournalRecord>> {
         let text = match query.kinds.as_slice() {
             [] => part(sql(""), uid, query, None)?,
             // One subquery for each kind, so that each uses the index: neither database does that for a list of kinds,
@@ -67,14 +67,14 @@ impl Store {
             }
         };
         let text = text.push(" ORDER BY number LIMIT ").value(rows(query.limit, 0));
-        text.all(&self.inner.read, Entry::read).await
+        text.all(&self.inner.read, JournalRecord::read).await
     }
 }
 
 /// Appends a query for entries of one kind, or of all.
-fn part(text: Sql, uid: &str, query: &Query, kind: Option<Kind>) -> Result<Sql> {
+fn part(text: Sql, uid: &str, query: &EntryQuery, kind: Option<EntryKind>) -> Result<Sql> {
     // No number is above the largest.
-    let after = signed("the number", query.after).unwrap_or(LARGEST);
+    let after = signed("the number", query.after).unwrap_or(MAX_SAFE_INTEGER);
     let mut text = text.push("SELECT * FROM (").push(SELECT);
     text = text.push(" WHERE e.uid = ").value(uid).push(" AND e.number > ").value(after);
     if let Some(kind) = kind {
@@ -84,7 +84,7 @@ fn part(text: Sql, uid: &str, query: &Query, kind: Option<Kind>) -> Result<Sql> 
         text = text.push(" AND e.attempt = ").value(signed("the attempt", attempt)?);
     }
     let line = |text: Sql| match query.lines_only {
-        true => text.push(" AND (e.kind <> ").value(Kind::Log.as_str()).push(" OR "),
+        true => text.push(" AND (e.kind <> ").value(EntryKind::Log.as_str()).push(" OR "),
         false => text.push(" AND ("),
     };
     if let Some(agent) = &query.agent {

@@ -1,25 +1,25 @@
 //! Bounds the history: long curves are thinned, and journals are removed when all together are too large.
 //!
-//! The newest [`RECENT_STEPS`] steps of a curve are kept. Of an equally long range before them, every second step is
+//! The newest [`UNTHINNED_STEPS`] steps of a curve are kept. Of an equally long range before them, every second step is
 //! kept, of a range twice as long before that every fourth, and so on. The kept steps are multiples of powers of two,
 //! so what is kept later is a subset of what is kept now. A million steps leave about 37,000 points, a billion 77,000.
 //! The job's model_dir has the whole curve.
 
-use super::Mode;
+use super::MetricMode;
 use crate::Store;
 use crate::error::Result;
-use crate::jobs::PIECE;
-use crate::sql::{Columns, Sql, sql};
+use crate::jobs::DELETE_BATCH_ROWS;
+use crate::sql::{RowColumns, Sql, sql};
 
 /// Number of the newest steps of a curve that are not thinned.
-pub const RECENT_STEPS: i64 = 8192;
+pub const UNTHINNED_STEPS: i64 = 8192;
 /// Approximate bytes of an entry without its body.
-pub(super) const ENTRY_BYTES: i64 = 128;
+pub(super) const ENTRY_OVERHEAD_BYTES: i64 = 128;
 /// Journals with fewer bytes have no curve that is worth thinning.
-const WORTH_THINNING_BYTES: i64 = 1 << 20;
+const MIN_THINNED_JOURNAL_BYTES: i64 = 1 << 20;
 
 /// Range of a long curve.
-struct Curve {
+struct LongCurve {
     first: i64,
     last: i64,
     /// Number of the first entry that is not thinned.
@@ -32,11 +32,11 @@ impl Store {
     /// # Errors
     /// Those of [`Store::replace_job`].
     pub async fn thin_curves(&self) -> Result<u64> {
-        let long = sql("SELECT uid FROM numbers WHERE bytes > $1 ORDER BY uid").bind(WORTH_THINNING_BYTES);
+        let long = sql("SELECT uid FROM numbers WHERE bytes > $1 ORDER BY uid").bind(MIN_THINNED_JOURNAL_BYTES);
         let mut gone = 0;
         for uid in long.all(&self.inner.read, |row| row.text("uid")).await? {
             let before = gone;
-            for mode in Mode::ALL {
+            for mode in MetricMode::ALL {
                 gone += self.thin_curve(&uid, mode).await?;
             }
             if gone > before {
@@ -70,10 +70,10 @@ impl Store {
             let largest = sql("SELECT uid FROM numbers WHERE bytes > 0 ORDER BY bytes DESC, uid LIMIT 1");
             let uid = async |found: Sql| found.first(&self.inner.read).await?.map(|row| row.text("uid")).transpose();
             if let Some(uid) = uid(over).await? {
-                self.forget_journal(&uid).await?;
+                self.delete_journal(&uid).await?;
                 shrunk.push(uid);
             } else if let Some(uid) = uid(largest).await?
-                && self.forget_old_lines(&uid).await? > 0
+                && self.delete_old_log_lines(&uid).await? > 0
             {
                 if !shrunk.contains(&uid) {
                     shrunk.push(uid);
@@ -85,34 +85,34 @@ impl Store {
         Ok(shrunk)
     }
 
-    async fn thin_curve(&self, uid: &str, mode: Mode) -> Result<u64> {
+    async fn thin_curve(&self, uid: &str, mode: MetricMode) -> Result<u64> {
         let Some(curve) = self.long_curve(uid, mode).await? else { return Ok(0) };
-        let (mut stride, mut end, mut length) = (2, curve.last - RECENT_STEPS, RECENT_STEPS);
+        let (mut stride, mut end, mut length) = (2, curve.last - UNTHINNED_STEPS, UNTHINNED_STEPS);
         while end > curve.first {
             let begin = (end - length).max(curve.first);
             self.thin_points(uid, mode, (begin, end), stride).await?;
             (end, length, stride) = (begin, length * 2, stride * 2);
         }
-        self.forget_thinned(uid, mode, curve.recent).await
+        self.delete_thinned(uid, mode, curve.recent).await
     }
 
     /// Returns the range of a curve, if it is longer than what is kept unthinned.
-    async fn long_curve(&self, uid: &str, mode: Mode) -> Result<Option<Curve>> {
+    async fn long_curve(&self, uid: &str, mode: MetricMode) -> Result<Option<LongCurve>> {
         let ends = sql("SELECT (SELECT MIN(step) FROM points WHERE uid = $1 AND mode = $2) AS first, \
                         (SELECT MAX(step) FROM points WHERE uid = $1 AND mode = $2) AS last");
         let Some(ends) = ends.bind(uid).bind(mode.as_str()).first(&self.inner.read).await? else { return Ok(None) };
         let Some((first, last)) = ends.maybe_time("first")?.zip(ends.maybe_time("last")?) else { return Ok(None) };
         let recent = sql("SELECT number FROM points WHERE uid = $1 AND mode = $2 AND step > $3 ORDER BY step LIMIT 1");
-        let recent = recent.bind(uid).bind(mode.as_str()).bind(last - RECENT_STEPS).first(&self.inner.read).await?;
-        let Some(recent) = recent.filter(|_| last - first >= RECENT_STEPS) else { return Ok(None) };
-        Ok(Some(Curve { first, last, recent: recent.time("number")? }))
+        let recent = recent.bind(uid).bind(mode.as_str()).bind(last - UNTHINNED_STEPS).first(&self.inner.read).await?;
+        let Some(recent) = recent.filter(|_| last - first >= UNTHINNED_STEPS) else { return Ok(None) };
+        Ok(Some(LongCurve { first, last, recent: recent.time("number")? }))
     }
 
     /// Deletes the points of steps above `begin`, up to `end`, that are not multiples of `stride`.
-    async fn thin_points(&self, uid: &str, mode: Mode, (begin, end): (i64, i64), stride: i64) -> Result<()> {
+    async fn thin_points(&self, uid: &str, mode: MetricMode, (begin, end): (i64, i64), stride: i64) -> Result<()> {
         let mut from = begin;
         while from < end {
-            let to = (from + PIECE).min(end);
+            let to = (from + DELETE_BATCH_ROWS).min(end);
             let thinned =
                 sql("DELETE FROM points WHERE uid = $1 AND mode = $2 AND step > $3 AND step <= $4 AND step % $5 <> 0");
             let thinned = thinned.bind(uid).bind(mode.as_str()).bind(from).bind(to).bind(stride);
@@ -126,12 +126,12 @@ impl Store {
 
     /// Deletes metric entries before number `recent` that no curve refers to: those that were thinned, and those that a
     /// repeated step has replaced.
-    async fn forget_thinned(&self, uid: &str, mode: Mode, recent: i64) -> Result<u64> {
+    async fn delete_thinned(&self, uid: &str, mode: MetricMode, recent: i64) -> Result<u64> {
         let first = sql("SELECT MIN(number) AS first FROM entries WHERE uid = $1 AND kind = 'metric'").bind(uid);
         let first = first.first(&self.inner.read).await?.map(|row| row.maybe_time("first")).transpose()?.flatten();
         let (mut from, mut gone) = (first.unwrap_or(recent), 0);
         while from < recent {
-            let to = (from + PIECE).min(recent);
+            let to = (from + DELETE_BATCH_ROWS).min(recent);
             let orphans = sql("DELETE FROM entries WHERE uid = $1 AND kind = 'metric' AND mode = $2 \
                                AND number >= $3 AND number < $4 AND NOT EXISTS (SELECT 1 FROM points p \
                                WHERE p.uid = entries.uid AND p.mode = entries.mode AND p.step = entries.step \
@@ -145,7 +145,7 @@ impl Store {
     }
 
     /// Deletes the older half of a job's log, and returns the number of deleted lines.
-    async fn forget_old_lines(&self, uid: &str) -> Result<u64> {
+    async fn delete_old_log_lines(&self, uid: &str) -> Result<u64> {
         let middle = sql("SELECT number FROM entries WHERE uid = $1 AND kind = 'log' ORDER BY number LIMIT 1 \
                           OFFSET (SELECT COUNT(*) / 2 FROM entries WHERE uid = $1 AND kind = 'log')");
         let Some(middle) = middle.bind(uid).first(&self.inner.read).await? else { return Ok(0) };

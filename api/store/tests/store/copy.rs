@@ -75,7 +75,7 @@ async fn check(file: &Path, least: i64, most: i64) {
 }
 
 #[test]
-fn a_copy_has_all_that_was_written_up_to_one_moment() {
+fn copy_is_a_consistent_snapshot() {
     on_sqlite(async |scratch: &Scratch| {
         let (whole, over) = (AtomicI64::new(0), AtomicBool::new(false));
         let home = tempfile::TempDir::new().unwrap();

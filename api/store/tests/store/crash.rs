@@ -8,7 +8,7 @@ use millrace_store::NewEvent;
 use crate::jobs::{job, make};
 use crate::scratch::{Scratch, open, runtime};
 
-behaviours![what_was_acknowledged_survives_a_kill];
+behaviours![acknowledged_writes_survive_kill_9];
 
 const URL: &str = "MILLRACE_TEST_CRASH_URL";
 const ACKNOWLEDGED: &str = "acknowledged ";
@@ -32,7 +32,7 @@ fn writes_until_it_is_killed() {
     });
 }
 
-async fn what_was_acknowledged_survives_a_kill(scratch: &Scratch) {
+async fn acknowledged_writes_survive_kill_9(scratch: &Scratch) {
     for least in [3, 10, 17] {
         let acknowledged = write_and_kill(&scratch.url, least);
         assert!(acknowledged.len() >= least);

@@ -2,29 +2,29 @@
 
 use std::ops::RangeInclusive;
 
-use millrace_store::{Content, Entry, Error, Kind, Mode, Query, RECENT_STEPS, Store};
+use millrace_store::{EntryKind, EntryQuery, Error, JobContent, JournalRecord, MetricMode, Store, UNTHINNED_STEPS};
 
 use crate::jobs::{job, make};
 use crate::random::Random;
 use crate::scratch::Scratch;
 
 behaviours![
-    repeating_adds_nothing_and_gaps_are_kept,
+    append_is_idempotent_and_keeps_gaps,
     two_copies_at_once_make_one,
     a_reader_gets_what_it_asks_for,
     evaluations_of_steps_that_were_undone_are_left_out,
-    a_curve_is_what_the_newest_attempt_makes_of_it,
+    curve_follows_the_newest_attempt,
     a_long_curve_is_thinned_between_its_ends,
-    old_steps_of_a_curve_are_forgotten_and_new_ones_are_not,
-    journals_of_jobs_that_are_over_make_room,
+    thinning_deletes_old_steps_only,
+    journals_of_finished_jobs_are_deleted_first,
 ];
 
-pub fn metric(number: u64, mode: Mode, step: u64) -> Entry {
-    Entry {
+pub fn metric(number: u64, mode: MetricMode, step: u64) -> JournalRecord {
+    JournalRecord {
         number,
         attempt: 1,
         at_ms: 1_700_000_000_000,
-        kind: Kind::Metric,
+        kind: EntryKind::Metric,
         mode: Some(mode),
         step: Some(step),
         agent: None,
@@ -33,37 +33,37 @@ pub fn metric(number: u64, mode: Mode, step: u64) -> Entry {
     }
 }
 
-fn log(number: u64, agent: &str, level: u8) -> Entry {
+fn log(number: u64, agent: &str, level: u8) -> JournalRecord {
     let (agent, level) = (Some(agent.to_owned()), Some(level));
-    Entry { kind: Kind::Log, mode: None, step: None, agent, level, ..metric(number, Mode::Train, 0) }
+    JournalRecord { kind: EntryKind::Log, mode: None, step: None, agent, level, ..metric(number, MetricMode::Train, 0) }
 }
 
 /// Appends a training step for each number.
 pub async fn append_steps(store: &Store, uid: &str, numbers: RangeInclusive<u64>) {
-    let entries = numbers.map(|number| metric(number, Mode::Train, number)).collect::<Vec<_>>();
+    let entries = numbers.map(|number| metric(number, MetricMode::Train, number)).collect::<Vec<_>>();
     store.append(uid, &entries).await.unwrap();
 }
 
-async fn numbers(store: &Store, query: Query) -> Vec<u64> {
+async fn numbers(store: &Store, query: EntryQuery) -> Vec<u64> {
     store.entries("a", &query).await.unwrap().iter().map(|entry| entry.number).collect()
 }
 
-async fn repeating_adds_nothing_and_gaps_are_kept(Scratch { store, .. }: &Scratch) {
-    assert!(matches!(store.append("a", &[metric(1, Mode::Train, 1)]).await, Err(Error::NoSuchJob(_))));
+async fn append_is_idempotent_and_keeps_gaps(Scratch { store, .. }: &Scratch) {
+    assert!(matches!(store.append("a", &[metric(1, MetricMode::Train, 1)]).await, Err(Error::JobNotFound(_))));
     make(store, &job("a", 1)).await;
     assert_eq!(store.newest_entry("a").await.unwrap(), 0);
     assert_eq!(store.append("a", &[]).await.unwrap(), 0);
-    let some = [2, 3, 9].map(|number| metric(number, Mode::Train, number));
+    let some = [2, 3, 9].map(|number| metric(number, MetricMode::Train, number));
     assert_eq!(store.append("a", &some).await.unwrap(), 9);
     // An entry that fills a gap would be missed by readers that are past it.
-    let more = [3, 4, 9, 11, 10, 11, 200].map(|number| metric(number, Mode::Train, 7));
+    let more = [3, 4, 9, 11, 10, 11, 200].map(|number| metric(number, MetricMode::Train, 7));
     assert_eq!(store.append("a", &more).await.unwrap(), 200);
-    assert_eq!(numbers(store, Query::default()).await, [2, 3, 9, 11, 200]);
+    assert_eq!(numbers(store, EntryQuery::default()).await, [2, 3, 9, 11, 200]);
     assert_eq!(store.newest_entry("a").await.unwrap(), 200);
-    let first = &store.entries("a", &Query { limit: 1, ..Query::default() }).await.unwrap()[0];
+    let first = &store.entries("a", &EntryQuery { limit: 1, ..EntryQuery::default() }).await.unwrap()[0];
     assert_eq!(first, &some[0], "all of it is read back");
-    let far = metric(u64::MAX, Mode::Train, 1);
-    assert!(matches!(store.append("a", &[metric(201, Mode::Train, 1), far]).await, Err(Error::TooLarge(..))));
+    let far = metric(u64::MAX, MetricMode::Train, 1);
+    assert!(matches!(store.append("a", &[metric(201, MetricMode::Train, 1), far]).await, Err(Error::TooLarge(..))));
     assert_eq!(store.newest_entry("a").await.unwrap(), 200, "all or nothing");
 }
 
@@ -80,7 +80,7 @@ async fn two_copies_at_once_make_one(scratch: &Scratch) {
     for copy in copying {
         copy.await.unwrap();
     }
-    let read = numbers(&stores[0], Query { limit: 1000, ..Query::default() }).await;
+    let read = numbers(&stores[0], EntryQuery { limit: 1000, ..EntryQuery::default() }).await;
     assert!(read.is_sorted_by(|one, next| one < next), "no number twice");
     let newest = stores[1].newest_entry("a").await.unwrap();
     assert_eq!((read.last(), read.len() as u64), (Some(&newest), newest));
@@ -89,26 +89,29 @@ async fn two_copies_at_once_make_one(scratch: &Scratch) {
 
 async fn a_reader_gets_what_it_asks_for(Scratch { store, .. }: &Scratch) {
     make(store, &job("a", 1)).await;
-    let second = Entry { attempt: 2, ..metric(6, Mode::Eval, 9) };
-    let outcome = Entry { kind: Kind::Outcome, mode: None, ..metric(7, Mode::Train, 9) };
+    let second = JournalRecord { attempt: 2, ..metric(6, MetricMode::Eval, 9) };
+    let outcome = JournalRecord { kind: EntryKind::Outcome, mode: None, ..metric(7, MetricMode::Train, 9) };
     let logs = [log(2, "cs2-0", 2), log(3, "cs2-11", 4), log(4, "CS2-0", 3), log(5, "cs2x0", 3)];
-    store.append("a", &[vec![metric(1, Mode::Train, 1)], logs.to_vec(), vec![second, outcome]].concat()).await.unwrap();
-    let all = Query::default();
+    store
+        .append("a", &[vec![metric(1, MetricMode::Train, 1)], logs.to_vec(), vec![second, outcome]].concat())
+        .await
+        .unwrap();
+    let all = EntryQuery::default();
     let text = |text: &str| Some(text.to_owned());
     let asked = [
         (all.clone(), vec![1, 2, 3, 4, 5, 6, 7]),
-        (Query { after: 2, limit: 3, ..all.clone() }, vec![3, 4, 5]),
-        (Query { after: u64::MAX, ..all.clone() }, vec![]),
-        (Query { kinds: vec![Kind::Metric, Kind::Outcome], ..all.clone() }, vec![1, 6, 7]),
-        (Query { attempt: Some(2), ..all.clone() }, vec![6]),
-        (Query { agent: text("cs2-0"), ..all.clone() }, vec![2]),
-        (Query { role: text("cs2"), ..all.clone() }, vec![2, 3]),
-        (Query { role: text("cs_"), ..all.clone() }, vec![]),
-        (Query { level: Some(3), ..all.clone() }, vec![3, 4, 5]),
-        (Query { mode: Some(Mode::Eval), ..all.clone() }, vec![6]),
-        (Query { role: text("cs2"), level: Some(3), lines_only: true, ..all.clone() }, vec![1, 3, 6, 7]),
-        (Query { agent: text("cs2-0"), lines_only: true, ..all.clone() }, vec![1, 2, 6, 7]),
-        (Query { kinds: vec![Kind::Log], role: text("cs2"), level: Some(3), ..all }, vec![3]),
+        (EntryQuery { after: 2, limit: 3, ..all.clone() }, vec![3, 4, 5]),
+        (EntryQuery { after: u64::MAX, ..all.clone() }, vec![]),
+        (EntryQuery { kinds: vec![EntryKind::Metric, EntryKind::Outcome], ..all.clone() }, vec![1, 6, 7]),
+        (EntryQuery { attempt: Some(2), ..all.clone() }, vec![6]),
+        (EntryQuery { agent: text("cs2-0"), ..all.clone() }, vec![2]),
+        (EntryQuery { role: text("cs2"), ..all.clone() }, vec![2, 3]),
+        (EntryQuery { role: text("cs_"), ..all.clone() }, vec![]),
+        (EntryQuery { level: Some(3), ..all.clone() }, vec![3, 4, 5]),
+        (EntryQuery { mode: Some(MetricMode::Eval), ..all.clone() }, vec![6]),
+        (EntryQuery { role: text("cs2"), level: Some(3), lines_only: true, ..all.clone() }, vec![1, 3, 6, 7]),
+        (EntryQuery { agent: text("cs2-0"), lines_only: true, ..all.clone() }, vec![1, 2, 6, 7]),
+        (EntryQuery { kinds: vec![EntryKind::Log], role: text("cs2"), level: Some(3), ..all }, vec![3]),
     ];
     for (query, expected) in asked {
         assert_eq!(numbers(store, query.clone()).await, expected, "{query:?}");
@@ -117,13 +120,13 @@ async fn a_reader_gets_what_it_asks_for(Scratch { store, .. }: &Scratch) {
 
 /// Computes a curve by its definition: a point is valid unless a later one of its mode has the same or a smaller step.
 /// An evaluation is also invalid if a later training step has a smaller step.
-fn curve(entries: &[Entry], mode: Mode) -> Vec<u64> {
-    let replaces = |later: &Entry, step| match (later.mode, mode) {
-        (Some(Mode::Train), Mode::Eval) => later.step < Some(step),
+fn curve(entries: &[JournalRecord], mode: MetricMode) -> Vec<u64> {
+    let replaces = |later: &JournalRecord, step| match (later.mode, mode) {
+        (Some(MetricMode::Train), MetricMode::Eval) => later.step < Some(step),
         (later_mode, _) => later_mode == Some(mode) && later.step <= Some(step),
     };
     let points = entries.iter().enumerate().filter(|(_, entry)| entry.mode == Some(mode));
-    let counts = |(index, entry): &(usize, &Entry)| {
+    let counts = |(index, entry): &(usize, &JournalRecord)| {
         !entries[index + 1..].iter().any(|later| replaces(later, entry.step.unwrap()))
     };
     points.filter(counts).map(|(_, entry)| entry.number).collect()
@@ -132,10 +135,10 @@ fn curve(entries: &[Entry], mode: Mode) -> Vec<u64> {
 async fn evaluations_of_steps_that_were_undone_are_left_out(Scratch { store, .. }: &Scratch) {
     make(store, &job("a", 1)).await;
     let evaluated = async || {
-        let points = store.metrics("a", Mode::Eval, 10).await.unwrap();
+        let points = store.metrics("a", MetricMode::Eval, 10).await.unwrap();
         points.iter().map(|entry| (entry.number, entry.step.unwrap())).collect::<Vec<_>>()
     };
-    let [train, eval] = [Mode::Train, Mode::Eval];
+    let [train, eval] = [MetricMode::Train, MetricMode::Eval];
     let first = [metric(1, train, 10), metric(2, eval, 10), metric(3, train, 20), metric(4, eval, 20)];
     store.append("a", &first).await.unwrap();
     assert_eq!(evaluated().await, [(2, 10), (4, 20)]);
@@ -146,7 +149,7 @@ async fn evaluations_of_steps_that_were_undone_are_left_out(Scratch { store, .. 
     assert_eq!(evaluated().await, [(2, 10)], "within one batch, too");
 }
 
-async fn a_curve_is_what_the_newest_attempt_makes_of_it(Scratch { store, .. }: &Scratch) {
+async fn curve_follows_the_newest_attempt(Scratch { store, .. }: &Scratch) {
     make(store, &job("a", 1)).await;
     let mut random = Random(18);
     let (mut entries, mut step) = (Vec::new(), 0);
@@ -157,23 +160,23 @@ async fn a_curve_is_what_the_newest_attempt_makes_of_it(Scratch { store, .. }: &
             // Sometimes it returns to a checkpoint, evaluates, or logs a line.
             match random.below(12) {
                 0 => step -= random.below(9).min(step),
-                1 => entries.push(metric(number, Mode::Eval, step)),
+                1 => entries.push(metric(number, MetricMode::Eval, step)),
                 2 => entries.push(log(number, "cs2-0", 3)),
                 _ => {
                     step += 1;
-                    entries.push(metric(number, Mode::Train, step));
+                    entries.push(metric(number, MetricMode::Train, step));
                 }
             }
         }
         store.append("a", &entries[before..]).await.unwrap();
-        for mode in [Mode::Train, Mode::Eval] {
+        for mode in [MetricMode::Train, MetricMode::Eval] {
             let points = store.metrics("a", mode, 10_000).await.unwrap();
             let found = points.iter().map(|entry| entry.number).collect::<Vec<_>>();
             assert_eq!(found, curve(&entries, mode), "{mode:?} after {} entries", entries.len());
         }
     }
     assert!(
-        curve(&entries, Mode::Train).len() > 50 && !curve(&entries, Mode::Eval).is_empty(),
+        curve(&entries, MetricMode::Train).len() > 50 && !curve(&entries, MetricMode::Eval).is_empty(),
         "it was worth the while"
     );
 }
@@ -181,7 +184,7 @@ async fn a_curve_is_what_the_newest_attempt_makes_of_it(Scratch { store, .. }: &
 async fn a_long_curve_is_thinned_between_its_ends(Scratch { store, .. }: &Scratch) {
     make(store, &job("a", 1)).await;
     let steps = async |most| {
-        let points = store.metrics("a", Mode::Train, most).await.unwrap();
+        let points = store.metrics("a", MetricMode::Train, most).await.unwrap();
         points.iter().map(|entry| entry.step.unwrap()).collect::<Vec<_>>()
     };
     assert!(steps(5).await.is_empty());
@@ -198,18 +201,21 @@ async fn a_long_curve_is_thinned_between_its_ends(Scratch { store, .. }: &Scratc
     assert_eq!(steps(1001).await.len(), 1001);
     // Steps that are far apart cause no overflow.
     let far = (1 << 53) - 1;
-    store.append("a", &[metric(2000, Mode::Train, far)]).await.unwrap();
+    store.append("a", &[metric(2000, MetricMode::Train, far)]).await.unwrap();
     assert_eq!(steps(3).await, [7, far]);
 }
 
 /// Returns all metrics that are left of a job.
-async fn metrics_left(store: &Store, uid: &str) -> Vec<Entry> {
-    store.entries(uid, &Query { kinds: vec![Kind::Metric], limit: u32::MAX, ..Query::default() }).await.unwrap()
+async fn metrics_left(store: &Store, uid: &str) -> Vec<JournalRecord> {
+    store
+        .entries(uid, &EntryQuery { kinds: vec![EntryKind::Metric], limit: u32::MAX, ..EntryQuery::default() })
+        .await
+        .unwrap()
 }
 
-async fn old_steps_of_a_curve_are_forgotten_and_new_ones_are_not(Scratch { store, .. }: &Scratch) {
+async fn thinning_deletes_old_steps_only(Scratch { store, .. }: &Scratch) {
     const STEPS: u64 = 100_000;
-    let recent = RECENT_STEPS as u64;
+    let recent = UNTHINNED_STEPS as u64;
     make(store, &job("a", 1)).await;
     make(store, &job("b", 2)).await;
     for first in (1..=STEPS).step_by(2000) {
@@ -217,14 +223,14 @@ async fn old_steps_of_a_curve_are_forgotten_and_new_ones_are_not(Scratch { store
     }
     append_steps(store, "b", 1..=1000).await;
     // Repeated steps count once.
-    let again = (STEPS - 999..=STEPS).map(|step| metric(step + 1000, Mode::Train, step)).collect::<Vec<_>>();
+    let again = (STEPS - 999..=STEPS).map(|step| metric(step + 1000, MetricMode::Train, step)).collect::<Vec<_>>();
     store.append("a", &again).await.unwrap();
     let before = store.history_bytes().await.unwrap();
     assert!(store.thin_curves().await.unwrap() > STEPS / 2);
 
     let left = metrics_left(store, "a").await;
-    assert!((recent as usize..3 * RECENT_STEPS as usize + 1000).contains(&left.len()), "{}", left.len());
-    let curve = store.metrics("a", Mode::Train, u32::MAX).await.unwrap();
+    assert!((recent as usize..3 * UNTHINNED_STEPS as usize + 1000).contains(&left.len()), "{}", left.len());
+    let curve = store.metrics("a", MetricMode::Train, u32::MAX).await.unwrap();
     let steps: Vec<u64> = curve.iter().map(|point| point.step.unwrap()).collect();
     assert_eq!((steps[0], steps[steps.len() - 1]), (1, STEPS));
     assert!(steps.ends_with(&(STEPS - recent + 1..=STEPS).collect::<Vec<_>>()), "recent steps are whole");
@@ -238,19 +244,19 @@ async fn old_steps_of_a_curve_are_forgotten_and_new_ones_are_not(Scratch { store
     // After more steps, the kept steps are a subset of those before.
     append_steps(store, "a", STEPS + 1001..=STEPS + 3000).await;
     store.thin_curves().await.unwrap();
-    let later = store.metrics("a", Mode::Train, u32::MAX).await.unwrap();
+    let later = store.metrics("a", MetricMode::Train, u32::MAX).await.unwrap();
     let later: Vec<u64> = later.iter().map(|point| point.step.unwrap()).filter(|step| *step <= STEPS).collect();
     assert!(later.len() < steps.len() && later.iter().all(|step| steps.contains(step)));
 }
 
-async fn journals_of_jobs_that_are_over_make_room(Scratch { store, .. }: &Scratch) {
+async fn journals_of_finished_jobs_are_deleted_first(Scratch { store, .. }: &Scratch) {
     for (uid, created) in [("old", 1), ("newer", 2), ("runs", 3)] {
         make(store, &job(uid, created)).await;
-        let lines: Vec<Entry> = (1..=1000).map(|number| log(number, "cs2-0", 2)).collect();
+        let lines: Vec<JournalRecord> = (1..=1000).map(|number| log(number, "cs2-0", 2)).collect();
         store.append(uid, &lines).await.unwrap();
     }
     for (uid, finished) in [("old", 10), ("newer", 20)] {
-        let over = Content { finished_ms: Some(finished), ..job(uid, 1).content };
+        let over = JobContent { finished_ms: Some(finished), ..job(uid, 1).content };
         store.replace_job(uid, 1, &over).await.unwrap().unwrap();
     }
     let whole = store.history_bytes().await.unwrap();
@@ -259,7 +265,7 @@ async fn journals_of_jobs_that_are_over_make_room(Scratch { store, .. }: &Scratc
     assert!(store.job("old").await.unwrap().is_some(), "the job stays");
     assert_eq!(store.newest_entry("old").await.unwrap(), 1000, "a copy does not begin anew");
     assert_eq!(store.shrink_history(whole / 6).await.unwrap(), ["newer", "runs"]);
-    let left = store.entries("runs", &Query { limit: 2000, ..Query::default() }).await.unwrap();
+    let left = store.entries("runs", &EntryQuery { limit: 2000, ..EntryQuery::default() }).await.unwrap();
     assert!(left.len() <= 500 && left.last().unwrap().number == 1000, "the newest lines stay");
     assert!(store.history_bytes().await.unwrap() <= whole / 6);
     store.shrink_history(0).await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use millrace_store::{Content, Created, Filter, Job, Key, NewJob, Store};
+use millrace_store::{CreateResult, IdempotencyKey, JobContent, JobFilter, JobRecord, NewJob, Store};
 
 use crate::random::Random;
 use crate::scratch::Scratch;
@@ -13,21 +13,21 @@ const DAY: i64 = 24 * 3_600_000;
 
 #[derive(Default)]
 struct Model {
-    jobs: Vec<Job>,
+    jobs: Vec<JobRecord>,
 }
 
 impl Model {
-    fn live(&self, namespace: &str, name: &str) -> Option<&Job> {
+    fn live(&self, namespace: &str, name: &str) -> Option<&JobRecord> {
         self.jobs.iter().find(|job| job.deleted_ms.is_none() && job.namespace == namespace && job.name == name)
     }
 
-    fn get(&mut self, uid: &str) -> Option<&mut Job> {
+    fn get(&mut self, uid: &str) -> Option<&mut JobRecord> {
         self.jobs.iter_mut().find(|job| job.uid == uid)
     }
 
-    fn add(&mut self, new: &NewJob, deleted_ms: Option<i64>) -> Job {
+    fn add(&mut self, new: &NewJob, deleted_ms: Option<i64>) -> JobRecord {
         let NewJob { uid, namespace, name, created_ms, submitted_by, key, content } = new.clone();
-        self.jobs.push(Job {
+        self.jobs.push(JobRecord {
             uid,
             namespace,
             name,
@@ -43,7 +43,7 @@ impl Model {
     }
 
     fn take_key(&mut self, new: &NewJob) {
-        let key = |key: &Option<Key>| key.as_ref().map(|key| key.key.clone());
+        let key = |key: &Option<IdempotencyKey>| key.as_ref().map(|key| key.key.clone());
         for job in self.jobs.iter_mut().filter(|job| job.namespace == new.namespace) {
             if key(&job.key) == key(&new.key) {
                 job.key = None;
@@ -51,20 +51,20 @@ impl Model {
         }
     }
 
-    fn create(&mut self, new: &NewJob) -> Created {
-        let young = |job: &&Job| job.namespace == new.namespace && job.created_ms > new.created_ms - DAY;
+    fn create(&mut self, new: &NewJob) -> CreateResult {
+        let young = |job: &&JobRecord| job.namespace == new.namespace && job.created_ms > new.created_ms - DAY;
         for job in self.jobs.iter().filter(young) {
             match (&job.key, &new.key) {
-                (Some(one), Some(other)) if one == other => return Created::Replayed(job.clone()),
-                (Some(one), Some(other)) if one.key == other.key => return Created::KeyReused,
+                (Some(one), Some(other)) if one == other => return CreateResult::Replayed(job.clone()),
+                (Some(one), Some(other)) if one.key == other.key => return CreateResult::KeyReused,
                 _ => {}
             }
         }
         if self.live(&new.namespace, &new.name).is_some() {
-            return Created::NameTaken;
+            return CreateResult::NameTaken;
         }
         self.take_key(new);
-        Created::New(self.add(new, None))
+        CreateResult::New(self.add(new, None))
     }
 
     fn put(&mut self, new: &NewJob, now: i64) -> bool {
@@ -86,11 +86,11 @@ impl Model {
                 deleted_ms = Some(now);
             }
         }
-        let same = |job: &&Job| {
+        let same = |job: &&JobRecord| {
             let keys = (job.key.as_ref().map(|key| &key.key), new.key.as_ref().map(|key| &key.key));
             job.namespace == new.namespace && keys.0.is_some() && keys.0 == keys.1
         };
-        let young = |job: &&Job| job.created_ms > new.created_ms - DAY && job.created_ms <= new.created_ms;
+        let young = |job: &&JobRecord| job.created_ms > new.created_ms - DAY && job.created_ms <= new.created_ms;
         if self.jobs.iter().filter(same).any(|job| young(&job)) {
             self.add(&NewJob { key: None, ..new.clone() }, deleted_ms);
         } else {
@@ -100,7 +100,7 @@ impl Model {
         true
     }
 
-    fn replace(&mut self, uid: &str, expected: u64, content: &Content) -> Option<u64> {
+    fn replace(&mut self, uid: &str, expected: u64, content: &JobContent) -> Option<u64> {
         let job = self.get(uid).filter(|job| job.version == expected && job.deleted_ms.is_none())?;
         job.content = content.clone();
         job.version += 1;
@@ -121,7 +121,7 @@ impl Model {
         count - self.jobs.len()
     }
 
-    fn newest(&self, namespace: &str, name: &str) -> Option<&Job> {
+    fn newest(&self, namespace: &str, name: &str) -> Option<&JobRecord> {
         let named = self.jobs.iter().filter(|job| job.namespace == namespace && job.name == name);
         named.max_by_key(|job| (job.deleted_ms.is_none(), job.created_ms, &job.uid))
     }
@@ -130,7 +130,7 @@ impl Model {
 /// Returns a job with one of few names and keys, so that they collide.
 fn any_job(random: &mut Random, number: u64, now: i64) -> NewJob {
     let pick = |random: &mut Random, words: &[&str]| words[random.below(words.len() as u64) as usize].to_owned();
-    let key = Key { key: pick(random, &["k1", "k2", "k3"]), body_hash: pick(random, &["x", "y"]) };
+    let key = IdempotencyKey { key: pick(random, &["k1", "k2", "k3"]), body_hash: pick(random, &["x", "y"]) };
     NewJob {
         uid: format!("uid-{number:03}"),
         namespace: pick(random, &["a", "b"]),
@@ -142,9 +142,9 @@ fn any_job(random: &mut Random, number: u64, now: i64) -> NewJob {
     }
 }
 
-fn any_content(random: &mut Random, now: i64) -> Content {
+fn any_content(random: &mut Random, now: i64) -> JobContent {
     let finished_ms = (random.below(4) == 0).then_some(now);
-    Content { document: random.below(3).to_string(), state: None, finished_ms }
+    JobContent { document: random.below(3).to_string(), state: None, finished_ms }
 }
 
 /// Checks that all reads have the same results.
@@ -152,7 +152,7 @@ async fn agree(store: &Store, model: &mut Model, namespace: &str, name: &str) {
     assert_eq!(store.live_job(namespace, name).await.unwrap().as_ref(), model.live(namespace, name));
     assert_eq!(store.newest_job(namespace, name).await.unwrap().as_ref(), model.newest(namespace, name));
     model.jobs.sort_by_key(|job| Reverse((job.created_ms, job.uid.clone())));
-    let all = Filter { include_deleted: true, ..Filter::default() };
+    let all = JobFilter { include_deleted: true, ..JobFilter::default() };
     assert_eq!(store.jobs(&all, None, 1000).await.unwrap().items, model.jobs);
 }
 
@@ -176,12 +176,12 @@ async fn jobs_are_as_the_model_says(Scratch { store, .. }: &Scratch) {
             6 | 7 => {
                 // An observation that is late, or was made before.
                 let late = NewJob { created_ms: now - random.below(DAY as u64) as i64, ..new };
-                assert_eq!(store.put_job(&late, now).await.unwrap(), model.put(&late, now));
+                assert_eq!(store.upsert_job(&late, now).await.unwrap(), model.put(&late, now));
             }
             8 | 9 => {
                 let again = NewJob { uid, ..new };
                 if model.get(&again.uid).is_some() {
-                    assert_eq!(store.put_job(&again, now).await.unwrap(), model.put(&again, now));
+                    assert_eq!(store.upsert_job(&again, now).await.unwrap(), model.put(&again, now));
                 }
             }
             10 => {
@@ -191,7 +191,7 @@ async fn jobs_are_as_the_model_says(Scratch { store, .. }: &Scratch) {
             }
             11..=14 => assert_eq!(store.mark_deleted(&uid, now).await.unwrap(), model.mark_deleted(&uid, now)),
             _ => {
-                let forgotten = store.forget_before(now - 4 * DAY, 1000).await.unwrap();
+                let forgotten = store.delete_finished_before(now - 4 * DAY, 1000).await.unwrap();
                 assert_eq!(forgotten.len(), model.forget_before(now - 4 * DAY));
             }
         }

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use millrace_store::{Error, Options, Store};
+use millrace_store::{Error, Store, StoreOptions};
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{AnyConnection, AssertSqlSafe, Connection, SqlSafeStr};
 use tempfile::TempDir;
@@ -69,8 +69,8 @@ async fn a_schema_of_a_later_version_is_left_alone(scratch: &Scratch) {
     let texts = [released(), vec!["CREATE TABLE later (a BIGINT)".to_owned()]].concat();
     migrate(&mut connection, &texts).await;
     connection.close().await.unwrap();
-    let error = Store::open(&scratch.url, Options::default()).await.unwrap_err();
-    let Error::Newer { found, known, .. } = &error else { panic!("{error}") };
+    let error = Store::open(&scratch.url, StoreOptions::default()).await.unwrap_err();
+    let Error::SchemaTooNew { found, known, .. } = &error else { panic!("{error}") };
     assert_eq!((*found, *known), (texts.len() as i64, texts.len() as i64 - 1));
 }
 
@@ -78,8 +78,8 @@ async fn a_closed_store_says_so(scratch: &Scratch) {
     let store = scratch.again().await;
     store.ping().await.unwrap();
     store.close().await;
-    assert!(matches!(store.ping().await, Err(Error::Broken(_))));
-    assert!(matches!(store.create_job(&job("a", 1)).await, Err(Error::Broken(_))));
+    assert!(matches!(store.ping().await, Err(Error::ConnectionLost(_))));
+    assert!(matches!(store.create_job(&job("a", 1)).await, Err(Error::ConnectionLost(_))));
 }
 
 #[test]
@@ -121,14 +121,14 @@ fn a_database_in_memory_is_one_for_all_calls() {
 
 /// Returns the error of a URL that can't be opened.
 fn refused(url: &str) -> String {
-    let error = runtime().block_on(Store::open(url, Options::default())).unwrap_err();
+    let error = runtime().block_on(Store::open(url, StoreOptions::default())).unwrap_err();
     let text = error.to_string();
     assert!(!text.contains('\n') && !text.contains("hunter2") && !format!("{error:?}").contains("hunter2"), "{text}");
     text
 }
 
 #[test]
-fn what_cannot_be_opened_is_told_in_a_sentence() {
+fn open_errors_are_one_sentence() {
     let directory = TempDir::new().unwrap();
     let inside = |name: &str| format!("sqlite:{}", directory.path().join(name).display());
     fs::write(directory.path().join("notes.txt"), "Not a database, but long enough to have a header. ".repeat(20))
@@ -169,7 +169,7 @@ fn postgres_shows_no_password() {
     let user = user.split(':').next().unwrap();
     // The server may accept any password; in both cases the output must not contain it.
     let url = format!("{before}://{user}:hunter2@{host}");
-    let store = runtime().block_on(Store::open(&url, Options::default()));
+    let store = runtime().block_on(Store::open(&url, StoreOptions::default()));
     let shown = store.map_or_else(|error| error.to_string(), |store| format!("{store:?}"));
     assert!(!shown.contains("hunter2") && !shown.contains('@'), "{shown}");
 }

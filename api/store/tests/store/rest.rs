@@ -1,6 +1,6 @@
 //! Tests of events, appliances and tokens.
 
-use millrace_store::{Connections, Error, NewEvent, Token, failures};
+use millrace_store::{ConnectionCounts, Error, NewEvent, TokenRecord, failures};
 
 use crate::jobs::{job, make};
 use crate::scratch::Scratch;
@@ -18,7 +18,7 @@ pub fn event(reason: &str) -> NewEvent {
 }
 
 async fn events_are_numbered_by_job(Scratch { store, .. }: &Scratch) {
-    assert!(matches!(store.add_event("a", &event("Lost")).await, Err(Error::NoSuchJob(_))));
+    assert!(matches!(store.add_event("a", &event("Lost")).await, Err(Error::JobNotFound(_))));
     make(store, &job("a", 1)).await;
     make(store, &job("b", 1)).await;
     // PostgreSQL can't store NUL in texts; an event with one is recorded nevertheless.
@@ -32,8 +32,14 @@ async fn events_are_numbered_by_job(Scratch { store, .. }: &Scratch) {
     assert_eq!(store.events("a", 1, 9).await.unwrap(), all[1..]);
     assert_eq!(store.events("a", 0, 1).await.unwrap(), all[..1]);
     assert_eq!(store.events("a", u64::MAX, 1).await.unwrap(), []);
-    assert!(!store.put_event("a", &event("Started")).await.unwrap() && !store.put_event("a", &bad).await.unwrap());
-    assert!(store.put_event("a", &NewEvent { at_ms: 6, ..event("Started") }).await.unwrap(), "it happened again");
+    assert!(
+        !store.insert_event_if_new("a", &event("Started")).await.unwrap()
+            && !store.insert_event_if_new("a", &bad).await.unwrap()
+    );
+    assert!(
+        store.insert_event_if_new("a", &NewEvent { at_ms: 6, ..event("Started") }).await.unwrap(),
+        "it happened again"
+    );
     assert_eq!(store.events("a", 2, 9).await.unwrap()[0].number, 3, "what was known has taken no number");
 }
 
@@ -51,8 +57,8 @@ async fn an_appliance_is_written_over_the_version_it_was_read_in(Scratch { store
     assert_eq!(names, ["b", "default"]);
 }
 
-fn token(id: &str, hash: &str) -> Token {
-    Token {
+fn token(id: &str, hash: &str) -> TokenRecord {
+    TokenRecord {
         id: id.to_owned(),
         hash: hash.to_owned(),
         name: "ci".to_owned(),
@@ -69,7 +75,10 @@ async fn a_token_is_found_by_its_hash(Scratch { store, .. }: &Scratch) {
     let token = token("t1", "abc");
     let get = async || store.token_by_hash("abc").await.unwrap().unwrap();
     assert!(store.add_token(&token).await.unwrap());
-    assert!(!store.add_token(&Token { id: "t2".to_owned(), ..token.clone() }).await.unwrap(), "the hash is taken");
+    assert!(
+        !store.add_token(&TokenRecord { id: "t2".to_owned(), ..token.clone() }).await.unwrap(),
+        "the hash is taken"
+    );
     assert_eq!(get().await, token);
     assert_eq!(store.token_by_hash("abd").await.unwrap(), None);
 
@@ -85,7 +94,7 @@ async fn a_token_is_found_by_its_hash(Scratch { store, .. }: &Scratch) {
 }
 
 async fn tokens_that_ended_long_ago_are_forgotten(Scratch { store, .. }: &Scratch) {
-    let ended = |id: &str, expires_ms, revoked_ms| Token { expires_ms, revoked_ms, ..token(id, id) };
+    let ended = |id: &str, expires_ms, revoked_ms| TokenRecord { expires_ms, revoked_ms, ..token(id, id) };
     for token in [
         ended("good", None, None),
         ended("expired", Some(9), None),
@@ -95,9 +104,9 @@ async fn tokens_that_ended_long_ago_are_forgotten(Scratch { store, .. }: &Scratc
     ] {
         store.add_token(&token).await.unwrap();
     }
-    assert_eq!(store.forget_tokens(Some("."), 10).await.unwrap(), 1);
+    assert_eq!(store.delete_expired_tokens(Some("."), 10).await.unwrap(), 1);
     assert_eq!(store.tokens().await.unwrap().len(), 4);
-    assert_eq!(store.forget_tokens(None, 10).await.unwrap(), 2);
+    assert_eq!(store.delete_expired_tokens(None, 10).await.unwrap(), 2);
     let left: Vec<String> = store.tokens().await.unwrap().into_iter().map(|token| token.id).collect();
     assert_eq!(left, ["expires", "good"]);
 }
@@ -105,7 +114,7 @@ async fn tokens_that_ended_long_ago_are_forgotten(Scratch { store, .. }: &Scratc
 async fn connections_bytes_and_failures_are_counted(scratch: &Scratch) {
     make(&scratch.store, &job("a", 1)).await;
     // A connection may still be on its way back to the pool from the last call.
-    let Connections { busy, idle } = scratch.store.connections();
+    let ConnectionCounts { busy, idle } = scratch.store.connections();
     assert!((1..=10).contains(&(busy + idle)), "{busy} and {idle}");
     assert!(scratch.store.size_bytes().await.unwrap() > 4096);
 
@@ -113,6 +122,6 @@ async fn connections_bytes_and_failures_are_counted(scratch: &Scratch) {
     let before = broken();
     let closed = scratch.again().await;
     closed.close().await;
-    assert!(matches!(closed.ping().await, Err(Error::Broken(_))));
+    assert!(matches!(closed.ping().await, Err(Error::ConnectionLost(_))));
     assert!(broken() > before, "other tests of this process may fail calls, too");
 }

@@ -3,7 +3,7 @@
 use std::env;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use millrace_store::{Options, Store};
+use millrace_store::{Store, StoreOptions};
 use sqlx::{AnyConnection, AssertSqlSafe, Connection};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
@@ -22,7 +22,7 @@ impl Scratch {
 }
 
 pub async fn open(url: &str) -> Store {
-    Store::open(url, Options::default()).await.unwrap()
+    Store::open(url, StoreOptions::default()).await.unwrap()
 }
 
 pub fn runtime() -> Runtime {

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use millrace_store::{Kind, Mode, Query};
+use millrace_store::{EntryKind, EntryQuery, MetricMode};
 
 use crate::jobs::{content, job, make};
 use crate::journal::metric;
@@ -26,8 +26,8 @@ async fn measure(Scratch { store, .. }: &Scratch) {
     let batch = |from: u64, count: u64| {
         let body = r#"{"step":1,"loss":5.560123,"learning_rate":0.0006,"grad_norm":1.25,"tokens":4096,"seconds":0.42,"rate":1.9}"#;
         let entries = (from..from + count).map(|number| {
-            let entry = metric(number, Mode::Train, number);
-            millrace_store::Entry { body: body.to_owned(), ..entry }
+            let entry = metric(number, MetricMode::Train, number);
+            millrace_store::JournalRecord { body: body.to_owned(), ..entry }
         });
         entries.collect::<Vec<_>>()
     };
@@ -45,15 +45,15 @@ async fn measure(Scratch { store, .. }: &Scratch) {
     println!("to 1,005,000 entries, 5000 at a time: {:.1} s", begun.elapsed().as_secs_f64());
 
     let begun = Instant::now();
-    assert!(store.metrics("a", Mode::Train, 500).await.unwrap().len() <= 500);
+    assert!(store.metrics("a", MetricMode::Train, 500).await.unwrap().len() <= 500);
     println!("500 points of them: {:.0} ms", begun.elapsed().as_secs_f64() * 1e3);
 
     let begun = Instant::now();
-    let page = Query { after: 900_000, kinds: vec![Kind::Metric], ..Query::default() };
+    let page = EntryQuery { after: 900_000, kinds: vec![EntryKind::Metric], ..EntryQuery::default() };
     assert_eq!(store.entries("a", &page).await.unwrap().len(), 100);
     println!("a page: {:.1} ms", begun.elapsed().as_secs_f64() * 1e3);
     let begun = Instant::now();
-    let none = Query { kinds: vec![Kind::Checkpoint, Kind::Outcome], ..Query::default() };
+    let none = EntryQuery { kinds: vec![EntryKind::Checkpoint, EntryKind::Outcome], ..EntryQuery::default() };
     assert!(store.entries("a", &none).await.unwrap().is_empty());
     println!("a page of rare kinds: {:.1} ms", begun.elapsed().as_secs_f64() * 1e3);
 
@@ -64,6 +64,6 @@ async fn measure(Scratch { store, .. }: &Scratch) {
     println!("a job of 10 kB is written in {:.1} ms", begun.elapsed().as_secs_f64() * 10.);
 
     let begun = Instant::now();
-    store.forget("a").await.unwrap();
+    store.delete_job("a").await.unwrap();
     println!("all is forgotten in {:.1} s", begun.elapsed().as_secs_f64());
 }

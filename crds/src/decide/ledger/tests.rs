@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 
 use super::*;
-use crate::decide::{Ask, schedule};
+use crate::decide::{SystemRequest, schedule};
 
 fn systems(indices: &[u32]) -> Vec<String> {
     indices.iter().map(|index| format!("csx-{index}")).collect()
@@ -20,24 +20,24 @@ fn grant(uid: &str, attempt: u32, indices: &[u32]) -> Grant {
     }
 }
 
-fn job(uid: &str, attempt: u32, indices: &[u32]) -> Holder {
-    Holder {
+fn job(uid: &str, attempt: u32, indices: &[u32]) -> JobAllocation {
+    JobAllocation {
         uid: uid.to_owned(),
         namespace: "team".to_owned(),
         name: uid.to_owned(),
         attempt,
         systems: systems(indices),
-        ..Holder::default()
+        ..JobAllocation::default()
     }
 }
 
 #[test]
-fn who_holds_what_by_each_record() {
-    let deleted = Holder { deleted: true, ..job("a", 1, &[0]) };
-    let finished = Holder { finished: true, ..job("a", 0, &[]) };
+fn allocations_follow_from_records() {
+    let deleted = JobAllocation { is_deleted: true, ..job("a", 1, &[0]) };
+    let finished = JobAllocation { finished: true, ..job("a", 0, &[]) };
     struct Row {
         what: &'static str,
-        jobs: Vec<Holder>,
+        jobs: Vec<JobAllocation>,
         confirmed: Vec<Grant>,
         recorded: Vec<Grant>,
         left_behind: Vec<Grant>,
@@ -46,7 +46,7 @@ fn who_holds_what_by_each_record() {
         adopted: usize,
         rejected: usize,
     }
-    let row = |what: &'static str, jobs: Vec<Holder>, recorded: Vec<Grant>, held: Vec<Grant>| Row {
+    let row = |what: &'static str, jobs: Vec<JobAllocation>, recorded: Vec<Grant>, held: Vec<Grant>| Row {
         what,
         jobs,
         confirmed: Vec::new(),
@@ -108,31 +108,31 @@ fn who_holds_what_by_each_record() {
         },
     ];
     for row in table {
-        let records = Records {
+        let records = LedgerInputs {
             jobs: &row.jobs,
             confirmed: &row.confirmed,
             recorded: &row.recorded,
-            left_behind: &row.left_behind,
+            departed_agents_grants: &row.left_behind,
         };
         let left = row.left.iter().map(|uid| (*uid).to_owned()).collect();
-        let held = held(&records, &left);
+        let held = compute_allocations(&records, &left);
         assert_eq!(held.grants, row.held, "{}", row.what);
         assert_eq!((held.adopted.len(), held.rejected.len()), (row.adopted, row.rejected), "{}", row.what);
     }
 }
 
 #[test]
-fn over_use_is_a_sentence() {
-    let capacity = |systems| Amounts { systems, memoryx_bytes: 10, swarmx_nodes: Some(1) };
+fn over_commitment_is_described() {
+    let capacity = |systems| ResourceAmounts { systems, memoryx_bytes: 10, swarmx_nodes: Some(1) };
     let ledger = [grant("a", 1, &[0, 1]), grant("b", 1, &[2])];
-    assert_eq!(over_committed(&capacity(3), &ledger), None);
-    let said = over_committed(&capacity(2), &ledger).unwrap();
+    assert_eq!(over_commitment_message(&capacity(3), &ledger), None);
+    let said = over_commitment_message(&capacity(2), &ledger).unwrap();
     assert!(said.starts_with("3 systems are in use, and the appliance has 2:"), "{said}");
     assert!(said.ends_with("held by team/a (csx-0 csx-1), team/b (csx-2)"), "{said}");
-    let said = over_committed(&capacity(2), &ledger[1..]).unwrap();
+    let said = over_commitment_message(&capacity(2), &ledger[1..]).unwrap();
     assert!(said.starts_with("systems beyond the first 2"), "{said}");
     let large = [Grant { memoryx_bytes: 11, ..grant("a", 1, &[0]) }];
-    assert!(over_committed(&capacity(2), &large).unwrap().contains("of MemoryX"));
+    assert!(over_commitment_message(&capacity(2), &large).unwrap().contains("of MemoryX"));
 }
 
 /// SplitMix64.
@@ -151,7 +151,7 @@ impl Random {
 /// A job of the simulation, whose agents may exist longer than its object.
 #[derive(Clone, Debug)]
 struct Model {
-    job: Holder,
+    job: JobAllocation,
     asks: u32,
     exists: bool,
     /// The systems that its agents run on.
@@ -182,7 +182,7 @@ impl World {
     fn look(&mut self) {
         let Some((size, recorded)) = self.appliance.clone() else { return };
         let existing: Vec<&Model> = self.jobs.values().filter(|model| model.exists).collect();
-        let jobs: Vec<Holder> = existing.iter().map(|model| model.job.clone()).collect();
+        let jobs: Vec<JobAllocation> = existing.iter().map(|model| model.job.clone()).collect();
         let running = |model: &&Model| !model.agents.is_empty();
         let left_behind: Vec<Grant> = match &self.confirmed {
             Some(_) => Vec::new(),
@@ -194,13 +194,18 @@ impl World {
                 .collect(),
         };
         let confirmed = self.confirmed.clone().unwrap_or_default();
-        let records = Records { jobs: &jobs, confirmed: &confirmed, recorded: &recorded, left_behind: &left_behind };
+        let records = LedgerInputs {
+            jobs: &jobs,
+            confirmed: &confirmed,
+            recorded: &recorded,
+            departed_agents_grants: &left_behind,
+        };
         let left = self.jobs.values().filter(running).map(|model| model.job.uid.clone()).collect();
-        let mut ledger = held(&records, &left).grants;
-        let asks: Vec<Ask> = existing
+        let mut ledger = compute_allocations(&records, &left).grants;
+        let asks: Vec<SystemRequest> = existing
             .iter()
-            .filter(|model| model.job.systems.is_empty() && !model.job.finished && !model.job.deleted)
-            .map(|model| Ask {
+            .filter(|model| model.job.systems.is_empty() && !model.job.finished && !model.job.is_deleted)
+            .map(|model| SystemRequest {
                 uid: model.job.uid.clone(),
                 namespace: "team".to_owned(),
                 name: model.job.name.clone(),
@@ -212,11 +217,11 @@ impl World {
                 swarmx_nodes: 0,
             })
             .collect();
-        let capacity = Amounts { systems: size, memoryx_bytes: 0, swarmx_nodes: None };
+        let capacity = ResourceAmounts { systems: size, memoryx_bytes: 0, swarmx_nodes: None };
         let granted = schedule(&capacity, &ledger, &asks).grants;
         if !granted.is_empty() {
             ledger.extend(granted);
-            assert!(used(&ledger).systems <= size, "nothing is granted above the size");
+            assert!(used_resources(&ledger).systems <= size, "nothing is granted above the size");
         }
         match self.random.below(8) {
             // Rejected: a write conflict.
@@ -238,7 +243,7 @@ impl World {
         let confirmed = self.confirmed.clone().unwrap_or_default();
         let chance = self.random.below(4);
         let Some(model) = self.jobs.get_mut(uid).filter(|model| model.exists) else { return };
-        if model.job.deleted {
+        if model.job.is_deleted {
             return;
         }
         if model.job.systems.is_empty() {
@@ -272,12 +277,13 @@ impl World {
             1 => {
                 if let Some(model) = self.pick().and_then(|uid| self.jobs.get_mut(&uid)) {
                     // Marked as deleted first, then removed; its agents end later.
-                    model.exists = !model.job.deleted;
-                    model.job.deleted = true;
+                    model.exists = !model.job.is_deleted;
+                    model.job.is_deleted = true;
                 }
             }
             2 => {
-                if let Some(model) = self.pick().and_then(|uid| self.jobs.get_mut(&uid)).filter(|it| it.job.deleted) {
+                if let Some(model) = self.pick().and_then(|uid| self.jobs.get_mut(&uid)).filter(|it| it.job.is_deleted)
+                {
                     model.agents.clear();
                 }
             }
@@ -319,7 +325,7 @@ impl World {
         for (uid, model) in &self.jobs {
             let own: BTreeSet<&String> = model.job.systems.iter().chain(&model.agents).collect();
             for system in own.into_iter().filter(|_| model.exists || !model.agents.is_empty()) {
-                if model.job.deleted && model.agents.is_empty() {
+                if model.job.is_deleted && model.agents.is_empty() {
                     continue;
                 }
                 let other = holders.insert(system, uid);
@@ -330,7 +336,7 @@ impl World {
 }
 
 #[test]
-fn no_system_is_granted_twice_whatever_becomes_of_the_appliance() {
+fn no_system_is_granted_twice() {
     let mut taken_up = 0;
     for seed in 0..300 {
         let mut world = World {

@@ -3,8 +3,8 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
-use super::super::{Decision, Event};
-use crate::{ConditionType, State, TrainJob, TrainJobStatus, set_condition};
+use super::super::{JobDecision, JobEvent};
+use crate::{ConditionType, JobState, TrainJob, TrainJobStatus, set_condition};
 
 /// Prefix of Millrace's own finalizers, which are removed automatically.
 const OWN_FINALIZERS: &str = "millrace.dev/";
@@ -17,16 +17,16 @@ const MAX_NAMED_FINALIZERS: usize = 5;
 /// condition `Progressing` has the reason `Deleting` and names them.
 ///
 /// `status.stopTime` is set if the job had begun to train, because its state no longer shows that.
-pub fn decide_leaving(job: &TrainJob, now: Timestamp) -> Option<Decision> {
+pub fn decide_deleted(job: &TrainJob, now: Timestamp) -> Option<JobDecision> {
     let mut status = job.status.clone().unwrap_or_default();
     let before = status.state();
-    if job.metadata.deletion_timestamp.is_none() || before == Some(State::Deleting) {
+    if job.metadata.deletion_timestamp.is_none() || before == Some(JobState::Deleting) {
         return None;
     }
     if before.is_some_and(|state| state.is_final()) {
         return decide_held(job, status, now);
     }
-    let begun = before.is_some_and(State::has_steps);
+    let begun = before.is_some_and(JobState::has_steps);
     status.stop_time = begun.then(|| status.stop_time.take().unwrap_or(Time(now)));
     status.queue = None;
     status.last_observed_time = Some(Time(now));
@@ -45,7 +45,7 @@ pub fn decide_leaving(job: &TrainJob, now: Timestamp) -> Option<Decision> {
 }
 
 /// Decides the status of a job that had finished when it was deleted: names the finalizers that hold it, once.
-fn decide_held(job: &TrainJob, mut status: TrainJobStatus, now: Timestamp) -> Option<Decision> {
+fn decide_held(job: &TrainJob, mut status: TrainJobStatus, now: Timestamp) -> Option<JobDecision> {
     let finalizers = job.metadata.finalizers.iter().flatten();
     let others: Vec<&str> = finalizers
         .map(String::as_str)
@@ -70,7 +70,7 @@ fn deleting(job: &TrainJob, of: ConditionType, status: &str, message: &str, now:
     Condition {
         type_: of.as_str().to_owned(),
         status: status.to_owned(),
-        reason: State::Deleting.as_str().to_owned(),
+        reason: JobState::Deleting.as_str().to_owned(),
         message: message.to_owned(),
         observed_generation: job.metadata.generation,
         last_transition_time: Time(now),
@@ -78,14 +78,14 @@ fn deleting(job: &TrainJob, of: ConditionType, status: &str, message: &str, now:
 }
 
 /// Builds the decision to record this status and to publish an event.
-fn told(status: TrainJobStatus, message: &str) -> Decision {
-    let event = Event {
-        reason: State::Deleting.as_str().to_owned(),
+fn told(status: TrainJobStatus, message: &str) -> JobDecision {
+    let event = JobEvent {
+        reason: JobState::Deleting.as_str().to_owned(),
         message: message.to_owned(),
         attempt: status.attempt,
-        ..Event::default()
+        ..JobEvent::default()
     };
-    Decision { status, commands: Vec::new(), events: vec![event], look_again: None }
+    JobDecision { status, commands: Vec::new(), events: vec![event], look_again: None }
 }
 
 #[cfg(test)]
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::{StoredParams, TrainJobSpec};
 
-    fn deleted(state: State) -> TrainJob {
+    fn deleted(state: JobState) -> TrainJob {
         let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
         job.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         let summary = Condition {
@@ -109,33 +109,33 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_job_says_so_once_and_one_that_is_over_stays_what_it_was() {
-        for state in State::ALL {
+    fn deleted_job_is_marked_once_and_finished_job_is_unchanged() {
+        for state in JobState::ALL {
             let mut job = deleted(state);
-            let decided = decide_leaving(&job, Timestamp::UNIX_EPOCH);
-            assert_eq!(decided.is_none(), state.is_final() || state == State::Deleting, "{state:?}");
+            let decided = decide_deleted(&job, Timestamp::UNIX_EPOCH);
+            assert_eq!(decided.is_none(), state.is_final() || state == JobState::Deleting, "{state:?}");
             let Some(decided) = decided else { continue };
-            assert_eq!(decided.status.state(), Some(State::Deleting));
+            assert_eq!(decided.status.state(), Some(JobState::Deleting));
             assert_eq!(decided.status.stop_time.is_some(), state.has_steps(), "{state:?}");
             job.status = Some(decided.status);
-            assert_eq!(decide_leaving(&job, Timestamp::UNIX_EPOCH), None);
+            assert_eq!(decide_deleted(&job, Timestamp::UNIX_EPOCH), None);
         }
         let alive = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
-        assert_eq!(decide_leaving(&alive, Timestamp::UNIX_EPOCH), None);
+        assert_eq!(decide_deleted(&alive, Timestamp::UNIX_EPOCH), None);
     }
     #[test]
     fn a_job_that_was_over_keeps_its_state_and_names_who_holds_it() {
-        let mut job = deleted(State::Succeeded);
+        let mut job = deleted(JobState::Succeeded);
         job.metadata.finalizers = Some(vec!["millrace.dev/archive".to_owned()]);
-        assert_eq!(decide_leaving(&job, Timestamp::UNIX_EPOCH), None, "it goes by itself");
+        assert_eq!(decide_deleted(&job, Timestamp::UNIX_EPOCH), None, "it goes by itself");
         job.metadata.finalizers = Some(vec!["millrace.dev/archive".to_owned(), "example.com/hold".to_owned()]);
-        let decided = decide_leaving(&job, Timestamp::UNIX_EPOCH).unwrap();
-        assert_eq!(decided.status.state(), Some(State::Succeeded));
+        let decided = decide_deleted(&job, Timestamp::UNIX_EPOCH).unwrap();
+        assert_eq!(decided.status.state(), Some(JobState::Succeeded));
         let progressing = decided.status.condition(ConditionType::Progressing).unwrap();
         assert_eq!(progressing.reason, "Deleting");
         assert!(progressing.message.ends_with("which others have set: example.com/hold"), "{}", progressing.message);
         assert_eq!((decided.events.len(), &decided.events[0].message), (1, &progressing.message));
         job.status = Some(decided.status);
-        assert_eq!(decide_leaving(&job, Timestamp::UNIX_EPOCH), None, "it is said once");
+        assert_eq!(decide_deleted(&job, Timestamp::UNIX_EPOCH), None, "it is said once");
     }
 }

@@ -2,24 +2,24 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::super::Report;
-use super::Visit;
-use crate::{CheckpointRecord, ConditionType, State};
+use super::super::CoordinatorReport;
+use super::Decider;
+use crate::{CheckpointStatus, ConditionType, JobState};
 
 /// Seconds after which an attempt whose agents are all ready counts as training, even if its coordinator is
 /// unreachable.
 pub(in super::super) const REPORT_TIMEOUT_SECONDS: i64 = 20;
 
-impl<'a> Visit<'a> {
+impl<'a> Decider<'a> {
     /// Returns the report of this attempt's coordinator.
-    pub(super) fn report(&self) -> Option<&'a Report> {
+    pub(super) fn report(&self) -> Option<&'a CoordinatorReport> {
         self.observed.report.as_ref().filter(|report| report.attempt == self.attempt())
     }
 
     /// Returns why the newest checkpoint could not be written, while the reporting attempt runs.
-    pub(super) fn unsaved(&self, state: State) -> Option<String> {
+    pub(super) fn unsaved(&self, state: JobState) -> Option<String> {
         let report = self.report()?;
-        report.unsaved.clone().filter(|_| matches!(state, State::Training | State::Evaluating))
+        report.failed_checkpoint.clone().filter(|_| matches!(state, JobState::Training | JobState::Evaluating))
     }
 
     /// Describes the step at which the attempt resumed and the steps that were lost; empty if nothing was trained
@@ -45,7 +45,7 @@ impl<'a> Visit<'a> {
             .is_some_and(|known| known.step == Some(*step) && known.digest.as_deref() == Some(digest));
         if !known {
             let time = Some(Time(report.advanced.unwrap_or(self.observed.now)));
-            self.status.checkpoint = Some(CheckpointRecord { step: Some(*step), digest: Some(digest.clone()), time });
+            self.status.checkpoint = Some(CheckpointStatus { step: Some(*step), digest: Some(digest.clone()), time });
         }
     }
 

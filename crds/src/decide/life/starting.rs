@@ -2,17 +2,17 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::super::retry::{StartFailure, after, backing_off};
-use super::super::{AgentState, Command, Event};
-use super::{BRIEF, HEARTBEAT, Now, Visit};
-use crate::{Failure, State};
+use super::super::retry::{StartFailure, after, backoff_place};
+use super::super::{AgentState, JobCommand, JobEvent};
+use super::{Decider, IDLE_GRACE_SECONDS, REQUEUE_SECONDS, StateAndMessage};
+use crate::{FailureStatus, JobState};
 
 /// Reasons of a pod without a node: the scheduler found none, or the pod is gated.
-const WITHOUT_NODE: [&str; 2] = ["Unschedulable", "SchedulingGated"];
+const UNSCHEDULED_REASONS: [&str; 2] = ["Unschedulable", "SchedulingGated"];
 /// The blocker's reason if agents can't be created at present.
-const CREATION_FAILS: &str = "CreationFails";
+const REASON_CREATION_FAILS: &str = "CreationFails";
 
-impl Visit<'_> {
+impl Decider<'_> {
     /// Returns whether every agent of the attempt exists, or has existed because the attempt has made steps.
     fn has_all_agents(&self) -> bool {
         let there = |role| self.observed.agents.iter().filter(|agent| agent.role == role).count();
@@ -20,49 +20,47 @@ impl Visit<'_> {
     }
 
     pub(super) fn has_begun(&self) -> bool {
-        matches!(self.before, Some(State::Training | State::Evaluating))
+        matches!(self.before, Some(JobState::Training | JobState::Evaluating))
     }
 
     /// Releases the systems if the API server has rejected an object that the attempt needs to start.
-    pub(super) fn refused_start(&mut self) -> Option<Now> {
+    pub(super) fn handle_rejected_start(&mut self) -> Option<StateAndMessage> {
         let refusal = self.observed.refusal.as_ref().filter(|refusal| !refusal.is_temporary)?;
         if self.has_all_agents() {
             return None;
         }
         let message = refusal.message.clone();
-        Some(self.give_back(StartFailure::Refused, message))
+        Some(self.release_and_requeue(StartFailure::Rejected, message))
     }
 
     /// Returns reason and message of what prevents agents from being created at present.
-    pub(super) fn creation_trouble(&self) -> Option<(String, String)> {
+    pub(super) fn temporary_creation_error(&self) -> Option<(String, String)> {
         let refusal = self.observed.refusal.as_ref()?;
-        (!self.has_all_agents()).then(|| (CREATION_FAILS.to_owned(), refusal.message.clone()))
+        (!self.has_all_agents()).then(|| (REASON_CREATION_FAILS.to_owned(), refusal.message.clone()))
     }
 
     /// Releases the systems if the startup deadline has passed and the cluster has no room for the agents.
-    pub(super) fn unplaced(&mut self, deadline: i64) -> Option<Now> {
+    pub(super) fn handle_unschedulable(&mut self, deadline: i64) -> Option<StateAndMessage> {
         let waits = self.observed.agents.iter().any(|agent| match &agent.state {
-            AgentState::Waiting { reason, .. } => WITHOUT_NODE.contains(&reason.as_str()),
+            AgentState::Waiting { reason, .. } => UNSCHEDULED_REASONS.contains(&reason.as_str()),
             _ => false,
         });
         if !waits && self.has_all_agents() {
             return None;
         }
-        let (_, why) = self.blocker.clone().unwrap_or_default();
-        Some(
-            self.give_back(
-                StartFailure::Unschedulable,
-                format!("not every agent had a node within {deadline} s: {why}"),
-            ),
-        )
+        let (_, why) = self.start_blocker.clone().unwrap_or_default();
+        Some(self.release_and_requeue(
+            StartFailure::Unschedulable,
+            format!("not every agent had a node within {deadline} s: {why}"),
+        ))
     }
 
     /// Ends an attempt that can't start; the job is queued again after a backoff.
-    fn give_back(&mut self, failure: StartFailure, message: String) -> Now {
+    fn release_and_requeue(&mut self, failure: StartFailure, message: String) -> StateAndMessage {
         let reason = failure.as_str();
         let mut retry = self.status.retry.take().unwrap_or_default();
         retry.failed_starts = retry.failed_starts.saturating_add(1);
-        let pause = failure.pause(retry.failed_starts);
+        let pause = failure.backoff(retry.failed_starts);
         let next = after(self.observed.now, pause);
         let sentence = format!(
             "{message}; the job gives its systems back and queues again; attempt {} starts at {} at the earliest",
@@ -73,14 +71,14 @@ impl Visit<'_> {
         retry.requeue = true;
         (retry.reason, retry.message) = (Some(reason.to_owned()), Some(message.clone()));
         self.status.retry = Some(retry);
-        self.status.failure = Some(Failure {
+        self.status.failure = Some(FailureStatus {
             attempt: Some(self.attempt()),
             reason: Some(reason.to_owned()),
             message: Some(message),
             time: Some(Time(self.observed.now)),
-            ..Failure::default()
+            ..FailureStatus::default()
         });
-        self.events.push(Event {
+        self.events.push(JobEvent {
             warning: true,
             reason: reason.to_owned(),
             message: sentence.clone(),
@@ -89,28 +87,28 @@ impl Visit<'_> {
         });
         if self.observed.agents.is_empty() {
             self.end_attempt();
-            return self.wait();
+            return self.wait_for_admission();
         }
         self.status.stop_time.get_or_insert(Time(self.observed.now));
-        self.commands.push(Command::Remove { grace: BRIEF });
-        self.look_again = Some(HEARTBEAT);
-        (State::Restarting, sentence)
+        self.commands.push(JobCommand::RemoveAgents { grace: IDLE_GRACE_SECONDS });
+        self.requeue_after = Some(REQUEUE_SECONDS);
+        (JobState::Restarting, sentence)
     }
 
     /// Keeps the job in the queue, without systems, until the next attempt is due.
-    pub(super) fn back_off(&mut self) -> Option<Now> {
-        let place = backing_off(&self.status, self.observed.now)?;
-        self.wait_for_retry();
+    pub(super) fn back_off(&mut self) -> Option<StateAndMessage> {
+        let place = backoff_place(&self.status, self.observed.now)?;
+        self.is_retry_pending();
         let message = place.message.clone().unwrap_or_default();
         self.status.queue = Some(place);
-        Some((State::Queued, message))
+        Some((JobState::Queued, message))
     }
 
     /// Returns whether the next attempt is not due yet; requests a reconcile at that time.
-    pub(super) fn wait_for_retry(&mut self) -> bool {
+    pub(super) fn is_retry_pending(&mut self) -> bool {
         let left = self.status.retry.as_ref().and_then(|retry| retry.seconds_left(self.observed.now));
         if let Some(left) = left {
-            self.look_again_in(i64::try_from(left).unwrap_or(i64::MAX));
+            self.requeue_after(i64::try_from(left).unwrap_or(i64::MAX));
         }
         left.is_some()
     }

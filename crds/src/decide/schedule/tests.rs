@@ -4,13 +4,13 @@ use super::*;
 
 const GB: u64 = 1_000_000_000;
 
-fn amounts(systems: u32, gigabytes: u64, swarmx_nodes: Option<u32>) -> Amounts {
-    Amounts { systems, memoryx_bytes: gigabytes * GB, swarmx_nodes }
+fn amounts(systems: u32, gigabytes: u64, swarmx_nodes: Option<u32>) -> ResourceAmounts {
+    ResourceAmounts { systems, memoryx_bytes: gigabytes * GB, swarmx_nodes }
 }
 
 /// A job that requests `systems` systems, as many gigabytes and as many nodes.
-fn ask(uid: &str, priority: i32, created: i64, systems: u32) -> Ask {
-    Ask {
+fn ask(uid: &str, priority: i32, created: i64, systems: u32) -> SystemRequest {
+    SystemRequest {
         attempt: 1,
         uid: uid.into(),
         namespace: "team".into(),
@@ -38,9 +38,9 @@ fn grants_and_places() {
     use QueueReason::{ExceedsAppliance, Waiting};
     type Row<'a> = (
         &'a str,
-        Amounts,
+        ResourceAmounts,
         Vec<Grant>,
-        Vec<Ask>,
+        Vec<SystemRequest>,
         &'a [(&'a str, &'a str)],
         &'a [(&'a str, Option<u32>, QueueReason, &'a str)],
     );
@@ -173,13 +173,13 @@ impl Random {
     }
 }
 
-fn order(ask: &Ask) -> (Reverse<i32>, Timestamp, String) {
+fn order(ask: &SystemRequest) -> (Reverse<i32>, Timestamp, String) {
     (Reverse(ask.priority), ask.created, ask.uid.clone())
 }
 
 /// Checks the invariants of every decision.
-fn check(capacity: &Amounts, ledger: &[Grant], asks: &[Ask], decided: &Schedule) {
-    let asked: BTreeMap<&str, &Ask> = asks.iter().map(|ask| (ask.uid.as_str(), ask)).collect();
+fn check(capacity: &ResourceAmounts, ledger: &[Grant], asks: &[SystemRequest], decided: &SchedulingDecision) {
+    let asked: BTreeMap<&str, &SystemRequest> = asks.iter().map(|ask| (ask.uid.as_str(), ask)).collect();
     let after: Vec<Grant> = ledger.iter().chain(&decided.grants).cloned().collect();
 
     // All or nothing, each system once, no more than free.
@@ -195,7 +195,7 @@ fn check(capacity: &Amounts, ledger: &[Grant], asks: &[Ask], decided: &Schedule)
         "a system belongs to one job"
     );
     if !decided.grants.is_empty() {
-        let used = used(&after);
+        let used = used_resources(&after);
         assert!(used.systems <= capacity.systems && used.memoryx_bytes <= capacity.memoryx_bytes);
         assert!(capacity.swarmx_nodes.is_none_or(|nodes| used.swarmx_nodes.unwrap() <= nodes));
     }
@@ -207,7 +207,7 @@ fn check(capacity: &Amounts, ledger: &[Grant], asks: &[Ask], decided: &Schedule)
     assert_eq!((answered.len(), answered.iter().collect::<BTreeSet<_>>().len()), (waiting, waiting));
 
     // The order is strict, and places are counted from 1.
-    let queue: Vec<&Place> = decided.places.iter().filter(|place| place.position.is_some()).collect();
+    let queue: Vec<&QueueEntry> = decided.places.iter().filter(|place| place.position.is_some()).collect();
     for (index, place) in queue.iter().enumerate() {
         assert_eq!((place.position, place.reason), (Some(index as u32 + 1), QueueReason::Waiting));
     }
@@ -219,14 +219,14 @@ fn check(capacity: &Amounts, ledger: &[Grant], asks: &[Ask], decided: &Schedule)
 }
 
 #[test]
-fn what_is_true_of_every_decision_and_that_everybody_has_a_turn() {
+fn random_queues_keep_invariants_and_nobody_starves() {
     // Long enough after the last submission for every job to end.
     for seed in 0..60 {
         let mut random = Random(seed);
         let capacity =
             amounts(1 + random.below(12) as u32, 1 + random.below(12), [None, Some(9)][random.below(2) as usize]);
         let mut now = capacity;
-        let (mut ledger, mut asks, mut served) = (Vec::<Grant>::new(), Vec::<Ask>::new(), BTreeSet::new());
+        let (mut ledger, mut asks, mut served) = (Vec::<Grant>::new(), Vec::<SystemRequest>::new(), BTreeSet::new());
         for step in 0..180 {
             if step < 80 && random.below(2) == 0 {
                 let systems = 1 + random.below(u64::from(capacity.systems) + 2) as u32;
@@ -251,7 +251,7 @@ fn what_is_true_of_every_decision_and_that_everybody_has_a_turn() {
                 asks.retain(|ask| ask.uid != done.uid);
             }
         }
-        let possible = asks.iter().filter(|ask| exceeds(&capacity, ask).is_none());
+        let possible = asks.iter().filter(|ask| exceeds_capacity(&capacity, ask).is_none());
         assert!(possible.clone().all(|ask| served.contains(&ask.uid)), "seed {seed}: somebody never had a turn");
     }
 }

@@ -5,16 +5,16 @@ use super::*;
 /// Message of a program that can't use the record of a job's first admission.
 const UNUSABLE: &str = "status.resolved has version 9: run the release that admitted the job";
 
-impl World {
+impl JobFixture {
     /// Replaces the program by one that can't use the job's record, and therefore does not know the required agents.
     fn lose_the_record(&mut self) {
         self.seen.resolution = Some(Err(UNUSABLE.to_owned()));
         self.seen.largest_num_csx = None;
     }
 
-    /// Reconciles like [`World::visit`], by a program that can't use the record.
-    fn visit_without_record(&mut self) -> State {
-        self.seen.wanted = Vec::new();
+    /// Reconciles like [`JobFixture::visit`], by a program that can't use the record.
+    fn visit_without_record(&mut self) -> JobState {
+        self.seen.desired_agents = Vec::new();
         let decision = decide(&self.job, &self.seen);
         self.last = decision.commands;
         self.job.status = Some(decision.status);
@@ -23,61 +23,61 @@ impl World {
 }
 
 #[test]
-fn a_job_whose_record_cannot_be_used_is_in_no_wrong_state_and_says_what_to_do() {
-    type Case = (&'static str, fn() -> World, State);
+fn unreadable_record_is_reported_in_every_state() {
+    type Case = (&'static str, fn() -> JobFixture, JobState);
     let starting = || {
-        let mut world = World::new(2);
+        let mut world = JobFixture::new(2);
         world.grant();
         world.visit();
         world
     };
     let cases: [Case; 6] = [
-        ("its agents train", || World::training(2), State::Training),
-        ("no agent of the attempt was created yet", starting, State::Queued),
+        ("its agents train", || JobFixture::training(2), JobState::Training),
+        ("no agent of the attempt was created yet", starting, JobState::Queued),
         (
             "its agents are starting",
             || {
-                let mut world = World::new(2);
+                let mut world = JobFixture::new(2);
                 world.grant();
                 world.visit();
                 world.create();
                 world
             },
-            State::Starting,
+            JobState::Starting,
         ),
         (
             "its agents ended while nobody looked",
             || {
-                let mut world = World::training(2);
-                world.gone();
+                let mut world = JobFixture::training(2);
+                world.remove_agents();
                 world
             },
-            State::Queued,
+            JobState::Queued,
         ),
         (
             "it has just been granted systems again",
             || {
-                let mut world = World::training(2);
+                let mut world = JobFixture::training(2);
                 world.ends(Role::Cs2, 1, "Error");
                 world.visit();
-                world.gone();
+                world.remove_agents();
                 world.spec().num_csx = 1;
-                assert_eq!(world.visit(), State::Queued);
+                assert_eq!(world.visit(), JobState::Queued);
                 world.grant();
                 world
             },
-            State::Queued,
+            JobState::Queued,
         ),
         (
             "it waits to start again",
             || {
-                let mut world = World::training(2);
+                let mut world = JobFixture::training(2);
                 world.ends(Role::Cs2, 1, "Error");
-                assert_eq!(world.visit(), State::Restarting);
-                world.gone();
+                assert_eq!(world.visit(), JobState::Restarting);
+                world.remove_agents();
                 world
             },
-            State::Queued,
+            JobState::Queued,
         ),
     ];
     for (case, world, expected) in cases {
@@ -86,15 +86,15 @@ fn a_job_whose_record_cannot_be_used_is_in_no_wrong_state_and_says_what_to_do() 
         for visit in 0..3 {
             assert_eq!(world.visit_without_record(), expected, "{case}, visit {visit}");
             assert!(
-                !world.last.iter().any(|command| matches!(command, Command::Run { .. })),
+                !world.last.iter().any(|command| matches!(command, JobCommand::RunAgents { .. })),
                 "{case}: nothing is started"
             );
-            let followed = world.last.contains(&Command::Follow { attempt: world.attempt() });
-            assert_eq!(followed, expected != State::Queued, "{case}: what its coordinator tells is heard");
+            let followed = world.last.contains(&JobCommand::FollowCoordinator { attempt: world.attempt() });
+            assert_eq!(followed, expected != JobState::Queued, "{case}: what its coordinator tells is heard");
             let accepted = world.status().condition(ConditionType::Accepted).cloned().unwrap();
             let told = (accepted.status.as_str(), accepted.reason.as_str(), accepted.message.as_str());
             assert_eq!(told, ("False", "RecordUnusable", UNUSABLE), "{case}");
-            if expected == State::Queued {
+            if expected == JobState::Queued {
                 assert_eq!(world.reason(ConditionType::Admitted), "RecordUnusable", "{case}");
                 assert!(world.status().systems.is_empty(), "{case}: it holds nothing");
             }
@@ -110,23 +110,23 @@ fn a_job_whose_record_cannot_be_used_is_in_no_wrong_state_and_says_what_to_do() 
 }
 
 #[test]
-fn an_attempt_whose_record_cannot_be_used_still_fails_stops_and_ends_as_it_does() {
-    let mut world = World::training(2);
+fn attempt_with_unreadable_record_still_ends() {
+    let mut world = JobFixture::training(2);
     world.lose_the_record();
     world.outcome(0, "Succeeded");
-    assert_eq!(world.visit_without_record(), State::Succeeded);
+    assert_eq!(world.visit_without_record(), JobState::Succeeded);
 
-    let mut world = World::training(2);
+    let mut world = JobFixture::training(2);
     world.lose_the_record();
     world.spec().suspend = true;
-    assert_eq!(world.visit_without_record(), State::Suspending);
-    world.gone();
-    assert_eq!(world.visit_without_record(), State::Suspended);
+    assert_eq!(world.visit_without_record(), JobState::Suspending);
+    world.remove_agents();
+    assert_eq!(world.visit_without_record(), JobState::Suspended);
 
-    let mut world = World::training(2);
+    let mut world = JobFixture::training(2);
     world.lose_the_record();
     world.seen.agents.retain(|agent| agent.role != Role::SwarmX);
-    assert_eq!(world.visit_without_record(), State::Restarting, "the status tells who must be there");
+    assert_eq!(world.visit_without_record(), JobState::Restarting, "the status tells who must be there");
     assert!(world.status().failure.unwrap().message.unwrap().contains("swarmx"));
 }
 
@@ -134,57 +134,57 @@ fn an_attempt_whose_record_cannot_be_used_still_fails_stops_and_ends_as_it_does(
 const REFUSED: &str = "agents of release 0.1.0 can't prove who they are: create the job again";
 
 #[test]
-fn agents_that_may_begin_no_attempt_end_the_one_they_have_and_the_job_says_what_to_do() {
-    let mut world = World::training(2);
+fn unsupported_agents_finish_their_attempt() {
+    let mut world = JobFixture::training(2);
     world.seen.agents_refused = Some(REFUSED.to_owned());
     world.spec().num_csx = 1;
-    assert_eq!(world.visit(), State::Training, "the attempt under way goes on as it is");
+    assert_eq!(world.visit(), JobState::Training, "the attempt under way goes on as it is");
     assert_eq!(runs(&world), Some((1, 2)));
-    let told = |world: &World, of| world.status().condition(of).map(|it| (it.reason.clone(), it.message.clone()));
+    let told = |world: &JobFixture, of| world.status().condition(of).map(|it| (it.reason.clone(), it.message.clone()));
     let refused = Some(("AgentsRefused".to_owned(), REFUSED.to_owned()));
     assert_eq!(told(&world, ConditionType::Accepted), refused, "another number of systems takes another attempt");
     world.spec().num_csx = 2;
-    assert_eq!(world.visit(), State::Training);
+    assert_eq!(world.visit(), JobState::Training);
     assert!(world.is(ConditionType::Accepted));
     world.ends(Role::Cs2, 1, "Error");
-    assert_eq!(world.visit(), State::Restarting);
-    world.gone();
+    assert_eq!(world.visit(), JobState::Restarting);
+    world.remove_agents();
     for _ in 0..2 {
-        assert_eq!(world.visit(), State::Queued);
+        assert_eq!(world.visit(), JobState::Queued);
         assert_eq!((runs(&world), world.attempt()), (None, 1), "no second attempt");
         assert_eq!(told(&world, ConditionType::Admitted), refused);
         assert!(world.status().systems.is_empty(), "it holds nothing");
     }
     world.grant();
-    assert_eq!(world.visit(), State::Queued);
+    assert_eq!(world.visit(), JobState::Queued);
     assert_eq!((runs(&world), world.attempt()), (None, 2), "the grant is declined, and its systems are free");
     world.spec().suspend = true;
-    assert_eq!(world.visit(), State::Suspended);
+    assert_eq!(world.visit(), JobState::Suspended);
 
-    let mut new = World::new(2);
+    let mut new = JobFixture::new(2);
     new.seen.agents_refused = Some(REFUSED.to_owned());
     new.grant();
-    assert_eq!(new.visit(), State::Starting, "a job without a record gets agents of this release");
+    assert_eq!(new.visit(), JobState::Starting, "a job without a record gets agents of this release");
 }
 
 #[test]
-fn an_attempt_ends_well_whose_agents_may_begin_no_other() {
-    let mut world = World::training(2);
+fn attempt_of_unsupported_agents_can_succeed() {
+    let mut world = JobFixture::training(2);
     world.seen.agents_refused = Some(REFUSED.to_owned());
     world.outcome(0, "Succeeded");
-    assert_eq!(world.visit(), State::Succeeded);
+    assert_eq!(world.visit(), JobState::Succeeded);
     assert!(world.is(ConditionType::Accepted));
 }
 
 #[test]
-fn a_job_whose_plan_takes_long_waits_and_says_so() {
-    let mut world = World::new(2);
+fn slow_planning_is_reported() {
+    let mut world = JobFixture::new(2);
     let planned = world.seen.resolution.take();
     world.grant();
-    assert_eq!(world.visit(), State::Queued);
+    assert_eq!(world.visit(), JobState::Queued);
     assert_eq!(world.status().queue.unwrap().reason.as_deref(), Some("Planning"));
     assert_eq!(world.attempt(), 0, "nothing is begun without a plan");
     world.seen.resolution = planned;
-    assert_eq!(world.visit(), State::Starting);
+    assert_eq!(world.visit(), JobState::Starting);
     assert_eq!((world.attempt(), world.status().queue), (1, None));
 }

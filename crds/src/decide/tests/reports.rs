@@ -5,30 +5,30 @@ use super::*;
 
 #[test]
 fn an_attempt_trains_once_its_coordinator_says_so_and_from_which_step() {
-    let mut world = World::new(2);
+    let mut world = JobFixture::new(2);
     world.grant();
     world.visit();
     world.create();
     world.all(&AgentState::Ready);
-    assert_eq!(world.visit(), State::Starting, "the checkpoint is still being read");
+    assert_eq!(world.visit(), JobState::Starting, "the checkpoint is still being read");
     world.begin_training();
     world.report(|report| report.resumed = Some((1800, 22)));
-    assert_eq!(world.visit(), State::Training);
+    assert_eq!(world.visit(), JobState::Training);
     let message = "attempt 1 trains on 2 system(s) from step 1800; 22 step(s) after it are lost and run again";
     assert_eq!(world.message(ConditionType::Succeeded), message);
     // The next leader has not connected to the coordinator yet.
-    world.report(|report| *report = Report { attempt: 1, ..Report::default() });
-    assert_eq!((world.visit(), world.message(ConditionType::Succeeded)), (State::Training, message.to_owned()));
+    world.report(|report| *report = CoordinatorReport { attempt: 1, ..CoordinatorReport::default() });
+    assert_eq!((world.visit(), world.message(ConditionType::Succeeded)), (JobState::Training, message.to_owned()));
 }
 
 #[test]
 fn an_attempt_trains_even_if_its_coordinator_cannot_be_reached() {
-    let mut world = World::new(2);
+    let mut world = JobFixture::new(2);
     world.grant();
     world.visit();
     world.create();
     world.all(&AgentState::Ready);
-    assert_eq!(world.visit(), State::Starting);
-    world.later(REPORT_TIMEOUT_SECONDS);
-    assert_eq!(world.visit(), State::Training);
+    assert_eq!(world.visit(), JobState::Starting);
+    world.advance_time(REPORT_TIMEOUT_SECONDS);
+    assert_eq!(world.visit(), JobState::Training);
 }

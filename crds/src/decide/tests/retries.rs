@@ -2,25 +2,25 @@
 //! releases its systems until then.
 
 use super::*;
-use crate::Progress;
+use crate::JobProgress;
 
 const QUOTA: &str =
     "the API server refused what the attempt needs: pods \"job-cs2-0\" is forbidden: exceeded quota: small";
 
 /// Creates a job with attempt 1 admitted and no agents.
-fn admitted() -> World {
-    let mut world = World::new(2);
+fn admitted() -> JobFixture {
+    let mut world = JobFixture::new(2);
     world.grant();
-    assert_eq!(world.visit(), State::Starting);
+    assert_eq!(world.visit(), JobState::Starting);
     world
 }
 
-fn refuse(world: &mut World, is_temporary: bool) {
-    world.seen.refusal = Some(Refusal { message: QUOTA.to_owned(), is_temporary });
+fn refuse(world: &mut JobFixture, is_temporary: bool) {
+    world.seen.refusal = Some(CreationError { message: QUOTA.to_owned(), is_temporary });
 }
 
 /// Grants systems and begins the next attempt.
-fn begin(world: &mut World) {
+fn begin(world: &mut JobFixture) {
     world.seen.refusal = None;
     world.grant();
     world.visit();
@@ -28,7 +28,7 @@ fn begin(world: &mut World) {
 }
 
 #[test]
-fn what_is_refused_is_told_in_its_own_words_and_holds_no_systems() {
+fn rejected_start_quotes_the_rejection_and_releases_systems() {
     for some_agents in [false, true] {
         let mut world = admitted();
         if some_agents {
@@ -38,12 +38,12 @@ fn what_is_refused_is_told_in_its_own_words_and_holds_no_systems() {
         refuse(&mut world, false);
         let state = world.visit();
         if some_agents {
-            assert_eq!((state, removes(&world)), (State::Restarting, Some(10)));
+            assert_eq!((state, removes(&world)), (JobState::Restarting, Some(10)));
             assert!(world.is(ConditionType::Admitted), "systems are held until the agents are gone");
-            world.gone();
-            assert_eq!(world.visit(), State::Queued);
+            world.remove_agents();
+            assert_eq!(world.visit(), JobState::Queued);
         } else {
-            assert_eq!(state, State::Queued);
+            assert_eq!(state, JobState::Queued);
         }
         assert!(world.status().systems.is_empty());
         assert_eq!(world.reason(ConditionType::Admitted), "BackingOff");
@@ -54,44 +54,44 @@ fn what_is_refused_is_told_in_its_own_words_and_holds_no_systems() {
         assert_eq!(world.status().restarts, Some(0), "nothing failed");
         // A grant during the backoff is declined; one after it is used.
         world.grant();
-        assert_eq!((world.visit(), world.attempt(), runs(&world)), (State::Queued, 2, None));
-        world.later(10);
+        assert_eq!((world.visit(), world.attempt(), runs(&world)), (JobState::Queued, 2, None));
+        world.advance_time(10);
         world.grant();
-        assert_eq!((world.visit(), world.attempt()), (State::Starting, 3));
+        assert_eq!((world.visit(), world.attempt()), (JobState::Starting, 3));
         assert_eq!(world.retry().next_attempt_time, None);
     }
 }
 
 #[test]
-fn refused_starts_wait_longer_and_longer_until_one_goes_well() {
+fn rejected_starts_back_off_until_one_succeeds() {
     let mut world = admitted();
     for pause in [10, 20, 40, 80, 160, 300, 300] {
         refuse(&mut world, false);
-        assert_eq!(world.visit(), State::Queued);
+        assert_eq!(world.visit(), JobState::Queued);
         assert_eq!(world.retry().seconds_left(world.seen.now), Some(pause));
-        world.later(pause as i64);
+        world.advance_time(pause as i64);
         world.seen.refusal = None;
         world.grant();
-        assert_eq!(world.visit(), State::Starting);
+        assert_eq!(world.visit(), JobState::Starting);
     }
     world.create();
     world.begin_training();
-    assert_eq!(world.visit(), State::Training);
+    assert_eq!(world.visit(), JobState::Training);
     assert_eq!(world.status().retry, None, "it has started");
 }
 
 #[test]
-fn what_may_go_well_in_a_moment_is_told_and_gives_nothing_back() {
+fn temporary_start_error_is_reported_and_keeps_systems() {
     let mut world = admitted();
     refuse(&mut world, true);
-    assert_eq!(world.visit(), State::Starting);
+    assert_eq!(world.visit(), JobState::Starting);
     assert_eq!(world.reason(ConditionType::RolesReady), "CreationFails");
     assert!(world.message(ConditionType::RolesReady).contains(QUOTA));
-    world.later(900);
-    assert_eq!(world.visit(), State::Queued, "but not for longer than the startup deadline");
-    let mut training = World::training(2);
+    world.advance_time(900);
+    assert_eq!(world.visit(), JobState::Queued, "but not for longer than the startup deadline");
+    let mut training = JobFixture::training(2);
     refuse(&mut training, false);
-    assert_eq!(training.visit(), State::Training, "its agents are there");
+    assert_eq!(training.visit(), JobState::Training, "its agents are there");
 }
 
 #[test]
@@ -101,15 +101,15 @@ fn a_job_that_no_node_has_room_for_queues_again() {
         world.create();
         let message = "0/3 nodes are available: 3 Insufficient memory.".to_owned();
         world.agent(Role::Cs2).state = AgentState::Waiting { reason: "Unschedulable".to_owned(), message };
-        assert_eq!(world.visit(), State::Starting);
-        world.later(900);
-        assert_eq!((world.visit(), removes(&world)), (State::Restarting, Some(10)), "round {round}");
-        world.gone();
-        assert_eq!(world.visit(), State::Queued);
+        assert_eq!(world.visit(), JobState::Starting);
+        world.advance_time(900);
+        assert_eq!((world.visit(), removes(&world)), (JobState::Restarting, Some(10)), "round {round}");
+        world.remove_agents();
+        assert_eq!(world.visit(), JobState::Queued);
         let message = world.message(ConditionType::Admitted);
         assert!(message.contains("within 900 s") && message.contains("Insufficient memory"), "{message}");
         assert_eq!(world.retry().seconds_left(world.seen.now), Some(pause));
-        world.later(pause as i64);
+        world.advance_time(pause as i64);
         begin(&mut world);
     }
 }
@@ -121,110 +121,110 @@ fn the_appliance_bounds_deadlines_that_were_set_longer() {
     world.create();
     let message = "persistentvolumeclaim not found".to_owned();
     world.agent(Role::Cs2).state = AgentState::Waiting { reason: "Unschedulable".to_owned(), message };
-    world.later(3600);
-    assert_eq!(world.visit(), State::Restarting);
+    world.advance_time(3600);
+    assert_eq!(world.visit(), JobState::Restarting);
     let bounds = MaxDeadlines::default();
-    let (field, why) = bounds.refusal(&world.job.spec).unwrap();
+    let (field, why) = bounds.find_violation(&world.job.spec).unwrap();
     assert_eq!(field, "spec.deadlines.startupSeconds");
     assert!(why.contains("at most 3600"), "{why}");
     world.spec().deadlines.startup_seconds = 3600;
-    assert_eq!(bounds.refusal(&world.job.spec), None);
+    assert_eq!(bounds.find_violation(&world.job.spec), None);
 }
 
 /// Returns the backoffs before the restarts of a job whose agents fail at once each time, and its final state.
-fn crash_loop(world: &mut World) -> (Vec<u64>, State) {
+fn crash_loop(world: &mut JobFixture) -> (Vec<u64>, JobState) {
     let mut pauses = Vec::new();
     loop {
         world.ends(Role::Cs2, 137, "Error");
         let state = world.visit();
-        if state != State::Restarting {
+        if state != JobState::Restarting {
             return (pauses, state);
         }
-        world.gone();
+        world.remove_agents();
         let pause = world.retry().seconds_left(world.seen.now);
         pauses.push(pause.unwrap_or(0));
         if let Some(pause) = pause {
-            assert_eq!((world.visit(), runs(world)), (State::Restarting, None), "not yet");
+            assert_eq!((world.visit(), runs(world)), (JobState::Restarting, None), "not yet");
             assert!(world.is(ConditionType::Admitted), "it keeps its systems");
             assert!(world.message(ConditionType::Succeeded).contains("at the earliest"));
-            world.later(pause as i64);
+            world.advance_time(pause as i64);
         }
-        assert_eq!(world.visit(), State::Starting);
+        assert_eq!(world.visit(), JobState::Starting);
         world.create();
     }
 }
 
 #[test]
 fn restarts_back_off_and_end_when_there_is_no_progress() {
-    let mut world = World::training(2);
+    let mut world = JobFixture::training(2);
     let (pauses, end) = crash_loop(&mut world);
-    assert_eq!((pauses, end), (vec![0, 2, 4, 8, 16, 32, 64, 128, 256, 300], State::RetriesExhausted));
+    assert_eq!((pauses, end), (vec![0, 2, 4, 8, 16, 32, 64, 128, 256, 300], JobState::RetriesExhausted));
     assert_eq!(world.status().restarts, Some(10));
 }
 
 #[test]
 fn progress_refills_the_budget_and_its_lack_does_not() {
     for (seconds, saved, refilled) in [(600, 50, true), (599, 50, false), (1700, 0, false)] {
-        let mut world = World::training(2);
+        let mut world = JobFixture::training(2);
         world.spec().failure_policy.max_restarts = 3;
         for _ in 0..3 {
             world.ends(Role::Cs2, 1, "Error");
             world.visit();
-            world.gone();
-            world.later(10);
+            world.remove_agents();
+            world.advance_time(10);
             world.visit();
             world.create();
         }
         world.begin_training();
-        assert_eq!(world.visit(), State::Training);
-        world.later(seconds);
+        assert_eq!(world.visit(), JobState::Training);
+        world.advance_time(seconds);
         let now = world.seen.now;
         // The status as another operator finds it that has not received the coordinator's report.
-        let progress = Progress { attempt: Some(4), last_update_time: Some(Time(now)), ..Progress::default() };
+        let progress = JobProgress { attempt: Some(4), last_update_time: Some(Time(now)), ..JobProgress::default() };
         world.job.status.as_mut().unwrap().progress = Some(progress);
         if saved > 0 {
             world.report(|report| report.checkpoint = Some((saved, "digest".to_owned())));
         }
         world.visit();
         world.ends(Role::Cs2, 1, "Error");
-        let expected = if refilled { State::Restarting } else { State::RetriesExhausted };
+        let expected = if refilled { JobState::Restarting } else { JobState::RetriesExhausted };
         assert_eq!(world.visit(), expected, "{seconds} s, checkpoint {saved}");
         assert_eq!(world.status().restarts, Some(if refilled { 4 } else { 3 }), "the total only grows");
     }
 }
 
 #[test]
-fn a_drained_node_costs_no_pause_and_a_suspension_ends_one() {
-    let mut world = World::training(2);
+fn drain_has_no_backoff_and_suspension_clears_it() {
+    let mut world = JobFixture::training(2);
     for _ in 0..4 {
         let agent = world.agent(Role::Cs2);
-        (agent.leaving, agent.moved) = (true, true);
-        assert_eq!(world.visit(), State::Restarting);
-        world.gone();
-        assert_eq!(world.visit(), State::Starting);
+        (agent.is_terminating, agent.is_evicted) = (true, true);
+        assert_eq!(world.visit(), JobState::Restarting);
+        world.remove_agents();
+        assert_eq!(world.visit(), JobState::Starting);
         world.create();
         world.begin_training();
-        assert_eq!(world.visit(), State::Training);
+        assert_eq!(world.visit(), JobState::Training);
     }
     for _ in 0..2 {
         world.ends(Role::Cs2, 1, "Error");
-        assert_eq!(world.visit(), State::Restarting);
-        world.gone();
+        assert_eq!(world.visit(), JobState::Restarting);
+        world.remove_agents();
         world.visit();
         if world.seen.now == Timestamp::from_second(1_000_000).unwrap() && world.retry().next_attempt_time.is_none() {
             world.create();
         }
     }
     world.spec().suspend = true;
-    assert_eq!(world.visit(), State::Suspended);
+    assert_eq!(world.visit(), JobState::Suspended);
     world.spec().suspend = false;
     world.grant();
-    assert_eq!(world.visit(), State::Starting, "whoever resumes the job wants it to start");
+    assert_eq!(world.visit(), JobState::Starting, "whoever resumes the job wants it to start");
 }
 
 #[test]
 fn events_name_attempt_and_role_and_a_killed_agent_its_signal() {
-    let mut world = World::training(2);
+    let mut world = JobFixture::training(2);
     world.ends(Role::Cs2, 137, "Error");
     let decision = decide(&world.job, &world.seen);
     let event = decision.events.iter().find(|event| event.reason == "Restarting").unwrap();
@@ -235,27 +235,27 @@ fn events_name_attempt_and_role_and_a_killed_agent_its_signal() {
 }
 
 #[test]
-fn a_status_says_how_old_it_is_without_being_written_all_the_time() {
-    let mut world = World::training(2);
+fn last_observed_time_is_refreshed_at_intervals() {
+    let mut world = JobFixture::training(2);
     let first = world.status();
     assert_eq!(first.last_observed_time, Some(Time(world.seen.now)));
-    world.later(24);
+    world.advance_time(24);
     world.visit();
     assert_eq!(world.status(), first, "nothing to write");
-    world.later(1);
+    world.advance_time(1);
     world.visit();
     assert_eq!(world.status().last_observed_time, Some(Time(world.seen.now)));
-    let mut waiting = World::new(2);
+    let mut waiting = JobFixture::new(2);
     waiting.visit();
     let first = waiting.status();
-    waiting.later(10_000);
+    waiting.advance_time(10_000);
     waiting.visit();
     assert_eq!(waiting.status(), first, "a job that waits is written only when something changes");
 }
 
 #[test]
-fn the_column_of_systems_shows_what_ran() {
-    let mut world = World::new(3);
+fn csx_column_shows_the_systems_that_ran() {
+    let mut world = JobFixture::new(3);
     world.visit();
     assert_eq!(world.status().shown_csx, Some(3), "it asks for them");
     world.grant();
@@ -264,23 +264,23 @@ fn the_column_of_systems_shows_what_ran() {
     world.begin_training();
     world.visit();
     world.spec().num_csx = 2;
-    assert_eq!((world.visit(), world.status().shown_csx), (State::Resizing, Some(3)));
+    assert_eq!((world.visit(), world.status().shown_csx), (JobState::Resizing, Some(3)));
     world.outcome(0, "Succeeded");
     world.visit();
-    world.gone();
-    assert_eq!((world.visit(), world.status().shown_csx), (State::Succeeded, Some(3)));
+    world.remove_agents();
+    assert_eq!((world.visit(), world.status().shown_csx), (JobState::Succeeded, Some(3)));
 }
 
 #[test]
-fn no_agent_counts_as_ready_that_is_asked_to_leave() {
-    let mut world = World::training(2);
+fn terminating_agent_is_not_ready() {
+    let mut world = JobFixture::training(2);
     world.ends(Role::Cs2, 1, "Error");
     world.visit();
-    world.seen.agents.iter_mut().for_each(|agent| agent.leaving = true);
-    assert_eq!(world.visit(), State::Restarting);
+    world.seen.agents.iter_mut().for_each(|agent| agent.is_terminating = true);
+    assert_eq!(world.visit(), JobState::Restarting);
     assert!(world.status().roles.iter().all(|role| role.ready == 0), "{:?}", world.status().roles);
     let hint = "numCsx is 9";
-    let mut many = World::training(2);
+    let mut many = JobFixture::training(2);
     many.spec().num_csx = 9;
     many.visit();
     let said = many.status().conditions.iter().filter(|condition| condition.message.contains(hint)).count();

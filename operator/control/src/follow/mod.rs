@@ -1,7 +1,7 @@
 //! Follows coordinators: one task for each running attempt reads the coordinator's numbered stream and sends it
 //! commands.
 //!
-//! * The newest state of each attempt is kept as a [`Report`]. Its job is enqueued if a change matters to a decision.
+//! * The newest state of each attempt is kept as a [`CoordinatorReport`]. Its job is enqueued if a change matters to a decision.
 //! * Steps are written to the job's status at most every few seconds, separately from decisions.
 //! * Other entries of the stream are ignored here.
 
@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use millrace_crds::decide::Report;
-use millrace_crds::{Progress, TrainJob};
+use millrace_crds::decide::CoordinatorReport;
+use millrace_crds::{JobProgress, TrainJob};
 use millrace_params::JobSpec;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -24,29 +24,29 @@ use tokio::task::JoinHandle;
 use crate::world::World;
 
 /// The followed attempts, by the UID of their jobs.
-pub struct Followers<W> {
+pub struct JournalFollowers<W> {
     world: Arc<W>,
     visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
-    following: Mutex<HashMap<String, Following>>,
+    following: Mutex<HashMap<String, FollowedAttempt>>,
 }
 
 /// One attempt that is followed.
-struct Following {
+struct FollowedAttempt {
     attempt: u32,
-    report: watch::Receiver<Report>,
+    report: watch::Receiver<CoordinatorReport>,
     /// The reason to stop; `None` until the attempt is to stop.
     stop: watch::Sender<Option<String>>,
     task: JoinHandle<()>,
 }
 
-impl Drop for Following {
+impl Drop for FollowedAttempt {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// The attempt to follow, and the job to enqueue.
-struct Target {
+struct FollowTarget {
     /// The job, to enqueue it and to write its progress.
     job: ObjectRef<TrainJob>,
     uid: String,
@@ -58,16 +58,16 @@ struct Target {
     /// The step that the job trains to; `None` if it is not known.
     total_steps: Option<u64>,
     /// The attempt's progress in the status, as written by the previous leader.
-    known_progress: Option<Progress>,
+    known_progress: Option<JobProgress>,
 }
 
-impl<W: World> Followers<W> {
+impl<W: World> JournalFollowers<W> {
     /// Creates an empty set.
     pub fn new(world: Arc<W>, visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>) -> Self {
         Self { world, visits, following: Mutex::default() }
     }
 
-    fn following(&self) -> MutexGuard<'_, HashMap<String, Following>> {
+    fn following(&self) -> MutexGuard<'_, HashMap<String, FollowedAttempt>> {
         self.following.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -79,7 +79,7 @@ impl<W: World> Followers<W> {
             return;
         }
         let progress = job.status.as_ref().and_then(|status| status.progress.clone());
-        let target = Target {
+        let target = FollowTarget {
             job: ObjectRef::from_obj(job),
             uid: uid.clone(),
             attempt,
@@ -88,14 +88,14 @@ impl<W: World> Followers<W> {
             total_steps: resolved.filter(|job| job.run.mode.trains()).and_then(|job| job.run.known_max_steps()),
             known_progress: progress.filter(|progress| progress.attempt == Some(attempt)),
         };
-        let (reports, report) = watch::channel(Report { attempt, ..Report::default() });
+        let (reports, report) = watch::channel(CoordinatorReport { attempt, ..CoordinatorReport::default() });
         let (stop, stopped) = watch::channel(None);
         let task = tokio::spawn(reader::run(self.world.clone(), self.visits.clone(), target, reports, stopped));
-        all.insert(uid, Following { attempt, report, stop, task });
+        all.insert(uid, FollowedAttempt { attempt, report, stop, task });
     }
 
     /// Returns the report of the attempt's coordinator so far; `None` if the attempt is not followed.
-    pub fn report(&self, uid: &str, attempt: u32) -> Option<Report> {
+    pub fn report(&self, uid: &str, attempt: u32) -> Option<CoordinatorReport> {
         let all = self.following();
         let known = all.get(uid).filter(|known| known.attempt == attempt)?;
         let report = known.report.borrow().clone();
@@ -110,7 +110,7 @@ impl<W: World> Followers<W> {
     }
 
     /// Stops following all jobs but these.
-    pub fn keep(&self, which: impl Fn(&str) -> bool) {
+    pub fn retain(&self, which: impl Fn(&str) -> bool) {
         self.following().retain(|uid, _| which(uid));
     }
 

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use millrace_crds::Progress;
+use millrace_crds::JobProgress;
 use millrace_telemetry::metrics::MetricPoint;
 
-use super::Target;
+use super::FollowTarget;
 use crate::world::World;
 
 /// Minimum time between two writes for one job.
-const EVERY: Duration = Duration::from_secs(3);
+const PROGRESS_WRITE_INTERVAL: Duration = Duration::from_secs(3);
 
 /// Collects metrics and writes the progress at intervals.
-pub(super) struct Writer {
+pub(super) struct ProgressWriter {
     attempt: u32,
     trains: bool,
     batch: Option<f64>,
@@ -23,13 +23,13 @@ pub(super) struct Writer {
     steps: u64,
     seconds: f64,
     tokens: u64,
-    progress: Progress,
+    progress: JobProgress,
     changed: bool,
     written: Option<tokio::time::Instant>,
 }
 
-impl Writer {
-    pub(super) fn new(target: &Target) -> Self {
+impl ProgressWriter {
+    pub(super) fn new(target: &FollowTarget) -> Self {
         Self {
             attempt: target.attempt,
             trains: target.trains,
@@ -93,12 +93,12 @@ impl Writer {
             return std::future::pending().await;
         }
         if let Some(written) = self.written {
-            tokio::time::sleep_until(written + EVERY).await;
+            tokio::time::sleep_until(written + PROGRESS_WRITE_INTERVAL).await;
         }
     }
 
     /// Writes the progress if it has changed. A failed write is repeated after the usual interval.
-    pub(super) async fn flush<W: World>(&mut self, world: &W, target: &Target) {
+    pub(super) async fn flush<W: World>(&mut self, world: &W, target: &FollowTarget) {
         if !std::mem::take(&mut self.changed) {
             return;
         }
@@ -133,8 +133,8 @@ mod tests {
     #[test]
     fn progress_does_not_go_back_when_another_operator_leads() {
         let known =
-            Progress { attempt: Some(1), step: Some(2280), loss: Some("1.5".to_owned()), ..Progress::default() };
-        let target = Target {
+            JobProgress { attempt: Some(1), step: Some(2280), loss: Some("1.5".to_owned()), ..JobProgress::default() };
+        let target = FollowTarget {
             job: ObjectRef::new("job"),
             uid: "uid".to_owned(),
             attempt: 1,
@@ -143,7 +143,7 @@ mod tests {
             total_steps: Some(2300),
             known_progress: Some(known),
         };
-        let mut writer = Writer::new(&target);
+        let mut writer = ProgressWriter::new(&target);
         writer.point(&eval(2200), Timestamp::UNIX_EPOCH);
         assert_eq!((writer.progress.step, writer.progress.loss.as_deref()), (Some(2280), Some("1.5")));
         writer.point(&train(2290), Timestamp::UNIX_EPOCH);

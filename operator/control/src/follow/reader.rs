@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::TrainJob;
-use millrace_crds::decide::{Outcome, Report};
+use millrace_crds::decide::{CoordinatorReport, ReportedOutcome};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{FollowRequest, StopRequest};
 use millrace_protocol::{journal, proto};
@@ -14,26 +14,26 @@ use millrace_telemetry::journal::{JournalEvent, RunPhase};
 use tokio::sync::{mpsc, watch};
 use tonic::transport::Channel;
 
-use super::Target;
-use super::progress::Writer;
+use super::FollowTarget;
+use super::progress::ProgressWriter;
 use crate::world::World;
 
 /// Delay before connecting again to a coordinator, which may not have started yet or have ended.
-const RETRY: Duration = Duration::from_secs(1);
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 /// Decisions need to know that steps advance, not how many: minimum time between two reconciles for that reason alone.
-const VISIT_EVERY: Duration = Duration::from_secs(20);
+const PROGRESS_RECONCILE_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Follows until the report is no longer needed, or the attempt has ended.
 pub(super) async fn run<W: World>(
     world: Arc<W>,
     visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
-    target: Target,
-    reports: watch::Sender<Report>,
+    target: FollowTarget,
+    reports: watch::Sender<CoordinatorReport>,
     stop: watch::Receiver<Option<String>>,
 ) {
-    let mut writer = Writer::new(&target);
+    let mut writer = ProgressWriter::new(&target);
     loop {
-        if let Err(error) = once(&*world, &visits, &target, &reports, &stop, &mut writer).await {
+        if let Err(error) = follow_connection(&*world, &visits, &target, &reports, &stop, &mut writer).await {
             let (job, attempt) = (&target.job, target.attempt);
             tracing::debug!(%job, attempt, "the attempt is not followed at present: {error}");
         }
@@ -41,20 +41,20 @@ pub(super) async fn run<W: World>(
         if reports.is_closed() || reports.borrow().outcome.is_some() {
             return;
         }
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(RECONNECT_INTERVAL).await;
     }
 }
 
 /// Follows while the coordinator is reachable.
-async fn once<W: World>(
+async fn follow_connection<W: World>(
     world: &W,
     visits: &mpsc::UnboundedSender<ObjectRef<TrainJob>>,
-    target: &Target,
-    reports: &watch::Sender<Report>,
+    target: &FollowTarget,
+    reports: &watch::Sender<CoordinatorReport>,
     stop: &watch::Receiver<Option<String>>,
-    writer: &mut Writer,
+    writer: &mut ProgressWriter,
 ) -> Result<(), String> {
-    let Some(journal) = world.journal(&target.job, &target.uid, target.attempt) else { return Ok(()) };
+    let Some(journal) = world.journal_endpoint(&target.job, &target.uid, target.attempt) else { return Ok(()) };
     let client = journal.connect().await.map_err(|error| error.to_string())?;
     let mut listener = Listener { world, target, visits, reports, writer, visited: None };
     listener.listen(client, stop.clone()).await.map_err(|status| status.to_string())
@@ -62,10 +62,10 @@ async fn once<W: World>(
 
 struct Listener<'a, W> {
     world: &'a W,
-    target: &'a Target,
+    target: &'a FollowTarget,
     visits: &'a mpsc::UnboundedSender<ObjectRef<TrainJob>>,
-    reports: &'a watch::Sender<Report>,
-    writer: &'a mut Writer,
+    reports: &'a watch::Sender<CoordinatorReport>,
+    writer: &'a mut ProgressWriter,
     visited: Option<tokio::time::Instant>,
 }
 
@@ -78,20 +78,20 @@ impl<W: World> Listener<'_, W> {
     ) -> Result<(), tonic::Status> {
         // The status needs only the newest state; clients that need every point read from a given number.
         let mut entries = client.follow(FollowRequest { from: 0, newest: true }).await?.into_inner();
-        let stopping = tell_to_stop(client.clone(), &mut stop);
+        let stopping = send_stop(client.clone(), &mut stop);
         tokio::pin!(stopping);
         let mut told = false;
         loop {
             tokio::select! {
                 entry = entries.message() => match entry? {
-                    Some(entry) if entry.attempt == self.target.attempt => self.hear(&entry).await,
+                    Some(entry) if entry.attempt == self.target.attempt => self.handle_entry(&entry).await,
                     Some(_) => {}
                     None => return Ok(()),
                 },
                 saved = &mut stopping, if !told => {
                     told = true;
                     if let Some((step, digest)) = saved {
-                        self.change(true, |report| {
+                        self.update_report(true, |report| {
                             report.saved = true;
                             if !digest.is_empty() {
                                 report.checkpoint = Some((step, digest));
@@ -106,21 +106,21 @@ impl<W: World> Listener<'_, W> {
     }
 
     /// Handles an entry. Entries that can't be read are of a later version, and are ignored.
-    async fn hear(&mut self, entry: &proto::Entry) {
-        let Ok(entry) = journal::unpack(entry) else { return };
+    async fn handle_entry(&mut self, entry: &proto::Entry) {
+        let Ok(entry) = journal::from_proto(entry) else { return };
         let millis = i64::try_from(entry.unix_ms).unwrap_or(i64::MAX);
         let at = Timestamp::from_millisecond(millis).unwrap_or_else(|_| Timestamp::now());
         match entry.event {
             JournalEvent::Metric(point) => {
                 self.writer.point(&point, at);
                 let first = self.reports.borrow().advanced.is_none();
-                self.change(first, |report| report.advanced = Some(at));
+                self.update_report(first, |report| report.advanced = Some(at));
             }
             JournalEvent::State(state) => {
                 self.writer.total_steps(state.total_steps);
                 // A heartbeat of a run is not progress.
                 let is_news = state.note.is_none() || self.reports.borrow().advanced.is_none();
-                self.change(is_news, |report| {
+                self.update_report(is_news, |report| {
                     report.evaluating = state.state == RunPhase::Evaluating;
                     report.resumed = state.resumed.map(|resumed| (resumed.step, resumed.repeated_steps));
                     if state.state != RunPhase::Starting && is_news {
@@ -128,17 +128,17 @@ impl<W: World> Listener<'_, W> {
                     }
                 });
             }
-            JournalEvent::Checkpoint { step, digest } => self.change(true, |report| {
+            JournalEvent::Checkpoint { step, digest } => self.update_report(true, |report| {
                 report.checkpoint = Some((step, digest));
-                report.unsaved = None;
+                report.failed_checkpoint = None;
             }),
             JournalEvent::CheckpointFailed { message, .. } => {
-                self.change(true, |report| report.unsaved = Some(message))
+                self.update_report(true, |report| report.failed_checkpoint = Some(message))
             }
             JournalEvent::Outcome(outcome) => {
                 // The progress is written to the status before the end, because the attempt is not followed after that.
                 self.writer.flush(self.world, self.target).await;
-                self.change(true, |report| {
+                self.update_report(true, |report| {
                     if let Some(digest) = &outcome.digest {
                         report.checkpoint = Some((outcome.step, digest.clone()));
                         report.saved = true;
@@ -151,9 +151,9 @@ impl<W: World> Listener<'_, W> {
     }
 
     /// Changes the report, and enqueues the job: at once if the change matters, otherwise at intervals.
-    fn change(&mut self, matters: bool, change: impl FnOnce(&mut Report)) {
+    fn update_report(&mut self, matters: bool, change: impl FnOnce(&mut CoordinatorReport)) {
         self.reports.send_modify(change);
-        let lately = self.visited.is_some_and(|visited| visited.elapsed() < VISIT_EVERY);
+        let lately = self.visited.is_some_and(|visited| visited.elapsed() < PROGRESS_RECONCILE_INTERVAL);
         if matters || !lately {
             self.visited = Some(tokio::time::Instant::now());
             let _ = self.visits.send(self.target.job.clone());
@@ -163,7 +163,7 @@ impl<W: World> Listener<'_, W> {
 
 /// Waits until a stop is requested, and sends it to the coordinator. Returns step and digest of the saved checkpoint;
 /// `None` if the coordinator ended without an answer: its outcome has the rest.
-async fn tell_to_stop(
+async fn send_stop(
     mut client: JournalClient<Channel>,
     stop: &mut watch::Receiver<Option<String>>,
 ) -> Option<(u64, String)> {
@@ -173,8 +173,8 @@ async fn tell_to_stop(
 }
 
 /// Converts an outcome in the journal to that of decisions.
-pub fn outcome_of(told: millrace_telemetry::journal::AttemptOutcome) -> Outcome {
-    Outcome {
+pub fn outcome_of(told: millrace_telemetry::journal::AttemptOutcome) -> ReportedOutcome {
+    ReportedOutcome {
         exit_code: told.exit_code,
         reason: told.reason.to_string(),
         message: told.message,

@@ -16,30 +16,30 @@ use millrace_engine::message::ShardState;
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::proto;
 
-use super::super::ending::Ending;
+use super::super::ending::RunEnd;
 use super::super::policy::policy;
-use super::super::resume::{check_profile, evaluated};
-use super::super::saver::Saver;
-use super::{Connected, Driver};
+use super::super::resume::{check_profile, has_evaluation};
+use super::super::saver::CheckpointWriter;
+use super::{AgentConnection, CoordinatorDriver};
 use crate::checkpoints::checkpoint_failure;
-use crate::control::server::{Hello, StreamNumber};
-use crate::failure::Failure;
+use crate::control::server::{JoinedAgent, StreamNumber};
+use crate::failure::AgentError;
 
-impl Driver {
+impl CoordinatorDriver {
     /// Handles a joining agent. Agents wait until all have joined, so that the job is pinned to an instruction set that
     /// all of them have.
-    pub(super) fn hello(&mut self, number: StreamNumber, hello: Box<Hello>) -> Result<(), Failure> {
+    pub(super) fn hello(&mut self, number: StreamNumber, hello: Box<JoinedAgent>) -> Result<(), AgentError> {
         if !hello.uid.is_empty() && hello.uid != self.uid() {
-            hello.post.refuse("it belongs to another job");
+            hello.post.reject("it belongs to another job");
             return Ok(());
         }
-        if let Some((stream, instance)) = self.holder(hello.agent) {
+        if let Some((stream, instance)) = self.process_holding_name(hello.agent) {
             if instance != hello.instance {
                 self.refuse_duplicate(&hello);
                 return Ok(());
             }
             // The process is the same: its old stream broke, and only the agent has noticed so far.
-            self.gone(hello.agent, stream)?;
+            self.on_disconnected(hello.agent, stream)?;
         }
         if self.machine.is_some() {
             return self.admit(number, &hello);
@@ -48,7 +48,7 @@ impl Driver {
         if self.stop_by.is_some() {
             return self.stop_early();
         }
-        let wanted = &self.launch.wanted;
+        let wanted = &self.launch.agent_counts;
         let of = |role| self.waiting.keys().filter(|agent| agent.role == role).count();
         let complete = of(Role::MemoryX) >= wanted.shards
             && of(Role::SwarmX) >= wanted.swarmx
@@ -58,27 +58,27 @@ impl Driver {
     }
 
     /// Returns stream and instance of the process that is connected as `agent`.
-    fn holder(&self, agent: AgentId) -> Option<(StreamNumber, u64)> {
+    fn process_holding_name(&self, agent: AgentId) -> Option<(StreamNumber, u64)> {
         let joined = self.joined.get(&agent).map(|connected| (connected.stream, connected.instance));
         joined.or_else(|| self.waiting.get(&agent).map(|(stream, hello)| (*stream, hello.instance)))
     }
 
-    fn refuse_duplicate(&mut self, hello: &Hello) {
+    fn refuse_duplicate(&mut self, hello: &JoinedAgent) {
         let reason = format!("another process is {} in this job", hello.agent);
-        if self.rejections.note(Instant::now()).is_some() {
+        if self.rejections.record(Instant::now()).is_some() {
             tracing::warn!(peer = %hello.agent, "rejected a second {}: {reason}", hello.agent);
         }
-        hello.post.refuse_duplicate(&reason);
+        hello.post.reject_duplicate(&reason);
     }
 
     /// Handles a stop before all agents have joined. If shards may hold steps of an earlier coordinator, waits for them
     /// so that these steps are saved.
-    pub(super) fn stop_early(&mut self) -> Result<(), Failure> {
+    pub(super) fn stop_early(&mut self) -> Result<(), AgentError> {
         let shards = self.waiting.keys().filter(|agent| agent.role == Role::MemoryX).count();
         let any = self.waiting.values().any(|(_, hello)| hello.shard.is_some_and(|state| state.record.is_some()));
-        if self.lock.previous().is_none() || (shards >= self.launch.wanted.shards && !any) {
-            self.ending = Some(Ending::stopped(self.leaver));
-        } else if shards >= self.launch.wanted.shards {
+        if self.lock.previous().is_none() || (shards >= self.launch.agent_counts.shards && !any) {
+            self.ending = Some(RunEnd::stopped(self.leaver));
+        } else if shards >= self.launch.agent_counts.shards {
             self.stop_by = None;
             self.admit_all()?;
             self.event(CoordinatorEvent::StopRequested)?;
@@ -86,8 +86,8 @@ impl Driver {
         Ok(())
     }
 
-    fn admit_all(&mut self) -> Result<(), Failure> {
-        self.pin()?;
+    fn admit_all(&mut self) -> Result<(), AgentError> {
+        self.pin_profile()?;
         for (number, hello) in std::mem::take(&mut self.waiting).into_values() {
             self.admit(number, &hello)?;
         }
@@ -96,28 +96,31 @@ impl Driver {
 
     /// Returns instruction set and state of the waiting shards that hold parameters of this job from an earlier
     /// coordinator.
-    fn held(&self) -> impl Iterator<Item = (Isa, ShardState)> {
+    fn shards_with_parameters(&self) -> impl Iterator<Item = (Isa, ShardState)> {
         let shards = self.waiting.values().filter_map(|(_, hello)| Some((hello.isa, hello.shard?)));
         shards.filter(|(_, state)| state.loaded)
     }
 
     /// Pins the numerics profile and creates the state machine.
-    fn pin(&mut self) -> Result<(), Failure> {
-        let pinned = self.held().map(|(isa, _)| isa).min();
-        let committed = self.held().filter_map(|(_, state)| state.record).map(|record| record.step).max();
-        let Self { launch, compiled, beginning, further, eval_batches, lock, .. } = self;
+    fn pin_profile(&mut self) -> Result<(), AgentError> {
+        let pinned = self.shards_with_parameters().map(|(isa, _)| isa).min();
+        let committed =
+            self.shards_with_parameters().filter_map(|(_, state)| state.record).map(|record| record.step).max();
+        let Self {
+            launch, compiled, start_point: beginning, remaining_checkpoints: further, eval_batches, lock, ..
+        } = self;
         // Shards that hold parameters determine the instruction set, whatever the other agents have. Without such
         // shards, it is the best one that all agents have.
         let best = || self.waiting.values().map(|(_, hello)| hello.isa).min().unwrap_or(Isa::Portable);
         compiled.profile.isa = pinned.unwrap_or_else(|| best().min(compiled.profile.isa));
         let note = check_profile(launch, compiled, beginning.profile.as_deref())?;
-        self.saver = Some(Arc::new(Saver::new(lock.clone(), compiled.clone(), note.into_iter().collect())));
+        self.saver = Some(Arc::new(CheckpointWriter::new(lock.clone(), compiled.clone(), note.into_iter().collect())));
         let wanted = RequiredAgents {
-            systems: launch.wanted.systems as u32,
-            min_systems: launch.wanted.least_systems as u32,
-            shards: launch.wanted.shards as u32,
-            fan_out: launch.wanted.fan_out,
-            activation_servers: launch.wanted.activation_servers as u32,
+            systems: launch.agent_counts.systems as u32,
+            min_systems: launch.agent_counts.least_systems as u32,
+            shards: launch.agent_counts.shards as u32,
+            fan_out: launch.agent_counts.fan_out,
+            activation_servers: launch.agent_counts.activation_servers as u32,
         };
         let held = committed.filter(|&step| step >= beginning.step);
         let step = held.unwrap_or(beginning.step);
@@ -126,9 +129,9 @@ impl Driver {
             Some(step) => continue_lineage(lock, step).map_err(|error| checkpoint_failure(&error))?,
             None => begin_lineage(lock, beginning.from).map_err(|error| checkpoint_failure(&error))?,
         };
-        self.teller.gathered(launch.wanted.systems, step, &before, held.is_some())?;
+        self.reporter.on_agents_ready(launch.agent_counts.systems, step, &before, held.is_some())?;
         let saved = beginning.saved.is_some() && step == beginning.step;
-        let done = StepProgress { evaluated: evaluated(&launch.model_dir, step), saved };
+        let done = StepProgress { evaluated: has_evaluation(&launch.model_dir, step), saved };
         let known = ResumeState { step, done: if launch.mode.trains() { done } else { StepProgress::default() } };
         let (plan, source) = (compiled.plan.clone(), beginning.source.clone());
         let policy = policy(compiled, launch.mode, *eval_batches);
@@ -138,17 +141,17 @@ impl Driver {
         Ok(())
     }
 
-    fn admit(&mut self, number: StreamNumber, hello: &Hello) -> Result<(), Failure> {
+    fn admit(&mut self, number: StreamNumber, hello: &JoinedAgent) -> Result<(), AgentError> {
         let compiled = &self.compiled;
         if hello.isa < compiled.profile.isa {
-            hello.post.refuse(&format!(
+            hello.post.reject(&format!(
                 "the job is pinned to {}, which {}'s machine has not got; mixed fleets are refused",
                 compiled.profile.isa, hello.agent
             ));
             return Ok(());
         }
-        hello.post.welcome(proto::Welcome {
-            job: serde_json::to_string(&compiled.document()).map_err(Failure::own)?,
+        hello.post.send_job(proto::Welcome {
+            job: serde_json::to_string(&compiled.document()).map_err(AgentError::local)?,
             plan: compiled.hash.0,
             attempt: self.lock.attempt(),
             isa: compiled.profile.isa.to_string(),
@@ -158,7 +161,7 @@ impl Driver {
             "" => tracing::info!(peer = %hello.agent, "{} has joined", hello.agent),
             address => tracing::info!(peer = %hello.agent, "{} has joined; others dial it at {address}", hello.agent),
         }
-        let connected = Connected { stream: number, instance: hello.instance, post: hello.post.clone() };
+        let connected = AgentConnection { stream: number, instance: hello.instance, post: hello.post.clone() };
         self.joined.insert(hello.agent, connected);
         self.lost_shards.remove(&hello.agent);
         self.event(CoordinatorEvent::Joined { agent: hello.agent, address: hello.address.clone(), shard: hello.shard })

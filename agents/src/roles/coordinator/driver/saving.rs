@@ -8,9 +8,9 @@
 //!  failed ─1 s─► failed ─2 s─► failed ─4 s─► failed ─8 s─► failed: skipped, training continues without it
 //! ```
 //!
-//! * While training continues, a failure is followed by up to [`MAX_RETRIES`] retries. Then the checkpoint is skipped,
+//! * While training continues, a failure is followed by up to [`MAX_SAVE_RETRIES`] retries. Then the checkpoint is skipped,
 //!   and the next one is written when it is due.
-//! * A run that only has to save its last step retries up to [`MAX_LAST_RETRIES`] times, then fails.
+//! * A run that only has to save its last step retries up to [`MAX_FINAL_SAVE_RETRIES`] times, then fails.
 
 use std::time::{Duration, Instant};
 
@@ -20,72 +20,77 @@ use millrace_engine::message::{ChunkDigests, FailureCause, SnapshotRequest};
 use millrace_engine::types::{AgentId, CommitRecord};
 use millrace_telemetry::journal::OutcomeReason;
 
-use super::super::saver::Saved;
-use super::{Coordinator, Driver, reply_of};
-use crate::failure::Failure;
+use super::super::saver::PublishedCheckpoint;
+use super::{Coordinator, CoordinatorDriver, command_reply};
+use crate::failure::AgentError;
 
 /// Maximum retries while training continues.
-const MAX_RETRIES: u32 = 4;
+const MAX_SAVE_RETRIES: u32 = 4;
 /// Maximum retries of the last step's checkpoint.
-const MAX_LAST_RETRIES: u32 = 7;
+const MAX_FINAL_SAVE_RETRIES: u32 = 7;
 /// Delay before the first retry; doubled for each further one.
-const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
+const INITIAL_SAVE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The result of staging or publishing, which run on blocking threads.
-pub enum Worked {
+pub enum SaveTaskResult {
     /// The directory of a checkpoint of this step was created, or could not be.
-    Staged(u64, Result<Box<(Staging, SnapshotRequest)>, Failure>),
+    Staged(u64, Result<Box<(Staging, SnapshotRequest)>, AgentError>),
     /// The checkpoint of this step was published, or could not be.
-    Published(u64, Result<Saved, Failure>),
+    Published(u64, Result<PublishedCheckpoint, AgentError>),
 }
 
 /// A checkpoint that could not be written; see
 /// [`CoordinatorCommand::ReportSaveFailure`](millrace_engine::coordinator::CoordinatorCommand::ReportSaveFailure).
-pub struct NotSaved {
+pub struct SaveFailure {
     pub step: u64,
     pub reason: String,
     pub agent: Option<AgentId>,
     pub cause: FailureCause,
 }
 
-impl NotSaved {
+impl SaveFailure {
     /// Returns the failure of a run that can't continue without the checkpoint.
-    fn failure(&self) -> Failure {
+    fn failure(&self) -> AgentError {
         let Self { step, reason, agent, cause } = self;
         let who = agent.map_or_else(String::new, |agent| format!("{agent}: "));
         let kind = if *cause == FailureCause::NoSpace { OutcomeReason::OutOfSpace } else { OutcomeReason::Failed };
-        Failure::of(kind, format!("the checkpoint of step {step} could not be written: {who}{reason}")).hint(
-            "make room, or mend the storage of model_dir, and run the job again: it continues from the newest \
+        AgentError::with_reason(kind, format!("the checkpoint of step {step} could not be written: {who}{reason}"))
+            .hint(
+                "make room, or mend the storage of model_dir, and run the job again: it continues from the newest \
                  checkpoint",
-        )
+            )
     }
 }
 
-impl Driver {
-    pub(super) fn blocking_done(&mut self, worked: Worked) -> Result<(), Failure> {
+impl CoordinatorDriver {
+    pub(super) fn blocking_done(&mut self, worked: SaveTaskResult) -> Result<(), AgentError> {
         match worked {
-            Worked::Staged(_, Ok(staged)) => {
+            SaveTaskResult::Staged(_, Ok(staged)) => {
                 let (staging, snapshot) = *staged;
                 self.staging = Some(staging);
                 self.event(CoordinatorEvent::Staged(snapshot))
             }
-            Worked::Published(step, Ok(saved)) => {
+            SaveTaskResult::Published(step, Ok(saved)) => {
                 if self.save_timer.published(Instant::now()) {
-                    self.teller.line("Checkpoints are written again.");
+                    self.reporter.line("Checkpoints are written again.");
                 }
-                self.teller.saved(&saved);
+                self.reporter.saved(&saved);
                 for reply in self.checkpoint_replies.drain(..) {
-                    let _ = reply.send(reply_of(step, Some(&saved)));
+                    let _ = reply.send(command_reply(step, Some(&saved)));
                 }
                 self.last_saved = Some(saved);
                 self.event(CoordinatorEvent::Published { step })
             }
-            Worked::Staged(step, Err(failure)) | Worked::Published(step, Err(failure)) => {
+            SaveTaskResult::Staged(step, Err(failure)) | SaveTaskResult::Published(step, Err(failure)) => {
                 // Another run holds the lock of model_dir: a retry can't help.
                 if matches!(failure.reason(), OutcomeReason::Superseded | OutcomeReason::ModelDirInUse) {
                     return Err(failure);
                 }
-                self.event(CoordinatorEvent::SaveFailed { step, cause: failure.kind(), reason: failure.to_string() })
+                self.event(CoordinatorEvent::SaveFailed {
+                    step,
+                    cause: failure.failure_cause(),
+                    reason: failure.to_string(),
+                })
             }
         }
     }
@@ -93,13 +98,16 @@ impl Driver {
     pub(super) fn stage(&mut self, step: u64) {
         let (Some(saver), Some(machine)) = (self.saver.clone(), &self.machine) else { return };
         let (epoch, work) = (machine.epoch(), self.work.clone());
-        self.recovery = self.save_timer.is_by_time() && self.checkpoint_replies.is_empty() && !self.asks_for(step);
-        self.teller.line(format!("Saving checkpoint at step {step}"));
-        tokio::task::spawn_blocking(move || work.send(Worked::Staged(step, saver.stage(step, epoch).map(Box::new))));
+        self.recovery =
+            self.save_timer.is_by_time() && self.checkpoint_replies.is_empty() && !self.is_requested_by_params(step);
+        self.reporter.line(format!("Saving checkpoint at step {step}"));
+        tokio::task::spawn_blocking(move || {
+            work.send(SaveTaskResult::Staged(step, saver.stage(step, epoch).map(Box::new)))
+        });
     }
 
     /// Returns whether the params request a checkpoint of `step`.
-    fn asks_for(&self, step: u64) -> bool {
+    fn is_requested_by_params(&self, step: u64) -> bool {
         let run = &self.compiled.job.run;
         let due = run.checkpoint_steps > 0 && step.is_multiple_of(run.checkpoint_steps);
         due || step == 0 || step >= run.max_steps
@@ -109,34 +117,34 @@ impl Driver {
         let (Some(saver), Some(staging)) = (self.saver.clone(), self.staging.take()) else { return };
         let (work, step, recovery) = (self.work.clone(), staging.step(), self.recovery);
         tokio::task::spawn_blocking(move || {
-            work.send(Worked::Published(step, saver.publish(staging, digests, record, recovery)))
+            work.send(SaveTaskResult::Published(step, saver.publish(staging, digests, record, recovery)))
         });
     }
 
     /// Decides how to continue after a checkpoint that could not be written.
-    pub(super) fn not_saved(&mut self, not_saved: NotSaved) -> Result<(), Failure> {
+    pub(super) fn not_saved(&mut self, not_saved: SaveFailure) -> Result<(), AgentError> {
         // Dropping the staging directory removes the files that the shards have written.
         self.staging = None;
         let failure = not_saved.failure();
         let last = self.machine.as_ref().is_some_and(Coordinator::is_awaiting_checkpoint);
         let follows = match self.save_timer.failed(last, Instant::now()) {
-            AfterFailure::End => return Err(failure),
-            AfterFailure::Retry(delay) => format!("tried again in {} s", delay.as_secs()),
-            AfterFailure::Skip => {
-                let (step, saved) = self.standing();
-                let reply = reply_of(step, saved);
+            SaveFailureAction::End => return Err(failure),
+            SaveFailureAction::Retry(delay) => format!("tried again in {} s", delay.as_secs()),
+            SaveFailureAction::Skip => {
+                let (step, saved) = self.current_checkpoint();
+                let reply = command_reply(step, saved);
                 self.checkpoint_replies.drain(..).for_each(|waiting| drop(waiting.send(reply.clone())));
                 "skipped; training goes on, and the next checkpoint is tried when it is due".to_owned()
             }
         };
-        self.teller.not_saved(not_saved.step, &format!("{}; {follows}", failure.sentence));
+        self.reporter.not_saved(not_saved.step, &format!("{}; {follows}", failure.message));
         Ok(())
     }
 }
 
 /// The reaction to a failed checkpoint.
 #[derive(Debug, PartialEq, Eq)]
-pub enum AfterFailure {
+pub enum SaveFailureAction {
     /// Retry after this delay.
     Retry(Duration),
     /// Continue training without this checkpoint.
@@ -165,7 +173,7 @@ impl SaveTimer {
     }
 
     /// Starts the interval when training begins. Later calls change nothing.
-    pub fn training(&mut self, now: Instant) {
+    pub fn on_training(&mut self, now: Instant) {
         self.due = self.due.or_else(|| self.interval.map(|interval| now + interval));
     }
 
@@ -175,18 +183,18 @@ impl SaveTimer {
     }
 
     /// Returns what is due at `now`: a recovery checkpoint or a retry.
-    pub fn fire(&mut self, now: Instant) -> Option<Due> {
+    pub fn fire(&mut self, now: Instant) -> Option<SaveTrigger> {
         if self.retry.take_if(|retry| *retry <= now).is_some() {
-            return Some(Due::Retry);
+            return Some(SaveTrigger::Retry);
         }
         self.due.filter(|due| *due <= now)?;
         self.due = self.interval.map(|interval| now + interval);
         self.by_time = true;
-        Some(Due::Recovery)
+        Some(SaveTrigger::Recovery)
     }
 
     /// Records that the run stops: its checkpoint is the one to resume from, not a recovery checkpoint.
-    pub const fn stopping(&mut self) {
+    pub const fn on_stopping(&mut self) {
         self.by_time = false;
     }
 
@@ -203,18 +211,18 @@ impl SaveTimer {
     }
 
     /// Records a failed checkpoint. `last` means that the run has nothing else to do.
-    pub fn failed(&mut self, last: bool, now: Instant) -> AfterFailure {
-        let delay = FIRST_RETRY_DELAY.saturating_mul(1 << self.failures.min(16));
+    pub fn failed(&mut self, last: bool, now: Instant) -> SaveFailureAction {
+        let delay = INITIAL_SAVE_RETRY_DELAY.saturating_mul(1 << self.failures.min(16));
         self.failures += 1;
         match (last, self.failures) {
-            (false, 1..=MAX_RETRIES) | (true, 1..=MAX_LAST_RETRIES) => {
+            (false, 1..=MAX_SAVE_RETRIES) | (true, 1..=MAX_FINAL_SAVE_RETRIES) => {
                 self.retry = Some(now + delay);
-                AfterFailure::Retry(delay)
+                SaveFailureAction::Retry(delay)
             }
-            (true, _) => AfterFailure::End,
+            (true, _) => SaveFailureAction::End,
             (false, _) => {
                 self.failures = 0;
-                AfterFailure::Skip
+                SaveFailureAction::Skip
             }
         }
     }
@@ -222,14 +230,14 @@ impl SaveTimer {
 
 /// An action of the timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Due {
+pub enum SaveTrigger {
     /// A recovery checkpoint: the interval has elapsed.
     Recovery,
     /// A retry of a failed checkpoint.
     Retry,
 }
 
-impl Due {
+impl SaveTrigger {
     /// Returns the event for the coordinator's state machine.
     pub const fn event(self) -> CoordinatorEvent {
         match self {
@@ -252,15 +260,15 @@ mod tests {
         let start = Instant::now();
         let mut timer = SaveTimer::new(600);
         assert_eq!(timer.deadline(), None, "nothing is trained yet");
-        timer.training(start);
-        timer.training(start + seconds(100));
+        timer.on_training(start);
+        timer.on_training(start + seconds(100));
         assert_eq!(timer.fire(start + seconds(599)), None);
         assert!(!timer.published(start + seconds(599)), "one that a step asked for");
         assert_eq!(timer.fire(start + seconds(1_198)), None);
-        assert_eq!(timer.fire(start + seconds(1_199)), Some(Due::Recovery));
+        assert_eq!(timer.fire(start + seconds(1_199)), Some(SaveTrigger::Recovery));
         assert!(timer.is_by_time() && !timer.is_by_time());
         let mut never = SaveTimer::new(0);
-        never.training(start);
+        never.on_training(start);
         assert_eq!(never.deadline(), None);
     }
 
@@ -269,16 +277,20 @@ mod tests {
         let start = Instant::now();
         let mut timer = SaveTimer::new(0);
         for delay in [1, 2, 4, 8] {
-            assert_eq!(timer.failed(false, start), AfterFailure::Retry(seconds(delay)));
-            assert_eq!(timer.fire(start + seconds(delay)), Some(Due::Retry));
+            assert_eq!(timer.failed(false, start), SaveFailureAction::Retry(seconds(delay)));
+            assert_eq!(timer.fire(start + seconds(delay)), Some(SaveTrigger::Retry));
         }
-        assert_eq!(timer.failed(false, start), AfterFailure::Skip);
+        assert_eq!(timer.failed(false, start), SaveFailureAction::Skip);
         assert_eq!(timer.deadline(), None);
-        assert_eq!(timer.failed(false, start), AfterFailure::Retry(seconds(1)), "the next one has its own retries");
+        assert_eq!(
+            timer.failed(false, start),
+            SaveFailureAction::Retry(seconds(1)),
+            "the next one has its own retries"
+        );
         assert!(timer.published(start) && !timer.published(start));
         for retry in 0..7 {
-            assert_eq!(timer.failed(true, start), AfterFailure::Retry(seconds(1 << retry)));
+            assert_eq!(timer.failed(true, start), SaveFailureAction::Retry(seconds(1 << retry)));
         }
-        assert_eq!(timer.failed(true, start), AfterFailure::End);
+        assert_eq!(timer.failed(true, start), SaveFailureAction::End);
     }
 }
