@@ -79,7 +79,8 @@ impl Operator {
 
     /// Ends the process with SIGTERM, so that the next leader need not wait for the lease to expire.
     fn end(mut self) {
-        Command::new("kill").arg(self.0.id().to_string()).status().unwrap();
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         assert!(self.0.wait().unwrap().success());
     }
 }

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use rustix::process::Signal;
+
 use super::harness::TestDir;
 
 type Damage = fn(&mut Vec<u8>);
@@ -122,8 +124,8 @@ fn another_instruction_set_needs_a_flag() {
     }
     let refused = place.run("train -p params.yaml -o new --num_csx 1 --checkpoint_path m/checkpoint_2");
     assert_eq!(refused.code(), 2, "{}", refused.stderr);
-    assert!(refused.stderr.contains("--accept_other_profile"), "{}", refused.stderr);
-    place.succeed("train -p params.yaml -o m --num_csx 1 --max_steps 3 --accept_other_profile");
+    assert!(refused.stderr.contains("--allow_profile_change"), "{}", refused.stderr);
+    place.succeed("train -p params.yaml -o m --num_csx 1 --max_steps 3 --allow_profile_change");
     let notes = place.info("m/checkpoint_3")["notes"].to_string();
     assert!(notes.contains("profile"), "{notes}");
 }
@@ -177,7 +179,7 @@ fn a_run_saves_by_time_and_keeps_only_the_newest_of_these() {
     place.params("params.yaml", &[("max_steps: 6", "max_steps: 1000000\n    checkpoint_seconds: 1")]);
     let mut running = place.start("train -p params.yaml -o m");
     (0..3).for_each(|_| running.wait_for("Saved checkpoint"));
-    running.signal("INT");
+    running.signal(Signal::INT);
     let ended = running.end();
     assert_eq!(ended.code(), 130, "{}\n{}", ended.stdout, ended.stderr);
     let saved: Vec<PathBuf> = place.files().into_iter().filter(|path| path.ends_with("manifest.json")).collect();

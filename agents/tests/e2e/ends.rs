@@ -2,6 +2,8 @@
 
 use std::net::TcpListener;
 
+use rustix::process::Signal;
+
 use super::harness::{TestDir, kill, wait_until_ended};
 
 /// More steps than any test completes.
@@ -20,7 +22,7 @@ fn ctrl_c_saves_and_the_run_can_resume() {
     run.wait_for("Step=3,");
     let roles = run.roles();
     assert_eq!(roles.len(), 8, "{roles:?}");
-    run.signal("INT");
+    run.signal(Signal::INT);
     let ended = run.end();
     assert_eq!(ended.code(), 130, "{}\n{}", ended.stdout, ended.stderr);
     wait_until_ended(&roles);
@@ -39,7 +41,7 @@ fn killed_role_is_named_when_the_run_ends() {
         run.wait_for("Step=2,");
         let roles = run.roles();
         let (_, pid) = roles.iter().find(|(name, _)| name == victim).unwrap_or_else(|| panic!("{roles:?}"));
-        kill(*pid, "KILL");
+        kill(*pid, Signal::KILL);
         let ended = run.end();
         assert_eq!(ended.code(), 1, "{victim}\n{}\n{}", ended.stdout, ended.stderr);
         assert!(ended.stderr.contains(&format!("error: {victim} was killed")), "{victim}\n{}", ended.stderr);
@@ -60,7 +62,7 @@ fn no_process_outlives_a_killed_launcher() {
     run.wait_for("Step=2,");
     let roles = run.roles();
     assert_eq!(roles.len(), 8, "{roles:?}");
-    run.signal("KILL");
+    run.signal(Signal::KILL);
     assert_eq!(run.end().code(), -1);
     wait_until_ended(&roles);
     // Its lock is released.
@@ -76,7 +78,7 @@ fn a_second_run_on_the_same_model_dir_is_refused() {
     let second = place.run("train -p params.yaml -o m --num_csx 1");
     assert_eq!(second.code(), 2, "{}", second.stderr);
     assert!(second.stderr.contains("in use by"), "{}", second.stderr);
-    run.signal("TERM");
+    run.signal(Signal::TERM);
     assert_eq!(run.end().code(), 130);
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -127,7 +128,7 @@ impl TestDir {
             stderr.read_to_end(&mut text).unwrap();
             String::from_utf8_lossy(&text).into_owned()
         });
-        RunningCommand { child, stdout, said: String::new(), stderr }
+        RunningCommand { child: KilledOnDrop(child), stdout, said: String::new(), stderr }
     }
 
     /// Returns the command lines of the processes that run in this directory.
@@ -239,10 +240,21 @@ impl CommandOutput {
 
 /// A run in the background.
 pub struct RunningCommand {
-    child: Child,
+    child: KilledOnDrop,
     stdout: BufReader<ChildStdout>,
     said: String,
     stderr: std::thread::JoinHandle<String>,
+}
+
+/// A process that does not outlive a test that fails.
+struct KilledOnDrop(Child);
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        // Both fail harmlessly if the process has already ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 impl RunningCommand {
@@ -260,13 +272,13 @@ impl RunningCommand {
     }
 
     /// Sends a signal to the launcher.
-    pub fn signal(&self, name: &str) {
-        kill(self.child.id(), name);
+    pub fn signal(&self, signal: Signal) {
+        kill(self.child.0.id(), signal);
     }
 
     /// Returns the run's role processes, with their names as `role-index`.
     pub fn roles(&self) -> Vec<(String, u32)> {
-        children(self.child.id())
+        children(self.child.0.id())
             .into_iter()
             .filter_map(|pid| {
                 let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -281,15 +293,15 @@ impl RunningCommand {
     /// Waits for the end of the run.
     pub fn end(mut self) -> CommandOutput {
         self.stdout.read_to_string(&mut self.said).unwrap();
-        let status = self.child.wait().unwrap();
+        let status = self.child.0.wait().unwrap();
         CommandOutput { status, stdout: self.said, stderr: self.stderr.join().unwrap() }
     }
 }
 
 /// Sends a signal to a process.
-pub fn kill(pid: u32, signal: &str) {
-    let sent = Command::new("kill").args(["-s", signal, &pid.to_string()]).status().unwrap();
-    assert!(sent.success(), "kill -s {signal} {pid}");
+pub fn kill(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
 }
 
 fn children(parent: u32) -> Vec<u32> {

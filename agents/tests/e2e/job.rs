@@ -7,6 +7,7 @@ use millrace_agents::launch::LaunchDocument;
 use millrace_params::{FlagOverrides, MachineSpec, Params};
 use millrace_protocol::journal::JournalEndpoint;
 use millrace_protocol::security::{AttemptName, MemberName};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use super::harness::{TestDir, kill};
@@ -69,7 +70,7 @@ impl<'a> Job<'a> {
 
     /// Kills the coordinator and starts another one at its address, with model_dir `model_dir`.
     pub fn replace_coordinator(&mut self, model_dir: &str, max_steps: u64) {
-        kill(self.coordinator.id(), "KILL");
+        kill(self.coordinator.id(), Signal::KILL);
         self.coordinator.wait().unwrap();
         write_launch(self.place, model_dir, max_steps);
         let arguments = ["--listen", self.listening("control")];
@@ -90,15 +91,15 @@ impl<'a> Job<'a> {
 
     /// Kills an agent.
     pub fn kill(&mut self, agent: &str) {
-        self.end_agent(agent, "KILL");
+        self.end_agent(agent, Signal::KILL);
     }
 
     /// Sends SIGTERM to an agent; returns its exit code.
     pub fn terminate_agent(&mut self, agent: &str) -> Option<i32> {
-        self.end_agent(agent, "TERM")
+        self.end_agent(agent, Signal::TERM)
     }
 
-    fn end_agent(&mut self, agent: &str, signal: &str) -> Option<i32> {
+    fn end_agent(&mut self, agent: &str, signal: Signal) -> Option<i32> {
         let at = self.agents.iter().position(|(name, _)| name == agent).unwrap();
         let (_, mut child) = self.agents.swap_remove(at);
         kill(child.id(), signal);
@@ -121,8 +122,8 @@ impl<'a> Job<'a> {
     }
 
     /// Sends a signal to the coordinator.
-    pub fn signal_coordinator(&self, name: &str) {
-        kill(self.coordinator.id(), name);
+    pub fn signal_coordinator(&self, signal: Signal) {
+        kill(self.coordinator.id(), signal);
     }
 
     /// Waits until every agent has ended by itself; returns their exit codes.

@@ -110,8 +110,8 @@ fn job_uses_the_instruction_set_that_all_systems_share() {
         let further = format!("train -p params.yaml -o m --num_csx 2 --max_steps {}", STEPS + 1);
         let refused = place.run(&further);
         assert_eq!(refused.code(), 2, "{}", refused.stderr);
-        assert!(refused.stderr.contains("--accept_other_profile"), "{}", refused.stderr);
-        place.succeed(&format!("{further} --accept_other_profile"));
+        assert!(refused.stderr.contains("--allow_profile_change"), "{}", refused.stderr);
+        place.succeed(&format!("{further} --allow_profile_change"));
         let info = place.info(&format!("m/checkpoint_{}", STEPS + 1));
         assert_eq!(info["numerics_profile"]["isa"], Isa::detect().to_string());
         assert!(info["notes"].to_string().contains(&format!("from {{\\\"isa\\\":\\\"{least}")), "{info}");

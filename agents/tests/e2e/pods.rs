@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, Output, Stdio};
 
 use millrace_telemetry::journal::{AttemptOutcome, OutcomeReason};
+use rustix::process::Signal;
 
 use super::harness::{TestDir, kill};
 use super::job::{AGENTS, Job, role, write_launch};
@@ -94,7 +95,7 @@ fn an_agent_that_finds_no_coordinator_leaves_at_once_when_asked() {
     for address in ["no-such-host.invalid:7000".to_owned(), format!("127.0.0.1:{}", free_port())] {
         let mut agent = StandaloneAgent::start(&place, "memoryx-0", &address);
         agent.wait_for("can't be reached yet");
-        kill(agent.child.id(), "TERM");
+        kill(agent.child.id(), Signal::TERM);
         let (code, log) = agent.end();
         assert_eq!(code, Some(0), "{log}");
     }
@@ -133,7 +134,7 @@ fn coordinator_reports_locked_model_dir_and_early_stop() {
     let code = coordinator(&place, &[]).status.code();
     assert_eq!((last_report(&place, code).reason, code), (OutcomeReason::ModelDirInUse, Some(2)));
 
-    job.signal_coordinator("TERM");
+    job.signal_coordinator(Signal::TERM);
     let code = job.end();
     assert_eq!((last_report(&place, code).reason, code), (OutcomeReason::Interrupted, Some(130)));
 }
