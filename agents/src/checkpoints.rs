@@ -57,6 +57,6 @@ pub fn check_same_profile(then: &str, now: &str, accepts: bool) -> Result<Option
         (false, false) => Err(AgentError::bad_input(format!(
             "the checkpoint was computed as {then}, this run would compute as {now}"
         ))
-        .hint("the result would not be the same bits; insist with --accept_other_profile, or pin it with --isa")),
+        .hint("the result would not be the same bits; insist with --allow_profile_change, or pin it with --isa")),
     }
 }

@@ -77,7 +77,7 @@ pub struct ServeArgs {
     #[arg(long, requires = "tls_cert")]
     tls_key: Option<PathBuf>,
     /// HTTPS with a certificate of the server's own, kept in the data directory; give its names, once for each
-    #[arg(long = "tls-self-made", value_name = "NAME", conflicts_with = "tls_cert")]
+    #[arg(long = "tls-self-signed-name", alias = "tls-self-made", value_name = "NAME", conflicts_with = "tls_cert")]
     tls_names: Vec<String>,
     /// A proxy, or a network of proxies, whose X-Forwarded-For or Forwarded says where a request comes from; once for each
     #[arg(long = "trusted-proxy", env = "MILLRACE_TRUSTED_PROXIES", value_name = "CIDR", value_delimiter = ',', value_parser = parse_network)]
@@ -86,17 +86,17 @@ pub struct ServeArgs {
     #[arg(long)]
     appliance: Option<PathBuf>,
     /// Days that the history of a job is kept after its end, and an API token after its own; a job's files are never touched
-    #[arg(long, default_value_t = 365)]
+    #[arg(long, alias = "keep-days", default_value_t = 365)]
     retention_days: u32,
     /// Bytes that the logs and curves of all jobs have at most, about: beyond that those of jobs that are over go, the oldest first
-    #[arg(long, value_name = "BYTES", default_value_t = 4 << 30)]
+    #[arg(long, alias = "keep-bytes", value_name = "BYTES", default_value_t = 4 << 30)]
     max_history_bytes: u64,
     /// Bytes of checkpoints exported for downloads that are kept at most, together; on Kubernetes they lie in pods of their own
-    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MAX_EXPORT_BYTES)]
-    export_bytes: u64,
+    #[arg(long, alias = "export-bytes", value_name = "BYTES", default_value_t = DEFAULT_MAX_EXPORT_BYTES)]
+    max_export_bytes: u64,
     /// What relative data paths of params are relative to, readable by every job; left out, params name no such paths
-    #[arg(long, value_name = "DIR")]
-    inputs: Option<PathBuf>,
+    #[arg(long, alias = "inputs", value_name = "DIR")]
+    input_dir: Option<PathBuf>,
     /// A directory that jobs can mount, once for each: read-only with `ro`, and only in some namespaces with their names
     #[arg(long = "volume", value_name = VOLUME_SYNTAX, value_parser = parse_volume)]
     volumes: Vec<(ObjectName, ServerVolume)>,
@@ -147,7 +147,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let secure = tls.is_some();
     if !args.listen.ip().is_loopback() && tls.is_none() {
         anyhow::bail!(
-            "listening on {} would send tokens and weights in the clear: give --tls-cert and --tls-key, or --tls-self-made \
+            "listening on {} would send tokens and weights in the clear: give --tls-cert and --tls-key, or --tls-self-signed-name \
              NAME, or listen on 127.0.0.1",
             args.listen
         );
@@ -247,7 +247,7 @@ async fn process(
     let real = |path: &Path| path.canonicalize().with_context(|| format!("there is no directory {}", path.display()));
     let directories = ServerDirectories {
         data: real(&args.database.data)?,
-        inputs: args.inputs.as_deref().map(real).transpose()?,
+        inputs: args.input_dir.as_deref().map(real).transpose()?,
         volumes: all_volumes(&args.volumes).map_err(anyhow::Error::msg)?,
     };
     directories.make().map_err(anyhow::Error::msg)?;
@@ -259,7 +259,7 @@ async fn process(
             holds_database: args.database.database.is_none(),
             appliance: appliance(args)?,
             compute: compute.clone(),
-            export_bytes: args.export_bytes,
+            export_bytes: args.max_export_bytes,
         },
     )
     .await?;

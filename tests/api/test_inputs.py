@@ -128,7 +128,7 @@ def test_missing_data_are_rejected(serve: Serve, tmp_path: Path) -> None:
     user = serve("--volume", f"corpus={corpus}").user
     refusals = {}
     for data, says in {
-        "nowhere.txt": f"there is no file nowhere.txt in {ROOT}, the directory that the server's --inputs names",
+        "nowhere.txt": f"there is no file nowhere.txt in {ROOT}, the directory that the server's --input-dir names",
         "'*.text'": f"there is no file *.text in {ROOT}",
         "/data/nowhere.txt": "there is no file /data/nowhere.txt in the volume corpus, which spec.mountDirs has at /data",
         "/data/kjv.h5": "is an HDF5 file, and UTF-8 text is expected: convert it",

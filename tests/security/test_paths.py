@@ -556,13 +556,13 @@ def test_server_files_are_private(tmp_path: Path, volume: Path) -> None:
 
 @pytest.mark.needs("local paths")
 def test_server_without_inputs_reads_no_local_files(tmp_path: Path) -> None:
-    """Without --inputs the server offers no local files, and the error says what to do."""
+    """Without --input-dir the server offers no local files, and the error says what to do."""
     server = ProcessServer(tmp_path / "server", inputs=None)
     try:
         (server.home / "id_rsa").write_text(f"{SECRET}\n" * 4000)
         body = trainjob("stolen")
         body["spec"]["params"]["train_input"]["data_files"] = "id_rsa"
         answer = server.user.http.post(JOBS.format(ns="default"), json=body)
-        assert answer.status_code == 422 and "start the server with --inputs DIR" in answer.text, answer.text
+        assert answer.status_code == 422 and "start the server with --input-dir DIR" in answer.text, answer.text
     finally:
         server.close()

@@ -191,9 +191,9 @@ pub struct RunArgs {
     /// Start from a checkpoint that lacks some of the model's tensors
     #[arg(long)]
     pub disable_strict_checkpoint_loading: bool,
-    /// Go on from a checkpoint whose numerics profile is another; the next checkpoint records it
-    #[arg(long)]
-    pub accept_other_profile: bool,
+    /// Resume from a checkpoint with another numerics profile; the next checkpoint records it
+    #[arg(long, alias = "accept_other_profile")]
+    pub allow_profile_change: bool,
     /// Stop after compiling, and print the plan
     #[arg(long)]
     pub compile_only: bool,

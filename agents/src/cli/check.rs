@@ -124,7 +124,7 @@ fn check_checkpoint(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliEr
         if run.mode.trains() {
             // All processes run on this machine, so the profile is known before anything is started.
             let now = serde_json::to_string(&prepared.profile(flags.isa)).map_err(AgentError::local)?;
-            check_same_profile(checkpoint.numerics_profile(), &now, flags.accept_other_profile)?;
+            check_same_profile(checkpoint.numerics_profile(), &now, flags.allow_profile_change)?;
         }
         PlanReader::new(checkpoint, &prepared.plan, &Moments::none(), load_strictness(&prepared.resolved.job))?;
         return Ok(());

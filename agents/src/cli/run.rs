@@ -57,7 +57,7 @@ fn local_run(flags: &RunArgs, prepared: PreparedJob) -> LocalRun {
     let PreparedJob { resolved, appliance, params_yaml, .. } = prepared;
     let mut launch = LaunchDocument::new(resolved, appliance, params_yaml);
     launch.isa = flags.isa;
-    launch.resume.accept_other_profile = flags.accept_other_profile;
+    launch.resume.accept_other_profile = flags.allow_profile_change;
     // The roles run in the working directory of this process; an empty path would be unreadable in messages.
     if launch.model_dir == Path::new("") {
         launch.model_dir = Path::new(".").to_owned();

@@ -1,7 +1,7 @@
 //! Maps the paths of a job to paths on this machine.
 //!
 //! Params name paths as a pod would see them. An absolute path is in one of the job's `mountDirs`; a relative model_dir
-//! is below the server's data directory; other relative paths are below the directory of `--inputs`.
+//! is below the server's data directory; other relative paths are below the directory of `--input-dir`.
 //!
 //! * No other directory of the machine can be reached, so that a user who may submit jobs can't read every file of the
 //!   server's user.
@@ -106,7 +106,7 @@ impl ServerDirectories {
             let Some(inputs) = &self.inputs else {
                 return Err(format!(
                     "the path {written} is relative, and this server offers no directory for such paths: send a text of \
-                     less than 1 MiB along with the params, mount a volume, or start the server with --inputs DIR"
+                     less than 1 MiB along with the params, mount a volume, or start the server with --input-dir DIR"
                 ));
             };
             return Ok(LocatedPath::own(self.check_not_private(job, inputs.join(path))?));
@@ -138,7 +138,7 @@ impl ServerDirectories {
         let path = Path::new(written);
         if path.is_relative() {
             let inputs = self.inputs.as_deref().unwrap_or(&self.data).display();
-            return format!("in {inputs}, the directory that the server's --inputs names");
+            return format!("in {inputs}, the directory that the server's --input-dir names");
         }
         match job.spec.mount_holding(path) {
             Some(mount) => format!("in the volume {}, which spec.mountDirs has at {}", mount.volume, mount.path),
@@ -427,7 +427,7 @@ mod tests {
         }
         assert_eq!(site.locate(&job, "/reading/x").unwrap(), Path::new("/vol/reading/x"));
         assert!(site.locate(&job, "/theirs/x").is_err());
-        assert!(site.locate(&job, "x.txt").unwrap_err().contains("--inputs DIR"));
+        assert!(site.locate(&job, "x.txt").unwrap_err().contains("--input-dir DIR"));
         assert!(site.locate(&job, "/mine/x\0").unwrap_err().contains("NUL"));
         assert!(
             site.is_readable(&job, Path::new("/vol/mine/run")) && !site.is_readable(&job, Path::new("/vol/theirs/run"))

@@ -45,8 +45,8 @@ pub struct ReaderArgs {
     #[arg(long, value_name = "DIR")]
     exports: PathBuf,
     /// Bytes that these have at most, together
-    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MAX_EXPORT_BYTES)]
-    export_bytes: u64,
+    #[arg(long, alias = "export-bytes", value_name = "BYTES", default_value_t = DEFAULT_MAX_EXPORT_BYTES)]
+    max_export_bytes: u64,
     /// Holds tls.crt, tls.key and ca.crt: what it shows, and whose certificate a client must have
     #[arg(long, value_name = "DIR")]
     identity: PathBuf,
@@ -81,14 +81,14 @@ struct ReaderSource {
 pub async fn run(args: ReaderArgs) -> anyhow::Result<()> {
     let _traces = serve::log(LevelFilter::INFO, args.log_format)?;
     let ending = shutdown_signals().context("can't listen for signals")?;
-    let ReaderArgs { model_dir, exports, export_bytes, identity, listen, job_uid: uid, idle_seconds, .. } = args;
+    let ReaderArgs { model_dir, exports, max_export_bytes, identity, listen, job_uid: uid, idle_seconds, .. } = args;
     private::set_private_umask();
     millrace_roots::restrict_process([nearest_existing(&model_dir), nearest_existing(&exports)])
         .context("can't use a directory of the job")?;
     let identity = Identity::read(&identity)?;
     let listener = TcpListener::bind(listen).await.with_context(|| format!("can't listen on {listen}"))?;
     tracing::info!("{} is read at {}", model_dir.display(), listener.local_addr()?);
-    let exports = ExportCache::new(exports, export_bytes);
+    let exports = ExportCache::new(exports, max_export_bytes);
     serve(
         listener,
         identity,

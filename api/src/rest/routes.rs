@@ -195,7 +195,7 @@ fn job_routes() -> Vec<Route> {
         change("suspend", post(jobs::suspend), "Has a job save its state and give its systems back"),
         change("resume", post(jobs::resume), "Has a job go on"),
         change("scale", post(jobs::scale), "Changes how many systems a job has")
-            .body(RequestBodyKind::Component("Scale")),
+            .body(RequestBodyKind::Component("ScaleRequest")),
     ]
 }
 
@@ -207,9 +207,10 @@ fn record_routes() -> Vec<Route> {
     vec![
         numbered("events", get(records::events), "What was told about a job", pages("Event"))
             .query::<records::EventsQuery>(),
-        numbered("metrics", get(records::metrics), "The points of a job's curves", pages("Metric"))
+        numbered("metrics", get(records::metrics), "The points of a job's curves", pages("MetricPoint"))
             .query::<records::MetricsQuery>(),
-        numbered("logs", get(records::logs), "What a job's agents said", pages("Log")).query::<records::LogsQuery>(),
+        numbered("logs", get(records::logs), "What a job's agents said", pages("LogLine"))
+            .query::<records::LogsQuery>(),
         numbered("follow", get(records::follow), "Everything about a job, live, to its end", ResponseKind::Live)
             .query::<records::FollowQuery>(),
     ]
@@ -240,7 +241,7 @@ fn file_routes() -> Vec<Route> {
         )
         .needs(RequiredAccess::Editor)
         .query::<files::FileQuery>()
-        .responds_with("Files"),
+        .responds_with("CheckpointFileList"),
         file("checkpoints/{shelf}/{*path}", get(files::get_checkpoint_file), "A file of a checkpoint")
             .query::<files::FileQuery>(),
         Route::new("get", job_path("artifacts"), get(files::artifacts), "What else a job has written")
@@ -265,22 +266,28 @@ fn server_routes() -> Vec<Route> {
             .responds_with("ApplianceView"),
         Route::new("get", "/v1/whoami", get(appliance::whoami), "Who asks, and what they may")
             .needs(RequiredAccess::Token)
-            .responds_with("Who"),
-        open("/v1/version", get(appliance::version), "Which server this is", ResponseKind::Json(component("Version"))),
+            .responds_with("Identity"),
+        open(
+            "/v1/version",
+            get(appliance::version),
+            "Which server this is",
+            ResponseKind::Json(component("ServerVersion")),
+        ),
         admin("get", "/v1/tokens", get(tokens::list), "All API tokens, without their secrets")
             .responds_with("TokenList"),
         admin("post", "/v1/tokens", post(tokens::create), "Makes a token; its secret is seen this once")
-            .body(RequestBodyKind::Component("NewToken"))
+            .body(RequestBodyKind::Component("TokenRequest"))
             .status(201)
-            .responds_with("MadeToken"),
-        admin("delete", "/v1/tokens/{id}", delete(tokens::revoke), "Revokes a token at once").responds_with("Revoked"),
+            .responds_with("CreatedToken"),
+        admin("delete", "/v1/tokens/{id}", delete(tokens::revoke), "Revokes a token at once")
+            .responds_with("RevokedToken"),
         Route::new("post", "/v1/session", post(session::create_session), "Trades a token for a browser's cookie")
             .needs(RequiredAccess::Bearer)
             .responds_with("Session")
             .response_headers(&["Set-Cookie"]),
         Route::new("delete", "/v1/session", delete(session::delete_session), "Ends the session of the cookie")
             .needs(RequiredAccess::Token)
-            .responds_with("Ended")
+            .responds_with("SessionEnded")
             .response_headers(&["Set-Cookie"]),
         open("/", get(openapi::home), "What this server is, for people", ResponseKind::Html),
         open(

@@ -39,7 +39,7 @@ fn default_is_one_replica_with_sqlite() {
     assert_eq!(container["command"], json!(["millrace-api"]));
     let arguments: Vec<&str> = container["args"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     assert_eq!(arguments[..2], ["serve", "--backend=kubernetes"]);
-    assert!(arguments.contains(&"--keep-days=365"), "{arguments:?}");
+    assert!(arguments.contains(&"--retention-days=365"), "{arguments:?}");
     assert_eq!(environment(pod, "MILLRACE_IMAGE"), container["image"]);
     assert_eq!(environment(pod, "MILLRACE_DATA"), "/var/lib/millrace");
     assert!(!container["env"].to_string().contains("MILLRACE_DATABASE"));
@@ -81,7 +81,7 @@ fn replicas_with_a_database_need_no_claim() {
     assert_eq!(url["valueFrom"]["secretKeyRef"], json!({"name": "history", "key": "url"}));
     let authority = json!({"secretName": "history", "items": [{"key": "ca.crt", "path": "ca.crt"}], "optional": true});
     assert_eq!(volume(pod, "database")["secret"], authority, "for a URL with sslrootcert");
-    assert!(container["args"].as_array().unwrap().contains(&json!("--keep-days=30")));
+    assert!(container["args"].as_array().unwrap().contains(&json!("--retention-days=30")));
     assert_eq!(volume(pod, "data"), json!({"emptyDir": {}}));
     assert_eq!(volume(pod, "tls")["secret"]["secretName"], "certificate");
     assert_eq!(pod["nodeSelector"], values["api"]["nodeSelector"]);

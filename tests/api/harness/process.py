@@ -36,7 +36,7 @@ class ProcessServer(Server):
 
     def __init__(self, home: Path, *flags: object, inputs: Path | None = ROOT) -> None:
         super().__init__(home)
-        self._inputs = ["--inputs", inputs] if inputs else []
+        self._inputs = ["--input-dir", inputs] if inputs else []
         self.data = home / "data"
         self._database = {"MILLRACE_DATABASE": new_database()} if "MILLRACE_TEST_POSTGRES" in os.environ else {}
         self._flags = [str(flag) for flag in flags]
@@ -76,7 +76,7 @@ class ProcessServer(Server):
         """
         database = self._database or {"MILLRACE_DATABASE": f"sqlite:{self.data / 'millrace.db'}"}
         env = {**self._env, **database, "MILLRACE_DATA": str(data or self.data)}
-        command = [PROGRAMS / "millrace-api", "serve", "--listen", "127.0.0.1:0", "--inputs", ROOT]
+        command = [PROGRAMS / "millrace-api", "serve", "--listen", "127.0.0.1:0", "--input-dir", ROOT]
         return subprocess.run(command, env=env, cwd=self.home, capture_output=True, text=True, timeout=30)
 
     def kill(self) -> None:

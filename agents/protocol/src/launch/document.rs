@@ -39,6 +39,7 @@ pub struct LaunchDocument {
     /// State that the run continues from.
     pub resume: ResumeOptions,
     /// Number of agents that the coordinator waits for.
+    #[serde(rename = "wanted")]
     pub agent_counts: AgentCounts,
     /// Instruction set to pin the numerics profile to; `None` uses the best one that all members support.
     #[serde(default)]
@@ -47,7 +48,7 @@ pub struct LaunchDocument {
     #[serde(default)]
     pub notes: Vec<String>,
     /// Params that were given and have no effect, logged once.
-    #[serde(default)]
+    #[serde(rename = "without_effect", default)]
     pub ignored_keys: Vec<String>,
     /// The params as the user wrote them, stored with the results.
     #[serde(default)]
@@ -106,10 +107,10 @@ impl LaunchDocument {
     /// Returns the launch of a resolved job on `appliance`, as a run that nothing restarts. A program that restarts the
     /// job sets `attempt` and `job_uid`.
     pub fn new(resolved: ResolveOutput, appliance: MachineSpec, params_yaml: String) -> Self {
-        let ResolveOutput { job, notes, ignored_keys: mut without_effect } = resolved;
+        let ResolveOutput { job, notes, mut ignored_keys } = resolved;
         let run = &job.run;
         if run.num_act_servers > 1 {
-            without_effect
+            ignored_keys
                 .push("num_act_servers above 1 (a system reads from one activation server at a time)".to_owned());
         }
         Self {
@@ -127,7 +128,7 @@ impl LaunchDocument {
             agent_counts: AgentCounts::for_job(&job, &appliance),
             isa: None,
             notes,
-            ignored_keys: without_effect,
+            ignored_keys,
             params_yaml,
             appliance,
             job,

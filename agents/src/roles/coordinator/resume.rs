@@ -221,7 +221,7 @@ fn check_systems(compiled: &CompiledJob, systems: usize) -> Result<(), AgentErro
         leaves.samples
     ))
     .hint(format!(
-        "use at most {}, or cut the batch into smaller leaves, which gives other bits, with --accept_other_profile",
+        "use at most {}, or cut the batch into smaller leaves, which gives other bits, with --allow_profile_change",
         pluralize(leaves.count, "system", "systems")
     )))
 }
@@ -260,7 +260,7 @@ fn with_cuts_of(then: &NumericsProfile, compiled: CompiledJob) -> Result<(Compil
         ))
         .hint(
             "other leaves would not give the same bits; use a wafer of at least the size it had before, or insist with \
-                 --accept_other_profile",
+                 --allow_profile_change",
         )),
     }
 }
@@ -373,7 +373,7 @@ mod tests {
     fn leaves_that_do_not_fit_are_refused() {
         let then = compiled(LARGE, 1 << 16).profile;
         let refused = with_cuts_of(&then, compiled(SMALL, 1 << 16)).unwrap_err();
-        assert!(refused.to_string().contains("--accept_other_profile"), "{refused}");
+        assert!(refused.to_string().contains("--allow_profile_change"), "{refused}");
     }
 
     #[test]
@@ -412,6 +412,6 @@ mod tests {
         let (kept, _) = with_cuts_of(&one_leaf, compiled).unwrap();
         assert_eq!(kept.plan.leaves.count, 1, "larger than the bound of the params");
         let refused = check_systems(&kept, 2).unwrap_err().to_string();
-        assert!(refused.contains("1 leaf of 8") && refused.contains("--accept_other_profile"), "{refused}");
+        assert!(refused.contains("1 leaf of 8") && refused.contains("--allow_profile_change"), "{refused}");
     }
 }

@@ -145,7 +145,7 @@ fn request_body(body: RequestBodyKind) -> Option<Value> {
                 "required": ["params"],
                 "properties": {
                     "params": {"type": "string", "description": "The user's params file, byte for byte."},
-                    "job": {"$ref": "#/components/schemas/Beside"},
+                    "job": {"$ref": "#/components/schemas/SubmitOptions"},
                     "file": {
                         "type": "array", "items": {"type": "string"},
                         "description": "Small texts; the filename of each is the path that the params name.",

@@ -23,33 +23,33 @@ pub fn components() -> Value {
             "items": {"type": "array", "items": {"$ref": "#/components/schemas/TrainJob"}},
             "next": {"type": ["string", "null"], "description": "The next page's cursor."},
         }},
-        "Beside": request_schema::<SubmitOptions>(),
-        "Scale": request_schema::<jobs::ScaleRequest>(),
+        "SubmitOptions": request_schema::<SubmitOptions>(),
+        "ScaleRequest": request_schema::<jobs::ScaleRequest>(),
         "Event": response_schema::<records::EventView>(),
         // Metrics and logs are passed on as the coordinator wrote them, whatever its version, so there is no type for
         // them.
-        "Metric": {"type": "object", "properties": {
+        "MetricPoint": {"type": "object", "properties": {
             "number": {"type": "integer"}, "time": text(), "attempt": {"type": "integer"}, "step": {"type": "integer"},
             "loss": {"type": "number"}, "mode": {"const": "eval"}, "learning_rate": {"type": "number"},
             "grad_norm": {"type": "number"}, "tokens": {"type": "integer"}, "seconds": {"type": "number"}, "rate": {"type": "number"},
         }},
-        "Log": {"type": "object", "properties": {
+        "LogLine": {"type": "object", "properties": {
             "number": {"type": "integer"}, "time": text(), "attempt": {"type": "integer"}, "agent": text(), "level": text(),
             "message": text(), "fields": {"type": "object"},
         }},
         "CheckpointList": response_schema::<ItemList<CheckpointFiles>>(),
         "FileList": response_schema::<ItemList<FileInfo>>(),
-        "Files": response_schema::<files::FileSetListing>(),
+        "CheckpointFileList": response_schema::<files::FileSetListing>(),
         "VolumeList": response_schema::<ItemList<VolumeInfo>>(),
         "ApplianceView": response_schema::<appliance::ApplianceView>(),
-        "Who": response_schema::<appliance::CallerIdentity>(),
-        "Version": response_schema::<appliance::ServerVersion>(),
+        "Identity": response_schema::<appliance::CallerIdentity>(),
+        "ServerVersion": response_schema::<appliance::ServerVersion>(),
         "Session": response_schema::<session::SessionStarted>(),
-        "Ended": response_schema::<session::SessionEnded>(),
-        "NewToken": request_schema::<tokens::TokenRequest>(),
-        "MadeToken": response_schema::<tokens::CreatedToken>(),
+        "SessionEnded": response_schema::<session::SessionEnded>(),
+        "TokenRequest": request_schema::<tokens::TokenRequest>(),
+        "CreatedToken": response_schema::<tokens::CreatedToken>(),
         "TokenList": response_schema::<ItemList<tokens::TokenView>>(),
-        "Revoked": response_schema::<tokens::RevokedToken>(),
+        "RevokedToken": response_schema::<tokens::RevokedToken>(),
         "Problem": response_schema::<Problem<'_>>(),
     })
 }
