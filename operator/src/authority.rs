@@ -1,8 +1,8 @@
 //! The operator's certificate authority. It issues the identities of each attempt's agents, and of the services of the
 //! control plane that follow them.
 //!
-//! The authority is stored in one Secret of the operator's own namespace. It is valid for [`AUTHORITY_LIFETIME`]. When less than
-//! [`RENEW_BEFORE`] of that is left, a new one replaces it; the previous one is trusted until it expires.
+//! The authority is stored in one Secret of the operator's own namespace. It is valid for [`AUTHORITY_LIFETIME`]. When
+//! less than [`RENEW_BEFORE`] of that is left, a new one replaces it; the previous one is trusted until it expires.
 //!
 //! ```text
 //!   day 0              185             365             550

@@ -22,8 +22,8 @@ use crate::term::LeaderTerm;
 /// Time without a renewal after which a candidate takes the lease. The candidate measures it on its own clock, because
 /// the times in the lease come from other machines, whose clocks differ.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// Time that a leader may write after it sent its last renewal. The difference to [`LEASE_DURATION`] is for requests that the
-/// API server still processes.
+/// Time that a leader may write after it sent its last renewal. The difference to [`LEASE_DURATION`] is for requests
+/// that the API server still processes.
 const TERM_DURATION: Duration = Duration::from_secs(10);
 /// Interval of renewals, and of attempts to take the lease.
 const RENEW_INTERVAL: Duration = Duration::from_secs(2);
@@ -75,7 +75,8 @@ impl Candidate {
         Ok(u64::try_from(transitions).unwrap_or(0))
     }
 
-    /// Renews the lease. Returns when the term has ended, at most `TERM_DURATION` after the last successful renewal was sent.
+    /// Renews the lease. Returns when the term has ended, at most `TERM_DURATION` after the last successful renewal was
+    /// sent.
     pub async fn keep_leading(&self, term: &LeaderTerm) {
         renew_until_over(term, async || self.try_lead(LeaseIntent::Renewal, &mut ObservedLease::default()).await).await;
     }
@@ -142,7 +143,8 @@ enum LeaseIntent {
 struct ObservedLease(Option<(LeaseSpec, Instant)>);
 
 impl ObservedLease {
-    /// Returns whether the lease has not been renewed for [`LEASE_DURATION`], as observed by this candidate until `now`.
+    /// Returns whether the lease has not been renewed for [`LEASE_DURATION`], as observed by this candidate until
+    /// `now`.
     fn is_over(&mut self, spec: Option<&LeaseSpec>, now: Instant) -> bool {
         let spec = spec.cloned().unwrap_or_default();
         match &self.0 {

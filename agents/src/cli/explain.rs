@@ -2,8 +2,8 @@
 
 use millrace_params::reference;
 
+use super::print_line;
 use super::refusal::CliError;
-use super::say;
 use crate::launch::Exit;
 
 /// Prints what is known about a section or a key of the params, or lists all of them.
@@ -12,8 +12,8 @@ pub fn print(path: Option<&str>) -> Result<Exit, CliError> {
         Some(path) => reference::explain(path).map_err(unknown_key)?,
         None => reference::overview(),
     };
-    say(text.trim_end());
-    Ok(Exit::Done)
+    print_line(text.trim_end());
+    Ok(Exit::Success)
 }
 
 fn unknown_key(error: reference::UnknownKeyError) -> CliError {

@@ -15,8 +15,8 @@
 //! }
 //! ```
 //!
-//! A program that runs many jobs keeps the processes of each as a [`ProcessGroup`] and decides itself how to react when one
-//! ends.
+//! A program that runs many jobs keeps the processes of each as a [`ProcessGroup`] and decides itself how to react when
+//! one ends.
 //!
 //! ```text
 //!   launcher ──stdin: identity, launch document──► coordinator-0 ──stdout: "listening …", then copied──► stdout

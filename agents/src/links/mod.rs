@@ -1,8 +1,8 @@
 //! The links of the data tree: one long-lived stream per link and direction.
 //!
 //! An agent handles links that it dials and links that it accepts in the same way: it receives [`LinkEvent`]s on one
-//! channel, and for each open link an [`LinkSender`] to send into. Events have the epoch of their link. [`LinkEventQueue`] delivers
-//! those of the current epoch, stores those of later epochs and drops the others.
+//! channel, and for each open link an [`LinkSender`] to send into. Events have the epoch of their link.
+//! [`LinkEventQueue`] delivers those of the current epoch, stores those of later epochs and drops the others.
 //!
 //! * A peer can't make an agent use unbounded memory: a frame without credit, or a grant of more than a window, closes
 //!   its link ([`FrameCheck`], [`GrantCheck`]).

@@ -63,8 +63,8 @@ impl StreamFilter {
     }
 }
 
-/// Position of a client in a stream: the id of an event, and the value of `Last-EventRecord-ID`. A stream of either entries
-/// or events has one number as its id, a stream of both `ENTRY.EVENT`.
+/// Position of a client in a stream: the id of an event, and the value of `Last-EventRecord-ID`. A stream of either
+/// entries or events has one number as its id, a stream of both `ENTRY.EVENT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamPosition {
     /// Number of the last journal entry.
@@ -150,7 +150,8 @@ impl LiveStream {
         }
     }
 
-    /// Whether the client is still authorized, checked every [`REAUTHORIZE_INTERVAL`]. A revoked token ends its streams.
+    /// Whether the client is still authorized, checked every [`REAUTHORIZE_INTERVAL`]. A revoked token ends its
+    /// streams.
     async fn is_still_authorized(&mut self, job: &JobRecord) -> bool {
         if self.last_authorized.elapsed() < REAUTHORIZE_INTERVAL {
             return true;

@@ -59,8 +59,9 @@ impl RequestLimiter {
             self.authenticated.retain_recent();
         }
         self.authenticated.check_key(&id.to_owned()).map_err(|_| {
-            let detail =
-                format!("more than {REQUESTS_PER_SECOND} requests a second, again and again: ask less often, or follow a live stream");
+            let detail = format!(
+                "rate limit of {REQUESTS_PER_SECOND} requests per second exceeded: retry less often, or follow a live stream"
+            );
             ApiError::new(ErrorReason::TooManyRequests, detail)
         })
     }

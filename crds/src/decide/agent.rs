@@ -146,8 +146,8 @@ impl ProcessEnd {
     }
 }
 
-/// Returns the agent whose end caused a failure: of the ended agents with the lowest rank ([`ProcessEnd::blame_rank`]) the one that
-/// ended first.
+/// Returns the agent whose end caused a failure: of the ended agents with the lowest rank ([`ProcessEnd::blame_rank`])
+/// the one that ended first.
 pub(super) fn root_cause_agent<'a>(
     agents: impl IntoIterator<Item = &'a ObservedAgent>,
 ) -> Option<(&'a ObservedAgent, &'a ProcessEnd)> {

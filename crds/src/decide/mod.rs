@@ -1,8 +1,8 @@
 //! Decides the next status of a job and the commands that implement it, from an observation. Pure functions.
 //!
-//! An [`JobObservation`] contains agents, however they are run, and the time: pods, clocks and clients are unknown here.
-//! [`decide`] is called again whenever something has changed. It decides from the observation only, never from the
-//! events before it, so a missed or repeated reconcile changes nothing.
+//! An [`JobObservation`] contains agents, however they are run, and the time: pods, clocks and clients are unknown
+//! here. [`decide`] is called again whenever something has changed. It decides from the observation only, never from
+//! the events before it, so a missed or repeated reconcile changes nothing.
 //!
 //! The states of a job are those of [`State`](crate::State):
 //!

@@ -39,8 +39,8 @@ use crate::world::{Error, PriorityValues, World};
 
 /// Interval of reconciles of an appliance without any change: finds what a missed event would have shown.
 const LEDGER_RESYNC_INTERVAL: Duration = Duration::from_secs(30);
-/// Minimum age at which `lastObservedTime` of an unchanged status is renewed: a little less than [`LEDGER_RESYNC_INTERVAL`], so that
-/// every heartbeat writes it.
+/// Minimum age at which `lastObservedTime` of an unchanged status is renewed: a little less than
+/// [`LEDGER_RESYNC_INTERVAL`], so that every heartbeat writes it.
 const STATUS_REFRESH_INTERVAL: Duration = Duration::from_secs(25);
 /// Bounds an update. One that takes longer is aborted and repeated: every job of the appliance waits for it.
 const LEDGER_UPDATE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -145,7 +145,8 @@ async fn update<W: World>(appliance: &Appliance, control: &ControllerContext<W>)
     Ok(Action::requeue(next_due.map_or(again, |due| due.min(again))))
 }
 
-/// Returns the new `lastObservedTime`: now, unless the same status was written less than [`STATUS_REFRESH_INTERVAL`] ago.
+/// Returns the new `lastObservedTime`: now, unless the same status was written less than [`STATUS_REFRESH_INTERVAL`]
+/// ago.
 fn last_observed(old: &ApplianceStatus, new: &ApplianceStatus, now: Timestamp) -> Option<Time> {
     let is_recent = |time: &Time| now.duration_since(time.0).unsigned_abs() < STATUS_REFRESH_INTERVAL;
     match &old.last_observed_time {

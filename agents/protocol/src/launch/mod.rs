@@ -1,8 +1,8 @@
 //! Defines what the program that starts a job's processes shares with them: the coordinator's launch document, the
 //! environment of a role process, and the exit codes.
 //!
-//! A role is started as `PROGRAM role ROLE …` with [`ROLE_ENV`] and [`ALLOCATOR_ENVIRONMENT`] in its environment. Its flags
-//! are listed in `docs/reference/commands.md`.
+//! A role is started as `PROGRAM role ROLE …` with [`ROLE_ENV`] and [`ALLOCATOR_ENVIRONMENT`] in its environment. Its
+//! flags are listed in `docs/reference/commands.md`.
 
 mod document;
 mod exit;
@@ -12,9 +12,9 @@ pub use document::{AgentCounts, LaunchDocument, ResumeOptions};
 pub use exit::Exit;
 pub use version::{DocumentError, V1, VERSION};
 
-/// Environment variable of every role process: [`STARTED_BY_LAUNCHER`] if a local launcher holds the other end of the process's
-/// standard input, any other value otherwise. It is required so that no argument of a user can turn a program into a
-/// role by accident.
+/// Environment variable of every role process: [`STARTED_BY_LAUNCHER`] if a local launcher holds the other end of the
+/// process's standard input, any other value otherwise. It is required so that no argument of a user can turn a program
+/// into a role by accident.
 pub const ROLE_ENV: &str = "MILLRACE_ROLE_PROCESS";
 /// Value of [`ROLE_ENV`] for processes of a local launcher.
 pub const STARTED_BY_LAUNCHER: &str = "launcher";

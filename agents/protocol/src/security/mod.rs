@@ -8,9 +8,9 @@
 //!   accepting side: listen(listener, identity, Admit) ────────┘
 //! ```
 //!
-//! A certificate names one agent of one attempt of one job (or a service of the control plane) in a URI, see [`MemberName`].
-//! An attempt is one life of a job's pods, or of a local run's processes; successive coordinators of one attempt have
-//! the same name.
+//! A certificate names one agent of one attempt of one job (or a service of the control plane) in a URI, see
+//! [`MemberName`]. An attempt is one life of a job's pods, or of a local run's processes; successive coordinators of
+//! one attempt have the same name.
 //!
 //! Each connection begins with a TLS 1.3 handshake in which both ends present their certificates. Then the accepting
 //! side sends one record that accepts the connection, or rejects it with a reason. After that the connection is either

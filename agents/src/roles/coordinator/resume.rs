@@ -45,9 +45,9 @@ pub fn named_checkpoint(launch: &LaunchDocument) -> Result<Option<Checkpoint>, A
     Checkpoint::open_verified(path).map(Some).map_err(|error| checkpoint_failure(&error))
 }
 
-/// Chooses the checkpoint: `named_checkpoint`, or else the newest complete one of `model_dir`, or else none. A run that evaluates
-/// all checkpoints begins with each complete one, oldest first: of the directory that the user named, or else of
-/// `model_dir`.
+/// Chooses the checkpoint: `named_checkpoint`, or else the newest complete one of `model_dir`, or else none. A run that
+/// evaluates all checkpoints begins with each complete one, oldest first: of the directory that the user named, or else
+/// of `model_dir`.
 ///
 /// # Errors
 /// A checkpoint is of another model, or there is none to evaluate.

@@ -1,7 +1,7 @@
 //! A system: the thread of the runtime handles links and control stream, a second thread computes.
 //!
-//! All events go to the compute thread as one ordered stream of [`ComputeInput`]s. It takes actions from the engine's state
-//! machine, drives the [`Device`](millrace_emulator::device::Device), and sends frames and reports itself.
+//! All events go to the compute thread as one ordered stream of [`ComputeInput`]s. It takes actions from the engine's
+//! state machine, drives the [`Device`](millrace_emulator::device::Device), and sends frames and reports itself.
 
 mod compute;
 

@@ -34,8 +34,8 @@ impl Store {
         self.delete_batch(over, before_ms, limit).await
     }
 
-    /// Like [`Store::delete_finished_before`], but only for jobs that were deleted. For a database that mirrors jobs: a job that
-    /// still exists at its source must stay.
+    /// Like [`Store::delete_finished_before`], but only for jobs that were deleted. For a database that mirrors jobs: a
+    /// job that still exists at its source must stay.
     ///
     /// # Errors
     /// Those of [`Store::delete_finished_before`].

@@ -1,7 +1,8 @@
 //! Follows coordinators: one task for each running attempt reads the coordinator's numbered stream and sends it
 //! commands.
 //!
-//! * The newest state of each attempt is kept as a [`CoordinatorReport`]. Its job is enqueued if a change matters to a decision.
+//! * The newest state of each attempt is kept as a [`CoordinatorReport`]. Its job is enqueued if a change matters to a
+//!   decision.
 //! * Steps are written to the job's status at most every few seconds, separately from decisions.
 //! * Other entries of the stream are ignored here.
 

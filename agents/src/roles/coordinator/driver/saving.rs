@@ -8,8 +8,8 @@
 //!  failed ─1 s─► failed ─2 s─► failed ─4 s─► failed ─8 s─► failed: skipped, training continues without it
 //! ```
 //!
-//! * While training continues, a failure is followed by up to [`MAX_SAVE_RETRIES`] retries. Then the checkpoint is skipped,
-//!   and the next one is written when it is due.
+//! * While training continues, a failure is followed by up to [`MAX_SAVE_RETRIES`] retries. Then the checkpoint is
+//!   skipped, and the next one is written when it is due.
 //! * A run that only has to save its last step retries up to [`MAX_FINAL_SAVE_RETRIES`] times, then fails.
 
 use std::time::{Duration, Instant};
