@@ -40,7 +40,7 @@ impl AdmissionSchema {
     /// rules.
     ///
     /// # Errors
-    /// [`crate::refusal::Reason::Invalid`] with every invalid field.
+    /// [`crate::refusal::ErrorReason::Invalid`] with every invalid field.
     pub fn admit(&self, object: &Value, before: Option<&Value>) -> Result<Value> {
         let mut object = object.clone();
         normalize_nulls(&self.schema, &mut object);

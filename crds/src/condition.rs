@@ -19,7 +19,7 @@ pub enum ConditionType {
     /// The job is suspended: it has saved its state and holds no systems.
     Suspended,
     /// The summary. Its status is Unknown while the job is not finished; its reason is the job's
-    /// [`State`](crate::State).
+    /// [`JobState`](crate::JobState).
     Succeeded,
     /// The job has finished, successfully or not.
     Finished,

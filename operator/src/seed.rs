@@ -83,7 +83,7 @@ impl ChartAppliance {
     /// Reads the JSON file at `path`.
     ///
     /// # Errors
-    /// [`ChartApplianceError::File`] and [`ChartApplianceError::ApplianceFile`].
+    /// [`ChartApplianceError::File`] and [`ChartApplianceError::Document`].
     pub fn read(path: &Path) -> Result<Self, ChartApplianceError> {
         let text = std::fs::read(path).map_err(|cause| ChartApplianceError::File { path: path.to_owned(), cause })?;
         let document = read(&text).map_err(|cause| ChartApplianceError::Document { path: path.to_owned(), cause })?;

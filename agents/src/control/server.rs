@@ -218,7 +218,10 @@ async fn listen(
         let message = tokio::select! {
             message = stream.message() => message,
             () = cut.notified() => {
-                tracing::warn!(peer = %agent, "{agent} counts as lost: it reads no commands; {MAX_QUEUED_COMMANDS} are queued");
+                tracing::warn!(
+                    peer = %agent,
+                    "{agent} counts as lost: it reads no commands; {MAX_QUEUED_COMMANDS} are queued"
+                );
                 break;
             }
         };

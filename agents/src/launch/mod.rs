@@ -4,14 +4,14 @@
 //! The roles are the running program itself, started again ([`role_process`]), so any program can run a job:
 //!
 //! ```no_run
-//! use millrace_agents::launch::{Launch, LocalRun, role_process, run_local};
+//! use millrace_agents::launch::{LaunchDocument, LocalRun, role_process, run_local};
 //!
 //! fn main() -> std::process::ExitCode {
 //!     if let Some(exit) = role_process() {
 //!         return exit;
 //!     }
 //!     let launch = std::fs::read_to_string("launch.json").expect("a launch document");
-//!     run_local(LocalRun::new(Launch::from_json(&launch).expect("JSON of a launch"))).into()
+//!     run_local(LocalRun::new(LaunchDocument::from_json(&launch).expect("JSON of a launch"))).into()
 //! }
 //! ```
 //!

@@ -60,7 +60,8 @@ impl RequestLimiter {
         }
         self.authenticated.check_key(&id.to_owned()).map_err(|_| {
             let detail = format!(
-                "rate limit of {REQUESTS_PER_SECOND} requests per second exceeded: retry less often, or follow a live stream"
+                "rate limit of {REQUESTS_PER_SECOND} requests per second exceeded: retry less often, or follow a \
+                 live stream"
             );
             ApiError::new(ErrorReason::TooManyRequests, detail)
         })

@@ -3,10 +3,10 @@
 //!
 //! ```no_run
 //! # async fn example() -> millrace_store::Result<()> {
-//! use millrace_store::{Filter, Options, Store};
+//! use millrace_store::{JobFilter, Store, StoreOptions};
 //!
-//! let store = Store::open("sqlite:/var/lib/millrace/millrace.db", Options::default()).await?;
-//! for job in store.jobs(&Filter::default(), None, 20).await?.items {
+//! let store = Store::open("sqlite:/var/lib/millrace/millrace.db", StoreOptions::default()).await?;
+//! for job in store.jobs(&JobFilter::default(), None, 20).await?.items {
 //!     println!("{} {:?}", job.name, job.content.state);
 //! }
 //! # Ok(())
@@ -20,7 +20,7 @@
 //! Guarantees:
 //! * The writes of a call are on disk when it returns: they survive `kill -9` and, if the disk honors syncs, a power
 //!   failure.
-//! * A call is one transaction, applied completely or not at all. ([`Store::forget`], [`Store::thin_curves`] and
+//! * A call is one transaction, applied completely or not at all. ([`Store::delete_job`], [`Store::thin_curves`] and
 //!   [`Store::shrink_history`] use several, and can be repeated.)
 //! * Each statement and each migration has one text for both databases, except for the query of the database's size.
 //! * With SQLite, all writes of a process use one connection, one after the other; readers never wait for them.
@@ -90,7 +90,7 @@ impl Store {
     /// Checks that the database responds.
     ///
     /// # Errors
-    /// [`Error::Busy`] or [`Error::Broken`] if it does not.
+    /// [`Error::Busy`] or [`Error::ConnectionLost`] if it does not.
     pub async fn ping(&self) -> Result<()> {
         sql("SELECT 1 AS one").first(&self.inner.read).await?;
         Ok(())
@@ -106,7 +106,7 @@ impl Store {
         Ok(())
     }
 
-    /// Waits for running calls and closes the database. Later calls fail with [`Error::Broken`].
+    /// Waits for running calls and closes the database. Later calls fail with [`Error::ConnectionLost`].
     pub async fn close(&self) {
         // The writer is closed last: without readers, it moves the contents of SQLite's write-ahead log into the file.
         self.inner.read.close().await;

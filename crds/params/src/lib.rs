@@ -9,7 +9,7 @@
 //!
 //! [`ObjectName`], [`LabelName`] and [`FileName`] are names that may become parts of paths.
 //!
-//! [`reference`] describes every key of the params.
+//! [`mod@reference`] describes every key of the params.
 //!
 //! All functions are pure: no file is opened, so callers check whether data files exist. With the feature `schema` the
 //! document types have JSON schemas.

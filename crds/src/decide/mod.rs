@@ -4,7 +4,7 @@
 //! here. [`decide`] is called again whenever something has changed. It decides from the observation only, never from
 //! the events before it, so a missed or repeated reconcile changes nothing.
 //!
-//! The states of a job are those of [`State`](crate::State):
+//! The states of a job are those of [`JobState`](crate::JobState):
 //!
 //! ```text
 //!   Queued -> Starting -> Training <-> Evaluating -> Succeeded

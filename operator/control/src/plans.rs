@@ -1,7 +1,7 @@
 //! Computes the plans of jobs, once for each job, machine and number of systems, within limits on memory and time.
 //!
 //! Compiling is CPU-bound and can't be interrupted. Its cost is therefore estimated before it begins, and too expensive
-//! plans are rejected. Callers run it on [`Workers`](crate::workers::Workers), never on an async thread.
+//! plans are rejected. Callers run it on [`WorkerPool`](crate::workers::WorkerPool), never on an async thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

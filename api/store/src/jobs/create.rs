@@ -22,7 +22,7 @@ pub enum CreateResult {
 
 impl Store {
     /// Creates a job, unless its key or its name is in use. The key is checked first. A key is free again if its job
-    /// was created [`crate::Options::key_life`] or longer before this one.
+    /// was created [`crate::StoreOptions::key_life`] or longer before this one.
     ///
     /// # Errors
     /// [`Error::BadUid`], [`Error::UidTaken`]; those of [`Store::replace_job`].

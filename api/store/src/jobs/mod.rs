@@ -169,7 +169,8 @@ impl Store {
     /// Returns the job with this UID, live or deleted.
     ///
     /// # Errors
-    /// Those of every read: [`Error::Busy`], [`Error::Broken`], [`Error::Damaged`], [`Error::Refused`].
+    /// Those of every read: [`Error::Busy`], [`Error::ConnectionLost`], [`Error::Damaged`],
+    /// [`Error::StatementRejected`].
     pub async fn job(&self, uid: &str) -> Result<Option<JobRecord>> {
         first(select().push("uid = ").value(uid), &self.inner.read).await
     }
