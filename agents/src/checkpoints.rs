@@ -7,7 +7,7 @@ use millrace_emulator::numerics::NumericsProfile;
 use millrace_params::JobSpec;
 use millrace_telemetry::journal::OutcomeReason;
 
-use crate::failure::AgentError;
+use crate::error::AgentError;
 
 /// Converts an error of a checkpoint to a failure with reason and hint.
 pub fn checkpoint_failure(error: &Error) -> AgentError {

@@ -10,7 +10,7 @@ use millrace_telemetry::metric_definitions::RoleMetrics;
 use millrace_telemetry::prometheus::CONTENT_TYPE;
 use tokio::net::TcpListener;
 
-use crate::failure::AgentError;
+use crate::error::AgentError;
 use crate::launch::announce_ready;
 
 /// Whether the role is ready. A coordinator is ready once agents may join it. Every other role is ready while it has

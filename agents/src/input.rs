@@ -4,7 +4,7 @@ pub use millrace_data::{DataError, DataSummary, SourceSpec, inspect as survey_so
 use millrace_data::{Dataset, SourceKind};
 use millrace_params::{DataSource, InputSpec, JobSpec, Split};
 
-use crate::failure::AgentError;
+use crate::error::AgentError;
 
 /// Training and evaluation data of a job.
 pub(crate) struct JobInputs {

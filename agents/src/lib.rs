@@ -12,8 +12,8 @@
 mod checkpoints;
 pub mod cli;
 mod control;
-pub mod epoch;
-mod failure;
+pub mod dataset_epoch;
+mod error;
 pub mod host;
 mod http;
 pub mod input;

@@ -9,7 +9,7 @@ use millrace_protocol::transport;
 use tokio::net::TcpListener;
 use tonic::transport::Channel;
 
-use crate::failure::AgentError;
+use crate::error::AgentError;
 
 /// A process of an attempt, with its credentials. Clones have the same identity.
 #[derive(Clone, Debug)]

@@ -15,8 +15,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::error::{ApiError, Result};
 use crate::files::Files;
-use crate::refusal::{ApiError, Result};
 
 /// Annotation of a job: the user who submitted it.
 pub const SUBMITTED_BY_ANNOTATION: &str = "millrace.dev/submitted-by";

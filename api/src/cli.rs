@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use millrace_store::{Store, StoreOptions};
 
 use crate::backup::{self, BackupArgs, RestoreArgs};
-use crate::private;
+use crate::private_dirs;
 use crate::reader::{self, ReaderArgs};
 use crate::serve::{self, ServeArgs};
 
@@ -80,8 +80,8 @@ impl DatabaseArgs {
     /// # Errors
     /// The directory or the database can't be opened: a sentence.
     pub async fn open(&self) -> anyhow::Result<Store> {
-        private::set_private_umask();
-        private::make_existing_private(&self.data).map_err(|error| {
+        private_dirs::set_private_umask();
+        private_dirs::make_existing_private(&self.data).map_err(|error| {
             anyhow::anyhow!("can't make the directory {}: {error}; choose another --data", self.data.display())
         })?;
         let url =

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
 use millrace_control::WorkerPool;
-use millrace_control::program::{LoggingConfig, shutdown_signals, wait_for_shutdown};
+use millrace_control::process::{LoggingConfig, shutdown_signals, wait_for_shutdown};
 use millrace_crds::{Appliance, ApplianceSpec};
 use millrace_params::{MachineDocument, MachineSpec, ObjectName};
 use millrace_store::{NewEvent, Store};
@@ -21,19 +21,19 @@ use millrace_traces::Traces;
 use serde_json::{Value, json};
 use tracing::level_filters::LevelFilter;
 
+use crate::admission::AdmissionSchema;
 use crate::backend::Backend;
 use crate::cli::DatabaseArgs;
 use crate::compute::ComputePool;
-use crate::definition::AdmissionSchema;
+use crate::error::ApiError;
 use crate::files::DEFAULT_MAX_EXPORT_BYTES;
 use crate::kubernetes::{self, KubernetesAuthorizer, KubernetesBackend};
 use crate::metrics::ServerMetrics;
-use crate::own_certificate::SelfIssuedCertificate;
 use crate::process::{
     ProcessBackend, ProcessSettings, ServerDirectories, ServerVolume, VOLUME_SYNTAX, all_volumes, parse_volume,
 };
-use crate::refusal::ApiError;
 use crate::rest::{AppState, AuthMode, RequestLimiter, TrustedProxies, forget_sessions, metrics_router, router};
+use crate::self_signed::SelfIssuedCertificate;
 use crate::tls::{self, CertificateFiles};
 
 /// Time to receive the head of a request.

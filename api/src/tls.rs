@@ -84,7 +84,7 @@ pub fn reloading_config(files: CertificateFiles) -> anyhow::Result<RustlsConfig>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::own_certificate::SelfIssuedCertificate;
+    use crate::self_signed::SelfIssuedCertificate;
 
     #[tokio::test]
     async fn a_certificate_says_when_it_expires() {

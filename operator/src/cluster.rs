@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use crate::agent_traces::AgentTraces;
 use crate::authority::CertificateManager;
+use crate::chart_appliance::ChartAppliance;
 use crate::children::{
     APPLIANCE_LABEL, ChildNames, EXTRA_TERMINATION_GRACE_SECONDS, FIELD_MANAGER, JOB_UID_LABEL, SYSTEM_LABEL,
     cs2_selector, host, journal_address,
@@ -28,8 +29,7 @@ use crate::children::{
 use crate::cli::OperatorArgs;
 use crate::error::Error;
 use crate::observe::{agent, termination_report};
-use crate::seed::ChartAppliance;
-use crate::{apply, archive, events, missing, protect};
+use crate::{appliance_finalizer, apply, archive, events, missing_config_maps};
 
 /// Field manager of `status.progress`, which is written separately from decisions.
 const PROGRESS_FIELD_MANAGER: &str = "millrace-progress";
@@ -96,7 +96,7 @@ impl World for ClusterWorld {
         let pods = self.pods(&job.namespace().unwrap_or_default()).list(&selector).await;
         let there = pods.map_err(Error::api("list the job's pods"))?.items;
         let mut agents: Vec<_> = there.iter().filter_map(agent).collect();
-        missing::report_missing_config_maps(job, &self.client, &there, &mut agents)
+        missing_config_maps::report_missing_config_maps(job, &self.client, &there, &mut agents)
             .await
             .map_err(Error::api("look for a ConfigMap"))?;
         let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
@@ -149,11 +149,13 @@ impl World for ClusterWorld {
         let selector = ListParams::default().labels(&format!("{APPLIANCE_LABEL}={appliance},{SYSTEM_LABEL}"));
         let pods = Api::<Pod>::all(self.client.clone()).list_metadata(&selector).await;
         let pods = pods.map_err(Error::api("list pods that hold systems"))?.items;
-        Ok(protect::grants_of_pods(pods.iter().map(|pod| &pod.metadata)))
+        Ok(appliance_finalizer::grants_of_pods(pods.iter().map(|pod| &pod.metadata)))
     }
 
     async fn set_in_use(&self, appliance: &Appliance, in_use: bool) -> Result<bool, Error> {
-        protect::update_finalizer(&self.client, appliance, in_use).await.map_err(Error::api("protect the appliance"))
+        appliance_finalizer::update_finalizer(&self.client, appliance, in_use)
+            .await
+            .map_err(Error::api("protect the appliance"))
     }
 
     async fn record_status(&self, job: &TrainJob, decided: &TrainJobStatus) -> Result<bool, Error> {

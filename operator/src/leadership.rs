@@ -18,13 +18,13 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 
 use crate::authority::CertificateManager;
+use crate::chart_appliance::ChartAppliance;
 use crate::cli::OperatorArgs;
 use crate::client::connect;
 use crate::cluster::ClusterWorld;
+use crate::pod_site::PodSite;
 use crate::readers;
-use crate::seed::ChartAppliance;
-use crate::serving::ServingCertificate;
-use crate::site::PodSite;
+use crate::serving_certificate::ServingCertificate;
 use crate::term::LeaderTerm;
 use crate::watch::{changes, children, store_of};
 

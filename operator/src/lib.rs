@@ -1,17 +1,19 @@
 //! The operator: runs TrainJobs as pods of a Kubernetes cluster.
 //!
-//! When a pod fails, [`observe`] converts it to an agent that ended (and [`missing`] reports missing ConfigMaps),
-//! `millrace_crds::decide` decides the consequence, and a reconcile of `millrace_control` records and applies it.
+//! When a pod fails, [`observe`] converts it to an agent that ended (and [`missing_config_maps`] reports missing
+//! ConfigMaps), `millrace_crds::decide` decides the consequence, and a reconcile of `millrace_control` records and
+//! applies it.
 //!
-//! * [`cluster`]: the [`World`](millrace_control::World) that the control loop works in; [`site`]: its paths and
+//! * [`cluster`]: the [`World`](millrace_control::World) that the control loop works in; [`pod_site`]: its paths and
 //!   images.
 //! * [`apply`]: creates the children of an attempt, which [`children`] builds.
 //! * [`agent_traces`]: configures agents to send traces to a collector.
 //! * [`archive`]: the finalizer that holds a deleted job until its history is archived.
 //! * [`readers`]: the pods that serve the files of jobs to the REST server.
-//! * [`authority`]: issues the certificates of agents and of the services that follow them; [`serving`]: that of the
-//!   REST server.
-//! * [`seed`]: applies the appliance of the chart's values; [`protect`]: protects its ledger from deletion.
+//! * [`authority`]: issues the certificates of agents and of the services that follow them; [`serving_certificate`]:
+//!   that of the REST server.
+//! * [`chart_appliance`]: applies the appliance of the chart's values; [`appliance_finalizer`]: protects its ledger
+//!   from deletion.
 //! * [`leader`]: elects one leader among the operators; [`term`]: prevents writes after a leader's term. [`watch`]:
 //!   watches that unreadable objects don't stop; [`leadership`]: runs everything that a leader does; [`run`](mod@run):
 //!   the life of an operator, candidate and leader by turns.
@@ -20,9 +22,11 @@
 #![forbid(unsafe_code)]
 
 pub mod agent_traces;
+pub mod appliance_finalizer;
 pub mod apply;
 pub mod archive;
 pub mod authority;
+pub mod chart_appliance;
 pub mod children;
 pub mod cli;
 pub mod client;
@@ -32,13 +36,11 @@ pub mod events;
 pub mod http;
 pub mod leader;
 pub mod leadership;
-pub mod missing;
+pub mod missing_config_maps;
 pub mod observe;
-pub mod protect;
+pub mod pod_site;
 pub mod readers;
 pub mod run;
-pub mod seed;
-pub mod serving;
-pub mod site;
+pub mod serving_certificate;
 pub mod term;
 pub mod watch;

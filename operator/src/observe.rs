@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use millrace_control::follow::outcome_of;
+use millrace_control::journal_follower::outcome_of;
 use millrace_crds::decide::{
     AgentState, CoordinatorReport, OUT_OF_MEMORY, ObservedAgent, ProcessEnd, ReportedOutcome, Role, describe_exit,
 };

@@ -20,7 +20,7 @@ use kube::runtime::events::Recorder;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{Controller, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
-use millrace_control::program::wait_for_shutdown;
+use millrace_control::process::wait_for_shutdown;
 use millrace_crds::file_reader::{CLAIM_NOT_FOUND, TOO_MANY_READERS};
 use millrace_crds::{Appliance, FileReader, FileReaderStatus};
 use millrace_protocol::security::MemberName;

@@ -20,7 +20,7 @@ use kube::core::ApiResource;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use millrace_control::metrics::Metrics;
-use millrace_control::program::{LoggingConfig, shutdown_signals, wait_for_shutdown};
+use millrace_control::process::{LoggingConfig, shutdown_signals, wait_for_shutdown};
 use millrace_control::watchdog::Watchdog;
 use millrace_crds::{Appliance, TrainJob};
 use millrace_traces::Traces;
@@ -33,7 +33,7 @@ use crate::cli::OperatorArgs;
 use crate::client::{connect, wait_for_api_server};
 use crate::leader::Candidate;
 use crate::leadership::Leadership;
-use crate::{http, seed};
+use crate::{chart_appliance, http};
 
 /// Delay before becoming a candidate again.
 const ELECTION_RETRY_INTERVAL: Duration = Duration::from_secs(2);
@@ -99,7 +99,7 @@ impl OperatorProcess {
     async fn prepare(&self) -> anyhow::Result<()> {
         wait_for_api_server(&self.client).await;
         if let Some(path) = &self.args.appliance {
-            seed::apply(&self.client, path, &Recorder::new(self.client.clone(), self.reporter())).await?;
+            chart_appliance::apply(&self.client, path, &Recorder::new(self.client.clone(), self.reporter())).await?;
         }
         self.ready.store(true, Ordering::Relaxed);
         Ok(())

@@ -98,7 +98,7 @@ def test_errors_are_problem_documents(refusals: list[tuple[Request, httpx.Respon
 
 
 MALFORMED_REQUESTS = {
-    # refusal.rs > From<millrace_store::Error>
+    # error.rs > From<millrace_store::Error>
     "a cursor that is none": Request(400, "BadRequest", "GET", JOBS + "?cursor=none"),
     "an attempt beyond all": Request(400, "BadRequest", "GET", JOBS + f"/finished/logs?attempt={2**64 - 1}"),
     # files.rs > LocalFiles::open

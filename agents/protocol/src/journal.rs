@@ -100,7 +100,7 @@ pub fn from_proto(entry: &proto::Entry) -> serde_json::Result<JournalEntry> {
 mod tests {
     use millrace_telemetry::journal::{AttemptOutcome, JournalEvent, RunPhase, RunState};
     use millrace_telemetry::logs::{AgentName, Level, LogRecord};
-    use millrace_telemetry::metrics::TrainMetrics;
+    use millrace_telemetry::metrics_log::TrainMetrics;
 
     use super::*;
 

@@ -9,12 +9,12 @@ use millrace_data::Dataset;
 use millrace_emulator::report::format_size;
 use millrace_params::{InputSpec, JobSpec, Mode};
 
-use super::arguments::RunArgs;
+use super::args::RunArgs;
+use super::error::CliError;
 use super::job::PreparedJob;
-use super::refusal::CliError;
 use crate::checkpoints::{check_same_profile, contains_checkpoints, load_strictness};
-use crate::epoch::DatasetEpoch;
-use crate::failure::AgentError;
+use crate::dataset_epoch::DatasetEpoch;
+use crate::error::AgentError;
 use crate::host::{self, HostMemory};
 use crate::input;
 

@@ -5,10 +5,10 @@ use std::path::Path;
 use millrace_checkpoint::hf::export_hf;
 use millrace_checkpoint::{Checkpoint, verify};
 
-use super::arguments::CheckpointCommand;
+use super::args::CheckpointCommand;
+use super::error::CliError;
 use super::import::import;
-use super::refusal::CliError;
-use crate::failure::AgentError;
+use crate::error::AgentError;
 use crate::launch::Exit;
 
 /// Executes `task`.

@@ -2,8 +2,8 @@
 
 use millrace_params::reference;
 
+use super::error::CliError;
 use super::print_line;
-use super::refusal::CliError;
 use crate::launch::Exit;
 
 /// Prints what is known about a section or a key of the params, or lists all of them.

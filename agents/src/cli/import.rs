@@ -16,10 +16,10 @@ use millrace_checkpoint::hf::{Choices, import_hf, params_text};
 use millrace_checkpoint::{CheckpointMetadata, Error, LockRequest, ModelDirLock, list};
 use millrace_params::{FlagOverrides, Params};
 
-use super::arguments::{ImportParams, JobArgs, MachineFlags};
+use super::args::{ImportParams, JobArgs, MachineFlags};
+use super::error::CliError;
 use super::job::{PreparedJob, prepare, read_params};
-use super::refusal::CliError;
-use crate::failure::AgentError;
+use crate::error::AgentError;
 use crate::launch::Exit;
 
 /// The model_dir in params that the import writes, unless a flag names another.

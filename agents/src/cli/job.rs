@@ -10,9 +10,9 @@ use millrace_emulator::report::PlanReport;
 use millrace_params::{FlagOverrides, MachineSpec, Params, ResolveOutput};
 use millrace_protocol::launch::AgentCounts;
 
-use super::arguments::JobArgs;
-use super::places::resolve_beside_params;
-use super::refusal::CliError;
+use super::args::JobArgs;
+use super::data_paths::resolve_beside_params;
+use super::error::CliError;
 
 /// A job that was resolved and compiled, and so fits on the appliance.
 #[derive(Debug)]

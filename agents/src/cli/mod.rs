@@ -4,15 +4,15 @@
 //! * Errors in the user's input are printed as `error: one sentence` and `hint: what to do`, with exit code 2, before
 //!   anything is written.
 
-mod arguments;
+mod args;
 mod check;
 mod checkpoint;
+mod data_paths;
+mod error;
 mod explain;
 mod import;
 mod job;
-mod places;
 mod plan;
-mod refusal;
 mod run;
 mod samples;
 
@@ -23,9 +23,9 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use arguments::{Cli, CliCommand};
-pub(crate) use arguments::{error_sentence, normalize_flag_spelling};
-use refusal::CliError;
+use args::{Cli, CliCommand};
+pub(crate) use args::{error_sentence, normalize_flag_spelling};
+use error::CliError;
 
 use crate::launch::Exit;
 
@@ -43,7 +43,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return Exit::BadInput.into();
         }
         Err(error) => {
-            eprintln!("error: {}\nhint: {}", error_sentence(&error), arguments::error_hint(&error));
+            eprintln!("error: {}\nhint: {}", error_sentence(&error), args::error_hint(&error));
             return Exit::BadInput.into();
         }
     };
@@ -79,5 +79,5 @@ fn print_line(line: impl std::fmt::Display) {
 
 /// Formats JSON with indentation.
 fn to_pretty_json(value: &impl serde::Serialize) -> Result<String, CliError> {
-    serde_json::to_string_pretty(value).map_err(|error| crate::failure::AgentError::local(error).into())
+    serde_json::to_string_pretty(value).map_err(|error| crate::error::AgentError::local(error).into())
 }

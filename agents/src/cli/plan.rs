@@ -6,11 +6,11 @@ use std::fmt;
 use millrace_emulator::report::PlanReport;
 use serde::Serialize;
 
-use super::arguments::JobArgs;
+use super::args::JobArgs;
 use super::check::epoch;
+use super::error::CliError;
 use super::job::{PreparedJob, prepare, read_params};
-use super::refusal::CliError;
-use crate::epoch::DatasetEpoch;
+use crate::dataset_epoch::DatasetEpoch;
 use crate::host::HostPlan;
 use crate::launch::Exit;
 

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use millrace_params::Params;
 
-use super::arguments::RunArgs;
+use super::args::RunArgs;
 use super::check::{check_inputs, check_memory, epoch};
+use super::error::CliError;
 use super::job::{PreparedJob, prepare, read_params};
 use super::plan;
-use super::refusal::CliError;
 use crate::launch::{Exit, LaunchDocument, LocalRun, run_local};
 
 /// Runs the job of `flags`. `mode` is the mode on the command line, if any.

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use millrace_data::{Dataset, write_samples};
 
-use super::arguments::JobArgs;
+use super::args::JobArgs;
 use super::check::open_dataset;
+use super::error::CliError;
 use super::job::{prepare, read_params};
-use super::refusal::CliError;
 use crate::input::data_failure;
 use crate::launch::Exit;
 

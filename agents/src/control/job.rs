@@ -8,7 +8,7 @@ use millrace_emulator::plan::{Encoding, PlanHash, StreamPlan};
 use millrace_params::{JobSpec, MachineSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::failure::AgentError;
+use crate::error::AgentError;
 use crate::host;
 
 /// The job in the coordinator's welcome.

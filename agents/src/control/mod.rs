@@ -1,5 +1,5 @@
 //! The control plane inside a job: one stream between each agent and the coordinator.
 
-pub mod agent;
+pub mod client;
 pub mod job;
 pub mod server;

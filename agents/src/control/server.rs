@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::agent::MAX_CONTROL_MESSAGE_BYTES;
+use super::client::MAX_CONTROL_MESSAGE_BYTES;
 
 /// Number of a stream. It distinguishes the end of an old stream from the end of its successor.
 pub type StreamNumber = u64;

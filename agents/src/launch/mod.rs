@@ -31,11 +31,11 @@
 //! * If a role dies, the run ends; the launcher prints its name and its last lines.
 //! * Ctrl-C in a terminal reaches the launcher only, because every role has its own process group.
 
-mod crew;
-mod fleet;
 mod issuer;
 mod parent;
 mod process;
+mod process_group;
+mod process_specs;
 mod ready;
 mod role;
 mod run;
@@ -43,9 +43,9 @@ mod supervise;
 #[cfg(test)]
 pub(crate) mod testing;
 
-pub use crew::{ProcessGroup, ProcessStatus};
 pub use millrace_protocol::launch::{Exit, LaunchDocument};
 pub use parent::watch_parent;
+pub use process_group::{ProcessGroup, ProcessStatus};
 pub use ready::{ListenAddresses, announce, announce_ready};
 pub use role::{parse_isa, role_process};
 pub use run::{LaunchError, LocalRun, run_local, supervise};

@@ -14,7 +14,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 
-use super::fleet::ProcessSpec;
+use super::process_specs::ProcessSpec;
 use super::supervise::ProcessExit;
 
 /// Number of stored lines of an agent's output.

@@ -18,7 +18,7 @@ use millrace_telemetry::journal::AttemptOutcome;
 use millrace_telemetry::logs::{Level, LogFormat};
 
 use super::{Exit, LaunchDocument, watch_parent};
-use crate::failure::AgentError;
+use crate::error::AgentError;
 use crate::member::Member;
 use crate::roles::{self, RoleArgs, TerminationReport};
 

@@ -16,9 +16,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Sleep, sleep};
 
-use super::fleet::{ProcessSpec, process_specs};
 use super::issuer::Issuer;
 use super::process::{ChildProcess, DesiredState, LastLines, OutputMode, Pipes, this_program};
+use super::process_specs::{ProcessSpec, process_specs};
 use super::supervise::{ProcessExit, Supervisor, SupervisorCommand, SupervisorEvent, Verdict};
 use super::{Exit, LaunchDocument, ListenAddresses};
 

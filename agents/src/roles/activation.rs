@@ -15,8 +15,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::RoleContext;
-use crate::control::agent::{ComputeUsage, SessionEvent};
-use crate::failure::AgentError;
+use crate::control::client::{ComputeUsage, SessionEvent};
+use crate::error::AgentError;
 use crate::input::JobInputs;
 
 /// Maximum replies that wait on one stream for their system to receive them.

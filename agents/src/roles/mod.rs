@@ -3,10 +3,10 @@
 mod activation;
 mod coordinator;
 mod cs2;
-mod last_report;
+mod link_senders;
 mod memoryx;
 mod swarmx;
-mod tree;
+mod termination_report;
 
 use millrace_emulator::numerics::Isa;
 use millrace_engine::message::ShardState;
@@ -16,13 +16,13 @@ use millrace_telemetry::logs::{AgentName, Level, LogFormat, Logger, print_to_std
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::control::agent::{AgentInfo, ControlSession};
-use crate::failure::{AgentError, ErrorOrigin};
+use crate::control::client::{AgentInfo, ControlSession};
+use crate::error::{AgentError, ErrorOrigin};
 use crate::http::{self, Readiness};
 use crate::launch::{Exit, LaunchDocument};
 use crate::links::{LinkEventSender, LinkJobWatch, LinkSettings};
 use crate::member::Member;
-pub use last_report::TerminationReport;
+pub use termination_report::TerminationReport;
 
 /// Arguments of a role process.
 #[derive(Clone, Debug)]

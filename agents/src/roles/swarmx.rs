@@ -12,10 +12,10 @@ use millrace_protocol::transport;
 use tokio::signal::unix::Signal;
 
 use super::RoleContext;
-use super::tree::{IterationSteps, LinkSenders};
-use crate::control::agent::{ComputeUsage, ControlSession, SessionEvent};
+use super::link_senders::{IterationSteps, LinkSenders};
+use crate::control::client::{ComputeUsage, ControlSession, SessionEvent};
 use crate::control::job::CompiledJob;
-use crate::failure::AgentError;
+use crate::error::AgentError;
 use crate::links::{LinkEvent, LinkEventKind, LinkEventQueue, LinkJob, LinkService, LinkSettings, dial};
 
 /// Runs the node until the job ends.

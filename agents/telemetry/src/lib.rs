@@ -34,7 +34,7 @@ mod jsonl;
 pub mod logs;
 pub mod memory;
 pub mod metric_definitions;
-pub mod metrics;
+pub mod metrics_log;
 pub mod performance;
 mod process;
 pub mod progress;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use millrace_telemetry::journal::{JournalEvent, JournalReader};
-use millrace_telemetry::metrics::{self, MetricPoint};
+use millrace_telemetry::metrics_log::{self, MetricPoint};
 
 use super::harness::{CommandOutput, TestDir};
 
@@ -97,7 +97,7 @@ fn a_run_outlives_a_disk_that_is_full_for_a_while() {
     assert_eq!(place.processes(), [""; 0], "{of}");
     assert_eq!(ended.stderr.matches("are kept in memory").count(), 1, "it is told once: {of}");
     assert!(ended.stderr.contains("metrics and the journal are written again dropped=0"), "{of}");
-    let steps: Vec<u64> = metrics::read(&place.path("kept")).unwrap().iter().map(MetricPoint::step).collect();
+    let steps: Vec<u64> = metrics_log::read(&place.path("kept")).unwrap().iter().map(MetricPoint::step).collect();
     assert_eq!(steps, (1..=300).collect::<Vec<u64>>());
     let mut journal = JournalReader::open(&place.path("kept"), 1).unwrap();
     let mut number = 0;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 
-use crate::refusal::{ApiError, ErrorReason, Result};
+use crate::error::{ApiError, ErrorReason, Result};
 
 /// Requests of one account that are being received, queued or computed.
 const MAX_PENDING: usize = 8;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use millrace_control::WorkerPool;
 use tokio::sync::oneshot;
 
-use crate::refusal::{ApiError, Result};
+use crate::error::{ApiError, Result};
 use budget::{ComputeBudget, PendingRequest};
 
 /// Time until a computation must have begun.
@@ -45,7 +45,7 @@ impl ComputePool {
     /// Runs `work` for an account when it is its turn, and returns its result.
     ///
     /// # Errors
-    /// Those of `work`; [`TooManyRequests`](crate::refusal::ErrorReason::TooManyRequests) if the account or all
+    /// Those of `work`; [`TooManyRequests`](crate::error::ErrorReason::TooManyRequests) if the account or all
     /// accounts have too many requests, or if the work does not begin in time.
     pub async fn run<T: Send + 'static>(
         &self,
@@ -59,7 +59,7 @@ impl ComputePool {
     /// bounds the bodies of an account in memory.
     ///
     /// # Errors
-    /// [`TooManyRequests`](crate::refusal::ErrorReason::TooManyRequests) if the account or all accounts have too many
+    /// [`TooManyRequests`](crate::error::ErrorReason::TooManyRequests) if the account or all accounts have too many
     /// requests.
     pub fn admit(&self, account: &str) -> Result<PendingRequest> {
         self.budget.enter(account)
@@ -126,7 +126,7 @@ impl ComputePool {
     /// Charges `account` for a plan that takes `bytes` of memory while it is computed.
     ///
     /// # Errors
-    /// [`TooManyRequests`](crate::refusal::ErrorReason::TooManyRequests) if the account's budget is used up.
+    /// [`TooManyRequests`](crate::error::ErrorReason::TooManyRequests) if the account's budget is used up.
     pub fn charge(&self, account: &str, bytes: u64) -> Result<()> {
         self.budget.charge(account, bytes)
     }

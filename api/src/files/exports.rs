@@ -22,7 +22,7 @@ use millrace_checkpoint::{Checkpoint, MANIFEST_FILE, hf};
 use millrace_control::WorkerPool;
 use millrace_params::ObjectName;
 
-use crate::refusal::{ApiError, ErrorReason, Result};
+use crate::error::{ApiError, ErrorReason, Result};
 
 /// Default limit on all exports together: one of a model of 8 billion parameters in f32.
 pub const DEFAULT_MAX_EXPORT_BYTES: u64 = 32 << 30;

@@ -11,11 +11,11 @@ use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio_util::io::ReaderStream;
 
-use super::shape::{is_artifact, is_checkpoint_file, may_hold_artifacts};
+use super::job_paths::{is_artifact, is_checkpoint_file, may_hold_artifacts};
 use super::{
     ByteChunks, CheckpointFiles, ExportCache, FileContent, FileInfo, FileSet, Files, OpenFile, READ_CHUNK_BYTES,
 };
-use crate::refusal::{ApiError, ErrorReason, Result};
+use crate::error::{ApiError, ErrorReason, Result};
 
 /// Limit on the files that a listing contains, and on the directories that are read for it.
 const MAX_LISTED_FILES: usize = 10_000;

@@ -4,9 +4,9 @@
 //! the same results and errors.
 
 mod exports;
+mod job_paths;
 mod local;
 mod remote;
-mod shape;
 pub mod wire;
 
 use async_trait::async_trait;
@@ -20,7 +20,7 @@ pub use exports::{DEFAULT_MAX_EXPORT_BYTES, ExportCache};
 pub use local::LocalFiles;
 pub use remote::RemoteFiles;
 
-use crate::refusal::Result;
+use crate::error::Result;
 
 /// A file of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]

@@ -15,7 +15,7 @@ use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
 use super::{ByteChunks, CheckpointFiles, FileContent, FileInfo, FileSet, Files, OpenFile, wire};
-use crate::refusal::{ApiError, ErrorReason, Result};
+use crate::error::{ApiError, ErrorReason, Result};
 
 /// The files of a job that a [`reader`](crate::reader) on another machine serves. Clones share its one connection,
 /// which is opened at the first request.

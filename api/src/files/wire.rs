@@ -6,7 +6,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
 
 use super::{CheckpointFiles, FileInfo, FileSet};
-use crate::refusal::{ApiError, ErrorReason, Result};
+use crate::error::{ApiError, ErrorReason, Result};
 
 /// Metadata key of the reason of an error. A status without it comes from gRPC itself.
 const REASON_METADATA_KEY: &str = "millrace-refusal";

@@ -14,12 +14,12 @@ use millrace_crds::{ConditionType, JobState, TrainJob};
 use millrace_store::{IdempotencyKey, JobRecord, NewJob, Store};
 use tokio::sync::Mutex;
 
-use super::answer::api_error;
+use super::api_errors::api_error;
 use super::loops::{Loops, Working};
 use super::namespaces::Namespaces;
 use crate::backend::{BODY_DIGEST_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY_ANNOTATION};
 use crate::document::{content, is_held, job_of, version};
-use crate::refusal::{ApiError, ErrorReason, Result};
+use crate::error::{ApiError, ErrorReason, Result};
 
 /// Interval of retries while the database does not respond.
 const DATABASE_RETRY_INTERVAL: Duration = Duration::from_secs(1);

@@ -8,18 +8,18 @@
 //!     └───────────────────────────► Mirror ──► SQL ◄── Followers
 //! ```
 
-mod access;
-mod answer;
-mod cluster;
+mod api_errors;
+mod archivers;
+mod authorizer;
+mod backend;
 mod events;
-mod followers;
 mod loops;
 mod mirror;
 mod namespaces;
 mod readers;
-mod texts;
+mod uploads;
 
-pub use access::KubernetesAuthorizer;
-pub use cluster::{KubernetesBackend, KubernetesSettings};
+pub use authorizer::KubernetesAuthorizer;
+pub use backend::{KubernetesBackend, KubernetesSettings};
 #[cfg(test)]
 pub(crate) use readers::client_credentials;

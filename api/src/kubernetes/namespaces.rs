@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, ResourceExt};
 use millrace_store::NamespaceVersion;
 
-use super::answer::api_error;
-use crate::refusal::Result;
+use super::api_errors::api_error;
+use crate::error::Result;
 
 /// Validity of a cached result. Recreating a namespace takes longer, because its content has to be deleted first.
 const NAMESPACE_TTL: Duration = Duration::from_secs(2);

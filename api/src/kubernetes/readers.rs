@@ -24,9 +24,9 @@ use millrace_protocol::security::{
 use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::{sleep, timeout};
 
-use super::answer::api_error;
+use super::api_errors::api_error;
+use crate::error::{ApiError, ErrorReason, Result};
 use crate::files::{CheckpointFiles, FileInfo, FileSet, Files, OpenFile, RemoteFiles};
-use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Time for a reader to listen: its image may have to be pulled.
 const READER_START_TIMEOUT: Duration = Duration::from_secs(50);

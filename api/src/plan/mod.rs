@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store as View};
-use millrace_agents::epoch::DatasetEpoch;
+use millrace_agents::dataset_epoch::DatasetEpoch;
 use millrace_agents::host::{self, HostMemory, HostPlan};
 use millrace_control::launch::resolved_job;
 use millrace_control::resolve::ProjectedTime;
@@ -22,10 +22,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::admission::AdmissionSchema;
 use crate::backend::SubmitRequest;
 use crate::compute::ComputePool;
-use crate::definition::AdmissionSchema;
-use crate::refusal::{ApiError, ErrorReason, FieldError, Result};
+use crate::error::{ApiError, ErrorReason, FieldError, Result};
 use crate::rest::UPLOADS_DIR;
 use forecast::{RunningJob, forecast};
 

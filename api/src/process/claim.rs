@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use kube::ResourceExt;
 use millrace_crds::Appliance;
 
-use crate::refusal::{ApiError, ErrorReason, Result};
+use crate::error::{ApiError, ErrorReason, Result};
 
 /// Annotation of the Appliance: the directory with the files of its jobs.
 const DATA_DIR_ANNOTATION: &str = "millrace.dev/data";

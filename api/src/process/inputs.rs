@@ -6,12 +6,12 @@
 use std::path::{Path, PathBuf};
 
 use glob::Pattern;
-use millrace_agents::epoch::DatasetEpoch;
+use millrace_agents::dataset_epoch::DatasetEpoch;
 use millrace_agents::input::{DataError, DataSummary, source_spec, survey_source};
 use millrace_crds::TrainJob;
 use millrace_params::{InputSpec, JobSpec, LabelName};
 
-use super::site::ServerDirectories;
+use super::directories::ServerDirectories;
 use crate::backend::UploadedFiles;
 
 /// Checks all files that `resolved`, the resolved `job`, reads; `texts` are its uploads, which are not stored yet.

@@ -7,16 +7,16 @@
 //!                              millrace_control ───────────────┘
 //! ```
 
+mod backend;
 mod claim;
+mod directories;
 mod inputs;
-mod local;
 mod objects;
 mod observe;
 mod priorities;
-mod site;
 mod volumes;
 mod world;
 
-pub use local::{ProcessBackend, ProcessSettings};
-pub use site::ServerDirectories;
+pub use backend::{ProcessBackend, ProcessSettings};
+pub use directories::ServerDirectories;
 pub use volumes::{ServerVolume, VOLUME_SYNTAX, collect_unique as all_volumes, parse_volume};

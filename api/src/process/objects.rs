@@ -18,7 +18,7 @@ use tokio::sync::Mutex as AsyncMutex;
 
 use super::claim::DataDirClaim;
 use crate::document::{content, from_json_text, job_of, to_json_text, version};
-use crate::refusal::{ApiError, ErrorReason, Result};
+use crate::error::{ApiError, ErrorReason, Result};
 
 /// Tries of a change whose object is being changed concurrently.
 const MAX_WRITE_TRIES: usize = 16;

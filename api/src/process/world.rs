@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use millrace_agents::launch::{LocalRun, ProcessGroup};
-use millrace_control::follow::outcome_of;
+use millrace_control::journal_follower::outcome_of;
 use millrace_control::launch::launch;
 use millrace_control::world::Error as Ended;
 use millrace_control::{AgentsFound, AttemptContext, JournalEndpoint, PriorityValues, World};
@@ -19,11 +19,11 @@ use millrace_params::ObjectName;
 use millrace_telemetry::journal::AttemptOutcome;
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::directories::ServerDirectories;
 use super::objects::ObjectStore;
 use super::observe::{lost_coordinator, observed_agent};
-use super::site::ServerDirectories;
-use crate::record;
-use crate::refusal::ApiError;
+use crate::error::ApiError;
+use crate::journal_copy;
 
 /// Seconds in which the processes of a deleted job may end.
 const DELETION_GRACE_SECONDS: u32 = 10;
@@ -69,8 +69,8 @@ impl ProcessWorld {
             let uid = job.uid().unwrap_or_default();
             let status = job.status.unwrap_or_default();
             if let Some(model_dir) = status.resolved.as_ref().and_then(|resolved| resolved.model_dir.as_ref()) {
-                let caught_up = record::catch_up(objects.store(), &uid, Path::new(model_dir)).await;
-                record::log_catch_up_failure(caught_up, &uid);
+                let caught_up = journal_copy::catch_up(objects.store(), &uid, Path::new(model_dir)).await;
+                journal_copy::log_catch_up_failure(caught_up, &uid);
             }
             if let Some(attempt) = status.attempt.filter(|_| status.is(ConditionType::Admitted)) {
                 crews.insert(uid, RunningAttempt { attempt, process_group: None, until: None });
@@ -189,8 +189,8 @@ impl World for ProcessWorld {
             let (store, uid) = (self.objects.store().clone(), uid.clone());
             let model_dir = PathBuf::from(attempt.resolution.model_dir.clone().unwrap_or_default());
             tokio::spawn(async move {
-                record::copy(&store, &uid, &journal).await;
-                record::log_catch_up_failure(record::catch_up(&store, &uid, &model_dir).await, &uid);
+                journal_copy::copy(&store, &uid, &journal).await;
+                journal_copy::log_catch_up_failure(journal_copy::catch_up(&store, &uid, &model_dir).await, &uid);
             });
         }
         self.crews().insert(uid, RunningAttempt { attempt: attempt.number, process_group: Some(crew), until: None });

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use millrace_control::program::{shutdown_signals, wait_for_shutdown};
+use millrace_control::process::{shutdown_signals, wait_for_shutdown};
 use millrace_protocol::proto::files_server::FilesServer;
 use millrace_protocol::proto::journal_server::JournalServer;
 use millrace_protocol::security::{AdmissionPolicy, Identity, Protection, listen};
@@ -29,7 +29,7 @@ use tracing::level_filters::LevelFilter;
 use crate::files::{DEFAULT_MAX_EXPORT_BYTES, ExportCache};
 use activity::RequestActivity;
 
-use crate::{private, serve};
+use crate::{private_dirs, serve};
 use service::{FileJournalService, FilesService};
 
 /// Time for open streams to end after the shutdown began.
@@ -82,7 +82,7 @@ pub async fn run(args: ReaderArgs) -> anyhow::Result<()> {
     let _traces = serve::log(LevelFilter::INFO, args.log_format)?;
     let ending = shutdown_signals().context("can't listen for signals")?;
     let ReaderArgs { model_dir, exports, max_export_bytes, identity, listen, job_uid: uid, idle_seconds, .. } = args;
-    private::set_private_umask();
+    private_dirs::set_private_umask();
     millrace_roots::restrict_process([nearest_existing(&model_dir), nearest_existing(&exports)])
         .context("can't use a directory of the job")?;
     let identity = Identity::read(&identity)?;

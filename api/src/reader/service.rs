@@ -12,9 +12,9 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::ReaderSource;
 use super::activity::RequestActivity;
+use crate::error::{ApiError, ErrorReason, Result};
 use crate::files::{FileContent, Files, LocalFiles, OpenFile, wire};
-use crate::refusal::{ApiError, ErrorReason, Result};
-use crate::unheard;
+use crate::journal_files;
 
 /// A response stream.
 type ResponseStream<T> = BoxStream<'static, Result<T, Status>>;
@@ -119,7 +119,7 @@ impl proto::journal_server::Journal for FileJournalService {
         if newest {
             return Err(Status::unimplemented("a reader tells the journal from a number on"));
         }
-        let entries = unheard::entries(self.model_dir.clone(), self.uid.clone(), from);
+        let entries = journal_files::entries(self.model_dir.clone(), self.uid.clone(), from);
         let entries = ReceiverStream::new(entries).map(|entry| entry.map_err(Status::data_loss));
         Ok(Response::new(asking.hold_until_end(entries)))
     }

@@ -17,10 +17,10 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::error::{ApiError, ErrorReason};
 use crate::files::{ExportCache, FileSet, Files, LocalFiles, READ_CHUNK_BYTES, RemoteFiles};
+use crate::journal_files;
 use crate::kubernetes::client_credentials;
-use crate::refusal::{ApiError, ErrorReason};
-use crate::unheard;
 
 const UID: &str = "6a0c1c3e-0000-4000-8000-000000000001";
 const STEP: u64 = 3;
@@ -271,7 +271,7 @@ async fn journal_is_served_from_a_sequence_number() {
     assert_eq!(told(7).await, []);
     // The journal of a job that had the model_dir before is not served, and a stream of the newest entries is not
     // supported.
-    assert!(unheard::entries(reads.model_dir.clone(), "another".to_owned(), 0).recv().await.is_none());
+    assert!(journal_files::entries(reads.model_dir.clone(), "another".to_owned(), 0).recv().await.is_none());
     let refused = remote.journal().follow(FollowRequest { from: 0, newest: true }).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Unimplemented);
 }

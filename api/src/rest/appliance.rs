@@ -12,12 +12,12 @@ use millrace_telemetry::prometheus::CONTENT_TYPE;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use super::who::{Action, Permissions, Principal};
+use super::auth::{Action, Permissions, Principal};
 use super::{AppState, ItemList, ValidPath, ValidQuery};
+use crate::admission::{object_schema, schemas};
 use crate::backend::VolumeInfo;
-use crate::definition::{object_schema, schemas};
 use crate::document;
-use crate::refusal::{ApiError, ErrorReason, Result};
+use crate::error::{ApiError, ErrorReason, Result};
 
 /// Which appliance.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]

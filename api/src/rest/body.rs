@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, header};
 use serde::de::DeserializeOwned;
 
 use super::json::UniqueKeysJson;
-use crate::refusal::{ApiError, ErrorReason, FieldError, Result};
+use crate::error::{ApiError, ErrorReason, FieldError, Result};
 
 /// Time to receive the whole body of a request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);

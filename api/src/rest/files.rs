@@ -11,11 +11,11 @@ use millrace_crds::TrainJob;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::who::{Action, Principal};
+use super::auth::{Action, Principal};
 use super::{AppState, ItemList, JobPath, JobSelector, ValidPath, ValidQuery, bad_query_parameter};
 use crate::document::job_of;
+use crate::error::{ApiError, ErrorReason, Result};
 use crate::files::{CheckpointFiles, FileInfo, FileSet, Files, OpenFile};
-use crate::refusal::{ApiError, ErrorReason, Result};
 
 /// Suffix of a checkpoint's step that requests its export to another format.
 const EXPORT_SUFFIX: &str = ":export";

@@ -13,13 +13,13 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::auth::{Action, Principal};
 use super::body::read_json;
 use super::submit::read_submission;
-use super::who::{Action, Principal};
 use super::{ALL_NAMESPACES, AppState, JobPath, JobSelector, ValidPath, ValidQuery, bad_query_parameter, job_json};
 use crate::backend::{JobChange, JobTarget, SubmitResult};
+use crate::error::{ApiError, ErrorReason, FieldError, Result};
 use crate::plan::JobPlan;
-use crate::refusal::{ApiError, ErrorReason, FieldError, Result};
 
 /// Limit on the jobs of a page.
 const MAX_PAGE_JOBS: u32 = 500;

@@ -4,23 +4,23 @@
 //! * Every error has one format, that of `problem`.
 
 mod appliance;
+mod auth;
 mod body;
 mod files;
 mod jobs;
 mod json;
-mod live;
-mod observe;
+mod live_stream;
+mod middleware;
 pub mod openapi;
-mod pace;
 mod problem;
 mod proxies;
+mod rate_limit;
 mod records;
 mod routes;
 mod session;
 mod submit;
 mod tokens;
-mod travel;
-mod who;
+mod uploads;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,19 +41,19 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::timeout::TimeoutLayer;
 
-pub use pace::RequestLimiter;
+pub use auth::{AuthMode, TokenRole};
 pub use proxies::TrustedProxies;
+pub use rate_limit::RequestLimiter;
 pub use session::delete_expired as forget_sessions;
 pub use submit::Submission;
 pub use tokens::TokenRequest;
-pub use travel::UPLOADS_DIR;
-pub use who::{AuthMode, TokenRole};
+pub use uploads::UPLOADS_DIR;
 
 use crate::backend::Backend;
 use crate::compute::ComputePool;
 use crate::document::mark_unreadable;
+use crate::error::{ApiError, ErrorReason, FieldError, Result};
 use crate::metrics::ServerMetrics;
-use crate::refusal::{ApiError, ErrorReason, FieldError, Result};
 
 /// Limit on the body of a request: a params document with its uploads.
 const MAX_BODY_BYTES: usize = 8 << 20;
@@ -87,7 +87,7 @@ pub fn router(api: Arc<AppState>) -> Router {
         .method_not_allowed_fallback(async || {
             ApiError::new(ErrorReason::MethodNotAllowed, "the path is right and the method is not")
         })
-        .layer(axum::middleware::from_fn(observe::complete_mutation))
+        .layer(axum::middleware::from_fn(middleware::complete_mutation))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         // Rejects a request by its `Content-Length` before its body is read.
         .layer(RequestBodyLimitLayer::new(MAX_BODY_BYTES))
@@ -95,7 +95,7 @@ pub fn router(api: Arc<AppState>) -> Router {
         .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| {
             ApiError::internal("answer", &"a handler panicked").into_response()
         }))
-        .layer(axum::middleware::from_fn_with_state(api.clone(), observe::record_request))
+        .layer(axum::middleware::from_fn_with_state(api.clone(), middleware::record_request))
         .with_state(api)
 }
 

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::refusal::{ApiError, ErrorReason, FieldError};
+use crate::error::{ApiError, ErrorReason, FieldError};
 
 /// Adds the requested path to a response with problem details. Errors of the middleware are turned into problem
 /// details.

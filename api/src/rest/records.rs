@@ -13,11 +13,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::live::{self, StreamFilter, StreamPosition};
-use super::who::{Action, Principal};
+use super::auth::{Action, Principal};
+use super::live_stream::{self, StreamFilter, StreamPosition};
 use super::{AppState, JobPath, ValidPath, ValidQuery, bad_query_parameter, page, rfc3339};
-use crate::record::severity;
-use crate::refusal::{ApiError, ErrorReason, Result};
+use crate::error::{ApiError, ErrorReason, Result};
+use crate::journal_copy::severity;
 
 /// Limit and default of the items of a page.
 const MAX_PAGE_ITEMS: u32 = 10_000;
@@ -181,7 +181,7 @@ pub async fn events(
     let job = find_job(&api, &who, Action::Read, &path, asked.uid.as_deref()).await?;
     if wants_event_stream(&headers) {
         let after = start_after(&headers, asked.after)?;
-        return Ok(live::stream(
+        return Ok(live_stream::stream(
             api,
             job,
             StreamFilter { events: Some(after), ..StreamFilter::default() },
@@ -215,7 +215,7 @@ pub async fn metrics(
     let query = EntryQuery { after, kinds, mode, attempt: asked.attempt, curve: true, ..EntryQuery::default() };
     if live {
         let query = EntryQuery { after: start_after(&headers, asked.after)?, ..query };
-        return Ok(live::stream(
+        return Ok(live_stream::stream(
             api,
             job,
             StreamFilter { entries: Some(query), ..StreamFilter::default() },
@@ -239,7 +239,7 @@ pub async fn logs(
     let query = asked.query()?;
     if live {
         let query = EntryQuery { after: start_after(&headers, after)?, ..query };
-        return Ok(live::stream(
+        return Ok(live_stream::stream(
             api,
             job,
             StreamFilter { entries: Some(query), ..StreamFilter::default() },
@@ -264,7 +264,7 @@ pub async fn follow(
     let level = parse_level(asked.level.as_deref())?;
     let query =
         EntryQuery { after, agent: asked.agent, role: asked.role, level, lines_only: true, ..EntryQuery::default() };
-    Ok(live::stream(
+    Ok(live_stream::stream(
         api,
         job,
         StreamFilter { entries: Some(query), events: Some(event), job: true },

@@ -10,10 +10,10 @@ use millrace_store::{Store, TokenRecord};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::auth::{Permissions, Principal, bearer};
 use super::tokens::{new_secret, secret_hash};
-use super::who::{Permissions, Principal, bearer};
 use super::{AppState, rfc3339};
-use crate::refusal::{ApiError, ErrorReason, Result};
+use crate::error::{ApiError, ErrorReason, Result};
 
 /// Name of the cookie.
 pub const SESSION_COOKIE: &str = "millrace_session";

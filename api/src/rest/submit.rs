@@ -16,14 +16,14 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::auth::Principal;
 use super::body::{
     malformed_body, media_type, parse_json, read_all, read_part, unsupported_media_type, with_body_timeout,
 };
-use super::travel::{attach_uploads, name_uploads};
-use super::who::Principal;
+use super::uploads::{attach_uploads, name_uploads};
 use super::{ALL_NAMESPACES, AppState};
 use crate::backend::{BODY_DIGEST_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY_ANNOTATION, SubmitRequest, UploadedFile};
-use crate::refusal::{ApiError, ErrorReason, FieldError, Result};
+use crate::error::{ApiError, ErrorReason, FieldError, Result};
 
 /// Header that makes a request safe to repeat.
 const IDEMPOTENCY_KEY_HEADER: &str = "idempotency-key";

@@ -10,10 +10,10 @@ use millrace_store::TokenRecord;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::auth::{ALL_NAMESPACES, Action, Principal, TokenRole};
 use super::body::read_json;
-use super::who::{ALL_NAMESPACES, Action, Principal, TokenRole};
 use super::{AppState, ItemList, NAMESPACE_RULE, ValidPath, is_label, rfc3339, session};
-use crate::refusal::{ApiError, ErrorReason, FieldError, Result};
+use crate::error::{ApiError, ErrorReason, FieldError, Result};
 
 /// Prefix of secrets, by which scanners find leaked ones.
 pub(super) const TOKEN_PREFIX: &str = "mrt_";

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rights;
+use crate::rbac;
 use crate::tools::{
     NAMESPACE, RELEASE, alone, appliance, chart, everything, find, get, helm, kubectl, root, run, template,
 };
@@ -33,10 +33,10 @@ fn from_install_to_uninstall() {
     assert!(again.contains("exists and cannot be imported"), "a cluster has one release: {again}");
 
     the_appliance_is_applied_without_its_status();
-    rights::operator_has_least_privilege();
-    rights::rest_server_has_least_privilege();
-    rights::the_rest_server_makes_no_config_maps_but_texts();
-    rights::user_roles_grant_their_verbs();
+    rbac::operator_has_least_privilege();
+    rbac::rest_server_has_least_privilege();
+    rbac::the_rest_server_makes_no_config_maps_but_texts();
+    rbac::user_roles_grant_their_verbs();
     the_example_is_accepted();
 
     let history = get(&["--namespace", NAMESPACE, "persistentvolumeclaim/millrace-api"]);
@@ -64,7 +64,7 @@ fn the_appliance_is_applied_without_its_status() {
             "--field-manager=millrace-chart",
             "--force-conflicts",
             "--as",
-            &rights::user("operator"),
+            &rbac::user("operator"),
             "--validate=strict",
             "-f",
             "-",

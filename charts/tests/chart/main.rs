@@ -4,6 +4,6 @@ mod api;
 mod cluster;
 mod documents;
 mod metrics;
+mod rbac;
 mod rendered;
-mod rights;
 mod tools;

@@ -167,7 +167,7 @@ pub fn over_commitment_message(capacity: &ResourceAmounts, ledger: &[Grant]) -> 
     } else if beyond {
         format!("systems beyond the first {}, which the appliance has, are in use", capacity.systems)
     } else if used.memoryx_bytes > capacity.memoryx_bytes {
-        let [used, have] = [used.memoryx_bytes, capacity.memoryx_bytes].map(super::schedule::gigabytes);
+        let [used, have] = [used.memoryx_bytes, capacity.memoryx_bytes].map(super::scheduler::gigabytes);
         format!("{used} of MemoryX are in use, and the appliance has {have}")
     } else if nodes.is_some_and(|(have, used)| used > have) {
         let (have, used) = nodes.unwrap_or_default();

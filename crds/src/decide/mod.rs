@@ -24,14 +24,14 @@
 mod agent;
 mod conditions;
 pub mod ledger;
-mod life;
+mod lifecycle;
 mod retry;
-mod schedule;
+mod scheduler;
 
 pub use agent::{AgentState, OUT_OF_MEMORY, ObservedAgent, ProcessEnd, Role, describe_exit};
-pub use life::{decide, decide_deleted};
+pub use lifecycle::{decide, decide_deleted};
 pub use retry::backoff_place;
-pub use schedule::{QueueEntry, SchedulingDecision, SystemRequest, schedule, used_resources};
+pub use scheduler::{QueueEntry, SchedulingDecision, SystemRequest, schedule, used_resources};
 
 use k8s_openapi::jiff::Timestamp;
 

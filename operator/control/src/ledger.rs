@@ -34,7 +34,7 @@ use millrace_params::MachineSpec;
 use tokio::time::timeout;
 use tracing::Instrument;
 
-use crate::control::ControllerContext;
+use crate::context::ControllerContext;
 use crate::world::{Error, PriorityValues, World};
 
 /// Interval of reconciles of an appliance without any change: finds what a missed event would have shown.

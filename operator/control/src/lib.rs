@@ -4,45 +4,45 @@
 //! There are two worlds: the pods of a cluster, with an API server that stores the objects, and the processes of one
 //! machine, with a database. A job has the same states, deadlines, retries, queue and condition messages in both.
 //!
-//! * [`visit`](mod@visit): reconciles a job, in five steps.
+//! * [`reconcile`](mod@reconcile): reconciles a job, in five steps.
 //! * [`ledger`]: reconciles an appliance: its grants and its queue.
 //! * [`resolve`](mod@resolve): resolves the params of a job; [`launch`](mod@launch): builds the launch document of an
 //!   attempt.
-//! * [`understand`]: caches the plans of jobs; [`plans`]: computes plans, within limits; [`workers`]: the threads that
-//!   compute them.
-//! * [`follow`]: follows the streams of the coordinators.
-//! * [`gathering`]: combines several changes of an object into one reconcile, with a bounded delay.
+//! * [`plan_cache`]: caches the plans of jobs; [`plan_compiler`]: computes plans, within limits; [`workers`]: the
+//!   threads that compute them.
+//! * [`journal_follower`]: follows the streams of the coordinators.
+//! * [`debounce`]: combines several changes of an object into one reconcile, with a bounded delay.
 //! * [`metrics`]: metrics for Prometheus; [`activity`]: queued and running reconciles of the controllers; [`watchdog`]:
 //!   detects that they are stuck.
-//! * [`program`]: shutdown signals and logging of a program that runs the loop.
+//! * [`process`]: shutdown signals and logging of a program that runs the loop.
 //! * [`run`](mod@run): runs the two controllers over streams of changed objects.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]
 
 pub mod activity;
-pub mod control;
-pub mod follow;
-pub mod gathering;
+pub mod context;
+pub mod debounce;
+pub mod journal_follower;
 pub mod launch;
 pub mod ledger;
 pub mod metrics;
 mod metrics_snapshot;
-pub mod plans;
-pub mod program;
+pub mod plan_cache;
+pub mod plan_compiler;
+pub mod process;
+pub mod reconcile;
 pub mod resolve;
 pub mod run;
-pub mod understand;
-pub mod visit;
 pub mod watchdog;
 pub mod workers;
 pub mod world;
 
-pub use control::{ContextParts, ControllerContext};
-pub use plans::PlanCompiler;
+pub use context::{ContextParts, ControllerContext};
+pub use plan_cache::{PlanCache, PlanStatus, reject_heavy};
+pub use plan_compiler::PlanCompiler;
 pub use resolve::{ResolveError, ResourceRequirements, requirements, resolve};
 pub use run::{WatchStreams, run};
-pub use understand::{PlanCache, PlanStatus, reject_heavy};
 pub use workers::WorkerPool;
 pub use world::{AgentsFound, AttemptContext, JobSite, JournalEndpoint, ModelDirLocation, PriorityValues, World};
 

@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::launch::{ResolvedJobError, resolved_job};
-use crate::plans::{PlanBudget, PlanCompiler};
+use crate::plan_compiler::{PlanBudget, PlanCompiler};
 use crate::world::{JobSite, ModelDirLocation};
 
 /// The needs of an attempt on a given number of systems.

@@ -14,10 +14,10 @@ use millrace_crds::{Appliance, TrainJob};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-use crate::control::ControllerContext;
-use crate::program::wait_for_shutdown;
+use crate::context::ControllerContext;
+use crate::process::wait_for_shutdown;
 use crate::world::World;
-use crate::{ledger, visit};
+use crate::{ledger, reconcile};
 
 /// Reconciles of different jobs at the same time.
 const MAX_CONCURRENT_RECONCILES: u16 = 8;
@@ -70,7 +70,7 @@ pub async fn run<W: World>(
         })
         .reconcile_on(wanted)
         .graceful_shutdown_on(wait_for_shutdown(ending.clone()));
-    let jobs = drain(also(jobs).run(visit::reconcile, retry_policy, control.clone()));
+    let jobs = drain(also(jobs).run(reconcile::reconcile, retry_policy, control.clone()));
     let appliances = Controller::for_stream(appliances, control.appliances.clone())
         .watches_stream(touched_jobs, move |job| {
             let appliance = ObjectRef::new(&job.spec.appliance);

@@ -16,7 +16,7 @@ use millrace_control::launch::resolved_version;
 use millrace_protocol::launch::VERSION;
 
 use super::*;
-use crate::site::PodSite;
+use crate::pod_site::PodSite;
 use millrace_protocol::security::Credentials;
 
 /// Builds the smallest job, with `model_dir` in its params.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use millrace_api::definition::AdmissionSchema;
+use millrace_api::admission::AdmissionSchema;
 use millrace_control::launch::resolved_job;
 use millrace_control::{JobSite, ModelDirLocation};
 use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob};

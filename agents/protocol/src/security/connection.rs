@@ -17,7 +17,7 @@ use tonic::transport::server::Connected;
 use super::identity::{Identity, name_of};
 use super::listener::AdmissionPolicy;
 use super::name::MemberName;
-use super::records::TlsRecordStream;
+use super::tls_records::TlsRecordStream;
 
 /// Bounds a handshake on the accepting side: TLS and the record that follows it.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -30,9 +30,9 @@ mod connection;
 mod identity;
 mod listener;
 mod name;
-mod records;
 mod rejections;
-mod server;
+mod server_certificate;
+mod tls_records;
 
 pub use authority::{Authority, IssueError, Validity};
 pub use connection::{ConnectError, ExpectedPeer, HANDSHAKE_TIMEOUT, Peer, Protection, Stream, connect};
@@ -40,7 +40,7 @@ pub use identity::{Credentials, Identity, IdentityError};
 pub use listener::{AdmissionPolicy, AuthenticatedIncoming, MAX_HANDSHAKES, listen};
 pub use name::{AttemptName, MemberName, NameError, Service};
 pub use rejections::RejectionLog;
-pub use server::{ServerCertificate, certificate_expiry};
+pub use server_certificate::{ServerCertificate, certificate_expiry};
 
 /// Returns a random number from the cryptographic provider.
 pub fn random_number() -> u64 {

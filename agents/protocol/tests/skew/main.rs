@@ -1,6 +1,6 @@
 //! Tests launch documents of other versions: those of release 0.1.0 can be read, and can be written for its agents.
 
-mod first;
+mod v1;
 
 use millrace_protocol::launch::{DocumentError, LaunchDocument, V1, VERSION};
 use serde_json::{Value, json};
@@ -22,10 +22,10 @@ fn v1_document_round_trips() {
 fn v1_agents_read_only_v1_documents() {
     let launch = LaunchDocument::from_json(GOLDEN).unwrap();
     let text = launch.to_json_for(V1).unwrap();
-    let read: first::Launch = serde_json::from_str(&text).unwrap();
+    let read: v1::Launch = serde_json::from_str(&text).unwrap();
     assert_eq!(serde_json::to_value(read).unwrap(), value(GOLDEN), "every value arrives");
     // Agents of 0.1.0 reject the document in this version because it names its version: it must be written for them.
-    let refused = serde_json::from_str::<first::Launch>(&launch.to_json().unwrap()).err().unwrap();
+    let refused = serde_json::from_str::<v1::Launch>(&launch.to_json().unwrap()).err().unwrap();
     assert!(refused.to_string().contains("unknown field"), "{refused}");
 }
 

@@ -1,7 +1,7 @@
 //! The event loop of the coordinator: passes events to the engine's state machine and executes its commands.
 
 mod admission;
-mod saving;
+mod checkpointing;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -20,18 +20,18 @@ use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
 
 use super::PreparedRun;
+use super::checkpoint_writer::{CheckpointWriter, PublishedCheckpoint};
 use super::console::Console;
-use super::ending::RunEnd;
 use super::journal::RunCommand;
+use super::reporter::Reporter;
 use super::resume::StartPoint;
-use super::saver::{CheckpointWriter, PublishedCheckpoint};
+use super::run_end::RunEnd;
 use super::spans::Spans;
-use super::teller::Reporter;
 use crate::control::job::CompiledJob;
 use crate::control::server::{AgentHandle, ControlEvent, ControlEvents, JoinedAgent, StreamNumber};
-use crate::failure::AgentError;
+use crate::error::AgentError;
 use crate::launch::{Exit, LaunchDocument};
-use saving::{SaveFailure, SaveTaskResult, SaveTimer};
+use checkpointing::{SaveFailure, SaveTaskResult, SaveTimer};
 
 /// How long a shard may be disconnected before the attempt fails. Its parameters since the last checkpoint exist
 /// nowhere else.

@@ -10,12 +10,12 @@ use millrace_telemetry::journal::{
     AttemptOutcome, JournalEvent, JournalReader, JournalWriter, OutcomeReason, ResumePoint,
 };
 use millrace_telemetry::logs::{LogFiles, LogRecord};
-use millrace_telemetry::metrics::{self, EvalMetrics, MetricPoint, MetricsLog, TrainMetrics};
+use millrace_telemetry::metrics_log::{self, EvalMetrics, MetricPoint, MetricsLog, TrainMetrics};
 use millrace_telemetry::prometheus::Counter;
 use millrace_telemetry::tensorboard::{EventWriter, tags};
 use millrace_telemetry::{Error, atomic_file, progress::Rates};
 
-use crate::failure::AgentError;
+use crate::error::AgentError;
 use crate::launch::LaunchDocument;
 use crate::roles::TerminationReport;
 
@@ -100,7 +100,7 @@ impl RunFiles {
             let metrics =
                 if self.trains { metrics_of_line(dir, before)? } else { MetricsLog::open_for_evaluation(dir)? };
             let trained = |point: &MetricPoint| matches!(point, MetricPoint::Train(_));
-            let newest = metrics::read(dir)?.iter().filter(|point| trained(point)).map(MetricPoint::step).max();
+            let newest = metrics_log::read(dir)?.iter().filter(|point| trained(point)).map(MetricPoint::step).max();
             let attempt = self.journal.attempt();
             let events = if self.trains {
                 EventWriter::create(&self.summaries, attempt, step)?
@@ -301,7 +301,7 @@ mod tests {
             assert_eq!(resumed, Some(ResumePoint { step: newest, repeated_steps: 0 }));
             next.step(&record(newest), 0.5, Rates::default());
         }
-        let steps: Vec<u64> = metrics::read(dir.path()).unwrap().iter().map(MetricPoint::step).collect();
+        let steps: Vec<u64> = metrics_log::read(dir.path()).unwrap().iter().map(MetricPoint::step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
         // A coordinator without a checkpoint begins at step 0 and reports the repeated steps.
         let mut again = RunFiles::open(&launch, 4, TerminationReport::default()).unwrap();

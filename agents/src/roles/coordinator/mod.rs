@@ -1,18 +1,18 @@
 //! The coordinator: prepares the run, drives the engine's state machine, and writes the run's files and progress
 //! output.
 
+mod checkpoint_writer;
 mod console;
 mod driver;
-mod ending;
 mod files;
 mod heartbeat;
 mod journal;
-mod policy;
+mod reporter;
 mod resume;
-mod saver;
+mod run_end;
+mod run_policy;
 mod spans;
 mod summary;
-mod teller;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,11 +34,11 @@ use tokio::sync::{mpsc, watch};
 
 use super::{RoleArgs, TRACE_SERVICE_NAME, TerminationReport};
 use crate::checkpoints::checkpoint_failure;
-use crate::control::agent::MAX_CONTROL_MESSAGE_BYTES;
+use crate::control::client::MAX_CONTROL_MESSAGE_BYTES;
 use crate::control::job::{CompiledJob, JobDocument};
 use crate::control::server::ControlService;
-use crate::epoch::DatasetEpoch;
-use crate::failure::AgentError;
+use crate::dataset_epoch::DatasetEpoch;
+use crate::error::AgentError;
 use crate::host;
 use crate::http::{self, Readiness};
 use crate::input::JobInputs;

@@ -8,10 +8,10 @@ use millrace_emulator::numerics::{NumericsProfile, largest_chunk};
 use millrace_engine::message::ParameterSource;
 use millrace_params::{InputSpec, JobSpec, Mode};
 
-use super::saver::PublishedCheckpoint;
+use super::checkpoint_writer::PublishedCheckpoint;
 use crate::checkpoints::{self, checkpoint_failure, contains_checkpoints, load_strictness};
 use crate::control::job::{BatchCuts, CompiledJob, JobDocument};
-use crate::failure::AgentError;
+use crate::error::AgentError;
 use crate::launch::LaunchDocument;
 
 /// The state that a run begins with.
@@ -322,10 +322,10 @@ pub fn profile_json(compiled: &CompiledJob) -> String {
 
 /// Returns whether `model_dir` already has an evaluation of `step`.
 pub fn has_evaluation(model_dir: &Path, step: u64) -> bool {
-    let points = millrace_telemetry::metrics::read(model_dir).unwrap_or_default();
+    let points = millrace_telemetry::metrics_log::read(model_dir).unwrap_or_default();
     points
         .iter()
-        .any(|point| matches!(point, millrace_telemetry::metrics::MetricPoint::Eval(eval) if eval.step == step))
+        .any(|point| matches!(point, millrace_telemetry::metrics_log::MetricPoint::Eval(eval) if eval.step == step))
 }
 
 #[cfg(test)]

@@ -19,9 +19,9 @@ use millrace_telemetry::metric_definitions::RoleMetrics;
 use millrace_telemetry::stall::StallReason;
 
 use super::{ComputeInput, EpochStart, NO_USAGE, tokens};
-use crate::control::agent::{ComputeUsage, MessageSender};
+use crate::control::client::{ComputeUsage, MessageSender};
 use crate::control::job::CompiledJob;
-use crate::failure::AgentError;
+use crate::error::AgentError;
 
 /// The state of the compute thread; see the parent module.
 pub(super) struct ComputeWorker {

@@ -24,9 +24,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
 use super::RoleContext;
-use super::tree::LinkSenders;
-use crate::control::agent::{ComputeUsage, ControlSession, SessionEvent};
-use crate::failure::AgentError;
+use super::link_senders::LinkSenders;
+use crate::control::client::{ComputeUsage, ControlSession, SessionEvent};
+use crate::error::AgentError;
 use crate::links::{GrantedSlots, LinkEvent, LinkEventKind, LinkEventQueue, LinkJob, LinkSender, LinkSettings, dial};
 
 /// Inputs of the compute thread.

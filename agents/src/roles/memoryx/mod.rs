@@ -19,11 +19,11 @@ use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 
 use super::RoleContext;
+use super::link_senders::{IterationSteps, LinkSenders};
 use super::swarmx::serve;
-use super::tree::{IterationSteps, LinkSenders};
-use crate::control::agent::{ComputeUsage, ControlSession, SessionEvent};
+use crate::control::client::{ComputeUsage, ControlSession, SessionEvent};
 use crate::control::job::CompiledJob;
-use crate::failure::AgentError;
+use crate::error::AgentError;
 use crate::links::{LinkEvent, LinkEventKind, LinkEventQueue, LinkJob, LinkKey};
 use store::ShardStore;
 use worker::{StoreTask, StoreTaskResult, StoreWorker, SumBacklog, spawn};

@@ -18,7 +18,7 @@ use millrace_telemetry::stall::{StallClock, StallReason};
 
 use crate::checkpoints::checkpoint_failure;
 use crate::control::job::CompiledJob;
-use crate::failure::AgentError;
+use crate::error::AgentError;
 
 /// Maximum chunk copies that wait for the disk: 16 chunks of 3 MiB (2^18 elements of weights and two moments in f32).
 const MAX_SNAPSHOT_COPIES: usize = 16;

@@ -15,7 +15,7 @@ use millrace_telemetry::stall::{StallClock, StallReason};
 use tokio::sync::mpsc;
 
 use super::store::ShardStore;
-use crate::failure::AgentError;
+use crate::error::AgentError;
 use crate::links::LinkSender;
 
 /// Work for the store's thread.

@@ -51,7 +51,7 @@ use crate::{
     atomic_file::sync_directory,
     error::{Error, Result},
     jsonl::{self, Appender},
-    metrics::to_line,
+    metrics_log::to_line,
     time::unix_ms,
 };
 use follow::JournalTail;

@@ -1,7 +1,7 @@
 use std::{fs, io::Write, sync::mpsc, time::Duration};
 
 use super::*;
-use crate::metrics::TrainMetrics;
+use crate::metrics_log::TrainMetrics;
 
 fn metric(step: u64) -> JournalEvent {
     JournalEvent::Metric(

@@ -1,8 +1,8 @@
 //! The OpenAPI 3.1 document, generated from the table of routes and the types.
 
-mod answers;
 mod headers;
 mod page;
+mod responses;
 mod schemas;
 
 use std::sync::LazyLock;
@@ -91,7 +91,7 @@ fn operation(route: &Route) -> Value {
         "description": who,
         "operationId": operation_id(route),
         "parameters": parameters,
-        "responses": answers::responses(route),
+        "responses": responses::responses(route),
     });
     match route.needs {
         RequiredAccess::Nothing => {}

@@ -6,8 +6,8 @@ use super::super::problem::Problem;
 use super::super::submit::SubmitOptions;
 use super::super::{ItemList, appliance, files, jobs, records, session, tokens};
 use super::{request_schema, response_schema};
+use crate::admission::{object_schema, schemas};
 use crate::backend::VolumeInfo;
-use crate::definition::{object_schema, schemas};
 use crate::files::{CheckpointFiles, FileInfo};
 
 /// Returns all named schemas.

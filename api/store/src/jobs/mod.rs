@@ -5,17 +5,17 @@
 
 mod create;
 mod cursor;
-mod forget;
+mod delete;
 mod list;
 mod namespace;
-mod put;
+mod upsert;
 
 use sqlx::any::AnyRow;
 use sqlx::{Any, AnyConnection, Executor};
 
 pub use create::CreateResult;
 pub use cursor::PageCursor;
-pub(crate) use forget::DELETE_BATCH_ROWS;
+pub(crate) use delete::DELETE_BATCH_ROWS;
 pub use list::{JobFilter, JobPage};
 pub use namespace::NamespaceVersion;
 

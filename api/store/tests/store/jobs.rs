@@ -270,7 +270,7 @@ async fn deleting_a_job_deletes_its_records(Scratch { store, .. }: &Scratch) {
     let new = NewJob { key: key("k", "b"), ..job("a", 1) };
     make(store, &new).await;
     crate::journal::append_steps(store, "a", 1..=3).await;
-    store.add_event("a", &crate::rest::event("Started")).await.unwrap();
+    store.add_event("a", &crate::events_appliances_tokens::event("Started")).await.unwrap();
     assert!(store.delete_job("a").await.unwrap());
     assert!(!store.delete_job("a").await.unwrap());
     // A later job, even with the same UID, has none of the records.
@@ -343,7 +343,7 @@ async fn every_write_notifies_listeners(Scratch { store, .. }: &Scratch) {
     store.replace_job("a", 9, &content("{}", None)).await.unwrap();
     crate::journal::append_steps(store, "a", 1..=2).await;
     crate::journal::append_steps(store, "a", 1..=2).await;
-    store.add_event("a", &crate::rest::event("Started")).await.unwrap();
+    store.add_event("a", &crate::events_appliances_tokens::event("Started")).await.unwrap();
     store.replace_job("a", 1, &content("{}", None)).await.unwrap();
     store.mark_deleted("a", 3).await.unwrap();
     let told = std::iter::from_fn(|| changes.try_recv().ok()).map(|change| change.what).collect::<Vec<_>>();

@@ -15,11 +15,11 @@ macro_rules! behaviours {
 
 mod copy;
 mod crash;
+mod events_appliances_tokens;
 mod jobs;
 mod journal;
 mod model;
 mod opening;
 mod random;
-mod rest;
 mod scratch;
 mod speed;

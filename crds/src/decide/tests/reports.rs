@@ -1,6 +1,6 @@
 //! The reports of the coordinator, and the state that follows from them.
 
-use super::super::life::REPORT_TIMEOUT_SECONDS;
+use super::super::lifecycle::REPORT_TIMEOUT_SECONDS;
 use super::*;
 
 #[test]

@@ -16,14 +16,14 @@ use millrace_engine::message::ShardState;
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::proto;
 
-use super::super::ending::RunEnd;
-use super::super::policy::policy;
+use super::super::checkpoint_writer::CheckpointWriter;
 use super::super::resume::{check_profile, has_evaluation};
-use super::super::saver::CheckpointWriter;
+use super::super::run_end::RunEnd;
+use super::super::run_policy::policy;
 use super::{AgentConnection, CoordinatorDriver};
 use crate::checkpoints::checkpoint_failure;
 use crate::control::server::{JoinedAgent, StreamNumber};
-use crate::failure::AgentError;
+use crate::error::AgentError;
 
 impl CoordinatorDriver {
     /// Handles a joining agent. Agents wait until all have joined, so that the job is pinned to an instruction set that

@@ -1,0 +1,388 @@
+//! The agent's side of the control stream: joins the coordinator, receives commands, sends reports, and joins again
+//! when the coordinator is lost.
+//!
+//! A coordinator may end, and another one may start at the same address; the job then continues from the parameters in
+//! the MemoryX shards. An agent that has lost its coordinator keeps its data, abandons its epoch, and tries to join
+//! again at the same address. The name in the address is resolved for each try. The agent gives up after
+//! [`JOIN_TIMEOUT`].
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use millrace_emulator::numerics::Isa;
+use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
+use millrace_engine::types::AgentId;
+use millrace_protocol::proto::{self, control_client::ControlClient, from_agent, to_agent};
+use millrace_protocol::{codec, transport};
+use millrace_telemetry::logs::{LogRecord, Logger};
+use millrace_telemetry::memory::ProcessMemory;
+use millrace_telemetry::metric_definitions::{ByteDirection as Way, RoleMetrics};
+use millrace_telemetry::stall::StallReason;
+use tokio::signal::unix::Signal;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use super::job::{CompiledJob, JobDocument};
+use crate::error::AgentError;
+use crate::member::Member;
+
+/// How long an agent tries to reach a coordinator: long enough for one whose image is still being pulled.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(600);
+/// Delay after the first failed try; doubled for each further one, up to [`MAX_JOIN_BACKOFF`].
+const INITIAL_JOIN_BACKOFF: Duration = Duration::from_millis(100);
+/// Maximum delay between two tries.
+const MAX_JOIN_BACKOFF: Duration = Duration::from_secs(2);
+
+/// How long an agent retries while another process has its name. The stream of a process that died unnoticed ends after
+/// half of this time.
+const NAME_CONFLICT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The properties that an agent sends when it joins.
+#[derive(Clone, Debug)]
+pub struct AgentInfo {
+    /// The name of the agent.
+    pub me: AgentId,
+    /// Address at which other agents dial its data port; empty for systems.
+    pub address: String,
+    /// Best instruction set that the agent may use. After the first join, the one to which the job is pinned.
+    pub isa: Isa,
+    /// State of a shard; `None` for other roles.
+    pub shard: Option<ShardState>,
+    /// The job that the agent belongs to; empty before the first join.
+    pub uid: String,
+}
+
+/// Maximum messages that wait for the coordinator. A run has only a few at a time. Log records, whose number is not
+/// bounded, may use half of the capacity and are dropped beyond it.
+const MAX_QUEUED_MESSAGES: usize = 8192;
+
+/// Sends messages to the coordinator. Clones share the stream, and switch together to the stream of the next
+/// coordinator. Messages to a broken stream are dropped; [`ControlSession::next`] reports the break.
+#[derive(Clone, Debug)]
+pub struct MessageSender(Arc<Mutex<mpsc::Sender<proto::FromAgent>>>);
+
+impl MessageSender {
+    /// Creates an outbox, and the receiver of its messages.
+    fn new() -> (Self, mpsc::Receiver<proto::FromAgent>) {
+        let (sender, words) = mpsc::channel(MAX_QUEUED_MESSAGES);
+        (Self(Arc::new(Mutex::new(sender))), words)
+    }
+
+    /// Switches to a new stream and returns its receiver.
+    fn replace_stream(&self) -> mpsc::Receiver<proto::FromAgent> {
+        let (sender, words) = mpsc::channel(MAX_QUEUED_MESSAGES);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sender;
+        words
+    }
+
+    fn send(&self, message: from_agent::Message) {
+        let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(message, from_agent::Message::Log(_)) && sender.capacity() <= MAX_QUEUED_MESSAGES / 2 {
+            return;
+        }
+        let _ = sender.try_send(proto::FromAgent { message: Some(message) });
+    }
+
+    /// Sends a report.
+    pub fn send_report(&self, report: &AgentReport) {
+        self.send(from_agent::Message::Report(codec::encode(report)));
+    }
+
+    /// Sends a log record, or drops it if half of the capacity is used.
+    pub fn send_log(&self, record: &LogRecord) {
+        let log = proto::Log {
+            time_ms: record.unix_ms,
+            level: record.level.as_str().to_owned(),
+            message: record.message.clone(),
+            fields: record.fields.clone().into_iter().collect(),
+        };
+        self.send(from_agent::Message::Log(log));
+    }
+
+    /// Announces that this shard was asked to leave.
+    pub fn send_leave_request(&self) {
+        self.send(from_agent::Message::Leaving(proto::Leaving {}));
+    }
+
+    /// Sends the usage of this process so far.
+    fn send_usage(&self, metrics: &RoleMetrics, work: ComputeUsage) {
+        let mut stalls = metrics.stall().totals();
+        stalls[StallReason::Commit] -= work.idle_at_end;
+        let memory = ProcessMemory::now();
+        self.send(from_agent::Message::Usage(proto::Usage {
+            stall_seconds: stalls.iter().map(|(reason, seconds)| (reason.as_str().to_owned(), seconds)).collect(),
+            bytes_in: metrics.total_bytes(Way::In),
+            bytes_out: metrics.total_bytes(Way::Out),
+            rss_bytes: memory.map_or(0, |memory| memory.resident),
+            peak_rss_bytes: memory.map_or(0, |memory| memory.peak),
+            busy_seconds: work.seconds,
+            flops: work.flops,
+        }));
+    }
+}
+
+/// The amount of computation done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ComputeUsage {
+    /// Seconds of computing.
+    pub seconds: f64,
+    /// Floating-point operations.
+    pub flops: u64,
+    /// Seconds of waiting after the last iteration. They are subtracted from the stall time, because no iteration
+    /// followed.
+    pub idle_at_end: f64,
+}
+
+/// An event of the session.
+#[derive(Debug)]
+pub enum SessionEvent {
+    /// A command of the coordinator.
+    Order(AgentCommand),
+    /// The coordinator is lost; [`ControlSession::rejoin`] joins the next one.
+    Lost,
+    /// SIGTERM: the process is asked to end.
+    Leave,
+}
+
+/// The membership of an agent in a job.
+#[derive(Debug)]
+pub struct ControlSession {
+    /// The job, compiled by this agent.
+    pub job: CompiledJob,
+    /// Sends messages to the coordinator.
+    pub outbox: MessageSender,
+    door: ControlConnector,
+    stream: Streaming<proto::ToAgent>,
+}
+
+impl ControlSession {
+    /// Joins the coordinator at `address`: waits until it is reachable, and then for the job, which it sends when the
+    /// instruction sets of all agents are known. `terminate` receives SIGTERM.
+    ///
+    /// # Errors
+    /// The coordinator can't be reached in time, rejects this agent, or has another plan; the process received SIGTERM.
+    pub async fn join(
+        address: &str,
+        member: Member,
+        introduction: AgentInfo,
+        logger: &Logger,
+        terminate: Signal,
+    ) -> Result<Self, AgentError> {
+        let (outbox, words) = MessageSender::new();
+        let mut door = ControlConnector { address: address.to_owned(), member, introduction, terminate };
+        let (welcome, stream) = door.join(&outbox, words).await?;
+        let job = compile_job_document(&welcome)?;
+        let records = outbox.clone();
+        logger.forward(move |record| records.send_log(&record));
+        let (attempt, plan, profile) = (welcome.attempt, &job.hash, &job.profile);
+        tracing::info!(attempt, %plan, "joined attempt {attempt} with plan {plan}, {profile}");
+        // From now on, the agent computes this job with this instruction set, also for later coordinators.
+        (door.introduction.isa, door.introduction.uid) = (job.profile.isa, welcome.uid);
+        Ok(Self { job, outbox, door, stream })
+    }
+
+    /// Joins the next coordinator of the same job, with the current state of a shard. Messages that are sent in the
+    /// meantime wait, and follow the hello.
+    ///
+    /// # Errors
+    /// See [`ControlSession::join`]; also if the coordinator of another job answers.
+    pub async fn rejoin(&mut self, shard: Option<ShardState>) -> Result<(), AgentError> {
+        let words = self.outbox.replace_stream();
+        tracing::warn!(coordinator = %self.door.address, "the coordinator is lost; looking for the next one");
+        self.door.introduction.shard = shard;
+        let (welcome, stream) = self.door.join(&self.outbox, words).await?;
+        self.check(&welcome)?;
+        self.stream = stream;
+        let attempt = welcome.attempt;
+        tracing::info!(attempt, "joined attempt {attempt}");
+        Ok(())
+    }
+
+    /// Checks that the coordinator that sent `welcome` has the job of this agent.
+    fn check(&self, welcome: &proto::Welcome) -> Result<(), AgentError> {
+        let same = welcome.uid == self.door.introduction.uid
+            && welcome.plan == self.job.hash.0
+            && welcome.isa == self.job.profile.isa.to_string()
+            && decode_job(welcome)?.is_numerically_equal(&self.job);
+        if same {
+            return Ok(());
+        }
+        let ControlConnector { address, introduction, .. } = &self.door;
+        Err(AgentError::peer(format!(
+            "the coordinator at {address} now directs another job than the one {} belongs to",
+            introduction.me
+        )))
+    }
+
+    /// Waits for the next event. Cancel safe.
+    ///
+    /// # Errors
+    /// A command can't be decoded.
+    pub async fn next(&mut self) -> Result<SessionEvent, AgentError> {
+        let message = tokio::select! {
+            message = self.stream.message() => message,
+            Some(()) = self.door.terminate.recv() => return Ok(SessionEvent::Leave),
+        };
+        match message {
+            Ok(Some(proto::ToAgent { message: Some(to_agent::Message::Order(order)) })) => {
+                codec::decode(&order).map(SessionEvent::Order).map_err(AgentError::local)
+            }
+            Ok(Some(_)) => Err(AgentError::local(codec::CodecError::Message)),
+            Ok(None) | Err(_) => Ok(SessionEvent::Lost),
+        }
+    }
+
+    /// Leaves the job: sends the usage of the process, and waits until the coordinator closes the stream.
+    pub async fn leave(mut self, metrics: &RoleMetrics, work: ComputeUsage) {
+        self.outbox.send_usage(metrics, work);
+        self.outbox.send(from_agent::Message::Goodbye(proto::Goodbye {}));
+        while let Ok(Some(_)) = self.stream.message().await {}
+    }
+}
+
+/// Where an agent joins, and what it sends there.
+#[derive(Debug)]
+struct ControlConnector {
+    address: String,
+    member: Member,
+    introduction: AgentInfo,
+    terminate: Signal,
+}
+
+impl ControlConnector {
+    /// Joins a coordinator and waits for the job, until SIGTERM; `words` yields the messages that follow the hello.
+    async fn join(
+        &mut self,
+        outbox: &MessageSender,
+        words: mpsc::Receiver<proto::FromAgent>,
+    ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), AgentError> {
+        let Self { address, member, introduction, terminate } = self;
+        tokio::select! {
+            joined = knock(address, member, introduction, outbox, words) => joined,
+            Some(()) = terminate.recv() => Err(AgentError::shutdown(format!("{} was asked to leave", introduction.me))),
+        }
+    }
+}
+
+async fn knock(
+    address: &str,
+    member: &Member,
+    introduction: &AgentInfo,
+    outbox: &MessageSender,
+    words: mpsc::Receiver<proto::FromAgent>,
+) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), AgentError> {
+    let mut deadline = Instant::now() + JOIN_TIMEOUT;
+    let mut pause = INITIAL_JOIN_BACKOFF;
+    let mut duplicate_since = None;
+    let mut words = Some(words);
+    loop {
+        let channel = match member.dial_coordinator(address).await {
+            Ok(channel) => channel,
+            Err(error) if Instant::now() >= deadline => {
+                let why = transport::error_chain(&error);
+                return Err(AgentError::peer(format!("the coordinator at {address} can't be reached: {why}")));
+            }
+            Err(error) => {
+                if pause == INITIAL_JOIN_BACKOFF {
+                    let (why, minutes) = (transport::error_chain(&error), JOIN_TIMEOUT.as_secs() / 60);
+                    tracing::info!(
+                        coordinator = %address,
+                        "the coordinator at {address} can't be reached yet ({why}); trying for {minutes} minutes"
+                    );
+                }
+                // There is no notification when a port begins to listen.
+                tokio::time::sleep(pause).await;
+                pause = MAX_JOIN_BACKOFF.min(2 * pause);
+                continue;
+            }
+        };
+        let heard_since = Instant::now();
+        let words = words.take().unwrap_or_else(|| outbox.replace_stream());
+        match send_hello(channel, introduction, member.instance(), words).await {
+            Ok(joined) => return Ok(joined),
+            Err(status)
+                if status.code() == Code::AlreadyExists
+                    && duplicate_since.get_or_insert(heard_since).elapsed() < NAME_CONFLICT_TIMEOUT =>
+            {
+                tracing::info!("the coordinator does not admit {} yet: {}", introduction.me, status.message());
+                // There is no notification when the other process has ended.
+                tokio::time::sleep(pause).await;
+                pause = MAX_JOIN_BACKOFF.min(2 * pause);
+                continue;
+            }
+            Err(status) if is_rejection(&status) => {
+                let me = introduction.me;
+                return Err(AgentError::peer(format!("the coordinator refused {me}: {}", status.message())));
+            }
+            // The coordinator was lost before it sent the job. The time of the connection does not count against the
+            // timeout.
+            Err(_) => deadline += heard_since.elapsed(),
+        }
+        if Instant::now() >= deadline {
+            return Err(AgentError::peer(format!("the coordinator at {address} does not tell the job")));
+        }
+        tokio::time::sleep(INITIAL_JOIN_BACKOFF).await;
+    }
+}
+
+/// Sends the hello, and waits for the job.
+async fn send_hello(
+    channel: tonic::transport::Channel,
+    introduction: &AgentInfo,
+    instance: u64,
+    words: mpsc::Receiver<proto::FromAgent>,
+) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Status> {
+    let AgentInfo { me, address, isa, shard, uid } = introduction;
+    let hello = from_agent::Message::Hello(proto::Hello {
+        role: me.role.as_str().to_owned(),
+        index: me.index,
+        address: address.clone(),
+        isa: isa.to_string(),
+        shard: shard.as_ref().map(codec::encode),
+        uid: uid.clone(),
+        instance,
+    });
+    let hello = tokio_stream::once(proto::FromAgent { message: Some(hello) });
+    let mut client = ControlClient::new(channel).max_decoding_message_size(MAX_CONTROL_MESSAGE_BYTES);
+    let mut stream = client.join(hello.chain(ReceiverStream::new(words))).await?.into_inner();
+    match stream.message().await?.and_then(|message| message.message) {
+        Some(to_agent::Message::Welcome(welcome)) => Ok((welcome, stream)),
+        Some(to_agent::Message::Order(_)) => Err(Status::invalid_argument("it gives orders before it tells the job")),
+        None => Err(Status::unavailable("it went away before it told the job")),
+    }
+}
+
+/// Returns whether a coordinator rejected the agent, as opposed to being lost.
+fn is_rejection(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::FailedPrecondition
+            | Code::InvalidArgument
+            | Code::Unimplemented
+            | Code::PermissionDenied
+            | Code::AlreadyExists
+    )
+}
+
+/// Maximum bytes of a control message. A placement of 192 systems with all addresses takes some ten kilobytes, the
+/// norms of the chunks of a 20B model about a megabyte.
+pub const MAX_CONTROL_MESSAGE_BYTES: usize = 64 << 20;
+
+fn decode_job(welcome: &proto::Welcome) -> Result<JobDocument, AgentError> {
+    serde_json::from_str(&welcome.job)
+        .map_err(|error| AgentError::local(format!("the coordinator's job can't be read ({error})")))
+}
+
+fn compile_job_document(welcome: &proto::Welcome) -> Result<CompiledJob, AgentError> {
+    let isa = Isa::ALL.into_iter().find(|isa| isa.to_string() == welcome.isa);
+    let isa = isa.ok_or_else(|| AgentError::local(format!("the coordinator asks for an unknown {:?}", welcome.isa)))?;
+    let job = decode_job(welcome)?.compile(isa)?;
+    if job.hash.0 != welcome.plan {
+        return Err(AgentError::local(
+            "this agent compiles another plan than the coordinator; run the same build everywhere",
+        ));
+    }
+    Ok(job)
+}

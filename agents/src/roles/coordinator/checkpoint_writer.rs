@@ -1,0 +1,96 @@
+//! Stages checkpoints before the shards write them, and publishes them when all shards have.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use millrace_checkpoint::{Checkpoint, CheckpointMetadata, Digest, ModelDirLock, Moments, Staging, WriterEpoch};
+use millrace_engine::message::{ChunkDigests, SnapshotRequest};
+use millrace_engine::types::{CommitRecord, Epoch};
+
+use super::resume::profile_json;
+use crate::checkpoints::checkpoint_failure;
+use crate::control::job::CompiledJob;
+use crate::error::AgentError;
+
+/// Stages and publishes checkpoints. The methods block, so they are called on blocking threads.
+pub struct CheckpointWriter {
+    lock: Arc<ModelDirLock>,
+    job: CompiledJob,
+    moments: Moments,
+    notes: Vec<String>,
+}
+
+/// A published checkpoint.
+#[derive(Clone, Debug)]
+pub struct PublishedCheckpoint {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Number of updates in it.
+    pub step: u64,
+    /// Hex digest of its parameters.
+    pub digest: String,
+}
+
+impl CheckpointWriter {
+    /// Creates a saver for the model_dir that `lock` holds. `notes` are written to every manifest.
+    pub fn new(lock: Arc<ModelDirLock>, job: CompiledJob, notes: Vec<String>) -> Self {
+        let moments = crate::roles::memoryx::moments_of(&job.optimizer().kind);
+        Self { lock, job, moments, notes }
+    }
+
+    /// Creates the directory that the shards write into.
+    ///
+    /// # Errors
+    /// The directory can't be created, or the lock was lost.
+    pub fn stage(&self, step: u64, epoch: Epoch) -> Result<(Staging, SnapshotRequest), AgentError> {
+        let epoch = WriterEpoch { attempt: epoch.attempt, number: epoch.number };
+        let staging = Staging::create(&self.lock, &self.job.plan, step, epoch, &self.moments)
+            .map_err(|error| checkpoint_failure(&error))?;
+        let path = staging.path().to_string_lossy().into_owned();
+        Ok((staging, SnapshotRequest { step, path }))
+    }
+
+    /// Publishes the checkpoint. Then deletes checkpoints beyond `max_checkpoints` and earlier recovery checkpoints;
+    /// see [`millrace_checkpoint::retain`].
+    ///
+    /// # Errors
+    /// The file system reports an error, or the lock was lost.
+    pub fn publish(
+        &self,
+        mut staging: Staging,
+        digests: Vec<ChunkDigests>,
+        record: Option<CommitRecord>,
+        recovery: bool,
+    ) -> Result<PublishedCheckpoint, AgentError> {
+        let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
+        for (chunk, of_chunk) in digests.into_iter().enumerate() {
+            for (section, digest) in self.moments.sections().zip(of_chunk) {
+                staging.record_digest(section, chunk, Digest(digest)).map_err(failed)?;
+            }
+        }
+        let step = staging.step();
+        let path = staging.publish(CheckpointMetadata { recovery, ..self.facts(step, record) }).map_err(failed)?;
+        let digest = Checkpoint::open(&path).map_err(failed)?.info().parameters_blake3.to_string();
+        let keep = self.job.job.run.max_checkpoints.unwrap_or(0);
+        millrace_checkpoint::retain(&self.lock, usize::try_from(keep).unwrap_or(usize::MAX)).map_err(failed)?;
+        Ok(PublishedCheckpoint { path, step, digest })
+    }
+
+    fn facts(&self, step: u64, record: Option<CommitRecord>) -> CheckpointMetadata {
+        let job = &self.job.job;
+        let optimizer = serde_json::to_value(job.optimizer.kind).unwrap_or_default();
+        CheckpointMetadata {
+            plan: self.job.hash,
+            seed: job.run.seed,
+            next_sample: step * self.job.plan.leaves.batch(),
+            numerics_profile: profile_json(&self.job),
+            precision: self.job.profile.precision.to_string(),
+            optimizer: optimizer["name"].as_str().unwrap_or_default().to_owned(),
+            loss: record.map(|record| record.loss),
+            grad_norm: record.map(|record| record.norm),
+            notes: self.notes.clone(),
+            job: job.to_json(),
+            recovery: false,
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Writes checkpoints for the driver, and decides when one is due besides those of the params' `checkpoint_steps`: a
+//! recovery checkpoint after `checkpoint_seconds` of training, and a retry after a failed one.
+//!
+//! ```text
+//!  published           checkpoint_seconds           recovery checkpoint
+//!      │◄─────────────────────────────────────────────────►│
+//!
+//!  failed ─1 s─► failed ─2 s─► failed ─4 s─► failed ─8 s─► failed: skipped, training continues without it
+//! ```
+//!
+//! * While training continues, a failure is followed by up to [`MAX_SAVE_RETRIES`] retries. Then the checkpoint is
+//!   skipped, and the next one is written when it is due.
+//! * A run that only has to save its last step retries up to [`MAX_FINAL_SAVE_RETRIES`] times, then fails.
+
+use std::time::{Duration, Instant};
+
+use millrace_checkpoint::Staging;
+use millrace_engine::coordinator::CoordinatorEvent;
+use millrace_engine::message::{ChunkDigests, FailureCause, SnapshotRequest};
+use millrace_engine::types::{AgentId, CommitRecord};
+use millrace_telemetry::journal::OutcomeReason;
+
+use super::super::checkpoint_writer::PublishedCheckpoint;
+use super::{Coordinator, CoordinatorDriver, command_reply};
+use crate::error::AgentError;
+
+/// Maximum retries while training continues.
+const MAX_SAVE_RETRIES: u32 = 4;
+/// Maximum retries of the last step's checkpoint.
+const MAX_FINAL_SAVE_RETRIES: u32 = 7;
+/// Delay before the first retry; doubled for each further one.
+const INITIAL_SAVE_RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// The result of staging or publishing, which run on blocking threads.
+pub enum SaveTaskResult {
+    /// The directory of a checkpoint of this step was created, or could not be.
+    Staged(u64, Result<Box<(Staging, SnapshotRequest)>, AgentError>),
+    /// The checkpoint of this step was published, or could not be.
+    Published(u64, Result<PublishedCheckpoint, AgentError>),
+}
+
+/// A checkpoint that could not be written; see
+/// [`CoordinatorCommand::ReportSaveFailure`](millrace_engine::coordinator::CoordinatorCommand::ReportSaveFailure).
+pub struct SaveFailure {
+    pub step: u64,
+    pub reason: String,
+    pub agent: Option<AgentId>,
+    pub cause: FailureCause,
+}
+
+impl SaveFailure {
+    /// Returns the failure of a run that can't continue without the checkpoint.
+    fn failure(&self) -> AgentError {
+        let Self { step, reason, agent, cause } = self;
+        let who = agent.map_or_else(String::new, |agent| format!("{agent}: "));
+        let kind = if *cause == FailureCause::NoSpace { OutcomeReason::OutOfSpace } else { OutcomeReason::Failed };
+        AgentError::with_reason(kind, format!("the checkpoint of step {step} could not be written: {who}{reason}"))
+            .hint(
+                "make room, or mend the storage of model_dir, and run the job again: it continues from the newest \
+                 checkpoint",
+            )
+    }
+}
+
+impl CoordinatorDriver {
+    pub(super) fn blocking_done(&mut self, worked: SaveTaskResult) -> Result<(), AgentError> {
+        match worked {
+            SaveTaskResult::Staged(_, Ok(staged)) => {
+                let (staging, snapshot) = *staged;
+                self.staging = Some(staging);
+                self.event(CoordinatorEvent::Staged(snapshot))
+            }
+            SaveTaskResult::Published(step, Ok(saved)) => {
+                if self.save_timer.published(Instant::now()) {
+                    self.reporter.line("Checkpoints are written again.");
+                }
+                self.reporter.saved(&saved);
+                for reply in self.checkpoint_replies.drain(..) {
+                    let _ = reply.send(command_reply(step, Some(&saved)));
+                }
+                self.last_saved = Some(saved);
+                self.event(CoordinatorEvent::Published { step })
+            }
+            SaveTaskResult::Staged(step, Err(failure)) | SaveTaskResult::Published(step, Err(failure)) => {
+                // Another run holds the lock of model_dir: a retry can't help.
+                if matches!(failure.reason(), OutcomeReason::Superseded | OutcomeReason::ModelDirInUse) {
+                    return Err(failure);
+                }
+                self.event(CoordinatorEvent::SaveFailed {
+                    step,
+                    cause: failure.failure_cause(),
+                    reason: failure.to_string(),
+                })
+            }
+        }
+    }
+
+    pub(super) fn stage(&mut self, step: u64) {
+        let (Some(saver), Some(machine)) = (self.saver.clone(), &self.machine) else { return };
+        let (epoch, work) = (machine.epoch(), self.work.clone());
+        self.recovery =
+            self.save_timer.is_by_time() && self.checkpoint_replies.is_empty() && !self.is_requested_by_params(step);
+        self.reporter.line(format!("Saving checkpoint at step {step}"));
+        tokio::task::spawn_blocking(move || {
+            work.send(SaveTaskResult::Staged(step, saver.stage(step, epoch).map(Box::new)))
+        });
+    }
+
+    /// Returns whether the params request a checkpoint of `step`.
+    fn is_requested_by_params(&self, step: u64) -> bool {
+        let run = &self.compiled.job.run;
+        let due = run.checkpoint_steps > 0 && step.is_multiple_of(run.checkpoint_steps);
+        due || step == 0 || step >= run.max_steps
+    }
+
+    pub(super) fn publish(&mut self, digests: Vec<ChunkDigests>, record: Option<CommitRecord>) {
+        let (Some(saver), Some(staging)) = (self.saver.clone(), self.staging.take()) else { return };
+        let (work, step, recovery) = (self.work.clone(), staging.step(), self.recovery);
+        tokio::task::spawn_blocking(move || {
+            work.send(SaveTaskResult::Published(step, saver.publish(staging, digests, record, recovery)))
+        });
+    }
+
+    /// Decides how to continue after a checkpoint that could not be written.
+    pub(super) fn not_saved(&mut self, not_saved: SaveFailure) -> Result<(), AgentError> {
+        // Dropping the staging directory removes the files that the shards have written.
+        self.staging = None;
+        let failure = not_saved.failure();
+        let last = self.machine.as_ref().is_some_and(Coordinator::is_awaiting_checkpoint);
+        let follows = match self.save_timer.failed(last, Instant::now()) {
+            SaveFailureAction::End => return Err(failure),
+            SaveFailureAction::Retry(delay) => format!("tried again in {} s", delay.as_secs()),
+            SaveFailureAction::Skip => {
+                let (step, saved) = self.current_checkpoint();
+                let reply = command_reply(step, saved);
+                self.checkpoint_replies.drain(..).for_each(|waiting| drop(waiting.send(reply.clone())));
+                "skipped; training goes on, and the next checkpoint is tried when it is due".to_owned()
+            }
+        };
+        self.reporter.not_saved(not_saved.step, &format!("{}; {follows}", failure.message));
+        Ok(())
+    }
+}
+
+/// The reaction to a failed checkpoint.
+#[derive(Debug, PartialEq, Eq)]
+pub enum SaveFailureAction {
+    /// Retry after this delay.
+    Retry(Duration),
+    /// Continue training without this checkpoint.
+    Skip,
+    /// End the run: only the last step was left to be saved.
+    End,
+}
+
+/// Times recovery checkpoints and retries; see the module documentation.
+#[derive(Debug)]
+pub struct SaveTimer {
+    interval: Option<Duration>,
+    /// When a recovery checkpoint is due; `None` before training begins.
+    due: Option<Instant>,
+    retry: Option<Instant>,
+    failures: u32,
+    /// Whether a recovery checkpoint was due and has not begun yet.
+    by_time: bool,
+}
+
+impl SaveTimer {
+    /// Creates a timer for a recovery checkpoint every `seconds`; 0 disables them.
+    pub fn new(seconds: u64) -> Self {
+        let interval = (seconds > 0).then(|| Duration::from_secs(seconds));
+        Self { interval, due: None, retry: None, failures: 0, by_time: false }
+    }
+
+    /// Starts the interval when training begins. Later calls change nothing.
+    pub fn on_training(&mut self, now: Instant) {
+        self.due = self.due.or_else(|| self.interval.map(|interval| now + interval));
+    }
+
+    /// Returns when [`SaveTimer::fire`] has something to do; `None` if nothing is scheduled.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.due.into_iter().chain(self.retry).min()
+    }
+
+    /// Returns what is due at `now`: a recovery checkpoint or a retry.
+    pub fn fire(&mut self, now: Instant) -> Option<SaveTrigger> {
+        if self.retry.take_if(|retry| *retry <= now).is_some() {
+            return Some(SaveTrigger::Retry);
+        }
+        self.due.filter(|due| *due <= now)?;
+        self.due = self.interval.map(|interval| now + interval);
+        self.by_time = true;
+        Some(SaveTrigger::Recovery)
+    }
+
+    /// Records that the run stops: its checkpoint is the one to resume from, not a recovery checkpoint.
+    pub const fn on_stopping(&mut self) {
+        self.by_time = false;
+    }
+
+    /// Returns whether the checkpoint that begins now was due as a recovery checkpoint; false on the next call.
+    pub fn is_by_time(&mut self) -> bool {
+        std::mem::take(&mut self.by_time)
+    }
+
+    /// Records a published checkpoint; returns whether a previous try had failed.
+    pub fn published(&mut self, now: Instant) -> bool {
+        self.due = self.interval.map(|interval| now + interval);
+        self.retry = None;
+        std::mem::take(&mut self.failures) > 0
+    }
+
+    /// Records a failed checkpoint. `last` means that the run has nothing else to do.
+    pub fn failed(&mut self, last: bool, now: Instant) -> SaveFailureAction {
+        let delay = INITIAL_SAVE_RETRY_DELAY.saturating_mul(1 << self.failures.min(16));
+        self.failures += 1;
+        match (last, self.failures) {
+            (false, 1..=MAX_SAVE_RETRIES) | (true, 1..=MAX_FINAL_SAVE_RETRIES) => {
+                self.retry = Some(now + delay);
+                SaveFailureAction::Retry(delay)
+            }
+            (true, _) => SaveFailureAction::End,
+            (false, _) => {
+                self.failures = 0;
+                SaveFailureAction::Skip
+            }
+        }
+    }
+}
+
+/// An action of the timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SaveTrigger {
+    /// A recovery checkpoint: the interval has elapsed.
+    Recovery,
+    /// A retry of a failed checkpoint.
+    Retry,
+}
+
+impl SaveTrigger {
+    /// Returns the event for the coordinator's state machine.
+    pub const fn event(self) -> CoordinatorEvent {
+        match self {
+            Self::Recovery => CoordinatorEvent::CheckpointRequested,
+            Self::Retry => CoordinatorEvent::RetrySave,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_recovery_checkpoint_is_due_so_long_after_the_last_one() {
+        let start = Instant::now();
+        let mut timer = SaveTimer::new(600);
+        assert_eq!(timer.deadline(), None, "nothing is trained yet");
+        timer.on_training(start);
+        timer.on_training(start + seconds(100));
+        assert_eq!(timer.fire(start + seconds(599)), None);
+        assert!(!timer.published(start + seconds(599)), "one that a step asked for");
+        assert_eq!(timer.fire(start + seconds(1_198)), None);
+        assert_eq!(timer.fire(start + seconds(1_199)), Some(SaveTrigger::Recovery));
+        assert!(timer.is_by_time() && !timer.is_by_time());
+        let mut never = SaveTimer::new(0);
+        never.on_training(start);
+        assert_eq!(never.deadline(), None);
+    }
+
+    #[test]
+    fn a_failure_is_retried_then_skipped_and_the_last_step_is_retried_longer() {
+        let start = Instant::now();
+        let mut timer = SaveTimer::new(0);
+        for delay in [1, 2, 4, 8] {
+            assert_eq!(timer.failed(false, start), SaveFailureAction::Retry(seconds(delay)));
+            assert_eq!(timer.fire(start + seconds(delay)), Some(SaveTrigger::Retry));
+        }
+        assert_eq!(timer.failed(false, start), SaveFailureAction::Skip);
+        assert_eq!(timer.deadline(), None);
+        assert_eq!(
+            timer.failed(false, start),
+            SaveFailureAction::Retry(seconds(1)),
+            "the next one has its own retries"
+        );
+        assert!(timer.published(start) && !timer.published(start));
+        for retry in 0..7 {
+            assert_eq!(timer.failed(true, start), SaveFailureAction::Retry(seconds(1 << retry)));
+        }
+        assert_eq!(timer.failed(true, start), SaveFailureAction::End);
+    }
+}

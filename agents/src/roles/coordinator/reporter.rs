@@ -1,0 +1,378 @@
+//! Reports the progress of the run: lines to the user, points to metrics.jsonl and the journal, gauges to `/metrics`,
+//! and the outcome at the end.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use millrace_checkpoint::ResumeHistory;
+use millrace_emulator::plan::StreamPlan;
+use millrace_engine::coordinator::{Evaluation, LossScaling};
+use millrace_engine::types::{AgentId, CommitRecord, Epoch};
+use millrace_params::{JobSpec, Mode};
+use millrace_protocol::proto;
+use millrace_telemetry::journal::{self, OutcomeReason, ResumePoint, RunPhase, RunState};
+use millrace_telemetry::logs::{AgentName, Level, LogRecord};
+use millrace_telemetry::metric_definitions::{CoordinatorMetrics, RoleMetrics};
+use millrace_telemetry::progress::{
+    EvalLine, RateMeter, Rates, TimeRemaining, TrainLine, avg_eval_loss, estimated_time,
+};
+
+use super::checkpoint_writer::PublishedCheckpoint;
+use super::console::Console;
+use super::files::RunFiles;
+use super::heartbeat::{ProgressHeartbeat, RunActivity};
+use super::run_end::RunEnd;
+use super::run_policy;
+use super::summary::{self, Usages};
+use crate::control::job::CompiledJob;
+use crate::error::AgentError;
+use crate::launch::{Exit, LaunchDocument};
+
+/// Reports the progress of one run; see the module documentation.
+pub struct Reporter {
+    console: Console,
+    files: RunFiles,
+    metrics: RoleMetrics,
+    gauges: CoordinatorMetrics,
+    job: Arc<JobSpec>,
+    plan: Arc<StreamPlan>,
+    mode: Mode,
+    /// The current state of the run, as last recorded in the journal.
+    state: RunState,
+    /// Whether the run includes evaluations.
+    evaluates: bool,
+    usages: Usages,
+    progress: RunProgress,
+    heartbeat: ProgressHeartbeat,
+}
+
+/// Rates and times of the run.
+struct RunProgress {
+    began: Instant,
+    /// Whether iterations have begun.
+    running: bool,
+    meter: RateMeter,
+    /// When the last step was committed, the last evaluation ended, or iterations began.
+    mark: Instant,
+    eval: Option<(RateMeter, Instant)>,
+    steps: u64,
+    tokens: u64,
+    rates: Rates,
+}
+
+impl RunProgress {
+    fn new() -> Self {
+        let now = Instant::now();
+        let meter = RateMeter::new(now);
+        Self { began: now, running: false, meter, mark: now, eval: None, steps: 0, tokens: 0, rates: Rates::default() }
+    }
+}
+
+impl Reporter {
+    /// Creates the reporter of the run of `launch`. `evaluates` says whether the run includes evaluations, `estimate`
+    /// is the expected time of a training step in seconds.
+    pub fn new(
+        launch: &LaunchDocument,
+        compiled: &CompiledJob,
+        (evaluates, estimate): (bool, Option<f64>),
+        mut files: RunFiles,
+        console: Console,
+        metrics: RoleMetrics,
+    ) -> Self {
+        let gauges = CoordinatorMetrics::register(metrics.registry());
+        files.count_dropped(gauges.dropped_records.clone());
+        Self {
+            gauges,
+            job: compiled.job.clone(),
+            plan: compiled.plan.clone(),
+            mode: launch.mode,
+            state: RunState {
+                state: RunPhase::Starting,
+                step: 0,
+                total_steps: launch.mode.trains().then_some(compiled.job.run.max_steps),
+                num_csx: launch.agent_counts.systems as u32,
+                epoch: None,
+                resumed: None,
+                note: None,
+            },
+            heartbeat: ProgressHeartbeat::new(Instant::now(), estimate),
+            evaluates,
+            usages: Usages::new(),
+            progress: RunProgress::new(),
+            console,
+            files,
+            metrics,
+        }
+    }
+
+    /// Prints a sentence for the user.
+    pub fn line(&self, line: impl std::fmt::Display) {
+        self.console.line(line);
+    }
+
+    /// Writes a record of the coordinator's own log to the files.
+    pub fn own_log(&mut self, record: &LogRecord) {
+        self.files.log(record);
+    }
+
+    /// Writes a log record of an agent to the files, and to the console if it is a warning or an error.
+    pub fn log(&mut self, agent: AgentId, log: proto::Log) {
+        let level = Level::ALL.into_iter().find(|level| level.as_str() == log.level).unwrap_or(Level::Info);
+        if let Ok(name) = AgentName::new(agent.role.as_str(), agent.index) {
+            let fields = log.fields.into_iter().collect();
+            let record = LogRecord { unix_ms: log.time_ms, fields, ..LogRecord::new(level, name, log.message) };
+            if level <= Level::Warning {
+                self.console.log(&record.to_string());
+            }
+            self.files.log(&record);
+        }
+    }
+
+    /// Replaces the usage of an agent, which is cumulative.
+    pub fn usage(&mut self, agent: AgentId, usage: proto::Usage) {
+        self.usages.insert(agent, usage);
+    }
+
+    /// Records the new state of the run in the journal.
+    fn set_phase(&mut self, stage: RunPhase) {
+        self.state.state = stage;
+        self.files.record(journal::JournalEvent::State(self.state.clone()));
+    }
+
+    /// Returns when [`Reporter::heartbeat`] is due, unless something else is reported before.
+    pub fn heartbeat_due(&self) -> Instant {
+        self.heartbeat.due()
+    }
+
+    /// Prints and records what the run is doing, if nothing was reported for a while.
+    pub fn heartbeat(&mut self) {
+        let Some(line) = self.heartbeat.next_message(Instant::now()) else { return };
+        self.console.line(&line);
+        self.files.record(journal::JournalEvent::State(RunState { note: Some(line), ..self.state.clone() }));
+    }
+
+    /// Restarts the heartbeat for the computation of the next step.
+    fn training(&mut self) {
+        let doing = RunActivity::Training { step: self.state.step, of: self.job.run.max_steps };
+        self.heartbeat.set_activity(doing, Instant::now());
+    }
+
+    /// Reports that the run waits for its agents. It will continue after `step`.
+    pub fn waiting(&mut self, step: u64) {
+        self.state.step = step;
+        self.set_phase(RunPhase::Starting);
+        self.console.line("Waiting for all agents to be running.");
+    }
+
+    /// Reports that all agents have joined and that the run continues after `step`, to which the steps `before` led.
+    /// `held` says that the shards already hold the parameters of `step`.
+    ///
+    /// # Errors
+    /// Metrics or event files can't be opened.
+    pub fn on_agents_ready(
+        &mut self,
+        systems: usize,
+        step: u64,
+        before: &ResumeHistory,
+        held: bool,
+    ) -> Result<(), AgentError> {
+        self.state.resumed = self.files.begin(step, before)?;
+        self.state.step = step;
+        if held {
+            self.console.line(format!("MemoryX holds the parameters of step {step} of this job: going on from there."));
+        }
+        if let Some(ResumePoint { step, repeated_steps: repeated @ 1.. }) = self.state.resumed {
+            let line = match step {
+                0 => format!(
+                    "Starting again at step 0: there is no checkpoint to go on from; {repeated} step(s) are lost."
+                ),
+                _ => format!("Going on from step {step}; {repeated} step(s) after it are lost and run again."),
+            };
+            self.console.line(line);
+        }
+        self.console.line(format!("Preparing to execute using {systems} CSX"));
+        self.heartbeat.set_activity(RunActivity::Loading, Instant::now());
+        if !held {
+            self.console.begin("Transferring initial weights", 1);
+        }
+        Ok(())
+    }
+
+    /// Reports the beginning of an epoch.
+    pub fn epoch(&mut self, epoch: Epoch, systems: usize, rounds: usize) {
+        self.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
+        tracing::info!(%epoch, systems, rounds, "epoch begins");
+        (self.state.epoch, self.state.num_csx) = (Some(epoch.to_string()), systems as u32);
+        self.heartbeat.set_activity(RunActivity::Loading, Instant::now());
+        self.set_phase(RunPhase::Starting);
+    }
+
+    /// Reports that iterations begin, for the first time or after a change of membership.
+    pub fn running(&mut self) {
+        self.console.end();
+        if self.mode.trains() {
+            self.set_phase(RunPhase::Training);
+            self.training();
+        }
+        let now = Instant::now();
+        if !std::mem::replace(&mut self.progress.running, true) {
+            self.progress.meter = RateMeter::new(now);
+        }
+        self.progress.mark = now;
+    }
+
+    /// Reports a committed step.
+    pub fn step(&mut self, record: &CommitRecord) {
+        let samples = self.plan.leaves.batch();
+        let now = Instant::now();
+        self.state.step = record.step;
+        self.training();
+        let (run, progress) = (&self.job.run, &mut self.progress);
+        let seconds = now.duration_since(std::mem::replace(&mut progress.mark, now)).as_secs_f64();
+        // Before iterations begin, this is a step of an earlier coordinator and does not count as work of this one.
+        if progress.running {
+            progress.meter.add(samples);
+            progress.steps += 1;
+            progress.tokens += record.tokens;
+            self.gauges.samples.add(samples);
+            self.gauges.tokens.add(record.tokens);
+            if record.step.is_multiple_of(run.log_steps.max(1)) || record.step == run.max_steps {
+                progress.rates = progress.meter.rates(now);
+                let left =
+                    estimated_time(run.max_steps.saturating_sub(record.step) * samples, progress.rates.global_rate);
+                let more = self.evaluates;
+                let remaining =
+                    left.map(|left| TimeRemaining { of_loop: left, of_run: left, of_run_is_lower_bound: more });
+                let line = TrainLine { step: record.step, loss: record.loss, rates: progress.rates, remaining };
+                self.console.line(line);
+            }
+        }
+        self.metrics.record_step(record.step);
+        self.gauges.loss.set(record.loss.into());
+        self.gauges.grad_norm.set(record.norm.into());
+        self.gauges.learning_rate.set(record.learning_rate.into());
+        let mut rates = self.progress.rates;
+        if rates.rate == 0.0 && self.progress.running {
+            rates.rate = samples as f64 / seconds.max(f64::MIN_POSITIVE);
+        }
+        self.files.step(record, seconds, rates);
+    }
+
+    /// Returns the loss with the scaling of the params.
+    fn eval_loss(&self, evaluation: &Evaluation) -> f32 {
+        let sum = evaluation.loss * evaluation.tokens as f64;
+        let batch = self.plan.eval_leaves.batch();
+        match run_policy::scaling(&self.job, batch * evaluation.batches.max(1)) {
+            LossScaling::Tokens => evaluation.loss as f32,
+            by_batch @ LossScaling::BatchSize { .. } => (sum * by_batch.factor(evaluation.tokens)) as f32,
+        }
+    }
+
+    /// Sets the step to that of the checkpoint that is evaluated next.
+    pub const fn set_evaluated_step(&mut self, step: u64) {
+        self.state.step = step;
+    }
+
+    /// Reports that an evaluation begins.
+    pub fn evaluating(&mut self) {
+        self.heartbeat.set_activity(RunActivity::Evaluating { batches: 0 }, Instant::now());
+        self.set_phase(RunPhase::Evaluating);
+    }
+
+    /// Reports a finished batch of an evaluation.
+    pub fn eval_batch(&mut self, evaluation: &Evaluation) {
+        let now = Instant::now();
+        self.heartbeat.set_activity(RunActivity::Evaluating { batches: evaluation.batches }, now);
+        let mark = self.progress.mark;
+        let (meter, _) = self.progress.eval.get_or_insert_with(|| (RateMeter::new(mark), mark));
+        meter.add(self.plan.eval_leaves.batch());
+        let log_steps = self.job.run.log_steps.max(1);
+        if evaluation.batches.is_multiple_of(log_steps) {
+            let rates = meter.rates(now);
+            let (global_step, batch) = (evaluation.step, evaluation.batches);
+            let loss = self.eval_loss(evaluation);
+            self.console.line(EvalLine { global_step, batch, loss, rates, remaining: None });
+        }
+    }
+
+    /// Reports a finished evaluation.
+    pub fn evaluated(&mut self, evaluation: &Evaluation) {
+        let now = Instant::now();
+        let loss = self.eval_loss(evaluation);
+        let (mut meter, began) = self.progress.eval.take().unwrap_or((RateMeter::new(now), now));
+        let (global_step, batch, rates) = (evaluation.step, evaluation.batches, meter.rates(now));
+        // The line of the last batch may have been printed already.
+        if !batch.is_multiple_of(self.job.run.log_steps.max(1)) {
+            self.console.line(EvalLine { global_step, batch, loss, rates, remaining: None });
+        }
+        self.console.line(avg_eval_loss(global_step, loss));
+        self.console.line(format!(
+            "Evaluation metrics: eval/accuracy = {:.5}, eval/lm_perplexity = {:.5}",
+            evaluation.accuracy(),
+            evaluation.perplexity()
+        ));
+        self.gauges.eval_loss.set(loss.into());
+        let pause = now.duration_since(began);
+        self.progress.meter.exclude(pause);
+        self.progress.mark = now;
+        self.files.evaluation(evaluation, loss, pause.as_secs_f64(), rates);
+        if !self.mode.trains() {
+            return;
+        }
+        self.training();
+        self.set_phase(RunPhase::Training);
+    }
+
+    /// Reports a published checkpoint.
+    pub fn saved(&mut self, saved: &PublishedCheckpoint) {
+        self.console.line(format!("Saved checkpoint {}", saved.path.display()));
+        self.gauges.checkpoint_step.set(saved.step as f64);
+        self.files.record(journal::JournalEvent::Checkpoint { step: saved.step, digest: saved.digest.clone() });
+    }
+
+    /// Reports a checkpoint that could not be written. `sentence` says why, and how the run continues.
+    pub fn not_saved(&mut self, step: u64, sentence: &str) {
+        self.console.log(&format!("warning: {sentence}"));
+        tracing::warn!(step, "{sentence}");
+        self.files.record(journal::JournalEvent::CheckpointFailed { step, message: sentence.to_owned() });
+    }
+
+    /// Reports the outcome of the run after `step` updates; returns the exit of the process. `digest` is that of the
+    /// saved parameters of this step, if they were saved.
+    pub fn finish(mut self, ending: RunEnd, step: u64, digest: Option<String>) -> Exit {
+        self.console.end();
+        let RunEnd { reason, message, agent } = ending;
+        let exit = Exit::from(reason);
+        let failed_agent = agent.map(|agent| agent.to_string());
+        if matches!(reason, OutcomeReason::Succeeded | OutcomeReason::Interrupted) {
+            self.console.line(&message);
+        } else {
+            let who = failed_agent.as_ref().map_or_else(String::new, |agent| format!("{agent}: "));
+            self.console.log(&format!("error: {who}{message}"));
+        }
+        self.print_summary();
+        self.files.outcome(&journal::AttemptOutcome {
+            exit_code: exit.code(),
+            reason,
+            message,
+            step,
+            digest,
+            failed_agent,
+        });
+        exit
+    }
+
+    /// Prints the amount of work, the rates, and the time that each role waited; writes performance.json.
+    fn print_summary(&mut self) {
+        let RunProgress { began, meter, mark, steps, tokens, rates, .. } = &self.progress;
+        let samples = meter.total_samples();
+        if samples == 0 {
+            return;
+        }
+        let trained = mark.duration_since(*began).min(meter.elapsed(*mark));
+        let performance = summary::performance(&self.plan, (*steps, samples, *tokens), trained, *rates);
+        let elapsed = began.elapsed();
+        summary::lines(&performance, &self.usages, elapsed).iter().for_each(|line| self.console.line(line));
+        summary::write(performance, &self.usages, self.files.model_dir());
+    }
+}

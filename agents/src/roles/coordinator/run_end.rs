@@ -1,0 +1,59 @@
+//! How a run ended, for the user and for programs.
+
+use millrace_engine::coordinator::RunOutcome;
+use millrace_engine::message::FailureCause;
+use millrace_engine::types::AgentId;
+use millrace_params::Mode;
+use millrace_telemetry::journal::OutcomeReason;
+
+use crate::error::AgentError;
+
+/// Why the run ended.
+#[derive(Clone, Debug)]
+pub struct RunEnd {
+    /// The reason, for programs.
+    pub reason: OutcomeReason,
+    /// The reason, in one sentence.
+    pub message: String,
+    /// The agent that caused the end, if any.
+    pub agent: Option<AgentId>,
+}
+
+impl RunEnd {
+    /// Converts the outcome of the coordinator's state machine. `leaver` is the shard that was asked to leave, if any.
+    pub fn of(outcome: RunOutcome, mode: Mode, leaver: Option<AgentId>) -> Self {
+        match outcome {
+            RunOutcome::Complete => {
+                let what = if mode.trains() { "Training" } else { "Evaluation" };
+                let message = format!("{what} completed successfully!");
+                Self { reason: OutcomeReason::Succeeded, message, agent: None }
+            }
+            RunOutcome::Stopped => Self::stopped(leaver),
+            RunOutcome::Failed { reason: message, agent, cause } => {
+                let reason = match cause {
+                    FailureCause::BadInput => OutcomeReason::BadParams,
+                    FailureCause::NotFinite => OutcomeReason::NonFiniteLoss,
+                    FailureCause::ShardLost => OutcomeReason::ShardLost,
+                    FailureCause::NoSpace => OutcomeReason::OutOfSpace,
+                    FailureCause::Other => OutcomeReason::Failed,
+                };
+                Self { reason, message, agent }
+            }
+        }
+    }
+
+    /// Returns the end of a run that the user stopped, or that `leaver` had to leave: a shard, without which the run
+    /// can't continue.
+    pub fn stopped(leaver: Option<AgentId>) -> Self {
+        let message = match leaver {
+            Some(shard) => format!("Stopped: {shard} was asked to leave, and a run needs all its shards."),
+            None => "Stopped by the user.".to_owned(),
+        };
+        Self { reason: OutcomeReason::Interrupted, message, agent: leaver }
+    }
+
+    /// Returns the end of a run that failed in the coordinator.
+    pub fn failed(failure: &AgentError) -> Self {
+        Self { reason: failure.reason(), message: failure.to_string(), agent: None }
+    }
+}

@@ -1,0 +1,188 @@
+//! The error type of the API, from the backend to the client. Its reasons are those of conditions.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// The reason for programs, the same as that of a condition if there is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorReason {
+    /// The request can't be parsed.
+    BadRequest,
+    /// The token is missing, unknown, expired or revoked.
+    Unauthorized,
+    /// The token does not give this permission.
+    Forbidden,
+    /// No object has this name.
+    NotFound,
+    /// The path does not support this method.
+    MethodNotAllowed,
+    /// The body was not received in time.
+    RequestTimeout,
+    /// A live job has this name.
+    AlreadyExists,
+    /// The object was changed concurrently.
+    Conflict,
+    /// The job has finished and can't be changed.
+    Finished,
+    /// It existed, but its files are deleted.
+    Gone,
+    /// The request exceeds a limit in size or number.
+    PayloadTooLarge,
+    /// The range lies beyond the end of the file.
+    RangeNotSatisfiable,
+    /// The media type of the body is not supported here.
+    UnsupportedMediaType,
+    /// The object violates its schema or a validation rule.
+    Invalid,
+    /// The params are invalid, or the job can never run.
+    BadParams,
+    /// The idempotency key was used with another body.
+    IdempotencyKeyReused,
+    /// A rate limit or budget is exceeded.
+    TooManyRequests,
+    /// An internal error of the server.
+    Internal,
+    /// A service that this server needs is unavailable.
+    Unavailable,
+}
+
+impl ErrorReason {
+    /// Returns the reason as a string of the API.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::BadRequest => "BadRequest",
+            Self::Unauthorized => "Unauthorized",
+            Self::Forbidden => "Forbidden",
+            Self::NotFound => "NotFound",
+            Self::MethodNotAllowed => "MethodNotAllowed",
+            Self::RequestTimeout => "RequestTimeout",
+            Self::AlreadyExists => "AlreadyExists",
+            Self::Conflict => "Conflict",
+            Self::Finished => "Finished",
+            Self::Gone => "Gone",
+            Self::PayloadTooLarge => "PayloadTooLarge",
+            Self::RangeNotSatisfiable => "RangeNotSatisfiable",
+            Self::UnsupportedMediaType => "UnsupportedMediaType",
+            Self::Invalid => "Invalid",
+            Self::BadParams => "BadParams",
+            Self::IdempotencyKeyReused => "IdempotencyKeyReused",
+            Self::TooManyRequests => "TooManyRequests",
+            Self::Internal => "Internal",
+            Self::Unavailable => "Unavailable",
+        }
+    }
+
+    /// Returns the HTTP status.
+    pub const fn status(self) -> u16 {
+        match self {
+            Self::BadRequest => 400,
+            Self::Unauthorized => 401,
+            Self::Forbidden => 403,
+            Self::NotFound => 404,
+            Self::MethodNotAllowed => 405,
+            Self::RequestTimeout => 408,
+            Self::AlreadyExists | Self::Conflict | Self::Finished => 409,
+            Self::Gone => 410,
+            Self::PayloadTooLarge => 413,
+            Self::UnsupportedMediaType => 415,
+            Self::RangeNotSatisfiable => 416,
+            Self::Invalid | Self::BadParams | Self::IdempotencyKeyReused => 422,
+            Self::TooManyRequests => 429,
+            Self::Internal => 500,
+            Self::Unavailable => 503,
+        }
+    }
+}
+
+/// A field that is to blame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct FieldError {
+    /// Its path, as `spec.numCsx`.
+    pub field: String,
+    /// What is wrong, and what would be right.
+    pub message: String,
+}
+
+/// An error of the API.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{detail}")]
+pub struct ApiError {
+    /// Reason for programs.
+    pub reason: ErrorReason,
+    /// One sentence with a remedy.
+    pub detail: String,
+    /// The invalid fields, if any.
+    pub errors: Vec<FieldError>,
+}
+
+/// Result of most functions of this crate.
+pub type Result<T, E = ApiError> = std::result::Result<T, E>;
+
+impl ApiError {
+    /// Creates an error that concerns no field.
+    pub fn new(reason: ErrorReason, detail: impl Into<String>) -> Self {
+        Self { reason, detail: detail.into(), errors: Vec::new() }
+    }
+
+    /// Creates the error of an object with these invalid fields.
+    pub fn invalid(errors: Vec<FieldError>) -> Self {
+        let said = errors.iter().map(|FieldError { field, message }| match field.as_str() {
+            "" => message.clone(),
+            field => format!("{field}: {message}"),
+        });
+        let said: Vec<String> = said.collect();
+        Self { reason: ErrorReason::Invalid, detail: said.join("; "), errors }
+    }
+
+    /// The error of a job that does not exist.
+    pub fn job_not_found(namespace: &str, name: &str) -> Self {
+        Self::new(ErrorReason::NotFound, format!("there is no job {name} in namespace {namespace}, and there was none"))
+    }
+
+    /// The error of an idempotency key that was used with another body.
+    pub fn idempotency_key_reused() -> Self {
+        let detail =
+            "this Idempotency-Key came before, with another body or from somebody else: use a new key for another job";
+        Self::new(ErrorReason::IdempotencyKeyReused, detail)
+    }
+
+    /// The error of a name that a live job has.
+    pub fn name_taken(namespace: &str, name: &str) -> Self {
+        let detail =
+            format!("there is a job {name} in namespace {namespace}: choose another name, or cancel that job first");
+        Self::new(ErrorReason::AlreadyExists, detail)
+    }
+
+    /// The error of a job that has written nothing yet.
+    pub fn files_not_found() -> Self {
+        Self::new(ErrorReason::NotFound, "the job has no files yet: it has not been admitted")
+    }
+
+    /// An internal error: logs its cause, which is not sent to the client.
+    pub fn internal(what: &str, cause: &dyn std::fmt::Display) -> Self {
+        match crate::request_context::current_request_id() {
+            Some(id) => tracing::error!(request = %id, "{what}: {cause} (request {id})"),
+            None => tracing::error!("{what}: {cause}"),
+        }
+        Self::new(ErrorReason::Internal, format!("the server could not {what}: its log says why"))
+    }
+}
+
+impl From<millrace_store::Error> for ApiError {
+    fn from(error: millrace_store::Error) -> Self {
+        use millrace_store::Error;
+        match error {
+            Error::BadCursor | Error::BadUid(_) | Error::TooLarge(..) => {
+                Self::new(ErrorReason::BadRequest, error.to_string())
+            }
+            Error::JobNotFound(_) => Self::new(ErrorReason::NotFound, error.to_string()),
+            Error::NoSpace(_) => {
+                Self::new(ErrorReason::Unavailable, "the database's disk is full: an administrator must make room")
+            }
+            error if error.is_temporary() => {
+                Self::new(ErrorReason::Unavailable, "the database does not answer at present: try again in a moment")
+            }
+            other => Self::internal("use its database", &other),
+        }
+    }
+}

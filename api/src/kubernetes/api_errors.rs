@@ -1,0 +1,76 @@
+//! Converts errors of the API server to errors of the API.
+
+use kube::core::Status;
+
+use crate::admission::rule_error;
+use crate::error::{ApiError, ErrorReason, FieldError};
+
+/// Returns a function that converts the error of the request `what`, made for a user.
+pub fn api_error(what: &'static str) -> impl Fn(kube::Error) -> ApiError {
+    move |error| match error {
+        kube::Error::Api(status) => rejection(what, &status),
+        other if is_unreachable(&other) => {
+            tracing::warn!("{what}: the API server can't be reached: {other}");
+            ApiError::new(
+                ErrorReason::Unavailable,
+                "the cluster's API server can't be reached at present: try again in a moment",
+            )
+        }
+        other => ApiError::internal(what, &other),
+    }
+}
+
+fn is_unreachable(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::HyperError(_) | kube::Error::Service(_) | kube::Error::ReadEvents(_))
+}
+
+fn rejection(what: &'static str, status: &Status) -> ApiError {
+    match status.code {
+        422 => invalid(status),
+        // The API server can't decode the object, for example because of an unknown field.
+        400 => ApiError::new(ErrorReason::Invalid, status.message.clone()),
+        404 => ApiError::new(ErrorReason::NotFound, status.message.clone()),
+        409 if status.reason == "AlreadyExists" => ApiError::new(ErrorReason::AlreadyExists, status.message.clone()),
+        409 => ApiError::new(ErrorReason::Conflict, status.message.clone()),
+        // A quota of the namespace, an admission policy, or a permission that this server lacks.
+        403 => ApiError::new(ErrorReason::Forbidden, status.message.clone()),
+        429 | 500..=599 => {
+            tracing::warn!("{what}: {}", status.message);
+            ApiError::new(ErrorReason::Unavailable, format!("the cluster can't do it at present: {}", status.message))
+        }
+        _ => ApiError::internal(what, &status.message),
+    }
+}
+
+fn invalid(status: &Status) -> ApiError {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    let faults: Vec<FieldError> = causes.map(|cause| rule_error(&cause.field, &cause.message)).collect();
+    if faults.is_empty() {
+        ApiError::new(ErrorReason::Invalid, status.message.clone())
+    } else {
+        ApiError::invalid(faults)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn field_errors_match_the_process_backend() {
+        let refusal = |answer: serde_json::Value| {
+            api_error("create a job")(kube::Error::Api(serde_json::from_value::<Status>(answer).unwrap().boxed()))
+        };
+        let refused = refusal(json!({
+            "code": 422, "reason": "Invalid", "message": "TrainJob.millrace.dev \"j\" is invalid: spec.numCsx: ...",
+            "details": {"causes": [{"reason": "FieldValueInvalid", "message": "at least 1", "field": "spec.numCsx"}]},
+        }));
+        assert_eq!((refused.reason, refused.detail.as_str()), (ErrorReason::Invalid, "spec.numCsx: at least 1"));
+        let none = refusal(json!({"code": 404, "message": "namespaces \"team\" not found"}));
+        assert_eq!(none.reason, ErrorReason::NotFound);
+        let later = refusal(json!({"code": 429, "message": "too many"}));
+        assert_eq!((later.reason, later.reason.status()), (ErrorReason::Unavailable, 503));
+    }
+}

@@ -1,0 +1,447 @@
+//! Archives the history of jobs, with one task for each job.
+//!
+//! * The task copies the journal from the coordinators, and from the journal's files what no coordinator sent.
+//! * A deleted job keeps the finalizer until everything is copied, or its time is over.
+
+use std::collections::{HashMap, HashSet};
+use std::future::pending;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::wait::await_condition;
+use kube::runtime::watcher::Event;
+use kube::{Api, Client, ResourceExt};
+use millrace_crds::decide::Role;
+use millrace_crds::{ConditionType, TrainJob};
+use millrace_operator::archive;
+use millrace_operator::children::{ATTEMPT_LABEL, ChildNames, ports};
+use millrace_operator::cluster::expected_coordinator;
+use millrace_protocol::journal;
+use millrace_protocol::proto::journal_client::JournalClient;
+use millrace_protocol::security::{Credentials, Identity};
+use millrace_store::{ChangeNotice, EntryKind, EntryQuery, Store};
+use tokio::sync::{broadcast, watch};
+use tokio::time::{sleep, timeout};
+
+use super::mirror::JobMirror;
+use super::namespaces::Namespaces;
+use super::readers::ReaderPool;
+use crate::error::{ApiError, ErrorReason};
+use crate::journal_copy;
+
+/// Backoff between retries, and its maximum.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(300);
+/// Time for the coordinator of a finished attempt to send its last entries.
+const COORDINATOR_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time to complete the history of a finished job before it is shown as finished.
+const ARCHIVE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time to complete it after that.
+const ARCHIVE_GIVE_UP_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Tries to remove the finalizer of a job that is being changed concurrently.
+const MAX_RELEASE_TRIES: usize = 10;
+/// Time for the coordinator of a deleted job to save its state and report it; after that the journal's files are read.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time to write what was read from a coordinator that has ended.
+const FINAL_WRITE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Validity of the cached identity.
+const IDENTITY_TTL: Duration = Duration::from_secs(30);
+
+/// The archiving tasks of all jobs.
+pub struct JobArchivers {
+    client: Client,
+    store: Store,
+    mirror: Arc<JobMirror<Namespaces>>,
+    readers: Arc<ReaderPool>,
+    /// Namespace and name of the Secret with this server's identity, which the operator writes.
+    identity: (String, String),
+    identity_cache: tokio::sync::Mutex<Option<(Instant, Identity)>>,
+    /// Whether the missing identity is already logged.
+    complete_attempts: AtomicBool,
+    archivers: Mutex<HashMap<String, watch::Sender<Arc<TrainJob>>>>,
+}
+
+/// What has to be done for a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ArchiveStage {
+    /// The job holds no systems: it has no coordinator.
+    Queued,
+    /// This attempt runs, or will soon.
+    Running(u32),
+    /// The job has finished: the last attempt has sent its entries or left them in files.
+    Finished(u32),
+    /// The job is deleted, and may be held by our finalizer.
+    Deleting,
+}
+
+impl ArchiveStage {
+    fn of(job: &TrainJob) -> Self {
+        let status = job.status.as_ref();
+        let attempt = status.and_then(|status| status.attempt).unwrap_or(0);
+        let is = |condition| status.is_some_and(|status| status.is(condition));
+        match () {
+            () if job.metadata.deletion_timestamp.is_some() => Self::Deleting,
+            () if is(ConditionType::Finished) => Self::Finished(attempt),
+            () if is(ConditionType::Admitted) => Self::Running(attempt),
+            () => Self::Queued,
+        }
+    }
+}
+
+impl JobArchivers {
+    /// Creates it without tasks.
+    pub fn new(
+        client: Client,
+        store: Store,
+        mirror: Arc<JobMirror<Namespaces>>,
+        readers: Arc<ReaderPool>,
+        identity: (String, String),
+    ) -> Self {
+        let (known, told, companions) = (tokio::sync::Mutex::default(), AtomicBool::new(false), Mutex::default());
+        Self {
+            client,
+            store,
+            mirror,
+            readers,
+            identity,
+            identity_cache: known,
+            complete_attempts: told,
+            archivers: companions,
+        }
+    }
+
+    fn archivers(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<Arc<TrainJob>>>> {
+        self.archivers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of jobs with a task.
+    pub fn count(&self) -> usize {
+        self.archivers().len()
+    }
+
+    /// Handles a watch event. `listed` are the UIDs of the current list, complete at [`Event::InitDone`].
+    pub fn on_watch_event(self: &Arc<Self>, event: &Event<TrainJob>, listed: &HashSet<String>) {
+        match event {
+            Event::Init => {}
+            Event::InitDone => self.archivers().retain(|uid, _| listed.contains(uid)),
+            Event::Delete(job) => drop(self.archivers().remove(&job.uid().unwrap_or_default())),
+            Event::InitApply(job) | Event::Apply(job) => {
+                let (uid, job) = (job.uid().unwrap_or_default(), Arc::new(job.clone()));
+                let mut all = self.archivers();
+                if let Some(companion) = all.get(&uid) {
+                    companion.send_replace(job);
+                    return;
+                }
+                let (companion, seen) = watch::channel(job);
+                all.insert(uid, companion);
+                tokio::spawn(self.clone().run_archiver(seen));
+            }
+        }
+    }
+
+    /// Runs the task of a job, until the job is deleted or nothing is left to be done for this version of it.
+    async fn run_archiver(self: Arc<Self>, mut seen: watch::Receiver<Arc<TrainJob>>) {
+        loop {
+            let job = seen.borrow_and_update().clone();
+            let stage = ArchiveStage::of(&job);
+            if stage != ArchiveStage::Deleting && !archive::has_finalizer(&job) {
+                self.add_finalizer(&job).await;
+            }
+            let work = self.run_stage(&job, stage);
+            tokio::pin!(work);
+            let next = tokio::select! {
+                () = &mut work => None,
+                next = next_stage(&mut seen, &job, stage) => match next {
+                    Some(next) => Some(next),
+                    None => return,
+                },
+            };
+            let Some(next) = next else { if self.is_done(&job, &seen) { return } else { continue } };
+            let leaves = ArchiveStage::of(&next) == ArchiveStage::Deleting;
+            if matches!(stage, ArchiveStage::Running(_))
+                && ArchiveStage::of(&next) != stage
+                && (!leaves || archive::has_steps(&next))
+            {
+                // The coordinator may still be sending its last entries.
+                let patience = archive::remaining_hold(&next, Timestamp::now())
+                    .map_or(COORDINATOR_DRAIN_TIMEOUT, |left| left.min(SAVE_TIMEOUT));
+                if timeout(patience, self.drain_attempt(&job, &mut work)).await.is_err() {
+                    tracing::info!(job = %ObjectRef::from_obj(&*job), "the job's coordinator has not told all in time");
+                }
+            }
+        }
+    }
+
+    /// Removes the task of a job, unless a newer version of the job has arrived; returns whether it did.
+    fn is_done(&self, job: &TrainJob, seen: &watch::Receiver<Arc<TrainJob>>) -> bool {
+        let mut all = self.archivers();
+        let done = seen.borrow().metadata.resource_version == job.metadata.resource_version;
+        if done {
+            all.remove(&job.uid().unwrap_or_default());
+        }
+        done
+    }
+
+    /// Does the work of a stage; returns early only if the task can end until the job changes.
+    async fn run_stage(&self, job: &TrainJob, stage: ArchiveStage) {
+        match stage {
+            ArchiveStage::Queued => {}
+            ArchiveStage::Running(attempt) => self.copy(job, attempt).await,
+            ArchiveStage::Finished(_) => {
+                // A client that waits for the end of the job then finds all of its history.
+                let whole = self.complete_history(job, ARCHIVE_TIMEOUT).await;
+                let _ = timeout(COORDINATOR_DRAIN_TIMEOUT, self.wait_for_end_event(job)).await;
+                while self.mirror.upsert_archived(job).await.is_err() {
+                    sleep(RETRY_INTERVAL).await;
+                }
+                if !whole {
+                    self.complete_history(job, ARCHIVE_GIVE_UP_TIMEOUT).await;
+                }
+                // Finished jobs are many and change rarely, so their tasks end.
+                if archive::has_finalizer(job) {
+                    return;
+                }
+            }
+            ArchiveStage::Deleting => {
+                let left = archive::remaining_hold(job, Timestamp::now()).unwrap_or_default();
+                if archive::has_finalizer(job) {
+                    // A job without steps has nothing in its files that is worth a reader.
+                    if archive::has_steps(job) {
+                        self.complete_history(job, left).await;
+                    }
+                    self.remove_finalizer(job).await;
+                }
+            }
+        }
+        pending().await
+    }
+
+    /// Continues the work on a running attempt until its coordinator has sent everything, or has ended without.
+    async fn drain_attempt(&self, job: &TrainJob, work: &mut (impl Future<Output = ()> + Unpin)) {
+        let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
+        let (uid, mut changes) = (job.uid().unwrap_or_default(), self.store.changes());
+        let ended = async {
+            self.coordinator_ended(job, attempt).await;
+            sleep(FINAL_WRITE_TIMEOUT).await;
+        };
+        tokio::pin!(ended);
+        loop {
+            if self.is_attempt_complete(job, attempt).await {
+                return;
+            }
+            tokio::select! {
+                () = &mut *work => return,
+                () = &mut ended => return,
+                () = wait_for_change(&mut changes, &uid) => {}
+            }
+        }
+    }
+
+    /// Waits until the coordinator's pod of an attempt has ended or is deleted.
+    async fn coordinator_ended(&self, job: &TrainJob, attempt: u32) {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default());
+        let name = ChildNames::for_job(job).pod(Role::Coordinator, 0);
+        let ended = |pod: Option<&Pod>| pod.is_none_or(|pod| has_ended(pod, attempt));
+        while let Err(error) = await_condition(pods.clone(), &name, ended).await {
+            tracing::debug!(pod = %name, "the coordinator can't be watched at present: {error}");
+            sleep(RETRY_INTERVAL).await;
+        }
+    }
+
+    async fn is_attempt_complete(&self, job: &TrainJob, attempt: u32) -> bool {
+        let query = EntryQuery {
+            kinds: vec![EntryKind::Outcome],
+            attempt: Some(attempt.into()),
+            limit: 1,
+            ..EntryQuery::default()
+        };
+        let found = self.store.entries(&job.uid().unwrap_or_default(), &query).await;
+        found.is_ok_and(|found| !found.is_empty())
+    }
+
+    /// Copies the entries of an attempt's coordinator, until it has sent everything.
+    async fn copy(&self, job: &TrainJob, attempt: u32) {
+        let uid = job.uid().unwrap_or_default();
+        while !self.is_attempt_complete(job, attempt).await {
+            match self.follow(job, &uid, attempt).await {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => tracing::debug!(%uid, attempt, "the journal is not copied at present: {error}"),
+            }
+            sleep(RETRY_INTERVAL).await;
+        }
+    }
+
+    /// Copies entries until the stream ends; returns whether the last one was the outcome.
+    async fn follow(&self, job: &TrainJob, uid: &str, attempt: u32) -> Result<bool, String> {
+        let (names, namespace) = (ChildNames::for_job(job), job.namespace().unwrap_or_default());
+        let address = self.coordinator(&names, &namespace, attempt).await?;
+        let identity = self.identity().await.inspect_err(|error| {
+            if !self.complete_attempts.swap(true, Ordering::Relaxed) {
+                tracing::warn!("coordinators can't be followed until this is mended: {error}");
+            }
+        })?;
+        let coordinator = expected_coordinator(&names, &namespace, uid, attempt).ok_or("the job's UID is none")?;
+        let channel = journal::channel(&address, &identity, coordinator).map_err(|error| error.to_string())?;
+        journal_copy::follow(&self.store, uid, JournalClient::new(channel)).await
+    }
+
+    /// Returns the address of an attempt's coordinator, as soon as it runs. It is read from the pod, not resolved by
+    /// name, because name servers cache that a name did not exist.
+    async fn coordinator(&self, names: &ChildNames, namespace: &str, attempt: u32) -> Result<String, String> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let runs = |pod: Option<&Pod>| pod.and_then(|pod| address_of(pod, attempt)).is_some();
+        let pod =
+            await_condition(pods, &names.pod(Role::Coordinator, 0), runs).await.map_err(|error| error.to_string())?;
+        pod.and_then(|pod| address_of(&pod, attempt)).ok_or_else(|| "the coordinator is gone".to_owned())
+    }
+
+    /// Completes the history of a job from its journal's files, with retries for `patience`: an obstacle such as a
+    /// quota may be temporary. Returns whether it is complete or can't become more complete.
+    async fn complete_history(&self, job: &TrainJob, patience: Duration) -> bool {
+        let (uid, mut pause) = (job.uid().unwrap_or_default(), RETRY_INTERVAL);
+        let trying = async {
+            while let Err(refusal) = self.catch_up(job).await {
+                // Deleted files do not come back.
+                if matches!(refusal.reason, ErrorReason::Gone | ErrorReason::NotFound) {
+                    return journal_copy::log_catch_up_failure(Err(refusal.to_string()), &uid);
+                }
+                tracing::debug!(%uid, "the job's journal's files can't be read at present: {refusal}");
+                sleep(pause).await;
+                pause = MAX_RETRY_INTERVAL.min(pause * 2);
+            }
+        };
+        let done = timeout(patience, trying).await.is_ok();
+        if !done {
+            let (job, seconds) = (ObjectRef::from_obj(job), patience.as_secs());
+            tracing::warn!(%job, "the job's history could not be kept whole in {seconds} s");
+        }
+        done
+    }
+
+    /// Copies the entries in the journal's files that are not in the database.
+    async fn catch_up(&self, job: &TrainJob) -> Result<(), ApiError> {
+        let Some(status) = job.status.as_ref().filter(|status| status.resolved.is_some()) else { return Ok(()) };
+        let Some(attempt) = status.attempt else { return Ok(()) };
+        if self.is_attempt_complete(job, attempt).await {
+            return Ok(());
+        }
+        let uid = job.uid().unwrap_or_default();
+        let reader = self.readers.open(job).await?;
+        journal_copy::log_catch_up_failure(
+            journal_copy::follow(&self.store, &uid, reader.journal()).await.map(drop),
+            &uid,
+        );
+        Ok(())
+    }
+
+    /// Waits for the event of the job's end.
+    async fn wait_for_end_event(&self, job: &TrainJob) {
+        let status = job.status.as_ref();
+        let end = status.and_then(|status| status.condition(ConditionType::Succeeded)).map(|end| end.reason.clone());
+        let Some(end) = end else { return };
+        let (uid, mut changes) = (job.uid().unwrap_or_default(), self.store.changes());
+        while !self.store.has_event(&uid, &end).await.unwrap_or(false) {
+            wait_for_change(&mut changes, &uid).await;
+        }
+    }
+
+    /// Adds the finalizer to a job, so that it is held until it is archived.
+    async fn add_finalizer(&self, job: &TrainJob) {
+        if let Err(error) = archive::add_finalizer(&self.client, job).await {
+            tracing::warn!(job = %ObjectRef::from_obj(job), "the job can't be held for its history: {error}");
+            sleep(RETRY_INTERVAL).await;
+        }
+    }
+
+    /// Removes the finalizer from the current version of the job. If this fails, the operator does it.
+    async fn remove_finalizer(&self, job: &TrainJob) {
+        let jobs: Api<TrainJob> = Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default());
+        for _ in 0..MAX_RELEASE_TRIES {
+            let released = match jobs.get_opt(&job.name_any()).await {
+                Ok(Some(now)) if now.uid() == job.uid() && archive::has_finalizer(&now) => {
+                    archive::remove_finalizer(&self.client, &now).await
+                }
+                Ok(_) => return,
+                Err(error) => Err(error),
+            };
+            match released {
+                Ok(true) => return,
+                // Write conflict: the job was changed concurrently.
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(job = %ObjectRef::from_obj(job), "the job is kept and can't be let go of: {error}");
+                    sleep(RETRY_INTERVAL).await;
+                }
+            }
+        }
+    }
+
+    /// Returns this server's identity for coordinators.
+    async fn identity(&self) -> Result<Identity, String> {
+        let mut known = self.identity_cache.lock().await;
+        if let Some((_, identity)) = known.as_ref().filter(|(at, _)| at.elapsed() < IDENTITY_TTL) {
+            return Ok(identity.clone());
+        }
+        let (namespace, name) = &self.identity;
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
+        let secret = secrets.get(name).await.map_err(|error| format!("the secret {name} of {namespace}: {error}"))?;
+        let data = secret.data.unwrap_or_default();
+        let part = |key: &str| {
+            let text = data.get(key).and_then(|part| String::from_utf8(part.0.clone()).ok());
+            text.ok_or_else(|| format!("the secret {name} has no {key}"))
+        };
+        let credentials = Credentials {
+            certificate: part(Credentials::CERTIFICATE_FILE)?,
+            key: part(Credentials::KEY_FILE)?,
+            authority: part(Credentials::AUTHORITY_FILE)?,
+        };
+        let identity = Identity::new(&credentials).map_err(|error| format!("the secret {name}: {error}"))?;
+        *known = Some((Instant::now(), identity.clone()));
+        self.complete_attempts.store(false, Ordering::Relaxed);
+        Ok(identity)
+    }
+}
+
+/// Returns the journal's address of this attempt's coordinator, if it runs.
+fn address_of(pod: &Pod, attempt: u32) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let this_one =
+        pod.labels().get(ATTEMPT_LABEL) == Some(&attempt.to_string()) && status.phase.as_deref() == Some("Running");
+    let ip = status.pod_ip.as_deref().filter(|_| this_one)?;
+    Some(if ip.contains(':') {
+        format!("[{ip}]:{}", ports::JOURNAL_PORT)
+    } else {
+        format!("{ip}:{}", ports::JOURNAL_PORT)
+    })
+}
+
+/// Whether a coordinator's pod has ended, or belongs to another attempt than this.
+fn has_ended(pod: &Pod, attempt: u32) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    pod.labels().get(ATTEMPT_LABEL) != Some(&attempt.to_string()) || matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Waits for a change of the job's records, or until changes were missed.
+async fn wait_for_change(changes: &mut broadcast::Receiver<ChangeNotice>, uid: &str) {
+    while changes.recv().await.is_ok_and(|change| change.uid != uid) {}
+}
+
+/// Waits for a version of the job that needs other work: another stage, or any newer version until the job is held.
+/// `None` if the task has to end.
+async fn next_stage(
+    seen: &mut watch::Receiver<Arc<TrainJob>>,
+    job: &TrainJob,
+    stage: ArchiveStage,
+) -> Option<Arc<TrainJob>> {
+    let another = |next: &Arc<TrainJob>| {
+        let newer = next.metadata.resource_version != job.metadata.resource_version;
+        let held = archive::has_finalizer(job) && archive::has_finalizer(next);
+        ArchiveStage::of(next) != stage || newer && stage != ArchiveStage::Deleting && !held
+    };
+    seen.wait_for(another).await.ok().map(|next| next.clone())
+}

@@ -1,0 +1,301 @@
+//! The process backend: stores jobs and runs the control loop over them.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use kube::ResourceExt;
+use millrace_agents::dataset_epoch::DatasetEpoch;
+use millrace_control::launch::resolved_job;
+use millrace_control::metrics::Metrics;
+use millrace_control::watchdog::Watchdog;
+use millrace_control::{ContextParts, ControllerContext, WatchStreams, World};
+use millrace_crds::{Appliance, ResolvedJob, TrainJob};
+use millrace_params::{LabelName, ObjectName};
+use millrace_store::{NamespaceVersion, Store};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use super::claim::DataDirClaim;
+use super::directories::ServerDirectories;
+use super::inputs;
+use super::objects::{NewObject, ObjectStore};
+use super::priorities;
+use super::world::ProcessWorld;
+use crate::backend::{Backend, JobChange, JobTarget, SubmitRequest, SubmitResult, UploadedFile, VolumeInfo};
+use crate::compute::ComputePool;
+use crate::document::job_of;
+use crate::error::{ApiError, ErrorReason, Result};
+use crate::files::{ExportCache, Files, LocalFiles};
+use crate::plan::{JobPlan, Planner};
+
+/// Jobs that are deleted from the database at a time.
+const DELETE_BATCH_JOBS: u32 = 16;
+/// Time for coordinators to save their state when the server shuts down.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Settings of the backend.
+pub struct ProcessSettings {
+    /// The server's directories.
+    pub directories: ServerDirectories,
+    /// Whether the database is a file of the data directory.
+    pub holds_database: bool,
+    /// The appliance that is emulated; its name is `default`.
+    pub appliance: Appliance,
+    /// Threads for planning.
+    pub compute: ComputePool,
+    /// Limit on the bytes of exported checkpoints, all together.
+    pub export_bytes: u64,
+}
+
+/// The process backend.
+pub struct ProcessBackend {
+    objects: Arc<ObjectStore>,
+    machine: Arc<ProcessWorld>,
+    control: Arc<ControllerContext<ProcessWorld>>,
+    planner: Planner,
+    compute: ComputePool,
+    exports: ExportCache,
+    ending: watch::Sender<bool>,
+    running: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
+    /// Held as long as the server lives.
+    _claim: DataDirClaim,
+}
+
+impl ProcessBackend {
+    /// Starts the control loop. Unfinished jobs of an earlier server continue as a new attempt.
+    ///
+    /// # Errors
+    /// The database or a directory can't be used.
+    pub async fn start(store: Store, settings: ProcessSettings) -> Result<Self> {
+        let ProcessSettings { directories, holds_database, appliance, compute, export_bytes } = settings;
+        let claim = DataDirClaim::acquire(&directories.data, holds_database)?;
+        directories.make().map_err(|error| ApiError::internal("make the server's directories", &error))?;
+        let exports = ExportCache::new(directories.data.join("exports"), export_bytes);
+        exports.clean_up().await;
+        let objects = Arc::new(ObjectStore::new(store));
+        objects.ensure_appliance(appliance, &claim).await?;
+        let (visits, wanted) = mpsc::unbounded_channel();
+        let machine = Arc::new(ProcessWorld::new(objects.clone(), directories.clone(), visits.clone()).await?);
+        let (jobs, appliances) = (objects.watch_jobs().await?, objects.watch_appliances().await?);
+        let deleted = objects.deleted_jobs();
+        let parts = ContextParts {
+            world: machine.clone(),
+            site: Arc::new(directories.clone()),
+            jobs: jobs.view,
+            appliances: appliances.view,
+            metrics: Arc::new(Metrics::default()),
+            watchdog: Arc::new(Watchdog::default()),
+            visits,
+            workers: compute.workers().clone(),
+        };
+        let control = Arc::new(ControllerContext::new(parts));
+        let understanding = control.understanding.clone();
+        let (jobs_view, appliances_view) = (control.jobs.clone(), control.appliances.clone());
+        let planner = Planner::new(jobs_view, appliances_view, understanding, compute.clone())?.on_this_host();
+        let streams = WatchStreams {
+            jobs: jobs.applied,
+            appliances: appliances.applied,
+            touched_jobs: jobs.touched,
+            touched_appliances: appliances.touched,
+            reconcile_requests: wanted,
+        };
+        let (ending, ended) = watch::channel(false);
+        let visiting = tokio::spawn(millrace_control::run(control.clone(), streams, ended, |jobs| jobs));
+        let world = machine.clone();
+        let ending_jobs = tokio::spawn(deleted.for_each(move |uid| {
+            world.end_deleted(&uid);
+            std::future::ready(())
+        }));
+        let running = tokio::sync::Mutex::new(vec![visiting, ending_jobs]);
+        Ok(Self { objects, machine, control, planner, compute, exports, ending, running, _claim: claim })
+    }
+
+    /// Rejects a job whose data files are missing; returns the epoch of its training data and its last step, if they
+    /// are known.
+    async fn check_data(
+        &self,
+        order: &SubmitRequest,
+        job: &TrainJob,
+        resolution: &ResolvedJob,
+    ) -> Result<(Option<DatasetEpoch>, Option<u64>)> {
+        let (mut resolved, _) = resolved_job(resolution).map_err(|error| ApiError::internal("plan a job", &error))?;
+        let (directories, job, texts) = (self.machine.directories.clone(), job.clone(), order.texts.clone());
+        let looking = self.compute.run_heavy(&order.account, move || {
+            let epoch = inputs::check_inputs(&directories, &job, &resolved, texts.as_ref());
+            let epoch = epoch.map_err(|why| ApiError::new(ErrorReason::BadParams, why))?;
+            if let Some(epoch) = epoch {
+                resolved.limit_by_epochs(epoch.samples);
+            }
+            Ok((epoch, resolved.run.known_max_steps()))
+        });
+        looking.await
+    }
+
+    /// Returns the exported checkpoints of the job with this UID, which the server itself has assigned.
+    fn exports_of(&self, uid: &str) -> Result<ExportCache> {
+        let uid = ObjectName::new(uid).map_err(|error| ApiError::internal("find the exports of a job", &error))?;
+        Ok(self.exports.of_job(&uid))
+    }
+}
+
+#[async_trait]
+impl Backend for ProcessBackend {
+    fn name(&self) -> &'static str {
+        "process"
+    }
+
+    async fn dry_run(&self, order: &SubmitRequest) -> Result<TrainJob> {
+        let (_, job) = self.planner.admitted(order, &priorities::all()).await?;
+        if let Some(known) = order.find_replay(self.objects.store(), None).await? {
+            return job_of(&known);
+        }
+        let resolution = self.planner.check_runnable(&order.account, &job).await?;
+        self.check_data(order, &job, &resolution).await?;
+        let name = job.name_any();
+        if self.objects.store().live_job(&order.namespace, &name).await?.is_some() {
+            return Err(ApiError::name_taken(&order.namespace, &name));
+        }
+        Ok(self.planner.with_notes(job, resolution))
+    }
+
+    async fn create(&self, order: SubmitRequest) -> Result<SubmitResult> {
+        let (object, job) = self.planner.admitted(&order, &priorities::all()).await?;
+        if order.find_replay(self.objects.store(), None).await?.is_none() {
+            // A job that can never run is rejected now, not at its first reconcile.
+            let resolution = self.planner.check_runnable(&order.account, &job).await?;
+            self.check_data(&order, &job, &resolution).await?;
+        }
+        if let Some(texts) = &order.texts {
+            let namespace = LabelName::new(&*order.namespace)
+                .map_err(|error| ApiError::new(ErrorReason::Invalid, format!("metadata.namespace: {error}")))?;
+            let dir = self.machine.directories.uploads_dir(&namespace, &texts.config_map);
+            let kept = write_uploads(&dir, &texts.files).await;
+            kept.map_err(|error| ApiError::internal("keep the texts of a job", &error))?;
+        }
+        let created = self.objects.create_job(object, NewObject { submitter: order.submitter, key: order.key }).await;
+        if !matches!(created, Ok(SubmitResult::New(_))) && order.texts.is_some() {
+            // No job was created. Another job may have the same uploads.
+            self.machine.directories.remove_uploads(&job, &self.objects.live_jobs().await?).await;
+        }
+        created
+    }
+
+    async fn change(&self, account: &str, target: JobTarget<'_>, change: JobChange) -> Result<TrainJob> {
+        let JobTarget { namespace, name, uid } = target;
+        if let (JobChange::Scale(num_csx), Some(mut job)) = (change, self.objects.job(uid).await?) {
+            job.spec.num_csx = num_csx;
+            // A job that can never run with this number is rejected.
+            self.planner.check_runnable(account, &job).await?;
+        }
+        let changed = self.objects.change_job(uid, |job| {
+            let before = serde_json::to_value(&*job).unwrap_or_default();
+            match change {
+                JobChange::Suspend(suspend) => job.spec.suspend = suspend,
+                JobChange::Scale(num_csx) => job.spec.num_csx = num_csx,
+            }
+            let after = serde_json::to_value(&*job).unwrap_or_default();
+            if after["spec"] != before["spec"] {
+                self.planner.definition.admit(&after, Some(&before))?;
+                job.metadata.generation = job.metadata.generation.map(|generation| generation + 1);
+            }
+            Ok(())
+        });
+        changed.await?.ok_or_else(|| ApiError::job_not_found(namespace, name))
+    }
+
+    async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<TrainJob> {
+        let job = self.objects.job(uid).await?.ok_or_else(|| ApiError::job_not_found(namespace, name))?;
+        self.machine.delete_job(&job).await?;
+        self.exports_of(uid)?.remove().await;
+        Ok(job)
+    }
+
+    async fn appliance(&self, name: &str) -> Result<Option<Appliance>> {
+        self.objects.appliance(name).await
+    }
+
+    async fn plan(&self, order: &SubmitRequest) -> Result<JobPlan> {
+        let priorities = priorities::all();
+        let (_, job) = self.planner.admitted(order, &priorities).await?;
+        let (plan, resolution) = self.planner.plan_and_resolve(&order.account, job.clone(), &priorities).await?;
+        match resolution.filter(|_| order.may_create) {
+            Some(resolution) => {
+                let (epoch, last_step) = self.check_data(order, &job, &resolution).await?;
+                Ok(plan.with_epoch(epoch, last_step))
+            }
+            None => Ok(plan),
+        }
+    }
+
+    async fn volumes(&self, namespace: &str) -> Result<Vec<VolumeInfo>> {
+        // No volume is granted to what is not a namespace.
+        let Ok(namespace) = LabelName::new(namespace) else { return Ok(Vec::new()) };
+        let granted = self.machine.directories.volumes_for(&namespace).into_iter();
+        Ok(granted.map(|(name, volume)| VolumeInfo { name: name.to_string(), message: volume.description() }).collect())
+    }
+
+    /// Always `None`: namespaces are only names in tokens and paths, and can't be recreated.
+    async fn current_namespace(&self, _: &str) -> Result<Option<NamespaceVersion>> {
+        Ok(None)
+    }
+
+    fn metrics(&self) -> String {
+        self.control.metrics.render()
+    }
+
+    fn stuck_loop(&self) -> Option<String> {
+        self.control.watchdog.stuck()
+    }
+
+    /// Deletes the jobs themselves, too; their files stay.
+    async fn delete_history_before(&self, before_ms: i64) -> Result<usize> {
+        let uids = self.objects.store().delete_finished_before(before_ms, DELETE_BATCH_JOBS).await?;
+        let is_forgotten = |job: &Arc<TrainJob>| job.uid().is_some_and(|uid| uids.contains(&uid));
+        let (forgotten, others): (Vec<_>, Vec<_>) = self.control.jobs.state().into_iter().partition(is_forgotten);
+        let others: Vec<TrainJob> = others.into_iter().map(|job| TrainJob::clone(&job)).collect();
+        for uid in &uids {
+            self.exports_of(uid)?.remove().await;
+        }
+        for job in forgotten {
+            self.machine.directories.remove_termination_reports(&job).await;
+            self.machine.directories.remove_uploads(&job, &others).await;
+            self.objects.publish_deleted(&job);
+        }
+        Ok(uids.len())
+    }
+
+    /// Stops the control loop, and then all jobs: they save their state and their processes end.
+    async fn shut_down(&self) {
+        let _ = self.ending.send(true);
+        let mut running = self.running.lock().await;
+        let visiting = running.remove(0);
+        // A reconcile in progress may start processes, so it has to end first.
+        let _ = visiting.await;
+        running.drain(..).for_each(|task| task.abort());
+        self.machine.shut_down(SAVE_TIMEOUT).await;
+    }
+
+    async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {
+        let written = job.status.as_ref().and_then(|status| status.resolved.as_ref()?.model_dir.clone());
+        let model_dir = written.ok_or_else(ApiError::files_not_found)?;
+        if !self.machine.directories.is_readable(job, Path::new(&model_dir)) {
+            return Err(ApiError::new(
+                ErrorReason::Gone,
+                "the job's files lie in a volume that its namespace may not use any more",
+            ));
+        }
+        let exports = self.exports_of(&job.uid().unwrap_or_default())?;
+        Ok(Arc::new(LocalFiles::new(model_dir.into(), exports)))
+    }
+}
+
+async fn write_uploads(dir: &std::path::Path, texts: &[UploadedFile]) -> std::io::Result<()> {
+    tokio::fs::create_dir_all(dir).await?;
+    for text in texts {
+        tokio::fs::write(dir.join(&text.name), &text.content).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,437 @@
+//! Maps the paths of a job to paths on this machine.
+//!
+//! Params name paths as a pod would see them. An absolute path is in one of the job's `mountDirs`; a relative model_dir
+//! is below the server's data directory; other relative paths are below the directory of `--input-dir`.
+//!
+//! * No other directory of the machine can be reached, so that a user who may submit jobs can't read every file of the
+//!   server's user.
+//! * Paths are checked here as text only. `millrace_roots` makes sure that no link leads out of a directory when a file
+//!   is opened; [`ServerDirectories::roots_of`] returns the directories that the agents of a job are limited to.
+
+use std::path::{Component, Path, PathBuf};
+
+use kube::ResourceExt;
+use millrace_control::{JobSite, ModelDirLocation};
+use millrace_crds::{JobVolume, MountedDir, TrainJob};
+use millrace_params::{LabelName, ObjectName};
+
+use super::volumes::{ServerVolume, Volumes};
+use crate::private_dirs;
+
+/// The server's directories. All paths are real paths, without links.
+#[derive(Clone, Debug)]
+pub struct ServerDirectories {
+    /// The data directory: model_dirs, uploads, last reports.
+    pub data: PathBuf,
+    /// Directory for relative paths of inputs; `None` if the server offers none.
+    pub inputs: Option<PathBuf>,
+    /// Volumes that jobs can mount, by the name of their claim.
+    pub volumes: Volumes,
+}
+
+impl ServerDirectories {
+    /// Creates the server's own directories, for its user only.
+    ///
+    /// # Errors
+    /// An error of the file system, as a sentence.
+    pub fn make(&self) -> Result<(), String> {
+        let dirs = ["model_dirs", "texts", "last", "exports"].map(|name| self.data.join(name));
+        std::iter::once(self.data.clone()).chain(dirs).try_for_each(|dir| {
+            private_dirs::make_existing_private(&dir)
+                .map_err(|error| format!("can't make the directory {}: {error}", dir.display()))
+        })
+    }
+
+    /// Returns the directory with the uploads of a ConfigMap.
+    pub fn uploads_dir(&self, namespace: &LabelName, config_map: &ObjectName) -> PathBuf {
+        self.namespace_uploads_dir(namespace).join(config_map)
+    }
+
+    /// Returns the directory with the uploads of a namespace.
+    fn namespace_uploads_dir(&self, namespace: &LabelName) -> PathBuf {
+        self.data.join("texts").join(namespace)
+    }
+
+    /// Removes the uploads of a deleted job, unless one of `others` uses them too.
+    pub async fn remove_uploads(&self, job: &TrainJob, others: &[TrainJob]) {
+        let Ok(namespace) = namespace_of(job) else { return };
+        let maps = |job: &TrainJob| -> Vec<ObjectName> {
+            let maps = job.spec.volumes.iter().filter_map(|volume| volume.config_map.as_ref());
+            maps.filter_map(|map| ObjectName::new(&*map.name).ok()).collect()
+        };
+        let others: Vec<ObjectName> =
+            others.iter().filter(|other| other.namespace() == job.namespace()).flat_map(maps).collect();
+        for map in maps(job).iter().filter(|map| !others.contains(map)) {
+            let dir = self.uploads_dir(&namespace, map);
+            if let Err(error) = tokio::fs::remove_dir_all(&dir).await
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!("the texts of a job that is gone stay in {}: {error}", dir.display());
+            }
+        }
+    }
+
+    /// Returns the path of the last report of an attempt's coordinator.
+    pub fn last_report(&self, uid: &ObjectName, attempt: u32) -> PathBuf {
+        self.data.join("last").join(format!("{uid}-{attempt}.json"))
+    }
+
+    /// Removes the last reports of the coordinators of a deleted job.
+    pub async fn remove_termination_reports(&self, job: &TrainJob) {
+        let attempts = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
+        let Ok(uid) = ObjectName::new(job.uid().unwrap_or_default()) else { return };
+        for attempt in 1..=attempts {
+            // Not every attempt has written one.
+            let _ = tokio::fs::remove_file(self.last_report(&uid, attempt)).await;
+        }
+    }
+
+    /// Returns the path on this machine of a path in `job`'s params, for reading.
+    ///
+    /// # Errors
+    /// The path is not available to the job: a sentence for the user.
+    pub fn locate(&self, job: &TrainJob, written: &str) -> Result<PathBuf, String> {
+        Ok(self.locate_in_mounts(job, written)?.path)
+    }
+
+    fn locate_in_mounts(&self, job: &TrainJob, written: &str) -> Result<LocatedPath<'_>, String> {
+        let path = Path::new(written);
+        if path.components().any(|part| part == Component::ParentDir) {
+            return Err(format!("the path {written} leaves its directory by `..`: write it without"));
+        }
+        if written.contains('\0') {
+            return Err(format!("the path {written:?} has a NUL in it: no file's path has"));
+        }
+        if path.is_relative() {
+            let Some(inputs) = &self.inputs else {
+                return Err(format!(
+                    "the path {written} is relative, and this server offers no directory for such paths: send a text of \
+                     less than 1 MiB along with the params, mount a volume, or start the server with --input-dir DIR"
+                ));
+            };
+            return Ok(LocatedPath::own(self.check_not_private(job, inputs.join(path))?));
+        }
+        if path.starts_with(self.model_dirs(job)?) {
+            // The status of a job has the paths of its checkpoints in this form.
+            return Ok(LocatedPath::own(path.to_owned()));
+        }
+        let Some(mount) = job.spec.mount_holding(path) else {
+            let or = self
+                .inputs
+                .as_ref()
+                .map_or_else(String::new, |inputs| format!(", or give a path relative to {}", inputs.display()));
+            return Err(format!("the path {written} lies in none of spec.mountDirs: mount a volume there{or}"));
+        };
+        let (dir, volume) = self.mounted(job, mount)?;
+        let mut inside = mount.sub_path.as_ref().map(PathBuf::from).unwrap_or_default();
+        let leaves = inside.is_absolute() || inside.components().any(|part| part == Component::ParentDir);
+        if leaves || inside.as_os_str().as_encoded_bytes().contains(&0) {
+            return Err(format!("spec.mountDirs: subPath {inside:?} leads out of its volume"));
+        }
+        inside.extend(path.strip_prefix(&mount.path).unwrap_or(path).components());
+        let path = if inside.as_os_str().is_empty() { dir } else { dir.join(&inside) };
+        Ok(LocatedPath { path: self.check_not_private(job, path)?, volume, inside })
+    }
+
+    /// Returns where [`ServerDirectories::locate`] looks for a path of `job`'s params, as part of a sentence.
+    pub fn search_description(&self, job: &TrainJob, written: &str) -> String {
+        let path = Path::new(written);
+        if path.is_relative() {
+            let inputs = self.inputs.as_deref().unwrap_or(&self.data).display();
+            return format!("in {inputs}, the directory that the server's --input-dir names");
+        }
+        match job.spec.mount_holding(path) {
+            Some(mount) => format!("in the volume {}, which spec.mountDirs has at {}", mount.volume, mount.path),
+            None => "among what jobs of this namespace have written".to_owned(),
+        }
+    }
+
+    /// Returns the existing directories that the agents of `job` may use.
+    pub fn roots_of(&self, job: &TrainJob) -> Vec<PathBuf> {
+        let mounted = job.spec.mount_dirs.iter().filter_map(|mount| Some(self.mounted(job, mount).ok()?.0));
+        let own = self.model_dirs(job).ok();
+        let mut roots: Vec<PathBuf> =
+            mounted.chain(own).chain(self.inputs.clone()).filter(|dir| dir.is_dir()).collect();
+        roots.sort();
+        roots.dedup();
+        roots
+    }
+
+    /// Returns the existing directories that this server may use for the files of users.
+    pub fn roots(&self) -> Vec<PathBuf> {
+        let own = ["model_dirs", "exports", "texts"].map(|name| self.data.join(name));
+        let volumes = self.volumes.values().map(|volume| volume.dir.clone());
+        own.into_iter().chain(volumes).chain(self.inputs.clone()).filter(|dir| dir.is_dir()).collect()
+    }
+
+    /// Whether jobs of the job's namespace may still read its model_dir.
+    pub fn is_readable(&self, job: &TrainJob, model_dir: &Path) -> bool {
+        let Ok(namespace) = namespace_of(job) else { return false };
+        let mut volumes = self.volumes.values().filter(|volume| volume.is_granted_to(&namespace));
+        self.model_dirs(job).is_ok_and(|own| model_dir.starts_with(own))
+            || volumes.any(|volume| model_dir.starts_with(&volume.dir))
+    }
+
+    /// Returns the path, unless it leads into the data of others: the server's data directory may be below a directory
+    /// that it offers. A job may read what jobs of its own namespace have written.
+    fn check_not_private(&self, job: &TrainJob, path: PathBuf) -> Result<PathBuf, String> {
+        if path.starts_with(self.model_dirs(job)?) || path.starts_with(self.namespace_uploads_dir(&namespace_of(job)?))
+        {
+            return Ok(path);
+        }
+        let mut asked = path.components();
+        for own in self.data.components() {
+            // A path above the data directory includes it.
+            let Some(part) = asked.next() else { break };
+            let (part, own) = (part.as_os_str().to_string_lossy(), own.as_os_str().to_string_lossy());
+            if part.contains("**") {
+                break;
+            }
+            if part != own && !glob::Pattern::new(&part).is_ok_and(|pattern| pattern.matches(&own)) {
+                return Ok(path);
+            }
+        }
+        let own = self.data.display();
+        Err(format!("the path {} leads to what the server keeps for others in {own}: name another one", path.display()))
+    }
+
+    /// Returns the directory with the model_dirs of the job's namespace.
+    fn model_dirs(&self, job: &TrainJob) -> Result<PathBuf, String> {
+        Ok(self.data.join("model_dirs").join(namespace_of(job)?))
+    }
+
+    /// Creates the directory of `ServerDirectories::model_dirs`, so that agents can be limited to it.
+    ///
+    /// # Errors
+    /// An error of the file system.
+    pub fn make_model_dirs(&self, job: &TrainJob) -> Result<(), String> {
+        let dir = self.model_dirs(job)?;
+        private_dirs::make_dir(&dir).map_err(|error| format!("can't make the directory {}: {error}", dir.display()))
+    }
+
+    /// Returns the directory of a mount's volume, and the volume if it is one of the server's.
+    fn mounted(&self, job: &TrainJob, mount: &MountedDir) -> Result<(PathBuf, Option<NamedVolume<'_>>), String> {
+        let volume = job.spec.volumes.iter().find(|volume| volume.name == mount.volume);
+        let volume: &JobVolume = volume.ok_or_else(|| format!("there is no volume {}", mount.volume))?;
+        let namespace = namespace_of(job)?;
+        if let Some(map) = &volume.config_map {
+            let name = ObjectName::new(&*map.name).map_err(|error| format!("spec.volumes: {error}"))?;
+            return Ok((self.uploads_dir(&namespace, &name), None));
+        }
+        let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str()).unwrap_or_default();
+        let granted = self.volumes_for(&namespace);
+        let known: Vec<&str> = granted.iter().map(|(name, _)| name.as_str()).collect();
+        // A volume of other namespaces is reported like one that does not exist.
+        let found = granted.iter().find(|(name, _)| name.as_str() == claim);
+        found.map(|&(name, volume)| (volume.dir.clone(), Some((name, volume)))).ok_or_else(|| {
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            format!(
+                "the server offers no volume {claim} to namespace {namespace} ({known}): start it with --volume {claim}=DIR"
+            )
+        })
+    }
+
+    /// Returns the volumes that jobs of a namespace may use.
+    pub fn volumes_for(&self, namespace: &LabelName) -> Vec<NamedVolume<'_>> {
+        self.volumes.iter().filter(|(_, volume)| volume.is_granted_to(namespace)).collect()
+    }
+}
+
+/// Name and volume.
+type NamedVolume<'a> = (&'a ObjectName, &'a ServerVolume);
+
+/// A path on this machine.
+struct LocatedPath<'a> {
+    path: PathBuf,
+    /// The server's volume that contains it.
+    volume: Option<NamedVolume<'a>>,
+    /// Path relative to the volume.
+    inside: PathBuf,
+}
+
+impl LocatedPath<'_> {
+    /// Creates one that is in no volume.
+    const fn own(path: PathBuf) -> Self {
+        Self { path, volume: None, inside: PathBuf::new() }
+    }
+}
+
+/// Returns the namespace of a job, checked so that it can be part of a path.
+fn namespace_of(job: &TrainJob) -> Result<LabelName, String> {
+    LabelName::new(job.namespace().unwrap_or_default()).map_err(|error| format!("metadata.namespace: {error}"))
+}
+
+impl JobSite for ServerDirectories {
+    fn image(&self) -> Option<String> {
+        None
+    }
+
+    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDirLocation, String> {
+        let path = Path::new(written);
+        if path.is_absolute() {
+            let refused = |error: String| format!("runconfig.model_dir {written}: {error}");
+            let found = self.locate_in_mounts(job, written).map_err(refused)?;
+            match found.volume {
+                Some((name, volume)) => {
+                    volume.check_writable(name.as_str(), &namespace_of(job)?, &found.inside).map_err(refused)?;
+                }
+                None if found.path.starts_with(self.model_dirs(job)?) => {}
+                None => return Err(refused("a ConfigMap is read-only: mount a volume there".to_owned())),
+            }
+            return Ok(ModelDirLocation { path: found.path, claim: None });
+        }
+        // Named after the job, so that the next job of the same name continues there, as with a claim on a cluster.
+        let name = ObjectName::new(job.name_any()).map_err(|error| format!("metadata.name: {error}"))?;
+        let own = self.model_dirs(job)?.join(name);
+        let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));
+        Ok(ModelDirLocation { path: inside.fold(own, |path, part| path.join(part)), claim: None })
+    }
+
+    fn check_readable(&self, job: &TrainJob, written: &str) -> Result<(), String> {
+        self.locate(job, written).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_crds::{MountedDir, PersistentVolumeClaimSource, StoredParams, TrainJobSpec};
+
+    use super::*;
+
+    #[test]
+    fn paths_outside_offered_directories_are_rejected() {
+        let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
+        job.metadata.namespace = Some("team".to_owned());
+        let claim = |name: &str| Some(PersistentVolumeClaimSource { claim_name: name.to_owned() });
+        let volume = |name: &str, of: &str| JobVolume {
+            name: name.to_owned(),
+            persistent_volume_claim: claim(of),
+            config_map: None,
+        };
+        let mount = |path: &str, of: &str, sub: Option<&str>| MountedDir {
+            path: path.to_owned(),
+            volume: of.to_owned(),
+            sub_path: sub.map(str::to_owned),
+        };
+        job.spec.volumes = vec![volume("d", "books"), volume("n", "nowhere")];
+        job.spec.mount_dirs =
+            vec![mount("/data", "d", None), mount("/data/deep", "d", Some("b/c")), mount("/n", "n", None)];
+        let site = ServerDirectories {
+            data: "/srv/data".into(),
+            inputs: Some("/srv/inputs".into()),
+            volumes: [(ObjectName::new("books").unwrap(), volume_at("/vol/books", &["team"]))].into(),
+        };
+        let place = |path: &str| site.locate(&job, path).map(|path| path.display().to_string());
+        assert_eq!(place("text/*.txt").unwrap(), "/srv/inputs/text/*.txt");
+        assert_eq!(place("/data/x.txt").unwrap(), "/vol/books/x.txt");
+        assert_eq!(place("/data/deep/x").unwrap(), "/vol/books/b/c/x");
+        let written = "/srv/data/model_dirs/team/other/model_dir/checkpoint_3";
+        assert_eq!(place(written).unwrap(), written, "as its status tells it");
+        job.spec.volumes.push(JobVolume {
+            name: "t".to_owned(),
+            persistent_volume_claim: None,
+            config_map: Some(millrace_crds::ConfigMapSource { name: "../../../etc".to_owned() }),
+        });
+        job.spec.mount_dirs.push(mount("/t", "t", None));
+        job.spec.volumes.push(JobVolume {
+            name: "t2".to_owned(),
+            persistent_volume_claim: None,
+            config_map: Some(millrace_crds::ConfigMapSource { name: "texts".to_owned() }),
+        });
+        job.spec.mount_dirs.push(mount("/t2", "t2", None));
+        let place = |path: &str| site.locate(&job, path).map(|path| path.display().to_string());
+        for bad in [
+            "/srv/data/model_dirs/else/x",
+            "/srv/data/millrace.db",
+            "/t/passwd",
+            "/etc/passwd",
+            "/data/../etc",
+            "../x",
+            "/database",
+            "/n/x",
+        ] {
+            assert!(place(bad).is_err(), "{bad}");
+        }
+        let beside = ServerDirectories { inputs: Some("/srv".into()), ..site.clone() };
+        let place = |path: &str| beside.locate(&job, path).map(|path| path.display().to_string());
+        assert_eq!(place("data/model_dirs/team/other/model_dir").unwrap(), "/srv/data/model_dirs/team/other/model_dir");
+        assert_eq!(place("inputs/*.txt").unwrap(), "/srv/inputs/*.txt");
+        assert_eq!(place("data.txt").unwrap(), "/srv/data.txt");
+        for bad in
+            ["data/model_dirs/teams/x", "data/millrace.db", "d*/model_dirs/else/x", "**/*.jsonl", ".", "*", "[d]ata/x"]
+        {
+            assert!(place(bad).is_err(), "{bad}");
+        }
+        let mut bad_mounts = job.clone();
+        bad_mounts.spec.mount_dirs = vec![mount("", "d", None), mount("/sub", "d", Some("x\0y"))];
+        for (path, why) in [("/etc/passwd", "none of spec.mountDirs"), ("/sub/x", "leads out of its volume")] {
+            let error = site.locate(&bad_mounts, path).unwrap_err();
+            assert!(error.contains(why), "{path}: {error}");
+        }
+        let model_dir = |path: &str| site.model_dir(&job, path).map(|dir| dir.path.display().to_string());
+        assert_eq!(model_dir("./runs/../m").unwrap(), "/srv/data/model_dirs/team/job/runs/m");
+        assert_eq!(model_dir("/data/m").unwrap(), "/vol/books/m");
+        assert!(model_dir("/root").is_err());
+        assert!(model_dir("/t2/x").unwrap_err().contains("ConfigMap is read-only"));
+    }
+
+    fn volume_at(dir: &str, namespaces: &[&str]) -> ServerVolume {
+        let namespaces = namespaces.iter().map(|name| LabelName::new(*name).unwrap()).collect();
+        ServerVolume { dir: dir.into(), read_only: false, namespaces: Some(namespaces) }
+    }
+
+    #[test]
+    fn a_namespace_sees_its_own_volumes_and_writes_to_its_own_part() {
+        let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
+        job.metadata.namespace = Some("team".to_owned());
+        let names = ["mine", "shared", "reading", "theirs"];
+        job.spec.volumes = names
+            .map(|name| JobVolume {
+                name: name.to_owned(),
+                persistent_volume_claim: Some(PersistentVolumeClaimSource { claim_name: name.to_owned() }),
+                config_map: None,
+            })
+            .into();
+        let mount = |path: &str, volume: &str, sub: Option<&str>| MountedDir {
+            path: path.to_owned(),
+            volume: volume.to_owned(),
+            sub_path: sub.map(str::to_owned),
+        };
+        job.spec.mount_dirs = names.map(|name| mount(&format!("/{name}"), name, None)).into();
+        job.spec.mount_dirs.push(mount("/out", "shared", Some("team/runs")));
+        let volume = |name: &str, volume: ServerVolume| (ObjectName::new(name).unwrap(), volume);
+        let site = ServerDirectories {
+            data: "/srv/data".into(),
+            inputs: None,
+            volumes: [
+                volume("mine", volume_at("/vol/mine", &["team"])),
+                volume("shared", volume_at("/vol/shared", &["team", "others"])),
+                volume("reading", ServerVolume { read_only: true, ..volume_at("/vol/reading", &["team"]) }),
+                volume("theirs", volume_at("/vol/theirs", &["others"])),
+            ]
+            .into(),
+        };
+        let model_dir = |path: &str| site.model_dir(&job, path).map(|dir| dir.path.display().to_string());
+        assert_eq!(model_dir("/mine/run").unwrap(), "/vol/mine/run");
+        assert_eq!(model_dir("/shared/team/run").unwrap(), "/vol/shared/team/run");
+        assert_eq!(model_dir("/out/1").unwrap(), "/vol/shared/team/runs/1");
+        for (path, why) in [
+            ("/shared", "shared with other namespaces"),
+            ("/shared/others/run", "shared with other namespaces"),
+            ("/reading/run", "read-only"),
+            ("/theirs/run", "offers no volume theirs to namespace team (mine, reading, shared)"),
+            ("/shared/team/../others", "`..`"),
+        ] {
+            let error = model_dir(path).unwrap_err();
+            assert!(error.contains(why), "{path}: {error}");
+        }
+        assert_eq!(site.locate(&job, "/reading/x").unwrap(), Path::new("/vol/reading/x"));
+        assert!(site.locate(&job, "/theirs/x").is_err());
+        assert!(site.locate(&job, "x.txt").unwrap_err().contains("--input-dir DIR"));
+        assert!(site.locate(&job, "/mine/x\0").unwrap_err().contains("NUL"));
+        assert!(
+            site.is_readable(&job, Path::new("/vol/mine/run")) && !site.is_readable(&job, Path::new("/vol/theirs/run"))
+        );
+        assert!(!site.is_readable(&job, Path::new("/srv/data/model_dirs/others/x")));
+    }
+}

@@ -1,0 +1,424 @@
+//! Authentication and authorization of clients.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
+use k8s_openapi::api::authentication::v1::UserInfo;
+use k8s_openapi::jiff::Timestamp;
+
+use super::middleware::client_address;
+use super::tokens::{has_token_prefix, secret_hash};
+use super::{AppState, ValidQuery, session};
+use crate::authorizer::{Authorizer, ResourceAttributes};
+use crate::error::{ApiError, ErrorReason, Result};
+use crate::request_context;
+
+/// How clients are authenticated.
+#[derive(Clone)]
+pub enum AuthMode {
+    /// Everyone who reaches the server may do everything: it listens on this machine only.
+    Open,
+    /// By API tokens of this server.
+    Tokens,
+    /// By API tokens of this server or tokens of the cluster. The permissions of the latter are checked by the cluster.
+    Cluster(Arc<dyn Authorizer>),
+}
+
+/// Role of an API token. Each role includes the ones before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TokenRole {
+    /// May read jobs, events, metrics and logs.
+    Viewer,
+    /// May submit and change jobs, and read their files.
+    Editor,
+    /// May manage API tokens.
+    Admin,
+}
+
+impl TokenRole {
+    /// All roles, in ascending order.
+    pub const ALL: [Self; 3] = [Self::Viewer, Self::Editor, Self::Admin];
+
+    /// Returns the name of the role in the API.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Viewer => "viewer",
+            Self::Editor => "editor",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// Returns the role with this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.as_str() == name)
+    }
+}
+
+/// An action that requires a permission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// List jobs, read the queue, plan a job.
+    List,
+    /// Read a job, its events and its curves.
+    Read,
+    /// Read the logs of its agents.
+    ReadLogs,
+    /// Read its checkpoints and artifacts.
+    ReadFiles,
+    /// Submit a job.
+    Create,
+    /// Suspend or resume it.
+    Change,
+    /// Change the number of its systems.
+    Scale,
+    /// Delete it.
+    Delete,
+    /// List the volumes that a job can mount.
+    ListVolumes,
+    /// Read the appliance.
+    ReadAppliance,
+    /// List all API tokens.
+    ListTokens,
+    /// Create an API token.
+    CreateToken,
+    /// Revoke an API token.
+    DeleteToken,
+}
+
+impl Action {
+    /// Returns the lowest role of an API token that may perform the action.
+    const fn required_role(self) -> TokenRole {
+        match self {
+            Self::List | Self::Read | Self::ReadLogs | Self::ListVolumes | Self::ReadAppliance => TokenRole::Viewer,
+            Self::ReadFiles | Self::Create | Self::Change | Self::Scale | Self::Delete => TokenRole::Editor,
+            Self::ListTokens | Self::CreateToken | Self::DeleteToken => TokenRole::Admin,
+        }
+    }
+
+    /// Returns verb, resource and subresource of the permission in Kubernetes.
+    const fn resource_rule(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::List => ("list", TRAINJOBS_RESOURCE, ""),
+            Self::Read => ("get", TRAINJOBS_RESOURCE, ""),
+            Self::ReadLogs => ("get", TRAINJOBS_RESOURCE, "logs"),
+            Self::ReadFiles => ("get", TRAINJOBS_RESOURCE, "files"),
+            Self::Create => ("create", TRAINJOBS_RESOURCE, ""),
+            Self::Change => ("patch", TRAINJOBS_RESOURCE, ""),
+            Self::Scale => ("patch", TRAINJOBS_RESOURCE, "scale"),
+            Self::Delete => ("delete", TRAINJOBS_RESOURCE, ""),
+            Self::ListVolumes => ("list", CLAIMS_RESOURCE, ""),
+            Self::ReadAppliance => ("get", "appliances", ""),
+            Self::ListTokens => ("list", "tokens", ""),
+            Self::CreateToken => ("create", "tokens", ""),
+            Self::DeleteToken => ("delete", "tokens", ""),
+        }
+    }
+
+    fn resource_attributes(self, namespace: &str, name: &str) -> ResourceAttributes {
+        let (verb, resource, subresource) = self.resource_rule();
+        let group = if resource == CLAIMS_RESOURCE { "" } else { "millrace.dev" };
+        ResourceAttributes {
+            verb,
+            group,
+            resource,
+            subresource,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }
+    }
+}
+
+/// Stands for all namespaces in the namespaces of a token.
+pub const ALL_NAMESPACES: &str = "*";
+const TRAINJOBS_RESOURCE: &str = "trainjobs";
+const CLAIMS_RESOURCE: &str = "persistentvolumeclaims";
+
+/// An authenticated client.
+#[derive(Clone)]
+pub struct Principal {
+    /// Name of the token or account; recorded as the submitter of its jobs.
+    pub name: String,
+    /// Account whose budget pays for the requests: the id of the API token, also for its sessions; `user:` and the name
+    /// in the cluster; or `local` on a server without tokens.
+    pub account: String,
+    /// Permissions.
+    pub rights: Permissions,
+    /// The credential, for later checks; `None` if the server requires none.
+    proof: Option<BearerCredential>,
+}
+
+/// A token, and the address that sent it.
+#[derive(Clone)]
+struct BearerCredential {
+    secret: String,
+    from: IpAddr,
+}
+
+/// Permissions of a client.
+#[derive(Clone)]
+pub enum Permissions {
+    /// Those of an API token.
+    Role {
+        /// Role.
+        role: TokenRole,
+        /// Namespaces; `*` is all.
+        namespaces: Vec<String>,
+    },
+    /// Those of an account of the cluster, which is asked about each action.
+    Cluster(Arc<dyn Authorizer>, Arc<UserInfo>),
+}
+
+impl Principal {
+    /// Checks that the client may perform `act` on the object `name`. An empty `name` means all objects of `namespace`,
+    /// an empty `namespace` all namespaces and cluster-scoped objects.
+    pub async fn authorize(&self, act: Action, namespace: &str, name: &str) -> Result<()> {
+        let (role, namespaces) = match &self.rights {
+            Permissions::Role { role, namespaces } => (role, namespaces),
+            Permissions::Cluster(judge, user) => {
+                let question = act.resource_attributes(namespace, name);
+                return if judge.authorize(user, &question).await? { Ok(()) } else { Err(self.forbidden(&question)) };
+            }
+        };
+        // The appliance is in no namespace: a token for any namespace may read it.
+        let there = act == Action::ReadAppliance
+            || namespaces.iter().any(|known| known == ALL_NAMESPACES || known == namespace && !namespace.is_empty());
+        if *role >= act.required_role() && there {
+            return Ok(());
+        }
+        let place =
+            if namespace.is_empty() { "in all namespaces".to_owned() } else { format!("in namespace {namespace}") };
+        let detail = format!(
+            "{} is {} in {}, and this takes {} {place}: ask an administrator for a token",
+            self.name,
+            role.as_str(),
+            namespaces.join(", "),
+            act.required_role().as_str()
+        );
+        Err(ApiError::new(ErrorReason::Forbidden, detail))
+    }
+
+    /// Checks again, with the current state of the credential, that the client may perform `act`. For long streams.
+    pub async fn reauthorize(&self, api: &AppState, act: Action, namespace: &str, name: &str) -> Result<()> {
+        let Some(BearerCredential { secret, from }) = &self.proof else { return Ok(()) };
+        authenticate_token(api, secret, *from).await?.1.authorize(act, namespace, name).await
+    }
+
+    /// Whether the client may list the jobs of a namespace.
+    pub async fn can_see_namespace(&self, namespace: &str) -> Result<bool> {
+        match self.authorize(Action::List, namespace, "").await {
+            Ok(()) => Ok(true),
+            Err(refusal) if refusal.reason == ErrorReason::Forbidden => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the namespaces whose jobs the client may list; `None` means all.
+    ///
+    /// # Errors
+    /// An account of a cluster may not list all namespaces, and has to name one.
+    pub async fn visible_namespaces(&self) -> Result<Option<Vec<String>>> {
+        match &self.rights {
+            Permissions::Role { namespaces, .. } if !namespaces.iter().any(|known| known == ALL_NAMESPACES) => {
+                Ok(Some(namespaces.clone()))
+            }
+            _ => self.authorize(Action::List, "", "").await.map(|()| None),
+        }
+    }
+
+    fn forbidden(&self, question: &ResourceAttributes) -> ApiError {
+        let ResourceAttributes { verb, group, resource, subresource, namespace, .. } = question;
+        let slash = if subresource.is_empty() { "" } else { "/" };
+        let dot = if group.is_empty() { "" } else { "." };
+        let (place, how) = match namespace.as_str() {
+            "" => ("all of the cluster", "ClusterRoleBinding"),
+            one => (one, "RoleBinding"),
+        };
+        let detail = format!(
+            "{} may not {verb} {resource}{dot}{group}{slash}{subresource} in {place}: an administrator gives this right by \
+             a {how} to one of the roles millrace-viewer, millrace-editor and millrace-admin",
+            self.name
+        );
+        ApiError::new(ErrorReason::Forbidden, detail)
+    }
+}
+
+impl FromRequestParts<Arc<AppState>> for Principal {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<AppState>) -> Result<Self> {
+        let from = client_address(&parts.extensions);
+        match authenticate(parts, api, from).await {
+            Ok((id, who)) => {
+                request_context::set_principal(&who.name);
+                api.pace.check(&id).map(|()| who)
+            }
+            Err(refusal) if refusal.reason == ErrorReason::Unauthorized => {
+                let counted = match request_secret(&parts.headers) {
+                    Some(secret) => api.pace.check_bad_token(secret, from),
+                    None => api.pace.check_unauthenticated(from),
+                };
+                counted.and(Err(refusal))
+            }
+            Err(refusal) => Err(refusal),
+        }
+    }
+}
+
+/// Authenticates a request; also returns the id that its rate is counted by.
+async fn authenticate(parts: &mut Parts, api: &Arc<AppState>, from: IpAddr) -> Result<(String, Principal)> {
+    // A token in the address would be recorded in logs and browser histories.
+    let ValidQuery(asked) =
+        ValidQuery::<std::collections::HashMap<String, String>>::from_request_parts(parts, api).await?;
+    if asked.keys().any(|key| key == "token" || key == "access_token") {
+        let detail = "a token travels in the header Authorization, never in the address";
+        return Err(ApiError::new(ErrorReason::BadRequest, detail));
+    }
+    if let Some(secret) = bearer(&parts.headers)? {
+        return authenticate_token(api, secret, from).await;
+    }
+    if let Some(secret) = session::secret(&parts.headers) {
+        session::check_origin(&parts.method, &parts.headers)?;
+        return authenticate_token(api, secret, from).await;
+    }
+    match &api.access {
+        AuthMode::Open => {
+            check_local_origin(&parts.headers)?;
+            let rights = Permissions::Role { role: TokenRole::Admin, namespaces: vec![ALL_NAMESPACES.to_owned()] };
+            let (name, account) = ("local".to_owned(), "local".to_owned());
+            Ok(("local".to_owned(), Principal { name, account, rights, proof: None }))
+        }
+        AuthMode::Tokens => Err(unauthorized("an administrator makes one with `millrace-api token`")),
+        AuthMode::Cluster(_) => Err(unauthorized("`kubectl create token ACCOUNT` makes one")),
+    }
+}
+
+/// Returns the credential of a request, valid or not.
+fn request_secret(headers: &HeaderMap) -> Option<&str> {
+    bearer(headers).ok().flatten().or_else(|| session::secret(headers))
+}
+
+/// Returns the token in the header `Authorization`, if there is one.
+pub(super) fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
+    let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
+    let secret = value.to_str().ok().and_then(|text| {
+        let (scheme, secret) = text.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(secret.trim())
+    });
+    let secret = secret.filter(|secret| !secret.is_empty());
+    secret
+        .map(Some)
+        .ok_or_else(|| ApiError::new(ErrorReason::Unauthorized, "the header Authorization is not `Bearer TOKEN`"))
+}
+
+fn unauthorized(how: &str) -> ApiError {
+    let detail = format!("send a token in the header `Authorization: Bearer TOKEN`; {how}");
+    ApiError::new(ErrorReason::Unauthorized, detail)
+}
+
+async fn authenticate_token(api: &AppState, secret: &str, from: IpAddr) -> Result<(String, Principal)> {
+    let proof = Some(BearerCredential { secret: secret.to_owned(), from });
+    let refused =
+        || ApiError::new(ErrorReason::Unauthorized, "the token is unknown, expired or revoked: ask for a new one");
+    if let AuthMode::Cluster(judge) = &api.access
+        && !has_token_prefix(secret)
+    {
+        // The limit applies before the request to the API server of the cluster, which is a shared resource.
+        let may_ask = || api.pace.check_bad_token(secret, from);
+        let user = judge.authenticate(secret, &may_ask).await?.ok_or_else(refused)?;
+        let name = user.username.clone().unwrap_or_default();
+        // The prefix can't collide with the id of an API token, which has no colon.
+        let rights = Permissions::Cluster(judge.clone(), Arc::new(user));
+        let id = format!("user:{name}");
+        return Ok((id.clone(), Principal { name, account: id, rights, proof }));
+    }
+    let token = api.store.token_by_hash(&secret_hash(secret)).await?.ok_or_else(refused)?;
+    let now = Timestamp::now().as_millisecond();
+    let over = token.revoked_ms.is_some() || token.expires_ms.is_some_and(|expires| expires <= now);
+    let role = TokenRole::from_name(&token.role).filter(|_| !over).ok_or_else(refused)?;
+    api.store.touch_token(&token, now).await?;
+    // All sessions of a token share one budget.
+    let account = session::token_of(&token.id).to_owned();
+    let rights = Permissions::Role { role, namespaces: token.namespaces };
+    Ok((token.id, Principal { name: token.name, account, rights, proof }))
+}
+
+/// Checks that a request to a server without tokens was sent by a program of this machine. A web page in a browser of
+/// this machine must not use the server: neither a page of another origin, nor one whose host name was made to resolve
+/// to this machine (DNS rebinding).
+fn check_local_origin(headers: &HeaderMap) -> Result<()> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let local = |host: &str| {
+        let name = match host.strip_prefix('[') {
+            Some(address) => address.split(']').next(),
+            None => host.split(':').next(),
+        };
+        let name = name.unwrap_or_default();
+        name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+    };
+    let host = text(header::HOST).unwrap_or("localhost");
+    let origin = text(header::ORIGIN).map(|origin| origin.split("://").nth(1).unwrap_or(origin));
+    if local(host) && origin.is_none_or(|origin| origin == host) {
+        return Ok(());
+    }
+    Err(ApiError::new(
+        ErrorReason::Forbidden,
+        "without a token this server answers only programs and pages of this machine",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_without_tokens_rejects_foreign_origins() {
+        let headers = |pairs: &[(header::HeaderName, &str)]| {
+            pairs.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect::<HeaderMap>()
+        };
+        for good in ["localhost:8080", "127.0.0.1:8080", "127.0.0.2:1", "[::1]:8080", "LocalHost"] {
+            check_local_origin(&headers(&[(header::HOST, good)])).unwrap();
+        }
+        let own = [(header::HOST, "localhost:8080"), (header::ORIGIN, "http://localhost:8080")];
+        check_local_origin(&headers(&own)).unwrap();
+        for (host, origin) in [
+            ("evil.example:8080", None),
+            ("localhost:8080", Some("https://evil.example")),
+            ("localhost:8080", Some("null")),
+        ] {
+            let mut pairs = vec![(header::HOST, host)];
+            pairs.extend(origin.map(|origin| (header::ORIGIN, origin)));
+            assert!(check_local_origin(&headers(&pairs)).is_err(), "{host} {origin:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn role_and_namespace_limit_a_token() {
+        let who = |role, namespaces: &[&str]| Principal {
+            name: "ann".to_owned(),
+            account: "ann".to_owned(),
+            rights: Permissions::Role { role, namespaces: namespaces.iter().map(|&name| name.to_owned()).collect() },
+            proof: None,
+        };
+        let editor = who(TokenRole::Editor, &["a", "b"]);
+        for (act, namespace) in
+            [(Action::Read, "a"), (Action::Delete, "b"), (Action::ReadFiles, "a"), (Action::ReadAppliance, "")]
+        {
+            assert!(editor.authorize(act, namespace, "job").await.is_ok(), "{act:?} {namespace}");
+        }
+        for (act, namespace) in
+            [(Action::ListTokens, "a"), (Action::Read, "c"), (Action::List, ""), (Action::Read, "*")]
+        {
+            assert!(editor.authorize(act, namespace, "").await.is_err(), "{act:?} {namespace}");
+        }
+        assert_eq!(editor.visible_namespaces().await.unwrap().unwrap(), ["a", "b"]);
+        let everywhere = who(TokenRole::Viewer, &["*"]);
+        assert!(
+            everywhere.authorize(Action::List, "", "").await.is_ok()
+                && everywhere.authorize(Action::Create, "a", "").await.is_err()
+        );
+        assert_eq!(everywhere.visible_namespaces().await.unwrap(), None);
+    }
+}

@@ -1,0 +1,260 @@
+//! Files that are uploaded with a params file: they become a volume of the job, and the params name them there.
+
+use std::collections::HashMap;
+
+use axum::body::Bytes;
+use glob::Pattern;
+use millrace_params::{FileName, ObjectName};
+use serde_json::{Map, Value, json};
+
+use crate::backend::{UploadedFile, UploadedFiles};
+use crate::error::{ApiError, ErrorReason, FieldError, Result};
+
+/// Directory of the uploads in the pods of a job.
+pub const UPLOADS_DIR: &str = "/var/lib/millrace/texts";
+/// Name of their volume. A user's volume must not have it if the job has uploads.
+const UPLOADS_VOLUME: &str = "texts";
+/// Limit on all uploads together, with their names: what a ConfigMap holds.
+const MAX_UPLOAD_BYTES: usize = 1 << 20;
+/// Limit on comparisons of a byte of a file's path with one of a glob: less than a second.
+const MAX_GLOB_COMPARISONS: usize = 1 << 25;
+
+/// Moves uploads into a volume of the job, and makes the params name them there. Returns the files of the volume.
+///
+/// # Errors
+/// A file is not UTF-8, is not named by the params, or exceeds the limit on all of them; the globs take too long to
+/// match; a volume or mount of the user has the reserved name or directory.
+pub fn attach_uploads(
+    params: &mut Value,
+    spec: &mut Map<String, Value>,
+    mut files: Vec<(String, Bytes)>,
+) -> Result<Vec<UploadedFile>> {
+    let named = DataPaths::of(params);
+    named.check_work(&files)?;
+    let (mut texts, mut renamed, mut total) = (Vec::new(), Vec::new(), 0);
+    files.sort_by(|(a, _), (b, _)| a.cmp(b));
+    for (at, (path, bytes)) in files.into_iter().enumerate() {
+        let fault = |message: String| ApiError::invalid(vec![FieldError { field: path.clone(), message }]);
+        let content =
+            String::from_utf8(bytes.to_vec()).map_err(|_| fault("only UTF-8 texts travel along".to_owned()))?;
+        let file = std::path::Path::new(&path).file_name().and_then(|name| name.to_str()).unwrap_or("text");
+        let clean =
+            |letter: char| if letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_') { letter } else { '-' };
+        let file: String = file.chars().map(clean).collect();
+        // If several names match, the first one counts, so that a file is uploaded once.
+        let Some((group, stands_for)) = named.match_file(&path) else {
+            return Err(fault("no data_dir of the params names this text: leave it out".to_owned()));
+        };
+        // The number keeps the order of the files of one glob.
+        let name = format!("{group}-{at:04}-{file}");
+        let name = FileName::new(name).map_err(|error| fault(error.to_string()))?;
+        let by = if *stands_for == path { format!("{UPLOADS_DIR}/{name}") } else { format!("{UPLOADS_DIR}/{group}-*") };
+        total += name.as_str().len() + content.len();
+        if total > MAX_UPLOAD_BYTES {
+            return Err(fault(
+                "texts that travel along have less than 1 MiB together: put it into a volume".to_owned(),
+            ));
+        }
+        renamed.push((stands_for.clone(), by));
+        texts.push(UploadedFile { name, content });
+    }
+    let renamed: HashMap<String, String> = renamed.into_iter().rev().collect();
+    for input in ["train_input", "eval_input"] {
+        for key in ["data_dir", "data_files"] {
+            if let Some(value) = params.get_mut(input).and_then(|input| input.get_mut(key)) {
+                rename(value, &renamed);
+            }
+        }
+    }
+    if !texts.is_empty() {
+        reserve_name(spec, "volumes", "name", UPLOADS_VOLUME, json!({"configMap": {"name": UPLOADS_VOLUME}}))?;
+        reserve_name(spec, "mountDirs", "path", UPLOADS_DIR, json!({"volume": UPLOADS_VOLUME}))?;
+    }
+    Ok(texts)
+}
+
+/// Adds to a list of the spec an item whose `key` is `value`, which no item of the user may have.
+fn reserve_name(spec: &mut Map<String, Value>, field: &str, key: &str, value: &str, mut item: Value) -> Result<()> {
+    let fault = |field: String, message: String| {
+        Err(ApiError::invalid(vec![FieldError { field: format!("spec.{field}"), message }]))
+    };
+    let Value::Array(all) = spec.entry(field).or_insert_with(|| json!([])) else {
+        return fault(field.to_owned(), "it is a list".to_owned());
+    };
+    if let Some(at) = all.iter().position(|there| there[key] == value) {
+        let message = format!("{value} is reserved for the uploaded texts: choose another {key}");
+        return fault(format!("{field}[{at}].{key}"), message);
+    }
+    item[key] = value.into();
+    all.push(item);
+    Ok(())
+}
+
+/// Names the ConfigMap of the uploads by a digest of the job's name and of the files, and enters that name into the
+/// volume that [`attach_uploads`] has added. A repeated request thus gives the same ConfigMap, and two jobs never share one.
+pub fn name_uploads(object: &mut Value, files: Vec<UploadedFile>) -> Result<Option<UploadedFiles>> {
+    if files.is_empty() {
+        return Ok(None);
+    }
+    let mut digest = blake3::Hasher::new();
+    digest.update(object["metadata"]["name"].as_str().unwrap_or_default().as_bytes());
+    for UploadedFile { name, content } in &files {
+        digest.update(&[0]).update(name.as_str().as_bytes()).update(&[0]).update(content.as_bytes());
+    }
+    let name = format!("{UPLOADS_VOLUME}-{}", &digest.finalize().to_hex()[..16]);
+    let config_map = ObjectName::new(name).map_err(|error| ApiError::internal("name the texts of a job", &error))?;
+    for volume in object["spec"]["volumes"].as_array_mut().into_iter().flatten() {
+        if volume["name"] == UPLOADS_VOLUME {
+            volume["configMap"]["name"] = config_map.as_str().into();
+        }
+    }
+    Ok(Some(UploadedFiles { config_map, files }))
+}
+
+/// The data paths of the params, each once with its index.
+#[derive(Default)]
+struct DataPaths {
+    all: Vec<String>,
+    /// Index of each.
+    plain: HashMap<String, usize>,
+    globs: Vec<(usize, Pattern)>,
+}
+
+impl DataPaths {
+    fn of(params: &Value) -> Self {
+        let mut names = Self::default();
+        for input in ["train_input", "eval_input"] {
+            for key in ["data_dir", "data_files"] {
+                let value = &params[input][key];
+                let all = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+                all.iter().filter_map(Value::as_str).for_each(|name| names.add(name));
+            }
+        }
+        names
+    }
+
+    fn add(&mut self, name: &str) {
+        let number = self.all.len();
+        if self.plain.contains_key(name) {
+            return;
+        }
+        self.plain.insert(name.to_owned(), number);
+        // A name that is not a glob matches only the equal path.
+        let glob = name.contains(['*', '?', '[']).then(|| Pattern::new(name).ok()).flatten();
+        self.globs.extend(glob.map(|glob| (number, glob)));
+        self.all.push(name.to_owned());
+    }
+
+    /// Returns the first name that matches the file at `path`: that path itself, or a glob.
+    fn match_file(&self, path: &str) -> Option<(usize, &String)> {
+        let plain = self.plain.get(path).copied();
+        let before = |number: usize| plain.is_none_or(|plain| number < plain);
+        let mut globs = self.globs.iter().take_while(|(number, _)| before(*number));
+        let found = globs.find(|(_, glob)| glob.matches(path)).map(|(number, _)| *number).or(plain)?;
+        Some((found, self.all.get(found)?))
+    }
+
+    /// Rejects globs and files whose matching takes too long: in the worst case each byte of a path is compared with
+    /// each of a glob.
+    fn check_work(&self, files: &[(String, Bytes)]) -> Result<()> {
+        let of_globs: usize = self.globs.iter().map(|(_, glob)| glob.as_str().len()).sum();
+        let of_paths: usize = files.iter().map(|(path, _)| path.len()).sum();
+        if of_globs.saturating_mul(of_paths) <= MAX_GLOB_COMPARISONS {
+            return Ok(());
+        }
+        let detail = format!(
+            "{} files are to be found by {} globs in the params, which takes too long: name their directory by one glob, or put \
+             them into a volume of the appliance",
+            files.len(),
+            self.globs.len()
+        );
+        Err(ApiError::new(ErrorReason::PayloadTooLarge, detail))
+    }
+}
+
+/// Replaces names by those of `by` in `value`, a string or a list of strings.
+fn rename(value: &mut Value, by: &HashMap<String, String>) {
+    match value {
+        Value::String(text) => {
+            if let Some(new) = by.get(text) {
+                text.clone_from(new);
+            }
+        }
+        Value::Array(all) => all.iter_mut().for_each(|value| rename(value, by)),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uploaded_files_are_found_where_the_params_say() {
+        let mut params = json!({"train_input": {"data_dir": ["a/x.txt", "y"]}, "model": {}});
+        let mut spec = Map::new();
+        let texts =
+            attach_uploads(&mut params, &mut spec, vec![("a/x.txt".to_owned(), Bytes::from_static(b"text"))]).unwrap();
+        assert_eq!(texts, [UploadedFile { name: FileName::new("0-0000-x.txt").unwrap(), content: "text".to_owned() }]);
+        assert_eq!(
+            params,
+            json!({"train_input": {"data_dir": [format!("{UPLOADS_DIR}/0-0000-x.txt"), "y"]}, "model": {}})
+        );
+        assert_eq!(spec["mountDirs"][0]["path"], UPLOADS_DIR);
+        let mut params = json!({"train_input": {"data_dir": "a/*.txt"}});
+        let files = ["a/2.txt", "a/1.txt"].map(|name| (name.to_owned(), Bytes::from_static(b"t"))).to_vec();
+        let texts = attach_uploads(&mut params, &mut Map::new(), files).unwrap();
+        assert_eq!(texts.iter().map(|text| text.name.as_str()).collect::<Vec<_>>(), ["0-0000-1.txt", "0-0001-2.txt"]);
+        assert_eq!(params["train_input"]["data_dir"], format!("{UPLOADS_DIR}/0-*"));
+        assert!(
+            attach_uploads(&mut params, &mut spec, vec![("z".to_owned(), Bytes::new())]).is_err(),
+            "nobody names it"
+        );
+    }
+
+    #[test]
+    fn uploads_never_use_a_user_volume() {
+        let text = || vec![("a.txt".to_owned(), Bytes::from_static(b"text"))];
+        let upload = |spec: Value| {
+            let mut object = json!({"metadata": {"name": "job"}, "spec": spec});
+            let mut params = json!({"train_input": {"data_dir": "a.txt"}});
+            let files = attach_uploads(&mut params, object["spec"].as_object_mut().unwrap(), text())?;
+            name_uploads(&mut object, files).map(|texts| (texts.unwrap(), object))
+        };
+        let (texts, object) = upload(json!({"volumes": [{"name": "mine", "configMap": {"name": "/x"}}]})).unwrap();
+        assert_eq!(object["spec"]["volumes"][0]["configMap"]["name"], "/x", "which the definition refuses");
+        assert_eq!(object["spec"]["volumes"][1]["configMap"]["name"], texts.config_map.as_str());
+        assert!(texts.config_map.as_str().starts_with("texts-"));
+        for (spec, field) in [
+            (json!({"volumes": [{"name": "texts", "configMap": {"name": "x"}}]}), "spec.volumes[0].name"),
+            (json!({"mountDirs": [{"path": UPLOADS_DIR, "volume": "mine"}]}), "spec.mountDirs[0].path"),
+            (json!({"volumes": {}}), "spec.volumes"),
+        ] {
+            assert_eq!(upload(spec).unwrap_err().errors[0].field, field);
+        }
+    }
+
+    #[test]
+    fn a_name_of_an_uploaded_text_is_one_component() {
+        for path in ["../../x", "/etc/passwd", "a\0b", "..", "", "é/ü", "a/."] {
+            let mut params = json!({"train_input": {"data_dir": path}});
+            let texts = attach_uploads(&mut params, &mut Map::new(), vec![(path.to_owned(), Bytes::from_static(b"t"))])
+                .unwrap();
+            assert!(texts[0].name.as_str().starts_with("0-0000-"), "{path:?}");
+        }
+        let long = "x".repeat(300);
+        let mut params = json!({"train_input": {"data_dir": long}});
+        assert!(attach_uploads(&mut params, &mut Map::new(), vec![(long, Bytes::from_static(b"t"))]).is_err());
+    }
+
+    #[test]
+    fn expensive_globs_are_rejected_early() {
+        let names: Vec<String> = (0..20_000).map(|at| format!("a*{at}")).collect();
+        let mut params = json!({"train_input": {"data_dir": names}});
+        let files = (0..1000).map(|at| (format!("f{at}"), Bytes::from_static(b"t"))).collect();
+        let began = std::time::Instant::now();
+        let refusal = attach_uploads(&mut params, &mut Map::new(), files).unwrap_err();
+        assert_eq!(refusal.reason, ErrorReason::PayloadTooLarge);
+        assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
+    }
+}

@@ -1,0 +1,122 @@
+//! Follows coordinators: one task for each running attempt reads the coordinator's numbered stream and sends it
+//! commands.
+//!
+//! * The newest state of each attempt is kept as a [`CoordinatorReport`]. Its job is enqueued if a change matters to a
+//!   decision.
+//! * Steps are written to the job's status at most every few seconds, separately from decisions.
+//! * Other entries of the stream are ignored here.
+
+mod progress;
+mod task;
+
+pub use task::outcome_of;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+use millrace_crds::decide::CoordinatorReport;
+use millrace_crds::{JobProgress, TrainJob};
+use millrace_params::JobSpec;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use crate::world::World;
+
+/// The followed attempts, by the UID of their jobs.
+pub struct JournalFollowers<W> {
+    world: Arc<W>,
+    visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
+    following: Mutex<HashMap<String, FollowedAttempt>>,
+}
+
+/// One attempt that is followed.
+struct FollowedAttempt {
+    attempt: u32,
+    report: watch::Receiver<CoordinatorReport>,
+    /// The reason to stop; `None` until the attempt is to stop.
+    stop: watch::Sender<Option<String>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for FollowedAttempt {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The attempt to follow, and the job to enqueue.
+struct FollowTarget {
+    /// The job, to enqueue it and to write its progress.
+    job: ObjectRef<TrainJob>,
+    uid: String,
+    attempt: u32,
+    /// Samples of a step; `None` if the job's record can't be read.
+    batch: Option<usize>,
+    /// Whether the job trains; false if it only evaluates.
+    trains: bool,
+    /// The step that the job trains to; `None` if it is not known.
+    total_steps: Option<u64>,
+    /// The attempt's progress in the status, as written by the previous leader.
+    known_progress: Option<JobProgress>,
+}
+
+impl<W: World> JournalFollowers<W> {
+    /// Creates an empty set.
+    pub fn new(world: Arc<W>, visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>) -> Self {
+        Self { world, visits, following: Mutex::default() }
+    }
+
+    fn following(&self) -> MutexGuard<'_, HashMap<String, FollowedAttempt>> {
+        self.following.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Follows an attempt of `job`, and stops following an older attempt of the same job. Idempotent.
+    pub fn follow(&self, job: &TrainJob, attempt: u32, resolved: Option<&JobSpec>) {
+        let Some(uid) = job.uid() else { return };
+        let mut all = self.following();
+        if all.get(&uid).is_some_and(|known| known.attempt == attempt) {
+            return;
+        }
+        let progress = job.status.as_ref().and_then(|status| status.progress.clone());
+        let target = FollowTarget {
+            job: ObjectRef::from_obj(job),
+            uid: uid.clone(),
+            attempt,
+            batch: resolved.map(|job| job.train_input.batch_size),
+            trains: resolved.is_some_and(|job| job.run.mode.trains()),
+            total_steps: resolved.filter(|job| job.run.mode.trains()).and_then(|job| job.run.known_max_steps()),
+            known_progress: progress.filter(|progress| progress.attempt == Some(attempt)),
+        };
+        let (reports, report) = watch::channel(CoordinatorReport { attempt, ..CoordinatorReport::default() });
+        let (stop, stopped) = watch::channel(None);
+        let task = tokio::spawn(task::run(self.world.clone(), self.visits.clone(), target, reports, stopped));
+        all.insert(uid, FollowedAttempt { attempt, report, stop, task });
+    }
+
+    /// Returns the report of the attempt's coordinator so far; `None` if the attempt is not followed.
+    pub fn report(&self, uid: &str, attempt: u32) -> Option<CoordinatorReport> {
+        let all = self.following();
+        let known = all.get(uid).filter(|known| known.attempt == attempt)?;
+        let report = known.report.borrow().clone();
+        Some(report)
+    }
+
+    /// Makes an attempt save its state and stop. Idempotent; the first reason is sent.
+    pub fn stop(&self, uid: &str, attempt: u32, reason: &str) {
+        if let Some(known) = self.following().get(uid).filter(|known| known.attempt == attempt) {
+            known.stop.send_if_modified(|stop| stop.is_none() && stop.replace(reason.to_owned()).is_none());
+        }
+    }
+
+    /// Stops following all jobs but these.
+    pub fn retain(&self, which: impl Fn(&str) -> bool) {
+        self.following().retain(|uid, _| which(uid));
+    }
+
+    /// Stops following the job.
+    pub fn end(&self, uid: &str) {
+        self.following().remove(uid);
+    }
+}

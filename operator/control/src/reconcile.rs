@@ -1,0 +1,295 @@
+//! Reconciles a job.
+//!
+//! ```text
+//! dereference ──► validate ──► decide and build ──► update_status ──► apply
+//! ```
+//!
+//! The steps find the objects of the job, check that it can run, decide on its next status and commands, record the
+//! status, and apply the commands.
+//!
+//! * A decision is recorded before it is applied: the status names an attempt before its first agent exists.
+//! * It is recorded with the version of the object that it was made from, so that one of two concurrent decisions is
+//!   rejected.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use millrace_crds::decide::{
+    CoordinatorReport, CreationError, JobCommand, JobDecision, JobObservation, LedgerEntry, decide, decide_deleted,
+};
+use millrace_crds::{
+    Appliance, ApplianceSpec, ConditionType, JobState, QueueReason, QueueStatus, ResolvedJob, TRACEPARENT_ANNOTATION,
+    TrainJob, TrainJobStatus,
+};
+use millrace_traces::TraceParent;
+use tokio::time::timeout;
+use tracing::Instrument;
+
+use crate::context::ControllerContext;
+use crate::launch::resolved_job;
+use crate::ledger::is_waiting;
+use crate::plan_cache::{self, PlanStatus};
+use crate::world::{AgentsFound, AttemptContext, Error, World};
+
+/// Delay after a write conflict.
+const CONFLICT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Bounds a reconcile. One that takes longer is aborted and repeated. Creating many pods takes a while; those that
+/// exist by then stay.
+const RECONCILE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Planning is shown in the job's status only if it takes longer than this.
+const PLANNING_REPORT_DELAY: Duration = Duration::from_secs(2);
+
+/// A job as it was dereferenced.
+struct Dereferenced<T> {
+    uid: String,
+    there: T,
+    cluster: ApplianceSpec,
+    observed: JobObservation,
+}
+
+/// The appliance of a job and the job's plan on it.
+struct Validated {
+    appliance: Option<Arc<Appliance>>,
+    cluster: ApplianceSpec,
+    /// `None` while the job is being planned.
+    understood: Option<plan_cache::PlanResult>,
+}
+
+/// Reconciles a job. Does nothing while its plan is being computed, or while its changes are being combined.
+///
+/// # Errors
+/// The world's errors, or the job can't be run.
+pub async fn reconcile<W: World>(job: Arc<TrainJob>, control: Arc<ControllerContext<W>>) -> Result<Action, Error<W>> {
+    let began = Instant::now();
+    let Some(uid) = job.uid() else { return Ok(Action::await_change()) };
+    let _noted = control.job_activity.begin(ObjectRef::from_obj(&*job));
+    let known = match job.metadata.deletion_timestamp {
+        Some(_) => None,
+        None => match plan(&job, &uid, &control) {
+            Ok(known) => Some(known),
+            // The job is enqueued once its plan is computed.
+            Err(look_again) => return Ok(look_again.map_or_else(Action::await_change, Action::requeue)),
+        },
+    };
+    if let Err(wait) = control.job_changes.begin_reconcile(&uid, began) {
+        control.job_activity.changed(ObjectRef::from_obj(&*job));
+        return Ok(Action::requeue(wait));
+    }
+    let visiting = async {
+        match known {
+            Some(known) => reconcile_job(&job, uid, known, &control).await,
+            None => finalize(&job, &uid, &control).await,
+        }
+    };
+    let span = tracing::info_span!(
+        "visit",
+        job = %ObjectRef::from_obj(&*job),
+        job.uid = job.uid(),
+        attempt = tracing::field::Empty,
+        state.before = tracing::field::Empty,
+        state.after = tracing::field::Empty,
+    );
+    if let Some(parent) = submission(&job) {
+        parent.adopt(&span);
+    }
+    let done = timeout(RECONCILE_TIMEOUT, visiting.instrument(span))
+        .await
+        .unwrap_or(Err(crate::Error::TimedOut(RECONCILE_TIMEOUT)));
+    control.metrics.record_reconcile(began.elapsed(), done.is_ok());
+    done
+}
+
+/// Returns the span of the request that submitted the job, until its first attempt begins to train. Later reconciles
+/// are traces of their own; otherwise one trace would grow for as long as the job runs. The annotation is untrusted:
+/// every client that may write the job can set it.
+fn submission(job: &TrainJob) -> Option<TraceParent> {
+    let begins = |status: &TrainJobStatus| status.attempt.unwrap_or(0) <= 1 && status.progress.is_none();
+    job.status.as_ref().is_none_or(begins).then(|| job.annotations().get(TRACEPARENT_ANNOTATION)?.parse().ok())?
+}
+
+/// Returns the plan of a job. If it is not cached, it is queued; the error is the longest time until the job has to be
+/// reconciled again, `None` if only the plan matters.
+fn plan<W: World>(job: &TrainJob, uid: &str, control: &ControllerContext<W>) -> Result<Validated, Option<Duration>> {
+    let appliance = control.appliance(&job.spec.appliance);
+    let cluster = appliance.as_ref().map(|appliance| appliance.spec.clone()).unwrap_or_default();
+    let num_csx = job.status.as_ref().and_then(|status| status.num_csx).unwrap_or(job.spec.num_csx);
+    let understood = match control.planned(job, uid, &cluster, num_csx) {
+        PlanStatus::Ready(result) => Some(result),
+        PlanStatus::Pending(_) if !is_waiting(job) => return Err(None),
+        PlanStatus::Pending(since) => match PLANNING_REPORT_DELAY.checked_sub(since.elapsed()) {
+            Some(untold) => return Err(Some(untold)),
+            None => None,
+        },
+    };
+    Ok(Validated { appliance, cluster, understood })
+}
+
+/// Reconciles a deleted job. Its systems are released in the ledger once its agents no longer exist.
+async fn finalize<W: World>(job: &TrainJob, uid: &str, control: &ControllerContext<W>) -> Result<Action, Error<W>> {
+    control.followers.end(uid);
+    let again = control.world.finalize(job).await?;
+    if let Some(decision) = decide_deleted(job, Timestamp::now())
+        && control.world.record_status(job, &decision.status).await?
+    {
+        for event in &decision.events {
+            control.world.publish_job_event(job, event).await;
+        }
+    }
+    Ok(again.map_or_else(Action::await_change, Action::requeue))
+}
+
+async fn reconcile_job<W: World>(
+    job: &TrainJob,
+    uid: String,
+    known: Validated,
+    control: &ControllerContext<W>,
+) -> Result<Action, Error<W>> {
+    let _under_way = control.begin_reconcile(&uid);
+    let seen = dereference(job, control, uid, known).await?;
+    let decision = decide(job, &seen.observed);
+    if !control.world.record_status(job, &decision.status).await? {
+        // Write conflict: the decision was made from a stale version.
+        return Ok(Action::requeue(CONFLICT_RETRY_INTERVAL));
+    }
+    record_span_fields(job, &decision);
+    let granted = control.grant(&job.spec.appliance, &seen.uid).and_then(|grant| Some(grant.since?.0));
+    control.metrics.record_status_change(job, &decision.status, granted, seen.observed.now);
+    for event in &decision.events {
+        control.world.publish_job_event(job, event).await;
+    }
+    match carry_out(job, control, &seen, &decision).await {
+        // The next reconcile, which is due at once, decides about the rejection. For a job that makes progress, the
+        // error is returned, and the reconcile is only retried: the rejected request did not concern its agents.
+        Err(Error::<W>::Refused(why)) if !decision.status.is(ConditionType::Progressing) => {
+            tracing::warn!(job = %ObjectRef::from_obj(job), "the API server refused a change: {why}");
+            return Ok(Action::requeue(CONFLICT_RETRY_INTERVAL));
+        }
+        done => done?,
+    }
+    Ok(decision.look_again.map_or_else(Action::await_change, |seconds| Action::requeue(Duration::from_secs(seconds))))
+}
+
+/// Records states and attempt in the span of a reconcile.
+fn record_span_fields(job: &TrainJob, decision: &JobDecision) {
+    let span = tracing::Span::current();
+    let state = |status: Option<&TrainJobStatus>| status.and_then(TrainJobStatus::state).map(JobState::as_str);
+    span.record("state.before", state(job.status.as_ref()));
+    span.record("state.after", state(Some(&decision.status)));
+    span.record("attempt", decision.status.attempt);
+}
+
+/// Collects the observation that the decision is made from.
+async fn dereference<W: World>(
+    job: &TrainJob,
+    control: &ControllerContext<W>,
+    uid: String,
+    Validated { appliance, cluster, understood }: Validated,
+) -> Result<Dereferenced<W::Handle>, Error<W>> {
+    let AgentsFound { agents, termination_report: last, handle: there } = control.world.observe(job).await?;
+    let grant = appliance.as_ref().and_then(|_| control.grant(&job.spec.appliance, &uid));
+    let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
+    let place = match &appliance {
+        Some(_) => control.queue_place(&uid),
+        None => Some(no_appliance(&job.spec.appliance)),
+    };
+    let known = understood.as_ref().and_then(|known| known.as_ref().ok());
+    let observed = JobObservation {
+        now: Timestamp::now(),
+        agents,
+        grant: grant.map(|grant| LedgerEntry { attempt: grant.attempt, systems: grant.systems }),
+        queue_place: place,
+        report: report(control.followers.report(&uid, attempt), last.filter(|last| last.attempt == attempt)),
+        resolution: understood
+            .as_ref()
+            .map(|known| known.as_ref().map(|known| known.0.clone()).map_err(ToString::to_string)),
+        refusal: control.creation_error(&uid, attempt),
+        max_deadlines: cluster.max_deadlines,
+        agents_refused: control.understanding.unsupported_agents(job),
+        largest_num_csx: known.map(|known| known.1.largest_num_csx),
+        desired_agents: known.map(|known| known.1.wanted.clone()).unwrap_or_default(),
+    };
+    Ok(Dereferenced { uid, there, cluster, observed })
+}
+
+fn no_appliance(name: &str) -> QueueStatus {
+    QueueStatus {
+        position: None,
+        reason: Some(QueueReason::NoAppliance.as_str().to_owned()),
+        message: Some(format!("there is no Appliance {name}: create it, or name another in spec.appliance")),
+    }
+}
+
+/// Merges the coordinator's report: `heard` is from its stream, `last` is what it left behind when it ended.
+fn report(heard: Option<CoordinatorReport>, last: Option<CoordinatorReport>) -> Option<CoordinatorReport> {
+    match (heard, last) {
+        (Some(heard), Some(last)) if heard.outcome.is_none() => {
+            let checkpoint = last.checkpoint.or(heard.checkpoint.clone());
+            Some(CoordinatorReport { outcome: last.outcome, saved: heard.saved || last.saved, checkpoint, ..heard })
+        }
+        (None, last) => last,
+        (heard, _) => heard,
+    }
+}
+
+async fn carry_out<W: World>(
+    job: &TrainJob,
+    control: &ControllerContext<W>,
+    seen: &Dereferenced<W::Handle>,
+    decision: &JobDecision,
+) -> Result<(), Error<W>> {
+    for command in &decision.commands {
+        match command {
+            JobCommand::RunAgents { attempt, num_csx } => {
+                let resolution = decision.status.resolved.as_ref();
+                let resolution = resolution.ok_or_else(|| Error::<W>::Job("the job was never resolved".to_owned()))?;
+                // If the plan is not cached, the next reconcile decides on this command again.
+                let Some(known) = control.planned(job, &seen.uid, &seen.cluster, *num_csx).ready() else { continue };
+                let known = known.map_err(|why| Error::<W>::Job(why.to_string()))?;
+                let number = *attempt;
+                let systems = &decision.status.systems;
+                let attempt =
+                    AttemptContext { job, resolution, cluster: &seen.cluster, number, needs: &known.1, systems };
+                let span = tracing::info_span!("launch", attempt = number, systems = systems.len());
+                let made = control.world.ensure_agents(&attempt, &seen.there).instrument(span).await;
+                control.set_creation_error(&seen.uid, number, made.as_ref().err().map(creation_error::<W>));
+                made?;
+                // The coordinator's address may be known only now. A job that runs for a second has reported everything
+                // before a second reconcile.
+                follow(job, control, Some(resolution), number);
+            }
+            JobCommand::FollowCoordinator { attempt } => {
+                follow(job, control, decision.status.resolved.as_ref(), *attempt)
+            }
+            JobCommand::StopAttempt { attempt, reason } => {
+                // A loop that has just started does not follow the coordinator yet.
+                follow(job, control, decision.status.resolved.as_ref(), *attempt);
+                control.followers.stop(&seen.uid, *attempt, reason);
+            }
+            JobCommand::RemoveAgents { grace } => control.world.remove_agents(job, &seen.there, *grace).await?,
+            JobCommand::DeleteJob => control.world.delete_job(job).await?,
+        }
+    }
+    if decision.commands.is_empty() && decision.status.num_csx.is_none() {
+        control.followers.end(&seen.uid);
+    }
+    Ok(())
+}
+
+/// Returns the message to the user about an attempt whose objects could not all be created.
+fn creation_error<W: World>(error: &Error<W>) -> CreationError {
+    CreationError { message: error.to_string(), is_temporary: !matches!(error, Error::<W>::Refused(_)) }
+}
+
+/// Follows the attempt's coordinator, if it is not followed yet.
+fn follow<W: World>(job: &TrainJob, control: &ControllerContext<W>, resolution: Option<&ResolvedJob>, attempt: u32) {
+    let Some(resolution) = resolution else { return };
+    // The coordinator's reports are received even if this program can't read the record.
+    let resolved = resolved_job(resolution).ok().map(|(resolved, _)| resolved);
+    control.followers.follow(job, attempt, resolved.as_ref());
+}
