@@ -1,7 +1,7 @@
 //! Tests which peers get a connection to a member of a job.
 
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::cell::RefCell;
+use std::sync::{Arc, Once};
 use std::time::{Duration, SystemTime};
 
 use millrace_engine::types::{AgentId, Role};
@@ -37,6 +37,7 @@ fn identity(authority: &Authority, name: &MemberName) -> Identity {
 
 /// Serves a port that sends a greeting directly after the handshake, and then echoes what admitted clients send.
 async fn serve(identity: Identity, admit: AdmissionPolicy, protection: Protection) -> String {
+    ThreadLog::install();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let mut incoming = listen(listener, "control", identity, admit, protection);
@@ -140,19 +141,32 @@ async fn client_sends_nothing_to_a_wrongly_named_server() {
     }
 }
 
-/// Collects the log of a test.
-#[derive(Clone, Default)]
-struct LogCollector(Arc<Mutex<Vec<u8>>>);
+thread_local! {
+    static THREAD_LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
-impl LogCollector {
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+/// Collects what a thread logs. A test's runtime has one thread, so this is the log of the test.
+struct ThreadLog;
+
+impl ThreadLog {
+    /// Installs the collector for all threads. It must be there before the first record: tracing may remember for good
+    /// to skip the records of a call site that is first reached while a subscriber is being installed.
+    fn install() {
+        static INSTALLED: Once = Once::new();
+        INSTALLED.call_once(|| {
+            let subscriber = tracing_subscriber::fmt().with_writer(|| Self).with_ansi(false).finish();
+            tracing::subscriber::set_global_default(subscriber).unwrap();
+        });
+    }
+
+    fn text() -> String {
+        THREAD_LOG.with_borrow(|log| String::from_utf8(log.clone()).unwrap())
     }
 }
 
-impl std::io::Write for LogCollector {
+impl std::io::Write for ThreadLog {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        THREAD_LOG.with_borrow_mut(|log| log.extend_from_slice(bytes));
         Ok(bytes.len())
     }
 
@@ -165,13 +179,6 @@ impl std::io::Write for LogCollector {
 /// others.
 #[tokio::test]
 async fn rejected_connections_are_logged_and_block_nobody() {
-    let lines = LogCollector::default();
-    let subscriber = {
-        let lines = lines.clone();
-        tracing_subscriber::fmt().with_writer(move || lines.clone()).with_ansi(false).finish()
-    };
-    // The test's runtime has one thread, so the server's records are logged on this one.
-    let _logging = tracing::subscriber::set_default(subscriber);
     let ours = Authority::new(valid_for_a_day()).unwrap();
     let server = ours.issue_for_hosts(&coordinator(), &["localhost".into()], valid_for_a_day()).unwrap();
     let address = serve(Identity::new(&server).unwrap(), AdmissionPolicy::Agents, Protection::Encrypted).await;
@@ -211,7 +218,7 @@ async fn rejected_connections_are_logged_and_block_nobody() {
     assert_eq!(try_echo(&address, &member, Protection::Encrypted, b"x").await.unwrap(), b"welcomex");
     assert!(began.elapsed() < HANDSHAKE_TIMEOUT);
 
-    let text = lines.text();
+    let text = ThreadLog::text();
     let rejected: Vec<_> = text.lines().filter(|line| line.contains("rejected a connection of 127.0.0.1")).collect();
     assert!(rejected.iter().any(|line| line.contains("peer sent no certificates")), "{text}");
     assert!(rejected.len() <= 40, "{}", rejected.len());
