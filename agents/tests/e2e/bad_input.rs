@@ -118,7 +118,7 @@ fn all_params_errors_are_reported_together() {
 
 #[test]
 fn explain_prints_a_key_or_suggests_one() {
-    let place = Place::new();
+    let place = TestDir::new();
     let printed = place.run("explain model.nonlinearity");
     assert_eq!(printed.code(), 0, "{}", printed.stderr);
     assert!(printed.stdout.contains("gelu, gelu_new, gelu_fast"), "{}", printed.stdout);

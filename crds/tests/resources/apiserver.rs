@@ -217,7 +217,7 @@ fn columns_scale_and_explain() {
         ("trainjob.spec.params.model", "hidden_size <integer> Width of the residual stream."),
         ("trainjob.spec.params.optimizer.learning_rate", "schedules that follow each other"),
         ("trainjob.status.conditions", "Wait for Finished"),
-        ("appliance.spec.wafer", "Memory; 40GB by default."),
+        ("appliance.spec.wafer", "Size of the memory. Default: `40GB`."),
     ] {
         let text = namespace.kubectl(&["explain", field], &Value::Null).unwrap();
         let flowing = text.split_whitespace().collect::<Vec<_>>().join(" ");
