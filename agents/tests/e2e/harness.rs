@@ -86,6 +86,21 @@ impl TestDir {
         self.write(name, text);
     }
 
+    /// Writes params as `name` whose loss stops being finite after two steps of up to `max_steps`, with a checkpoint
+    /// after each.
+    pub fn diverging_params(&self, name: &str, max_steps: u64) {
+        let diverges =
+            "learning_rate: [{scheduler: Constant, val: 1e-3, total_iters: 2}, {scheduler: Constant, val: 1e30}]";
+        self.params(
+            name,
+            &[
+                ("learning_rate: 1e-2", diverges),
+                ("max_gradient_norm: 0.5\n    ", ""),
+                ("max_steps: 6", &format!("max_steps: {max_steps}\n    checkpoint_steps: 1")),
+            ],
+        );
+    }
+
     fn command(&self, arguments: &[impl AsRef<OsStr>]) -> Command {
         self.command_of(env!("CARGO_BIN_EXE_millrace-agent"), arguments)
     }
@@ -247,7 +262,7 @@ pub struct RunningCommand {
 }
 
 /// A process that does not outlive a test that fails.
-struct KilledOnDrop(Child);
+pub struct KilledOnDrop(pub Child);
 
 impl Drop for KilledOnDrop {
     fn drop(&mut self) {

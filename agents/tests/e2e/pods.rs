@@ -1,18 +1,18 @@
 //! Tests of roles without a launcher, as in a cluster.
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStderr, Output, Stdio};
+use std::process::{ChildStderr, Output, Stdio};
 
 use millrace_telemetry::journal::{AttemptOutcome, OutcomeReason};
 use rustix::process::Signal;
 
-use super::harness::{TestDir, kill};
+use super::harness::{KilledOnDrop, TestDir, kill};
 use super::job::{AGENTS, Job, role, write_launch};
 use super::ports::free_port;
 
-/// An agent in its own process, killed on drop.
+/// An agent in its own process.
 struct StandaloneAgent {
-    child: Child,
+    child: KilledOnDrop,
     stderr: BufReader<ChildStderr>,
 }
 
@@ -24,7 +24,7 @@ impl StandaloneAgent {
         command.args(["--coordinator", address]).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
-        Self { child, stderr }
+        Self { child: KilledOnDrop(child), stderr }
     }
 
     /// Reads the agent's log up to a line that contains `word`.
@@ -40,14 +40,7 @@ impl StandaloneAgent {
     fn end(mut self) -> (Option<i32>, String) {
         let mut rest = String::new();
         self.stderr.read_to_string(&mut rest).unwrap();
-        (self.child.wait().unwrap().code(), rest)
-    }
-}
-
-impl Drop for StandaloneAgent {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        (self.child.0.wait().unwrap().code(), rest)
     }
 }
 
@@ -95,7 +88,7 @@ fn an_agent_that_finds_no_coordinator_leaves_at_once_when_asked() {
     for address in ["no-such-host.invalid:7000".to_owned(), format!("127.0.0.1:{}", free_port())] {
         let mut agent = StandaloneAgent::start(&place, "memoryx-0", &address);
         agent.wait_for("can't be reached yet");
-        kill(agent.child.id(), Signal::TERM);
+        kill(agent.child.0.id(), Signal::TERM);
         let (code, log) = agent.end();
         assert_eq!(code, Some(0), "{log}");
     }
@@ -142,16 +135,7 @@ fn coordinator_reports_locked_model_dir_and_early_stop() {
 #[test]
 fn failure_is_reported_with_the_saved_step() {
     let place = TestDir::new();
-    let diverges =
-        "learning_rate: [{scheduler: Constant, val: 1e-3, total_iters: 2}, {scheduler: Constant, val: 1e30}]";
-    place.params(
-        "params.yaml",
-        &[
-            ("learning_rate: 1e-2", diverges),
-            ("max_gradient_norm: 0.5\n    ", ""),
-            ("max_steps: 6", "max_steps: 6\n    checkpoint_steps: 1"),
-        ],
-    );
+    place.diverging_params("params.yaml", 6);
     let mut job = Job::coordinator_only(&place, 20, &["--termination_log", "last"]);
     AGENTS.into_iter().for_each(|agent| job.join(agent));
     let code = job.end();

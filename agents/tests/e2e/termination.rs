@@ -97,16 +97,7 @@ fn port_in_use_is_reported() {
 #[test]
 fn a_loss_that_is_not_finite_stops_the_run_and_keeps_older_checkpoints() {
     let place = TestDir::new();
-    let diverges =
-        "learning_rate: [{scheduler: Constant, val: 1e-3, total_iters: 2}, {scheduler: Constant, val: 1e30}]";
-    place.params(
-        "params.yaml",
-        &[
-            ("learning_rate: 1e-2", diverges),
-            ("max_gradient_norm: 0.5\n    ", ""),
-            ("max_steps: 6", "max_steps: 20\n    checkpoint_steps: 1"),
-        ],
-    );
+    place.diverging_params("params.yaml", 20);
     let ended = place.run("train -p params.yaml -o m --num_csx 2");
     assert_eq!(ended.code(), 1, "{}\n{}", ended.stdout, ended.stderr);
     let error = ended.stderr.lines().find(|line| line.starts_with("error: ")).unwrap_or_default();
