@@ -181,4 +181,6 @@ pub struct JobEvent {
 }
 
 #[cfg(test)]
+mod random;
+#[cfg(test)]
 mod tests;

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 
 use super::*;
+use crate::decide::random::Random;
 use crate::decide::{SystemRequest, schedule};
 
 fn systems(indices: &[u32]) -> Vec<String> {
@@ -133,19 +134,6 @@ fn over_commitment_is_described() {
     assert!(said.starts_with("systems beyond the first 2"), "{said}");
     let large = [Grant { memoryx_bytes: 11, ..grant("a", 1, &[0]) }];
     assert!(over_commitment_message(&capacity(2), &large).unwrap().contains("of MemoryX"));
-}
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % bound
-    }
 }
 
 /// A job of the simulation, whose agents may exist longer than its object.

@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::decide::random::Random;
 
 const GB: u64 = 1_000_000_000;
 
@@ -157,19 +158,6 @@ fn grants_and_places() {
         let found: Vec<_> =
             decided.places.iter().map(|p| (p.uid.as_str(), p.position, p.reason, p.message.as_str())).collect();
         assert_eq!(found, places, "{name}");
-    }
-}
-
-/// SplitMix64: generates the same jobs in every run of a test.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % bound
     }
 }
 
