@@ -61,7 +61,7 @@ pub struct JobArchivers {
     identity: (String, String),
     identity_cache: tokio::sync::Mutex<Option<(Instant, Identity)>>,
     /// Whether the missing identity is already logged.
-    complete_attempts: AtomicBool,
+    missing_identity_logged: AtomicBool,
     archivers: Mutex<HashMap<String, watch::Sender<Arc<TrainJob>>>>,
 }
 
@@ -101,16 +101,15 @@ impl JobArchivers {
         readers: Arc<ReaderPool>,
         identity: (String, String),
     ) -> Self {
-        let (known, told, companions) = (tokio::sync::Mutex::default(), AtomicBool::new(false), Mutex::default());
         Self {
             client,
             store,
             mirror,
             readers,
             identity,
-            identity_cache: known,
-            complete_attempts: told,
-            archivers: companions,
+            identity_cache: tokio::sync::Mutex::default(),
+            missing_identity_logged: AtomicBool::new(false),
+            archivers: Mutex::default(),
         }
     }
 
@@ -132,12 +131,12 @@ impl JobArchivers {
             Event::InitApply(job) | Event::Apply(job) => {
                 let (uid, job) = (job.uid().unwrap_or_default(), Arc::new(job.clone()));
                 let mut all = self.archivers();
-                if let Some(companion) = all.get(&uid) {
-                    companion.send_replace(job);
+                if let Some(archiver) = all.get(&uid) {
+                    archiver.send_replace(job);
                     return;
                 }
-                let (companion, seen) = watch::channel(job);
-                all.insert(uid, companion);
+                let (archiver, seen) = watch::channel(job);
+                all.insert(uid, archiver);
                 tokio::spawn(self.clone().run_archiver(seen));
             }
         }
@@ -161,15 +160,15 @@ impl JobArchivers {
                 },
             };
             let Some(next) = next else { if self.is_done(&job, &seen) { return } else { continue } };
-            let leaves = ArchiveStage::of(&next) == ArchiveStage::Deleting;
+            let is_deleting = ArchiveStage::of(&next) == ArchiveStage::Deleting;
             if matches!(stage, ArchiveStage::Running(_))
                 && ArchiveStage::of(&next) != stage
-                && (!leaves || archive::has_steps(&next))
+                && (!is_deleting || archive::has_steps(&next))
             {
                 // The coordinator may still be sending its last entries.
-                let patience = archive::remaining_hold(&next, Timestamp::now())
+                let drain_timeout = archive::remaining_hold(&next, Timestamp::now())
                     .map_or(COORDINATOR_DRAIN_TIMEOUT, |left| left.min(SAVE_TIMEOUT));
-                if timeout(patience, self.drain_attempt(&job, &mut work)).await.is_err() {
+                if timeout(drain_timeout, self.drain_attempt(&job, &mut work)).await.is_err() {
                     tracing::info!(job = %ObjectRef::from_obj(&*job), "the job's coordinator has not told all in time");
                 }
             }
@@ -193,12 +192,12 @@ impl JobArchivers {
             ArchiveStage::Running(attempt) => self.copy(job, attempt).await,
             ArchiveStage::Finished(_) => {
                 // A client that waits for the end of the job then finds all of its history.
-                let whole = self.complete_history(job, ARCHIVE_TIMEOUT).await;
+                let is_complete = self.complete_history(job, ARCHIVE_TIMEOUT).await;
                 let _ = timeout(COORDINATOR_DRAIN_TIMEOUT, self.wait_for_end_event(job)).await;
                 while self.mirror.upsert_archived(job).await.is_err() {
                     sleep(RETRY_INTERVAL).await;
                 }
-                if !whole {
+                if !is_complete {
                     self.complete_history(job, ARCHIVE_GIVE_UP_TIMEOUT).await;
                 }
                 // Finished jobs are many and change rarely, so their tasks end.
@@ -281,7 +280,7 @@ impl JobArchivers {
         let (names, namespace) = (ChildNames::for_job(job), job.namespace().unwrap_or_default());
         let address = self.coordinator(&names, &namespace, attempt).await?;
         let identity = self.identity().await.inspect_err(|error| {
-            if !self.complete_attempts.swap(true, Ordering::Relaxed) {
+            if !self.missing_identity_logged.swap(true, Ordering::Relaxed) {
                 tracing::warn!("coordinators can't be followed until this is mended: {error}");
             }
         })?;
@@ -402,7 +401,7 @@ impl JobArchivers {
         };
         let identity = Identity::new(&credentials).map_err(|error| format!("the secret {name}: {error}"))?;
         *known = Some((Instant::now(), identity.clone()));
-        self.complete_attempts.store(false, Ordering::Relaxed);
+        self.missing_identity_logged.store(false, Ordering::Relaxed);
         Ok(identity)
     }
 }

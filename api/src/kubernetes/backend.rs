@@ -85,8 +85,8 @@ impl KubernetesBackend {
         let (jobs, job_writer) = reflector::store::<TrainJob>();
         let (appliances, appliance_writer) = reflector::store::<Appliance>();
         let site = Arc::new(PodSite { image });
-        let understanding = PlanCache::new(site, compute.workers().clone());
-        let planner = Planner::new(jobs.clone(), appliances.clone(), understanding, compute)?;
+        let plan_cache = PlanCache::new(site, compute.workers().clone());
+        let planner = Planner::new(jobs.clone(), appliances.clone(), plan_cache, compute)?;
         let namespaces = Namespaces::new(client.clone());
         let loops = Arc::new(Loops::default());
         let mirror = Arc::new(JobMirror::new(store.clone(), namespaces.clone(), loops.clone()));

@@ -108,18 +108,11 @@ impl Planner {
     pub fn new(
         jobs: View<TrainJob>,
         appliances: View<Appliance>,
-        understanding: PlanCache,
+        plan_cache: PlanCache,
         compute: ComputePool,
     ) -> Result<Self> {
         let (_, definition) = AdmissionSchema::load_all()?;
-        Ok(Self {
-            definition: Arc::new(definition),
-            jobs,
-            appliances,
-            plan_cache: understanding,
-            compute,
-            is_on_this_host: false,
-        })
+        Ok(Self { definition: Arc::new(definition), jobs, appliances, plan_cache, compute, is_on_this_host: false })
     }
 
     /// Makes it plan for agents on this host: they must fit into its memory.
@@ -222,11 +215,11 @@ impl Planner {
         job: &TrainJob,
         appliance: &Arc<Appliance>,
     ) -> Result<Result<(ResolvedJob, ResourceRequirements), ResolveError>> {
-        let (understanding, compute) = (self.plan_cache.clone(), self.compute.clone());
+        let (plan_cache, compute) = (self.plan_cache.clone(), self.compute.clone());
         let (job, appliance, owner) = (job.clone(), appliance.clone(), account.to_owned());
         let plan = move |most: fn(u64) -> Result<(), String>| {
             let charge = |bytes| compute.charge(&owner, bytes).map_err(|refusal| refusal.detail);
-            understanding.plan_uncached(&job, &appliance.spec, &|bytes| most(bytes).and_then(|()| charge(bytes)))
+            plan_cache.plan_uncached(&job, &appliance.spec, &|bytes| most(bytes).and_then(|()| charge(bytes)))
         };
         let light = plan.clone();
         match self.compute.run(account, move || Ok(light(reject_heavy))).await? {

@@ -92,9 +92,9 @@ impl ProcessBackend {
             workers: compute.workers().clone(),
         };
         let control = Arc::new(ControllerContext::new(parts));
-        let understanding = control.understanding.clone();
+        let plan_cache = control.plan_cache.clone();
         let (jobs_view, appliances_view) = (control.jobs.clone(), control.appliances.clone());
-        let planner = Planner::new(jobs_view, appliances_view, understanding, compute.clone())?.on_this_host();
+        let planner = Planner::new(jobs_view, appliances_view, plan_cache, compute.clone())?.on_this_host();
         let streams = WatchStreams {
             jobs: jobs.applied,
             appliances: appliances.applied,

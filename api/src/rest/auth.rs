@@ -172,20 +172,24 @@ pub enum Permissions {
 }
 
 impl Principal {
-    /// Checks that the client may perform `act` on the object `name`. An empty `name` means all objects of `namespace`,
-    /// an empty `namespace` all namespaces and cluster-scoped objects.
-    pub async fn authorize(&self, act: Action, namespace: &str, name: &str) -> Result<()> {
+    /// Checks that the client may perform `action` on the object `name`. An empty `name` means all objects of
+    /// `namespace`, an empty `namespace` all namespaces and cluster-scoped objects.
+    pub async fn authorize(&self, action: Action, namespace: &str, name: &str) -> Result<()> {
         let (role, namespaces) = match &self.rights {
             Permissions::Role { role, namespaces } => (role, namespaces),
-            Permissions::Cluster(judge, user) => {
-                let question = act.resource_attributes(namespace, name);
-                return if judge.authorize(user, &question).await? { Ok(()) } else { Err(self.forbidden(&question)) };
+            Permissions::Cluster(authorizer, user) => {
+                let attributes = action.resource_attributes(namespace, name);
+                return if authorizer.authorize(user, &attributes).await? {
+                    Ok(())
+                } else {
+                    Err(self.forbidden(&attributes))
+                };
             }
         };
         // The appliance is in no namespace: a token for any namespace may read it.
-        let there = act == Action::ReadAppliance
+        let is_in_scope = action == Action::ReadAppliance
             || namespaces.iter().any(|known| known == ALL_NAMESPACES || known == namespace && !namespace.is_empty());
-        if *role >= act.required_role() && there {
+        if *role >= action.required_role() && is_in_scope {
             return Ok(());
         }
         let place =
@@ -195,15 +199,15 @@ impl Principal {
             self.name,
             role.as_str(),
             namespaces.join(", "),
-            act.required_role().as_str()
+            action.required_role().as_str()
         );
         Err(ApiError::new(ErrorReason::Forbidden, detail))
     }
 
-    /// Checks again, with the current state of the credential, that the client may perform `act`. For long streams.
-    pub async fn reauthorize(&self, api: &AppState, act: Action, namespace: &str, name: &str) -> Result<()> {
+    /// Checks again, with the current state of the credential, that the client may perform `action`. For long streams.
+    pub async fn reauthorize(&self, api: &AppState, action: Action, namespace: &str, name: &str) -> Result<()> {
         let Some(BearerCredential { secret, from }) = &self.proof else { return Ok(()) };
-        authenticate_token(api, secret, *from).await?.1.authorize(act, namespace, name).await
+        authenticate_token(api, secret, *from).await?.1.authorize(action, namespace, name).await
     }
 
     /// Whether the client may list the jobs of a namespace.
@@ -228,8 +232,8 @@ impl Principal {
         }
     }
 
-    fn forbidden(&self, question: &ResourceAttributes) -> ApiError {
-        let ResourceAttributes { verb, group, resource, subresource, namespace, .. } = question;
+    fn forbidden(&self, attributes: &ResourceAttributes) -> ApiError {
+        let ResourceAttributes { verb, group, resource, subresource, namespace, .. } = attributes;
         let slash = if subresource.is_empty() { "" } else { "/" };
         let dot = if group.is_empty() { "" } else { "." };
         let (place, how) = match namespace.as_str() {
@@ -322,15 +326,15 @@ async fn authenticate_token(api: &AppState, secret: &str, from: IpAddr) -> Resul
     let proof = Some(BearerCredential { secret: secret.to_owned(), from });
     let refused =
         || ApiError::new(ErrorReason::Unauthorized, "the token is unknown, expired or revoked: ask for a new one");
-    if let AuthMode::Cluster(judge) = &api.access
+    if let AuthMode::Cluster(authorizer) = &api.access
         && !has_token_prefix(secret)
     {
         // The limit applies before the request to the API server of the cluster, which is a shared resource.
         let may_ask = || api.pace.check_bad_token(secret, from);
-        let user = judge.authenticate(secret, &may_ask).await?.ok_or_else(refused)?;
+        let user = authorizer.authenticate(secret, &may_ask).await?.ok_or_else(refused)?;
         let name = user.username.clone().unwrap_or_default();
         // The prefix can't collide with the id of an API token, which has no colon.
-        let rights = Permissions::Cluster(judge.clone(), Arc::new(user));
+        let rights = Permissions::Cluster(authorizer.clone(), Arc::new(user));
         let id = format!("user:{name}");
         return Ok((id.clone(), Principal { name, account: id, rights, proof }));
     }
@@ -403,15 +407,15 @@ mod tests {
             proof: None,
         };
         let editor = who(TokenRole::Editor, &["a", "b"]);
-        for (act, namespace) in
+        for (action, namespace) in
             [(Action::Read, "a"), (Action::Delete, "b"), (Action::ReadFiles, "a"), (Action::ReadAppliance, "")]
         {
-            assert!(editor.authorize(act, namespace, "job").await.is_ok(), "{act:?} {namespace}");
+            assert!(editor.authorize(action, namespace, "job").await.is_ok(), "{action:?} {namespace}");
         }
-        for (act, namespace) in
+        for (action, namespace) in
             [(Action::ListTokens, "a"), (Action::Read, "c"), (Action::List, ""), (Action::Read, "*")]
         {
-            assert!(editor.authorize(act, namespace, "").await.is_err(), "{act:?} {namespace}");
+            assert!(editor.authorize(action, namespace, "").await.is_err(), "{action:?} {namespace}");
         }
         assert_eq!(editor.visible_namespaces().await.unwrap().unwrap(), ["a", "b"]);
         let everywhere = who(TokenRole::Viewer, &["*"]);

@@ -61,7 +61,7 @@ pub struct ControllerContext<W: World> {
     /// Combines the changes that concern the ledgers of appliances, by the appliance's name.
     pub(crate) ledger_changes: Debouncer,
     /// Caches the plans of jobs.
-    pub understanding: PlanCache,
+    pub plan_cache: PlanCache,
     /// Time at which this loop started.
     pub has_synced: Timestamp,
 }
@@ -128,7 +128,7 @@ impl<W: World> ControllerContext<W> {
             job_changes: Debouncer::with_immediate_first(DEBOUNCE_INTERVAL),
             // The store of jobs may be older than the change that requested this reconcile of the ledger.
             ledger_changes: Debouncer::new(DEBOUNCE_INTERVAL),
-            understanding: PlanCache::new(site, workers),
+            plan_cache: PlanCache::new(site, workers),
             has_synced: Timestamp::now(),
         }
     }
@@ -160,13 +160,13 @@ impl<W: World> ControllerContext<W> {
             // The receiver is dropped when the loop ends.
             let _ = visits.send(job_ref);
         };
-        self.understanding.get_or_plan(job, uid, cluster, num_csx, Some(Box::new(visit)))
+        self.plan_cache.get_or_plan(job, uid, cluster, num_csx, Some(Box::new(visit)))
     }
 
     /// Removes the cached state of deleted jobs and appliances.
     pub fn prune_deleted_jobs(&self) {
         let jobs: HashSet<String> = self.jobs.state().iter().filter_map(|job| job.metadata.uid.clone()).collect();
-        self.understanding.retain(|uid| jobs.contains(uid));
+        self.plan_cache.retain(|uid| jobs.contains(uid));
         lock(&self.queue_places).retain(|uid, _| jobs.contains(uid));
         lock(&self.creation_errors).retain(|uid, _| jobs.contains(uid));
         self.job_changes.retain(|uid| jobs.contains(uid));

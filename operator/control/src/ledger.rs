@@ -249,7 +249,7 @@ async fn decide<W: World>(
     let (mut asks, mut pending, mut incomplete) = (Vec::new(), false, false);
     for job in asking {
         let Some(uid) = job.uid() else { continue };
-        if control.understanding.unsupported_agents(job).is_some() {
+        if control.plan_cache.unsupported_agents(job).is_some() {
             // The job's own reconcile reports this to its user.
             continue;
         }

@@ -210,7 +210,7 @@ async fn dereference<W: World>(
             .map(|known| known.as_ref().map(|known| known.0.clone()).map_err(ToString::to_string)),
         refusal: control.creation_error(&uid, attempt),
         max_deadlines: cluster.max_deadlines,
-        agents_refused: control.understanding.unsupported_agents(job),
+        agents_refused: control.plan_cache.unsupported_agents(job),
         largest_num_csx: known.map(|known| known.1.largest_num_csx),
         desired_agents: known.map(|known| known.1.wanted.clone()).unwrap_or_default(),
     };

@@ -15,7 +15,7 @@ const ACKNOWLEDGED: &str = "acknowledged ";
 
 /// Not a test: the process that the tests below start and kill.
 #[test]
-#[ignore = "is killed by what_was_acknowledged_survives_a_kill"]
+#[ignore = "is killed by acknowledged_writes_survive_kill_9"]
 fn writes_until_it_is_killed() {
     let Ok(url) = std::env::var(URL) else { return };
     runtime().block_on(async {
