@@ -1,6 +1,5 @@
 //! The conditions of jobs, in Kubernetes' format.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::{Schema, SchemaGenerator, json_schema};
 
 /// The conditions of a TrainJob. All of them are set by the first reconcile, so that `kubectl wait` always finds them.
@@ -50,19 +49,6 @@ impl ConditionType {
             Self::Succeeded => "Succeeded",
             Self::Finished => "Finished",
         }
-    }
-}
-
-/// Inserts `new` into `conditions`, or replaces the condition of its type. The transition time changes only if the
-/// status (True, False, Unknown) does.
-pub fn set_condition(conditions: &mut Vec<Condition>, new: Condition) {
-    match conditions.iter_mut().find(|condition| condition.type_ == new.type_) {
-        Some(old) if old.status == new.status => {
-            let since: Time = old.last_transition_time.clone();
-            *old = Condition { last_transition_time: since, ..new };
-        }
-        Some(old) => *old = new,
-        None => conditions.push(new),
     }
 }
 

@@ -8,17 +8,17 @@
 //! * Objects from an API server are read leniently, so that a newer or damaged object never stops a watch: unknown keys
 //!   are ignored, and [`StoredParams`] stores the params of a job unread until [`StoredParams::read`]. For other
 //!   objects that can't be read, watch `kube::core::DeserializeGuard<TrainJob>`.
-//! * There are no clients, no clock and no I/O.
+//! * There are no clients, no clock and no I/O. What happens to a job is decided in `millrace-lifecycle`.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]
 
 mod appliance;
 mod condition;
-pub mod decide;
 pub mod file_reader;
 mod quantity;
 mod resources;
+mod role;
 mod schema;
 mod trainjob;
 
@@ -26,10 +26,11 @@ pub use appliance::{
     AccessMode, Appliance, ApplianceSpec, ApplianceStatus, Grant, ImagePullPolicy, MaxDeadlines, PriorityClasses,
     ResourceAmounts, SecretName, Storage,
 };
-pub use condition::{ConditionType, set_condition};
+pub use condition::ConditionType;
 pub use file_reader::{FileReader, FileReaderSpec, FileReaderStatus};
 pub use quantity::ResourceList;
 pub use resources::{Resources, RoleResources};
+pub use role::Role;
 pub use trainjob::{
     CheckpointPolicy, CheckpointStatus, ConfigMapSource, Deadlines, FailurePolicy, FailureStatus, JobProgress,
     JobState, JobVolume, MountedDir, OverruledKey, PersistentVolumeClaimSource, QueueReason, QueueStatus, ResolvedJob,

@@ -14,8 +14,8 @@ use kube::api::{Patch, PatchParams};
 use kube::core::Status;
 use kube::runtime::events::Recorder;
 use kube::{Api, Client, Resource, ResourceExt};
-use millrace_crds::decide::JobEvent;
 use millrace_crds::{Appliance, ApplianceSpec};
+use millrace_lifecycle::JobEvent;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event as Published, EventType, Recorder};
-use millrace_crds::decide::JobEvent;
+use millrace_lifecycle::JobEvent;
 
 use crate::error::api_message;
 

@@ -1,7 +1,7 @@
 //! The operator: runs TrainJobs as pods of a Kubernetes cluster.
 //!
 //! When a pod fails, [`observe`] converts it to an agent that ended (and [`missing_config_maps`] reports missing
-//! ConfigMaps), `millrace_crds::decide` decides the consequence, and a reconcile of `millrace_control` records and
+//! ConfigMaps), `millrace_lifecycle` decides the consequence, and a reconcile of `millrace_control` records and
 //! applies it.
 //!
 //! * [`cluster`]: the [`World`](millrace_control::World) that the control loop works in; [`pod_site`]: its paths and

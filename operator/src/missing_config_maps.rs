@@ -4,7 +4,7 @@
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::{Api, Client, ResourceExt};
 use millrace_crds::TrainJob;
-use millrace_crds::decide::{AgentState, ObservedAgent};
+use millrace_lifecycle::{AgentState, ObservedAgent};
 
 /// Sets the state of each of `agents` that can't start because a ConfigMap of the job's user is missing.
 ///

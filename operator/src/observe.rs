@@ -4,8 +4,9 @@ use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondit
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use millrace_control::journal_follower::outcome_of;
-use millrace_crds::decide::{
-    AgentState, CoordinatorReport, OUT_OF_MEMORY, ObservedAgent, ProcessEnd, ReportedOutcome, Role, describe_exit,
+use millrace_crds::Role;
+use millrace_lifecycle::{
+    AgentState, CoordinatorReport, OUT_OF_MEMORY, ObservedAgent, ProcessEnd, ReportedOutcome, describe_exit,
 };
 
 use crate::children::{ATTEMPT_LABEL, CONTAINER_NAME, INDEX_LABEL, ROLE_LABEL};

@@ -20,7 +20,7 @@ use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
-use millrace_crds::decide;
+use millrace_lifecycle::JobEvent;
 use serde::de::DeserializeOwned;
 
 use crate::children::FIELD_MANAGER;
@@ -166,11 +166,11 @@ where
     let why = unreadable.error.clone();
     let object = DeserializeGuard::<K>(Err(unreadable));
     tracing::warn!(%kind, object = %object.name_any(), "an object can't be read and is passed over: {why}");
-    let event = decide::JobEvent {
+    let event = JobEvent {
         warning: true,
         reason: "Unreadable".to_owned(),
         message: format!("this operator can't read the {kind}, perhaps of a newer version, and passes it over: {why}"),
-        ..decide::JobEvent::default()
+        ..JobEvent::default()
     };
     let reference = object.object_ref(&K::DynamicType::default());
     tokio::spawn(async move { publish(&recorder, &reference, &event).await });

@@ -2,8 +2,8 @@
 //! become free and the scheduler decides again, until it grants the job.
 
 use k8s_openapi::jiff::Timestamp;
-use millrace_crds::decide::{QueueEntry, SystemRequest, schedule};
 use millrace_crds::{Grant, ResourceAmounts};
+use millrace_lifecycle::{QueueEntry, SystemRequest, schedule};
 
 /// A running job: its grant and its expected end.
 #[derive(Clone, Debug)]

@@ -3,8 +3,8 @@
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use millrace_agents::launch::{ProcessExit, ProcessStatus};
-use millrace_crds::TrainJob;
-use millrace_crds::decide::{AgentState, ObservedAgent, ProcessEnd, ReportedOutcome, Role, describe_exit};
+use millrace_crds::{Role, TrainJob};
+use millrace_lifecycle::{AgentState, ObservedAgent, ProcessEnd, ReportedOutcome, describe_exit};
 
 /// Returns the agent of a process of `job`. `told` is the outcome that the attempt's coordinator has reported, if it
 /// has.

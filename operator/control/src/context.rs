@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures::FutureExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::{ObjectRef, Store};
-use millrace_crds::decide::CreationError;
 use millrace_crds::{Appliance, ApplianceSpec, Grant, QueueStatus, TrainJob};
+use millrace_lifecycle::CreationError;
 use tokio::sync::{mpsc, watch};
 
 use crate::activity::{ControllerActivity, ControllerStatus};

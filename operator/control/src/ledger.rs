@@ -7,7 +7,7 @@
 //! * A grant is removed when the job has released that attempt, which happens when the attempt's last agent no longer
 //!   exists, or when neither the job nor any of its agents exists. Once one of these facts is true it stays true, so a
 //!   stale store of jobs can only keep a grant too long.
-//! * The grants in the appliance's status are checked against the jobs each time ([`millrace_crds::decide::ledger`]):
+//! * The grants in the appliance's status are checked against the jobs each time ([`millrace_lifecycle::ledger`]):
 //!   they may have been lost with the object, or edited.
 //! * A job uses a grant only after this leader has confirmed it, never because of the appliance's status alone.
 
@@ -20,15 +20,15 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
-use millrace_crds::decide::ledger::{
-    Allocations, JobAllocation, LedgerInputs, compute_allocations, describe_jobs, over_commitment_message,
-};
-use millrace_crds::decide::{
-    JobEvent, QueueEntry, SchedulingDecision, SystemRequest, backoff_place, schedule, used_resources,
-};
 use millrace_crds::{
     Appliance, ApplianceStatus, ConditionType, Grant, QueueReason, QueueStatus, ResourceAmounts, TrainJob,
-    set_condition,
+};
+use millrace_lifecycle::ledger::{
+    Allocations, JobAllocation, LedgerInputs, compute_allocations, describe_jobs, over_commitment_message,
+};
+use millrace_lifecycle::{
+    JobEvent, QueueEntry, SchedulingDecision, SystemRequest, backoff_place, schedule, seconds_until_next_attempt,
+    set_condition, used_resources,
 };
 use millrace_params::MachineSpec;
 use tokio::time::timeout;
@@ -238,7 +238,8 @@ async fn decide<W: World>(
     let now = Timestamp::now();
     let set_aside = |job: &Arc<TrainJob>| place_outside_queue(job, appliance, &priorities, now);
     let (refused, asking): (Vec<_>, Vec<_>) = asking.into_iter().partition(|job| set_aside(job).is_some());
-    let seconds_left = refused.iter().filter_map(|job| job.status.as_ref()?.retry.as_ref()?.seconds_left(now));
+    let seconds_left =
+        refused.iter().filter_map(|job| seconds_until_next_attempt(job.status.as_ref()?.retry.as_ref()?, now));
     let next_due = seconds_left.min().map(Duration::from_secs);
     let refused = refused.into_iter().filter_map(set_aside);
     let Some(capacity) = capacity.filter(|_| !asking.is_empty()) else {

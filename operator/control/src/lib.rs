@@ -1,4 +1,4 @@
-//! The control loop: dereferences jobs, records the decisions of `millrace_crds::decide` and applies them, in any
+//! The control loop: dereferences jobs, records the decisions of `millrace_lifecycle` and applies them, in any
 //! [`World`].
 //!
 //! There are two worlds: the pods of a cluster, with an API server that stores the objects, and the processes of one

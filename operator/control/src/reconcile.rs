@@ -18,12 +18,12 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
-use millrace_crds::decide::{
-    CoordinatorReport, CreationError, JobCommand, JobDecision, JobObservation, LedgerEntry, decide, decide_deleted,
-};
 use millrace_crds::{
     Appliance, ApplianceSpec, ConditionType, JobState, QueueReason, QueueStatus, ResolvedJob, TRACEPARENT_ANNOTATION,
     TrainJob, TrainJobStatus,
+};
+use millrace_lifecycle::{
+    CoordinatorReport, CreationError, JobCommand, JobDecision, JobObservation, LedgerEntry, decide, decide_deleted,
 };
 use millrace_traces::TraceParent;
 use tokio::time::timeout;

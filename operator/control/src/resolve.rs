@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use millrace_crds::decide::Role;
-use millrace_crds::{ApplianceSpec, OverruledKey, ResolvedJob, TrainJob};
+use millrace_crds::{ApplianceSpec, OverruledKey, ResolvedJob, Role, TrainJob};
 use millrace_emulator::compile::CompileError;
 use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::plan::StreamPlan;

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kube::runtime::reflector::ObjectRef;
-use millrace_crds::decide::{CoordinatorReport, JobEvent, ObservedAgent, Role};
 use millrace_crds::{
-    Appliance, ApplianceSpec, ApplianceStatus, Grant, JobProgress, ResolvedJob, TrainJob, TrainJobStatus,
+    Appliance, ApplianceSpec, ApplianceStatus, Grant, JobProgress, ResolvedJob, Role, TrainJob, TrainJobStatus,
 };
+use millrace_lifecycle::{CoordinatorReport, JobEvent, ObservedAgent};
 use millrace_params::{JobSpec, MachineSpec};
 pub use millrace_protocol::journal::JournalEndpoint;
 

@@ -15,10 +15,10 @@ use millrace_control::{
     AgentsFound, AttemptContext, ContextParts, ControllerContext, JobSite, JournalEndpoint, ModelDirLocation,
     PriorityValues, WatchStreams, WorkerPool, World,
 };
-use millrace_crds::decide;
 use millrace_crds::{
     Appliance, ApplianceSpec, ApplianceStatus, Grant, JobProgress, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
 };
+use millrace_lifecycle::JobEvent;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
@@ -91,9 +91,9 @@ impl World for StubWorld {
         Ok(true)
     }
 
-    async fn publish_job_event(&self, _: &TrainJob, _: &decide::JobEvent) {}
+    async fn publish_job_event(&self, _: &TrainJob, _: &JobEvent) {}
 
-    async fn publish_appliance_event(&self, _: &Appliance, _: &decide::JobEvent) {}
+    async fn publish_appliance_event(&self, _: &Appliance, _: &JobEvent) {}
 
     async fn delete_job(&self, _: &TrainJob) -> Result<(), StubError> {
         Ok(())

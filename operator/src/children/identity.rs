@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{KeyToPath, Secret, SecretVolumeSource};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use millrace_control::AttemptContext;
-use millrace_crds::decide::Role;
+use millrace_crds::Role;
 use millrace_protocol::security::{AttemptName, Credentials, MemberName};
 
 use super::{ChildNames, host, meta};

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use kube::ResourceExt;
-use millrace_crds::TrainJob;
-use millrace_crds::decide::Role;
+use millrace_crds::{Role, TrainJob};
 
 /// Label: the job's name.
 pub const JOB_LABEL: &str = "millrace.dev/job";

@@ -9,8 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use millrace_control::AttemptContext;
-use millrace_crds::decide::Role;
-use millrace_crds::{ApplianceSpec, ImagePullPolicy};
+use millrace_crds::{ApplianceSpec, ImagePullPolicy, Role};
 use millrace_protocol::launch::{ALLOCATOR_ENVIRONMENT, DATA_ENCRYPTION_ENV, IDENTITY_ENV, ROLE_ENV};
 use millrace_telemetry::logs::LogFormat;
 

@@ -12,8 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Resource, ResourceExt};
-use millrace_crds::decide::Role;
-use millrace_crds::{ApplianceSpec, FileReader, FileReaderSpec, ResolvedJob, TrainJob};
+use millrace_crds::{ApplianceSpec, FileReader, FileReaderSpec, ResolvedJob, Role, TrainJob};
 use millrace_protocol::security::Credentials;
 
 use super::mounts::{Mounts, model_dir_mount};

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use millrace_crds::decide::Role;
-use millrace_crds::{Resources, RoleResources};
+use millrace_crds::{Resources, Role, RoleResources};
 
 /// Returns the default CPU request of a role, in thousandths of a CPU. It is small, because this emulation shares its
 /// machine and a request reserves CPU that other pods can't use.

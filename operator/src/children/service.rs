@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use millrace_control::AttemptContext;
-use millrace_crds::decide::Role;
+use millrace_crds::Role;
 
 use super::{ChildNames, ROLE_LABEL, meta, ports};
 

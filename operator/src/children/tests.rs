@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
 use millrace_crds::{
-    ApplianceSpec, JobVolume, MountedDir, PersistentVolumeClaimSource, ResolvedJob, StoredParams, TrainJob,
+    ApplianceSpec, JobVolume, MountedDir, PersistentVolumeClaimSource, ResolvedJob, Role, StoredParams, TrainJob,
     TrainJobSpec, TrainJobStatus,
 };
 
 use millrace_control::{ResolveError, ResourceRequirements, requirements, resolve};
-use millrace_crds::decide::Role;
 
 use millrace_control::JobSite;
 use millrace_control::launch::resolved_version;

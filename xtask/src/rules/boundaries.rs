@@ -29,6 +29,7 @@ const NO_IO: &[&[&str]] = &[NETWORK, KUBERNETES, SQL];
 const BOUNDARIES: &[Boundary] = &[
     Boundary { name: "millrace-params", workspace: &[], forbidden: NO_IO },
     Boundary { name: "millrace-crds", workspace: &["params"], forbidden: &[NETWORK, CLUSTER_CLIENT, SQL] },
+    Boundary { name: "millrace-lifecycle", workspace: &["crds"], forbidden: &[NETWORK, CLUSTER_CLIENT, SQL] },
     Boundary { name: "millrace-emulator", workspace: &["params"], forbidden: NO_IO },
     Boundary { name: "millrace-engine", workspace: &["emulator"], forbidden: NO_IO },
     Boundary { name: "millrace-roots", workspace: &[], forbidden: NO_IO },
@@ -48,12 +49,12 @@ const BOUNDARIES: &[Boundary] = &[
     },
     Boundary {
         name: "millrace-control",
-        workspace: &["crds", "emulator", "params", "protocol", "telemetry", "traces"],
+        workspace: &["crds", "emulator", "lifecycle", "params", "protocol", "telemetry", "traces"],
         forbidden: &[SQL],
     },
     Boundary {
         name: "millrace-operator",
-        workspace: &["control", "crds", "protocol", "telemetry", "traces"],
+        workspace: &["control", "crds", "lifecycle", "protocol", "telemetry", "traces"],
         forbidden: &[SQL],
     },
     Boundary { name: "millrace-store", workspace: &[], forbidden: &[KUBERNETES, GRPC_AND_HTTP] },
@@ -64,6 +65,7 @@ const BOUNDARIES: &[Boundary] = &[
             "checkpoint",
             "control",
             "crds",
+            "lifecycle",
             "operator",
             "params",
             "protocol",

@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use millrace_crds::decide::CoordinatorReport;
 use millrace_crds::{JobProgress, TrainJob};
+use millrace_lifecycle::CoordinatorReport;
 use millrace_params::JobSpec;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::TrainJob;
-use millrace_crds::decide::{CoordinatorReport, ReportedOutcome};
+use millrace_lifecycle::{CoordinatorReport, ReportedOutcome};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{FollowRequest, StopRequest};
 use millrace_protocol::{journal, proto};

@@ -2,12 +2,12 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use millrace_crds::{FailureStatus, JobState};
 
-use super::super::agent::{EXIT_BAD_INPUT, OUT_OF_MEMORY, failure, root_cause_agent};
-use super::super::retry::{after, restart_backoff};
-use super::super::{AgentState, JobCommand, ObservedAgent, ProcessEnd, ReportedOutcome};
 use super::{Decider, IDLE_GRACE_SECONDS, REQUEUE_SECONDS, StateAndMessage, seconds};
-use crate::{FailureStatus, JobState};
+use crate::agent::{EXIT_BAD_INPUT, OUT_OF_MEMORY, failure, is_optional_for_saving, root_cause_agent};
+use crate::retry::{after, is_progress, restart_backoff};
+use crate::{AgentState, JobCommand, ObservedAgent, ProcessEnd, ReportedOutcome};
 
 /// Seconds after which an agent that ended successfully counts as missing, unless its coordinator has ended too: at the
 /// end of a job all agents end, the coordinator last.
@@ -189,7 +189,7 @@ impl Decider<'_> {
         let since = self.status.attempt_start_time.as_ref().map(|time| time.0);
         let trained = since.zip(self.last_progress_time()).map_or(0, |(since, advanced)| seconds(since, advanced));
         let saved = self.status.checkpoint.as_ref().and_then(|saved| saved.step);
-        self.status.retry = self.status.retry.take().filter(|retry| !retry.is_progress(trained, saved));
+        self.status.retry = self.status.retry.take().filter(|retry| !is_progress(retry, trained, saved));
     }
 
     /// Resets the count of failed starts once an attempt has started.
@@ -204,8 +204,7 @@ impl Decider<'_> {
     /// this requires still run.
     pub(super) fn grace(&self) -> u32 {
         let lost = self.observed.agents.iter().any(|agent| {
-            !agent.role.is_optional_for_saving()
-                && (agent.is_terminating || matches!(agent.state, AgentState::Ended(_)))
+            !is_optional_for_saving(agent.role) && (agent.is_terminating || matches!(agent.state, AgentState::Ended(_)))
         });
         if lost || !self.has_begun() { IDLE_GRACE_SECONDS } else { self.grace_seconds.max(IDLE_GRACE_SECONDS) }
     }

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::decide::random::Random;
+use crate::random::Random;
 
 const GB: u64 = 1_000_000_000;
 

@@ -16,9 +16,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use millrace_crds::{Grant, ResourceAmounts};
 
-use super::used_resources;
-use crate::{Grant, ResourceAmounts};
+use crate::used_resources;
 
 /// Maximum number of jobs that a message names.
 const MAX_LISTED_JOBS: usize = 8;
@@ -167,7 +167,7 @@ pub fn over_commitment_message(capacity: &ResourceAmounts, ledger: &[Grant]) -> 
     } else if beyond {
         format!("systems beyond the first {}, which the appliance has, are in use", capacity.systems)
     } else if used.memoryx_bytes > capacity.memoryx_bytes {
-        let [used, have] = [used.memoryx_bytes, capacity.memoryx_bytes].map(super::scheduler::gigabytes);
+        let [used, have] = [used.memoryx_bytes, capacity.memoryx_bytes].map(crate::scheduler::gigabytes);
         format!("{used} of MemoryX are in use, and the appliance has {have}")
     } else if nodes.is_some_and(|(have, used)| used > have) {
         let (have, used) = nodes.unwrap_or_default();

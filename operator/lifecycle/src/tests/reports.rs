@@ -1,7 +1,7 @@
 //! The reports of the coordinator, and the state that follows from them.
 
-use super::super::lifecycle::REPORT_TIMEOUT_SECONDS;
 use super::*;
+use crate::transitions::REPORT_TIMEOUT_SECONDS;
 
 #[test]
 fn an_attempt_trains_once_its_coordinator_says_so_and_from_which_step() {

@@ -11,17 +11,16 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-
-use crate::{QueueReason, QueueStatus, RetryStatus, TrainJobStatus};
+use millrace_crds::{QueueReason, QueueStatus, RetryStatus, TrainJobStatus};
 
 /// Minimum training time of an attempt that counts as progress, in seconds.
-pub(super) const MIN_PROGRESS_SECONDS: i64 = 600;
+pub(crate) const MIN_PROGRESS_SECONDS: i64 = 600;
 /// Backoff before the second restart in a row, and the longest backoff, in seconds.
 const RESTART_BACKOFF_SECONDS: (u64, u64) = (2, 300);
 
 /// Why an attempt could not start, if its agents did not cause it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StartFailure {
+pub(crate) enum StartFailure {
     /// The API server rejected a pod, or another object that the attempt needs.
     Rejected,
     /// No node has room for a pod, or none may run it.
@@ -30,7 +29,7 @@ pub(super) enum StartFailure {
 
 impl StartFailure {
     /// Returns the reason in status and events.
-    pub(super) const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Rejected => "StartRefused",
             Self::Unschedulable => "Unschedulable",
@@ -47,13 +46,13 @@ impl StartFailure {
     }
 
     /// Returns the backoff after this many failed starts in a row, in seconds.
-    pub(super) fn backoff(self, failed_starts: u32) -> u64 {
+    pub(crate) fn backoff(self, failed_starts: u32) -> u64 {
         doubled(self.backoff_bounds(), failed_starts.saturating_sub(1))
     }
 }
 
 /// Returns the backoff before the `restarts`-th restart without progress, in seconds.
-pub(super) fn restart_backoff(restarts: u32) -> u64 {
+pub(crate) fn restart_backoff(restarts: u32) -> u64 {
     restarts.checked_sub(2).map_or(0, |times| doubled(RESTART_BACKOFF_SECONDS, times))
 }
 
@@ -63,37 +62,35 @@ fn doubled((first, most): (u64, u64), times: u32) -> u64 {
 }
 
 /// Returns the time `pause` seconds after `now`, which is cut to a whole second first.
-pub(super) fn after(now: Timestamp, pause: u64) -> Time {
+pub(crate) fn after(now: Timestamp, pause: u64) -> Time {
     let pause = SignedDuration::from_secs(i64::try_from(pause).unwrap_or(i64::MAX));
     let second = Timestamp::from_second(now.as_second()).unwrap_or(now);
     Time(second.checked_add(pause).unwrap_or(Timestamp::MAX))
 }
 
-impl RetryStatus {
-    /// Returns the seconds until the next attempt may start; `None` if it may start at `now`.
-    pub fn seconds_left(&self, now: Timestamp) -> Option<u64> {
-        let until = self.next_attempt_time.as_ref()?.0;
-        let left = until.duration_since(now);
-        // A fraction of a second counts as one.
-        let seconds = left.as_secs() + i64::from(left.subsec_nanos() > 0);
-        u64::try_from(seconds).ok().filter(|seconds| *seconds > 0)
-    }
+/// Returns the seconds until the next attempt may start; `None` if it may start at `now`.
+pub fn seconds_until_next_attempt(retry: &RetryStatus, now: Timestamp) -> Option<u64> {
+    let until = retry.next_attempt_time.as_ref()?.0;
+    let left = until.duration_since(now);
+    // A fraction of a second counts as one.
+    let seconds = left.as_secs() + i64::from(left.subsec_nanos() > 0);
+    u64::try_from(seconds).ok().filter(|seconds| *seconds > 0)
+}
 
-    /// Returns whether an attempt that trained for this time and saved this step made progress.
-    pub(super) fn is_progress(&self, trained_seconds: i64, saved_step: Option<u64>) -> bool {
-        trained_seconds >= MIN_PROGRESS_SECONDS && saved_step > self.first_step
-    }
+/// Returns whether an attempt that trained for this time and saved this step made progress.
+pub(crate) fn is_progress(retry: &RetryStatus, trained_seconds: i64, saved_step: Option<u64>) -> bool {
+    trained_seconds >= MIN_PROGRESS_SECONDS && saved_step > retry.first_step
+}
 
-    /// Removes the backoff of the next attempt.
-    pub(super) fn clear_backoff(&mut self) {
-        (self.next_attempt_time, self.requeue, self.reason, self.message) = (None, false, None, None);
-    }
+/// Removes the backoff of the next attempt.
+pub(crate) fn clear_backoff(retry: &mut RetryStatus) {
+    (retry.next_attempt_time, retry.requeue, retry.reason, retry.message) = (None, false, None, None);
 }
 
 /// Returns the place of a job in backoff, which blocks no other job; `None` if its next attempt is due.
 pub fn backoff_place(status: &TrainJobStatus, now: Timestamp) -> Option<QueueStatus> {
     let retry = status.retry.as_ref()?;
-    retry.seconds_left(now)?;
+    seconds_until_next_attempt(retry, now)?;
     let attempt = status.attempt.unwrap_or(0) + 1;
     let at = retry.next_attempt_time.as_ref()?.0;
     let why = retry.message.as_deref().unwrap_or("the last attempt failed");
@@ -129,10 +126,13 @@ mod tests {
         let place = backoff_place(&status, at(109)).unwrap();
         assert_eq!(place.reason.as_deref(), Some("BackingOff"));
         assert!(place.message.unwrap().starts_with("attempt 4 starts at 1970-01-01T00:01:50Z"));
-        assert_eq!((retry.seconds_left(at(100)), retry.seconds_left(at(109))), (Some(10), Some(1)));
-        assert_eq!((retry.seconds_left(at(110)), backoff_place(&status, at(110))), (None, None));
+        assert_eq!(
+            (seconds_until_next_attempt(&retry, at(100)), seconds_until_next_attempt(&retry, at(109))),
+            (Some(10), Some(1))
+        );
+        assert_eq!((seconds_until_next_attempt(&retry, at(110)), backoff_place(&status, at(110))), (None, None));
         let between = at(108) + SignedDuration::from_millis(500);
-        assert_eq!(retry.seconds_left(between), Some(2), "never too early");
+        assert_eq!(seconds_until_next_attempt(&retry, between), Some(2), "never too early");
     }
 
     #[test]
@@ -141,8 +141,8 @@ mod tests {
         for (trained, saved, progress) in
             [(600, Some(101), true), (599, Some(101), false), (10_000, Some(100), false), (10_000, None, false)]
         {
-            assert_eq!(retry.is_progress(trained, saved), progress, "{trained} {saved:?}");
+            assert_eq!(is_progress(&retry, trained, saved), progress, "{trained} {saved:?}");
         }
-        assert!(RetryStatus::default().is_progress(600, Some(0)), "the first checkpoint of all");
+        assert!(is_progress(&RetryStatus::default(), 600, Some(0)), "the first checkpoint of all");
     }
 }

@@ -6,9 +6,14 @@ mod retries;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use millrace_crds::{
+    ConditionType, JobState, MaxDeadlines, QueueReason, QueueStatus, ResolvedJob, RetryStatus, Role, StoredParams,
+    TrainJob, TrainJobSpec, TrainJobStatus,
+};
 
 use super::*;
-use crate::{ConditionType, JobState, QueueReason, StoredParams, TrainJob, TrainJobSpec};
+use crate::agent::is_optional_for_saving;
+use crate::random::Random;
 
 /// A job with its observation and a clock.
 struct JobFixture {
@@ -67,7 +72,7 @@ impl JobFixture {
         &mut self.job.spec
     }
 
-    fn status(&self) -> crate::TrainJobStatus {
+    fn status(&self) -> TrainJobStatus {
         self.job.status.clone().unwrap_or_default()
     }
 
@@ -162,7 +167,7 @@ impl JobFixture {
         self.status().condition(of).expect("set from the first visit on").message.clone()
     }
 
-    fn retry(&self) -> crate::RetryStatus {
+    fn retry(&self) -> RetryStatus {
         self.status().retry.expect("an attempt has failed")
     }
 
@@ -299,7 +304,7 @@ fn an_agent_that_fails_costs_a_restart_on_the_same_systems() {
         let mut world = JobFixture::training(2);
         world.ends(role, 1, "Error");
         assert_eq!(world.visit(), JobState::Restarting, "{role}");
-        assert_eq!(removes(&world), Some(if role.is_optional_for_saving() { 300 } else { 10 }), "{role}");
+        assert_eq!(removes(&world), Some(if is_optional_for_saving(role) { 300 } else { 10 }), "{role}");
         let failure = world.status().failure.unwrap();
         assert_eq!((failure.role.as_deref(), failure.exit_code), (Some(role.as_str()), Some(1)));
         world.remove_agents();
@@ -466,16 +471,6 @@ fn finished_job_is_deleted_after_its_ttl() {
     assert_eq!(world.last, [JobCommand::DeleteJob]);
 }
 
-/// A simple reproducible generator.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-}
-
 /// Applies one random event to the job or its observation.
 fn random_event(world: &mut JobFixture, random: &mut Random) {
     let some = |world: &JobFixture, random: &mut Random| {
@@ -559,7 +554,9 @@ fn random_histories_keep_invariants_and_terminate() {
             assert!(now.attempt >= before.attempt && now.restarts >= before.restarts, "seed {seed}");
             let retry = before.retry.clone().unwrap_or_default();
             assert!(
-                now.attempt == before.attempt || runs(&world).is_none() || retry.seconds_left(world.seen.now).is_none(),
+                now.attempt == before.attempt
+                    || runs(&world).is_none()
+                    || seconds_until_next_attempt(&retry, world.seen.now).is_none(),
                 "seed {seed}: an attempt begins before it is due"
             );
             assert!(!before.is(ConditionType::Finished) || now.is(ConditionType::Finished), "seed {seed}");

@@ -1,11 +1,11 @@
 //! An attempt that can't start: rejected by the API server, or without a node that has room for it.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use millrace_crds::{FailureStatus, JobState};
 
-use super::super::retry::{StartFailure, after, backoff_place};
-use super::super::{AgentState, JobCommand, JobEvent};
 use super::{Decider, IDLE_GRACE_SECONDS, REQUEUE_SECONDS, StateAndMessage};
-use crate::{FailureStatus, JobState};
+use crate::retry::{StartFailure, after, backoff_place, seconds_until_next_attempt};
+use crate::{AgentState, JobCommand, JobEvent};
 
 /// Reasons of a pod without a node: the scheduler found none, or the pod is gated.
 const UNSCHEDULED_REASONS: [&str; 2] = ["Unschedulable", "SchedulingGated"];
@@ -106,7 +106,7 @@ impl Decider<'_> {
 
     /// Returns whether the next attempt is not due yet; requests a reconcile at that time.
     pub(super) fn is_retry_pending(&mut self) -> bool {
-        let left = self.status.retry.as_ref().and_then(|retry| retry.seconds_left(self.observed.now));
+        let left = self.status.retry.as_ref().and_then(|retry| seconds_until_next_attempt(retry, self.observed.now));
         if let Some(left) = left {
             self.requeue_after(i64::try_from(left).unwrap_or(i64::MAX));
         }

@@ -1,14 +1,14 @@
 //! The reports of an attempt's coordinator, and their effect on the status.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use millrace_crds::{CheckpointStatus, ConditionType, JobState};
 
-use super::super::CoordinatorReport;
 use super::Decider;
-use crate::{CheckpointStatus, ConditionType, JobState};
+use crate::CoordinatorReport;
 
 /// Seconds after which an attempt whose agents are all ready counts as training, even if its coordinator is
 /// unreachable.
-pub(in super::super) const REPORT_TIMEOUT_SECONDS: i64 = 20;
+pub(crate) const REPORT_TIMEOUT_SECONDS: i64 = 20;
 
 impl<'a> Decider<'a> {
     /// Returns the report of this attempt's coordinator.

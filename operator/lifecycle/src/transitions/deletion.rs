@@ -2,9 +2,10 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
+use millrace_crds::{ConditionType, JobState, TrainJob, TrainJobStatus};
 
-use super::super::{JobDecision, JobEvent};
-use crate::{ConditionType, JobState, TrainJob, TrainJobStatus, set_condition};
+use crate::conditions::set_condition;
+use crate::{JobDecision, JobEvent};
 
 /// Prefix of Millrace's own finalizers, which are removed automatically.
 const OWN_FINALIZERS: &str = "millrace.dev/";
@@ -91,7 +92,7 @@ fn told(status: TrainJobStatus, message: &str) -> JobDecision {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{StoredParams, TrainJobSpec};
+    use millrace_crds::{StoredParams, TrainJobSpec};
 
     fn deleted(state: JobState) -> TrainJob {
         let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));

@@ -1,57 +1,7 @@
 //! Agents as the control loop observes them, and which of them caused a failure.
 
-use std::fmt;
-
 use k8s_openapi::jiff::Timestamp;
-
-use crate::FailureStatus;
-
-/// The five roles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
-    /// Directs the job.
-    Coordinator,
-    /// Holds parameters and optimizer state.
-    MemoryX,
-    /// Broadcasts weights, reduces gradients.
-    SwarmX,
-    /// Supplies samples.
-    Activation,
-    /// An emulated system.
-    Cs2,
-}
-
-impl Role {
-    /// All roles, in the order in which they are started.
-    pub const ALL: [Self; 5] = [Self::Coordinator, Self::MemoryX, Self::SwarmX, Self::Activation, Self::Cs2];
-
-    /// Returns the name of the role in agents' names, labels and status.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Coordinator => "coordinator",
-            Self::MemoryX => "memoryx",
-            Self::SwarmX => "swarmx",
-            Self::Activation => "activation",
-            Self::Cs2 => "cs2",
-        }
-    }
-
-    /// Returns the role of that name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|role| role.as_str() == name)
-    }
-
-    /// Returns whether an attempt can still save its state without this role.
-    pub const fn is_optional_for_saving(self) -> bool {
-        !matches!(self, Self::Coordinator | Self::MemoryX)
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
+use millrace_crds::{FailureStatus, Role};
 
 /// One running instance of a role.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,7 +66,7 @@ const EXIT_SIGTERM: i32 = 143;
 /// Exit code of a process that completed.
 const EXIT_SUCCESS: i32 = 0;
 /// Exit code of an agent that was given invalid input.
-pub(super) const EXIT_BAD_INPUT: i32 = 2;
+pub(crate) const EXIT_BAD_INPUT: i32 = 2;
 
 /// Describes how a process ended, from its exit code as a shell or container runtime reports it: 128 plus the number of
 /// the signal if a signal ended it.
@@ -148,7 +98,7 @@ impl ProcessEnd {
 
 /// Returns the agent whose end caused a failure: of the ended agents with the lowest rank ([`ProcessEnd::blame_rank`])
 /// the one that ended first.
-pub(super) fn root_cause_agent<'a>(
+pub(crate) fn root_cause_agent<'a>(
     agents: impl IntoIterator<Item = &'a ObservedAgent>,
 ) -> Option<(&'a ObservedAgent, &'a ProcessEnd)> {
     let ended = agents.into_iter().filter_map(|agent| match &agent.state {
@@ -159,7 +109,7 @@ pub(super) fn root_cause_agent<'a>(
 }
 
 /// Builds the status's record of a failure.
-pub(super) fn failure(agent: &ObservedAgent, end: &ProcessEnd) -> FailureStatus {
+pub(crate) fn failure(agent: &ObservedAgent, end: &ProcessEnd) -> FailureStatus {
     FailureStatus {
         attempt: Some(agent.attempt),
         role: Some(agent.role.as_str().to_owned()),
@@ -171,4 +121,9 @@ pub(super) fn failure(agent: &ObservedAgent, end: &ProcessEnd) -> FailureStatus 
         log_tail: end.log_tail.clone(),
         time: None,
     }
+}
+
+/// Returns whether an attempt can still save its state without this role.
+pub(crate) const fn is_optional_for_saving(role: Role) -> bool {
+    !matches!(role, Role::Coordinator | Role::MemoryX)
 }

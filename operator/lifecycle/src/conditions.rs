@@ -2,12 +2,11 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
-
-use crate::{ConditionType, JobState, QueueStatus, set_condition};
+use millrace_crds::{ConditionType, JobState, QueueStatus};
 
 /// The input of the table, besides the state.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct ConditionInputs {
+pub(crate) struct ConditionInputs {
     /// The state's message.
     pub message: String,
     /// Why the params were rejected, if they were.
@@ -31,7 +30,7 @@ pub(super) struct ConditionInputs {
 }
 
 /// Reason of the condition and the event for a checkpoint that could not be written.
-pub(super) const CHECKPOINT_WRITE_FAILED: &str = "CheckpointWriteFailed";
+pub(crate) const CHECKPOINT_WRITE_FAILED: &str = "CheckpointWriteFailed";
 
 /// Reason of conditions of a job whose record this program can't use.
 const RECORD_UNUSABLE: &str = "RecordUnusable";
@@ -47,7 +46,7 @@ fn row(status: &'static str, reason: &str, message: impl Into<String>) -> Condit
 }
 
 /// Returns the conditions of a job in `state`, in the order of [`ConditionType::ALL`].
-pub(super) fn condition_rows(state: JobState, facts: &ConditionInputs) -> [ConditionRow; 8] {
+pub(crate) fn condition_rows(state: JobState, facts: &ConditionInputs) -> [ConditionRow; 8] {
     [
         accepted(facts),
         admitted(state, facts),
@@ -173,7 +172,7 @@ fn finished(state: JobState) -> ConditionRow {
 const MAX_MESSAGE_CHARS: usize = 4096;
 
 /// Updates `conditions` from the table.
-pub(super) fn update_conditions(
+pub(crate) fn update_conditions(
     conditions: &mut Vec<Condition>,
     state: JobState,
     facts: &ConditionInputs,
@@ -190,5 +189,49 @@ pub(super) fn update_conditions(
             last_transition_time: Time(now),
         };
         set_condition(conditions, new);
+    }
+}
+
+/// Inserts `new` into `conditions`, or replaces the condition of its type. The transition time changes only if the
+/// status (True, False, Unknown) does.
+pub fn set_condition(conditions: &mut Vec<Condition>, new: Condition) {
+    match conditions.iter_mut().find(|condition| condition.type_ == new.type_) {
+        Some(old) if old.status == new.status => {
+            let since: Time = old.last_transition_time.clone();
+            *old = Condition { last_transition_time: since, ..new };
+        }
+        Some(old) => *old = new,
+        None => conditions.push(new),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn condition(of: ConditionType, status: &str, reason: &str, second: i64) -> Condition {
+        Condition {
+            type_: of.as_str().into(),
+            status: status.into(),
+            reason: reason.into(),
+            message: String::new(),
+            observed_generation: Some(1),
+            last_transition_time: Time(Timestamp::from_second(second).unwrap()),
+        }
+    }
+
+    #[test]
+    fn a_condition_keeps_its_time_until_its_status_changes() {
+        use ConditionType::{Finished, Succeeded};
+        let mut conditions = Vec::new();
+        set_condition(&mut conditions, condition(Succeeded, "Unknown", "Queued", 1));
+        set_condition(&mut conditions, condition(Finished, "False", "Active", 1));
+        set_condition(&mut conditions, condition(Succeeded, "Unknown", "Training", 2));
+        let first = |conditions: &[Condition]| {
+            (conditions.len(), conditions[0].reason.clone(), conditions[0].last_transition_time.0.as_second())
+        };
+        assert_eq!(first(&conditions), (2, "Training".to_owned(), 1));
+        set_condition(&mut conditions, condition(Succeeded, "True", "Succeeded", 3));
+        assert_eq!(first(&conditions), (2, "Succeeded".to_owned(), 3));
     }
 }

@@ -3,8 +3,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 
 use super::*;
-use crate::decide::random::Random;
-use crate::decide::{SystemRequest, schedule};
+use crate::random::Random;
+use crate::{SystemRequest, schedule};
 
 fn systems(indices: &[u32]) -> Vec<String> {
     indices.iter().map(|index| format!("csx-{index}")).collect()

@@ -7,18 +7,19 @@ mod start;
 
 pub use deletion::decide_deleted;
 #[cfg(test)]
-pub(super) use reports::REPORT_TIMEOUT_SECONDS;
+pub(crate) use reports::REPORT_TIMEOUT_SECONDS;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-
-use super::conditions::{CHECKPOINT_WRITE_FAILED, ConditionInputs, update_conditions};
-use super::{
-    AgentState, JobCommand, JobDecision, JobEvent, JobObservation, ObservedAgent, ReportedOutcome, Role, backoff_place,
+use millrace_crds::{
+    ConditionType, Deadlines, JobState, OverruledKey, QueueReason, QueueStatus, Role, RoleStatus, TrainJob,
+    TrainJobSpec, TrainJobStatus,
 };
+
+use crate::conditions::{CHECKPOINT_WRITE_FAILED, ConditionInputs, update_conditions};
+use crate::retry::clear_backoff;
 use crate::{
-    ConditionType, Deadlines, JobState, OverruledKey, QueueReason, QueueStatus, RoleStatus, TrainJob, TrainJobSpec,
-    TrainJobStatus,
+    AgentState, JobCommand, JobDecision, JobEvent, JobObservation, ObservedAgent, ReportedOutcome, backoff_place,
 };
 use failure::final_state;
 
@@ -30,7 +31,7 @@ const REQUEUE_SECONDS: u64 = 30;
 /// a little less than [`REQUEUE_SECONDS`].
 const STATUS_REFRESH_SECONDS: i64 = 25;
 
-/// Decides the next status and commands of a job; see the documentation of the module `decide`.
+/// Decides the next status and commands of a job; see the documentation of the crate.
 pub fn decide(job: &TrainJob, observed: &JobObservation) -> JobDecision {
     let old = job.status.clone().unwrap_or_default();
     let bounds = observed.max_deadlines;
@@ -162,7 +163,7 @@ impl<'a> Decider<'a> {
             self.status.queue = None;
             if let Some(retry) = &mut self.status.retry {
                 // A user who resumes the job wants it to start at once.
-                retry.clear_backoff();
+                clear_backoff(retry);
             }
             let message = match self.status.checkpoint.as_ref().and_then(|saved| saved.step) {
                 Some(step) => format!("the job is paused; it goes on from step {step} when spec.suspend is false"),
@@ -209,7 +210,7 @@ impl<'a> Decider<'a> {
             self.warn_overruled(attempt);
         }
         if let Some(retry) = &mut self.status.retry {
-            retry.clear_backoff();
+            clear_backoff(retry);
             retry.first_step = self.status.checkpoint.as_ref().and_then(|saved| saved.step);
         }
         self.status.attempt = Some(attempt);
@@ -306,7 +307,8 @@ impl<'a> Decider<'a> {
         };
         let wanted = self.spec.num_csx;
         self.refused = Some(format!(
-            "numCsx is {wanted}, and a batch has {largest} leaves: set numCsx to at most {largest}; until then it stays as it was"
+            "numCsx is {wanted}, and a batch has {largest} leaves: set numCsx to at most {largest}; until then it stays \
+             as it was"
         ));
         true
     }
@@ -403,9 +405,7 @@ impl<'a> Decider<'a> {
         let report = self.report();
         let saved = report.is_some_and(|report| report.saved || report.outcome.is_some());
         let alive = self.observed.agents.iter().any(|agent| {
-            agent.role == super::Role::Coordinator
-                && !agent.is_terminating
-                && !matches!(agent.state, AgentState::Ended(_))
+            agent.role == Role::Coordinator && !agent.is_terminating && !matches!(agent.state, AgentState::Ended(_))
         });
         if saved || !alive || waited >= grace {
             self.commands.push(JobCommand::RemoveAgents { grace: IDLE_GRACE_SECONDS });
@@ -466,7 +466,7 @@ impl<'a> Decider<'a> {
     fn finish(&mut self, state: JobState, message: String) -> StateAndMessage {
         self.status.queue = None;
         if let Some(retry) = &mut self.status.retry {
-            retry.clear_backoff();
+            clear_backoff(retry);
         }
         self.status.finish_time.get_or_insert(Time(self.observed.now));
         if self.observed.agents.is_empty() {

@@ -1,8 +1,9 @@
 //! Retries: a failed attempt is followed by another one after a growing backoff, and an attempt that can't start
 //! releases its systems until then.
 
+use millrace_crds::JobProgress;
+
 use super::*;
-use crate::JobProgress;
 
 const QUOTA: &str =
     "the API server refused what the attempt needs: pods \"job-cs2-0\" is forbidden: exceeded quota: small";
@@ -68,7 +69,7 @@ fn rejected_starts_back_off_until_one_succeeds() {
     for pause in [10, 20, 40, 80, 160, 300, 300] {
         refuse(&mut world, false);
         assert_eq!(world.visit(), JobState::Queued);
-        assert_eq!(world.retry().seconds_left(world.seen.now), Some(pause));
+        assert_eq!(seconds_until_next_attempt(&world.retry(), world.seen.now), Some(pause));
         world.advance_time(pause as i64);
         world.seen.refusal = None;
         world.grant();
@@ -108,7 +109,7 @@ fn a_job_that_no_node_has_room_for_queues_again() {
         assert_eq!(world.visit(), JobState::Queued);
         let message = world.message(ConditionType::Admitted);
         assert!(message.contains("within 900 s") && message.contains("Insufficient memory"), "{message}");
-        assert_eq!(world.retry().seconds_left(world.seen.now), Some(pause));
+        assert_eq!(seconds_until_next_attempt(&world.retry(), world.seen.now), Some(pause));
         world.advance_time(pause as i64);
         begin(&mut world);
     }
@@ -141,7 +142,7 @@ fn crash_loop(world: &mut JobFixture) -> (Vec<u64>, JobState) {
             return (pauses, state);
         }
         world.remove_agents();
-        let pause = world.retry().seconds_left(world.seen.now);
+        let pause = seconds_until_next_attempt(&world.retry(), world.seen.now);
         pauses.push(pause.unwrap_or(0));
         if let Some(pause) = pause {
             assert_eq!((world.visit(), runs(world)), (JobState::Restarting, None), "not yet");

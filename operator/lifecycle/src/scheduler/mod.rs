@@ -9,8 +9,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use k8s_openapi::jiff::Timestamp;
-
-use crate::{Grant, QueueReason, ResourceAmounts};
+use millrace_crds::{Grant, QueueReason, ResourceAmounts};
 
 /// A job's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -200,7 +199,7 @@ fn plural(number: u32, of: &str) -> String {
     format!("{number} {of}{}", if number == 1 { "" } else { "s" })
 }
 
-pub(super) fn gigabytes(bytes: u64) -> String {
+pub(crate) fn gigabytes(bytes: u64) -> String {
     format!("{:.1} GB", bytes as f64 / 1e9)
 }
 

@@ -1,0 +1,90 @@
+//! The input of a decision: what is known about a job and its agents at one moment.
+
+use k8s_openapi::jiff::Timestamp;
+use millrace_crds::{MaxDeadlines, QueueStatus, ResolvedJob, Role};
+
+use crate::ObservedAgent;
+
+/// The input of a decision, besides the job itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobObservation {
+    /// Time of the observation.
+    pub now: Timestamp,
+    /// The agents that exist, of any attempt.
+    pub agents: Vec<ObservedAgent>,
+    /// The job's grant in the ledger.
+    pub grant: Option<LedgerEntry>,
+    /// The job's place in the queue, if it has no grant.
+    pub queue_place: Option<QueueStatus>,
+    /// The last report of the coordinator.
+    pub report: Option<CoordinatorReport>,
+    /// The record of the job: the one it has, or the one that its params resolve to. `None` while it is being computed;
+    /// then only a queued job is decided on. `Err` has a sentence for the user: a new job can never run as it is, and a
+    /// job that was resolved before can't be run by this program.
+    pub resolution: Option<Result<ResolvedJob, String>>,
+    /// Why no further attempt may begin with the agents of the job's record, although the record can be used: a
+    /// sentence for the user. A running attempt continues.
+    pub agents_refused: Option<String>,
+    /// The error if an object that the current attempt needs to start could not be created.
+    pub refusal: Option<CreationError>,
+    /// The longest deadlines that the appliance allows.
+    pub max_deadlines: MaxDeadlines,
+    /// Largest number of systems that all have work, if it is known.
+    pub largest_num_csx: Option<u32>,
+    /// Number of agents of each role in the current attempt, or without one in an attempt on `spec.numCsx` systems;
+    /// empty if `resolution` is an error or `None`.
+    pub desired_agents: Vec<(Role, u32)>,
+}
+
+/// Why an object that an attempt needs to start could not be created.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CreationError {
+    /// What was tried, with the message of the rejecting server.
+    pub message: String,
+    /// Whether a retry may succeed.
+    pub is_temporary: bool,
+}
+
+/// The job's grant in the ledger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LedgerEntry {
+    /// The attempt of the grant.
+    pub attempt: u32,
+    /// Names of the systems.
+    pub systems: Vec<String>,
+}
+
+/// The reports of an attempt's coordinator so far.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CoordinatorReport {
+    /// The attempt's number.
+    pub attempt: u32,
+    /// Whether the attempt evaluates at present; false while it trains.
+    pub evaluating: bool,
+    /// The step at which the attempt resumed, and the number of later steps that run again; `None` if nothing was
+    /// trained before.
+    pub resumed: Option<(u64, u64)>,
+    /// Time of the last progress: a metric of a step or an evaluation, or a change of state after the start.
+    pub advanced: Option<Timestamp>,
+    /// Step and digest of the newest checkpoint.
+    pub checkpoint: Option<(u64, String)>,
+    /// Why the newest checkpoint could not be written, and the consequence; `None` once one is written.
+    pub failed_checkpoint: Option<String>,
+    /// Whether everything is saved after a stop command.
+    pub saved: bool,
+    /// How the attempt ended; `None` while it runs.
+    pub outcome: Option<ReportedOutcome>,
+}
+
+/// The last report of a coordinator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReportedOutcome {
+    /// 0 complete, 1 failed, 2 invalid input, 130 stopped.
+    pub exit_code: u8,
+    /// The reason, in one word.
+    pub reason: String,
+    /// One sentence.
+    pub message: String,
+    /// The agent that failed first, such as `cs2-1`.
+    pub failed_agent: Option<String>,
+}
