@@ -307,8 +307,8 @@ impl<'a> Decider<'a> {
         };
         let wanted = self.spec.num_csx;
         self.refused = Some(format!(
-            "numCsx is {wanted}, and a batch has {largest} leaves: set numCsx to at most {largest}; until then it stays \
-             as it was"
+            "numCsx is {wanted}, and a batch has {largest} leaves: set numCsx to at most {largest}; until then it \
+             stays as it was"
         ));
         true
     }
