@@ -55,8 +55,11 @@ pub fn check_same_profile(then: &str, now: &str, accepts: bool) -> Result<Option
         (true, _) => Ok(None),
         (false, true) => Ok(Some(format!("numerics profile changed from {then} to {now} by the user's flag"))),
         (false, false) => Err(AgentError::bad_input(format!(
-            "the checkpoint was computed as {then}, this run would compute as {now}"
+            "the checkpoint was computed with profile {then}, this run would use {now}"
         ))
-        .hint("the result would not be the same bits; insist with --allow_profile_change, or pin it with --isa")),
+        .hint(
+            "the result would not be bit-identical; override with --allow_profile_change, or pin the instruction set \
+            with --isa",
+        )),
     }
 }

@@ -150,7 +150,11 @@ impl fmt::Display for HostPlan {
         match memory {
             Some(memory) if self.fits == Some(true) => writeln!(f, "  fits            yes: {needed} needed; {memory}")?,
             Some(memory) => writeln!(f, "  fits            no on this host: {needed} needed; {memory}")?,
-            None => writeln!(f, "  fits            unknown: {needed} needed; the system does not tell what there is")?,
+            None => writeln!(
+                f,
+                "  fits            unknown: {needed} needed; the operating system does not report its \
+                memory"
+            )?,
         }
         let step = format_rough_duration(self.step.seconds);
         writeln!(f, "  step            about {step} if the host does nothing else: an estimate, not a measurement")
@@ -177,7 +181,7 @@ pub fn measured_rate() -> HostRate {
 /// Returns why a run whose processes need `needed` bytes does not fit on this host, as part of a sentence; `None` if it
 /// fits.
 pub fn insufficient_memory(needed: u64, memory: HostMemory) -> Option<String> {
-    (needed > memory.total).then(|| format!("its processes need {} of memory, and {memory}", format_size(needed)))
+    (needed > memory.total).then(|| format!("its processes need {} of memory; {memory}", format_size(needed)))
 }
 
 impl fmt::Display for HostMemory {
@@ -233,7 +237,7 @@ mod tests {
         assert_eq!(insufficient_memory(small.total, small), None);
         assert_eq!(
             insufficient_memory(407_600_000_000, small).unwrap(),
-            "its processes need 407.6 GB of memory, and this host has 23.0 GB, of which 21.4 GB are available"
+            "its processes need 407.6 GB of memory; this host has 23.0 GB, of which 21.4 GB are available"
         );
     }
 }

@@ -67,6 +67,6 @@ pub async fn serve(address: &str, metrics: RoleMetrics, ready: Readiness) -> Res
 pub async fn listen(address: &str) -> Result<TcpListener, AgentError> {
     TcpListener::bind(address).await.map_err(|error| {
         AgentError::local(format!("can't listen on {address}: {error}"))
-            .hint("choose another port, or end the process that uses this one")
+            .hint("choose another port, or stop the process that uses this one")
     })
 }

@@ -29,7 +29,7 @@ impl Member {
         let attempt = match identity.name() {
             MemberName::Agent(attempt, agent) if *agent == me => attempt.clone(),
             other => {
-                let sentence = format!("the identity that {me} was started with is that of {other}");
+                let sentence = format!("{me} was started with the identity of {other}");
                 return Err(AgentError::bad_input(sentence).hint("give each agent its own certificate"));
             }
         };

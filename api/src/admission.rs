@@ -28,7 +28,7 @@ impl AdmissionSchema {
     /// A definition is invalid: a bug of this program.
     pub fn load_all() -> Result<(Self, Self)> {
         let [appliance, job] = schemas();
-        let broken = |cause: &dyn std::fmt::Display| ApiError::internal("read its own definitions", cause);
+        let broken = |cause: &dyn std::fmt::Display| ApiError::internal("read the custom resource definitions", cause);
         let of = |schema: Value| -> Result<Self> {
             let strict = jsonschema::options().build(&object_schema(&schema, true)).map_err(|error| broken(&error))?;
             Ok(Self { rules: compile_schema(&schema), strict, schema })

@@ -83,7 +83,7 @@ pub async fn backup(args: BackupArgs) -> anyhow::Result<()> {
             "the database is a {scheme} server: back it up with its own tools, as `pg_dump`, and copy the data directory"
         );
     }
-    let data = database.data.canonicalize().with_context(|| format!("there is no {}", database.data.display()))?;
+    let data = database.data.canonicalize().with_context(|| format!("{} does not exist", database.data.display()))?;
     let scratch = data.join(format!(".backup-{}", uuid::Uuid::new_v4()));
     private_directory(&scratch)?;
     let written = write(&file, &data, &scratch.join(DATABASE_NAME), &database).await;
@@ -207,15 +207,21 @@ pub fn restore(args: &RestoreArgs) -> anyhow::Result<()> {
     };
     let manifest = unpack(input, data).with_context(|| format!("{} was not restored", data.display()))?;
     let data = data.canonicalize()?;
-    eprintln!("restored {} of {} as it was at {:.0}", data.display(), manifest.data.display(), manifest.created);
+    eprintln!(
+        "restored {} from the backup of {} made at \
+        {:.0}",
+        data.display(),
+        manifest.data.display(),
+        manifest.created
+    );
     if manifest.data != data {
         eprintln!(
-            "its jobs have their files in {0}: serve with --data {0}, made a link to {1}",
+            "its jobs have their files in {0}: make {0} a link to {1}, and serve with --data {0}",
             manifest.data.display(),
             data.display()
         );
     }
-    eprintln!("copy its model_dirs to {} before it serves", data.join("model_dirs").display());
+    eprintln!("copy its model_dirs to {} before you start the server", data.join("model_dirs").display());
     Ok(())
 }
 
@@ -224,7 +230,7 @@ fn unpack(input: impl Read, data: &Path) -> anyhow::Result<BackupManifest> {
     private_directory(data)?;
     let mut there = fs::read_dir(data)?.flatten().filter(|entry| entry.file_name() != "lost+found");
     if let Some(entry) = there.next() {
-        bail!("it is not empty, there is {}: choose another --data, or move that away", entry.path().display());
+        bail!("it is not empty, it contains {}: choose another --data, or move that away", entry.path().display());
     }
     let restored = restore_into(input, data);
     if restored.is_err() {
@@ -286,19 +292,19 @@ const MAX_QUOTED_CHARS: usize = 100;
 /// Writes the files of an archive into a directory; returns its description and the digest of each file.
 fn extract(input: impl Read, into: &Path) -> anyhow::Result<(BackupManifest, BTreeMap<String, String>)> {
     let (mut manifest, mut files) = (None, BTreeMap::new());
-    for entry in Archive::new(io::BufReader::new(input)).entries().context("it is no backup")? {
+    for entry in Archive::new(io::BufReader::new(input)).entries().context("not a backup file")? {
         // The error quotes bytes of the file unchanged, which a terminal could take for control sequences.
         let mut entry = entry.map_err(|error| {
             let cause: String = error.to_string().escape_debug().take(MAX_QUOTED_CHARS).collect();
-            anyhow!("it is no backup, or was cut off: {cause}")
+            anyhow!("not a backup file, or truncated: {cause}")
         })?;
         let path = entry.path()?.into_owned();
-        ensure!(entry.header().entry_type() == EntryType::Regular, "{} is no file", path.display());
+        ensure!(entry.header().entry_type() == EntryType::Regular, "{} is not a regular file", path.display());
         if path == Path::new(MANIFEST_NAME) {
             manifest = Some(serde_json::from_reader(&mut entry).context("its description can't be read")?);
             continue;
         }
-        ensure!(is_backup_path(&path), "a backup has no file {}", path.display());
+        ensure!(is_backup_path(&path), "a backup can't contain the file {}", path.display());
         let (place, name) = (into.join(&path), path.to_str().context("a name is not UTF-8")?.to_owned());
         if let Some(directory) = place.parent() {
             private_directory(directory)?;
@@ -309,7 +315,7 @@ fn extract(input: impl Read, into: &Path) -> anyhow::Result<(BackupManifest, BTr
         out.sync_all()?;
         files.insert(name, reader.digest.finalize().to_string());
     }
-    Ok((manifest.context("it is no backup, or was cut off: it has no description at its end")?, files))
+    Ok((manifest.context("not a backup file, or truncated: it has no description at its end")?, files))
 }
 
 /// Whether a backup may contain a file with this path.
@@ -329,12 +335,17 @@ fn check(manifest: &BackupManifest, files: &BTreeMap<String, String>) -> anyhow:
     let BackupManifest { version, .. } = manifest;
     ensure!(
         *version == BACKUP_VERSION,
-        "it is a backup of version {version}, and this program reads version {BACKUP_VERSION}"
+        "the backup has version {version}, but this program reads version {BACKUP_VERSION}"
     );
-    ensure!(files.contains_key(DATABASE_NAME), "it has no database");
+    ensure!(files.contains_key(DATABASE_NAME), "the backup has no database");
     let wrong = manifest.files.iter().find(|(name, digest)| files.get(*name) != Some(digest)).map(|(name, _)| name);
     let wrong = wrong.or_else(|| files.keys().find(|name| !manifest.files.contains_key(*name)));
-    ensure!(wrong.is_none(), "{} is not as it was when the backup was made", wrong.map_or("a file", String::as_str));
+    ensure!(
+        wrong.is_none(),
+        "{} is damaged: its digest differs from the \
+        backup's",
+        wrong.map_or("a file", String::as_str)
+    );
     Ok(())
 }
 

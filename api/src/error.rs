@@ -136,20 +136,27 @@ impl ApiError {
 
     /// The error of a job that does not exist.
     pub fn job_not_found(namespace: &str, name: &str) -> Self {
-        Self::new(ErrorReason::NotFound, format!("there is no job {name} in namespace {namespace}, and there was none"))
+        Self::new(
+            ErrorReason::NotFound,
+            format!(
+                "job {name} not found in namespace {namespace} (deleted jobs \
+            included)"
+            ),
+        )
     }
 
     /// The error of an idempotency key that was used with another body.
     pub fn idempotency_key_reused() -> Self {
-        let detail =
-            "this Idempotency-Key came before, with another body or from somebody else: use a new key for another job";
+        let detail = "this Idempotency-Key was already used with a different body or by another account: use a new key";
         Self::new(ErrorReason::IdempotencyKeyReused, detail)
     }
 
     /// The error of a name that a live job has.
     pub fn name_taken(namespace: &str, name: &str) -> Self {
-        let detail =
-            format!("there is a job {name} in namespace {namespace}: choose another name, or cancel that job first");
+        let detail = format!(
+            "job {name} already exists in namespace {namespace}: choose another name, or cancel that job \
+                first"
+        );
         Self::new(ErrorReason::AlreadyExists, detail)
     }
 
@@ -164,7 +171,7 @@ impl ApiError {
             Some(id) => tracing::error!(request = %id, "{what}: {cause} (request {id})"),
             None => tracing::error!("{what}: {cause}"),
         }
-        Self::new(ErrorReason::Internal, format!("the server could not {what}: its log says why"))
+        Self::new(ErrorReason::Internal, format!("internal error: could not {what}; see the server's log"))
     }
 }
 
@@ -177,12 +184,12 @@ impl From<millrace_store::Error> for ApiError {
             }
             Error::JobNotFound(_) => Self::new(ErrorReason::NotFound, error.to_string()),
             Error::NoSpace(_) => {
-                Self::new(ErrorReason::Unavailable, "the database's disk is full: an administrator must make room")
+                Self::new(ErrorReason::Unavailable, "the database's disk is full: an administrator must free space")
             }
             error if error.is_temporary() => {
-                Self::new(ErrorReason::Unavailable, "the database does not answer at present: try again in a moment")
+                Self::new(ErrorReason::Unavailable, "the database is not responding: try again in a moment")
             }
-            other => Self::internal("use its database", &other),
+            other => Self::internal("use the database", &other),
         }
     }
 }

@@ -36,7 +36,7 @@ pub async fn copy(store: &Store, uid: &str, journal: &JournalEndpoint) {
         match dial(store, uid, journal).await {
             Ok(true) => return,
             Ok(false) => failures = 0,
-            Err(error) => tracing::debug!(%uid, "the journal is not copied at present: {error}"),
+            Err(error) => tracing::debug!(%uid, "can't copy the journal, retrying: {error}"),
         }
         failures += 1;
         tokio::time::sleep(RETRY_INTERVAL).await;
@@ -46,7 +46,7 @@ pub async fn copy(store: &Store, uid: &str, journal: &JournalEndpoint) {
 /// Logs that copying a journal from its files failed. It is repeated when the server starts.
 pub fn log_catch_up_failure(caught_up: Result<(), String>, uid: &str) {
     if let Err(error) = caught_up {
-        tracing::warn!(%uid, "what the job's journal files have beyond the database could not be copied: {error}");
+        tracing::warn!(%uid, "could not copy the rest of the job's journal from its files: {error}");
     }
 }
 

@@ -34,13 +34,13 @@ impl ServerMetrics {
         let registry = Registry::new();
         let took = registry.family(
             "millrace_api_request_duration_seconds",
-            "How long requests wait for an answer to begin, and how many there were.",
+            "Time from a request to the first byte of its response.",
             ["method", "route", "code"],
         );
         let streams = Arc::new(AtomicUsize::new(0));
         let open = streams.clone();
         registry
-            .family::<Gauge, 0>("millrace_api_live_streams", "Streams that clients follow.", [])
+            .family::<Gauge, 0>("millrace_api_live_streams", "Live streams that are open.", [])
             .read([], move || open.load(Ordering::Relaxed) as f64);
         register_process(&registry);
         Self { registry, took, streams, certificate }
@@ -92,11 +92,8 @@ async fn store_page(store: &Store) -> String {
         registry.family::<Gauge, 1>("millrace_store_connections", "Open connections to the database.", ["state"]);
     connections.with(["busy"]).set(f64::from(busy));
     connections.with(["idle"]).set(f64::from(idle));
-    let failures = registry.family::<Counter, 1>(
-        "millrace_store_failures_total",
-        "Calls that failed in the database, by kind.",
-        ["kind"],
-    );
+    let failures =
+        registry.family::<Counter, 1>("millrace_store_failures_total", "Failed database calls, by kind.", ["kind"]);
     for (kind, count) in millrace_store::failures() {
         failures.with([kind]).add(count);
     }
@@ -123,7 +120,7 @@ impl JournalMetrics {
         let registry = Registry::new();
         let lag = registry.metric(
             "millrace_api_journal_lag_seconds",
-            "From the moment a coordinator wrote an entry of its journal until it is in the database.",
+            "Time from writing a journal entry by a coordinator until it is in the database.",
         );
         let followed = Arc::new(AtomicUsize::new(0));
         let now = followed.clone();
@@ -164,9 +161,9 @@ impl ClusterMetrics {
     pub fn render(&self) -> String {
         let registry = Registry::new();
         let gauge = |name, help, value: usize| registry.metric::<Gauge>(name, help).set(value as f64);
-        gauge("millrace_api_trainjobs", "TrainJobs there are.", self.trainjobs);
-        gauge("millrace_api_companions", "Jobs whose journals are followed or kept.", self.companions);
-        gauge("millrace_api_readers", "Jobs whose files were asked for lately.", self.readers);
+        gauge("millrace_api_trainjobs", "Number of TrainJobs.", self.trainjobs);
+        gauge("millrace_api_companions", "Jobs whose journal is being followed or archived.", self.companions);
+        gauge("millrace_api_readers", "Jobs with an open file reader.", self.readers);
         registry.render()
     }
 }

@@ -46,7 +46,7 @@ impl SelfIssuedCertificate {
             Some(current) => current.renew_if_due(&self.names, now),
             None => ServerCertificate::new(&self.names, now).map(Some),
         };
-        match made.context("the server's certificate can't be made")? {
+        match made.context("can't create the server's certificate")? {
             Some(made) => self.write(&made),
             None => Ok(()),
         }

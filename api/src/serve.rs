@@ -124,7 +124,7 @@ fn parse_network(text: &str) -> Result<IpNet, String> {
     let address = || text.parse::<IpAddr>().map(IpNet::from);
     text.parse()
         .or_else(|_| address())
-        .map_err(|_| format!("{text:?} is no network: write it as 10.0.0.0/8 or fd00::/8"))
+        .map_err(|_| format!("{text:?} is not a network: write it as 10.0.0.0/8 or fd00::/8"))
 }
 
 /// Logs messages of our own crates to standard error, and exports traces if the environment names a collector.
@@ -244,7 +244,7 @@ async fn process(
     compute: &ComputePool,
 ) -> anyhow::Result<(Arc<dyn Backend>, AuthMode)> {
     // Real paths, so that no directory can be reached through another one by a link.
-    let real = |path: &Path| path.canonicalize().with_context(|| format!("there is no directory {}", path.display()));
+    let real = |path: &Path| path.canonicalize().with_context(|| format!("directory {} not found", path.display()));
     let directories = ServerDirectories {
         data: real(&args.database.data)?,
         inputs: args.input_dir.as_deref().map(real).transpose()?,
@@ -274,7 +274,7 @@ async fn kubernetes(
     compute: &ComputePool,
 ) -> anyhow::Result<(Arc<dyn Backend>, AuthMode)> {
     if args.image.is_empty() {
-        anyhow::bail!("the pods that read jobs' files need an image: give this server's own by --image");
+        anyhow::bail!("file readers need an image: give this server's own image with --image");
     }
     let client = millrace_operator::client::connect().await?;
     millrace_operator::client::wait_for_api_server(&client).await;
@@ -301,17 +301,15 @@ struct RetentionLimits {
 async fn limit_history(store: &Store, bytes: u64) -> Result<(), ApiError> {
     let thinned = store.thin_curves().await?;
     if thinned > 0 {
-        tracing::info!(
-            "removed {thinned} point(s) of long curves that stand close together; model_dirs have all of them"
-        );
+        tracing::info!("thinned long curves by {thinned} point(s); the model_dirs still have all points");
     }
     for uid in store.shrink_history(bytes).await? {
         tracing::info!(
             %uid,
-            "logs and curves of a job, or old parts of them, were removed: all together have more than {bytes} bytes"
+            "removed old logs and curves of a job: the history of all jobs exceeded {bytes} bytes"
         );
         let message =
-            "old logs and curves were removed, as the history of all jobs has a limit; model_dir still has them";
+            "old logs and curves were removed because the history of all jobs is limited; model_dir still has them";
         let (reason, at_ms) = ("HistoryRemoved".to_owned(), Timestamp::now().as_millisecond());
         store.add_event(&uid, &NewEvent { at_ms, warning: false, reason, message: message.to_owned() }).await?;
     }
@@ -330,14 +328,14 @@ async fn run_retention(backend: Arc<dyn Backend>, store: Store, RetentionLimits 
             forgotten += some;
         }
         if forgotten > 0 {
-            tracing::info!("forgot {forgotten} job(s) that were over more than {days} day(s) ago");
+            tracing::info!("deleted {forgotten} job(s) that finished more than {days} day(s) ago");
         }
         let tokens = async {
             forget_sessions(&store).await?;
             Result::<_, ApiError>::Ok(store.delete_expired_tokens(None, before).await?)
         };
         if let Ok(forgotten @ 1..) = tokens.await {
-            tracing::info!("forgot {forgotten} token(s) that were expired or revoked more than {days} day(s) ago");
+            tracing::info!("deleted {forgotten} token(s) that expired or were revoked more than {days} day(s) ago");
         }
         tokio::time::sleep(RETENTION_INTERVAL).await;
     }
@@ -353,7 +351,7 @@ fn tls(args: &ServeArgs) -> anyhow::Result<Option<CertificateFiles>> {
             own.renew_if_due(SystemTime::now())?;
             let files = own.files();
             tokio::spawn(own.run_renewal());
-            tracing::info!("clients trust this server with --ca {}", files.certificate.display());
+            tracing::info!("clients can verify this server with --ca {}", files.certificate.display());
             files
         }
     };
@@ -385,7 +383,7 @@ fn read_appliance(text: &str) -> anyhow::Result<ApplianceSpec> {
     let (kind, version) = (Appliance::kind(&()), Appliance::api_version(&()));
     let is = |key: &str, wanted: &str| document.get(key).is_none_or(|value| value == wanted);
     if whole && !(is("kind", &kind) && is("apiVersion", &version)) {
-        anyhow::bail!("it is an object of another kind: give an {kind} of {version}");
+        anyhow::bail!("the object has a different kind: give an {kind} of {version}");
     }
     let spec = match (whole, document.is_null()) {
         (true, _) => document["spec"].take(),
@@ -413,7 +411,7 @@ mod tests {
         assert_eq!(read("# nothing").unwrap(), ApplianceSpec::default());
         let near = read("systems: 2\nwafer: {memoryByte: 1GB}").unwrap_err();
         assert!(near.contains("line 2") && near.contains("did you mean memoryBytes?"), "{near}");
-        assert!(read("kind: Pod\napiVersion: v1\nspec: {}").unwrap_err().contains("another kind"));
+        assert!(read("kind: Pod\napiVersion: v1\nspec: {}").unwrap_err().contains("a different kind"));
         let below = read("storage: {sise: 3Gi}").unwrap_err();
         assert!(below.contains("spec.storage.sise: unknown field"), "{below}");
     }

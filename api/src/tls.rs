@@ -70,10 +70,10 @@ pub fn reloading_config(files: CertificateFiles) -> anyhow::Result<RustlsConfig>
             }
             match files.config() {
                 Ok(changed) => {
-                    tracing::info!("clients are shown the new certificate in {}", files.certificate.display());
+                    tracing::info!("loaded the new certificate {}", files.certificate.display());
                     reloaded.reload_from_config(Arc::new(changed));
                 }
-                Err(error) => tracing::error!("the certificate was changed and the old one stays: {error:#}"),
+                Err(error) => tracing::error!("can't load the changed certificate; keeping the old one: {error:#}"),
             }
             known = now;
         }

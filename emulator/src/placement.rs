@@ -114,7 +114,8 @@ pub enum PlacementError {
     NoShards,
     /// A system would have no leaves.
     #[error(
-        "{systems} systems were asked for, but a batch has only {leaves} leaves to share; ask for at most {leaves}, or make more leaves with a smaller micro_batch_size"
+        "{systems} systems were requested, but a batch has only {leaves} leaves; request at most {leaves}, or create \
+         more leaves with a smaller micro_batch_size"
     )]
     TooManySystems {
         /// Requested systems.
@@ -140,7 +141,8 @@ pub enum PlacementError {
     },
     /// There are too few SwarmX nodes for the tree.
     #[error(
-        "the SwarmX tree over {systems} systems with fan-out {fan_out} needs {needed} nodes, but only {have} are at hand"
+        "the SwarmX tree over {systems} systems with fan-out {fan_out} needs {needed} nodes, but only {have} are \
+         available"
     )]
     TooFewSwarmNodes {
         /// Systems to serve.

@@ -145,7 +145,7 @@ pub enum PartialSumError {
     #[error("{0} is not a node of the tree over {1} leaves")]
     NotANode(Node, u32),
     /// The leaves of this node were counted already.
-    #[error("leaves {0} were summed already")]
+    #[error("leaves {0} have already been summed")]
     Repeated(Node),
 }
 

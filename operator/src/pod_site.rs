@@ -26,7 +26,7 @@ impl JobSite for PodSite {
             return match job.spec.mount_holding(path) {
                 Some(_) => Ok(ModelDirLocation { path: path.to_owned(), claim: None }),
                 None => Err(format!(
-                    "runconfig.model_dir {written} lies in none of spec.mountDirs: mount a volume there, or give a \
+                    "runconfig.model_dir {written} is in none of spec.mountDirs: mount a volume there, or give a \
                      relative path, which lies in a claim of the appliance's storage"
                 )),
             };

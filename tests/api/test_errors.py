@@ -45,7 +45,7 @@ BAD_PARAMS_CASES = [
     BadParamsCase("two documents", "a second document begins here", "model:", "---\nmodel:"),
     BadParamsCase(
         "a path of the server's",
-        "/etc/passwd lies in none of spec.mountDirs",
+        "/etc/passwd is in none of spec.mountDirs",
         "examples/data/kjv.txt",
         "/etc/passwd",
         needs="local paths",
@@ -60,13 +60,13 @@ BAD_PARAMS_CASES = [
     ),
     BadParamsCase(
         "a checkpoint of the server's",
-        "lies in none of spec.mountDirs",
+        "is in none of spec.mountDirs",
         flags=("--checkpoint_path", "/srv/c"),
         needs="local paths",
     ),
-    BadParamsCase("an unknown priority", "there is no such priority here: choose one of", flags=("--priority", "urgent")),
+    BadParamsCase("an unknown priority", "unknown PriorityClass: choose one of", flags=("--priority", "urgent")),
     BadParamsCase("a name that is none", "at most 63 lower-case letters", flags=("-n", "Not_A_Name")),
-    BadParamsCase("a name that is taken", "there is a job finished in namespace {ns}", flags=("-n", "finished")),
+    BadParamsCase("a name that is taken", "job finished already exists in namespace {ns}", flags=("-n", "finished")),
     BadParamsCase("a label that is none", "a label's key is a name", flags=("--job_labels", "a b=c")),
     BadParamsCase("a file that is not there", "No such file or directory", flags=("-p", "nowhere.yaml")),
 ]
@@ -176,7 +176,7 @@ def test_finished_job_cannot_be_changed(shared: Server, finished: Job) -> None:
     """Suspending, resuming and scaling a finished job is an error."""
     for command in ("suspend", "resume", "scale --num_csx 2"):
         done = shared.user.millrace(*command.split(), finished.name, code=2)
-        assert f"the job {finished.name} is over (Succeeded)" in done.error, command
+        assert f"job {finished.name} has finished (Succeeded)" in done.error, command
 
 
 def test_commands_report_a_missing_job(shared: Server, finished: Job) -> None:
@@ -184,5 +184,5 @@ def test_commands_report_a_missing_job(shared: Server, finished: Job) -> None:
     user = shared.user
     for command in ("get job", "attach", "logs -f", "suspend", "scale --num_csx 2", "cancel --yes", "download"):
         done = user.millrace(*command.split(), "nobody", code=2)
-        assert f"there is no job nobody in namespace {user.namespace}" in done.error, command
-    assert "has the uid 0" in user.millrace("get", "job", finished.name, "--uid", "0", code=2).error
+        assert f"job nobody not found in namespace {user.namespace}" in done.error, command
+    assert "with uid 0 not found" in user.millrace("get", "job", finished.name, "--uid", "0", code=2).error

@@ -128,10 +128,10 @@ def test_missing_data_are_rejected(serve: Serve, tmp_path: Path) -> None:
     user = serve("--volume", f"corpus={corpus}").user
     refusals = {}
     for data, says in {
-        "nowhere.txt": f"there is no file nowhere.txt in {ROOT}, the directory that the server's --input-dir names",
-        "'*.text'": f"there is no file *.text in {ROOT}",
-        "/data/nowhere.txt": "there is no file /data/nowhere.txt in the volume corpus, which spec.mountDirs has at /data",
-        "/data/kjv.h5": "is an HDF5 file, and UTF-8 text is expected: convert it",
+        "nowhere.txt": f"file nowhere.txt not found in {ROOT}, the directory that the server's --input-dir names",
+        "'*.text'": f"file *.text not found in {ROOT}",
+        "/data/nowhere.txt": "file /data/nowhere.txt not found in the volume corpus, which spec.mountDirs has at /data",
+        "/data/kjv.h5": "is an HDF5 file; expected UTF-8 text: convert it",
         "/data/secret.txt": "cannot read data file",
         "/data/nothing.txt": "cannot read data file",
     }.items():

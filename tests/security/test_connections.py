@@ -152,5 +152,5 @@ def test_unauthenticated_clients_are_rejected_on_every_port(tmp_path: Path, forg
     assert run.returncode == 0, output + log_output
     assert digest(tmp_path / "attacked") == digest(tmp_path / "undisturbed")
     log = (tmp_path / "attacked" / "logs" / "attempt-1" / "coordinator-0.log").read_text()
-    assert "rejected a connection of 127.0.0.1" in log and "control port" in log
+    assert "rejected a connection from 127.0.0.1" in log and "control port" in log
     assert 0 < log.count("rejected a connection") <= 60, "the log is bounded"

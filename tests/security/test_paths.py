@@ -79,7 +79,7 @@ def test_uploads_have_a_volume_of_their_own(server: Server) -> None:
 def test_volume_of_uploads_is_reserved(shared: Server, spec: dict[str, Any]) -> None:
     """A user's volume can't have the name or the path of the uploads' volume."""
     answer = upload(shared.user, "reserved", {"x.txt": CODE}, **spec)
-    assert answer.status_code == 422 and "reserved for the uploaded texts" in answer.text, answer.text
+    assert answer.status_code == 422 and "reserved for the uploaded files" in answer.text, answer.text
 
 
 JOBS = "/v1/namespaces/{ns}/trainjobs"

@@ -87,7 +87,7 @@ pub enum Error {
     #[error(transparent)]
     Lock(#[from] LockError),
     /// An argument does not exist in the layout: a bug of the program.
-    #[error("the checkpoint was asked for what it does not have: {0}")]
+    #[error("not in the checkpoint: {0}")]
     Argument(String),
 }
 
@@ -107,7 +107,7 @@ pub enum ModelDifference {
         name: String,
     },
     /// A tensor has different shapes.
-    #[error("{name} has shape {found:?} there and {expected:?} by the params")]
+    #[error("{name} has shape {found:?} in the checkpoint and {expected:?} in the params")]
     Shape {
         /// The tensor.
         name: String,
@@ -117,7 +117,7 @@ pub enum ModelDifference {
         expected: Vec<usize>,
     },
     /// A setting that is not visible in shapes differs.
-    #[error("{key} is {found} there and {expected} by the params")]
+    #[error("{key} is {found} in the checkpoint and {expected} in the params")]
     Setting {
         /// Its name on disk.
         key: String,
@@ -188,15 +188,17 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Damaged(_) => Some(
-                "name an older checkpoint with --checkpoint_path; `checkpoint verify DIR` lists every damaged place".into(),
+                "name an older checkpoint with --checkpoint_path; `checkpoint verify DIR` lists every damaged place"
+                    .into(),
             ),
             Self::LineageUnreadable { .. } => Some(
-                "bring the file back from a backup; or remove it: the checkpoint of the last attempt is then the newest"
+                "restore the file from a backup, or remove it: the checkpoint of the last attempt is then the newest"
                     .into(),
             ),
             Self::NotACheckpoint { .. } => Some("name a directory such as model_dir/checkpoint_100".into()),
             Self::ModelMismatch { .. } => Some(
-                "use the params this checkpoint was trained with (their `model` section), or another model_dir to start anew"
+                "use the params this checkpoint was trained with (their `model` section), or another model_dir to \
+                 start from scratch"
                     .into(),
             ),
             Self::Lock(LockError::Io { cause, .. }) if is_full(cause) => {

@@ -104,7 +104,7 @@ impl fmt::Display for CheckpointInfo {
         writeln!(f, "  parameters_blake3  {}", self.parameters_blake3)?;
         write!(f, "  optimizer_blake3   {}", self.optimizer_blake3)?;
         if self.recovery {
-            write!(f, "\n  kept until         a newer checkpoint is there (checkpoint_seconds)")?;
+            write!(f, "\n  kept until         a newer checkpoint exists (checkpoint_seconds)")?;
         }
         self.notes.iter().try_for_each(|note| write!(f, "\n  note               {note}"))
     }

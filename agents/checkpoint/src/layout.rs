@@ -278,10 +278,10 @@ fn check_groups(graph: &Graph, groups: &[Group]) -> Result<(), String> {
             let tensor = graph.tensors.get(*id).ok_or_else(|| format!("group {} has no tensor {id}", group.name))?;
             let elements = tensor.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
             if range.start != end || range.end < range.start || elements != Some(range.end - range.start) {
-                return Err(format!("{} has no place in group {}", tensor.name, group.name));
+                return Err(format!("{} does not fit its range in group {}", tensor.name, group.name));
             }
             if std::mem::replace(&mut placed[*id], true) {
-                return Err(format!("{} lies in two groups", tensor.name));
+                return Err(format!("{} is in two groups", tensor.name));
             }
             end = range.end;
         }
@@ -290,7 +290,7 @@ fn check_groups(graph: &Graph, groups: &[Group]) -> Result<(), String> {
         }
     }
     match placed.iter().position(|placed| !placed) {
-        Some(tensor) => Err(format!("{} lies in no group", graph.tensors[tensor].name)),
+        Some(tensor) => Err(format!("{} is in no group", graph.tensors[tensor].name)),
         None => Ok(()),
     }
 }
@@ -308,9 +308,9 @@ fn check_chunks(groups: &[Group], chunks: &[Chunk]) -> Result<(), String> {
             end = end.saturating_add(chunk.elements);
         }
         if end != group.elements {
-            return Err(format!("the chunks of group {} do not make the group", group.name));
+            return Err(format!("the chunks of group {} do not cover the group", group.name));
         }
         next = group.chunks.end;
     }
-    if next == chunks.len() { Ok(()) } else { Err("there are chunks of no group".into()) }
+    if next == chunks.len() { Ok(()) } else { Err("some chunks belong to no group".into()) }
 }

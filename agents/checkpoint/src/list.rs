@@ -166,7 +166,7 @@ pub fn clean_up(lock: &ModelDirLock) -> Result<Vec<String>> {
     }
     for path in found.partial {
         remove_dir(&path)?;
-        done.push(format!("removed {}, which was never finished", path.display()));
+        done.push(format!("removed {}, which was incomplete", path.display()));
     }
     found.deleted.iter().try_for_each(|path| remove_dir(path))?;
     Ok(done)

@@ -195,7 +195,7 @@ impl Manifest {
                 return Err(not_one(if millrace_roots::is_dir(dir) {
                     "it has no manifest.json"
                 } else {
-                    "there is no such directory"
+                    "the directory does not exist"
                 }));
             }
             Err(error) => return Err(Error::io("read", path, error)),

@@ -237,7 +237,7 @@ impl Checkpoint {
                 Ok((_, open)) => match safetensors_header::read_bytes(&open) {
                     Ok(header) if Digest::of(&header) == file.header_blake3 => None,
                     Ok(_) => Some("has a header that does not match its digest in the manifest".to_owned()),
-                    Err(e) if e.kind() == io::ErrorKind::InvalidData => Some(format!("is not as it was written: {e}")),
+                    Err(e) if e.kind() == io::ErrorKind::InvalidData => Some(format!("can't be decoded: {e}")),
                     Err(e) => return Err(Error::io("read", path, e)),
                 },
             };
@@ -294,7 +294,7 @@ fn read_document(dir: &Path, file: &DocumentDigest) -> Result<Vec<u8>> {
         Ok(bytes) if Digest::of(&bytes) != file.blake3 => damaged("does not match its digest in the manifest".into()),
         Ok(bytes) => Ok(bytes),
         Err(e) if e.kind() == io::ErrorKind::NotFound => damaged("is missing".into()),
-        Err(e) if e.kind() == io::ErrorKind::InvalidData => damaged(format!("is not as it was written: {e}")),
+        Err(e) if e.kind() == io::ErrorKind::InvalidData => damaged(format!("can't be decoded: {e}")),
         Err(e) => Err(Error::io("read", path, e)),
     }
 }
@@ -303,7 +303,7 @@ fn read_document(dir: &Path, file: &DocumentDigest) -> Result<Vec<u8>> {
 fn check_files(layout: &Layout, manifest: &Manifest) -> Result<(), String> {
     let groups = layout.groups();
     if manifest.files.len() != groups.len() * (1 + manifest.moments.len()) {
-        return Err("lists another number of files than its layout needs".into());
+        return Err("lists a different number of files than its layout needs".into());
     }
     let fits = |(file, group): (&DataFile, &millrace_emulator::plan::Group)| {
         file.chunks.len() == group.chunks.len()

@@ -37,7 +37,7 @@ pub enum DataError {
         reason: String,
     },
     /// A file is neither text nor tokens.
-    #[error("data file {} is {found}, and {wanted} is expected", path.display())]
+    #[error("data file {} is {found}; expected {wanted}", path.display())]
     WrongFormat {
         /// The file.
         path: PathBuf,
@@ -162,15 +162,15 @@ pub enum DataError {
 
 /// Formats where a relative path was searched; empty for an absolute path.
 fn search_directory_note(path: &Path, cwd: &Path) -> String {
-    if path.is_relative() { format!(" (looked from {})", cwd.display()) } else { String::new() }
+    if path.is_relative() { format!(" (relative to {})", cwd.display()) } else { String::new() }
 }
 
 fn missing_hint(is_relative: bool) -> String {
     let hint = if is_relative {
-        "check the spelling; relative paths start beside the params file or, where nothing is found there, at the working \
+        "check the spelling; relative paths are resolved from the params file's directory, then from the working \
          directory"
     } else {
-        "check the spelling, and that the file is on the machine, or in the volume, that the job reads"
+        "check the spelling, and that the file is on the machine or in the volume that the job reads"
     };
     hint.to_owned()
 }
@@ -197,7 +197,11 @@ impl DataError {
             Changed { .. } => "start again once nothing writes to it any more".into(),
             InvalidUtf8 { .. } => "convert the file to UTF-8, for example with iconv".into(),
             Empty { .. } => "point the data source at files with content".into(),
-            OddLength { .. } => "a token file is a plain row of little-endian 16-bit numbers; write it again".into(),
+            OddLength { .. } => {
+                "a token file is a sequence of little-endian 16-bit numbers without a header; write it \
+                again"
+                    .into()
+            }
             TooShort { split: SplitPart::Train, .. } => {
                 "give more data, a smaller max_sequence_length, or a smaller validation fraction".into()
             }
@@ -212,7 +216,7 @@ impl DataError {
             BadVocabulary { .. } => "use a vocab_size from 2 to 2147483647".into(),
             Cache { .. } => "name a writable directory with free space, or none for the default".into(),
             Write { .. } => "check that the directory exists, is writable and has free space".into(),
-            FileTooLarge { .. } => "ask for fewer steps".into(),
+            FileTooLarge { .. } => "choose fewer steps".into(),
         }
     }
 

@@ -179,8 +179,8 @@ fn bad_input_is_refused_in_a_sentence_with_a_hint() {
     let cases = [
         (text(&[]), "names no files"),
         (text(&["fine.txt", "missing.txt"]), "missing.txt does not exist"),
-        (relative("nowhere/missing.txt"), "nowhere/missing.txt does not exist (looked from CWD)"),
-        (relative("nowhere/*.text"), "nowhere/*.text|matches no file (looked from CWD)"),
+        (relative("nowhere/missing.txt"), "nowhere/missing.txt does not exist (relative to CWD)"),
+        (relative("nowhere/*.text"), "nowhere/*.text|matches no file (relative to CWD)"),
         (text(&["fine.txt/inside"]), "fine.txt/inside does not exist"),
         (text(&["*.text"]), "*.text|matches no file"),
         (text(&["a***"]), "a***|not a valid glob"),

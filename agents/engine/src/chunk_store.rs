@@ -49,7 +49,7 @@ pub enum StoreError {
         chunk: ChunkId,
     },
     /// An update was skipped.
-    #[error("chunk {chunk} has the updates up to step {applied}, so that of step {pending} can't follow")]
+    #[error("chunk {chunk} is at step {applied}, so the update of step {pending} can't be applied")]
     MissedUpdate {
         /// The chunk.
         chunk: ChunkId,
@@ -67,7 +67,7 @@ pub enum StoreError {
         pending: u64,
     },
     /// The chunk can't be saved as of the snapshot's step.
-    #[error("chunk {chunk} is at step {applied}, so the snapshot of step {step} can't have it")]
+    #[error("chunk {chunk} is at step {applied}, so the snapshot of step {step} can't include it")]
     NotAtStep {
         /// The chunk.
         chunk: ChunkId,

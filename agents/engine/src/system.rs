@@ -164,7 +164,7 @@ impl System {
     ///
     /// # Errors
     /// Weights arrived in another order than the plan's.
-    #[expect(clippy::should_implement_trait, reason = "it may have more to give after a `None`, and can fail")]
+    #[expect(clippy::should_implement_trait, reason = "it can return actions after a `None`, and can fail")]
     pub fn next(&mut self) -> Result<Option<SystemAction>, FrameError> {
         loop {
             let Some((iteration, stage)) = self.current() else { return Ok(None) };

@@ -62,7 +62,7 @@ pub enum CodecError {
     #[error("a frame's header is not of this version; run the same build on every agent")]
     Header,
     /// The frame belongs to another plan.
-    #[error("a frame of plan {got} came to a link of plan {want}")]
+    #[error("received a frame of plan {got} on a link of plan {want}")]
     Plan {
         /// Plan of the frame.
         got: PlanHash,

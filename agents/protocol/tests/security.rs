@@ -92,8 +92,8 @@ async fn members_connect_and_others_are_rejected_with_a_reason() {
         let refusals = [
             (agent("theirs", 2, Role::Cs2), "its certificate is of job theirs, this is job ours"),
             (agent("ours", 1, Role::Cs2), "its certificate is of attempt 1, this is attempt 2"),
-            (MemberName::Launcher(AttemptName::new("ours", 2).unwrap()), "may not use this port"),
-            (MemberName::Service(Service::Operator), "may not use this port"),
+            (MemberName::Launcher(AttemptName::new("ours", 2).unwrap()), "is not authorized for this port"),
+            (MemberName::Service(Service::Operator), "is not authorized for this port"),
         ];
         for (name, reason) in refusals {
             let error = reach(&name).await.unwrap_err().to_string();
@@ -219,7 +219,7 @@ async fn rejected_connections_are_logged_and_block_nobody() {
     assert!(began.elapsed() < HANDSHAKE_TIMEOUT);
 
     let text = ThreadLog::text();
-    let rejected: Vec<_> = text.lines().filter(|line| line.contains("rejected a connection of 127.0.0.1")).collect();
+    let rejected: Vec<_> = text.lines().filter(|line| line.contains("rejected a connection from 127.0.0.1")).collect();
     assert!(rejected.iter().any(|line| line.contains("peer sent no certificates")), "{text}");
     assert!(rejected.len() <= 40, "{}", rejected.len());
 }

@@ -46,7 +46,7 @@ static ROOTS: OnceLock<AllowedDirs> = OnceLock::new();
 /// A directory can't be opened, or the process is restricted already.
 pub fn restrict_process<P: AsRef<Path>>(directories: impl IntoIterator<Item = P>) -> io::Result<()> {
     let roots = AllowedDirs::open(directories)?;
-    ROOTS.set(roots).map_err(|_| io::Error::other("this process is limited to its directories already"))
+    ROOTS.set(roots).map_err(|_| io::Error::other("this process is already restricted to its directories"))
 }
 
 /// The allowed directories, each held open.
@@ -68,11 +68,11 @@ impl AllowedDirs {
     fn find_containing<'a>(&'a self, path: &'a Path) -> io::Result<Scope<'a>> {
         let refused = |why: &str| Err(io::Error::new(io::ErrorKind::PermissionDenied, why.to_owned()));
         if path.components().any(|part| part == Component::ParentDir) {
-            return refused("a path with `..` is not used here");
+            return refused("paths with `..` are not allowed");
         }
         let holders = self.0.iter().filter(|(root, _)| path.starts_with(root));
         let Some((root, dir)) = holders.max_by_key(|(root, _)| root.components().count()) else {
-            return refused("the path lies outside of the directories that this process may use");
+            return refused("the path is outside the directories that this process may use");
         };
         let rest = path.strip_prefix(root).unwrap_or(path);
         Ok(Scope::Within(dir, if rest.as_os_str().is_empty() { Path::new(".") } else { rest }))

@@ -282,7 +282,7 @@ pub fn error_hint(error: &clap::Error) -> String {
             .to_owned();
     }
     let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: "));
-    let help = "millrace-agent --help tells what there is, millrace-agent COMMAND --help the flags of a command";
+    let help = "see millrace-agent --help, or millrace-agent COMMAND --help for a command's flags";
     tip.unwrap_or(help).to_owned()
 }
 

@@ -42,11 +42,14 @@ pub fn check_memory(prepared: &PreparedJob) -> Result<(), CliError> {
     let Some(memory) = HostMemory::read() else { return Ok(()) };
     if let Some(why) = host::insufficient_memory(needed, memory) {
         let refusal = CliError::bad_input(format!("the run does not fit on this host: {why}"));
-        return Err(refusal.hint("choose a smaller model or a larger host; `plan` tells what each role needs"));
+        return Err(refusal.hint("choose a smaller model or a larger host; `plan` shows what each role needs"));
     }
     if needed > memory.available {
         let needed = format_size(needed);
-        eprintln!("note: the run's processes need {needed} of memory, and {memory}: end others, or they may be killed");
+        eprintln!(
+            "note: the run's processes need {needed} of memory; {memory}: stop other processes, or these may be \
+            killed"
+        );
     }
     Ok(())
 }
@@ -130,7 +133,7 @@ fn check_checkpoint(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliEr
         return Ok(());
     }
     if !run.mode.trains() && newest_complete(Path::new(&run.model_dir), VerificationLevel::Quick)?.0.is_none() {
-        let refusal = CliError::bad_input(format!("there is no whole checkpoint in {} to evaluate", run.model_dir));
+        let refusal = CliError::bad_input(format!("no complete checkpoint in {} to evaluate", run.model_dir));
         return Err(refusal.hint("name one with --checkpoint_path, or the model_dir of a run that has trained with -o"));
     }
     Ok(())

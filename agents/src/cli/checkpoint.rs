@@ -46,11 +46,11 @@ fn verify_all(dir: &Path) -> Result<Exit, CliError> {
     }
     match damages.len() {
         0 => {
-            super::print_line(format_args!("{} is whole", dir.display()));
+            super::print_line(format_args!("{} is complete and undamaged", dir.display()));
             Ok(Exit::Success)
         }
         places => Err(AgentError::local(format!("{} is damaged in {places} place(s)", dir.display()))
-            .hint("go on from an older checkpoint with --checkpoint_path")
+            .hint("resume from an older checkpoint with --checkpoint_path")
             .into()),
     }
 }

@@ -67,7 +67,7 @@ fn dispatch(task: CliCommand) -> Result<Exit, CliError> {
         CliCommand::Samples { steps, out, flags } => samples::write(&flags, steps, &out),
         CliCommand::Explain { key } => explain::print(key.as_deref()),
         CliCommand::Checkpoint { task } => checkpoint::run(&task),
-        CliCommand::Role { .. } => Err(CliError::bad_input("role is for processes that a launcher starts")
+        CliCommand::Role { .. } => Err(CliError::bad_input("the command role is internal: a launcher runs it")
             .hint(format!("set {} in the environment of a role started by hand", millrace_protocol::launch::ROLE_ENV))),
     }
 }

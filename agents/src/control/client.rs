@@ -190,7 +190,7 @@ impl ControlSession {
     /// See [`ControlSession::join`]; also if the coordinator of another job answers.
     pub async fn rejoin(&mut self, shard: Option<ShardState>) -> Result<(), AgentError> {
         let words = self.outbox.replace_stream();
-        tracing::warn!(coordinator = %self.door.address, "the coordinator is lost; looking for the next one");
+        tracing::warn!(coordinator = %self.door.address, "lost the coordinator; reconnecting");
         self.door.introduction.shard = shard;
         let (welcome, stream) = self.door.join(&self.outbox, words).await?;
         self.check(&welcome)?;
@@ -211,7 +211,7 @@ impl ControlSession {
         }
         let ControlConnector { address, introduction, .. } = &self.door;
         Err(AgentError::peer(format!(
-            "the coordinator at {address} now directs another job than the one {} belongs to",
+            "the coordinator at {address} now runs a different job than the one {} belongs to",
             introduction.me
         )))
     }
@@ -261,7 +261,8 @@ impl ControlConnector {
         let Self { address, member, introduction, terminate } = self;
         tokio::select! {
             joined = knock(address, member, introduction, outbox, words) => joined,
-            Some(()) = terminate.recv() => Err(AgentError::shutdown(format!("{} was asked to leave", introduction.me))),
+            Some(()) = terminate.recv() => Err(AgentError::shutdown(format!("{} received a termination \
+                signal", introduction.me))),
         }
     }
 }
@@ -314,14 +315,14 @@ async fn knock(
             }
             Err(status) if is_rejection(&status) => {
                 let me = introduction.me;
-                return Err(AgentError::peer(format!("the coordinator refused {me}: {}", status.message())));
+                return Err(AgentError::peer(format!("the coordinator rejected {me}: {}", status.message())));
             }
             // The coordinator was lost before it sent the job. The time of the connection does not count against the
             // timeout.
             Err(_) => deadline += heard_since.elapsed(),
         }
         if Instant::now() >= deadline {
-            return Err(AgentError::peer(format!("the coordinator at {address} does not tell the job")));
+            return Err(AgentError::peer(format!("the coordinator at {address} did not send the job")));
         }
         tokio::time::sleep(INITIAL_JOIN_BACKOFF).await;
     }
@@ -349,8 +350,8 @@ async fn send_hello(
     let mut stream = client.join(hello.chain(ReceiverStream::new(words))).await?.into_inner();
     match stream.message().await?.and_then(|message| message.message) {
         Some(to_agent::Message::Welcome(welcome)) => Ok((welcome, stream)),
-        Some(to_agent::Message::Order(_)) => Err(Status::invalid_argument("it gives orders before it tells the job")),
-        None => Err(Status::unavailable("it went away before it told the job")),
+        Some(to_agent::Message::Order(_)) => Err(Status::invalid_argument("it sent a command before the job")),
+        None => Err(Status::unavailable("it disconnected before sending the job")),
     }
 }
 
@@ -377,11 +378,17 @@ fn decode_job(welcome: &proto::Welcome) -> Result<JobDocument, AgentError> {
 
 fn compile_job_document(welcome: &proto::Welcome) -> Result<CompiledJob, AgentError> {
     let isa = Isa::ALL.into_iter().find(|isa| isa.to_string() == welcome.isa);
-    let isa = isa.ok_or_else(|| AgentError::local(format!("the coordinator asks for an unknown {:?}", welcome.isa)))?;
+    let isa = isa.ok_or_else(|| {
+        AgentError::local(format!(
+            "the coordinator requires the unknown instruction set \
+        {:?}",
+            welcome.isa
+        ))
+    })?;
     let job = decode_job(welcome)?.compile(isa)?;
     if job.hash.0 != welcome.plan {
         return Err(AgentError::local(
-            "this agent compiles another plan than the coordinator; run the same build everywhere",
+            "this agent's plan differs from the coordinator's; run the same build everywhere",
         ));
     }
     Ok(job)

@@ -163,7 +163,7 @@ impl ControlService {
             return Ok(());
         }
         let certified = certified.map_or_else(|| "nobody".to_owned(), |agent| agent.to_string());
-        let reason = format!("its certificate is of {certified}, it calls itself {}", hello.agent);
+        let reason = format!("its certificate is for {certified}, but it identifies itself as {}", hello.agent);
         if self.rejections.lock().unwrap_or_else(PoisonError::into_inner).record(Instant::now()).is_some() {
             tracing::warn!(peer = %hello.agent, "rejected an agent: {reason}");
         }
@@ -180,7 +180,7 @@ impl proto::control_server::Control for ControlService {
         let mut stream = request.into_inner();
         let first = stream.next().await.transpose()?.and_then(|message| message.message);
         let Some(from_agent::Message::Hello(hello)) = first else {
-            return Err(Status::invalid_argument("an agent begins with its hello"));
+            return Err(Status::invalid_argument("the first message must be a hello"));
         };
         let number = self.streams.fetch_add(1, Ordering::Relaxed);
         let (words, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);

@@ -123,7 +123,7 @@ fn restrict(roots: &[PathBuf]) -> Result<(), AgentError> {
     }
     millrace_roots::restrict_process(roots).map_err(|error| {
         AgentError::bad_input(format!("can't use a directory of the job: {error}"))
-            .hint("see that the directory is there and may be read by the server's user")
+            .hint("check that the directory exists and that the server's user may read it")
     })
 }
 
@@ -187,7 +187,7 @@ fn read_identity(path: &Path) -> Result<Identity, AgentError> {
     };
     credentials.and_then(|credentials| Identity::new(&credentials)).map_err(|error| {
         AgentError::bad_input(format!("the identity {} can't be used: {error}", path.display()))
-            .hint("whoever starts an agent gives it tls.crt, tls.key and ca.crt of its attempt")
+            .hint("a launcher must give an agent tls.crt, tls.key and ca.crt of its attempt")
     })
 }
 
@@ -202,12 +202,12 @@ fn read_launch(path: &Path) -> Result<LaunchDocument, AgentError> {
     let name = path.display();
     let text = text.map_err(|error| {
         AgentError::bad_input(format!("can't read the launch document {name}: {error}"))
-            .hint("whoever starts the coordinator writes it; see that the file is there and may be read")
+            .hint("the launcher of the coordinator writes it; check that the file exists and is readable")
     })?;
     LaunchDocument::from_json(&text).map_err(|error| {
         let hint = match error {
             DocumentError::NewerVersion { .. } => "start it with the image of the release that wrote the document",
-            _ => "start it with what `millrace-operator` or `millrace-api` of this release writes",
+            _ => "start it with a document written by `millrace-operator` or `millrace-api` of this release",
         };
         AgentError::bad_input(format!("the launch document {name} can't be read: {error}")).hint(hint)
     })

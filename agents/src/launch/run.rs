@@ -53,7 +53,7 @@ impl LocalRun {
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// The fixed ports exceed the highest port.
-    #[error("the ports from {base} on are too few for this run: three for each process end above 65535")]
+    #[error("too few ports from {base} on: three ports for each process would end above 65535")]
     Ports {
         /// The first port.
         base: u16,
@@ -88,7 +88,7 @@ pub fn run_local(run: LocalRun) -> Exit {
     ended.unwrap_or_else(|error| {
         let (exit, hint) = match error {
             LaunchError::Ports { .. } => (Exit::BadInput, "give a lower --base_port, or none to use free ones"),
-            LaunchError::System { .. } => (Exit::Failed, "see whether this user may start so many processes"),
+            LaunchError::System { .. } => (Exit::Failed, "check this user's limit on processes"),
         };
         eprintln!("error: {error}\nhint: {hint}");
         exit
@@ -230,7 +230,7 @@ impl ChildProcesses {
             text.push_str(&format!("{agent}'s last lines:\n"));
             last.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
         }
-        text.push_str(&format!("hint: start it again to go on from the last checkpoint in {}\n", model_dir.display()));
+        text.push_str(&format!("hint: start it again to resume from the last checkpoint in {}\n", model_dir.display()));
         // A closed standard error leaves no way to report this.
         let _ = std::io::stderr().lock().write_all(text.as_bytes());
     }
@@ -272,13 +272,13 @@ pub(super) async fn first_line(lines: &mut BufReader<ChildStdout>) -> Result<Opt
     let mut line = String::new();
     let read = tokio::time::timeout(COORDINATOR_START_TIMEOUT, lines.read_line(&mut line)).await;
     let read = read.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
-    match read.map_err(LaunchError::system("learn where the coordinator listens"))? {
+    match read.map_err(LaunchError::system("get the coordinator's address"))? {
         0 => Ok(None),
         _ => match ListenAddresses::parse(&line) {
             Some(listening) => Ok(Some(listening)),
             None => Err(LaunchError::System {
-                action: "learn where the coordinator listens".into(),
-                cause: std::io::Error::other(format!("it said {:?}", line.trim_end())),
+                action: "get the coordinator's address".into(),
+                cause: std::io::Error::other(format!("it printed {:?}", line.trim_end())),
             }),
         },
     }

@@ -28,7 +28,7 @@ pub fn dial(me: AgentId, peer: AgentId, address: String, epoch: Epoch, settings:
         let down = open_down(me, key(Direction::Down), channel.clone(), settings.clone());
         let up = open_up(me, key(Direction::Up), channel, settings.clone());
         if let Err(reason) = tokio::try_join!(down, up) {
-            broken(format!("{peer} at {address} refused the link: {reason}")).await;
+            broken(format!("{peer} at {address} rejected the link: {reason}")).await;
         }
     });
 }

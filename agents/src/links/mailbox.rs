@@ -56,7 +56,8 @@ impl LinkEventQueue {
         let link = (event.key.peer, event.key.direction);
         if !self.early.contains_key(&link) && self.early.len() >= MAX_EARLY_LINKS {
             let (peer, epoch) = (event.key.peer, event.key.epoch);
-            tracing::warn!(%peer, %epoch, "a link came early, like {MAX_EARLY_LINKS} others, and is closed");
+            tracing::warn!(%peer, %epoch, "closing a link that was opened before its epoch: {MAX_EARLY_LINKS} others \
+                already wait for theirs");
             return;
         }
         let kept = self.early.entry(link).or_default();

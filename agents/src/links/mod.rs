@@ -149,7 +149,7 @@ async fn read_frames(
     settings: &LinkSettings,
 ) -> String {
     let bytes = settings.metrics.bytes(Way::In, &key.peer.to_string());
-    let Some(job) = settings.job().await else { return "the agent ends".to_owned() };
+    let Some(job) = settings.job().await else { return "the agent is shutting down".to_owned() };
     let mut check = FrameCheck::default();
     loop {
         let packet = match incoming.frame().await {
@@ -163,7 +163,7 @@ async fn read_frames(
             Err(error) => return error.to_string(),
         };
         if frame.key.epoch != key.epoch {
-            return format!("a frame of epoch {} came on a link of epoch {}", frame.key.epoch, key.epoch);
+            return format!("received a frame of epoch {} on a link of epoch {}", frame.key.epoch, key.epoch);
         }
         if let Err(error) = check.frame(&frame.key, granted.load(Ordering::Relaxed)) {
             return error.to_string();
@@ -189,7 +189,7 @@ async fn read_grants(
     progress: &SendProgress,
     settings: &LinkSettings,
 ) -> String {
-    let Some(job) = settings.job().await else { return "the agent ends".to_owned() };
+    let Some(job) = settings.job().await else { return "the agent is shutting down".to_owned() };
     let mut check = GrantCheck::new(job.window);
     loop {
         let total = match incoming.grant().await {

@@ -63,8 +63,8 @@ impl LinkService {
         let key = LinkKey { epoch, peer: agent, direction };
         match peer {
             Some(peer) if peer == agent => {}
-            Some(peer) => return Err((StatusCode::FORBIDDEN, format!("{peer} asked for a link of {agent}"))),
-            None => return Err((StatusCode::FORBIDDEN, "no agent is at the other end".to_owned())),
+            Some(peer) => return Err((StatusCode::FORBIDDEN, format!("{peer} requested a link of {agent}"))),
+            None => return Err((StatusCode::FORBIDDEN, "the peer is not an agent".to_owned())),
         }
         if !self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(key) {
             return Err((StatusCode::CONFLICT, format!("{agent} has this link of epoch {epoch} already")));

@@ -72,7 +72,7 @@ async fn frames_without_credit_end_the_link() {
     let happened = read(std::iter::repeat_with(|| frame(0, 1)).take(1000), 2).await;
     assert!(reason(&happened).contains("frames of one slot"), "{}", reason(&happened));
     let happened = read([frame(0, 2)], 2).await;
-    assert!(reason(&happened).contains("of epoch 1.2 came on a link of epoch 1.1"), "{}", reason(&happened));
+    assert!(reason(&happened).contains("of epoch 1.2 on a link of epoch 1.1"), "{}", reason(&happened));
 }
 
 #[tokio::test]

@@ -84,7 +84,7 @@ impl proto::samples_server::Samples for SampleService {
     ) -> Result<Response<Self::FetchStream>, Status> {
         let peer = request.extensions().get::<Peer>().and_then(|peer| peer.name.agent());
         if peer.is_none_or(|peer| peer.role != Role::Cs2) {
-            return Err(Status::permission_denied("samples are for systems"));
+            return Err(Status::permission_denied("only systems may request samples"));
         }
         let mut requests = request.into_inner();
         let (sender, receiver) = tokio::sync::mpsc::channel(MAX_QUEUED_REPLIES);
@@ -109,7 +109,7 @@ fn read_samples(inputs: &JobInputs, request: &proto::SamplesRequest) -> Result<p
     let dataset = dataset.ok_or_else(|| Status::failed_precondition("this job has no such input"))?;
     let most = inputs.max_samples;
     if u64::from(request.count) > most {
-        return Err(Status::out_of_range(format!("a request for more than {most} samples")));
+        return Err(Status::out_of_range(format!("requested more than {most} samples")));
     }
     let (input_ids, labels) = read(dataset, request.first, request.count);
     let &proto::SamplesRequest { turn, round, attempt, epoch, .. } = request;

@@ -115,7 +115,7 @@ impl SwarmDriver {
     /// Abandons the epoch, and reports the reason to the coordinator.
     fn link_lost(&mut self, epoch: Epoch, peer: Option<AgentId>, reason: &dyn std::fmt::Display) {
         let known = peer.map(tracing::field::display);
-        tracing::warn!(peer = known, %epoch, "link is gone: {reason}");
+        tracing::warn!(peer = known, %epoch, "link failed: {reason}");
         self.session.outbox.send_report(&AgentReport::LinkLost { epoch, peer });
         self.node = None;
     }

@@ -22,7 +22,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The journal was opened for an attempt older than one that has already written to it.
-    #[error("attempt {attempt} may not write the journal: attempt {newest} has already begun")]
+    #[error("attempt {attempt} can't write the journal: attempt {newest} has already begun")]
     StaleAttempt {
         /// The attempt that tried to open it.
         attempt: u64,
@@ -70,7 +70,7 @@ impl Error {
                 _ => None,
             },
             Self::StaleAttempt { .. } => {
-                Some("another run owns this model_dir: let it end, or choose another --model_dir")
+                Some("another run uses this model_dir: wait until it ends, or choose another --model_dir")
             }
             Self::NewerJournal { .. } | Self::AgentName(_) => None,
         }

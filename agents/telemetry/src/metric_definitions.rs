@@ -65,7 +65,12 @@ impl RoleMetrics {
     pub fn new(role: &str, index: u32, version: &str) -> Self {
         let registry = Arc::new(Registry::new());
         registry
-            .family::<Gauge, 3>("millrace_agent_info", "Which agent this is; always 1.", ["role", "index", "version"])
+            .family::<Gauge, 3>(
+                "millrace_agent_info",
+                "Role and number of this agent, as labels; always \
+                1.",
+                ["role", "index", "version"],
+            )
             .with([role, &index.to_string(), version])
             .set(1.0);
         let epoch = registry.family::<Gauge, 1>(
@@ -82,8 +87,8 @@ impl RoleMetrics {
                 "Bytes sent and received by link, frame headers included.",
                 ["direction", "link"],
             ),
-            steps: registry.metric("millrace_steps_total", "Steps this process took part in and saw committed."),
-            step: registry.metric("millrace_step", "The last committed step this process knows."),
+            steps: registry.metric("millrace_steps_total", "Committed steps that this process took part in."),
+            step: registry.metric("millrace_step", "Last committed step known to this process."),
             epoch_attempt: epoch.with(["attempt"]),
             epoch_number: epoch.with(["number"]),
             links: Arc::default(),
@@ -140,7 +145,7 @@ impl RoleMetrics {
 fn register_stalls(registry: &Registry, stall: &StallClock) {
     let seconds = registry.family::<Counter, 1>(
         "millrace_stall_seconds_total",
-        "Seconds waited by reason, waits going on included.",
+        "Seconds waited by reason, including the current wait.",
         ["reason"],
     );
     for reason in StallReason::ALL {
@@ -176,7 +181,11 @@ pub fn register_process(registry: &Registry) {
     gauge("process_max_fds", "File descriptors that may be open.", || {
         process::max_open_files().map_or(f64::NAN, |files| files as f64)
     });
-    let start: Gauge = registry.metric("process_start_time_seconds", "When this process began, seconds since 1970.");
+    let start: Gauge = registry.metric(
+        "process_start_time_seconds",
+        "Start time of this process, in seconds since \
+        1970.",
+    );
     start.set(started);
 }
 
@@ -217,7 +226,7 @@ impl CoordinatorMetrics {
             learning_rate: gauge("millrace_learning_rate", "Learning rate of the last committed step."),
             samples: registry.metric("millrace_samples_total", "Samples trained on by this attempt."),
             tokens: registry.metric("millrace_tokens_total", "Tokens trained on by this attempt."),
-            checkpoint_step: gauge("millrace_checkpoint_step", "Step of the newest whole checkpoint."),
+            checkpoint_step: gauge("millrace_checkpoint_step", "Step of the newest complete checkpoint."),
             dropped_records: registry.metric(
                 "millrace_dropped_records_total",
                 "Lines of metrics.jsonl, points of curves and journal entries dropped while the disk was full.",

@@ -118,7 +118,7 @@ impl StallClock {
 
     /// Begins a wait, which ends when the returned value is dropped. The value may be moved to another thread and held
     /// across an `await`.
-    #[must_use = "the wait ends when this is dropped"]
+    #[must_use = "the wait ends when the guard is dropped"]
     pub fn start(&self, reason: StallReason) -> StallTimer {
         let (mut waits, now) = self.shared.now(reason);
         waits.balance -= now;

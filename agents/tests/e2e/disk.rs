@@ -63,7 +63,7 @@ fn a_checkpoint_that_does_not_fit_is_written_when_there_is_room() {
     assert_eq!(ended.code(), 0, "{of}");
     let warning = ended.stderr.lines().find(|line| line.contains("could not be written"));
     let warning = warning.unwrap_or_else(|| panic!("{of}"));
-    assert!(warning.to_lowercase().contains("no space") && warning.contains("tried again in 1 s"), "{warning}");
+    assert!(warning.to_lowercase().contains("no space") && warning.contains("retrying in 1 s"), "{warning}");
     assert!(ended.stdout.contains("Checkpoints are written again."), "{of}");
     assert_eq!(checkpoints(&place.path("kept")), ["checkpoint_20"], "nothing is left of those that failed");
     place.succeed("checkpoint verify kept/checkpoint_20");

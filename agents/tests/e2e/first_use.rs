@@ -24,7 +24,7 @@ fn data_paths_are_checked_beside_params_before_start() {
         let refused = place.run(&format!("{line} project/params.yaml"));
         assert_eq!(refused.code(), 2, "{line}: {}", refused.stderr);
         assert!(refused.stderr.contains("own.txt does not exist"), "{}", refused.stderr);
-        assert!(refused.stderr.contains("beside the params file"), "{}", refused.stderr);
+        assert!(refused.stderr.contains("from the params file's directory"), "{}", refused.stderr);
     }
     // A plan needs no data, and reports that a run would.
     let planned = place.succeed("plan -p project/params.yaml").stdout;

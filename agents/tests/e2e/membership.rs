@@ -64,8 +64,8 @@ fn coordinator_replacement_is_bit_identical() {
         job.wait_for_step(step);
         job.replace_coordinator("m", STEPS);
         // The run continues neither from the checkpoint of step 150 nor from the beginning.
-        let line = job.wait_for("MemoryX holds the parameters of step ");
-        let held = line.split_whitespace().nth(6).unwrap();
+        let line = job.wait_for(": MemoryX holds its parameters.");
+        let held = line.split_whitespace().nth(3).unwrap().trim_end_matches(':');
         assert!(held.parse::<u64>().unwrap() >= step, "{line}");
     }
     // Agents can still leave and join.

@@ -44,7 +44,7 @@ fn agents_are_dialled_where_they_advertise() {
     assert_eq!(job.end(), Some(0));
     let log = std::fs::read_to_string(place.path("m/logs/attempt-1/coordinator-0.log")).unwrap();
     for (agent, port) in ports {
-        let sentence = format!("{agent} has joined; others dial it at localhost:{port}");
+        let sentence = format!("{agent} has joined; its address is localhost:{port}");
         assert!(log.contains(&sentence), "{sentence:?} is not in\n{log}");
     }
 }
@@ -79,7 +79,7 @@ fn a_role_does_not_run_without_an_identity_of_its_own() {
     let cases = [
         (None, "identity"),
         (Some(empty.as_path()), "tls.crt"),
-        (Some(another.as_path()), "the identity that coordinator-0 was started with is that of cs2-0"),
+        (Some(another.as_path()), "coordinator-0 was started with the identity of cs2-0"),
     ];
     write_launch(&place, "m", 10);
     for (dir, reason) in cases {

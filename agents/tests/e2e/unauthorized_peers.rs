@@ -116,7 +116,7 @@ async fn unauthorized_peers_are_rejected_at_every_port() {
         (Identity::new(&forged).unwrap(), "alert"),
         (identity(&ours, &agent(&AttemptName::new("another", 1).unwrap(), "memoryx-0")), "of job another"),
         (identity(&ours, &agent(&AttemptName::new(this.job(), 0).unwrap(), "memoryx-0")), "of attempt 0"),
-        (identity(&ours, &MemberName::Service(Service::RestServer)), "may not use this port"),
+        (identity(&ours, &MemberName::Service(Service::RestServer)), "is not authorized for this port"),
     ];
     for (stranger, reason) in &strangers {
         for (port, of) in [(&control, "coordinator-0"), (&data, "memoryx-0"), (&link_port, "swarmx-0")] {
@@ -132,7 +132,7 @@ async fn unauthorized_peers_are_rejected_at_every_port() {
     assert_eq!(status.code(), Code::PermissionDenied, "{status}");
     let channel = dial(&link_port, &system, "swarmx-0", Protection::Encrypted).await.unwrap();
     let (status, text) = ask_for_link(channel.clone(), "cs2-0").await;
-    assert_eq!((status, text.as_str()), (StatusCode::FORBIDDEN, "cs2-1 asked for a link of cs2-0"));
+    assert_eq!((status, text.as_str()), (StatusCode::FORBIDDEN, "cs2-1 requested a link of cs2-0"));
     // A second process with the name of a live one.
     let (status, text) = ask_for_link(channel, "cs2-1").await;
     assert_eq!(status, StatusCode::CONFLICT, "{text}");
@@ -155,11 +155,11 @@ async fn unauthorized_peers_are_rejected_at_every_port() {
     assert_eq!(place.result("m", STEPS), place.result("whole", STEPS));
     for (agent, reason) in [
         ("coordinator-0", "its certificate is of job another, this is job e2e"),
-        ("coordinator-0", "its certificate is of cs2-1, it calls itself memoryx-0"),
+        ("coordinator-0", "its certificate is for cs2-1, but it identifies itself as memoryx-0"),
         ("coordinator-0", "rejected a second memoryx-0"),
-        ("coordinator-0", "rejected a connection of 127.0.0.1"),
+        ("coordinator-0", "rejected a connection from 127.0.0.1"),
         ("memoryx-0", "its certificate is of attempt 0, this is attempt 1"),
-        ("swarmx-0", "cs2-1 asked for a link of cs2-0"),
+        ("swarmx-0", "cs2-1 requested a link of cs2-0"),
     ] {
         let log = std::fs::read_to_string(place.path(format!("m/logs/attempt-1/{agent}.log"))).unwrap();
         assert!(log.contains(reason), "{agent}: {reason:?} is not in\n{log}");

@@ -59,12 +59,12 @@ impl Exporter {
         match result {
             Ok(()) => {
                 if self.failing.swap(false, Ordering::Relaxed) {
-                    tracing::info!("traces are sent again");
+                    tracing::info!("trace export recovered");
                 }
             }
             Err(error) => {
                 if !self.failing.swap(true, Ordering::Relaxed) {
-                    tracing::warn!("traces can't be sent and are dropped, until the collector takes them: {error}");
+                    tracing::warn!("can't export traces; dropping them until the collector is reachable: {error}");
                 }
             }
         }

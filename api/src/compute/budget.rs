@@ -54,7 +54,10 @@ impl ComputeBudget {
         }
         let own = pending.of.entry(account.to_owned()).or_default();
         if *own >= MAX_PENDING {
-            let detail = format!("{MAX_PENDING} requests of yours are being checked or planned: wait for one of them");
+            let detail = format!(
+                "{MAX_PENDING} of your requests are already being checked or planned: wait until one \
+                has finished"
+            );
             return Err(ApiError::new(ErrorReason::TooManyRequests, detail));
         }
         *own += 1;
@@ -75,7 +78,7 @@ impl ComputeBudget {
         match self.planned.check_key_n(&account.to_owned(), megabytes) {
             Ok(Ok(())) => Ok(()),
             _ => {
-                let detail = "you have had many large jobs planned in a short time: try again in some seconds";
+                let detail = "planning budget exceeded by many large jobs in a short time: try again in a few seconds";
                 Err(ApiError::new(ErrorReason::TooManyRequests, detail))
             }
         }
@@ -84,7 +87,7 @@ impl ComputeBudget {
 
 /// Returns the error for too many requests of all accounts together.
 pub fn overloaded_error() -> ApiError {
-    let detail = "the server is checking and planning as many jobs as it can: try again in some seconds";
+    let detail = "the server is busy checking and planning other jobs: try again in a few seconds";
     ApiError::new(ErrorReason::TooManyRequests, detail)
 }
 

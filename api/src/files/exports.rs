@@ -68,7 +68,7 @@ impl ExportCache {
         let root = self.shared.root.clone();
         let cleaned = tokio::task::spawn_blocking(move || clean_up(&root)).await;
         if let Ok(Err(error)) = cleaned {
-            tracing::warn!("exports of earlier checkpoints can't be looked through: {error}");
+            tracing::warn!("can't list the exports of earlier checkpoints: {error}");
         }
     }
 
@@ -82,7 +82,7 @@ impl ExportCache {
         if let Ok(Err(error)) = removed
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!("exports of a job that is gone stay in {}: {error}", self.dir.display());
+            tracing::warn!("can't remove the exports of a deleted job in {}: {error}", self.dir.display());
         }
     }
 
@@ -122,8 +122,8 @@ impl ExportCache {
         let needed = bytes_below(dir) / 3;
         if needed > *max_bytes {
             let detail = format!(
-                "the export would have about {} MB, and this server keeps {} MB at most: download the checkpoint as it is, and \
-                 export it with `millrace-agent checkpoint export`",
+                "the export would have about {} MB, but this server keeps at most {} MB: download the checkpoint as it \
+                 is, and export it with `millrace-agent checkpoint export`",
                 needed / 1_000_000,
                 max_bytes / 1_000_000
             );
@@ -148,7 +148,7 @@ impl ExportRequest {
     fn enter(shared: &Arc<Shared>) -> Result<Self> {
         if shared.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_PENDING_EXPORTS {
             shared.waiting.fetch_sub(1, Ordering::Relaxed);
-            let detail = "many checkpoints are being exported: try again in some seconds";
+            let detail = "many checkpoints are being exported: try again in a few seconds";
             return Err(ApiError::new(ErrorReason::TooManyRequests, detail));
         }
         Ok(Self(shared.clone()))

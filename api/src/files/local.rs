@@ -81,7 +81,7 @@ impl Files for LocalFiles {
             };
             // Links, pipes and names that are too long are reported like missing files.
             let file = open().map_err(|error| {
-                tracing::debug!("{asked} of {} is not served: {error}", dir.display());
+                tracing::debug!("can't serve {asked} of {}: {error}", dir.display());
                 file_not_found(&asked)
             })?;
             let about = file.metadata().map_err(|error| io_error(&error))?;
@@ -168,7 +168,7 @@ fn listed(dir: &Path, shelf: &FileSet) -> io::Result<Vec<FileInfo>> {
 }
 
 pub(super) fn file_not_found(path: &str) -> ApiError {
-    ApiError::new(ErrorReason::NotFound, format!("there is no file {path}: the list above it says which there are"))
+    ApiError::new(ErrorReason::NotFound, format!("file {path} not found: list its directory for the available files"))
 }
 
 pub(super) fn checkpoint_unreadable(error: &millrace_checkpoint::Error) -> ApiError {

@@ -96,17 +96,17 @@ impl FileContent for RemoteContent {
 /// Converts the error of a reader, or reports that it does not respond.
 fn api_error(status: Status) -> ApiError {
     wire::from_status(&status).unwrap_or_else(|| {
-        tracing::warn!("a reader of a job's files does not answer: {status}");
+        tracing::warn!("a job's file reader is not responding: {status}");
         reader_unavailable()
     })
 }
 
 fn unexpected_reply(reply: Option<ReadReply>) -> ApiError {
-    let said = if reply.is_some() { "what was not asked for" } else { "nothing" };
-    tracing::warn!("a reader of a job's files answers {said}: is its image another version's?");
+    let said = if reply.is_some() { "an unexpected message" } else { "no message" };
+    tracing::warn!("a job's file reader replied with {said}: check that its image has this server's version");
     reader_unavailable()
 }
 
 fn reader_unavailable() -> ApiError {
-    ApiError::new(ErrorReason::Unavailable, "what reads the job's files does not answer: try again in a moment")
+    ApiError::new(ErrorReason::Unavailable, "the job's file reader is not responding: try again in a moment")
 }

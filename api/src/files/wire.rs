@@ -89,9 +89,11 @@ impl TryFrom<proto::Shelf> for FileSet {
             Some(Travelling::Checkpoint(step)) => Ok(Self::Checkpoint(step)),
             Some(Travelling::HuggingFace(step)) => Ok(Self::HuggingFace(step)),
             Some(Travelling::Artifacts(_)) => Ok(Self::Artifacts),
-            None => {
-                Err(ApiError::new(ErrorReason::BadRequest, "this reader does not know such a shelf: update its image"))
-            }
+            None => Err(ApiError::new(
+                ErrorReason::BadRequest,
+                "this file reader does not support the requested file set: \
+                    update its image",
+            )),
         }
     }
 }

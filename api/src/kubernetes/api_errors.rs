@@ -11,10 +11,7 @@ pub fn api_error(what: &'static str) -> impl Fn(kube::Error) -> ApiError {
         kube::Error::Api(status) => rejection(what, &status),
         other if is_unreachable(&other) => {
             tracing::warn!("{what}: the API server can't be reached: {other}");
-            ApiError::new(
-                ErrorReason::Unavailable,
-                "the cluster's API server can't be reached at present: try again in a moment",
-            )
+            ApiError::new(ErrorReason::Unavailable, "the cluster's API server can't be reached: try again in a moment")
         }
         other => ApiError::internal(what, &other),
     }
@@ -36,7 +33,14 @@ fn rejection(what: &'static str, status: &Status) -> ApiError {
         403 => ApiError::new(ErrorReason::Forbidden, status.message.clone()),
         429 | 500..=599 => {
             tracing::warn!("{what}: {}", status.message);
-            ApiError::new(ErrorReason::Unavailable, format!("the cluster can't do it at present: {}", status.message))
+            ApiError::new(
+                ErrorReason::Unavailable,
+                format!(
+                    "the cluster can't serve the request now: \
+                {}",
+                    status.message
+                ),
+            )
         }
         _ => ApiError::internal(what, &status.message),
     }

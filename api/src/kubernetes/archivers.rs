@@ -168,7 +168,8 @@ impl JobArchivers {
                 let drain_timeout = archive::remaining_hold(&next, Timestamp::now())
                     .map_or(COORDINATOR_DRAIN_TIMEOUT, |left| left.min(SAVE_TIMEOUT));
                 if timeout(drain_timeout, self.drain_attempt(&job, &mut work)).await.is_err() {
-                    tracing::info!(job = %ObjectRef::from_obj(&*job), "the job's coordinator has not told all in time");
+                    tracing::info!(job = %ObjectRef::from_obj(&*job), "the coordinator's journal was not complete in \
+                        time");
                 }
             }
         }
@@ -245,7 +246,7 @@ impl JobArchivers {
         let name = ChildNames::for_job(job).pod(Role::Coordinator, 0);
         let ended = |pod: Option<&Pod>| pod.is_none_or(|pod| has_ended(pod, attempt));
         while let Err(error) = await_condition(pods.clone(), &name, ended).await {
-            tracing::debug!(pod = %name, "the coordinator can't be watched at present: {error}");
+            tracing::debug!(pod = %name, "can't watch the coordinator, retrying: {error}");
             sleep(RETRY_INTERVAL).await;
         }
     }
@@ -268,7 +269,7 @@ impl JobArchivers {
             match self.follow(job, &uid, attempt).await {
                 Ok(true) => return,
                 Ok(false) => {}
-                Err(error) => tracing::debug!(%uid, attempt, "the journal is not copied at present: {error}"),
+                Err(error) => tracing::debug!(%uid, attempt, "can't copy the journal, retrying: {error}"),
             }
             sleep(RETRY_INTERVAL).await;
         }
@@ -280,10 +281,10 @@ impl JobArchivers {
         let address = self.coordinator(&names, &namespace, attempt).await?;
         let identity = self.identity().await.inspect_err(|error| {
             if !self.missing_identity_logged.swap(true, Ordering::Relaxed) {
-                tracing::warn!("coordinators can't be followed until this is mended: {error}");
+                tracing::warn!("can't follow coordinators until this is fixed: {error}");
             }
         })?;
-        let coordinator = expected_coordinator(&names, &namespace, uid, attempt).ok_or("the job's UID is none")?;
+        let coordinator = expected_coordinator(&names, &namespace, uid, attempt).ok_or("the job's UID is not valid")?;
         let channel = journal::channel(&address, &identity, coordinator).map_err(|error| error.to_string())?;
         journal_copy::follow(&self.store, uid, JournalClient::new(channel)).await
     }
@@ -295,7 +296,7 @@ impl JobArchivers {
         let runs = |pod: Option<&Pod>| pod.and_then(|pod| address_of(pod, attempt)).is_some();
         let pod =
             await_condition(pods, &names.pod(Role::Coordinator, 0), runs).await.map_err(|error| error.to_string())?;
-        pod.and_then(|pod| address_of(&pod, attempt)).ok_or_else(|| "the coordinator is gone".to_owned())
+        pod.and_then(|pod| address_of(&pod, attempt)).ok_or_else(|| "the coordinator's pod was deleted".to_owned())
     }
 
     /// Completes the history of a job from its journal's files, with retries for `patience`: an obstacle such as a
@@ -308,7 +309,7 @@ impl JobArchivers {
                 if matches!(refusal.reason, ErrorReason::Gone | ErrorReason::NotFound) {
                     return journal_copy::log_catch_up_failure(Err(refusal.to_string()), &uid);
                 }
-                tracing::debug!(%uid, "the job's journal's files can't be read at present: {refusal}");
+                tracing::debug!(%uid, "can't read the job's journal files, retrying: {refusal}");
                 sleep(pause).await;
                 pause = MAX_RETRY_INTERVAL.min(pause * 2);
             }
@@ -316,7 +317,7 @@ impl JobArchivers {
         let done = timeout(patience, trying).await.is_ok();
         if !done {
             let (job, seconds) = (ObjectRef::from_obj(job), patience.as_secs());
-            tracing::warn!(%job, "the job's history could not be kept whole in {seconds} s");
+            tracing::warn!(%job, "the job's history could not be completed within {seconds} s");
         }
         done
     }
@@ -351,7 +352,8 @@ impl JobArchivers {
     /// Adds the finalizer to a job, so that it is held until it is archived.
     async fn add_finalizer(&self, job: &TrainJob) {
         if let Err(error) = archive::add_finalizer(&self.client, job).await {
-            tracing::warn!(job = %ObjectRef::from_obj(job), "the job can't be held for its history: {error}");
+            tracing::warn!(job = %ObjectRef::from_obj(job), "can't add the finalizer that keeps the job until it is \
+                archived: {error}");
             sleep(RETRY_INTERVAL).await;
         }
     }
@@ -372,7 +374,8 @@ impl JobArchivers {
                 // Write conflict: the job was changed concurrently.
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::warn!(job = %ObjectRef::from_obj(job), "the job is kept and can't be let go of: {error}");
+                    tracing::warn!(job = %ObjectRef::from_obj(job), "archived, but the finalizer can't be removed: \
+                        {error}");
                     sleep(RETRY_INTERVAL).await;
                 }
             }

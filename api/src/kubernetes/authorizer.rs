@@ -63,7 +63,7 @@ impl Authorizer for KubernetesAuthorizer {
         let spec = TokenReviewSpec { token: Some(token.to_owned()), audiences: None };
         let review = TokenReview { spec, ..TokenReview::default() };
         let reviews: Api<TokenReview> = Api::all(self.client.clone());
-        let answer = reviews.create(&PostParams::default(), &review).await.map_err(api_error("look at a token"))?;
+        let answer = reviews.create(&PostParams::default(), &review).await.map_err(api_error("review a token"))?;
         let status = answer.status.unwrap_or_default();
         let user = status.user.filter(|_| status.authenticated == Some(true));
         match user {
@@ -83,7 +83,7 @@ impl Authorizer for KubernetesAuthorizer {
         }
         let review = SubjectAccessReview { spec: spec_of(user, attributes), ..SubjectAccessReview::default() };
         let reviews: Api<SubjectAccessReview> = Api::all(self.client.clone());
-        let answer = reviews.create(&PostParams::default(), &review).await.map_err(api_error("ask for a right"))?;
+        let answer = reviews.create(&PostParams::default(), &review).await.map_err(api_error("check a permission"))?;
         let allowed = answer.status.is_some_and(|status| status.allowed);
         self.rights.insert(asked, allowed);
         Ok(allowed)

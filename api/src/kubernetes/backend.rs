@@ -149,9 +149,9 @@ impl KubernetesBackend {
             match self.post(&order.namespace, object, false).await {
                 Ok(job) => return Ok(SubmitResult::New(Box::new(job))),
                 Err(kube::Error::Api(status)) if status.is_already_exists() => {}
-                Err(error) => return Err(api_error("make a job")(error)),
+                Err(error) => return Err(api_error("create a job")(error)),
             }
-            let Some(there) = jobs.get_opt(name).await.map_err(api_error("look at a job"))? else { continue };
+            let Some(there) = jobs.get_opt(name).await.map_err(api_error("get a job"))? else { continue };
             if there.metadata.deletion_timestamp.is_some() && !last {
                 // The user has deleted it, and it is held until its history is archived.
                 let uid = there.uid().unwrap_or_default();
@@ -163,7 +163,8 @@ impl KubernetesBackend {
             if there.metadata.deletion_timestamp.is_some() {
                 let held = there.finalizers().join(", ");
                 let detail = format!(
-                    "the job {name} is deleted, but its name is held until others have let go of it ({held}): choose another name"
+                    "job {name} is being deleted, and its name is reserved until its finalizers are removed ({held}): \
+                     choose another name"
                 );
                 return Err(ApiError::new(ErrorReason::AlreadyExists, detail));
             }
@@ -197,7 +198,7 @@ where
     let events = readable_events(client, writer.as_reader(), |unreadable| {
         let name = unreadable.metadata.name.unwrap_or_default();
         let (kind, error) = (K::kind(&()), unreadable.error);
-        tracing::warn!(%kind, object = %name, "an object can't be read and is passed over: {error}");
+        tracing::warn!(%kind, object = %name, "skipping an object that can't be read: {error}");
     });
     let events = reflector(writer, events.map(Ok::<_, kube::runtime::watcher::Error>));
     events.filter_map(|event| std::future::ready(event.ok())).boxed()

@@ -48,7 +48,7 @@ pub async fn copy(
                     }
                 }
                 Err(error) => {
-                    tracing::warn!("an event of a job can't be kept at present: {error}");
+                    tracing::warn!("can't record an event of a job, retrying: {error}");
                     tokio::time::sleep(DATABASE_RETRY_INTERVAL).await;
                 }
             }

@@ -56,7 +56,7 @@ pub trait JobSource: Send + Sync + 'static {
 impl JobSource for Namespaces {
     async fn exists(&self, row: &JobRecord) -> Result<bool> {
         let jobs: Api<TrainJob> = Api::namespaced(self.client().clone(), &row.namespace);
-        let there = jobs.get_metadata_opt(&row.name).await.map_err(api_error("look for a job"))?;
+        let there = jobs.get_metadata_opt(&row.name).await.map_err(api_error("get a job"))?;
         Ok(there.is_some_and(|job| job.metadata.uid.as_deref() == Some(&row.uid)))
     }
 
@@ -191,7 +191,7 @@ impl<T: JobSource> JobMirror<T> {
 
 /// Limits the wait for the API server, so that its outage does not count as a stuck loop of this server.
 async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
-    let late = || ApiError::new(ErrorReason::Unavailable, "the cluster's API server does not answer in time");
+    let late = || ApiError::new(ErrorReason::Unavailable, "the cluster's API server did not respond in time");
     tokio::time::timeout(ANSWER_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late()))
 }
 

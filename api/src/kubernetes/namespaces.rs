@@ -50,7 +50,7 @@ impl Namespaces {
         }
         let asked = Instant::now();
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let found = namespaces.get_metadata_opt(name).await.map_err(api_error("look at a namespace"))?;
+        let found = namespaces.get_metadata_opt(name).await.map_err(api_error("get a namespace"))?;
         let incarnation = found.and_then(|namespace| {
             Some(NamespaceVersion {
                 namespace: name.to_owned(),

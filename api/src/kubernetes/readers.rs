@@ -84,7 +84,7 @@ impl ReaderPool {
 
     async fn start(&self, job: &TrainJob) -> Result<OpenReader> {
         let resolution = job.status.as_ref().and_then(|status| status.resolved.as_ref());
-        let credentials = client_credentials().map_err(|error| ApiError::internal("make certificates", &error))?;
+        let credentials = client_credentials().map_err(|error| ApiError::internal("issue certificates", &error))?;
         let spec = resolution.and_then(|resolution| reader_spec(job, resolution, &credentials.authority));
         let spec = spec.ok_or_else(ApiError::files_not_found)?;
         // The semaphore is never closed.
@@ -99,9 +99,9 @@ impl ReaderPool {
         let made = requests.create(&PostParams::default(), &request).await.map_err(|error| match error {
             // The namespace is deleted, and all files with it.
             kube::Error::Api(status) if status.is_not_found() => {
-                ApiError::new(ErrorReason::Gone, "the job's files are gone: its namespace is")
+                ApiError::new(ErrorReason::Gone, "the job's files were deleted with its namespace")
             }
-            error => api_error("ask for a reader")(error),
+            error => api_error("request a file reader")(error),
         })?;
         let begun = self.connect(&requests, &made, credentials).await;
         if begun.is_err() {
@@ -124,13 +124,12 @@ impl ReaderPool {
         };
         let seen = timeout(READER_START_TIMEOUT, await_condition(requests.clone(), &name, answered)).await;
         let late = || {
-            let detail =
-                "the reader of the job's files has not begun in time: try again, or see `kubectl describe pod`";
+            let detail = "the job's file reader did not start in time: try again, or see `kubectl describe pod`";
             ApiError::new(ErrorReason::Unavailable, format!("{detail} {name}"))
         };
         let request = match seen {
             Err(_) => return Err(late()),
-            Ok(Err(error)) => return Err(ApiError::internal("wait for a reader", &error)),
+            Ok(Err(error)) => return Err(ApiError::internal("wait for a file reader", &error)),
             Ok(Ok(request)) => request.ok_or_else(late)?,
         };
         let FileReaderStatus { address, server_name, server_authority, reason, message } =
@@ -138,7 +137,7 @@ impl ReaderPool {
         if let Some(reason) = reason {
             let message = message.unwrap_or_default();
             return Err(if reason == CLAIM_NOT_FOUND {
-                ApiError::new(ErrorReason::Gone, format!("the job's files are gone: {message}"))
+                ApiError::new(ErrorReason::Gone, format!("the job's files were deleted: {message}"))
             } else {
                 ApiError::new(ErrorReason::Unavailable, message)
             });
@@ -168,7 +167,7 @@ impl ReaderPool {
                         |cell: &OnceCell<OpenReader>| cell.get().is_some_and(|open| !there.contains(&open.request));
                     self.all().retain(|uid, cell| !(open.contains(uid) && ended(cell)));
                 }
-                Err(error) => tracing::warn!("readers that have ended can't be looked for at present: {error}"),
+                Err(error) => tracing::warn!("can't check for file readers that have ended: {error}"),
             }
         }
     }
@@ -184,7 +183,7 @@ async fn remove(requests: &Api<FileReader>, name: &str) {
     match requests.delete(name, &DeleteParams::background()).await {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.is_not_found() => {}
-        Err(error) => tracing::warn!(reader = %name, "the reader can't be removed: {error}"),
+        Err(error) => tracing::warn!(reader = %name, "can't delete the file reader: {error}"),
     }
 }
 

@@ -31,20 +31,27 @@ pub async fn store_uploads(client: &Client, job: &TrainJob, texts: &UploadedFile
         match maps.create(&PostParams::default(), &config_map(job, texts)).await {
             Ok(_) => return Ok(()),
             Err(kube::Error::Api(status)) if status.is_already_exists() => {}
-            Err(error) => return Err(api_error("keep the texts of a job")(error)),
+            Err(error) => return Err(api_error("store the files uploaded with a job")(error)),
         }
         let owned = Patch::Merge(json!({"metadata": {"ownerReferences": [job.owner_ref(&())]}}));
         match maps.patch_metadata(name, &PatchParams::default(), &owned).await {
             Ok(_) => return Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             Err(kube::Error::Api(status)) if matches!(status.code, 403 | 422) => {
-                let detail = format!("there is a ConfigMap {name} that is not a job's: delete it, or rename the job");
+                let detail = format!(
+                    "a ConfigMap {name} exists that does not belong to the job: delete it, or rename \
+                    the job"
+                );
                 return Err(ApiError::new(ErrorReason::Conflict, detail));
             }
-            Err(error) => return Err(api_error("keep the texts of a job")(error)),
+            Err(error) => return Err(api_error("store the files uploaded with a job")(error)),
         }
     }
-    Err(ApiError::new(ErrorReason::Conflict, "the texts of an earlier job of this name are still there: try again"))
+    Err(ApiError::new(
+        ErrorReason::Conflict,
+        "the uploaded files of an earlier job with this name still exist: try \
+        again",
+    ))
 }
 
 const MANAGED_BY_LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", API_MANAGER);

@@ -52,7 +52,7 @@ fn not_queued(ask: &SystemRequest) -> QueueEntry {
         uid: ask.uid.clone(),
         position: None,
         reason: millrace_crds::QueueReason::Waiting,
-        message: "it is not in the queue".to_owned(),
+        message: "the job is not in the queue".to_owned(),
     }
 }
 

@@ -70,8 +70,8 @@ pub struct JobPlan {
 /// Reason of a plan whose job is too large for the host of the server.
 const REASON_EXCEEDS_HOST: &str = "ExceedsHost";
 /// Note of a plan whose data files this server can't read.
-const DATA_UNCHECKED_NOTE: &str = "data files are not checked here, as this server does not see the volumes of the cluster: a job \
-                              fails at its start where one is missing";
+const DATA_UNCHECKED_NOTE: &str = "data files are not checked here, because this server does not mount the volumes of \
+    the cluster: a job fails at its start if one is missing";
 
 impl JobPlan {
     /// Completes a plan with the epoch of the training data and the last step, from which the total time follows.
@@ -153,7 +153,7 @@ impl Planner {
                 priorities.values.iter().filter(|(name, _)| allowed.allows(name)).collect();
             known.sort_by_key(|(name, value)| (-**value, *name));
             let known: Vec<&str> = known.into_iter().map(|(name, _)| name.as_str()).collect();
-            format!("there is no such priority here: choose one of {}", known.join(", "))
+            format!("unknown PriorityClass: choose one of {}", known.join(", "))
         };
         Err(ApiError::invalid(vec![FieldError { field: "spec.priorityClassName".to_owned(), message }]))
     }
@@ -237,7 +237,7 @@ impl Planner {
     fn appliance_of(&self, job: &TrainJob) -> Result<Arc<Appliance>> {
         let name = &job.spec.appliance;
         self.appliances.get(&ObjectRef::new(name)).ok_or_else(|| {
-            let message = format!("there is no appliance {name} here: leave the field out for the usual one");
+            let message = format!("appliance {name} not found: leave the field out for the default one");
             ApiError::invalid(vec![FieldError { field: "spec.appliance".to_owned(), message }])
         })
     }
@@ -355,7 +355,7 @@ fn until_resumed(plan: JobPlan) -> JobPlan {
         return plan;
     }
     let message =
-        format!("it is to be suspended: it would ask for its systems when it is resumed; now, {}", plan.message);
+        format!("the job would be suspended, and queued when it is resumed; if it were resumed now, {}", plan.message);
     JobPlan { message, systems: Vec::new(), queue: None, estimated_start: None, ..plan }
 }
 
@@ -393,9 +393,14 @@ fn plan_of_placement(
     let plan =
         JobPlan { estimated_start, projected: Some(needs.projected), needs: agents_json(needs), ..JobPlan::default() };
     match found {
-        Ok(grant) => {
-            JobPlan { fits: true, message: "it would start at once".to_owned(), systems: grant.systems, ..plan }
-        }
+        Ok(grant) => JobPlan {
+            fits: true,
+            message: "the job would start \
+                immediately"
+                .to_owned(),
+            systems: grant.systems,
+            ..plan
+        },
         Err(place) => JobPlan {
             fits: place.position.is_some(),
             reason: Some(place.reason.as_str().to_owned()),

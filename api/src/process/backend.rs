@@ -72,7 +72,7 @@ impl ProcessBackend {
     pub async fn start(store: Store, settings: ProcessSettings) -> Result<Self> {
         let ProcessSettings { directories, holds_database, appliance, compute, export_bytes } = settings;
         let claim = DataDirClaim::acquire(&directories.data, holds_database)?;
-        directories.make().map_err(|error| ApiError::internal("make the server's directories", &error))?;
+        directories.make().map_err(|error| ApiError::internal("create the server's directories", &error))?;
         let exports = ExportCache::new(directories.data.join("exports"), export_bytes);
         exports.clean_up().await;
         let objects = Arc::new(ObjectStore::new(store));
@@ -173,7 +173,7 @@ impl Backend for ProcessBackend {
                 .map_err(|error| ApiError::new(ErrorReason::Invalid, format!("metadata.namespace: {error}")))?;
             let dir = self.machine.directories.uploads_dir(&namespace, &texts.config_map);
             let kept = write_uploads(&dir, &texts.files).await;
-            kept.map_err(|error| ApiError::internal("keep the texts of a job", &error))?;
+            kept.map_err(|error| ApiError::internal("store the files uploaded with a job", &error))?;
         }
         let created = self.objects.create_job(object, NewObject { submitter: order.submitter, key: order.key }).await;
         if !matches!(created, Ok(SubmitResult::New(_))) && order.texts.is_some() {
@@ -284,7 +284,7 @@ impl Backend for ProcessBackend {
         if !self.machine.directories.is_readable(job, Path::new(&model_dir)) {
             return Err(ApiError::new(
                 ErrorReason::Gone,
-                "the job's files lie in a volume that its namespace may not use any more",
+                "the job's files are in a volume that its namespace may no longer use",
             ));
         }
         let exports = self.exports_of(&job.uid().unwrap_or_default())?;

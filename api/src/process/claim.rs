@@ -39,7 +39,7 @@ impl DataDirClaim {
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => {
                 let data = data.display();
-                conflict(format!("another server uses the directory {data}: end it, or choose another --data"))
+                conflict(format!("another server uses the directory {data}: stop it, or choose another --data"))
             }
             TryLockError::Error(error) => broken(error),
         })?;
@@ -57,7 +57,7 @@ impl DataDirClaim {
         {
             return Err(conflict(format!(
                 "the jobs of this database have their files in {data}, not in {here}: give --data {data}, or another \
-                 --database; where they were moved for good, make {data} a link to {here}"
+                 --database; if they were moved permanently, make {data} a link to {here}"
             )));
         }
         let uid = there.uid().unwrap_or_default();
@@ -65,9 +65,9 @@ impl DataDirClaim {
             Ok(machine) if machine.trim() == uid => Ok(()),
             Err(_) if self.holds_database => Ok(()),
             _ => Err(conflict(format!(
-                "the jobs of this database have their files in a directory of another machine, or of another time, than \
-                 {here}: give the --data that belongs to it, or another --database; where the files are here all the same, \
-                 write {uid} into {}",
+                "the jobs of this database have their files in a different directory than {here}, on another machine \
+                 or from another installation: give the --data that belongs to it, or another --database; if the files \
+                 are here nevertheless, write {uid} into {}",
                 self.data.join(MACHINE_ID_FILE).display()
             ))),
         }

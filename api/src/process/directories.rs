@@ -66,7 +66,7 @@ impl ServerDirectories {
             if let Err(error) = tokio::fs::remove_dir_all(&dir).await
                 && error.kind() != std::io::ErrorKind::NotFound
             {
-                tracing::warn!("the texts of a job that is gone stay in {}: {error}", dir.display());
+                tracing::warn!("can't remove the uploaded files of a deleted job in {}: {error}", dir.display());
             }
         }
     }
@@ -97,16 +97,16 @@ impl ServerDirectories {
     fn locate_in_mounts(&self, job: &TrainJob, written: &str) -> Result<LocatedPath<'_>, String> {
         let path = Path::new(written);
         if path.components().any(|part| part == Component::ParentDir) {
-            return Err(format!("the path {written} leaves its directory by `..`: write it without"));
+            return Err(format!("the path {written} leaves its directory by `..`: write a path without `..`"));
         }
         if written.contains('\0') {
-            return Err(format!("the path {written:?} has a NUL in it: no file's path has"));
+            return Err(format!("the path {written:?} contains a NUL byte"));
         }
         if path.is_relative() {
             let Some(inputs) = &self.inputs else {
                 return Err(format!(
-                    "the path {written} is relative, and this server offers no directory for such paths: send a text of \
-                     less than 1 MiB along with the params, mount a volume, or start the server with --input-dir DIR"
+                    "the path {written} is relative, and this server offers no directory for such paths: upload a text \
+                     file of less than 1 MiB with the params, mount a volume, or start the server with --input-dir DIR"
                 ));
             };
             return Ok(LocatedPath::own(self.check_not_private(job, inputs.join(path))?));
@@ -120,7 +120,7 @@ impl ServerDirectories {
                 .inputs
                 .as_ref()
                 .map_or_else(String::new, |inputs| format!(", or give a path relative to {}", inputs.display()));
-            return Err(format!("the path {written} lies in none of spec.mountDirs: mount a volume there{or}"));
+            return Err(format!("the path {written} is in none of spec.mountDirs: mount a volume there{or}"));
         };
         let (dir, volume) = self.mounted(job, mount)?;
         let mut inside = mount.sub_path.as_ref().map(PathBuf::from).unwrap_or_default();
@@ -142,7 +142,7 @@ impl ServerDirectories {
         }
         match job.spec.mount_holding(path) {
             Some(mount) => format!("in the volume {}, which spec.mountDirs has at {}", mount.volume, mount.path),
-            None => "among what jobs of this namespace have written".to_owned(),
+            None => "in the model_dirs of this namespace's jobs".to_owned(),
         }
     }
 
@@ -192,7 +192,7 @@ impl ServerDirectories {
             }
         }
         let own = self.data.display();
-        Err(format!("the path {} leads to what the server keeps for others in {own}: name another one", path.display()))
+        Err(format!("the path {} is in the server's private directory {own}: choose another path", path.display()))
     }
 
     /// Returns the directory with the model_dirs of the job's namespace.
@@ -212,7 +212,7 @@ impl ServerDirectories {
     /// Returns the directory of a mount's volume, and the volume if it is one of the server's.
     fn mounted(&self, job: &TrainJob, mount: &MountedDir) -> Result<(PathBuf, Option<NamedVolume<'_>>), String> {
         let volume = job.spec.volumes.iter().find(|volume| volume.name == mount.volume);
-        let volume: &JobVolume = volume.ok_or_else(|| format!("there is no volume {}", mount.volume))?;
+        let volume: &JobVolume = volume.ok_or_else(|| format!("volume {} not found", mount.volume))?;
         let namespace = namespace_of(job)?;
         if let Some(map) = &volume.config_map {
             let name = ObjectName::new(&*map.name).map_err(|error| format!("spec.volumes: {error}"))?;

@@ -51,7 +51,7 @@ impl InputCheck<'_> {
             let path = self.directories.locate(self.job, written)?;
             match texts.and_then(|texts| self.uploaded_at(&path, texts)) {
                 Some(found) if found.files > 0 => travelling = travelling.add(found),
-                Some(_) => return Err(format!("{}: no text of this name was sent along: {written}", self.key)),
+                Some(_) => return Err(format!("{}: no file with this name was uploaded: {written}", self.key)),
                 None => placed.push((written.as_str(), path)),
             }
         }
@@ -91,8 +91,8 @@ impl InputCheck<'_> {
         let Some((written, _)) = written else { return format!("{}: {error}: {}", self.key, error.hint()) };
         let place = self.directories.search_description(self.job, written);
         format!(
-            "{}: there is no file {written} {place}: check the spelling, put the file there, send a text of less than 1 MiB \
-             along with the params, or mount a volume that has it",
+            "{}: file {written} not found {place}: check the spelling, put the file there, upload a text file of less \
+             than 1 MiB with the params, or mount a volume that contains it",
             self.key
         )
     }

@@ -146,8 +146,8 @@ impl ObjectStore {
     /// [`ErrorReason::IdempotencyKeyReused`].
     pub async fn create_job(&self, object: Value, new: NewObject) -> Result<crate::backend::SubmitResult> {
         let now = Timestamp::now();
-        let mut job: TrainJob = serde_json::from_value(object)
-            .map_err(|error| ApiError::internal("keep a job that was admitted", &error))?;
+        let mut job: TrainJob =
+            serde_json::from_value(object).map_err(|error| ApiError::internal("store an admitted job", &error))?;
         job.metadata.uid = Some(uuid::Uuid::new_v4().to_string());
         job.metadata.creation_timestamp = Some(Time(now));
         job.metadata.generation = Some(1);
@@ -203,7 +203,7 @@ impl ObjectStore {
                 return Ok(Some(written));
             }
         }
-        Err(ApiError::new(ErrorReason::Conflict, "the job is being changed by others all the time: try again"))
+        Err(ApiError::new(ErrorReason::Conflict, "write conflict: the job keeps changing; try again"))
     }
 
     /// Replaces the version that `job` was made from; `None` if the database has another version by now.

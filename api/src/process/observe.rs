@@ -67,7 +67,7 @@ fn process_end(
 pub fn lost_coordinator(job: &TrainJob, attempt: u32) -> ObservedAgent {
     let end = ProcessEnd {
         reason: "ServerRestarted".to_owned(),
-        message: "the server that ran the agents was started anew".to_owned(),
+        message: "the server that ran the agents was restarted".to_owned(),
         ..ProcessEnd::default()
     };
     ObservedAgent {

@@ -89,8 +89,8 @@ pub fn parse_volume(text: &str) -> Result<(ObjectName, ServerVolume), String> {
     };
     match Path::new(dir).canonicalize() {
         Ok(dir) if dir.is_dir() && dir.parent().is_some() => Ok((name, ServerVolume { dir, read_only, namespaces })),
-        Ok(dir) if dir.is_dir() => Err("the root directory is no volume: name a directory below it".to_owned()),
-        _ => Err(format!("there is no directory {dir}")),
+        Ok(dir) if dir.is_dir() => Err("the root directory can't be a volume: name a directory below it".to_owned()),
+        _ => Err(format!("directory {dir} not found")),
     }
 }
 

@@ -121,9 +121,9 @@ async fn serve(
         .serve_with_incoming_shutdown(incoming, async { drop(is_over.await) });
     tokio::pin!(serving);
     tokio::select! {
-        served = &mut serving => return served.context("can't serve any more"),
-        () = activity.wait_idle(patience) => tracing::info!("nobody has asked for {} s", patience.as_secs()),
-        () = ended => tracing::info!("told to end"),
+        served = &mut serving => return served.context("the server failed"),
+        () = activity.wait_idle(patience) => tracing::info!("idle for {} s", patience.as_secs()),
+        () = ended => tracing::info!("shutdown requested"),
     }
     drop(over);
     // Connections that do not end are closed after that time.

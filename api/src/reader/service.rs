@@ -92,7 +92,7 @@ fn reply(reply: Reply) -> ReadReply {
 }
 
 fn unexpected_request() -> Status {
-    wire::to_status(ApiError::new(ErrorReason::BadRequest, "name a file first, then a part of it"))
+    wire::to_status(ApiError::new(ErrorReason::BadRequest, "name a file, then a range of its bytes"))
 }
 
 /// The service for the journal, read from files.
@@ -117,7 +117,7 @@ impl proto::journal_server::Journal for FileJournalService {
         let asking = self.activity.begin();
         let proto::FollowRequest { from, newest } = request.into_inner();
         if newest {
-            return Err(Status::unimplemented("a reader tells the journal from a number on"));
+            return Err(Status::unimplemented("a reader serves the journal from an entry number on"));
         }
         let entries = journal_files::entries(self.model_dir.clone(), self.uid.clone(), from);
         let entries = ReceiverStream::new(entries).map(|entry| entry.map_err(Status::data_loss));
@@ -134,5 +134,5 @@ impl proto::journal_server::Journal for FileJournalService {
 }
 
 fn no_coordinator() -> Status {
-    Status::unimplemented("a reader only reads: ask the job's coordinator")
+    Status::unimplemented("a reader is read-only: send this to the job's coordinator")
 }

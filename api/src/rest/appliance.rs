@@ -117,7 +117,13 @@ pub async fn read(
     who.authorize(Action::ReadAppliance, "", &name).await?;
     let appliance = api.backend.appliance(&name).await?;
     let appliance = appliance.ok_or_else(|| {
-        ApiError::new(ErrorReason::NotFound, format!("there is no appliance {name}: leave ?name= out"))
+        ApiError::new(
+            ErrorReason::NotFound,
+            format!(
+                "appliance {name} not found: leave ?name= out for the default \
+            one"
+            ),
+        )
     })?;
     let mut jobs = Vec::new();
     for grant in appliance.status.iter().flat_map(|status| &status.grants) {
@@ -229,10 +235,7 @@ pub async fn healthz(State(api): State<Arc<AppState>>) -> Result<StatusCode> {
         None => Ok(StatusCode::OK),
         Some(stuck) => {
             tracing::error!("this server is stuck: {stuck}");
-            Err(ApiError::new(
-                ErrorReason::Unavailable,
-                format!("the server is stuck and has to be started again: {stuck}"),
-            ))
+            Err(ApiError::new(ErrorReason::Unavailable, format!("the server is stuck and must be restarted: {stuck}")))
         }
     }
 }

@@ -195,7 +195,7 @@ impl Principal {
         let place =
             if namespace.is_empty() { "in all namespaces".to_owned() } else { format!("in namespace {namespace}") };
         let detail = format!(
-            "{} is {} in {}, and this takes {} {place}: ask an administrator for a token",
+            "{} has the role {} in {}; this operation needs {} {place}: ask an administrator for a token",
             self.name,
             role.as_str(),
             namespaces.join(", "),
@@ -237,11 +237,11 @@ impl Principal {
         let slash = if subresource.is_empty() { "" } else { "/" };
         let dot = if group.is_empty() { "" } else { "." };
         let (place, how) = match namespace.as_str() {
-            "" => ("all of the cluster", "ClusterRoleBinding"),
+            "" => ("the whole cluster", "ClusterRoleBinding"),
             one => (one, "RoleBinding"),
         };
         let detail = format!(
-            "{} may not {verb} {resource}{dot}{group}{slash}{subresource} in {place}: an administrator gives this right by \
+            "{} may not {verb} {resource}{dot}{group}{slash}{subresource} in {place}: an administrator grants this by \
              a {how} to one of the roles millrace-viewer, millrace-editor and millrace-admin",
             self.name
         );
@@ -277,7 +277,7 @@ async fn authenticate(parts: &mut Parts, api: &Arc<AppState>, from: IpAddr) -> R
     let ValidQuery(asked) =
         ValidQuery::<std::collections::HashMap<String, String>>::from_request_parts(parts, api).await?;
     if asked.keys().any(|key| key == "token" || key == "access_token") {
-        let detail = "a token travels in the header Authorization, never in the address";
+        let detail = "send the token in the header Authorization, not in the URL";
         return Err(ApiError::new(ErrorReason::BadRequest, detail));
     }
     if let Some(secret) = bearer(&parts.headers)? {
@@ -294,8 +294,8 @@ async fn authenticate(parts: &mut Parts, api: &Arc<AppState>, from: IpAddr) -> R
             let (name, account) = ("local".to_owned(), "local".to_owned());
             Ok(("local".to_owned(), Principal { name, account, rights, proof: None }))
         }
-        AuthMode::Tokens => Err(unauthorized("an administrator makes one with `millrace-api token`")),
-        AuthMode::Cluster(_) => Err(unauthorized("`kubectl create token ACCOUNT` makes one")),
+        AuthMode::Tokens => Err(unauthorized("an administrator creates one with `millrace-api token`")),
+        AuthMode::Cluster(_) => Err(unauthorized("`kubectl create token ACCOUNT` creates one")),
     }
 }
 
@@ -367,10 +367,7 @@ fn check_local_origin(headers: &HeaderMap) -> Result<()> {
     if local(host) && origin.is_none_or(|origin| origin == host) {
         return Ok(());
     }
-    Err(ApiError::new(
-        ErrorReason::Forbidden,
-        "without a token this server answers only programs and pages of this machine",
-    ))
+    Err(ApiError::new(ErrorReason::Forbidden, "without tokens this server accepts requests from this machine only"))
 }
 
 #[cfg(test)]

@@ -20,7 +20,11 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Those of [`reading`], and [`ErrorReason::RequestTimeout`].
 pub async fn with_body_timeout<T>(reading: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(BODY_TIMEOUT, reading).await.unwrap_or_else(|_| {
-        let detail = format!("the body did not come within {} seconds: send it again", BODY_TIMEOUT.as_secs());
+        let detail = format!(
+            "the request body was not received within {} s: send the request \
+            again",
+            BODY_TIMEOUT.as_secs()
+        );
         Err(ApiError::new(ErrorReason::RequestTimeout, detail))
     })
 }
@@ -44,7 +48,7 @@ pub async fn read_json<T: DeserializeOwned>(request: Request) -> Result<T> {
 pub fn parse_json<T: DeserializeOwned>(what: &str, body: &[u8]) -> Result<T> {
     let UniqueKeysJson(value) = serde_json::from_slice(body).map_err(|error| malformed_body(what, &error))?;
     if !value.is_object() {
-        return Err(malformed_body(what, &"it is no object"));
+        return Err(malformed_body(what, &"expected a JSON object"));
     }
     let invalid = |field: String, message: String| ApiError::invalid(vec![FieldError { field, message }]);
     serde_path_to_error::deserialize(value).map_err(|error| {
@@ -67,7 +71,7 @@ pub fn media_type(headers: &HeaderMap) -> Result<String> {
     if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
         return Err(ApiError::new(
             ErrorReason::UnsupportedMediaType,
-            "an encoded body is not read here: send it as it is",
+            "this endpoint does not accept an encoded body: send it without Content-Encoding",
         ));
     }
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
@@ -76,7 +80,7 @@ pub fn media_type(headers: &HeaderMap) -> Result<String> {
 
 /// Builds the error for a body of media type `kind`; `read` lists the supported ones.
 pub fn unsupported_media_type(kind: &str, read: &str) -> ApiError {
-    ApiError::new(ErrorReason::UnsupportedMediaType, format!("a body of {kind} is not read here: send {read}"))
+    ApiError::new(ErrorReason::UnsupportedMediaType, format!("this endpoint does not accept {kind}: send {read}"))
 }
 
 /// Reads the whole body.

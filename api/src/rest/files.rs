@@ -63,8 +63,7 @@ async fn files_of(
         && newest.uid != row.uid
         && model_dir(&job_of(&newest)?) == model_dir(&job)
     {
-        let detail =
-            format!("a later job {} goes on in the same model_dir: its files are to be had without ?uid=", row.name);
+        let detail = format!("job {} now uses this model_dir: omit ?uid= to get its files", row.name);
         return Err(ApiError::new(ErrorReason::Gone, detail));
     }
     api.backend.files(&job).await
@@ -116,7 +115,7 @@ pub async fn list_checkpoint_files(
     let files = files_of(&api, &who, Action::ReadFiles, &path, wanted.uid.as_deref()).await?;
     let files = files.list(&shelf).await?;
     if files.is_empty() {
-        return Err(ApiError::new(ErrorReason::NotFound, format!("there is no checkpoint {} of this job", at.shelf)));
+        return Err(ApiError::new(ErrorReason::NotFound, format!("checkpoint {} not found for this job", at.shelf)));
     }
     Ok(Json(FileSetListing { files }))
 }
@@ -152,7 +151,7 @@ pub async fn get_artifact(
 fn parse_checkpoint(text: &str, format: Option<&str>) -> Result<FileSet> {
     let (step, export) = text.strip_suffix(EXPORT_SUFFIX).map_or((text, false), |step| (step, true));
     let read = step.parse().ok().filter(|number: &u64| number.to_string() == step);
-    let step = read.ok_or_else(|| ApiError::new(ErrorReason::NotFound, format!("{step:?} is no step")))?;
+    let step = read.ok_or_else(|| ApiError::new(ErrorReason::NotFound, format!("{step:?} is not a step number")))?;
     match (export, format) {
         (false, None | Some("native")) => Ok(FileSet::Checkpoint(step)),
         (true, Some("hf")) => Ok(FileSet::HuggingFace(step)),
@@ -161,7 +160,7 @@ fn parse_checkpoint(text: &str, format: Option<&str>) -> Result<FileSet> {
         }
         (true, None | Some("native")) => Err(bad_query_parameter(
             "format",
-            &format!("hf under checkpoints/{step}{EXPORT_SUFFIX}: add ?format=hf, or ask for checkpoints/{step}"),
+            &format!("hf under checkpoints/{step}{EXPORT_SUFFIX}: add ?format=hf, or request checkpoints/{step}"),
         )),
         _ => Err(bad_query_parameter("format", "native or hf")),
     }
@@ -225,7 +224,7 @@ fn parse_range(range: &str, bytes: u64) -> Result<Option<(u64, u64)>> {
         Some((first, last)) if first < bytes => Ok(Some((first, last.min(bytes - 1)))),
         _ => Err(ApiError::new(
             ErrorReason::RangeNotSatisfiable,
-            format!("the file has {bytes} bytes, and the range lies beyond"),
+            format!("the range begins beyond the end of the file, which has {bytes} bytes"),
         )),
     }
 }

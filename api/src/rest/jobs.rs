@@ -46,7 +46,7 @@ pub async fn create(
     match dry_run.as_deref() {
         None => {}
         Some("All") => return Ok(Json(api.backend.dry_run(&order).await?).into_response()),
-        Some(_) => return Err(bad_query_parameter("dryRun", "All, or it is left out")),
+        Some(_) => return Err(bad_query_parameter("dryRun", "the value must be All, if given")),
     }
     Ok(match api.backend.create(order).await? {
         SubmitResult::New(job) => (StatusCode::CREATED, [location_header(&ns, &job)], Json(job)).into_response(),
@@ -213,7 +213,7 @@ pub async fn scale(
 ) -> Result<Json<TrainJob>> {
     let ScaleRequest { num_csx } = read_json(request).await?;
     if num_csx == 0 {
-        let message = "a job has one system at least; to give back all, suspend it".to_owned();
+        let message = "a job needs at least one system; to release all of them, suspend it".to_owned();
         return Err(ApiError::invalid(vec![FieldError { field: "numCsx".to_owned(), message }]));
     }
     change(&api, &who, &path, &which, JobChange::Scale(num_csx)).await
@@ -232,7 +232,7 @@ async fn change(
     };
     let job = find_live_job(api, who, act, path, which).await?;
     if let (Some(_), Some(state)) = (job.content.finished_ms, job.content.state) {
-        let detail = format!("the job {} is over ({state}): submit another one", job.name);
+        let detail = format!("job {} has finished ({state}): submit another one", job.name);
         return Err(ApiError::new(ErrorReason::Finished, detail));
     }
     let target = JobTarget { namespace: &path.ns, name: &path.name, uid: &job.uid };
@@ -252,7 +252,7 @@ async fn find_live_job(
     if job.deleted_ms.is_some() {
         return Err(ApiError::new(
             ErrorReason::Gone,
-            format!("the job {} is deleted: only its history is left", job.name),
+            format!("job {} was deleted: only its history is available", job.name),
         ));
     }
     Ok(job)

@@ -59,7 +59,7 @@ impl<'de> Visitor<'de> for UniqueKeysVisitor {
         let mut all = Map::new();
         while let Some((key, UniqueKeysJson(value))) = entries.next_entry::<String, UniqueKeysJson>()? {
             if all.contains_key(&key) {
-                return Err(A::Error::custom(format!("the key {key:?} stands there twice")));
+                return Err(A::Error::custom(format!("duplicate key {key:?}")));
             }
             all.insert(key, value);
         }

@@ -83,9 +83,9 @@ pub fn router(api: Arc<AppState>) -> Router {
     let served = routes::all().into_iter();
     served
         .fold(Router::new(), |router, route| router.route(&route.path, route.handler))
-        .fallback(async || ApiError::new(ErrorReason::NotFound, "there is no such path: /v1/version is where to begin"))
+        .fallback(async || ApiError::new(ErrorReason::NotFound, "unknown path: GET /openapi.json lists the routes"))
         .method_not_allowed_fallback(async || {
-            ApiError::new(ErrorReason::MethodNotAllowed, "the path is right and the method is not")
+            ApiError::new(ErrorReason::MethodNotAllowed, "method not allowed for this path")
         })
         .layer(axum::middleware::from_fn(middleware::complete_mutation))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
@@ -138,21 +138,19 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for ValidPa
         {
             return Err(ApiError::new(
                 ErrorReason::BadRequest,
-                format!("{name:?} is no name of a namespace: {NAMESPACE_RULE}"),
+                format!("{name:?} is not a valid namespace: {NAMESPACE_RULE}"),
             ));
         }
         if let Some((_, name)) = raw.iter().find(|(key, value)| *key == "name" && ObjectName::new(*value).is_err()) {
-            return Err(ApiError::new(
-                ErrorReason::NotFound,
-                format!("there is no job {name:?}: no job has such a name"),
-            ));
+            return Err(ApiError::new(ErrorReason::NotFound, format!("{name:?} is not a valid job name")));
         }
         Ok(read)
     }
 }
 
 /// The rule that [`is_label`] checks, for messages.
-const NAMESPACE_RULE: &str = "a namespace has at most 63 lower-case letters, digits and hyphens, no hyphen at an end";
+const NAMESPACE_RULE: &str = "a namespace has at most 63 lower-case letters, digits and hyphens, and neither begins \
+    nor ends with a hyphen";
 
 /// Stands for all namespaces that the caller may read.
 const ALL_NAMESPACES: &str = "-";
@@ -198,8 +196,10 @@ impl AppState {
         found.ok_or_else(|| match uid {
             Some(uid) => {
                 let JobPath { ns, name } = path;
-                let detail =
-                    format!("no job {name} in namespace {ns} has the uid {uid}: ?deleted=true lists those there were");
+                let detail = format!(
+                    "job {name} with uid {uid} not found in namespace {ns}: list deleted jobs with \
+                        ?deleted=true"
+                );
                 ApiError::new(ErrorReason::NotFound, detail)
             }
             None => ApiError::job_not_found(&path.ns, &path.name),

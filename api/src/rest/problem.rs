@@ -24,11 +24,9 @@ pub fn with_instance(mut response: Response, path: &str) -> Response {
     // Rejected before a handler was called.
     let refusal = match response.status() {
         _ if !path.starts_with("/v1/") => return response,
-        StatusCode::SERVICE_UNAVAILABLE => (ErrorReason::Unavailable, "the answer took too long: try again"),
-        StatusCode::PAYLOAD_TOO_LARGE => {
-            (ErrorReason::PayloadTooLarge, "the body has more bytes than a request may have, 8 MiB")
-        }
-        StatusCode::BAD_REQUEST => (ErrorReason::BadRequest, "the body broke off, or is not as HTTP has it"),
+        StatusCode::SERVICE_UNAVAILABLE => (ErrorReason::Unavailable, "the request timed out: try again"),
+        StatusCode::PAYLOAD_TOO_LARGE => (ErrorReason::PayloadTooLarge, "the request body exceeds the limit of 8 MiB"),
+        StatusCode::BAD_REQUEST => (ErrorReason::BadRequest, "the request body was truncated or malformed"),
         _ => return response,
     };
     if response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == PROBLEM_MEDIA_TYPE) {

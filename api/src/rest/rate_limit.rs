@@ -78,8 +78,7 @@ impl RequestLimiter {
             self.bad_tokens.retain_recent();
         }
         if self.bad_tokens.check_key(&digest).is_err() {
-            let detail =
-                "this token is not known here and was sent many times: make a new one, or try again in a moment";
+            let detail = "this unknown token was sent too often: create a new one, or try again in a moment";
             return Err(ApiError::new(ErrorReason::TooManyRequests, detail));
         }
         // A set of digests can't be left inconsistent by a panic.
@@ -105,7 +104,7 @@ impl RequestLimiter {
             self.unauthenticated.retain_recent();
         }
         self.unauthenticated.check_key(&network(address)).map_err(|_| {
-            let detail = "too many tokens that are not known here have come from where you are: try again in a moment";
+            let detail = "too many unknown tokens from your address: try again in a moment";
             ApiError::new(ErrorReason::TooManyRequests, detail)
         })
     }

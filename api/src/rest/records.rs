@@ -106,7 +106,7 @@ impl MetricsQuery {
         if self.max_points.is_some() && (live || self.after.unwrap_or(0) > 0 || self.attempt.is_some()) {
             return Err(bad_query_parameter(
                 "maxPoints",
-                "for whole curves: leave it out of a live stream, and with after and attempt",
+                "only for complete curves: leave it out of a live stream, and with after and attempt",
             ));
         }
         Ok(self.max_points.map(|most| most.clamp(2, MAX_PAGE_ITEMS)))
@@ -149,8 +149,13 @@ fn wants_event_stream(headers: &HeaderMap) -> bool {
 fn last_event_id<T: FromStr>(headers: &HeaderMap) -> Result<Option<T>> {
     let Some(value) = headers.get("last-event-id").filter(|value| !value.is_empty()) else { return Ok(None) };
     let read = value.to_str().ok().and_then(|text| text.parse().ok());
-    let wrong =
-        || ApiError::new(ErrorReason::BadRequest, "Last-Event-ID is no id of this stream: leave it out to begin anew");
+    let wrong = || {
+        ApiError::new(
+            ErrorReason::BadRequest,
+            "Last-Event-ID is not an id of this stream: leave it out to start \
+            from the beginning",
+        )
+    };
     read.map(Some).ok_or_else(wrong)
 }
 

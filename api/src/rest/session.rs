@@ -42,7 +42,7 @@ pub fn check_origin(method: &Method, headers: &HeaderMap) -> Result<()> {
     if method.is_safe() || same && origin.is_some() && origin == text(header::HOST) {
         return Ok(());
     }
-    Err(ApiError::new(ErrorReason::Forbidden, "with a session, changes are taken from pages of this server only"))
+    Err(ApiError::new(ErrorReason::Forbidden, "a session may change things only from pages of this server"))
 }
 
 /// A session that has begun.
@@ -83,7 +83,7 @@ pub async fn create_session(
         return Ok((cookie(given, (most - now) / 1000)?, Json(told)));
     };
     let Some(token) = api.store.token_by_hash(&secret_hash(given)).await? else {
-        return Err(ApiError::new(ErrorReason::Unauthorized, "the token is gone"));
+        return Err(ApiError::new(ErrorReason::Unauthorized, "the token no longer exists"));
     };
     let until = token.expires_ms.map_or(most, |until| until.min(most));
     let secret = new_secret();

@@ -116,7 +116,7 @@ impl Submission {
     /// key is invalid.
     pub async fn receive(ns: &str, submitter: &str, account: &str, request: Request) -> Result<Self> {
         if ns == ALL_NAMESPACES {
-            let message = "a job is made in one namespace".to_owned();
+            let message = "a job is created in one namespace".to_owned();
             return Err(ApiError::invalid(vec![FieldError { field: "metadata.namespace".to_owned(), message }]));
         }
         let key = idempotency_key(request.headers())?;
@@ -182,7 +182,8 @@ fn check_size(document: Bytes) -> Result<Bytes> {
         return Ok(document);
     }
     let detail = format!(
-        "a job has at most {MAX_JOB_BYTES} bytes, and this one has {}: name data by directories or globs, not file by file",
+        "a job has at most {MAX_JOB_BYTES} bytes, and this one has {}: name data by directories or globs instead of \
+         single files",
         document.len()
     );
     Err(ApiError::new(ErrorReason::PayloadTooLarge, detail))
@@ -222,7 +223,7 @@ fn complete(
         Err(ApiError::invalid(vec![FieldError { field: field.to_owned(), message: message.to_owned() }]))
     };
     if all["apiVersion"] != *version || all["kind"] != *kind {
-        return fault("kind", &format!("this takes a {kind} of {version}"));
+        return fault("kind", &format!("expected a {kind} of {version}"));
     }
     if let Some(params) = all.get("spec").and_then(|spec| spec.get("params")) {
         Params::read_json(params).map_err(|error| ApiError::new(ErrorReason::BadParams, error.report().trim_end()))?;
@@ -231,7 +232,7 @@ fn complete(
         return fault("metadata", "an object");
     };
     if metadata.get("namespace").is_some_and(|given| given != ns) {
-        return fault("metadata.namespace", "another than in the address: write the same, or leave it out");
+        return fault("metadata.namespace", "differs from the namespace in the URL: use the same, or leave it out");
     }
     // Fields that only the server sets are dropped, not rejected: a client may send an object that it has read.
     metadata.retain(|name, value| !SERVER_SET_METADATA.contains(&name.as_str()) && !value.is_null());
@@ -254,7 +255,7 @@ fn complete(
             Some(Value::String(begin)) => {
                 format!("{}{}", begin.chars().take(MAX_NAME_PREFIX_LENGTH).collect::<String>(), name_suffix(key))
             }
-            Some(_) => return fault("metadata.generateName", "how the name is to begin: a text"),
+            Some(_) => return fault("metadata.generateName", "a text, the beginning of the name"),
         };
         metadata.insert("name".to_owned(), name.into());
     }
@@ -265,10 +266,7 @@ fn complete(
         .keys()
         .find(|name| name.starts_with(RESERVED_ANNOTATION_PREFIX) && !SERVER_ANNOTATIONS.contains(&name.as_str()))
     {
-        return fault(
-            "metadata.annotations",
-            &format!("{name}: names below {RESERVED_ANNOTATION_PREFIX} are the appliance's to give"),
-        );
+        return fault("metadata.annotations", &format!("{name}: the prefix {RESERVED_ANNOTATION_PREFIX} is reserved"));
     }
     // An object that was read from the server has these annotations of an earlier submission.
     SERVER_ANNOTATIONS.iter().for_each(|name| drop(annotations.remove(*name)));
@@ -316,11 +314,11 @@ impl FormParts {
                     form.params = Some(check_size(bytes)?);
                 }
                 "job" if form.options.is_none() => form.options = Some(check_size(bytes)?),
-                "params" | "job" => return Err(bad_form(&format!("the part {name} is there twice"))),
+                "params" | "job" => return Err(bad_form(&format!("duplicate form part {name}"))),
                 "file" if form.files.len() < MAX_FILES => {
                     let file = file.unwrap_or_default();
                     if !names.insert(file.clone()) {
-                        return Err(bad_form(&format!("the file {file} is there twice")));
+                        return Err(bad_form(&format!("duplicate file {file}")));
                     }
                     form.files.push((file, bytes));
                 }
@@ -329,7 +327,7 @@ impl FormParts {
                         format!("a form has at most {MAX_FILES} files: put data into a volume of the appliance");
                     return Err(ApiError::new(ErrorReason::PayloadTooLarge, detail));
                 }
-                other => return Err(bad_form(&format!("there is no part {other}: params, job and file are read"))),
+                other => return Err(bad_form(&format!("unknown form part {other}: use params, job and file"))),
             }
         }
         Ok(form)
@@ -346,7 +344,7 @@ impl FormParts {
         let beside = beside.map(|bytes| parse_json::<SubmitOptions>("JSON in the part `job`", &bytes)).transpose()?;
         let SubmitOptions { metadata, mut spec, overrides } = beside.unwrap_or_default();
         if spec.contains_key("params") {
-            let message = "the params are those of the part `params`: leave these out".to_owned();
+            let message = "the params are in the part `params`: leave these out".to_owned();
             return Err(ApiError::invalid(vec![FieldError { field: "spec.params".to_owned(), message }]));
         }
         apply_overrides(&mut params, &overrides)?;
@@ -371,7 +369,7 @@ fn stem_of(file: &str) -> Option<String> {
 fn apply_overrides(params: &mut Value, overrides: &Map<String, Value>) -> Result<()> {
     for (key, value) in overrides.iter().filter(|(_, value)| !value.is_null()) {
         if !OVERRIDE_FLAGS.contains(&key.as_str()) {
-            let message = format!("it is one of {}", OVERRIDE_FLAGS.join(", "));
+            let message = format!("expected one of {}", OVERRIDE_FLAGS.join(", "));
             return Err(ApiError::invalid(vec![FieldError { field: format!("overrides.{key}"), message }]));
         }
         params["runconfig"][key] = value.clone();

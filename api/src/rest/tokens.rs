@@ -67,13 +67,13 @@ impl TokenRequest {
             return fault("role", "one of viewer, editor and admin");
         }
         if self.namespaces.is_empty() {
-            return fault("namespaces", "at least one; \"*\" is all of them");
+            return fault("namespaces", "at least one; \"*\" means all");
         }
         if let Some(at) = self.namespaces.iter().position(|name| name != ALL_NAMESPACES && !is_label(name)) {
-            return fault(&format!("namespaces[{at}]"), &format!("{NAMESPACE_RULE}; \"*\" is all of them"));
+            return fault(&format!("namespaces[{at}]"), &format!("{NAMESPACE_RULE}; \"*\" means all"));
         }
         if self.expires_in_seconds == Some(0) {
-            return fault("expiresInSeconds", "at least 1; leave it out for a token that is good for ever");
+            return fault("expiresInSeconds", "at least 1; leave it out for a token that never expires");
         }
         let secret = new_secret();
         let now = Timestamp::now().as_millisecond();
@@ -177,7 +177,7 @@ pub async fn revoke(
     who.authorize(Action::DeleteToken, "", "").await?;
     let now = Timestamp::now().as_millisecond();
     if !api.store.revoke_token(&id, now).await? {
-        return Err(ApiError::new(ErrorReason::NotFound, format!("there is no token {id} that could be revoked")));
+        return Err(ApiError::new(ErrorReason::NotFound, format!("no valid token {id} to revoke")));
     }
     for token in api.store.tokens().await?.iter().filter(|token| session::belongs_to_token(&token.id, &id)) {
         api.store.revoke_token(&token.id, now).await?;

@@ -35,15 +35,20 @@ pub fn attach_uploads(
     files.sort_by(|(a, _), (b, _)| a.cmp(b));
     for (at, (path, bytes)) in files.into_iter().enumerate() {
         let fault = |message: String| ApiError::invalid(vec![FieldError { field: path.clone(), message }]);
-        let content =
-            String::from_utf8(bytes.to_vec()).map_err(|_| fault("only UTF-8 texts travel along".to_owned()))?;
+        let content = String::from_utf8(bytes.to_vec()).map_err(|_| {
+            fault(
+                "only UTF-8 text files can be uploaded with a \
+                job"
+                .to_owned(),
+            )
+        })?;
         let file = std::path::Path::new(&path).file_name().and_then(|name| name.to_str()).unwrap_or("text");
         let clean =
             |letter: char| if letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_') { letter } else { '-' };
         let file: String = file.chars().map(clean).collect();
         // If several names match, the first one counts, so that a file is uploaded once.
         let Some((group, stands_for)) = named.match_file(&path) else {
-            return Err(fault("no data_dir of the params names this text: leave it out".to_owned()));
+            return Err(fault("no data_dir of the params names this file: leave it out".to_owned()));
         };
         // The number keeps the order of the files of one glob.
         let name = format!("{group}-{at:04}-{file}");
@@ -52,7 +57,7 @@ pub fn attach_uploads(
         total += name.as_str().len() + content.len();
         if total > MAX_UPLOAD_BYTES {
             return Err(fault(
-                "texts that travel along have less than 1 MiB together: put it into a volume".to_owned(),
+                "uploaded files may have less than 1 MiB in total: put the data into a volume".to_owned(),
             ));
         }
         renamed.push((stands_for.clone(), by));
@@ -79,10 +84,10 @@ fn reserve_name(spec: &mut Map<String, Value>, field: &str, key: &str, value: &s
         Err(ApiError::invalid(vec![FieldError { field: format!("spec.{field}"), message }]))
     };
     let Value::Array(all) = spec.entry(field).or_insert_with(|| json!([])) else {
-        return fault(field.to_owned(), "it is a list".to_owned());
+        return fault(field.to_owned(), "expected a list".to_owned());
     };
     if let Some(at) = all.iter().position(|there| there[key] == value) {
-        let message = format!("{value} is reserved for the uploaded texts: choose another {key}");
+        let message = format!("{value} is reserved for the uploaded files: choose another {key}");
         return fault(format!("{field}[{at}].{key}"), message);
     }
     item[key] = value.into();
@@ -102,7 +107,13 @@ pub fn name_uploads(object: &mut Value, files: Vec<UploadedFile>) -> Result<Opti
         digest.update(&[0]).update(name.as_str().as_bytes()).update(&[0]).update(content.as_bytes());
     }
     let name = format!("{UPLOADS_VOLUME}-{}", &digest.finalize().to_hex()[..16]);
-    let config_map = ObjectName::new(name).map_err(|error| ApiError::internal("name the texts of a job", &error))?;
+    let config_map = ObjectName::new(name).map_err(|error| {
+        ApiError::internal(
+            "name the uploaded files of a \
+        job",
+            &error,
+        )
+    })?;
     for volume in object["spec"]["volumes"].as_array_mut().into_iter().flatten() {
         if volume["name"] == UPLOADS_VOLUME {
             volume["configMap"]["name"] = config_map.as_str().into();
@@ -163,8 +174,8 @@ impl DataPaths {
             return Ok(());
         }
         let detail = format!(
-            "{} files are to be found by {} globs in the params, which takes too long: name their directory by one glob, or put \
-             them into a volume of the appliance",
+            "finding {} files by {} globs in the params takes too long: name their directory by one glob, or put them \
+             into a volume of the appliance",
             files.len(),
             self.globs.len()
         );

@@ -77,25 +77,25 @@ pub enum Error {
     #[error("no space is left for the database: {0}; free some, or shorten the retention of finished jobs")]
     NoSpace(String),
     /// The job that something is to be added to does not exist.
-    #[error("there is no job with uid {0}; it may have been forgotten meanwhile")]
+    #[error("job with uid {0} not found; retention may have deleted it")]
     JobNotFound(String),
     /// A job with this UID exists, under another name or key.
-    #[error("a job with uid {0} is there already; give every job a uid of its own")]
+    #[error("a job with uid {0} already exists; give every job its own uid")]
     UidTaken(String),
     /// A UID that could not be part of a cursor or of a URL.
     #[error("{0:?} can't be a uid: only 1 to {max} letters, digits and '-' are allowed", max = crate::jobs::MAX_UID_LENGTH)]
     BadUid(String),
     /// A text that is not a cursor of this crate.
-    #[error("this is not a cursor; pass `next` of the page before as it is, or leave it out to begin anew")]
+    #[error("invalid cursor; pass the previous page's `next` unchanged, or omit it to start from the beginning")]
     BadCursor,
     /// A number that exceeds the largest one that can be stored.
     #[error("{0} {1} is too large; the largest is {max}", max = crate::sql::MAX_SAFE_INTEGER)]
     TooLarge(&'static str, u64),
     /// A row that this program can't have written.
-    #[error("a row of the database can't be understood: {0}; restore the database from a backup")]
+    #[error("a row of the database can't be read: {0}; restore the database from a backup")]
     Damaged(String),
     /// The database rejected a statement: a bug of this program, or a schema that was changed manually.
-    #[error("the database refused a statement: {0}; report this, unless the schema was changed by hand")]
+    #[error("the database rejected a statement: {0}; report this, unless the schema was changed by hand")]
     StatementRejected(String),
 }
 

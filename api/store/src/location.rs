@@ -33,7 +33,7 @@ impl DatabaseUrl {
         }
         let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
         if !["postgres", "postgresql"].contains(&scheme) {
-            return Err(Error::Url(format!("databases of the kind {scheme:?} are not known")));
+            return Err(Error::Url(format!("unknown kind of database {scheme:?}")));
         }
         match url.parse() {
             Ok(options) => Ok(Self::Server(Box::new(options))),

@@ -82,7 +82,7 @@ async fn test_connection(connect: &AnyConnectOptions, location: &DatabaseUrl) ->
     };
     match timeout(CONNECTION_TIMEOUT, knocking).await {
         Ok(knocked) => knocked.map_err(|error| open_error(error, location)),
-        Err(_) => Err(location.unreachable(format!("no answer within {} seconds", CONNECTION_TIMEOUT.as_secs()))),
+        Err(_) => Err(location.unreachable(format!("no response within {} s", CONNECTION_TIMEOUT.as_secs()))),
     }
 }
 

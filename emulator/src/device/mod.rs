@@ -129,7 +129,7 @@ pub enum DeviceError {
         leaves: u32,
     },
     /// A leaf has the wrong number of tokens or labels.
-    #[error("leaf {leaf} came with {found} {what}, but the plan's leaves have {expected}")]
+    #[error("leaf {leaf} has {found} {what}, but the plan's leaves have {expected}")]
     Samples {
         /// The leaf.
         leaf: u32,
@@ -141,7 +141,7 @@ pub enum DeviceError {
         found: usize,
     },
     /// A token or label is outside the vocabulary.
-    #[error("leaf {leaf} has {what} {token} at place {place}, but the vocabulary has {vocabulary} entries")]
+    #[error("leaf {leaf} has {what} {token} at position {place}, but the vocabulary has {vocabulary} entries")]
     Token {
         /// The leaf.
         leaf: u32,
@@ -155,7 +155,7 @@ pub enum DeviceError {
         vocabulary: usize,
     },
     /// The requested partial sums are not the cover of the leaves.
-    #[error("partial sums {wanted} were asked for, but the leaves of the round make {made}")]
+    #[error("partial sums {wanted} were requested, but the leaves of the round produce {made}")]
     Nodes {
         /// Requested nodes.
         wanted: String,
@@ -171,7 +171,7 @@ pub enum DeviceError {
         chunks: usize,
     },
     /// The payload of a chunk has the wrong length.
-    #[error("chunk {chunk} came with {found} bytes, but it has {expected}")]
+    #[error("received {found} bytes for chunk {chunk}, which has {expected}")]
     Payload {
         /// The chunk.
         chunk: ChunkId,

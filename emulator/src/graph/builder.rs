@@ -59,7 +59,7 @@ impl GraphBuilder {
         let shape = operator(&op)
             .output(&Signature::of(&self.graph, &node))
             .map_err(|source| GraphError::Op { at: at(), source })?
-            .ok_or_else(|| GraphError::Loss(format!("{} makes none", at())))?;
+            .ok_or_else(|| GraphError::Loss(format!("{} has no output", at())))?;
         let output = self.graph.values.len();
         self.graph.values.push(Value { name, rows: shape.rows, columns: shape.columns, kind: shape.kind });
         self.graph.nodes.push(OpNode { output: Some(output), ..node });

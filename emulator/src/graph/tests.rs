@@ -16,7 +16,7 @@ fn what_breaks_a_graph_is_named() {
         (|g| g.labels = 2, "labels must be"),
         (|g| g.nodes[0].inputs = vec![77], "value 77"),
         (|g| g.nodes[0].params = vec![99, 0], "tensor 99"),
-        (|g| g.nodes[3].inputs = vec![12], "no earlier operator makes"),
+        (|g| g.nodes[3].inputs = vec![12], "no earlier operator produces"),
         (|g| g.nodes[3].output = Some(2), "exists already"),
         (|g| g.nodes[3].output = Some(99), "value 99"),
         (|g| g.values[5].columns = 7, "but the graph declares"),

@@ -15,7 +15,7 @@ pub enum GraphError {
     #[error("the model has no {0}")]
     Empty(&'static str),
     /// Two tensors have the same name.
-    #[error("two tensors are called {0:?}; every tensor needs a name of its own")]
+    #[error("two tensors are called {0:?}; names must be unique")]
     RepeatedName(String),
     /// A dimension is zero, or there are too many elements.
     #[error("{what} has dimensions {dimensions:?}; each must be at least 1 and their product at most 2^40")]
@@ -41,7 +41,7 @@ pub enum GraphError {
         count: usize,
     },
     /// A value is read before it is computed, or never computed.
-    #[error("{at} reads {value:?}, which no earlier operator makes")]
+    #[error("{at} reads {value:?}, which no earlier operator produces")]
     ReadBeforeMade {
         /// The operator.
         at: String,
@@ -49,7 +49,7 @@ pub enum GraphError {
         value: String,
     },
     /// A value is computed twice, or the token input is computed by an operator.
-    #[error("{at} makes {value:?}, which exists already")]
+    #[error("{at} produces {value:?}, which exists already")]
     MadeTwice {
         /// The operator.
         at: String,
@@ -65,7 +65,7 @@ pub enum GraphError {
         source: OpError,
     },
     /// The declared output differs from the one the operator computes.
-    #[error("{at} makes {made}, but the graph declares {declared}")]
+    #[error("{at} produces {made}, but the graph declares {declared}")]
     Output {
         /// The operator.
         at: String,
@@ -75,7 +75,7 @@ pub enum GraphError {
         declared: String,
     },
     /// There is not exactly one loss at the end.
-    #[error("a model has one loss, made by its last operator; {0}")]
+    #[error("a model has one loss, produced by its last operator; {0}")]
     Loss(String),
     /// Layers do not cover the operators in order.
     #[error("layer {layer:?} begins at operator {start}, but the one before ends at {expected}")]
@@ -88,7 +88,7 @@ pub enum GraphError {
         expected: NodeId,
     },
     /// Too many layers.
-    #[error("the model has {layers} layers; at most {most} are taken")]
+    #[error("the model has {layers} layers; at most {most} are supported")]
     TooManyLayers {
         /// Layers requested.
         layers: usize,
@@ -185,7 +185,12 @@ impl Graph {
         for (id, node) in self.nodes.iter().enumerate() {
             self.check_node(id, node, &mut made)?;
             if node.output.is_none() != (id == last) {
-                let what = if id == last { "the last one makes a value" } else { "an earlier one makes a loss, too" };
+                let what = if id == last {
+                    "the last one produces a \
+                    value"
+                } else {
+                    "an earlier one produces a loss, too"
+                };
                 return Err(GraphError::Loss(format!("here, {what}: {}", self.node_name(id))));
             }
         }

@@ -31,7 +31,7 @@ simd_fn! {
     ///
     /// # Panics
     /// If a token is no row of the table, or lengths do not match.
-    #[allow(clippy::expect_used, reason = "tokens are checked against the vocabulary before they come here")]
+    #[allow(clippy::expect_used, reason = "tokens are checked against the vocabulary before")]
     pub fn scatter_add(dy: &[f32], width: usize, tokens: &[i32], first: usize, columns: usize, dtable: &mut [f32]) {
         assert!(dy.len() == tokens.len() * width && first + columns <= width);
         for (&token, dy) in tokens.iter().zip(dy.chunks_exact(width.max(1))) {
@@ -87,7 +87,7 @@ simd_fn! {
 }
 
 #[inline(always)]
-#[allow(clippy::expect_used, reason = "tokens are checked against the vocabulary before they come here")]
+#[allow(clippy::expect_used, reason = "tokens are checked against the vocabulary before")]
 fn row(table: &[f32], width: usize, token: i32) -> &[f32] {
     let token = usize::try_from(token).expect("a token is not negative");
     &table[token * width..(token + 1) * width]

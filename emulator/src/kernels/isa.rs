@@ -13,7 +13,7 @@ pub struct Simd(Isa);
 
 /// The CPU lacks the requested instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this CPU has no {wanted}, its best is {best}: choose {best} or run on another machine")]
+#[error("this CPU does not support {wanted}: choose {best}, the best that it supports, or run on another machine")]
 pub struct Unavailable {
     /// Requested instruction set.
     pub wanted: Isa,

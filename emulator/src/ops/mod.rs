@@ -204,7 +204,7 @@ pub enum OpError {
         rows: usize,
     },
     /// Columns can't be divided into heads.
-    #[error("{columns} columns are no queries, keys and values of {heads} equal heads")]
+    #[error("{columns} columns can't be split into queries, keys and values of {heads} equal heads")]
     Heads {
         /// Columns of the input.
         columns: usize,

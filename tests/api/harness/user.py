@@ -105,7 +105,7 @@ def until_job(user: User, name: str) -> millrace.Job:
             return user.appliance.job(name)
         return None
 
-    return until(f"there is a job {name}", look)
+    return until(f"job {name} exists", look)
 
 
 def until_state(job: millrace.Job, *states: str, seconds: float = 60) -> None:

@@ -138,7 +138,7 @@ impl Gpt2Config {
         }
         if self.quantization_config.is_some() {
             let reason = "quantization_config of its config.json can't be trained: weights must have 16 or 32 bits";
-            return Err(refuse(dir, reason.into(), "import the model that was quantized"));
+            return Err(refuse(dir, reason.into(), "import the original model, without quantization"));
         }
         Ok(())
     }

@@ -35,7 +35,7 @@ pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<ExportSummar
     let model = Gpt2::from_graph(checkpoint.layout().graph())?;
     if model.head_bias.is_some() {
         return Err(Error::NotExportable {
-            reason: "its head has a bias, and Hugging Face's GPT-2 has no place for one".into(),
+            reason: "its head has a bias, which Hugging Face's GPT-2 doesn't support".into(),
             hint: "train with use_bias_in_output: false to export".into(),
         });
     }

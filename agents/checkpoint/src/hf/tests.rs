@@ -240,18 +240,21 @@ fn foreign_directories_import_and_differences_are_reported() {
         (|t, _| drop(t.remove("h.1.ln_2.bias")), "it has no tensor h.1.ln_2.bias"),
         (
             |t, _| drop(t.insert("wte.weight".into(), (vec![1, 8], vec![0.0; 8]))),
-            "wte.weight has shape [1, 8] there and [11, 8] by the params",
+            "wte.weight has shape [1, 8] in the checkpoint and [11, 8] in the params",
         ),
         (
             |t, _| drop(t.insert("h.2.x".into(), (vec![1], vec![0.0]))),
             "it has a tensor h.2.x that the model of the params does not have",
         ),
-        (|_, c| c["n_head"] = 4.into(), "n_head is 4 there and 2 by the params"),
+        (|_, c| c["n_head"] = 4.into(), "n_head is 4 in the checkpoint and 2 in the params"),
         (
             |_, c| c["activation_function"] = "gelu".into(),
-            "activation_function is gelu there and gelu_new by the params",
+            "activation_function is gelu in the checkpoint and gelu_new in the params",
         ),
-        (|_, c| c["tie_word_embeddings"] = false.into(), "tie_word_embeddings is false there and true by the params"),
+        (
+            |_, c| c["tie_word_embeddings"] = false.into(),
+            "tie_word_embeddings is false in the checkpoint and true in the params",
+        ),
         (|_, c| c["model_type"] = "llama".into(), "its config.json has model_type \"llama\""),
     ];
     for (change, expected) in cases {

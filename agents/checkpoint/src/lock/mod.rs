@@ -100,7 +100,8 @@ pub enum LockError {
         model_dir: PathBuf,
     },
     /// This attempt of the job, or a newer one, has held the lock.
-    #[error("this is attempt {attempt} of the job, and its attempt {newer} has had model_dir {}; the next needs a higher number", model_dir.display())]
+    #[error("attempt {attempt} can't use model_dir {}: attempt {newer} of the job has used it already; start the next \
+        attempt with a higher number", model_dir.display())]
     Fenced {
         /// The model_dir.
         model_dir: PathBuf,
@@ -110,7 +111,8 @@ pub enum LockError {
         newer: u32,
     },
     /// The lock was taken over from this run.
-    #[error("model_dir {} was taken over by {}; nothing more is written there", model_dir.display(), by.as_ref().map_or_else(|| "another run".to_owned(), ToString::to_string))]
+    #[error("model_dir {} was taken over by {}; this run no longer writes to \
+        it", model_dir.display(), by.as_ref().map_or_else(|| "another run".to_owned(), ToString::to_string))]
     Lost {
         /// The model_dir.
         model_dir: PathBuf,

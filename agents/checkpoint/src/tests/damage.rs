@@ -85,7 +85,7 @@ fn truncated_lengthened_emptied_and_missing_files_are_named() {
         fs::write(&file, &whole).unwrap();
     }
     let error = Checkpoint::open(dir.path().join("nothing")).unwrap_err();
-    assert!(error.to_string().ends_with("is not a checkpoint: there is no such directory"), "{error}");
+    assert!(error.to_string().ends_with("is not a checkpoint: the directory does not exist"), "{error}");
 }
 
 /// Inserts an unexpected value at a random position of a document.

@@ -106,7 +106,10 @@ fn another_model_is_refused_by_its_first_difference() {
     let untied = changed(|model| model.tied = false);
     let cases = [
         (untied, "it has no tensor lm_head.weight"),
-        (changed(|model| model.vocabulary = 12), "wte.weight has shape [11, 8] there and [12, 8] by the params"),
+        (
+            changed(|model| model.vocabulary = 12),
+            "wte.weight has shape [11, 8] in the checkpoint and [12, 8] in the params",
+        ),
         (
             changed(|model| model.bias = false),
             "it has a tensor h.0.attn.qkv.bias that the model of the params does not have",

@@ -89,9 +89,9 @@ pub(crate) fn open(
         CacheDir::Disabled => "neither XDG_CACHE_HOME nor HOME names a directory".into(),
     };
     let mut writer = TokenWriter::new(Vec::new());
-    #[allow(clippy::expect_used, reason = "a Vec takes every write")]
+    #[allow(clippy::expect_used, reason = "writing to a Vec never fails")]
     build(&mut |tokens| {
-        writer.push(tokens).expect("a Vec takes every write");
+        writer.push(tokens).expect("writing to a Vec never fails");
         Ok(())
     })?;
     let max = writer.max;
@@ -126,7 +126,7 @@ fn open_in(dir: &Path, key: [u8; 32], build: &mut TokenBuilder) -> Result<(Token
     }
     match load(&path, key).map_err(at(&path))? {
         CacheLookup::Valid(store) => Ok((store, outcome)),
-        CacheLookup::Missing => Err(at(&path)(io::Error::other("the file just written is gone"))),
+        CacheLookup::Missing => Err(at(&path)(io::Error::other("the file just written is missing"))),
         CacheLookup::Damaged(damage) => {
             Err(at(&path)(io::Error::other(format!("the file just written is damaged: {damage}"))))
         }
@@ -177,10 +177,10 @@ fn check(bytes: &[u8], key: [u8; 32]) -> Result<u16, &'static str> {
         return Err("not a token file of this version");
     }
     if header[16..24] != count.to_le_bytes() || payload.len() % TOKEN_BYTES != 0 {
-        return Err("of another length than its header says");
+        return Err("its length differs from the one in its header");
     }
     if header != self::header(max, count, key, blake3::hash(payload)) {
-        return Err("of another content than its header says");
+        return Err("its content differs from the digest in its header");
     }
     Ok(max)
 }

@@ -78,7 +78,7 @@ impl Coordinator {
         if failures >= MAX_LINK_FAILURES {
             let other = peer.map_or_else(|| "another agent".to_owned(), |peer| peer.to_string());
             let reason = format!(
-                "the link between {reporter} and {other} failed {failures} times in a row; their logs say why. Check that \
+                "the link between {reporter} and {other} failed {failures} times in a row; see their logs. Check that \
                  {reporter} can reach the data port of {other}, and that both run the same build"
             );
             self.end(RunOutcome::Failed { reason, agent: peer.or(Some(reporter)), cause: FailureCause::Other }, out);

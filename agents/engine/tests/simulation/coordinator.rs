@@ -167,7 +167,7 @@ impl SimulatedCoordinator {
                     self.background_tasks.push(BackgroundTask::EndPause(epoch, 1 << failures))
                 }
                 CoordinatorCommand::Disconnect { agent, reason } => {
-                    return Err(format!("{agent} is dismissed: {reason}"));
+                    return Err(format!("{agent} was disconnected: {reason}"));
                 }
                 CoordinatorCommand::ReportRunning | CoordinatorCommand::Evaluating => {}
                 CoordinatorCommand::EvaluateNext(source) => {

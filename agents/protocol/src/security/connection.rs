@@ -234,7 +234,10 @@ fn verify_peer(
         return Err("it speaks another protocol".to_owned());
     }
     let certificate = session.peer_certificates().and_then(|chain| chain.first()).ok_or("it has no certificate")?;
-    let name = name_of(certificate).map_err(|error| error.to_string())?.ok_or("its certificate names no member")?;
+    let name = name_of(certificate).map_err(|error| error.to_string())?.ok_or(
+        "its certificate names no member of a \
+        job",
+    )?;
     admit.check(identity.name(), &name)?;
     Ok(name)
 }

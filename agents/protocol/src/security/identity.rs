@@ -43,10 +43,10 @@ pub enum IdentityError {
         cause: std::io::Error,
     },
     /// The text is not PEM, or of another type.
-    #[error("the {0} is not one in PEM")]
+    #[error("the {0} is not valid PEM")]
     Pem(&'static str),
     /// The text is not the document written by [`Credentials::to_json_line`].
-    #[error("the credentials are not JSON of a certificate, its key and its authority")]
+    #[error("the credentials are not JSON with a certificate, its key and its authority")]
     JsonLine,
     /// The certificate has no URI or several.
     #[error("the certificate names no member of a job")]

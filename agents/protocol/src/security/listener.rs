@@ -63,7 +63,7 @@ impl AdmissionPolicy {
             | (AdmissionPolicy::RestServer, MemberName::Service(Service::RestServer)) => true,
             _ => false,
         };
-        if admitted { Ok(()) } else { Err(format!("{peer} may not use this port")) }
+        if admitted { Ok(()) } else { Err(format!("{peer} is not authorized for this port")) }
     }
 }
 
@@ -132,7 +132,7 @@ impl Acceptor {
                         && let Some((slow, handshake)) = oldest_first.pop_front()
                     {
                         handshake.abort();
-                        self.reject(slow, "it was the slowest of too many handshakes");
+                        self.reject(slow, "too many handshakes in progress, and this one is the oldest");
                     }
                     oldest_first.push_back((from, handshakes.spawn(self.clone().handshake(tcp, from))));
                 }
@@ -153,7 +153,12 @@ impl Acceptor {
             // The server may have ended already.
             Ok(Ok(stream)) => drop(self.sender.send(Ok(stream)).await),
             Ok(Err(AcceptError::ClosedEarly)) => {
-                tracing::debug!(port = self.port, "{from} closed its connection to the {} port at once", self.port)
+                tracing::debug!(
+                    port = self.port,
+                    "{from} closed its connection to the {} port during the \
+                    handshake",
+                    self.port
+                )
             }
             Ok(Err(AcceptError::Rejected(reason))) => self.reject(from, &reason),
             Err(_) => self.reject(from, "it did not finish its handshake in time"),
@@ -162,7 +167,7 @@ impl Acceptor {
 
     fn reject(&self, from: SocketAddr, reason: &str) {
         self.log_limited(|untold| {
-            format!("rejected a connection of {from} to the {} port: {reason}{untold}", self.port)
+            format!("rejected a connection from {from} to the {} port: {reason}{untold}", self.port)
         });
     }
 

@@ -56,10 +56,10 @@ pub enum NameError {
     #[error("{0:?} can't be the job in a certificate: use 1 to 128 letters, digits, '.', '_' and '-'")]
     Job(String),
     /// The text is not the name of an agent.
-    #[error("{0:?} is no agent: agents are called memoryx-0, cs2-1 and so on")]
+    #[error("{0:?} is not an agent name; expected a name such as memoryx-0 or cs2-1")]
     Agent(String),
     /// The text is not the URI of a [`MemberName`].
-    #[error("{0:?} names no member of a job")]
+    #[error("{0:?} is not the name of a member of a job")]
     Uri(String),
 }
 

@@ -192,7 +192,7 @@ impl RunFiles {
         self.record(JournalEvent::Outcome(outcome.clone()));
         if self.refusing {
             let waiting = self.journal.waiting();
-            tracing::error!(waiting, "the run ends, and its last metrics and journal entries could not be written");
+            tracing::error!(waiting, "the run ended, but its last metrics and journal entries could not be written");
         }
         self.last_report.write(outcome);
     }
@@ -209,7 +209,7 @@ impl RunFiles {
                 self.refusing = true;
                 let sentence = file_failure(&error).message;
                 tracing::warn!(
-                    "{sentence}; training goes on, and metrics are kept in memory until they can be written"
+                    "{sentence}; training continues, and metrics are kept in memory until they can be written"
                 );
             }
             Ok(()) if self.refusing => {

@@ -114,7 +114,7 @@ impl proto::journal_server::Journal for JournalService {
     }
 
     async fn stop(&self, request: Request<proto::StopRequest>) -> Result<Response<proto::CommandReply>, Status> {
-        tracing::info!("asked to stop: {}", request.into_inner().reason);
+        tracing::info!("stop requested: {}", request.into_inner().reason);
         self.command(RunCommand::Stop).await
     }
 }

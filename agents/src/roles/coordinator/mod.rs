@@ -210,11 +210,16 @@ async fn prepare(
 
     let lock = Arc::new(lock_model_dir(&launch).await?);
     for removed in millrace_checkpoint::clean_up(&lock).map_err(|error| checkpoint_failure(&error))? {
-        tracing::info!("removed what an earlier run left unfinished: {removed}");
+        tracing::info!("removed unfinished files of an earlier run: {removed}");
     }
     let mut further = resume::choose_checkpoint(&launch, &compiled, named)?;
     // There is always one: a checkpoint or the initial values.
-    let mut beginning = further.pop_front().ok_or_else(|| AgentError::local("there is nothing to begin with"))?;
+    let mut beginning = further.pop_front().ok_or_else(|| {
+        AgentError::local(
+            "there is neither a checkpoint nor an \
+        initial state",
+        )
+    })?;
     let compiled = resume::recompile_with_checkpoint_cuts(&launch, compiled, &mut beginning)?;
     let files = files::RunFiles::open(&launch, lock.attempt(), last_report)?;
     beginning.report.iter().for_each(|sentence| console.line(sentence));
@@ -235,7 +240,7 @@ async fn lock_model_dir(launch: &LaunchDocument) -> Result<ModelDirLock, AgentEr
             Err(LockError::InUse { owner, .. })
                 if owner.job.is_some() && owner.job == launch.job_uid && Instant::now() < deadline =>
             {
-                tracing::info!("waiting for {owner} to let go of model_dir");
+                tracing::info!("waiting for {owner} to release model_dir");
                 tokio::time::sleep(LOCK_POLL_INTERVAL).await;
             }
             taken => return taken.map_err(|error| checkpoint_failure(&error.into())),

@@ -179,14 +179,12 @@ impl Reporter {
         self.state.resumed = self.files.begin(step, before)?;
         self.state.step = step;
         if held {
-            self.console.line(format!("MemoryX holds the parameters of step {step} of this job: going on from there."));
+            self.console.line(format!("Resuming from step {step}: MemoryX holds its parameters."));
         }
         if let Some(ResumePoint { step, repeated_steps: repeated @ 1.. }) = self.state.resumed {
             let line = match step {
-                0 => format!(
-                    "Starting again at step 0: there is no checkpoint to go on from; {repeated} step(s) are lost."
-                ),
-                _ => format!("Going on from step {step}; {repeated} step(s) after it are lost and run again."),
+                0 => format!("Restarting at step 0: no checkpoint; {repeated} step(s) are lost."),
+                _ => format!("Resuming from step {step}; rerunning {repeated} lost step(s)."),
             };
             self.console.line(line);
         }

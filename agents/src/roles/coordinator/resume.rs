@@ -99,13 +99,13 @@ fn complete_checkpoints(launch: &LaunchDocument, report: &mut Vec<String>) -> Re
 }
 
 fn skipped_message(path: &Path, reason: impl std::fmt::Display) -> String {
-    format!("Checkpoint {} is passed over: {reason}", path.display())
+    format!("Skipping checkpoint {}: {reason}", path.display())
 }
 
 fn start_without_checkpoint(launch: &LaunchDocument, mut report: Vec<String>) -> Result<StartPoint, AgentError> {
     if !launch.mode.trains() {
         let directory = launch.model_dir.display();
-        return Err(AgentError::bad_input(format!("there is no checkpoint in {directory} to evaluate"))
+        return Err(AgentError::bad_input(format!("no checkpoint in {directory} to evaluate"))
             .hint("name one with --checkpoint_path, or train first"));
     }
     report.push("No checkpoint was provided. Using randomly initialized model parameters.".to_owned());
@@ -120,7 +120,12 @@ fn start_from_checkpoint(
 ) -> Result<StartPoint, AgentError> {
     let reader = PlanReader::new(checkpoint, &compiled.plan, &Moments::none(), load_strictness(&compiled.job))
         .map_err(|error| checkpoint_failure(&error))?;
-    report.extend(reader.missing_tensors().iter().map(|name| format!("{name} is not in it and starts anew.")));
+    report.extend(reader.missing_tensors().iter().map(|name| {
+        format!(
+            "{name} is not in the checkpoint and is \
+        initialized."
+        )
+    }));
     let checkpoint = reader.checkpoint();
     let (states, path) = (launch.resume.states, checkpoint.path());
     let step = if states.global_step || !launch.mode.trains() { checkpoint.step() } else { 0 };
@@ -221,7 +226,7 @@ fn check_systems(compiled: &CompiledJob, systems: usize) -> Result<(), AgentErro
         leaves.samples
     ))
     .hint(format!(
-        "use at most {}, or cut the batch into smaller leaves, which gives other bits, with --allow_profile_change",
+        "use at most {}, or cut the batch into smaller leaves, which gives different bits, with --allow_profile_change",
         pluralize(leaves.count, "system", "systems")
     )))
 }
@@ -250,7 +255,7 @@ fn with_cuts_of(then: &NumericsProfile, compiled: CompiledJob) -> Result<(Compil
     match document.compile(compiled.profile.isa) {
         Ok(kept) if cuts_agree(&kept.profile) => {
             let sentence = format!(
-                "Kept as in the checkpoint: {was}. This appliance would have {}, and other bits.",
+                "Kept as in the checkpoint: {was}. This appliance's default is {}, which gives different bits.",
                 say(samples, elements)
             );
             Ok((kept, Some(sentence)))
@@ -259,8 +264,8 @@ fn with_cuts_of(then: &NumericsProfile, compiled: CompiledJob) -> Result<(Compil
             "the checkpoint was computed with {was}, which do not fit on this appliance"
         ))
         .hint(
-            "other leaves would not give the same bits; use a wafer of at least the size it had before, or insist with \
-                 --allow_profile_change",
+            "other leaves would not give the same bits; use a wafer of at least the previous size, or override with \
+             --allow_profile_change",
         )),
     }
 }

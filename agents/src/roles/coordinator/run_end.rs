@@ -46,7 +46,7 @@ impl RunEnd {
     /// can't continue.
     pub fn stopped(leaver: Option<AgentId>) -> Self {
         let message = match leaver {
-            Some(shard) => format!("Stopped: {shard} was asked to leave, and a run needs all its shards."),
+            Some(shard) => format!("Stopped: {shard} is shutting down, and a run needs all its shards."),
             None => "Stopped by the user.".to_owned(),
         };
         Self { reason: OutcomeReason::Interrupted, message, agent: leaver }

@@ -157,7 +157,7 @@ impl ComputeWorker {
     /// Abandons the epoch because of invalid data of `peer`, and reports it to the coordinator.
     fn link_lost(&self, here: Option<ComputeEpoch>, peer: AgentId, reason: &str) {
         let Some(here) = here else { return };
-        tracing::warn!(%peer, epoch = %here.start.epoch, "link is gone: {reason}");
+        tracing::warn!(%peer, epoch = %here.start.epoch, "link failed: {reason}");
         self.outbox.send_report(&AgentReport::LinkLost { epoch: here.start.epoch, peer: Some(peer) });
     }
 
@@ -338,7 +338,7 @@ impl ComputeWorker {
         let (ids, labels) = (tokens(&reply.input_ids), tokens(&reply.labels));
         let length = of_leaf as usize * self.job.plan.sequence;
         if ids.len() != leaves.len() * length || labels.len() != ids.len() {
-            let reason = "it sent another number of samples than it was asked for".to_owned();
+            let reason = "received a different number of samples than requested".to_owned();
             return Err(EpochError::Peer(here.server(), reason));
         }
         let inputs: Vec<LeafInput<'_>> = leaves

@@ -187,7 +187,7 @@ impl SystemDriver {
                 let channel = channel.map_err(|error| transport::error_chain(&error));
                 let fetched = async { fetch(channel?, most_bytes, requests, &inputs).await };
                 if let Err(reason) = fetched.await {
-                    tracing::info!(peer = %server, %epoch, "link is gone: {reason}");
+                    tracing::info!(peer = %server, %epoch, "link failed: {reason}");
                     outbox.send_report(&AgentReport::LinkLost { epoch, peer: Some(server) });
                 }
             });
@@ -218,7 +218,7 @@ impl SystemDriver {
             LinkEventKind::Frame(frame) => self.send_input(ComputeInput::Weights(frame)),
             LinkEventKind::Grant(total) => self.send_input(ComputeInput::Grant(key.epoch, total)),
             LinkEventKind::Broken(reason) => {
-                tracing::info!(peer = %key.peer, epoch = %key.epoch, "link is gone: {reason}");
+                tracing::info!(peer = %key.peer, epoch = %key.epoch, "link failed: {reason}");
                 self.session.outbox.send_report(&AgentReport::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
                 self.epoch = None;
                 self.send_input(ComputeInput::Abandon);
@@ -256,7 +256,7 @@ async fn fetch(
     while let Some(reply) = replies.message().await.map_err(refused)? {
         answered += 1;
         if answered > asked.load(Ordering::Relaxed) {
-            return Err("it sent samples that nobody asked for".to_owned());
+            return Err("received samples that were not requested".to_owned());
         }
         if inputs.send(ComputeInput::Samples(Box::new(reply))).is_err() {
             break;

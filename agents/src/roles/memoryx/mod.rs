@@ -314,7 +314,7 @@ impl ShardDriver {
 
     /// Abandons the epoch after a link has failed or delivered invalid data.
     fn link_lost(&mut self, key: LinkKey, reason: &dyn std::fmt::Display) {
-        tracing::warn!(peer = %key.peer, epoch = %key.epoch, "link is gone: {reason}");
+        tracing::warn!(peer = %key.peer, epoch = %key.epoch, "link failed: {reason}");
         self.session.outbox.send_report(&AgentReport::LinkLost { epoch: key.epoch, peer: Some(key.peer) });
         self.link = None;
     }

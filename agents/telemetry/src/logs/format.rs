@@ -19,7 +19,7 @@ impl LogFormat {
 
 /// The name is not that of a format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no format of a log; the formats are text and json")]
+#[error("{0:?} is not a log format; the formats are text and json")]
 pub struct UnknownFormat(String);
 
 impl FromStr for LogFormat {

@@ -116,7 +116,7 @@ impl Logger {
         let before = std::mem::replace(&mut state.destination, Destination::Forward(Arc::clone(&forward)));
         if let Destination::Held { records, let_go } = before {
             if let_go > 0 {
-                let message = format!("{let_go} earlier records were let go before this agent joined");
+                let message = format!("{let_go} earlier records were dropped before this agent joined");
                 forward(LogRecord::new(Level::Warning, agent.clone(), message));
             }
             for mut record in records {

@@ -90,7 +90,7 @@ impl From<Level> for LevelFilter {
 
 /// The name is not that of a level.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no logging level; the levels are ERROR, WARNING, INFO, VERBOSE and DEBUG")]
+#[error("{0:?} is not a logging level; the levels are ERROR, WARNING, INFO, VERBOSE and DEBUG")]
 pub struct UnknownLevel(String);
 
 impl FromStr for Level {

@@ -77,7 +77,7 @@ impl EntryKind {
 
     fn read(name: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|kind| kind.as_str() == name);
-        found.ok_or_else(|| Error::Damaged(format!("an entry is of the kind {name:?}")))
+        found.ok_or_else(|| Error::Damaged(format!("unknown kind of entry {name:?}")))
     }
 }
 
@@ -95,7 +95,7 @@ impl MetricMode {
 
     fn read(name: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|mode| mode.as_str() == name);
-        found.ok_or_else(|| Error::Damaged(format!("a metric is of the mode {name:?}")))
+        found.ok_or_else(|| Error::Damaged(format!("unknown mode of a metric {name:?}")))
     }
 }
 
@@ -115,7 +115,7 @@ impl JournalRecord {
             step: row.maybe_number("step")?,
             agent: row.maybe_text("agent")?,
             level: level
-                .map(|level| level.try_into().map_err(|_| Error::Damaged(format!("a level is {level}"))))
+                .map(|level| level.try_into().map_err(|_| Error::Damaged(format!("unknown log level {level}"))))
                 .transpose()?,
             body: row.text("body")?,
         })

@@ -144,11 +144,8 @@ fn open_errors_are_one_sentence() {
         // Not even root can create a file there.
         ("sqlite:/proc/test.db".to_owned(), "can't be opened for writing"),
         ("sqlite:".to_owned(), "has no path"),
-        (
-            "mysql://ada:hunter2@localhost/db".to_owned(),
-            "databases of the kind \"mysql\" are not known; give sqlite:PATH",
-        ),
-        ("hunter2".to_owned(), "databases of the kind \"\" are not known"),
+        ("mysql://ada:hunter2@localhost/db".to_owned(), "unknown kind of database \"mysql\"; give sqlite:PATH"),
+        ("hunter2".to_owned(), "unknown kind of database \"\""),
         ("postgres://ada:hunter2@local host/db".to_owned(), "can't be read"),
         (
             format!("postgres://ada:hunter2@127.0.0.1:{port}/db?password=hunter2"),

@@ -35,7 +35,7 @@ pub fn editor_schema() -> Value {
     .transform(&mut schema);
     let mut schema = schema.to_value();
     if let Value::Object(root) = &mut schema {
-        root.insert("title".into(), "Params of Millrace".into());
+        root.insert("title".into(), "Millrace params".into());
         restrict(root, Params::REFERENCE);
     }
     let mut sections = Vec::new();

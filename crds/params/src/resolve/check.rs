@@ -114,7 +114,7 @@ impl<'a> ResolveContext<'a> {
             self.unsupported(key, given, use_one);
         } else {
             let hint = closest_match(given, known).map_or(use_one, |near| format!("did you mean {near}?"));
-            self.report_invalid(key, format!("is \"{given}\", which is not known"), hint);
+            self.report_invalid(key, format!("is \"{given}\", which is unknown"), hint);
         }
         default
     }

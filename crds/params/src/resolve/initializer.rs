@@ -83,7 +83,7 @@ fn refuse_foreign_arguments(check: &mut ResolveContext<'_>, key: &str, p: &Initi
     for (argument, given) in [("mean", p.mean), ("std", p.std), ("a", p.a), ("b", p.b), ("val", p.val)] {
         if given.is_some() && !used.contains(&argument) {
             let name = p.name.as_deref().unwrap_or_default();
-            check.report_invalid(&format!("{key}.{argument}"), format!("means nothing to {name}"), "leave it out");
+            check.report_invalid(&format!("{key}.{argument}"), format!("has no meaning for {name}"), "leave it out");
         }
     }
 }

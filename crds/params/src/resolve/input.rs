@@ -39,7 +39,7 @@ pub(super) fn resolve(
         check.report_missing("train_input", "name at least data_processor, data_files and batch_size");
     }
     if params.eval_input.is_none() && run.mode.evaluates() {
-        check.report_missing("eval_input", format!("mode {} evaluates: describe what on", run.mode));
+        check.report_missing("eval_input", format!("mode {} evaluates: describe the evaluation data", run.mode));
     }
     let t = InputSection {
         name: "train_input",
@@ -56,7 +56,7 @@ pub(super) fn resolve(
         let overlap = train.source == eval.source && train.split == (Split::All {}) && eval.split == (Split::All {});
         if overlap && run.mode.evaluates() {
             check.note(
-                "evaluation reads the same samples as training: set train_input.validation_fraction to keep some apart",
+                "evaluation reads the same samples as training: set train_input.validation_fraction to hold some out",
             );
         }
         eval
@@ -215,7 +215,7 @@ fn split(check: &mut ResolveContext<'_>, s: &InputSection<'_>, fraction: Option<
     let fraction = fraction.unwrap_or_else(|| {
         check.report_missing(
             &s.key("validation_fraction"),
-            "a split needs it: say which share of the tokens is kept apart",
+            "a split needs it: give the fraction of the tokens that is held out",
         );
         SYNTHETIC_VALIDATION_FRACTION
     });

@@ -132,7 +132,7 @@ fn loss(check: &mut ResolveContext<'_>, p: &ModelParams) -> (LossScaling, f64) {
     let weight = check.positive("model.loss_weight", p.loss_weight, 1.0);
     if scaling == LossScaling::NumTokens && weight != 1.0 {
         check.note(format!(
-            "model.loss_weight {weight} goes with loss_scaling: batch_size, which is used instead of num_tokens"
+            "model.loss_weight {weight} requires loss_scaling: batch_size, which is used instead of num_tokens"
         ));
         return (LossScaling::BatchSize, weight);
     }
@@ -143,12 +143,12 @@ fn precision(check: &mut ResolveContext<'_>, p: &ModelParams) -> Precision {
     let by_name = p.fp16_type.as_deref().map(|name| check.keyword("model.fp16_type", Some(name), true, &HALF_TYPES));
     if !p.mixed_precision.unwrap_or(false) {
         if p.use_bfloat16 == Some(true) {
-            check.note("model.use_bfloat16 does nothing without mixed_precision: the model is trained in f32");
+            check.note("model.use_bfloat16 has no effect without mixed_precision: the model is trained in f32");
         }
         return Precision::F32;
     }
     if !by_name.or(p.use_bfloat16).unwrap_or(false) {
-        check.note("fp16 is taken as bf16, which needs no loss scaling");
+        check.note("fp16 is replaced by bf16, which needs no loss scaling");
     }
     Precision::Bf16
 }

@@ -56,7 +56,7 @@ fn kind(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> OptimizerKind {
     };
     for (key, _) in foreign.iter().filter(|(_, given)| *given) {
         let name = p.optimizer_type.as_deref().unwrap_or("AdamW");
-        check.report_invalid(&format!("optimizer.{key}"), format!("means nothing to {name}"), "leave it out");
+        check.report_invalid(&format!("optimizer.{key}"), format!("has no meaning for {name}"), "leave it out");
     }
     let betas = betas(check, p);
     let eps = check.positive("optimizer.eps", p.eps, 1e-6);
@@ -72,7 +72,7 @@ fn betas(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> [f64; 2] {
     if p.betas.is_some() && (p.beta1.is_some() || p.beta2.is_some()) {
         check.report_invalid(
             "optimizer.betas",
-            "is given beside beta1 or beta2",
+            "is given together with beta1 or beta2",
             "keep betas and leave the older keys out",
         );
     }

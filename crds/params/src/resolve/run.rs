@@ -112,7 +112,7 @@ fn max_steps(check: &mut ResolveContext<'_>, p: &RunParams, over: &FlagOverrides
     if steps.is_none() {
         check.report_missing(
             key,
-            "say which step to train to, here or by --max_steps, or how many epochs by max_epochs",
+            "give the step to train to, here or by --max_steps, or the number of epochs by max_epochs",
         );
     }
     check.count(key, steps, 1, usize::MAX) as u64
@@ -251,7 +251,7 @@ pub(super) fn check_against_inputs(
     if run.eval_steps.is_none() && eval.is_some_and(|eval| matches!(eval.source, DataSource::Synthetic {})) {
         check.report_missing(
             "runconfig.eval_steps",
-            "synthetic samples have no end: say how many batches make an evaluation",
+            "synthetic samples have no end: give the number of batches of an evaluation",
         );
     }
 }

@@ -55,7 +55,7 @@ fn segment(check: &mut ResolveContext<'_>, at: &str, p: &ScheduleParams, last: b
     }
     let needed = kind != ScheduleKind::Constant || !last;
     if needed && steps.is_none() && p.scheduler.is_some() {
-        check.report_missing(&of("total_iters"), "say how many steps the schedule lasts");
+        check.report_missing(&of("total_iters"), "give the number of steps of the schedule");
     }
     ScheduleSegment {
         steps: if last { u64::MAX } else { steps.unwrap_or(1) },
@@ -107,7 +107,7 @@ fn refuse_foreign_keys(check: &mut ResolveContext<'_>, at: &str, p: &SchedulePar
     for (key, given) in foreign {
         if given.is_some() {
             let name = p.scheduler.as_deref().unwrap_or_default();
-            check.report_invalid(&format!("{at}.{key}"), format!("means nothing to {name}"), "leave it out");
+            check.report_invalid(&format!("{at}.{key}"), format!("has no meaning for {name}"), "leave it out");
         }
     }
 }

@@ -168,7 +168,7 @@ impl TreeReader {
             (_, Some(_)) => format!("it belongs in {}", sections_with_key.join(" or ")),
             (Some(near), None) => format!("did you mean {near}?"),
             (None, None) if key == "<<" => "write the merged keys out".into(),
-            (None, None) => format!("remove it; the keys known here are {}", keys.join(", ")),
+            (None, None) => format!("remove it; the valid keys are {}", keys.join(", ")),
         };
         let says = "is not a known key".into();
         self.problem(ParamsProblemKind::UnknownKey, entry.line, key, says, Some(hint));

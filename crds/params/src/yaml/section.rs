@@ -81,7 +81,7 @@ macro_rules! section {
         }
 
         impl $crate::yaml::ParamsSection for $name {
-            #[allow(unused_variables, reason = "a section may have no such keys")]
+            #[allow(unused_variables, reason = "a section can't have such keys")]
             fn ignored_keys(&self, at: &str, keys: &mut Vec<String>) {
                 $( if self.$ifield.is_some() { keys.push(format!("{at}.{}", stringify!($ifield))); } )*
             }

@@ -105,7 +105,7 @@ impl TreeBuilder {
             }
             Event::SequenceEnd | Event::MappingEnd => match self.open.pop() {
                 Some(open) => self.finished(open.node, open.anchor, 1),
-                None => Err(syntax(line, "a list or mapping ends that never began".into())),
+                None => Err(syntax(line, "a list or mapping ends without a beginning".into())),
             },
             Event::Alias(anchor) => match self.anchors.iter().find(|(id, _)| *id == anchor) {
                 Some((_, node)) => {

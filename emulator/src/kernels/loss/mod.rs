@@ -200,7 +200,7 @@ impl Classifier<'_> {
         assert_eq!(self.weights.len(), self.vocabulary * self.hidden);
         assert_eq!(x.len(), labels.len() * self.hidden);
         assert!(self.bias.is_none_or(|bias| bias.len() == self.vocabulary));
-        assert_eq!(check_labels(labels, self.vocabulary), Ok(()), "a label is no word");
+        assert_eq!(check_labels(labels, self.vocabulary), Ok(()), "a label is outside the vocabulary");
     }
 
     fn blocks(&self) -> impl DoubleEndedIterator<Item = std::ops::Range<usize>> {

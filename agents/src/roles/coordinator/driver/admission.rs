@@ -64,7 +64,7 @@ impl CoordinatorDriver {
     }
 
     fn refuse_duplicate(&mut self, hello: &JoinedAgent) {
-        let reason = format!("another process is {} in this job", hello.agent);
+        let reason = format!("another process is already {} in this job", hello.agent);
         if self.rejections.record(Instant::now()).is_some() {
             tracing::warn!(peer = %hello.agent, "rejected a second {}: {reason}", hello.agent);
         }
@@ -145,7 +145,7 @@ impl CoordinatorDriver {
         let compiled = &self.compiled;
         if hello.isa < compiled.profile.isa {
             hello.post.reject(&format!(
-                "the job is pinned to {}, which {}'s machine has not got; mixed fleets are refused",
+                "the job is pinned to {}, which {}'s machine does not support; all machines of a job need it",
                 compiled.profile.isa, hello.agent
             ));
             return Ok(());
@@ -159,7 +159,7 @@ impl CoordinatorDriver {
         });
         match hello.address.as_str() {
             "" => tracing::info!(peer = %hello.agent, "{} has joined", hello.agent),
-            address => tracing::info!(peer = %hello.agent, "{} has joined; others dial it at {address}", hello.agent),
+            address => tracing::info!(peer = %hello.agent, "{} has joined; its address is {address}", hello.agent),
         }
         let connected = AgentConnection { stream: number, instance: hello.instance, post: hello.post.clone() };
         self.joined.insert(hello.agent, connected);

@@ -56,7 +56,7 @@ impl SaveFailure {
         let kind = if *cause == FailureCause::NoSpace { OutcomeReason::OutOfSpace } else { OutcomeReason::Failed };
         AgentError::with_reason(kind, format!("the checkpoint of step {step} could not be written: {who}{reason}"))
             .hint(
-                "make room, or mend the storage of model_dir, and run the job again: it continues from the newest \
+                "free space or repair the storage of model_dir, then run the job again: it resumes from the newest \
                  checkpoint",
             )
     }
@@ -129,12 +129,12 @@ impl CoordinatorDriver {
         let last = self.machine.as_ref().is_some_and(Coordinator::is_awaiting_checkpoint);
         let follows = match self.save_timer.failed(last, Instant::now()) {
             SaveFailureAction::End => return Err(failure),
-            SaveFailureAction::Retry(delay) => format!("tried again in {} s", delay.as_secs()),
+            SaveFailureAction::Retry(delay) => format!("retrying in {} s", delay.as_secs()),
             SaveFailureAction::Skip => {
                 let (step, saved) = self.current_checkpoint();
                 let reply = command_reply(step, saved);
                 self.checkpoint_replies.drain(..).for_each(|waiting| drop(waiting.send(reply.clone())));
-                "skipped; training goes on, and the next checkpoint is tried when it is due".to_owned()
+                "skipped; training continues, and the next checkpoint is written when it is due".to_owned()
             }
         };
         self.reporter.not_saved(not_saved.step, &format!("{}; {follows}", failure.message));

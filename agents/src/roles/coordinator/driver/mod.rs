@@ -190,9 +190,9 @@ impl CoordinatorDriver {
             return self.event(due.event());
         }
         let lost: Vec<_> = self.lost_shards.keys().map(AgentId::to_string).collect();
-        let sentence = format!("{} is gone, and with it parameters since the last checkpoint", lost.join(", "));
+        let sentence = format!("{} was lost with the parameters since the last checkpoint", lost.join(", "));
         Err(AgentError::with_reason(OutcomeReason::ShardLost, sentence)
-            .hint("run the job again: it continues from the newest checkpoint"))
+            .hint("run the job again: it resumes from the newest checkpoint"))
     }
 
     fn agent(&mut self, event: ControlEvent) -> Result<(), AgentError> {
@@ -229,7 +229,7 @@ impl CoordinatorDriver {
             return Ok(());
         }
         self.joined.remove(&agent);
-        tracing::warn!(peer = %agent, "{agent} is gone");
+        tracing::warn!(peer = %agent, "lost {agent}");
         if agent.role == Role::MemoryX {
             self.lost_shards.insert(agent, Instant::now());
         }
@@ -278,7 +278,7 @@ impl CoordinatorDriver {
         if !self.is_current(agent, number) {
             return Ok(());
         }
-        tracing::warn!(peer = %agent, "{agent} was asked to leave");
+        tracing::warn!(peer = %agent, "{agent} received a termination signal");
         self.leaver.get_or_insert(agent);
         self.stop()
     }
@@ -346,7 +346,7 @@ impl CoordinatorDriver {
 
     /// Removes an agent that failed from the admitted ones, and sends it `Finish`.
     fn disconnect(&mut self, agent: AgentId, reason: &str) {
-        tracing::warn!(peer = %agent, "{agent} can't go on and is dismissed: {reason}");
+        tracing::warn!(peer = %agent, "{agent} failed and was disconnected: {reason}");
         if let Some(connected) = self.joined.remove(&agent) {
             connected.post.send_command(&AgentCommand::Finish);
         }
