@@ -259,6 +259,6 @@ mod tests {
         let before = job(|_| {});
         let changed = job(|job| job["spec"]["params"]["model"]["vocab_size"] = 65.into());
         let refusal = definition.admit(&changed, Some(&before)).unwrap_err();
-        assert!(refusal.detail.contains("cannot be changed"), "{refusal}");
+        assert!(refusal.detail.contains("is immutable"), "{refusal}");
     }
 }

@@ -141,7 +141,7 @@ fn as_object(schema: &mut Value) -> &mut Map<String, Value> {
     }
     match schema {
         Value::Object(map) => map,
-        _ => unreachable!("it was made one"),
+        _ => unreachable!("the value was set to an object above"),
     }
 }
 

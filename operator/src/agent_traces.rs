@@ -79,10 +79,10 @@ impl AgentTraces {
         let value = |name: &str| environment(name).filter(|value| !value.trim().is_empty());
         let variables: Vec<_> = FORWARDED_VARIABLES.into_iter().filter_map(|name| Some((name, value(name)?))).collect();
         if variables.iter().any(|(name, value)| name.ends_with("_ENDPOINT") && value.contains('@')) {
-            return Err("agents send no traces: the collector's address holds credentials, which jobs must not get");
+            return Err("agents send no traces: the collector's address contains credentials, which jobs must not get");
         }
         if variables.iter().any(|(name, value)| name.ends_with("_ENDPOINT") && value.trim().starts_with("https:")) {
-            return Err("agents send no traces: their pods have no certificates to know an https collector by");
+            return Err("agents send no traces: their pods have no certificates to verify an https collector");
         }
         let port = |port: u16| NetworkPolicyPort {
             protocol: Some("TCP".to_owned()),

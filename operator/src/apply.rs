@@ -86,14 +86,14 @@ impl JobNamespace<'_> {
     async fn delete_unlisted_pod(&self, pod: &Pod, job: &TrainJob) -> Result<(), Error> {
         let (pods, name) = (self.api::<Pod>(), pod.name_any());
         let named = ListParams::default().fields(&format!("metadata.name={name}"));
-        let found = pods.list_metadata(&named).await.map_err(Error::api("look at a pod"))?.items;
+        let found = pods.list_metadata(&named).await.map_err(Error::api("get a pod"))?.items;
         let Some(found) = found.first() else { return Ok(()) };
         if !found.owner_references().iter().any(|owner| Some(&owner.uid) == job.uid().as_ref()) {
             return Err(Error::Child(format!(
-                "there is a pod {name} that is not the job's: delete it, or rename the job"
+                "a pod {name} exists that does not belong to the job: delete it, or rename the job"
             )));
         }
-        tracing::warn!(pod = %name, "pod {name} has lost its labels and is replaced");
+        tracing::warn!(pod = %name, "replacing pod {name}, which lost its labels");
         self.delete::<Pod>(&name, found.uid()).await
     }
 

@@ -66,7 +66,7 @@ pub enum AuthorityError {
         cause: kube::Error,
     },
     /// The Secret contains no valid authority.
-    #[error("the secret {0} holds no authority: delete it, and the operator makes another")]
+    #[error("the secret {0} contains no certificate authority: delete it, and the operator creates a new one")]
     Damaged(String),
     /// A certificate can't be created.
     #[error(transparent)]
@@ -295,7 +295,7 @@ impl CertificateManager {
             };
             let Some(renewed) = renewed else { return found.ok_or_else(|| AuthorityError::Damaged(name.clone())) };
             if write_secret(&self.secrets, name, there.as_ref(), None, renewed.data()).await? {
-                tracing::info!("a new certificate authority is in the secret {name}");
+                tracing::info!("wrote a new certificate authority to the secret {name}");
                 return Ok(renewed);
             }
             // Write conflict: another operator was faster.

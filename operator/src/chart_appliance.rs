@@ -41,7 +41,7 @@ pub enum ChartApplianceError {
         cause: std::io::Error,
     },
     /// The file is not an Appliance.
-    #[error("{} holds no Appliance: {cause}", path.display())]
+    #[error("{} contains no Appliance: {cause}", path.display())]
     Document {
         /// Path of the file.
         path: PathBuf,
@@ -113,7 +113,7 @@ fn differences(named: &Value, wanted: &Value, there: &Value, path: &str, found: 
             differences(value, &wanted[key], &there[key], &format!("{path}.{key}"), found);
         }
     } else if wanted != there {
-        found.push(format!("{path} is {there}, and {wanted} in the values"));
+        found.push(format!("{path} is {there}, but {wanted} in the values"));
     }
 }
 
@@ -129,12 +129,12 @@ pub async fn apply(client: &Client, path: &Path, recorder: &Recorder) -> Result<
         match apply_once(&appliances, &document, recorder).await {
             Ok(()) => return Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() => {
-                tracing::info!("Appliance is not a known kind yet")
+                tracing::info!("the kind Appliance is not defined yet")
             }
             Err(error) if is_temporary(&error) => {
                 tracing::warn!(
                     appliance = %document.metadata.name,
-                    "the Appliance can't be applied, which is tried again: {}",
+                    "can't apply the Appliance, retrying: {}",
                     api_message(&error)
                 );
             }
@@ -155,7 +155,7 @@ async fn apply_once(
     if there.is_some_and(|there| there.annotations().get(VALUES_DIGEST_ANNOTATION) == Some(&digest)) {
         tracing::info!(
             appliance = %name,
-            "the values of the Appliance were applied before: what was changed since is left alone"
+            "the values of the Appliance were applied before: later edits are kept"
         );
         return Ok(());
     }
@@ -166,7 +166,7 @@ async fn apply_once(
         Err(kube::Error::Api(refused)) if refused.is_conflict() => {
             let appliance = appliances.patch(name, &params.force(), &patch).await?;
             let message = conflict_message(&refused);
-            tracing::warn!(appliance = %name, "the Appliance: {message}");
+            tracing::warn!(appliance = %name, "Appliance: {message}");
             let reason = "ValuesReplacedEdit".to_owned();
             let event = JobEvent { warning: true, reason, message, ..JobEvent::default() };
             publish(recorder, &appliance.object_ref(&()), &event).await;
@@ -183,7 +183,7 @@ fn conflict_message(conflict: &Status) -> String {
     let fields: Vec<String> =
         causes.map(|cause| format!("{} ({})", cause.field.trim_start_matches('.'), cause.message)).collect();
     let what = if fields.is_empty() { conflict.message.clone() } else { fields.join(", ") };
-    format!("the chart's values have changed and took the place of what was set by hand: {what}")
+    format!("the chart's values have changed and replaced manual edits: {what}")
 }
 
 impl ApplianceFile {

@@ -25,7 +25,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Error for an answer that did not begin in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the API server has not answered for {} s", RESPONSE_TIMEOUT.as_secs())]
+#[error("the API server has not responded for {} s", RESPONSE_TIMEOUT.as_secs())]
 pub struct RequestTimeout;
 
 /// Connects to the cluster of the pod, or of KUBECONFIG.
@@ -35,7 +35,7 @@ pub struct RequestTimeout;
 pub async fn connect() -> anyhow::Result<Client> {
     let mut config = Config::infer().await.context("can't find the cluster: run in a pod, or set KUBECONFIG")?;
     config.read_timeout = Some(READ_TIMEOUT);
-    let client = Client::try_from(config).context("the configuration of the cluster can't be used")?;
+    let client = Client::try_from(config).context("can't use the configuration of the cluster")?;
     Ok(with_timeout(client))
 }
 
@@ -44,7 +44,7 @@ pub async fn wait_for_api_server(client: &Client) {
     let mut logged: Option<Instant> = None;
     while let Err(error) = client.apiserver_version().await {
         if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
-            tracing::warn!("the API server can't be reached, and is tried again every 2 s: {}", api_message(&error));
+            tracing::warn!("can't reach the API server, retrying every 2 s: {}", api_message(&error));
             logged = Some(Instant::now());
         }
         sleep(RETRY_INTERVAL).await;

@@ -98,7 +98,7 @@ impl World for ClusterWorld {
         let mut agents: Vec<_> = there.iter().filter_map(agent).collect();
         missing_config_maps::report_missing_config_maps(job, &self.client, &there, &mut agents)
             .await
-            .map_err(Error::api("look for a ConfigMap"))?;
+            .map_err(Error::api("get a ConfigMap"))?;
         let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
         Ok(AgentsFound { agents, termination_report: termination_report(&there, attempt), handle: there })
     }
@@ -131,10 +131,12 @@ impl World for ClusterWorld {
         if left.is_some_and(|left| !left.is_zero()) {
             return Ok(left);
         }
-        let released =
-            archive::remove_finalizer(&self.client, job).await.map_err(Error::api("let go of a deleted job"))?;
+        let released = archive::remove_finalizer(&self.client, job).await.map_err(Error::api(
+            "remove the finalizers of a deleted \
+                job",
+        ))?;
         if released && left.is_some() {
-            tracing::warn!(job = %ObjectRef::from_obj(job), "the job's history was not kept in time");
+            tracing::warn!(job = %ObjectRef::from_obj(job), "the job's history was not archived in time");
         }
         Ok(None)
     }
@@ -142,20 +144,20 @@ impl World for ClusterWorld {
     async fn has_leftover_agents(&self, namespace: &str, uid: &str) -> Result<bool, Error> {
         let selector = ListParams::default().labels(&format!("{JOB_UID_LABEL}={uid}")).limit(1);
         let left = self.pods(namespace).list_metadata(&selector).await;
-        Ok(!left.map_err(Error::api("list pods of a job that is gone"))?.items.is_empty())
+        Ok(!left.map_err(Error::api("list pods of a deleted job"))?.items.is_empty())
     }
 
     async fn leftover_grants(&self, appliance: &str) -> Result<Vec<Grant>, Error> {
         let selector = ListParams::default().labels(&format!("{APPLIANCE_LABEL}={appliance},{SYSTEM_LABEL}"));
         let pods = Api::<Pod>::all(self.client.clone()).list_metadata(&selector).await;
-        let pods = pods.map_err(Error::api("list pods that hold systems"))?.items;
+        let pods = pods.map_err(Error::api("list pods that use systems"))?.items;
         Ok(appliance_finalizer::grants_of_pods(pods.iter().map(|pod| &pod.metadata)))
     }
 
     async fn set_in_use(&self, appliance: &Appliance, in_use: bool) -> Result<bool, Error> {
         appliance_finalizer::update_finalizer(&self.client, appliance, in_use)
             .await
-            .map_err(Error::api("protect the appliance"))
+            .map_err(Error::api("add the finalizer to the appliance"))
     }
 
     async fn record_status(&self, job: &TrainJob, decided: &TrainJobStatus) -> Result<bool, Error> {
@@ -221,7 +223,7 @@ impl World for ClusterWorld {
     fn journal_endpoint(&self, job: &ObjectRef<TrainJob>, uid: &str, attempt: u32) -> Option<JournalEndpoint> {
         let (names, namespace) = (ChildNames::new(&job.name, uid), job.namespace.as_deref().unwrap_or_default());
         let identity =
-            self.keeper.operator().inspect_err(|error| tracing::error!(%job, "the job can't be followed: {error}"));
+            self.keeper.operator().inspect_err(|error| tracing::error!(%job, "can't follow the job: {error}"));
         Some(JournalEndpoint {
             address: journal_address(&names, namespace),
             identity: identity.ok()?,

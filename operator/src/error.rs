@@ -30,7 +30,7 @@ impl Error {
         match self {
             Self::Child(why) => Some(why.clone()),
             Self::Api { cause, .. } => is_rejection(cause)
-                .then(|| format!("the API server refused what the attempt needs: {}", api_message(cause))),
+                .then(|| format!("the API server rejected an object of the attempt: {}", api_message(cause))),
         }
     }
 }

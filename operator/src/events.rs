@@ -20,7 +20,7 @@ pub async fn publish(recorder: &Recorder, object: &ObjectReference, event: &JobE
     };
     if let Err(error) = recorder.publish(&published, object).await {
         let name = object.name.as_deref().unwrap_or_default();
-        tracing::warn!("an event of {name} could not be published: {}", api_message(&error));
+        tracing::warn!("can't publish an event of {name}: {}", api_message(&error));
     }
 }
 

@@ -51,9 +51,9 @@ impl Candidate {
                 Ok(Some(epoch)) if sent.elapsed() < TERM_DURATION => {
                     return (epoch, LeaderTerm::begin(sent, TERM_DURATION));
                 }
-                Ok(Some(_)) => tracing::warn!("the lease was taken too late to be of use"),
+                Ok(Some(_)) => tracing::warn!("the lease had already expired when it was acquired"),
                 Ok(None) => {}
-                Err(error) => tracing::warn!("the lease can't be read or written: {}", api_message(&error)),
+                Err(error) => tracing::warn!("can't read or write the lease: {}", api_message(&error)),
             }
             tokio::time::sleep(RENEW_INTERVAL).await;
         }
@@ -89,7 +89,7 @@ impl Candidate {
             spec.holder_identity = None;
             spec.renew_time = None;
             if let Err(error) = self.leases.replace(&self.name, &PostParams::default(), &lease).await {
-                tracing::warn!("the lease could not be given back: {}", api_message(&error));
+                tracing::warn!("can't release the lease: {}", api_message(&error));
             }
         }
     }
@@ -122,8 +122,8 @@ async fn renew_until_over(term: &LeaderTerm, mut renew: impl AsyncFnMut() -> Res
         match timeout_at(term.ends(), renew()).await {
             Ok(Ok(Some(_))) => term.renewed(sent, TERM_DURATION),
             Ok(Ok(None)) => term.end_now(),
-            Ok(Err(error)) => tracing::warn!("the lease could not be renewed: {}", api_message(&error)),
-            Err(_) => tracing::warn!("the lease could not be renewed in time"),
+            Ok(Err(error)) => tracing::warn!("can't renew the lease: {}", api_message(&error)),
+            Err(_) => tracing::warn!("the lease was not renewed in time"),
         }
         sleep_until(term.ends().min(Instant::now() + RENEW_INTERVAL)).await;
     }

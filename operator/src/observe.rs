@@ -94,7 +94,7 @@ fn out_of_memory(pod: &Pod) -> String {
     let limit = containers.find_map(|container| container.resources.as_ref()?.limits.as_ref()?.get("memory"));
     let limit = limit.map_or_else(String::new, |limit| format!(" of {}", limit.0));
     let role = pod.labels().get(ROLE_LABEL).map_or("ROLE", String::as_str);
-    format!("it needed more memory than its limit{limit}: raise spec.resources.{role}.limits.memory")
+    format!("it exceeded its memory limit{limit}: raise spec.resources.{role}.limits.memory")
 }
 
 /// Describes the end of a pod without a process: evicted, or not admitted by its node.
@@ -170,7 +170,7 @@ pub fn termination_report(pods: &[Pod], attempt: u32) -> Option<CoordinatorRepor
         // Without an outcome, exit code 0 means success.
         None if terminated.exit_code == 0 => ReportedOutcome {
             reason: "Succeeded".to_owned(),
-            message: "the coordinator ended in good order".to_owned(),
+            message: "the coordinator exited normally".to_owned(),
             ..ReportedOutcome::default()
         },
         None => return None,
@@ -255,13 +255,10 @@ mod tests {
         let killed = ended(137, "Error", "| Train Device=CSX, Step=50\n");
         assert_eq!((killed.message.as_str(), killed.log_tail.len()), ("killed by signal 9 (exit code 137)", 1));
         assert_eq!(ended(139, "Error", "").message, "killed by signal 11 (exit code 139)");
-        assert_eq!(ended(7, "Error", "").message, "it ended with exit code 7");
+        assert_eq!(ended(7, "Error", "").message, "it exited with code 7");
         let starved = ended(137, "OOMKilled", "what it wrote last");
         assert_eq!((starved.reason.as_str(), starved.log_tail.len()), ("OOMKilled", 1));
-        assert_eq!(
-            starved.message,
-            "it needed more memory than its limit of 14Mi: raise spec.resources.cs2.limits.memory"
-        );
+        assert_eq!(starved.message, "it exceeded its memory limit of 14Mi: raise spec.resources.cs2.limits.memory");
         let told = r#"{"exit_code":1,"reason":"NonFiniteLoss","message":"the loss of step 7 is not finite","step":6}"#;
         let told = ended(1, "Error", told);
         assert_eq!(

@@ -27,7 +27,7 @@ impl JobSite for PodSite {
                 Some(_) => Ok(ModelDirLocation { path: path.to_owned(), claim: None }),
                 None => Err(format!(
                     "runconfig.model_dir {written} is in none of spec.mountDirs: mount a volume there, or give a \
-                     relative path, which lies in a claim of the appliance's storage"
+                     relative path, which is stored in a claim of the appliance's storage"
                 )),
             };
         }
@@ -40,9 +40,9 @@ impl JobSite for PodSite {
 
     fn unsupported_agents(&self, version: u32) -> Option<String> {
         (version <= V1).then(|| {
-            "agents of release 0.1.0, with which this job began, can't prove who they are, so that no other attempt is \
-             started with them: delete the job and create it again under the same name, and agents of this release go \
-             on from the newest checkpoint in its model_dir"
+            "agents of release 0.1.0, which created this job, can't authenticate, so no further attempt is started \
+             with them: delete the job and create it again with the same name; agents of this release resume from the \
+             newest checkpoint in its model_dir"
                 .to_owned()
         })
     }

@@ -128,7 +128,7 @@ async fn reconcile(request: Arc<FileReader>, readers: Arc<ReaderController>) -> 
         // The pod existed and has ended: another use needs another request.
         None if old.address.is_some() || late => readers.delete(&request).await?,
         None if readers.position(&request) >= MAX_READERS => {
-            let message = format!("{MAX_READERS} readers of files run already: try again in a moment");
+            let message = format!("{MAX_READERS} file readers are already running: try again in a moment");
             readers.refuse(&request, TOO_MANY_READERS, message).await?;
         }
         None => readers.create_reader(&request).await?,
@@ -156,7 +156,7 @@ impl ReaderController {
     /// Returns the pod of a request, if it exists.
     async fn pod(&self, request: &FileReader) -> Result<Option<Pod>, Error> {
         let named = ListParams::default().fields(&format!("metadata.name={}", request.name_any()));
-        let found = self.api::<Pod>(request).list(&named).await.map_err(Error::api("look for a reader"))?;
+        let found = self.api::<Pod>(request).list(&named).await.map_err(Error::api("get a reader pod"))?;
         let owned = |pod: &Pod| pod.owner_references().iter().any(|owner| Some(&owner.uid) == request.uid().as_ref());
         Ok(found.items.into_iter().find(owned))
     }
@@ -176,7 +176,7 @@ impl ReaderController {
         let policies: Api<NetworkPolicy> = self.api(request);
         let applied = PatchParams::apply(FIELD_MANAGER).force();
         let applied = policies.patch(&policy.name_any(), &applied, &Patch::Apply(&policy)).await;
-        applied.map_err(Error::api("let a reader be reached"))?;
+        applied.map_err(Error::api("create the network policy of a reader"))?;
         let name = reader.server_name();
         let certified = MemberName::for_reader(&name).map_err(|error| Error::Child(error.to_string()))?;
         let issued = self.keeper.authorities().issue_member(&certified, &[], SystemTime::now());
@@ -212,7 +212,7 @@ impl ReaderController {
         match self.api::<FileReader>(request).patch_status(&request.name_any(), &params, &Patch::Apply(&patch)).await {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-            Err(error) => Err(Error::api("record where a reader is")(error)),
+            Err(error) => Err(Error::api("record a reader's address")(error)),
         }
     }
 

@@ -71,11 +71,11 @@ pub async fn run(args: OperatorArgs) -> anyhow::Result<()> {
         match led {
             Ok(LeadershipEnd::Shutdown) => return Ok(()),
             Ok(LeadershipEnd::LeaseLost) => {
-                tracing::warn!("the leadership is lost: another operator has it, or the lease was not renewed in time")
+                tracing::warn!("lost leadership: another operator holds the lease, or it was not renewed in time")
             }
             Err(error) => {
                 operator.ready.store(false, Ordering::Relaxed);
-                tracing::error!("this operator can't lead, and tries again: {error:#}");
+                tracing::error!("leader election failed, retrying: {error:#}");
             }
         }
         tokio::select! {
@@ -121,13 +121,13 @@ impl OperatorProcess {
         let seen = tokio::select! {
             biased;
             () = candidate.keep_leading(&term) => return Ok(LeadershipEnd::LeaseLost),
-            seen = highest_epoch(&self.client) => seen.context("the appliances and jobs can't be read")?,
+            seen = highest_epoch(&self.client) => seen.context("can't read the appliances and jobs")?,
         };
         let epoch = match seen {
-            seen if seen >= epoch => candidate.raise_epoch(seen + 1).await.context("the lease can't be written")?,
+            seen if seen >= epoch => candidate.raise_epoch(seen + 1).await.context("can't write the lease")?,
             _ => epoch,
         };
-        tracing::info!(epoch, "this operator leads, with fencing epoch {epoch}");
+        tracing::info!(epoch, "this operator is the leader, with fencing epoch {epoch}");
         self.metrics.set_leader(true);
         self.ready.store(true, Ordering::Relaxed);
         let leadership = Leadership {

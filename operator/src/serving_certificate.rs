@@ -46,7 +46,7 @@ impl ServingCertificate {
             let wait = match self.renew(SystemTime::now()).await {
                 Ok(()) => CHECK_INTERVAL,
                 Err(error) => {
-                    tracing::warn!("the REST server's certificate can't be made: {error}");
+                    tracing::warn!("can't issue the REST server's certificate: {error}");
                     RETRY_INTERVAL
                 }
             };
@@ -69,7 +69,7 @@ impl ServingCertificate {
             let Some(made) = made else { return Ok(()) };
             let type_ = Some("kubernetes.io/tls".to_owned());
             if write_secret(&self.secrets, &self.name, there.as_ref(), type_, data(made)).await? {
-                tracing::info!("a new certificate of the REST server is in the secret {}", self.name);
+                tracing::info!("wrote a new certificate of the REST server to the secret {}", self.name);
                 return Ok(());
             }
             // Write conflict: another operator was faster.

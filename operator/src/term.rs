@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 
 /// Error of a write after the term. The write was not made, or its result is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this operator leads no more and changes nothing")]
+#[error("this operator is no longer the leader; write rejected")]
 pub struct NotLeading;
 
 /// The term of one leadership. Clones share it.

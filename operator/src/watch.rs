@@ -113,7 +113,7 @@ fn with_retries<T: Send>(
         if let Err(error) = &event
             && well
         {
-            tracing::warn!(kind = %kind, "the watch of every {kind} is interrupted and goes on when it can: {error}");
+            tracing::warn!(kind = %kind, "watch of {kind} interrupted, retrying: {error}");
         }
         well = event.is_ok();
         ready(event.ok())
@@ -165,11 +165,14 @@ where
     let kind = K::kind(&K::DynamicType::default()).into_owned();
     let why = unreadable.error.clone();
     let object = DeserializeGuard::<K>(Err(unreadable));
-    tracing::warn!(%kind, object = %object.name_any(), "an object can't be read and is passed over: {why}");
+    tracing::warn!(%kind, object = %object.name_any(), "skipping an object that can't be read: {why}");
     let event = JobEvent {
         warning: true,
         reason: "Unreadable".to_owned(),
-        message: format!("this operator can't read the {kind}, perhaps of a newer version, and passes it over: {why}"),
+        message: format!(
+            "this operator skips the {kind}, which it can't read, perhaps because a newer version wrote \
+            it: {why}"
+        ),
         ..JobEvent::default()
     };
     let reference = object.object_ref(&K::DynamicType::default());

@@ -306,7 +306,7 @@ fn a_class_that_does_not_exist_is_found_before_admission() {
         let admitted = condition(&get("trainjob", "urgent"), "Admitted");
         (admitted["reason"] == "PriorityNotFound").then(|| admitted["message"].clone())
     });
-    assert!(why.as_str().unwrap().contains("there is no PriorityClass p1"), "{why}");
+    assert!(why.as_str().unwrap().contains("PriorityClass p1 of spec.priorityClassName not found"), "{why}");
     assert!(get("trainjob", "urgent")["status"]["attempt"].is_null(), "it was never admitted");
     let class = json!({
         "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "p1"}, "value": 300,

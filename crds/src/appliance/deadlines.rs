@@ -54,6 +54,6 @@ impl MaxDeadlines {
             ("spec.checkpoint.gracePeriodSeconds", spec.checkpoint.grace_period_seconds, self.grace_period_seconds),
         ];
         let (field, asked, most) = rows.into_iter().find(|(_, asked, most)| asked > most)?;
-        Some((field, format!("{field} is {asked}, and the appliance allows at most {most}: set it to {most} or less")))
+        Some((field, format!("{field} is {asked}, but the appliance allows at most {most}: set it to {most} or less")))
     }
 }

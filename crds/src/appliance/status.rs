@@ -13,7 +13,8 @@ use crate::trainjob::never_decreases;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = crate::schema::status)]
-#[x_kube(validation = never_decreases("leaderEpoch", "this status was written by an operator that leads no more"))]
+#[x_kube(validation = never_decreases("leaderEpoch", "this status was written by an operator that is no longer the \
+    leader"))]
 pub struct ApplianceStatus {
     /// Accepted: the spec was understood, and jobs are admitted. OverCommitted: jobs hold more than there is.
     /// MatchesValues: the spec is what the chart's values say. Deleting: it was deleted, and jobs hold systems of it.

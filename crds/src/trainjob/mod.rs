@@ -357,7 +357,7 @@ fn immutable_when_finished(field: &str) -> Rule {
         "has(self.spec.{field}) == has(oldSelf.spec.{field}) && \
          (!has(self.spec.{field}) || self.spec.{field} == oldSelf.spec.{field})"
     );
-    let message = format!("the job is over, and {field} has no effect any more: create another job");
+    let message = format!("the job has finished and {field} has no effect: create another job");
     Rule::new(format!("!({finished}) || ({same})"))
         .message(message.as_str())
         .field_path(format!(".spec.{field}"))
@@ -376,7 +376,7 @@ fn optional_immutable(field: &str) -> Rule {
 }
 
 fn immutable(field: &str, rule: String) -> Rule {
-    let message = format!("{field} defines the training and cannot be changed: create another job instead");
+    let message = format!("{field} is immutable: create another job instead");
     Rule::new(rule).message(message.as_str()).field_path(format!(".{field}")).reason(Reason::FieldValueForbidden)
 }
 
@@ -398,7 +398,7 @@ fn volumes_are_mounted() -> Rule {
 
 fn label_keys() -> Rule {
     Rule::new("self.all(key, !format.qualifiedName().validate(key).hasValue() && !key.contains('millrace.dev/'))")
-        .message("a label's key is a name, with a prefix other than millrace.dev where it has one")
+        .message("a label's key is a name, optionally with a prefix other than millrace.dev")
 }
 
 fn label_values(schema: &mut Schema) {

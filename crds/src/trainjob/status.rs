@@ -17,9 +17,9 @@ use crate::schema::keyed_by;
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = crate::schema::status)]
 #[x_kube(
-    validation = never_decreases("leaderEpoch", "this status was written by an operator that leads no more"),
-    validation = never_decreases("attempt", "an attempt is never taken back"),
-    validation = never_decreases("restarts", "a restart is never taken back"),
+    validation = never_decreases("leaderEpoch", "this status was written by an operator that is no longer the leader"),
+    validation = never_decreases("attempt", "status.attempt must not decrease"),
+    validation = never_decreases("restarts", "status.restarts must not decrease"),
     validation = resolved_is_immutable(),
     validation = stays_finished(),
 )]
@@ -194,7 +194,7 @@ pub(crate) fn never_decreases(field: &str, message: &str) -> Rule {
 
 fn resolved_is_immutable() -> Rule {
     Rule::new("!has(oldSelf.resolved) || (has(self.resolved) && self.resolved == oldSelf.resolved)")
-        .message("what was resolved at first admission never changes")
+        .message("status.resolved is immutable")
         .field_path(".resolved")
         .reason(Reason::FieldValueForbidden)
 }
@@ -204,7 +204,7 @@ fn stays_finished() -> Rule {
         format!("has({of}.conditions) && {of}.conditions.exists(c, c.type == 'Finished' && c.status == 'True')")
     };
     Rule::new(format!("!({}) || ({})", finished("oldSelf"), finished("self")))
-        .message("a job that is finished stays so")
+        .message("the condition Finished must not change back")
         .field_path(".conditions")
         .reason(Reason::FieldValueForbidden)
 }

@@ -134,19 +134,19 @@ fn changes(cases: &mut Vec<Case>) {
         // Open in the schema, but still immutable.
         ("other-rate", "/params/optimizer/learning_rate/0/end_learning_rate", json!(0.1)),
     ] {
-        change(name, Some("params defines the training"), &|spec| *spec.pointer_mut(path).unwrap() = value.clone());
+        change(name, Some("params is immutable"), &|spec| *spec.pointer_mut(path).unwrap() = value.clone());
     }
-    change("other-mode", Some("mode defines the training"), &|spec| spec["mode"] = json!("eval"));
+    change("other-mode", Some("mode is immutable"), &|spec| spec["mode"] = json!("eval"));
     change("other-appliance", Some("appliance defines"), &|spec| spec["appliance"] = json!("other"));
-    change("other-labels", Some("labels defines the training"), &|spec| spec["labels"] = json!({"a": "b"}));
+    change("other-labels", Some("labels is immutable"), &|spec| spec["labels"] = json!({"a": "b"}));
     change("other-cpu", Some("resources defines"), &|spec| spec["resources"]["cs2"]["requests"]["cpu"] = json!("2"));
     change("no-resources", Some("resources defines"), &|spec| {
         spec.as_object_mut().unwrap().remove("resources");
     });
-    change("late-mount", Some("mountDirs defines the training"), &|spec| {
+    change("late-mount", Some("mountDirs is immutable"), &|spec| {
         spec["mountDirs"] = json!([{"path": "/data", "volume": "data"}]);
     });
-    change("late-volume", Some("volumes defines the training"), &|spec| {
+    change("late-volume", Some("volumes is immutable"), &|spec| {
         spec["volumes"] = json!([{"name": "data", "configMap": {"name": "text"}}]);
         spec["mountDirs"] = json!([{"path": "/data", "volume": "data"}]);
     });
@@ -166,25 +166,25 @@ fn statuses(cases: &mut Vec<Case>) {
     let resolved = json!({"mode": "train", "job": "{}", "appliance": {"systems": 2, "wafer": {"memoryBytes": "40GB"}}});
     status("first-visit", None, json!({}), json!({"leaderEpoch": 1, "attempt": 1, "resolved": resolved}));
     status("next-leader", None, json!({"leaderEpoch": 1}), json!({"leaderEpoch": 2}));
-    status("old-leader", Some("leads no more"), json!({"leaderEpoch": 2}), json!({"leaderEpoch": 1}));
-    status("no-leader", Some("leads no more"), json!({"leaderEpoch": 2}), json!({"attempt": 1}));
-    status("attempt-back", Some("never taken back"), json!({"attempt": 2}), json!({"attempt": 1}));
-    status("restart-back", Some("never taken back"), json!({"restarts": 2}), json!({"restarts": 0}));
+    status("old-leader", Some("is no longer the leader"), json!({"leaderEpoch": 2}), json!({"leaderEpoch": 1}));
+    status("no-leader", Some("is no longer the leader"), json!({"leaderEpoch": 2}), json!({"attempt": 1}));
+    status("attempt-back", Some("must not decrease"), json!({"attempt": 2}), json!({"attempt": 1}));
+    status("restart-back", Some("must not decrease"), json!({"restarts": 2}), json!({"restarts": 0}));
     let mut other = resolved.clone();
     other["appliance"]["wafer"]["memoryBytes"] = json!("41GB");
-    status("resolved-again", Some("never changes"), json!({"resolved": resolved}), json!({"resolved": other}));
-    status("unresolved", Some("never changes"), json!({"resolved": resolved}), json!({"attempt": 1}));
+    status("resolved-again", Some("is immutable"), json!({"resolved": resolved}), json!({"resolved": other}));
+    status("unresolved", Some("is immutable"), json!({"resolved": resolved}), json!({"attempt": 1}));
     let ongoing = json!({"conditions": [condition("Finished", "False"), condition("Succeeded", "Unknown")]});
     let finished = json!({"conditions": [condition("Finished", "True"), condition("Succeeded", "True")]});
     status("finishing", None, ongoing.clone(), finished.clone());
-    status("risen", Some("finished stays so"), finished.clone(), ongoing.clone());
+    status("risen", Some("Finished must not change back"), finished.clone(), ongoing.clone());
     let mut change = |name: &'static str, status: &Value, refusal: Option<&'static str>, field: &str, value: Value| {
         let before = job(name, |job| job["status"] = status.clone());
         let after = job(name, |job| job["spec"][field] = value);
         cases.push(Case { name, before: Some(before), after, refusal });
     };
-    change("scaled-late", &finished, Some("numCsx has no effect any more"), "numCsx", json!(4));
-    change("suspended-late", &finished, Some("suspend has no effect any more"), "suspend", json!(true));
+    change("scaled-late", &finished, Some("numCsx has no effect"), "numCsx", json!(4));
+    change("suspended-late", &finished, Some("suspend has no effect"), "suspend", json!(true));
     change("kept-for-an-hour", &finished, None, "ttlSecondsAfterFinished", json!(3600));
     change("scaled-in-time", &ongoing, None, "numCsx", json!(4));
 }

@@ -276,11 +276,12 @@ impl<W: World> ProgressSource for ControllerContext<W> {
         if !self.has_begun() {
             return None;
         }
-        let mut standings = ["visits to jobs", "updates of ledgers"].into_iter().zip(self.statuses());
+        let mut standings = ["reconciles of jobs", "updates of ledgers"].into_iter().zip(self.statuses());
         let (what, standing) = standings.find(|(_, standing)| standing.is_stuck(bound))?;
         let ControllerStatus { waiting, visited, longest_reconcile, without_progress } = standing;
         Some(format!(
-            "{what}: {waiting} wait and {visited} are under way, the longest for {} s; none has begun or ended for {} s",
+            "{what}: {waiting} are waiting and {visited} are running, the longest for {} s; none has begun or ended \
+             for {} s",
             longest_reconcile.as_secs(),
             without_progress.as_secs()
         ))

@@ -309,8 +309,8 @@ fn admission_error(
     }
     let missing = class.filter(|class| !priorities.values.contains_key(*class))?;
     let message = format!(
-        "there is no PriorityClass {missing}, which spec.priorityClassName names: create it, or set \
-         spec.priorityClassName to another one"
+        "PriorityClass {missing} of spec.priorityClassName not found: create it, or set spec.priorityClassName to \
+         another one"
     );
     Some((QueueReason::PriorityNotFound, message))
 }
@@ -351,11 +351,12 @@ fn update_conditions(
     }
     match capacity.and_then(|capacity| over_commitment_message(capacity, ledger)) {
         Some(why) => set(CONDITION_OVER_COMMITTED, "True", "MoreInUseThanThereIs", why),
-        None => set(CONDITION_OVER_COMMITTED, "False", "Fits", "what is in use fits".to_owned()),
+        None => set(CONDITION_OVER_COMMITTED, "False", "Fits", "capacity covers the systems in use".to_owned()),
     }
     if appliance.metadata.deletion_timestamp.is_some() {
         let message = format!(
-            "deletion waits until no job holds systems: they are {}; let these jobs end, suspend them or delete them",
+            "deletion waits until no job uses systems; used by {}: wait until these jobs end, suspend them or delete \
+             them",
             describe_jobs(ledger)
         );
         set(CONDITION_DELETING, "True", "SystemsInUse", message);
@@ -374,11 +375,11 @@ fn update_matches_values(
         return;
     };
     let (word, reason, message) = if edits.is_empty() {
-        ("True", "AsInValues", "the appliance is what the chart's values say".to_owned())
+        ("True", "AsInValues", "the appliance matches the chart's values".to_owned())
     } else {
         let what = edits.join(", ");
         let message = format!(
-            "changed by hand since the chart's values were applied: {what}; it stays so until the values change"
+            "edited manually since the chart's values were applied: {what}; the edit is kept until the values change"
         );
         ("False", "ChangedByHand", message)
     };
@@ -421,11 +422,11 @@ fn appliance_events(
     events.extend(edited.map(|condition| warning(&condition.reason, condition.message)));
     if !adopted.is_empty() {
         let jobs = adopted.join(", ");
-        let message = format!("the ledger was rebuilt: it lacked the systems that the status of {jobs} names");
+        let message = format!("rebuilt the ledger: it lacked systems that the status of {jobs} lists");
         events.push(warning("LedgerRebuilt", message));
     }
     events.extend(rejected.iter().map(|grant| {
-        let message = format!("a grant to {}/{} of systems that others hold was removed", grant.namespace, grant.name);
+        let message = format!("removed a grant to {}/{} of systems that other jobs use", grant.namespace, grant.name);
         warning("GrantRejected", message)
     }));
     events

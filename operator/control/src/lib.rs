@@ -60,6 +60,6 @@ pub enum Error<E: std::error::Error> {
     #[error("{0}")]
     Refused(String),
     /// The reconcile exceeded its timeout.
-    #[error("given up after {} s: something that it waited for did not answer", .0.as_secs())]
+    #[error("timed out after {} s", .0.as_secs())]
     TimedOut(std::time::Duration),
 }

@@ -56,24 +56,28 @@ impl Default for Metrics {
     fn default() -> Self {
         let registry = Registry::new();
         let [trainjob, appliance] = controllers(&registry);
-        let leads =
-            registry.family::<Gauge, 1>("leader_election_master_status", "Whether this operator leads.", ["name"]);
+        let leads = registry.family::<Gauge, 1>(
+            "leader_election_master_status",
+            "Whether this operator is the leader: 1 or \
+                0.",
+            ["name"],
+        );
         Self {
             trainjob,
             appliance,
             conflicts: registry.metric(
                 "millrace_ledger_conflicts_total",
-                "Updates of a ledger that were begun again since somebody else had written the Appliance.",
+                "Updates of a ledger that were retried after a write conflict on the Appliance.",
             ),
             queue_wait: registry
-                .metric("millrace_queue_wait_seconds", "How long jobs had waited for systems when they got them."),
+                .metric("millrace_queue_wait_seconds", "Time that jobs waited for systems until they got them."),
             admission: registry.metric(
                 "millrace_admission_duration_seconds",
-                "From the decision to grant a job systems until the job's status has them.",
+                "Time from granting a job systems until its status lists them.",
             ),
             restarts: registry.family(
                 "millrace_job_restarts_total",
-                "Attempts that failed and are followed by another one, by what the first agent to fail ended with.",
+                "Failed attempts that are retried, by the reason of the first agent that failed.",
                 ["reason"],
             ),
             restart_reasons: Mutex::default(),
@@ -89,17 +93,17 @@ impl Default for Metrics {
 fn controllers(registry: &Registry) -> [ControllerMetrics; 2] {
     let visits = registry.family::<Counter, 2>(
         "controller_runtime_reconcile_total",
-        "Visits to jobs, and updates of ledgers.",
+        "Reconciles of jobs, and updates of ledgers.",
         ["controller", "result"],
     );
     let took = registry.family::<DurationHistogram, 1>(
         "controller_runtime_reconcile_time_seconds",
-        "How long they take.",
+        "Duration of reconciles.",
         ["controller"],
     );
     let queued = registry.family::<DurationHistogram, 1>(
         "workqueue_queue_duration_seconds",
-        "How long objects wait for a visit.",
+        "Time that objects wait for their reconcile.",
         ["name"],
     );
     CONTROLLERS.map(|name| ControllerMetrics {

@@ -61,7 +61,7 @@ impl ControllerSnapshot<'_> {
             states.into_iter().for_each(|(state, count)| *other.entry(state).or_default() += count);
         }
         namespaces.push((OTHER.to_owned(), other));
-        let jobs = registry.family::<Gauge, 2>("millrace_jobs", "TrainJobs there are.", ["namespace", "state"]);
+        let jobs = registry.family::<Gauge, 2>("millrace_jobs", "Number of TrainJobs.", ["namespace", "state"]);
         for (namespace, states) in &namespaces {
             for (state, count) in states {
                 jobs.with([namespace, state]).set(*count as f64);
@@ -71,13 +71,13 @@ impl ControllerSnapshot<'_> {
 
     fn add_appliances(&self, registry: &Registry) {
         let family = |name, help| registry.family::<Gauge, 1>(name, help, ["appliance"]);
-        let systems = family("millrace_appliance_systems", "Systems the appliance has.");
-        let used = family("millrace_appliance_systems_used", "Systems that jobs hold.");
+        let systems = family("millrace_appliance_systems", "Systems of the appliance.");
+        let used = family("millrace_appliance_systems_used", "Systems in use by jobs.");
         let memory = family("millrace_appliance_memoryx_bytes", "Memory of MemoryX.");
-        let memory_used = family("millrace_appliance_memoryx_used_bytes", "Memory of MemoryX that jobs hold.");
+        let memory_used = family("millrace_appliance_memoryx_used_bytes", "Memory of MemoryX in use by jobs.");
         let updated = family(
             "millrace_ledger_last_update_timestamp_seconds",
-            "When this operator last brought the appliance's ledger up to date.",
+            "Time of this operator's last update of the appliance's ledger, in seconds since 1970.",
         );
         for appliance in self.appliances() {
             let name = &*appliance.name_any();
@@ -98,12 +98,15 @@ impl ControllerSnapshot<'_> {
 
     fn add_queues(&self, registry: &Registry) {
         let family = |name, help| registry.family::<Gauge, 1>(name, help, ["appliance"]);
-        let waiting = family("millrace_queue_jobs", "Jobs that wait for systems.");
-        let oldest =
-            family("millrace_queue_oldest_wait_seconds", "How long the longest of them has waited; 0 for none.");
+        let waiting = family("millrace_queue_jobs", "Jobs waiting for systems.");
+        let oldest = family(
+            "millrace_queue_oldest_wait_seconds",
+            "Longest time that one of the waiting jobs has waited; 0 if \
+                none waits.",
+        );
         let head = family(
             "millrace_queue_head_systems",
-            "Systems that the first job of the queue asks for; 0 where none waits its turn.",
+            "Systems that the first job of the queue requests; 0 if the queue is empty.",
         );
         for appliance in self.appliances() {
             let name = &*appliance.name_any();
@@ -117,14 +120,14 @@ impl ControllerSnapshot<'_> {
     }
 
     fn add_controllers(&self, registry: &Registry) {
-        let depth = registry.family::<Gauge, 1>("workqueue_depth", "Objects that wait for a visit.", ["name"]);
+        let depth = registry.family::<Gauge, 1>("workqueue_depth", "Objects waiting for their reconcile.", ["name"]);
         let longest = registry.family::<Gauge, 1>(
             "workqueue_longest_running_processor_seconds",
-            "For how long the longest visit under way has been going on.",
+            "Duration so far of the longest running reconcile.",
             ["name"],
         );
         let active =
-            registry.family::<Gauge, 1>("controller_runtime_active_workers", "Visits under way.", ["controller"]);
+            registry.family::<Gauge, 1>("controller_runtime_active_workers", "Running reconciles.", ["controller"]);
         for (name, standing) in &self.controllers {
             depth.with([name]).set(standing.waiting as f64);
             longest.with([name]).set(standing.longest_reconcile.as_secs_f64());

@@ -143,9 +143,7 @@ impl PlanCache {
             };
             let result = planned.unwrap_or_else(|failed| {
                 tracing::error!(%uid, "the job can't be planned: {failed}");
-                Err(ResolveError::BadParams(format!(
-                    "planning the job failed in the appliance's own program: {failed}"
-                )))
+                Err(ResolveError::BadParams(format!("planning the job failed because of an internal error: {failed}")))
             });
             // The entry may have been removed with the job, or replaced for another number of systems or another
             // appliance.

@@ -67,8 +67,8 @@ impl PlanCompiler {
         let bytes = planning_bytes(job, appliance);
         if bytes > MAX_PLAN_BYTES {
             return Err(ResolveError::TooLarge(format!(
-                "planning the job would take about {} MiB of memory, and a plan may take {} MiB: choose fewer layers, or an \
-                 appliance with larger chunks (link.chunkBytes)",
+                "planning the job would take about {} MiB of memory, but a plan may take at most {} MiB: choose fewer \
+                 layers, or an appliance with larger chunks (link.chunkBytes)",
                 bytes >> 20,
                 MAX_PLAN_BYTES >> 20
             )));

@@ -167,7 +167,7 @@ async fn reconcile_job<W: World>(
         // The next reconcile, which is due at once, decides about the rejection. For a job that makes progress, the
         // error is returned, and the reconcile is only retried: the rejected request did not concern its agents.
         Err(Error::<W>::Refused(why)) if !decision.status.is(ConditionType::Progressing) => {
-            tracing::warn!(job = %ObjectRef::from_obj(job), "the API server refused a change: {why}");
+            tracing::warn!(job = %ObjectRef::from_obj(job), "the API server rejected a change: {why}");
             return Ok(Action::requeue(CONFLICT_RETRY_INTERVAL));
         }
         done => done?,
@@ -221,7 +221,7 @@ fn no_appliance(name: &str) -> QueueStatus {
     QueueStatus {
         position: None,
         reason: Some(QueueReason::NoAppliance.as_str().to_owned()),
-        message: Some(format!("there is no Appliance {name}: create it, or name another in spec.appliance")),
+        message: Some(format!("Appliance {name} not found: create it, or name another in spec.appliance")),
     }
 }
 

@@ -141,8 +141,8 @@ fn resolve_with(
         params.resolve(&overrides).map_err(|error| error.report().trim_end().to_owned())?;
     if resolved.run.compile_only || resolved.run.validate_only {
         return Err(
-            "runconfig.compile_only and validate_only are for a local run: `millrace-agent plan` answers them \
-                    without a cluster"
+            "runconfig.compile_only and validate_only are for a local run: use `millrace-agent plan`, which needs no \
+             cluster"
                 .to_owned()
                 .into(),
         );
@@ -159,7 +159,7 @@ fn resolve_with(
     let appliance = cluster
         .machine
         .resolve()
-        .map_err(|error| format!("the appliance's spec is wrong: {}", error.report().trim_end()))?;
+        .map_err(|error| format!("the appliance's spec is not valid: {}", error.report().trim_end()))?;
     let planned = plans.plan(&resolved, &appliance, spec.num_csx, may_plan)?;
     planned.streamable.clone()?;
     let text = serde_json::to_string(&resolved).map_err(|error| error.to_string())?;

@@ -32,7 +32,7 @@ const MAX_IDLE_OWNERS: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum WorkError {
     /// The work panicked. The panic's own message is on standard error.
-    #[error("a computation panicked")]
+    #[error("a background computation panicked")]
     Panicked,
     /// No thread could be started.
     #[error("can't start a thread: {0}")]
@@ -141,7 +141,7 @@ fn lower_priority(niceness: i32) {
         && niceness != 0
         && let Err(error) = rustix::process::nice(niceness)
     {
-        tracing::debug!("a thread that computes keeps its priority: {error}");
+        tracing::debug!("can't lower the priority of a worker thread: {error}");
     }
 }
 

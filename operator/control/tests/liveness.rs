@@ -225,7 +225,7 @@ fn stuck_loop_is_detected() {
     let candidate = Watchdog::new(STUCK_BOUND);
 
     let said = until("a stuck loop", &stuck, || stuck.watchdog.stuck());
-    assert!(said.starts_with("visits to jobs: ") && said.contains("1 are under way"), "{said}");
+    assert!(said.starts_with("reconciles of jobs: ") && said.contains("1 are running"), "{said}");
     assert!(!said.contains("job ") && !said.contains("team"), "probes ask for no token: {said}");
     let page = stuck.metrics.render();
     assert!(page.contains("controller_runtime_active_workers{controller=\"trainjob\"} 1\n"), "{page}");

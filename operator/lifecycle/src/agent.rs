@@ -72,11 +72,11 @@ pub(crate) const EXIT_BAD_INPUT: i32 = 2;
 /// the signal if a signal ended it.
 pub fn describe_exit(exit_code: i32) -> String {
     match exit_code {
-        EXIT_SUCCESS => "it ended in good order".to_owned(),
+        EXIT_SUCCESS => "it exited normally".to_owned(),
         // The exit code of a program that panicked.
         101 => "it crashed (exit code 101)".to_owned(),
         129..=192 => format!("killed by signal {} (exit code {exit_code})", exit_code - 128),
-        _ => format!("it ended with exit code {exit_code}"),
+        _ => format!("it exited with code {exit_code}"),
     }
 }
 

@@ -71,7 +71,7 @@ fn accepted(facts: &ConditionInputs) -> ConditionRow {
         (None, Some((reason, why))) => row("False", reason, why),
         (None, None) => {
             let more = facts.overruled.as_ref().map_or_else(String::new, |overruled| format!("; {overruled}"));
-            row("True", "PlanFits", format!("the params were understood and the model fits{more}"))
+            row("True", "PlanFits", format!("the params are valid and the model fits{more}"))
         }
     }
 }
@@ -88,14 +88,14 @@ fn admitted(state: JobState, facts: &ConditionInputs) -> ConditionRow {
             row("False", reason, message.clone().unwrap_or_default())
         }
         (_, JobState::Queued) => row("False", "Waiting", "the job is in the queue"),
-        _ => row("False", state.as_str(), "the job holds no systems"),
+        _ => row("False", state.as_str(), "the job has no systems"),
     }
 }
 
 fn roles_ready(state: JobState, facts: &ConditionInputs) -> ConditionRow {
     match (&facts.blocker, state) {
         (None, JobState::Starting | JobState::Training | JobState::Evaluating) => {
-            row("True", "AllReady", "every agent of every role is part of the job")
+            row("True", "AllReady", "all agents are ready")
         }
         (Some((reason, message)), JobState::Starting | JobState::Training | JobState::Evaluating) => {
             row("False", reason, message)
@@ -108,18 +108,18 @@ fn roles_ready(state: JobState, facts: &ConditionInputs) -> ConditionRow {
 const fn idle_reason(state: JobState) -> &'static str {
     match state {
         JobState::Queued => "no agents run while the job waits",
-        JobState::Suspended => "no agents run while the job is paused",
-        JobState::Suspending | JobState::Resizing => "the agents save the state of the job and end",
-        JobState::Restarting => "the agents of the attempt that failed end, before others start",
-        JobState::Deleting => "the agents end",
-        JobState::Starting => "the agents start",
-        JobState::Training | JobState::Evaluating => "the agents work",
+        JobState::Suspended => "no agents run while the job is suspended",
+        JobState::Suspending | JobState::Resizing => "the agents are saving the job's state and stopping",
+        JobState::Restarting => "the agents of the failed attempt are stopping; then new ones start",
+        JobState::Deleting => "the agents are stopping",
+        JobState::Starting => "the agents are starting",
+        JobState::Training | JobState::Evaluating => "the agents are running",
         JobState::Succeeded
         | JobState::BadParams
         | JobState::NonFiniteLoss
         | JobState::OutOfMemory
         | JobState::DeadlineExceeded
-        | JobState::RetriesExhausted => "the job is over",
+        | JobState::RetriesExhausted => "the job has finished",
     }
 }
 
@@ -137,7 +137,7 @@ fn checkpointed(facts: &ConditionInputs) -> ConditionRow {
     }
     match &facts.checkpoint {
         Some((step, digest)) => {
-            row("True", "Saved", format!("checkpoint_{step} is whole; its parameters are {digest}"))
+            row("True", "Saved", format!("checkpoint_{step} is complete; the digest of its parameters is {digest}"))
         }
         None => row("False", "NoCheckpoint", "no checkpoint has been written yet"),
     }
@@ -147,7 +147,7 @@ fn suspended(state: JobState, facts: &ConditionInputs) -> ConditionRow {
     match state {
         JobState::Suspended => row("True", "Suspended", &facts.message),
         JobState::Suspending => row("False", "Suspending", &facts.message),
-        _ => row("False", "NotSuspended", "the job was not asked to pause"),
+        _ => row("False", "NotSuspended", "spec.suspend is false"),
     }
 }
 
@@ -162,9 +162,9 @@ fn succeeded(state: JobState, facts: &ConditionInputs) -> ConditionRow {
 
 fn finished(state: JobState) -> ConditionRow {
     if state.is_final() {
-        row("True", state.as_str(), "the job is over; the condition Succeeded says how")
+        row("True", state.as_str(), "the job has finished; see the condition Succeeded")
     } else {
-        row("False", "Active", "the job is not over")
+        row("False", "Active", "the job has not finished")
     }
 }
 

@@ -97,7 +97,7 @@ pub fn backoff_place(status: &TrainJobStatus, now: Timestamp) -> Option<QueueSta
     Some(QueueStatus {
         position: None,
         reason: Some(QueueReason::BackingOff.as_str().to_owned()),
-        message: Some(format!("attempt {attempt} starts at {at} at the earliest: {why}")),
+        message: Some(format!("attempt {attempt} starts no earlier than {at}: {why}")),
     })
 }
 
@@ -125,7 +125,7 @@ mod tests {
         let status = TrainJobStatus { attempt: Some(3), retry: Some(retry.clone()), ..TrainJobStatus::default() };
         let place = backoff_place(&status, at(109)).unwrap();
         assert_eq!(place.reason.as_deref(), Some("BackingOff"));
-        assert!(place.message.unwrap().starts_with("attempt 4 starts at 1970-01-01T00:01:50Z"));
+        assert!(place.message.unwrap().starts_with("attempt 4 starts no earlier than 1970-01-01T00:01:50Z"));
         assert_eq!(
             (seconds_until_next_attempt(&retry, at(100)), seconds_until_next_attempt(&retry, at(109))),
             (Some(10), Some(1))

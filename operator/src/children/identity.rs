@@ -61,7 +61,10 @@ pub fn identities(attempt: &AttemptContext<'_>, authorities: &Authorities, now: 
     }
     let bytes: usize = data.values().map(|value| value.0.len()).sum();
     if bytes > MAX_SECRET_BYTES {
-        return Err(format!("the certificates of all agents take {bytes} bytes, a secret {MAX_SECRET_BYTES} at most"));
+        return Err(format!(
+            "the certificates of all agents take {bytes} bytes, but a secret has at most \
+            {MAX_SECRET_BYTES}"
+        ));
     }
     let metadata = meta(attempt, names.identity(attempt.number));
     Ok(Secret { metadata, immutable: Some(true), data: Some(data), ..Secret::default() })

@@ -105,7 +105,7 @@ impl ProgressWriter {
         self.written = Some(tokio::time::Instant::now());
         if let Err(error) = world.record_progress(&target.job, &target.uid, &self.progress).await {
             let (job, attempt) = (&target.job, target.attempt);
-            tracing::warn!(%job, attempt, "the job's progress could not be written: {error}");
+            tracing::warn!(%job, attempt, "can't write the job's progress: {error}");
             self.changed = true;
         }
     }

@@ -35,7 +35,7 @@ pub(super) async fn run<W: World>(
     loop {
         if let Err(error) = follow_connection(&*world, &visits, &target, &reports, &stop, &mut writer).await {
             let (job, attempt) = (&target.job, target.attempt);
-            tracing::debug!(%job, attempt, "the attempt is not followed at present: {error}");
+            tracing::debug!(%job, attempt, "can't follow the attempt, retrying: {error}");
         }
         writer.flush(&*world, &target).await;
         if reports.is_closed() || reports.borrow().outcome.is_some() {

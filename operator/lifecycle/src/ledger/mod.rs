@@ -163,20 +163,20 @@ pub fn over_commitment_message(capacity: &ResourceAmounts, ledger: &[Grant]) -> 
     };
     let beyond = ledger.iter().flat_map(|grant| &grant.systems).any(|system| !exists(system));
     let what = if used.systems > capacity.systems {
-        format!("{} systems are in use, and the appliance has {}", used.systems, capacity.systems)
+        format!("{} systems are in use, but the appliance has {}", used.systems, capacity.systems)
     } else if beyond {
         format!("systems beyond the first {}, which the appliance has, are in use", capacity.systems)
     } else if used.memoryx_bytes > capacity.memoryx_bytes {
         let [used, have] = [used.memoryx_bytes, capacity.memoryx_bytes].map(crate::scheduler::gigabytes);
-        format!("{used} of MemoryX are in use, and the appliance has {have}")
+        format!("{used} of MemoryX are in use, but the appliance has {have}")
     } else if nodes.is_some_and(|(have, used)| used > have) {
         let (have, used) = nodes.unwrap_or_default();
-        format!("{used} SwarmX nodes are in use, and the appliance has {have}")
+        format!("{used} SwarmX nodes are in use, but the appliance has {have}")
     } else {
         return None;
     };
     Some(format!(
-        "{what}: the jobs that hold them go on, and nothing is granted beyond what there is; {}",
+        "{what}: the jobs that use them continue, and nothing beyond the capacity is granted; {}",
         describe_jobs(ledger)
     ))
 }
@@ -189,7 +189,7 @@ pub fn describe_jobs(ledger: &[Grant]) -> String {
     if let Some(more) = ledger.len().checked_sub(MAX_LISTED_JOBS).filter(|more| *more > 0) {
         names.push(format!("{more} more"));
     }
-    format!("held by {}", names.join(", "))
+    format!("used by {}", names.join(", "))
 }
 
 #[cfg(test)]

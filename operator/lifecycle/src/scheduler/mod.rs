@@ -90,8 +90,8 @@ pub fn schedule(capacity: &ResourceAmounts, ledger: &[Grant], asks: &[SystemRequ
         let before = decided.places.len();
         let waits = match before {
             0 => free.first_shortage(ask),
-            1 => Some("one job is before it in the queue".into()),
-            _ => Some(format!("{before} jobs are before it in the queue")),
+            1 => Some("1 job is ahead in the queue".into()),
+            _ => Some(format!("{before} jobs are ahead in the queue")),
         };
         match waits {
             None => decided.grants.push(free.allocate(ask)),
@@ -180,16 +180,16 @@ impl FreeResources {
 fn exceeds_capacity(capacity: &ResourceAmounts, ask: &SystemRequest) -> Option<String> {
     if ask.systems > capacity.systems {
         let (asked, have) = (plural(ask.systems, "system"), capacity.systems);
-        return Some(format!("asks for {asked}, and the appliance has {have}: set numCsx to at most {have}"));
+        return Some(format!("requests {asked}, but the appliance has {have}: set numCsx to at most {have}"));
     }
     if ask.memoryx_bytes > capacity.memoryx_bytes {
         let [asked, have] = [ask.memoryx_bytes, capacity.memoryx_bytes].map(gigabytes);
-        return Some(format!("needs {asked} of MemoryX, and the appliance has {have}: choose a smaller model"));
+        return Some(format!("needs {asked} of MemoryX, but the appliance has {have}: choose a smaller model"));
     }
     match capacity.swarmx_nodes {
         Some(have) if ask.swarmx_nodes > have => {
             let asked = plural(ask.swarmx_nodes, "SwarmX node");
-            Some(format!("needs {asked}, and the appliance has {have}: set numCsx to less"))
+            Some(format!("needs {asked}, but the appliance has {have}: set numCsx to a smaller number"))
         }
         _ => None,
     }

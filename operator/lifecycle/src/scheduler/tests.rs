@@ -82,8 +82,8 @@ fn grants_and_places() {
             &[],
             &[
                 ("big", Some(1), Waiting, "waits for 8 systems; 6 of 8 are free"),
-                ("small", Some(2), Waiting, "one job is before it in the queue"),
-                ("tiny", Some(3), Waiting, "2 jobs are before it in the queue"),
+                ("small", Some(2), Waiting, "1 job is ahead in the queue"),
+                ("tiny", Some(3), Waiting, "2 jobs are ahead in the queue"),
             ],
         ),
         (
@@ -92,7 +92,7 @@ fn grants_and_places() {
             vec![],
             vec![ask("huge", 9, 1, 9), ask("a", 0, 2, 1)],
             &[("a", "csx-0")],
-            &[("huge", None, ExceedsAppliance, "asks for 9 systems, and the appliance has 8: set numCsx to at most 8")],
+            &[("huge", None, ExceedsAppliance, "requests 9 systems, but the appliance has 8: set numCsx to at most 8")],
         ),
         (
             "memory that never fits",
@@ -104,7 +104,7 @@ fn grants_and_places() {
                 "a",
                 None,
                 ExceedsAppliance,
-                "needs 2.0 GB of MemoryX, and the appliance has 1.0 GB: choose a smaller model",
+                "needs 2.0 GB of MemoryX, but the appliance has 1.0 GB: choose a smaller model",
             )],
         ),
         (
@@ -121,7 +121,12 @@ fn grants_and_places() {
             vec![],
             vec![ask("a", 0, 1, 2)],
             &[],
-            &[("a", None, ExceedsAppliance, "needs 2 SwarmX nodes, and the appliance has 1: set numCsx to less")],
+            &[(
+                "a",
+                None,
+                ExceedsAppliance,
+                "needs 2 SwarmX nodes, but the appliance has 1: set numCsx to a smaller number",
+            )],
         ),
         (
             "nodes that are in use",
@@ -147,7 +152,7 @@ fn grants_and_places() {
             vec![holds("x", &[0])],
             vec![ask("a", 0, 1, 1)],
             &[],
-            &[("a", None, ExceedsAppliance, "asks for 1 system, and the appliance has 0: set numCsx to at most 0")],
+            &[("a", None, ExceedsAppliance, "requests 1 system, but the appliance has 0: set numCsx to at most 0")],
         ),
     ];
     for (name, capacity, ledger, asks, grants, places) in table {

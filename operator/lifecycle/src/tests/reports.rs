@@ -14,7 +14,7 @@ fn an_attempt_trains_once_its_coordinator_says_so_and_from_which_step() {
     world.begin_training();
     world.report(|report| report.resumed = Some((1800, 22)));
     assert_eq!(world.visit(), JobState::Training);
-    let message = "attempt 1 trains on 2 system(s) from step 1800; 22 step(s) after it are lost and run again";
+    let message = "attempt 1 is training on 2 system(s) from step 1800; rerunning 22 lost step(s)";
     assert_eq!(world.message(ConditionType::Succeeded), message);
     // The next leader has not connected to the coordinator yet.
     world.report(|report| *report = CoordinatorReport { attempt: 1, ..CoordinatorReport::default() });

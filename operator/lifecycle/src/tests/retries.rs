@@ -6,7 +6,7 @@ use millrace_crds::JobProgress;
 use super::*;
 
 const QUOTA: &str =
-    "the API server refused what the attempt needs: pods \"job-cs2-0\" is forbidden: exceeded quota: small";
+    "the API server rejected an object of the attempt: pods \"job-cs2-0\" is forbidden: exceeded quota: small";
 
 /// Creates a job with attempt 1 admitted and no agents.
 fn admitted() -> JobFixture {
@@ -49,7 +49,10 @@ fn rejected_start_quotes_the_rejection_and_releases_systems() {
         assert!(world.status().systems.is_empty());
         assert_eq!(world.reason(ConditionType::Admitted), "BackingOff");
         let message = world.message(ConditionType::Admitted);
-        assert!(message.contains(QUOTA) && message.contains("attempt 2 starts at 1970-01-12T13:46:50Z"), "{message}");
+        assert!(
+            message.contains(QUOTA) && message.contains("attempt 2 starts no earlier than 1970-01-12T13:46:50Z"),
+            "{message}"
+        );
         assert!(world.events.contains(&"StartRefused".to_owned()));
         assert_eq!(world.status().failure.unwrap().message.as_deref(), Some(QUOTA));
         assert_eq!(world.status().restarts, Some(0), "nothing failed");
@@ -147,7 +150,7 @@ fn crash_loop(world: &mut JobFixture) -> (Vec<u64>, JobState) {
         if let Some(pause) = pause {
             assert_eq!((world.visit(), runs(world)), (JobState::Restarting, None), "not yet");
             assert!(world.is(ConditionType::Admitted), "it keeps its systems");
-            assert!(world.message(ConditionType::Succeeded).contains("at the earliest"));
+            assert!(world.message(ConditionType::Succeeded).contains("no earlier than"));
             world.advance_time(pause as i64);
         }
         assert_eq!(world.visit(), JobState::Starting);
@@ -232,7 +235,7 @@ fn events_name_attempt_and_role_and_a_killed_agent_its_signal() {
     assert_eq!((event.attempt, event.role.as_deref()), (Some(1), Some("cs2")));
     assert!(event.message.starts_with("attempt 1 failed: cs2: "), "{}", event.message);
     assert_eq!(describe_exit(137), "killed by signal 9 (exit code 137)");
-    assert_eq!(describe_exit(1), "it ended with exit code 1");
+    assert_eq!(describe_exit(1), "it exited with code 1");
 }
 
 #[test]

@@ -32,8 +32,8 @@ pub fn decide_deleted(job: &TrainJob, now: Timestamp) -> Option<JobDecision> {
     status.queue = None;
     status.last_observed_time = Some(Time(now));
     let message = match begun {
-        true => "the job was deleted: its agents save its state and end, then its history is kept",
-        false => "the job was deleted: its agents end",
+        true => "the job was deleted: its agents save its state and stop, then its history is archived",
+        false => "the job was deleted: its agents are stopping",
     };
     for (of, word) in [
         (ConditionType::RolesReady, "False"),
@@ -54,7 +54,7 @@ fn decide_held(job: &TrainJob, mut status: TrainJobStatus, now: Timestamp) -> Op
         .take(MAX_NAMED_FINALIZERS)
         .collect();
     let message = format!(
-        "the job was deleted; it goes when its finalizers are taken off, which others have set: {}",
+        "the job was deleted; it is removed when these finalizers of other controllers are removed: {}",
         others.join(", ")
     );
     let said = status.condition(ConditionType::Progressing).is_some_and(|condition| condition.message == message);

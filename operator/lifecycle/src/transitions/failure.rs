@@ -65,7 +65,7 @@ impl Decider<'_> {
                         attempt: Some(self.attempt()),
                         role: Some(role.to_string()),
                         reason: Some("Deleted".to_owned()),
-                        message: Some(format!("of {wanted} {role} agents {there} are left: the others were deleted")),
+                        message: Some(format!("{there} of {wanted} {role} agents exist: the others were deleted")),
                         ..FailureStatus::default()
                     };
                     return Some((cause, true));
@@ -87,7 +87,7 @@ impl Decider<'_> {
         if let Some(most) = deadlines.active_seconds {
             let active = self.status.active_seconds.unwrap_or(0) as i64 + running;
             if active >= i64::from(most) {
-                let message = format!("the job has held systems for {active} s, and deadlines.activeSeconds is {most}");
+                let message = format!("the job has used systems for {active} s, but deadlines.activeSeconds is {most}");
                 return Some(self.finish(JobState::DeadlineExceeded, message));
             }
             self.requeue_after(i64::from(most) - active);
@@ -115,7 +115,7 @@ impl Decider<'_> {
                 attempt: Some(self.attempt()),
                 role: Some("coordinator".to_owned()),
                 reason: Some(JobState::DeadlineExceeded.as_str().to_owned()),
-                message: Some(format!("no step was committed for {idle} s, and deadlines.progressSeconds is {most}")),
+                message: Some(format!("no step was committed for {idle} s, but deadlines.progressSeconds is {most}")),
                 ..FailureStatus::default()
             };
             return Some(self.restart(cause, true));
@@ -143,7 +143,10 @@ impl Decider<'_> {
                 "DeadlineExceeded" => JobState::DeadlineExceeded,
                 _ => JobState::RetriesExhausted,
             };
-            let spent = format!("failurePolicy.maxRestarts is {most}, and the job made no progress in between");
+            let spent = format!(
+                "failurePolicy.maxRestarts is {most}, and the job made no progress between the \
+                failures"
+            );
             return self.finish(state, format!("{who}: {reason}: {what}; {spent}"));
         }
         self.status.restarts = Some(self.status.restarts.unwrap_or(0).saturating_add(u32::from(counted)));
@@ -153,7 +156,7 @@ impl Decider<'_> {
         if pause > 0 {
             let time = after(self.observed.now, pause);
             then = format!(
-                "{then}; attempt {next} starts at {} at the earliest, restart {} of {most} without progress",
+                "{then}; attempt {next} starts no earlier than {}, restart {} of {most} without progress",
                 time.0, retry.restarts
             );
             retry.next_attempt_time = Some(time);
@@ -171,8 +174,8 @@ impl Decider<'_> {
     /// Describes where the next attempt begins.
     fn resume_message(&self) -> String {
         match self.status.checkpoint.as_ref().and_then(|saved| saved.step) {
-            Some(step) => format!("the job goes on from its newest checkpoint, of step {step}"),
-            None => "no checkpoint has been written yet, so the job begins again".to_owned(),
+            Some(step) => format!("the job resumes from its newest checkpoint, step {step}"),
+            None => "no checkpoint has been written yet, so the job restarts from the beginning".to_owned(),
         }
     }
 

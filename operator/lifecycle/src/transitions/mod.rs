@@ -166,8 +166,8 @@ impl<'a> Decider<'a> {
                 clear_backoff(retry);
             }
             let message = match self.status.checkpoint.as_ref().and_then(|saved| saved.step) {
-                Some(step) => format!("the job is paused; it goes on from step {step} when spec.suspend is false"),
-                None => "the job is paused; it starts when spec.suspend is false".to_owned(),
+                Some(step) => format!("the job is suspended at step {step}; set spec.suspend to false to resume it"),
+                None => "the job is suspended; set spec.suspend to false to start it".to_owned(),
             };
             return (JobState::Suspended, message);
         }
@@ -185,7 +185,7 @@ impl<'a> Decider<'a> {
         }
         if self.observed.resolution.is_none() {
             // Without a plan, the rest of the observation is not known either.
-            let message = "the plan of the job is being made: then it asks for its systems".to_owned();
+            let message = "planning the job; it is queued when the plan is ready".to_owned();
             let reason = Some(QueueReason::Planning.as_str().to_owned());
             self.status.queue = Some(QueueStatus { position: None, reason, message: Some(message.clone()) });
             return (JobState::Queued, message);
@@ -225,7 +225,7 @@ impl<'a> Decider<'a> {
         self.commands.push(JobCommand::RunAgents { attempt, num_csx });
         self.start_blocker = Some(("Starting".to_owned(), "the agents are being created".to_owned()));
         self.requeue_after = Some(REQUEUE_SECONDS);
-        (JobState::Starting, format!("attempt {attempt} starts on {num_csx} system(s)"))
+        (JobState::Starting, format!("attempt {attempt} is starting on {num_csx} system(s)"))
     }
 
     /// Warns if the params differ from the spec.
@@ -266,13 +266,13 @@ impl<'a> Decider<'a> {
         }
         let num_csx = self.status.num_csx.unwrap_or(self.spec.num_csx);
         if self.spec.suspend {
-            return self.stop(JobState::Suspending, "the job saves its state, to pause".to_owned());
+            return self.stop(JobState::Suspending, "saving the job's state before it is suspended".to_owned());
         }
         if self.spec.num_csx != num_csx && self.obstacle().is_none() && !self.exceeds_largest_num_csx() {
             let wanted = self.spec.num_csx;
             return self.stop(
                 JobState::Resizing,
-                format!("the job saves its state, to go on with {wanted} system(s) instead of {num_csx}"),
+                format!("saving the job's state to resume it with {wanted} system(s) instead of {num_csx}"),
             );
         }
         self.commands.push(match self.unusable_record {
@@ -286,16 +286,16 @@ impl<'a> Decider<'a> {
             self.reset_failed_starts();
         }
         if reported && report.is_some_and(|report| report.evaluating) {
-            (JobState::Evaluating, format!("attempt {attempt} evaluates on {num_csx} system(s)"))
+            (JobState::Evaluating, format!("attempt {attempt} is evaluating on {num_csx} system(s)"))
         } else if reported {
-            (JobState::Training, format!("attempt {attempt} trains on {num_csx} system(s){}", self.resumed()))
+            (JobState::Training, format!("attempt {attempt} is training on {num_csx} system(s){}", self.resumed()))
         } else if self.has_begun() || (ready && self.is_report_overdue()) {
             (JobState::Training, self.last_training_message(attempt, num_csx))
         } else {
             let (reason, message) = self.start_blocker.clone().unwrap_or_else(|| {
-                ("Preparing".to_owned(), "every agent is part of the job; its first step is being prepared".to_owned())
+                ("Preparing".to_owned(), "all agents are ready; the first step is being prepared".to_owned())
             });
-            (JobState::Starting, format!("attempt {attempt} starts on {num_csx} system(s); {reason}: {message}"))
+            (JobState::Starting, format!("attempt {attempt} is starting on {num_csx} system(s); {reason}: {message}"))
         }
     }
 
@@ -307,8 +307,8 @@ impl<'a> Decider<'a> {
         };
         let wanted = self.spec.num_csx;
         self.refused = Some(format!(
-            "numCsx is {wanted}, and a batch has {largest} leaves: set numCsx to at most {largest}; until then it \
-             stays as it was"
+            "numCsx is {wanted}, but a batch has {largest} leaves: set numCsx to at most {largest}; until then the job \
+             keeps its number of systems"
         ));
         true
     }
@@ -558,8 +558,7 @@ impl<'a> Decider<'a> {
 /// Describes where the params differ from the spec, which takes precedence; `None` if they agree.
 fn overruled(status: &TrainJobStatus) -> Option<String> {
     let differences = &status.resolved.as_ref()?.differences;
-    let of =
-        |it: &OverruledKey| format!("{} is {} in params and {} in the spec, which holds", it.key, it.params, it.spec);
+    let of = |it: &OverruledKey| format!("{} is {} in params and {} in spec; spec wins", it.key, it.params, it.spec);
     let sentences: Vec<String> = differences.iter().map(of).collect();
     (!sentences.is_empty()).then(|| sentences.join("; "))
 }

@@ -28,9 +28,9 @@ impl<'a> Decider<'a> {
         let report = self.report();
         match report.and_then(|report| report.resumed) {
             None => String::new(),
-            Some((0, lost)) => format!(" again from step 0: there was no checkpoint, and {lost} step(s) are lost"),
+            Some((0, lost)) => format!(" again from step 0: no checkpoint; {lost} step(s) are lost"),
             Some((step, 0)) => format!(" from step {step}, without losing a step"),
-            Some((step, lost)) => format!(" from step {step}; {lost} step(s) after it are lost and run again"),
+            Some((step, lost)) => format!(" from step {step}; rerunning {lost} lost step(s)"),
         }
     }
 
@@ -58,7 +58,7 @@ impl<'a> Decider<'a> {
     /// Returns the message that the status has already, because an operator that has just begun to follow the
     /// coordinator does not know yet from which step the attempt resumed.
     pub(super) fn last_training_message(&self, attempt: u32, num_csx: u32) -> String {
-        let plain = format!("attempt {attempt} trains on {num_csx} system(s)");
+        let plain = format!("attempt {attempt} is training on {num_csx} system(s)");
         let last = self.status.condition(ConditionType::Succeeded).map(|condition| &condition.message);
         last.filter(|last| last.starts_with(&plain)).cloned().unwrap_or(plain)
     }

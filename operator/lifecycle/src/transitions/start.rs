@@ -51,7 +51,7 @@ impl Decider<'_> {
         let (_, why) = self.start_blocker.clone().unwrap_or_default();
         Some(self.release_and_requeue(
             StartFailure::Unschedulable,
-            format!("not every agent had a node within {deadline} s: {why}"),
+            format!("not all agents were scheduled within {deadline} s: {why}"),
         ))
     }
 
@@ -63,7 +63,7 @@ impl Decider<'_> {
         let pause = failure.backoff(retry.failed_starts);
         let next = after(self.observed.now, pause);
         let sentence = format!(
-            "{message}; the job gives its systems back and queues again; attempt {} starts at {} at the earliest",
+            "{message}; the job released its systems and is queued again; attempt {} starts no earlier than {}",
             self.attempt() + 1,
             next.0
         );
