@@ -2,6 +2,13 @@
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
+// Unit tests and integration tests share a driver of rounds, which names this crate as integration tests do.
+#[cfg(test)]
+extern crate self as millrace_emulator;
+
+#[cfg(all(test, feature = "kernels"))]
+#[path = "../tests/common/mod.rs"]
+mod common;
 pub mod compile;
 #[cfg(feature = "kernels")]
 pub mod device;

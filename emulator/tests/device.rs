@@ -120,45 +120,6 @@ fn a_device_may_be_used_again_and_dropout_follows_the_samples() {
     assert_ne!(bits(&first), bits(&other));
 }
 
-fn evaluate(device: &mut CpuDevice, plan: &StreamPlan, weights: &[Vec<f32>], samples: &Samples) -> Vec<LeafLoss> {
-    let leaves = samples.leaves(plan.sequence, plan.eval_leaves, 0..plan.eval_leaves.count);
-    device.begin(false, &[], &leaves).unwrap();
-    for layer in 0..plan.layers.len() {
-        load(device, plan, weights, Pass::Forward, layer);
-        device.forward(layer).unwrap();
-    }
-    device.losses().to_vec()
-}
-
-#[test]
-fn evaluation_drops_nothing_and_counts_right_answers() {
-    let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
-    let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, WORDS, 2));
-    let losses = evaluate(&mut device(&plan, 2), &plan, &weights, &samples);
-    let batch = reference::Batch {
-        input_ids: &samples.input_ids,
-        labels: &samples.labels,
-        first: samples.first,
-        seed: 7,
-        training: false,
-    };
-    let expected = reference::loss(&plan.graph, &to_f64(&plan, &weights), &batch);
-    let loss: f64 = losses.iter().map(|leaf| leaf.loss).sum();
-    assert!((loss / expected - 1.0).abs() < 1e-6, "{loss} for {expected}");
-    assert_eq!(
-        losses.iter().map(|leaf| leaf.tokens).sum::<u64>(),
-        samples.labels.iter().filter(|l| **l >= 0).count() as u64
-    );
-    // Labels that are the most likely words: try every word for one token; exactly one is correct.
-    let right = (0..WORDS as i32).map(|word| {
-        let mut labels = vec![-1; samples.labels.len()];
-        labels[17] = word;
-        let one = Samples { input_ids: samples.input_ids.clone(), labels, first: samples.first };
-        evaluate(&mut device(&plan, 1), &plan, &weights, &one).iter().map(|leaf| leaf.correct).sum::<u64>()
-    });
-    assert_eq!(right.sum::<u64>(), 1);
-}
-
 /// The arena has the size that the plan accounts for, and everything else does not grow with the depth of the model.
 #[test]
 fn memory_is_what_the_plan_says() {

@@ -4,8 +4,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millrace_emulator::graph::{
-    ActivationKind, Graph, Layer, OpKind, OpNode, Tensor, TensorInit, TensorRole, Value, ValueType,
+use millrace_emulator::graph::{Graph, Layer, OpNode, Tensor, TensorInit, TensorRole, Value, ValueType};
+use millrace_emulator::ops::{
+    Activation, ActivationKind, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, LayerNorm, Linear,
+    OpKind,
 };
 use millrace_emulator::plan::{Chunk, Encoding, Group, LeafLayout, PlanHash, StreamPlan};
 
@@ -44,8 +46,8 @@ impl Builder {
         self.graph.tensors.len() - 1
     }
 
-    fn node(&mut self, op: OpKind, inputs: &[usize], params: &[usize]) -> usize {
-        let out = self.graph.values.len();
+    fn node(&mut self, op: impl Into<OpKind>, inputs: &[usize], params: &[usize]) -> usize {
+        let (op, out) = (op.into(), self.graph.values.len());
         let kind = ValueType::Float;
         self.graph.values.push(Value { name: format!("v{out}"), rows: POSITIONS, columns: HIDDEN, kind });
         self.graph.nodes.push(OpNode { op, inputs: inputs.to_vec(), params: params.to_vec(), output: Some(out) });
@@ -55,7 +57,7 @@ impl Builder {
     fn norm(&mut self, name: &str, x: usize) -> usize {
         let params =
             [self.tensor(&format!("{name}.weight"), &[HIDDEN]), self.tensor(&format!("{name}.bias"), &[HIDDEN])];
-        self.node(OpKind::LayerNorm { epsilon: 1e-5 }, &[x], &params)
+        self.node(LayerNorm { epsilon: 1e-5 }, &[x], &params)
     }
 
     fn linear(&mut self, name: &str, x: usize, out: usize, input: usize) -> usize {
@@ -63,22 +65,22 @@ impl Builder {
         if self.bias {
             params.push(self.tensor(&format!("{name}.bias"), &[out]));
         }
-        self.node(OpKind::Linear, &[x], &params)
+        self.node(Linear, &[x], &params)
     }
 
     fn block(&mut self, at: usize, x: usize, scale: f32) -> usize {
         let y = self.norm(&format!("h.{at}.ln_1"), x);
         let y = self.linear(&format!("h.{at}.attn.qkv"), y, 3 * HIDDEN, HIDDEN);
-        let y = self.node(OpKind::CausalAttention { heads: 2, scale, dropout: 0.1 }, &[y], &[]);
+        let y = self.node(CausalAttention { heads: 2, scale, dropout: 0.1 }, &[y], &[]);
         let y = self.linear(&format!("h.{at}.attn.proj"), y, HIDDEN, HIDDEN);
-        let y = self.node(OpKind::Dropout { rate: 0.2 }, &[y], &[]);
-        let x = self.node(OpKind::Add, &[x, y], &[]);
+        let y = self.node(Dropout { rate: 0.2 }, &[y], &[]);
+        let x = self.node(Add, &[x, y], &[]);
         let y = self.norm(&format!("h.{at}.ln_2"), x);
         let y = self.linear(&format!("h.{at}.mlp.fc"), y, INNER, HIDDEN);
-        let y = self.node(OpKind::Activation { kind: ActivationKind::GeluTanh }, &[y], &[]);
+        let y = self.node(Activation { kind: ActivationKind::GeluTanh }, &[y], &[]);
         let y = self.linear(&format!("h.{at}.mlp.proj"), y, HIDDEN, INNER);
-        let y = self.node(OpKind::Dropout { rate: 0.2 }, &[y], &[]);
-        self.node(OpKind::Add, &[y, x], &[])
+        let y = self.node(Dropout { rate: 0.2 }, &[y], &[]);
+        self.node(Add, &[y, x], &[])
     }
 }
 
@@ -95,8 +97,8 @@ pub fn graph(model: Model) -> Graph {
     let mut b = Builder { graph: empty, bias: model.bias };
     let (wte, wpe) =
         (b.tensor("wte.weight", &[model.vocabulary, HIDDEN]), b.tensor("wpe.weight", &[POSITIONS, HIDDEN]));
-    let x = b.node(OpKind::Embedding, &[0], &[wte]);
-    let mut x = b.node(OpKind::AddPosition, &[x], &[wpe]);
+    let x = b.node(Embedding, &[0], &[wte]);
+    let mut x = b.node(AddPosition, &[x], &[wpe]);
     let mut cuts = vec![0, b.graph.nodes.len()];
     for at in 0..2 {
         x = b.block(at, x, model.scale);
@@ -107,7 +109,7 @@ pub fn graph(model: Model) -> Graph {
     if model.head_bias {
         head.push(b.tensor("lm_head.bias", &[model.vocabulary]));
     }
-    b.graph.nodes.push(OpNode { op: OpKind::CrossEntropy, inputs: vec![x, 1], params: head, output: None });
+    b.graph.nodes.push(OpNode { op: CrossEntropy.into(), inputs: vec![x, 1], params: head, output: None });
     cuts.push(b.graph.nodes.len());
     let names = ["embed", "h.0", "h.1", "head"];
     b.graph.layers = names

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use crate::graph::{Graph, LayerId, TensorId};
-use crate::ops::operator;
 #[cfg(doc)]
 use crate::plan::StreamPlan;
 use crate::plan::{Chunk, DEFAULT_CHUNK_ELEMENTS, Encoding, Group, GroupId};
@@ -99,7 +98,7 @@ impl TensorGroups {
             let read: Vec<TensorId> = graph.nodes[graph.layers[layer].nodes.clone()]
                 .iter()
                 .flat_map(|node| {
-                    let operator = operator(&node.op);
+                    let operator = node.op.operator();
                     node.params
                         .iter()
                         .enumerate()

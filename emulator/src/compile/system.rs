@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::activation_memory::{LayerMemory, MemoryAnalysis};
 use super::{HOST_ACTIVATION_BYTES, WeightBytes, WeightElements, job, wafer_activation_bytes, window_elements};
 use crate::graph::OpNode;
-use crate::ops::{Signature, operator};
+use crate::ops::Signature;
 use crate::plan::StreamPlan;
 
 /// Peak memory of a system on one machine, in bytes.
@@ -90,7 +90,7 @@ impl<'a> PlanMemory<'a> {
 /// pass.
 fn packed_bytes(plan: &StreamPlan, training: bool) -> u64 {
     let graph = &plan.graph;
-    let of = |node: &OpNode| operator(&node.op).packed(&Signature::of(graph, node));
+    let of = |node: &OpNode| node.op.operator().packed(&Signature::of(graph, node));
     let layers = graph.layers.iter().map(|layer| graph.nodes[layer.nodes.clone()].iter().map(of).sum::<u64>());
     layers.max().unwrap_or(0) * 4 * if training { 2 } else { 1 }
 }

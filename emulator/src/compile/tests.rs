@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::graph::{ActivationKind, GraphBuilder, GraphError, OpKind, TensorInit, TensorRole};
-use crate::ops::OpError;
+use crate::graph::{GraphBuilder, GraphError, TensorInit, TensorRole};
+use crate::ops::{Activation, ActivationKind, Add, CrossEntropy, Embedding, OpError};
 use crate::plan::{DownSlot, GroupId, Pass};
 use crate::testing::{
     CS2, GPT_20B, GPT2_117M, GPT2_124M, GPT3_1_3B, GPT3_6_7B, GPT3_13B, LINK, Size, TINY, TINY_WAFER, leaf_bound,
@@ -236,14 +236,14 @@ fn a_long_skip_is_held_as_long_as_it_is_read() {
     let init = TensorInit::Constant { value: 0.0 };
     let table = builder.tensor("table", &[16, width as usize], init, TensorRole::Embedding);
     let (tokens, labels) = (builder.tokens(), builder.labels());
-    let x = builder.node(OpKind::Embedding, "x", &[tokens], &[table]).unwrap();
+    let x = builder.node(Embedding, "x", &[tokens], &[table]).unwrap();
     builder.end_layer("first");
-    let y = builder.node(OpKind::Activation { kind: ActivationKind::Gelu }, "y", &[x], &[]).unwrap();
+    let y = builder.node(Activation { kind: ActivationKind::Gelu }, "y", &[x], &[]).unwrap();
     builder.end_layer("second");
-    let z = builder.node(OpKind::Activation { kind: ActivationKind::Gelu }, "z", &[y], &[]).unwrap();
+    let z = builder.node(Activation { kind: ActivationKind::Gelu }, "z", &[y], &[]).unwrap();
     builder.end_layer("third");
-    let sum = builder.node(OpKind::Add, "sum", &[z, x], &[]).unwrap();
-    builder.loss(OpKind::CrossEntropy, &[sum, labels], &[table]).unwrap();
+    let sum = builder.node(Add, "sum", &[z, x], &[]).unwrap();
+    builder.loss(CrossEntropy, &[sum, labels], &[table]).unwrap();
     builder.end_layer("last");
     let graph = builder.finish().unwrap();
 

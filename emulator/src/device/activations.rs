@@ -1,8 +1,9 @@
 //! Activations of a round in one arena, laid out by the schedule, and the samples of the round.
 
 use super::{DeviceError, LeafInput};
-use crate::graph::{Graph, LayerId, NodeId, OpKind, ValueId};
+use crate::graph::{Graph, LayerId, ValueId};
 use crate::kernels::Buffer;
+use crate::ops::Signature;
 use crate::plan::{LeafLayout, Pass};
 use crate::schedule::{ArenaLayout, Extent, PassSchedule, Step};
 
@@ -66,13 +67,12 @@ pub(super) struct RoundSamples {
 impl RoundSamples {
     pub fn new(graph: &Graph) -> Self {
         let values = [graph.tokens, graph.labels];
-        let entries = |node: NodeId| graph.tensors[graph.nodes[node].params[0]].shape[0];
         let looked_up = |value: ValueId| {
-            let nodes = (0..graph.nodes.len()).filter(move |&node| {
-                let node = &graph.nodes[node];
-                matches!(node.op, OpKind::Embedding | OpKind::CrossEntropy) && node.inputs.contains(&value)
+            let bounds = graph.nodes.iter().flat_map(|node| {
+                let uses = node.inputs.iter().enumerate().filter(|(_, input)| **input == value);
+                uses.filter_map(|(at, _)| node.op.operator().token_bound(&Signature::of(graph, node), at))
             });
-            nodes.map(entries).min().unwrap_or(usize::MAX)
+            bounds.min().unwrap_or(usize::MAX)
         };
         Self {
             leaves: Vec::new(),

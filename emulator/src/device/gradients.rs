@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::graph::{LayerId, TensorId};
 use crate::kernels::pool::{rows, rows_mut};
 use crate::kernels::{Accumulate, Buffer, Context, elementwise};
-use crate::ops::execute::{Executor, MAX_PARAMS, TensorGradient};
+use crate::ops::execute::{MAX_PARAMS, TensorGradient};
 use crate::plan::{GroupId, StreamPlan};
 use crate::tree::{LeafTree, Node};
 
@@ -39,7 +39,7 @@ struct TensorPlace {
 }
 
 impl LayerGradients {
-    pub fn new(plan: &StreamPlan, layer: LayerId, executors: &[Box<dyn Executor>]) -> Self {
+    pub fn new(plan: &StreamPlan, layer: LayerId) -> Self {
         let groups = plan.layers[layer].groups.clone();
         let nodes = plan.graph.layers[layer].nodes.clone();
         let uses = |tensor: TensorId| {
@@ -53,7 +53,10 @@ impl LayerGradients {
                 Some(TensorPlace { group: at, range: range.clone(), again: uses(tensor).any(|other| other > node) })
             })
         };
-        let exact = |node: usize| executors[node].is_accumulation_exact() || plan.graph.nodes[node].params.is_empty();
+        let exact = |node: usize| {
+            let node = &plan.graph.nodes[node];
+            node.op.executor().is_accumulation_exact() || node.params.is_empty()
+        };
         let once = |tensor: TensorId| uses(tensor).count() == 1;
         let direct = nodes.clone().all(exact) && plan.graph.layer_tensors(layer).into_iter().all(once);
         let tensors = nodes.clone().map(|node| {

@@ -18,6 +18,8 @@ mod activations;
 mod cpu;
 mod gradients;
 mod packs;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 pub use cpu::{CpuDevice, DeviceOptions, OperatorTime};

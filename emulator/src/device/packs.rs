@@ -6,9 +6,9 @@
 use std::ops::Range;
 
 use super::weights::LoadedWeights;
-use crate::graph::{Graph, NodeId};
+use crate::graph::{Graph, NodeId, OpNode};
 use crate::kernels::{Context, PackedB};
-use crate::ops::execute::{Executor, MAX_PARAMS, NodeShape};
+use crate::ops::execute::{MAX_PARAMS, NodeShape};
 use crate::plan::Pass;
 
 /// Identifies the content of a slot.
@@ -29,13 +29,13 @@ pub(super) struct PackedWeights {
 }
 
 impl PackedWeights {
-    pub fn new(graph: &Graph, executors: &[Box<dyn Executor>], shapes: &[NodeShape]) -> Self {
+    pub fn new(graph: &Graph, shapes: &[NodeShape]) -> Self {
         let (mut places, mut most) = (vec![[0..0, 0..0]; graph.nodes.len()], 0);
         for layer in &graph.layers {
             let mut end = 0;
             for pass in [Pass::Forward, Pass::Backward] {
                 for node in layer.nodes.clone() {
-                    let (executor, shape) = (&executors[node], &shapes[node]);
+                    let (executor, shape) = (graph.nodes[node].op.executor(), &shapes[node]);
                     let count = match pass {
                         Pass::Forward => executor.forward_packs(shape),
                         Pass::Backward => executor.backward_packs(shape),
@@ -57,11 +57,11 @@ impl PackedWeights {
         cx: Context<'_>,
         graph: &Graph,
         weights: &LoadedWeights,
-        (node, executor, shape): (NodeId, &dyn Executor, &NodeShape),
+        (node, shape): (NodeId, &NodeShape),
         pass: Pass,
     ) {
         let place = self.places[node][pass as usize].clone();
-        let params = &graph.nodes[node].params;
+        let OpNode { op, params, .. } = &graph.nodes[node];
         let (Some(&first), false) = (params.first(), place.is_empty()) else { return };
         let tag = Some(SlotTag { node, pass, version: weights.version(first) });
         if self.tags[place.clone()].iter().all(|&there| there == tag) {
@@ -70,8 +70,8 @@ impl PackedWeights {
         let tensors = tensors(graph, weights, node);
         let slots = &mut self.slots[place.clone()];
         match pass {
-            Pass::Forward => executor.pack_forward(cx, shape, tensors, slots),
-            Pass::Backward => executor.pack_backward(cx, shape, tensors, slots),
+            Pass::Forward => op.executor().pack_forward(cx, shape, tensors, slots),
+            Pass::Backward => op.executor().pack_backward(cx, shape, tensors, slots),
         }
         self.tags[place].fill(tag);
     }

@@ -7,8 +7,9 @@
 
 use millrace_params::{InitializerSpec, ModelSpec, Nonlinearity};
 
-use crate::graph::{
-    ActivationKind, Graph, GraphBuilder, GraphError, OpKind, TensorId, TensorInit, TensorRole, ValueId,
+use crate::graph::{Graph, GraphBuilder, GraphError, TensorId, TensorInit, TensorRole, ValueId};
+use crate::ops::{
+    Activation, ActivationKind, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, LayerNorm, Linear,
 };
 
 /// The graph of a GPT that reads samples of `sequence` tokens.
@@ -46,11 +47,11 @@ impl Gpt<'_> {
         let vocabulary = [self.spec.vocab_size, width];
         let table = self.builder.tensor("wte.weight", &vocabulary, init, TensorRole::Embedding);
         let tokens = self.builder.tokens();
-        let mut stream = self.builder.node(OpKind::Embedding, "embed.tokens", &[tokens], &[table])?;
+        let mut stream = self.builder.node(Embedding, "embed.tokens", &[tokens], &[table])?;
         if self.spec.use_position_embedding {
             let positions = [self.spec.max_position_embeddings, width];
             let table = self.builder.tensor("wpe.weight", &positions, init, TensorRole::Embedding);
-            stream = self.builder.node(OpKind::AddPosition, "embed.sum", &[stream], &[table])?;
+            stream = self.builder.node(AddPosition, "embed.sum", &[stream], &[table])?;
         }
         stream = self.dropout(self.spec.embedding_dropout_rate, "embed.drop", stream)?;
         self.builder.end_layer("embed");
@@ -68,7 +69,7 @@ impl Gpt<'_> {
         let normal = self.layer_norm(&at("ln_1"), stream)?;
         let biased = spec.use_projection_bias_in_attention;
         let qkv = self.linear(&at("attn.qkv"), normal, [width.saturating_mul(3), width], hidden, biased)?;
-        let attention = OpKind::CausalAttention {
+        let attention = CausalAttention {
             heads: spec.num_heads,
             scale: spec.attention_scale as f32,
             dropout: spec.attention_dropout_rate as f32,
@@ -77,7 +78,7 @@ impl Gpt<'_> {
         let biased = spec.use_ffn_bias_in_attention;
         let branch = self.linear(&at("attn.proj"), mixed, [width, width], output, biased)?;
         let branch = self.dropout(spec.dropout_rate, &at("attn.drop"), branch)?;
-        let stream = self.builder.node(OpKind::Add, at("attn.sum"), &[stream, branch], &[])?;
+        let stream = self.builder.node(Add, at("attn.sum"), &[stream, branch], &[])?;
         self.builder.end_block_layer(&name, at("attn"));
 
         let normal = self.layer_norm(&at("ln_2"), stream)?;
@@ -86,10 +87,10 @@ impl Gpt<'_> {
             Nonlinearity::Gelu => ActivationKind::Gelu,
             Nonlinearity::GeluTanh => ActivationKind::GeluTanh,
         };
-        let active = self.builder.node(OpKind::Activation { kind }, at("mlp.act"), &[fc], &[])?;
+        let active = self.builder.node(Activation { kind }, at("mlp.act"), &[fc], &[])?;
         let branch = self.linear(&at("mlp.proj"), active, [width, inner], output, spec.use_ffn_bias)?;
         let branch = self.dropout(spec.dropout_rate, &at("mlp.drop"), branch)?;
-        let stream = self.builder.node(OpKind::Add, at("mlp.sum"), &[stream, branch], &[])?;
+        let stream = self.builder.node(Add, at("mlp.sum"), &[stream, branch], &[])?;
         self.builder.end_block_layer(&name, at("mlp"));
         Ok(stream)
     }
@@ -109,7 +110,7 @@ impl Gpt<'_> {
             params.push(self.builder.tensor("lm_head.bias", &[entries], ZERO, TensorRole::Bias));
         }
         let labels = self.builder.labels();
-        self.builder.loss(OpKind::CrossEntropy, &[normal, labels], &params)?;
+        self.builder.loss(CrossEntropy, &[normal, labels], &params)?;
         self.builder.end_layer("head");
         Ok(())
     }
@@ -119,7 +120,7 @@ impl Gpt<'_> {
         let gain = self.builder.tensor(format!("{name}.weight"), &shape, ONE, TensorRole::Norm);
         let offset = self.builder.tensor(format!("{name}.bias"), &shape, ZERO, TensorRole::Norm);
         let epsilon = self.spec.layer_norm_epsilon as f32;
-        self.builder.node(OpKind::LayerNorm { epsilon }, name, &[x], &[gain, offset])
+        self.builder.node(LayerNorm { epsilon }, name, &[x], &[gain, offset])
     }
 
     fn linear(
@@ -134,14 +135,14 @@ impl Gpt<'_> {
         if biased {
             params.push(self.builder.tensor(format!("{name}.bias"), &shape[..1], ZERO, TensorRole::Bias));
         }
-        self.builder.node(OpKind::Linear, name, &[x], &params)
+        self.builder.node(Linear, name, &[x], &params)
     }
 
     fn dropout(&mut self, rate: f64, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
         if rate == 0.0 {
             return Ok(x);
         }
-        self.builder.node(OpKind::Dropout { rate: rate as f32 }, name, &[x], &[])
+        self.builder.node(Dropout { rate: rate as f32 }, name, &[x], &[])
     }
 }
 
@@ -159,6 +160,7 @@ const fn init(initializer: InitializerSpec) -> TensorInit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::OpKind;
     use crate::testing::{Size, TINY};
 
     fn names(graph: &Graph) -> Vec<&str> {
@@ -185,13 +187,15 @@ mod tests {
         assert_eq!(names(&graph), expected);
         let rates = |graph: &Graph| -> Vec<f32> {
             let rate = |node: &crate::graph::OpNode| match node.op {
-                OpKind::Dropout { rate } | OpKind::CausalAttention { dropout: rate, .. } => Some(rate),
+                OpKind::Dropout(Dropout { rate }) | OpKind::CausalAttention(CausalAttention { dropout: rate, .. }) => {
+                    Some(rate)
+                }
                 _ => None,
             };
             graph.nodes.iter().filter_map(rate).collect()
         };
         assert_eq!(rates(&graph), [0.2, 0.3, 0.1, 0.1]);
-        assert!(graph.nodes.iter().any(|node| node.op == OpKind::Activation { kind: ActivationKind::GeluTanh }));
+        assert!(graph.nodes.iter().any(|node| node.op == Activation { kind: ActivationKind::GeluTanh }.into()));
 
         let bare = ModelSpec {
             use_position_embedding: false,

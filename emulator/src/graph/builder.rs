@@ -1,9 +1,7 @@
 //! Builds a graph operator by operator and infers shapes.
 
-use super::{
-    Graph, GraphError, Layer, OpKind, OpNode, Tensor, TensorId, TensorInit, TensorRole, Value, ValueId, ValueType,
-};
-use crate::ops::{Signature, operator};
+use super::{Graph, GraphError, Layer, OpNode, Tensor, TensorId, TensorInit, TensorRole, Value, ValueId, ValueType};
+use crate::ops::{OpKind, Signature};
 
 /// A graph under construction. Operators are added in computation order; [`GraphBuilder::end_layer`] ends a layer after
 /// the last one.
@@ -49,14 +47,16 @@ impl GraphBuilder {
     /// The operator rejects its inputs, tensors or attributes, or it has no output.
     pub fn node(
         &mut self,
-        op: OpKind,
+        op: impl Into<OpKind>,
         name: impl Into<String>,
         inputs: &[ValueId],
         params: &[TensorId],
     ) -> Result<ValueId, GraphError> {
-        let (name, node) = (name.into(), self.checked(op, inputs, params)?);
-        let at = || format!("{} {name:?}", operator(&op).name());
-        let shape = operator(&op)
+        let (op, name) = (op.into(), name.into());
+        let node = self.checked(op, inputs, params)?;
+        let at = || format!("{} {name:?}", op.name());
+        let shape = op
+            .operator()
             .output(&Signature::of(&self.graph, &node))
             .map_err(|source| GraphError::Op { at: at(), source })?
             .ok_or_else(|| GraphError::Loss(format!("{} has no output", at())))?;
@@ -70,8 +70,8 @@ impl GraphBuilder {
     ///
     /// # Errors
     /// An index is out of range. [`GraphBuilder::finish`] checks the rest.
-    pub fn loss(&mut self, op: OpKind, inputs: &[ValueId], params: &[TensorId]) -> Result<(), GraphError> {
-        let node = self.checked(op, inputs, params)?;
+    pub fn loss(&mut self, op: impl Into<OpKind>, inputs: &[ValueId], params: &[TensorId]) -> Result<(), GraphError> {
+        let node = self.checked(op.into(), inputs, params)?;
         self.graph.nodes.push(node);
         Ok(())
     }
@@ -102,7 +102,7 @@ impl GraphBuilder {
 
     fn checked(&self, op: OpKind, inputs: &[ValueId], params: &[TensorId]) -> Result<OpNode, GraphError> {
         let index = |what, count: usize, indices: &[usize]| match indices.iter().find(|&&index| index >= count) {
-            Some(&index) => Err(GraphError::Index { at: operator(&op).name().to_owned(), what, index, count }),
+            Some(&index) => Err(GraphError::Index { at: op.name().to_owned(), what, index, count }),
             None => Ok(()),
         };
         index("value", self.graph.values.len(), inputs)?;

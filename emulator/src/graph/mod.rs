@@ -9,6 +9,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ops::OpKind;
+
 mod builder;
 mod validate;
 
@@ -129,59 +131,6 @@ pub struct Value {
     pub columns: usize,
     /// Element type.
     pub kind: ValueType,
-}
-
-/// A pointwise non-linear function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ActivationKind {
-    /// `x Phi(x)` with the exact normal distribution function.
-    Gelu,
-    /// `x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2`.
-    GeluTanh,
-}
-
-/// The kind of an operator. Inputs, outputs and parameters are positional, as documented at each variant.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "op")]
-pub enum OpKind {
-    /// `(tokens [rows x 1]; table [V, H]) -> [rows x H]`: a row of the table per token.
-    Embedding,
-    /// `(x [rows x H]; table [R >= rows, H]) -> [rows x H]`: adds row `i` of the table to row `i` of each sample.
-    AddPosition,
-    /// `(x) -> x'`: zeroes elements with probability `rate`, scales the rest by `1 / (1 - rate)`; identity in
-    /// evaluation.
-    Dropout {
-        /// Probability of zero, in `[0, 1)`.
-        rate: f32,
-    },
-    /// `(a, b) -> a + b`, same shape.
-    Add,
-    /// `(x; gain [H], offset [H]) -> [rows x H]`, over columns.
-    LayerNorm {
-        /// Added to the variance.
-        epsilon: f32,
-    },
-    /// `(x [rows x I]; weight [O, I], bias [O]?) -> [rows x O]`: `x weight^T + bias`.
-    Linear,
-    /// `(x) -> f(x)`, pointwise.
-    Activation {
-        /// Which function.
-        kind: ActivationKind,
-    },
-    /// `(qkv [rows x 3H]) -> [rows x H]`: causal multi-head attention; columns are queries, keys, values, each cut
-    /// into heads. Scores and probabilities are never a whole `rows x rows` matrix.
-    CausalAttention {
-        /// Number of heads; divides H.
-        heads: usize,
-        /// Factor on query-key products.
-        scale: f32,
-        /// Dropout on probabilities.
-        dropout: f32,
-    },
-    /// `(x [rows x H], labels [rows x 1]; weight [V, H], bias [V]?) -> loss`: the sum over rows with label >= 0 of
-    /// the cross-entropy of `x weight^T + bias`, in blocks of the vocabulary. Ends the graph.
-    CrossEntropy,
 }
 
 /// An operator with the values it reads and writes and the tensors it uses.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::ops::{Add, CrossEntropy, Embedding};
 use crate::testing::TINY;
 
 /// Every way to break a graph, with the resulting message.
@@ -47,11 +48,11 @@ fn a_graph_ends_with_its_only_loss() {
     let init = TensorInit::Constant { value: 0.0 };
     let table = builder.tensor("table", &[9, 2], init, TensorRole::Embedding);
     let (tokens, labels) = (builder.tokens(), builder.labels());
-    let x = builder.node(OpKind::Embedding, "x", &[tokens], &[table]).unwrap();
-    assert!(builder.node(OpKind::CrossEntropy, "loss", &[x, labels], &[table]).is_err());
-    assert!(builder.node(OpKind::Add, "sum", &[x, 99], &[]).is_err());
-    builder.loss(OpKind::CrossEntropy, &[x, labels], &[table]).unwrap();
-    builder.loss(OpKind::CrossEntropy, &[x, labels], &[table]).unwrap();
+    let x = builder.node(Embedding, "x", &[tokens], &[table]).unwrap();
+    assert!(builder.node(CrossEntropy, "loss", &[x, labels], &[table]).is_err());
+    assert!(builder.node(Add, "sum", &[x, 99], &[]).is_err());
+    builder.loss(CrossEntropy, &[x, labels], &[table]).unwrap();
+    builder.loss(CrossEntropy, &[x, labels], &[table]).unwrap();
     builder.end_layer("all");
     let error = builder.finish().unwrap_err();
     assert!(matches!(error, GraphError::Loss(_)), "{error}");

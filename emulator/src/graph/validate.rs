@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::{Graph, Layer, NodeId, OpNode, TensorId, Value, ValueId, ValueType};
-use crate::ops::{OpError, Shape, Signature, operator};
+use crate::ops::{OpError, Shape, Signature};
 
 /// Maximum elements of a tensor, or of a value per sample. Keeps every product of sizes far below 2^64.
 const MAX_ELEMENTS: u64 = 1 << 40;
@@ -121,7 +121,7 @@ impl Graph {
     /// Formats the operator for messages: kind, position and layer.
     fn node_name(&self, node: NodeId) -> String {
         let layer = self.layers.iter().find(|layer| layer.nodes.contains(&node)).map_or("?", |layer| &layer.name);
-        let kind = self.nodes.get(node).map_or("operator", |node| operator(&node.op).name());
+        let kind = self.nodes.get(node).map_or("operator", |node| node.op.name());
         format!("{kind} (operator {node}, layer {layer:?})")
     }
 
@@ -208,7 +208,9 @@ impl Graph {
         if let Some(&index) = node.params.iter().find(|&&tensor| tensor >= self.tensors.len()) {
             return Err(GraphError::Index { at: at(), what: "tensor", index, count: self.tensors.len() });
         }
-        let output = operator(&node.op)
+        let output = node
+            .op
+            .operator()
             .output(&Signature::of(self, node))
             .map_err(|source| GraphError::Op { at: at(), source })?;
         let declared = match node.output {

@@ -1,20 +1,28 @@
 //! `(x) -> f(x)`, pointwise.
 
+use serde::{Deserialize, Serialize};
+
 use super::{GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
-use crate::graph::{ActivationKind, ValueType};
+use crate::graph::ValueType;
+
+/// A pointwise non-linear function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ActivationKind {
+    /// `x Phi(x)` with the exact normal distribution function.
+    Gelu,
+    /// `x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2`.
+    GeluTanh,
+}
 
 /// See the module documentation. Saves its input, which determines the derivative.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Activation {
     /// Which function.
     pub kind: ActivationKind,
 }
 
 impl Operator for Activation {
-    fn name(&self) -> &'static str {
-        "Activation"
-    }
-
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         let [x] = io.inputs([ValueType::Float])?;
         io.params(&[], 0)?;
@@ -36,8 +44,7 @@ impl Operator for Activation {
 
 #[cfg(feature = "kernels")]
 mod run {
-    use super::Activation;
-    use crate::graph::ActivationKind;
+    use super::{Activation, ActivationKind};
     use crate::kernels::Simd;
     use crate::kernels::activation::{gelu_backward, gelu_forward, gelu_tanh_backward, gelu_tanh_forward};
     use crate::kernels::pool::{rows, rows_mut};
@@ -88,6 +95,39 @@ mod run {
             let copy = &mut copy[..part.len()];
             copy.copy_from_slice(part);
             function(simd, copy, part);
+        }
+    }
+}
+
+#[cfg(all(test, feature = "kernels"))]
+mod tests {
+    use super::{Activation, ActivationKind};
+    use crate::graph::Graph;
+    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, X, accepts, rejects};
+
+    const KINDS: [ActivationKind; 2] = [ActivationKind::Gelu, ActivationKind::GeluTanh];
+
+    impl OperatorTests for Activation {
+        fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
+            args.inputs[0].iter().map(|&x| function(self.kind, x)).collect()
+        }
+
+        fn shape_cases() -> Vec<ShapeCase> {
+            let gelu = Activation { kind: ActivationKind::Gelu };
+            vec![accepts(gelu, &[X], &[], X), rejects(gelu, &[X], &[&[4]], "0 to 0 tensors")]
+        }
+
+        fn graphs() -> Vec<Graph> {
+            KINDS.map(|kind| TestGraph::build(|s, x| s.node(Activation { kind }, &[x], &[]))).into()
+        }
+    }
+
+    fn function(kind: ActivationKind, x: f64) -> f64 {
+        match kind {
+            ActivationKind::Gelu => 0.5 * x * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2),
+            ActivationKind::GeluTanh => {
+                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+            }
         }
     }
 }

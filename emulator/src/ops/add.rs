@@ -1,17 +1,15 @@
 //! `(a, b) -> a + b`, same shape.
 
+use serde::{Deserialize, Serialize};
+
 use super::{GradientForm, OpError, Operator, Shape, Signature};
 use crate::graph::ValueType;
 
 /// See the module documentation. The gradient of both inputs is that of the output.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Add;
 
 impl Operator for Add {
-    fn name(&self) -> &'static str {
-        "Add"
-    }
-
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         let [a, b] = io.inputs([ValueType::Float; 2])?;
         io.params(&[], 0)?;
@@ -59,5 +57,38 @@ mod run {
         }
 
         fn backward(&self, _: &mut OperatorContext<'_>, _: BackwardArgs<'_>) {}
+    }
+}
+
+#[cfg(all(test, feature = "kernels"))]
+mod tests {
+    use super::Add;
+    use crate::graph::Graph;
+    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, WIDE, WIDTH, X, accepts, rejects};
+
+    impl OperatorTests for Add {
+        fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
+            args.inputs[0].iter().zip(args.inputs[1]).map(|(a, b)| a + b).collect()
+        }
+
+        fn shape_cases() -> Vec<ShapeCase> {
+            vec![
+                accepts(Add, &[X, X], &[], X),
+                rejects(Add, &[X, WIDE], &[], "8 x 4"),
+                rejects(Add, &[X], &[], "reads 2 values, not 1"),
+            ]
+        }
+
+        fn graphs() -> Vec<Graph> {
+            let two_values = TestGraph::build(|s, x| {
+                let y = s.norm(x);
+                s.add(x, y)
+            });
+            let twice_the_same = TestGraph::build(|s, x| {
+                let x = s.linear(x, WIDTH, false);
+                s.add(x, x)
+            });
+            vec![two_values, twice_the_same]
+        }
     }
 }

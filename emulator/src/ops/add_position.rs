@@ -1,18 +1,16 @@
 //! `(x [rows x H]; table [R >= rows, H]) -> [rows x H]`: adds row `i` of the table to row `i` of each sample.
 
+use serde::{Deserialize, Serialize};
+
 use super::{GradientForm, OpError, Operator, Shape, Signature};
 use crate::graph::ValueType;
 
 /// See the module documentation. The backward pass needs only the gradient, which passes unchanged; the gradient of the
 /// table is its sum over samples.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AddPosition;
 
 impl Operator for AddPosition {
-    fn name(&self) -> &'static str {
-        "AddPosition"
-    }
-
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         let [x] = io.inputs([ValueType::Float])?;
         let positions = io.matrix_dimension(0, 0)?;
@@ -63,6 +61,30 @@ mod run {
             if !adds {
                 unused.fill(0.0);
             }
+        }
+    }
+}
+
+#[cfg(all(test, feature = "kernels"))]
+mod tests {
+    use super::AddPosition;
+    use crate::graph::Graph;
+    use crate::ops::testing::{OperatorTests, ROWS, ReferenceArgs, ShapeCase, TestGraph, WIDTH, X, accepts, rejects};
+
+    impl OperatorTests for AddPosition {
+        fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
+            args.inputs[0].iter().zip(args.params[0]).map(|(x, position)| x + position).collect()
+        }
+
+        fn shape_cases() -> Vec<ShapeCase> {
+            vec![accepts(AddPosition, &[X], &[&[9, 4]], X), rejects(AddPosition, &[X], &[&[7, 4]], "7 positions")]
+        }
+
+        fn graphs() -> Vec<Graph> {
+            vec![TestGraph::build(|s, x| {
+                let table = s.tensor(&[ROWS + 2, WIDTH]);
+                s.node(AddPosition, &[x], &[table])
+            })]
         }
     }
 }

@@ -1,12 +1,14 @@
 //! `(qkv [rows x 3H]) -> [rows x H]`: causal multi-head attention; columns are queries, keys, values, each divided into
 //! heads. Scores and probabilities exist as tiles only, never as a whole `rows x rows` matrix.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Flops, OpError, Operator, SavedForBackward, Shape, Signature, check_rate};
 use crate::graph::ValueType;
 
 /// See the module documentation. Saves input, output and the log-sum-exp of each row and head; the backward pass
 /// recomputes the probabilities, tile by tile.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CausalAttention {
     /// Number of heads; divides H.
     pub heads: usize,
@@ -17,10 +19,6 @@ pub struct CausalAttention {
 }
 
 impl Operator for CausalAttention {
-    fn name(&self) -> &'static str {
-        "CausalAttention"
-    }
-
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         let [qkv] = io.inputs([ValueType::Float])?;
         io.params(&[], 0)?;
@@ -117,5 +115,67 @@ mod run {
             let qkv = io.inputs[0].values();
             attention::backward(kit.cx, &what, qkv, layout, io.output, io.extra, io.gradient, dqkv, kit.attention);
         }
+    }
+}
+
+#[cfg(all(test, feature = "kernels"))]
+mod tests {
+    use super::CausalAttention;
+    use crate::graph::Graph;
+    use crate::numerics::random::subkey;
+    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, WIDE, WIDTH, X, accepts, rejects};
+    use crate::ops::{Operator, Shape, Signature};
+
+    impl OperatorTests for CausalAttention {
+        fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
+            let (qkv, width, heads) = (args.inputs[0], args.io.inputs[0].columns / 3, self.heads);
+            let (dim, rows) = (width / heads, qkv.len() / (3 * width));
+            let part =
+                |row: usize, which: usize, head: usize| &qkv[row * 3 * width + which * width + head * dim..][..dim];
+            let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+            let mut out = vec![0.0; rows * width];
+            for head in 0..heads {
+                let head_key = subkey(args.key, head as u64);
+                for query in 0..rows {
+                    let score = |key: usize| dot(part(query, 0, head), part(key, 1, head)) * f64::from(self.scale);
+                    let scores: Vec<f64> = (0..=query).map(score).collect();
+                    let most = scores.iter().fold(f64::MIN, |most, &score| most.max(score));
+                    let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
+                    for (key, score) in scores.iter().enumerate() {
+                        let factor = args.dropout_factor(self.dropout, subkey(head_key, query as u64), key);
+                        let share = (score - most).exp() / sum * factor;
+                        let to = &mut out[query * width + head * dim..][..dim];
+                        to.iter_mut().zip(part(key, 2, head)).for_each(|(to, value)| *to += share * value);
+                    }
+                }
+            }
+            out
+        }
+
+        fn shape_cases() -> Vec<ShapeCase> {
+            let attention = |heads, dropout| CausalAttention { heads, scale: 0.5, dropout };
+            vec![
+                accepts(attention(2, 0.1), &[WIDE], &[], X),
+                rejects(attention(3, 0.1), &[WIDE], &[], "3 equal heads"),
+                rejects(attention(0, 0.1), &[WIDE], &[], "0 equal heads"),
+                rejects(attention(2, -0.1), &[WIDE], &[], "dropout"),
+                rejects(CausalAttention { heads: 2, scale: f32::NAN, dropout: 0.0 }, &[WIDE], &[], "scale"),
+            ]
+        }
+
+        fn graphs() -> Vec<Graph> {
+            vec![TestGraph::build(|s, x| {
+                let qkv = s.linear(x, 3 * WIDTH, true);
+                s.node(CausalAttention { heads: 3, scale: 0.6, dropout: 0.2 }, &[qkv], &[])
+            })]
+        }
+    }
+
+    #[test]
+    fn half_of_the_pairs_of_rows_count() {
+        let op = CausalAttention { heads: 2, scale: 0.5, dropout: 0.0 };
+        let flops = op.flops(&Signature { inputs: vec![Shape::float(8, 12)], params: vec![] });
+        // 8 rows attend to 1, 2, ... 8 rows: 36 pairs, scores and values over 4 features.
+        assert_eq!(flops.forward, 36 * 2 * 2 * 4);
     }
 }

@@ -1,6 +1,8 @@
 //! `(x [rows x H], labels [rows x 1]; weight [V, H], bias [V]?) -> loss`: the sum over rows with label >= 0 of the
 //! cross-entropy of `x weight^T + bias`, in blocks of the vocabulary. Ends the graph.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Flops, OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::ValueType;
 
@@ -9,14 +11,10 @@ pub const VOCABULARY_BLOCK: usize = 2048;
 
 /// See the module documentation. Saves its inputs and the log-sum-exp of each row; the backward pass recomputes the
 /// logits, block by block.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CrossEntropy;
 
 impl Operator for CrossEntropy {
-    fn name(&self) -> &'static str {
-        "CrossEntropy"
-    }
-
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         let [x, labels] = io.inputs([ValueType::Float, ValueType::Token])?;
         let expected = Shape::tokens(x.rows);
@@ -36,6 +34,10 @@ impl Operator for CrossEntropy {
     fn saved(&self, io: &Signature<'_>) -> SavedForBackward {
         let (rows, _) = io.input(0);
         SavedForBackward { inputs: &[0, 1], output: false, floats: rows }
+    }
+
+    fn token_bound(&self, io: &Signature<'_>, input: usize) -> Option<usize> {
+        io.matrix_dimension(0, 0).ok().filter(|_| input == 1)
     }
 
     fn has_input_gradient(&self, input: usize) -> bool {
@@ -84,6 +86,38 @@ mod run {
             let gradients =
                 LossGradients { dx, dweights: weight.map(|g| g.data), dbias: bias.map(|g| g.data), accumulate };
             loss::backward(kit.cx, &classifier, tokens, io.extra, gradients, io.scratch, kit.loss);
+        }
+    }
+}
+
+#[cfg(all(test, feature = "kernels"))]
+mod tests {
+    use super::CrossEntropy;
+    use crate::graph::Graph;
+    use crate::ops::Shape;
+    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TOKENS, TestGraph, X, accepts, rejects};
+
+    impl OperatorTests for CrossEntropy {
+        fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
+            let (logits, labels) = (args.product(), args.inputs[1]);
+            let row = |(row, &label): (&[f64], &f64)| {
+                let most = row.iter().fold(f64::MIN, |most, &logit| most.max(logit));
+                let sum: f64 = row.iter().map(|logit| (logit - most).exp()).sum();
+                if label < 0.0 { 0.0 } else { most + sum.ln() - row[label as usize] }
+            };
+            vec![logits.chunks(logits.len() / labels.len()).zip(labels).map(row).sum()]
+        }
+
+        fn shape_cases() -> Vec<ShapeCase> {
+            vec![
+                accepts(CrossEntropy, &[X, TOKENS], &[&[50, 4]], None),
+                accepts(CrossEntropy, &[X, TOKENS], &[&[50, 4], &[50]], None),
+                rejects(CrossEntropy, &[X, Shape::tokens(7)], &[&[50, 4]], "input 1"),
+            ]
+        }
+
+        fn graphs() -> Vec<Graph> {
+            [false, true].map(|biased| TestGraph::build_with_head(biased, |_, x| x)).into()
         }
     }
 }

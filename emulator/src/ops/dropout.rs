@@ -1,21 +1,19 @@
 //! `(x) -> x'`: zeroes elements with probability `rate`, scales the rest by `1 / (1 - rate)`; identity in evaluation.
 
+use serde::{Deserialize, Serialize};
+
 use super::{GradientForm, OpError, Operator, Shape, Signature, check_rate};
 use crate::graph::ValueType;
 
 /// See the module documentation. The mask is a function of (seed, sample, node, element); the backward pass recomputes
 /// it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dropout {
     /// Probability of zero, in `[0, 1)`.
     pub rate: f32,
 }
 
 impl Operator for Dropout {
-    fn name(&self) -> &'static str {
-        "Dropout"
-    }
-
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         let [x] = io.inputs([ValueType::Float])?;
         io.params(&[], 0)?;
@@ -80,6 +78,32 @@ mod run {
             kit.cx.pool.for_each_rows(sample / width, ROW_GRAIN, data, |first, (x, y)| {
                 dropout::forward(simd, factors, key, (first * width) as u32, x.data, y.data);
             });
+        }
+    }
+}
+
+#[cfg(all(test, feature = "kernels"))]
+mod tests {
+    use super::Dropout;
+    use crate::graph::Graph;
+    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, X, accepts, rejects};
+
+    impl OperatorTests for Dropout {
+        fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
+            let drop = |(element, x): (usize, &f64)| x * args.dropout_factor(self.rate, args.key, element);
+            args.inputs[0].iter().enumerate().map(drop).collect()
+        }
+
+        fn shape_cases() -> Vec<ShapeCase> {
+            vec![
+                accepts(Dropout { rate: 0.0 }, &[X], &[], X),
+                rejects(Dropout { rate: 1.0 }, &[X], &[], "less than 1"),
+                rejects(Dropout { rate: f32::NAN }, &[X], &[], "less than 1"),
+            ]
+        }
+
+        fn graphs() -> Vec<Graph> {
+            vec![TestGraph::build(|s, x| s.node(Dropout { rate: 0.3 }, &[x], &[]))]
         }
     }
 }

@@ -1,18 +1,16 @@
 //! `(tokens [rows x 1]; table [V, H]) -> [rows x H]`: a row of the table per token.
 
+use serde::{Deserialize, Serialize};
+
 use super::{OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::ValueType;
 
 /// See the module documentation. The backward pass adds rows of the gradient to rows of the table's gradient and reads
 /// no weights.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Embedding;
 
 impl Operator for Embedding {
-    fn name(&self) -> &'static str {
-        "Embedding"
-    }
-
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         let [tokens] = io.inputs([ValueType::Token])?;
         let (entries, width) = (io.matrix_dimension(0, 0)?, io.matrix_dimension(0, 1)?);
@@ -22,6 +20,10 @@ impl Operator for Embedding {
 
     fn saved(&self, _: &Signature<'_>) -> SavedForBackward {
         SavedForBackward { inputs: &[0], ..SavedForBackward::default() }
+    }
+
+    fn token_bound(&self, io: &Signature<'_>, _: usize) -> Option<usize> {
+        io.matrix_dimension(0, 0).ok()
     }
 
     fn has_input_gradient(&self, _: usize) -> bool {
@@ -59,6 +61,32 @@ mod run {
         /// Tokens are added one by one to the previous content.
         fn is_accumulation_exact(&self) -> bool {
             false
+        }
+    }
+}
+
+#[cfg(all(test, feature = "kernels"))]
+mod tests {
+    use super::Embedding;
+    use crate::graph::Graph;
+    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TOKENS, TestGraph, X, accepts, rejects};
+
+    impl OperatorTests for Embedding {
+        fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
+            let (table, width) = (args.params[0], args.io.params[0][1]);
+            args.inputs[0].iter().flat_map(|&token| &table[token as usize * width..][..width]).copied().collect()
+        }
+
+        fn shape_cases() -> Vec<ShapeCase> {
+            vec![
+                accepts(Embedding, &[TOKENS], &[&[50, 4]], X),
+                rejects(Embedding, &[X], &[&[50, 4]], "type Token"),
+                rejects(Embedding, &[TOKENS], &[], "1 to 1 tensors, not 0"),
+            ]
+        }
+
+        fn graphs() -> Vec<Graph> {
+            vec![TestGraph::build(|_, x| x)]
         }
     }
 }

@@ -3,11 +3,8 @@
 //! An operator works on one leaf at a time: the rows of its samples, one sample after the other. It allocates nothing,
 //! and its result does not depend on the number of threads.
 
-use super::{
-    Activation, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, LayerNorm, Linear, Operator,
-    Shape, Signature,
-};
-use crate::graph::{Graph, OpKind, OpNode};
+use super::{Operator, Shape, Signature};
+use crate::graph::{Graph, OpNode};
 use crate::kernels::attention::AttentionWorkspace;
 use crate::kernels::loss::{LossSums, LossWorkspace};
 use crate::kernels::{Accumulate, Context, GemmWorkspace, PackedB};
@@ -227,20 +224,5 @@ pub trait Executor: Operator {
     /// it.
     fn is_accumulation_exact(&self) -> bool {
         true
-    }
-}
-
-/// Returns the executor of `op`.
-pub fn executor(op: &OpKind) -> Box<dyn Executor> {
-    match *op {
-        OpKind::Embedding => Box::new(Embedding),
-        OpKind::AddPosition => Box::new(AddPosition),
-        OpKind::Dropout { rate } => Box::new(Dropout { rate }),
-        OpKind::Add => Box::new(Add),
-        OpKind::LayerNorm { epsilon } => Box::new(LayerNorm { epsilon }),
-        OpKind::Linear => Box::new(Linear),
-        OpKind::Activation { kind } => Box::new(Activation { kind }),
-        OpKind::CausalAttention { heads, scale, dropout } => Box::new(CausalAttention { heads, scale, dropout }),
-        OpKind::CrossEntropy => Box::new(CrossEntropy),
     }
 }

@@ -1,20 +1,18 @@
 //! `(x; gain [H], offset [H]) -> [rows x H]`: each row normalized to mean 0 and variance 1, times gain, plus offset.
 
+use serde::{Deserialize, Serialize};
+
 use super::{GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::ValueType;
 
 /// See the module documentation. Saves its input with mean and reciprocal deviation of each row.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerNorm {
     /// Added to the variance.
     pub epsilon: f32,
 }
 
 impl Operator for LayerNorm {
-    fn name(&self) -> &'static str {
-        "LayerNorm"
-    }
-
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         let [x] = io.inputs([ValueType::Float])?;
         io.params(&[&[x.columns], &[x.columns]], 2)?;
@@ -89,6 +87,40 @@ mod run {
             kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, mean, rstd, dy, dx)| {
                 layer_norm_backward_input(simd, x.data, gain, mean.data, rstd.data, dy.data, dx.data, adds);
             });
+        }
+    }
+}
+
+#[cfg(all(test, feature = "kernels"))]
+mod tests {
+    use super::LayerNorm;
+    use crate::graph::Graph;
+    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, X, accepts, rejects};
+
+    impl OperatorTests for LayerNorm {
+        fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
+            let (gain, offset) = (args.params[0], args.params[1]);
+            let width = gain.len() as f64;
+            let row = |row: &[f64]| -> Vec<f64> {
+                let mean = row.iter().sum::<f64>() / width;
+                let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width;
+                let scale = 1.0 / (variance + f64::from(self.epsilon)).sqrt();
+                row.iter().zip(gain).zip(offset).map(|((x, gain), offset)| (x - mean) * scale * gain + offset).collect()
+            };
+            args.inputs[0].chunks(gain.len()).flat_map(row).collect()
+        }
+
+        fn shape_cases() -> Vec<ShapeCase> {
+            let norm = LayerNorm { epsilon: 1e-5 };
+            vec![
+                accepts(norm, &[X], &[&[4], &[4]], X),
+                rejects(norm, &[X], &[&[4], &[5]], "tensor 1 must be [4]"),
+                rejects(LayerNorm { epsilon: 0.0 }, &[X], &[&[4], &[4]], "epsilon"),
+            ]
+        }
+
+        fn graphs() -> Vec<Graph> {
+            vec![TestGraph::build(|s, x| s.norm(x))]
         }
     }
 }

@@ -1,18 +1,16 @@
 //! `(x [rows x I]; weight [O, I], bias [O]?) -> [rows x O]`: `x weight^T + bias`.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Flops, GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::ValueType;
 
 /// See the module documentation. Backward: `dx = dy weight`, `dweight = dy^T x`; `dbias` is the sum of the rows of
 /// `dy`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Linear;
 
 impl Operator for Linear {
-    fn name(&self) -> &'static str {
-        "Linear"
-    }
-
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         let [x] = io.inputs([ValueType::Float])?;
         let outputs = io.matrix_dimension(0, 0)?;
@@ -121,5 +119,39 @@ mod run {
                 gemm(kit.cx, gradient, &io.weights.backward[0], dx, accumulate, None, kit.products);
             }
         }
+    }
+}
+
+#[cfg(all(test, feature = "kernels"))]
+mod tests {
+    use super::Linear;
+    use crate::graph::Graph;
+    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, WIDE, WIDTH, X, accepts, rejects};
+    use crate::ops::{Flops, Operator, Signature};
+
+    impl OperatorTests for Linear {
+        fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
+            args.product()
+        }
+
+        fn shape_cases() -> Vec<ShapeCase> {
+            vec![
+                accepts(Linear, &[X], &[&[12, 4], &[12]], WIDE),
+                accepts(Linear, &[X], &[&[12, 4]], WIDE),
+                rejects(Linear, &[X], &[&[4, 12]], "must be [4, 4]"),
+                rejects(Linear, &[X], &[&[48]], "two dimensions"),
+            ]
+        }
+
+        fn graphs() -> Vec<Graph> {
+            [false, true].map(|biased| TestGraph::build(|s, x| s.linear(x, WIDTH, biased))).into()
+        }
+    }
+
+    #[test]
+    fn multiply_add_counts_as_two_operations() {
+        let (forward, backward) = (2 * 8 * 4 * 12, 4 * 8 * 4 * 12);
+        let flops = Linear.flops(&Signature { inputs: vec![X], params: vec![&[12, 4]] });
+        assert_eq!(flops, Flops { forward, backward, forward_sums: 8 * 12, backward_sums: 8 * 4 });
     }
 }

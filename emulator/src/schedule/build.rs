@@ -5,7 +5,7 @@ use super::{
     StorageSlot,
 };
 use crate::graph::{Graph, LayerId, NodeId, ValueId, ValueType};
-use crate::ops::{GradientForm, Operator, Signature, operator};
+use crate::ops::{GradientForm, Operator, Signature};
 
 /// Purpose of a forward traversal; decides what is kept after it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -95,7 +95,7 @@ impl<'a> ScheduleBuilder<'a> {
             if walk == ForwardPurpose::Evaluating { Vec::new() } else { self.lives.needed_backward(self.graph, layer) };
         for &id in &nodes {
             let (graph, node) = (self.graph, &self.graph.nodes[id]);
-            let (operator, signature) = (operator(&node.op), Signature::of(graph, node));
+            let (operator, signature) = (node.op.operator(), Signature::of(graph, node));
             let over = operator.in_place_inputs().iter().copied().find(|&at| {
                 let input = node.inputs[at];
                 let read_later = || {
@@ -129,7 +129,7 @@ impl<'a> ScheduleBuilder<'a> {
     /// Adds the backward steps of one node.
     fn backward(&mut self, id: NodeId) {
         let node = &self.graph.nodes[id];
-        let operator = operator(&node.op);
+        let operator = node.op.operator();
         let gradient = node.output.and_then(|value| self.gradient[value].take());
         if node.output.is_some() && gradient.is_none() {
             if !node.params.is_empty() {
@@ -156,7 +156,7 @@ impl<'a> ScheduleBuilder<'a> {
             targets.push(target);
         }
         if !node.params.is_empty() || targets.iter().any(|target| *target != GradientTarget::None) {
-            self.backward_step(id, &*operator, gradient, targets);
+            self.backward_step(id, operator, gradient, targets);
         }
         for (input, made) in later {
             self.contribute(input, made);
@@ -170,14 +170,14 @@ impl<'a> ScheduleBuilder<'a> {
     /// allows it, and no later backward step reads the input.
     fn replaceable(&self, id: NodeId, input: ValueId, form: GradientForm) -> Option<StorageId> {
         let node = &self.graph.nodes[id];
-        let allowed = form == GradientForm::StoreOrAdd && operator(&node.op).gradient_replaces_input();
+        let allowed = form == GradientForm::StoreOrAdd && node.op.operator().gradient_replaces_input();
         if !allowed || self.gradient[input].is_some() || self.lives.readers(input).first() != Some(&id) {
             return None;
         }
         // The backward step of its producer comes later: in this layer or, if it belongs to an earlier layer, in
         // another pass.
         let maker = &self.graph.nodes[self.lives.producer(input)?];
-        let saved = operator(&maker.op).saved(&Signature::of(self.graph, maker));
+        let saved = maker.op.operator().saved(&Signature::of(self.graph, maker));
         if saved.output || self.lives.defining_layer(input) != self.lives.layer_of(id) {
             None
         } else {

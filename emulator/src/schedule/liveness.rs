@@ -1,7 +1,7 @@
 //! Determines which operators compute and read each value.
 
 use crate::graph::{Graph, LayerId, NodeId, ValueId};
-use crate::ops::{Signature, operator};
+use crate::ops::Signature;
 
 /// Producers and readers of every value of a valid graph.
 pub(crate) struct Liveness {
@@ -59,7 +59,7 @@ impl Liveness {
     pub fn needed_backward(&self, graph: &Graph, layer: LayerId) -> Vec<ValueId> {
         let mut needed = Vec::new();
         for node in &graph.nodes[graph.layers[layer].nodes.clone()] {
-            let saved = operator(&node.op).saved(&Signature::of(graph, node));
+            let saved = node.op.operator().saved(&Signature::of(graph, node));
             needed.extend(saved.inputs.iter().map(|&at| node.inputs[at]));
             needed.extend(node.output.filter(|_| saved.output));
         }
@@ -77,7 +77,7 @@ impl Liveness {
         for id in graph.layers[layer].nodes.clone().rev() {
             let node = &graph.nodes[id];
             let Some(output) = node.output else { continue };
-            if wanted.contains(&output) || operator(&node.op).saved(&Signature::of(graph, node)).floats > 0 {
+            if wanted.contains(&output) || node.op.operator().saved(&Signature::of(graph, node)).floats > 0 {
                 wanted.extend(node.inputs.iter().filter(|&&input| self.defining_layer(input) == Some(layer)));
                 nodes.push(id);
             }

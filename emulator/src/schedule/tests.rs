@@ -1,5 +1,6 @@
 use super::*;
-use crate::graph::{GraphBuilder, OpKind, TensorInit, TensorRole};
+use crate::graph::{GraphBuilder, TensorInit, TensorRole};
+use crate::ops::{Add, CausalAttention, CrossEntropy, Dropout, Embedding, Linear, OpKind};
 use crate::testing::TINY;
 
 /// A stream that skips layers, is added to itself and has dropout, with sizes in an order that provokes bad layouts.
@@ -15,20 +16,20 @@ fn skip_connection_graph() -> Graph {
     };
     let (tokens, labels) = (builder.tokens(), builder.labels());
     let b = &mut builder;
-    let x = node(b, OpKind::Embedding, &[tokens], Some([10, 16]));
-    let wide = node(b, OpKind::Linear, &[x], Some([96, 16]));
+    let x = node(b, Embedding.into(), &[tokens], Some([10, 16]));
+    let wide = node(b, Linear.into(), &[x], Some([96, 16]));
     b.end_layer("a");
-    let y = node(b, OpKind::Linear, &[wide], Some([16, 96]));
-    let y = node(b, OpKind::Dropout { rate: 0.5 }, &[y], None);
-    let y = node(b, OpKind::Add, &[y, x], None);
+    let y = node(b, Linear.into(), &[wide], Some([16, 96]));
+    let y = node(b, Dropout { rate: 0.5 }.into(), &[y], None);
+    let y = node(b, Add.into(), &[y, x], None);
     b.end_layer("b");
-    let z = node(b, OpKind::Add, &[y, y], None);
+    let z = node(b, Add.into(), &[y, y], None);
     // An output that nothing reads.
-    node(b, OpKind::CausalAttention { heads: 1, scale: 1.0, dropout: 0.0 }, &[wide], None);
+    node(b, CausalAttention { heads: 1, scale: 1.0, dropout: 0.0 }.into(), &[wide], None);
     b.end_layer("c");
-    let narrow = node(b, OpKind::Linear, &[z], Some([32, 16]));
+    let narrow = node(b, Linear.into(), &[z], Some([32, 16]));
     let head = builder.tensor("head", &[10, 32], TensorInit::Constant { value: 0.0 }, TensorRole::Weight);
-    builder.loss(OpKind::CrossEntropy, &[narrow, labels], &[head]).unwrap();
+    builder.loss(CrossEntropy, &[narrow, labels], &[head]).unwrap();
     builder.end_layer("d");
     builder.finish().unwrap()
 }

@@ -17,7 +17,7 @@ use millrace_params::MachineSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::compile::recomputed_nodes;
-use crate::ops::{Signature, node_flops, operator};
+use crate::ops::{Signature, node_flops};
 use crate::placement::{Placement, PlacementError, PlacementMembers, swarm_nodes};
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Pass, StreamPlan};
 use crate::wafer::WaferModel;
@@ -297,7 +297,7 @@ fn layer_times(plan: &StreamPlan, wafer: WaferModel<'_>) -> Vec<LayerTime> {
             let flops = node_flops(graph, id);
             let node = &graph.nodes[id];
             let io = Signature::of(graph, node);
-            let output = operator(&node.op).output(&io).ok().flatten().map_or(0, |shape| shape.elements());
+            let output = node.op.operator().output(&io).ok().flatten().map_or(0, |shape| shape.elements());
             let elements = io.inputs.iter().map(|shape| shape.elements()).sum::<u64>() + output;
             let memory = wafer.memory_seconds((elements * plan.encoding.bytes() as u64) as f64);
             let forward = wafer.product_seconds(flops.forward as f64, flops.forward_sums as f64) + memory;

@@ -15,9 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::project_step;
 use crate::compile::{BatchSpec, CompileRequest, compile};
 use crate::families;
-use crate::graph::{
-    ActivationKind, Graph, GraphBuilder, GraphError, OpKind, TensorId, TensorInit, TensorRole, ValueId,
-};
+use crate::graph::{Graph, GraphBuilder, GraphError, TensorId, TensorInit, TensorRole, ValueId};
+use crate::ops::{Activation, ActivationKind, Add, CausalAttention, CrossEntropy, Embedding, LayerNorm, Linear};
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, StreamPlan};
 
 /// The use of a published result.
@@ -197,28 +196,28 @@ pub(super) fn gpt_j() -> Result<Graph, GraphError> {
     let mut model = GptJ { builder: GraphBuilder::new(SEQUENCE) };
     let table = model.tensor("wte.weight", &[vocabulary, width], TensorRole::Embedding);
     let tokens = model.builder.tokens();
-    let mut stream = model.builder.node(OpKind::Embedding, "embed", &[tokens], &[table])?;
+    let mut stream = model.builder.node(Embedding, "embed", &[tokens], &[table])?;
     model.builder.end_layer("embed");
     for block in 0..28 {
         let at = |part: &str| format!("h.{block}.{part}");
         let normal = model.norm(&at("ln_1"), stream, width)?;
         let qkv = model.linear(&at("attn.qkv"), normal, [3 * width, width], false)?;
-        let attention = OpKind::CausalAttention { heads, scale: 1.0 / 16.0, dropout: 0.0 };
+        let attention = CausalAttention { heads, scale: 1.0 / 16.0, dropout: 0.0 };
         let mixed = model.builder.node(attention, at("attn"), &[qkv], &[])?;
         let attended = model.linear(&at("attn.proj"), mixed, [width, width], false)?;
         let inner = model.linear(&at("mlp.fc"), normal, [4 * width, width], true)?;
-        let active = OpKind::Activation { kind: ActivationKind::GeluTanh };
+        let active = Activation { kind: ActivationKind::GeluTanh };
         let active = model.builder.node(active, at("mlp.act"), &[inner], &[])?;
         let fed = model.linear(&at("mlp.proj"), active, [width, 4 * width], true)?;
-        let branches = model.builder.node(OpKind::Add, at("branches"), &[attended, fed], &[])?;
-        stream = model.builder.node(OpKind::Add, at("sum"), &[branches, stream], &[])?;
+        let branches = model.builder.node(Add, at("branches"), &[attended, fed], &[])?;
+        stream = model.builder.node(Add, at("sum"), &[branches, stream], &[])?;
         model.builder.end_layer(format!("h.{block}"));
     }
     let normal = model.norm("ln_f", stream, width)?;
     let weight = model.tensor("lm_head.weight", &[vocabulary, width], TensorRole::Weight);
     let bias = model.tensor("lm_head.bias", &[vocabulary], TensorRole::Bias);
     let labels = model.builder.labels();
-    model.builder.loss(OpKind::CrossEntropy, &[normal, labels], &[weight, bias])?;
+    model.builder.loss(CrossEntropy, &[normal, labels], &[weight, bias])?;
     model.builder.end_layer("head");
     model.builder.finish()
 }
@@ -235,7 +234,7 @@ impl GptJ {
     fn norm(&mut self, name: &str, x: ValueId, width: usize) -> Result<ValueId, GraphError> {
         let gain = self.tensor(&format!("{name}.weight"), &[width], TensorRole::Norm);
         let offset = self.tensor(&format!("{name}.bias"), &[width], TensorRole::Norm);
-        self.builder.node(OpKind::LayerNorm { epsilon: 1e-5 }, name, &[x], &[gain, offset])
+        self.builder.node(LayerNorm { epsilon: 1e-5 }, name, &[x], &[gain, offset])
     }
 
     fn linear(&mut self, name: &str, x: ValueId, shape: [usize; 2], biased: bool) -> Result<ValueId, GraphError> {
@@ -243,6 +242,6 @@ impl GptJ {
         if biased {
             params.push(self.tensor(&format!("{name}.bias"), &shape[..1], TensorRole::Bias));
         }
-        self.builder.node(OpKind::Linear, name, &[x], &params)
+        self.builder.node(Linear, name, &[x], &params)
     }
 }

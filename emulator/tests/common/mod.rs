@@ -1,4 +1,4 @@
-//! Shared parts of the device tests: models, a driver of rounds, sums over the leaf tree.
+//! Shared parts of the tests of devices and operators: models, a driver of rounds, sums over the leaf tree.
 #![allow(dead_code)] // each test uses a part
 
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use millrace_params::{
     InitializerSpec as ParamInitializer, Initializers, LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision,
 };
 
-pub mod reference;
+/// The seed of every device, which determines the dropout masks.
+pub const SEED: u64 = 7;
 
 /// Memory of a wafer on which everything fits.
 pub const LARGE: u64 = 1 << 40;
@@ -179,7 +180,7 @@ pub fn device(plan: &Arc<StreamPlan>, threads: usize) -> CpuDevice {
 /// A device of a given instruction set.
 pub fn device_on(plan: &Arc<StreamPlan>, threads: usize, simd: Simd) -> CpuDevice {
     let leaves = plan.leaves.count.max(plan.eval_leaves.count) as usize;
-    CpuDevice::new(Arc::clone(plan), DeviceOptions { seed: 7, threads, simd, leaves }).unwrap()
+    CpuDevice::new(Arc::clone(plan), DeviceOptions { seed: SEED, threads, simd, leaves }).unwrap()
 }
 
 /// Loads the chunks of one pass of one layer, in the plan's encoding.
@@ -248,6 +249,17 @@ pub fn round_as(
         }
     }
     (losses, sums)
+}
+
+/// Runs an evaluation of the whole batch on one device.
+pub fn evaluate(device: &mut CpuDevice, plan: &StreamPlan, weights: &[Vec<f32>], samples: &Samples) -> Vec<LeafLoss> {
+    let leaves = samples.leaves(plan.sequence, plan.eval_leaves, 0..plan.eval_leaves.count);
+    device.begin(false, &[], &leaves).unwrap();
+    for layer in 0..plan.layers.len() {
+        load(device, plan, weights, Pass::Forward, layer);
+        device.forward(layer).unwrap();
+    }
+    device.losses().to_vec()
 }
 
 /// Gradients of the whole batch by group: partial sums joined along the tree for each use, uses joined in plan order.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use millrace_emulator::graph::ActivationKind;
+use millrace_emulator::ops::ActivationKind;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 

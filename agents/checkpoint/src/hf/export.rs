@@ -3,7 +3,7 @@
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use millrace_emulator::graph::ActivationKind;
+use millrace_emulator::ops::ActivationKind;
 use serde::Serialize;
 
 use super::gpt2::{Gpt2, TensorMapping};

@@ -1,6 +1,7 @@
 //! Recognizes GPT-2 in a graph: embeddings, pre-norm blocks of attention and MLP, a final norm, and the head.
 
-use millrace_emulator::graph::{ActivationKind, Graph, OpKind, OpNode, TensorId, ValueId};
+use millrace_emulator::graph::{Graph, OpNode, TensorId, ValueId};
+use millrace_emulator::ops::{Activation, ActivationKind, CausalAttention, Dropout, LayerNorm, OpKind};
 
 use crate::error::{Error, Result};
 
@@ -224,26 +225,29 @@ impl GraphMatcher<'_> {
     fn embedding(&mut self) -> Result<(TensorId, ValueId)> {
         let tokens = self.graph.tokens;
         let (_, params, out) =
-            self.expect_op("the token embedding", &[tokens], |op| matches!(op, OpKind::Embedding).then_some(()))?;
+            self.expect_op("the token embedding", &[tokens], |op| matches!(op, OpKind::Embedding(_)).then_some(()))?;
         Ok((self.one(&params)?, out))
     }
 
     fn position(&mut self, x: ValueId) -> Result<(TensorId, ValueId)> {
         let (_, params, out) =
-            self.expect_op("learned positions", &[x], |op| matches!(op, OpKind::AddPosition).then_some(()))?;
+            self.expect_op("learned positions", &[x], |op| matches!(op, OpKind::AddPosition(_)).then_some(()))?;
         Ok((self.one(&params)?, out))
     }
 
     /// Returns the rate of a dropout of `x`, if there is one here.
     fn dropout(&mut self, x: &mut ValueId) -> Result<Option<f32>> {
-        let OpKind::Dropout { rate } = self.peek()?.op else { return Ok(None) };
+        let OpKind::Dropout(Dropout { rate }) = self.peek()?.op else { return Ok(None) };
         let (_, _, out) = self.expect_op("a dropout of the same value", &[*x], |_| Some(()))?;
         *x = out;
         Ok(Some(rate))
     }
 
     fn norm(&mut self, x: ValueId) -> Result<(NormIds, f32, ValueId)> {
-        let epsilon = |op: &OpKind| if let OpKind::LayerNorm { epsilon } = op { Some(*epsilon) } else { None };
+        let epsilon = |op: &OpKind| match *op {
+            OpKind::LayerNorm(LayerNorm { epsilon }) => Some(epsilon),
+            _ => None,
+        };
         let (epsilon, params, out) = self.expect_op("a layer norm", &[x], epsilon)?;
         match params.as_slice() {
             &[gain, offset] => Ok(((gain, offset), epsilon, out)),
@@ -253,7 +257,7 @@ impl GraphMatcher<'_> {
 
     fn linear(&mut self, x: ValueId) -> Result<(LinearIds, ValueId)> {
         let (_, params, out) =
-            self.expect_op("a linear layer", &[x], |op| matches!(op, OpKind::Linear).then_some(()))?;
+            self.expect_op("a linear layer", &[x], |op| matches!(op, OpKind::Linear(_)).then_some(()))?;
         match *params.as_slice() {
             [weight] => Ok(((weight, None), out)),
             [weight, bias] => Ok(((weight, Some(bias)), out)),
@@ -266,8 +270,8 @@ impl GraphMatcher<'_> {
         if let Some(rate) = self.dropout(&mut branch)? {
             rates.residual = rate;
         }
-        let (_, _, out) =
-            self.expect_op("the residual addition", &[branch, *stream], |op| matches!(op, OpKind::Add).then_some(()))?;
+        let (_, _, out) = self
+            .expect_op("the residual addition", &[branch, *stream], |op| matches!(op, OpKind::Add(_)).then_some(()))?;
         *stream = out;
         Ok(())
     }
@@ -281,8 +285,8 @@ impl GraphMatcher<'_> {
         rates: &mut DropoutRates,
     ) -> Result<(TransformerBlock, usize, ActivationKind)> {
         let (qkv, x) = self.linear(normed)?;
-        let attention = |op: &OpKind| match op {
-            OpKind::CausalAttention { heads, scale, dropout } => Some((*heads, *scale, *dropout)),
+        let attention = |op: &OpKind| match *op {
+            OpKind::CausalAttention(CausalAttention { heads, scale, dropout }) => Some((heads, scale, dropout)),
             _ => None,
         };
         let ((heads, scale, dropout), _, x) = self.expect_op("causal attention", &[x], attention)?;
@@ -291,7 +295,10 @@ impl GraphMatcher<'_> {
         self.residual_add(x, stream, rates)?;
         let (ln_2, _, x) = self.norm(*stream)?;
         let (fc, x) = self.linear(x)?;
-        let activation = |op: &OpKind| if let OpKind::Activation { kind } = op { Some(*kind) } else { None };
+        let activation = |op: &OpKind| match *op {
+            OpKind::Activation(Activation { kind }) => Some(kind),
+            _ => None,
+        };
         let (kind, _, x) = self.expect_op("the activation", &[x], activation)?;
         let (mlp_proj, x) = self.linear(x)?;
         self.residual_add(x, stream, rates)?;
@@ -299,7 +306,7 @@ impl GraphMatcher<'_> {
     }
 
     fn is_at_end(&self) -> bool {
-        matches!(self.graph.nodes.get(self.at).map(|node| &node.op), Some(OpKind::CrossEntropy))
+        matches!(self.graph.nodes.get(self.at).map(|node| &node.op), Some(OpKind::CrossEntropy(_)))
     }
 
     fn head(&self, x: ValueId) -> Result<LinearIds> {

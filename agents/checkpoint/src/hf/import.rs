@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millrace_emulator::graph::{ActivationKind, TensorId};
+use millrace_emulator::graph::TensorId;
+use millrace_emulator::ops::ActivationKind;
 use millrace_emulator::plan::StreamPlan;
 
 use super::directory::HfDirectory;

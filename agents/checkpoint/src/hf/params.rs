@@ -10,7 +10,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use millrace_emulator::graph::ActivationKind;
+use millrace_emulator::ops::ActivationKind;
 
 use super::config::Gpt2Config;
 use crate::error::Result;

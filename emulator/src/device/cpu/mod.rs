@@ -14,7 +14,7 @@ use crate::kernels::attention::AttentionWorkspace;
 use crate::kernels::loss::{LossSums, LossWorkspace};
 use crate::kernels::{ComputeThreads, Context, GemmWorkspace, Simd};
 use crate::numerics::{NumericsProfile, Precision};
-use crate::ops::execute::{Executor, MAX_INPUTS, MAX_PARAMS, NodeShape, executor};
+use crate::ops::execute::{MAX_INPUTS, MAX_PARAMS, NodeShape};
 use crate::plan::{ChunkId, Encoding, Pass, StreamPlan};
 use crate::schedule::{ForwardStep, PassSchedule, Step};
 use crate::tree::{LeafTree, Node};
@@ -53,7 +53,6 @@ pub struct OperatorTime {
 /// Per-operator data of the graph, computed once.
 #[derive(Debug)]
 struct OperatorTable {
-    executors: Vec<Box<dyn Executor>>,
     shapes: Vec<NodeShape>,
     /// Index into the times.
     kinds: Vec<usize>,
@@ -105,7 +104,6 @@ impl CpuDevice {
         let graph = &plan.graph;
         check(graph)?;
         let pool = ComputeThreads::new(options.threads).map_err(|error| DeviceError::Start(error.to_string()))?;
-        let executors: Vec<Box<dyn Executor>> = graph.nodes.iter().map(|node| executor(&node.op)).collect();
         let shapes: Vec<NodeShape> = graph.nodes.iter().map(|node| NodeShape::of(graph, node)).collect();
         let mut times: Vec<OperatorTime> = Vec::new();
         let mut kind = |name: &'static str| {
@@ -115,7 +113,7 @@ impl CpuDevice {
                 times.len() - 1
             })
         };
-        let kinds = executors.iter().map(|executor| kind(executor.name())).collect();
+        let kinds = graph.nodes.iter().map(|node| kind(node.op.name())).collect();
         let recompute: Vec<bool> = plan.layers.iter().map(|layer| layer.recompute).collect();
         let layers = 0..graph.layers.len();
         Ok(Self {
@@ -125,7 +123,7 @@ impl CpuDevice {
                 Encoding::Bf16 => Precision::Bf16,
             },
             pool: Arc::new(pool),
-            layer_gradients: layers.map(|layer| LayerGradients::new(&plan, layer, &executors)).collect(),
+            layer_gradients: layers.map(|layer| LayerGradients::new(&plan, layer)).collect(),
             kinds: [
                 RoundKind::new(PassSchedule::evaluation(graph), plan.eval_leaves),
                 RoundKind::new(PassSchedule::training(graph, &recompute), plan.leaves),
@@ -133,7 +131,7 @@ impl CpuDevice {
             arena: Arena::default(),
             samples: RoundSamples::new(graph),
             weights: LoadedWeights::new(&plan),
-            packs: PackedWeights::new(graph, &executors, &shapes),
+            packs: PackedWeights::new(graph, &shapes),
             gradients: PartialGradients::new(&plan),
             scratch: Scratch::default(),
             times,
@@ -141,7 +139,7 @@ impl CpuDevice {
             training: false,
             passes: 0,
             flops: 0,
-            operators: OperatorTable { executors, shapes, kinds },
+            operators: OperatorTable { shapes, kinds },
             plan,
         })
     }
@@ -217,8 +215,8 @@ impl CpuDevice {
                 Step::Unreached(_) | Step::Copy { .. } | Step::Add { .. } => continue,
             };
             let start = Instant::now();
-            let operator = (node, &*self.operators.executors[node], &self.operators.shapes[node]);
-            self.packs.prepare(cx, &self.plan.graph, &self.weights, operator, direction);
+            let shape = &self.operators.shapes[node];
+            self.packs.prepare(cx, &self.plan.graph, &self.weights, (node, shape), direction);
             self.times[self.operators.kinds[node]].packing += start.elapsed();
         }
     }
@@ -357,14 +355,14 @@ fn format_nodes(nodes: &[Node]) -> String {
 /// Rejects operators that the kernels do not support.
 fn check(graph: &Graph) -> Result<(), DeviceError> {
     for (id, node) in graph.nodes.iter().enumerate() {
-        let refuse = |why: &str| Err(DeviceError::Plan(format!("operator {id} ({}) {why}", executor(&node.op).name())));
+        let refuse = |why: &str| Err(DeviceError::Plan(format!("operator {id} ({}) {why}", node.op.name())));
         if node.inputs.len() > MAX_INPUTS || node.params.len() > MAX_PARAMS {
             return refuse("has too many inputs or tensors");
         }
         if matches!(node.params[..], [one, other] if one == other) {
             return refuse("uses one tensor twice");
         }
-        if let Err(why) = executor(&node.op).check_supported(&NodeShape::of(graph, node)) {
+        if let Err(why) = node.op.executor().check_supported(&NodeShape::of(graph, node)) {
             return refuse(&why);
         }
     }

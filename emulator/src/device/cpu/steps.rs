@@ -100,7 +100,9 @@ impl StepRunner<'_> {
         let mut kit =
             operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
         let shape = &self.operators.shapes[node];
-        self.operators.executors[node]
+        self.plan.graph.nodes[node]
+            .op
+            .executor()
             .forward(&mut kit, execute::ForwardArgs { shape, inputs, weights, output, extra, scratch });
     }
 
@@ -148,7 +150,7 @@ impl StepRunner<'_> {
                 BackwardPart::Whole | BackwardPart::Tensors => self.gradients.tensors(self.layer_gradients, place),
             },
         };
-        self.operators.executors[node].backward(&mut kit, io);
+        self.plan.graph.nodes[node].op.executor().backward(&mut kit, io);
     }
 
     /// Computes `to` from `from` and the previous content of `to`.

@@ -1,0 +1,262 @@
+//! What every operator's tests share: the form of the f64 reference, small graphs around an operator, and the checks.
+//!
+//! The reference of a graph is the composition of its operators' references. Gradients are compared with differences of
+//! that reference, which therefore needs no backward pass.
+
+use std::sync::Arc;
+
+use super::{Add, CrossEntropy, Embedding, LayerNorm, Linear, OpKind, Operator, Shape, Signature};
+use crate::common::{LARGE, Samples, device, initial_weights, plan, recomputing, round, step, to_f64, total};
+use crate::compile::BatchSpec;
+use crate::graph::{Graph, GraphBuilder, TensorId, TensorInit, TensorRole, ValueId};
+use crate::numerics::random::{DropoutMask, key};
+use crate::plan::{Encoding, StreamPlan};
+
+/// Values for shape cases.
+pub(crate) const X: Shape = Shape::float(8, 4);
+pub(crate) const WIDE: Shape = Shape::float(8, 12);
+pub(crate) const TOKENS: Shape = Shape::tokens(8);
+
+/// Rows of a sample of test graphs.
+pub(crate) const ROWS: usize = 5;
+/// Columns of the values of test graphs.
+pub(crate) const WIDTH: usize = 12;
+/// Tokens of test graphs are less than this.
+pub(crate) const VOCABULARY: usize = 11;
+
+/// What the tests of an operator need from its file.
+pub(crate) trait OperatorTests: Operator {
+    /// Computes the output of one sample in f64; that of a loss is one number.
+    fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64>;
+
+    /// Returns signatures that the shape rule accepts and rejects.
+    fn shape_cases() -> Vec<ShapeCase>
+    where
+        Self: Sized;
+
+    /// Returns graphs that contain the operator. Their gradients are compared with those of the reference.
+    fn graphs() -> Vec<Graph>
+    where
+        Self: Sized;
+}
+
+/// Operands of a reference: one sample.
+pub(crate) struct ReferenceArgs<'a> {
+    /// Shapes of inputs and tensors.
+    pub io: Signature<'a>,
+    /// Inputs, row by row. Tokens are numbers, too.
+    pub inputs: Vec<&'a [f64]>,
+    /// Tensors.
+    pub params: Vec<&'a [f64]>,
+    /// The operator's dropout key of this sample.
+    pub key: u64,
+    /// Whether dropout is applied.
+    pub training: bool,
+}
+
+impl ReferenceArgs<'_> {
+    /// Returns the factor by which dropout multiplies `element`.
+    pub fn dropout_factor(&self, rate: f32, key: u64, element: usize) -> f64 {
+        let dropout = DropoutMask::new(f64::from(rate)).unwrap();
+        if self.training { f64::from(dropout.factor(key, element as u32)) } else { 1.0 }
+    }
+
+    /// Returns the product of input 0 with the transposed tensor 0, plus tensor 1 if there is one.
+    pub fn product(&self) -> Vec<f64> {
+        let (inputs, weight, bias) = (self.io.inputs[0].columns, self.params[0], self.params.get(1));
+        let row = |x: &[f64]| -> Vec<f64> {
+            let product = |w: &[f64]| x.iter().zip(w).map(|(x, w)| x * w).sum::<f64>();
+            weight.chunks(inputs).enumerate().map(|(o, w)| product(w) + bias.map_or(0.0, |bias| bias[o])).collect()
+        };
+        self.inputs[0].chunks(inputs).flat_map(row).collect()
+    }
+}
+
+/// A signature, and what the shape rule returns for it: the output, or a part of the message.
+pub(crate) struct ShapeCase {
+    op: OpKind,
+    inputs: Vec<Shape>,
+    params: Vec<Vec<usize>>,
+    expected: Result<Option<Shape>, &'static str>,
+}
+
+/// A signature that is accepted and has the output `output`, `None` for a loss.
+pub(crate) fn accepts(
+    op: impl Into<OpKind>,
+    inputs: &[Shape],
+    params: &[&[usize]],
+    output: impl Into<Option<Shape>>,
+) -> ShapeCase {
+    let params = params.iter().map(|shape| shape.to_vec()).collect();
+    ShapeCase { op: op.into(), inputs: inputs.to_vec(), params, expected: Ok(output.into()) }
+}
+
+/// A signature that is rejected with a message that contains `part`.
+pub(crate) fn rejects(op: impl Into<OpKind>, inputs: &[Shape], params: &[&[usize]], part: &'static str) -> ShapeCase {
+    ShapeCase { expected: Err(part), ..accepts(op, inputs, params, None) }
+}
+
+/// Builds a test graph and generates names.
+pub(crate) struct TestGraph {
+    builder: GraphBuilder,
+    names: usize,
+}
+
+impl TestGraph {
+    /// Returns the graph of embedded tokens, what `make` adds to them, and a loss without bias.
+    pub fn build(make: impl FnOnce(&mut Self, ValueId) -> ValueId) -> Graph {
+        Self::build_with_head(false, make)
+    }
+
+    /// Like [`TestGraph::build`], with a bias in the loss if `biased`.
+    pub fn build_with_head(biased: bool, make: impl FnOnce(&mut Self, ValueId) -> ValueId) -> Graph {
+        let mut graph = Self { builder: GraphBuilder::new(ROWS), names: 0 };
+        let table = graph.tensor(&[VOCABULARY, WIDTH]);
+        let tokens = graph.builder.tokens();
+        let x = graph.node(Embedding, &[tokens], &[table]);
+        let x = make(&mut graph, x);
+        let mut params = vec![graph.tensor(&[VOCABULARY, WIDTH])];
+        if biased {
+            params.push(graph.tensor(&[VOCABULARY]));
+        }
+        let labels = graph.builder.labels();
+        graph.builder.loss(CrossEntropy, &[x, labels], &params).unwrap();
+        graph.end_layer();
+        graph.builder.finish().unwrap()
+    }
+
+    pub fn tensor(&mut self, shape: &[usize]) -> TensorId {
+        self.names += 1;
+        let init = TensorInit::Normal { mean: 0.1, std: 0.5 };
+        self.builder.tensor(format!("t{}", self.names), shape, init, TensorRole::Weight)
+    }
+
+    pub fn node(&mut self, op: impl Into<OpKind>, inputs: &[ValueId], params: &[TensorId]) -> ValueId {
+        self.names += 1;
+        self.builder.node(op, format!("v{}", self.names), inputs, params).unwrap()
+    }
+
+    pub fn linear(&mut self, x: ValueId, outputs: usize, biased: bool) -> ValueId {
+        let mut params = vec![self.tensor(&[outputs, WIDTH])];
+        if biased {
+            params.push(self.tensor(&[outputs]));
+        }
+        self.node(Linear, &[x], &params)
+    }
+
+    pub fn norm(&mut self, x: ValueId) -> ValueId {
+        let params = [self.tensor(&[WIDTH]), self.tensor(&[WIDTH])];
+        self.node(LayerNorm { epsilon: 1e-5 }, &[x], &params)
+    }
+
+    pub fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
+        self.node(Add, &[a, b], &[])
+    }
+
+    pub fn end_layer(&mut self) {
+        self.names += 1;
+        self.builder.end_layer(format!("l{}", self.names));
+    }
+}
+
+/// Checks the shape rule of an operator against its cases.
+pub(crate) fn check_shape_rule<T: OperatorTests>() {
+    let cases = T::shape_cases();
+    assert!(cases.iter().any(|case| case.expected.is_ok()), "no signature that is accepted");
+    assert!(cases.iter().any(|case| case.expected.is_err()), "no signature that is rejected");
+    for ShapeCase { op, inputs, params, expected } in cases {
+        let io = Signature { inputs, params: params.iter().map(Vec::as_slice).collect() };
+        match (op.operator().output(&io), expected) {
+            (Ok(found), Ok(expected)) => assert_eq!(found, expected, "{op:?}"),
+            (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{op:?}: {error}"),
+            (found, expected) => panic!("{op:?} with {io:?}: {found:?} is not {expected:?}"),
+        }
+    }
+}
+
+/// Checks the gradients of an operator's graphs.
+pub(crate) fn check_gradients<T: OperatorTests>(name: &str) {
+    let graphs = T::graphs();
+    assert!(!graphs.is_empty(), "no graph");
+    for graph in graphs {
+        assert!(graph.nodes.iter().any(|node| node.op.name() == name), "a graph does not contain {name}");
+        check_graph(name, graph);
+    }
+}
+
+/// Checks the gradients of a graph of [`VOCABULARY`] tokens, with and without recomputation.
+pub(crate) fn check_graph(name: &str, graph: Graph) {
+    let batch = BatchSpec { samples: 3, leaf_bound: 1 };
+    check_plan(name, &plan(graph.clone(), batch, Encoding::F32, LARGE), VOCABULARY, 3);
+    check_plan(name, &recomputing(graph, batch), VOCABULARY, 13);
+}
+
+/// Compares loss and gradients of a step with the reference; of each tensor every `stride`-th element.
+pub(crate) fn check_plan(name: &str, plan: &Arc<StreamPlan>, vocabulary: usize, stride: usize) {
+    let weights = initial_weights(plan, 11);
+    let samples = Samples::random(plan, vocabulary, 5);
+    let (loss, gradients) = step(&mut device(plan, 1), plan, &weights, &samples);
+    // Each leaf separately, its sums joined outside: the same bits.
+    let mut device = device(plan, 2);
+    let apart = (0..plan.leaves.count).flat_map(|leaf| round(&mut device, plan, &weights, &samples, leaf..leaf + 1).1);
+    assert_eq!(total(plan, apart.collect()), gradients, "{name}");
+    let (gradients, mut tensors) = (to_f64(plan, &gradients), to_f64(plan, &weights));
+    let expected = reference_loss(&plan.graph, &tensors, &samples, true);
+    assert!((loss / expected - 1.0).abs() < 2e-6, "{name}: loss {loss} for {expected}");
+    let size = gradients.iter().flatten().map(|g| g * g).sum::<f64>().sqrt();
+    for tensor in 0..tensors.len() {
+        let largest = gradients[tensor].iter().fold(0.0f64, |most, g| most.max(g.abs()));
+        for element in (0..tensors[tensor].len()).step_by(stride) {
+            let expected = slope(&plan.graph, &mut tensors, &samples, tensor, element);
+            let apart = (gradients[tensor][element] - expected).abs();
+            let about = &plan.graph.tensors[tensor].name;
+            assert!(
+                apart < 2e-5 * largest + 1e-6 * size,
+                "{name}: {about}[{element}] is {} for {expected}",
+                gradients[tensor][element]
+            );
+        }
+    }
+}
+
+/// Returns the sum of the losses of all samples, for tensors in f64. With `training`, dropout is applied.
+pub(crate) fn reference_loss(graph: &Graph, tensors: &[Vec<f64>], samples: &Samples, training: bool) -> f64 {
+    let count = samples.input_ids.len() / graph.values[graph.tokens].rows;
+    (0..count).map(|sample| sample_loss(graph, tensors, samples, sample, training)).sum()
+}
+
+fn sample_loss(graph: &Graph, tensors: &[Vec<f64>], samples: &Samples, sample: usize, training: bool) -> f64 {
+    let sequence = graph.values[graph.tokens].rows;
+    let tokens = |all: &[i32]| all[sample * sequence..][..sequence].iter().map(|&token| f64::from(token)).collect();
+    let mut values: Vec<Vec<f64>> = vec![Vec::new(); graph.values.len()];
+    values[graph.tokens] = tokens(&samples.input_ids);
+    values[graph.labels] = tokens(&samples.labels);
+    for (id, node) in graph.nodes.iter().enumerate() {
+        let output = node.op.reference().reference(&ReferenceArgs {
+            io: Signature::of(graph, node),
+            inputs: node.inputs.iter().map(|&input| values[input].as_slice()).collect(),
+            params: node.params.iter().map(|&tensor| tensors[tensor].as_slice()).collect(),
+            key: key(crate::common::SEED, samples.first + sample as u64, id as u64),
+            training,
+        });
+        match node.output {
+            Some(value) => values[value] = output,
+            None => return output[0],
+        }
+    }
+    unreachable!("a graph ends with its loss")
+}
+
+/// Returns the derivative of the loss by element `element` of tensor `tensor`: central differences with two steps,
+/// extrapolated.
+fn slope(graph: &Graph, tensors: &mut [Vec<f64>], samples: &Samples, tensor: usize, element: usize) -> f64 {
+    let here = tensors[tensor][element];
+    let mut at = |offset: f64| {
+        tensors[tensor][element] = here + offset;
+        let loss = reference_loss(graph, tensors, samples, true);
+        tensors[tensor][element] = here;
+        loss
+    };
+    let mut central = |step: f64| (at(step) - at(-step)) / (2.0 * step);
+    (4.0 * central(1e-4) - central(2e-4)) / 3.0
+}
