@@ -276,8 +276,8 @@ async fn kubernetes(
     if args.image.is_empty() {
         anyhow::bail!("file readers need an image: give this server's own image with --image");
     }
-    let client = millrace_operator::client::connect().await?;
-    millrace_operator::client::wait_for_api_server(&client).await;
+    let client = millrace_cluster::client::connect().await?;
+    millrace_cluster::client::wait_for_api_server(&client).await;
     let settings = kubernetes::KubernetesSettings {
         namespace: args.namespace.clone(),
         image: args.image.clone(),

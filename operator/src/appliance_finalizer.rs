@@ -6,10 +6,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
+use millrace_cluster::names::{ATTEMPT_LABEL, JOB_LABEL, JOB_UID_LABEL, SYSTEM_LABEL};
 use millrace_crds::{Appliance, Grant};
 use serde_json::json;
-
-use crate::children::{ATTEMPT_LABEL, JOB_LABEL, JOB_UID_LABEL, SYSTEM_LABEL};
 
 /// The finalizer. It is set only while systems are in use, so that an unused appliance can be deleted without an
 /// operator.

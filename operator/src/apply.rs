@@ -11,15 +11,16 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Resource, ResourceExt};
+use millrace_cluster::names::{ChildNames, FIELD_MANAGER};
 use millrace_control::AttemptContext;
 use millrace_crds::TrainJob;
 use millrace_traces::TraceParent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::children::{self, ChildNames, FIELD_MANAGER};
-use crate::cluster::ClusterWorld;
+use crate::children;
 use crate::error::Error;
+use crate::world::ClusterWorld;
 
 /// Creates the missing children of `attempt`. `there` are the pods that exist.
 ///

@@ -24,12 +24,11 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client, ResourceExt};
+use millrace_cluster::credentials::credentials_secret;
 use millrace_control::metrics::Metrics;
 use millrace_protocol::security::{
     Authority, Credentials, Identity, IdentityError, IssueError, MemberName, Service, Validity,
 };
-
-use crate::children::credentials_secret;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Validity of an authority.

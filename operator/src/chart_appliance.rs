@@ -14,12 +14,13 @@ use kube::api::{Patch, PatchParams};
 use kube::core::Status;
 use kube::runtime::events::Recorder;
 use kube::{Api, Client, Resource, ResourceExt};
+use millrace_cluster::client::api_message;
 use millrace_crds::{Appliance, ApplianceSpec};
 use millrace_lifecycle::JobEvent;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::error::{api_message, is_temporary};
+use crate::error::is_temporary;
 use crate::events::publish;
 
 /// Field manager of the fields in the chart's values.

@@ -1,5 +1,7 @@
 //! Errors that end a reconcile, and their messages.
 
+use millrace_cluster::client::api_message;
+
 /// Ends a reconcile early. The object is requeued.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -41,14 +43,6 @@ fn is_rejection(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => (400..500).contains(&status.code) && ![401, 408, 409, 429].contains(&status.code),
         _ => false,
-    }
-}
-
-/// Returns the API server's own message; kube's `Display` adds the whole answer.
-pub fn api_message(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => other.to_string(),
     }
 }
 

@@ -2,9 +2,8 @@
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event as Published, EventType, Recorder};
+use millrace_cluster::client::api_message;
 use millrace_lifecycle::JobEvent;
-
-use crate::error::api_message;
 
 /// Maximum characters of a note, a little less than the API accepts.
 const MAX_NOTE_CHARS: usize = 1000;

@@ -14,9 +14,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
+use millrace_cluster::client::api_message;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::error::api_message;
 use crate::term::LeaderTerm;
 
 /// Time without a renewal after which a candidate takes the lease. The candidate measures it on its own clock, because

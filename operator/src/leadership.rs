@@ -10,6 +10,8 @@ use anyhow::Context as _;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::runtime::Controller;
 use kube::runtime::events::{Recorder, Reporter};
+use millrace_cluster::client::connect;
+use millrace_cluster::pod_site::PodSite;
 use millrace_control::metrics::Metrics;
 use millrace_control::watchdog::Watchdog;
 use millrace_control::{ContextParts, ControllerContext, WatchStreams, WorkerPool};
@@ -20,13 +22,11 @@ use tokio::sync::{mpsc, watch};
 use crate::authority::CertificateManager;
 use crate::chart_appliance::ChartAppliance;
 use crate::cli::OperatorArgs;
-use crate::client::connect;
-use crate::cluster::ClusterWorld;
-use crate::pod_site::PodSite;
 use crate::readers;
 use crate::serving_certificate::ServingCertificate;
 use crate::term::LeaderTerm;
 use crate::watch::{changes, children, store_of};
+use crate::world::ClusterWorld;
 
 /// Threads of a leadership, in addition to those of planning.
 const LEADER_THREADS: usize = 2;

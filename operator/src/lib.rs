@@ -4,11 +4,12 @@
 //! ConfigMaps), `millrace_lifecycle` decides the consequence, and a reconcile of `millrace_control` records and
 //! applies it.
 //!
-//! * [`cluster`]: the [`World`](millrace_control::World) that the control loop works in; [`pod_site`]: its paths and
-//!   images.
+//! What the operator shares with the REST server (names, addresses, the archive finalizer, the client) is in
+//! `millrace_cluster`.
+//!
+//! * [`world`]: the [`World`](millrace_control::World) that the control loop works in.
 //! * [`apply`]: creates the children of an attempt, which [`children`] builds.
 //! * [`agent_traces`]: configures agents to send traces to a collector.
-//! * [`archive`]: the finalizer that holds a deleted job until its history is archived.
 //! * [`readers`]: the pods that serve the files of jobs to the REST server.
 //! * [`authority`]: issues the certificates of agents and of the services that follow them; [`serving_certificate`]:
 //!   that of the REST server.
@@ -24,13 +25,10 @@
 pub mod agent_traces;
 pub mod appliance_finalizer;
 pub mod apply;
-pub mod archive;
 pub mod authority;
 pub mod chart_appliance;
 pub mod children;
 pub mod cli;
-pub mod client;
-pub mod cluster;
 pub mod error;
 pub mod events;
 pub mod http;
@@ -38,9 +36,9 @@ pub mod leader;
 pub mod leadership;
 pub mod missing_config_maps;
 pub mod observe;
-pub mod pod_site;
 pub mod readers;
 pub mod run;
 pub mod serving_certificate;
 pub mod term;
 pub mod watch;
+pub mod world;

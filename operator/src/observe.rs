@@ -3,13 +3,14 @@
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
+use millrace_cluster::names::{ATTEMPT_LABEL, INDEX_LABEL, ROLE_LABEL};
 use millrace_control::journal_follower::outcome_of;
 use millrace_crds::Role;
 use millrace_lifecycle::{
     AgentState, CoordinatorReport, OUT_OF_MEMORY, ObservedAgent, ProcessEnd, ReportedOutcome, describe_exit,
 };
 
-use crate::children::{ATTEMPT_LABEL, CONTAINER_NAME, INDEX_LABEL, ROLE_LABEL};
+use crate::children::CONTAINER_NAME;
 
 /// Maximum lines of a log in the status.
 const MAX_LOG_TAIL_LINES: usize = 20;

@@ -20,6 +20,9 @@ use kube::runtime::events::Recorder;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{Controller, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
+use millrace_cluster::address::{pod_address, ports};
+use millrace_cluster::names::FIELD_MANAGER;
+use millrace_cluster::watch::watch_selected;
 use millrace_control::process::wait_for_shutdown;
 use millrace_crds::file_reader::{CLAIM_NOT_FOUND, TOO_MANY_READERS};
 use millrace_crds::{Appliance, FileReader, FileReaderStatus};
@@ -28,10 +31,10 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use crate::authority::CertificateManager;
-use crate::children::{FIELD_MANAGER, READER_LABEL, ReaderPod, ports, reader_policy};
+use crate::children::{READER_LABEL, ReaderPod, reader_policy};
 use crate::error::Error;
 use crate::observe::{condition, has_condition};
-use crate::watch::{store_of, watch_selected};
+use crate::watch::store_of;
 
 /// Maximum number of readers in the whole cluster at the same time.
 const MAX_READERS: usize = 64;
@@ -79,11 +82,8 @@ impl ReaderState {
         if let Some(why) = why.filter(|why| why.contains("persistentvolumeclaim") && why.contains("not found")) {
             return Self::ClaimMissing(why);
         }
-        match status.and_then(|status| status.pod_ip.as_deref()).filter(|_| has_condition(pod, "Ready")) {
-            Some(ip) if ip.contains(':') => Self::Ready(format!("[{ip}]:{}", ports::READER_PORT)),
-            Some(ip) => Self::Ready(format!("{ip}:{}", ports::READER_PORT)),
-            None => Self::Starting,
-        }
+        let address = pod_address(pod, ports::READER_PORT).filter(|_| has_condition(pod, "Ready"));
+        address.map_or(Self::Starting, Self::Ready)
     }
 }
 
@@ -249,7 +249,6 @@ mod tests {
         let ready = json!([{"type": "Ready", "status": "True"}]);
         let listens = |ip: &str| of(json!({"phase": "Running", "podIP": ip, "conditions": ready}));
         assert_eq!(listens("10.0.0.1"), ReaderState::Ready("10.0.0.1:7200".to_owned()));
-        assert_eq!(listens("fd00::1"), ReaderState::Ready("[fd00::1]:7200".to_owned()));
         let message = "persistentvolumeclaim \"results\" not found";
         let lost = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]);
         assert_eq!(of(json!({"phase": "Pending", "conditions": lost})), ReaderState::ClaimMissing(message.to_owned()));

@@ -19,6 +19,8 @@ use kube::api::{DynamicObject, ListParams};
 use kube::core::ApiResource;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
+use millrace_cluster::client::{connect, wait_for_api_server};
+use millrace_cluster::names::FIELD_MANAGER;
 use millrace_control::metrics::Metrics;
 use millrace_control::process::{LoggingConfig, shutdown_signals, wait_for_shutdown};
 use millrace_control::watchdog::Watchdog;
@@ -28,9 +30,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::level_filters::LevelFilter;
 
-use crate::children::FIELD_MANAGER;
 use crate::cli::OperatorArgs;
-use crate::client::{connect, wait_for_api_server};
 use crate::leader::Candidate;
 use crate::leadership::Leadership;
 use crate::{chart_appliance, http};

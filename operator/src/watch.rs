@@ -1,48 +1,25 @@
-//! Watches that continue after errors.
-//!
-//! * An object that does not fit its type, because a newer version wrote it, is reported and ignored; all other objects
-//!   are read as usual.
-//! * While the API server is unreachable, each watch retries every second by itself: a controller would let all of its
-//!   watches wait after a failure of one.
+//! The operator's watches: of the objects that it reconciles, and of its own children.
 
 use std::fmt::Debug;
 use std::future::ready;
 use std::hash::Hash;
-use std::time::Duration;
 
-use futures::stream::{BoxStream, Stream, StreamExt};
+use futures::StreamExt;
+use futures::stream::BoxStream;
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::events::Recorder;
 use kube::runtime::reflector::store::Writer;
-use kube::runtime::reflector::{self, ObjectRef, Store};
-use kube::runtime::utils::Backoff;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::watcher;
+use kube::{Client, Resource, ResourceExt};
+use millrace_cluster::names::FIELD_MANAGER;
+use millrace_cluster::watch::{readable_events, watch_selected};
 use millrace_lifecycle::JobEvent;
 use serde::de::DeserializeOwned;
 
-use crate::children::FIELD_MANAGER;
 use crate::events::publish;
-
-/// Delay between a failure of a watch and the next try.
-const WATCH_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A constant backoff. It does not overload an API server, because there are few watches.
-struct ConstantBackoff;
-
-impl Iterator for ConstantBackoff {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        Some(WATCH_RETRY_INTERVAL)
-    }
-}
-
-impl Backoff for ConstantBackoff {
-    fn reset(&mut self) {}
-}
 
 /// Watches every object of the cluster. Returns a store that follows the stream, and a stream of objects that were
 /// created or changed. An unreadable object is reported by an event; the store keeps its last readable version.
@@ -77,85 +54,6 @@ where
     watch_selected::<PartialObjectMeta<K>>(client, ours).map(Ok).touched_objects().boxed()
 }
 
-/// Watches every readable object of the cluster. `known` is the store that follows this stream, and `tell` is called
-/// for every unreadable object.
-pub fn readable_events<K>(
-    client: &Client,
-    known: Store<K>,
-    tell: impl Fn(InvalidObject) + Send + 'static,
-) -> BoxStream<'static, Event<K>>
-where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-    K::DynamicType: Default + Clone + Eq + Hash + Send + Sync,
-{
-    watch_selected(client, watcher::Config::default())
-        .filter_map(move |event| ready(readable(event, &known, &tell)))
-        .boxed()
-}
-
-/// Watches the objects of a kind in all namespaces that `which` selects.
-pub fn watch_selected<K>(client: &Client, which: watcher::Config) -> BoxStream<'static, Event<K>>
-where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
-    K::DynamicType: Default + Clone,
-{
-    let kind = K::kind(&K::DynamicType::default()).into_owned();
-    with_retries(watcher(Api::all(client.clone()), which), kind).boxed()
-}
-
-/// Continues a watch after failures. Logs the first failure until the next success.
-fn with_retries<T: Send>(
-    watch: impl Stream<Item = watcher::Result<T>> + Send,
-    kind: String,
-) -> impl Stream<Item = T> + Send {
-    let mut well = true;
-    watch.backoff(ConstantBackoff).filter_map(move |event| {
-        if let Err(error) = &event
-            && well
-        {
-            tracing::warn!(kind = %kind, "watch of {kind} interrupted, retrying: {error}");
-        }
-        well = event.is_ok();
-        ready(event.ok())
-    })
-}
-
-/// Converts an event to the one for the store.
-fn readable<K>(event: Event<DeserializeGuard<K>>, known: &Store<K>, tell: &impl Fn(InvalidObject)) -> Option<Event<K>>
-where
-    K: Resource + Clone,
-    K::DynamicType: Default + Clone + Eq + Hash,
-{
-    match event {
-        Event::Init => Some(Event::Init),
-        Event::InitDone => Some(Event::InitDone),
-        Event::Apply(DeserializeGuard(Ok(object))) => Some(Event::Apply(object)),
-        Event::InitApply(DeserializeGuard(Ok(object))) => Some(Event::InitApply(object)),
-        Event::Delete(DeserializeGuard(Ok(object))) => Some(Event::Delete(object)),
-        Event::Apply(DeserializeGuard(Err(unreadable))) => {
-            tell(unreadable);
-            None
-        }
-        Event::InitApply(DeserializeGuard(Err(unreadable))) => {
-            let last = last_read(known, &unreadable);
-            tell(unreadable);
-            last.map(Event::InitApply)
-        }
-        Event::Delete(DeserializeGuard(Err(unreadable))) => last_read(known, &unreadable).map(Event::Delete),
-    }
-}
-
-/// Returns the version of the object in the store.
-fn last_read<K>(known: &Store<K>, unreadable: &InvalidObject) -> Option<K>
-where
-    K: Resource + Clone,
-    K::DynamicType: Default + Clone + Eq + Hash,
-{
-    let mut object = ObjectRef::new(unreadable.metadata.name.as_deref()?);
-    object.namespace.clone_from(&unreadable.metadata.namespace);
-    known.get(&object).map(|object| K::clone(&object))
-}
-
 /// Reports an unreadable object, in a task of its own, so that the watch does not wait.
 fn report_unreadable<K>(unreadable: InvalidObject, recorder: Recorder)
 where
@@ -177,40 +75,4 @@ where
     };
     let reference = object.object_ref(&K::DynamicType::default());
     tokio::spawn(async move { publish(&recorder, &reference, &event).await });
-}
-
-#[cfg(test)]
-mod tests {
-    use k8s_openapi::api::core::v1::ConfigMap;
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    fn object(data: Value) -> DeserializeGuard<ConfigMap> {
-        serde_json::from_value(json!({"metadata": {"namespace": "n", "name": "a"}, "data": data})).unwrap()
-    }
-
-    #[test]
-    fn unreadable_object_keeps_its_last_readable_version() {
-        let told = std::cell::Cell::new(0);
-        let tell = |_| told.set(told.get() + 1);
-        let mut writer = Writer::<ConfigMap>::default();
-        let store = writer.as_reader();
-        let (good, bad) = (|| object(json!({"key": "value"})), || object(json!(["a list"])));
-        assert!(bad().0.is_err());
-        assert!(readable(Event::Apply(bad()), &store, &tell).is_none());
-        assert!(readable(Event::Delete(bad()), &store, &tell).is_none(), "it was never there");
-
-        for event in [Event::Apply(good()), Event::Apply(bad()), Event::Init, Event::InitApply(bad()), Event::InitDone]
-        {
-            if let Some(event) = readable(event, &store, &tell) {
-                writer.apply_watcher_event(&event);
-            }
-            assert_eq!(store.state()[0].data.as_ref().unwrap()["key"], "value");
-        }
-        let gone = readable(Event::Delete(bad()), &store, &tell).unwrap();
-        writer.apply_watcher_event(&gone);
-        assert!(store.state().is_empty());
-        assert_eq!(told.get(), 3, "a deletion is nothing to tell of");
-    }
 }

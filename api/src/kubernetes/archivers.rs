@@ -15,13 +15,14 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::wait::await_condition;
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, ResourceExt};
+use millrace_cluster::address::{expected_coordinator, pod_address, ports};
+use millrace_cluster::archive;
+use millrace_cluster::credentials::credentials_of;
+use millrace_cluster::names::{ATTEMPT_LABEL, ChildNames};
 use millrace_crds::{ConditionType, Role, TrainJob};
-use millrace_operator::archive;
-use millrace_operator::children::{ATTEMPT_LABEL, ChildNames, ports};
-use millrace_operator::cluster::expected_coordinator;
 use millrace_protocol::journal;
 use millrace_protocol::proto::journal_client::JournalClient;
-use millrace_protocol::security::{Credentials, Identity};
+use millrace_protocol::security::Identity;
 use millrace_store::{ChangeNotice, EntryKind, EntryQuery, Store};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{sleep, timeout};
@@ -391,16 +392,7 @@ impl JobArchivers {
         let (namespace, name) = &self.identity;
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         let secret = secrets.get(name).await.map_err(|error| format!("the secret {name} of {namespace}: {error}"))?;
-        let data = secret.data.unwrap_or_default();
-        let part = |key: &str| {
-            let text = data.get(key).and_then(|part| String::from_utf8(part.0.clone()).ok());
-            text.ok_or_else(|| format!("the secret {name} has no {key}"))
-        };
-        let credentials = Credentials {
-            certificate: part(Credentials::CERTIFICATE_FILE)?,
-            key: part(Credentials::KEY_FILE)?,
-            authority: part(Credentials::AUTHORITY_FILE)?,
-        };
+        let credentials = credentials_of(&secret).map_err(|missing| format!("the secret {name} has {missing}"))?;
         let identity = Identity::new(&credentials).map_err(|error| format!("the secret {name}: {error}"))?;
         *known = Some((Instant::now(), identity.clone()));
         self.missing_identity_logged.store(false, Ordering::Relaxed);
@@ -413,12 +405,7 @@ fn address_of(pod: &Pod, attempt: u32) -> Option<String> {
     let status = pod.status.as_ref()?;
     let this_one =
         pod.labels().get(ATTEMPT_LABEL) == Some(&attempt.to_string()) && status.phase.as_deref() == Some("Running");
-    let ip = status.pod_ip.as_deref().filter(|_| this_one)?;
-    Some(if ip.contains(':') {
-        format!("[{ip}]:{}", ports::JOURNAL_PORT)
-    } else {
-        format!("{ip}:{}", ports::JOURNAL_PORT)
-    })
+    pod_address(pod, ports::JOURNAL_PORT).filter(|_| this_one)
 }
 
 /// Whether a coordinator's pod has ended, or belongs to another attempt than this.

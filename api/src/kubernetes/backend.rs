@@ -14,14 +14,13 @@ use kube::runtime::reflector::{self, ObjectRef, reflector};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, Resource, ResourceExt};
+use millrace_cluster::archive::ARCHIVE_FINALIZER;
+use millrace_cluster::pod_site::PodSite;
+use millrace_cluster::priorities::priorities;
+use millrace_cluster::watch::readable_events;
 use millrace_control::watchdog::{ProgressSource, Watchdog};
 use millrace_control::{PlanCache, PriorityValues};
 use millrace_crds::{Appliance, TrainJob};
-use millrace_operator::archive::ARCHIVE_FINALIZER;
-use millrace_operator::children::API_MANAGER;
-use millrace_operator::cluster::priorities;
-use millrace_operator::pod_site::PodSite;
-use millrace_operator::watch::readable_events;
 use millrace_store::{NamespaceVersion, Store};
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -32,7 +31,7 @@ use super::loops::Loops;
 use super::mirror::JobMirror;
 use super::namespaces::Namespaces;
 use super::readers::{ReaderFiles, ReaderPool};
-use super::{events, uploads};
+use super::{API_MANAGER, events, uploads};
 use crate::backend::{
     BODY_DIGEST_ANNOTATION, Backend, JobChange, JobTarget, KEY_ANNOTATION, SubmitRequest, SubmitResult, VolumeInfo,
 };

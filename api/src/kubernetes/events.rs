@@ -8,8 +8,8 @@ use k8s_openapi::api::events::v1::Event as Told;
 use kube::Client;
 use kube::runtime::reflector::{ObjectRef, Store as View};
 use kube::runtime::watcher::{self, Event};
+use millrace_cluster::watch::watch_selected;
 use millrace_crds::TrainJob;
-use millrace_operator::watch::watch_selected;
 use millrace_store::{Error, NewEvent, Store};
 
 use super::loops::Loops;

@@ -19,6 +19,9 @@ mod namespaces;
 mod readers;
 mod uploads;
 
+/// Field manager and `app.kubernetes.io/managed-by` of the objects that this server creates.
+const API_MANAGER: &str = "millrace-api";
+
 pub use authorizer::KubernetesAuthorizer;
 pub use backend::{KubernetesBackend, KubernetesSettings};
 #[cfg(test)]

@@ -15,9 +15,10 @@ use async_trait::async_trait;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client, Resource, ResourceExt};
+use millrace_cluster::model_dir::model_dir_mount;
+use millrace_cluster::names::ChildNames;
 use millrace_crds::file_reader::{CLAIM_NOT_FOUND, FileReaderStatus};
-use millrace_crds::{FileReader, TrainJob};
-use millrace_operator::children::{reader_name, reader_spec};
+use millrace_crds::{FileReader, FileReaderSpec, ResolvedJob, TrainJob};
 use millrace_protocol::security::{
     Authority, Credentials, ExpectedPeer, Identity, IssueError, MemberName, Service, Validity,
 };
@@ -90,7 +91,7 @@ impl ReaderPool {
         // The semaphore is never closed.
         let _turn = self.beginning.acquire().await;
         let tail = uuid::Uuid::new_v4().simple().to_string();
-        let mut request = FileReader::new(&reader_name(job, &tail[..8]), spec);
+        let mut request = FileReader::new(&ChildNames::for_job(job).reader(&tail[..8]), spec);
         request.metadata.namespace = job.namespace();
         // Deleted together with the job, unless the job is being deleted already.
         let owner = job.owner_ref(&()).filter(|_| job.metadata.deletion_timestamp.is_none());
@@ -173,6 +174,22 @@ impl ReaderPool {
     }
 }
 
+/// Builds the request for the files of `job`; `None` if no claim contains them. The reader admits clients
+/// with a certificate of `client_authority`.
+fn reader_spec(job: &TrainJob, resolution: &ResolvedJob, client_authority: &str) -> Option<FileReaderSpec> {
+    let mount = model_dir_mount(&job.spec, resolution)?;
+    Some(FileReaderSpec {
+        job_uid: job.uid().unwrap_or_default(),
+        job_name: job.name_any(),
+        appliance: job.spec.appliance.clone(),
+        model_dir: resolution.model_dir.clone()?,
+        claim_name: mount.claim_name,
+        mount_path: mount.path,
+        sub_path: mount.sub_path,
+        client_authority: client_authority.to_owned(),
+    })
+}
+
 /// Issues the certificate of the only client of a reader, by a new authority whose clients the reader accepts.
 pub fn client_credentials() -> std::result::Result<Credentials, IssueError> {
     let validity = Validity::starting(SystemTime::now(), CREDENTIALS_LIFETIME);
@@ -228,5 +245,33 @@ impl Files for ReaderFiles {
     async fn open(&self, shelf: &FileSet, path: &str) -> Result<OpenFile> {
         let answer = self.reader().await?.open(shelf, path).await;
         if self.has_ended(&answer) { self.reader().await?.open(shelf, path).await } else { answer }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_crds::{
+        ConfigMapSource, JobVolume, MountedDir, PersistentVolumeClaimSource, StoredParams, TrainJobSpec,
+    };
+
+    use super::*;
+
+    #[test]
+    fn reader_gets_the_claim_of_model_dir_and_no_other_volume() {
+        let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
+        job.spec.volumes = vec![JobVolume {
+            name: "results".to_owned(),
+            persistent_volume_claim: Some(PersistentVolumeClaimSource { claim_name: "my-results".to_owned() }),
+            config_map: None,
+        }];
+        let (path, sub_path) = ("/results".to_owned(), Some("a/b".to_owned()));
+        job.spec.mount_dirs = vec![MountedDir { path, volume: "results".to_owned(), sub_path: sub_path.clone() }];
+        let record = ResolvedJob { model_dir: Some("/results/run".to_owned()), ..ResolvedJob::default() };
+        let spec = reader_spec(&job, &record, "CLIENTS").unwrap();
+        assert_eq!((spec.claim_name.as_str(), spec.mount_path.as_str()), ("my-results", "/results"));
+        assert_eq!((spec.sub_path, spec.client_authority.as_str()), (sub_path, "CLIENTS"));
+        job.spec.volumes[0].persistent_volume_claim = None;
+        job.spec.volumes[0].config_map = Some(ConfigMapSource { name: "texts".to_owned() });
+        assert_eq!(reader_spec(&job, &record, "CLIENTS"), None);
     }
 }

@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use millrace_crds::TrainJob;
-use millrace_operator::children::API_MANAGER;
 use serde_json::json;
 
+use super::API_MANAGER;
 use super::api_errors::api_error;
 use crate::backend::UploadedFiles;
 use crate::error::{ApiError, ErrorReason, Result};

@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements};
 use kube::ResourceExt;
+use millrace_cluster::names::JOB_UID_LABEL;
 use millrace_control::AttemptContext;
 use millrace_crds::AccessMode;
 
@@ -16,7 +17,7 @@ pub fn claim(attempt: &AttemptContext<'_>) -> Option<PersistentVolumeClaim> {
     metadata.owner_references = None;
     if let Some(labels) = &mut metadata.labels {
         // The next job of this name uses the claim again, and has another UID.
-        labels.remove(super::JOB_UID_LABEL);
+        labels.remove(JOB_UID_LABEL);
     }
     let mode = match storage.access_mode {
         AccessMode::ReadWriteOnce => "ReadWriteOnce",

@@ -6,33 +6,18 @@ use std::time::SystemTime;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{KeyToPath, Secret, SecretVolumeSource};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
+use millrace_cluster::address::host;
+use millrace_cluster::names::ChildNames;
 use millrace_control::AttemptContext;
 use millrace_crds::Role;
 use millrace_protocol::security::{AttemptName, Credentials, MemberName};
 
-use super::{ChildNames, host, meta};
+use super::meta;
 use crate::authority::Authorities;
 
 /// Maximum size of a Secret's values, in bytes.
 const MAX_SECRET_BYTES: usize = 1 << 20;
-
-/// Builds the Secret that contains `credentials` under the file names that programs read.
-pub fn credentials_secret(credentials: &Credentials, metadata: ObjectMeta) -> Secret {
-    let Credentials { certificate, key, authority } = credentials;
-    let parts = [
-        (Credentials::CERTIFICATE_FILE, certificate),
-        (Credentials::KEY_FILE, key),
-        (Credentials::AUTHORITY_FILE, authority),
-    ];
-    Secret {
-        metadata,
-        type_: Some("kubernetes.io/tls".to_owned()),
-        data: Some(parts.into_iter().map(|(name, text)| entry(name, text)).collect()),
-        ..Secret::default()
-    }
-}
 
 fn entry(name: &str, text: &str) -> (String, ByteString) {
     (name.to_owned(), ByteString(text.as_bytes().to_vec()))

@@ -1,10 +1,11 @@
 //! The launch document of an attempt: the resolved job, as its coordinator reads it.
 
 use k8s_openapi::api::core::v1::ConfigMap;
+use millrace_cluster::names::ChildNames;
 use millrace_control::AttemptContext;
 use millrace_control::launch::{ResolvedJobError, launch as document};
 
-use super::{ChildNames, meta};
+use super::meta;
 
 /// Builds the ConfigMap with the document of `attempt`.
 ///

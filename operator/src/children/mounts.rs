@@ -3,32 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{ConfigMapVolumeSource, PersistentVolumeClaimVolumeSource, Volume, VolumeMount};
+use millrace_cluster::model_dir::MODEL_DIR_PATH;
 use millrace_crds::{JobVolume, MountedDir, ResolvedJob, TrainJobSpec};
 
-/// Mount path of the claim of the appliance's storage; contains relative output paths.
-pub const MODEL_DIR_PATH: &str = "/var/lib/millrace/model_dir";
-/// Name of the volume of that claim.
+/// Name of the volume of the claim of the appliance's storage.
 const MODEL_DIR_VOLUME: &str = "model-dir";
-
-/// A claim, with the mount path and sub-path of model_dir's volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ModelDirMount {
-    pub claim_name: String,
-    pub path: String,
-    pub sub_path: Option<String>,
-}
-
-/// Returns the mount that contains model_dir; `None` if it is no claim.
-pub(super) fn model_dir_mount(spec: &TrainJobSpec, resolution: &ResolvedJob) -> Option<ModelDirMount> {
-    let model_dir = PathBuf::from(resolution.model_dir.clone()?);
-    if let Some(claim_name) = resolution.model_dir_claim.clone() {
-        return Some(ModelDirMount { claim_name, path: MODEL_DIR_PATH.to_owned(), sub_path: None });
-    }
-    let mount = spec.mount_holding(&model_dir)?;
-    let volume = spec.volumes.iter().find(|volume| volume.name == mount.volume)?;
-    let claim_name = volume.persistent_volume_claim.as_ref()?.claim_name.to_string();
-    Some(ModelDirMount { claim_name, path: mount.path.clone(), sub_path: mount.sub_path.clone() })
-}
 
 /// Volumes and mounts of a pod.
 #[derive(Default)]

@@ -9,9 +9,11 @@ use k8s_openapi::api::networking::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use millrace_cluster::address::ports;
+use millrace_cluster::names::ChildNames;
 use millrace_control::AttemptContext;
 
-use super::{ChildNames, meta, ports};
+use super::meta;
 
 /// Label of the pods that may follow journals, in any namespace; the chart sets it on its own pods.
 const FOLLOWS_JOURNALS_LABEL: (&str, &str) = ("millrace.dev/follows-journals", "true");

@@ -8,6 +8,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
+use millrace_cluster::address::{control_address, ports};
+use millrace_cluster::names::{APPLIANCE_LABEL, ATTEMPT_LABEL, ChildNames, INDEX_LABEL, ROLE_LABEL, SYSTEM_LABEL};
 use millrace_control::AttemptContext;
 use millrace_crds::{ApplianceSpec, ImagePullPolicy, Role};
 use millrace_protocol::launch::{ALLOCATOR_ENVIRONMENT, DATA_ENCRYPTION_ENV, IDENTITY_ENV, ROLE_ENV};
@@ -15,10 +17,7 @@ use millrace_telemetry::logs::LogFormat;
 
 use super::mounts::Mounts;
 use super::resources::resources;
-use super::{
-    APPLIANCE_LABEL, ATTEMPT_LABEL, ChildNames, INDEX_LABEL, ROLE_LABEL, SYSTEM_LABEL, control_address,
-    identity_volume, meta, ports,
-};
+use super::{identity_volume, meta};
 
 /// Name of the only container of a pod.
 pub const CONTAINER_NAME: &str = "agent";

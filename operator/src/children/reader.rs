@@ -12,19 +12,19 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Resource, ResourceExt};
-use millrace_crds::{ApplianceSpec, FileReader, FileReaderSpec, ResolvedJob, Role, TrainJob};
+use millrace_cluster::address::ports;
+use millrace_cluster::credentials::credentials_secret;
+use millrace_cluster::names::{FIELD_MANAGER, JOB_UID_LABEL, ROLE_LABEL};
+use millrace_crds::{ApplianceSpec, FileReader, FileReaderSpec, Role};
 use millrace_protocol::security::Credentials;
 
-use super::mounts::{Mounts, model_dir_mount};
+use super::mounts::Mounts;
 use super::network_policy::followers;
 use super::pod::{base_pod_spec, container_security, pull_policy};
 use super::resources::reader_resources;
-use super::{ChildNames, FIELD_MANAGER, ROLE_LABEL, credentials_secret, ports};
 
 /// Label of readers: the UID of the job whose files they serve.
 pub const READER_LABEL: &str = "millrace.dev/reader";
-/// `app.kubernetes.io/managed-by` of objects that the REST server creates.
-pub const API_MANAGER: &str = "millrace-api";
 const IDENTITY_DIR: &str = "/etc/millrace/identity";
 const SCRATCH_DIR: &str = "/tmp/millrace";
 /// Maximum size of the scratch directory: exports have at most 32 GiB.
@@ -33,22 +33,6 @@ const SCRATCH_SIZE_LIMIT: &str = "33Gi";
 const READER_IDLE_SECONDS: u32 = 120;
 /// Name of the claim's volume.
 const MODEL_DIR_VOLUME: &str = "model-dir";
-
-/// Builds the REST server's request for the files of `job`; `None` if no claim contains them. The reader admits clients
-/// with a certificate of `client_authority`.
-pub fn reader_spec(job: &TrainJob, resolution: &ResolvedJob, client_authority: &str) -> Option<FileReaderSpec> {
-    let mount = model_dir_mount(&job.spec, resolution)?;
-    Some(FileReaderSpec {
-        job_uid: job.uid().unwrap_or_default(),
-        job_name: job.name_any(),
-        appliance: job.spec.appliance.clone(),
-        model_dir: resolution.model_dir.clone()?,
-        claim_name: mount.claim_name,
-        mount_path: mount.path,
-        sub_path: mount.sub_path,
-        client_authority: client_authority.to_owned(),
-    })
-}
 
 /// Everything that a reader is built from.
 pub struct ReaderPod<'a> {
@@ -155,7 +139,7 @@ impl ReaderPod<'_> {
     /// only.
     fn job_affinity(&self) -> Affinity {
         let coordinator = [
-            (super::JOB_UID_LABEL.to_owned(), self.request.spec.job_uid.clone()),
+            (JOB_UID_LABEL.to_owned(), self.request.spec.job_uid.clone()),
             (ROLE_LABEL.to_owned(), Role::Coordinator.to_string()),
         ];
         let term = PodAffinityTerm {
@@ -181,11 +165,6 @@ fn labels() -> BTreeMap<String, String> {
         label("app.kubernetes.io/managed-by", FIELD_MANAGER),
         label("app.kubernetes.io/component", "reader"),
     ])
-}
-
-/// Returns a name for a reader of the job, unique if `tail` is.
-pub fn reader_name(job: &TrainJob, tail: &str) -> String {
-    ChildNames::for_job(job).child(&format!("reader-{tail}"))
 }
 
 /// Builds the network rules of a namespace's readers: only the REST server may connect to them, and they may connect to

@@ -2,10 +2,12 @@
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use millrace_cluster::address::ports;
+use millrace_cluster::names::{ChildNames, ROLE_LABEL};
 use millrace_control::AttemptContext;
 use millrace_crds::Role;
 
-use super::{ChildNames, ROLE_LABEL, meta, ports};
+use super::meta;
 
 /// Builds the service.
 pub fn service(attempt: &AttemptContext<'_>) -> Service {
@@ -29,19 +31,4 @@ pub fn service(attempt: &AttemptContext<'_>) -> Service {
         }),
         ..Service::default()
     }
-}
-
-/// Returns the DNS name of the coordinator of a job in `namespace`.
-pub fn host(names: &ChildNames, namespace: &str) -> String {
-    format!("{}.{namespace}.svc", names.coordinator())
-}
-
-/// Returns the address at which agents join.
-pub fn control_address(names: &ChildNames, namespace: &str) -> String {
-    format!("{}:{}", host(names, namespace), ports::CONTROL_PORT)
-}
-
-/// Returns the address at which the operator follows the journal.
-pub fn journal_address(names: &ChildNames, namespace: &str) -> String {
-    format!("{}:{}", host(names, namespace), ports::JOURNAL_PORT)
 }

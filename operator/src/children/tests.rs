@@ -3,20 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use millrace_cluster::model_dir::model_dir_mount;
+use millrace_cluster::names::{APPLIANCE_LABEL, ATTEMPT_LABEL, ChildNames, INDEX_LABEL, ROLE_LABEL, SYSTEM_LABEL};
+use millrace_cluster::pod_site::PodSite;
+use millrace_control::launch::resolved_version;
+use millrace_control::{JobSite, ResolveError, ResourceRequirements, requirements, resolve};
 use millrace_crds::{
     ApplianceSpec, JobVolume, MountedDir, PersistentVolumeClaimSource, ResolvedJob, Role, StoredParams, TrainJob,
     TrainJobSpec, TrainJobStatus,
 };
-
-use millrace_control::{ResolveError, ResourceRequirements, requirements, resolve};
-
-use millrace_control::JobSite;
-use millrace_control::launch::resolved_version;
 use millrace_protocol::launch::VERSION;
+use millrace_protocol::security::Credentials;
 
 use super::*;
-use crate::pod_site::PodSite;
-use millrace_protocol::security::Credentials;
 
 /// Builds the smallest job, with `model_dir` in its params.
 fn job(name: &str, model_dir: &str) -> TrainJob {
@@ -357,7 +357,18 @@ fn job_with_claim() -> TrainJob {
 
 /// Builds the request for the files of `job`, as an API server returns it.
 fn file_reader(job: &TrainJob) -> millrace_crds::FileReader {
-    let spec = reader_spec(job, &resolved(job).0, "CLIENTS").unwrap();
+    let record = resolved(job).0;
+    let mount = model_dir_mount(&job.spec, &record).unwrap();
+    let spec = millrace_crds::FileReaderSpec {
+        job_uid: job.uid().unwrap(),
+        job_name: job.name_any(),
+        appliance: job.spec.appliance.clone(),
+        model_dir: record.model_dir.unwrap(),
+        claim_name: mount.claim_name,
+        mount_path: mount.path,
+        sub_path: mount.sub_path,
+        client_authority: "CLIENTS".to_owned(),
+    };
     let mut request = millrace_crds::FileReader::new("job-reader-1", spec);
     request.metadata.namespace = Some("team".to_owned());
     request.metadata.uid = Some("6a0c1c3e-0000-4000-8000-000000000002".to_owned());
@@ -366,8 +377,7 @@ fn file_reader(job: &TrainJob) -> millrace_crds::FileReader {
 
 #[test]
 fn a_reader_has_one_claim_read_only_and_no_credentials() {
-    let mut job = job_with_claim();
-    let request = file_reader(&job);
+    let request = file_reader(&job_with_claim());
     let reader = ReaderPod { request: &request, cluster: &ApplianceSpec::default(), image: "localhost/millrace:test" };
     let pod = reader.pod();
     assert!(!mounts(&pod)["/results"], "not to be written");
@@ -383,7 +393,4 @@ fn a_reader_has_one_claim_read_only_and_no_credentials() {
     let issued = Credentials { certificate: "C".to_owned(), key: "K".to_owned(), authority: "OPERATORS".to_owned() };
     let secret = reader.secret(issued).data.unwrap();
     assert_eq!(secret["ca.crt"].0, b"CLIENTS", "only clients of whoever asked are let in");
-    job.spec.volumes[0].persistent_volume_claim = None;
-    job.spec.volumes[0].config_map = Some(millrace_crds::ConfigMapSource { name: "texts".to_owned() });
-    assert_eq!(reader_spec(&job, &resolved(&job).0, "CLIENTS"), None, "no other volume is read");
 }

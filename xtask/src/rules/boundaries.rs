@@ -24,6 +24,8 @@ const GRPC_AND_HTTP: &[&str] = &["tonic", "hyper", "axum"];
 const KUBERNETES: &[&str] = &["kube", "kube-core", "kube-client", "k8s-openapi"];
 const CLUSTER_CLIENT: &[&str] = &["kube-client", "kube-runtime"];
 const SQL: &[&str] = &["sqlx", "sqlx-core", "rusqlite", "diesel"];
+/// The REST server finds what the operator has written, and never runs its code: what both need is in `cluster`.
+const OPERATOR: &[&str] = &["millrace-operator"];
 const NO_IO: &[&[&str]] = &[NETWORK, KUBERNETES, SQL];
 
 const BOUNDARIES: &[Boundary] = &[
@@ -52,9 +54,10 @@ const BOUNDARIES: &[Boundary] = &[
         workspace: &["crds", "emulator", "lifecycle", "params", "protocol", "telemetry", "traces"],
         forbidden: &[SQL],
     },
+    Boundary { name: "millrace-cluster", workspace: &["control", "crds", "protocol"], forbidden: &[SQL] },
     Boundary {
         name: "millrace-operator",
-        workspace: &["control", "crds", "lifecycle", "protocol", "telemetry", "traces"],
+        workspace: &["cluster", "control", "crds", "lifecycle", "protocol", "telemetry", "traces"],
         forbidden: &[SQL],
     },
     Boundary { name: "millrace-store", workspace: &[], forbidden: &[KUBERNETES, GRPC_AND_HTTP] },
@@ -63,10 +66,10 @@ const BOUNDARIES: &[Boundary] = &[
         workspace: &[
             "agents",
             "checkpoint",
+            "cluster",
             "control",
             "crds",
             "lifecycle",
-            "operator",
             "params",
             "protocol",
             "roots",
@@ -74,7 +77,7 @@ const BOUNDARIES: &[Boundary] = &[
             "telemetry",
             "traces",
         ],
-        forbidden: &[],
+        forbidden: &[OPERATOR],
     },
     // Tests only.
     Boundary { name: "millrace-charts", workspace: &[], forbidden: &[] },

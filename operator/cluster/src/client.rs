@@ -11,8 +11,6 @@ use kube::client::Body;
 use kube::{Client, Config};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::error::api_message;
-
 /// Bounds the time until an answer begins.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bounds the time without a byte from the API server. It sends a bookmark to each watch every minute, and a pooled
@@ -48,6 +46,14 @@ pub async fn wait_for_api_server(client: &Client) {
             logged = Some(Instant::now());
         }
         sleep(RETRY_INTERVAL).await;
+    }
+}
+
+/// Returns the API server's own message; kube's `Display` adds the whole answer.
+pub fn api_message(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
     }
 }
 

@@ -1,4 +1,9 @@
-//! Names and labels of children.
+//! The names and labels of the objects that belong to a job. The operator creates the objects, the REST server finds
+//! them by name.
+//!
+//! A name consists of the job's name (cut), a hash of the job's UID, role and index. It has at most 63 characters and
+//! does not contain the attempt: therefore the API server itself rejects a second set of pods. Objects of one attempt
+//! only, the launch document and the certificates, have the attempt in their names.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +53,7 @@ impl ChildNames {
     }
 
     /// Returns `<job, cut>-<hash>-<what>`.
-    pub fn child(&self, what: &str) -> String {
+    fn child(&self, what: &str) -> String {
         let room = MAX_NAME_LENGTH.saturating_sub(HASH_LENGTH + what.len() + 2);
         let job: String = self.job.chars().take(room).collect();
         format!("{}-{}-{what}", job.trim_end_matches('-'), self.hash)
@@ -72,6 +77,11 @@ impl ChildNames {
     /// Returns the name of the Secret with the certificates of an attempt's agents.
     pub fn identity(&self, attempt: u32) -> String {
         self.child(&format!("identity-{attempt}"))
+    }
+
+    /// Returns a name for a reader of the job's files, unique if `tail` is.
+    pub fn reader(&self, tail: &str) -> String {
+        self.child(&format!("reader-{tail}"))
     }
 
     /// Returns the name of the network policy.

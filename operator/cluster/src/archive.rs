@@ -13,8 +13,6 @@ use serde_json::json;
 
 /// Name of the finalizer.
 pub const ARCHIVE_FINALIZER: &str = "millrace.dev/archive";
-/// Grace period of the pods of a deleted job without state to save, in seconds.
-pub const NO_STEPS_GRACE_SECONDS: u32 = 2;
 /// Maximum time that a deleted job is held.
 const ARCHIVE_TIMEOUT: Duration = Duration::from_secs(60);
 

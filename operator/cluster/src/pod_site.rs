@@ -6,7 +6,8 @@ use millrace_control::{JobSite, ModelDirLocation};
 use millrace_crds::TrainJob;
 use millrace_protocol::launch::V1;
 
-use crate::children::{ChildNames, MODEL_DIR_PATH};
+use crate::model_dir::MODEL_DIR_PATH;
+use crate::names::ChildNames;
 
 /// A cluster in which pods run the agents.
 #[derive(Clone, Debug)]

@@ -4,17 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::runtime::events::Recorder;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
+use millrace_cluster::address::{expected_coordinator, journal_address};
+use millrace_cluster::archive;
+use millrace_cluster::names::{APPLIANCE_LABEL, ChildNames, FIELD_MANAGER, JOB_UID_LABEL, SYSTEM_LABEL, cs2_selector};
+use millrace_cluster::priorities::priorities;
 use millrace_control::world::Error as Ended;
 use millrace_control::{AgentsFound, AttemptContext, JournalEndpoint, PriorityValues, World};
-use millrace_crds::{Appliance, ApplianceStatus, Grant, JobProgress, Role, TrainJob, TrainJobStatus};
+use millrace_crds::{Appliance, ApplianceStatus, Grant, JobProgress, TrainJob, TrainJobStatus};
 use millrace_lifecycle::JobEvent;
-use millrace_protocol::security::{AttemptName, ExpectedPeer, MemberName};
 use millrace_telemetry::logs::LogFormat;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -22,15 +24,14 @@ use serde_json::{Value, json};
 use crate::agent_traces::AgentTraces;
 use crate::authority::CertificateManager;
 use crate::chart_appliance::ChartAppliance;
-use crate::children::{
-    APPLIANCE_LABEL, ChildNames, EXTRA_TERMINATION_GRACE_SECONDS, FIELD_MANAGER, JOB_UID_LABEL, SYSTEM_LABEL,
-    cs2_selector, host, journal_address,
-};
+use crate::children::EXTRA_TERMINATION_GRACE_SECONDS;
 use crate::cli::OperatorArgs;
 use crate::error::Error;
 use crate::observe::{agent, termination_report};
-use crate::{appliance_finalizer, apply, archive, events, missing_config_maps};
+use crate::{appliance_finalizer, apply, events, missing_config_maps};
 
+/// Grace period of the pods of a deleted job without state to save, in seconds.
+const NO_STEPS_GRACE_SECONDS: u32 = 2;
 /// Field manager of `status.progress`, which is written separately from decisions.
 const PROGRESS_FIELD_MANAGER: &str = "millrace-progress";
 
@@ -120,7 +121,7 @@ impl World for ClusterWorld {
         let grace = if has_steps {
             job.spec.checkpoint.grace_period_seconds.saturating_add(EXTRA_TERMINATION_GRACE_SECONDS)
         } else {
-            archive::NO_STEPS_GRACE_SECONDS
+            NO_STEPS_GRACE_SECONDS
         };
         // Deletion of the job would delete them, but a job with finalizers is not deleted yet.
         self.remove_agents(job, &there, grace).await?;
@@ -250,24 +251,6 @@ async fn remove_pods(pods: &Api<Pod>, found: &[Pod], grace: u32) -> Result<(), E
         }
     }
     Ok(())
-}
-
-/// Returns the expected certificate of an attempt's coordinator; `None` for a UID that can't be part of a name.
-pub fn expected_coordinator(names: &ChildNames, namespace: &str, uid: &str, attempt: u32) -> Option<ExpectedPeer> {
-    let attempt = AttemptName::new(uid, attempt).ok()?;
-    let name = MemberName::for_agent(attempt, &format!("{}-0", Role::Coordinator)).ok()?;
-    Some(ExpectedPeer::with_host_fallback(name, host(names, namespace)))
-}
-
-/// Reads the values of the cluster's priority classes.
-///
-/// # Errors
-/// The API server rejected the request, or is unreachable.
-pub async fn priorities(client: &Client) -> Result<PriorityValues, kube::Error> {
-    let classes: Api<PriorityClass> = Api::all(client.clone());
-    let classes = classes.list(&ListParams::default()).await?.items;
-    let default = classes.iter().find(|class| class.global_default == Some(true)).map_or(0, |class| class.value);
-    Ok(PriorityValues { values: classes.iter().map(|class| (class.name_any(), class.value)).collect(), default })
 }
 
 /// Writes a status to the version of the object that it was decided from; returns false after a write conflict or if
