@@ -16,7 +16,6 @@ const MAX_PENDING: usize = 8;
 const MAX_TOTAL_PENDING: usize = 64;
 /// Megabytes of plans per second of one account, and the burst after a pause. A model of ten thousand layers counts
 /// 230, a usual one 2; one megabyte is about ten milliseconds of CPU time.
-/// 230, a usual one 2; a megabyte is about ten milliseconds of a core.
 const PLAN_MEGABYTES_PER_SECOND: NonZeroU32 = NonZeroU32::new(32).unwrap();
 const MAX_PLAN_BURST_MEGABYTES: NonZeroU32 = NonZeroU32::new(1024).unwrap();
 /// Number of accounts that are tracked before entries without recent plans are removed.
