@@ -9,6 +9,7 @@ mod dependency_reasons;
 mod file_length;
 mod line_length;
 mod metadata;
+mod profiles;
 mod purity;
 
 use anyhow::{Result, ensure};
@@ -24,6 +25,7 @@ const RULES: &[(&str, Rule)] = &[
     ("file length", file_length::violations),
     ("line length", line_length::violations),
     ("dependency reasons", dependency_reasons::violations),
+    ("profiles", profiles::violations),
 ];
 
 /// Checks the format, all rules, and what clippy knows.
