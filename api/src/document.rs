@@ -111,7 +111,7 @@ mod tests {
         let job: TrainJob = serde_json::from_str(&golden("process-trainjob.json")).unwrap();
         let status = job.status.unwrap();
         assert!(status.is(ConditionType::Finished) && status.checkpoint.unwrap().step == Some(4));
-        let (resolved, machine) = millrace_control::launch::resolved_job(&status.resolved.unwrap()).unwrap();
+        let (resolved, machine) = millrace_control::record::resolved_job(&status.resolved.unwrap()).unwrap();
         assert_eq!((resolved.run.max_steps, machine.link.chunk_bytes), (4, 4096));
         let appliance: Appliance = serde_json::from_str(&golden("process-appliance.json")).unwrap();
         assert_eq!(appliance.metadata.name.as_deref(), Some("default"));

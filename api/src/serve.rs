@@ -12,11 +12,11 @@ use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
 use millrace_control::WorkerPool;
-use millrace_control::process::{LoggingConfig, shutdown_signals, wait_for_shutdown};
+use millrace_control::shutdown::{shutdown_signals, wait_for_shutdown};
 use millrace_crds::{Appliance, ApplianceSpec};
 use millrace_params::{MachineDocument, MachineSpec, ObjectName};
 use millrace_store::{NewEvent, Store};
-use millrace_telemetry::logs::LogFormat;
+use millrace_telemetry::logs::{LogFormat, server_layer};
 use millrace_traces::Traces;
 use serde_json::{Value, json};
 use tracing::level_filters::LevelFilter;
@@ -130,10 +130,10 @@ fn parse_network(text: &str) -> Result<IpNet, String> {
 /// Logs messages of our own crates to standard error, and exports traces if the environment names a collector.
 ///
 /// # Errors
-/// Those of [`LoggingConfig::install`].
+/// The collector's address is invalid, or logging is already installed in this process.
 pub fn log(level: LevelFilter, format: LogFormat) -> Result<Traces, millrace_traces::Error> {
-    let wanted = |target: &str| target.starts_with("millrace");
-    LoggingConfig { program: "millrace-api", level, format, is_log_enabled: wanted }.install()
+    let is_own = |target: &str| target.starts_with("millrace");
+    millrace_traces::install("millrace-api", server_layer(level, format, is_own))
 }
 
 /// Serves until a signal to shut down.

@@ -5,59 +5,87 @@
 //! * Service and NetworkPolicy are applied by every reconcile, which reverts changes by others.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use millrace_cluster::names::{ChildNames, FIELD_MANAGER};
 use millrace_control::AttemptContext;
 use millrace_crds::TrainJob;
+use millrace_telemetry::logs::LogFormat;
 use millrace_traces::TraceParent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::agent_traces::AgentTraces;
+use crate::authority::CertificateManager;
 use crate::children;
+use crate::cli::OperatorArgs;
 use crate::error::Error;
-use crate::world::ClusterWorld;
 
-/// Creates the missing children of `attempt`. `there` are the pods that exist.
-///
-/// # Errors
-/// The API server rejected a request or is unreachable, or a child can't be built.
-pub async fn ensure_attempt(cluster: &ClusterWorld, attempt: &AttemptContext<'_>, there: &[Pod]) -> Result<(), Error> {
-    let here = JobNamespace { cluster, namespace: attempt.job.namespace().unwrap_or_default() };
-    here.apply(&children::service(attempt)).await?;
-    let mut policy = children::network_policy(attempt);
-    let mut missing = children::pods(attempt);
-    missing.iter_mut().for_each(|pod| children::set_log_format(pod, cluster.log_format));
-    if let Some(traces) = &cluster.agent_traces {
-        traces.open_egress(&mut policy);
-        let parent = TraceParent::current();
-        missing.iter_mut().for_each(|pod| traces.set_environment(pod, parent.as_ref()));
+/// Creates the children of attempts.
+pub struct ChildCreator {
+    /// The client, which writes nothing after the leader's term.
+    client: Client,
+    /// Issues certificates.
+    certificates: Arc<CertificateManager>,
+    /// Format of the agents' logs.
+    log_format: LogFormat,
+    /// How agents send traces; `None` if they send none.
+    agent_traces: Option<AgentTraces>,
+}
+
+impl ChildCreator {
+    /// Creates it with the format of logs and the collector of traces in `args`.
+    pub fn new(client: Client, certificates: Arc<CertificateManager>, args: &OperatorArgs) -> Self {
+        let collector = args.agents_collector.clone().filter(|_| millrace_traces::is_configured());
+        let agent_traces = collector.and_then(|collector| {
+            let traces = AgentTraces::from_environment(collector, |name| std::env::var(name).ok());
+            traces.inspect_err(|why| tracing::warn!("{why}")).ok()
+        });
+        Self { client, certificates, log_format: args.log_format, agent_traces }
     }
-    here.apply(&policy).await?;
-    missing.retain(|pod| !there.iter().any(|other| other.metadata.name == pod.metadata.name));
-    if missing.is_empty() {
-        return here.delete_previous_attempt(attempt).await;
-    }
-    if let Some(claim) = children::claim(attempt) {
-        here.create(&claim).await?;
-    }
-    here.create(&children::launch(attempt).map_err(|error| Error::Child(error.to_string()))?).await?;
-    let identities = children::identities(attempt, &cluster.keeper.authorities(), SystemTime::now());
-    here.create(&identities.map_err(Error::Child)?).await?;
-    for pod in &missing {
-        if !here.create(pod).await? {
-            here.delete_unlisted_pod(pod, attempt.job).await?;
+
+    /// Creates the missing children of `attempt`. `there` are the pods that exist.
+    ///
+    /// # Errors
+    /// The API server rejected a request or is unreachable, or a child can't be built.
+    pub async fn ensure_attempt(&self, attempt: &AttemptContext<'_>, there: &[Pod]) -> Result<(), Error> {
+        let here = JobNamespace { client: &self.client, namespace: attempt.job.namespace().unwrap_or_default() };
+        here.apply(&children::service(attempt)).await?;
+        let mut policy = children::network_policy(attempt);
+        let mut missing = children::pods(attempt);
+        missing.iter_mut().for_each(|pod| children::set_log_format(pod, self.log_format));
+        if let Some(traces) = &self.agent_traces {
+            traces.open_egress(&mut policy);
+            let parent = TraceParent::current();
+            missing.iter_mut().for_each(|pod| traces.set_environment(pod, parent.as_ref()));
         }
+        here.apply(&policy).await?;
+        missing.retain(|pod| !there.iter().any(|other| other.metadata.name == pod.metadata.name));
+        if missing.is_empty() {
+            return here.delete_previous_attempt(attempt).await;
+        }
+        if let Some(claim) = children::claim(attempt) {
+            here.create(&claim).await?;
+        }
+        here.create(&children::launch(attempt).map_err(|error| Error::Child(error.to_string()))?).await?;
+        let identities = children::identities(attempt, &self.certificates.authorities(), SystemTime::now());
+        here.create(&identities.map_err(Error::Child)?).await?;
+        for pod in &missing {
+            if !here.create(pod).await? {
+                here.delete_unlisted_pod(pod, attempt.job).await?;
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 struct JobNamespace<'a> {
-    cluster: &'a ClusterWorld,
+    client: &'a Client,
     namespace: String,
 }
 
@@ -66,7 +94,7 @@ impl JobNamespace<'_> {
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
-        Api::namespaced(self.cluster.client.clone(), &self.namespace)
+        Api::namespaced(self.client.clone(), &self.namespace)
     }
 
     /// Creates `child` unless an object of that name exists; returns whether it did.

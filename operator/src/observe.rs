@@ -1,10 +1,9 @@
 //! Converts pods to agents.
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use millrace_cluster::names::{ATTEMPT_LABEL, INDEX_LABEL, ROLE_LABEL};
-use millrace_control::journal_follower::outcome_of;
+use millrace_control::report::report_from_outcome;
 use millrace_crds::Role;
 use millrace_lifecycle::{
     AgentState, CoordinatorReport, OUT_OF_MEMORY, ObservedAgent, ProcessEnd, ReportedOutcome, describe_exit,
@@ -154,20 +153,9 @@ pub fn termination_report(pods: &[Pod], attempt: u32) -> Option<CoordinatorRepor
         .iter()
         .find(|pod| agent(pod).is_some_and(|agent| agent.role == Role::Coordinator && agent.attempt == attempt))?;
     let terminated = container(coordinator)?.state.as_ref()?.terminated.as_ref()?;
-    let told = outcome(terminated.message.as_deref().unwrap_or_default());
-    let at: Option<Timestamp> = terminated.finished_at.as_ref().map(|time| time.0);
-    let outcome = match told {
-        Some(told) => {
-            let checkpoint = told.digest.clone().map(|digest| (told.step, digest));
-            return Some(CoordinatorReport {
-                attempt,
-                checkpoint,
-                saved: told.digest.is_some(),
-                outcome: Some(outcome_of(told)),
-                advanced: at,
-                ..CoordinatorReport::default()
-            });
-        }
+    let ended = terminated.finished_at.as_ref().map(|time| time.0);
+    let outcome = match outcome(terminated.message.as_deref().unwrap_or_default()) {
+        Some(outcome) => return Some(report_from_outcome(attempt, outcome, ended)),
         // Without an outcome, exit code 0 means success.
         None if terminated.exit_code == 0 => ReportedOutcome {
             reason: "Succeeded".to_owned(),

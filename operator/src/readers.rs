@@ -23,7 +23,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use millrace_cluster::address::{pod_address, ports};
 use millrace_cluster::names::FIELD_MANAGER;
 use millrace_cluster::watch::watch_selected;
-use millrace_control::process::wait_for_shutdown;
+use millrace_control::shutdown::wait_for_shutdown;
 use millrace_crds::file_reader::{CLAIM_NOT_FOUND, TOO_MANY_READERS};
 use millrace_crds::{Appliance, FileReader, FileReaderStatus};
 use millrace_protocol::security::MemberName;

@@ -22,9 +22,10 @@ use kube::{Api, Client};
 use millrace_cluster::client::{connect, wait_for_api_server};
 use millrace_cluster::names::FIELD_MANAGER;
 use millrace_control::metrics::Metrics;
-use millrace_control::process::{LoggingConfig, shutdown_signals, wait_for_shutdown};
+use millrace_control::shutdown::{shutdown_signals, wait_for_shutdown};
 use millrace_control::watchdog::Watchdog;
 use millrace_crds::{Appliance, TrainJob};
+use millrace_telemetry::logs::server_layer;
 use millrace_traces::Traces;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -165,10 +166,9 @@ async fn highest_epoch(client: &Client) -> Result<u64, kube::Error> {
 /// levels more verbose than `info`.
 ///
 /// # Errors
-/// As [`LoggingConfig::install`].
+/// The collector's address is invalid, or logging is already installed in this process.
 pub fn log(args: &OperatorArgs) -> Result<Traces, millrace_traces::Error> {
     let ours = |target: &str| !target.starts_with("kube");
     let wanted: fn(&str) -> bool = if args.log > LevelFilter::INFO { |_| true } else { ours };
-    LoggingConfig { program: "millrace-operator", level: args.log, format: args.log_format, is_log_enabled: wanted }
-        .install()
+    millrace_traces::install("millrace-operator", server_layer(args.log, args.log_format, wanted))
 }

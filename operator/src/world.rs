@@ -17,18 +17,17 @@ use millrace_control::world::Error as Ended;
 use millrace_control::{AgentsFound, AttemptContext, JournalEndpoint, PriorityValues, World};
 use millrace_crds::{Appliance, ApplianceStatus, Grant, JobProgress, TrainJob, TrainJobStatus};
 use millrace_lifecycle::JobEvent;
-use millrace_telemetry::logs::LogFormat;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::agent_traces::AgentTraces;
+use crate::apply::ChildCreator;
 use crate::authority::CertificateManager;
 use crate::chart_appliance::ChartAppliance;
 use crate::children::EXTRA_TERMINATION_GRACE_SECONDS;
 use crate::cli::OperatorArgs;
 use crate::error::Error;
 use crate::observe::{agent, termination_report};
-use crate::{appliance_finalizer, apply, events, missing_config_maps};
+use crate::{appliance_finalizer, events, missing_config_maps};
 
 /// Grace period of the pods of a deleted job without state to save, in seconds.
 const NO_STEPS_GRACE_SECONDS: u32 = 2;
@@ -38,9 +37,9 @@ const PROGRESS_FIELD_MANAGER: &str = "millrace-progress";
 /// The cluster as seen by the leader of one epoch.
 pub struct ClusterWorld {
     /// The client, which writes nothing after the leader's term.
-    pub client: Client,
+    client: Client,
     /// Issues certificates.
-    pub keeper: Arc<CertificateManager>,
+    keeper: Arc<CertificateManager>,
     /// Publishes events.
     recorder: Recorder,
     /// The fencing epoch of this leadership.
@@ -49,10 +48,8 @@ pub struct ClusterWorld {
     rest_server: bool,
     /// The chart's values for the appliance.
     values: Option<ChartAppliance>,
-    /// Format of the agents' logs.
-    pub log_format: LogFormat,
-    /// How agents send traces; `None` if they send none.
-    pub agent_traces: Option<AgentTraces>,
+    /// Creates the children of attempts.
+    creator: ChildCreator,
 }
 
 impl ClusterWorld {
@@ -65,13 +62,8 @@ impl ClusterWorld {
         epoch: u64,
         args: &OperatorArgs,
     ) -> Self {
-        let OperatorArgs { rest_server, log_format, .. } = *args;
-        let collector = args.agents_collector.clone().filter(|_| millrace_traces::is_configured());
-        let agent_traces = collector.and_then(|collector| {
-            let traces = AgentTraces::from_environment(collector, |name| std::env::var(name).ok());
-            traces.inspect_err(|why| tracing::warn!("{why}")).ok()
-        });
-        Self { client, keeper, recorder, epoch, rest_server, values: None, log_format, agent_traces }
+        let creator = ChildCreator::new(client.clone(), keeper.clone(), args);
+        Self { client, keeper, recorder, epoch, rest_server: args.rest_server, values: None, creator }
     }
 
     /// Sets the values to compare the appliance with.
@@ -105,7 +97,7 @@ impl World for ClusterWorld {
     }
 
     async fn ensure_agents(&self, attempt: &AttemptContext<'_>, there: &Vec<Pod>) -> Result<(), Ended<Self>> {
-        apply::ensure_attempt(self, attempt, there).await.map_err(|error| match error.rejection() {
+        self.creator.ensure_attempt(attempt, there).await.map_err(|error| match error.rejection() {
             Some(why) => Ended::<Self>::Refused(why),
             None => error.into(),
         })

@@ -12,11 +12,11 @@ use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store as View};
 use millrace_agents::dataset_epoch::DatasetEpoch;
 use millrace_agents::host::{self, HostMemory, HostPlan};
-use millrace_control::launch::resolved_job;
-use millrace_control::resolve::ProjectedTime;
+use millrace_control::record::resolved_job;
+use millrace_control::requirements::ProjectedTime;
 use millrace_control::{PlanCache, PriorityValues, ResolveError, ResourceRequirements, ledger, reject_heavy};
 use millrace_crds::{Appliance, Grant, QueueReason, QueueStatus, ResolvedJob, TrainJob};
-use millrace_lifecycle::{QueueEntry, SystemRequest};
+use millrace_lifecycle::{QueueEntry, SystemRequest, is_waiting};
 use millrace_params::JobSpec;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -303,7 +303,7 @@ impl Planner {
     /// Returns the requests of the jobs that wait for this appliance.
     fn pending_requests(&self, appliance: &Appliance, priorities: &PriorityValues) -> Vec<SystemRequest> {
         let name = appliance.name_any();
-        let waits = |job: &Arc<TrainJob>| job.spec.appliance == name && ledger::is_waiting(job) && !job.spec.suspend;
+        let waits = |job: &Arc<TrainJob>| job.spec.appliance == name && is_waiting(job) && !job.spec.suspend;
         let jobs = self.jobs.state();
         let uids: HashSet<String> = jobs.iter().filter_map(|job| job.uid()).collect();
         self.plan_cache.retain(|uid| uids.contains(uid));

@@ -9,8 +9,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use millrace_agents::launch::{LocalRun, ProcessGroup};
-use millrace_control::journal_follower::outcome_of;
 use millrace_control::launch::launch;
+use millrace_control::report::report_from_outcome;
 use millrace_control::world::Error as Ended;
 use millrace_control::{AgentsFound, AttemptContext, JournalEndpoint, PriorityValues, World};
 use millrace_crds::{Appliance, ApplianceStatus, ConditionType, Grant, JobProgress, TrainJob, TrainJobStatus};
@@ -307,13 +307,6 @@ impl World for ProcessWorld {
 async fn last_report(directories: &ServerDirectories, uid: &str, attempt: u32) -> Option<CoordinatorReport> {
     let uid = ObjectName::new(uid).ok()?;
     let text = tokio::fs::read_to_string(directories.last_report(&uid, attempt)).await.ok()?;
-    let told = AttemptOutcome::from_termination_report(&text).ok()?;
-    Some(CoordinatorReport {
-        attempt,
-        checkpoint: told.digest.clone().map(|digest| (told.step, digest)),
-        saved: told.digest.is_some(),
-        outcome: Some(outcome_of(told)),
-        advanced: Some(Timestamp::now()),
-        ..CoordinatorReport::default()
-    })
+    let outcome = AttemptOutcome::from_termination_report(&text).ok()?;
+    Some(report_from_outcome(attempt, outcome, Some(Timestamp::now())))
 }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use millrace_control::process::{shutdown_signals, wait_for_shutdown};
+use millrace_control::shutdown::{shutdown_signals, wait_for_shutdown};
 use millrace_protocol::proto::files_server::FilesServer;
 use millrace_protocol::proto::journal_server::JournalServer;
 use millrace_protocol::security::{AdmissionPolicy, Identity, Protection, listen};

@@ -3,58 +3,11 @@
 use std::path::PathBuf;
 
 use kube::ResourceExt;
-use millrace_crds::ResolvedJob;
-use millrace_params::{JobSpec, MachineSpec, ResolveOutput};
-use millrace_protocol::launch::{DocumentError, LaunchDocument, V1, VERSION};
+use millrace_params::ResolveOutput;
+use millrace_protocol::launch::LaunchDocument;
 
-use crate::world::AttemptContext;
-
-/// Why this program can't use the record of a job's first admission.
-#[derive(Debug, thiserror::Error)]
-pub enum ResolvedJobError {
-    /// A later release wrote it.
-    #[error(
-        "status.resolved has version {found}, and this operator reads versions up to {VERSION}: run the release that admitted \
-         the job or a later one, or create the job again"
-    )]
-    NewerVersion {
-        /// The version of the record.
-        found: u32,
-    },
-    /// It is damaged, or has a version with another format.
-    #[error("status.resolved can't be read ({0}): run the release that admitted the job, or create the job again")]
-    Damaged(String),
-    /// Its agents can't be started with the current state of the job.
-    #[error("the agents of the job's image can't be started: {0}")]
-    Launch(#[from] DocumentError),
-}
-
-impl From<serde_json::Error> for ResolvedJobError {
-    fn from(error: serde_json::Error) -> Self {
-        Self::Damaged(error.to_string())
-    }
-}
-
-/// Returns the version of a record, which is also that of the agents in its image.
-pub fn resolved_version(resolution: &ResolvedJob) -> u32 {
-    resolution.version.unwrap_or(V1)
-}
-
-/// Returns the resolved job and its machine.
-///
-/// # Errors
-/// The record can't be read; see [`ResolvedJobError`].
-pub fn resolved_job(resolution: &ResolvedJob) -> Result<(JobSpec, MachineSpec), ResolvedJobError> {
-    let found = resolved_version(resolution);
-    if found > VERSION {
-        return Err(ResolvedJobError::NewerVersion { found });
-    }
-    let text = resolution.job.as_deref().unwrap_or_default();
-    let job = serde_json::from_str(text)?;
-    let document = resolution.appliance.clone().unwrap_or_default();
-    let appliance = document.resolve().map_err(|error| ResolvedJobError::Damaged(error.to_string()))?;
-    Ok((job, appliance))
-}
+use crate::attempt::AttemptContext;
+use crate::record::ResolvedJobError;
 
 /// Builds the launch document of `attempt`.
 ///

@@ -27,8 +27,8 @@ use millrace_lifecycle::ledger::{
     Allocations, JobAllocation, LedgerInputs, compute_allocations, describe_jobs, over_commitment_message,
 };
 use millrace_lifecycle::{
-    JobEvent, QueueEntry, SchedulingDecision, SystemRequest, backoff_place, schedule, seconds_until_next_attempt,
-    set_condition, used_resources,
+    JobEvent, QueueEntry, SchedulingDecision, SystemRequest, backoff_place, is_waiting, schedule,
+    seconds_until_next_attempt, set_condition, used_resources,
 };
 use millrace_params::MachineSpec;
 use tokio::time::timeout;
@@ -485,11 +485,6 @@ pub fn capacity(machine: &MachineSpec) -> ResourceAmounts {
         memoryx_bytes: machine.memoryx.memory_bytes,
         swarmx_nodes: machine.swarmx.nodes.map(|nodes| u32::try_from(nodes).unwrap_or(u32::MAX)),
     }
-}
-
-/// Returns whether a job is neither admitted nor finished.
-pub fn is_waiting(job: &TrainJob) -> bool {
-    !job.status.as_ref().is_some_and(|status| status.is(ConditionType::Finished) || status.is(ConditionType::Admitted))
 }
 
 /// Builds a job's request with these needs; `None` if the job has no UID.

@@ -6,21 +6,24 @@
 //!
 //! * [`reconcile`](mod@reconcile): reconciles a job, in five steps.
 //! * [`ledger`]: reconciles an appliance: its grants and its queue.
-//! * [`resolve`](mod@resolve): resolves the params of a job; [`launch`](mod@launch): builds the launch document of an
-//!   attempt.
+//! * [`resolve`](mod@resolve): resolves the params of a job into a record that never changes; [`record`](mod@record):
+//!   reads it; [`mod@requirements`]: what an attempt needs.
+//! * [`attempt`](mod@attempt): one attempt, as agents are created from it; [`launch`](mod@launch): builds its launch
+//!   document; [`report`](mod@report): how it ended.
 //! * [`plan_cache`]: caches the plans of jobs; [`plan_compiler`]: computes plans, within limits; [`workers`]: the
 //!   threads that compute them.
 //! * [`journal_follower`]: follows the streams of the coordinators.
 //! * [`debounce`]: combines several changes of an object into one reconcile, with a bounded delay.
 //! * [`metrics`]: metrics for Prometheus; [`activity`]: queued and running reconciles of the controllers; [`watchdog`]:
 //!   detects that they are stuck.
-//! * [`process`]: shutdown signals and logging of a program that runs the loop.
+//! * [`shutdown`]: from a signal to every task that has to end.
 //! * [`run`](mod@run): runs the two controllers over streams of changed objects.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]
 
 pub mod activity;
+pub mod attempt;
 pub mod context;
 pub mod debounce;
 pub mod journal_follower;
@@ -30,21 +33,28 @@ pub mod metrics;
 mod metrics_snapshot;
 pub mod plan_cache;
 pub mod plan_compiler;
-pub mod process;
 pub mod reconcile;
+pub mod record;
+pub mod report;
+pub mod requirements;
 pub mod resolve;
+pub mod resolve_error;
 pub mod run;
+pub mod shutdown;
 pub mod watchdog;
 pub mod workers;
 pub mod world;
 
+pub use attempt::AttemptContext;
 pub use context::{ContextParts, ControllerContext};
 pub use plan_cache::{PlanCache, PlanStatus, reject_heavy};
 pub use plan_compiler::PlanCompiler;
-pub use resolve::{ResolveError, ResourceRequirements, requirements, resolve};
+pub use requirements::ResourceRequirements;
+pub use resolve::{requirements, resolve};
+pub use resolve_error::ResolveError;
 pub use run::{WatchStreams, run};
 pub use workers::WorkerPool;
-pub use world::{AgentsFound, AttemptContext, JobSite, JournalEndpoint, ModelDirLocation, PriorityValues, World};
+pub use world::{AgentsFound, JobSite, JournalEndpoint, ModelDirLocation, PriorityValues, World};
 
 /// Ends a reconcile early. The object is requeued.
 #[derive(Debug, thiserror::Error)]

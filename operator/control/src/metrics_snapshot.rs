@@ -10,10 +10,10 @@ use std::sync::Arc;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use millrace_crds::{Appliance, ConditionType, JobState, TrainJob};
+use millrace_lifecycle::is_waiting;
 use millrace_telemetry::prometheus::{Gauge, Registry};
 
 use crate::activity::ControllerStatus;
-use crate::ledger::is_waiting;
 
 /// Maximum number of namespaces with a series of their own: those with the most jobs.
 pub const MAX_NAMESPACE_LABELS: usize = 100;

@@ -11,9 +11,11 @@ use std::time::Instant;
 use kube::ResourceExt;
 use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob};
 
-use crate::launch::resolved_version;
 use crate::plan_compiler::{MAX_LIGHT_PLAN_BYTES, PlanBudget, PlanCompiler};
-use crate::resolve::{ResolveError, ResourceRequirements, resolve_and_plan};
+use crate::record::resolved_version;
+use crate::requirements::ResourceRequirements;
+use crate::resolve::resolve_and_plan;
+use crate::resolve_error::ResolveError;
 use crate::workers::WorkerPool;
 use crate::world::JobSite;
 

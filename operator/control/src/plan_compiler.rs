@@ -10,7 +10,8 @@ use millrace_emulator::compile::{compile_job, planning_bytes};
 use millrace_emulator::plan::StreamPlan;
 use millrace_params::{JobSpec, MachineSpec};
 
-use crate::resolve::{ResolveError, ResourceRequirements, largest_num_csx, requirements_of_plan};
+use crate::requirements::{ResourceRequirements, largest_num_csx, requirements_of_plan};
+use crate::resolve_error::ResolveError;
 
 /// Maximum memory of one plan while it is computed. The plan of every model that fits a system needs less.
 const MAX_PLAN_BYTES: u64 = 256 << 20;

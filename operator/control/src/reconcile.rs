@@ -24,16 +24,17 @@ use millrace_crds::{
 };
 use millrace_lifecycle::{
     CoordinatorReport, CreationError, JobCommand, JobDecision, JobObservation, LedgerEntry, decide, decide_deleted,
+    is_waiting,
 };
 use millrace_traces::TraceParent;
 use tokio::time::timeout;
 use tracing::Instrument;
 
+use crate::attempt::AttemptContext;
 use crate::context::ControllerContext;
-use crate::launch::resolved_job;
-use crate::ledger::is_waiting;
 use crate::plan_cache::{self, PlanStatus};
-use crate::world::{AgentsFound, AttemptContext, Error, World};
+use crate::record::resolved_job;
+use crate::world::{AgentsFound, Error, World};
 
 /// Delay after a write conflict.
 const CONFLICT_RETRY_INTERVAL: Duration = Duration::from_millis(200);

@@ -1,101 +1,14 @@
 //! Resolves the params of a job into a record that never changes, once, at its first admission.
 
-use std::collections::BTreeMap;
-
-use millrace_crds::{ApplianceSpec, OverruledKey, ResolvedJob, Role, TrainJob};
-use millrace_emulator::compile::CompileError;
-use millrace_emulator::placement::swarm_nodes;
-use millrace_emulator::plan::StreamPlan;
-use millrace_emulator::report::{HostWork, RoleBytes, traffic};
-use millrace_emulator::time::{nominal_placement, project_step};
-use millrace_params::{DataSource, FlagOverrides, JobSpec, MachineSpec, Mode, Params, ResolveOutput};
+use millrace_crds::{ApplianceSpec, OverruledKey, ResolvedJob, TrainJob};
+use millrace_params::{DataSource, FlagOverrides, JobSpec, Mode, Params, ResolveOutput};
 use millrace_protocol::launch::VERSION;
-use schemars::JsonSchema;
-use serde::Serialize;
 
-use crate::launch::{ResolvedJobError, resolved_job};
 use crate::plan_compiler::{PlanBudget, PlanCompiler};
+use crate::record::resolved_job;
+use crate::requirements::ResourceRequirements;
+use crate::resolve_error::ResolveError;
 use crate::world::{JobSite, ModelDirLocation};
-
-/// The needs of an attempt on a given number of systems.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ResourceRequirements {
-    /// Number of agents of each role.
-    pub wanted: Vec<(Role, u32)>,
-    /// Bytes of memory of a process of each role.
-    pub bytes: BTreeMap<Role, u64>,
-    /// Bytes of MemoryX, of all shards together.
-    pub memoryx_bytes: u64,
-    /// Nodes of the SwarmX tree.
-    pub swarmx_nodes: u32,
-    /// Largest number of systems that all have work: one leaf each.
-    pub largest_num_csx: u32,
-    /// Projected time on real systems.
-    pub projected: ProjectedTime,
-    /// Work of all agents together in a training step.
-    pub host_work: HostWork,
-}
-
-impl ResourceRequirements {
-    /// Returns the bytes of memory of all agents together.
-    pub fn host_bytes(&self) -> u64 {
-        let of =
-            |(role, count): &(Role, u32)| self.bytes.get(role).copied().unwrap_or(0).saturating_mul(u64::from(*count));
-        self.wanted.iter().map(of).fold(0, u64::saturating_add)
-    }
-}
-
-/// By the time model: a projection, not a measurement.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct ProjectedTime {
-    /// Of one step.
-    pub step_seconds: f64,
-    /// Of all steps of training; 0 where only the data tell how many there are.
-    pub seconds: f64,
-    /// Rate.
-    pub samples_per_second: f64,
-}
-
-/// Why a job can't run, as a sentence for its user.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ResolveError {
-    /// Its params are invalid or contradictory, or name something it may not use.
-    #[error("{0}")]
-    BadParams(String),
-    /// Its model or its batch exceeds the machine.
-    #[error("{0}")]
-    TooLarge(String),
-    /// It was not planned: the caller has to wait.
-    #[error("{0}")]
-    Overloaded(String),
-}
-
-impl From<String> for ResolveError {
-    fn from(why: String) -> Self {
-        Self::BadParams(why)
-    }
-}
-
-impl From<ResolvedJobError> for ResolveError {
-    fn from(record: ResolvedJobError) -> Self {
-        Self::BadParams(record.to_string())
-    }
-}
-
-impl From<CompileError> for ResolveError {
-    fn from(error: CompileError) -> Self {
-        let why = error.hint().map_or_else(|| error.to_string(), |hint| format!("{error}: {hint}"));
-        match error {
-            CompileError::MemoryXTooSmall { .. }
-            | CompileError::DoesNotFit { .. }
-            | CompileError::TooLargeToStream { .. } => Self::TooLarge(why),
-            CompileError::Graph(_) | CompileError::Batch { .. } | CompileError::SequencesDiffer { .. } => {
-                Self::BadParams(why)
-            }
-        }
-    }
-}
 
 /// Resolves and plans `job` on an appliance, in the world of `site`. Returns its `record`, or the record that it would
 /// get, and the needs of an attempt on `num_csx` systems.
@@ -190,51 +103,6 @@ pub fn requirements(resolution: &ResolvedJob, num_csx: u32) -> Result<ResourceRe
     Ok(PlanCompiler::default().plan(&job, &appliance, num_csx, &|_| Ok(()))?.needs.clone())
 }
 
-/// Computes the needs of an attempt of `job` on `systems` systems from its plan.
-///
-/// # Errors
-/// No such placement exists.
-pub(crate) fn requirements_of_plan(
-    plan: &StreamPlan,
-    job: &JobSpec,
-    appliance: &MachineSpec,
-    systems: u32,
-) -> Result<ResourceRequirements, ResolveError> {
-    let placement = nominal_placement(plan, appliance, systems).map_err(|error| error.to_string())?;
-    let bytes = RoleBytes::new(plan, &placement, &appliance.link);
-    let projection = project_step(plan, appliance, systems).map_err(|error| error.to_string())?;
-    let shards = shards(job, appliance);
-    let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
-    let swarmx = swarm_nodes(systems as usize, fan_out) as u32;
-    let of = |data: u64| data + bytes.process;
-    let shard = bytes.memoryx_shards.iter().copied().max().unwrap_or(0);
-    Ok(ResourceRequirements {
-        wanted: vec![
-            (Role::Coordinator, 1),
-            (Role::MemoryX, shards),
-            (Role::SwarmX, swarmx),
-            (Role::Activation, systems),
-            (Role::Cs2, systems),
-        ],
-        bytes: BTreeMap::from([
-            (Role::Coordinator, of(0)),
-            (Role::MemoryX, of(shard)),
-            (Role::SwarmX, of(bytes.swarmx)),
-            (Role::Activation, of(bytes.activation)),
-            (Role::Cs2, of(bytes.cs2.host.total())),
-        ]),
-        memoryx_bytes: bytes.memoryx,
-        swarmx_nodes: swarmx,
-        largest_num_csx: largest_num_csx(job),
-        projected: ProjectedTime {
-            step_seconds: projection.step_seconds,
-            seconds: projection.step_seconds * job.run.known_max_steps().unwrap_or(0) as f64,
-            samples_per_second: projection.samples_per_second,
-        },
-        host_work: HostWork::new(plan, &placement, &traffic(plan, &placement)),
-    })
-}
-
 /// Returns every path that agents of `job` read.
 fn inputs(job: &JobSpec) -> impl Iterator<Item = &str> {
     let sources = [Some(&job.train_input), job.eval_input.as_ref()].into_iter().flatten().map(|input| &input.source);
@@ -243,18 +111,6 @@ fn inputs(job: &JobSpec) -> impl Iterator<Item = &str> {
         DataSource::Synthetic { .. } => &[],
     });
     paths.chain(&job.run.checkpoint_path).map(String::as_str)
-}
-
-fn shards(job: &JobSpec, appliance: &MachineSpec) -> u32 {
-    let asked = job.run.num_wgt_servers;
-    (if asked > 0 { asked } else { appliance.memoryx.shards }) as u32
-}
-
-/// Returns the number of leaves of the inputs that the mode reads, the smaller one of two, at least 1.
-pub(crate) fn largest_num_csx(job: &JobSpec) -> u32 {
-    let train = job.run.mode.trains().then(|| job.train_input.leaves());
-    let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()).map(|input| input.leaves());
-    train.into_iter().chain(eval).min().unwrap_or(1).max(1) as u32
 }
 
 const fn mode_name(mode: Mode) -> &'static str {

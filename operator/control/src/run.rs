@@ -11,11 +11,12 @@ use kube::runtime::controller::{Action, Config};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::{Controller, watcher};
 use millrace_crds::{Appliance, TrainJob};
+use millrace_lifecycle::is_waiting;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::context::ControllerContext;
-use crate::process::wait_for_shutdown;
+use crate::shutdown::wait_for_shutdown;
 use crate::world::World;
 use crate::{ledger, reconcile};
 
@@ -117,7 +118,7 @@ fn is_new(versions: &Mutex<HashMap<String, ApplianceVersion>>, appliance: &Appli
 /// Returns the jobs that a change of an appliance may concern: those that are queued.
 fn jobs_affected_by(jobs: &[Arc<TrainJob>], appliance: &Appliance) -> Vec<ObjectRef<TrainJob>> {
     let name = appliance.metadata.name.as_deref();
-    let waiting = jobs.iter().filter(|job| Some(&*job.spec.appliance) == name && ledger::is_waiting(job));
+    let waiting = jobs.iter().filter(|job| Some(&*job.spec.appliance) == name && is_waiting(job));
     waiting.map(|job| ObjectRef::from_obj(&**job)).collect()
 }
 

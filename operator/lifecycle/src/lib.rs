@@ -50,7 +50,7 @@ pub use conditions::set_condition;
 pub use decision::{JobCommand, JobDecision, JobEvent};
 pub use observation::{CoordinatorReport, CreationError, JobObservation, LedgerEntry, ReportedOutcome};
 pub use retry::{backoff_place, seconds_until_next_attempt};
-pub use scheduler::{QueueEntry, SchedulingDecision, SystemRequest, schedule, used_resources};
+pub use scheduler::{QueueEntry, SchedulingDecision, SystemRequest, is_waiting, schedule, used_resources};
 pub use transitions::{decide, decide_deleted};
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use k8s_openapi::api::core::v1::ConfigMap;
 use millrace_cluster::names::ChildNames;
 use millrace_control::AttemptContext;
-use millrace_control::launch::{ResolvedJobError, launch as document};
+use millrace_control::launch::launch as document;
+use millrace_control::record::ResolvedJobError;
 
 use super::meta;
 

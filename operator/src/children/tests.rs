@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use millrace_cluster::model_dir::model_dir_mount;
 use millrace_cluster::names::{APPLIANCE_LABEL, ATTEMPT_LABEL, ChildNames, INDEX_LABEL, ROLE_LABEL, SYSTEM_LABEL};
 use millrace_cluster::pod_site::PodSite;
-use millrace_control::launch::resolved_version;
+use millrace_control::record::resolved_version;
 use millrace_control::{JobSite, ResolveError, ResourceRequirements, requirements, resolve};
 use millrace_crds::{
     ApplianceSpec, JobVolume, MountedDir, PersistentVolumeClaimSource, ResolvedJob, Role, StoredParams, TrainJob,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use millrace_api::admission::AdmissionSchema;
-use millrace_control::launch::resolved_job;
+use millrace_control::record::resolved_job;
 use millrace_control::{JobSite, ModelDirLocation};
 use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob};
 use millrace_params::{FlagOverrides, JobSpec, MachineSpec, Params};

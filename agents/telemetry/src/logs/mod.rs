@@ -7,10 +7,13 @@
 //! ```text
 //! 2026-02-28T23:59:59.042Z INFO    memoryx-0 update applied step=12 seconds=0.031
 //! ```
+//!
+//! The operator and the REST server, which belong to no job, log by [`server_layer`].
 
 mod files;
 mod format;
 mod logger;
+mod server;
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -20,6 +23,7 @@ use tracing::level_filters::LevelFilter;
 pub use files::LogFiles;
 pub use format::{LogFormat, UnknownFormat};
 pub use logger::{Logger, print_to_stderr};
+pub use server::server_layer;
 
 use crate::{
     error::{Error, Result},

@@ -9,8 +9,6 @@
 mod progress;
 mod task;
 
-pub use task::outcome_of;
-
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::TrainJob;
-use millrace_lifecycle::{CoordinatorReport, ReportedOutcome};
+use millrace_lifecycle::CoordinatorReport;
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{FollowRequest, StopRequest};
 use millrace_protocol::{journal, proto};
@@ -16,6 +16,7 @@ use tonic::transport::Channel;
 
 use super::FollowTarget;
 use super::progress::ProgressWriter;
+use crate::report::reported_outcome;
 use crate::world::World;
 
 /// Delay before connecting again to a coordinator, which may not have started yet or have ended.
@@ -143,7 +144,7 @@ impl<W: World> Listener<'_, W> {
                         report.checkpoint = Some((outcome.step, digest.clone()));
                         report.saved = true;
                     }
-                    report.outcome = Some(outcome_of(outcome));
+                    report.outcome = Some(reported_outcome(outcome));
                 });
             }
             JournalEvent::Log(_) | JournalEvent::Dropped(_) => {}
@@ -170,14 +171,4 @@ async fn send_stop(
     let reason = stop.wait_for(Option::is_some).await.ok()?.clone()?;
     let reply = client.stop(StopRequest { reason }).await.ok()?.into_inner();
     Some((reply.step, reply.parameters_blake3))
-}
-
-/// Converts an outcome in the journal to that of decisions.
-pub fn outcome_of(told: millrace_telemetry::journal::AttemptOutcome) -> ReportedOutcome {
-    ReportedOutcome {
-        exit_code: told.exit_code,
-        reason: told.reason.to_string(),
-        message: told.message,
-        failed_agent: told.failed_agent,
-    }
 }

@@ -9,7 +9,12 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use k8s_openapi::jiff::Timestamp;
-use millrace_crds::{Grant, QueueReason, ResourceAmounts};
+use millrace_crds::{ConditionType, Grant, QueueReason, ResourceAmounts, TrainJob};
+
+/// Returns whether a job is neither admitted nor finished.
+pub fn is_waiting(job: &TrainJob) -> bool {
+    !job.status.as_ref().is_some_and(|status| status.is(ConditionType::Finished) || status.is(ConditionType::Admitted))
+}
 
 /// A job's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
