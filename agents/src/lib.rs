@@ -22,4 +22,4 @@ mod links;
 mod member;
 mod roles;
 
-pub use launch::role_process;
+pub use roles::role_process;

@@ -6,7 +6,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(exit) = millrace_agents::launch::role_process() {
+    if let Some(exit) = millrace_agents::role_process() {
         return exit;
     }
     millrace_agents::cli::main(std::env::args_os())

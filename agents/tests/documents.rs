@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use millrace_protocol::launch::Exit;
+use clap::CommandFactory;
+use millrace_protocol::launch::{Exit, RoleCommand};
 use millrace_telemetry::journal::OutcomeReason;
 
 /// A generated document; the test of its generator fails if it is missing.
@@ -78,6 +79,14 @@ fn commands_document_every_flag_of_a_run() {
     let (text, flags) = (reference("commands.md"), flags("train"));
     assert!(flags.len() > 15, "{flags:?}");
     let missing: Vec<_> = flags.iter().filter(|flag| !text.contains(&format!("`{flag}"))).collect();
+    assert!(missing.is_empty(), "docs/reference/commands.md lacks {missing:?}");
+}
+
+#[test]
+fn commands_document_every_flag_of_a_role() {
+    let (text, command) = (reference("commands.md"), RoleCommand::command());
+    let flags = command.get_arguments().filter(|argument| !argument.is_hide_set()).filter_map(clap::Arg::get_long);
+    let missing: Vec<_> = flags.filter(|flag| !text.contains(&format!("--{flag} "))).collect();
     assert!(missing.is_empty(), "docs/reference/commands.md lacks {missing:?}");
 }
 

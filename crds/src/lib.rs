@@ -18,7 +18,6 @@ mod condition;
 pub mod file_reader;
 mod quantity;
 mod resources;
-mod role;
 mod schema;
 mod trainjob;
 
@@ -28,9 +27,9 @@ pub use appliance::{
 };
 pub use condition::ConditionType;
 pub use file_reader::{FileReader, FileReaderSpec, FileReaderStatus};
+pub use millrace_params::Role;
 pub use quantity::ResourceList;
 pub use resources::{Resources, RoleResources};
-pub use role::Role;
 pub use trainjob::{
     CheckpointPolicy, CheckpointStatus, ConfigMapSource, Deadlines, FailurePolicy, FailureStatus, JobProgress,
     JobState, JobVolume, MountedDir, OverruledKey, PersistentVolumeClaimSource, QueueReason, QueueStatus, ResolvedJob,

@@ -50,7 +50,8 @@ def listening_ports(pid: int) -> dict[str, set[int]]:
     owners: dict[str, str] = {}
     for child in descendants(pid):
         words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
-        agent = f"{words[2]}-{words[words.index('--index') + 1]}"
+        index = next(word for word in words if word.startswith("--index="))
+        agent = f"{words[2]}-{index.removeprefix('--index=')}"
         for descriptor in Path(f"/proc/{child}/fd").iterdir():
             try:
                 owners[descriptor.readlink().name] = agent

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+pub use millrace_params::Role;
 use serde::{Deserialize, Serialize};
 
 /// Version of the membership: (attempt, number), ordered. Increased by every change of membership.
@@ -16,43 +17,6 @@ pub struct Epoch {
 impl fmt::Display for Epoch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.attempt, self.number)
-    }
-}
-
-/// The five kinds of agent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Controls the job.
-    Coordinator,
-    /// Holds parameters and optimizer state.
-    MemoryX,
-    /// Broadcasts weights, sums gradients.
-    SwarmX,
-    /// Supplies samples.
-    Activation,
-    /// A CS-2 system, which computes.
-    Cs2,
-}
-
-impl Role {
-    /// Every role, in the order in which a job starts them.
-    pub const ALL: [Role; 5] = [Role::Coordinator, Role::MemoryX, Role::SwarmX, Role::Activation, Role::Cs2];
-
-    /// Returns the name used in agent names, flags and metrics.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Role::Coordinator => "coordinator",
-            Role::MemoryX => "memoryx",
-            Role::SwarmX => "swarmx",
-            Role::Activation => "activation",
-            Role::Cs2 => "cs2",
-        }
-    }
-
-    /// Parses the name of a role.
-    pub fn from_name(name: &str) -> Option<Role> {
-        Role::ALL.into_iter().find(|role| role.as_str() == name)
     }
 }
 

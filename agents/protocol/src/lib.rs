@@ -7,7 +7,7 @@
 //! * [`transport`]: the HTTP/2 settings that both ends of every connection must share.
 //! * [`security`]: authenticates every connection.
 //! * [`journal`]: connects to the coordinator's journal and encodes its entries.
-//! * [`launch`]: the launch document, the environment and the exit codes of a job's processes.
+//! * [`launch`]: the command line, the launch document, the environment and the exit codes of a job's processes.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]

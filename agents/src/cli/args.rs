@@ -8,8 +8,6 @@ use clap::{Args, Parser, Subcommand};
 use millrace_emulator::numerics::Isa;
 use millrace_params::FlagOverrides;
 
-use crate::launch::parse_isa;
-
 /// Trains large models by weight streaming.
 #[derive(Debug, Parser)]
 #[command(name = "millrace-agent", version, disable_help_subcommand = true)]
@@ -204,7 +202,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "LEVEL")]
     pub logging: Option<String>,
     /// Pin the instruction set: avx512, avx2 or portable
-    #[arg(long, value_parser = parse_isa)]
+    #[arg(long)]
     pub isa: Option<Isa>,
     /// Compute threads of each system; by default its share of the machine's cores
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]

@@ -1,10 +1,11 @@
 //! Runs a whole job on one machine with [`run_local`]: starts the five roles as processes and supervises them until all
 //! have ended.
 //!
-//! The roles are the running program itself, started again ([`role_process`]), so any program can run a job:
+//! The roles are the running program itself, started again ([`role_process`](crate::role_process)), so any program can run a job:
 //!
 //! ```no_run
-//! use millrace_agents::launch::{LaunchDocument, LocalRun, role_process, run_local};
+//! use millrace_agents::launch::{LaunchDocument, LocalRun, run_local};
+//! use millrace_agents::role_process;
 //!
 //! fn main() -> std::process::ExitCode {
 //!     if let Some(exit) = role_process() {
@@ -32,21 +33,17 @@
 //! * Ctrl-C in a terminal reaches the launcher only, because every role has its own process group.
 
 mod issuer;
-mod parent;
 mod process;
 mod process_group;
-mod process_specs;
 mod ready;
-mod role;
+mod role_commands;
 mod run;
 mod supervise;
 #[cfg(test)]
 pub(crate) mod testing;
 
 pub use millrace_protocol::launch::{Exit, LaunchDocument};
-pub use parent::watch_parent;
 pub use process_group::{ProcessGroup, ProcessStatus};
 pub use ready::{ListenAddresses, announce, announce_ready};
-pub use role::{parse_isa, role_process};
 pub use run::{LaunchError, LocalRun, run_local, supervise};
 pub use supervise::ProcessExit;

@@ -7,14 +7,13 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use millrace_engine::types::{AgentId, Role};
-use millrace_protocol::launch::{ALLOCATOR_ENVIRONMENT, ROLE_ENV, STARTED_BY_LAUNCHER};
+use millrace_protocol::launch::{ALLOCATOR_ENVIRONMENT, ROLE_ENV, RoleCommand, STARTED_BY_LAUNCHER};
 use millrace_traces::TraceParent;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 
-use super::process_specs::ProcessSpec;
 use super::supervise::ProcessExit;
 
 /// Number of stored lines of an agent's output.
@@ -87,30 +86,30 @@ pub fn this_program() -> std::io::Result<PathBuf> {
 }
 
 impl ChildProcess {
-    /// Starts `member` from the program at `program`. `coordinator` is the address that it joins; `None` for the
-    /// coordinator itself.
+    /// Starts the role `role` of the program at `program`. `coordinator` is the address that the role joins; `None` for
+    /// the coordinator itself.
     ///
     /// # Errors
     /// The system can't start the process.
     pub fn start(
         program: &Path,
-        member: &ProcessSpec,
+        role: &RoleCommand,
         coordinator: Option<&str>,
-        voice: OutputMode,
+        output: OutputMode,
     ) -> std::io::Result<(Self, Pipes)> {
-        let directs = member.agent.role == Role::Coordinator;
-        let piped = voice == OutputMode::Pipes;
+        let is_coordinator = role.role == Role::Coordinator;
+        let piped = output == OutputMode::Pipes;
+        let role = RoleCommand { coordinator: coordinator.map(str::to_owned), ..role.clone() };
         let mut command = Command::new(program);
         command
-            .args(&member.arguments)
-            .args(coordinator.into_iter().flat_map(|address| ["--coordinator", address]))
+            .args(role.to_args())
             .env(ROLE_ENV, STARTED_BY_LAUNCHER)
             .envs(ALLOCATOR_ENVIRONMENT)
             .envs(TraceParent::current().map(|parent| (TraceParent::VARIABLE, parent.to_string())))
             .stdin(Stdio::piped())
-            .stdout(if directs || piped { Stdio::piped() } else { Stdio::null() })
+            .stdout(if is_coordinator || piped { Stdio::piped() } else { Stdio::null() })
             // The coordinator inherits standard error, because its progress bars need the terminal.
-            .stderr(if directs && !piped { Stdio::inherit() } else { Stdio::piped() })
+            .stderr(if is_coordinator && !piped { Stdio::inherit() } else { Stdio::piped() })
             .process_group(0)
             .kill_on_drop(true);
         let mut child = command.spawn()?;
@@ -118,7 +117,7 @@ impl ChildProcess {
         let stdout = child.stdout.take();
         let last_lines = LastLines::default();
         let reader = child.stderr.take().map(|pipe| tokio::spawn(collect_last_lines(pipe, last_lines.clone())));
-        Ok((Self { agent: member.agent, last_lines, child, reader }, Pipes { stdin, stdout }))
+        Ok((Self { agent: role.agent(), last_lines, child, reader }, Pipes { stdin, stdout }))
     }
 
     /// Waits for the end of the process; sends it the signals of `orders` in the meantime.

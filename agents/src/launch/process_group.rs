@@ -6,14 +6,15 @@ use std::time::SystemTime;
 
 use millrace_engine::types::AgentId;
 use millrace_protocol::journal::JournalEndpoint;
+use millrace_protocol::launch::RoleCommand;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::watch;
 
 use super::issuer::Issuer;
 use super::process::{ChildProcess, DesiredState, LastLines, OutputMode, Pipes, this_program};
-use super::process_specs::{ProcessSpec, process_specs};
 use super::ready::parse_ready;
+use super::role_commands::role_commands;
 use super::run::{document, first_line};
 use super::supervise::ProcessExit;
 use super::{LaunchError, ListenAddresses, LocalRun};
@@ -71,14 +72,14 @@ impl ProcessGroup {
     /// # Errors
     /// A process can't be started. The processes started before are killed.
     pub async fn start(run: &LocalRun, changed: ChangeCallback) -> Result<Self, LaunchError> {
-        let members = process_specs(run)?;
+        let members = role_commands(run)?;
         let (coordinator, others) = members.split_first().ok_or(LaunchError::Ports { base: 0 })?;
         let document = document(&run.launch)?;
         let issuer = Issuer::new(run)?;
         let (orders, alive) = (watch::Sender::new(DesiredState::Run), watch::Sender::new(0));
         let mut crew = Self { hands: Vec::new(), journal: None, _stdins: Vec::new(), orders, alive };
         let (hand, Pipes { mut stdin, stdout }) = crew.start_process(coordinator, None, &changed)?;
-        let lines = format!("{}{document}\n", issuer.identity_line(coordinator.agent)?);
+        let lines = format!("{}{document}\n", issuer.identity_line(coordinator.agent())?);
         // If the coordinator has ended already, its exit is reported by its status.
         let _ = stdin.write_all(lines.as_bytes()).await;
         crew._stdins.push(stdin);
@@ -91,7 +92,7 @@ impl ProcessGroup {
         tokio::spawn(async move { while let Ok(Some(_)) = next_line(&mut lines).await {} });
         for member in others {
             let (hand, Pipes { mut stdin, stdout }) = crew.start_process(member, Some(&control), &changed)?;
-            let _ = stdin.write_all(issuer.identity_line(member.agent)?.as_bytes()).await;
+            let _ = stdin.write_all(issuer.identity_line(member.agent())?.as_bytes()).await;
             crew._stdins.push(stdin);
             if let Some(stdout) = stdout {
                 tokio::spawn(read_readiness(hand, stdout, changed.clone()));
@@ -103,15 +104,15 @@ impl ProcessGroup {
     /// Starts a process, and watches for its end.
     fn start_process(
         &mut self,
-        member: &ProcessSpec,
+        member: &RoleCommand,
         coordinator: Option<&str>,
         changed: &ChangeCallback,
     ) -> Result<(Arc<RunningProcess>, Pipes), LaunchError> {
         let program = this_program().map_err(LaunchError::system("find this program's file"))?;
         let started = ChildProcess::start(&program, member, coordinator, OutputMode::Pipes);
-        let (process, pipes) = started.map_err(LaunchError::system(format!("start {}", member.agent)))?;
+        let (process, pipes) = started.map_err(LaunchError::system(format!("start {}", member.agent())))?;
         let hand = Arc::new(RunningProcess {
-            agent: member.agent,
+            agent: process.agent,
             last_lines: process.last_lines.clone(),
             state: Mutex::default(),
         });

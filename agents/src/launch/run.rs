@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use millrace_engine::types::AgentId;
 use millrace_protocol::journal::JournalEndpoint;
+use millrace_protocol::launch::RoleCommand;
 use millrace_protocol::proto::StopRequest;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{ChildStdin, ChildStdout};
@@ -18,7 +19,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::issuer::Issuer;
 use super::process::{ChildProcess, DesiredState, LastLines, OutputMode, Pipes, this_program};
-use super::process_specs::{ProcessSpec, process_specs};
+use super::role_commands::role_commands;
 use super::supervise::{ProcessExit, Supervisor, SupervisorCommand, SupervisorEvent, Verdict};
 use super::{Exit, LaunchDocument, ListenAddresses};
 
@@ -58,6 +59,12 @@ pub enum LaunchError {
         /// The first port.
         base: u16,
     },
+    /// A system would have more threads than a role accepts.
+    #[error("{threads} threads for each system are too many: at most 65535")]
+    Threads {
+        /// The number.
+        threads: usize,
+    },
     /// An operation of the operating system failed.
     #[error("can't {action}: {cause}")]
     System {
@@ -88,6 +95,7 @@ pub fn run_local(run: LocalRun) -> Exit {
     ended.unwrap_or_else(|error| {
         let (exit, hint) = match error {
             LaunchError::Ports { .. } => (Exit::BadInput, "give a lower --base_port, or none to use free ones"),
+            LaunchError::Threads { .. } => (Exit::BadInput, "set a lower number of threads for the appliance"),
             LaunchError::System { .. } => (Exit::Failed, "check this user's limit on processes"),
         };
         eprintln!("error: {error}\nhint: {hint}");
@@ -112,7 +120,7 @@ fn interrupts() -> Result<mpsc::UnboundedReceiver<()>, LaunchError> {
 /// The run can't be started. The processes started before are killed.
 pub async fn supervise(run: &LocalRun, mut interrupts: mpsc::UnboundedReceiver<()>) -> Result<Exit, LaunchError> {
     let program = this_program().map_err(LaunchError::system("find this program's file"))?;
-    let members = process_specs(run)?;
+    let members = role_commands(run)?;
     let mut fleet = ChildProcesses::new();
     let issuer = Issuer::new(run)?;
     let started = fleet.start_all(&program, &members, &run.launch, &issuer);
@@ -153,14 +161,14 @@ impl ChildProcesses {
     async fn start_all(
         &mut self,
         program: &Path,
-        members: &[ProcessSpec],
+        members: &[RoleCommand],
         launch: &LaunchDocument,
         issuer: &Issuer,
     ) -> Result<Option<ListenAddresses>, LaunchError> {
         let (coordinator, others) = members.split_first().ok_or(LaunchError::Ports { base: 0 })?;
         let document = document(launch)?;
         let Pipes { mut stdin, stdout } = self.start(program, coordinator, None)?;
-        let lines = format!("{}{document}\n", issuer.identity_line(coordinator.agent)?);
+        let lines = format!("{}{document}\n", issuer.identity_line(coordinator.agent())?);
         // If the coordinator has ended already, its exit is reported when it is waited for.
         let _ = stdin.write_all(lines.as_bytes()).await;
         self.stdins.push(stdin);
@@ -170,15 +178,15 @@ impl ChildProcesses {
         self.copying = Some(tokio::spawn(copy_lines(lines)));
         for member in others {
             let Pipes { mut stdin, .. } = self.start(program, member, Some(&listening.control))?;
-            let _ = stdin.write_all(issuer.identity_line(member.agent)?.as_bytes()).await;
+            let _ = stdin.write_all(issuer.identity_line(member.agent())?.as_bytes()).await;
             self.stdins.push(stdin);
         }
         Ok(Some(listening))
     }
 
-    fn start(&mut self, program: &Path, member: &ProcessSpec, coordinator: Option<&str>) -> Result<Pipes, LaunchError> {
+    fn start(&mut self, program: &Path, member: &RoleCommand, coordinator: Option<&str>) -> Result<Pipes, LaunchError> {
         let started = ChildProcess::start(program, member, coordinator, OutputMode::Terminal);
-        let (process, pipes) = started.map_err(LaunchError::system(format!("start {}", member.agent)))?;
+        let (process, pipes) = started.map_err(LaunchError::system(format!("start {}", member.agent())))?;
         self.last_lines.insert(process.agent, process.last_lines.clone());
         self.running.spawn(process.end(self.orders.subscribe()));
         Ok(pipes)

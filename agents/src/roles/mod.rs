@@ -5,6 +5,8 @@ mod coordinator;
 mod cs2;
 mod link_senders;
 mod memoryx;
+mod parent;
+mod process;
 mod swarmx;
 mod termination_report;
 
@@ -22,9 +24,10 @@ use crate::http::{self, Readiness};
 use crate::launch::{Exit, LaunchDocument};
 use crate::links::{LinkEventSender, LinkJobWatch, LinkSettings};
 use crate::member::Member;
+pub use process::role_process;
 pub use termination_report::TerminationReport;
 
-/// Arguments of a role process.
+/// Settings of a role process: its command line, with defaults for what is missing, and the documents that it names.
 #[derive(Clone, Debug)]
 pub struct RoleArgs {
     /// The agent that this process runs.

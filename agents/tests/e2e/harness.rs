@@ -299,8 +299,8 @@ impl RunningCommand {
                 let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
                 let words: Vec<_> = line.split(|&byte| byte == 0).map(String::from_utf8_lossy).collect();
                 let at = words.iter().position(|word| word == "role")?;
-                let index = words.iter().position(|word| word == "--index")?;
-                Some((format!("{}-{}", words.get(at + 1)?, words.get(index + 1)?), pid))
+                let index = words.iter().find_map(|word| word.strip_prefix("--index="))?;
+                Some((format!("{}-{index}", words.get(at + 1)?), pid))
             })
             .collect()
     }

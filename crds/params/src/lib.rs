@@ -9,6 +9,8 @@
 //!
 //! [`ObjectName`], [`LabelName`] and [`FileName`] are names that may become parts of paths.
 //!
+//! [`Role`] is one of the five roles of a job's processes.
+//!
 //! [`mod@reference`] describes every key of the params.
 //!
 //! All functions are pure: no file is opened, so callers check whether data files exist. With the feature `schema` the
@@ -26,6 +28,7 @@ mod keywords;
 mod name;
 pub mod reference;
 mod resolve;
+mod role;
 mod yaml;
 
 pub use appliance::{
@@ -44,3 +47,4 @@ pub use job::{
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
 pub use resolve::FlagOverrides;
+pub use role::{Role, UnknownRole};

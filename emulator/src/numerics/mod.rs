@@ -14,4 +14,4 @@ pub mod init;
 pub mod profile;
 pub mod random;
 
-pub use profile::{GEMM_INNER_BLOCK, Isa, NumericsProfile, Precision, largest_chunk};
+pub use profile::{GEMM_INNER_BLOCK, Isa, NumericsProfile, Precision, UnknownIsa, largest_chunk};

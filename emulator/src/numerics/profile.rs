@@ -1,6 +1,7 @@
 //! The numerics profile: the choices that determine the bits of a run, and their name.
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +54,19 @@ impl Isa {
     /// Returns whether this CPU can run code compiled for `self`.
     pub fn available(self) -> bool {
         self <= Isa::detect()
+    }
+}
+
+/// The name is not that of an instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("choose one of {}, {}, {}", Isa::Avx512, Isa::Avx2, Isa::Portable)]
+pub struct UnknownIsa;
+
+impl FromStr for Isa {
+    type Err = UnknownIsa;
+
+    fn from_str(name: &str) -> Result<Self, UnknownIsa> {
+        Isa::ALL.into_iter().find(|isa| isa.to_string() == name).ok_or(UnknownIsa)
     }
 }
 

@@ -12,7 +12,10 @@ use millrace_cluster::address::{control_address, ports};
 use millrace_cluster::names::{APPLIANCE_LABEL, ATTEMPT_LABEL, ChildNames, INDEX_LABEL, ROLE_LABEL, SYSTEM_LABEL};
 use millrace_control::AttemptContext;
 use millrace_crds::{ApplianceSpec, ImagePullPolicy, Role};
-use millrace_protocol::launch::{ALLOCATOR_ENVIRONMENT, DATA_ENCRYPTION_ENV, IDENTITY_ENV, ROLE_ENV};
+use millrace_protocol::launch::{
+    ALLOCATOR_ENVIRONMENT, DATA_ENCRYPTION_ENV, DocumentSource, IDENTITY_ENV, ROLE_ENV, RoleCommand, V1JournalFiles,
+};
+use millrace_protocol::security::Protection;
 use millrace_telemetry::logs::LogFormat;
 
 use super::mounts::Mounts;
@@ -106,7 +109,7 @@ fn container(attempt: &AttemptContext<'_>, role: Role, index: u32, mounts: Vec<V
         image: attempt.resolution.image.clone(),
         image_pull_policy: attempt.cluster.image_pull_policy.map(|policy| pull_policy(policy).to_owned()),
         command: Some(vec!["millrace-agent".to_owned()]),
-        args: Some(arguments(attempt, role, index)),
+        args: Some(arguments(&role_command(attempt, role, index))),
         env: Some(environment(attempt.cluster)),
         ports: Some(container_ports(role)),
         resources: Some(resources(role, bytes, own)),
@@ -128,28 +131,32 @@ pub(super) const fn pull_policy(policy: ImagePullPolicy) -> &'static str {
     }
 }
 
-fn arguments(attempt: &AttemptContext<'_>, role: Role, index: u32) -> Vec<String> {
-    let mut arguments = vec!["role".to_owned(), role.to_string()];
-    let mut flag = |name: &str, value: String| arguments.push(format!("--{name}={value}"));
-    let any = |port: u16| format!("0.0.0.0:{port}");
-    flag("index", index.to_string());
-    flag("metrics_listen", any(ports::METRICS_PORT));
+fn role_command(attempt: &AttemptContext<'_>, role: Role, index: u32) -> RoleCommand {
+    let any_interface = |port: u16| Some(format!("0.0.0.0:{port}"));
+    let command = RoleCommand { metrics_listen: any_interface(ports::METRICS_PORT), ..RoleCommand::new(role, index) };
     if role == Role::Coordinator {
-        flag("listen", any(ports::CONTROL_PORT));
-        flag("journal_listen", any(ports::JOURNAL_PORT));
-        flag("launch", format!("{LAUNCH_DIR}/launch.json"));
-        flag("termination_log", TERMINATION_LOG.to_owned());
-        // For coordinators of release 0.1.0, the image of jobs that began with it.
-        for (name, file) in [("cert", "tls.crt"), ("key", "tls.key"), ("ca", "ca.crt")] {
-            flag(&format!("journal_{name}"), format!("{IDENTITY_DIR}/{file}"));
-        }
-        return arguments;
+        return RoleCommand {
+            listen: any_interface(ports::CONTROL_PORT),
+            journal_listen: any_interface(ports::JOURNAL_PORT),
+            launch: Some(DocumentSource::Path(format!("{LAUNCH_DIR}/launch.json").into())),
+            termination_log: Some(TERMINATION_LOG.into()),
+            // For coordinators of release 0.1.0, the image of jobs that began with it.
+            v1_journal: V1JournalFiles::in_directory(IDENTITY_DIR.as_ref()),
+            ..command
+        };
     }
     let namespace = attempt.job.namespace().unwrap_or_default();
-    flag("listen", any(ports::DATA_PORT));
-    flag("advertise", "$(POD_IP)".to_owned());
-    flag("coordinator", control_address(&ChildNames::for_job(attempt.job), &namespace));
-    arguments
+    RoleCommand {
+        listen: any_interface(ports::DATA_PORT),
+        advertise: Some("$(POD_IP)".to_owned()),
+        coordinator: Some(control_address(&ChildNames::for_job(attempt.job), &namespace)),
+        ..command
+    }
+}
+
+/// Returns the arguments as text. All parts of a pod's command line are UTF-8.
+fn arguments(command: &RoleCommand) -> Vec<String> {
+    command.to_args().iter().map(|argument| argument.to_string_lossy().into_owned()).collect()
 }
 
 /// Makes the agent of `pod` write its log in `format`.
@@ -178,11 +185,12 @@ fn environment(cluster: &ApplianceSpec) -> Vec<EnvVar> {
         ..EnvVar::default()
     };
     let allocator = ALLOCATOR_ENVIRONMENT.iter().map(|(name, value)| set(name, value));
-    let encryption = if cluster.encrypt_data.unwrap_or(true) { "on" } else { "off" };
+    let encrypt = cluster.encrypt_data.unwrap_or(true);
+    let protection = if encrypt { Protection::Encrypted } else { Protection::Authenticated };
     let own = [
         set(ROLE_ENV, "pod"),
         set(IDENTITY_ENV, IDENTITY_DIR),
-        set(DATA_ENCRYPTION_ENV, encryption),
+        set(DATA_ENCRYPTION_ENV, protection.as_switch()),
         set("XDG_CACHE_HOME", CACHE_DIR),
         pod_ip,
     ];

@@ -19,13 +19,14 @@ pub mod mutate;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 18] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
     ("names", names::names),
     ("paths", names::paths),
     ("launch", wire::launch),
+    ("role_command", wire::role_command),
     ("frame", wire::frame),
     ("packets", wire::packets),
     ("control", wire::control),

@@ -1,6 +1,9 @@
-//! Targets for what processes send to each other: launch documents, frames, control messages, journal entries.
+//! Targets for what processes send to each other: launch documents, command lines of roles, frames, control messages,
+//! journal entries.
 
 use std::convert::Infallible;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::pin::Pin;
 use std::sync::OnceLock;
 use std::task::{Context, Poll};
@@ -10,7 +13,7 @@ use bytes::Bytes;
 use millrace_emulator::plan::PlanHash;
 use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
 use millrace_protocol::codec::{self, HEADER_BYTES};
-use millrace_protocol::launch::{LaunchDocument, V1};
+use millrace_protocol::launch::{LaunchDocument, RoleCommand, V1};
 use millrace_protocol::packet::{Packet, PacketReader};
 use millrace_protocol::{journal, proto};
 use prost::Message;
@@ -31,6 +34,14 @@ pub fn launch(bytes: &[u8]) {
         let read = LaunchDocument::from_json(&first).expect("what is written for the first release reads back");
         assert_eq!(read, LaunchDocument { version: V1, ..launch });
     }
+}
+
+/// Reads the command line of a role: one argument on each line.
+pub fn role_command(bytes: &[u8]) {
+    let args = bytes.split(|&byte| byte == b'\n').map(|arg| OsStr::from_bytes(arg).to_owned());
+    let Ok(command) = RoleCommand::parse(args) else { return };
+    let again = RoleCommand::parse(command.to_args()).expect("the command line of a role reads back");
+    assert_eq!(again, command);
 }
 
 /// Returns the plan that a frame's header names; 0 if the header is too short.

@@ -33,7 +33,7 @@ const BOUNDARIES: &[Boundary] = &[
     Boundary { name: "millrace-crds", workspace: &["params"], forbidden: &[NETWORK, CLUSTER_CLIENT, SQL] },
     Boundary { name: "millrace-lifecycle", workspace: &["crds"], forbidden: &[NETWORK, CLUSTER_CLIENT, SQL] },
     Boundary { name: "millrace-emulator", workspace: &["params"], forbidden: NO_IO },
-    Boundary { name: "millrace-engine", workspace: &["emulator"], forbidden: NO_IO },
+    Boundary { name: "millrace-engine", workspace: &["emulator", "params"], forbidden: NO_IO },
     Boundary { name: "millrace-roots", workspace: &[], forbidden: NO_IO },
     Boundary { name: "millrace-data", workspace: &["roots"], forbidden: NO_IO },
     Boundary { name: "millrace-checkpoint", workspace: &["emulator", "roots"], forbidden: NO_IO },

@@ -1,15 +1,20 @@
-//! Defines what the program that starts a job's processes shares with them: the coordinator's launch document, the
-//! environment of a role process, and the exit codes.
+//! Defines what the program that starts a job's processes shares with them: the command line of a role, its
+//! environment, the coordinator's launch document, and the exit codes.
 //!
-//! A role is started as `PROGRAM role ROLE …` with [`ROLE_ENV`] and [`ALLOCATOR_ENVIRONMENT`] in its environment. Its
-//! flags are listed in `docs/reference/commands.md`.
+//! A role is started as `PROGRAM role ROLE …` ([`RoleCommand`]) with [`ROLE_ENV`] and [`ALLOCATOR_ENVIRONMENT`] in its
+//! environment. Its flags are listed in `docs/reference/commands.md`.
 
 mod document;
 mod exit;
+mod role_command;
 mod version;
 
 pub use document::{AgentCounts, LaunchDocument, ResumeOptions};
 pub use exit::Exit;
+pub use role_command::{
+    DocumentSource, InvalidArgument, MAX_ADDRESS_BYTES, MAX_PATH_BYTES, MAX_ROOTS, ROLE_SUBCOMMAND, RoleCommand,
+    RoleCommandError, V1JournalFiles,
+};
 pub use version::{DocumentError, V1, VERSION};
 
 /// Environment variable of every role process: [`STARTED_BY_LAUNCHER`] if a local launcher holds the other end of the
@@ -20,10 +25,10 @@ pub const ROLE_ENV: &str = "MILLRACE_ROLE_PROCESS";
 pub const STARTED_BY_LAUNCHER: &str = "launcher";
 
 /// Environment variable with the directory of the role's identity, see
-/// [`Credentials::read`](crate::security::Credentials::read). Equivalent to its flag `--identity`.
+/// [`Credentials::read`](crate::security::Credentials::read). Equivalent to [`RoleCommand::identity`].
 pub const IDENTITY_ENV: &str = "MILLRACE_IDENTITY";
-/// Environment variable: `off` if connections between agents are authenticated but not encrypted. Equivalent to the
-/// role's flag `--data_encryption`.
+/// Environment variable: `off` if connections between agents are authenticated but not encrypted. Equivalent to
+/// [`RoleCommand::data_encryption`].
 pub const DATA_ENCRYPTION_ENV: &str = "MILLRACE_DATA_ENCRYPTION";
 
 /// Environment variables for a role process. By default glibc returns memory of the size of a chunk to the system as

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -46,7 +47,29 @@ pub enum Protection {
     Authenticated,
 }
 
+/// The text is neither `on` nor `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("choose on or off")]
+pub struct UnknownProtection;
+
+impl FromStr for Protection {
+    type Err = UnknownProtection;
+
+    /// Reads whether data are encrypted, `on` or `off`.
+    fn from_str(text: &str) -> Result<Self, UnknownProtection> {
+        [Self::Encrypted, Self::Authenticated].into_iter().find(|it| it.as_switch() == text).ok_or(UnknownProtection)
+    }
+}
+
 impl Protection {
+    /// Returns whether data are encrypted, `on` or `off`, as flag and environment variable of a role process.
+    pub const fn as_switch(self) -> &'static str {
+        match self {
+            Protection::Encrypted => "on",
+            Protection::Authenticated => "off",
+        }
+    }
+
     const fn protocol(self) -> &'static [u8] {
         match self {
             Protection::Encrypted => ALPN_ENCRYPTED,

@@ -35,7 +35,9 @@ mod server_certificate;
 mod tls_records;
 
 pub use authority::{Authority, IssueError, Validity};
-pub use connection::{ConnectError, ExpectedPeer, HANDSHAKE_TIMEOUT, Peer, Protection, Stream, connect};
+pub use connection::{
+    ConnectError, ExpectedPeer, HANDSHAKE_TIMEOUT, Peer, Protection, Stream, UnknownProtection, connect,
+};
 pub use identity::{Credentials, Identity, IdentityError};
 pub use listener::{AdmissionPolicy, AuthenticatedIncoming, MAX_HANDSHAKES, listen};
 pub use name::{AttemptName, MemberName, NameError, Service};

@@ -6,8 +6,9 @@
 use std::io::Read;
 use std::sync::Once;
 
-use super::Exit;
-use super::role::started_by_launcher;
+use millrace_protocol::launch::Exit;
+
+use super::process::started_by_launcher;
 
 /// Ends this process with [`Exit::PeerLost`] once its standard input closes, if a local launcher started it. Does
 /// nothing for a role that was started in another way (a container has no standard input). Idempotent.

@@ -1,8 +1,11 @@
-//! Determines the processes of a local run and their arguments, without starting any.
+//! Determines the processes of a local run and their command lines, without starting any.
 
 use millrace_engine::types::{AgentId, Role};
+use millrace_params::LogLevel;
+use millrace_protocol::launch::{DocumentSource, RoleCommand};
+use millrace_protocol::security::Protection;
+use millrace_telemetry::logs::Level;
 
-use super::role::level;
 use super::{LaunchError, LocalRun};
 use crate::host::cores;
 
@@ -11,20 +14,12 @@ const LOOPBACK: &str = "127.0.0.1";
 /// Number of ports per process if ports are fixed: control or data, metrics, and the coordinator's journal.
 const PORTS_PER_PROCESS: u16 = 3;
 
-/// A process to start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProcessSpec {
-    /// The agent that the process runs.
-    pub agent: AgentId,
-    /// The arguments after the program's name, without the coordinator's address, which is not known yet.
-    pub arguments: Vec<String>,
-}
-
-/// Returns every process of `run` in the order in which they are started; the coordinator is first.
+/// Returns the command line of every process of `run` in the order in which they are started; the coordinator is first.
+/// The address of the coordinator is missing, because it is not known before the coordinator listens.
 ///
 /// # Errors
-/// The fixed ports exceed the highest port.
-pub fn process_specs(run: &LocalRun) -> Result<Vec<ProcessSpec>, LaunchError> {
+/// The fixed ports exceed the highest port, or a system would have too many threads.
+pub fn role_commands(run: &LocalRun) -> Result<Vec<RoleCommand>, LaunchError> {
     let wanted = &run.launch.agent_counts;
     let count = |role| match role {
         Role::Coordinator => 1,
@@ -35,7 +30,7 @@ pub fn process_specs(run: &LocalRun) -> Result<Vec<ProcessSpec>, LaunchError> {
     };
     let agents =
         Role::ALL.into_iter().flat_map(|role| (0..count(role) as u32).map(move |index| AgentId::new(role, index)));
-    agents.enumerate().map(|(place, agent)| member(run, agent, ports(run.base_port, place)?)).collect()
+    agents.enumerate().map(|(place, agent)| role_command(run, agent, ports(run.base_port, place)?)).collect()
 }
 
 /// Returns the compute threads of each system: the requested number, or else its share of the machine's cores.
@@ -46,40 +41,49 @@ pub fn threads_per_system(run: &LocalRun, cores: usize) -> usize {
     }
 }
 
-fn member(
+fn role_command(
     run: &LocalRun,
     agent: AgentId,
     ports: [u16; PORTS_PER_PROCESS as usize],
-) -> Result<ProcessSpec, LaunchError> {
-    let [listen, metrics, journal] = ports.map(|port| format!("{LOOPBACK}:{port}"));
-    let mut arguments = vec!["role".to_owned(), agent.role.as_str().to_owned()];
-    let mut flag = |name: &str, value: String| arguments.extend([format!("--{name}"), value]);
-    flag("index", agent.index.to_string());
-    flag("identity", "-".to_owned());
-    // The traffic does not leave this machine.
-    flag("data_encryption", "off".to_owned());
-    flag("listen", listen);
-    flag("metrics_listen", metrics);
-    flag("logging", level(run.launch.job.run.logging).as_str().to_owned());
-    for root in &run.roots {
-        flag("root", root.display().to_string());
-    }
-    match agent.role {
-        Role::Coordinator => {
-            flag("journal_listen", journal);
-            flag("launch", "-".to_owned());
-            if let Some(path) = &run.last_report {
-                flag("termination_log", path.display().to_string());
-            }
+) -> Result<RoleCommand, LaunchError> {
+    let [listen, metrics, journal] = ports.map(|port| Some(format!("{LOOPBACK}:{port}")));
+    let common = RoleCommand {
+        identity: Some(DocumentSource::Stdin),
+        // The traffic does not leave this machine.
+        data_encryption: Some(Protection::Authenticated),
+        listen,
+        metrics_listen: metrics,
+        logging: Some(level(run.launch.job.run.logging)),
+        roots: run.roots.clone(),
+        isa: run.launch.isa,
+        ..RoleCommand::new(agent.role, agent.index)
+    };
+    Ok(match agent.role {
+        Role::Coordinator => RoleCommand {
+            journal_listen: journal,
+            launch: Some(DocumentSource::Stdin),
+            termination_log: run.last_report.clone(),
+            ..common
+        },
+        Role::Cs2 => {
+            let threads = threads_per_system(run, cores());
+            let threads = u16::try_from(threads).map_err(|_| LaunchError::Threads { threads })?;
+            RoleCommand { threads: Some(threads), ..common }
         }
-        Role::Cs2 => flag("threads", threads_per_system(run, cores()).to_string()),
         // One thread adds, copies and updates at the speed of memory.
-        Role::MemoryX | Role::SwarmX | Role::Activation => flag("threads", "1".to_owned()),
+        Role::MemoryX | Role::SwarmX | Role::Activation => RoleCommand { threads: Some(1), ..common },
+    })
+}
+
+/// Converts the log level of a job to that of telemetry.
+const fn level(level: LogLevel) -> Level {
+    match level {
+        LogLevel::Debug => Level::Debug,
+        LogLevel::Verbose => Level::Verbose,
+        LogLevel::Info => Level::Info,
+        LogLevel::Warning => Level::Warning,
+        LogLevel::Error => Level::Error,
     }
-    if let Some(isa) = run.launch.isa {
-        flag("isa", isa.to_string());
-    }
-    Ok(ProcessSpec { agent, arguments })
 }
 
 /// Returns the ports of process number `place`; all are 0 (any free port) if ports are not fixed.
@@ -103,13 +107,15 @@ mod tests {
         run.launch.agent_counts.shards = 2;
         run.launch.agent_counts.activation_servers = 3;
         run.base_port = Some(7000);
-        let members = process_specs(&run).unwrap();
-        let names: Vec<_> = members.iter().map(|member| member.agent.to_string()).collect();
+        let commands = role_commands(&run).unwrap();
+        let names: Vec<_> = commands.iter().map(|command| command.agent().to_string()).collect();
         let expected = "coordinator-0 memoryx-0 memoryx-1 swarmx-0 swarmx-1 swarmx-2 \
                         activation-0 activation-1 activation-2 cs2-0 cs2-1 cs2-2";
         assert_eq!(names.join(" "), expected);
-        let mut addresses: Vec<&String> =
-            members.iter().flat_map(|member| &member.arguments).filter(|word| word.starts_with(LOOPBACK)).collect();
+        let listens = |command: &RoleCommand| {
+            [command.listen.clone(), command.metrics_listen.clone(), command.journal_listen.clone()]
+        };
+        let mut addresses: Vec<String> = commands.iter().flat_map(listens).flatten().collect();
         let all = addresses.len();
         addresses.sort();
         addresses.dedup();
