@@ -66,6 +66,14 @@ pub enum StoreError {
         /// The pending update's step.
         pending: u64,
     },
+    /// A partial sum has another length than the chunk.
+    #[error("a partial sum of chunk {chunk} does not have its {elements} elements")]
+    WrongLength {
+        /// The chunk.
+        chunk: ChunkId,
+        /// Elements of the chunk.
+        elements: usize,
+    },
     /// The chunk can't be saved as of the snapshot's step.
     #[error("chunk {chunk} is at step {applied}, so the snapshot of step {step} can't include it")]
     NotAtStep {

@@ -164,17 +164,19 @@ impl ShardStore {
     }
 
     /// Adds the sum of one use of `chunk` to its gradient; the first use replaces the previous gradient. Returns the
-    /// squared norm of the gradient after the last use; `None` before, or if the sum has another length than the chunk.
+    /// squared norm of the gradient after the last use; `None` before.
     ///
     /// # Errors
-    /// The chunk belongs to another shard, or its gradient is still needed by a pending update.
+    /// The chunk belongs to another shard, its gradient is still needed by a pending update, or the sum has another
+    /// length than the chunk.
     pub fn gather(&self, chunk: ChunkId, first: bool, last: bool, sum: &Payload) -> Result<Option<f64>, StoreError> {
         let OptimizerOps { simd, moments, .. } = self.ops();
         self.chunks.gather(chunk, |numbers| {
             let gradient = numbers.array(1 + moments.len());
-            take_sum(*simd, sum, first, gradient)?;
-            last.then(|| elementwise::squared_norm(*simd, gradient))
-        })
+            let elements = gradient.len();
+            take_sum(*simd, sum, first, gradient).ok_or(StoreError::WrongLength { chunk, elements })?;
+            Ok(last.then(|| elementwise::squared_norm(*simd, gradient)))
+        })?
     }
 
     /// Makes the gathered gradients the pending update.
@@ -388,6 +390,16 @@ mod tests {
         let next = || cursor.next(&store.chunks).unwrap();
         let bits = |(chunk, numbers): (ChunkId, Vec<f32>)| (chunk, numbers.iter().map(|x| x.to_bits()).collect());
         std::iter::from_fn(next).map(bits).collect()
+    }
+
+    #[test]
+    fn sum_of_wrong_length_names_the_chunk() {
+        let store = small_store();
+        let elements = store.ops().job.plan.chunks[1].elements;
+        for wrong in [0, elements - 1, elements + 1] {
+            let error = store.gather(1, true, true, &dense(&vec![1.0; wrong])).unwrap_err();
+            assert_eq!(error, StoreError::WrongLength { chunk: 1, elements });
+        }
     }
 
     #[test]
