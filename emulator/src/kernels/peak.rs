@@ -12,28 +12,36 @@ use crate::numerics::Isa;
 const CHAINS: usize = 12;
 
 /// `rounds` multiply-adds in each of `CHAINS` independent vectors.
+///
+/// # Safety
+/// As [`Vector`].
 #[inline(always)]
-fn chains<V: Vector>(rounds: usize, factor: f32) -> [V; CHAINS] {
-    let (x, y) = (V::splat(factor), V::splat(1.0 - factor));
-    let mut acc = [V::splat(0.5); CHAINS];
-    for _ in 0..rounds {
-        for chain in &mut acc {
-            *chain = chain.mul_add(x, y);
+unsafe fn chains<V: Vector>(rounds: usize, factor: f32) -> [V; CHAINS] {
+    // SAFETY: the caller guarantees the instruction set of `V`.
+    unsafe {
+        let (x, y) = (V::splat(factor), V::splat(1.0 - factor));
+        let mut acc = [V::splat(0.5); CHAINS];
+        for _ in 0..rounds {
+            for chain in &mut acc {
+                *chain = chain.mul_add(x, y);
+            }
         }
+        acc
     }
-    acc
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 fn avx512(rounds: usize, factor: f32) {
-    black_box(chains::<std::arch::x86_64::__m512>(rounds, factor));
+    // SAFETY: this function is compiled for AVX-512.
+    black_box(unsafe { chains::<std::arch::x86_64::__m512>(rounds, factor) });
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 fn avx2(rounds: usize, factor: f32) {
-    black_box(chains::<std::arch::x86_64::__m256>(rounds, factor));
+    // SAFETY: this function is compiled for AVX2 and FMA.
+    black_box(unsafe { chains::<std::arch::x86_64::__m256>(rounds, factor) });
 }
 
 /// `rounds` rounds on the calling thread.
@@ -47,7 +55,8 @@ fn burst(simd: Simd, rounds: usize) {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { avx2(rounds, factor) },
         _ => {
-            black_box(chains::<PortableVector>(rounds, factor));
+            // SAFETY: the portable vector has the instruction set of the target.
+            black_box(unsafe { chains::<PortableVector>(rounds, factor) });
         }
     }
 }

@@ -1,39 +1,51 @@
 //! A trait for registers of f32, for the few kernels that allocate registers explicitly, and prefetch hints.
 //!
-//! The methods of the wide implementations compile only inside a function with their instruction set; they are inlined
-//! there and must not be called elsewhere.
+//! Every method is inlined into a function that is compiled for the instruction set of its implementation. All are
+//! unsafe, because a CPU without that instruction set can't execute them.
 
 /// A register of f32 lanes.
+///
+/// # Safety
+/// For every method: the caller is compiled for the instruction set of the implementation, and the CPU has it.
 pub(crate) trait Vector: Copy {
     /// Number of lanes.
     const LANES: usize;
 
     /// All lanes `x`.
-    fn splat(x: f32) -> Self;
+    ///
+    /// # Safety
+    /// See [`Vector`].
+    unsafe fn splat(x: f32) -> Self;
     /// Reads a vector.
     ///
     /// # Safety
-    /// `LANES` elements are readable at `p`.
+    /// See [`Vector`]; `LANES` elements are readable at `p`.
     unsafe fn load(p: *const f32) -> Self;
     /// Reads `n` lanes; the other lanes are zero.
     ///
     /// # Safety
-    /// `n < LANES` elements are readable at `p`.
+    /// See [`Vector`]; `n < LANES` elements are readable at `p`.
     unsafe fn load_part(p: *const f32, n: usize) -> Self;
     /// Writes a vector.
     ///
     /// # Safety
-    /// `LANES` elements are writable at `p`.
+    /// See [`Vector`]; `LANES` elements are writable at `p`.
     unsafe fn store(self, p: *mut f32);
     /// Writes the first `n` lanes.
     ///
     /// # Safety
-    /// `n < LANES` elements are writable at `p`.
+    /// See [`Vector`]; `n < LANES` elements are writable at `p`.
     unsafe fn store_part(self, p: *mut f32, n: usize);
     /// self * b + c, rounded once.
-    fn mul_add(self, b: Self, c: Self) -> Self;
+    ///
+    /// # Safety
+    /// See [`Vector`].
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
     /// self + other.
-    fn add(self, other: Self) -> Self;
+    ///
+    /// # Safety
+    /// See [`Vector`].
+    unsafe fn add(self, other: Self) -> Self;
 }
 
 /// Elements of a cache line.
@@ -73,7 +85,7 @@ impl Vector for PortableVector {
     const LANES: usize = 4;
 
     #[inline(always)]
-    fn splat(x: f32) -> Self {
+    unsafe fn splat(x: f32) -> Self {
         PortableVector([x; 4])
     }
     #[inline(always)]
@@ -99,11 +111,11 @@ impl Vector for PortableVector {
         }
     }
     #[inline(always)]
-    fn mul_add(self, b: Self, c: Self) -> Self {
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
         PortableVector(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
     }
     #[inline(always)]
-    fn add(self, other: Self) -> Self {
+    unsafe fn add(self, other: Self) -> Self {
         PortableVector(std::array::from_fn(|i| self.0[i] + other.0[i]))
     }
 }
@@ -114,7 +126,7 @@ mod x86 {
 
     use super::Vector;
 
-    // "Enabled" in the comments below: these methods are called in functions with their instruction set only.
+    // "Enabled" in the comments below: the caller guarantees the instruction set, see `Vector`.
 
     #[inline(always)]
     fn mask16(n: usize) -> __mmask16 {
@@ -125,7 +137,7 @@ mod x86 {
         const LANES: usize = 16;
 
         #[inline(always)]
-        fn splat(x: f32) -> Self {
+        unsafe fn splat(x: f32) -> Self {
             // SAFETY: AVX-512 is enabled.
             unsafe { _mm512_set1_ps(x) }
         }
@@ -150,20 +162,23 @@ mod x86 {
             unsafe { _mm512_mask_storeu_ps(p, mask16(n), self) }
         }
         #[inline(always)]
-        fn mul_add(self, b: Self, c: Self) -> Self {
+        unsafe fn mul_add(self, b: Self, c: Self) -> Self {
             // SAFETY: AVX-512 is enabled.
             unsafe { _mm512_fmadd_ps(self, b, c) }
         }
         #[inline(always)]
-        fn add(self, other: Self) -> Self {
+        unsafe fn add(self, other: Self) -> Self {
             // SAFETY: AVX-512 is enabled.
             unsafe { _mm512_add_ps(self, other) }
         }
     }
 
     /// All ones in the first `n` of eight lanes.
+    ///
+    /// # Safety
+    /// AVX2 is enabled.
     #[inline(always)]
-    fn mask8(n: usize) -> __m256i {
+    unsafe fn mask8(n: usize) -> __m256i {
         const ONES_THEN_ZEROS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
         debug_assert!(n <= 8);
         // SAFETY: AVX2 is enabled; 8 elements from one of the first 9 are inside the constant.
@@ -174,7 +189,7 @@ mod x86 {
         const LANES: usize = 8;
 
         #[inline(always)]
-        fn splat(x: f32) -> Self {
+        unsafe fn splat(x: f32) -> Self {
             // SAFETY: AVX2 is enabled.
             unsafe { _mm256_set1_ps(x) }
         }
@@ -199,12 +214,12 @@ mod x86 {
             unsafe { _mm256_maskstore_ps(p, mask8(n), self) }
         }
         #[inline(always)]
-        fn mul_add(self, b: Self, c: Self) -> Self {
+        unsafe fn mul_add(self, b: Self, c: Self) -> Self {
             // SAFETY: AVX2 and FMA are enabled.
             unsafe { _mm256_fmadd_ps(self, b, c) }
         }
         #[inline(always)]
-        fn add(self, other: Self) -> Self {
+        unsafe fn add(self, other: Self) -> Self {
             // SAFETY: AVX2 is enabled.
             unsafe { _mm256_add_ps(self, other) }
         }

@@ -84,7 +84,8 @@ unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool
     const UNROLL_STEPS: usize = 4;
     /// Elements of A fetched ahead: 512 bytes.
     const PREFETCH_ELEMENTS: usize = 128;
-    let mut acc = [[V::splat(0.0); NV]; MR];
+    // SAFETY: the caller guarantees the instruction set of `V`.
+    let mut acc = [[unsafe { V::splat(0.0) }; NV]; MR];
     let (mut a, mut b, mut next, mut left) = (tile.a, tile.b, tile.next, tile.k);
     // Constants if possible, so that addresses are part of the instructions.
     let (lane, step_a) = if PACKED { (1, MR) } else { tile.a_strides };
@@ -133,7 +134,7 @@ unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool
 /// One step of the inner index: the outer product of a column of A and a row of B.
 ///
 /// # Safety
-/// `MR` elements `lane` apart are readable at `a`, `NV` vectors at `b`.
+/// As [`Vector`]; `MR` elements `lane` apart are readable at `a`, `NV` vectors at `b`.
 #[inline(always)]
 unsafe fn step<V: Vector, const MR: usize, const NV: usize>(
     a: *const f32,
@@ -141,16 +142,18 @@ unsafe fn step<V: Vector, const MR: usize, const NV: usize>(
     b: *const f32,
     acc: &mut [[V; NV]; MR],
 ) {
-    let mut row = [V::splat(0.0); NV];
+    // SAFETY: the caller guarantees the instruction set of `V`.
+    let mut row = [unsafe { V::splat(0.0) }; NV];
     for (j, r) in row.iter_mut().enumerate() {
         // SAFETY: one of the vectors at `b`.
         *r = unsafe { V::load(b.add(j * V::LANES)) };
     }
     for (i, acc) in acc.iter_mut().enumerate() {
         // SAFETY: one of the elements at `a`.
-        let x = V::splat(unsafe { *a.add(i * lane) });
+        let x = unsafe { V::splat(*a.add(i * lane)) };
         for (acc, r) in acc.iter_mut().zip(&row) {
-            *acc = x.mul_add(*r, *acc);
+            // SAFETY: the caller guarantees the instruction set of `V`.
+            *acc = unsafe { x.mul_add(*r, *acc) };
         }
     }
 }
