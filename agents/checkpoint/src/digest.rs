@@ -55,11 +55,16 @@ impl fmt::Debug for Digest {
     }
 }
 
-impl FromStr for Digest {
-    type Err = String;
+/// The text is not a digest.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("a digest has 64 hexadecimal digits")]
+pub struct InvalidDigest(#[from] blake3::HexError);
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let hash = blake3::Hash::from_hex(text).map_err(|_| "a digest has 64 hexadecimal digits".to_owned())?;
+impl FromStr for Digest {
+    type Err = InvalidDigest;
+
+    fn from_str(text: &str) -> Result<Self, InvalidDigest> {
+        let hash = blake3::Hash::from_hex(text)?;
         Ok(Self(*hash.as_bytes()))
     }
 }
@@ -97,10 +102,10 @@ impl CheckpointDigests {
     pub fn set(&mut self, section: Section, chunk: usize, digest: Digest) -> Result<()> {
         let slot = self.sections.get_mut(section.index()).and_then(|chunks| chunks.get_mut(chunk));
         let Some(slot) = slot else {
-            return Err(Error::Argument(format!("{section} of chunk {chunk}")));
+            return Err(Error::argument(format!("{section} of chunk {chunk}")));
         };
         if slot.is_some_and(|present| present != digest) {
-            return Err(Error::Argument(format!("two different digests for {section} of chunk {chunk}")));
+            return Err(Error::argument(format!("two different digests for {section} of chunk {chunk}")));
         }
         *slot = Some(digest);
         Ok(())

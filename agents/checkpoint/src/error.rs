@@ -88,7 +88,7 @@ pub enum Error {
     Lock(#[from] LockError),
     /// An argument does not exist in the layout: a bug of the program.
     #[error("not in the checkpoint: {0}")]
-    Argument(String),
+    Argument(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// The first difference between the model of the params and one on disk.
@@ -169,6 +169,11 @@ fn is_full(cause: &io::Error) -> bool {
 }
 
 impl Error {
+    /// Creates the error of an invalid argument; `reason` is a sentence or another error.
+    pub(crate) fn argument(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Argument(reason.into())
+    }
+
     /// Creates the error of a file system operation; a lack of space has its own variant.
     pub(crate) fn io(action: &'static str, path: impl AsRef<Path>, cause: io::Error) -> Self {
         let path = path.as_ref().to_owned();

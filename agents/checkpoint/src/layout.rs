@@ -68,7 +68,7 @@ impl Moments {
     /// A name is empty, has characters other than `a-z`, `0-9` and `_`, or is repeated.
     pub fn new<S: Into<String>>(names: impl IntoIterator<Item = S>) -> Result<Self> {
         let moments = Self(names.into_iter().map(Into::into).collect());
-        moments.check().map_err(Error::Argument)?;
+        moments.check().map_err(Error::argument)?;
         Ok(moments)
     }
 
@@ -107,18 +107,54 @@ impl Moments {
         (0..=self.0.len()).map(Section::from_index)
     }
 
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), MomentsError> {
         for (at, name) in self.0.iter().enumerate() {
             let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
             if name.is_empty() || !name.bytes().all(plain) {
-                return Err(format!("a moment named {name:?}"));
+                return Err(MomentsError::Name(name.clone()));
             }
             if self.0[..at].contains(name) {
-                return Err(format!("two moments named {name}"));
+                return Err(MomentsError::Repeated(name.clone()));
             }
         }
         Ok(())
     }
+}
+
+/// Names that moments can't have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum MomentsError {
+    #[error("a moment named {0:?}")]
+    Name(String),
+    #[error("two moments named {0}")]
+    Repeated(String),
+}
+
+/// A violation of the guarantees in the module documentation, or a document that is not a layout.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LayoutError {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("the tensor name {0:?} is empty, reserved or used twice")]
+    TensorName(String),
+    #[error("group {group} has no tensor {tensor}")]
+    UnknownTensor { group: String, tensor: TensorId },
+    #[error("{tensor} does not fit its range in group {group}")]
+    Misplaced { group: String, tensor: String },
+    #[error("{0} is in two groups")]
+    InTwoGroups(String),
+    #[error("{0} is in no group")]
+    InNoGroup(String),
+    #[error("group {0} has gaps")]
+    Gaps(String),
+    #[error("the chunks of group {0} are out of order")]
+    ChunksOutOfOrder(String),
+    #[error("the chunks of group {0} do not follow each other")]
+    ChunksNotAdjacent(String),
+    #[error("the chunks of group {0} do not cover the group")]
+    ChunksIncomplete(String),
+    #[error("some chunks belong to no group")]
+    ChunksOfNoGroup,
 }
 
 /// The layout of a checkpoint; see the module documentation.
@@ -147,24 +183,24 @@ impl Layout {
     /// The plan violates the guarantees of the module documentation, which no compiled plan does.
     pub fn from_plan(plan: &StreamPlan) -> Result<Self> {
         let parts = (plan.graph.clone(), plan.groups.clone(), plan.chunks.clone());
-        Self::new(parts.0, parts.1, parts.2).map_err(Error::Argument)
+        Self::new(parts.0, parts.1, parts.2).map_err(Error::argument)
     }
 
     /// Creates the layout of these parts, or returns why they are invalid.
-    pub(crate) fn new(graph: Graph, groups: Vec<Group>, chunks: Vec<Chunk>) -> Result<Self, String> {
+    pub(crate) fn new(graph: Graph, groups: Vec<Group>, chunks: Vec<Chunk>) -> Result<Self, LayoutError> {
         check_groups(&graph, &groups)?;
         check_chunks(&groups, &chunks)?;
         Ok(Self { graph, groups, chunks })
     }
 
-    pub(crate) fn from_json(text: &[u8]) -> Result<Self, String> {
+    pub(crate) fn from_json(text: &[u8]) -> Result<Self, LayoutError> {
         #[derive(Deserialize)]
         struct LayoutParts {
             graph: Graph,
             groups: Vec<Group>,
             chunks: Vec<Chunk>,
         }
-        let parts: LayoutParts = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        let parts: LayoutParts = serde_json::from_slice(text)?;
         Self::new(parts.graph, parts.groups, parts.chunks)
     }
 
@@ -261,56 +297,57 @@ fn file_name(at: GroupId, group: &str, moment: Option<&String>) -> String {
     }
 }
 
-fn check_groups(graph: &Graph, groups: &[Group]) -> Result<(), String> {
+fn check_groups(graph: &Graph, groups: &[Group]) -> Result<(), LayoutError> {
     let mut names = HashMap::new();
     for tensor in &graph.tensors {
         if tensor.name.is_empty()
             || tensor.name == safetensors_header::METADATA_KEY
             || names.insert(&tensor.name, ()).is_some()
         {
-            return Err(format!("the tensor name {:?} is empty, reserved or used twice", tensor.name));
+            return Err(LayoutError::TensorName(tensor.name.clone()));
         }
     }
     let mut placed = vec![false; graph.tensors.len()];
     for group in groups {
         let mut end = 0;
         for (id, range) in &group.tensors {
-            let tensor = graph.tensors.get(*id).ok_or_else(|| format!("group {} has no tensor {id}", group.name))?;
+            let unknown = || LayoutError::UnknownTensor { group: group.name.clone(), tensor: *id };
+            let tensor = graph.tensors.get(*id).ok_or_else(unknown)?;
             let elements = tensor.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
             if range.start != end || range.end < range.start || elements != Some(range.end - range.start) {
-                return Err(format!("{} does not fit its range in group {}", tensor.name, group.name));
+                return Err(LayoutError::Misplaced { group: group.name.clone(), tensor: tensor.name.clone() });
             }
             if std::mem::replace(&mut placed[*id], true) {
-                return Err(format!("{} is in two groups", tensor.name));
+                return Err(LayoutError::InTwoGroups(tensor.name.clone()));
             }
             end = range.end;
         }
         if end != group.elements || end as u64 > u64::MAX / 16 {
-            return Err(format!("group {} has gaps", group.name));
+            return Err(LayoutError::Gaps(group.name.clone()));
         }
     }
     match placed.iter().position(|placed| !placed) {
-        Some(tensor) => Err(format!("{} is in no group", graph.tensors[tensor].name)),
+        Some(tensor) => Err(LayoutError::InNoGroup(graph.tensors[tensor].name.clone())),
         None => Ok(()),
     }
 }
 
-fn check_chunks(groups: &[Group], chunks: &[Chunk]) -> Result<(), String> {
+fn check_chunks(groups: &[Group], chunks: &[Chunk]) -> Result<(), LayoutError> {
     let mut next = 0;
     for (id, group) in groups.iter().enumerate() {
         let cut = (group.chunks.start == next).then(|| chunks.get(group.chunks.clone())).flatten();
-        let cut = cut.ok_or_else(|| format!("the chunks of group {} are out of order", group.name))?;
+        let cut = cut.ok_or_else(|| LayoutError::ChunksOutOfOrder(group.name.clone()))?;
         let mut end = 0usize;
         for chunk in cut {
             if chunk.group != id || chunk.start != end || chunk.elements == 0 {
-                return Err(format!("the chunks of group {} do not follow each other", group.name));
+                return Err(LayoutError::ChunksNotAdjacent(group.name.clone()));
             }
             end = end.saturating_add(chunk.elements);
         }
         if end != group.elements {
-            return Err(format!("the chunks of group {} do not cover the group", group.name));
+            return Err(LayoutError::ChunksIncomplete(group.name.clone()));
         }
         next = group.chunks.end;
     }
-    if next == chunks.len() { Ok(()) } else { Err("some chunks belong to no group".into()) }
+    if next == chunks.len() { Ok(()) } else { Err(LayoutError::ChunksOfNoGroup) }
 }

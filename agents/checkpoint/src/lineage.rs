@@ -129,7 +129,7 @@ pub fn continue_lineage(lock: &ModelDirLock, step: u64) -> Result<ResumeHistory>
 
 fn record_attempt(lock: &ModelDirLock, mut history: Lineage, from: Option<LineagePoint>) -> Result<()> {
     history.0.insert(lock.attempt(), from);
-    let text = serde_json::to_vec(&history).map_err(|error| Error::Argument(error.to_string()))?;
+    let text = serde_json::to_vec(&history).map_err(Error::argument)?;
     lock.check_held()?;
     let draft = lock.model_dir().join(format!("{LINEAGE_FILE}.draft"));
     write_synced(&draft, &text)?;

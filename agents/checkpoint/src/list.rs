@@ -189,7 +189,7 @@ fn skip_if_damaged(step: u64, path: PathBuf, error: &Error) -> Result<SkippedChe
         Error::Damaged(_) | Error::NotACheckpoint { .. } | Error::Io { .. } => {
             Ok(SkippedCheckpoint { step, path, reason })
         }
-        _ => Err(Error::Argument(reason)),
+        _ => Err(Error::argument(reason)),
     }
 }
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::{CheckpointDigests, Digest, optimizer_digest};
 use crate::error::{Damage, Error, Result};
 use crate::files::{read_limited, stays_inside};
-use crate::layout::{Layout, Moments, Section};
+use crate::layout::{Layout, Moments, MomentsError, Section};
 
 /// Version of the format this program writes, and the highest it reads.
 pub const FORMAT_VERSION: u32 = 1;
@@ -213,15 +213,15 @@ impl Manifest {
             )));
         }
         let manifest: Self = serde_json::from_slice(&text).map_err(|e| damaged(format!("is not a manifest: {e}")))?;
-        manifest.check().map_err(damaged)?;
+        manifest.check().map_err(|error| damaged(error.to_string()))?;
         Ok(manifest)
     }
 
-    fn check(&self) -> Result<(), String> {
-        self.moments.check().map_err(|what| format!("names {what}"))?;
+    fn check(&self) -> Result<(), ManifestError> {
+        self.moments.check()?;
         let mut paths = self.files.iter().map(|file| &file.path).chain(self.documents.iter().map(|file| &file.path));
         match paths.find(|path| !stays_inside(path)) {
-            Some(path) => Err(format!("names a file outside the checkpoint: {path:?}")),
+            Some(path) => Err(ManifestError::PathOutside(path.clone())),
             None => Ok(()),
         }
     }
@@ -231,6 +231,15 @@ impl Manifest {
         let documents = self.documents.iter().map(|file| (file.path.as_str(), file.bytes));
         documents.chain(self.files.iter().map(|file| (file.path.as_str(), file.bytes)))
     }
+}
+
+/// A manifest with invalid names.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum ManifestError {
+    #[error("names {0}")]
+    Moments(#[from] MomentsError),
+    #[error("names a file outside the checkpoint: {0:?}")]
+    PathOutside(String),
 }
 
 #[derive(Deserialize)]

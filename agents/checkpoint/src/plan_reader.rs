@@ -86,10 +86,10 @@ impl PlanReader {
     /// [`Error::Damaged`] if a chunk that contains it does not match its digest.
     pub fn read_chunk(&mut self, chunk: ChunkId, section: Section, out: &mut [f32]) -> Result<()> {
         let place = self.layout.chunks().get(chunk).zip(self.sections.get(section.index()));
-        let (place, source) = place.ok_or_else(|| Error::Argument(format!("{section} of chunk {chunk}")))?;
+        let (place, source) = place.ok_or_else(|| Error::argument(format!("{section} of chunk {chunk}")))?;
         if out.len() != place.elements {
             let given = out.len();
-            return Err(Error::Argument(format!("{given} elements for chunk {chunk}, which has {}", place.elements)));
+            return Err(Error::argument(format!("{given} elements for chunk {chunk}, which has {}", place.elements)));
         }
         if section != Section::Parameters {
             out.fill(0.0);

@@ -81,7 +81,7 @@ impl Checkpoint {
         let broken = |name: &str, reason: String| Error::Damaged(Damage::file(dir.join(name), reason));
         let layout = Layout::from_json(&layout).map_err(|e| broken(LAYOUT_FILE, format!("is not a layout: {e}")))?;
         let job = String::from_utf8(job).map_err(|_| broken(JOB_FILE, "is not UTF-8".into()))?;
-        check_files(&layout, &manifest).map_err(|reason| broken(MANIFEST_FILE, reason))?;
+        check_files(&layout, &manifest).map_err(|error| broken(MANIFEST_FILE, error.to_string()))?;
         let open = manifest.files.iter().map(|_| OnceLock::new()).collect();
         Ok(Self { dir, manifest, layout, job, open })
     }
@@ -150,12 +150,12 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Damaged`] with file, bytes and tensors if the digest does not match; `out` then holds the data read.
     pub fn read_chunk(&self, chunk: ChunkId, section: Section, out: &mut [f32]) -> Result<()> {
-        let asked = || Error::Argument(format!("{section} of chunk {chunk}"));
+        let asked = || Error::argument(format!("{section} of chunk {chunk}"));
         let expected = self.digest(section, chunk).ok_or_else(asked)?;
         let place = *self.layout.chunks().get(chunk).ok_or_else(asked)?;
         if out.len() != place.elements {
             let given = out.len();
-            return Err(Error::Argument(format!("{given} elements for chunk {chunk}, which has {}", place.elements)));
+            return Err(Error::argument(format!("{given} elements for chunk {chunk}, which has {}", place.elements)));
         }
         let at = self.layout.file_of(place.group, section);
         let range = place.start..place.start + place.elements;
@@ -177,7 +177,7 @@ impl Checkpoint {
     /// See [`Checkpoint::read_chunk`].
     pub fn read_tensor(&self, tensor: TensorId, section: Section) -> Result<Vec<f32>> {
         let places = self.layout.tensor_ranges();
-        let (group, range) = places.get(tensor).ok_or_else(|| Error::Argument(format!("tensor {tensor}")))?;
+        let (group, range) = places.get(tensor).ok_or_else(|| Error::argument(format!("tensor {tensor}")))?;
         let mut values = vec![0.0; range.len()];
         RangeCache::default().read(self, *group, range.clone(), section, &mut values)?;
         Ok(values)
@@ -299,18 +299,27 @@ fn read_document(dir: &Path, file: &DocumentDigest) -> Result<Vec<u8>> {
     }
 }
 
-/// Returns whether the manifest lists the files that the layout needs.
-fn check_files(layout: &Layout, manifest: &Manifest) -> Result<(), String> {
+/// A manifest that lists other files than its layout needs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum FileListError {
+    #[error("lists a different number of files than its layout needs")]
+    Count,
+    #[error("lists {file}, which does not fit group {group}")]
+    Size { file: String, group: String },
+}
+
+/// Checks that the manifest lists the files that the layout needs.
+fn check_files(layout: &Layout, manifest: &Manifest) -> Result<(), FileListError> {
     let groups = layout.groups();
     if manifest.files.len() != groups.len() * (1 + manifest.moments.len()) {
-        return Err("lists a different number of files than its layout needs".into());
+        return Err(FileListError::Count);
     }
     let fits = |(file, group): (&DataFile, &millrace_emulator::plan::Group)| {
         file.chunks.len() == group.chunks.len()
             && file.header_bytes.checked_add(group.elements as u64 * ELEMENT_BYTES) == Some(file.bytes)
     };
     match manifest.files.iter().zip(groups.iter().cycle()).find(|(file, group)| !fits((*file, *group))) {
-        Some((file, group)) => Err(format!("lists {}, which does not fit group {}", file.path, group.name)),
+        Some((file, group)) => Err(FileListError::Size { file: file.path.clone(), group: group.name.clone() }),
         None => Ok(()),
     }
 }

@@ -57,7 +57,7 @@ impl Staging {
         moments: &Moments,
     ) -> Result<Self> {
         let layout = Layout::from_plan(plan)?;
-        moments.check().map_err(Error::Argument)?;
+        moments.check().map_err(Error::argument)?;
         lock.check_held()?;
         // The same epoch may try the same step again: files of the two attempts must be distinguishable.
         let number = STAGINGS.fetch_add(1, Ordering::Relaxed);
@@ -113,7 +113,7 @@ impl Staging {
     /// directory is then removed.
     pub fn publish(mut self, facts: CheckpointMetadata) -> Result<PathBuf> {
         if let Some((section, chunk)) = self.first_missing() {
-            return Err(Error::Argument(format!("{section} of chunk {chunk}, never reported as written")));
+            return Err(Error::argument(format!("{section} of chunk {chunk}, never reported as written")));
         }
         for spec in self.layout.files(&self.moments) {
             // The shards have synced their ranges; this syncs the header and the length, which the coordinator wrote.
@@ -139,7 +139,7 @@ impl Staging {
     }
 
     fn write_documents(&self, facts: &CheckpointMetadata) -> Result<Vec<DocumentDigest>> {
-        let json = |value: serde_json::Result<Vec<u8>>| value.map_err(|e| Error::Argument(e.to_string()));
+        let json = |value: serde_json::Result<Vec<u8>>| value.map_err(Error::argument);
         let documents = [
             (LAYOUT_FILE, json(serde_json::to_vec(&self.layout))?),
             (INDEX_FILE, json(serde_json::to_vec_pretty(&self.index()))?),
@@ -229,7 +229,7 @@ impl RangeWriter {
     pub fn open(staging: impl Into<PathBuf>, plan: &StreamPlan, moments: &Moments) -> Result<Self> {
         let path = staging.into();
         let layout = Layout::from_plan(plan)?;
-        moments.check().map_err(Error::Argument)?;
+        moments.check().map_err(Error::argument)?;
         millrace_roots::metadata(&path).map_err(|e| Error::io("open", &path, e))?;
         let specs = layout.files(moments);
         let open = specs.iter().map(|_| OnceLock::new()).collect();
@@ -242,10 +242,10 @@ impl RangeWriter {
     /// There is no such chunk, `values` has the wrong length, or an error of the file system.
     pub fn write_chunk(&mut self, chunk: ChunkId, section: Section, values: &[f32]) -> Result<Digest> {
         let place = self.layout.chunks().get(chunk).copied().filter(|_| section.index() < self.sections);
-        let place = place.ok_or_else(|| Error::Argument(format!("{section} of chunk {chunk}")))?;
+        let place = place.ok_or_else(|| Error::argument(format!("{section} of chunk {chunk}")))?;
         if values.len() != place.elements {
             let (given, needed) = (values.len(), place.elements);
-            return Err(Error::Argument(format!("{given} elements for chunk {chunk}, which has {needed}")));
+            return Err(Error::argument(format!("{given} elements for chunk {chunk}, which has {needed}")));
         }
         to_le_bytes(values, &mut self.block);
         let at = self.layout.file_of(place.group, section);

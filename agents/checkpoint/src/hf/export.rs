@@ -47,7 +47,7 @@ pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<ExportSummar
     remove_dir(&draft.0)?;
     millrace_roots::create_dir_all(&draft.0).map_err(|e| Error::io("create", &draft.0, e))?;
     let exported = write_tensors(checkpoint, &model, &draft.0.join("model.safetensors"))?;
-    let config = serde_json::to_vec_pretty(&config(&model)).map_err(|e| Error::Argument(e.to_string()))?;
+    let config = serde_json::to_vec_pretty(&config(&model)).map_err(Error::argument)?;
     write_synced(&draft.0.join("config.json"), &config)?;
     crate::files::sync_dir(&draft.0)?;
     rename_synced(&draft.0, out_dir)?;
