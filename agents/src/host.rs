@@ -166,6 +166,15 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// Returns the compute threads of each of `systems` systems on a machine with `cores` cores: `requested`, or an equal
+/// share of the cores if that is 0.
+pub fn threads_per_system(requested: usize, systems: usize, cores: usize) -> usize {
+    match requested {
+        0 => (cores / systems.max(1)).max(1),
+        threads => threads,
+    }
+}
+
 /// Returns the emulation speed of this machine: its FMA peak and its cores. The first call measures the peak, which
 /// takes some tens of milliseconds.
 pub fn measured_rate() -> HostRate {
@@ -201,6 +210,12 @@ mod tests {
         let path = root.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn systems_share_the_cores_by_default() {
+        assert_eq!([1, 2, 5, 8].map(|cores| threads_per_system(0, 2, cores)), [1, 1, 2, 4]);
+        assert_eq!((threads_per_system(3, 2, 8), threads_per_system(0, 0, 8)), (3, 8));
     }
 
     #[test]

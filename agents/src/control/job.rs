@@ -120,19 +120,14 @@ impl CompiledJob {
         &self.job.optimizer
     }
 
-    /// Returns the compute threads of a system: the number of the appliance, or else an equal share of this machine's
-    /// cores.
+    /// Returns the compute threads of a system on this machine.
     pub fn threads(&self) -> usize {
-        match self.appliance.threads {
-            0 => (host::cores() / self.job.run.num_csx.max(1)).max(1),
-            threads => threads,
-        }
+        host::threads_per_system(self.appliance.threads, self.job.run.num_csx, host::cores())
     }
 
-    /// Returns the number of MemoryX shards: that of the job, or else that of the appliance.
+    /// Returns the number of MemoryX shards.
     pub fn shards(&self) -> u32 {
-        let asked = self.job.run.num_wgt_servers;
-        (if asked > 0 { asked } else { self.appliance.memoryx.shards }) as u32
+        self.job.memoryx_shards(&self.appliance) as u32
     }
 
     /// Returns the slots that a receiver allows in flight to it.

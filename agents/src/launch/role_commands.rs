@@ -7,7 +7,7 @@ use millrace_protocol::security::Protection;
 use millrace_telemetry::logs::Level;
 
 use super::{LaunchError, LocalRun};
-use crate::host::cores;
+use crate::host;
 
 /// The listen address of every port of a local run.
 const LOOPBACK: &str = "127.0.0.1";
@@ -31,14 +31,6 @@ pub fn role_commands(run: &LocalRun) -> Result<Vec<RoleCommand>, LaunchError> {
     let agents =
         Role::ALL.into_iter().flat_map(|role| (0..count(role) as u32).map(move |index| AgentId::new(role, index)));
     agents.enumerate().map(|(place, agent)| role_command(run, agent, ports(run.base_port, place)?)).collect()
-}
-
-/// Returns the compute threads of each system: the requested number, or else its share of the machine's cores.
-pub fn threads_per_system(run: &LocalRun, cores: usize) -> usize {
-    match run.threads.unwrap_or(run.launch.appliance.threads) {
-        0 => (cores / run.launch.agent_counts.systems.max(1)).max(1),
-        threads => threads,
-    }
 }
 
 fn role_command(
@@ -66,7 +58,8 @@ fn role_command(
             ..common
         },
         Role::Cs2 => {
-            let threads = threads_per_system(run, cores());
+            let requested = run.threads.unwrap_or(run.launch.appliance.threads);
+            let threads = host::threads_per_system(requested, run.launch.agent_counts.systems, host::cores());
             let threads = u16::try_from(threads).map_err(|_| LaunchError::Threads { threads })?;
             RoleCommand { threads: Some(threads), ..common }
         }
@@ -131,13 +124,14 @@ mod tests {
     }
 
     #[test]
-    fn systems_share_the_cores_by_default() {
+    fn threads_of_the_run_precede_those_of_the_appliance() {
         let mut run = local_run();
-        run.launch.agent_counts.systems = 2;
-        assert_eq!([1, 2, 5, 8].map(|cores| threads_per_system(&run, cores)), [1, 1, 2, 4]);
+        let threads = |run: &LocalRun| role_commands(run).unwrap().pop().unwrap().threads;
         run.launch.appliance.threads = 3;
-        assert_eq!(threads_per_system(&run, 8), 3);
+        assert_eq!(threads(&run), Some(3));
         run.threads = Some(6);
-        assert_eq!(threads_per_system(&run, 8), 6);
+        assert_eq!(threads(&run), Some(6));
+        run.threads = Some(65_536);
+        assert!(matches!(role_commands(&run), Err(LaunchError::Threads { threads: 65_536 })));
     }
 }

@@ -66,7 +66,7 @@ pub(crate) fn requirements_of_plan(
     let placement = nominal_placement(plan, appliance, systems).map_err(|error| error.to_string())?;
     let bytes = RoleBytes::new(plan, &placement, &appliance.link);
     let projection = project_step(plan, appliance, systems).map_err(|error| error.to_string())?;
-    let shards = shards(job, appliance);
+    let shards = job.memoryx_shards(appliance) as u32;
     let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
     let swarmx = swarm_nodes(systems as usize, fan_out) as u32;
     let of = |data: u64| data + bytes.process;
@@ -96,11 +96,6 @@ pub(crate) fn requirements_of_plan(
         },
         host_work: HostWork::new(plan, &placement, &traffic(plan, &placement)),
     })
-}
-
-fn shards(job: &JobSpec, appliance: &MachineSpec) -> u32 {
-    let asked = job.run.num_wgt_servers;
-    (if asked > 0 { asked } else { appliance.memoryx.shards }) as u32
 }
 
 /// Returns the number of leaves of the inputs that the mode reads, the smaller one of two, at least 1.

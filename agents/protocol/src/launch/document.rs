@@ -86,8 +86,7 @@ pub struct AgentCounts {
 }
 
 impl AgentCounts {
-    /// Returns the numbers that `job` needs on `appliance`. A job's own number of shards takes precedence over the
-    /// appliance's. Both state a maximum of activation servers per system, but a system reads from one at a time, so it
+    /// Returns the numbers that `job` needs on `appliance`. Both state a maximum of activation servers per system, but a system reads from one at a time, so it
     /// gets one.
     pub fn for_job(job: &JobSpec, appliance: &MachineSpec) -> Self {
         let run = &job.run;
@@ -95,7 +94,7 @@ impl AgentCounts {
         Self {
             systems: run.num_csx,
             least_systems: run.num_csx,
-            shards: if run.num_wgt_servers > 0 { run.num_wgt_servers } else { appliance.memoryx.shards },
+            shards: job.memoryx_shards(appliance),
             swarmx: swarm_nodes(run.num_csx, fan_out),
             fan_out,
             activation_servers: run.num_csx,

@@ -21,6 +21,8 @@ pub use schedule::{Schedule, ScheduleSegment, ScheduleSegmentKind};
 
 use serde::{Deserialize, Serialize};
 
+use crate::MachineSpec;
+
 /// A complete, resolved job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
@@ -42,6 +44,14 @@ impl JobSpec {
         let train = self.run.mode.trains().then_some(("train_input", &self.train_input));
         let eval = self.eval_input.as_ref().filter(|_| self.run.mode.evaluates());
         train.into_iter().chain(eval.map(|eval| ("eval_input", eval)))
+    }
+
+    /// Returns the number of MemoryX shards on `appliance`: the job's own number, or else the appliance's.
+    pub const fn memoryx_shards(&self, appliance: &MachineSpec) -> usize {
+        match self.run.num_wgt_servers {
+            0 => appliance.memoryx.shards,
+            shards => shards,
+        }
     }
 
     /// Sets `max_steps` of a run with `max_epochs` whose training data have this many samples: only whole batches, none
