@@ -11,7 +11,7 @@ use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint, Server};
 
 use crate::packet::MAX_PAYLOAD_BYTES;
-use crate::security::{ConnectError, ExpectedPeer, Identity, Protection, Stream, connect};
+use crate::security::{CONNECT_TIMEOUT, ConnectError, ExpectedPeer, Identity, Protection, Stream, connect};
 
 /// Bytes of an HTTP/2 frame: a chunk that arrives in one frame is received without a copy. With the default of 16 KiB a
 /// link transfers less than half as many bytes per CPU second.
@@ -23,8 +23,6 @@ pub const MAX_MESSAGE_BYTES: usize = MAX_PAYLOAD_BYTES + (64 << 10);
 /// A peer that does not answer a ping within this time is considered lost.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 const PING_INTERVAL: Duration = Duration::from_secs(10);
-/// Bounds connecting, including the handshake.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns a server with the settings of the data plane.
 pub fn server() -> Server {

@@ -6,8 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::security::{
-    AdmissionPolicy, AttemptName, Authority, ConnectError, Credentials, ExpectedPeer, HANDSHAKE_TIMEOUT, Identity,
-    IdentityError, MAX_HANDSHAKES, MemberName, Protection, Service, Stream, Validity, connect, listen,
+    AdmissionPolicy, AttemptName, Authority, CONNECT_TIMEOUT, ConnectError, Credentials, ExpectedPeer,
+    HANDSHAKE_TIMEOUT, Identity, IdentityError, MAX_HANDSHAKES, MemberName, Protection, Service, Stream, Validity,
+    connect, listen,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -119,6 +120,18 @@ async fn connection_never_downgrades_protection() {
         let error = try_echo(&address, &member, asked, b"x").await.unwrap_err();
         assert!(matches!(error, ConnectError::Handshake(_)), "{error}");
     }
+}
+
+/// The system accepts the TCP connection, and nothing answers.
+#[tokio::test(start_paused = true)]
+async fn connect_gives_up_if_the_peer_is_silent() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let identity = identity(&Authority::new(valid_for_a_day()).unwrap(), &agent("ours", 2, Role::Cs2));
+    let began = tokio::time::Instant::now();
+    let address = silent.local_addr().unwrap().to_string();
+    let connected = connect(&address, &identity, &ExpectedPeer::new(coordinator()), Protection::Encrypted).await;
+    assert!(matches!(connected, Err(ConnectError::TimedOut)), "{connected:?}");
+    assert_eq!(began.elapsed().as_secs(), CONNECT_TIMEOUT.as_secs());
 }
 
 #[tokio::test]

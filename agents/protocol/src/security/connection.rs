@@ -15,13 +15,16 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use tonic::transport::server::Connected;
 
-use super::identity::{Identity, name_of};
+use super::identity::{Identity, IdentityError, name_of};
 use super::listener::AdmissionPolicy;
 use super::name::MemberName;
 use super::tls_records::TlsRecordStream;
 
 /// Bounds a handshake on the accepting side: TLS and the record that follows it.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Bounds connecting on the dialling side: name resolution, TCP and the handshake.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// ALPN protocol: the connection is encrypted.
 const ALPN_ENCRYPTED: &[u8] = b"millrace/encrypted";
@@ -143,6 +146,9 @@ pub enum ConnectError {
         /// Name of the peer, or what is wrong with its certificate.
         found: String,
     },
+    /// The peer did not answer in time.
+    #[error("no answer within {} s", CONNECT_TIMEOUT.as_secs())]
+    TimedOut,
     /// The peer rejected the connection, for the given reason.
     #[error("the peer rejected the connection: {0}")]
     Rejected(String),
@@ -153,15 +159,51 @@ pub enum ConnectError {
 pub(super) enum AcceptError {
     /// The peer closed the connection without sending anything.
     ClosedEarly,
-    /// The connection was rejected for this reason.
-    Rejected(String),
+    /// The connection was rejected.
+    Rejected(Rejection),
+}
+
+/// The reason for the rejection of an accepted connection: a sentence about the peer, which the peer receives.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Rejection {
+    /// The connection failed, or TLS rejected the peer.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it speaks another protocol")]
+    Protocol,
+    #[error("it has no certificate")]
+    NoCertificate,
+    #[error("its certificate names no member of a job")]
+    NoName,
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error("its certificate is of job {theirs}, this is job {ours}")]
+    OtherJob { theirs: String, ours: String },
+    #[error("its certificate is of attempt {theirs}, this is attempt {ours}")]
+    OtherAttempt { theirs: u32, ours: u32 },
+    #[error("{0} is not authorized for this port")]
+    NotAdmitted(MemberName),
+    #[error("too many handshakes in progress, and this one is the oldest")]
+    TooManyHandshakes,
+    #[error("it did not finish its handshake in time")]
+    TooSlow,
 }
 
 /// Connects to `address` (`host:port`) and authenticates both ends.
 ///
 /// # Errors
-/// [`ConnectError`]. There is no timeout here: callers bound the wait.
+/// [`ConnectError`]; [`ConnectError::TimedOut`] after [`CONNECT_TIMEOUT`].
 pub async fn connect(
+    address: &str,
+    identity: &Identity,
+    expected: &ExpectedPeer,
+    protection: Protection,
+) -> Result<Stream, ConnectError> {
+    let connecting = connect_unbounded(address, identity, expected, protection);
+    tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or(Err(ConnectError::TimedOut))
+}
+
+async fn connect_unbounded(
     address: &str,
     identity: &Identity,
     expected: &ExpectedPeer,
@@ -217,7 +259,7 @@ pub(super) async fn accept(
     admit: AdmissionPolicy,
     protection: Protection,
 ) -> Result<Stream, AcceptError> {
-    let because = |error: io::Error| AcceptError::Rejected(error.to_string());
+    let because = |error: io::Error| AcceptError::Rejected(error.into());
     tcp.set_nodelay(true).map_err(because)?;
     let mut config = ServerConfig::clone(&identity.server);
     config.alpn_protocols = vec![protection.protocol().to_vec()];
@@ -233,7 +275,8 @@ pub(super) async fn accept(
             Ok(Stream::new(tls, protection, name))
         }
         Err(reason) => {
-            let text = &reason.as_bytes()[..reason.floor_char_boundary(MAX_REASON_BYTES)];
+            let text = reason.to_string();
+            let text = &text.as_bytes()[..text.floor_char_boundary(MAX_REASON_BYTES)];
             let mut record = vec![STATUS_REJECTED];
             record.extend((text.len() as u16).to_be_bytes());
             record.extend(text);
@@ -251,16 +294,13 @@ fn verify_peer(
     identity: &Identity,
     admit: AdmissionPolicy,
     protection: Protection,
-) -> Result<MemberName, String> {
+) -> Result<MemberName, Rejection> {
     let (_, session) = tls.get_ref();
     if session.alpn_protocol() != Some(protection.protocol()) {
-        return Err("it speaks another protocol".to_owned());
+        return Err(Rejection::Protocol);
     }
-    let certificate = session.peer_certificates().and_then(|chain| chain.first()).ok_or("it has no certificate")?;
-    let name = name_of(certificate).map_err(|error| error.to_string())?.ok_or(
-        "its certificate names no member of a \
-        job",
-    )?;
+    let certificate = session.peer_certificates().and_then(|chain| chain.first()).ok_or(Rejection::NoCertificate)?;
+    let name = name_of(certificate)?.ok_or(Rejection::NoName)?;
     admit.check(identity.name(), &name)?;
     Ok(name)
 }

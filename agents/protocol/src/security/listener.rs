@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio_stream::Stream as AsyncStream;
 
-use super::connection::{AcceptError, HANDSHAKE_TIMEOUT, Protection, Stream, accept};
+use super::connection::{AcceptError, HANDSHAKE_TIMEOUT, Protection, Rejection, Stream, accept};
 use super::identity::Identity;
 use super::name::{MemberName, Service};
 use super::rejections::RejectionLog;
@@ -41,15 +41,14 @@ impl AdmissionPolicy {
     /// Checks whether `own` admits `peer`.
     ///
     /// # Errors
-    /// The reason for the rejection: a sentence about the peer.
-    pub(super) fn check(self, own: &MemberName, peer: &MemberName) -> Result<(), String> {
+    /// The reason for the rejection.
+    pub(super) fn check(self, own: &MemberName, peer: &MemberName) -> Result<(), Rejection> {
         let same_attempt = match (own.attempt(), peer.attempt()) {
             (Some(own), Some(peer)) if own.job() != peer.job() => {
-                return Err(format!("its certificate is of job {}, this is job {}", peer.job(), own.job()));
+                return Err(Rejection::OtherJob { theirs: peer.job().to_owned(), ours: own.job().to_owned() });
             }
             (Some(own), Some(peer)) if own.attempt() != peer.attempt() => {
-                let (theirs, ours) = (peer.attempt(), own.attempt());
-                return Err(format!("its certificate is of attempt {theirs}, this is attempt {ours}"));
+                return Err(Rejection::OtherAttempt { theirs: peer.attempt(), ours: own.attempt() });
             }
             (Some(_), Some(_)) => true,
             _ => false,
@@ -63,7 +62,7 @@ impl AdmissionPolicy {
             | (AdmissionPolicy::RestServer, MemberName::Service(Service::RestServer)) => true,
             _ => false,
         };
-        if admitted { Ok(()) } else { Err(format!("{peer} is not authorized for this port")) }
+        if admitted { Ok(()) } else { Err(Rejection::NotAdmitted(peer.clone())) }
     }
 }
 
@@ -132,7 +131,7 @@ impl Acceptor {
                         && let Some((slow, handshake)) = oldest_first.pop_front()
                     {
                         handshake.abort();
-                        self.reject(slow, "too many handshakes in progress, and this one is the oldest");
+                        self.reject(slow, &Rejection::TooManyHandshakes);
                     }
                     oldest_first.push_back((from, handshakes.spawn(self.clone().handshake(tcp, from))));
                 }
@@ -161,11 +160,11 @@ impl Acceptor {
                 )
             }
             Ok(Err(AcceptError::Rejected(reason))) => self.reject(from, &reason),
-            Err(_) => self.reject(from, "it did not finish its handshake in time"),
+            Err(_) => self.reject(from, &Rejection::TooSlow),
         }
     }
 
-    fn reject(&self, from: SocketAddr, reason: &str) {
+    fn reject(&self, from: SocketAddr, reason: &Rejection) {
         self.log_limited(|untold| {
             format!("rejected a connection from {from} to the {} port: {reason}{untold}", self.port)
         });
@@ -211,6 +210,6 @@ mod tests {
         assert_eq!(admitted(AdmissionPolicy::Controllers, &own), [5, 9, 10]);
         assert_eq!(admitted(AdmissionPolicy::RestServer, &MemberName::for_reader("ours").unwrap()), [10]);
         let reason = AdmissionPolicy::Agents.check(&own, &all[2]).unwrap_err();
-        assert_eq!(reason, "its certificate is of attempt 1, this is attempt 2");
+        assert_eq!(reason.to_string(), "its certificate is of attempt 1, this is attempt 2");
     }
 }

@@ -36,7 +36,8 @@ mod tls_records;
 
 pub use authority::{Authority, IssueError, Validity};
 pub use connection::{
-    ConnectError, ExpectedPeer, HANDSHAKE_TIMEOUT, Peer, Protection, Stream, UnknownProtection, connect,
+    CONNECT_TIMEOUT, ConnectError, ExpectedPeer, HANDSHAKE_TIMEOUT, Peer, Protection, Stream, UnknownProtection,
+    connect,
 };
 pub use identity::{Credentials, Identity, IdentityError};
 pub use listener::{AdmissionPolicy, AuthenticatedIncoming, MAX_HANDSHAKES, listen};
