@@ -10,8 +10,9 @@ use millrace_telemetry::journal::OutcomeReason;
 use crate::error::AgentError;
 
 /// Converts an error of a checkpoint to a failure with reason and hint.
-pub fn checkpoint_failure(error: &Error) -> AgentError {
-    let reason = match error {
+pub fn checkpoint_failure(error: Error) -> AgentError {
+    let hint = error.hint();
+    let reason = match &error {
         Error::Lock(LockError::InUse { .. } | LockError::Contended { .. }) => OutcomeReason::ModelDirInUse,
         Error::Lock(LockError::Fenced { .. } | LockError::Lost { .. }) => OutcomeReason::Superseded,
         full if full.is_full() => OutcomeReason::OutOfSpace,
@@ -19,7 +20,7 @@ pub fn checkpoint_failure(error: &Error) -> AgentError {
         _ => OutcomeReason::Failed,
     };
     let failure = AgentError::with_reason(reason, error);
-    match error.hint() {
+    match hint {
         Some(hint) => failure.hint(hint),
         None => failure,
     }
@@ -35,7 +36,7 @@ pub const fn load_strictness(job: &JobSpec) -> LoadStrictness {
 /// # Errors
 /// The directory can't be read.
 pub fn contains_checkpoints(path: &Path) -> Result<bool, AgentError> {
-    Ok(!list(path).map_err(|error| checkpoint_failure(&error))?.complete.is_empty())
+    Ok(!list(path).map_err(checkpoint_failure)?.complete.is_empty())
 }
 
 /// Checks that a run with the numerics profile `now` may continue from a checkpoint with the profile `then`. Profiles

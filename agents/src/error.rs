@@ -1,6 +1,8 @@
 //! Failures that end a process, and whether the process itself or a peer caused them.
 
+use std::error::Error;
 use std::fmt;
+use std::sync::Arc;
 
 use millrace_emulator::compile::CompileError;
 use millrace_engine::message;
@@ -20,43 +22,63 @@ pub enum ErrorOrigin {
 }
 
 /// A failure, described in one sentence.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct AgentError {
     /// The origin of the failure.
     pub cause: ErrorOrigin,
-    pub message: String,
+    /// The sentence, if it is not that of `source`.
+    context: Option<String>,
+    source: Arc<BoxError>,
     /// A remedy, if one is known.
     pub hint: Option<String>,
 }
 
+/// Any error. A sentence is an error without a source.
+type BoxError = Box<dyn Error + Send + Sync>;
+
 impl AgentError {
-    fn new(cause: ErrorOrigin, sentence: impl fmt::Display) -> Self {
-        Self { cause, message: sentence.to_string(), hint: None }
+    fn new(cause: ErrorOrigin, error: impl Into<BoxError>) -> Self {
+        Self { cause, context: None, source: Arc::new(error.into()), hint: None }
+    }
+
+    /// Returns the sentence, without the remedy.
+    pub fn message(&self) -> String {
+        match &self.context {
+            Some(context) => format!("{context}: {}", self.source),
+            None => self.source.to_string(),
+        }
+    }
+
+    /// Puts `context` and a colon before the sentence.
+    #[must_use]
+    pub fn context(mut self, context: impl Into<String>) -> Self {
+        self.context = Some(context.into());
+        self
     }
 
     /// Creates a failure that ends the run for `reason`.
-    pub fn with_reason(reason: OutcomeReason, sentence: impl fmt::Display) -> Self {
-        Self::new(ErrorOrigin::Local(reason), sentence)
+    pub fn with_reason(reason: OutcomeReason, error: impl Into<BoxError>) -> Self {
+        Self::new(ErrorOrigin::Local(reason), error)
     }
 
     /// Creates a failure of this process, with [`OutcomeReason::Failed`].
-    pub fn local(sentence: impl fmt::Display) -> Self {
-        Self::with_reason(OutcomeReason::Failed, sentence)
+    pub fn local(error: impl Into<BoxError>) -> Self {
+        Self::with_reason(OutcomeReason::Failed, error)
     }
 
     /// Creates a failure that the user's input caused.
-    pub fn bad_input(sentence: impl fmt::Display) -> Self {
-        Self::with_reason(OutcomeReason::BadParams, sentence)
+    pub fn bad_input(error: impl Into<BoxError>) -> Self {
+        Self::with_reason(OutcomeReason::BadParams, error)
     }
 
     /// Creates a failure for the loss of a peer.
-    pub fn peer(sentence: impl fmt::Display) -> Self {
-        Self::new(ErrorOrigin::Peer, sentence)
+    pub fn peer(error: impl Into<BoxError>) -> Self {
+        Self::new(ErrorOrigin::Peer, error)
     }
 
     /// Creates a failure of a process that was asked to leave and has nothing to finish.
-    pub fn shutdown(sentence: impl fmt::Display) -> Self {
-        Self::new(ErrorOrigin::Shutdown, sentence)
+    pub fn shutdown(error: impl Into<BoxError>) -> Self {
+        Self::new(ErrorOrigin::Shutdown, error)
     }
 
     /// Adds a remedy.
@@ -107,17 +129,14 @@ impl AgentError {
 
 impl From<CompileError> for AgentError {
     fn from(error: CompileError) -> Self {
-        let failure = Self::bad_input(&error);
-        match error.hint() {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
+        let hint = error.hint().map(str::to_owned);
+        Self { hint, ..Self::bad_input(error) }
     }
 }
 
 impl fmt::Display for AgentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.message)?;
+        f.write_str(&self.message())?;
         match &self.hint {
             Some(hint) => write!(f, "\nhint: {hint}"),
             None => Ok(()),
@@ -125,4 +144,10 @@ impl fmt::Display for AgentError {
     }
 }
 
-impl std::error::Error for AgentError {}
+impl Error for AgentError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        let source: &(dyn Error + 'static) = &**self.source.as_ref();
+        // Without a context the sentence is that of the source.
+        if self.context.is_some() { Some(source) } else { source.source() }
+    }
+}

@@ -66,7 +66,8 @@ pub async fn serve(address: &str, metrics: RoleMetrics, ready: Readiness) -> Res
 /// The port is in use or the address is invalid; the failure has a hint.
 pub async fn listen(address: &str) -> Result<TcpListener, AgentError> {
     TcpListener::bind(address).await.map_err(|error| {
-        AgentError::local(format!("can't listen on {address}: {error}"))
+        AgentError::local(error)
+            .context(format!("can't listen on {address}"))
             .hint("choose another port, or stop the process that uses this one")
     })
 }

@@ -49,9 +49,10 @@ pub fn source_spec(input: &InputSpec, vocab_size: usize) -> SourceSpec {
 }
 
 /// Converts a data error to a failure with its hint.
-pub(crate) fn data_failure(error: &DataError) -> AgentError {
+pub(crate) fn data_failure(error: DataError) -> AgentError {
+    let hint = error.hint();
     let failure = if error.is_bad_input() { AgentError::bad_input(error) } else { AgentError::local(error) };
-    failure.hint(error.hint())
+    failure.hint(hint)
 }
 
 /// Inspects the files of one input without reading them completely. Returns a summary, and the samples of an epoch if
@@ -62,7 +63,7 @@ pub(crate) fn data_failure(error: &DataError) -> AgentError {
 pub(crate) fn survey(input: &InputSpec, vocab_size: usize) -> Result<(DataSummary, Option<u64>), AgentError> {
     let spec = source_spec(input, vocab_size);
     let found = survey_source(&spec).and_then(|found| Ok((found, found.samples(&spec)?)));
-    found.map_err(|error| data_failure(&error))
+    found.map_err(data_failure)
 }
 
 /// Opens one input. `progress` receives the bytes done and the total while the input is tokenized.
@@ -74,8 +75,8 @@ pub(crate) fn open(
     vocab_size: usize,
     progress: impl FnMut(u64, u64),
 ) -> Result<Dataset, AgentError> {
-    let dataset = Dataset::open(&source_spec(input, vocab_size), progress).map_err(|error| data_failure(&error))?;
-    dataset.check_vocab(vocab_size as u64).map_err(|error| data_failure(&error))?;
+    let dataset = Dataset::open(&source_spec(input, vocab_size), progress).map_err(data_failure)?;
+    dataset.check_vocab(vocab_size as u64).map_err(data_failure)?;
     Ok(dataset)
 }
 

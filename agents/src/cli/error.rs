@@ -19,7 +19,7 @@ pub struct CliError {
 
 impl CliError {
     /// Creates an error that the user's input caused.
-    pub fn bad_input(reason: impl fmt::Display) -> Self {
+    pub fn bad_input(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         AgentError::bad_input(reason).into()
     }
 
@@ -35,12 +35,12 @@ impl CliError {
         let mut all = error.problems().map(|problem| {
             let failure = match problem.line {
                 Some(_) => AgentError::bad_input(format!("{}: {problem}", path.display())),
-                None => AgentError::bad_input(problem),
+                None => AgentError::bad_input(problem.to_string()),
             };
             failure.hint(problem.hint.as_deref().unwrap_or_else(|| general_hint(problem.kind)))
         });
         // There is always at least one problem.
-        let first = all.next().unwrap_or_else(|| AgentError::bad_input(error));
+        let first = all.next().unwrap_or_else(|| AgentError::bad_input(error.to_string()));
         Self { first, rest: all.collect() }
     }
 
@@ -90,6 +90,6 @@ impl From<CompileError> for CliError {
 
 impl From<millrace_checkpoint::Error> for CliError {
     fn from(error: millrace_checkpoint::Error) -> Self {
-        checkpoint_failure(&error).into()
+        checkpoint_failure(error).into()
     }
 }

@@ -79,7 +79,7 @@ fn write_new(path: &Path, text: &str) -> Result<(), CliError> {
     })?;
     file.write_all(text.as_bytes()).map_err(|error| {
         let _ = std::fs::remove_file(path);
-        AgentError::local(format!("can't write the params {}: {error}", path.display())).into()
+        AgentError::local(error).context(format!("can't write the params {}", path.display())).into()
     })
 }
 

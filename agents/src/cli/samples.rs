@@ -16,7 +16,7 @@ pub fn write(flags: &JobArgs, steps: u64, out: &Path) -> Result<Exit, CliError> 
     let prepared = prepare(flags, &flags.machine.overrides(), read_params(&flags.params)?)?;
     let job = &prepared.resolved.job;
     let dataset: Dataset = open_dataset(job, &job.train_input)?;
-    write_samples(&dataset, job.train_input.batch_size as u64, steps, 0, out).map_err(|error| data_failure(&error))?;
+    write_samples(&dataset, job.train_input.batch_size as u64, steps, 0, out).map_err(data_failure)?;
     super::print_line(format_args!("Wrote the samples of {steps} steps to {}", out.display()));
     Ok(Exit::Success)
 }

@@ -1,6 +1,7 @@
 //! Dials a parent: opens both directions of the link, each as its own stream.
 
 use std::future::poll_fn;
+use std::time::Duration;
 
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
@@ -12,6 +13,22 @@ use tonic::codegen::Service;
 use tonic::transport::Channel;
 
 use super::{Direction, LinkEventKind, LinkKey, LinkSettings, receive_frames, receive_grants, send};
+
+/// One direction of a link could not be opened.
+#[derive(Debug, thiserror::Error)]
+enum OpenError {
+    #[error(transparent)]
+    Request(#[from] http::Error),
+    #[error(transparent)]
+    Transport(#[from] tonic::transport::Error),
+    #[error("{status} {reason}")]
+    Rejected { status: StatusCode, reason: String },
+    #[error("no answer within {} s", OPEN_TIMEOUT.as_secs())]
+    TimedOut,
+}
+
+/// Bounds the wait for the answer to a request for one direction of a link. A parent answers at once.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Opens the link from `me` to `peer` at `address` for `epoch`, in the background. The results are sent as events.
 pub fn dial(me: AgentId, peer: AgentId, address: String, epoch: Epoch, settings: LinkSettings) {
@@ -27,20 +44,20 @@ pub fn dial(me: AgentId, peer: AgentId, address: String, epoch: Epoch, settings:
         };
         let down = open_down(me, key(Direction::Down), channel.clone(), settings.clone());
         let up = open_up(me, key(Direction::Up), channel, settings.clone());
-        if let Err(reason) = tokio::try_join!(down, up) {
-            broken(format!("{peer} at {address} rejected the link: {reason}")).await;
+        if let Err(error) = tokio::try_join!(down, up) {
+            broken(format!("{peer} at {address} rejected the link: {error}")).await;
         }
     });
 }
 
-async fn open_down(me: AgentId, key: LinkKey, channel: Channel, settings: LinkSettings) -> Result<(), String> {
+async fn open_down(me: AgentId, key: LinkKey, channel: Channel, settings: LinkSettings) -> Result<(), OpenError> {
     let (sender, body) = packet::packet_channel();
     let frames = open(packet::LINK_DOWN_PATH, me, key, body, channel).await?;
     tokio::spawn(receive_frames(key, sender, frames, settings));
     Ok(())
 }
 
-async fn open_up(me: AgentId, key: LinkKey, channel: Channel, settings: LinkSettings) -> Result<(), String> {
+async fn open_up(me: AgentId, key: LinkKey, channel: Channel, settings: LinkSettings) -> Result<(), OpenError> {
     let (sender, body) = packet::packet_channel();
     let grants = open(packet::LINK_UP_PATH, me, key, body, channel).await?;
     tokio::spawn(receive_grants(key, sender, grants, settings));
@@ -48,18 +65,21 @@ async fn open_up(me: AgentId, key: LinkKey, channel: Channel, settings: LinkSett
 }
 
 /// Sends `body` to `path`; returns the body of the response.
-async fn open(path: &str, me: AgentId, key: LinkKey, body: Body, mut channel: Channel) -> Result<PacketReader, String> {
+async fn open(path: &str, me: AgentId, key: LinkKey, body: Body, channel: Channel) -> Result<PacketReader, OpenError> {
     let request = Request::post(path)
         .header(EPOCH_HEADER, key.epoch.to_string())
         .header(AGENT_HEADER, me.to_string())
-        .body(body)
-        .map_err(|error| error.to_string())?;
-    poll_fn(|cx| channel.poll_ready(cx)).await.map_err(|error| error.to_string())?;
-    let response = channel.call(request).await.map_err(|error| error.to_string())?;
+        .body(body)?;
+    tokio::time::timeout(OPEN_TIMEOUT, call(request, channel)).await.unwrap_or(Err(OpenError::TimedOut))
+}
+
+async fn call(request: Request<Body>, mut channel: Channel) -> Result<PacketReader, OpenError> {
+    poll_fn(|cx| channel.poll_ready(cx)).await?;
+    let response = channel.call(request).await?;
     let status = response.status();
     if status == StatusCode::OK {
         return Ok(PacketReader::new(response.into_body()));
     }
     let reason = response.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    Err(format!("{status} {}", String::from_utf8_lossy(&reason)))
+    Err(OpenError::Rejected { status, reason: String::from_utf8_lossy(&reason).into_owned() })
 }

@@ -112,7 +112,7 @@ async fn start(args: RoleArgs) -> Result<Exit, AgentError> {
     let ready = if announced { Readiness::announce_on_stdout() } else { Readiness::default() };
     // From here on SIGTERM is handled: the process ends in order.
     let terminate = signal(SignalKind::terminate())
-        .map_err(|error| AgentError::local(format!("can't listen for signals: {error}")))?;
+        .map_err(|error| AgentError::local(error).context("can't listen for signals"))?;
     let metrics_address = match &args.metrics_listen {
         Some(address) => http::serve(address, metrics.clone(), ready.clone()).await?,
         None => String::new(),

@@ -62,7 +62,8 @@ fn restrict(roots: &[PathBuf]) -> Result<(), AgentError> {
         return Ok(());
     }
     millrace_roots::restrict_process(roots).map_err(|error| {
-        AgentError::bad_input(format!("can't use a directory of the job: {error}"))
+        AgentError::bad_input(error)
+            .context("can't use a directory of the job")
             .hint("check that the directory exists and that the server's user may read it")
     })
 }
@@ -120,7 +121,8 @@ fn read_identity(source: &DocumentSource) -> Result<Identity, AgentError> {
         DocumentSource::Path(directory) => Credentials::read(directory),
     };
     credentials.and_then(|credentials| Identity::new(&credentials)).map_err(|error| {
-        AgentError::bad_input(format!("the identity {} can't be used: {error}", path.display()))
+        AgentError::bad_input(error)
+            .context(format!("the identity {} can't be used", path.display()))
             .hint("a launcher must give an agent tls.crt, tls.key and ca.crt of its attempt")
     })
 }
@@ -136,7 +138,8 @@ fn read_launch(source: &DocumentSource) -> Result<LaunchDocument, AgentError> {
     };
     let name = source.as_path().display();
     let text = text.map_err(|error| {
-        AgentError::bad_input(format!("can't read the launch document {name}: {error}"))
+        AgentError::bad_input(error)
+            .context(format!("can't read the launch document {name}"))
             .hint("the launcher of the coordinator writes it; check that the file exists and is readable")
     })?;
     LaunchDocument::from_json(&text).map_err(|error| {
@@ -144,6 +147,6 @@ fn read_launch(source: &DocumentSource) -> Result<LaunchDocument, AgentError> {
             DocumentError::NewerVersion { .. } => "start it with the image of the release that wrote the document",
             _ => "start it with a document written by `millrace-operator` or `millrace-api` of this release",
         };
-        AgentError::bad_input(format!("the launch document {name} can't be read: {error}")).hint(hint)
+        AgentError::bad_input(error).context(format!("the launch document {name} can't be read")).hint(hint)
     })
 }

@@ -44,8 +44,8 @@ impl CheckpointWriter {
     /// The directory can't be created, or the lock was lost.
     pub fn stage(&self, step: u64, epoch: Epoch) -> Result<(Staging, SnapshotRequest), AgentError> {
         let epoch = WriterEpoch { attempt: epoch.attempt, number: epoch.number };
-        let staging = Staging::create(&self.lock, &self.job.plan, step, epoch, &self.moments)
-            .map_err(|error| checkpoint_failure(&error))?;
+        let staging =
+            Staging::create(&self.lock, &self.job.plan, step, epoch, &self.moments).map_err(checkpoint_failure)?;
         let path = staging.path().to_string_lossy().into_owned();
         Ok((staging, SnapshotRequest { step, path }))
     }
@@ -62,7 +62,7 @@ impl CheckpointWriter {
         record: Option<CommitRecord>,
         recovery: bool,
     ) -> Result<PublishedCheckpoint, AgentError> {
-        let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
+        let failed = checkpoint_failure;
         for (chunk, of_chunk) in digests.into_iter().enumerate() {
             for (section, digest) in self.moments.sections().zip(of_chunk) {
                 staging.record_digest(section, chunk, Digest(digest)).map_err(failed)?;

@@ -45,17 +45,18 @@ struct MetricSinks {
 }
 
 /// Converts a telemetry error to a failure with cause and hint.
-pub fn file_failure(error: &Error) -> AgentError {
-    let reason = match error {
+pub fn file_failure(error: Error) -> AgentError {
+    let hint = error.hint();
+    let reason = match &error {
         Error::StaleAttempt { .. } => OutcomeReason::Superseded,
         full if full.is_full() => OutcomeReason::OutOfSpace,
         _ => OutcomeReason::Failed,
     };
-    let failure = match std::error::Error::source(error) {
+    let failure = match std::error::Error::source(&error) {
         Some(cause) => AgentError::with_reason(reason, format!("{error}: {cause}")),
         None => AgentError::with_reason(reason, error),
     };
-    match error.hint() {
+    match hint {
         Some(hint) => failure.hint(hint),
         None => failure,
     }
@@ -86,7 +87,7 @@ impl RunFiles {
                 model_dir: dir.to_owned(),
             })
         };
-        open().map_err(|error: Error| file_failure(&error))
+        open().map_err(file_failure)
     }
 
     /// Opens the files of metric points for a run that continues after `step`, to which the steps `before` led. Removes
@@ -109,7 +110,7 @@ impl RunFiles {
             };
             Ok(MetricSinks { metrics, events, newest: newest.unwrap_or(0) })
         };
-        let points = open().map_err(|error: Error| file_failure(&error))?;
+        let points = open().map_err(file_failure)?;
         let last_step = points.metrics.opening().last_step;
         self.points = Some(points);
         let resumed = self.trains && step.max(last_step) > 0;
@@ -207,7 +208,7 @@ impl RunFiles {
         match written {
             Err(error) if !self.refusing => {
                 self.refusing = true;
-                let sentence = file_failure(&error).message;
+                let sentence = file_failure(error).message();
                 tracing::warn!(
                     "{sentence}; training continues, and metrics are kept in memory until they can be written"
                 );

@@ -209,7 +209,7 @@ async fn prepare(
     let named = resume::named_checkpoint(&launch)?;
 
     let lock = Arc::new(lock_model_dir(&launch).await?);
-    for removed in millrace_checkpoint::clean_up(&lock).map_err(|error| checkpoint_failure(&error))? {
+    for removed in millrace_checkpoint::clean_up(&lock).map_err(checkpoint_failure)? {
         tracing::info!("removed unfinished files of an earlier run: {removed}");
     }
     let mut further = resume::choose_checkpoint(&launch, &compiled, named)?;
@@ -243,7 +243,7 @@ async fn lock_model_dir(launch: &LaunchDocument) -> Result<ModelDirLock, AgentEr
                 tracing::info!("waiting for {owner} to release model_dir");
                 tokio::time::sleep(LOCK_POLL_INTERVAL).await;
             }
-            taken => return taken.map_err(|error| checkpoint_failure(&error.into())),
+            taken => return taken.map_err(|error| checkpoint_failure(error.into())),
         }
     }
 }

@@ -42,7 +42,7 @@ pub fn named_checkpoint(launch: &LaunchDocument) -> Result<Option<Checkpoint>, A
     if launch.mode == Mode::EvalAll && contains_checkpoints(path)? {
         return Ok(None);
     }
-    Checkpoint::open_verified(path).map(Some).map_err(|error| checkpoint_failure(&error))
+    Checkpoint::open_verified(path).map(Some).map_err(checkpoint_failure)
 }
 
 /// Chooses the checkpoint: `named_checkpoint`, or else the newest complete one of `model_dir`, or else none. A run that
@@ -77,8 +77,7 @@ fn newest(launch: &LaunchDocument, report: &mut Vec<String>) -> Result<Option<Ch
         "Checkpoint autoloading is enabled. Looking for latest checkpoint in \"{}\".",
         directory.display()
     ));
-    let (checkpoint, broken) =
-        newest_complete(directory, VerificationLevel::Full).map_err(|error| checkpoint_failure(&error))?;
+    let (checkpoint, broken) = newest_complete(directory, VerificationLevel::Full).map_err(checkpoint_failure)?;
     report.extend(broken.iter().map(|broken| skipped_message(&broken.path, &broken.reason)));
     Ok(checkpoint)
 }
@@ -86,7 +85,7 @@ fn newest(launch: &LaunchDocument, report: &mut Vec<String>) -> Result<Option<Ch
 /// Opens every complete checkpoint to evaluate, oldest first; adds sentences about the skipped ones to `report`.
 fn complete_checkpoints(launch: &LaunchDocument, report: &mut Vec<String>) -> Result<Vec<Checkpoint>, AgentError> {
     let directory = launch.resume.checkpoint_path.as_deref().unwrap_or(&launch.model_dir);
-    let listing = list(directory).map_err(|error| checkpoint_failure(&error))?;
+    let listing = list(directory).map_err(checkpoint_failure)?;
     report.extend(listing.damaged.iter().map(|broken| skipped_message(&broken.path, &broken.reason)));
     let mut whole = Vec::new();
     for info in listing.complete {
@@ -119,13 +118,10 @@ fn start_from_checkpoint(
     mut report: Vec<String>,
 ) -> Result<StartPoint, AgentError> {
     let reader = PlanReader::new(checkpoint, &compiled.plan, &Moments::none(), load_strictness(&compiled.job))
-        .map_err(|error| checkpoint_failure(&error))?;
-    report.extend(reader.missing_tensors().iter().map(|name| {
-        format!(
-            "{name} is not in the checkpoint and is \
-        initialized."
-        )
-    }));
+        .map_err(checkpoint_failure)?;
+    report.extend(
+        reader.missing_tensors().iter().map(|name| format!("{name} is not in the checkpoint and is initialized.")),
+    );
     let checkpoint = reader.checkpoint();
     let (states, path) = (launch.resume.states, checkpoint.path());
     let step = if states.global_step || !launch.mode.trains() { checkpoint.step() } else { 0 };

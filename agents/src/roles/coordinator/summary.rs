@@ -86,6 +86,6 @@ pub fn write(mut performance: Performance, usages: &Usages, model_dir: &Path) {
         }
     }
     if let Err(error) = performance.write(model_dir) {
-        tracing::warn!("{}", file_failure(&error));
+        tracing::warn!("{}", file_failure(error));
     }
 }

@@ -83,7 +83,7 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
         .spawn(move || {
             let _ = ended.send(worker.run());
         })
-        .map_err(|error| AgentError::local(format!("can't start a thread: {error}")))?;
+        .map_err(|error| AgentError::local(error).context("can't start a thread"))?;
     let mut driver =
         SystemDriver { context, session, settings, mailbox, inputs: Some(inputs), fetching: None, epoch: None };
     let mut finished = false;
@@ -184,10 +184,9 @@ impl SystemDriver {
             let member = self.context.args.member.clone();
             let fetching = tokio::spawn(async move {
                 let channel = member.dial_data(&address, server).await;
-                let channel = channel.map_err(|error| transport::error_chain(&error));
                 let fetched = async { fetch(channel?, most_bytes, requests, &inputs).await };
-                if let Err(reason) = fetched.await {
-                    tracing::info!(peer = %server, %epoch, "link failed: {reason}");
+                if let Err(error) = fetched.await {
+                    tracing::info!(peer = %server, %epoch, "link failed: {error}");
                     outbox.send_report(&AgentReport::LinkLost { epoch, peer: Some(server) });
                 }
             });
@@ -235,6 +234,17 @@ fn most_sample_bytes(plan: &StreamPlan) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
+/// The stream of samples from an activation server failed.
+#[derive(Debug, thiserror::Error)]
+enum FetchError {
+    #[error("{}", transport::error_chain(.0))]
+    Connect(#[from] tonic::transport::Error),
+    #[error("{}", .0.message())]
+    Status(#[from] tonic::Status),
+    #[error("received samples that were not requested")]
+    Unrequested,
+}
+
 /// Sends requests to the activation server, and its replies, one per request, to the compute thread. Returns without
 /// error when the compute thread has ended or the server has closed the stream.
 async fn fetch(
@@ -242,21 +252,20 @@ async fn fetch(
     most_bytes: usize,
     requests: mpsc::Receiver<proto::SamplesRequest>,
     inputs: &blocking::Sender<ComputeInput>,
-) -> Result<(), String> {
+) -> Result<(), FetchError> {
     let mut client = SamplesClient::new(channel).max_decoding_message_size(most_bytes);
-    let refused = |status: tonic::Status| status.message().to_owned();
     let asked = Arc::new(AtomicU64::new(0));
     let count = asked.clone();
     let requests = ReceiverStream::new(requests).map(move |request| {
         count.fetch_add(1, Ordering::Relaxed);
         request
     });
-    let mut replies = client.fetch(requests).await.map_err(refused)?.into_inner();
+    let mut replies = client.fetch(requests).await?.into_inner();
     let mut answered = 0;
-    while let Some(reply) = replies.message().await.map_err(refused)? {
+    while let Some(reply) = replies.message().await? {
         answered += 1;
         if answered > asked.load(Ordering::Relaxed) {
-            return Err("received samples that were not requested".to_owned());
+            return Err(FetchError::Unrequested);
         }
         if inputs.send(ComputeInput::Samples(Box::new(reply))).is_err() {
             break;

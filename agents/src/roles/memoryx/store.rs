@@ -144,7 +144,7 @@ impl ShardStore {
     /// The checkpoint is damaged or of another model.
     pub fn restore(&self, path: &str, optimizer: bool, step: u64) -> Result<(), AgentError> {
         let OptimizerOps { job, moments, .. } = self.ops();
-        let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
+        let failed = checkpoint_failure;
         let checkpoint = millrace_checkpoint::Checkpoint::open(path).map_err(failed)?;
         let moments = if optimizer { moments.clone() } else { Moments::none() };
         let strictness = crate::checkpoints::load_strictness(&job.job);
@@ -219,7 +219,7 @@ impl ShardStore {
     }
 
     fn write_chunks(&self, mut cursor: SnapshotCursor, path: &str) -> Result<ChunkDigestList, AgentError> {
-        let failed = |error: millrace_checkpoint::Error| checkpoint_failure(&error);
+        let failed = checkpoint_failure;
         let OptimizerOps { job, moments, .. } = self.ops();
         let mut writer = RangeWriter::open(path, &job.plan, moments).map_err(failed)?;
         let mut digests = Vec::new();

@@ -92,7 +92,7 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHan
         work();
     };
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(computing);
-    spawned.map_err(|error| AgentError::local(format!("can't start a thread: {error}")))
+    spawned.map_err(|error| AgentError::local(error).context("can't start a thread"))
 }
 
 /// The store's thread: processes jobs in the order in which the state machine decided them.

@@ -126,8 +126,8 @@ impl CoordinatorDriver {
         let step = held.unwrap_or(beginning.step);
         let before = match held {
             _ if !launch.mode.trains() => ResumeHistory::default(),
-            Some(step) => continue_lineage(lock, step).map_err(|error| checkpoint_failure(&error))?,
-            None => begin_lineage(lock, beginning.from).map_err(|error| checkpoint_failure(&error))?,
+            Some(step) => continue_lineage(lock, step).map_err(checkpoint_failure)?,
+            None => begin_lineage(lock, beginning.from).map_err(checkpoint_failure)?,
         };
         self.reporter.on_agents_ready(launch.agent_counts.systems, step, &before, held.is_some())?;
         let saved = beginning.saved.is_some() && step == beginning.step;

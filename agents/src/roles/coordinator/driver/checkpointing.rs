@@ -137,7 +137,7 @@ impl CoordinatorDriver {
                 "skipped; training continues, and the next checkpoint is written when it is due".to_owned()
             }
         };
-        self.reporter.not_saved(not_saved.step, &format!("{}; {follows}", failure.message));
+        self.reporter.not_saved(not_saved.step, &format!("{}; {follows}", failure.message()));
         Ok(())
     }
 }
