@@ -13,9 +13,7 @@ use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
 use millrace_emulator::families;
 use millrace_emulator::kernels::{ComputeThreads, Simd, peak};
 use millrace_emulator::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, Pass, StreamPlan};
-use millrace_params::{
-    InitializerSpec, Initializers, LossScaling, MachineSpec, ModelFamily, ModelSpec, Nonlinearity, Precision,
-};
+use millrace_params::{MachineSpec, ModelSize, ModelSpec};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -33,33 +31,13 @@ const GPT2: Model = Model { layers: 12, hidden: 768, heads: 12, vocabulary: 50_2
 
 impl Model {
     fn spec(&self) -> ModelSpec {
-        let init = InitializerSpec::Normal { mean: 0.0, std: 0.02 };
-        ModelSpec {
-            family: ModelFamily::Gpt2,
+        ModelSpec::gpt2(ModelSize {
             vocab_size: self.vocabulary,
             hidden_size: self.hidden,
             num_hidden_layers: self.layers,
             num_heads: self.heads,
-            filter_size: 4 * self.hidden,
             max_position_embeddings: self.sequence,
-            use_position_embedding: true,
-            share_embedding_weights: true,
-            dropout_rate: 0.0,
-            embedding_dropout_rate: 0.0,
-            attention_dropout_rate: 0.0,
-            layer_norm_epsilon: 1e-5,
-            attention_scale: 1.0 / ((self.hidden / self.heads) as f64).sqrt(),
-            nonlinearity: Nonlinearity::Gelu,
-            use_projection_bias_in_attention: true,
-            use_ffn_bias_in_attention: true,
-            use_ffn_bias: true,
-            use_bias_in_output: false,
-            initializers: Initializers { embedding: init, hidden: init, residual_output: init, lm_head: init },
-            precision: Precision::F32,
-            loss_scaling: LossScaling::NumTokens,
-            loss_weight: 1.0,
-            compute_eval_metrics: false,
-        }
+        })
     }
 
     fn plan(&self, leaves: usize) -> Result<StreamPlan, Failure> {

@@ -8,9 +8,7 @@ use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
 use millrace_emulator::families;
 use millrace_emulator::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding};
 use millrace_emulator::report::PlanReport;
-use millrace_params::{
-    InitializerSpec, Initializers, LossScaling, MachineSpec, ModelFamily, ModelSpec, Nonlinearity, Precision,
-};
+use millrace_params::{MachineSpec, ModelFamily, ModelSize, ModelSpec, Precision};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let numbers: Vec<usize> = std::env::args().skip(1).map(|number| number.parse()).collect::<Result<_, _>>()?;
@@ -55,31 +53,15 @@ fn peak_memory() -> String {
 }
 
 fn model(layers: usize, hidden: usize, sequence: usize) -> ModelSpec {
-    let zero = InitializerSpec::Constant { val: 0.0 };
     ModelSpec {
         family: ModelFamily::Gpt3,
-        vocab_size: 50_257,
-        hidden_size: hidden,
-        num_hidden_layers: layers,
-        num_heads: 1,
-        filter_size: 4 * hidden,
-        max_position_embeddings: sequence,
-        use_position_embedding: true,
-        share_embedding_weights: true,
-        dropout_rate: 0.0,
-        embedding_dropout_rate: 0.0,
-        attention_dropout_rate: 0.0,
-        layer_norm_epsilon: 1e-5,
-        attention_scale: 1.0,
-        nonlinearity: Nonlinearity::Gelu,
-        use_projection_bias_in_attention: true,
-        use_ffn_bias_in_attention: true,
-        use_ffn_bias: true,
-        use_bias_in_output: false,
-        initializers: Initializers { embedding: zero, hidden: zero, residual_output: zero, lm_head: zero },
         precision: Precision::Bf16,
-        loss_scaling: LossScaling::NumTokens,
-        loss_weight: 1.0,
-        compute_eval_metrics: false,
+        ..ModelSpec::gpt2(ModelSize {
+            vocab_size: 50_257,
+            hidden_size: hidden,
+            num_hidden_layers: layers,
+            num_heads: 1,
+            max_position_embeddings: sequence,
+        })
     }
 }

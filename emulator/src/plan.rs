@@ -16,6 +16,7 @@
 use std::io::{BufWriter, Write as _};
 use std::ops::Range;
 
+use millrace_params::Precision;
 use serde::{Deserialize, Serialize};
 
 use crate::compile::CompileError;
@@ -49,6 +50,27 @@ impl Encoding {
         match self {
             Self::F32 => 4,
             Self::Bf16 => 2,
+        }
+    }
+}
+
+/// Returns the encoding of matrices on links. Groups of vectors are encoded as f32 in either precision, see
+/// [`StreamPlan::chunk_encoding`].
+impl From<Precision> for Encoding {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => Self::F32,
+            Precision::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+/// Returns the precision of a plan whose matrices have this encoding.
+impl From<Encoding> for Precision {
+    fn from(encoding: Encoding) -> Self {
+        match encoding {
+            Encoding::F32 => Self::F32,
+            Encoding::Bf16 => Self::Bf16,
         }
     }
 }

@@ -1,8 +1,6 @@
 //! Model sizes for tests.
 
-use millrace_params::{
-    InitializerSpec, Initializers, LinkSpec, LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision,
-};
+use millrace_params::{LinkSpec, ModelSize, ModelSpec, Precision};
 
 use crate::compile::{BatchSpec, CompileError, CompileRequest, compile};
 use crate::families;
@@ -63,32 +61,16 @@ pub fn leaf_bound(size: &Size) -> usize {
 
 impl Size {
     pub fn spec(&self) -> ModelSpec {
-        let normal = InitializerSpec::Normal { mean: 0.0, std: 0.02 };
         ModelSpec {
-            family: ModelFamily::Gpt2,
-            vocab_size: self.vocabulary,
-            hidden_size: self.hidden,
-            num_hidden_layers: self.layers,
-            num_heads: self.heads,
-            filter_size: 4 * self.hidden,
-            max_position_embeddings: self.sequence,
-            use_position_embedding: true,
             share_embedding_weights: self.tied,
-            dropout_rate: 0.0,
-            embedding_dropout_rate: 0.0,
-            attention_dropout_rate: 0.0,
-            layer_norm_epsilon: 1e-5,
-            attention_scale: 1.0 / ((self.hidden / self.heads) as f64).sqrt(),
-            nonlinearity: Nonlinearity::Gelu,
-            use_projection_bias_in_attention: true,
-            use_ffn_bias_in_attention: true,
-            use_ffn_bias: true,
-            use_bias_in_output: false,
-            initializers: Initializers { embedding: normal, hidden: normal, residual_output: normal, lm_head: normal },
             precision: if self.mixed { Precision::Bf16 } else { Precision::F32 },
-            loss_scaling: LossScaling::NumTokens,
-            loss_weight: 1.0,
-            compute_eval_metrics: false,
+            ..ModelSpec::gpt2(ModelSize {
+                vocab_size: self.vocabulary,
+                hidden_size: self.hidden,
+                num_hidden_layers: self.layers,
+                num_heads: self.heads,
+                max_position_embeddings: self.sequence,
+            })
         }
     }
 

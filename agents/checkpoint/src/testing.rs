@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millrace_emulator::graph::{Graph, Layer, OpNode, Tensor, TensorInit, TensorRole, Value, ValueType};
+use millrace_emulator::graph::{Graph, Initializer, Layer, OpNode, Tensor, TensorRole, Value, ValueType};
 use millrace_emulator::ops::{
     Activation, ActivationKind, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, LayerNorm, Linear,
     OpKind,
@@ -41,7 +41,7 @@ struct Builder {
 
 impl Builder {
     fn tensor(&mut self, name: &str, shape: &[usize]) -> usize {
-        let init = TensorInit::Constant { value: 0.0 };
+        let init = Initializer::Constant { value: 0.0 };
         self.graph.tensors.push(Tensor { name: name.into(), shape: shape.to_vec(), init, role: TensorRole::Weight });
         self.graph.tensors.len() - 1
     }

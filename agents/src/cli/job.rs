@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use millrace_emulator::compile::compile_job;
-use millrace_emulator::numerics::{Isa, NumericsProfile, Precision};
+use millrace_emulator::numerics::{Isa, NumericsProfile};
 use millrace_emulator::placement::swarm_nodes;
-use millrace_emulator::plan::{Encoding, StreamPlan};
+use millrace_emulator::plan::StreamPlan;
 use millrace_emulator::report::PlanReport;
 use millrace_params::{FlagOverrides, MachineSpec, Params, ResolveOutput};
 use millrace_protocol::launch::AgentCounts;
@@ -79,11 +79,7 @@ impl PreparedJob {
 
     /// Returns the numerics profile of a run on this machine; `isa` pins the instruction set.
     pub fn profile(&self, isa: Option<Isa>) -> NumericsProfile {
-        let precision = match self.plan.encoding {
-            Encoding::F32 => Precision::F32,
-            Encoding::Bf16 => Precision::Bf16,
-        };
-        NumericsProfile::new(isa.unwrap_or_else(Isa::detect), precision)
+        NumericsProfile::new(isa.unwrap_or_else(Isa::detect), self.plan.encoding.into())
     }
 
     /// Prints how the params were interpreted if that differs from their text, and which of them have no effect.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use millrace_emulator::compile::{CompileRequest, compile, request};
-use millrace_emulator::numerics::{Isa, NumericsProfile, Precision};
-use millrace_emulator::plan::{Encoding, PlanHash, StreamPlan};
+use millrace_emulator::numerics::{Isa, NumericsProfile};
+use millrace_emulator::plan::{PlanHash, StreamPlan};
 use millrace_params::{JobSpec, MachineSpec};
 use serde::{Deserialize, Serialize};
 
@@ -83,14 +83,10 @@ impl JobDocument {
         let plan = compile(request)?;
         plan.check_streamable()?;
         let hash = plan.hash();
-        let precision = match plan.encoding {
-            Encoding::F32 => Precision::F32,
-            Encoding::Bf16 => Precision::Bf16,
-        };
         Ok(CompiledJob {
             job: Arc::new(self.job),
             appliance: Arc::new(self.appliance),
-            profile: NumericsProfile::new(isa, precision).for_plan(&plan),
+            profile: NumericsProfile::new(isa, plan.encoding.into()).for_plan(&plan),
             plan: Arc::new(plan),
             hash,
             cuts: self.cuts,

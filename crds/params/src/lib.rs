@@ -42,8 +42,8 @@ pub use document::{
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
     CheckpointStates, DataSource, InitializerSpec, Initializers, InputSpec, JobSpec, LogLevel, LossScaling, Mode,
-    ModelFamily, ModelSpec, Nonlinearity, OptimizerKind, OptimizerSpec, Precision, ResolveOutput, RunSpec, Schedule,
-    ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
+    ModelFamily, ModelSize, ModelSpec, Nonlinearity, OptimizerKind, OptimizerSpec, Precision, ResolveOutput, RunSpec,
+    Schedule, ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
 pub use resolve::FlagOverrides;

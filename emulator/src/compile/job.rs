@@ -1,10 +1,10 @@
 //! Converts a resolved job to a [`CompileRequest`].
 
-use millrace_params::{InputSpec, JobSpec, LinkSpec, MachineSpec, Precision};
+use millrace_params::{InputSpec, JobSpec, LinkSpec, MachineSpec};
 
 use super::{BatchSpec, CompileError, CompileRequest, compile};
 use crate::families;
-use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, StreamPlan};
+use crate::plan::{DEFAULT_CHUNK_ELEMENTS, StreamPlan};
 
 /// Builds the compile request of a job.
 ///
@@ -22,10 +22,7 @@ pub fn request(job: &JobSpec, appliance: &MachineSpec) -> Result<CompileRequest,
         train: batch(&job.train_input),
         trains: job.run.mode.trains(),
         eval: eval.map(batch),
-        encoding: match job.model.precision {
-            Precision::F32 => Encoding::F32,
-            Precision::Bf16 => Encoding::Bf16,
-        },
+        encoding: job.model.precision.into(),
         wafer_memory: appliance.wafer.memory_bytes,
         chunk_elements: chunk_elements(&appliance.link),
         window_chunks: appliance.link.window_chunks,

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::graph::{GraphBuilder, GraphError, TensorInit, TensorRole};
+use crate::graph::{GraphBuilder, GraphError, Initializer, TensorRole};
 use crate::ops::{Activation, ActivationKind, Add, CrossEntropy, Embedding, OpError};
 use crate::plan::{DownSlot, GroupId, Pass};
 use crate::testing::{
@@ -233,7 +233,7 @@ fn recomputation_repeats_only_what_the_backward_pass_needs() {
 fn a_long_skip_is_held_as_long_as_it_is_read() {
     let (rows, width) = (8u64, 64u64);
     let mut builder = GraphBuilder::new(rows as usize);
-    let init = TensorInit::Constant { value: 0.0 };
+    let init = Initializer::Constant { value: 0.0 };
     let table = builder.tensor("table", &[16, width as usize], init, TensorRole::Embedding);
     let (tokens, labels) = (builder.tokens(), builder.labels());
     let x = builder.node(Embedding, "x", &[tokens], &[table]).unwrap();

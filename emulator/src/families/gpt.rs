@@ -7,7 +7,7 @@
 
 use millrace_params::{InitializerSpec, ModelSpec, Nonlinearity};
 
-use crate::graph::{Graph, GraphBuilder, GraphError, TensorId, TensorInit, TensorRole, ValueId};
+use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorId, TensorRole, ValueId};
 use crate::ops::{
     Activation, ActivationKind, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, LayerNorm, Linear,
 };
@@ -32,8 +32,8 @@ pub fn gpt(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
 /// Maximum number of blocks. A mistyped number must not exhaust memory.
 const MAX_BLOCKS: usize = 10_000;
 
-const ZERO: TensorInit = TensorInit::Constant { value: 0.0 };
-const ONE: TensorInit = TensorInit::Constant { value: 1.0 };
+const ZERO: Initializer = Initializer::Constant { value: 0.0 };
+const ONE: Initializer = Initializer::Constant { value: 1.0 };
 
 struct Gpt<'a> {
     spec: &'a ModelSpec,
@@ -146,14 +146,14 @@ impl Gpt<'_> {
     }
 }
 
-const fn init(initializer: InitializerSpec) -> TensorInit {
+const fn init(initializer: InitializerSpec) -> Initializer {
     match initializer {
-        InitializerSpec::Normal { mean, std } => TensorInit::Normal { mean, std },
+        InitializerSpec::Normal { mean, std } => Initializer::Normal { mean, std },
         InitializerSpec::TruncatedNormal { mean, std, a, b } => {
-            TensorInit::TruncatedNormal { mean, std, low: a, high: b }
+            Initializer::TruncatedNormal { mean, std, low: a, high: b }
         }
-        InitializerSpec::Uniform { a, b } => TensorInit::Uniform { low: a, high: b },
-        InitializerSpec::Constant { val } => TensorInit::Constant { value: val },
+        InitializerSpec::Uniform { a, b } => Initializer::Uniform { low: a, high: b },
+        InitializerSpec::Constant { val } => Initializer::Constant { value: val },
     }
 }
 
@@ -228,13 +228,13 @@ mod tests {
         let spec = ModelSpec { initializers, share_embedding_weights: false, ..TINY.spec() };
         for tensor in gpt(&spec, TINY.sequence).unwrap().tensors {
             let expected = match tensor.name.as_str() {
-                "wte.weight" | "wpe.weight" => TensorInit::Normal { mean: 0.0, std: 1.0 },
-                "lm_head.weight" => TensorInit::Normal { mean: 0.0, std: 4.0 },
+                "wte.weight" | "wpe.weight" => Initializer::Normal { mean: 0.0, std: 1.0 },
+                "lm_head.weight" => Initializer::Normal { mean: 0.0, std: 4.0 },
                 name if name.ends_with("proj.weight") => {
-                    TensorInit::TruncatedNormal { mean: 0.0, std: 3.0, low: -6.0, high: 5.0 }
+                    Initializer::TruncatedNormal { mean: 0.0, std: 3.0, low: -6.0, high: 5.0 }
                 }
                 name if name.ends_with("qkv.weight") || name.ends_with("fc.weight") => {
-                    TensorInit::Normal { mean: 0.0, std: 2.0 }
+                    Initializer::Normal { mean: 0.0, std: 2.0 }
                 }
                 name if name.contains("ln_") && name.ends_with("weight") => ONE,
                 _ => ZERO,

@@ -1,6 +1,6 @@
 //! Builds a graph operator by operator and infers shapes.
 
-use super::{Graph, GraphError, Layer, OpNode, Tensor, TensorId, TensorInit, TensorRole, Value, ValueId, ValueType};
+use super::{Graph, GraphError, Initializer, Layer, OpNode, Tensor, TensorId, TensorRole, Value, ValueId, ValueType};
 use crate::ops::{OpKind, Signature};
 
 /// A graph under construction. Operators are added in computation order; [`GraphBuilder::end_layer`] ends a layer after
@@ -36,7 +36,13 @@ impl GraphBuilder {
     }
 
     /// Adds a trained parameter.
-    pub fn tensor(&mut self, name: impl Into<String>, shape: &[usize], init: TensorInit, role: TensorRole) -> TensorId {
+    pub fn tensor(
+        &mut self,
+        name: impl Into<String>,
+        shape: &[usize],
+        init: Initializer,
+        role: TensorRole,
+    ) -> TensorId {
         self.graph.tensors.push(Tensor { name: name.into(), shape: shape.to_vec(), init, role });
         self.graph.tensors.len() - 1
     }

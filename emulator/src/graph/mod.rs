@@ -14,6 +14,7 @@ use crate::ops::OpKind;
 mod builder;
 mod validate;
 
+pub use crate::numerics::init::Initializer;
 pub use builder::GraphBuilder;
 pub use validate::GraphError;
 
@@ -25,42 +26,6 @@ pub type ValueId = usize;
 pub type NodeId = usize;
 /// Index into [`Graph::layers`].
 pub type LayerId = usize;
-
-/// The initial values of a tensor: a pure function of (seed, tensor name, element index).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "kind")]
-pub enum TensorInit {
-    /// Every element has the same value.
-    Constant {
-        /// The value.
-        value: f64,
-    },
-    /// Gaussian.
-    Normal {
-        /// Mean.
-        mean: f64,
-        /// Standard deviation.
-        std: f64,
-    },
-    /// Gaussian conditioned on `[low, high]`.
-    TruncatedNormal {
-        /// Mean of the untruncated distribution.
-        mean: f64,
-        /// Standard deviation of the untruncated distribution.
-        std: f64,
-        /// Lower bound.
-        low: f64,
-        /// Upper bound.
-        high: f64,
-    },
-    /// Uniform on `[low, high)`.
-    Uniform {
-        /// Lower bound.
-        low: f64,
-        /// Upper bound.
-        high: f64,
-    },
-}
 
 /// The use of a tensor. Decides about weight decay and the layout of exports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,7 +56,7 @@ pub struct Tensor {
     /// Dimensions, outermost first; linear weights are `[out, in]`.
     pub shape: Vec<usize>,
     /// Initial values.
-    pub init: TensorInit,
+    pub init: Initializer,
     /// Its use.
     pub role: TensorRole,
 }

@@ -45,7 +45,7 @@ fn what_breaks_a_graph_is_named() {
 #[test]
 fn a_graph_ends_with_its_only_loss() {
     let mut builder = GraphBuilder::new(4);
-    let init = TensorInit::Constant { value: 0.0 };
+    let init = Initializer::Constant { value: 0.0 };
     let table = builder.tensor("table", &[9, 2], init, TensorRole::Embedding);
     let (tokens, labels) = (builder.tokens(), builder.labels());
     let x = builder.node(Embedding, "x", &[tokens], &[table]).unwrap();

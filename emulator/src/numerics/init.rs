@@ -15,9 +15,9 @@ pub const fn tensor_key(seed: u64, tensor: u64) -> u64 {
     key(seed, tensor, INIT_OPERATOR_ID)
 }
 
-/// A distribution of initial values.
+/// The distribution of a tensor's initial values, as in the plan and the layout of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "name")]
+#[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Initializer {
     /// One value everywhere.
     Constant {

@@ -14,4 +14,5 @@ pub mod init;
 pub mod profile;
 pub mod random;
 
-pub use profile::{GEMM_INNER_BLOCK, Isa, NumericsProfile, Precision, UnknownIsa, largest_chunk};
+pub use millrace_params::Precision;
+pub use profile::{GEMM_INNER_BLOCK, Isa, NumericsProfile, UnknownIsa, largest_chunk};

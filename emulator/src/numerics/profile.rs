@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use millrace_params::Precision;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{Chunk, StreamPlan};
@@ -76,26 +77,6 @@ impl fmt::Display for Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
-        })
-    }
-}
-
-/// Precision of the operands of matrix products. Accumulation, sums and elementwise operations are f32 in both cases.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// Operands in f32.
-    #[default]
-    F32,
-    /// Operands rounded to bf16 (nearest, ties to even); a product of two bf16 is exact in f32.
-    Bf16,
-}
-
-impl fmt::Display for Precision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Precision::F32 => "f32",
-            Precision::Bf16 => "bf16",
         })
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{Add, CrossEntropy, Embedding, LayerNorm, Linear, OpKind, Operator, Shape, Signature};
 use crate::common::{LARGE, Samples, device, initial_weights, plan, recomputing, round, step, to_f64, total};
 use crate::compile::BatchSpec;
-use crate::graph::{Graph, GraphBuilder, TensorId, TensorInit, TensorRole, ValueId};
+use crate::graph::{Graph, GraphBuilder, Initializer, TensorId, TensorRole, ValueId};
 use crate::numerics::random::{DropoutMask, key};
 use crate::plan::{Encoding, StreamPlan};
 
@@ -127,7 +127,7 @@ impl TestGraph {
 
     pub fn tensor(&mut self, shape: &[usize]) -> TensorId {
         self.names += 1;
-        let init = TensorInit::Normal { mean: 0.1, std: 0.5 };
+        let init = Initializer::Normal { mean: 0.1, std: 0.5 };
         self.builder.tensor(format!("t{}", self.names), shape, init, TensorRole::Weight)
     }
 

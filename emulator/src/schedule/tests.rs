@@ -1,5 +1,5 @@
 use super::*;
-use crate::graph::{GraphBuilder, TensorInit, TensorRole};
+use crate::graph::{GraphBuilder, Initializer, TensorRole};
 use crate::ops::{Add, CausalAttention, CrossEntropy, Dropout, Embedding, Linear, OpKind};
 use crate::testing::TINY;
 
@@ -9,7 +9,7 @@ fn skip_connection_graph() -> Graph {
     let mut names = 0;
     let mut node = |builder: &mut GraphBuilder, op: OpKind, inputs: &[ValueId], shape: Option<[usize; 2]>| {
         names += 1;
-        let init = TensorInit::Constant { value: 0.0 };
+        let init = Initializer::Constant { value: 0.0 };
         let params: Vec<_> =
             shape.iter().map(|shape| builder.tensor(format!("t{names}"), shape, init, TensorRole::Weight)).collect();
         builder.node(op, format!("v{names}"), inputs, &params).unwrap()
@@ -28,7 +28,7 @@ fn skip_connection_graph() -> Graph {
     node(b, CausalAttention { heads: 1, scale: 1.0, dropout: 0.0 }.into(), &[wide], None);
     b.end_layer("c");
     let narrow = node(b, Linear.into(), &[z], Some([32, 16]));
-    let head = builder.tensor("head", &[10, 32], TensorInit::Constant { value: 0.0 }, TensorRole::Weight);
+    let head = builder.tensor("head", &[10, 32], Initializer::Constant { value: 0.0 }, TensorRole::Weight);
     builder.loss(CrossEntropy, &[narrow, labels], &[head]).unwrap();
     builder.end_layer("d");
     builder.finish().unwrap()

@@ -7,15 +7,13 @@
 
 use std::sync::OnceLock;
 
-use millrace_params::{
-    InitializerSpec, Initializers, LossScaling, MachineSpec, ModelFamily, ModelSpec, Nonlinearity, Precision,
-};
+use millrace_params::{MachineSpec, ModelFamily, ModelSize, ModelSpec, Precision};
 use serde::{Deserialize, Serialize};
 
 use super::project_step;
 use crate::compile::{BatchSpec, CompileRequest, compile};
 use crate::families;
-use crate::graph::{Graph, GraphBuilder, GraphError, TensorId, TensorInit, TensorRole, ValueId};
+use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorId, TensorRole, ValueId};
 use crate::ops::{Activation, ActivationKind, Add, CausalAttention, CrossEntropy, Embedding, LayerNorm, Linear};
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, StreamPlan};
 
@@ -160,32 +158,16 @@ impl PublishedResult {
 
 /// Builds a GPT-2 or GPT-3. Initial values are irrelevant here.
 fn gpt(layers: usize, hidden: usize, heads: usize) -> ModelSpec {
-    let zero = InitializerSpec::Constant { val: 0.0 };
     ModelSpec {
         family: ModelFamily::Gpt3,
-        vocab_size: GPT_VOCABULARY,
-        hidden_size: hidden,
-        num_hidden_layers: layers,
-        num_heads: heads,
-        filter_size: 4 * hidden,
-        max_position_embeddings: SEQUENCE,
-        use_position_embedding: true,
-        share_embedding_weights: true,
-        dropout_rate: 0.0,
-        embedding_dropout_rate: 0.0,
-        attention_dropout_rate: 0.0,
-        layer_norm_epsilon: 1e-5,
-        attention_scale: 1.0 / ((hidden / heads) as f64).sqrt(),
-        nonlinearity: Nonlinearity::Gelu,
-        use_projection_bias_in_attention: true,
-        use_ffn_bias_in_attention: true,
-        use_ffn_bias: true,
-        use_bias_in_output: false,
-        initializers: Initializers { embedding: zero, hidden: zero, residual_output: zero, lm_head: zero },
         precision: Precision::Bf16,
-        loss_scaling: LossScaling::NumTokens,
-        loss_weight: 1.0,
-        compute_eval_metrics: false,
+        ..ModelSpec::gpt2(ModelSize {
+            vocab_size: GPT_VOCABULARY,
+            hidden_size: hidden,
+            num_hidden_layers: layers,
+            num_heads: heads,
+            max_position_embeddings: SEQUENCE,
+        })
     }
 }
 
@@ -228,7 +210,7 @@ struct GptJ {
 
 impl GptJ {
     fn tensor(&mut self, name: &str, shape: &[usize], role: TensorRole) -> TensorId {
-        self.builder.tensor(name, shape, TensorInit::Constant { value: 0.0 }, role)
+        self.builder.tensor(name, shape, Initializer::Constant { value: 0.0 }, role)
     }
 
     fn norm(&mut self, name: &str, x: ValueId, width: usize) -> Result<ValueId, GraphError> {

@@ -6,15 +6,13 @@ use std::sync::Arc;
 use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
 use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput, LeafLoss};
 use millrace_emulator::families;
-use millrace_emulator::graph::{Graph, TensorInit};
+use millrace_emulator::graph::Graph;
 use millrace_emulator::kernels::Simd;
 use millrace_emulator::numerics::bf16;
 use millrace_emulator::numerics::init::{Initializer, tensor_key};
 use millrace_emulator::plan::{ChunkId, DEFAULT_CHUNK_ELEMENTS, Encoding, LeafLayout, Pass, StreamPlan};
 use millrace_emulator::tree::{LeafTree, Node, PartialSums};
-use millrace_params::{
-    InitializerSpec as ParamInitializer, Initializers, LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision,
-};
+use millrace_params::{ModelSize, ModelSpec};
 
 /// The seed of every device, which determines the dropout masks.
 pub const SEED: u64 = 7;
@@ -24,33 +22,13 @@ pub const LARGE: u64 = 1 << 40;
 
 /// A small GPT; tests modify the relevant fields.
 pub fn spec(layers: usize, hidden: usize, heads: usize, vocabulary: usize, positions: usize) -> ModelSpec {
-    let normal = ParamInitializer::Normal { mean: 0.0, std: 0.02 };
-    ModelSpec {
-        family: ModelFamily::Gpt2,
+    ModelSpec::gpt2(ModelSize {
         vocab_size: vocabulary,
         hidden_size: hidden,
         num_hidden_layers: layers,
         num_heads: heads,
-        filter_size: 4 * hidden,
         max_position_embeddings: positions,
-        use_position_embedding: true,
-        share_embedding_weights: true,
-        dropout_rate: 0.0,
-        embedding_dropout_rate: 0.0,
-        attention_dropout_rate: 0.0,
-        layer_norm_epsilon: 1e-5,
-        attention_scale: 1.0 / ((hidden / heads) as f64).sqrt(),
-        nonlinearity: Nonlinearity::Gelu,
-        use_projection_bias_in_attention: true,
-        use_ffn_bias_in_attention: true,
-        use_ffn_bias: true,
-        use_bias_in_output: false,
-        initializers: Initializers { embedding: normal, hidden: normal, residual_output: normal, lm_head: normal },
-        precision: Precision::F32,
-        loss_scaling: LossScaling::NumTokens,
-        loss_weight: 1.0,
-        compute_eval_metrics: false,
-    }
+    })
 }
 
 /// Returns `spec` with this dropout rate everywhere.
@@ -110,14 +88,7 @@ pub fn initial_weights(plan: &StreamPlan, seed: u64) -> Vec<Vec<f32>> {
     let group = |group: &millrace_emulator::plan::Group| {
         let mut values = vec![0.0; group.elements];
         for (tensor, range) in &group.tensors {
-            let init = match plan.graph.tensors[*tensor].init {
-                TensorInit::Constant { value } => Initializer::Constant { value },
-                TensorInit::Normal { mean, std } => Initializer::Normal { mean, std },
-                TensorInit::TruncatedNormal { mean, std, low, high } => {
-                    Initializer::TruncatedNormal { mean, std, low, high }
-                }
-                TensorInit::Uniform { low, high } => Initializer::Uniform { low, high },
-            };
+            let init = plan.graph.tensors[*tensor].init;
             init.fill(tensor_key(seed, *tensor as u64), 0, &mut values[range.clone()]);
         }
         values

@@ -5,9 +5,8 @@
 
 use bytes::Bytes;
 use millrace_checkpoint::{Moments, PlanReader, RangeWriter};
-use millrace_emulator::graph::TensorInit;
 use millrace_emulator::kernels::{Simd, convert, elementwise, optimizer};
-use millrace_emulator::numerics::init::{Initializer, tensor_key};
+use millrace_emulator::numerics::init::tensor_key;
 use millrace_emulator::placement::ShardId;
 use millrace_emulator::plan::{Chunk, ChunkId, Encoding};
 use millrace_engine::chunk_store::{self, SnapshotCursor, StoreError};
@@ -130,7 +129,7 @@ impl ShardStore {
             self.chunks.fill(chunk, 0, |numbers| {
                 let weights = numbers.array(0);
                 for (tensor, first, range) in plan.chunk_pieces(chunk) {
-                    let init = initializer(plan.graph.tensors[tensor].init);
+                    let init = plan.graph.tensors[tensor].init;
                     init.fill(tensor_key(seed, tensor as u64), first as u64, &mut weights[range]);
                 }
             })?;
@@ -294,15 +293,6 @@ fn take_sum(simd: Simd, sum: &Payload, first: bool, gradient: &mut [f32]) -> Opt
         }
     }
     Some(())
-}
-
-fn initializer(init: TensorInit) -> Initializer {
-    match init {
-        TensorInit::Constant { value } => Initializer::Constant { value },
-        TensorInit::Normal { mean, std } => Initializer::Normal { mean, std },
-        TensorInit::TruncatedNormal { mean, std, low, high } => Initializer::TruncatedNormal { mean, std, low, high },
-        TensorInit::Uniform { low, high } => Initializer::Uniform { low, high },
-    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,9 @@ mod run;
 mod schedule;
 
 pub use input::{DataSource, InputSpec, Split, TokenizerName};
-pub use model::{InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision};
+pub use model::{
+    InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Precision,
+};
 pub use optimizer::{OptimizerKind, OptimizerSpec};
 pub(crate) use run::default_checkpoint_seconds;
 pub use run::{CheckpointStates, LogLevel, Mode, RunSpec};

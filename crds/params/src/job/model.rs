@@ -1,5 +1,7 @@
 //! The model of a resolved job.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// A completely specified GPT: blocks that normalize their input, a final layer norm, and an output layer over the
@@ -57,7 +59,54 @@ pub struct ModelSpec {
     pub compute_eval_metrics: bool,
 }
 
+/// The size of a GPT.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelSize {
+    /// Number of tokens in the vocabulary.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Number of decoder blocks.
+    pub num_hidden_layers: usize,
+    /// Number of attention heads; divides `hidden_size`.
+    pub num_heads: usize,
+    /// Rows of the position embedding.
+    pub max_position_embeddings: usize,
+}
+
 impl ModelSpec {
+    /// Returns a GPT-2 of this size, for programs that have no params: f32, no dropout, every bias but that of the
+    /// output layer, which shares the token embedding's weights. Weights begin normal with standard deviation 0.02.
+    pub fn gpt2(size: ModelSize) -> Self {
+        let normal = InitializerSpec::Normal { mean: 0.0, std: 0.02 };
+        Self {
+            family: ModelFamily::Gpt2,
+            vocab_size: size.vocab_size,
+            hidden_size: size.hidden_size,
+            num_hidden_layers: size.num_hidden_layers,
+            num_heads: size.num_heads,
+            filter_size: 4 * size.hidden_size,
+            max_position_embeddings: size.max_position_embeddings,
+            use_position_embedding: true,
+            share_embedding_weights: true,
+            dropout_rate: 0.0,
+            embedding_dropout_rate: 0.0,
+            attention_dropout_rate: 0.0,
+            layer_norm_epsilon: 1e-5,
+            attention_scale: 1.0 / ((size.hidden_size / size.num_heads) as f64).sqrt(),
+            nonlinearity: Nonlinearity::Gelu,
+            use_projection_bias_in_attention: true,
+            use_ffn_bias_in_attention: true,
+            use_ffn_bias: true,
+            use_bias_in_output: false,
+            initializers: Initializers { embedding: normal, hidden: normal, residual_output: normal, lm_head: normal },
+            precision: Precision::F32,
+            loss_scaling: LossScaling::NumTokens,
+            loss_weight: 1.0,
+            compute_eval_metrics: false,
+        }
+    }
+
     /// Returns the width of one attention head.
     pub fn head_size(&self) -> usize {
         self.hidden_size / self.num_heads
@@ -84,14 +133,25 @@ pub enum Nonlinearity {
     GeluTanh,
 }
 
-/// Type of the weights on the wire and of the inputs of matrix products. Sums and master weights are f32 in both.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Type of the weights on the wire and of the operands of matrix products. Accumulation, sums, elementwise operations
+/// and master weights are f32 in both.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
     /// 32-bit floats.
+    #[default]
     F32,
-    /// bfloat16.
+    /// bfloat16: operands are rounded to nearest, ties to even. A product of two of them is exact in f32.
     Bf16,
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        })
+    }
 }
 
 /// Divisor of the sum of a batch's token losses, before the factor `loss_weight`.

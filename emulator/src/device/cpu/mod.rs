@@ -118,10 +118,7 @@ impl CpuDevice {
         let layers = 0..graph.layers.len();
         Ok(Self {
             options,
-            precision: match plan.encoding {
-                Encoding::F32 => Precision::F32,
-                Encoding::Bf16 => Precision::Bf16,
-            },
+            precision: plan.encoding.into(),
             pool: Arc::new(pool),
             layer_gradients: layers.map(|layer| LayerGradients::new(&plan, layer)).collect(),
             kinds: [
