@@ -6,7 +6,8 @@
 //!   permissions.
 //! * [`admission`]: admission of objects, as an API server does it. [`document`]: objects as JSON in the database.
 //! * [`compute`]: threads and budgets for expensive computations of requests.
-//! * [`plan`]: plans of jobs that are not created yet. [`files`]: the files that jobs have written.
+//! * [`submission`]: a job that a client submits. [`plan`]: plans of jobs that are not created yet.
+//! * [`files`]: the files that jobs have written.
 //! * [`reader`]: the program that serves the files of a job on the machine or volume that has them.
 //! * [`journal_copy`]: copies journals into the database. [`journal_files`]: reads journals from files.
 //! * [`metrics`]: the server's metrics for Prometheus.
@@ -39,4 +40,5 @@ pub mod request_context;
 pub mod rest;
 pub mod self_signed;
 pub mod serve;
+pub mod submission;
 pub mod tls;

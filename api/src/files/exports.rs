@@ -22,6 +22,7 @@ use millrace_checkpoint::{Checkpoint, MANIFEST_FILE, hf};
 use millrace_control::WorkerPool;
 use millrace_params::ObjectName;
 
+use super::errors::{checkpoint_unreadable, file_not_found, io_error};
 use crate::error::{ApiError, ErrorReason, Result};
 
 /// Default limit on all exports together: one of a model of 8 billion parameters in f32.
@@ -105,11 +106,11 @@ impl ExportCache {
     fn make(&self, dir: &Path) -> Result<PathBuf> {
         let checkpoint = Checkpoint::open(dir).map_err(|error| match error {
             millrace_checkpoint::Error::NotACheckpoint { .. } => {
-                super::local::file_not_found(&dir.file_name().unwrap_or_default().to_string_lossy())
+                file_not_found(&dir.file_name().unwrap_or_default().to_string_lossy())
             }
-            error => super::local::checkpoint_unreadable(&error),
+            error => checkpoint_unreadable(&error),
         })?;
-        let unreadable = |error: io::Error| super::local::io_error(&error);
+        let unreadable = |error: io::Error| io_error(&error);
         // The whole manifest is the key: several models may have the same parameters.
         let manifest = millrace_roots::read(dir.join(MANIFEST_FILE)).map_err(unreadable)?;
         let out = self.dir.join(blake3::hash(&manifest).to_string());
@@ -132,7 +133,7 @@ impl ExportCache {
         evict_until_free(root, max_bytes - needed, None).map_err(unreadable)?;
         let making = root.join(format!(".{}", uuid::Uuid::new_v4()));
         millrace_roots::create_dir_all(&self.dir).map_err(unreadable)?;
-        let made = hf::export_hf(&checkpoint, &making).map_err(|error| super::local::checkpoint_unreadable(&error));
+        let made = hf::export_hf(&checkpoint, &making).map_err(|error| checkpoint_unreadable(&error));
         let kept = made.and_then(|_| millrace_roots::rename(&making, &out).map_err(unreadable));
         let _ = millrace_roots::remove_dir_all(&making);
         kept?;

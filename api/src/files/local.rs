@@ -11,11 +11,12 @@ use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio_util::io::ReaderStream;
 
+use super::errors::{checkpoint_unreadable, file_not_found, io_error};
 use super::job_paths::{is_artifact, is_checkpoint_file, may_hold_artifacts};
 use super::{
     ByteChunks, CheckpointFiles, ExportCache, FileContent, FileInfo, FileSet, Files, OpenFile, READ_CHUNK_BYTES,
 };
-use crate::error::{ApiError, ErrorReason, Result};
+use crate::error::{ApiError, Result};
 
 /// Limit on the files that a listing contains, and on the directories that are read for it.
 const MAX_LISTED_FILES: usize = 10_000;
@@ -165,18 +166,6 @@ fn listed(dir: &Path, shelf: &FileSet) -> io::Result<Vec<FileInfo>> {
     }
     files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(files)
-}
-
-pub(super) fn file_not_found(path: &str) -> ApiError {
-    ApiError::new(ErrorReason::NotFound, format!("file {path} not found: list its directory for the available files"))
-}
-
-pub(super) fn checkpoint_unreadable(error: &millrace_checkpoint::Error) -> ApiError {
-    ApiError::new(ErrorReason::Gone, format!("the checkpoint can't be read: {error}"))
-}
-
-pub(super) fn io_error(error: &io::Error) -> ApiError {
-    ApiError::internal("read a job's files", error)
 }
 
 /// Runs blocking file operations on another thread than those that serve requests.

@@ -3,6 +3,7 @@
 //! [`LocalFiles`] are on a disk of this machine, [`RemoteFiles`] are served by a [`reader`](crate::reader). Both return
 //! the same results and errors.
 
+mod errors;
 mod exports;
 mod job_paths;
 mod local;

@@ -32,15 +32,14 @@ use super::mirror::JobMirror;
 use super::namespaces::Namespaces;
 use super::readers::{ReaderFiles, ReaderPool};
 use super::{API_MANAGER, events, uploads};
-use crate::backend::{
-    BODY_DIGEST_ANNOTATION, Backend, JobChange, JobTarget, KEY_ANNOTATION, SubmitRequest, SubmitResult, VolumeInfo,
-};
+use crate::backend::{Backend, JobChange, JobTarget, VolumeInfo};
 use crate::compute::ComputePool;
 use crate::document::job_of;
 use crate::error::{ApiError, ErrorReason, Result};
 use crate::files::Files;
 use crate::metrics::ClusterMetrics;
 use crate::plan::{JobPlan, Planner};
+use crate::submission::{BODY_DIGEST_ANNOTATION, KEY_ANNOTATION, SubmitRequest, SubmitResult};
 
 /// Time for a deleted job of the same name to disappear.
 const JOB_DELETION_TIMEOUT: Duration = Duration::from_secs(40);

@@ -17,9 +17,9 @@ use tokio::sync::Mutex;
 use super::api_errors::api_error;
 use super::loops::{Loops, Working};
 use super::namespaces::Namespaces;
-use crate::backend::{BODY_DIGEST_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY_ANNOTATION};
 use crate::document::{content, is_held, job_of, version};
 use crate::error::{ApiError, ErrorReason, Result};
+use crate::submission::{BODY_DIGEST_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY_ANNOTATION};
 
 /// Interval of retries while the database does not respond.
 const DATABASE_RETRY_INTERVAL: Duration = Duration::from_secs(1);

@@ -10,8 +10,8 @@ use serde_json::json;
 
 use super::API_MANAGER;
 use super::api_errors::api_error;
-use crate::backend::UploadedFiles;
 use crate::error::{ApiError, ErrorReason, Result};
+use crate::submission::UploadedFiles;
 
 /// Tries to create a ConfigMap while an earlier one is being deleted.
 const MAX_TRIES: usize = 3;

@@ -23,10 +23,9 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::admission::AdmissionSchema;
-use crate::backend::SubmitRequest;
 use crate::compute::ComputePool;
 use crate::error::{ApiError, ErrorReason, FieldError, Result};
-use crate::rest::UPLOADS_DIR;
+use crate::submission::{SubmitRequest, UPLOADS_DIR};
 use forecast::{RunningJob, forecast};
 
 /// UID of a job that is only planned.

@@ -24,12 +24,13 @@ use super::inputs;
 use super::objects::{NewObject, ObjectStore};
 use super::priorities;
 use super::world::ProcessWorld;
-use crate::backend::{Backend, JobChange, JobTarget, SubmitRequest, SubmitResult, UploadedFile, VolumeInfo};
+use crate::backend::{Backend, JobChange, JobTarget, VolumeInfo};
 use crate::compute::ComputePool;
 use crate::document::job_of;
 use crate::error::{ApiError, ErrorReason, Result};
 use crate::files::{ExportCache, Files, LocalFiles};
 use crate::plan::{JobPlan, Planner};
+use crate::submission::{SubmitRequest, SubmitResult, UploadedFile};
 
 /// Jobs that are deleted from the database at a time.
 const DELETE_BATCH_JOBS: u32 = 16;

@@ -12,7 +12,7 @@ use millrace_crds::TrainJob;
 use millrace_params::{InputSpec, JobSpec, LabelName};
 
 use super::directories::ServerDirectories;
-use crate::backend::UploadedFiles;
+use crate::submission::UploadedFiles;
 
 /// Checks all files that `resolved`, the resolved `job`, reads; `texts` are its uploads, which are not stored yet.
 /// Returns the epoch of the training data, if its size is known.

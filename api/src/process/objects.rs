@@ -144,7 +144,7 @@ impl ObjectStore {
     /// # Errors
     /// The job can't be parsed, or the database fails. A name or key in use is a result: [`ErrorReason::AlreadyExists`],
     /// [`ErrorReason::IdempotencyKeyReused`].
-    pub async fn create_job(&self, object: Value, new: NewObject) -> Result<crate::backend::SubmitResult> {
+    pub async fn create_job(&self, object: Value, new: NewObject) -> Result<crate::submission::SubmitResult> {
         let now = Timestamp::now();
         let mut job: TrainJob =
             serde_json::from_value(object).map_err(|error| ApiError::internal("store an admitted job", &error))?;
@@ -165,9 +165,9 @@ impl ObjectStore {
         match self.store.create_job(&row).await? {
             CreateResult::New(_) => {
                 self.jobs.publish(&Event::Apply(job.clone()));
-                Ok(crate::backend::SubmitResult::New(Box::new(job)))
+                Ok(crate::submission::SubmitResult::New(Box::new(job)))
             }
-            CreateResult::Replayed(before) => Ok(crate::backend::SubmitResult::Replayed(Box::new(job_of(&before)?))),
+            CreateResult::Replayed(before) => Ok(crate::submission::SubmitResult::Replayed(Box::new(job_of(&before)?))),
             CreateResult::KeyReused => Err(ApiError::idempotency_key_reused()),
             CreateResult::NameTaken => Err(ApiError::name_taken(&row.namespace, &row.name)),
         }

@@ -17,9 +17,10 @@ use super::auth::{Action, Principal};
 use super::body::read_json;
 use super::submit::read_submission;
 use super::{ALL_NAMESPACES, AppState, JobPath, JobSelector, ValidPath, ValidQuery, bad_query_parameter, job_json};
-use crate::backend::{JobChange, JobTarget, SubmitResult};
+use crate::backend::{JobChange, JobTarget};
 use crate::error::{ApiError, ErrorReason, FieldError, Result};
 use crate::plan::JobPlan;
+use crate::submission::SubmitResult;
 
 /// Limit on the jobs of a page.
 const MAX_PAGE_JOBS: u32 = 500;

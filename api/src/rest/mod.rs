@@ -47,7 +47,6 @@ pub use rate_limit::RequestLimiter;
 pub use session::delete_expired as forget_sessions;
 pub use submit::Submission;
 pub use tokens::TokenRequest;
-pub use uploads::UPLOADS_DIR;
 
 use crate::backend::Backend;
 use crate::compute::ComputePool;

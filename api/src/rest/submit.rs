@@ -22,8 +22,8 @@ use super::body::{
 };
 use super::uploads::{attach_uploads, name_uploads};
 use super::{ALL_NAMESPACES, AppState};
-use crate::backend::{BODY_DIGEST_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY_ANNOTATION, SubmitRequest, UploadedFile};
 use crate::error::{ApiError, ErrorReason, FieldError, Result};
+use crate::submission::{BODY_DIGEST_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY_ANNOTATION, SubmitRequest, UploadedFile};
 
 /// Header that makes a request safe to repeat.
 const IDEMPOTENCY_KEY_HEADER: &str = "idempotency-key";

@@ -7,11 +7,9 @@ use glob::Pattern;
 use millrace_params::{FileName, ObjectName};
 use serde_json::{Map, Value, json};
 
-use crate::backend::{UploadedFile, UploadedFiles};
 use crate::error::{ApiError, ErrorReason, FieldError, Result};
+use crate::submission::{UPLOADS_DIR, UploadedFile, UploadedFiles};
 
-/// Directory of the uploads in the pods of a job.
-pub const UPLOADS_DIR: &str = "/var/lib/millrace/texts";
 /// Name of their volume. A user's volume must not have it if the job has uploads.
 const UPLOADS_VOLUME: &str = "texts";
 /// Limit on all uploads together, with their names: what a ConfigMap holds.
