@@ -1,14 +1,15 @@
-"""All routes of the server with the roles they need, and a server with tokens of all kinds."""
+"""All routes of the server with the roles they need, from the OpenAPI document, and a server with tokens of all kinds."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import httpx
-from harness import Server
+from harness import ROOT, Server
 from millrace import Job
 
-JOB = "/v1/namespaces/{ns}/trainjobs/{name}"
+JOB = "/v1/namespaces/{namespace}/trainjobs/{name}"
 ROLES = ("viewer", "editor", "admin")
 PUBLIC = None
 
@@ -24,43 +25,27 @@ class Route:
 
     @property
     def is_of_a_namespace(self) -> bool:
-        return "{ns}" in self.path
+        return "{namespace}" in self.path
 
 
-ROUTES = [
-    Route("GET", "/v1/namespaces/{ns}/trainjobs", "viewer"),
-    Route("POST", "/v1/namespaces/{ns}/trainjobs", "editor"),
-    Route("POST", "/v1/namespaces/{ns}/trainjobs:plan", "viewer"),
-    Route("GET", JOB, "viewer"),
-    Route("DELETE", JOB, "editor"),
-    Route("POST", f"{JOB}/suspend", "editor"),
-    Route("POST", f"{JOB}/resume", "editor"),
-    Route("POST", f"{JOB}/scale", "editor"),
-    Route("GET", f"{JOB}/events", "viewer"),
-    Route("GET", f"{JOB}/metrics", "viewer"),
-    Route("GET", f"{JOB}/logs", "viewer"),
-    Route("GET", f"{JOB}/follow", "viewer"),
-    Route("GET", f"{JOB}/checkpoints", "viewer"),
-    Route("GET", f"{JOB}/checkpoints/{{shelf}}", "editor"),
-    Route("GET", f"{JOB}/checkpoints/{{shelf}}/{{*path}}", "editor"),
-    Route("GET", f"{JOB}/artifacts", "viewer"),
-    Route("GET", f"{JOB}/artifacts/{{*path}}", "editor"),
-    Route("GET", "/v1/namespaces/{ns}/volumes", "viewer"),
-    Route("GET", "/v1/appliance", "viewer"),
-    Route("GET", "/v1/whoami", "viewer"),
-    Route("GET", "/v1/version", PUBLIC),
-    Route("POST", "/v1/session", "viewer"),
-    Route("DELETE", "/v1/session", "viewer"),
-    Route("GET", "/", PUBLIC),
-    Route("GET", "/openapi.json", PUBLIC),
-    Route("GET", "/docs", PUBLIC),
-    Route("GET", "/v1/tokens", "admin"),
-    Route("POST", "/v1/tokens", "admin"),
-    Route("DELETE", "/v1/tokens/{id}", "admin"),
-    Route("GET", "/healthz", PUBLIC),
-    Route("GET", "/readyz", PUBLIC),
-]
+def all_routes() -> list[Route]:
+    """Returns the routes of the OpenAPI document, with the access that the router requires."""
+    document = json.loads((ROOT / "api/openapi.json").read_text())
+    found = []
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            access = operation["x-millrace-access"]
+            kind = access["kind"]
+            assert kind in ("public", "authenticated", "bearer", "permission"), (path, kind)
+            # Routes that only authenticate are open to every role.
+            role = PUBLIC if kind == "public" else access.get("role", ROLES[0])
+            found.append(Route(method.upper(), path, role))
+    return found
+
+
+ROUTES = all_routes()
 GUARDED = [route for route in ROUTES if route.role is not PUBLIC]
+assert len(GUARDED) > 20 and {route.role for route in GUARDED} == set(ROLES)
 
 
 @dataclass(frozen=True)
@@ -76,7 +61,7 @@ class Guarded:
     def ask(self, route: Route, authorization: str | bytes | None, **query: str) -> httpx.Response:
         """Returns the response to a valid request; the body of a stream is not read."""
         path = route.path.format(
-            ns=self.server.namespace, name=self.job.name, shelf=100, id="0", **{"*path": "job.json"}
+            namespace=self.server.namespace, name=self.job.name, checkpoint=100, id="0", path="job.json"
         )
         # A request that is rejected before its body is read leaves a connection that can't be reused.
         headers = [(b"Connection", b"close")]

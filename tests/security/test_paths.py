@@ -82,7 +82,7 @@ def test_volume_of_uploads_is_reserved(shared: Server, spec: dict[str, Any]) -> 
     assert answer.status_code == 422 and "reserved for the uploaded files" in answer.text, answer.text
 
 
-JOBS = "/v1/namespaces/{ns}/trainjobs"
+JOBS = "/v1/namespaces/{namespace}/trainjobs"
 SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----"
 
 NAME_FIELDS: dict[str, set[str]] = {
@@ -206,7 +206,7 @@ def unchanged_filesystem(tmp_path_factory: pytest.TempPathFactory, shared: Serve
 @pytest.mark.parametrize("field", NAME_FIELDS)
 def test_invalid_names_are_rejected(shared: Server, unchanged_filesystem: Callable[[], None], field: str) -> None:
     """Invalid values of every field with a name are rejected, and nothing is created."""
-    jobs = JOBS.format(ns=shared.namespace)
+    jobs = JOBS.format(namespace=shared.namespace)
     taken = {}
     for trick, text in NAMES.items():
         if field == "metadata.generateName" and trick == "empty":
@@ -233,7 +233,7 @@ def test_invalid_names_are_rejected(shared: Server, unchanged_filesystem: Callab
 @pytest.mark.parametrize("field", sorted(PATH_FIELDS))
 def test_paths_outside_are_rejected(shared: Server, unchanged_filesystem: Callable[[], None], field: str) -> None:
     """Paths out of the offered directories are rejected; those of results are relative to the job's directory."""
-    jobs = JOBS.format(ns=shared.namespace)
+    jobs = JOBS.format(namespace=shared.namespace)
     assert isinstance(shared, ProcessServer)
     own = shared.data.resolve() / "model_dirs" / shared.namespace / "hostile"
     for trick, text in PATHS.items():
@@ -275,9 +275,9 @@ def test_names_of_uploads_cannot_escape(server: Server, trick: str) -> None:
 def test_hostile_path_segments_find_nothing(shared: Server, finished: Job) -> None:
     """Invalid or hostile segments of a URL find nothing and cause no server error."""
     routes = {
-        JOBS.format(ns="{x}"): "GET",
-        JOBS.format(ns=shared.namespace) + "/{x}": "GET",
-        JOBS.format(ns=shared.namespace) + "/{x}/suspend": "POST",
+        JOBS.format(namespace="{x}"): "GET",
+        JOBS.format(namespace=shared.namespace) + "/{x}": "GET",
+        JOBS.format(namespace=shared.namespace) + "/{x}/suspend": "POST",
         "/v1/namespaces/{x}/volumes": "GET",
         **{f"{path(finished)}/{below}": "GET" for below in ("checkpoints/{x}", "checkpoints/200/{x}", "artifacts/{x}")},
         f"{path(finished)}/checkpoints/200:export/{{x}}?format=hf": "GET",
@@ -304,7 +304,9 @@ def test_hostile_query_parameters_are_harmless(shared: Server, finished: Job) ->
         names = [each["name"] for each in operation.get("parameters", []) if each.get("in") == "query"]
         if "/follow" in route or route.endswith("/events") and "Last-Event-ID" in str(operation):
             names = [name for name in names if name not in ("after",)]
-        target = route.format(ns=shared.namespace, name=finished.name, shelf=200, path="job.json", id="x")
+        target = route.format(
+            namespace=shared.namespace, name=finished.name, checkpoint=200, path="job.json", id="x"
+        )
         for name in names:
             for trick, text in {**NAMES, **PATHS}.items():
                 if len(text) > 10_000:
@@ -369,7 +371,7 @@ def mounted(name: str, data: str, steps: int = 20, **runconfig: str | int) -> di
 
 def submit(user: User, body: dict[str, Any], namespace: str | None = None) -> Job:
     """Submits a job that must be accepted."""
-    jobs = JOBS.format(ns=namespace or user.namespace)
+    jobs = JOBS.format(namespace=namespace or user.namespace)
     user.http.post(jobs, json=body).raise_for_status()
     return user.appliance.job(body["metadata"]["name"])
 
@@ -386,7 +388,7 @@ def test_data_behind_links_are_not_read(serve: Serve, volume: Path, data: str) -
     """Training data behind a link out of the volume are neither planned nor accepted."""
     user = serve("--volume", f"shared={volume}").user
     for ending in ("", ":plan"):
-        answer = user.http.post(JOBS.format(ns="default") + ending, json=mounted("linked", data))
+        answer = user.http.post(JOBS.format(namespace="default") + ending, json=mounted("linked", data))
         assert answer.status_code == 422 or not answer.json()["fits"], answer.text
         assert SECRET not in answer.text
 
@@ -482,7 +484,7 @@ def test_volumes_are_limited_to_their_namespaces(serve: Serve, volume: Path) -> 
         body = mounted("mine", "/v/kjv.txt", model_dir=model_dir)
         body["spec"] |= {"suspend": True}
         body["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = claim
-        return user.http.post(JOBS.format(ns=namespace) + ending, json=body)
+        return user.http.post(JOBS.format(namespace=namespace) + ending, json=body)
 
     def listed(namespace: str) -> set[str]:
         items = user.http.get(f"/v1/namespaces/{namespace}/volumes").raise_for_status().json()["items"]
@@ -562,7 +564,7 @@ def test_server_without_inputs_reads_no_local_files(tmp_path: Path) -> None:
         (server.home / "id_rsa").write_text(f"{SECRET}\n" * 4000)
         body = trainjob("stolen")
         body["spec"]["params"]["train_input"]["data_files"] = "id_rsa"
-        answer = server.user.http.post(JOBS.format(ns="default"), json=body)
+        answer = server.user.http.post(JOBS.format(namespace="default"), json=body)
         assert answer.status_code == 422 and "start the server with --input-dir DIR" in answer.text, answer.text
     finally:
         server.close()

@@ -12,7 +12,7 @@ use millrace_telemetry::prometheus::CONTENT_TYPE;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use super::auth::{Action, Permissions, Principal};
+use super::auth::{Action, Caller, Permissions};
 use super::{AppState, ItemList, ValidPath, ValidQuery};
 use crate::admission::{object_schema, schemas};
 use crate::backend::VolumeInfo;
@@ -25,6 +25,13 @@ use crate::error::{ApiError, ErrorReason, Result};
 pub struct ApplianceQuery {
     /// Its name; `default` where it is left out.
     name: Option<String>,
+}
+
+impl ApplianceQuery {
+    /// Returns the name of the requested appliance.
+    pub fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or("default")
+    }
 }
 
 /// The machine as it is seen. Of jobs in namespaces one may not look into only what they use is told.
@@ -110,11 +117,10 @@ pub struct QueuePosition {
 /// the client may not list.
 pub async fn read(
     State(api): State<Arc<AppState>>,
-    who: Principal,
-    ValidQuery(ApplianceQuery { name }): ValidQuery<ApplianceQuery>,
+    caller: Caller,
+    ValidQuery(query): ValidQuery<ApplianceQuery>,
 ) -> Result<Json<ApplianceView>> {
-    let name = name.unwrap_or_else(|| "default".to_owned());
-    who.authorize(Action::ReadAppliance, "", &name).await?;
+    let name = query.name().to_owned();
     let appliance = api.backend.appliance(&name).await?;
     let appliance = appliance.ok_or_else(|| {
         ApiError::new(
@@ -127,7 +133,7 @@ pub async fn read(
     })?;
     let mut jobs = Vec::new();
     for grant in appliance.status.iter().flat_map(|status| &status.grants) {
-        let shown = who.can_see_namespace(&grant.namespace).await?;
+        let shown = caller.is_allowed(Action::List, &grant.namespace).await?;
         let job = if shown { api.store.job(&grant.uid).await? } else { None };
         jobs.push(SystemHolder {
             namespace: shown.then(|| grant.namespace.clone()),
@@ -138,7 +144,7 @@ pub async fn read(
             since: grant.since.clone(),
         });
     }
-    let queue = queue(&api, &name, &who).await?;
+    let queue = queue(&api, &name, &caller).await?;
     let status = appliance.status.map(|status| {
         let ApplianceStatus { capacity, used, waiting, conditions, .. } = status;
         ApplianceUsage { capacity, used, waiting, conditions }
@@ -147,7 +153,7 @@ pub async fn read(
 }
 
 /// Returns the queued jobs of an appliance, by their position; jobs without one are last. At most 1000 are read.
-async fn queue(api: &AppState, appliance: &str, who: &Principal) -> Result<Vec<QueuedJob>> {
+async fn queue(api: &AppState, appliance: &str, caller: &Caller) -> Result<Vec<QueuedJob>> {
     let waiting = JobFilter { state: Some(crds::JobState::Queued.as_str().to_owned()), ..JobFilter::default() };
     let rows = api.store.jobs(&waiting, None, 1000).await?.items;
     let mut queue = Vec::new();
@@ -156,7 +162,7 @@ async fn queue(api: &AppState, appliance: &str, who: &Principal) -> Result<Vec<Q
         if job.spec.appliance != appliance {
             continue;
         }
-        let shown = who.can_see_namespace(&row.namespace).await?;
+        let shown = caller.is_allowed(Action::List, &row.namespace).await?;
         let place = job.status.and_then(|status| status.queue).map(|place| {
             let QueueStatus { position, reason, message } = place;
             QueuePosition { position, reason, message }
@@ -176,10 +182,8 @@ async fn queue(api: &AppState, appliance: &str, who: &Principal) -> Result<Vec<Q
 /// Lists the volumes that a job in this namespace can mount.
 pub async fn volumes(
     State(api): State<Arc<AppState>>,
-    who: Principal,
     ValidPath(ns): ValidPath<String>,
 ) -> Result<Json<ItemList<VolumeInfo>>> {
-    who.authorize(Action::ListVolumes, &ns, "").await?;
     Ok(Json(ItemList { items: api.backend.volumes(&ns).await? }))
 }
 
@@ -200,12 +204,12 @@ const CLUSTER_ACCOUNT_ROLE: &str = "kubernetes";
 
 /// Returns the identity of the client. An account of a cluster has the role `kubernetes` and no namespaces, because
 /// only the cluster knows its permissions.
-pub async fn whoami(who: Principal) -> Json<CallerIdentity> {
-    let (role, namespaces) = match who.rights {
+pub async fn whoami(Caller { principal, .. }: Caller) -> Json<CallerIdentity> {
+    let (role, namespaces) = match principal.rights {
         Permissions::Role { role, namespaces } => (role.as_str(), namespaces),
         Permissions::Cluster(..) => (CLUSTER_ACCOUNT_ROLE, Vec::new()),
     };
-    Json(CallerIdentity { name: who.name, role, namespaces })
+    Json(CallerIdentity { name: principal.name, role, namespaces })
 }
 
 /// A program.

@@ -11,7 +11,6 @@ use millrace_crds::TrainJob;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::auth::{Action, Principal};
 use super::{AppState, ItemList, JobPath, JobSelector, ValidPath, ValidQuery, bad_query_parameter};
 use crate::document::job_of;
 use crate::error::{ApiError, ErrorReason, Result};
@@ -23,17 +22,17 @@ const EXPORT_SUFFIX: &str = ":export";
 /// Path parameters of a checkpoint.
 #[derive(Clone, Debug, Deserialize)]
 pub struct FileSetPath {
-    ns: String,
+    namespace: String,
     name: String,
-    shelf: String,
+    checkpoint: String,
 }
 
-/// Path parameters of a file; without `shelf` it is an artifact.
+/// Path parameters of a file; without `checkpoint` it is an artifact.
 #[derive(Clone, Debug, Deserialize)]
 pub struct FilePath {
-    ns: String,
+    namespace: String,
     name: String,
-    shelf: Option<String>,
+    checkpoint: Option<String>,
     path: String,
 }
 
@@ -48,18 +47,11 @@ pub struct FileQuery {
     format: Option<String>,
 }
 
-async fn files_of(
-    api: &AppState,
-    who: &Principal,
-    act: Action,
-    path: &JobPath,
-    uid: Option<&str>,
-) -> Result<Arc<dyn Files>> {
-    who.authorize(act, &path.ns, &path.name).await?;
+async fn files_of(api: &AppState, path: &JobPath, uid: Option<&str>) -> Result<Arc<dyn Files>> {
     let row = api.job(path, uid).await?;
     let job = job_of(&row)?;
     if uid.is_some()
-        && let Some(newest) = api.store.newest_job(&path.ns, &path.name).await?
+        && let Some(newest) = api.store.newest_job(&path.namespace, &path.name).await?
         && newest.uid != row.uid
         && model_dir(&job_of(&newest)?) == model_dir(&job)
     {
@@ -74,7 +66,7 @@ fn model_dir(job: &TrainJob) -> Option<&str> {
     job.status.as_ref()?.resolved.as_ref()?.model_dir.as_deref()
 }
 
-/// The files of a shelf.
+/// The files of a checkpoint.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct FileSetListing {
     /// All of them.
@@ -84,38 +76,38 @@ pub struct FileSetListing {
 /// Lists the checkpoints of a job, the newest first.
 pub async fn checkpoints(
     State(api): State<Arc<AppState>>,
-    who: Principal,
     ValidPath(path): ValidPath<JobPath>,
     ValidQuery(which): ValidQuery<JobSelector>,
 ) -> Result<Json<ItemList<CheckpointFiles>>> {
-    let files = files_of(&api, &who, Action::Read, &path, which.uid.as_deref()).await?;
+    let files = files_of(&api, &path, which.uid.as_deref()).await?;
     Ok(Json(ItemList { items: files.checkpoints().await? }))
 }
 
 /// Lists the files of a job that are not part of a checkpoint.
 pub async fn artifacts(
     State(api): State<Arc<AppState>>,
-    who: Principal,
     ValidPath(path): ValidPath<JobPath>,
     ValidQuery(which): ValidQuery<JobSelector>,
 ) -> Result<Json<ItemList<FileInfo>>> {
-    let files = files_of(&api, &who, Action::Read, &path, which.uid.as_deref()).await?;
+    let files = files_of(&api, &path, which.uid.as_deref()).await?;
     Ok(Json(ItemList { items: files.list(&FileSet::Artifacts).await? }))
 }
 
 /// Lists the files of one checkpoint, in a format.
 pub async fn list_checkpoint_files(
     State(api): State<Arc<AppState>>,
-    who: Principal,
     ValidPath(at): ValidPath<FileSetPath>,
     ValidQuery(wanted): ValidQuery<FileQuery>,
 ) -> Result<Json<FileSetListing>> {
-    let shelf = parse_checkpoint(&at.shelf, wanted.format.as_deref())?;
-    let path = JobPath { ns: at.ns, name: at.name };
-    let files = files_of(&api, &who, Action::ReadFiles, &path, wanted.uid.as_deref()).await?;
-    let files = files.list(&shelf).await?;
+    let file_set = parse_checkpoint(&at.checkpoint, wanted.format.as_deref())?;
+    let path = JobPath { namespace: at.namespace, name: at.name };
+    let files = files_of(&api, &path, wanted.uid.as_deref()).await?;
+    let files = files.list(&file_set).await?;
     if files.is_empty() {
-        return Err(ApiError::new(ErrorReason::NotFound, format!("checkpoint {} not found for this job", at.shelf)));
+        return Err(ApiError::new(
+            ErrorReason::NotFound,
+            format!("checkpoint {} not found for this job", at.checkpoint),
+        ));
     }
     Ok(Json(FileSetListing { files }))
 }
@@ -123,27 +115,25 @@ pub async fn list_checkpoint_files(
 /// Returns a file of a checkpoint.
 pub async fn get_checkpoint_file(
     State(api): State<Arc<AppState>>,
-    who: Principal,
     ValidPath(at): ValidPath<FilePath>,
     ValidQuery(wanted): ValidQuery<FileQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let shelf = parse_checkpoint(at.shelf.as_deref().unwrap_or_default(), wanted.format.as_deref())?;
-    let path = JobPath { ns: at.ns, name: at.name };
-    let files = files_of(&api, &who, Action::ReadFiles, &path, wanted.uid.as_deref()).await?;
-    file_response(files.open(&shelf, &at.path).await?, &headers).await
+    let file_set = parse_checkpoint(at.checkpoint.as_deref().unwrap_or_default(), wanted.format.as_deref())?;
+    let path = JobPath { namespace: at.namespace, name: at.name };
+    let files = files_of(&api, &path, wanted.uid.as_deref()).await?;
+    file_response(files.open(&file_set, &at.path).await?, &headers).await
 }
 
 /// Returns a file that is not part of a checkpoint.
 pub async fn get_artifact(
     State(api): State<Arc<AppState>>,
-    who: Principal,
     ValidPath(at): ValidPath<FilePath>,
     ValidQuery(which): ValidQuery<JobSelector>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let path = JobPath { ns: at.ns, name: at.name };
-    let files = files_of(&api, &who, Action::ReadFiles, &path, which.uid.as_deref()).await?;
+    let path = JobPath { namespace: at.namespace, name: at.name };
+    let files = files_of(&api, &path, which.uid.as_deref()).await?;
     file_response(files.open(&FileSet::Artifacts, &at.path).await?, &headers).await
 }
 

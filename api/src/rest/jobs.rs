@@ -13,10 +13,10 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::auth::{Action, Principal};
+use super::auth::{Action, Caller};
 use super::body::read_json;
 use super::submit::read_submission;
-use super::{ALL_NAMESPACES, AppState, JobPath, JobSelector, ValidPath, ValidQuery, bad_query_parameter, job_json};
+use super::{AppState, JobPath, JobSelector, ValidPath, ValidQuery, bad_query_parameter, job_json};
 use crate::backend::{JobChange, JobTarget};
 use crate::error::{ApiError, ErrorReason, FieldError, Result};
 use crate::plan::JobPlan;
@@ -37,13 +37,12 @@ pub struct CreateQuery {
 /// Creates a job, or returns the one that the same request created before.
 pub async fn create(
     State(api): State<Arc<AppState>>,
-    who: Principal,
+    Caller { principal, .. }: Caller,
     ValidPath(ns): ValidPath<String>,
     ValidQuery(CreateQuery { dry_run }): ValidQuery<CreateQuery>,
     request: Request,
 ) -> Result<Response> {
-    who.authorize(Action::Create, &ns, "").await?;
-    let order = read_submission(&api, &ns, &who, request).await?;
+    let order = read_submission(&api, &ns, &principal, request).await?;
     match dry_run.as_deref() {
         None => {}
         Some("All") => return Ok(Json(api.backend.dry_run(&order).await?).into_response()),
@@ -73,13 +72,12 @@ fn location_header(ns: &str, job: &TrainJob) -> (HeaderName, HeaderValue) {
 /// Plans a job, without creating it.
 pub async fn plan(
     State(api): State<Arc<AppState>>,
-    who: Principal,
+    caller: Caller,
     ValidPath(ns): ValidPath<String>,
     request: Request,
 ) -> Result<Json<JobPlan>> {
-    who.authorize(Action::List, &ns, "").await?;
-    let mut order = read_submission(&api, &ns, &who, request).await?;
-    order.may_create = who.authorize(Action::Create, &ns, "").await.is_ok();
+    let mut order = read_submission(&api, &ns, &caller.principal, request).await?;
+    order.may_create = caller.is_allowed(Action::Create, &ns).await.unwrap_or(false);
     Ok(Json(api.backend.plan(&order).await?))
 }
 
@@ -108,17 +106,10 @@ pub struct JobListQuery {
 /// Lists jobs, the newest first. Namespace `-` means all that the client may list.
 pub async fn list(
     State(api): State<Arc<AppState>>,
-    who: Principal,
-    ValidPath(ns): ValidPath<String>,
+    caller: Caller,
     ValidQuery(asked): ValidQuery<JobListQuery>,
 ) -> Result<Json<Value>> {
-    let namespaces = match ns.as_str() {
-        ALL_NAMESPACES => who.visible_namespaces().await?,
-        _ => {
-            who.authorize(Action::List, &ns, "").await?;
-            Some(vec![ns])
-        }
-    };
+    let namespaces = caller.visible_namespaces().map(<[String]>::to_vec);
     let cursor: Option<PageCursor> = asked.cursor.as_deref().map(str::parse).transpose()?;
     if asked.state.as_deref().is_some_and(|state| crds::JobState::from_name(state).is_none()) {
         return Err(bad_query_parameter(
@@ -150,11 +141,9 @@ pub async fn list(
 /// Returns a job: the newest of the name, or the one with `?uid=`.
 pub async fn read(
     State(api): State<Arc<AppState>>,
-    who: Principal,
     ValidPath(path): ValidPath<JobPath>,
     ValidQuery(which): ValidQuery<JobSelector>,
 ) -> Result<Response> {
-    who.authorize(Action::Read, &path.ns, &path.name).await?;
     let job = api.job(&path, which.uid.as_deref()).await?;
     let tag = HeaderValue::try_from(format!("\"{}\"", job.version)).ok();
     let mut response = Json(job_json(&job)).into_response();
@@ -165,12 +154,11 @@ pub async fn read(
 /// Deletes a job. Its history stays.
 pub async fn delete(
     State(api): State<Arc<AppState>>,
-    who: Principal,
     ValidPath(path): ValidPath<JobPath>,
     ValidQuery(which): ValidQuery<JobSelector>,
 ) -> Result<Json<Value>> {
-    let uid = find_live_job(&api, &who, Action::Delete, &path, &which).await?.uid;
-    api.backend.delete(&path.ns, &path.name, &uid).await?;
+    let uid = find_live_job(&api, &path, &which).await?.uid;
+    api.backend.delete(&path.namespace, &path.name, &uid).await?;
     let job = api.job(&path, Some(&uid)).await?;
     Ok(Json(job_json(&job)))
 }
@@ -178,21 +166,21 @@ pub async fn delete(
 /// Suspends a job: it saves its state and releases its systems.
 pub async fn suspend(
     State(api): State<Arc<AppState>>,
-    who: Principal,
+    caller: Caller,
     ValidPath(path): ValidPath<JobPath>,
     ValidQuery(which): ValidQuery<JobSelector>,
 ) -> Result<Json<TrainJob>> {
-    change(&api, &who, &path, &which, JobChange::Suspend(true)).await
+    change(&api, &caller, &path, &which, JobChange::Suspend(true)).await
 }
 
 /// Resumes a suspended job.
 pub async fn resume(
     State(api): State<Arc<AppState>>,
-    who: Principal,
+    caller: Caller,
     ValidPath(path): ValidPath<JobPath>,
     ValidQuery(which): ValidQuery<JobSelector>,
 ) -> Result<Json<TrainJob>> {
-    change(&api, &who, &path, &which, JobChange::Suspend(false)).await
+    change(&api, &caller, &path, &which, JobChange::Suspend(false)).await
 }
 
 /// How many systems.
@@ -207,7 +195,7 @@ pub struct ScaleRequest {
 /// Changes the number of systems of a job.
 pub async fn scale(
     State(api): State<Arc<AppState>>,
-    who: Principal,
+    caller: Caller,
     ValidPath(path): ValidPath<JobPath>,
     ValidQuery(which): ValidQuery<JobSelector>,
     request: Request,
@@ -217,38 +205,27 @@ pub async fn scale(
         let message = "a job needs at least one system; to release all of them, suspend it".to_owned();
         return Err(ApiError::invalid(vec![FieldError { field: "numCsx".to_owned(), message }]));
     }
-    change(&api, &who, &path, &which, JobChange::Scale(num_csx)).await
+    change(&api, &caller, &path, &which, JobChange::Scale(num_csx)).await
 }
 
 async fn change(
     api: &AppState,
-    who: &Principal,
+    caller: &Caller,
     path: &JobPath,
     which: &JobSelector,
     change: JobChange,
 ) -> Result<Json<TrainJob>> {
-    let act = match change {
-        JobChange::Suspend(_) => Action::Change,
-        JobChange::Scale(_) => Action::Scale,
-    };
-    let job = find_live_job(api, who, act, path, which).await?;
+    let job = find_live_job(api, path, which).await?;
     if let (Some(_), Some(state)) = (job.content.finished_ms, job.content.state) {
         let detail = format!("job {} has finished ({state}): submit another one", job.name);
         return Err(ApiError::new(ErrorReason::Finished, detail));
     }
-    let target = JobTarget { namespace: &path.ns, name: &path.name, uid: &job.uid };
-    Ok(Json(api.backend.change(&who.account, target, change).await?))
+    let target = JobTarget { namespace: &path.namespace, name: &path.name, uid: &job.uid };
+    Ok(Json(api.backend.change(&caller.principal.account, target, change).await?))
 }
 
-/// Returns the job to be changed, after a check of the permission. A deleted job is an error.
-async fn find_live_job(
-    api: &AppState,
-    who: &Principal,
-    act: Action,
-    path: &JobPath,
-    which: &JobSelector,
-) -> Result<JobRecord> {
-    who.authorize(act, &path.ns, &path.name).await?;
+/// Returns the job to be changed. A deleted job is an error.
+async fn find_live_job(api: &AppState, path: &JobPath, which: &JobSelector) -> Result<JobRecord> {
     let job = api.job(path, which.uid.as_deref()).await?;
     if job.deleted_ms.is_some() {
         return Err(ApiError::new(

@@ -17,7 +17,7 @@ use tokio::sync::{broadcast, mpsc};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::auth::{Action, Principal};
+use super::auth::Caller;
 use super::records::{entry_json, event_json};
 use super::{AppState, job_json};
 use crate::error::{ErrorReason, Result};
@@ -88,23 +88,14 @@ impl fmt::Display for StreamPosition {
     }
 }
 
-/// Streams `job` until it is finished and everything is sent, or until `who` may no longer perform `act`.
-pub fn stream(api: Arc<AppState>, job: JobRecord, wanted: StreamFilter, who: Principal, act: Action) -> Response {
+/// Streams `job` until it is finished and everything is sent, or until `caller` loses the permission of its route.
+pub fn stream(api: Arc<AppState>, job: JobRecord, wanted: StreamFilter, caller: Caller) -> Response {
     let (out, told) = mpsc::channel(MAX_QUEUED_EVENTS);
     tokio::spawn(async move {
         let _counted = api.traffic.count_stream();
         let (changes, asked) = (api.store.changes(), Instant::now());
-        let teller = LiveStream {
-            changes,
-            version: 0,
-            api,
-            uid: job.uid,
-            filter: wanted,
-            out,
-            who,
-            act,
-            last_authorized: asked,
-        };
+        let teller =
+            LiveStream { changes, version: 0, api, uid: job.uid, filter: wanted, out, caller, last_authorized: asked };
         if let Err(error) = teller.run().await {
             // The client reconnects and continues at its position.
             tracing::warn!("a live stream ends early: {error}");
@@ -122,8 +113,7 @@ struct LiveStream {
     changes: broadcast::Receiver<ChangeNotice>,
     /// Version of the job that was sent last.
     version: u64,
-    who: Principal,
-    act: Action,
+    caller: Caller,
     /// Time of the last authorization check.
     last_authorized: Instant,
 }
@@ -134,7 +124,7 @@ impl LiveStream {
             // The job is read before its records: when it is seen as finished, the records that are read afterwards are
             // complete.
             let Some(job) = self.api.store.job(&self.uid).await? else { return Ok(()) };
-            if !self.is_still_authorized(&job).await {
+            if !self.is_still_authorized().await {
                 return Ok(());
             }
             let over = self.is_finished(&job).await?;
@@ -152,12 +142,12 @@ impl LiveStream {
 
     /// Whether the client is still authorized, checked every [`REAUTHORIZE_INTERVAL`]. A revoked token ends its
     /// streams.
-    async fn is_still_authorized(&mut self, job: &JobRecord) -> bool {
+    async fn is_still_authorized(&mut self) -> bool {
         if self.last_authorized.elapsed() < REAUTHORIZE_INTERVAL {
             return true;
         }
         self.last_authorized = Instant::now();
-        match self.who.reauthorize(&self.api, self.act, &job.namespace, &job.name).await {
+        match self.caller.reauthorize(&self.api).await {
             Ok(()) => true,
             // If the check fails for another reason, it is repeated later.
             Err(refusal) => !matches!(refusal.reason, ErrorReason::Unauthorized | ErrorReason::Forbidden),

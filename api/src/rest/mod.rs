@@ -81,7 +81,7 @@ pub struct AppState {
 pub fn router(api: Arc<AppState>) -> Router {
     let served = routes::all().into_iter();
     served
-        .fold(Router::new(), |router, route| router.route(&route.path, route.handler))
+        .fold(Router::new(), |router, route| route.mount(router, &api))
         .fallback(async || ApiError::new(ErrorReason::NotFound, "unknown path: GET /openapi.json lists the routes"))
         .method_not_allowed_fallback(async || {
             ApiError::new(ErrorReason::MethodNotAllowed, "method not allowed for this path")
@@ -119,7 +119,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for ValidQuery<T> 
     }
 }
 
-/// Path parameters; a parse error is returned as a [`ApiError`]. `ns` and `name` are checked to be valid names.
+/// Path parameters; a parse error is returned as a [`ApiError`]. `namespace` and `name` are checked to be valid
+/// names.
 pub struct ValidPath<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for ValidPath<T> {
@@ -133,7 +134,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for ValidPa
         let raw = RawPathParams::from_request_parts(parts, state).await;
         let raw = raw.map_err(|error| ApiError::new(ErrorReason::BadRequest, error.body_text()))?;
         if let Some((_, name)) =
-            raw.iter().find(|(key, value)| *key == "ns" && *value != ALL_NAMESPACES && !is_label(value))
+            raw.iter().find(|(key, value)| *key == "namespace" && *value != ALL_NAMESPACES && !is_label(value))
         {
             return Err(ApiError::new(
                 ErrorReason::BadRequest,
@@ -163,7 +164,7 @@ fn is_label(name: &str) -> bool {
 #[derive(Clone, Debug, Deserialize)]
 pub struct JobPath {
     /// Namespace.
-    pub ns: String,
+    pub namespace: String,
     /// Name.
     pub name: String,
 }
@@ -180,28 +181,30 @@ impl AppState {
     /// Returns the job with `uid`, or the newest one of this name without it.
     async fn job(&self, path: &JobPath, uid: Option<&str>) -> Result<JobRecord> {
         let found = match uid {
-            Some(uid) => self.store.job(uid).await?.filter(|job| job.namespace == path.ns && job.name == path.name),
-            None => self.store.newest_job(&path.ns, &path.name).await?,
+            Some(uid) => {
+                self.store.job(uid).await?.filter(|job| job.namespace == path.namespace && job.name == path.name)
+            }
+            None => self.store.newest_job(&path.namespace, &path.name).await?,
         };
         let found = match found {
             // A namespace may have been deleted and created again: its users must not see the deleted jobs of its
             // predecessor.
             Some(job) if job.deleted_ms.is_some() => {
-                let now = self.backend.current_namespace(&path.ns).await?;
+                let now = self.backend.current_namespace(&path.namespace).await?;
                 Some(job).filter(|job| now.is_none_or(|namespace| namespace.contains(job)))
             }
             found => found,
         };
         found.ok_or_else(|| match uid {
             Some(uid) => {
-                let JobPath { ns, name } = path;
+                let JobPath { namespace, name } = path;
                 let detail = format!(
-                    "job {name} with uid {uid} not found in namespace {ns}: list deleted jobs with \
+                    "job {name} with uid {uid} not found in namespace {namespace}: list deleted jobs with \
                         ?deleted=true"
                 );
                 ApiError::new(ErrorReason::NotFound, detail)
             }
-            None => ApiError::job_not_found(&path.ns, &path.name),
+            None => ApiError::job_not_found(&path.namespace, &path.name),
         })
     }
 }

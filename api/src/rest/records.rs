@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::auth::{Action, Principal};
+use super::auth::Caller;
 use super::live_stream::{self, StreamFilter, StreamPosition};
 use super::{AppState, JobPath, ValidPath, ValidQuery, bad_query_parameter, page, rfc3339};
 use crate::error::{ApiError, ErrorReason, Result};
@@ -164,34 +164,22 @@ fn start_after(headers: &HeaderMap, after: Option<u64>) -> Result<u64> {
     Ok(last_event_id(headers)?.or(after).unwrap_or(0))
 }
 
-async fn find_job(
-    api: &AppState,
-    who: &Principal,
-    act: Action,
-    path: &JobPath,
-    uid: Option<&str>,
-) -> Result<JobRecord> {
-    who.authorize(act, &path.ns, &path.name).await?;
-    api.job(path, uid).await
-}
-
 /// Returns the events of a job.
 pub async fn events(
     State(api): State<Arc<AppState>>,
-    who: Principal,
+    caller: Caller,
     ValidPath(path): ValidPath<JobPath>,
     ValidQuery(asked): ValidQuery<EventsQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = find_job(&api, &who, Action::Read, &path, asked.uid.as_deref()).await?;
+    let job = api.job(&path, asked.uid.as_deref()).await?;
     if wants_event_stream(&headers) {
         let after = start_after(&headers, asked.after)?;
         return Ok(live_stream::stream(
             api,
             job,
             StreamFilter { events: Some(after), ..StreamFilter::default() },
-            who,
-            Action::Read,
+            caller,
         ));
     }
     let limit = page_size(asked.limit);
@@ -203,12 +191,12 @@ pub async fn events(
 /// Returns the curves of a job, with one point for each step.
 pub async fn metrics(
     State(api): State<Arc<AppState>>,
-    who: Principal,
+    caller: Caller,
     ValidPath(path): ValidPath<JobPath>,
     ValidQuery(asked): ValidQuery<MetricsQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = find_job(&api, &who, Action::Read, &path, asked.uid.as_deref()).await?;
+    let job = api.job(&path, asked.uid.as_deref()).await?;
     let (mode, live) = (asked.mode()?, wants_event_stream(&headers));
     if let Some(most) = asked.curve_points(live)? {
         let points = api.store.metrics(&job.uid, mode.unwrap_or(MetricMode::Train), most).await?;
@@ -224,8 +212,7 @@ pub async fn metrics(
             api,
             job,
             StreamFilter { entries: Some(query), ..StreamFilter::default() },
-            who,
-            Action::Read,
+            caller,
         ));
     }
     pages(&api, &job, EntryQuery { limit: page_size(asked.limit), ..query }).await
@@ -234,12 +221,12 @@ pub async fn metrics(
 /// Returns the log lines of a job's agents.
 pub async fn logs(
     State(api): State<Arc<AppState>>,
-    who: Principal,
+    caller: Caller,
     ValidPath(path): ValidPath<JobPath>,
     ValidQuery(asked): ValidQuery<LogsQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = find_job(&api, &who, Action::ReadLogs, &path, asked.uid.as_deref()).await?;
+    let job = api.job(&path, asked.uid.as_deref()).await?;
     let (live, after) = (wants_event_stream(&headers), asked.after);
     let query = asked.query()?;
     if live {
@@ -248,8 +235,7 @@ pub async fn logs(
             api,
             job,
             StreamFilter { entries: Some(query), ..StreamFilter::default() },
-            who,
-            Action::ReadLogs,
+            caller,
         ));
     }
     pages(&api, &job, query).await
@@ -258,24 +244,18 @@ pub async fn logs(
 /// Streams everything about a job.
 pub async fn follow(
     State(api): State<Arc<AppState>>,
-    who: Principal,
+    caller: Caller,
     ValidPath(path): ValidPath<JobPath>,
     ValidQuery(asked): ValidQuery<FollowQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = find_job(&api, &who, Action::ReadLogs, &path, asked.uid.as_deref()).await?;
+    let job = api.job(&path, asked.uid.as_deref()).await?;
     let begin = StreamPosition { entry: asked.after.unwrap_or(0), event: 0 };
     let StreamPosition { entry: after, event } = last_event_id(&headers)?.unwrap_or(begin);
     let level = parse_level(asked.level.as_deref())?;
     let query =
         EntryQuery { after, agent: asked.agent, role: asked.role, level, lines_only: true, ..EntryQuery::default() };
-    Ok(live_stream::stream(
-        api,
-        job,
-        StreamFilter { entries: Some(query), events: Some(event), job: true },
-        who,
-        Action::ReadLogs,
-    ))
+    Ok(live_stream::stream(api, job, StreamFilter { entries: Some(query), events: Some(event), job: true }, caller))
 }
 
 async fn pages(api: &AppState, job: &JobRecord, query: EntryQuery) -> Result<Response> {

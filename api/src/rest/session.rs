@@ -10,7 +10,7 @@ use millrace_store::{Store, TokenRecord};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::auth::{Permissions, Principal, bearer};
+use super::auth::{Caller, Permissions, bearer};
 use super::tokens::{new_secret, secret_hash};
 use super::{AppState, rfc3339};
 use crate::error::{ApiError, ErrorReason, Result};
@@ -62,24 +62,32 @@ pub struct SessionEnded {
     ended: bool,
 }
 
-/// Creates a session of the caller's token and sets its cookie.
-pub async fn create_session(
-    State(api): State<Arc<AppState>>,
-    who: Principal,
-    headers: HeaderMap,
-) -> Result<([(HeaderName, HeaderValue); 1], Json<SessionStarted>)> {
-    let given = bearer(&headers)?.ok_or_else(|| {
+/// Returns the token that a session is created with.
+///
+/// # Errors
+/// The header `Authorization` is missing or malformed.
+pub fn required_bearer(headers: &HeaderMap) -> Result<&str> {
+    bearer(headers)?.ok_or_else(|| {
         ApiError::new(
             ErrorReason::Unauthorized,
             "a session begins with a token in the header `Authorization: Bearer TOKEN`",
         )
-    })?;
+    })
+}
+
+/// Creates a session of the caller's token and sets its cookie.
+pub async fn create_session(
+    State(api): State<Arc<AppState>>,
+    Caller { principal, .. }: Caller,
+    headers: HeaderMap,
+) -> Result<([(HeaderName, HeaderValue); 1], Json<SessionStarted>)> {
+    let given = required_bearer(&headers)?;
     let now = Timestamp::now().as_millisecond();
     let most = now + MAX_SESSION_HOURS * 3_600_000;
-    let Permissions::Role { role, namespaces } = who.rights else {
+    let Permissions::Role { role, namespaces } = principal.rights else {
         // Only the cluster knows when its token expires: the cookie holds the token itself, which is validated with
         // each request.
-        let told = SessionStarted { name: who.name, expires_at: rfc3339(most) };
+        let told = SessionStarted { name: principal.name, expires_at: rfc3339(most) };
         return Ok((cookie(given, (most - now) / 1000)?, Json(told)));
     };
     let Some(token) = api.store.token_by_hash(&secret_hash(given)).await? else {
@@ -90,7 +98,7 @@ pub async fn create_session(
     let session = TokenRecord {
         id: session_id(&token.id),
         hash: secret_hash(&secret),
-        name: who.name.clone(),
+        name: principal.name.clone(),
         role: role.as_str().to_owned(),
         namespaces,
         created_ms: now,
@@ -99,7 +107,10 @@ pub async fn create_session(
         last_used_ms: None,
     };
     api.store.add_token(&session).await?;
-    Ok((cookie(&secret, (until - now) / 1000)?, Json(SessionStarted { name: who.name, expires_at: rfc3339(until) })))
+    Ok((
+        cookie(&secret, (until - now) / 1000)?,
+        Json(SessionStarted { name: principal.name, expires_at: rfc3339(until) }),
+    ))
 }
 
 /// Separator in the id of every session; other tokens have none.
@@ -137,7 +148,6 @@ pub async fn delete_expired(store: &Store) -> Result<()> {
 /// Ends the session of the cookie and deletes the cookie. Idempotent.
 pub async fn delete_session(
     State(api): State<Arc<AppState>>,
-    _: Principal,
     headers: HeaderMap,
 ) -> Result<([(HeaderName, HeaderValue); 1], Json<SessionEnded>)> {
     if let Some(secret) = secret(&headers)

@@ -6,4 +6,5 @@ mod documents;
 mod metrics;
 mod rbac;
 mod rendered;
+mod routes;
 mod tools;

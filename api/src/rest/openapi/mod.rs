@@ -1,5 +1,6 @@
 //! The OpenAPI 3.1 document, generated from the table of routes and the types.
 
+mod access;
 mod headers;
 mod page;
 mod responses;
@@ -14,7 +15,8 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 pub use self::page::{home, page};
-use super::routes::{RequestBodyKind, RequiredAccess, Route, all};
+use super::auth::Access;
+use super::routes::{RequestBodyKind, Route, all};
 use super::session::SESSION_COOKIE;
 
 /// Builds the document. It is the same for every server of this version.
@@ -79,24 +81,20 @@ fn operation(route: &Route) -> Value {
     let mut parameters = path_parameters(&route.path);
     parameters.extend(query_parameters(route.query.as_ref()));
     parameters.extend(route.request_headers.iter().map(|name| headers::parameter(name)));
-    let who = match route.needs {
-        RequiredAccess::Nothing => "For everybody.",
-        RequiredAccess::Token | RequiredAccess::Bearer => "For whoever has a token.",
-        RequiredAccess::Viewer => "For viewers of the namespace.",
-        RequiredAccess::Editor => "For editors of the namespace.",
-        RequiredAccess::Admin => "For administrators.",
-    };
     let mut operation = json!({
         "summary": route.summary,
-        "description": who,
-        "operationId": operation_id(route),
+        "description": access::describe(route.access),
+        "operationId": route.id,
         "parameters": parameters,
         "responses": responses::responses(route),
     });
-    match route.needs {
-        RequiredAccess::Nothing => {}
-        RequiredAccess::Bearer => operation["security"] = json!([{"token": []}]),
-        _ => operation["security"] = json!([{"token": []}, {"session": []}]),
+    operation[access::EXTENSION] = access::extension(route.access);
+    match route.access {
+        Access::Public => {}
+        Access::BearerToken => operation["security"] = json!([{"token": []}]),
+        Access::Authenticated | Access::Permission(_) => {
+            operation["security"] = json!([{"token": []}, {"session": []}])
+        }
     }
     if let Some(content) = request_body(route.body) {
         operation["requestBody"] = json!({"required": true, "content": content});
@@ -104,16 +102,22 @@ fn operation(route: &Route) -> Value {
     operation
 }
 
-fn operation_id(route: &Route) -> String {
-    let words = route.path.split(|letter: char| !letter.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
-    words.fold(route.method.to_owned(), |id, word| format!("{id}_{word}"))
-}
+/// Path parameters: name and description.
+const PATH_PARAMETERS: [(&str, &str); 5] = [
+    ("namespace", "Namespace; `-` in a list of jobs stands for all namespaces that the caller may read."),
+    ("name", "Name of the job."),
+    ("checkpoint", "Step of the checkpoint, or `STEP:export` for its export to another format."),
+    ("path", "Path of the file, with slashes."),
+    ("id", "Id of the token."),
+];
 
 fn path_parameters(path: &str) -> Vec<Value> {
     let names = path.split('{').skip(1).filter_map(|rest| rest.split('}').next());
     let parameter = |name: &str| {
         let name = name.trim_start_matches('*');
-        json!({"name": name, "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}})
+        let description = PATH_PARAMETERS.iter().find(|(known, _)| *known == name).map(|(_, description)| description);
+        let schema = json!({"type": "string", "minLength": 1});
+        json!({"name": name, "in": "path", "required": true, "description": description, "schema": schema})
     };
     names.map(parameter).collect()
 }
@@ -178,8 +182,7 @@ mod tests {
         }
         for (path, methods) in document["paths"].as_object().unwrap() {
             for parameter in methods.as_object().unwrap().values().flat_map(|it| it["parameters"].as_array().unwrap()) {
-                let described = parameter["in"] == "path" || parameter["description"].is_string();
-                assert!(described, "{path} {}", parameter["name"]);
+                assert!(parameter["description"].is_string(), "{path} {}", parameter["name"]);
             }
         }
     }

@@ -11,7 +11,7 @@ pub fn responses(route: &Route) -> Value {
     let stream = json!({"schema": {"type": "string", "description": "Server-sent events; each id is where Last-Event-ID goes on."}});
     let told = |more: &[&str]| headers::response_headers(route.response_headers.iter().chain(more).copied());
     let mut success = json!({"description": route.summary, "headers": told(&[])});
-    match &route.answer {
+    match &route.response {
         ResponseKind::Json(schema) => success["content"] = of_json(schema),
         ResponseKind::Pages(item) => {
             let page = json!({"type": "object", "required": ["items", "next"], "properties": {
@@ -33,7 +33,7 @@ pub fn responses(route: &Route) -> Value {
         responses["200"]["headers"] = told(&["Idempotent-Replay"]);
     }
     let mut refused = vec!["Retry-After", "WWW-Authenticate"];
-    if matches!(route.answer, ResponseKind::File) {
+    if matches!(route.response, ResponseKind::File) {
         responses["206"] = json!({
             "description": "The part that was asked for.",
             "headers": told(&["Content-Range"]),

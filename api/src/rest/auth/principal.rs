@@ -1,4 +1,4 @@
-//! Authentication and authorization of clients.
+//! Authenticated clients and their permissions.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,132 +9,16 @@ use axum::http::{HeaderMap, header};
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::jiff::Timestamp;
 
-use super::middleware::client_address;
-use super::tokens::{has_token_prefix, secret_hash};
-use super::{AppState, ValidQuery, session};
+use super::super::middleware::client_address;
+use super::super::tokens::{has_token_prefix, secret_hash};
+use super::super::{AppState, ValidQuery, session};
+use super::{Action, AuthMode, TokenRole};
 use crate::authorizer::{Authorizer, ResourceAttributes};
 use crate::error::{ApiError, ErrorReason, Result};
 use crate::request_context;
 
-/// How clients are authenticated.
-#[derive(Clone)]
-pub enum AuthMode {
-    /// Everyone who reaches the server may do everything: it listens on this machine only.
-    Open,
-    /// By API tokens of this server.
-    Tokens,
-    /// By API tokens of this server or tokens of the cluster. The permissions of the latter are checked by the cluster.
-    Cluster(Arc<dyn Authorizer>),
-}
-
-/// Role of an API token. Each role includes the ones before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TokenRole {
-    /// May read jobs, events, metrics and logs.
-    Viewer,
-    /// May submit and change jobs, and read their files.
-    Editor,
-    /// May manage API tokens.
-    Admin,
-}
-
-impl TokenRole {
-    /// All roles, in ascending order.
-    pub const ALL: [Self; 3] = [Self::Viewer, Self::Editor, Self::Admin];
-
-    /// Returns the name of the role in the API.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Viewer => "viewer",
-            Self::Editor => "editor",
-            Self::Admin => "admin",
-        }
-    }
-
-    /// Returns the role with this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|role| role.as_str() == name)
-    }
-}
-
-/// An action that requires a permission.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// List jobs, read the queue, plan a job.
-    List,
-    /// Read a job, its events and its curves.
-    Read,
-    /// Read the logs of its agents.
-    ReadLogs,
-    /// Read its checkpoints and artifacts.
-    ReadFiles,
-    /// Submit a job.
-    Create,
-    /// Suspend or resume it.
-    Change,
-    /// Change the number of its systems.
-    Scale,
-    /// Delete it.
-    Delete,
-    /// List the volumes that a job can mount.
-    ListVolumes,
-    /// Read the appliance.
-    ReadAppliance,
-    /// List all API tokens.
-    ListTokens,
-    /// Create an API token.
-    CreateToken,
-    /// Revoke an API token.
-    DeleteToken,
-}
-
-impl Action {
-    /// Returns the lowest role of an API token that may perform the action.
-    const fn required_role(self) -> TokenRole {
-        match self {
-            Self::List | Self::Read | Self::ReadLogs | Self::ListVolumes | Self::ReadAppliance => TokenRole::Viewer,
-            Self::ReadFiles | Self::Create | Self::Change | Self::Scale | Self::Delete => TokenRole::Editor,
-            Self::ListTokens | Self::CreateToken | Self::DeleteToken => TokenRole::Admin,
-        }
-    }
-
-    /// Returns verb, resource and subresource of the permission in Kubernetes.
-    const fn resource_rule(self) -> (&'static str, &'static str, &'static str) {
-        match self {
-            Self::List => ("list", TRAINJOBS_RESOURCE, ""),
-            Self::Read => ("get", TRAINJOBS_RESOURCE, ""),
-            Self::ReadLogs => ("get", TRAINJOBS_RESOURCE, "logs"),
-            Self::ReadFiles => ("get", TRAINJOBS_RESOURCE, "files"),
-            Self::Create => ("create", TRAINJOBS_RESOURCE, ""),
-            Self::Change => ("patch", TRAINJOBS_RESOURCE, ""),
-            Self::Scale => ("patch", TRAINJOBS_RESOURCE, "scale"),
-            Self::Delete => ("delete", TRAINJOBS_RESOURCE, ""),
-            Self::ListVolumes => ("list", CLAIMS_RESOURCE, ""),
-            Self::ReadAppliance => ("get", "appliances", ""),
-            Self::ListTokens => ("list", "tokens", ""),
-            Self::CreateToken => ("create", "tokens", ""),
-            Self::DeleteToken => ("delete", "tokens", ""),
-        }
-    }
-
-    fn resource_attributes(self, namespace: &str, name: &str) -> ResourceAttributes {
-        let (verb, resource, subresource) = self.resource_rule();
-        let group = if resource == CLAIMS_RESOURCE { "" } else { "millrace.dev" };
-        ResourceAttributes {
-            verb,
-            group,
-            resource,
-            subresource,
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        }
-    }
-}
-
 /// Stands for all namespaces in the namespaces of a token.
 pub const ALL_NAMESPACES: &str = "*";
-const TRAINJOBS_RESOURCE: &str = "trainjobs";
-const CLAIMS_RESOURCE: &str = "persistentvolumeclaims";
 
 /// An authenticated client.
 #[derive(Clone)]
@@ -174,7 +58,7 @@ pub enum Permissions {
 impl Principal {
     /// Checks that the client may perform `action` on the object `name`. An empty `name` means all objects of
     /// `namespace`, an empty `namespace` all namespaces and cluster-scoped objects.
-    pub async fn authorize(&self, action: Action, namespace: &str, name: &str) -> Result<()> {
+    pub(super) async fn authorize(&self, action: Action, namespace: &str, name: &str) -> Result<()> {
         let (role, namespaces) = match &self.rights {
             Permissions::Role { role, namespaces } => (role, namespaces),
             Permissions::Cluster(authorizer, user) => {
@@ -205,30 +89,44 @@ impl Principal {
     }
 
     /// Checks again, with the current state of the credential, that the client may perform `action`. For long streams.
-    pub async fn reauthorize(&self, api: &AppState, action: Action, namespace: &str, name: &str) -> Result<()> {
+    pub(super) async fn reauthorize(&self, api: &AppState, action: Action, namespace: &str, name: &str) -> Result<()> {
         let Some(BearerCredential { secret, from }) = &self.proof else { return Ok(()) };
         authenticate_token(api, secret, *from).await?.1.authorize(action, namespace, name).await
-    }
-
-    /// Whether the client may list the jobs of a namespace.
-    pub async fn can_see_namespace(&self, namespace: &str) -> Result<bool> {
-        match self.authorize(Action::List, namespace, "").await {
-            Ok(()) => Ok(true),
-            Err(refusal) if refusal.reason == ErrorReason::Forbidden => Ok(false),
-            Err(error) => Err(error),
-        }
     }
 
     /// Returns the namespaces whose jobs the client may list; `None` means all.
     ///
     /// # Errors
     /// An account of a cluster may not list all namespaces, and has to name one.
-    pub async fn visible_namespaces(&self) -> Result<Option<Vec<String>>> {
+    pub(super) async fn visible_namespaces(&self) -> Result<Option<Vec<String>>> {
         match &self.rights {
             Permissions::Role { namespaces, .. } if !namespaces.iter().any(|known| known == ALL_NAMESPACES) => {
                 Ok(Some(namespaces.clone()))
             }
             _ => self.authorize(Action::List, "", "").await.map(|()| None),
+        }
+    }
+
+    /// Authenticates the client of a request, and counts the request against its rate limit.
+    ///
+    /// # Errors
+    /// The credential is missing, malformed, unknown, expired or revoked; a token is in the URL; a page of another
+    /// origin sent the request; or a rate limit is exceeded.
+    pub(super) async fn authenticate(parts: &mut Parts, api: &Arc<AppState>) -> Result<Self> {
+        let from = client_address(&parts.extensions);
+        match authenticate(parts, api, from).await {
+            Ok((id, principal)) => {
+                request_context::set_principal(&principal.name);
+                api.pace.check(&id).map(|()| principal)
+            }
+            Err(refusal) if refusal.reason == ErrorReason::Unauthorized => {
+                let counted = match request_secret(&parts.headers) {
+                    Some(secret) => api.pace.check_bad_token(secret, from),
+                    None => api.pace.check_unauthenticated(from),
+                };
+                counted.and(Err(refusal))
+            }
+            Err(refusal) => Err(refusal),
         }
     }
 
@@ -246,28 +144,6 @@ impl Principal {
             self.name
         );
         ApiError::new(ErrorReason::Forbidden, detail)
-    }
-}
-
-impl FromRequestParts<Arc<AppState>> for Principal {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, api: &Arc<AppState>) -> Result<Self> {
-        let from = client_address(&parts.extensions);
-        match authenticate(parts, api, from).await {
-            Ok((id, who)) => {
-                request_context::set_principal(&who.name);
-                api.pace.check(&id).map(|()| who)
-            }
-            Err(refusal) if refusal.reason == ErrorReason::Unauthorized => {
-                let counted = match request_secret(&parts.headers) {
-                    Some(secret) => api.pace.check_bad_token(secret, from),
-                    None => api.pace.check_unauthenticated(from),
-                };
-                counted.and(Err(refusal))
-            }
-            Err(refusal) => Err(refusal),
-        }
     }
 }
 
@@ -305,7 +181,7 @@ fn request_secret(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Returns the token in the header `Authorization`, if there is one.
-pub(super) fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
+pub fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
     let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
     let secret = value.to_str().ok().and_then(|text| {
         let (scheme, secret) = text.split_once(' ')?;
