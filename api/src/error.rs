@@ -47,6 +47,29 @@ pub enum ErrorReason {
 }
 
 impl ErrorReason {
+    /// All reasons.
+    pub const ALL: [Self; 19] = [
+        Self::BadRequest,
+        Self::Unauthorized,
+        Self::Forbidden,
+        Self::NotFound,
+        Self::MethodNotAllowed,
+        Self::RequestTimeout,
+        Self::AlreadyExists,
+        Self::Conflict,
+        Self::Finished,
+        Self::Gone,
+        Self::PayloadTooLarge,
+        Self::RangeNotSatisfiable,
+        Self::UnsupportedMediaType,
+        Self::Invalid,
+        Self::BadParams,
+        Self::IdempotencyKeyReused,
+        Self::TooManyRequests,
+        Self::Internal,
+        Self::Unavailable,
+    ];
+
     /// Returns the reason as a string of the API.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -10,14 +10,15 @@ use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use crate::error::{ApiError, ErrorReason, Result};
 
 /// Requests of one account that are being received, queued or computed.
-const MAX_PENDING: usize = 8;
+pub const MAX_PENDING: usize = 8;
 /// Requests of all accounts that are being received, queued or computed. Each holds a job of at most one megabyte and
 /// its uploads.
-const MAX_TOTAL_PENDING: usize = 64;
-/// Megabytes of plans per second of one account, and the burst after a pause. A model of ten thousand layers counts
-/// 230, a usual one 2; one megabyte is about ten milliseconds of CPU time.
-const PLAN_MEGABYTES_PER_SECOND: NonZeroU32 = NonZeroU32::new(32).unwrap();
-const MAX_PLAN_BURST_MEGABYTES: NonZeroU32 = NonZeroU32::new(1024).unwrap();
+pub const MAX_TOTAL_PENDING: usize = 64;
+/// Megabytes of plans per second of one account. A model of ten thousand layers counts 230, a usual one 2; one megabyte
+/// is about ten milliseconds of CPU time.
+pub const PLAN_MEGABYTES_PER_SECOND: NonZeroU32 = NonZeroU32::new(32).unwrap();
+/// Megabytes of plans of one account in a burst after a pause.
+pub const MAX_PLAN_BURST_MEGABYTES: NonZeroU32 = NonZeroU32::new(1024).unwrap();
 /// Number of accounts that are tracked before entries without recent plans are removed.
 const MAX_ACCOUNTS: usize = 10_000;
 

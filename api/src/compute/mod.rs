@@ -13,9 +13,11 @@ use tokio::sync::oneshot;
 
 use crate::error::{ApiError, Result};
 use budget::{ComputeBudget, PendingRequest};
+#[cfg(test)]
+pub use budget::{MAX_PENDING, MAX_PLAN_BURST_MEGABYTES, MAX_TOTAL_PENDING, PLAN_MEGABYTES_PER_SECOND};
 
 /// Time until a computation must have begun.
-const QUEUE_TIMEOUT: Duration = Duration::from_secs(20);
+pub const QUEUE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Cost class of a computation.
 #[derive(Clone, Copy)]

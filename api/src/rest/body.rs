@@ -12,7 +12,7 @@ use super::json::UniqueKeysJson;
 use crate::error::{ApiError, ErrorReason, FieldError, Result};
 
 /// Time to receive the whole body of a request.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs `reading` with the time limit for receiving a body.
 ///

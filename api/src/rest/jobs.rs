@@ -23,7 +23,7 @@ use crate::plan::JobPlan;
 use crate::submission::SubmitResult;
 
 /// Limit on the jobs of a page.
-const MAX_PAGE_JOBS: u32 = 500;
+pub const MAX_PAGE_JOBS: u32 = 500;
 
 /// How to ask for a job.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]

@@ -25,9 +25,9 @@ use crate::error::{ErrorReason, Result};
 /// Interval of reads of the database without a notification: other servers write to it, too.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval of checks that the client is still authorized.
-const REAUTHORIZE_INTERVAL: Duration = Duration::from_secs(10);
+pub const REAUTHORIZE_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval of comments that keep proxies from closing a quiet stream.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
+pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// Entries that are read at once.
 const READ_BATCH_ENTRIES: u32 = 256;
 /// Events that are queued for a client; the stream waits for a slow one.

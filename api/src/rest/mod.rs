@@ -16,6 +16,8 @@ mod problem;
 mod proxies;
 mod rate_limit;
 mod records;
+#[cfg(test)]
+mod reference;
 mod routes;
 mod session;
 mod submit;

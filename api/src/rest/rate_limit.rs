@@ -15,15 +15,15 @@ use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use crate::error::{ApiError, ErrorReason, Result};
 
 /// Requests per second, and the burst after a pause. A stream counts as one.
-const REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(100).unwrap();
-const MAX_REQUEST_BURST: NonZeroU32 = NonZeroU32::new(400).unwrap();
+pub const REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(100).unwrap();
+pub const MAX_REQUEST_BURST: NonZeroU32 = NonZeroU32::new(400).unwrap();
 /// Number of tokens or networks that are tracked before entries without recent requests are removed.
 const MAX_TRACKED_KEYS: usize = 10_000;
 
 /// Requests per second with one bad token, and the burst: a client whose token has expired should receive 401 on every
 /// route that it tries before it receives 429.
-const BAD_TOKEN_REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(5).unwrap();
-const MAX_BAD_TOKEN_BURST: NonZeroU32 = NonZeroU32::new(200).unwrap();
+pub const BAD_TOKEN_REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(5).unwrap();
+pub const MAX_BAD_TOKEN_BURST: NonZeroU32 = NonZeroU32::new(200).unwrap();
 
 /// Rate limits of a server.
 pub struct RequestLimiter {

@@ -20,8 +20,8 @@ use crate::error::{ApiError, ErrorReason, Result};
 use crate::journal_copy::severity;
 
 /// Limit and default of the items of a page.
-const MAX_PAGE_ITEMS: u32 = 10_000;
-const DEFAULT_PAGE_ITEMS: u32 = 1000;
+pub const MAX_PAGE_ITEMS: u32 = 10_000;
+pub const DEFAULT_PAGE_ITEMS: u32 = 1000;
 
 /// Which events.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]

@@ -18,7 +18,7 @@ use crate::error::{ApiError, ErrorReason, Result};
 /// Name of the cookie.
 pub const SESSION_COOKIE: &str = "millrace_session";
 /// Duration of a session; it ends earlier if its token expires.
-const MAX_SESSION_HOURS: i64 = 12;
+pub const MAX_SESSION_HOURS: i64 = 12;
 
 /// Returns the secret in the cookie, if there is one.
 pub fn secret(headers: &HeaderMap) -> Option<&str> {

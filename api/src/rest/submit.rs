@@ -29,9 +29,9 @@ use crate::submission::{BODY_DIGEST_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY_ANN
 const IDEMPOTENCY_KEY_HEADER: &str = "idempotency-key";
 /// Limit on a job, as a TrainJob, as params or as the options in the part `job`: the size of an object that an API
 /// server of Kubernetes accepts.
-const MAX_JOB_BYTES: usize = 1 << 20;
+pub const MAX_JOB_BYTES: usize = 1 << 20;
 /// Limit on the number of uploads in a form.
-const MAX_FILES: usize = 1024;
+pub const MAX_FILES: usize = 1024;
 /// Maximum length of the name of a job, number of characters of its generated suffix, and what is left for the prefix.
 const MAX_NAME_LENGTH: usize = 63;
 const NAME_SUFFIX_LENGTH: usize = 8;
@@ -74,7 +74,7 @@ pub struct SubmitOptions {
 }
 
 /// The runconfig keys that may be overridden.
-const OVERRIDE_FLAGS: [&str; 8] = [
+pub const OVERRIDE_FLAGS: [&str; 8] = [
     "max_steps",
     "eval_steps",
     "checkpoint_path",

@@ -13,7 +13,7 @@ use crate::submission::{UPLOADS_DIR, UploadedFile, UploadedFiles};
 /// Name of their volume. A user's volume must not have it if the job has uploads.
 const UPLOADS_VOLUME: &str = "texts";
 /// Limit on all uploads together, with their names: what a ConfigMap holds.
-const MAX_UPLOAD_BYTES: usize = 1 << 20;
+pub const MAX_UPLOAD_BYTES: usize = 1 << 20;
 /// Limit on comparisons of a byte of a file's path with one of a glob: less than a second.
 const MAX_GLOB_COMPARISONS: usize = 1 << 25;
 
