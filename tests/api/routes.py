@@ -1,4 +1,4 @@
-"""All routes of the server with the roles they need, from the OpenAPI document, and a server with tokens of all kinds."""
+"""All routes of the OpenAPI document with the roles they need, and a server with tokens of all kinds."""
 
 from __future__ import annotations
 

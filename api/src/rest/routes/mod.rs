@@ -1,8 +1,8 @@
 //! Routes as values: method, path, required access, parameters and responses. The router, the OpenAPI document, and the
 //! tests that iterate over all routes are derived from them.
 //!
-//! * A route is created with the access that it requires, and its handler can be reached only by [`Route::mount`], which
-//!   puts the check of that access before it.
+//! * A route is created with the access that it requires, and its handler can be reached only by [`Route::mount`],
+//!   which puts the check of that access before it.
 //! * [`table`] lists all routes. `docs/dev/add-a-route.md` describes how to add one.
 
 mod table;
