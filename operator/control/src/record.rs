@@ -9,8 +9,8 @@ use millrace_protocol::launch::{DocumentError, V1, VERSION};
 pub enum ResolvedJobError {
     /// A later release wrote it.
     #[error(
-        "status.resolved has version {found}, and this operator reads versions up to {VERSION}: run the release that admitted \
-         the job or a later one, or create the job again"
+        "status.resolved has version {found}, and this operator reads versions up to {VERSION}: run the release that \
+         admitted the job or a later one, or create the job again"
     )]
     NewerVersion {
         /// The version of the record.

@@ -1,5 +1,5 @@
-//! The log of a server: each event is a line on standard error, as `tracing-subscriber` writes it. Unlike the records of
-//! an agent, the lines are not forwarded.
+//! The log of a server: each event is a line on standard error, as `tracing-subscriber` writes it. Unlike the records
+//! of an agent, the lines are not forwarded.
 
 use std::fmt;
 use std::io::stderr;
