@@ -14,8 +14,8 @@ pub(crate) fn reported_outcome(outcome: AttemptOutcome) -> ReportedOutcome {
     }
 }
 
-/// Returns the report of a coordinator that ended with `outcome`, at this time if it is known. It is for a loop that did
-/// not receive the outcome from the coordinator's stream.
+/// Returns the report of a coordinator that ended with `outcome`, at this time if it is known. It is for a loop that
+/// did not receive the outcome from the coordinator's stream.
 pub fn report_from_outcome(attempt: u32, outcome: AttemptOutcome, ended: Option<Timestamp>) -> CoordinatorReport {
     CoordinatorReport {
         attempt,
