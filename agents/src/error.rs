@@ -112,18 +112,8 @@ impl AgentError {
     }
 
     /// Returns the cause that the coordinator receives.
-    pub const fn failure_cause(&self) -> message::FailureCause {
-        match self.reason() {
-            OutcomeReason::BadParams => message::FailureCause::BadInput,
-            OutcomeReason::NonFiniteLoss => message::FailureCause::NotFinite,
-            OutcomeReason::ShardLost => message::FailureCause::ShardLost,
-            OutcomeReason::OutOfSpace => message::FailureCause::NoSpace,
-            OutcomeReason::Succeeded
-            | OutcomeReason::Interrupted
-            | OutcomeReason::ModelDirInUse
-            | OutcomeReason::Superseded
-            | OutcomeReason::Failed => message::FailureCause::Other,
-        }
+    pub fn failure_cause(&self) -> message::FailureCause {
+        self.reason().into()
     }
 }
 

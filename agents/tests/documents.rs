@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::CommandFactory;
-use millrace_protocol::launch::{Exit, RoleCommand};
-use millrace_telemetry::journal::OutcomeReason;
+use millrace_outcome::{Exit, OutcomeProperties, OutcomeReason};
+use millrace_protocol::launch::RoleCommand;
 
 /// A generated document; the test of its generator fails if it is missing.
 const GENERATED: &str = "params.md";
@@ -94,7 +94,8 @@ fn commands_document_every_flag_of_a_role() {
 fn outcomes_and_exit_codes_are_documented() {
     let (journal, exit_codes) = (reference("journal.md"), reference("exit-codes.md"));
     for reason in OutcomeReason::ALL {
-        let row = format!("| `{reason}` | {} |", Exit::from(reason).code());
+        let OutcomeProperties { exit, remedy, .. } = reason.properties();
+        let row = format!("| `{reason}` | {} | {} |", exit.code(), remedy.as_str());
         assert!(journal.contains(&row), "docs/reference/journal.md has no row {row}");
     }
     for exit in [Exit::Success, Exit::Failed, Exit::BadInput, Exit::PeerLost, Exit::Interrupted] {

@@ -216,3 +216,18 @@ impl From<millrace_store::Error> for ApiError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millrace_telemetry::journal::OutcomeReason;
+
+    use super::*;
+
+    #[test]
+    fn requests_and_runs_are_rejected_for_the_same_reasons() {
+        for outcome in OutcomeReason::ALL {
+            let same = ErrorReason::ALL.into_iter().find(|reason| reason.as_str() == outcome.as_str());
+            assert_eq!(same.map(ErrorReason::status), outcome.properties().http_status, "{outcome}");
+        }
+    }
+}

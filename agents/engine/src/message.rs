@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::ChunkId;
+pub use millrace_outcome::FailureCause;
 use serde::{Deserialize, Serialize};
 
 use crate::types::{AgentId, CommitRecord, Epoch, Iteration, LeafResult};
@@ -58,21 +59,6 @@ pub struct SnapshotRequest {
 
 /// blake3 digests of a chunk: parameters first, then each moment.
 pub type ChunkDigests = Vec<[u8; 32]>;
-
-/// The kind of failure that ends a run, for programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum FailureCause {
-    /// The user's input.
-    BadInput,
-    /// A loss or a gradient that is not finite.
-    NotFinite,
-    /// A shard has lost its parameters.
-    ShardLost,
-    /// A full disk.
-    NoSpace,
-    /// Anything else.
-    Other,
-}
 
 /// Commands from the coordinator to an agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -2,6 +2,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 use millrace_crds::{FailureStatus, Role};
+use millrace_outcome::Exit;
 
 /// One running instance of a role.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,13 +61,13 @@ pub struct ProcessEnd {
 /// Reason of an agent that was killed because it exceeded its memory limit.
 pub const OUT_OF_MEMORY: &str = "OOMKilled";
 /// Exit code of an agent that lost a peer: never the cause of a failure.
-const EXIT_PEER_LOST: i32 = 3;
+const EXIT_PEER_LOST: i32 = Exit::PeerLost.code() as i32;
 /// Exit code of a process that was ended by SIGTERM.
 const EXIT_SIGTERM: i32 = 143;
 /// Exit code of a process that completed.
-const EXIT_SUCCESS: i32 = 0;
+const EXIT_SUCCESS: i32 = Exit::Success.code() as i32;
 /// Exit code of an agent that was given invalid input.
-pub(crate) const EXIT_BAD_INPUT: i32 = 2;
+pub(crate) const EXIT_BAD_INPUT: i32 = Exit::BadInput.code() as i32;
 
 /// Describes how a process ended, from its exit code as a shell or container runtime reports it: 128 plus the number of
 /// the signal if a signal ended it.

@@ -5,12 +5,11 @@
 //! environment. Its flags are listed in `docs/reference/commands.md`.
 
 mod document;
-mod exit;
 mod role_command;
 mod version;
 
 pub use document::{AgentCounts, LaunchDocument, ResumeOptions};
-pub use exit::Exit;
+pub use millrace_outcome::Exit;
 pub use role_command::{
     DocumentSource, InvalidArgument, MAX_ADDRESS_BYTES, MAX_PATH_BYTES, MAX_ROOTS, ROLE_SUBCOMMAND, RoleCommand,
     RoleCommandError, V1JournalFiles,

@@ -1,7 +1,6 @@
 //! How a run ended, for the user and for programs.
 
 use millrace_engine::coordinator::RunOutcome;
-use millrace_engine::message::FailureCause;
 use millrace_engine::types::AgentId;
 use millrace_params::Mode;
 use millrace_telemetry::journal::OutcomeReason;
@@ -29,16 +28,7 @@ impl RunEnd {
                 Self { reason: OutcomeReason::Succeeded, message, agent: None }
             }
             RunOutcome::Stopped => Self::stopped(leaver),
-            RunOutcome::Failed { reason: message, agent, cause } => {
-                let reason = match cause {
-                    FailureCause::BadInput => OutcomeReason::BadParams,
-                    FailureCause::NotFinite => OutcomeReason::NonFiniteLoss,
-                    FailureCause::ShardLost => OutcomeReason::ShardLost,
-                    FailureCause::NoSpace => OutcomeReason::OutOfSpace,
-                    FailureCause::Other => OutcomeReason::Failed,
-                };
-                Self { reason, message, agent }
-            }
+            RunOutcome::Failed { reason: message, agent, cause } => Self { reason: cause.into(), message, agent },
         }
     }
 

@@ -44,7 +44,8 @@ use std::{
 pub use entry::{Dropped, JournalEntry, JournalEvent, ResumePoint, RunPhase, RunState};
 pub use follow::JournalFollower;
 pub use header::VERSION;
-pub use outcome::{AttemptOutcome, MAX_TERMINATION_REPORT_BYTES, OutcomeReason};
+pub use millrace_outcome::OutcomeReason;
+pub use outcome::{AttemptOutcome, MAX_TERMINATION_REPORT_BYTES};
 pub use reader::JournalReader;
 
 use crate::{

@@ -1,86 +1,10 @@
 //! The outcome of an attempt: the journal's last entry, and the last report of its process.
 
-use std::fmt;
-
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use millrace_outcome::OutcomeReason;
+use serde::{Deserialize, Serialize};
 
 /// Maximum bytes of [`AttemptOutcome::to_termination_report`]: the limit of a Kubernetes termination message.
 pub const MAX_TERMINATION_REPORT_BYTES: usize = 4096;
-
-/// The reason why an attempt ended. This list is complete.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum OutcomeReason {
-    /// The job has finished. Exit code 0.
-    Succeeded,
-    /// The run was interrupted; the committed steps are saved. Exit code 130.
-    Interrupted,
-    /// The params, the launch document, the data or the initial checkpoint can't be used, or the job does not fit. A
-    /// retry does not help. Exit code 2.
-    BadParams,
-    /// Another run is writing into model_dir. Exit code 2.
-    ModelDirInUse,
-    /// A later attempt of the job has taken over model_dir. Exit code 1.
-    Superseded,
-    /// A loss or a gradient is not finite. A run from the same checkpoint ends the same way. Exit code 1.
-    NonFiniteLoss,
-    /// The disk of model_dir, or the quota on it, is full. Exit code 1.
-    OutOfSpace,
-    /// A MemoryX shard was lost, and with it the parameters since the last checkpoint. Exit code 1.
-    ShardLost,
-    /// Any other reason, and reasons that later versions add. Exit code 1.
-    #[default]
-    Failed,
-}
-
-impl OutcomeReason {
-    /// All reasons.
-    pub const ALL: [Self; 9] = [
-        Self::Succeeded,
-        Self::Interrupted,
-        Self::BadParams,
-        Self::ModelDirInUse,
-        Self::Superseded,
-        Self::NonFiniteLoss,
-        Self::OutOfSpace,
-        Self::ShardLost,
-        Self::Failed,
-    ];
-
-    /// Returns the name of the reason.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Succeeded => "Succeeded",
-            Self::Interrupted => "Interrupted",
-            Self::BadParams => "BadParams",
-            Self::ModelDirInUse => "ModelDirInUse",
-            Self::Superseded => "Superseded",
-            Self::NonFiniteLoss => "NonFiniteLoss",
-            Self::OutOfSpace => "OutOfSpace",
-            Self::ShardLost => "ShardLost",
-            Self::Failed => "Failed",
-        }
-    }
-}
-
-impl fmt::Display for OutcomeReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl Serialize for OutcomeReason {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
-/// Reads an unknown name as [`OutcomeReason::Failed`].
-impl<'de> Deserialize<'de> for OutcomeReason {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let word = String::deserialize(deserializer)?;
-        Ok(Self::ALL.into_iter().find(|reason| reason.as_str() == word).unwrap_or_default())
-    }
-}
 
 /// How an attempt ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -183,15 +107,5 @@ mod tests {
             assert!(whole.message.starts_with(kept) && !kept.is_empty(), "{piece:?}");
             assert_eq!(AttemptOutcome { message: String::new(), ..read }, outcome(String::new()));
         }
-    }
-
-    #[test]
-    fn reasons_are_words_that_read_back_and_those_of_later_versions_are_failures() {
-        for reason in OutcomeReason::ALL {
-            let word = serde_json::to_string(&reason).unwrap();
-            assert!(word.trim_matches('"').chars().all(char::is_alphabetic), "{word}");
-            assert_eq!(serde_json::from_str::<OutcomeReason>(&word).unwrap(), reason);
-        }
-        assert_eq!(serde_json::from_str::<OutcomeReason>("\"Evaporated\"").unwrap(), OutcomeReason::Failed);
     }
 }

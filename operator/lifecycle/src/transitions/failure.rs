@@ -3,6 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use millrace_crds::{FailureStatus, JobState};
+use millrace_outcome::{Exit, OutcomeProperties, OutcomeReason, Remedy};
 
 use super::{Decider, IDLE_GRACE_SECONDS, REQUEUE_SECONDS, StateAndMessage, seconds};
 use crate::agent::{EXIT_BAD_INPUT, OUT_OF_MEMORY, failure, is_optional_for_saving, root_cause_agent};
@@ -13,20 +14,19 @@ use crate::{AgentState, JobCommand, ObservedAgent, ProcessEnd, ReportedOutcome};
 /// end of a job all agents end, the coordinator last.
 const UNEXPECTED_EXIT_GRACE_SECONDS: i64 = 15;
 /// Exit code of a coordinator that was requested to end, directly or through a shard.
-const EXIT_INTERRUPTED: u8 = 130;
-/// The coordinator's reason if an earlier job still holds the same model_dir.
-const REASON_MODEL_DIR_IN_USE: &str = "ModelDirInUse";
-/// The coordinator's reason for a loss or gradient that is not finite.
-const REASON_NON_FINITE_LOSS: &str = "NonFiniteLoss";
+const EXIT_INTERRUPTED: u8 = Exit::Interrupted.code();
 /// The coordinator's name among the agents.
 const COORDINATOR_NAME: &str = "coordinator-0";
 
 /// Returns the final state for a failure that every further attempt would repeat; `None` if a retry may help.
 pub(super) fn final_state(exit_code: i32, reason: &str) -> Option<JobState> {
+    let reason = OutcomeReason::from_name(reason).map(OutcomeReason::properties);
     match reason {
-        REASON_MODEL_DIR_IN_USE => None,
+        Some(OutcomeProperties { remedy: Remedy::User, name, .. }) => JobState::from_name(name),
+        // Of a coordinator that reported another reason with this code.
+        Some(OutcomeProperties { exit: Exit::BadInput, .. }) => None,
+        // Of an agent that ended without a report.
         _ if exit_code == EXIT_BAD_INPUT => Some(JobState::BadParams),
-        REASON_NON_FINITE_LOSS => Some(JobState::NonFiniteLoss),
         _ => None,
     }
 }
@@ -140,7 +140,7 @@ impl Decider<'_> {
             self.status.retry = Some(retry);
             let state = match reason.as_str() {
                 OUT_OF_MEMORY => JobState::OutOfMemory,
-                "DeadlineExceeded" => JobState::DeadlineExceeded,
+                reason if reason == JobState::DeadlineExceeded.as_str() => JobState::DeadlineExceeded,
                 _ => JobState::RetriesExhausted,
             };
             let spent = format!(
@@ -236,5 +236,22 @@ impl Decider<'_> {
 
     fn agent_by_name(&self, name: &str) -> Option<&ObservedAgent> {
         self.observed.agents.iter().find(|agent| format!("{}-{}", agent.role, agent.index) == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_that_only_the_user_can_fix_end_the_job_in_the_state_of_their_name() {
+        for reason in OutcomeReason::ALL {
+            let OutcomeProperties { name, remedy, exit, .. } = reason.properties();
+            let state = final_state(exit.code().into(), name);
+            assert_eq!(state.map(JobState::as_str), (remedy == Remedy::User).then_some(name), "{name}");
+        }
+        // Agents that ended without a report: "Error" is what Kubernetes calls it.
+        assert_eq!(final_state(EXIT_BAD_INPUT, "Error"), Some(JobState::BadParams));
+        assert_eq!(final_state(Exit::Failed.code().into(), "Error"), None);
     }
 }

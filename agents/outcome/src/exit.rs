@@ -3,7 +3,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use millrace_telemetry::journal::OutcomeReason;
+use crate::OutcomeReason;
 
 /// How a process of a run ended. The exit codes are stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,16 +45,7 @@ impl Exit {
 /// Returns how a whole run ends for this reason.
 impl From<OutcomeReason> for Exit {
     fn from(reason: OutcomeReason) -> Self {
-        match reason {
-            OutcomeReason::Succeeded => Self::Success,
-            OutcomeReason::Interrupted => Self::Interrupted,
-            OutcomeReason::BadParams | OutcomeReason::ModelDirInUse => Self::BadInput,
-            OutcomeReason::Superseded
-            | OutcomeReason::NonFiniteLoss
-            | OutcomeReason::OutOfSpace
-            | OutcomeReason::ShardLost
-            | OutcomeReason::Failed => Self::Failed,
-        }
+        reason.properties().exit
     }
 }
 
