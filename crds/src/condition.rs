@@ -66,36 +66,36 @@ pub(crate) fn conditions_schema(_: &mut SchemaGenerator) -> Schema {
             "properties": {
                 "type": {
                     "type": "string",
-                    "description": "Which aspect.",
+                    "description": "Type of the condition.",
                     "maxLength": 63,
                     "pattern": "^[A-Z][A-Za-z0-9]*$",
                 },
                 "status": {
                     "type": "string",
-                    "description": "Whether it holds: True, False or Unknown.",
+                    "description": "Status of the condition: True, False or Unknown.",
                     "enum": ["True", "False", "Unknown"],
                 },
                 "observedGeneration": {
                     "type": "integer",
                     "format": "int64",
                     "minimum": 0,
-                    "description": "The generation of the spec this was said of.",
+                    "description": "Generation of the spec that the condition is based on.",
                 },
                 "lastTransitionTime": {
                     "type": "string",
                     "format": "date-time",
-                    "description": "When the status last changed.",
+                    "description": "Time of the last change of the status.",
                 },
                 "reason": {
                     "type": "string",
-                    "description": "One word that says why, for programs.",
+                    "description": "Reason for the status, as one word for programs.",
                     "minLength": 1,
                     "maxLength": 63,
                     "pattern": "^[A-Z][A-Za-z0-9]*$",
                 },
                 "message": {
                     "type": "string",
-                    "description": "One sentence that says why, for people.",
+                    "description": "Reason for the status, as a sentence for people.",
                     "maxLength": 4096,
                 },
             },

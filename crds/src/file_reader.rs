@@ -9,7 +9,7 @@ use kube::core::{Reason, Rule};
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-/// What is to be served, and to whom. Cannot be changed.
+/// The files to serve, and the clients that may read them. Immutable.
 #[allow(clippy::duplicated_attributes, reason = "columns of one type")]
 #[derive(CustomResource, KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
     status = "FileReaderStatus",
     derive = "PartialEq",
     derive = "Default",
-    doc = "A request of the REST server for a pod that serves the files of one job; the operator makes it.",
+    doc = "A request of the REST server for a pod that serves the files of one job. The operator creates the pod.",
     printcolumn(
         name = "Job",
         type_ = "string",
@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
         name = "Address",
         type_ = "string",
         json_path = ".status.address",
-        description = "Where they are served."
+        description = "Address of the reader."
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
@@ -46,52 +46,52 @@ pub struct FileReaderSpec {
     /// Name of the job.
     #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z]([-a-z0-9]*[a-z0-9])?$"))]
     pub job_name: String,
-    /// The Appliance of the job, which says on what nodes its pods run.
+    /// The Appliance of the job, which selects the nodes of its pods.
     #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub appliance: String,
-    /// The directory that is served, as the pod sees it.
+    /// The directory to serve, as a path in the pod.
     #[schemars(length(min = 2, max = 2048), regex(pattern = "^(/[A-Za-z0-9_=@%+~-]([A-Za-z0-9_.=@%+~-]*))+$"))]
     pub model_dir: String,
-    /// The claim it lies in, in the reader's namespace.
+    /// The claim with the directory, in the reader's namespace.
     #[schemars(length(min = 1, max = 253), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub claim_name: String,
-    /// Where the claim is mounted.
+    /// Mount path of the claim.
     #[schemars(length(min = 2, max = 1024), regex(pattern = "^(/[A-Za-z0-9_=@%+~-]([A-Za-z0-9_.=@%+~-]*))+$"))]
     pub mount_path: String,
-    /// The part of the claim that is mounted; all of it where this is left out.
+    /// Directory of the claim to mount; the whole claim if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 1024),
         regex(pattern = "^[A-Za-z0-9_=@%+~-][A-Za-z0-9_.=@%+~-]*(/[A-Za-z0-9_=@%+~-][A-Za-z0-9_.=@%+~-]*)*$")
     )]
     pub sub_path: Option<String>,
-    /// Certificate of the authority whose clients are let in, PEM. It is public: the key never leaves whoever asks.
+    /// Certificate of the authority whose clients are authorized, in PEM. The private key never leaves the client.
     #[schemars(length(min = 1, max = 8192))]
     pub client_authority: String,
 }
 
-/// What came of it.
+/// Observed state of the reader.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = crate::schema::status)]
 pub struct FileReaderStatus {
-    /// Where the files are served, as `host:port`, once they are.
+    /// Address of the reader, `host:port`; set when it serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub address: Option<String>,
-    /// The name in the certificate that is shown there.
+    /// Name in the reader's certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub server_name: Option<String>,
-    /// Certificate of the authority that vouches for it, PEM.
+    /// Certificate of the authority that issued the reader's certificate, in PEM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8192))]
     pub server_authority: Option<String>,
-    /// Why the files can't be served, in one word: ClaimNotFound or TooManyReaders.
+    /// Why the files can't be served: ClaimNotFound or TooManyReaders.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub reason: Option<String>,
-    /// The same as a sentence.
+    /// The reason as a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub message: Option<String>,
@@ -104,6 +104,6 @@ pub const TOO_MANY_READERS: &str = "TooManyReaders";
 
 fn immutable_spec() -> Rule {
     Rule::new("self == oldSelf")
-        .message("a FileReader cannot be changed: create another")
+        .message("a FileReader is immutable: create another")
         .reason(Reason::FieldValueForbidden)
 }

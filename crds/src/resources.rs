@@ -8,10 +8,10 @@ use crate::ResourceList;
 /// Resources of each role's pods. A role that is left out gets what the planner finds it needs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RoleResources {
-    /// The coordinator, which directs the job and keeps its logs and metrics.
+    /// The coordinator, which controls the job and stores its logs and metrics.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coordinator: Option<Resources>,
-    /// Each MemoryX shard: it holds its share of the weights and of the optimizer's state, so memory counts.
+    /// Each MemoryX shard, which stores its share of the weights and of the optimizer's state. It needs mostly memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memoryx: Option<Resources>,
     /// Each node of the SwarmX tree, which copies weights down and adds gradients up.
@@ -20,7 +20,7 @@ pub struct RoleResources {
     /// Each activation server, which reads the training data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activation: Option<Resources>,
-    /// Each emulated CS-2: it computes, so CPU counts.
+    /// Each emulated CS-2. It needs mostly CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cs2: Option<Resources>,
 }
@@ -28,10 +28,10 @@ pub struct RoleResources {
 /// What one pod asks for and may use at most.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Resources {
-    /// What the scheduler sets aside for the pod, as `cpu: 500m` and `memory: 2Gi`.
+    /// Resources that the scheduler reserves for the pod, such as `cpu: 500m` and `memory: 2Gi`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<ResourceList>,
-    /// What the pod may use at most. A pod that needs more memory is killed, which ends the attempt as OutOfMemory.
+    /// Maximum that the pod may use. A pod that needs more memory is killed, which ends the attempt as OutOfMemory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<ResourceList>,
 }

@@ -9,15 +9,15 @@ use crate::TrainJobSpec;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MaxDeadlines {
-    /// Most seconds of deadlines.startupSeconds.
+    /// Maximum of deadlines.startupSeconds.
     #[serde(default = "default_startup")]
     #[schemars(range(min = 1, max = 2_592_000))]
     pub startup_seconds: u32,
-    /// Most seconds of deadlines.progressSeconds.
+    /// Maximum of deadlines.progressSeconds.
     #[serde(default = "default_progress")]
     #[schemars(range(min = 1, max = 2_592_000))]
     pub progress_seconds: u32,
-    /// Most seconds of checkpoint.gracePeriodSeconds.
+    /// Maximum of checkpoint.gracePeriodSeconds.
     #[serde(default = "default_grace_period")]
     #[schemars(range(min = 1, max = 86_400))]
     pub grace_period_seconds: u32,

@@ -21,7 +21,7 @@ use crate::RoleResources;
 use crate::quantity::{amount, quantity_schema};
 use crate::schema::{keyed_by, ranges};
 
-/// What the appliance is made of, and how its pods run. What is left out is that of a cluster of CS-2s.
+/// The machine of the appliance, and how its pods run. Omitted fields have the values of a cluster of CS-2s.
 #[allow(clippy::duplicated_attributes, reason = "columns of one type, rules by one function")]
 #[derive(CustomResource, KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
@@ -38,13 +38,13 @@ use crate::schema::{keyed_by, ranges};
         name = "Systems",
         type_ = "integer",
         json_path = ".status.capacity.systems",
-        description = "Systems that exist."
+        description = "Number of systems."
     ),
     printcolumn(
         name = "Used",
         type_ = "integer",
         json_path = ".status.used.systems",
-        description = "Systems that are some job's."
+        description = "Systems in use by jobs."
     ),
     printcolumn(
         name = "Waiting",
@@ -56,7 +56,7 @@ use crate::schema::{keyed_by, ranges};
         name = "Observed",
         type_ = "date",
         json_path = ".status.lastObservedTime",
-        description = "How long ago an operator last looked at the appliance: more than a minute if none runs."
+        description = "Age of the status: more than a minute if no operator runs."
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
@@ -72,7 +72,7 @@ pub struct ApplianceSpec {
     #[schemars(length(min = 1, max = 512))]
     pub image: Option<String>,
 
-    /// When a node fetches the image.
+    /// When a node pulls the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<ImagePullPolicy>,
 
@@ -81,11 +81,11 @@ pub struct ApplianceSpec {
     #[schemars(length(max = 8), transform = by_name)]
     pub image_pull_secrets: Vec<SecretName>,
 
-    /// Storage of a job that brings no volume for its checkpoints.
+    /// Storage of a job without a volume for its checkpoints.
     #[serde(default)]
     pub storage: Storage,
 
-    /// Resources of each role's pods, where a job does not say otherwise.
+    /// Resources of each role's pods, unless a job overrides them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<RoleResources>,
 
@@ -93,13 +93,13 @@ pub struct ApplianceSpec {
     #[serde(default)]
     pub priority_classes: PriorityClasses,
 
-    /// The longest deadlines that jobs may set. A job that sets a longer one is not admitted.
+    /// Upper bounds on the deadlines of jobs. A job with a longer deadline is not admitted.
     #[serde(default)]
     pub max_deadlines: MaxDeadlines,
 
-    /// Whether what travels between the agents of a job (weights, gradients, samples) is encrypted; true by default. Both ends
-    /// of every connection prove who they are in any case, and control connections are always encrypted. A change applies
-    /// to attempts that start after it.
+    /// Whether weights, gradients and samples are encrypted between the agents of a job; true by default. Both ends of
+    /// every connection authenticate in any case, and control connections are always encrypted. A change applies to
+    /// attempts that start after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encrypt_data: Option<bool>,
 
@@ -107,7 +107,7 @@ pub struct ApplianceSpec {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
 
-    /// Taints of nodes that pods put up with.
+    /// Taints of nodes that pods tolerate.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub tolerations: Vec<Toleration>,
@@ -118,15 +118,15 @@ pub struct ApplianceSpec {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Storage {
-    /// StorageClass of the claim; the cluster's default class where it is left out.
+    /// StorageClass of the claim; the cluster's default class if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "ObjectName")]
     pub storage_class_name: Option<String>,
-    /// How large the claim is.
+    /// Size of the claim.
     #[serde(default = "default_size", deserialize_with = "amount")]
     #[schemars(schema_with = "quantity_schema")]
     pub size: Quantity,
-    /// Who may write: with ReadWriteOnce the coordinator and MemoryX run on one node.
+    /// Nodes that may write to the claim. With ReadWriteOnce, the coordinator and MemoryX run on one node.
     #[serde(default)]
     pub access_mode: AccessMode,
 }
@@ -144,21 +144,21 @@ fn default_size() -> Quantity {
 /// From how many nodes a claim can be written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum AccessMode {
-    /// From one node at a time.
+    /// One node at a time.
     #[default]
     ReadWriteOnce,
-    /// From any number of nodes.
+    /// Any number of nodes.
     ReadWriteMany,
 }
 
 /// When a node fetches an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ImagePullPolicy {
-    /// At every start of a pod.
+    /// Every time a pod starts.
     Always,
-    /// When the node does not have it.
+    /// If the node does not have the image.
     IfNotPresent,
-    /// Never: it has been put there.
+    /// Never: the node must already have the image.
     Never,
 }
 

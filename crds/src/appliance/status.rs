@@ -9,39 +9,40 @@ use crate::condition::conditions_schema;
 use crate::schema::keyed_by;
 use crate::trainjob::never_decreases;
 
-/// What is true of the appliance, above all who uses what of it.
+/// Observed state of the appliance, above all which job uses which systems.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = crate::schema::status)]
 #[x_kube(validation = never_decreases("leaderEpoch", "this status was written by an operator that is no longer the \
     leader"))]
 pub struct ApplianceStatus {
-    /// Accepted: the spec was understood, and jobs are admitted. OverCommitted: jobs hold more than there is.
-    /// MatchesValues: the spec is what the chart's values say. Deleting: it was deleted, and jobs hold systems of it.
+    /// Accepted: the spec is valid, and jobs are admitted. OverCommitted: jobs use more than the capacity.
+    /// MatchesValues: the spec matches the chart's values. Deleting: the appliance was deleted, but jobs still use its
+    /// systems.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Vec<Condition>,
-    /// The generation of the spec that all of this is about.
+    /// Generation of the spec that this status is based on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// What exists.
+    /// Total capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<ResourceAmounts>,
-    /// What is in use.
+    /// Capacity in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<ResourceAmounts>,
-    /// Jobs that wait for this appliance.
+    /// Number of jobs that wait for this appliance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<u32>,
-    /// The ledger: what belongs to which job. Written before a job's first pod exists, and released when its last one is
-    /// gone.
+    /// The ledger: the grants of all jobs. A grant is written before the job's first pod is created, and removed after
+    /// its last pod was deleted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), transform = by_uid)]
     pub grants: Vec<Grant>,
-    /// When an operator last looked at the appliance and found it so: every 30 s while one runs.
+    /// Time at which an operator last confirmed this status: every 30 s while one runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_observed_time: Option<Time>,
-    /// Which leader among the operators wrote this. An API server refuses what an earlier leader writes.
+    /// Number of the leader that wrote this status. The API server rejects writes of earlier leaders.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader_epoch: Option<u64>,
 }
@@ -56,16 +57,16 @@ pub struct ResourceAmounts {
     /// Bytes of MemoryX.
     #[serde(default)]
     pub memoryx_bytes: u64,
-    /// Nodes of the SwarmX tree; as a capacity it is left out where there are as many as jobs need.
+    /// Nodes of the SwarmX tree; as a capacity, omitted if there are as many as jobs need.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swarmx_nodes: Option<u32>,
 }
 
-/// What belongs to one job: all it asked for.
+/// The systems and other resources that one job has: all that it requested.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Grant {
-    /// UID of the job: one that is deleted and created again under the same name is another job.
+    /// UID of the job, which differs if a job is deleted and created again with the same name.
     #[schemars(length(min = 1, max = 63))]
     pub uid: String,
     /// Namespace of the job.
@@ -76,21 +77,21 @@ pub struct Grant {
     #[serde(default)]
     #[schemars(length(max = 63))]
     pub name: String,
-    /// The attempt of the job it was given for; a job that only starts again keeps it.
+    /// Attempt of the job that the grant was made for. A job keeps its grant when it restarts.
     #[serde(default)]
     #[schemars(range(min = 1))]
     pub attempt: u32,
-    /// Its systems, as csx-0.
+    /// Names of the systems, such as csx-0.
     #[serde(default)]
     #[schemars(length(max = 1024), inner(length(max = 63)), transform = crate::schema::set)]
     pub systems: Vec<String>,
-    /// Its share of MemoryX, in bytes.
+    /// Memory of MemoryX, in bytes.
     #[serde(default)]
     pub memoryx_bytes: u64,
-    /// Its nodes of the SwarmX tree.
+    /// Number of nodes of the SwarmX tree.
     #[serde(default)]
     pub swarmx_nodes: u32,
-    /// Since when.
+    /// Time of the grant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
 }

@@ -25,8 +25,8 @@ use serde::{Deserialize, Serialize};
 use crate::RoleResources;
 use crate::schema::keyed_by;
 
-/// A training job: the model, its data and its optimizer as a params document, and how many CS-2 systems to use. Going
-/// from one system to sixteen changes numCsx and nothing else; the results are the same, bit for bit.
+/// A training job: the model, its data and its optimizer as a params document, and the number of CS-2 systems. To go
+/// from one system to sixteen, change only numCsx; the results are bit-identical.
 #[allow(clippy::duplicated_attributes, reason = "columns of one type, rules by one function")]
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[kube(
@@ -82,20 +82,20 @@ use crate::schema::keyed_by;
         name = "CSX",
         type_ = "integer",
         json_path = ".status.shownCsx",
-        description = "Systems of the present or the last attempt; while the job waits, those it asks for."
+        description = "Systems of the current or last attempt; of a waiting job, those that it requests."
     ),
     printcolumn(
         name = "Restarts",
         type_ = "integer",
         json_path = ".status.restarts",
-        description = "How often the job had to start again."
+        description = "Number of restarts."
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(
         name = "Queue",
         type_ = "integer",
         json_path = ".status.queue.position",
-        description = "The job's place in the queue.",
+        description = "The job's position in the queue.",
         priority = 1
     ),
     printcolumn(
@@ -109,14 +109,14 @@ use crate::schema::keyed_by;
         name = "Attempt",
         type_ = "integer",
         json_path = ".status.attempt",
-        description = "The present life of the job's pods.",
+        description = "Number of the current attempt.",
         priority = 1
     ),
     printcolumn(
         name = "Next",
         type_ = "string",
         json_path = ".status.retry.nextAttemptTime",
-        description = "When the next attempt starts at the earliest, after one that failed.",
+        description = "Earliest start of the next attempt after a failed one.",
         priority = 1
     ),
     printcolumn(
@@ -130,14 +130,15 @@ use crate::schema::keyed_by;
         name = "Updated",
         type_ = "date",
         json_path = ".status.progress.lastUpdateTime",
-        description = "How long ago a step was reported.",
+        description = "Time since a step was last reported.",
         priority = 1
     ),
     printcolumn(
         name = "Observed",
         type_ = "date",
         json_path = ".status.lastObservedTime",
-        description = "How old the status is: every 30 s while the job holds systems, else when something changes.",
+        description = "Age of the status, which is written every 30 s while the job has systems, otherwise when \
+            something changes.",
         priority = 1
     )
 )]
@@ -160,78 +161,80 @@ pub struct TrainJobSpec {
     #[schemars(range(min = 1, max = 1024))]
     pub num_csx: u32,
 
-    /// The params document, as the users of the public model zoo know it: train_input, eval_input, model, optimizer and
-    /// runconfig, keys in snake case. Where its runconfig says something that a field beside params says too, that field
-    /// wins, and status.resolved tells the difference. Cannot be changed.
+    /// The params document in the format of the public model zoo: train_input, eval_input, model, optimizer and
+    /// runconfig, with keys in snake case. If a key of its runconfig differs from a field of this spec, the field wins,
+    /// and status.resolved lists the difference. Immutable.
     pub params: StoredParams,
 
-    /// What to do; params.runconfig.mode where it is left out, else train. Cannot be changed.
+    /// Mode of the job; if omitted, params.runconfig.mode, or else train. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
 
-    /// The Appliance to run on. Cannot be changed.
+    /// The Appliance to run on. Immutable.
     #[serde(default = "default_appliance")]
     #[schemars(with = "ObjectName", length(max = 63))]
     pub appliance: String,
 
-    /// Whether the job is to pause. A running job saves its state, gives its systems back, and goes on from the same step
-    /// when this becomes false again. A job that is created suspended waits without queueing.
+    /// Whether the job is suspended. A running job saves its state, releases its systems, and resumes from the same
+    /// step when this becomes false again. A job that is created suspended is not queued.
     #[serde(default)]
     pub suspend: bool,
 
-    /// PriorityClass of the job, one that the appliance's priorityClasses allow: jobs of a higher value are first in the
-    /// queue, and among equals the older one. Without one the cluster's default class counts, or 0.
+    /// PriorityClass of the job, one of those that the appliance's priorityClasses allow. Jobs of a higher value are
+    /// first in the queue, and among equal values older jobs. If omitted, the value is that of the cluster's default
+    /// class, or 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "ObjectName")]
     pub priority_class_name: Option<String>,
 
-    /// Volumes with training data or checkpoints. Without any, checkpoints, metrics and logs go to a claim of the
-    /// appliance's storage that is found again by the job's name and never deleted with the job. Cannot be changed.
+    /// Volumes with training data or checkpoints. Without a volume, checkpoints, metrics and logs are stored in a claim
+    /// of the appliance's storage, which is named after the job and is not deleted with it. Immutable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), transform = by_name)]
     pub volumes: Vec<JobVolume>,
 
-    /// Where the volumes appear in the job's pods, so that the paths in params find them. The mount that holds
-    /// runconfig.model_dir is written by the coordinator and MemoryX; all others are read-only, and seen by the
-    /// coordinator and the activation servers. Cannot be changed.
+    /// Directories of the job's pods at which volumes are mounted, for the paths in params. The coordinator and MemoryX
+    /// write to the mount with runconfig.model_dir. All other mounts are read-only, for the coordinator and the
+    /// activation servers. Immutable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), transform = by_path)]
     pub mount_dirs: Vec<MountedDir>,
 
-    /// How the state is saved when the job must stop.
+    /// How the state of a job that must stop is saved.
     #[serde(default)]
     pub checkpoint: CheckpointPolicy,
 
-    /// How long the job may take to start, to make a step, and in all.
+    /// Limits on the time that the job may take to start, for a step, and in total.
     #[serde(default)]
     pub deadlines: Deadlines,
 
-    /// What happens when an agent fails.
+    /// Limits on restarts after an agent failed.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
 
-    /// Seconds after its end when the job and its pods are deleted; never, where it is left out. Checkpoints and logs stay.
+    /// Seconds after the end of the job until it is deleted with its pods; never deleted if omitted. Checkpoints and
+    /// logs are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
     pub ttl_seconds_after_finished: Option<u32>,
 
-    /// Labels of the job's pods, services and claims beside the operator's own. Cannot be changed.
+    /// Labels of the job's pods, services and claims in addition to the operator's. Immutable.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(transform = label_values)]
     #[x_kube(validation = label_keys())]
     pub labels: BTreeMap<String, String>,
 
-    /// Resources of the job's pods, where they are to differ from the appliance's. Cannot be changed.
+    /// Resources of the job's pods that differ from the appliance's. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<RoleResources>,
 }
 
-/// How the state is saved when the job must stop.
+/// How the state of a job that must stop is saved.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckpointPolicy {
-    /// Seconds a job that is suspended, scaled or moved gets to save its state; after that its pods are stopped, and it
-    /// goes on from its last checkpoint.
+    /// Seconds that a job has to save its state if it is suspended, scaled or moved. Then its pods are stopped, and it
+    /// resumes from its last checkpoint.
     #[serde(default = "default_grace")]
     #[schemars(range(min = 0, max = 86_400))]
     pub grace_period_seconds: u32,
@@ -241,33 +244,33 @@ pub struct CheckpointPolicy {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Deadlines {
-    /// Seconds from the moment systems are given until every agent is ready; what is missing meanwhile, as an image, is
-    /// named in the condition RolesReady. After that a job whose pods no node has room for gives its systems back and
-    /// queues again, with growing pauses; any other one ends as DeadlineExceeded.
+    /// Maximum seconds from granting systems until all agents are ready. Until then the condition RolesReady names what
+    /// is missing, such as an image. After that, a job whose pods can't be scheduled releases its systems and is queued
+    /// again with increasing backoff; any other job ends as DeadlineExceeded.
     #[serde(default = "default_startup")]
     #[schemars(range(min = 1, max = 2_592_000))]
     pub startup_seconds: u32,
-    /// Seconds between one committed step and the next, or one evaluated batch and the next; a job that takes longer is
-    /// started again, from its last committed step, as often as failurePolicy allows.
+    /// Maximum seconds between two committed steps or two evaluated batches. A job that takes longer is restarted from
+    /// its last committed step, as often as failurePolicy allows.
     #[serde(default = "default_progress")]
     #[schemars(range(min = 1, max = 2_592_000))]
     pub progress_seconds: u32,
-    /// Seconds the job may hold systems, all attempts together, after which it ends as DeadlineExceeded; no limit where
-    /// it is left out. Time in the queue and time suspended do not count.
+    /// Seconds that the job may use systems, in all attempts together, before it ends as DeadlineExceeded; no limit if
+    /// omitted. Time in the queue and time suspended do not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315_360_000))]
     pub active_seconds: Option<u32>,
 }
 
-/// What happens when an agent fails.
+/// Limits on restarts after an agent failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FailurePolicy {
-    /// How often the job may be started again from its last committed step without progress in between; then it ends as
-    /// RetriesExhausted. Progress is an attempt that trains for ten minutes and saves a later checkpoint than it began
-    /// from: it refills the budget. The first restart is immediate, the second waits 2 s, each further one twice as
-    /// long, up to 5 minutes. Bad input and a loss that is not finite are never tried again. A suspension, a change of
-    /// numCsx, a drained node and pods that can't be made or placed cost nothing.
+    /// Maximum number of restarts from the last committed step without progress between them; after that, the job ends
+    /// as RetriesExhausted. An attempt makes progress if it trains for ten minutes and saves a later checkpoint than it
+    /// began from; this resets the count. The first restart is immediate, the second waits 2 s, each further one twice
+    /// as long, up to 5 minutes. Bad input and a loss that is not finite are never retried. A suspension, a change of
+    /// numCsx, a drained node and pods that can't be created or scheduled do not count.
     #[serde(default = "default_restarts")]
     #[schemars(range(min = 0, max = 10_000))]
     pub max_restarts: u32,

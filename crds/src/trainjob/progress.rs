@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct JobProgress {
-    /// The attempt that reported it.
+    /// Attempt that reported the progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
-    /// The last committed step; in the modes that only evaluate, the last evaluated batch.
+    /// Last committed step; in modes that only evaluate, the last evaluated batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
-    /// The step the job trains to; in the modes that only evaluate, the batches there are, where that is known.
+    /// Step to train to; in modes that only evaluate, the number of batches if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
-    /// The loss of that step, as the shortest decimal that reads back to the same number.
+    /// Loss of that step, as the shortest decimal that parses to the same number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub loss: Option<String>,
@@ -29,26 +29,26 @@ pub struct JobProgress {
     /// Tokens per second since the attempt began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens_per_second: Option<u64>,
-    /// When the last step will be committed, at the present rate.
+    /// Estimated time of the last step, at the current rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimated_finish_time: Option<Time>,
-    /// When this was written.
+    /// Time at which the progress was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_update_time: Option<Time>,
 }
 
-/// The newest whole checkpoint.
+/// The newest complete checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckpointStatus {
-    /// The step it was saved after; the directory is `checkpoint_<step>` in model_dir.
+    /// Step after which it was saved; the directory is `checkpoint_<step>` in model_dir.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
-    /// BLAKE3 digest of its parameters, in hexadecimal: two runs that ended in the same weights have the same.
+    /// BLAKE3 digest of its parameters, in hexadecimal; equal for equal weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     pub digest: Option<String>,
-    /// When it was whole and on disk.
+    /// Time at which it was complete on disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
 }
@@ -57,19 +57,19 @@ pub struct CheckpointStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct QueueStatus {
-    /// Its place among the jobs that wait for this appliance, counted from 1.
+    /// Position among the jobs that wait for this appliance, counted from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub position: Option<u32>,
-    /// Why it waits: Waiting (its turn, or enough free systems, have yet to come), ExceedsAppliance (it asks for more
-    /// than exists), NoAppliance (the appliance it names does not exist), PriorityNotAllowed (the appliance does not
-    /// allow its PriorityClass), PriorityNotFound (the cluster has no such PriorityClass), DeadlineNotAllowed (a
-    /// deadline exceeds the appliance's maxDeadlines), BackingOff (its last attempt failed or could not start, see
-    /// status.retry) or Planning (its plan is being made).
+    /// Why the job waits: Waiting (for its turn or for enough free systems), ExceedsAppliance (it requests more than
+    /// the appliance has), NoAppliance (its appliance does not exist), PriorityNotAllowed (the appliance does not allow
+    /// its PriorityClass), PriorityNotFound (its PriorityClass does not exist), DeadlineNotAllowed (a deadline exceeds
+    /// the appliance's maxDeadlines), BackingOff (its last attempt failed or could not start, see status.retry) or
+    /// Planning (its plan is being computed).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub reason: Option<String>,
-    /// The same as a sentence, with numbers.
+    /// The reason as a sentence, with numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -115,28 +115,28 @@ impl QueueReason {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RetryStatus {
-    /// Restarts that count against failurePolicy.maxRestarts: those since an attempt last trained for ten minutes and
-    /// saved a later checkpoint than it began from.
+    /// Restarts that count against failurePolicy.maxRestarts: those since the last attempt that trained for ten minutes
+    /// and saved a later checkpoint than it began from.
     #[serde(default)]
     pub restarts: u32,
-    /// Attempts in a row that could not start, because the API server refused their pods or no node had room for them.
-    /// They cost nothing of the retry budget.
+    /// Consecutive attempts that could not start, because the API server rejected their pods or no node had room for
+    /// them. They do not count against the retry budget.
     #[serde(default)]
     pub failed_starts: u32,
-    /// The newest checkpoint when the present attempt began, by its step.
+    /// Step of the newest checkpoint when the current attempt began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_step: Option<u64>,
-    /// The next attempt starts at this time at the earliest; left out where nothing keeps it waiting.
+    /// Earliest time of the next attempt; omitted if it need not wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt_time: Option<Time>,
-    /// Whether the job gives its systems back and queues again, rather than keep them until the next attempt.
+    /// Whether the job releases its systems and is queued again, instead of keeping them until the next attempt.
     #[serde(default)]
     pub requeue: bool,
-    /// One word for why the last attempt ended, as StartRefused, Unschedulable or OOMKilled.
+    /// Why the last attempt ended, in one word, such as StartRefused, Unschedulable or OOMKilled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub reason: Option<String>,
-    /// The same as a sentence, in the words of whoever refused.
+    /// The reason as a sentence, for example the API server's message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub message: Option<String>,
@@ -149,13 +149,13 @@ pub struct RoleStatus {
     /// The role: coordinator, memoryx, swarmx, activation or cs2.
     #[schemars(length(max = 63))]
     pub name: String,
-    /// Agents the job needs.
+    /// Number of agents that the job needs.
     #[serde(default)]
     pub desired: u32,
-    /// Agents that are ready.
+    /// Number of agents that are ready.
     #[serde(default)]
     pub ready: u32,
-    /// Agents that have failed in this attempt.
+    /// Number of agents that have failed in this attempt.
     #[serde(default)]
     pub failed: u32,
 }
@@ -171,22 +171,22 @@ pub struct FailureStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub role: Option<String>,
-    /// Its pod, where there was one.
+    /// Pod of the agent, if it had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub pod: Option<String>,
-    /// The node that pod ran on.
+    /// Node of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub node: Option<String>,
-    /// What the agent's process ended with, where it ended by itself.
+    /// Exit code of the agent's process, if it exited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
-    /// One word for what happened, as OOMKilled or Evicted.
+    /// Cause in one word, such as OOMKilled or Evicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub reason: Option<String>,
-    /// The same as a sentence.
+    /// The reason as a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub message: Option<String>,
@@ -194,7 +194,7 @@ pub struct FailureStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
     pub log_tail: Vec<String>,
-    /// When it was found.
+    /// Time at which the failure was found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
 }

@@ -12,7 +12,7 @@ use crate::RoleResources;
 use crate::condition::{ConditionType, conditions_schema};
 use crate::schema::keyed_by;
 
-/// What is true of the job, as far as the operator knows.
+/// Observed state of the job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = crate::schema::status)]
@@ -24,79 +24,80 @@ use crate::schema::keyed_by;
     validation = stays_finished(),
 )]
 pub struct TrainJobStatus {
-    /// Accepted, Admitted, RolesReady, Progressing, Checkpointed, Suspended, Succeeded and Finished. Succeeded sums them
-    /// up: its reason is the job's state. Wait for Finished to see either end.
+    /// Accepted, Admitted, RolesReady, Progressing, Checkpointed, Suspended, Succeeded and Finished. Succeeded
+    /// summarizes them: its reason is the job's state. Finished becomes true on success and on failure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Vec<Condition>,
-    /// The generation of the spec that all of this is about.
+    /// Generation of the spec that this status is based on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The present life of the job's pods, counted from 1: raised on every restart and resume. Pods carry it as a label,
-    /// logs are kept by it.
+    /// Number of the current attempt, counted from 1 and increased by every restart and resume. It is a label of the
+    /// pods and part of the log's path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
-    /// How often the job had to start again because an agent failed, in all; status.retry has those that still count
-    /// against failurePolicy.maxRestarts.
+    /// Total number of restarts because an agent failed; status.retry has those that still count against
+    /// failurePolicy.maxRestarts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarts: Option<u32>,
-    /// How often attempts have failed lately, and when the next one starts; left out where none has.
+    /// Recent failures of attempts, and the time of the next attempt; omitted without a recent failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryStatus>,
-    /// What was decided at the first admission and holds for all attempts, whatever is upgraded meanwhile.
+    /// Decisions of the first admission, which are fixed for all attempts, also after upgrades.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<ResolvedJob>,
-    /// The job's place in the queue, while it waits.
+    /// The job's position in the queue while it waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueStatus>,
-    /// The systems that are the job's at present, as csx-0.
+    /// Systems that the job has now, such as csx-0.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(length(max = 63)), transform = crate::schema::set)]
     pub systems: Vec<String>,
-    /// How many systems that is.
+    /// Number of these systems.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_csx: Option<u32>,
-    /// What the column CSX shows: the systems of the present or the last attempt; while the job waits, those it asks
-    /// for.
+    /// Value of the column CSX: number of systems of the current or last attempt; of a waiting job, the number that it
+    /// requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shown_csx: Option<u32>,
-    /// Label selector of the pods that are the job's systems, as kubectl scale and autoscalers want it.
+    /// Label selector of the pods of the job's systems, for kubectl scale and autoscalers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// The agents of the present attempt, by role.
+    /// The agents of the current attempt, by role.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), transform = by_name)]
     pub roles: Vec<RoleStatus>,
-    /// How far the job is.
+    /// Progress of the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<JobProgress>,
-    /// The newest whole checkpoint.
+    /// The newest complete checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointStatus>,
-    /// What went wrong last; kept when a later attempt does better.
+    /// The last failure; kept if a later attempt succeeds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<FailureStatus>,
-    /// When the job first got systems.
+    /// Time at which the job first got systems.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// When the present attempt got its systems.
+    /// Time at which the current attempt got its systems.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt_start_time: Option<Time>,
-    /// When the present attempt was asked to end.
+    /// Time at which the current attempt was requested to stop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_time: Option<Time>,
-    /// Seconds that earlier attempts held systems; deadlines.activeSeconds bounds these and the present one's together.
+    /// Seconds that earlier attempts used systems; deadlines.activeSeconds limits these and the current attempt's
+    /// together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active_seconds: Option<u64>,
-    /// When the job was over.
+    /// Time at which the job finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finish_time: Option<Time>,
-    /// How old the rest of the status is, apart from progress: when the operator last looked at the job and found it
-    /// so. Written every 30 s while the job holds systems, else when something changes.
+    /// Time at which the operator last confirmed this status, except for progress. Written every 30 s while the job has
+    /// systems, otherwise when something changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_observed_time: Option<Time>,
-    /// Which leader among the operators wrote this: the number of changes of leadership before it. An API server refuses
-    /// what an earlier leader writes.
+    /// Number of the leader that wrote this status, which counts changes of leadership. The API server rejects writes
+    /// of earlier leaders.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader_epoch: Option<u64>,
 }
@@ -105,25 +106,26 @@ pub struct TrainJobStatus {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedJob {
-    /// Version of this record, and of what the agents in its image understand. A record that names none is of version 1,
-    /// release 0.1.0. One of a later version than the operator's is left alone, with a condition that says so.
+    /// Version of this record, and of the documents that the agents of its image read. A record without a version has
+    /// version 1, of release 0.1.0. If the version is later than the operator's, the operator does not run the job and
+    /// sets a condition.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub version: Option<u32>,
     /// What the job does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
-    /// Systems asked for then; spec.numCsx may have changed since.
+    /// Systems requested at that time; spec.numCsx may have changed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_csx: Option<u32>,
-    /// The directory of checkpoints, metrics and logs, as the pods see it.
+    /// Directory of checkpoints, metrics and logs, as a path in the pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_dir: Option<String>,
-    /// The claim that directory lies in, where it is the appliance's storage.
+    /// Claim with the directory, if it is in the appliance's storage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub model_dir_claim: Option<String>,
-    /// The job with nothing left to decide, as canonical JSON: what every agent of every attempt is sent.
+    /// The job with all defaults resolved, as canonical JSON: every agent of every attempt receives it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]
     pub job: Option<String>,
@@ -134,36 +136,36 @@ pub struct ResolvedJob {
     /// Image of all pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// The appliance as it was, with every default filled in.
+    /// The appliance at that time, with all defaults filled in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub appliance: Option<MachineDocument>,
-    /// Digest of that, in hexadecimal.
+    /// Digest of `appliance`, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     pub appliance_digest: Option<String>,
     /// Resources of each role's pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<RoleResources>,
-    /// Where runconfig said something else than the spec, which won.
+    /// Keys of runconfig that differed from the spec, which won.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub differences: Vec<OverruledKey>,
-    /// What else the user should know about how the params were understood.
+    /// Notes for the user on how the params were interpreted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub notes: Vec<String>,
 }
 
-/// A key of runconfig that the spec overruled.
+/// A key of runconfig that the spec overrides.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OverruledKey {
-    /// The key, as runconfig.num_csx.
+    /// The key, such as runconfig.num_csx.
     #[schemars(length(max = 253))]
     pub key: String,
-    /// What params say.
+    /// Value in params.
     pub params: String,
-    /// What the spec says, and what holds.
+    /// Value in the spec, which is used.
     pub spec: String,
 }
 

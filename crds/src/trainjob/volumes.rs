@@ -6,18 +6,18 @@ use millrace_params::{LabelName, ObjectName};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A volume of the job: exactly one kind of source.
+/// A volume of the job, with exactly one source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = one_source())]
 pub struct JobVolume {
-    /// What mountDirs calls the volume.
+    /// Name of the volume in mountDirs.
     #[schemars(with = "LabelName")]
     pub name: String,
-    /// A claim in the job's namespace. A directory of a host is reached through a PersistentVolume and its claim.
+    /// A claim in the job's namespace. To use a directory of a host, create a PersistentVolume and a claim for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub persistent_volume_claim: Option<PersistentVolumeClaimSource>,
-    /// A ConfigMap in the job's namespace, for small texts: each of its keys is a file.
+    /// A ConfigMap in the job's namespace, for small text files: each key is a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_map: Option<ConfigMapSource>,
 }
@@ -43,13 +43,13 @@ pub struct ConfigMapSource {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MountedDir {
-    /// The directory, as params name it: an absolute path without `..`.
+    /// Path in the pods that params use: absolute, without `..`.
     #[schemars(length(min = 2, max = 1024), regex(pattern = "^(/[A-Za-z0-9_=@%+~-]([A-Za-z0-9_.=@%+~-]*))+$"))]
     pub path: String,
-    /// Which of the volumes is found there.
+    /// Name of the volume.
     #[schemars(with = "LabelName")]
     pub volume: String,
-    /// The part of the volume that is mounted; all of it where this is left out.
+    /// Directory of the volume to mount; the whole volume if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 1024),
