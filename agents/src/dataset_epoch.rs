@@ -10,11 +10,11 @@ use serde::Serialize;
 /// An epoch of a job's training data.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct DatasetEpoch {
-    /// Samples, each read once.
+    /// Number of samples.
     pub samples: u64,
-    /// Tokens that are trained on.
+    /// Number of tokens that are trained on.
     pub tokens: u64,
-    /// Training steps; not a whole number where the last batch has samples of the next epoch, too.
+    /// Number of training steps; a fraction if the last batch also has samples of the next epoch.
     pub steps: f64,
 }
 

@@ -99,11 +99,11 @@ fn group_dirs(root: &Path, line: &str) -> Vec<PathBuf> {
 /// What a run would be on this host. Agent and REST server answer with the same document, whose keys are single words.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct HostPlan {
-    /// Whether its processes have enough memory; none where the system does not tell how much it has.
+    /// Whether the memory is enough for the processes; omitted if the operating system does not report it.
     pub fits: Option<bool>,
-    /// Memory of all its processes, and of the host.
+    /// Memory of the processes and of the host.
     pub memory: RunMemory,
-    /// A training step there.
+    /// Time of a training step on the host.
     pub step: HostStep,
 }
 
@@ -112,16 +112,17 @@ pub struct HostPlan {
 pub struct RunMemory {
     /// Bytes that the processes of the run need.
     pub needed: u64,
-    /// Bytes that the host has, or the control group that limits this process; none where the system does not tell.
+    /// Bytes of the host, or of the control group that limits this process; omitted if the operating system does not
+    /// report them.
     pub total: Option<u64>,
-    /// Bytes of these that are available now.
+    /// Bytes that are available now.
     pub available: Option<u64>,
 }
 
 /// How long a training step may take on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct HostStep {
-    /// An estimate, in seconds, for a host that does nothing else.
+    /// Estimate in seconds, for a host without other load.
     pub seconds: f64,
 }
 

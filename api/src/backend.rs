@@ -39,7 +39,7 @@ pub enum JobChange {
 /// A volume that params can name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct VolumeInfo {
-    /// What a job's `volumes` call it: the name of its claim.
+    /// Name of the claim, which a job's `volumes` use.
     pub name: String,
     /// What it is.
     pub message: String,

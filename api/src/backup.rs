@@ -44,7 +44,7 @@ const STDIO: &str = "-";
 /// Flags of `backup`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BackupArgs {
-    /// The file to write, which must not exist; - is standard output
+    /// File to write, which must not exist; - for standard output
     file: PathBuf,
     #[command(flatten)]
     database: DatabaseArgs,
@@ -53,9 +53,9 @@ pub struct BackupArgs {
 /// Flags of `restore`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RestoreArgs {
-    /// The file to read; - is standard input
+    /// File to read; - for standard input
     file: PathBuf,
-    /// Directory of the server's own to make; one that exists must be empty
+    /// Data directory to create; an existing one must be empty
     #[arg(long, env = "MILLRACE_DATA", default_value = "millrace-data")]
     data: PathBuf,
 }

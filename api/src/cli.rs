@@ -19,7 +19,7 @@ const BLOCKING_TASKS_TIMEOUT: Duration = Duration::from_secs(5);
 const MIN_THREADS: usize = 2;
 const MAX_THREADS: usize = 8;
 
-/// REST for user nodes: runs jobs on this machine and serves what they do
+/// REST server: runs jobs and serves their state, history and files
 #[derive(Clone, Debug, Parser)]
 #[command(name = "millrace-api", version)]
 pub struct ApiArgs {
@@ -30,45 +30,45 @@ pub struct ApiArgs {
 #[derive(Clone, Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "read once, when the program starts")]
 enum ApiCommand {
-    /// Serves until SIGTERM or Ctrl-C; running jobs save their state and go on when it serves again
+    /// Runs the server until SIGTERM or Ctrl-C; running jobs save their state and resume when the server starts again
     Serve(Box<ServeArgs>),
-    /// Serves the files of one job to a REST server elsewhere, until nobody asks any more
+    /// Serves the files of one job to a remote REST server, until it is idle
     Reader(ReaderArgs),
-    /// Writes what a server keeps into one file, also while it runs; checkpoints apart
+    /// Writes the data of a server, which may be running, into one file; without checkpoints
     Backup(BackupArgs),
-    /// Reads such a file into an empty data directory
+    /// Restores a backup into an empty data directory
     Restore(RestoreArgs),
     /// Prints the OpenAPI document
     Openapi,
-    /// Makes a token and prints its secret, once
+    /// Creates a token and prints its secret, which is not shown again
     Token(TokenArgs),
 }
 
 #[derive(Clone, Debug, clap::Args)]
 struct TokenArgs {
-    /// Whose it is
+    /// Name of the token's owner
     #[arg(long)]
     name: String,
-    /// viewer, editor or admin
+    /// Role: viewer, editor or admin
     #[arg(long, default_value = "editor")]
     role: String,
-    /// Where it is good, once for each; * is everywhere
+    /// Namespace in which it is valid; may be repeated; * for all namespaces
     #[arg(long = "namespace", default_value = "default")]
     namespaces: Vec<String>,
-    /// Seconds it is good; for ever where this is left out
+    /// Seconds until it expires; never if omitted
     #[arg(long)]
     expires_in_seconds: Option<u32>,
     #[command(flatten)]
     database: DatabaseArgs,
 }
 
-/// Where the server keeps what it knows.
+/// Location of the server's data.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DatabaseArgs {
-    /// Directory of the server's own, which only its user may enter: database, model_dirs, texts
+    /// Private directory of the server, for the database, model_dirs and uploaded files
     #[arg(long, env = "MILLRACE_DATA", default_value = "millrace-data")]
     pub data: PathBuf,
-    /// sqlite:PATH or postgres://…; a file in the data directory where this is left out
+    /// sqlite:PATH or postgres://…; a file in the data directory if omitted
     #[arg(long, env = "MILLRACE_DATABASE", hide_env_values = true)]
     pub database: Option<String>,
 }

@@ -117,12 +117,12 @@ impl ErrorReason {
     }
 }
 
-/// A field that is to blame.
+/// An invalid field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FieldError {
-    /// Its path, as `spec.numCsx`.
+    /// Path of the field, such as `spec.numCsx`.
     pub field: String,
-    /// What is wrong, and what would be right.
+    /// What is wrong, and which values are valid.
     pub message: String,
 }
 

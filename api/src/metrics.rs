@@ -162,8 +162,8 @@ impl ClusterMetrics {
         let registry = Registry::new();
         let gauge = |name, help, value: usize| registry.metric::<Gauge>(name, help).set(value as f64);
         gauge("millrace_api_trainjobs", "Number of TrainJobs.", self.trainjobs);
-        gauge("millrace_api_companions", "Jobs whose journal is being followed or archived.", self.companions);
-        gauge("millrace_api_readers", "Jobs with an open file reader.", self.readers);
+        gauge("millrace_api_archivers", "Jobs whose journal is being followed or archived.", self.companions);
+        gauge("millrace_api_file_readers", "Jobs with an open file reader.", self.readers);
         registry.render()
     }
 }

@@ -46,73 +46,74 @@ const RETENTION_INTERVAL: Duration = Duration::from_secs(600);
 /// Systems of the default appliance: as many jobs as one computer can run.
 const DEFAULT_SYSTEMS: u64 = 8;
 
-/// What runs jobs.
+/// Backend that runs jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum BackendKind {
-    /// This machine: each agent is a process
+    /// On this machine: each agent is a process
     Process,
-    /// The cluster that this server is in, or that of KUBECONFIG: each agent is a pod
+    /// On the cluster of this server or of KUBECONFIG: each agent is a pod
     Kubernetes,
 }
 
 /// Flags of `serve`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServeArgs {
-    /// What runs jobs
+    /// Backend that runs jobs
     #[arg(long, value_enum, env = "MILLRACE_BACKEND", default_value = "process")]
     backend: BackendKind,
-    /// Where to listen
+    /// Address to listen on
     #[arg(long, env = "MILLRACE_LISTEN", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// Where to serve /metrics for Prometheus, without TLS and to whoever can connect; left out, nowhere
+    /// Address on which to serve /metrics for Prometheus, without TLS and authentication; not served if omitted
     #[arg(long, env = "MILLRACE_METRICS_LISTEN", value_name = "HOST:PORT")]
     metrics_listen: Option<SocketAddr>,
-    /// Ask for a token even on this machine
+    /// Require a token even for requests from this machine
     #[arg(long)]
     require_token: bool,
-    /// Certificate for HTTPS, PEM
+    /// Certificate for HTTPS, in PEM
     #[arg(long, requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// Its key, PEM
+    /// Private key of the certificate, in PEM
     #[arg(long, requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// HTTPS with a certificate of the server's own, kept in the data directory; give its names, once for each
+    /// Name in a self-signed certificate for HTTPS, which is stored in the data directory; may be repeated
     #[arg(long = "tls-self-signed-name", alias = "tls-self-made", value_name = "NAME", conflicts_with = "tls_cert")]
     tls_names: Vec<String>,
-    /// A proxy, or a network of proxies, whose X-Forwarded-For or Forwarded says where a request comes from; once for each
+    /// Proxy, or network of proxies, whose X-Forwarded-For or Forwarded is trusted; may be repeated
     #[arg(long = "trusted-proxy", env = "MILLRACE_TRUSTED_PROXIES", value_name = "CIDR", value_delimiter = ',', value_parser = parse_network)]
     trusted_proxies: Vec<IpNet>,
-    /// YAML file of the Appliance's spec; the default machine where this is left out
+    /// YAML file with the spec of the Appliance; a default machine if omitted
     #[arg(long)]
     appliance: Option<PathBuf>,
-    /// Days that the history of a job is kept after its end, and an API token after its own; a job's files are never touched
+    /// Days after which the history of finished jobs and expired API tokens are deleted; files of jobs are kept
     #[arg(long, alias = "keep-days", default_value_t = 365)]
     retention_days: u32,
-    /// Bytes that the logs and curves of all jobs have at most, about: beyond that those of jobs that are over go, the oldest first
+    /// Approximate maximum bytes of the logs and curves of all jobs; those of finished jobs are deleted first, the
+    /// oldest before others
     #[arg(long, alias = "keep-bytes", value_name = "BYTES", default_value_t = 4 << 30)]
     max_history_bytes: u64,
-    /// Bytes of checkpoints exported for downloads that are kept at most, together; on Kubernetes they lie in pods of their own
+    /// Maximum total bytes of checkpoints exported for downloads; not used on Kubernetes, where file readers store them
     #[arg(long, alias = "export-bytes", value_name = "BYTES", default_value_t = DEFAULT_MAX_EXPORT_BYTES)]
     max_export_bytes: u64,
-    /// What relative data paths of params are relative to, readable by every job; left out, params name no such paths
+    /// Directory of relative data paths in params, readable by every job; relative paths are rejected if omitted
     #[arg(long, alias = "inputs", value_name = "DIR")]
     input_dir: Option<PathBuf>,
-    /// A directory that jobs can mount, once for each: read-only with `ro`, and only in some namespaces with their names
+    /// Directory that jobs can mount, with `ro` read-only, with names of namespaces only there; may be repeated
     #[arg(long = "volume", value_name = VOLUME_SYNTAX, value_parser = parse_volume)]
     volumes: Vec<(ObjectName, ServerVolume)>,
-    /// On Kubernetes: the namespace of this server and of the operator
+    /// On Kubernetes: namespace of this server and of the operator
     #[arg(long, env = "POD_NAMESPACE", default_value = "millrace-system")]
     namespace: String,
-    /// On Kubernetes: this server's own image, for the pods that read jobs' files
+    /// On Kubernetes: image of file readers, which must be this server's own
     #[arg(long, env = "MILLRACE_IMAGE", default_value = "")]
     image: String,
-    /// On Kubernetes: the Secret that the operator puts this server's identity into
+    /// On Kubernetes: Secret with this server's identity, which the operator writes
     #[arg(long, default_value = "millrace-api-identity")]
     identity: String,
     /// Level of the log: error, warn, info, debug or trace
     #[arg(long, env = "MILLRACE_LOG", default_value = "info")]
     log: LevelFilter,
-    /// How lines of the log are written: text or json
+    /// Format of the log: text or json
     #[arg(long, env = LogFormat::LOG_FORMAT_ENV, default_value_t)]
     log_format: LogFormat,
     #[command(flatten)]

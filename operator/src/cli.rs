@@ -6,50 +6,50 @@ use tracing::level_filters::LevelFilter;
 
 use crate::agent_traces::Collector;
 
-/// Runs TrainJobs on the cluster it is in.
+/// Runs TrainJobs on its cluster.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "millrace-operator", version)]
 pub struct OperatorArgs {
-    /// Namespace of the operator: of its lease and its certificate authority
+    /// Namespace of the operator, its lease and its certificate authority
     #[arg(long, env = "POD_NAMESPACE", default_value = "millrace-system")]
     pub namespace: String,
     /// Name of this operator among its replicas
     #[arg(long, env = "POD_NAME", default_value = "millrace-operator")]
     pub identity: String,
-    /// Image of the jobs' pods, where the appliance names none
+    /// Image of the jobs' pods, unless the appliance has one
     #[arg(long, env = "MILLRACE_IMAGE")]
     pub image: String,
-    /// JSON file of the Appliance that is to exist, if one is
+    /// JSON file of the Appliance to apply
     #[arg(long, env = "MILLRACE_APPLIANCE")]
     pub appliance: Option<std::path::PathBuf>,
-    /// Whether there is a REST server, which copies the history of deleted jobs; without one they are not held for it
+    /// Whether a REST server archives the history of deleted jobs; if so, deletion waits for it
     #[arg(long, env = "MILLRACE_REST_SERVER", default_value_t = true, action = clap::ArgAction::Set)]
     pub rest_server: bool,
-    /// Where /metrics and probes are served
+    /// Address on which /metrics and probes are served
     #[arg(long, env = "MILLRACE_LISTEN", default_value = "0.0.0.0:8080")]
     pub listen: String,
-    /// The Lease that makes one operator the leader
+    /// Lease for the leader election
     #[arg(long, default_value = "millrace-operator")]
     pub lease: String,
-    /// The Secret of the certificate authority, made where there is none
+    /// Secret of the certificate authority, created if missing
     #[arg(long, default_value = "millrace-authority")]
     pub authority: String,
-    /// The Secret of the identity under which the API server follows coordinators, made where there is none
+    /// Secret of the identity with which the REST server follows coordinators, created if missing
     #[arg(long, default_value = "millrace-api-identity")]
     pub api_identity: String,
-    /// The Secret of the certificate that the REST server shows to clients, made for --api-hosts
+    /// Secret of the REST server's certificate, issued for --api-hosts
     #[arg(long, default_value = "millrace-api-tls")]
     pub api_certificate: String,
-    /// Host names and addresses by which clients reach the REST server, by commas; without any no certificate is made
+    /// Comma-separated host names and addresses of the REST server; without any, no certificate is issued
     #[arg(long, env = "MILLRACE_API_HOSTS", value_delimiter = ',')]
     pub api_hosts: Vec<String>,
     /// Level of the log: error, warn, info, debug or trace
     #[arg(long, env = "MILLRACE_LOG", default_value = "info")]
     pub log: LevelFilter,
-    /// How lines of the log are written: text or json
+    /// Format of the log: text or json
     #[arg(long, env = LogFormat::LOG_FORMAT_ENV, default_value_t)]
     pub log_format: LogFormat,
-    /// Where pods of jobs reach the collector of traces, as JSON; without it agents send none
+    /// How pods of jobs reach the trace collector, as JSON; agents send no traces without it
     #[arg(long, env = "MILLRACE_AGENTS_COLLECTOR", value_name = "JSON")]
     pub agents_collector: Option<Collector>,
 }

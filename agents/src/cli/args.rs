@@ -16,11 +16,11 @@ pub struct Cli {
     pub task: CliCommand,
 }
 
-/// What to do.
+/// The command to run.
 #[derive(Debug, Subcommand)]
 #[command(rename_all = "snake_case")]
 pub enum CliCommand {
-    /// Train; where the params say `mode: train_and_eval`, evaluate too
+    /// Train; also evaluate if the params have `mode: train_and_eval`
     Train(RunArgs),
     /// Evaluate a checkpoint
     Eval(RunArgs),
@@ -30,7 +30,7 @@ pub enum CliCommand {
     /// Evaluate every checkpoint of model_dir
     #[command(alias = "eval-all")]
     EvalAll(RunArgs),
-    /// Do what the params' mode says, or --mode
+    /// Run in the mode of the params, or of --mode
     Run {
         /// train, eval, train_and_eval or eval_all
         #[arg(short, long)]
@@ -40,7 +40,7 @@ pub enum CliCommand {
     },
     /// Print the stream plan: layers, chunks, leaves, bytes of every role, projected times
     Plan {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
@@ -48,10 +48,10 @@ pub enum CliCommand {
     },
     /// Write the training samples that the model will see as safetensors
     Samples {
-        /// How many steps' samples
+        /// Number of steps whose samples are written
         #[arg(long)]
         steps: u64,
-        /// The file
+        /// File to write
         #[arg(short, long)]
         out: PathBuf,
         #[command(flatten)]
@@ -59,16 +59,16 @@ pub enum CliCommand {
     },
     /// Describe a key or a section of the params; without KEY, list them
     Explain {
-        /// The key or section, as in model.nonlinearity or model
+        /// Key or section, such as model.nonlinearity or model
         #[arg(value_name = "KEY")]
         key: Option<String>,
     },
-    /// Look at, check, export and import checkpoints
+    /// Describe, verify, export and import checkpoints
     Checkpoint {
         #[command(subcommand)]
         task: CheckpointCommand,
     },
-    /// Be one role of a job
+    /// Run one role of a job; used by launchers
     #[command(hide = true, disable_help_flag = true)]
     Role {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -76,41 +76,41 @@ pub enum CliCommand {
     },
 }
 
-/// What to do with checkpoints.
+/// Commands for checkpoints.
 #[derive(Debug, Subcommand)]
 #[command(rename_all = "snake_case")]
 pub enum CheckpointCommand {
-    /// Say what a checkpoint is
+    /// Describe a checkpoint
     Info {
-        /// Its directory
+        /// Directory of the checkpoint
         dir: PathBuf,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
     /// Read every byte and compare it with the manifest; exit code 1 on damage
     Verify {
-        /// Its directory
+        /// Directory of the checkpoint
         dir: PathBuf,
     },
-    /// Write the model for other programs
+    /// Write the model in a format of other programs
     Export {
-        /// The checkpoint's directory
+        /// Directory of the checkpoint
         dir: PathBuf,
-        /// The format: hf, a directory that `transformers` loads as GPT-2
+        /// Format: hf, a directory that `transformers` loads as GPT-2
         #[arg(long, value_parser = ["hf"])]
         to: String,
-        /// The directory to write
+        /// Directory to write
         out: PathBuf,
     },
     /// Read a model into model_dir as its checkpoint_0, to train it further
     Import {
-        /// The directory to read
+        /// Directory to read
         dir: PathBuf,
-        /// Its format: hf
+        /// Format of the directory: hf
         #[arg(long, value_parser = ["hf"], default_value = "hf")]
         from: String,
-        /// The model_dir; the params' by default, ./model_dir with --write_params
+        /// model_dir to write to; by default that of the params, or ./model_dir with --write_params
         #[arg(short = 'o', long = "model_dir", value_name = "DIR")]
         model_dir: Option<String>,
         #[command(flatten)]
@@ -120,12 +120,12 @@ pub enum CheckpointCommand {
     },
 }
 
-/// The params of an imported model: written before, or by the import.
+/// The params of an imported model: an existing file, or one that the import writes.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
 #[command(rename_all = "snake_case")]
 pub struct ImportParams {
-    /// The params, whose model must be that of the directory
+    /// Params file, whose model must match the directory
     #[arg(short, long, value_name = "FILE")]
     pub params: Option<PathBuf>,
     /// Write params for the model to FILE, which must not exist, and import with them
@@ -133,63 +133,63 @@ pub struct ImportParams {
     pub write_params: Option<PathBuf>,
 }
 
-/// Which job, on which machine.
+/// The job and the machine.
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case")]
 pub struct JobArgs {
-    /// The params
+    /// Params file
     #[arg(short, long, value_name = "FILE")]
     pub params: PathBuf,
     #[command(flatten)]
     pub machine: MachineFlags,
 }
 
-/// Which machine, and how much of it.
+/// The machine, and the part of it to use.
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case")]
 pub struct MachineFlags {
-    /// The appliance to plan for: the spec of an Appliance document
+    /// Appliance to plan for: the spec of an Appliance document
     #[arg(long, value_name = "FILE")]
     pub appliance: Option<PathBuf>,
-    /// Systems to use
+    /// Number of systems to use
     #[arg(long, value_name = "N")]
     pub num_csx: Option<u64>,
-    /// MemoryX shards to use; 0 for what the appliance has
+    /// Number of MemoryX shards to use; 0 for the appliance's number
     #[arg(long, value_name = "N")]
     pub num_wgt_servers: Option<u64>,
-    /// Most activation servers for each system; 0 for what the appliance has
+    /// Maximum number of activation servers for each system; 0 for the appliance's maximum
     #[arg(long, value_name = "N")]
     pub num_act_servers: Option<u64>,
 }
 
-/// The flags of a run. A flag beats the params only when it is given.
+/// The flags of a run. A flag that is given overrides the params.
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case")]
 pub struct RunArgs {
-    /// The device, as scripts for the real appliance name it: CSX, the only one
+    /// Device; only CSX, which scripts for the real appliance give
     #[arg(value_name = "CSX", hide = true, value_parser = ["CSX"], ignore_case = true)]
     pub target: Option<String>,
     #[command(flatten)]
     pub job: JobArgs,
-    /// Where checkpoints, metrics and logs go; ./model_dir by default
+    /// Directory of checkpoints, metrics and logs; ./model_dir by default
     #[arg(short = 'o', long, value_name = "DIR")]
     pub model_dir: Option<String>,
-    /// The step to train to, counted from step 0
+    /// Step to train to, counted from step 0
     #[arg(long, value_name = "N")]
     pub max_steps: Option<u64>,
-    /// Batches of an evaluation
+    /// Number of batches of an evaluation
     #[arg(long, value_name = "N")]
     pub eval_steps: Option<u64>,
-    /// The checkpoint to start from; by default the newest of model_dir
+    /// Checkpoint to start from; by default the newest of model_dir
     #[arg(long, value_name = "DIR")]
     pub checkpoint_path: Option<String>,
-    /// What of it to load: all, or a list of model, optimizer, dataloader, lr_scheduler, global_step
+    /// States of the checkpoint to load: all, or a list of model, optimizer, dataloader, lr_scheduler, global_step
     #[arg(long, value_name = "STATES")]
     pub load_checkpoint_states: Option<String>,
     /// Start from a checkpoint that lacks some of the model's tensors
     #[arg(long)]
     pub disable_strict_checkpoint_loading: bool,
-    /// Resume from a checkpoint with another numerics profile; the next checkpoint records it
+    /// Resume from a checkpoint with a different numerics profile; the next checkpoint records the change
     #[arg(long, alias = "accept_other_profile")]
     pub allow_profile_change: bool,
     /// Stop after compiling, and print the plan
@@ -204,10 +204,10 @@ pub struct RunArgs {
     /// Pin the instruction set: avx512, avx2 or portable
     #[arg(long)]
     pub isa: Option<Isa>,
-    /// Compute threads of each system; by default its share of the machine's cores
+    /// Number of compute threads of each system; by default its share of the machine's cores
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
-    /// First port to listen at, three for each process in their order; by default free ones
+    /// First port to listen on; each process uses the next three; by default free ports
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub base_port: Option<u16>,
 }

@@ -26,11 +26,11 @@ use crate::error::Result;
 /// A file of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FileInfo {
-    /// Relative to what it is listed under, with `/`.
+    /// Path relative to the listed directory, with `/` as separator.
     pub path: String,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// When it was written last.
+    /// Time of the last modification.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub time: Option<Timestamp>,
@@ -39,16 +39,16 @@ pub struct FileInfo {
 /// A checkpoint of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct CheckpointFiles {
-    /// The step it holds.
+    /// Step of the checkpoint.
     pub step: u64,
-    /// blake3 of its parameters.
+    /// BLAKE3 digest of its parameters.
     pub digest: String,
-    /// All of its files.
+    /// Total bytes of its files.
     pub bytes: u64,
-    /// When it was finished.
+    /// Time at which it was complete.
     #[schemars(with = "Option<String>")]
     pub time: Option<Timestamp>,
-    /// Its files.
+    /// Number of its files.
     pub files: Vec<FileInfo>,
 }
 

@@ -31,34 +31,34 @@ use forecast::{RunningJob, forecast};
 /// UID of a job that is only planned.
 const PLANNED_JOB_UID: &str = "planned";
 
-/// What would become of a job now.
+/// The plan of a job: its needs and its start if it were submitted now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct JobPlan {
-    /// Whether the appliance could run it, were it empty.
+    /// Whether the appliance could run the job if no other job used it.
     pub fits: bool,
-    /// Why it does not fit, or waits: the word of a queue's reason. A model that is too large for the machine exceeds the
-    /// appliance, and then nothing is known of needs and times.
+    /// Why the job does not fit or would wait; the values are those of `queue.reason`. If the model is too large for
+    /// the appliance, needs and times are unknown.
     pub reason: Option<String>,
-    /// The same as a sentence.
+    /// The reason as a sentence.
     pub message: String,
-    /// The systems it would get now; none where it waits.
+    /// Systems that the job would get now; empty if it would wait.
     pub systems: Vec<String>,
-    /// Its place in the queue, where it waits.
+    /// Position in the queue, if the job would wait.
     pub queue: Option<QueueStatus>,
-    /// When it would start; none where a job before it does not say when it ends.
+    /// Estimated start; omitted if the end of a job ahead in the queue is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub estimated_start: Option<Timestamp>,
-    /// What real systems would take, by the time model: a projection.
+    /// Projected times on real systems, from the time model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub projected: Option<ProjectedTime>,
     /// Agents of each role and their bytes.
     pub needs: Value,
-    /// What it would be on the host of this server, where the agents are processes of that host.
+    /// Needs on this server's host, if agents are processes of that host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<HostPlan>,
-    /// What an epoch of the training data is, where that is known without tokenising them.
+    /// Size of an epoch of the training data, if known without tokenizing the data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epoch: Option<DatasetEpoch>,
     /// What was not checked.

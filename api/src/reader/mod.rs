@@ -38,28 +38,28 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Flags of `reader`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ReaderArgs {
-    /// The job's model_dir; nothing is written there
+    /// model_dir of the job, which is not written to
     #[arg(long, value_name = "DIR")]
     model_dir: PathBuf,
-    /// Where exported checkpoints are kept
+    /// Directory for exported checkpoints
     #[arg(long, value_name = "DIR")]
     exports: PathBuf,
-    /// Bytes that these have at most, together
+    /// Maximum total bytes of exported checkpoints
     #[arg(long, alias = "export-bytes", value_name = "BYTES", default_value_t = DEFAULT_MAX_EXPORT_BYTES)]
     max_export_bytes: u64,
-    /// Holds tls.crt, tls.key and ca.crt: what it shows, and whose certificate a client must have
+    /// Directory with tls.crt and tls.key, the reader's certificate, and ca.crt, the authority of its clients
     #[arg(long, value_name = "DIR")]
     identity: PathBuf,
-    /// Where to listen
+    /// Address to listen on
     #[arg(long, value_name = "ADDRESS")]
     listen: SocketAddr,
-    /// The job; of a model_dir that another has by now, its journal is not told
+    /// UID of the job; its journal is not served if another job has taken over the model_dir
     #[arg(long, value_name = "UID")]
     job_uid: String,
-    /// It ends when nobody has asked for anything for so long
+    /// Seconds without a request after which the reader ends
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     idle_seconds: u64,
-    /// How lines of the log are written: text or json
+    /// Format of the log: text or json
     #[arg(long, env = LogFormat::LOG_FORMAT_ENV, default_value_t)]
     log_format: LogFormat,
 }

@@ -19,11 +19,11 @@ use crate::backend::VolumeInfo;
 use crate::document;
 use crate::error::{ApiError, ErrorReason, Result};
 
-/// Which appliance.
+/// Query parameters: the appliance.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ApplianceQuery {
-    /// Its name; `default` where it is left out.
+    /// Name of the appliance; `default` if omitted.
     name: Option<String>,
 }
 
@@ -34,19 +34,20 @@ impl ApplianceQuery {
     }
 }
 
-/// The machine as it is seen. Of jobs in namespaces one may not look into only what they use is told.
+/// The appliance, its jobs and its queue. Of jobs in namespaces that the caller may not read, only the resources are
+/// shown.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ApplianceView {
-    /// Its name.
+    /// Name of the appliance.
     name: String,
-    /// What it is.
+    /// Spec of the appliance.
     #[schemars(schema_with = "spec")]
     spec: ApplianceSpec,
-    /// What of it is used; null until it is seen to for the first time.
+    /// Capacity and use; null until the appliance is reconciled for the first time.
     status: Option<ApplianceUsage>,
-    /// The jobs that have systems.
+    /// Jobs that have systems.
     jobs: Vec<SystemHolder>,
-    /// The jobs that wait for systems, the next one first.
+    /// Jobs that wait for systems, in the order of the queue.
     queue: Vec<QueuedJob>,
 }
 
@@ -56,60 +57,60 @@ fn spec(_: &mut SchemaGenerator) -> Schema {
     Schema::try_from(spec).unwrap_or_default()
 }
 
-/// What of the machine is used.
+/// Capacity and use of an appliance.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ApplianceUsage {
-    /// What there is.
+    /// Total capacity.
     capacity: Option<ResourceAmounts>,
-    /// What of it is in use.
+    /// Capacity in use.
     used: Option<ResourceAmounts>,
-    /// How many jobs wait.
+    /// Number of waiting jobs.
     waiting: Option<u32>,
-    /// Whether its spec was understood.
+    /// Conditions, such as whether the spec is valid.
     conditions: Vec<Condition>,
 }
 
 /// A job that has systems.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct SystemHolder {
-    /// Its namespace, where one may look into it.
+    /// Namespace of the job; null if the caller may not read it.
     namespace: Option<String>,
-    /// Its name, likewise.
+    /// Name of the job; null like the namespace.
     name: Option<String>,
-    /// Its UID, likewise.
+    /// UID of the job; null like the namespace.
     uid: Option<String>,
-    /// Its STATE, likewise.
+    /// State of the job; null like the namespace.
     state: Option<String>,
-    /// Which systems.
+    /// Names of its systems.
     systems: Vec<String>,
-    /// Since when.
+    /// Time at which it got the systems.
     since: Option<Time>,
 }
 
 /// A job that waits for systems.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct QueuedJob {
-    /// Where and why.
+    /// Position in the queue, and why the job waits.
     #[serde(flatten)]
     place: QueuePosition,
-    /// Its namespace, where one may look into it.
+    /// Namespace of the job; null if the caller may not read it.
     namespace: Option<String>,
-    /// Its name, likewise.
+    /// Name of the job; null like the namespace.
     name: Option<String>,
-    /// Its UID, likewise.
+    /// UID of the job; null like the namespace.
     uid: Option<String>,
-    /// How many it asks for.
+    /// Number of systems that it requests.
     systems: u32,
 }
 
-/// A place in the queue.
+/// A position in the queue.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct QueuePosition {
-    /// Counted from 1; null where it waits for something else than its turn.
+    /// Position, counted from 1; null if the job does not wait for its turn.
     position: Option<u32>,
-    /// Why it waits, in one word.
+    /// Why the job waits, in one word.
     reason: Option<String>,
-    /// The same as a sentence.
+    /// The reason as a sentence.
     message: Option<String>,
 }
 
@@ -187,15 +188,15 @@ pub async fn volumes(
     Ok(Json(ItemList { items: api.backend.volumes(&ns).await? }))
 }
 
-/// Who asks.
+/// The identity of the caller.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct CallerIdentity {
-    /// Whose token it is.
+    /// Name of the token or account.
     name: String,
-    /// What they may; with `kubernetes` the cluster is asked for each act.
+    /// Role of the caller; `kubernetes` if the cluster authorizes each action.
     #[schemars(extend("enum" = ["viewer", "editor", "admin", CLUSTER_ACCOUNT_ROLE]))]
     role: &'static str,
-    /// Where; `*` is everywhere.
+    /// Namespaces in which the role is valid; `*` means all.
     namespaces: Vec<String>,
 }
 
@@ -212,12 +213,12 @@ pub async fn whoami(Caller { principal, .. }: Caller) -> Json<CallerIdentity> {
     Json(CallerIdentity { name: principal.name, role, namespaces })
 }
 
-/// A program.
+/// The program of the server.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ServerVersion {
-    /// By semantic versioning.
+    /// Version of the server (semantic versioning).
     version: &'static str,
-    /// What runs jobs.
+    /// Backend that runs jobs.
     #[schemars(extend("enum" = ["process", "kubernetes"]))]
     backend: &'static str,
 }

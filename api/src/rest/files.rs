@@ -36,13 +36,13 @@ pub struct FilePath {
     path: String,
 }
 
-/// Which job, and in which format.
+/// Query parameters: the job and the format.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileQuery {
-    /// The UID of an older job of the name.
+    /// UID of an older job with this name.
     uid: Option<String>,
-    /// hf, a directory that `transformers` loads, goes with STEP:export, and native with STEP.
+    /// Format: native for STEP, or hf for STEP:export, a directory that `transformers` loads.
     #[schemars(extend("enum" = ["native", "hf"]))]
     format: Option<String>,
 }
@@ -69,7 +69,7 @@ fn model_dir(job: &TrainJob) -> Option<&str> {
 /// The files of a checkpoint.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct FileSetListing {
-    /// All of them.
+    /// The files.
     files: Vec<FileInfo>,
 }
 

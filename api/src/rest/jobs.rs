@@ -25,11 +25,11 @@ use crate::submission::SubmitResult;
 /// Limit on the jobs of a page.
 pub const MAX_PAGE_JOBS: u32 = 500;
 
-/// How to ask for a job.
+/// Query parameters of a submission.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CreateQuery {
-    /// `All` to have the request checked and nothing made.
+    /// `All` to check the request without creating the job.
     #[schemars(extend("enum" = ["All"]))]
     dry_run: Option<String>,
 }
@@ -81,25 +81,25 @@ pub async fn plan(
     Ok(Json(api.backend.plan(&order).await?))
 }
 
-/// Which jobs.
+/// Query parameters: filters of jobs.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct JobListQuery {
-    /// Most jobs on a page, 50 where it is left out and 500 at most.
+    /// Maximum number of jobs in a page, at most 500; 50 if omitted.
     limit: Option<u32>,
-    /// The `next` of the page before.
+    /// `next` of the previous page.
     cursor: Option<String>,
-    /// Only jobs of this STATE.
+    /// Only jobs in this state.
     #[schemars(extend("enum" = crds::JobState::ALL.map(crds::JobState::as_str)))]
     state: Option<String>,
-    /// Only jobs of this name.
+    /// Only jobs with this name.
     name: Option<String>,
-    /// Only jobs that this user asked for.
+    /// Only jobs that this user submitted.
     submitted_by: Option<String>,
-    /// Only jobs that are over, or only those that are not.
+    /// Only finished jobs, or only unfinished ones.
     finished: Option<bool>,
-    /// Include deleted jobs of which only the history is left; get one of them with `?uid=`. Deleted jobs that
-    /// finalizers still hold are always included.
+    /// Whether to include deleted jobs of which only the history is left; get one of them with `?uid=`. Deleted jobs
+    /// that still have finalizers are always included.
     deleted: Option<bool>,
 }
 
@@ -183,11 +183,11 @@ pub async fn resume(
     change(&api, &caller, &path, &which, JobChange::Suspend(false)).await
 }
 
-/// How many systems.
+/// Body of a request to scale a job.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ScaleRequest {
-    /// Systems.
+    /// Number of systems.
     #[schemars(range(min = 1))]
     num_csx: u32,
 }

@@ -235,7 +235,7 @@ pub fn rfc3339(ms: i64) -> String {
     k8s_openapi::jiff::Timestamp::from_millisecond(ms).map(|time| time.to_string()).unwrap_or_default()
 }
 
-/// A list that has no pages.
+/// A list without pages.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ItemList<T> {
     /// All of them.

@@ -35,25 +35,25 @@ pub fn with_instance(mut response: Response, path: &str) -> Response {
     ApiError::new(refusal.0, refusal.1).response(Some(path))
 }
 
-/// A refusal as clients see it.
+/// An error response (RFC 9457).
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Problem<'a> {
-    /// Always about:blank: the reason tells more.
+    /// Always about:blank; see `reason`.
     #[serde(rename = "type")]
     kind: &'a str,
-    /// The status in words.
+    /// The HTTP status in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     title: Option<&'a str>,
-    /// The status of HTTP.
+    /// The HTTP status.
     status: u16,
-    /// One word for programs, the same as the reason of a condition where there is one.
+    /// Cause in one word, for programs; equal to the reason of a condition if there is one.
     reason: &'a str,
-    /// One sentence with what to do.
+    /// What happened and what to do, as a sentence.
     detail: &'a str,
-    /// The path that was asked for.
+    /// The requested path.
     #[serde(skip_serializing_if = "Option::is_none")]
     instance: Option<&'a str>,
-    /// The fields that are to blame, where it is them.
+    /// The invalid fields, if any.
     #[serde(skip_serializing_if = "<[FieldError]>::is_empty")]
     errors: &'a [FieldError],
 }

@@ -23,72 +23,72 @@ use crate::journal_copy::severity;
 pub const MAX_PAGE_ITEMS: u32 = 10_000;
 pub const DEFAULT_PAGE_ITEMS: u32 = 1000;
 
-/// Which events.
+/// Query parameters: filters of events.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EventsQuery {
-    /// The UID of an older job of the name.
+    /// UID of an older job with this name.
     uid: Option<String>,
-    /// Only what has a higher number: the `next` of the page before.
+    /// Only items with a higher number: `next` of the previous page.
     after: Option<u64>,
-    /// Most events on a page, 1000 where it is left out and 10000 at most.
+    /// Maximum number of events in a page, at most 10000; 1000 if omitted.
     limit: Option<u32>,
 }
 
-/// Which points of a job's curves.
+/// Query parameters: filters of points.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MetricsQuery {
-    /// The UID of an older job of the name.
+    /// UID of an older job with this name.
     uid: Option<String>,
-    /// Only what has a higher number: the `next` of the page before.
+    /// Only items with a higher number: `next` of the previous page.
     after: Option<u64>,
-    /// Most points on a page, 1000 where it is left out and 10000 at most.
+    /// Maximum number of points in a page, at most 10000; 1000 if omitted.
     limit: Option<u32>,
-    /// Only those of training steps (train) or of evaluations (eval).
+    /// Only points of training steps (train) or of evaluations (eval).
     #[schemars(extend("enum" = MetricMode::ALL.map(MetricMode::as_str)))]
     mode: Option<String>,
-    /// A curve of about so many points, evenly thinned, first and last kept: training's where `mode` is left out. There are no
-    /// pages then, and with it go neither `after` nor `attempt` nor a live stream.
+    /// Thin the whole curve evenly to about this number of points, with the first and the last; the curve of training
+    /// if `mode` is omitted. The response has no pages. Not valid with `after`, `attempt` or a live stream.
     max_points: Option<u32>,
-    /// Only what this attempt wrote.
+    /// Only records of this attempt.
     attempt: Option<u64>,
 }
 
-/// Which lines of the log.
+/// Query parameters: filters of log lines.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LogsQuery {
-    /// The UID of an older job of the name.
+    /// UID of an older job with this name.
     uid: Option<String>,
-    /// Only what has a higher number: the `next` of the page before.
+    /// Only items with a higher number: `next` of the previous page.
     after: Option<u64>,
-    /// Most lines on a page, 1000 where it is left out and 10000 at most.
+    /// Maximum number of lines in a page, at most 10000; 1000 if omitted.
     limit: Option<u32>,
-    /// Only what this attempt wrote.
+    /// Only records of this attempt.
     attempt: Option<u64>,
-    /// Only what this agent said, as cs2-0.
+    /// Only lines of this agent, such as cs2-0.
     agent: Option<String>,
-    /// Only what agents of this role said, as cs2.
+    /// Only lines of agents of this role, such as cs2.
     role: Option<String>,
-    /// Only what is at least so grave.
+    /// Only lines of at least this level.
     #[schemars(extend("enum" = Level::ALL.map(Level::as_str)))]
     level: Option<String>,
 }
 
-/// What of a job's journal is followed: all of it but some lines of the log.
+/// Query parameters of a live stream: filters of log lines. Other records are always sent.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FollowQuery {
-    /// The UID of an older job of the name.
+    /// UID of an older job with this name.
     uid: Option<String>,
-    /// Only what has a higher number.
+    /// Only records with a higher number.
     after: Option<u64>,
-    /// Of the log only what this agent said, as cs2-0.
+    /// Only log lines of this agent, such as cs2-0.
     agent: Option<String>,
-    /// Of the log only what agents of this role said, as cs2.
+    /// Only log lines of agents of this role, such as cs2.
     role: Option<String>,
-    /// Of the log only what is at least so grave.
+    /// Only log lines of at least this level.
     #[schemars(extend("enum" = Level::ALL.map(Level::as_str)))]
     level: Option<String>,
 }
@@ -276,20 +276,20 @@ pub fn entry_json(entry: &JournalRecord) -> Value {
     Value::Object(shown)
 }
 
-/// An event as clients see it.
+/// An event of a job.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct EventView {
-    /// The higher, the later.
+    /// Number of the event; later events have higher numbers.
     number: u64,
-    /// When, by RFC 3339.
+    /// Time in the format of RFC 3339.
     time: String,
-    /// How grave.
+    /// Severity.
     #[serde(rename = "type")]
     #[schemars(extend("enum" = ["Normal", "Warning"]))]
     kind: &'static str,
-    /// One word.
+    /// Reason in one word.
     reason: String,
-    /// A sentence.
+    /// Message, a sentence.
     message: String,
 }
 

@@ -45,20 +45,20 @@ pub fn check_origin(method: &Method, headers: &HeaderMap) -> Result<()> {
     Err(ApiError::new(ErrorReason::Forbidden, "a session may change things only from pages of this server"))
 }
 
-/// A session that has begun.
+/// A new session.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionStarted {
-    /// Whose it is.
+    /// Identity of the session.
     name: String,
-    /// When it ends, by RFC 3339.
+    /// Time at which it expires, in the format of RFC 3339.
     expires_at: String,
 }
 
-/// A session that is over.
+/// Response to the end of a session.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct SessionEnded {
-    /// That it is.
+    /// Always true.
     ended: bool,
 }
 

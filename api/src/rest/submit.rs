@@ -58,17 +58,17 @@ const RESERVED_ANNOTATION_PREFIX: &str = "millrace.dev/";
 const SERVER_ANNOTATIONS: [&str; 4] =
     [BODY_DIGEST_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY_ANNOTATION, TRACEPARENT_ANNOTATION];
 
-/// What goes with a params file.
+/// Options of a submission of params.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SubmitOptions {
-    /// The TrainJob's metadata.
+    /// Metadata of the TrainJob.
     #[serde(default)]
     metadata: Map<String, Value>,
-    /// Its spec but for the params.
+    /// Spec of the TrainJob without the params.
     #[serde(default)]
     spec: Map<String, Value>,
-    /// Flags that beat the file, by their keys in runconfig.
+    /// Values that override the params file, by their keys in runconfig.
     #[serde(default)]
     overrides: Map<String, Value>,
 }

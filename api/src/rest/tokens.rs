@@ -18,19 +18,19 @@ use crate::error::{ApiError, ErrorReason, FieldError, Result};
 /// Prefix of secrets, by which scanners find leaked ones.
 pub(super) const TOKEN_PREFIX: &str = "mrt_";
 
-/// What is asked for.
+/// Body of a request to create a token.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TokenRequest {
-    /// Whose it is: stands on what they submit.
+    /// Name of the owner, recorded as the submitter of jobs.
     pub name: String,
-    /// What they may.
+    /// Role of the token.
     #[schemars(extend("enum" = TokenRole::ALL.map(TokenRole::as_str)))]
     pub role: String,
-    /// Where; `*` is everywhere.
+    /// Namespaces in which the token is valid; `*` means all.
     #[schemars(length(min = 1))]
     pub namespaces: Vec<String>,
-    /// How long it is good; for ever where this is left out.
+    /// Seconds until the token expires; never if omitted.
     #[serde(default)]
     #[schemars(range(min = 1))]
     pub expires_in_seconds: Option<u32>,
@@ -92,26 +92,26 @@ impl TokenRequest {
     }
 }
 
-/// A token as it is seen.
+/// A token without its secret.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenView {
-    /// What it is revoked by.
+    /// Id of the token.
     id: String,
-    /// Whose it is.
+    /// Name of the owner.
     name: String,
-    /// What they may.
+    /// Role of the token.
     #[schemars(extend("enum" = TokenRole::ALL.map(TokenRole::as_str)))]
     role: String,
-    /// Where; `*` is everywhere.
+    /// Namespaces in which the token is valid; `*` means all.
     namespaces: Vec<String>,
-    /// When it was made, by RFC 3339 as all times.
+    /// Time of creation, in the format of RFC 3339 like all times.
     created_at: String,
-    /// When it ends to be good; null: never.
+    /// Time at which it expires; null if never.
     expires_at: Option<String>,
-    /// When it was revoked.
+    /// Time at which it was revoked; null if it was not.
     revoked_at: Option<String>,
-    /// When it was used, to a minute or so.
+    /// Time of the last use, accurate to about a minute.
     last_used_at: Option<String>,
 }
 
@@ -120,16 +120,16 @@ pub struct TokenView {
 pub struct CreatedToken {
     #[serde(flatten)]
     shown: TokenView,
-    /// The secret, seen this once.
+    /// The secret, which is only shown in this response.
     token: String,
 }
 
-/// What became of a token.
+/// Response to a revocation.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct RevokedToken {
-    /// Which.
+    /// Id of the token.
     id: String,
-    /// That it is good no more.
+    /// Always true.
     revoked: bool,
 }
 

@@ -120,7 +120,7 @@ pub fn everything() -> Value {
             "networkPolicy": {"enabled": true, "apiServerPorts": [16443]},
         },
         "api": {
-            "replicas": 2, "logLevel": "debug", "keepDays": 30, "keepBytes": 1073741824, "trustedProxies": ["10.0.0.0/8", "fd00::/8"], "database": {"secretName": "history"}, "tls": {"secretName": "certificate"},
+            "replicas": 2, "logLevel": "debug", "retentionDays": 30, "maxHistoryBytes": 1073741824, "trustedProxies": ["10.0.0.0/8", "fd00::/8"], "database": {"secretName": "history"}, "tls": {"secretName": "certificate"},
             "service": {"type": "LoadBalancer"}, "resources": quantities,
             "nodeSelector": {"kubernetes.io/os": "linux"}, "tolerations": tolerations,
             "priorityClassName": "system-cluster-critical",
@@ -147,6 +147,7 @@ pub fn alone() -> Value {
     json!({
         "operator": {"networkPolicy": {"enabled": false}},
         "api": {
+            "keepDays": 30, "keepBytes": 1073741824,
             "storage": {"size": "20Gi", "storageClassName": "fast"},
             "tls": {"names": ["millrace.example.org", "192.0.2.1", "2001:db8::1"]},
             "networkPolicy": {"enabled": false},

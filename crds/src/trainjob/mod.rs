@@ -81,7 +81,7 @@ use crate::schema::keyed_by;
     printcolumn(
         name = "CSX",
         type_ = "integer",
-        json_path = ".status.shownCsx",
+        json_path = ".status.displayedCsx",
         description = "Systems of the current or last attempt; of a waiting job, those that it requests."
     ),
     printcolumn(

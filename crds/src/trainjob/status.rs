@@ -58,8 +58,8 @@ pub struct TrainJobStatus {
     pub num_csx: Option<u32>,
     /// Value of the column CSX: number of systems of the current or last attempt; of a waiting job, the number that it
     /// requests.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shown_csx: Option<u32>,
+    #[serde(default, alias = "shownCsx", skip_serializing_if = "Option::is_none")]
+    pub displayed_csx: Option<u32>,
     /// Label selector of the pods of the job's systems, for kubectl scale and autoscalers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,

@@ -193,7 +193,7 @@ fn columns_scale_and_explain() {
              "lastTransitionTime": "2026-01-01T00:00:00Z"},
         ],
         "progress": {"step": 50, "totalSteps": 1100, "loss": "3.5", "rate": "69.37"},
-        "restarts": 1, "numCsx": 2, "shownCsx": 2, "selector": "a=b", "checkpoint": {"step": 40},
+        "restarts": 1, "numCsx": 2, "displayedCsx": 2, "selector": "a=b", "checkpoint": {"step": 40},
         "lastObservedTime": "2026-01-01T00:00:00Z",
         "queue": {"position": 3}, "attempt": 7, "retry": {"restarts": 1, "nextAttemptTime": "2026-01-01T00:00:00Z"},
     });

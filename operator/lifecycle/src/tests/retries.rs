@@ -261,18 +261,18 @@ fn last_observed_time_is_refreshed_at_intervals() {
 fn csx_column_shows_the_systems_that_ran() {
     let mut world = JobFixture::new(3);
     world.visit();
-    assert_eq!(world.status().shown_csx, Some(3), "it asks for them");
+    assert_eq!(world.status().displayed_csx, Some(3), "it asks for them");
     world.grant();
     world.visit();
     world.create();
     world.begin_training();
     world.visit();
     world.spec().num_csx = 2;
-    assert_eq!((world.visit(), world.status().shown_csx), (JobState::Resizing, Some(3)));
+    assert_eq!((world.visit(), world.status().displayed_csx), (JobState::Resizing, Some(3)));
     world.outcome(0, "Succeeded");
     world.visit();
     world.remove_agents();
-    assert_eq!((world.visit(), world.status().shown_csx), (JobState::Succeeded, Some(3)));
+    assert_eq!((world.visit(), world.status().displayed_csx), (JobState::Succeeded, Some(3)));
 }
 
 #[test]

@@ -530,8 +530,8 @@ impl<'a> Decider<'a> {
             self.events.push(JobEvent { warning: true, reason, message, attempt: self.status.attempt, role: None });
         }
         // The requested number counts while the job is queued, and the last number it had once it has finished.
-        self.status.shown_csx = match self.status.num_csx {
-            None if state.is_final() => self.status.shown_csx,
+        self.status.displayed_csx = match self.status.num_csx {
+            None if state.is_final() => self.status.displayed_csx,
             None => Some(self.spec.num_csx),
             held => held,
         };

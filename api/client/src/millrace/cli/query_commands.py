@@ -359,7 +359,7 @@ def _jobs_table(jobs: list[Job], namespaces: bool, uids: bool) -> str:
             job.name,
             job.state,
             *(progress.get(key) for key in ("step", "totalSteps", "loss", "rate")),
-            job.status.get("shownCsx") or job.spec.get("numCsx"),
+            job.status.get("displayedCsx") or job.spec.get("numCsx"),
             job.status.get("restarts", 0),
             None if seconds is None else times.age(seconds),
             *([job.uid] if uids else []),
