@@ -72,7 +72,8 @@ async fn dial(store: &Store, uid: &str, journal: &JournalEndpoint) -> Result<boo
 /// The stream broke, or the database failed: a sentence. Entries copied before that are kept.
 pub async fn follow(store: &Store, uid: &str, mut client: JournalClient<Channel>) -> Result<bool, String> {
     let from = store.newest_entry(uid).await.map_err(|error| error.to_string())? + 1;
-    let stream = client.follow(FollowRequest { from, newest: false }).await.map_err(|status| status.to_string())?;
+    let stream =
+        client.follow(FollowRequest { from, from_current_state: false }).await.map_err(|status| status.to_string())?;
     let _counted = JOURNAL_METRICS.count_followed();
     write_entries(store, uid, stream.into_inner(), record_lag).await
 }

@@ -168,7 +168,7 @@ async fn apply_once(
             let appliance = appliances.patch(name, &params.force(), &patch).await?;
             let message = conflict_message(&refused);
             tracing::warn!(appliance = %name, "Appliance: {message}");
-            let reason = "ValuesReplacedEdit".to_owned();
+            let reason = "ManualEditReplaced".to_owned();
             let event = JobEvent { warning: true, reason, message, ..JobEvent::default() };
             publish(recorder, &appliance.object_ref(&()), &event).await;
             Ok(())

@@ -248,7 +248,7 @@ fn other_values_replace_it_and_say_so(operator: Operator, values: &Path) -> Oper
     let told = ["get", "events.events.k8s.io", "-n", "default", "-o", "json"];
     until("an event says what was replaced", || {
         let events: Value = serde_json::from_str(&kubectl(&told, &Value::Null)).unwrap();
-        let notes = events["items"].as_array()?.iter().filter(|event| event["reason"] == "ValuesReplacedEdit");
+        let notes = events["items"].as_array()?.iter().filter(|event| event["reason"] == "ManualEditReplaced");
         notes
             .clone()
             .any(|event| event["note"].as_str().is_some_and(|note| note.contains("spec.systems")))
@@ -284,7 +284,7 @@ fn rejected_start_is_reported_and_releases_systems() {
     until("an event has the refusal", || {
         let told = kubectl(&["get", "events.events.k8s.io", "-o", "json"], &Value::Null);
         let events: Value = serde_json::from_str(&told).unwrap();
-        let mut events = events["items"].as_array()?.iter().filter(|event| event["reason"] == "StartRefused");
+        let mut events = events["items"].as_array()?.iter().filter(|event| event["reason"] == "StartRejected");
         events.any(|event| event["note"].as_str().is_some_and(|note| note.contains(words))).then_some(())
     });
     create_job("other", 4);

@@ -66,15 +66,15 @@ pub struct MessageSender(Arc<Mutex<mpsc::Sender<proto::FromAgent>>>);
 impl MessageSender {
     /// Creates an outbox, and the receiver of its messages.
     fn new() -> (Self, mpsc::Receiver<proto::FromAgent>) {
-        let (sender, words) = mpsc::channel(MAX_QUEUED_MESSAGES);
-        (Self(Arc::new(Mutex::new(sender))), words)
+        let (sender, messages) = mpsc::channel(MAX_QUEUED_MESSAGES);
+        (Self(Arc::new(Mutex::new(sender))), messages)
     }
 
     /// Switches to a new stream and returns its receiver.
     fn replace_stream(&self) -> mpsc::Receiver<proto::FromAgent> {
-        let (sender, words) = mpsc::channel(MAX_QUEUED_MESSAGES);
+        let (sender, messages) = mpsc::channel(MAX_QUEUED_MESSAGES);
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sender;
-        words
+        messages
     }
 
     fn send(&self, message: from_agent::Message) {
@@ -103,7 +103,7 @@ impl MessageSender {
 
     /// Announces that this shard was asked to leave.
     pub fn send_leave_request(&self) {
-        self.send(from_agent::Message::Leaving(proto::Leaving {}));
+        self.send(from_agent::Message::LeaveRequest(proto::LeaveRequest {}));
     }
 
     /// Sends the usage of this process so far.
@@ -139,7 +139,7 @@ pub struct ComputeUsage {
 #[derive(Debug)]
 pub enum SessionEvent {
     /// A command of the coordinator.
-    Order(AgentCommand),
+    Command(AgentCommand),
     /// The coordinator is lost; [`ControlSession::rejoin`] joins the next one.
     Lost,
     /// SIGTERM: the process is asked to end.
@@ -153,7 +153,7 @@ pub struct ControlSession {
     pub job: CompiledJob,
     /// Sends messages to the coordinator.
     pub outbox: MessageSender,
-    door: ControlConnector,
+    connector: ControlConnector,
     stream: Streaming<proto::ToAgent>,
 }
 
@@ -170,17 +170,17 @@ impl ControlSession {
         logger: &Logger,
         terminate: Signal,
     ) -> Result<Self, AgentError> {
-        let (outbox, words) = MessageSender::new();
-        let mut door = ControlConnector { address: address.to_owned(), member, introduction, terminate };
-        let (welcome, stream) = door.join(&outbox, words).await?;
+        let (outbox, messages) = MessageSender::new();
+        let mut connector = ControlConnector { address: address.to_owned(), member, introduction, terminate };
+        let (welcome, stream) = connector.join(&outbox, messages).await?;
         let job = compile_job_document(&welcome)?;
         let records = outbox.clone();
         logger.forward(move |record| records.send_log(&record));
         let (attempt, plan, profile) = (welcome.attempt, &job.hash, &job.profile);
         tracing::info!(attempt, %plan, "joined attempt {attempt} with plan {plan}, {profile}");
         // From now on, the agent computes this job with this instruction set, also for later coordinators.
-        (door.introduction.isa, door.introduction.uid) = (job.profile.isa, welcome.uid);
-        Ok(Self { job, outbox, door, stream })
+        (connector.introduction.isa, connector.introduction.uid) = (job.profile.isa, welcome.uid);
+        Ok(Self { job, outbox, connector, stream })
     }
 
     /// Joins the next coordinator of the same job, with the current state of a shard. Messages that are sent in the
@@ -189,10 +189,10 @@ impl ControlSession {
     /// # Errors
     /// See [`ControlSession::join`]; also if the coordinator of another job answers.
     pub async fn rejoin(&mut self, shard: Option<ShardState>) -> Result<(), AgentError> {
-        let words = self.outbox.replace_stream();
-        tracing::warn!(coordinator = %self.door.address, "lost the coordinator; reconnecting");
-        self.door.introduction.shard = shard;
-        let (welcome, stream) = self.door.join(&self.outbox, words).await?;
+        let messages = self.outbox.replace_stream();
+        tracing::warn!(coordinator = %self.connector.address, "lost the coordinator; reconnecting");
+        self.connector.introduction.shard = shard;
+        let (welcome, stream) = self.connector.join(&self.outbox, messages).await?;
         self.check(&welcome)?;
         self.stream = stream;
         let attempt = welcome.attempt;
@@ -202,14 +202,14 @@ impl ControlSession {
 
     /// Checks that the coordinator that sent `welcome` has the job of this agent.
     fn check(&self, welcome: &proto::Welcome) -> Result<(), AgentError> {
-        let same = welcome.uid == self.door.introduction.uid
+        let same = welcome.uid == self.connector.introduction.uid
             && welcome.plan == self.job.hash.0
             && welcome.isa == self.job.profile.isa.to_string()
             && decode_job(welcome)?.is_numerically_equal(&self.job);
         if same {
             return Ok(());
         }
-        let ControlConnector { address, introduction, .. } = &self.door;
+        let ControlConnector { address, introduction, .. } = &self.connector;
         Err(AgentError::peer(format!(
             "the coordinator at {address} now runs a different job than the one {} belongs to",
             introduction.me
@@ -223,11 +223,11 @@ impl ControlSession {
     pub async fn next(&mut self) -> Result<SessionEvent, AgentError> {
         let message = tokio::select! {
             message = self.stream.message() => message,
-            Some(()) = self.door.terminate.recv() => return Ok(SessionEvent::Leave),
+            Some(()) = self.connector.terminate.recv() => return Ok(SessionEvent::Leave),
         };
         match message {
-            Ok(Some(proto::ToAgent { message: Some(to_agent::Message::Order(order)) })) => {
-                codec::decode(&order).map(SessionEvent::Order).map_err(AgentError::local)
+            Ok(Some(proto::ToAgent { message: Some(to_agent::Message::Command(command)) })) => {
+                codec::decode(&command).map(SessionEvent::Command).map_err(AgentError::local)
             }
             Ok(Some(_)) => Err(AgentError::local(codec::CodecError::Message)),
             Ok(None) | Err(_) => Ok(SessionEvent::Lost),
@@ -237,7 +237,7 @@ impl ControlSession {
     /// Leaves the job: sends the usage of the process, and waits until the coordinator closes the stream.
     pub async fn leave(mut self, metrics: &RoleMetrics, work: ComputeUsage) {
         self.outbox.send_usage(metrics, work);
-        self.outbox.send(from_agent::Message::Goodbye(proto::Goodbye {}));
+        self.outbox.send(from_agent::Message::Disconnect(proto::Disconnect {}));
         while let Ok(Some(_)) = self.stream.message().await {}
     }
 }
@@ -252,32 +252,32 @@ struct ControlConnector {
 }
 
 impl ControlConnector {
-    /// Joins a coordinator and waits for the job, until SIGTERM; `words` yields the messages that follow the hello.
+    /// Joins a coordinator and waits for the job, until SIGTERM; `messages` yields the messages that follow the hello.
     async fn join(
         &mut self,
         outbox: &MessageSender,
-        words: mpsc::Receiver<proto::FromAgent>,
+        messages: mpsc::Receiver<proto::FromAgent>,
     ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), AgentError> {
         let Self { address, member, introduction, terminate } = self;
         tokio::select! {
-            joined = knock(address, member, introduction, outbox, words) => joined,
+            joined = connect_and_join(address, member, introduction, outbox, messages) => joined,
             Some(()) = terminate.recv() => Err(AgentError::shutdown(format!("{} received a termination \
                 signal", introduction.me))),
         }
     }
 }
 
-async fn knock(
+async fn connect_and_join(
     address: &str,
     member: &Member,
     introduction: &AgentInfo,
     outbox: &MessageSender,
-    words: mpsc::Receiver<proto::FromAgent>,
+    messages: mpsc::Receiver<proto::FromAgent>,
 ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), AgentError> {
     let mut deadline = Instant::now() + JOIN_TIMEOUT;
     let mut pause = INITIAL_JOIN_BACKOFF;
     let mut duplicate_since = None;
-    let mut words = Some(words);
+    let mut messages = Some(messages);
     loop {
         let channel = match member.dial_coordinator(address).await {
             Ok(channel) => channel,
@@ -300,8 +300,8 @@ async fn knock(
             }
         };
         let heard_since = Instant::now();
-        let words = words.take().unwrap_or_else(|| outbox.replace_stream());
-        match send_hello(channel, introduction, member.instance(), words).await {
+        let messages = messages.take().unwrap_or_else(|| outbox.replace_stream());
+        match send_hello(channel, introduction, member.instance(), messages).await {
             Ok(joined) => return Ok(joined),
             Err(status)
                 if status.code() == Code::AlreadyExists
@@ -333,7 +333,7 @@ async fn send_hello(
     channel: tonic::transport::Channel,
     introduction: &AgentInfo,
     instance: u64,
-    words: mpsc::Receiver<proto::FromAgent>,
+    messages: mpsc::Receiver<proto::FromAgent>,
 ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Status> {
     let AgentInfo { me, address, isa, shard, uid } = introduction;
     let hello = from_agent::Message::Hello(proto::Hello {
@@ -347,10 +347,10 @@ async fn send_hello(
     });
     let hello = tokio_stream::once(proto::FromAgent { message: Some(hello) });
     let mut client = ControlClient::new(channel).max_decoding_message_size(MAX_CONTROL_MESSAGE_BYTES);
-    let mut stream = client.join(hello.chain(ReceiverStream::new(words))).await?.into_inner();
+    let mut stream = client.join(hello.chain(ReceiverStream::new(messages))).await?.into_inner();
     match stream.message().await?.and_then(|message| message.message) {
         Some(to_agent::Message::Welcome(welcome)) => Ok((welcome, stream)),
-        Some(to_agent::Message::Order(_)) => Err(Status::invalid_argument("it sent a command before the job")),
+        Some(to_agent::Message::Command(_)) => Err(Status::invalid_argument("it sent a command before the job")),
         None => Err(Status::unavailable("it disconnected before sending the job")),
     }
 }

@@ -61,14 +61,14 @@ const LOG_FIELD_BYTES: usize = 1 << 10;
 /// Sends messages to one agent. Messages to a broken stream are dropped; [`ControlEvent::Disconnected`] follows.
 #[derive(Clone, Debug)]
 pub struct AgentHandle {
-    words: mpsc::Sender<Result<proto::ToAgent, Status>>,
+    messages: mpsc::Sender<Result<proto::ToAgent, Status>>,
     /// Notified to end the stream of an agent that does not receive its messages.
     cut: Arc<Notify>,
 }
 
 impl AgentHandle {
-    fn send(&self, word: Result<proto::ToAgent, Status>) {
-        if let Err(TrySendError::Full(_)) = self.words.try_send(word) {
+    fn send(&self, message: Result<proto::ToAgent, Status>) {
+        if let Err(TrySendError::Full(_)) = self.messages.try_send(message) {
             self.cut.notify_one();
         }
     }
@@ -79,9 +79,9 @@ impl AgentHandle {
     }
 
     /// Sends a command.
-    pub fn send_command(&self, order: &AgentCommand) {
-        let order = codec::encode(order);
-        self.send(Ok(proto::ToAgent { message: Some(to_agent::Message::Order(order)) }));
+    pub fn send_command(&self, command: &AgentCommand) {
+        let command = codec::encode(command);
+        self.send(Ok(proto::ToAgent { message: Some(to_agent::Message::Command(command)) }));
     }
 
     /// Rejects the process because another one with its name is connected; it may try again.
@@ -107,7 +107,7 @@ pub enum ControlEvent {
     /// The usage of an agent so far.
     Usage(AgentId, proto::Usage),
     /// A shard was asked to leave. It stays until it receives `Finish`.
-    Leaving(AgentId, StreamNumber),
+    LeaveRequest(AgentId, StreamNumber),
     /// The stream of an agent ended.
     Disconnected(AgentId, StreamNumber),
 }
@@ -183,10 +183,10 @@ impl proto::control_server::Control for ControlService {
             return Err(Status::invalid_argument("the first message must be a hello"));
         };
         let number = self.streams.fetch_add(1, Ordering::Relaxed);
-        let (words, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        let (messages, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
         let cut = Arc::new(Notify::new());
         let bytes = hello.address.len() + hello.uid.len();
-        let hello = read_hello(hello, AgentHandle { words, cut: cut.clone() })?;
+        let hello = read_hello(hello, AgentHandle { messages, cut: cut.clone() })?;
         self.check_name(&hello, certified)?;
         let agent = hello.agent;
         self.events.send(ControlEvent::Hello(number, Box::new(hello)), bytes).await;
@@ -237,8 +237,8 @@ async fn listen(
             },
             from_agent::Message::Log(log) => ControlEvent::Log(agent, truncate_log(log)),
             from_agent::Message::Usage(usage) => ControlEvent::Usage(agent, drop_unknown_stalls(usage)),
-            from_agent::Message::Leaving(_) => ControlEvent::Leaving(agent, number),
-            from_agent::Message::Goodbye(_) | from_agent::Message::Hello(_) => break,
+            from_agent::Message::LeaveRequest(_) => ControlEvent::LeaveRequest(agent, number),
+            from_agent::Message::Disconnect(_) | from_agent::Message::Hello(_) => break,
         };
         if !events.send(event, bytes).await {
             return;
@@ -301,8 +301,8 @@ mod tests {
 
     #[tokio::test]
     async fn agent_that_reads_no_commands_is_disconnected() {
-        let (words, _waiting) = mpsc::channel(MAX_QUEUED_COMMANDS);
-        let post = AgentHandle { words, cut: Arc::new(Notify::new()) };
+        let (messages, _waiting) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        let post = AgentHandle { messages, cut: Arc::new(Notify::new()) };
         (0..MAX_QUEUED_COMMANDS).for_each(|_| post.send_command(&AgentCommand::Finish));
         assert!(!is_ready(post.cut.notified()).await);
         post.send_command(&AgentCommand::Finish);

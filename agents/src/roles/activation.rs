@@ -40,15 +40,15 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     }
     loop {
         match session.next().await? {
-            SessionEvent::Order(AgentCommand::Configure(configure)) => {
+            SessionEvent::Command(AgentCommand::Configure(configure)) => {
                 let epoch = configure.epoch;
                 context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
                 tracing::info!(%epoch, "epoch begins");
                 context.ready.set(true);
                 session.outbox.send_report(&AgentReport::Linked { epoch });
             }
-            SessionEvent::Order(AgentCommand::Finish) | SessionEvent::Leave => break,
-            SessionEvent::Order(_) => {}
+            SessionEvent::Command(AgentCommand::Finish) | SessionEvent::Leave => break,
+            SessionEvent::Command(_) => {}
             SessionEvent::Lost => {
                 context.ready.set(false);
                 session.rejoin(None).await?;
@@ -112,8 +112,8 @@ fn read_samples(inputs: &JobInputs, request: &proto::SamplesRequest) -> Result<p
         return Err(Status::out_of_range(format!("requested more than {most} samples")));
     }
     let (input_ids, labels) = read(dataset, request.first, request.count);
-    let &proto::SamplesRequest { turn, round, attempt, epoch, .. } = request;
-    Ok(proto::SamplesReply { turn, round, attempt, epoch, input_ids, labels })
+    let &proto::SamplesRequest { iteration, round, attempt, epoch, .. } = request;
+    Ok(proto::SamplesReply { iteration, round, attempt, epoch, input_ids, labels })
 }
 
 fn read(dataset: &Dataset, first: u64, count: u32) -> (Bytes, Bytes) {

@@ -64,8 +64,8 @@ impl SwarmDriver {
         loop {
             tokio::select! {
                 heard = self.session.next() => match heard? {
-                    SessionEvent::Order(AgentCommand::Finish) | SessionEvent::Leave => break,
-                    SessionEvent::Order(order) => self.order(order),
+                    SessionEvent::Command(AgentCommand::Finish) | SessionEvent::Leave => break,
+                    SessionEvent::Command(command) => self.on_command(command),
                     SessionEvent::Lost => self.rejoin().await?,
                 },
                 Some(event) = self.mailbox.next() => self.link(event),
@@ -82,8 +82,8 @@ impl SwarmDriver {
         self.session.rejoin(None).await
     }
 
-    fn order(&mut self, order: AgentCommand) {
-        match order {
+    fn on_command(&mut self, command: AgentCommand) {
+        match command {
             AgentCommand::Configure(configure) => self.configure(configure),
             AgentCommand::Open { epoch, iteration } => {
                 let Some(node) = self.node.as_mut().filter(|node| node.configure.epoch == epoch) else { return };

@@ -11,7 +11,7 @@ use super::job::Job;
 /// Returns the steps that a follower of this attempt receives. Checks that all received entries are of the attempt.
 async fn steps(job: Job<'_>, attempt: u32) -> Vec<u64> {
     let mut client = job.journal().connect().await.unwrap();
-    let mut entries = client.follow(FollowRequest { from: 0, newest: false }).await.unwrap().into_inner();
+    let mut entries = client.follow(FollowRequest { from: 0, from_current_state: false }).await.unwrap().into_inner();
     let mut steps = Vec::new();
     while let Some(entry) = entries.next().await {
         let entry = entry.unwrap();

@@ -146,7 +146,13 @@ async fn unauthorized_peers_are_rejected_at_every_port() {
     }
     let mut operator =
         journal(&journal_port, &this, &ours, &MemberName::Service(Service::Operator)).connect().await.unwrap();
-    let entries = operator.follow(FollowRequest { from: 1, newest: false }).await.unwrap().into_inner().message().await;
+    let entries = operator
+        .follow(FollowRequest { from: 1, from_current_state: false })
+        .await
+        .unwrap()
+        .into_inner()
+        .message()
+        .await;
     assert_eq!(entries.unwrap().unwrap().attempt, 1);
     assert!(operator.checkpoint(CheckpointRequest {}).await.unwrap().into_inner().step >= 5);
 

@@ -7,7 +7,7 @@ use millrace_protocol::proto::files_client::FilesClient;
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::read_reply::Reply;
 use millrace_protocol::proto::read_request::Request;
-use millrace_protocol::proto::{self, CheckpointsRequest, File, Part, Place, ReadReply, ReadRequest};
+use millrace_protocol::proto::{self, ByteRange, CheckpointsRequest, File, FileRef, ReadReply, ReadRequest};
 use millrace_protocol::security::{ExpectedPeer, Identity};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -51,17 +51,17 @@ impl Files for RemoteFiles {
         checkpoints.map_ok(Into::into).map_err(api_error).try_collect().await
     }
 
-    async fn list(&self, shelf: &FileSet) -> Result<Vec<FileInfo>> {
-        let files = self.client().list(proto::Shelf::from(shelf)).await.map_err(api_error)?.into_inner();
+    async fn list(&self, file_set: &FileSet) -> Result<Vec<FileInfo>> {
+        let files = self.client().list(proto::FileSet::from(file_set)).await.map_err(api_error)?.into_inner();
         files.map_ok(Into::into).map_err(api_error).try_collect().await
     }
 
-    async fn open(&self, shelf: &FileSet, path: &str) -> Result<OpenFile> {
+    async fn open(&self, file_set: &FileSet, path: &str) -> Result<OpenFile> {
         // Room for the two requests that are sent.
         let (requests, receiver) = mpsc::channel(2);
-        let place = Place { shelf: Some(shelf.into()), path: path.to_owned() };
+        let file = FileRef { file_set: Some(file_set.into()), path: path.to_owned() };
         // Can't fail: the receiver is in this function.
-        let _ = requests.send(ReadRequest { request: Some(Request::Place(place)) }).await;
+        let _ = requests.send(ReadRequest { request: Some(Request::File(file)) }).await;
         let replies = self.client().read(ReceiverStream::new(receiver)).await;
         let mut replies = replies.map_err(api_error)?.into_inner();
         match replies.message().await.map_err(api_error)? {
@@ -84,12 +84,12 @@ impl FileContent for RemoteContent {
     async fn read_range(self: Box<Self>, first: u64, length: u64) -> Result<ByteChunks> {
         let Self { requests, replies } = *self;
         // If the call has ended, the replies have its error.
-        let _ = requests.send(ReadRequest { request: Some(Request::Part(Part { first, length })) }).await;
-        let pieces = replies.map(|reply| match reply.map_err(api_error)? {
-            ReadReply { reply: Some(Reply::Piece(bytes)) } => Ok(bytes),
+        let _ = requests.send(ReadRequest { request: Some(Request::Range(ByteRange { first, length })) }).await;
+        let chunks = replies.map(|reply| match reply.map_err(api_error)? {
+            ReadReply { reply: Some(Reply::ChunkData(bytes)) } => Ok(bytes),
             other => Err(unexpected_reply(Some(other))),
         });
-        Ok(pieces.boxed())
+        Ok(chunks.boxed())
     }
 }
 
@@ -102,8 +102,8 @@ fn api_error(status: Status) -> ApiError {
 }
 
 fn unexpected_reply(reply: Option<ReadReply>) -> ApiError {
-    let said = if reply.is_some() { "an unexpected message" } else { "no message" };
-    tracing::warn!("a job's file reader replied with {said}: check that its image has this server's version");
+    let received = if reply.is_some() { "an unexpected message" } else { "no message" };
+    tracing::warn!("a job's file reader replied with {received}: check that its image has this server's version");
     reader_unavailable()
 }
 

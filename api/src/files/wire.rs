@@ -60,35 +60,35 @@ impl From<CheckpointFiles> for proto::CheckpointFiles {
 }
 
 impl From<proto::CheckpointFiles> for CheckpointFiles {
-    fn from(travelled: proto::CheckpointFiles) -> Self {
-        let proto::CheckpointFiles { step, parameters_blake3: digest, bytes, time_ns, files } = travelled;
+    fn from(message: proto::CheckpointFiles) -> Self {
+        let proto::CheckpointFiles { step, parameters_blake3: digest, bytes, time_ns, files } = message;
         let files = files.into_iter().map(Into::into).collect();
         Self { step, digest, bytes, time: time_ns.and_then(timestamp), files }
     }
 }
 
-impl From<&FileSet> for proto::Shelf {
-    fn from(shelf: &FileSet) -> Self {
-        use proto::shelf::Shelf as Travelling;
+impl From<&FileSet> for proto::FileSet {
+    fn from(file_set: &FileSet) -> Self {
+        use proto::file_set::Set;
         Self {
-            shelf: Some(match shelf {
-                FileSet::Checkpoint(step) => Travelling::Checkpoint(*step),
-                FileSet::HuggingFace(step) => Travelling::HuggingFace(*step),
-                FileSet::Artifacts => Travelling::Artifacts(proto::Artifacts {}),
+            set: Some(match file_set {
+                FileSet::Checkpoint(step) => Set::Checkpoint(*step),
+                FileSet::HuggingFace(step) => Set::HuggingFace(*step),
+                FileSet::Artifacts => Set::Artifacts(proto::Artifacts {}),
             }),
         }
     }
 }
 
-impl TryFrom<proto::Shelf> for FileSet {
+impl TryFrom<proto::FileSet> for FileSet {
     type Error = ApiError;
 
-    fn try_from(travelled: proto::Shelf) -> Result<Self> {
-        use proto::shelf::Shelf as Travelling;
-        match travelled.shelf {
-            Some(Travelling::Checkpoint(step)) => Ok(Self::Checkpoint(step)),
-            Some(Travelling::HuggingFace(step)) => Ok(Self::HuggingFace(step)),
-            Some(Travelling::Artifacts(_)) => Ok(Self::Artifacts),
+    fn try_from(message: proto::FileSet) -> Result<Self> {
+        use proto::file_set::Set;
+        match message.set {
+            Some(Set::Checkpoint(step)) => Ok(Self::Checkpoint(step)),
+            Some(Set::HuggingFace(step)) => Ok(Self::HuggingFace(step)),
+            Some(Set::Artifacts(_)) => Ok(Self::Artifacts),
             None => Err(ApiError::new(
                 ErrorReason::BadRequest,
                 "this file reader does not support the requested file set: \

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryFutureExt, TryStreamExt};
 use millrace_protocol::proto::read_reply::Reply;
-use millrace_protocol::proto::read_request::Request as Wish;
-use millrace_protocol::proto::{self, Part, Place, ReadReply, ReadRequest};
+use millrace_protocol::proto::read_request::Request as ReadKind;
+use millrace_protocol::proto::{self, ByteRange, FileRef, ReadReply, ReadRequest};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -42,49 +42,49 @@ impl proto::files_server::Files for FilesService {
         &self,
         _: Request<proto::CheckpointsRequest>,
     ) -> Result<Response<Self::CheckpointsStream>, Status> {
-        let asking = self.activity.begin();
+        let activity = self.activity.begin();
         let checkpoints = self.files.checkpoints().await.map_err(wire::to_status)?;
-        Ok(Response::new(asking.hold_until_end(stream::iter(checkpoints).map(|checkpoint| Ok(checkpoint.into())))))
+        Ok(Response::new(activity.hold_until_end(stream::iter(checkpoints).map(|checkpoint| Ok(checkpoint.into())))))
     }
 
-    async fn list(&self, request: Request<proto::Shelf>) -> Result<Response<Self::ListStream>, Status> {
-        let asking = self.activity.begin();
-        let shelf = request.into_inner().try_into().map_err(wire::to_status)?;
-        let files = self.files.list(&shelf).await.map_err(wire::to_status)?;
-        Ok(Response::new(asking.hold_until_end(stream::iter(files).map(|file| Ok(file.into())))))
+    async fn list(&self, request: Request<proto::FileSet>) -> Result<Response<Self::ListStream>, Status> {
+        let activity = self.activity.begin();
+        let file_set = request.into_inner().try_into().map_err(wire::to_status)?;
+        let files = self.files.list(&file_set).await.map_err(wire::to_status)?;
+        Ok(Response::new(activity.hold_until_end(stream::iter(files).map(|file| Ok(file.into())))))
     }
 
     async fn read(&self, request: Request<Streaming<ReadRequest>>) -> Result<Response<Self::ReadStream>, Status> {
-        let asking = self.activity.begin();
-        let mut wishes = request.into_inner();
-        let Some(Wish::Place(Place { shelf, path })) = next(&mut wishes).await? else {
+        let activity = self.activity.begin();
+        let mut requests = request.into_inner();
+        let Some(ReadKind::File(FileRef { file_set, path })) = next(&mut requests).await? else {
             return Err(unexpected_request());
         };
-        let shelf = shelf.unwrap_or_default().try_into().map_err(wire::to_status)?;
-        let OpenFile { bytes, tag, content } = self.files.open(&shelf, &path).await.map_err(wire::to_status)?;
+        let file_set = file_set.unwrap_or_default().try_into().map_err(wire::to_status)?;
+        let OpenFile { bytes, tag, content } = self.files.open(&file_set, &path).await.map_err(wire::to_status)?;
         let file = stream::once(async move { Ok(reply(Reply::File(proto::File { bytes, tag }))) });
-        let part = read_chunks(wishes, content).try_flatten_stream();
-        Ok(Response::new(asking.hold_until_end(file.chain(part))))
+        let part = read_chunks(requests, content).try_flatten_stream();
+        Ok(Response::new(activity.hold_until_end(file.chain(part))))
     }
 }
 
 /// Reads the next request, which selects a part of the open file; empty if there is none.
 async fn read_chunks(
-    mut wishes: Streaming<ReadRequest>,
+    mut requests: Streaming<ReadRequest>,
     content: Box<dyn FileContent>,
 ) -> Result<ResponseStream<ReadReply>, Status> {
-    match next(&mut wishes).await? {
-        Some(Wish::Part(Part { first, length })) => {
-            let pieces = content.read_range(first, length).await.map_err(wire::to_status)?;
-            Ok(pieces.map_ok(|bytes| reply(Reply::Piece(bytes))).map_err(wire::to_status).boxed())
+    match next(&mut requests).await? {
+        Some(ReadKind::Range(ByteRange { first, length })) => {
+            let chunks = content.read_range(first, length).await.map_err(wire::to_status)?;
+            Ok(chunks.map_ok(|bytes| reply(Reply::ChunkData(bytes))).map_err(wire::to_status).boxed())
         }
-        Some(Wish::Place(_)) => Err(unexpected_request()),
+        Some(ReadKind::File(_)) => Err(unexpected_request()),
         None => Ok(stream::empty().boxed()),
     }
 }
 
-async fn next(wishes: &mut Streaming<ReadRequest>) -> Result<Option<Wish>, Status> {
-    Ok(wishes.message().await?.and_then(|wish| wish.request))
+async fn next(requests: &mut Streaming<ReadRequest>) -> Result<Option<ReadKind>, Status> {
+    Ok(requests.message().await?.and_then(|request| request.request))
 }
 
 fn reply(reply: Reply) -> ReadReply {
@@ -114,14 +114,14 @@ impl proto::journal_server::Journal for FileJournalService {
     type FollowStream = ResponseStream<proto::Entry>;
 
     async fn follow(&self, request: Request<proto::FollowRequest>) -> Result<Response<Self::FollowStream>, Status> {
-        let asking = self.activity.begin();
-        let proto::FollowRequest { from, newest } = request.into_inner();
-        if newest {
+        let activity = self.activity.begin();
+        let proto::FollowRequest { from, from_current_state } = request.into_inner();
+        if from_current_state {
             return Err(Status::unimplemented("a reader serves the journal from an entry number on"));
         }
         let entries = journal_files::entries(self.model_dir.clone(), self.uid.clone(), from);
         let entries = ReceiverStream::new(entries).map(|entry| entry.map_err(Status::data_loss));
-        Ok(Response::new(asking.hold_until_end(entries)))
+        Ok(Response::new(activity.hold_until_end(entries)))
     }
 
     async fn checkpoint(&self, _: Request<proto::CheckpointRequest>) -> Result<Response<proto::CommandReply>, Status> {

@@ -261,7 +261,8 @@ async fn journal_is_served_from_a_sequence_number() {
     }
     let (remote, _end) = served(&reads, LONG_TIMEOUT).await;
     let told = async |from| {
-        let entries = remote.journal().follow(FollowRequest { from, newest: false }).await.unwrap().into_inner();
+        let entries =
+            remote.journal().follow(FollowRequest { from, from_current_state: false }).await.unwrap().into_inner();
         let entries: Vec<Entry> = entries.try_collect().await.unwrap();
         entries.into_iter().map(|entry| (entry.number, entry.attempt, entry.kind)).collect::<Vec<_>>()
     };
@@ -272,7 +273,7 @@ async fn journal_is_served_from_a_sequence_number() {
     // The journal of a job that had the model_dir before is not served, and a stream of the newest entries is not
     // supported.
     assert!(journal_files::entries(reads.model_dir.clone(), "another".to_owned(), 0).recv().await.is_none());
-    let refused = remote.journal().follow(FollowRequest { from: 0, newest: true }).await.unwrap_err();
+    let refused = remote.journal().follow(FollowRequest { from: 0, from_current_state: true }).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Unimplemented);
 }
 

@@ -132,7 +132,7 @@ pub struct RetryStatus {
     /// Whether the job releases its systems and is queued again, instead of keeping them until the next attempt.
     #[serde(default)]
     pub requeue: bool,
-    /// Why the last attempt ended, in one word, such as StartRefused, Unschedulable or OOMKilled.
+    /// Why the last attempt ended, in one word, such as StartRejected, Unschedulable or OOMKilled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub reason: Option<String>,

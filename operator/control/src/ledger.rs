@@ -350,7 +350,7 @@ fn update_conditions(
         }
     }
     match capacity.and_then(|capacity| over_commitment_message(capacity, ledger)) {
-        Some(why) => set(CONDITION_OVER_COMMITTED, "True", "MoreInUseThanThereIs", why),
+        Some(why) => set(CONDITION_OVER_COMMITTED, "True", "Overcommitted", why),
         None => set(CONDITION_OVER_COMMITTED, "False", "Fits", "capacity covers the systems in use".to_owned()),
     }
     if appliance.metadata.deletion_timestamp.is_some() {
@@ -375,13 +375,13 @@ fn update_matches_values(
         return;
     };
     let (word, reason, message) = if edits.is_empty() {
-        ("True", "AsInValues", "the appliance matches the chart's values".to_owned())
+        ("True", "MatchesChart", "the appliance matches the chart's values".to_owned())
     } else {
         let what = edits.join(", ");
         let message = format!(
             "edited manually since the chart's values were applied: {what}; the edit is kept until the values change"
         );
-        ("False", "ChangedByHand", message)
+        ("False", "EditedManually", message)
     };
     let condition = Condition {
         type_: CONDITION_MATCHES_VALUES.to_owned(),
@@ -427,7 +427,7 @@ fn appliance_events(
     }
     events.extend(rejected.iter().map(|grant| {
         let message = format!("removed a grant to {}/{} of systems that other jobs use", grant.namespace, grant.name);
-        warning("GrantRejected", message)
+        warning("GrantRemoved", message)
     }));
     events
 }

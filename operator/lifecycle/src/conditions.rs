@@ -33,10 +33,10 @@ pub(crate) struct ConditionInputs {
 pub(crate) const CHECKPOINT_WRITE_FAILED: &str = "CheckpointWriteFailed";
 
 /// Reason of conditions of a job whose record this program can't use.
-const RECORD_UNUSABLE: &str = "RecordUnusable";
+const RESOLVED_UNREADABLE: &str = "ResolvedUnreadable";
 
 /// Reason of conditions of a job that needs another attempt, if its agents are of a release that may start none.
-const AGENTS_REFUSED: &str = "AgentsRefused";
+const AGENTS_UNSUPPORTED: &str = "AgentsUnsupported";
 
 /// Status, reason and message of a condition.
 type ConditionRow = (&'static str, String, String);
@@ -61,8 +61,8 @@ pub(crate) fn condition_rows(state: JobState, facts: &ConditionInputs) -> [Condi
 
 /// Returns reason and message of what prevents another attempt of a job that was admitted before.
 fn blocking_reason(facts: &ConditionInputs) -> Option<(&'static str, &String)> {
-    let unusable = facts.unusable_record.as_ref().map(|why| (RECORD_UNUSABLE, why));
-    unusable.or_else(|| facts.agents_refused.as_ref().map(|why| (AGENTS_REFUSED, why)))
+    let unusable = facts.unusable_record.as_ref().map(|why| (RESOLVED_UNREADABLE, why));
+    unusable.or_else(|| facts.agents_refused.as_ref().map(|why| (AGENTS_UNSUPPORTED, why)))
 }
 
 fn accepted(facts: &ConditionInputs) -> ConditionRow {

@@ -31,7 +31,7 @@ impl StartFailure {
     /// Returns the reason in status and events.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
-            Self::Rejected => "StartRefused",
+            Self::Rejected => "StartRejected",
             Self::Unschedulable => "Unschedulable",
         }
     }

@@ -129,8 +129,11 @@ async fn follow(
     let _subscription = journal.subscribe(move |number| {
         let _ = newest.send(number);
     });
-    let (mut entries, mut follower) =
-        if request.newest { journal.follow_from_current_state() } else { (Vec::new(), journal.follow(request.from)) };
+    let (mut entries, mut follower) = if request.from_current_state {
+        journal.follow_from_current_state()
+    } else {
+        (Vec::new(), journal.follow(request.from))
+    };
     loop {
         for entry in std::mem::take(&mut entries) {
             let last = entry.attempt == journal.attempt() && matches!(entry.event, JournalEvent::Outcome(_));

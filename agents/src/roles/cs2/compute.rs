@@ -111,7 +111,8 @@ impl ComputeEpoch {
             }
         }
         let Some(begin) = &self.begin else { return Ok(None) };
-        let wanted = |reply: &proto::SamplesReply| (reply.turn, reply.round) == (begin.iteration.number, begin.round);
+        let wanted =
+            |reply: &proto::SamplesReply| (reply.iteration, reply.round) == (begin.iteration.number, begin.round);
         let Some(reply) = self.samples.iter().position(wanted).and_then(|at| self.samples.remove(at)) else {
             return Ok(None);
         };
@@ -265,7 +266,7 @@ impl ComputeWorker {
             here.requested_rounds += 1;
             // The channel has capacity for all outstanding requests.
             let _ = samples.try_send(proto::SamplesRequest {
-                turn: iteration.number,
+                iteration: iteration.number,
                 round: round as u32,
                 evaluation,
                 first: first + u64::from(leaves.start) * u64::from(of_leaf),

@@ -90,11 +90,11 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     loop {
         tokio::select! {
             heard = driver.session.next(), if !finished => match heard? {
-                SessionEvent::Order(AgentCommand::Finish) | SessionEvent::Leave => {
+                SessionEvent::Command(AgentCommand::Finish) | SessionEvent::Leave => {
                     finished = true;
                     driver.stop_compute();
                 }
-                SessionEvent::Order(order) => driver.order(order),
+                SessionEvent::Command(command) => driver.on_command(command),
                 SessionEvent::Lost => driver.rejoin().await?,
             },
             Some(event) = driver.mailbox.next(), if !finished => driver.link(event),
@@ -155,8 +155,8 @@ impl SystemDriver {
         self.session.rejoin(None).await
     }
 
-    fn order(&mut self, order: AgentCommand) {
-        match order {
+    fn on_command(&mut self, command: AgentCommand) {
+        match command {
             AgentCommand::Configure(configure) => self.configure(&configure),
             AgentCommand::Open { epoch, iteration } => self.send_input(ComputeInput::Open(epoch, iteration)),
             AgentCommand::Load(_) | AgentCommand::Commit { .. } | AgentCommand::Snapshot(_) | AgentCommand::Finish => {}

@@ -110,9 +110,9 @@ impl ShardDriver {
         loop {
             tokio::select! {
                 heard = self.session.next() => match heard? {
-                    SessionEvent::Order(AgentCommand::Finish) => break,
-                    SessionEvent::Order(order) => {
-                        let done = self.order(order);
+                    SessionEvent::Command(AgentCommand::Finish) => break,
+                    SessionEvent::Command(command) => {
+                        let done = self.on_command(command);
                         self.report_failure(done);
                     }
                     SessionEvent::Lost if self.leaving => break,
@@ -143,9 +143,9 @@ impl ShardDriver {
         }
     }
 
-    fn order(&mut self, order: AgentCommand) -> Result<(), AgentError> {
+    fn on_command(&mut self, command: AgentCommand) -> Result<(), AgentError> {
         let mut out = Vec::new();
-        match order {
+        match command {
             AgentCommand::Load(source) => self.load(source)?,
             AgentCommand::Configure(configure) => self.configure(&configure),
             AgentCommand::Open { epoch, iteration } => {

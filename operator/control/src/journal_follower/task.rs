@@ -78,7 +78,7 @@ impl<W: World> Listener<'_, W> {
         mut stop: watch::Receiver<Option<String>>,
     ) -> Result<(), tonic::Status> {
         // The status needs only the newest state; clients that need every point read from a given number.
-        let mut entries = client.follow(FollowRequest { from: 0, newest: true }).await?.into_inner();
+        let mut entries = client.follow(FollowRequest { from: 0, from_current_state: true }).await?.into_inner();
         let stopping = send_stop(client.clone(), &mut stop);
         tokio::pin!(stopping);
         let mut told = false;

@@ -93,9 +93,9 @@ fn unreadable_record_is_reported_in_every_state() {
             assert_eq!(followed, expected != JobState::Queued, "{case}: what its coordinator tells is heard");
             let accepted = world.status().condition(ConditionType::Accepted).cloned().unwrap();
             let told = (accepted.status.as_str(), accepted.reason.as_str(), accepted.message.as_str());
-            assert_eq!(told, ("False", "RecordUnusable", UNUSABLE), "{case}");
+            assert_eq!(told, ("False", "ResolvedUnreadable", UNUSABLE), "{case}");
             if expected == JobState::Queued {
-                assert_eq!(world.reason(ConditionType::Admitted), "RecordUnusable", "{case}");
+                assert_eq!(world.reason(ConditionType::Admitted), "ResolvedUnreadable", "{case}");
                 assert!(world.status().systems.is_empty(), "{case}: it holds nothing");
             }
         }
@@ -141,7 +141,7 @@ fn unsupported_agents_finish_their_attempt() {
     assert_eq!(world.visit(), JobState::Training, "the attempt under way goes on as it is");
     assert_eq!(runs(&world), Some((1, 2)));
     let told = |world: &JobFixture, of| world.status().condition(of).map(|it| (it.reason.clone(), it.message.clone()));
-    let refused = Some(("AgentsRefused".to_owned(), REFUSED.to_owned()));
+    let refused = Some(("AgentsUnsupported".to_owned(), REFUSED.to_owned()));
     assert_eq!(told(&world, ConditionType::Accepted), refused, "another number of systems takes another attempt");
     world.spec().num_csx = 2;
     assert_eq!(world.visit(), JobState::Training);

@@ -53,7 +53,7 @@ fn rejected_start_quotes_the_rejection_and_releases_systems() {
             message.contains(QUOTA) && message.contains("attempt 2 starts no earlier than 1970-01-12T13:46:50Z"),
             "{message}"
         );
-        assert!(world.events.contains(&"StartRefused".to_owned()));
+        assert!(world.events.contains(&"StartRejected".to_owned()));
         assert_eq!(world.status().failure.unwrap().message.as_deref(), Some(QUOTA));
         assert_eq!(world.status().restarts, Some(0), "nothing failed");
         // A grant during the backoff is declined; one after it is used.
@@ -89,7 +89,7 @@ fn temporary_start_error_is_reported_and_keeps_systems() {
     let mut world = admitted();
     refuse(&mut world, true);
     assert_eq!(world.visit(), JobState::Starting);
-    assert_eq!(world.reason(ConditionType::RolesReady), "CreationFails");
+    assert_eq!(world.reason(ConditionType::RolesReady), "CreationFailed");
     assert!(world.message(ConditionType::RolesReady).contains(QUOTA));
     world.advance_time(900);
     assert_eq!(world.visit(), JobState::Queued, "but not for longer than the startup deadline");

@@ -10,7 +10,7 @@ use crate::{AgentState, JobCommand, JobEvent};
 /// Reasons of a pod without a node: the scheduler found none, or the pod is gated.
 const UNSCHEDULED_REASONS: [&str; 2] = ["Unschedulable", "SchedulingGated"];
 /// The blocker's reason if agents can't be created at present.
-const REASON_CREATION_FAILS: &str = "CreationFails";
+const REASON_CREATION_FAILED: &str = "CreationFailed";
 
 impl Decider<'_> {
     /// Returns whether every agent of the attempt exists, or has existed because the attempt has made steps.
@@ -36,7 +36,7 @@ impl Decider<'_> {
     /// Returns reason and message of what prevents agents from being created at present.
     pub(super) fn temporary_creation_error(&self) -> Option<(String, String)> {
         let refusal = self.observed.refusal.as_ref()?;
-        (!self.has_all_agents()).then(|| (REASON_CREATION_FAILS.to_owned(), refusal.message.clone()))
+        (!self.has_all_agents()).then(|| (REASON_CREATION_FAILED.to_owned(), refusal.message.clone()))
     }
 
     /// Releases the systems if the startup deadline has passed and the cluster has no room for the agents.

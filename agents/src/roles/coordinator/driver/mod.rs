@@ -212,7 +212,7 @@ impl CoordinatorDriver {
                 self.reporter.usage(agent, usage);
                 Ok(())
             }
-            ControlEvent::Leaving(agent, number) => self.on_leave_request(agent, number),
+            ControlEvent::LeaveRequest(agent, number) => self.on_leave_request(agent, number),
             ControlEvent::Disconnected(agent, number) => self.on_disconnected(agent, number),
         }
     }
@@ -375,7 +375,7 @@ impl CoordinatorDriver {
                     Some(ControlEvent::Usage(agent, usage)) => { self.reporter.usage(agent, usage); }
                     Some(ControlEvent::Log(agent, log)) => self.reporter.log(agent, log),
                     Some(ControlEvent::Hello(_, hello)) => hello.post.reject("the run has ended"),
-                    Some(ControlEvent::Report(..) | ControlEvent::Leaving(..)) => {}
+                    Some(ControlEvent::Report(..) | ControlEvent::LeaveRequest(..)) => {}
                     None => break,
                 },
                 () = &mut deadline => break,
