@@ -61,14 +61,14 @@ pub fn mark_unreadable(job: &mut Value) {
     if !status.is_object() {
         *status = json!({});
     }
-    let told = [
+    let rows = [
         (ConditionType::Accepted, "False"),
         (ConditionType::Admitted, "False"),
         (ConditionType::RolesReady, "False"),
         (ConditionType::Progressing, "False"),
         (ConditionType::Succeeded, "Unknown"),
     ];
-    status["conditions"] = told
+    status["conditions"] = rows
         .map(|(of, status)| json!({"type": of.as_str(), "status": status, "reason": "Unreadable", "message": message}))
         .into();
 }

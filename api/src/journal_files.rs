@@ -14,10 +14,10 @@ const MAX_READ_AHEAD_ENTRIES: usize = 256;
 /// Returns the entries of the job `uid` from number `from` on, up to the last one or an error. There are none if the
 /// model_dir belongs to another job by now. They are read as they are received.
 pub fn entries(model_dir: PathBuf, uid: String, from: u64) -> mpsc::Receiver<Result<proto::Entry, String>> {
-    let (told, entries) = mpsc::channel(MAX_READ_AHEAD_ENTRIES);
+    let (sender, entries) = mpsc::channel(MAX_READ_AHEAD_ENTRIES);
     tokio::task::spawn_blocking(move || {
-        if let Err(error) = send_entries(&model_dir, &uid, from, &told) {
-            let _ = told.blocking_send(Err(error));
+        if let Err(error) = send_entries(&model_dir, &uid, from, &sender) {
+            let _ = sender.blocking_send(Err(error));
         }
     });
     entries
@@ -28,7 +28,7 @@ fn send_entries(
     model_dir: &Path,
     uid: &str,
     from: u64,
-    told: &mpsc::Sender<Result<proto::Entry, String>>,
+    sender: &mpsc::Sender<Result<proto::Entry, String>>,
 ) -> Result<(), String> {
     if !model_dir.is_dir() {
         // The coordinator never created it.
@@ -41,7 +41,7 @@ fn send_entries(
         let Some(attempt) = entry.attempt.checked_sub(owner.before.into()).filter(|attempt| *attempt > 0) else {
             continue;
         };
-        if told.blocking_send(Ok(journal::to_proto(&entry, attempt))).is_err() {
+        if sender.blocking_send(Ok(journal::to_proto(&entry, attempt))).is_err() {
             break;
         }
     }

@@ -17,13 +17,13 @@ pub const IN_USE_FINALIZER: &str = "millrace.dev/systems-in-use";
 /// Returns the finalizers that `appliance` should have; `None` if no change is needed or, because it is deleted,
 /// possible.
 fn desired_finalizers(appliance: &Appliance, in_use: bool) -> Option<Vec<String>> {
-    let there = appliance.finalizers();
-    let protected = there.iter().any(|name| name == IN_USE_FINALIZER);
+    let current = appliance.finalizers();
+    let protected = current.iter().any(|name| name == IN_USE_FINALIZER);
     match (protected, in_use) {
         (false, true) if appliance.metadata.deletion_timestamp.is_none() => {
-            Some(there.iter().cloned().chain([IN_USE_FINALIZER.to_owned()]).collect())
+            Some(current.iter().cloned().chain([IN_USE_FINALIZER.to_owned()]).collect())
         }
-        (true, false) => Some(there.iter().filter(|name| *name != IN_USE_FINALIZER).cloned().collect()),
+        (true, false) => Some(current.iter().filter(|name| *name != IN_USE_FINALIZER).cloned().collect()),
         _ => None,
     }
 }

@@ -283,8 +283,8 @@ impl CertificateManager {
         let name = &self.authority_name;
         let failed = |cause| AuthorityError::Secret { name: name.clone(), cause };
         loop {
-            let there = self.secrets.get_opt(name).await.map_err(failed)?;
-            let (found, renewed) = match &there {
+            let secret_object = self.secrets.get_opt(name).await.map_err(failed)?;
+            let (found, renewed) = match &secret_object {
                 Some(secret) => {
                     let found = Authorities::read(secret).ok_or_else(|| AuthorityError::Damaged(name.clone()))?;
                     let renewed = found.renewed(now)?;
@@ -293,7 +293,7 @@ impl CertificateManager {
                 None => (None, Some(Authorities::new(now)?)),
             };
             let Some(renewed) = renewed else { return found.ok_or_else(|| AuthorityError::Damaged(name.clone())) };
-            if write_secret(&self.secrets, name, there.as_ref(), None, renewed.data()).await? {
+            if write_secret(&self.secrets, name, secret_object.as_ref(), None, renewed.data()).await? {
                 tracing::info!("wrote a new certificate authority to the secret {name}");
                 return Ok(renewed);
             }
@@ -304,9 +304,9 @@ impl CertificateManager {
     /// Ensures that the REST server's Secret contains an identity that is valid for a while.
     async fn renew_rest_server(&self, authorities: &Authorities, now: SystemTime) -> Result<(), AuthorityError> {
         let name = &self.rest_server_name;
-        let there = self.secrets.get_opt(name).await;
-        let there = there.map_err(|cause| AuthorityError::Secret { name: name.clone(), cause })?;
-        let data = there.as_ref().and_then(|secret| secret.data.clone()).unwrap_or_default();
+        let secret_object = self.secrets.get_opt(name).await;
+        let secret_object = secret_object.map_err(|cause| AuthorityError::Secret { name: name.clone(), cause })?;
+        let data = secret_object.as_ref().and_then(|secret| secret.data.clone()).unwrap_or_default();
         if !is_stale(&data, &authorities.bundle(), now) {
             if let Some(expires) = service_expires(&data) {
                 self.metrics.set_certificate(REST_SERVER_METRIC, expires);
@@ -318,7 +318,7 @@ impl CertificateManager {
         let mut data = secret.data.unwrap_or_default();
         data.insert(SERVICE_EXPIRES_KEY.to_owned(), ByteString(time_text(expires).into_bytes()));
         // After a write conflict, nothing is missing: the other operator has the same authority.
-        if write_secret(&self.secrets, name, there.as_ref(), secret.type_, data).await? {
+        if write_secret(&self.secrets, name, secret_object.as_ref(), secret.type_, data).await? {
             self.metrics.set_certificate(REST_SERVER_METRIC, expires);
         }
         Ok(())
@@ -332,19 +332,19 @@ impl CertificateManager {
 pub(crate) async fn write_secret(
     secrets: &Api<Secret>,
     name: &str,
-    there: Option<&Secret>,
+    secret_object: Option<&Secret>,
     type_: Option<String>,
     data: BTreeMap<String, ByteString>,
 ) -> Result<bool, AuthorityError> {
-    let written = match there {
+    let written = match secret_object {
         None => {
             let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
             let secret = Secret { metadata, type_, data: Some(data), ..Secret::default() };
             secrets.create(&PostParams::default(), &secret).await
         }
-        Some(there) => {
-            let secret = Secret { data: Some(data), ..there.clone() };
-            secrets.replace(&there.name_any(), &PostParams::default(), &secret).await
+        Some(secret_object) => {
+            let secret = Secret { data: Some(data), ..secret_object.clone() };
+            secrets.replace(&secret_object.name_any(), &PostParams::default(), &secret).await
         }
     };
     match written {

@@ -107,14 +107,14 @@ impl ChartAppliance {
     }
 }
 
-/// Collects the fields that `named` has, and whose values in `wanted` and `there` differ.
-fn differences(named: &Value, wanted: &Value, there: &Value, path: &str, found: &mut Vec<String>) {
+/// Collects the fields that `named` has, and whose values in `wanted` and `current` differ.
+fn differences(named: &Value, wanted: &Value, current: &Value, path: &str, found: &mut Vec<String>) {
     if let (Value::Object(fields), Value::Object(_)) = (named, wanted) {
         for (key, value) in fields {
-            differences(value, &wanted[key], &there[key], &format!("{path}.{key}"), found);
+            differences(value, &wanted[key], &current[key], &format!("{path}.{key}"), found);
         }
-    } else if wanted != there {
-        found.push(format!("{path} is {there}, but {wanted} in the values"));
+    } else if wanted != current {
+        found.push(format!("{path} is {current}, but {wanted} in the values"));
     }
 }
 
@@ -152,8 +152,8 @@ async fn apply_once(
 ) -> Result<(), kube::Error> {
     let name = &document.metadata.name;
     let digest = document.digest();
-    let there = appliances.get_metadata_opt(name).await?;
-    if there.is_some_and(|there| there.annotations().get(VALUES_DIGEST_ANNOTATION) == Some(&digest)) {
+    let current = appliances.get_metadata_opt(name).await?;
+    if current.is_some_and(|current| current.annotations().get(VALUES_DIGEST_ANNOTATION) == Some(&digest)) {
         tracing::info!(
             appliance = %name,
             "the values of the Appliance were applied before: later edits are kept"

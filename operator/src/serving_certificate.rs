@@ -60,15 +60,15 @@ impl ServingCertificate {
     /// The Secret can't be read or written, or a host can't be named in a certificate.
     pub async fn renew(&self, now: SystemTime) -> Result<(), AuthorityError> {
         loop {
-            let there = self.secrets.get_opt(&self.name).await;
-            let there = there.map_err(|cause| AuthorityError::Secret { name: self.name.clone(), cause })?;
-            let made = match &there {
+            let existing = self.secrets.get_opt(&self.name).await;
+            let existing = existing.map_err(|cause| AuthorityError::Secret { name: self.name.clone(), cause })?;
+            let made = match &existing {
                 Some(secret) => read(secret).renew_if_due(&self.hosts, now)?,
                 None => Some(ServerCertificate::new(&self.hosts, now)?),
             };
             let Some(made) = made else { return Ok(()) };
             let type_ = Some("kubernetes.io/tls".to_owned());
-            if write_secret(&self.secrets, &self.name, there.as_ref(), type_, data(made)).await? {
+            if write_secret(&self.secrets, &self.name, existing.as_ref(), type_, data(made)).await? {
                 tracing::info!("wrote a new certificate of the REST server to the secret {}", self.name);
                 return Ok(());
             }

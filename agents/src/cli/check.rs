@@ -41,8 +41,8 @@ pub fn check_memory(prepared: &PreparedJob) -> Result<(), CliError> {
     let needed = prepared.report()?.host_bytes;
     let Some(memory) = HostMemory::read() else { return Ok(()) };
     if let Some(why) = host::insufficient_memory(needed, memory) {
-        let refusal = CliError::bad_input(format!("the run does not fit on this host: {why}"));
-        return Err(refusal.hint("choose a smaller model or a larger host; `plan` shows what each role needs"));
+        let error = CliError::bad_input(format!("the run does not fit on this host: {why}"));
+        return Err(error.hint("choose a smaller model or a larger host; `plan` shows what each role needs"));
     }
     if needed > memory.available {
         let needed = format_size(needed);
@@ -105,8 +105,8 @@ impl TokenizeProgress {
 
 fn check_model_dir(model_dir: &Path) -> Result<(), CliError> {
     if model_dir.exists() && !model_dir.is_dir() {
-        let refusal = CliError::bad_input(format!("model_dir {} is not a directory", model_dir.display()));
-        return Err(refusal.hint("choose another with -o"));
+        let error = CliError::bad_input(format!("model_dir {} is not a directory", model_dir.display()));
+        return Err(error.hint("choose another with -o"));
     }
     Ok(())
 }
@@ -133,8 +133,8 @@ fn check_checkpoint(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliEr
         return Ok(());
     }
     if !run.mode.trains() && newest_complete(Path::new(&run.model_dir), VerificationLevel::Quick)?.0.is_none() {
-        let refusal = CliError::bad_input(format!("no complete checkpoint in {} to evaluate", run.model_dir));
-        return Err(refusal.hint("name one with --checkpoint_path, or the model_dir of a run that has trained with -o"));
+        let error = CliError::bad_input(format!("no complete checkpoint in {} to evaluate", run.model_dir));
+        return Err(error.hint("name one with --checkpoint_path, or the model_dir of a run that has trained with -o"));
     }
     Ok(())
 }

@@ -88,9 +88,9 @@ fn write_new(path: &Path, text: &str) -> Result<(), CliError> {
 fn import_weights(dir: &Path, prepared: &PreparedJob, mismatch_hint: &str) -> Result<PathBuf, CliError> {
     let model_dir = Path::new(&prepared.resolved.job.run.model_dir);
     if let Some(newest) = list(model_dir)?.complete.last() {
-        let refusal =
+        let error =
             CliError::bad_input(format!("{} already has a checkpoint of step {}", model_dir.display(), newest.step));
-        return Err(refusal.hint("choose another model_dir with -o"));
+        return Err(error.hint("choose another model_dir with -o"));
     }
     let existed = model_dir.exists();
     let lock = ModelDirLock::acquire(model_dir, &LockRequest::local()).map_err(Error::from)?;

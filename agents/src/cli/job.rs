@@ -57,13 +57,13 @@ pub fn prepare(
     let systems = resolved.job.run.num_csx;
     if systems > appliance.systems {
         let have = appliance.systems;
-        let refusal = CliError::bad_input(format!("the job requests {systems} systems, but the appliance has {have}"));
-        return Err(refusal.hint(format!("set num_csx to at most {have}, or describe a larger appliance")));
+        let error = CliError::bad_input(format!("the job requests {systems} systems, but the appliance has {have}"));
+        return Err(error.hint(format!("set num_csx to at most {have}, or describe a larger appliance")));
     }
     let nodes = swarm_nodes(systems, u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX));
     if let Some(have) = appliance.swarmx.nodes.filter(|have| nodes > *have) {
-        let refusal = CliError::bad_input(format!("the job needs {nodes} SwarmX nodes, but the appliance has {have}"));
-        return Err(refusal.hint("set num_csx to a smaller number, or swarmx.nodes to a larger one"));
+        let error = CliError::bad_input(format!("the job needs {nodes} SwarmX nodes, but the appliance has {have}"));
+        return Err(error.hint("set num_csx to a smaller number, or swarmx.nodes to a larger one"));
     }
     appliance.memoryx.shards = AgentCounts::for_job(&resolved.job, &appliance).shards;
     let plan = compile_job(&resolved.job, &appliance)?;

@@ -49,9 +49,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     match dispatch(task) {
         Ok(exit) => exit.into(),
-        Err(refusal) => {
-            eprint!("{refusal}");
-            refusal.exit_code().into()
+        Err(error) => {
+            eprint!("{error}");
+            error.exit_code().into()
         }
     }
 }

@@ -54,7 +54,7 @@ pub fn print_prepared(prepared: &PreparedJob, json: bool) -> Result<Exit, CliErr
     let report = prepared.report()?;
     let (epoch, data_problem) = match epoch(&prepared.resolved.job) {
         Ok(epoch) => (epoch, None),
-        Err(refusal) => (None, Some(refusal.summary())),
+        Err(error) => (None, Some(error.summary())),
     };
     let answer = PlanOutput { host: HostPlan::new(report.host_bytes, report.host_work), epoch, data_problem, report };
     if json {

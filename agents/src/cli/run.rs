@@ -46,8 +46,8 @@ fn check_isa(flags: &RunArgs) -> Result<(), CliError> {
     match flags.isa {
         Some(isa) if !isa.available() => {
             let best = millrace_emulator::numerics::Isa::detect();
-            let refusal = CliError::bad_input(format!("this machine's CPU does not support {isa}"));
-            Err(refusal.hint(format!("the best that it supports is {best}; leave --isa out to use that")))
+            let error = CliError::bad_input(format!("this machine's CPU does not support {isa}"));
+            Err(error.hint(format!("the best that it supports is {best}; leave --isa out to use that")))
         }
         _ => Ok(()),
     }

@@ -41,7 +41,7 @@ pub struct JoinedAgent {
     /// Distinguishes the process from others with the same name.
     pub instance: u64,
     /// Sends messages to the agent.
-    pub post: AgentHandle,
+    pub handle: AgentHandle,
 }
 
 /// Maximum events of all agents that wait for the coordinator. While they do, nothing more is read from the streams.
@@ -195,7 +195,7 @@ impl proto::control_server::Control for ControlService {
     }
 }
 
-fn read_hello(hello: proto::Hello, post: AgentHandle) -> Result<JoinedAgent, Status> {
+fn read_hello(hello: proto::Hello, handle: AgentHandle) -> Result<JoinedAgent, Status> {
     let role = Role::from_name(&hello.role).filter(|role| *role != Role::Coordinator);
     let isa = Isa::ALL.into_iter().find(|isa| isa.to_string() == hello.isa);
     let shard = hello.shard.as_deref().map(codec::decode).transpose();
@@ -203,7 +203,7 @@ fn read_hello(hello: proto::Hello, post: AgentHandle) -> Result<JoinedAgent, Sta
         return Err(Status::invalid_argument("the hello can't be read; run the same build on every agent"));
     };
     let agent = AgentId::new(role, hello.index);
-    Ok(JoinedAgent { agent, address: hello.address, isa, shard, uid: hello.uid, instance: hello.instance, post })
+    Ok(JoinedAgent { agent, address: hello.address, isa, shard, uid: hello.uid, instance: hello.instance, handle })
 }
 
 /// Sends the messages of an agent as events, until its stream ends or the agent does not receive its commands.
@@ -302,11 +302,11 @@ mod tests {
     #[tokio::test]
     async fn agent_that_reads_no_commands_is_disconnected() {
         let (messages, _waiting) = mpsc::channel(MAX_QUEUED_COMMANDS);
-        let post = AgentHandle { messages, cut: Arc::new(Notify::new()) };
-        (0..MAX_QUEUED_COMMANDS).for_each(|_| post.send_command(&AgentCommand::Finish));
-        assert!(!is_ready(post.cut.notified()).await);
-        post.send_command(&AgentCommand::Finish);
-        assert!(is_ready(post.cut.notified()).await);
+        let handle = AgentHandle { messages, cut: Arc::new(Notify::new()) };
+        (0..MAX_QUEUED_COMMANDS).for_each(|_| handle.send_command(&AgentCommand::Finish));
+        assert!(!is_ready(handle.cut.notified()).await);
+        handle.send_command(&AgentCommand::Finish);
+        assert!(is_ready(handle.cut.notified()).await);
     }
 
     #[test]

@@ -56,8 +56,8 @@ impl LinkService {
             packet::LINK_UP_PATH => Some(Direction::Up),
             _ => None,
         };
-        let said = (text(EPOCH_HEADER).and_then(parse_epoch), text(AGENT_HEADER).and_then(AgentId::parse), direction);
-        let (Some(epoch), Some(agent), Some(direction)) = said else {
+        let parsed = (text(EPOCH_HEADER).and_then(parse_epoch), text(AGENT_HEADER).and_then(AgentId::parse), direction);
+        let (Some(epoch), Some(agent), Some(direction)) = parsed else {
             return Err((StatusCode::BAD_REQUEST, "a link must name its epoch and agent".to_owned()));
         };
         let key = LinkKey { epoch, peer: agent, direction };
@@ -112,9 +112,9 @@ impl Service<Request<Body>> for LinkService {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let response = self.open(request).map(Response::new).unwrap_or_else(|(status, reason)| {
             self.log_rejection(&reason);
-            let mut refusal = Response::new(Body::new(reason));
-            *refusal.status_mut() = status;
-            refusal
+            let mut rejection = Response::new(Body::new(reason));
+            *rejection.status_mut() = status;
+            rejection
         });
         ready(Ok(response))
     }

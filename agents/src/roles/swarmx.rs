@@ -63,7 +63,7 @@ impl SwarmDriver {
     async fn run(mut self) -> Result<(), AgentError> {
         loop {
             tokio::select! {
-                heard = self.session.next() => match heard? {
+                received = self.session.next() => match received? {
                     SessionEvent::Command(AgentCommand::Finish) | SessionEvent::Leave => break,
                     SessionEvent::Command(command) => self.on_command(command),
                     SessionEvent::Lost => self.rejoin().await?,

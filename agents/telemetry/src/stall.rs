@@ -184,9 +184,9 @@ impl StallTotals {
         fmt::from_fn(move |f| {
             let percent = |seconds: f64| 100.0 * seconds / wall.as_secs_f64().max(1e-9);
             write!(f, "waited {:.1}%", percent(self.sum()))?;
-            let mut told: Vec<_> = self.iter().filter(|&(_, s)| percent(s) >= 0.05).collect();
-            told.sort_by(|a, b| b.1.total_cmp(&a.1));
-            for (at, (reason, seconds)) in told.into_iter().enumerate() {
+            let mut notable: Vec<_> = self.iter().filter(|&(_, s)| percent(s) >= 0.05).collect();
+            notable.sort_by(|a, b| b.1.total_cmp(&a.1));
+            for (at, (reason, seconds)) in notable.into_iter().enumerate() {
                 let separator = if at == 0 { ": " } else { ", " };
                 write!(f, "{separator}{} {:.1}%", reason.as_str(), percent(seconds))?;
             }

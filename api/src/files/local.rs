@@ -72,7 +72,7 @@ impl Files for LocalFiles {
             return Err(file_not_found(path));
         }
         let dir = self.dir(shelf).await?;
-        let (asked, is_checkpoint) = (path.to_owned(), matches!(shelf, FileSet::Checkpoint(_)));
+        let (requested, is_checkpoint) = (path.to_owned(), matches!(shelf, FileSet::Checkpoint(_)));
         blocking(move || {
             let open = || {
                 if is_checkpoint {
@@ -82,8 +82,8 @@ impl Files for LocalFiles {
             };
             // Links, pipes and names that are too long are reported like missing files.
             let file = open().map_err(|error| {
-                tracing::debug!("can't serve {asked} of {}: {error}", dir.display());
-                file_not_found(&asked)
+                tracing::debug!("can't serve {requested} of {}: {error}", dir.display());
+                file_not_found(&requested)
             })?;
             let about = file.metadata().map_err(|error| io_error(&error))?;
             let changed = about.modified().ok().and_then(|time| Timestamp::try_from(time).ok());

@@ -77,15 +77,15 @@ impl Authorizer for KubernetesAuthorizer {
     async fn authorize(&self, user: &UserInfo, attributes: &ResourceAttributes) -> Result<bool> {
         // Two accounts of the same name can differ in groups and other fields, so all fields are part of the key.
         let account = blake3::hash(serde_json::to_string(user).unwrap_or_default().as_bytes());
-        let asked = (account, attributes.clone());
-        if let Some(known) = self.rights.get(&asked) {
+        let permission = (account, attributes.clone());
+        if let Some(known) = self.rights.get(&permission) {
             return Ok(known);
         }
         let review = SubjectAccessReview { spec: spec_of(user, attributes), ..SubjectAccessReview::default() };
         let reviews: Api<SubjectAccessReview> = Api::all(self.client.clone());
         let answer = reviews.create(&PostParams::default(), &review).await.map_err(api_error("check a permission"))?;
         let allowed = answer.status.is_some_and(|status| status.allowed);
-        self.rights.insert(asked, allowed);
+        self.rights.insert(permission, allowed);
         Ok(allowed)
     }
 }

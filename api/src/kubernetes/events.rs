@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use k8s_openapi::api::events::v1::Event as Told;
+use k8s_openapi::api::events::v1::Event as KubernetesEvent;
 use kube::Client;
 use kube::runtime::reflector::{ObjectRef, Store as View};
 use kube::runtime::watcher::{self, Event};
@@ -28,12 +28,13 @@ pub async fn copy(
     loops: Arc<Loops>,
 ) {
     let of_jobs = watcher::Config::default().fields("regarding.kind=TrainJob");
-    let mut events = watch_selected::<Told>(&client, of_jobs);
+    let mut events = watch_selected::<KubernetesEvent>(&client, of_jobs);
     while let Some(event) = events.next().await {
-        let (Event::Apply(told) | Event::InitApply(told)) = event else { continue };
-        let Some((uid, event)) = read(&told) else { continue };
-        let job = ObjectRef::new(told.regarding.as_ref().and_then(|job| job.name.as_deref()).unwrap_or_default())
-            .within(told.regarding.as_ref().and_then(|job| job.namespace.as_deref()).unwrap_or_default());
+        let (Event::Apply(event_object) | Event::InitApply(event_object)) = event else { continue };
+        let Some((uid, event)) = read(&event_object) else { continue };
+        let job =
+            ObjectRef::new(event_object.regarding.as_ref().and_then(|job| job.name.as_deref()).unwrap_or_default())
+                .within(event_object.regarding.as_ref().and_then(|job| job.namespace.as_deref()).unwrap_or_default());
         let working = loops.events.begin();
         loop {
             // An error counts as progress, too: a loop that waits for the database is not stuck.
@@ -57,15 +58,15 @@ pub async fn copy(
 }
 
 /// Returns the UID of the job and the event.
-fn read(told: &Told) -> Option<(String, NewEvent)> {
-    let uid = told.regarding.as_ref()?.uid.clone()?;
-    let at = told.event_time.as_ref().map(|time| time.0);
-    let at = at.or_else(|| told.deprecated_first_timestamp.as_ref().map(|time| time.0))?;
+fn read(event_object: &KubernetesEvent) -> Option<(String, NewEvent)> {
+    let uid = event_object.regarding.as_ref()?.uid.clone()?;
+    let at = event_object.event_time.as_ref().map(|time| time.0);
+    let at = at.or_else(|| event_object.deprecated_first_timestamp.as_ref().map(|time| time.0))?;
     let event = NewEvent {
         at_ms: at.as_millisecond(),
-        warning: told.type_.as_deref() == Some("Warning"),
-        reason: told.reason.clone().unwrap_or_default(),
-        message: told.note.clone().unwrap_or_default(),
+        warning: event_object.type_.as_deref() == Some("Warning"),
+        reason: event_object.reason.clone().unwrap_or_default(),
+        message: event_object.note.clone().unwrap_or_default(),
     };
     Some((uid, event))
 }

@@ -200,15 +200,15 @@ fn row(job: &TrainJob) -> Result<NewJob> {
     let mut plain = job.clone();
     // Managed fields are of no use to clients, and as long as the rest.
     plain.metadata.managed_fields = None;
-    let said = |name: &str| job.annotations().get(name).cloned();
+    let annotation = |name: &str| job.annotations().get(name).cloned();
     Ok(NewJob {
         uid: job.uid().unwrap_or_default(),
         namespace: job.namespace().unwrap_or_default(),
         name: job.name_any(),
         created_ms: job.creation_timestamp().map_or(0, |time| time.0.as_millisecond()),
-        submitted_by: said(SUBMITTED_BY_ANNOTATION),
-        key: said(KEY_ANNOTATION)
-            .zip(said(BODY_DIGEST_ANNOTATION))
+        submitted_by: annotation(SUBMITTED_BY_ANNOTATION),
+        key: annotation(KEY_ANNOTATION)
+            .zip(annotation(BODY_DIGEST_ANNOTATION))
             .map(|(key, body_hash)| IdempotencyKey { key, body_hash }),
         content: content(&plain)?,
     })

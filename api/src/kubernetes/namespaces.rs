@@ -48,7 +48,7 @@ impl Namespaces {
         if let Some((_, incarnation)) = known.filter(|(at, _)| at.elapsed() < NAMESPACE_TTL) {
             return Ok(incarnation);
         }
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let found = namespaces.get_metadata_opt(name).await.map_err(api_error("get a namespace"))?;
         let incarnation = found.and_then(|namespace| {
@@ -62,7 +62,7 @@ impl Namespaces {
         if known.len() >= MAX_CACHED_NAMESPACES {
             known.clear();
         }
-        known.insert(name.to_owned(), (asked, incarnation.clone()));
+        known.insert(name.to_owned(), (requested_at, incarnation.clone()));
         Ok(incarnation)
     }
 }

@@ -50,9 +50,9 @@ impl DataDirClaim {
     ///
     /// # Errors
     /// [`ErrorReason::Conflict`]: it does not.
-    pub fn check_bound(&self, there: &Appliance) -> Result<()> {
+    pub fn check_bound(&self, stored: &Appliance) -> Result<()> {
         let here = self.data.display();
-        if let Some(data) = there.annotations().get(DATA_DIR_ANNOTATION)
+        if let Some(data) = stored.annotations().get(DATA_DIR_ANNOTATION)
             && !Path::new(data).canonicalize().is_ok_and(|data| data == self.data)
         {
             return Err(conflict(format!(
@@ -60,7 +60,7 @@ impl DataDirClaim {
                  --database; if they were moved permanently, make {data} a link to {here}"
             )));
         }
-        let uid = there.uid().unwrap_or_default();
+        let uid = stored.uid().unwrap_or_default();
         match std::fs::read_to_string(self.data.join(MACHINE_ID_FILE)) {
             Ok(machine) if machine.trim() == uid => Ok(()),
             Err(_) if self.holds_database => Ok(()),

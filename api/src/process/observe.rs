@@ -6,30 +6,32 @@ use millrace_agents::launch::{ProcessExit, ProcessStatus};
 use millrace_crds::{Role, TrainJob};
 use millrace_lifecycle::{AgentState, ObservedAgent, ProcessEnd, ReportedOutcome, describe_exit};
 
-/// Returns the agent of a process of `job`. `told` is the outcome that the attempt's coordinator has reported, if it
+/// Returns the agent of a process of `job`. `reported` is the outcome that the attempt's coordinator has reported, if it
 /// has.
 pub fn observed_agent(
     job: &TrainJob,
     attempt: u32,
-    hand: ProcessStatus,
+    process: ProcessStatus,
     leaving: bool,
-    told: Option<&ReportedOutcome>,
+    reported: Option<&ReportedOutcome>,
 ) -> ObservedAgent {
     // Every role of a process has an equivalent here.
-    let role = Role::from_name(hand.agent.role.as_str()).unwrap_or(Role::Coordinator);
-    let told = told.filter(|_| role == Role::Coordinator);
-    let state = match &hand.ended {
-        Some((ending, at)) => AgentState::Ended(process_end(*ending, Timestamp::try_from(*at).ok(), &hand, told)),
-        None if hand.ready => AgentState::Ready,
+    let role = Role::from_name(process.agent.role.as_str()).unwrap_or(Role::Coordinator);
+    let reported = reported.filter(|_| role == Role::Coordinator);
+    let state = match &process.ended {
+        Some((ending, at)) => {
+            AgentState::Ended(process_end(*ending, Timestamp::try_from(*at).ok(), &process, reported))
+        }
+        None if process.ready => AgentState::Ready,
         None => AgentState::Starting,
     };
     ObservedAgent {
         role,
-        index: hand.agent.index,
+        index: process.agent.index,
         attempt,
-        name: format!("{}-{}", job.name_any(), hand.agent),
+        name: format!("{}-{}", job.name_any(), process.agent),
         node: None,
-        is_terminating: leaving && hand.ended.is_none(),
+        is_terminating: leaving && process.ended.is_none(),
         is_evicted: false,
         state,
     }
@@ -38,26 +40,26 @@ pub fn observed_agent(
 fn process_end(
     ending: ProcessExit,
     at: Option<Timestamp>,
-    hand: &ProcessStatus,
-    told: Option<&ReportedOutcome>,
+    process: &ProcessStatus,
+    reported: Option<&ReportedOutcome>,
 ) -> ProcessEnd {
     let exit_code = match ending {
         ProcessExit::Code(code) => code,
         // As shells and container runtimes do.
         ProcessExit::Signal(signal) => 128 + signal,
     };
-    let (reason, said) = match told {
+    let (reason, detail) = match reported {
         _ if exit_code == 0 => ("Completed", None),
-        Some(told) => (told.reason.as_str(), Some(told.message.clone())),
+        Some(reported) => (reported.reason.as_str(), Some(reported.message.clone())),
         // The last line that a process wrote does not explain a signal.
         None if matches!(ending, ProcessExit::Signal(_)) => ("Error", Some(describe_exit(exit_code))),
-        None => ("Error", hand.last_lines.last().cloned()),
+        None => ("Error", process.last_lines.last().cloned()),
     };
     ProcessEnd {
         exit_code: Some(exit_code),
         reason: reason.to_owned(),
-        message: said.unwrap_or_else(|| format!("{} {ending}", hand.agent)),
-        log_tail: hand.last_lines.clone(),
+        message: detail.unwrap_or_else(|| format!("{} {ending}", process.agent)),
+        log_tail: process.last_lines.clone(),
         at,
     }
 }

@@ -73,14 +73,14 @@ impl Store {
 
 /// Opens one connection and closes it: a pool would retry errors that are permanent, and not return their cause.
 async fn test_connection(connect: &AnyConnectOptions, location: &DatabaseUrl) -> Result<()> {
-    let knocking = async {
+    let connecting = async {
         let mut connection = AnyConnection::connect_with(connect).await?;
         if let DatabaseUrl::File(_) = location {
             sqlx::raw_sql(SQLITE_WRITER_PRAGMAS).execute(&mut connection).await?;
         }
         connection.close().await
     };
-    match timeout(CONNECTION_TIMEOUT, knocking).await {
+    match timeout(CONNECTION_TIMEOUT, connecting).await {
         Ok(knocked) => knocked.map_err(|error| open_error(error, location)),
         Err(_) => Err(location.unreachable(format!("no response within {} s", CONNECTION_TIMEOUT.as_secs()))),
     }

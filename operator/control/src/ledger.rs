@@ -232,23 +232,23 @@ async fn decide<W: World>(
     ledger: &[Grant],
     control: &ControllerContext<W>,
 ) -> Result<LedgerDecision, Error<W>> {
-    let asking = pending_requests(jobs, ledger);
+    let requests = pending_requests(jobs, ledger);
     // If no job requests systems, the cluster's priority classes are not needed.
-    let priorities = if asking.is_empty() { PriorityValues::default() } else { control.world.priorities().await? };
+    let priorities = if requests.is_empty() { PriorityValues::default() } else { control.world.priorities().await? };
     let now = Timestamp::now();
     let set_aside = |job: &Arc<TrainJob>| place_outside_queue(job, appliance, &priorities, now);
-    let (refused, asking): (Vec<_>, Vec<_>) = asking.into_iter().partition(|job| set_aside(job).is_some());
+    let (refused, requests): (Vec<_>, Vec<_>) = requests.into_iter().partition(|job| set_aside(job).is_some());
     let seconds_left =
         refused.iter().filter_map(|job| seconds_until_next_attempt(job.status.as_ref()?.retry.as_ref()?, now));
     let next_due = seconds_left.min().map(Duration::from_secs);
     let refused = refused.into_iter().filter_map(set_aside);
-    let Some(capacity) = capacity.filter(|_| !asking.is_empty()) else {
+    let Some(capacity) = capacity.filter(|_| !requests.is_empty()) else {
         let schedule = SchedulingDecision { places: refused.collect(), ..SchedulingDecision::default() };
         return Ok(LedgerDecision { schedule, pending: false, incomplete: false, next_due });
     };
     let beginning = Timestamp::now().duration_since(control.has_synced).unsigned_abs() < QUEUE_PLANNING_TIMEOUT;
     let (mut asks, mut pending, mut incomplete) = (Vec::new(), false, false);
-    for job in asking {
+    for job in requests {
         let Some(uid) = job.uid() else { continue };
         if control.plan_cache.unsupported_agents(job).is_some() {
             // The job's own reconcile reports this to its user.

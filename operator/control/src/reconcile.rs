@@ -49,7 +49,7 @@ const PLANNING_REPORT_DELAY: Duration = Duration::from_secs(2);
 /// A job as it was dereferenced.
 struct Dereferenced<T> {
     uid: String,
-    there: T,
+    found_agents: T,
     cluster: ApplianceSpec,
     observed: JobObservation,
 }
@@ -192,7 +192,7 @@ async fn dereference<W: World>(
     uid: String,
     Validated { appliance, cluster, understood }: Validated,
 ) -> Result<Dereferenced<W::Handle>, Error<W>> {
-    let AgentsFound { agents, termination_report: last, handle: there } = control.world.observe(job).await?;
+    let AgentsFound { agents, termination_report: last, handle: found_agents } = control.world.observe(job).await?;
     let grant = appliance.as_ref().and_then(|_| control.grant(&job.spec.appliance, &uid));
     let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
     let place = match &appliance {
@@ -215,7 +215,7 @@ async fn dereference<W: World>(
         largest_num_csx: known.map(|known| known.1.largest_num_csx),
         desired_agents: known.map(|known| known.1.wanted.clone()).unwrap_or_default(),
     };
-    Ok(Dereferenced { uid, there, cluster, observed })
+    Ok(Dereferenced { uid, found_agents, cluster, observed })
 }
 
 fn no_appliance(name: &str) -> QueueStatus {
@@ -226,15 +226,20 @@ fn no_appliance(name: &str) -> QueueStatus {
     }
 }
 
-/// Merges the coordinator's report: `heard` is from its stream, `last` is what it left behind when it ended.
-fn report(heard: Option<CoordinatorReport>, last: Option<CoordinatorReport>) -> Option<CoordinatorReport> {
-    match (heard, last) {
-        (Some(heard), Some(last)) if heard.outcome.is_none() => {
-            let checkpoint = last.checkpoint.or(heard.checkpoint.clone());
-            Some(CoordinatorReport { outcome: last.outcome, saved: heard.saved || last.saved, checkpoint, ..heard })
+/// Merges the coordinator's report: `received` is from its stream, `last` is what it left behind when it ended.
+fn report(received: Option<CoordinatorReport>, last: Option<CoordinatorReport>) -> Option<CoordinatorReport> {
+    match (received, last) {
+        (Some(received), Some(last)) if received.outcome.is_none() => {
+            let checkpoint = last.checkpoint.or(received.checkpoint.clone());
+            Some(CoordinatorReport {
+                outcome: last.outcome,
+                saved: received.saved || last.saved,
+                checkpoint,
+                ..received
+            })
         }
         (None, last) => last,
-        (heard, _) => heard,
+        (received, _) => received,
     }
 }
 
@@ -257,7 +262,7 @@ async fn carry_out<W: World>(
                 let attempt =
                     AttemptContext { job, resolution, cluster: &seen.cluster, number, needs: &known.1, systems };
                 let span = tracing::info_span!("launch", attempt = number, systems = systems.len());
-                let made = control.world.ensure_agents(&attempt, &seen.there).instrument(span).await;
+                let made = control.world.ensure_agents(&attempt, &seen.found_agents).instrument(span).await;
                 control.set_creation_error(&seen.uid, number, made.as_ref().err().map(creation_error::<W>));
                 made?;
                 // The coordinator's address may be known only now. A job that runs for a second has reported everything
@@ -272,7 +277,7 @@ async fn carry_out<W: World>(
                 follow(job, control, decision.status.resolved.as_ref(), *attempt);
                 control.followers.stop(&seen.uid, *attempt, reason);
             }
-            JobCommand::RemoveAgents { grace } => control.world.remove_agents(job, &seen.there, *grace).await?,
+            JobCommand::RemoveAgents { grace } => control.world.remove_agents(job, &seen.found_agents, *grace).await?,
             JobCommand::DeleteJob => control.world.delete_job(job).await?,
         }
     }

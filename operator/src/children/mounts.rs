@@ -51,7 +51,7 @@ impl Mounts {
     /// Adds the directory that contains `path`, read-only, unless it is mounted already.
     pub fn add_containing(&mut self, spec: &TrainJobSpec, path: &Path) {
         if let Some(mount) = spec.mount_holding(path)
-            && !self.mounts.iter().any(|there| there.mount_path == mount.path)
+            && !self.mounts.iter().any(|other| other.mount_path == mount.path)
         {
             self.add(spec, mount, true);
         }
@@ -77,7 +77,7 @@ impl Mounts {
         let Some(index) = spec.volumes.iter().position(|volume| volume.name == mount.volume) else { return };
         // The volume's own name is not used, because with a prefix it can be longer than a pod allows.
         let name = format!("user-{index}");
-        if !self.volumes.iter().any(|there| there.name == name) {
+        if !self.volumes.iter().any(|other| other.name == name) {
             self.volumes.push(source(&name, &spec.volumes[index]));
         }
         self.mounts.push(VolumeMount {

@@ -129,8 +129,8 @@ impl LockDraft {
             Ok(()) => Ok(Some(self.file.try_clone()?)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 // A network file system may have done it and lost the reply.
-                let there = millrace_roots::read(&target).is_ok_and(|there| there == content.as_bytes());
-                if there { Ok(Some(self.file.try_clone()?)) } else { Ok(None) }
+                let existing = millrace_roots::read(&target).is_ok_and(|existing| existing == content.as_bytes());
+                if existing { Ok(Some(self.file.try_clone()?)) } else { Ok(None) }
             }
             // The draft was removed because it was too old: begin again.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -345,8 +345,8 @@ impl Reporter {
         if matches!(reason, OutcomeReason::Succeeded | OutcomeReason::Interrupted) {
             self.console.line(&message);
         } else {
-            let who = failed_agent.as_ref().map_or_else(String::new, |agent| format!("{agent}: "));
-            self.console.log(&format!("error: {who}{message}"));
+            let culprit = failed_agent.as_ref().map_or_else(String::new, |agent| format!("{agent}: "));
+            self.console.log(&format!("error: {culprit}{message}"));
         }
         self.print_summary();
         self.files.outcome(&journal::AttemptOutcome {

@@ -109,7 +109,7 @@ impl ShardDriver {
     async fn run(mut self) -> Result<(), AgentError> {
         loop {
             tokio::select! {
-                heard = self.session.next() => match heard? {
+                received = self.session.next() => match received? {
                     SessionEvent::Command(AgentCommand::Finish) => break,
                     SessionEvent::Command(command) => {
                         let done = self.on_command(command);

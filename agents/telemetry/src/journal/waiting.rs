@@ -15,7 +15,7 @@ pub(super) struct Waiting {
     /// Events dropped since the last entry that reports them.
     dropped: Dropped,
     /// Events dropped and reported before.
-    told: u64,
+    reported: u64,
 }
 
 impl Waiting {
@@ -30,7 +30,7 @@ impl Waiting {
 
     /// Returns the number of events dropped so far.
     pub(super) const fn dropped(&self) -> u64 {
-        self.told + self.dropped.total()
+        self.reported + self.dropped.total()
     }
 
     /// Returns the dropped events that no entry has reported; `None` if there are none.
@@ -40,7 +40,7 @@ impl Waiting {
 
     /// Records that an entry has reported all events dropped so far.
     pub(super) fn told_dropped(&mut self) {
-        self.told += self.dropped.total();
+        self.reported += self.dropped.total();
         self.dropped = Dropped::default();
     }
 

@@ -30,12 +30,12 @@ impl Store {
             if is_known(&mut transaction, &job.uid).await? {
                 return Ok(false);
             }
-            let gone = release_name(&mut transaction, job, seen_ms).await?;
+            let released = release_name(&mut transaction, job, seen_ms).await?;
             let job = with_acquired_key(&mut transaction, job, self.inner.key_life_ms).await?;
             let deleted = is_live(&mut transaction, &job).await?.then_some(seen_ms);
             if insert_row(&mut transaction, &job, deleted).await? {
                 self.commit(transaction, &job.uid, ChangedPart::Job).await?;
-                gone.iter().for_each(|uid| self.notify(uid, ChangedPart::Job));
+                released.iter().for_each(|uid| self.notify(uid, ChangedPart::Job));
                 return Ok(true);
             }
         }

@@ -33,17 +33,17 @@ impl Store {
     /// Those of [`Store::replace_job`].
     pub async fn thin_curves(&self) -> Result<u64> {
         let long = sql("SELECT uid FROM numbers WHERE bytes > $1 ORDER BY uid").bind(MIN_THINNED_JOURNAL_BYTES);
-        let mut gone = 0;
+        let mut deleted = 0;
         for uid in long.all(&self.inner.read, |row| row.text("uid")).await? {
-            let before = gone;
+            let before = deleted;
             for mode in MetricMode::ALL {
-                gone += self.thin_curve(&uid, mode).await?;
+                deleted += self.thin_curve(&uid, mode).await?;
             }
-            if gone > before {
+            if deleted > before {
                 self.measure_journal(&uid).await?;
             }
         }
-        Ok(gone)
+        Ok(deleted)
     }
 
     /// Returns the approximate bytes of all journals.
@@ -129,7 +129,7 @@ impl Store {
     async fn delete_thinned(&self, uid: &str, mode: MetricMode, recent: i64) -> Result<u64> {
         let first = sql("SELECT MIN(number) AS first FROM entries WHERE uid = $1 AND kind = 'metric'").bind(uid);
         let first = first.first(&self.inner.read).await?.map(|row| row.maybe_time("first")).transpose()?.flatten();
-        let (mut from, mut gone) = (first.unwrap_or(recent), 0);
+        let (mut from, mut deleted) = (first.unwrap_or(recent), 0);
         while from < recent {
             let to = (from + DELETE_BATCH_ROWS).min(recent);
             let orphans = sql("DELETE FROM entries WHERE uid = $1 AND kind = 'metric' AND mode = $2 \
@@ -137,11 +137,11 @@ impl Store {
                                WHERE p.uid = entries.uid AND p.mode = entries.mode AND p.step = entries.step \
                                AND p.number = entries.number)");
             let mut transaction = self.begin().await?;
-            gone += orphans.bind(uid).bind(mode.as_str()).bind(from).bind(to).execute(&mut *transaction).await?;
+            deleted += orphans.bind(uid).bind(mode.as_str()).bind(from).bind(to).execute(&mut *transaction).await?;
             transaction.commit().await?;
             from = to;
         }
-        Ok(gone)
+        Ok(deleted)
     }
 
     /// Deletes the older half of a job's log, and returns the number of deleted lines.
@@ -150,14 +150,14 @@ impl Store {
                           OFFSET (SELECT COUNT(*) / 2 FROM entries WHERE uid = $1 AND kind = 'log')");
         let Some(middle) = middle.bind(uid).first(&self.inner.read).await? else { return Ok(0) };
         let mut transaction = self.begin().await?;
-        let gone = sql("DELETE FROM entries WHERE uid = $1 AND kind = 'log' AND number <= $2")
+        let deleted = sql("DELETE FROM entries WHERE uid = $1 AND kind = 'log' AND number <= $2")
             .bind(uid)
             .bind(middle.time("number")?)
             .execute(&mut *transaction)
             .await?;
         transaction.commit().await?;
         self.measure_journal(uid).await?;
-        Ok(gone)
+        Ok(deleted)
     }
 
     /// Computes and records the bytes of a job's journal.

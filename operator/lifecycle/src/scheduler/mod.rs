@@ -145,18 +145,18 @@ impl FreeResources {
     fn first_shortage(&self, ask: &SystemRequest) -> Option<String> {
         let systems = count(self.names.len());
         if ask.systems > systems {
-            let (asked, all) = (plural(ask.systems, "system"), self.of.systems);
-            return Some(format!("waits for {asked}; {systems} of {all} are free"));
+            let (requested, all) = (plural(ask.systems, "system"), self.of.systems);
+            return Some(format!("waits for {requested}; {systems} of {all} are free"));
         }
         if ask.memoryx_bytes > self.memoryx_bytes {
-            let [asked, free, all] = [ask.memoryx_bytes, self.memoryx_bytes, self.of.memoryx_bytes].map(gigabytes);
-            return Some(format!("waits for {asked} of MemoryX; {free} of {all} are free"));
+            let [requested, free, all] = [ask.memoryx_bytes, self.memoryx_bytes, self.of.memoryx_bytes].map(gigabytes);
+            return Some(format!("waits for {requested} of MemoryX; {free} of {all} are free"));
         }
         match self.swarmx_nodes {
             Some(free) if ask.swarmx_nodes > free => {
                 let all = self.of.swarmx_nodes.unwrap_or(free);
-                let asked = plural(ask.swarmx_nodes, "SwarmX node");
-                Some(format!("waits for {asked}; {free} of {all} are free"))
+                let requested = plural(ask.swarmx_nodes, "SwarmX node");
+                Some(format!("waits for {requested}; {free} of {all} are free"))
             }
             _ => None,
         }
@@ -184,17 +184,17 @@ impl FreeResources {
 /// Returns the part of `ask` that exceeds the whole appliance, with the remedy; `None` if it can fit.
 fn exceeds_capacity(capacity: &ResourceAmounts, ask: &SystemRequest) -> Option<String> {
     if ask.systems > capacity.systems {
-        let (asked, have) = (plural(ask.systems, "system"), capacity.systems);
-        return Some(format!("requests {asked}, but the appliance has {have}: set numCsx to at most {have}"));
+        let (requested, have) = (plural(ask.systems, "system"), capacity.systems);
+        return Some(format!("requests {requested}, but the appliance has {have}: set numCsx to at most {have}"));
     }
     if ask.memoryx_bytes > capacity.memoryx_bytes {
-        let [asked, have] = [ask.memoryx_bytes, capacity.memoryx_bytes].map(gigabytes);
-        return Some(format!("needs {asked} of MemoryX, but the appliance has {have}: choose a smaller model"));
+        let [requested, have] = [ask.memoryx_bytes, capacity.memoryx_bytes].map(gigabytes);
+        return Some(format!("needs {requested} of MemoryX, but the appliance has {have}: choose a smaller model"));
     }
     match capacity.swarmx_nodes {
         Some(have) if ask.swarmx_nodes > have => {
-            let asked = plural(ask.swarmx_nodes, "SwarmX node");
-            Some(format!("needs {asked}, but the appliance has {have}: set numCsx to a smaller number"))
+            let requested = plural(ask.swarmx_nodes, "SwarmX node");
+            Some(format!("needs {requested}, but the appliance has {have}: set numCsx to a smaller number"))
         }
         _ => None,
     }

@@ -42,7 +42,7 @@ pub fn decide_deleted(job: &TrainJob, now: Timestamp) -> Option<JobDecision> {
     ] {
         set_condition(&mut status.conditions, deleting(job, of, word, message, now));
     }
-    Some(told(status, message))
+    Some(decision(status, message))
 }
 
 /// Decides the status of a job that had finished when it was deleted: names the finalizers that hold it, once.
@@ -57,13 +57,14 @@ fn decide_held(job: &TrainJob, mut status: TrainJobStatus, now: Timestamp) -> Op
         "the job was deleted; it is removed when these finalizers of other controllers are removed: {}",
         others.join(", ")
     );
-    let said = status.condition(ConditionType::Progressing).is_some_and(|condition| condition.message == message);
-    if others.is_empty() || said {
+    let is_recorded =
+        status.condition(ConditionType::Progressing).is_some_and(|condition| condition.message == message);
+    if others.is_empty() || is_recorded {
         return None;
     }
     let condition = deleting(job, ConditionType::Progressing, "False", &message, now);
     set_condition(&mut status.conditions, condition);
-    Some(told(status, &message))
+    Some(decision(status, &message))
 }
 
 /// Builds a condition with the reason `Deleting`.
@@ -79,7 +80,7 @@ fn deleting(job: &TrainJob, of: ConditionType, status: &str, message: &str, now:
 }
 
 /// Builds the decision to record this status and to publish an event.
-fn told(status: TrainJobStatus, message: &str) -> JobDecision {
+fn decision(status: TrainJobStatus, message: &str) -> JobDecision {
     let event = JobEvent {
         reason: JobState::Deleting.as_str().to_owned(),
         message: message.to_owned(),

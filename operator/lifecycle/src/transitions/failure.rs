@@ -59,13 +59,13 @@ impl Decider<'_> {
         }
         if self.has_begun() {
             for (role, wanted) in self.wanted() {
-                let there = agents.iter().filter(|agent| agent.role == role).count();
-                if there < wanted as usize {
+                let existing = agents.iter().filter(|agent| agent.role == role).count();
+                if existing < wanted as usize {
                     let cause = FailureStatus {
                         attempt: Some(self.attempt()),
                         role: Some(role.to_string()),
                         reason: Some("Deleted".to_owned()),
-                        message: Some(format!("{there} of {wanted} {role} agents exist: the others were deleted")),
+                        message: Some(format!("{existing} of {wanted} {role} agents exist: the others were deleted")),
                         ..FailureStatus::default()
                     };
                     return Some((cause, true));
@@ -127,7 +127,7 @@ impl Decider<'_> {
     /// Ends the attempt after a failure, and begins another one if the budget allows.
     pub(super) fn restart(&mut self, cause: FailureStatus, counted: bool) -> StateAndMessage {
         let what = cause.message.clone().unwrap_or_default();
-        let who = cause.role.clone().unwrap_or_default();
+        let failed_role = cause.role.clone().unwrap_or_default();
         let (reason, exit_code) = (cause.reason.clone().unwrap_or_default(), cause.exit_code);
         self.status.failure = Some(FailureStatus { time: Some(Time(self.observed.now)), ..cause });
         if let Some(state) = exit_code.and_then(|code| final_state(code, &reason)) {
@@ -147,7 +147,7 @@ impl Decider<'_> {
                 "failurePolicy.maxRestarts is {most}, and the job made no progress between the \
                 failures"
             );
-            return self.finish(state, format!("{who}: {reason}: {what}; {spent}"));
+            return self.finish(state, format!("{failed_role}: {reason}: {what}; {spent}"));
         }
         self.status.restarts = Some(self.status.restarts.unwrap_or(0).saturating_add(u32::from(counted)));
         let next = self.attempt() + 1;
@@ -161,14 +161,15 @@ impl Decider<'_> {
             );
             retry.next_attempt_time = Some(time);
         }
-        (retry.requeue, retry.reason, retry.message) = (false, Some(reason.clone()), Some(format!("{who}: {what}")));
+        (retry.requeue, retry.reason, retry.message) =
+            (false, Some(reason.clone()), Some(format!("{failed_role}: {what}")));
         self.status.retry = Some(retry);
         self.count_ready();
         self.status.stop_time.get_or_insert(Time(self.observed.now));
         let grace = self.grace();
         self.commands.push(JobCommand::RemoveAgents { grace });
         self.requeue_after = Some(REQUEUE_SECONDS);
-        (JobState::Restarting, format!("attempt {} failed: {who}: {reason}: {what}; {then}", self.attempt()))
+        (JobState::Restarting, format!("attempt {} failed: {failed_role}: {reason}: {what}; {then}", self.attempt()))
     }
 
     /// Describes where the next attempt begins.

@@ -35,13 +35,13 @@ const STATUS_REFRESH_SECONDS: i64 = 25;
 pub fn decide(job: &TrainJob, observed: &JobObservation) -> JobDecision {
     let old = job.status.clone().unwrap_or_default();
     let bounds = observed.max_deadlines;
-    let asked = &job.spec.deadlines;
+    let limits = &job.spec.deadlines;
     let mut visit = Decider {
         spec: &job.spec,
         deadlines: Deadlines {
-            startup_seconds: asked.startup_seconds.min(bounds.startup_seconds),
-            progress_seconds: asked.progress_seconds.min(bounds.progress_seconds),
-            active_seconds: asked.active_seconds,
+            startup_seconds: limits.startup_seconds.min(bounds.startup_seconds),
+            progress_seconds: limits.progress_seconds.min(bounds.progress_seconds),
+            active_seconds: limits.active_seconds,
         },
         grace_seconds: job.spec.checkpoint.grace_period_seconds.min(bounds.grace_period_seconds),
         observed,

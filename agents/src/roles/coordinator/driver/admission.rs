@@ -30,7 +30,7 @@ impl CoordinatorDriver {
     /// all of them have.
     pub(super) fn hello(&mut self, number: StreamNumber, hello: Box<JoinedAgent>) -> Result<(), AgentError> {
         if !hello.uid.is_empty() && hello.uid != self.uid() {
-            hello.post.reject("it belongs to another job");
+            hello.handle.reject("it belongs to another job");
             return Ok(());
         }
         if let Some((stream, instance)) = self.process_holding_name(hello.agent) {
@@ -68,7 +68,7 @@ impl CoordinatorDriver {
         if self.rejections.record(Instant::now()).is_some() {
             tracing::warn!(peer = %hello.agent, "rejected a second {}: {reason}", hello.agent);
         }
-        hello.post.reject_duplicate(&reason);
+        hello.handle.reject_duplicate(&reason);
     }
 
     /// Handles a stop before all agents have joined. If shards may hold steps of an earlier coordinator, waits for them
@@ -144,13 +144,13 @@ impl CoordinatorDriver {
     fn admit(&mut self, number: StreamNumber, hello: &JoinedAgent) -> Result<(), AgentError> {
         let compiled = &self.compiled;
         if hello.isa < compiled.profile.isa {
-            hello.post.reject(&format!(
+            hello.handle.reject(&format!(
                 "the job is pinned to {}, which {}'s machine does not support; all machines of a job need it",
                 compiled.profile.isa, hello.agent
             ));
             return Ok(());
         }
-        hello.post.send_job(proto::Welcome {
+        hello.handle.send_job(proto::Welcome {
             job: serde_json::to_string(&compiled.document()).map_err(AgentError::local)?,
             plan: compiled.hash.0,
             attempt: self.lock.attempt(),
@@ -161,7 +161,7 @@ impl CoordinatorDriver {
             "" => tracing::info!(peer = %hello.agent, "{} has joined", hello.agent),
             address => tracing::info!(peer = %hello.agent, "{} has joined; its address is {address}", hello.agent),
         }
-        let connected = AgentConnection { stream: number, instance: hello.instance, post: hello.post.clone() };
+        let connected = AgentConnection { stream: number, instance: hello.instance, handle: hello.handle.clone() };
         self.joined.insert(hello.agent, connected);
         self.lost_shards.remove(&hello.agent);
         self.event(CoordinatorEvent::Joined { agent: hello.agent, address: hello.address.clone(), shard: hello.shard })

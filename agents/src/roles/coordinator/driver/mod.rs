@@ -64,7 +64,7 @@ struct AgentConnection {
     stream: StreamNumber,
     /// Identifies the process, see [`JoinedAgent::instance`].
     instance: u64,
-    post: AgentHandle,
+    handle: AgentHandle,
 }
 
 /// Drives one run from waiting for agents to the reported outcome.
@@ -340,7 +340,7 @@ impl CoordinatorDriver {
 
     fn send(&self, agent: AgentId, order: &AgentCommand) {
         if let Some(connected) = self.joined.get(&agent) {
-            connected.post.send_command(order);
+            connected.handle.send_command(order);
         }
     }
 
@@ -348,14 +348,14 @@ impl CoordinatorDriver {
     fn disconnect(&mut self, agent: AgentId, reason: &str) {
         tracing::warn!(peer = %agent, "{agent} failed and was disconnected: {reason}");
         if let Some(connected) = self.joined.remove(&agent) {
-            connected.post.send_command(&AgentCommand::Finish);
+            connected.handle.send_command(&AgentCommand::Finish);
         }
     }
 
     /// Ends the run with a failure, and sends `Finish` to all agents.
     fn fail_run(&mut self, failure: &AgentError) {
         for connected in self.joined.values() {
-            connected.post.send_command(&AgentCommand::Finish);
+            connected.handle.send_command(&AgentCommand::Finish);
         }
         self.ending = Some(RunEnd::failed(failure));
     }
@@ -364,7 +364,7 @@ impl CoordinatorDriver {
     /// [`FINAL_MESSAGES_TIMEOUT`] has elapsed.
     async fn drain_final_messages(&mut self) {
         for (_, hello) in std::mem::take(&mut self.waiting).into_values() {
-            hello.post.reject("the run has ended");
+            hello.handle.reject("the run has ended");
         }
         let deadline = tokio::time::sleep(FINAL_MESSAGES_TIMEOUT);
         tokio::pin!(deadline);
@@ -374,7 +374,7 @@ impl CoordinatorDriver {
                     Some(ControlEvent::Disconnected(agent, _)) => { self.joined.remove(&agent); }
                     Some(ControlEvent::Usage(agent, usage)) => { self.reporter.usage(agent, usage); }
                     Some(ControlEvent::Log(agent, log)) => self.reporter.log(agent, log),
-                    Some(ControlEvent::Hello(_, hello)) => hello.post.reject("the run has ended"),
+                    Some(ControlEvent::Hello(_, hello)) => hello.handle.reject("the run has ended"),
                     Some(ControlEvent::Report(..) | ControlEvent::LeaveRequest(..)) => {}
                     None => break,
                 },
