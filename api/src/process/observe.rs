@@ -6,8 +6,8 @@ use millrace_agents::launch::{ProcessExit, ProcessStatus};
 use millrace_crds::{Role, TrainJob};
 use millrace_lifecycle::{AgentState, ObservedAgent, ProcessEnd, ReportedOutcome, describe_exit};
 
-/// Returns the agent of a process of `job`. `reported` is the outcome that the attempt's coordinator has reported, if it
-/// has.
+/// Returns the agent of a process of `job`. `reported` is the outcome that the attempt's coordinator has reported, if
+/// any.
 pub fn observed_agent(
     job: &TrainJob,
     attempt: u32,

@@ -45,11 +45,11 @@ impl ResourceRequirements {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProjectedTime {
-    /// Of one step.
+    /// Seconds of one step.
     pub step_seconds: f64,
-    /// Of all steps of training; 0 where only the data tell how many there are.
+    /// Seconds of all training steps; 0 if their number depends on the data.
     pub seconds: f64,
-    /// Rate.
+    /// Samples per second.
     pub samples_per_second: f64,
 }
 
