@@ -125,18 +125,17 @@ impl OutcomeReason {
     ];
 
     /// Returns what follows from the reason.
-    #[rustfmt::skip]
     pub const fn properties(self) -> OutcomeProperties {
         match self {
-            Self::Succeeded     => row("Succeeded",     FailureCause::Other,     Remedy::Nothing,       Exit::Success,     None),
-            Self::Interrupted   => row("Interrupted",   FailureCause::Other,     Remedy::Nothing,       Exit::Interrupted, None),
-            Self::BadParams     => row("BadParams",     FailureCause::BadInput,  Remedy::User,          Exit::BadInput,    Some(422)),
-            Self::ModelDirInUse => row("ModelDirInUse", FailureCause::Other,     Remedy::Retry,         Exit::BadInput,    None),
-            Self::Superseded    => row("Superseded",    FailureCause::Other,     Remedy::Nothing,       Exit::Failed,      None),
-            Self::NonFiniteLoss => row("NonFiniteLoss", FailureCause::NotFinite, Remedy::User,          Exit::Failed,      None),
-            Self::OutOfSpace    => row("OutOfSpace",    FailureCause::NoSpace,   Remedy::Administrator, Exit::Failed,      None),
-            Self::ShardLost     => row("ShardLost",     FailureCause::ShardLost, Remedy::Retry,         Exit::Failed,      None),
-            Self::Failed        => row("Failed",        FailureCause::Other,     Remedy::Retry,         Exit::Failed,      None),
+            Self::Succeeded => row("Succeeded", FailureCause::Other, Remedy::Nothing, Exit::Success, None),
+            Self::Interrupted => row("Interrupted", FailureCause::Other, Remedy::Nothing, Exit::Interrupted, None),
+            Self::BadParams => row("BadParams", FailureCause::BadInput, Remedy::User, Exit::BadInput, Some(422)),
+            Self::ModelDirInUse => row("ModelDirInUse", FailureCause::Other, Remedy::Retry, Exit::BadInput, None),
+            Self::Superseded => row("Superseded", FailureCause::Other, Remedy::Nothing, Exit::Failed, None),
+            Self::NonFiniteLoss => row("NonFiniteLoss", FailureCause::NotFinite, Remedy::User, Exit::Failed, None),
+            Self::OutOfSpace => row("OutOfSpace", FailureCause::NoSpace, Remedy::Administrator, Exit::Failed, None),
+            Self::ShardLost => row("ShardLost", FailureCause::ShardLost, Remedy::Retry, Exit::Failed, None),
+            Self::Failed => row("Failed", FailureCause::Other, Remedy::Retry, Exit::Failed, None),
         }
     }
 
