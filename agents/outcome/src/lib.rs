@@ -11,6 +11,7 @@
 //! * Names and exit codes are stable: the journal, the status of jobs, and scripts contain them.
 //! * `docs/reference/journal.md` has the same table for users; `agents/tests/documents.rs` compares both.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]
 
 mod exit;
