@@ -8,10 +8,11 @@ use std::time::Instant;
 
 use millrace_emulator::kernels::attention::{self, AttentionParams, AttentionWorkspace, QkvLayout};
 use millrace_emulator::kernels::loss::{self, Classifier, ClassifierInput, LossGradients, LossWorkspace};
-use millrace_emulator::kernels::optimizer::{AdamStep, DecayTarget, adam};
 use millrace_emulator::kernels::{Accumulate, ComputeThreads, Context, Simd, activation, dropout, norm, peak};
 use millrace_emulator::numerics::Precision;
 use millrace_emulator::numerics::random::DropoutMask;
+use millrace_emulator::optimizers::{Optimizer as _, UpdateArrays, UpdateStep};
+use millrace_params::optimizers::AdamW;
 
 /// Returns the shortest time of a call in seconds.
 fn time(mut f: impl FnMut()) -> f64 {
@@ -129,19 +130,14 @@ fn elementwise_rates(simd: Simd) {
     const LARGE: usize = 8 << 20;
     // Arrays with the same offset in a page compete for cache lines: begin each a few lines further.
     let [mut w, g, mut m, mut v] = [0, 1, 2, 3].map(|i| values(LARGE + i * 144));
-    let (w, g, m, v) = (&mut w[..], &g[144..], &mut m[288..], &mut v[432..]);
+    let (weights, gradient, m, v) = (&mut w[..], &g[144..], &mut m[288..], &mut v[432..]);
     v.fill(0.1);
-    let settings = AdamStep {
-        learning_rate: 1e-3,
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        decay: DecayTarget::Decoupled,
-        correct_bias: true,
-        step: 10,
-    };
-    let seconds = time(|| adam(simd, &settings, 1.0, w, g, m, v));
+    let adamw = AdamW { betas: [0.9, 0.95], eps: 1e-8, correct_bias: true };
+    let step = UpdateStep { step: 10, learning_rate: 1e-3, weight_decay: 0.1, gradient_scale: 1.0 };
+    let seconds = time(|| {
+        let arrays = UpdateArrays { weights: &mut *weights, gradient, state: [&mut *m, &mut *v] };
+        adamw.update(simd, &step, arrays);
+    });
     println!(
         "AdamW: {:.3} ns an element, {:.1} GB/s",
         seconds * 1e9 / LARGE as f64,

@@ -18,6 +18,7 @@ pub mod graph;
 pub mod kernels;
 pub mod numerics;
 pub mod ops;
+pub mod optimizers;
 pub mod placement;
 pub mod plan;
 pub mod report;

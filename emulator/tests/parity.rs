@@ -12,9 +12,10 @@ use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
 use millrace_emulator::device::{CpuDevice, Device};
 use millrace_emulator::families;
 use millrace_emulator::kernels::Simd;
-use millrace_emulator::kernels::optimizer::{AdamStep, DecayTarget, adam};
 use millrace_emulator::numerics::bf16;
+use millrace_emulator::optimizers::{Optimizer as _, UpdateArrays, UpdateStep};
 use millrace_emulator::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, Pass, StreamPlan};
+use millrace_params::optimizers::AdamW;
 use millrace_params::{ModelSpec, Nonlinearity};
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -187,19 +188,20 @@ impl Optimizer {
         for (id, group) in plan.groups.iter().enumerate() {
             for (tensor, range) in &group.tensors {
                 let decays = plan.graph.tensors[*tensor].role.decays();
-                let how = AdamStep {
-                    learning_rate: rate,
-                    beta1: number(&self.settings["betas"][0]),
-                    beta2: number(&self.settings["betas"][1]),
-                    epsilon: number(&self.settings["eps"]),
-                    weight_decay: if decays { number(&self.settings["weight_decay"]) } else { 0.0 },
-                    decay: DecayTarget::Decoupled,
+                let adamw = AdamW {
+                    betas: [0, 1].map(|at| number(&self.settings["betas"][at])),
+                    eps: number(&self.settings["eps"]),
                     correct_bias: true,
-                    step: step as u64 + 1,
                 };
-                let (w, g) = (&mut weights[id][range.clone()], &gradients[id][range.clone()]);
-                let (m, v) = (&mut self.first[id][range.clone()], &mut self.second[id][range.clone()]);
-                adam(Simd::detect(), &how, scale, w, g, m, v);
+                let step = UpdateStep {
+                    step: step as u64 + 1,
+                    learning_rate: rate,
+                    weight_decay: if decays { number(&self.settings["weight_decay"]) } else { 0.0 },
+                    gradient_scale: scale,
+                };
+                let state = [&mut self.first, &mut self.second].map(|state| &mut state[id][range.clone()]);
+                let (weights, gradient) = (&mut weights[id][range.clone()], &gradients[id][range.clone()]);
+                adamw.update(Simd::detect(), &step, UpdateArrays { weights, gradient, state });
             }
         }
     }

@@ -12,6 +12,7 @@ use std::fmt;
 use std::ops::Range;
 
 use millrace_emulator::graph::{Graph, TensorId};
+use millrace_emulator::optimizers::Optimizer;
 use millrace_emulator::plan::{Chunk, ChunkId, Group, GroupId, StreamPlan};
 use serde::{Deserialize, Serialize};
 
@@ -77,14 +78,9 @@ impl Moments {
         Self(Vec::new())
     }
 
-    /// `m`: SGD with momentum.
-    pub fn momentum() -> Self {
-        Self(vec!["m".into()])
-    }
-
-    /// `m` and `v`: Adam and AdamW.
-    pub fn adam() -> Self {
-        Self(vec!["m".into(), "v".into()])
+    /// Returns the moments that an optimizer keeps.
+    pub fn of_optimizer(optimizer: &dyn Optimizer) -> Self {
+        Self(optimizer.state().iter().copied().map(String::from).collect())
     }
 
     /// Returns the names.

@@ -247,3 +247,13 @@ pub fn write_of_kind(
     }
     staging.publish(CheckpointMetadata { plan: PlanHash(step), recovery, ..facts(plan) }).unwrap()
 }
+
+/// The moments of Adam.
+pub fn adam_moments() -> Moments {
+    Moments::new(["m", "v"]).unwrap()
+}
+
+/// The moment of SGD with momentum.
+pub fn sgd_moments() -> Moments {
+    Moments::new(["m"]).unwrap()
+}

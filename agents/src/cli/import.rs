@@ -111,14 +111,13 @@ fn import_weights(dir: &Path, prepared: &PreparedJob, mismatch_hint: &str) -> Re
 fn facts(prepared: &PreparedJob) -> Result<CheckpointMetadata, CliError> {
     let job = &prepared.resolved.job;
     let profile = prepared.profile(None);
-    let optimizer = serde_json::to_value(job.optimizer.kind).map_err(AgentError::local)?;
     Ok(CheckpointMetadata {
         plan: prepared.plan.hash(),
         seed: job.run.seed,
         next_sample: 0,
         numerics_profile: serde_json::to_string(&profile).map_err(AgentError::local)?,
         precision: profile.precision.to_string(),
-        optimizer: optimizer["name"].as_str().unwrap_or_default().to_owned(),
+        optimizer: job.optimizer.kind.name().to_owned(),
         loss: None,
         grad_norm: None,
         notes: Vec::new(),

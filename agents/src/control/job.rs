@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use millrace_checkpoint::Moments;
 use millrace_emulator::compile::{CompileRequest, compile, request};
 use millrace_emulator::numerics::{Isa, NumericsProfile};
+use millrace_emulator::optimizers::optimizer;
 use millrace_emulator::plan::{PlanHash, StreamPlan};
 use millrace_params::{JobSpec, MachineSpec};
 use serde::{Deserialize, Serialize};
@@ -114,6 +116,11 @@ impl CompiledJob {
     /// Returns the optimizer.
     pub fn optimizer(&self) -> &millrace_params::OptimizerSpec {
         &self.job.optimizer
+    }
+
+    /// Returns the moments that the optimizer keeps.
+    pub fn moments(&self) -> Moments {
+        Moments::of_optimizer(optimizer(&self.job.optimizer.kind))
     }
 
     /// Returns the compute threads of a system on this machine.

@@ -163,22 +163,6 @@ pub(crate) static INITIALIZERS: Keywords<InitializerKind> = Keywords {
     ],
 };
 
-/// An optimizer, without its parameters.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum OptimizerName {
-    Adam,
-    AdamW,
-    Sgd,
-}
-
-#[rustfmt::skip]
-pub(crate) static OPTIMIZERS: Keywords<OptimizerName> = Keywords {
-    values: &[("AdamW", OptimizerName::AdamW), ("Adam", OptimizerName::Adam), ("SGD", OptimizerName::Sgd)],
-    unsupported: &[
-        "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "Lamb", "Lion", "NAdam", "RAdam", "RMSprop", "Rprop",
-    ],
-};
-
 /// A schedule of the learning rate, without its parameters.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum ScheduleKind {

@@ -26,6 +26,7 @@ mod error;
 mod job;
 mod keywords;
 mod name;
+pub mod optimizers;
 pub mod reference;
 mod resolve;
 mod role;
@@ -42,9 +43,10 @@ pub use document::{
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
     CheckpointStates, DataSource, InitializerSpec, Initializers, InputSpec, JobSpec, LogLevel, LossScaling, Mode,
-    ModelFamily, ModelSize, ModelSpec, Nonlinearity, OptimizerKind, OptimizerSpec, Precision, ResolveOutput, RunSpec,
-    Schedule, ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
+    ModelFamily, ModelSize, ModelSpec, Nonlinearity, OptimizerSpec, Precision, ResolveOutput, RunSpec, Schedule,
+    ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
+pub use optimizers::OptimizerKind;
 pub use resolve::FlagOverrides;
 pub use role::{Role, UnknownRole};

@@ -16,6 +16,7 @@
 
 use crate::graph::{Graph, NodeId};
 use crate::ops::{layer_flops, node_flops};
+use crate::optimizers::MAX_STATE_TENSORS;
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, LayerPlan, MachineBytes, StreamPlan};
 
 mod activation_memory;
@@ -61,8 +62,8 @@ pub struct CompileRequest {
     pub memoryx_memory: u64,
 }
 
-/// Bytes that MemoryX holds per parameter: weight, gradient and two moments in f32.
-pub const MEMORYX_BYTES_PER_PARAMETER: u64 = 16;
+/// Bytes that MemoryX holds per parameter: weight, gradient and the state of any optimizer, in f32.
+pub const MEMORYX_BYTES_PER_PARAMETER: u64 = 4 * (2 + MAX_STATE_TENSORS as u64);
 
 /// Compiles a plan.
 ///

@@ -21,7 +21,7 @@ fn what_breaks_a_graph_is_named() {
         (|g| g.nodes[3].output = Some(2), "exists already"),
         (|g| g.nodes[3].output = Some(99), "value 99"),
         (|g| g.values[5].columns = 7, "but the graph declares"),
-        (|g| g.nodes[2].output = None, "makes 128 x 64 floats, but the graph declares a loss"),
+        (|g| g.nodes[2].output = None, "produces 128 x 64 floats, but the graph declares a loss"),
         (|g| drop(g.nodes.pop()), "an end at operator"),
         (|g| g.layers[1].nodes.start += 1, "begins at operator 3"),
         (|g| g.layers.last_mut().unwrap().nodes.end += 1, "an end at operator"),

@@ -185,12 +185,8 @@ impl Graph {
         for (id, node) in self.nodes.iter().enumerate() {
             self.check_node(id, node, &mut made)?;
             if node.output.is_none() != (id == last) {
-                let what = if id == last {
-                    "the last one produces a \
-                    value"
-                } else {
-                    "an earlier one produces a loss, too"
-                };
+                let what =
+                    if id == last { "the last one produces a value" } else { "an earlier one produces a loss, too" };
                 return Err(GraphError::Loss(format!("here, {what}: {}", self.node_name(id))));
             }
         }

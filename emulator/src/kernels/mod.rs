@@ -5,8 +5,9 @@
 //! * [`ftz`], [`pool`]: threads that flush denormals, and work cut into tiles;
 //! * [`buffer`], [`matrix`], [`mod@gemm`]: aligned scratch memory, strided views, matrix products;
 //! * [`elementwise`], [`convert`], [`activation`], [`norm`], [`dropout`], [`embedding`], [`loss`], [`attention`]: the
-//!   operators between the products, forward and backward;
-//! * [`optimizer`]: one-pass parameter updates.
+//!   operators between the products, forward and backward.
+//!
+//! Updates of weights are kernels, too; they are in [`crate::optimizers`].
 //!
 //! Invariants:
 //! * **Same bits.** A result depends on the operands and on the constants of [`crate::numerics`], never on the number
@@ -32,11 +33,10 @@ pub mod loss;
 mod math;
 pub mod matrix;
 pub mod norm;
-pub mod optimizer;
 pub mod peak;
 pub mod pool;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod vector;
 
 pub use buffer::Buffer;

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::compile::recomputed_nodes;
 use crate::ops::{Signature, node_flops};
+use crate::optimizers::MAX_STATE_TENSORS;
 use crate::placement::{Placement, PlacementError, PlacementMembers, swarm_nodes};
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Pass, StreamPlan};
 use crate::wafer::WaferModel;
@@ -28,8 +29,8 @@ pub use published_results::{
     PUBLISHED_RESULTS, ProjectionError, PublishedModel, PublishedResult, PublishedResultUse, projection_errors,
 };
 
-/// Bytes that MemoryX moves to update one parameter: reads weight, two moments and gradient; writes the first three.
-const UPDATE_BYTES: f64 = 28.0;
+/// Bytes that MemoryX moves to update one parameter: reads weight, gradient and state; writes weight and state.
+const UPDATE_BYTES: f64 = 4.0 * (3 + 2 * MAX_STATE_TENSORS) as f64;
 /// Bytes of a gradient on the wire.
 const GRADIENT_BYTES: f64 = 4.0;
 /// Seconds for a SwarmX node to forward a chunk: switch, copy and queue of a 100 GbE network (estimate).

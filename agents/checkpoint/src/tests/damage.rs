@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::testing::{lock, plan, random_bits, write};
+use crate::testing::{lock, plan, random_bits, sgd_moments, write};
 use crate::{Checkpoint, Digest, Error, Moments, hf, verify};
 
 /// Every file below `dir`, relative to it.
@@ -20,7 +20,7 @@ fn files(dir: &Path) -> Vec<String> {
 #[test]
 fn every_flipped_bit_is_found_and_its_file_named() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
-    let path = write(&lock(dir.path()), &plan, 5, &Moments::momentum());
+    let path = write(&lock(dir.path()), &plan, 5, &sgd_moments());
     for name in files(&path) {
         let file = path.join(&name);
         let whole = fs::read(&file).unwrap();
@@ -64,7 +64,7 @@ fn manifest_checksum_covers_every_byte() {
 #[test]
 fn truncated_lengthened_emptied_and_missing_files_are_named() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
-    let path = write(&lock(dir.path()), &plan, 5, &Moments::momentum());
+    let path = write(&lock(dir.path()), &plan, 5, &sgd_moments());
     for name in files(&path) {
         let file = path.join(&name);
         let whole = fs::read(&file).unwrap();
@@ -134,7 +134,7 @@ fn sign(manifest: &Value) -> Vec<u8> {
 #[test]
 fn a_manifest_of_a_later_version_is_refused_and_unknown_fields_are_passed_over() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
-    let path = write(&lock(dir.path()), &plan, 5, &Moments::momentum());
+    let path = write(&lock(dir.path()), &plan, 5, &sgd_moments());
     let mut manifest: Value = serde_json::from_slice(&fs::read(path.join("manifest.json")).unwrap()).unwrap();
     manifest.as_object_mut().unwrap().remove("checksum");
     manifest["of_a_later_release"] = Value::Bool(true);
@@ -150,7 +150,7 @@ fn a_manifest_of_a_later_version_is_refused_and_unknown_fields_are_passed_over()
 #[test]
 fn mutated_manifests_and_layouts_never_panic() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
-    let path = write(&lock(dir.path()), &plan, 5, &Moments::momentum());
+    let path = write(&lock(dir.path()), &plan, 5, &sgd_moments());
     let read = |name: &str| serde_json::from_slice::<Value>(&fs::read(path.join(name)).unwrap()).unwrap();
     let (mut manifest, layout) = (read("manifest.json"), read("layout.json"));
     let whole = fs::read(path.join("layout.json")).unwrap();

@@ -2,12 +2,14 @@
 
 use safetensors::SafeTensors;
 
-use crate::testing::{Model, bits, chunk_values, facts, graph, lock, plan, plan_of, tensor_values, write};
+use crate::testing::{
+    Model, adam_moments, bits, chunk_values, facts, graph, lock, plan, plan_of, sgd_moments, tensor_values, write,
+};
 use crate::{Checkpoint, Digest, LoadStrictness, Moments, PlanReader, Section};
 
 #[test]
 fn a_checkpoint_comes_back_bit_by_bit_and_its_digests_are_as_documented() {
-    let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), Moments::adam());
+    let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), adam_moments());
     let path = write(&lock(dir.path()), &plan, 7, &moments);
     assert_eq!(path, dir.path().join("checkpoint_7"));
     let checkpoint = Checkpoint::open(&path).unwrap();
@@ -41,7 +43,7 @@ fn a_checkpoint_comes_back_bit_by_bit_and_its_digests_are_as_documented() {
 
 #[test]
 fn every_file_is_safetensors_and_the_index_names_every_tensor() {
-    let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), Moments::momentum());
+    let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), sgd_moments());
     let checkpoint = Checkpoint::open(write(&lock(dir.path()), &plan, 0, &moments)).unwrap();
     let read = |path: &str| std::fs::read(checkpoint.path().join(path)).unwrap();
     let index: serde_json::Value = serde_json::from_slice(&read("model.safetensors.index.json")).unwrap();
@@ -69,14 +71,14 @@ fn every_file_is_safetensors_and_the_index_names_every_tensor() {
 #[test]
 fn checkpoint_is_readable_by_any_plan_of_the_model() {
     let (dir, written) = (tempfile::tempdir().unwrap(), plan());
-    let path = write(&lock(dir.path()), &written, 3, &Moments::momentum());
+    let path = write(&lock(dir.path()), &written, 3, &sgd_moments());
     let mut reversed = graph(Model::default());
     // Another order of tensors; operators are irrelevant for reading.
     reversed.tensors.reverse();
     for (groups, most) in [(1, 1 << 20), (4, 100), (7, 33), (50, 8)] {
         let plan = plan_of(reversed.clone(), groups, most);
         let mut reader =
-            PlanReader::new(Checkpoint::open(&path).unwrap(), &plan, &Moments::adam(), LoadStrictness::Strict).unwrap();
+            PlanReader::new(Checkpoint::open(&path).unwrap(), &plan, &adam_moments(), LoadStrictness::Strict).unwrap();
         assert_eq!(reader.missing_moments(), ["v"]);
         for chunk in 0..plan.chunks.len() {
             let mut out = vec![1.0; plan.chunks[chunk].elements];
@@ -127,11 +129,10 @@ fn another_model_is_refused_by_its_first_difference() {
 #[test]
 fn partial_load_reports_missing_tensors() {
     let (dir, written) = (tempfile::tempdir().unwrap(), plan());
-    let path = write(&lock(dir.path()), &written, 3, &Moments::momentum());
+    let path = write(&lock(dir.path()), &written, 3, &sgd_moments());
     let plan = plan_of(graph(Model { tied: false, vocabulary: 12, bias: false, ..Model::default() }), 3, 64);
     let mut reader =
-        PlanReader::new(Checkpoint::open(&path).unwrap(), &plan, &Moments::momentum(), LoadStrictness::AllowMissing)
-            .unwrap();
+        PlanReader::new(Checkpoint::open(&path).unwrap(), &plan, &sgd_moments(), LoadStrictness::AllowMissing).unwrap();
     assert_eq!(reader.missing_tensors(), ["wte.weight", "lm_head.weight"]);
     for chunk in 0..plan.chunks.len() {
         for (section, filler) in [(Section::Parameters, 9.0), (Section::Moment(0), 0.0)] {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::testing::{facts, lock, plan, write, write_of_kind};
+use crate::testing::{adam_moments, facts, lock, plan, write, write_of_kind};
 use crate::{
     Checkpoint, Error, LineagePoint, LockError, LockRequest, ModelDirLock, Moments, RangeWriter, ResumeHistory,
     Section, Staging, VerificationLevel, WriterEpoch, begin_lineage, clean_up, list, newest_complete, retain,
@@ -195,9 +195,9 @@ fn rewritten_step_replaces_the_old_and_leftovers_are_removed() {
     let at = |name: &str| dir.path().join(name);
     let lock = lock(dir.path());
     let first = write(&lock, &plan, 5, &Moments::none());
-    write(&lock, &plan, 5, &Moments::adam());
+    write(&lock, &plan, 5, &adam_moments());
     assert_eq!(names(dir.path()), ["checkpoint_5"]);
-    assert_eq!(Checkpoint::open(&first).unwrap().moments(), &Moments::adam());
+    assert_eq!(Checkpoint::open(&first).unwrap().moments(), &adam_moments());
     // Leftovers of runs that died while writing, replacing and deleting.
     fs::create_dir_all(at("checkpoint_6.partial-1.1/parameters")).unwrap();
     copy(&first, at("checkpoint_4.replaced-1.1"));

@@ -34,7 +34,7 @@ pub struct PublishedCheckpoint {
 impl CheckpointWriter {
     /// Creates a saver for the model_dir that `lock` holds. `notes` are written to every manifest.
     pub fn new(lock: Arc<ModelDirLock>, job: CompiledJob, notes: Vec<String>) -> Self {
-        let moments = crate::roles::memoryx::moments_of(&job.optimizer().kind);
+        let moments = job.moments();
         Self { lock, job, moments, notes }
     }
 
@@ -78,14 +78,13 @@ impl CheckpointWriter {
 
     fn facts(&self, step: u64, record: Option<CommitRecord>) -> CheckpointMetadata {
         let job = &self.job.job;
-        let optimizer = serde_json::to_value(job.optimizer.kind).unwrap_or_default();
         CheckpointMetadata {
             plan: self.job.hash,
             seed: job.run.seed,
             next_sample: step * self.job.plan.leaves.batch(),
             numerics_profile: profile_json(&self.job),
             precision: self.job.profile.precision.to_string(),
-            optimizer: optimizer["name"].as_str().unwrap_or_default().to_owned(),
+            optimizer: job.optimizer.kind.name().to_owned(),
             loss: record.map(|record| record.loss),
             grad_norm: record.map(|record| record.norm),
             notes: self.notes.clone(),

@@ -28,8 +28,6 @@ use crate::links::{LinkEvent, LinkEventKind, LinkEventQueue, LinkJob, LinkKey};
 use store::ShardStore;
 use worker::{StoreTask, StoreTaskResult, StoreWorker, SumBacklog, spawn};
 
-pub use store::moments_of;
-
 /// Creates the backlog: up to one window of sums may wait for the store's thread.
 fn backlog_of(job: &CompiledJob) -> SumBacklog {
     SumBacklog::new(usize::try_from(job.window()).unwrap_or(usize::MAX))

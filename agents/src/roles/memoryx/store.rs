@@ -5,14 +5,14 @@
 
 use bytes::Bytes;
 use millrace_checkpoint::{Moments, PlanReader, RangeWriter};
-use millrace_emulator::kernels::{Simd, convert, elementwise, optimizer};
+use millrace_emulator::kernels::{Simd, convert, elementwise};
 use millrace_emulator::numerics::init::tensor_key;
+use millrace_emulator::optimizers::{self, UpdateArrays, UpdateStep};
 use millrace_emulator::placement::ShardId;
 use millrace_emulator::plan::{Chunk, ChunkId, Encoding};
 use millrace_engine::chunk_store::{self, SnapshotCursor, StoreError};
 use millrace_engine::payload::{self, Payload};
 use millrace_engine::types::CommitRecord;
-use millrace_params::OptimizerKind;
 use millrace_telemetry::stall::{StallClock, StallReason};
 
 use crate::checkpoints::checkpoint_failure;
@@ -62,13 +62,25 @@ impl chunk_store::ChunkOps for OptimizerOps {
     type SnapshotData = Vec<f32>;
 
     fn update(&self, chunk: ChunkId, numbers: &mut ChunkArrays, record: &CommitRecord) {
-        let optimizer = self.job.optimizer();
+        let settings = self.job.optimizer();
+        let optimizer = optimizers::optimizer(&settings.kind);
         let plan = &self.job.plan;
         let mut arrays: Vec<&mut [f32]> = numbers.arrays().collect();
+        let [weights, state @ .., gradient] = arrays.as_mut_slice() else { return };
         for (tensor, _, range) in plan.chunk_pieces(chunk) {
-            let decay = if plan.graph.tensors[tensor].role.decays() { optimizer.weight_decay } else { 0.0 };
-            let mut pieces = arrays.iter_mut().map(|array| &mut array[range.clone()]);
-            apply(self.simd, &optimizer.kind, decay, record, &mut pieces);
+            let step = UpdateStep {
+                step: record.step,
+                learning_rate: f64::from(record.learning_rate),
+                weight_decay: if plan.graph.tensors[tensor].role.decays() { settings.weight_decay } else { 0.0 },
+                gradient_scale: record.scale,
+            };
+            let mut state = state.iter_mut().map(|array| &mut array[range.clone()]);
+            let arrays = UpdateArrays {
+                weights: &mut weights[range.clone()],
+                gradient: &gradient[range.clone()],
+                state: std::array::from_fn(|_| state.next().unwrap_or_default()),
+            };
+            optimizer.update(self.simd, &step, arrays);
         }
     }
 
@@ -86,15 +98,6 @@ pub struct ShardStore {
     stall: StallClock,
 }
 
-/// Returns the moments that an optimizer has.
-pub fn moments_of(kind: &OptimizerKind) -> Moments {
-    match kind {
-        OptimizerKind::Adam { .. } | OptimizerKind::AdamW { .. } => Moments::adam(),
-        OptimizerKind::Sgd { momentum } if *momentum != 0.0 => Moments::momentum(),
-        OptimizerKind::Sgd { .. } => Moments::none(),
-    }
-}
-
 impl ShardStore {
     /// Allocates the chunks of shard `id` of `shards`, zeroed.
     ///
@@ -102,7 +105,7 @@ impl ShardStore {
     /// This machine lacks the job's instruction set.
     pub fn new(job: CompiledJob, id: ShardId, shards: u32, stall: StallClock) -> Result<Self, AgentError> {
         let simd = Simd::new(job.profile.isa).map_err(AgentError::local)?;
-        let moments = moments_of(&job.optimizer().kind);
+        let moments = job.moments();
         let (plan, arrays) = (job.plan.clone(), 2 + moments.len());
         let numbers = |(chunk, plan): (usize, &Chunk)| {
             let owned = chunk % shards.max(1) as usize == id as usize;
@@ -242,44 +245,6 @@ impl ShardStore {
 
 /// Digests of each owned chunk: parameters, then moments.
 pub type ChunkDigestList = Vec<(ChunkId, Vec<[u8; 32]>)>;
-
-/// Applies one optimizer update to a piece. `arrays` yields w, the moments, g.
-fn apply<'a>(
-    simd: Simd,
-    kind: &OptimizerKind,
-    weight_decay: f64,
-    record: &CommitRecord,
-    arrays: &mut impl Iterator<Item = &'a mut [f32]>,
-) {
-    let (learning_rate, step) = (f64::from(record.learning_rate), record.step);
-    match *kind {
-        OptimizerKind::Adam { betas, eps, correct_bias } | OptimizerKind::AdamW { betas, eps, correct_bias } => {
-            let decoupled = matches!(kind, OptimizerKind::AdamW { .. });
-            let adam = optimizer::AdamStep {
-                learning_rate,
-                beta1: betas[0],
-                beta2: betas[1],
-                epsilon: eps,
-                weight_decay,
-                decay: if decoupled { optimizer::DecayTarget::Decoupled } else { optimizer::DecayTarget::Gradient },
-                correct_bias,
-                step,
-            };
-            if let (Some(w), Some(m), Some(v), Some(g)) = (arrays.next(), arrays.next(), arrays.next(), arrays.next()) {
-                optimizer::adam(simd, &adam, record.scale, w, g, m, v);
-            }
-        }
-        OptimizerKind::Sgd { momentum } => {
-            let sgd =
-                optimizer::SgdStep { learning_rate, momentum, dampening: 0.0, weight_decay, nesterov: false, step };
-            let w = arrays.next();
-            let m = if momentum == 0.0 { Some(Default::default()) } else { arrays.next() };
-            if let (Some(w), Some(m), Some(g)) = (w, m, arrays.next()) {
-                optimizer::sgd(simd, &sgd, record.scale, w, g, m);
-            }
-        }
-    }
-}
 
 /// Sets `gradient = sum`, or adds it after the first use; returns `None` if the lengths differ.
 fn take_sum(simd: Simd, sum: &Payload, first: bool, gradient: &mut [f32]) -> Option<()> {

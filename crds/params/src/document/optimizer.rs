@@ -1,7 +1,8 @@
 //! `optimizer` and the schedules of its learning rate.
 
 use super::LearningRateSetting;
-use crate::keywords::{OPTIMIZERS, SCHEDULERS};
+use crate::keywords::SCHEDULERS;
+use crate::optimizers::OPTIMIZERS;
 use crate::reference::facts::{alias_of, default, no_effect, required, required_if};
 use crate::yaml::section;
 

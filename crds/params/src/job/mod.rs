@@ -16,7 +16,7 @@ pub use input::{DataSource, InputSpec, Split, TokenizerName};
 pub use model::{
     InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Precision,
 };
-pub use optimizer::{OptimizerKind, OptimizerSpec};
+pub use optimizer::OptimizerSpec;
 pub(crate) use run::default_checkpoint_seconds;
 pub use run::{CheckpointStates, LogLevel, Mode, RunSpec};
 pub use schedule::{Schedule, ScheduleSegment, ScheduleSegmentKind};

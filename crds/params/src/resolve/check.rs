@@ -6,19 +6,19 @@ use crate::keywords::Keywords;
 use crate::yaml::{LineNumbers, closest_match};
 
 /// Collects problems and notes while a document is resolved.
-pub(super) struct ResolveContext<'a> {
+pub(crate) struct ResolveContext<'a> {
     lines: &'a LineNumbers,
     pub problems: Vec<ParamsProblem>,
     pub notes: Vec<String>,
 }
 
 impl<'a> ResolveContext<'a> {
-    pub(super) fn new(lines: &'a LineNumbers) -> Self {
+    pub(crate) fn new(lines: &'a LineNumbers) -> Self {
         Self { lines, problems: Vec::new(), notes: Vec::new() }
     }
 
     /// Records the problem `key says`. A flag (`--num_csx`) has no line.
-    pub(super) fn report(
+    pub(crate) fn report(
         &mut self,
         kind: ParamsProblemKind,
         key: &str,
@@ -34,19 +34,19 @@ impl<'a> ResolveContext<'a> {
         });
     }
 
-    pub(super) fn report_invalid(&mut self, key: &str, says: impl AsRef<str>, hint: impl Into<String>) {
+    pub(crate) fn report_invalid(&mut self, key: &str, says: impl AsRef<str>, hint: impl Into<String>) {
         self.report(ParamsProblemKind::Invalid, key, says, hint);
     }
 
-    pub(super) fn report_missing(&mut self, key: &str, hint: impl Into<String>) {
+    pub(crate) fn report_missing(&mut self, key: &str, hint: impl Into<String>) {
         self.report(ParamsProblemKind::Missing, key, "is missing", hint);
     }
 
-    pub(super) fn unsupported(&mut self, key: &str, value: &str, hint: impl Into<String>) {
+    pub(crate) fn unsupported(&mut self, key: &str, value: &str, hint: impl Into<String>) {
         self.report(ParamsProblemKind::NotSupported, key, format!("{value} is not supported yet"), hint);
     }
 
-    pub(super) fn note(&mut self, note: impl Into<String>) {
+    pub(crate) fn note(&mut self, note: impl Into<String>) {
         let note = note.into();
         if !self.notes.contains(&note) {
             self.notes.push(note);
@@ -54,7 +54,7 @@ impl<'a> ResolveContext<'a> {
     }
 
     /// Checks a number from 1 to `most`.
-    pub(super) fn count(&mut self, key: &str, given: Option<u64>, default: usize, most: usize) -> usize {
+    pub(crate) fn count(&mut self, key: &str, given: Option<u64>, default: usize, most: usize) -> usize {
         let Some(given) = given else { return default };
         match usize::try_from(given) {
             Ok(count) if (1..=most).contains(&count) => count,
@@ -67,7 +67,7 @@ impl<'a> ResolveContext<'a> {
     }
 
     /// Checks a number from 1 to `most` without a default.
-    pub(super) fn required_count(&mut self, key: &str, given: Option<u64>, most: usize) -> usize {
+    pub(crate) fn required_count(&mut self, key: &str, given: Option<u64>, most: usize) -> usize {
         if given.is_none() {
             self.report_missing(key, format!("give a whole number from 1 to {most}"));
         }
@@ -75,18 +75,18 @@ impl<'a> ResolveContext<'a> {
     }
 
     /// Checks a probability in [0, 1).
-    pub(super) fn probability(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
+    pub(crate) fn probability(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
         let hint = "give a number of at least 0 and less than 1";
         self.number(key, given, default, |p| (0.0..1.0).contains(&p), hint)
     }
 
     /// Checks a number greater than 0.
-    pub(super) fn positive(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
+    pub(crate) fn positive(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
         self.number(key, given, default, |x| x > 0.0, "give a number greater than 0")
     }
 
     /// Checks a number of at least 0.
-    pub(super) fn non_negative(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
+    pub(crate) fn non_negative(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
         self.number(key, given, default, |x| x >= 0.0, "give a number of at least 0")
     }
 
@@ -102,7 +102,7 @@ impl<'a> ResolveContext<'a> {
     }
 
     /// Looks up a keyword, ignoring case; returns `default` if none is given or the given one is rejected.
-    pub(super) fn keyword<T: Copy>(&mut self, key: &str, given: Option<&str>, default: T, keywords: &Keywords<T>) -> T {
+    pub(crate) fn keyword<T: Copy>(&mut self, key: &str, given: Option<&str>, default: T, keywords: &Keywords<T>) -> T {
         let Some(given) = given else { return default };
         if let Some(value) = keywords.get(given) {
             return value;
@@ -120,14 +120,14 @@ impl<'a> ResolveContext<'a> {
     }
 
     /// Checks a switch that has only one supported value.
-    pub(super) fn require_value(&mut self, key: &str, given: Option<bool>, only: bool) {
+    pub(crate) fn require_value(&mut self, key: &str, given: Option<bool>, only: bool) {
         if let Some(given) = given.filter(|g| *g != only) {
             self.unsupported(key, &given.to_string(), format!("leave it out or set it to {only}"));
         }
     }
 
     /// Returns the value of the spelling that was given; both at once are rejected.
-    pub(super) fn either_spelling<T>(
+    pub(crate) fn either_spelling<T>(
         &mut self,
         key: &str,
         given: Option<T>,

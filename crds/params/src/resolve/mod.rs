@@ -12,7 +12,7 @@ mod source;
 use crate::document::Params;
 use crate::error::ParamsError;
 use crate::job::{JobSpec, ResolveOutput};
-use check::ResolveContext;
+pub(crate) use check::ResolveContext;
 
 /// Values of the command line. A flag that is given takes precedence over the document.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,16 +1,16 @@
-//! Resolves `optimizer`.
+//! Resolves `optimizer`: what all optimizers have. The keys of a single one are resolved in its file.
 
 use super::check::ResolveContext;
 use super::schedule;
 use crate::document::OptimizerParams;
-use crate::job::{OptimizerKind, OptimizerSpec, Schedule};
-use crate::keywords::{OPTIMIZERS, OptimizerName};
+use crate::job::{OptimizerSpec, Schedule};
+use crate::optimizers::{self, Sgd};
 
 pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&OptimizerParams>) -> OptimizerSpec {
     let Some(p) = given else {
         check.report_missing("optimizer", "give at least optimizer_type and learning_rate");
         return OptimizerSpec {
-            kind: OptimizerKind::Sgd { momentum: 0.0 },
+            kind: Sgd { momentum: 0.0 }.into(),
             weight_decay: 0.0,
             max_gradient_norm: None,
             schedule: Schedule::constant(0.0),
@@ -22,7 +22,7 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&OptimizerPa
     check.require_value("optimizer.maximize", p.maximize, false);
     check.require_value("optimizer.disable_lr_steps_reset", p.disable_lr_steps_reset, false);
     note_loss_scale(check, p);
-    let kind = kind(check, p);
+    let kind = optimizers::resolve(check, p);
     let decay = check.either_spelling(
         "optimizer.weight_decay",
         p.weight_decay,
@@ -35,58 +35,6 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&OptimizerPa
         max_gradient_norm: max_gradient_norm(check, p),
         schedule: schedule::resolve(check, p.learning_rate.as_ref()),
     }
-}
-
-fn kind(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> OptimizerKind {
-    if p.optimizer_type.is_none() {
-        check.report_missing("optimizer.optimizer_type", "use AdamW, Adam or SGD");
-    }
-    let kind =
-        check.keyword("optimizer.optimizer_type", p.optimizer_type.as_deref(), OptimizerName::AdamW, &OPTIMIZERS);
-    let adam_only = [
-        ("betas", p.betas.is_some()),
-        ("beta1", p.beta1.is_some()),
-        ("beta2", p.beta2.is_some()),
-        ("eps", p.eps.is_some()),
-        ("correct_bias", p.correct_bias.is_some()),
-    ];
-    let foreign: &[(&str, bool)] = match kind {
-        OptimizerName::Sgd => &adam_only,
-        _ => &[("momentum", p.momentum.is_some())],
-    };
-    for (key, _) in foreign.iter().filter(|(_, given)| *given) {
-        let name = p.optimizer_type.as_deref().unwrap_or("AdamW");
-        check.report_invalid(&format!("optimizer.{key}"), format!("has no meaning for {name}"), "leave it out");
-    }
-    let betas = betas(check, p);
-    let eps = check.positive("optimizer.eps", p.eps, 1e-6);
-    let correct_bias = p.correct_bias.unwrap_or(true);
-    match kind {
-        OptimizerName::Adam => OptimizerKind::Adam { betas, eps, correct_bias },
-        OptimizerName::AdamW => OptimizerKind::AdamW { betas, eps, correct_bias },
-        OptimizerName::Sgd => OptimizerKind::Sgd { momentum: check.probability("optimizer.momentum", p.momentum, 0.0) },
-    }
-}
-
-fn betas(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> [f64; 2] {
-    if p.betas.is_some() && (p.beta1.is_some() || p.beta2.is_some()) {
-        check.report_invalid(
-            "optimizer.betas",
-            "is given together with beta1 or beta2",
-            "keep betas and leave the older keys out",
-        );
-    }
-    let [first, second] = match p.betas.as_deref() {
-        None => [p.beta1, p.beta2],
-        Some([first, second]) => [Some(*first), Some(*second)],
-        Some(other) => {
-            let says = format!("has {} numbers instead of 2", other.len());
-            check.report_invalid("optimizer.betas", says, "give two numbers, as in [0.9, 0.95]");
-            [None, None]
-        }
-    };
-    let key = |older| if p.betas.is_some() { "optimizer.betas" } else { older };
-    [check.probability(key("optimizer.beta1"), first, 0.9), check.probability(key("optimizer.beta2"), second, 0.999)]
 }
 
 /// Returns the norm to clip to; `None` without clipping, for which the zoo also writes 0.

@@ -85,6 +85,11 @@ macro_rules! section {
             fn ignored_keys(&self, at: &str, keys: &mut Vec<String>) {
                 $( if self.$ifield.is_some() { keys.push(format!("{at}.{}", stringify!($ifield))); } )*
             }
+
+            fn given_keys(&self) -> Vec<&'static str> {
+                let all = [$( (stringify!($field), self.$field.is_some()), )*];
+                all.into_iter().filter_map(|(key, is_given)| is_given.then_some(key)).collect()
+            }
         }
 
         impl $crate::yaml::FromNode for $name {
@@ -113,4 +118,7 @@ pub(crate) use section;
 pub(crate) trait ParamsSection {
     /// Adds `at.key` for every key that was given and has no effect.
     fn ignored_keys(&self, at: &str, keys: &mut Vec<String>);
+
+    /// Returns the keys that were given and are used, in the order of the section's table.
+    fn given_keys(&self) -> Vec<&'static str>;
 }

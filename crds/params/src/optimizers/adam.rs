@@ -1,0 +1,71 @@
+//! Adam, and AdamW with decoupled weight decay.
+
+use serde::{Deserialize, Serialize};
+
+use super::FromParams;
+use crate::document::OptimizerParams;
+use crate::resolve::ResolveContext;
+
+/// Adam, with weight decay as part of the gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Adam {
+    /// Decay rates of the two moments.
+    pub betas: [f64; 2],
+    /// Term added to the denominator.
+    pub eps: f64,
+    /// Whether moments are corrected for starting at zero.
+    pub correct_bias: bool,
+}
+
+/// Adam with decoupled weight decay.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct AdamW {
+    /// Decay rates of the two moments.
+    pub betas: [f64; 2],
+    /// Term added to the denominator.
+    pub eps: f64,
+    /// Whether moments are corrected for starting at zero.
+    pub correct_bias: bool,
+}
+
+impl FromParams for Adam {
+    const KEYS: &'static [&'static str] = &["betas", "beta1", "beta2", "eps", "correct_bias"];
+
+    fn from_params(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Self {
+        Self {
+            betas: betas(check, params),
+            eps: check.positive("optimizer.eps", params.eps, 1e-6),
+            correct_bias: params.correct_bias.unwrap_or(true),
+        }
+    }
+}
+
+impl FromParams for AdamW {
+    const KEYS: &'static [&'static str] = Adam::KEYS;
+
+    fn from_params(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Self {
+        let Adam { betas, eps, correct_bias } = Adam::from_params(check, params);
+        Self { betas, eps, correct_bias }
+    }
+}
+
+fn betas(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> [f64; 2] {
+    if p.betas.is_some() && (p.beta1.is_some() || p.beta2.is_some()) {
+        check.report_invalid(
+            "optimizer.betas",
+            "is given together with beta1 or beta2",
+            "keep betas and leave the older keys out",
+        );
+    }
+    let [first, second] = match p.betas.as_deref() {
+        None => [p.beta1, p.beta2],
+        Some([first, second]) => [Some(*first), Some(*second)],
+        Some(other) => {
+            let says = format!("has {} numbers instead of 2", other.len());
+            check.report_invalid("optimizer.betas", says, "give two numbers, as in [0.9, 0.95]");
+            [None, None]
+        }
+    };
+    let key = |older| if p.betas.is_some() { "optimizer.betas" } else { older };
+    [check.probability(key("optimizer.beta1"), first, 0.9), check.probability(key("optimizer.beta2"), second, 0.999)]
+}

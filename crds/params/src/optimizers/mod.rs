@@ -1,0 +1,160 @@
+//! The optimizers that params can choose. Each is one file here, and one line of the table in this file.
+//!
+//! A file has the optimizer's settings as they stand in a job (`{"name": "sgd", "momentum": 0.9}`), the keys of the
+//! section `optimizer` that they come from, and how they are resolved. What an optimizer computes, and the state that
+//! it keeps, is one more file: `emulator/src/optimizers`. This crate is shared with programs that compute nothing, so it
+//! can't have both. `docs/dev/add-an-optimizer.md` describes each step.
+//!
+//! * A key that only other optimizers read is rejected.
+//! * Names and settings are part of the format of checkpoints and of launch documents.
+
+use serde::{Deserialize, Serialize};
+
+use crate::document::OptimizerParams;
+use crate::keywords::Keywords;
+use crate::resolve::ResolveContext;
+use crate::yaml::ParamsSection;
+
+mod adam;
+mod sgd;
+
+/// An optimizer's settings, read from params.
+trait FromParams: Sized {
+    /// The keys of the section `optimizer` that only some optimizers read, and this one does.
+    const KEYS: &'static [&'static str];
+
+    /// Reads and checks these keys.
+    fn from_params(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Self;
+}
+
+/// Registers optimizers: type, name in jobs, keyword of `optimizer_type`.
+macro_rules! optimizers {
+    ($($module:ident::$Name:ident, $name:literal, $keyword:literal;)*) => {
+        $(pub use $module::$Name;)*
+
+        /// The algorithm with its own settings.
+        #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "name")]
+        pub enum OptimizerKind {
+            $(
+                #[doc = concat!("See [`", stringify!($Name), "`].")]
+                #[serde(rename = $name)]
+                $Name($Name),
+            )*
+        }
+
+        impl OptimizerKind {
+            /// Returns the name in jobs and checkpoints, such as `adamw`.
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$Name(_) => $name,)*
+                }
+            }
+        }
+
+        $(impl From<$Name> for OptimizerKind {
+            fn from(settings: $Name) -> Self {
+                Self::$Name(settings)
+            }
+        })*
+
+        /// An optimizer, without its settings.
+        #[derive(Clone, Copy, PartialEq)]
+        pub(crate) enum OptimizerName {
+            $($Name,)*
+        }
+
+        impl OptimizerName {
+            const ALL: &'static [Self] = &[$(Self::$Name,)*];
+
+            const fn keys(self) -> &'static [&'static str] {
+                match self {
+                    $(Self::$Name => $Name::KEYS,)*
+                }
+            }
+
+            fn settings(self, check: &mut ResolveContext<'_>, params: &OptimizerParams) -> OptimizerKind {
+                match self {
+                    $(Self::$Name => $Name::from_params(check, params).into(),)*
+                }
+            }
+        }
+
+        #[rustfmt::skip]
+        pub(crate) static OPTIMIZERS: Keywords<OptimizerName> = Keywords {
+            values: &[$(($keyword, OptimizerName::$Name),)*],
+            unsupported: &[
+                "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "Lamb", "Lion", "NAdam", "RAdam", "RMSprop",
+                "Rprop",
+            ],
+        };
+    };
+}
+
+optimizers! {
+    adam::AdamW, "adamw", "AdamW";
+    adam::Adam, "adam", "Adam";
+    sgd::Sgd, "sgd", "SGD";
+}
+
+/// Resolves `optimizer_type` and the keys of the optimizer that it names.
+pub(crate) fn resolve(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> OptimizerKind {
+    let given = params.optimizer_type.as_deref();
+    if given.is_none() {
+        let names: Vec<&str> = OPTIMIZERS.values.iter().map(|(keyword, _)| *keyword).collect();
+        let (last, others) = names.split_last().map_or(("", &[][..]), |(last, others)| (*last, others));
+        check.report_missing("optimizer.optimizer_type", format!("use {} or {last}", others.join(", ")));
+    }
+    let name = check.keyword("optimizer.optimizer_type", given, OptimizerName::AdamW, &OPTIMIZERS);
+    let is_foreign = |key: &&str| {
+        let belongs_to = |optimizer: &OptimizerName| optimizer.keys().contains(key);
+        OptimizerName::ALL.iter().any(belongs_to) && !belongs_to(&name)
+    };
+    for key in params.given_keys().into_iter().filter(is_foreign) {
+        let says = format!("has no meaning for {}", given.unwrap_or("AdamW"));
+        check.report_invalid(&format!("optimizer.{key}"), says, "leave it out");
+    }
+    name.settings(check, params)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_optimizer_is_also_listed_as_unsupported() {
+        for (keyword, _) in OPTIMIZERS.values {
+            assert!(!OPTIMIZERS.is_unsupported(keyword), "remove {keyword} from `unsupported`");
+        }
+    }
+
+    #[test]
+    fn keys_of_optimizers_are_keys_of_params() {
+        for key in OptimizerName::ALL.iter().flat_map(|optimizer| optimizer.keys()) {
+            let known = OptimizerParams::REFERENCE.keys.iter().any(|known| known.name == *key);
+            assert!(known, "add {key} to crds/params/src/document/optimizer.rs");
+        }
+    }
+
+    /// The form of each optimizer in jobs: checkpoints and launch documents of every release contain it.
+    #[test]
+    fn jobs_keep_their_form() {
+        let (betas, eps, correct_bias) = ([0.5, 0.75], 0.25, true);
+        let cases: [(OptimizerKind, &str); 3] = [
+            (
+                AdamW { betas, eps, correct_bias }.into(),
+                r#"{"name":"adamw","betas":[0.5,0.75],"eps":0.25,"correct_bias":true}"#,
+            ),
+            (
+                Adam { betas, eps, correct_bias }.into(),
+                r#"{"name":"adam","betas":[0.5,0.75],"eps":0.25,"correct_bias":true}"#,
+            ),
+            (Sgd { momentum: 0.5 }.into(), r#"{"name":"sgd","momentum":0.5}"#),
+        ];
+        for (kind, document) in cases {
+            assert_eq!(serde_json::to_string(&kind).unwrap(), document);
+            assert_eq!(serde_json::from_str::<OptimizerKind>(document).unwrap(), kind);
+            assert!(document.contains(&format!("\"{}\"", kind.name())));
+        }
+    }
+}
