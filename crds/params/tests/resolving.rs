@@ -90,7 +90,7 @@ fn every_check_names_its_key() {
         ("model", "initializer: {name: normal, std: -1}", "initializer.std", Invalid, "at least 0"),
         ("model", "initializer: {name: uniform, a: 1, b: 0}", "initializer.a", Invalid, "lower bound"),
         ("model", "initializer: {name: truncated_normal, a: 5, b: 6}", "initializer", Invalid, "widen"),
-        ("optimizer", "optimizer_type: Lion", "optimizer_type", NotSupported, "AdamW"),
+        ("optimizer", "optimizer_type: Rprop", "optimizer_type", NotSupported, "AdamW"),
         ("optimizer", "optimizer_type: AdamV", "optimizer_type", Invalid, "did you mean AdamW?"),
         ("optimizer", "betas: [0.9]", "betas", Invalid, "two numbers"),
         ("optimizer", "betas: [0.9, 1.0]", "betas", Invalid, "less than 1"),

@@ -18,7 +18,7 @@ pub fn request(job: &JobSpec, appliance: &MachineSpec) -> Result<CompileRequest,
     }
     let batch = |input: &InputSpec| BatchSpec { samples: input.batch_size, leaf_bound: input.micro_batch_size };
     Ok(CompileRequest {
-        graph: families::gpt(&job.model, sequence)?,
+        graph: families::graph(&job.model, sequence)?,
         train: batch(&job.train_input),
         trains: job.run.mode.trains(),
         eval: eval.map(batch),

@@ -7,19 +7,18 @@
 
 use millrace_params::{InitializerSpec, ModelSpec, Nonlinearity};
 
+use super::initial_values;
 use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorId, TensorRole, ValueId};
 use crate::ops::{
     Activation, ActivationKind, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, LayerNorm, Linear,
 };
 
-/// The graph of a GPT that reads samples of `sequence` tokens.
+/// Returns the graph of a GPT that reads samples of `sequence` tokens.
 ///
 /// # Errors
 /// The sequence is longer than the position table, or the specification is inconsistent.
 pub fn gpt(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
-    if spec.num_hidden_layers > MAX_BLOCKS {
-        return Err(GraphError::TooManyLayers { layers: spec.num_hidden_layers, most: MAX_BLOCKS });
-    }
+    super::check_blocks(spec)?;
     let mut gpt = Gpt { spec, builder: GraphBuilder::new(sequence) };
     let (table, mut stream) = gpt.embed()?;
     for block in 0..spec.num_hidden_layers {
@@ -28,9 +27,6 @@ pub fn gpt(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
     gpt.head(table, stream)?;
     gpt.builder.finish()
 }
-
-/// Maximum number of blocks. A mistyped number must not exhaust memory.
-const MAX_BLOCKS: usize = 10_000;
 
 const ZERO: Initializer = Initializer::Constant { value: 0.0 };
 const ONE: Initializer = Initializer::Constant { value: 1.0 };
@@ -43,7 +39,7 @@ struct Gpt<'a> {
 impl Gpt<'_> {
     /// Adds the layer `embed`: the token table and the start of the residual stream.
     fn embed(&mut self) -> Result<(TensorId, ValueId), GraphError> {
-        let (width, init) = (self.spec.hidden_size, init(self.spec.initializers.embedding));
+        let (width, init) = (self.spec.hidden_size, initial_values(self.spec.initializers.embedding));
         let vocabulary = [self.spec.vocab_size, width];
         let table = self.builder.tensor("wte.weight", &vocabulary, init, TensorRole::Embedding);
         let tokens = self.builder.tokens();
@@ -102,7 +98,7 @@ impl Gpt<'_> {
         let weight = if self.spec.share_embedding_weights {
             table
         } else {
-            let init = init(self.spec.initializers.lm_head);
+            let init = initial_values(self.spec.initializers.lm_head);
             self.builder.tensor("lm_head.weight", &[entries, width], init, TensorRole::Weight)
         };
         let mut params = vec![weight];
@@ -131,7 +127,8 @@ impl Gpt<'_> {
         weights: InitializerSpec,
         biased: bool,
     ) -> Result<ValueId, GraphError> {
-        let mut params = vec![self.builder.tensor(format!("{name}.weight"), &shape, init(weights), TensorRole::Weight)];
+        let mut params =
+            vec![self.builder.tensor(format!("{name}.weight"), &shape, initial_values(weights), TensorRole::Weight)];
         if biased {
             params.push(self.builder.tensor(format!("{name}.bias"), &shape[..1], ZERO, TensorRole::Bias));
         }
@@ -143,17 +140,6 @@ impl Gpt<'_> {
             return Ok(x);
         }
         self.builder.node(Dropout { rate: rate as f32 }, name, &[x], &[])
-    }
-}
-
-const fn init(initializer: InitializerSpec) -> Initializer {
-    match initializer {
-        InitializerSpec::Normal { mean, std } => Initializer::Normal { mean, std },
-        InitializerSpec::TruncatedNormal { mean, std, a, b } => {
-            Initializer::TruncatedNormal { mean, std, low: a, high: b }
-        }
-        InitializerSpec::Uniform { a, b } => Initializer::Uniform { low: a, high: b },
-        InitializerSpec::Constant { val } => Initializer::Constant { value: val },
     }
 }
 

@@ -1,5 +1,45 @@
-//! Model families: build the graph of a model from its specification in the params.
+//! Model families: each builds a graph from the resolved `model` section. One file for each, and one line in [`graph`].
+//!
+//! Names of layers and tensors are part of the format of checkpoints. `docs/dev/add-a-model-family.md` describes each
+//! step.
+
+use millrace_params::{InitializerSpec, ModelFamily, ModelSpec};
+
+use crate::graph::{Graph, GraphError, Initializer};
 
 mod gpt;
 
 pub use gpt::gpt;
+
+/// Maximum number of blocks. A mistyped number must not exhaust memory.
+const MAX_BLOCKS: usize = 10_000;
+
+/// Returns the graph of a model that reads samples of `sequence` tokens.
+///
+/// # Errors
+/// The sequence is longer than the model supports, or the specification is inconsistent.
+pub fn graph(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
+    match spec.family {
+        ModelFamily::Gpt2 | ModelFamily::Gpt3 => gpt(spec, sequence),
+    }
+}
+
+/// Checks the number of blocks, before anything is allocated for each.
+fn check_blocks(spec: &ModelSpec) -> Result<(), GraphError> {
+    if spec.num_hidden_layers > MAX_BLOCKS {
+        return Err(GraphError::TooManyLayers { layers: spec.num_hidden_layers, most: MAX_BLOCKS });
+    }
+    Ok(())
+}
+
+/// Returns the initial values that an initializer of the params describes.
+const fn initial_values(initializer: InitializerSpec) -> Initializer {
+    match initializer {
+        InitializerSpec::Normal { mean, std } => Initializer::Normal { mean, std },
+        InitializerSpec::TruncatedNormal { mean, std, a, b } => {
+            Initializer::TruncatedNormal { mean, std, low: a, high: b }
+        }
+        InitializerSpec::Uniform { a, b } => Initializer::Uniform { low: a, high: b },
+        InitializerSpec::Constant { val } => Initializer::Constant { value: val },
+    }
+}
