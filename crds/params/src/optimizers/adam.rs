@@ -49,7 +49,7 @@ impl FromParams for AdamW {
     }
 }
 
-fn betas(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> [f64; 2] {
+pub(super) fn betas(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> [f64; 2] {
     if p.betas.is_some() && (p.beta1.is_some() || p.beta2.is_some()) {
         check.report_invalid(
             "optimizer.betas",
