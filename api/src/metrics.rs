@@ -40,8 +40,8 @@ impl ServerMetrics {
         let streams = Arc::new(AtomicUsize::new(0));
         let open = streams.clone();
         registry
-            .family::<Gauge, 0>("millrace_api_live_streams", "Live streams that are open.", [])
-            .read([], move || open.load(Ordering::Relaxed) as f64);
+            .computed_gauges("millrace_api_live_streams", "Live streams that are open.", [])
+            .add([], move || open.load(Ordering::Relaxed) as f64);
         register_process(&registry);
         Self { registry, took, streams, certificate }
     }
@@ -125,8 +125,8 @@ impl JournalMetrics {
         let followed = Arc::new(AtomicUsize::new(0));
         let now = followed.clone();
         registry
-            .family::<Gauge, 0>("millrace_api_journals_followed", "Coordinators whose journals are being copied.", [])
-            .read([], move || now.load(Ordering::Relaxed) as f64);
+            .computed_gauges("millrace_api_journals_followed", "Coordinators whose journals are being copied.", [])
+            .add([], move || now.load(Ordering::Relaxed) as f64);
         Self { registry, lag, followed }
     }
 

@@ -15,6 +15,7 @@
 //! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest complete checkpoint |
 //! | `millrace_dropped_records_total` | counter | coordinator | metrics and journal entries dropped while the disk was full |
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
@@ -26,7 +27,7 @@ use crate::{
 };
 
 /// Direction of bytes, relative to this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ByteDirection {
     /// Received.
     In,
@@ -49,8 +50,8 @@ impl ByteDirection {
 pub struct RoleMetrics {
     registry: Arc<Registry>,
     bytes: MetricFamily<Counter, 2>,
-    /// All counters returned by `bytes`, for the totals.
-    links: Arc<Mutex<Vec<(ByteDirection, Counter)>>>,
+    /// The counters of `bytes` by direction and link, for the totals.
+    links: Arc<Mutex<BTreeMap<(ByteDirection, String), Counter>>>,
     stall: StallClock,
     /// Steps this process took part in and saw committed.
     pub steps: Counter,
@@ -99,19 +100,15 @@ impl RoleMetrics {
 
     /// Returns the byte counter of a link. Look it up once and keep it. `link` names the peer, such as `swarmx-0`.
     pub fn bytes(&self, direction: ByteDirection, link: &str) -> Counter {
-        let counter = self.bytes.with([direction.as_str(), link]);
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        // A link that is reestablished gets its previous counter.
-        if !links.iter().any(|(way, known)| *way == direction && known.is_same(&counter)) {
-            links.push((direction, counter.clone()));
-        }
-        counter
+        let counter = || self.bytes.with([direction.as_str(), link]);
+        links.entry((direction, link.to_owned())).or_insert_with(counter).clone()
     }
 
     /// Returns the sum of the bytes of all links.
     pub fn total_bytes(&self, direction: ByteDirection) -> u64 {
         let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        links.iter().filter(|(way, _)| *way == direction).map(|(_, counter)| counter.get()).sum()
+        links.iter().filter(|((way, _), _)| *way == direction).map(|(_, counter)| counter.get()).sum()
     }
 
     /// Returns the clock that measures this role's waits.
@@ -143,26 +140,26 @@ impl RoleMetrics {
 }
 
 fn register_stalls(registry: &Registry, stall: &StallClock) {
-    let seconds = registry.family::<Counter, 1>(
+    let seconds = registry.computed_counters(
         "millrace_stall_seconds_total",
         "Seconds waited by reason, including the current wait.",
         ["reason"],
     );
     for reason in StallReason::ALL {
         let stall = stall.clone();
-        seconds.read([reason.as_str()], move || stall.seconds(reason));
+        seconds.add([reason.as_str()], move || stall.seconds(reason));
     }
 }
 
 fn register_memory(registry: &Registry) {
-    let memory = registry.family::<Gauge, 1>(
+    let memory = registry.computed_gauges(
         "millrace_memory_bytes",
         "Resident memory of this process: now (rss) and at most (peak).",
         ["kind"],
     );
     let read = |of: fn(ProcessMemory) -> u64| move || ProcessMemory::now().map_or(f64::NAN, |memory| of(memory) as f64);
-    memory.read(["rss"], read(|memory| memory.resident));
-    memory.read(["peak"], read(|memory| memory.peak));
+    memory.add(["rss"], read(|memory| memory.resident));
+    memory.add(["peak"], read(|memory| memory.peak));
 }
 
 /// Adds metrics of the process under the names used by Prometheus' client libraries, for programs that are not agents.
@@ -170,8 +167,8 @@ fn register_memory(registry: &Registry) {
 pub fn register_process(registry: &Registry) {
     let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(f64::NAN, |time| time.as_secs_f64());
     let cpu = || process::cpu_time().map_or(f64::NAN, |time| time.as_secs_f64());
-    let gauge = |name, help, read: fn() -> f64| registry.family::<Gauge, 0>(name, help, []).read([], read);
-    registry.family::<Counter, 0>("process_cpu_seconds_total", "CPU time of this process.", []).read([], cpu);
+    let gauge = |name, help, read: fn() -> f64| registry.computed_gauges(name, help, []).add([], read);
+    registry.computed_counters("process_cpu_seconds_total", "CPU time of this process.", []).add([], cpu);
     gauge("process_resident_memory_bytes", "Resident memory of this process.", || {
         ProcessMemory::now().map_or(f64::NAN, |memory| memory.resident as f64)
     });
@@ -264,7 +261,7 @@ mod tests {
         drop(stall);
 
         for line in [
-            "millrace_agent_info{role=\"coordinator\",index=\"0\",version=\"0.1.0\"} 1",
+            "millrace_agent_info{index=\"0\",role=\"coordinator\",version=\"0.1.0\"} 1",
             "millrace_bytes_total{direction=\"out\",link=\"swarmx-0\"} 42",
             "# TYPE millrace_stall_seconds_total counter",
             "millrace_stall_seconds_total{reason=\"snapshot\"} 0",

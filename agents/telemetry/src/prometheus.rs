@@ -1,66 +1,30 @@
-//! Counters, gauges and histograms, rendered in Prometheus' text exposition format 0.0.4.
+//! Counters, gauges and histograms of a process, rendered in Prometheus' text format 0.0.4.
 //!
-//! A metric is looked up once and kept: an update is one atomic operation (two for a histogram), without a lock or an
-//! allocation. Locks are taken only to add a series and to render the page.
+//! The crate `prometheus` keeps and renders the values. The types here let the compiler check the number of labels,
+//! give all programs the same buckets for durations, and add values that are computed when the page is rendered.
 //!
-//! The crate `prometheus-client` is not used because it writes only OpenMetrics, where the family of a counter has no
-//! `_total` at the end of its name, unlike its samples. Every scraper and shell script reads format 0.0.4, and it needs
-//! little code.
+//! ```
+//! use millrace_telemetry::prometheus::{Counter, Registry};
+//!
+//! let registry = Registry::new();
+//! let bytes = registry.family::<Counter, 1>("bytes_total", "Bytes sent.", ["link"]);
+//! let link = bytes.with(["swarmx-0"]); // look a metric up once and keep it
+//! link.add(4096);
+//! assert!(registry.render().ends_with("bytes_total{link=\"swarmx-0\"} 4096\n"));
+//! ```
+//!
+//! An update of a counter or gauge is one atomic operation, one of a histogram is a few, all without a lock or an
+//! allocation.
 
-use std::{
-    collections::BTreeMap,
-    marker::PhantomData,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, TextEncoder, proto};
 
 /// `Content-Type` of the page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-/// A number that only increases. Clones share the value.
-#[derive(Clone, Debug, Default)]
-pub struct Counter(Arc<AtomicU64>);
-
-impl Counter {
-    /// Returns whether both share the same value.
-    pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    /// Adds one.
-    pub fn inc(&self) {
-        self.add(1);
-    }
-
-    /// Adds `amount`.
-    pub fn add(&self, amount: u64) {
-        self.0.fetch_add(amount, Ordering::Relaxed);
-    }
-
-    /// Returns the sum so far.
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// A number that can be set. Clones share the value.
-#[derive(Clone, Debug, Default)]
-pub struct Gauge(Arc<AtomicU64>);
-
-impl Gauge {
-    /// Sets the value.
-    pub fn set(&self, value: f64) {
-        self.0.store(value.to_bits(), Ordering::Relaxed);
-    }
-
-    /// Returns the last value set; 0 before the first.
-    pub fn get(&self) -> f64 {
-        f64::from_bits(self.0.load(Ordering::Relaxed))
-    }
-}
 
 /// Upper bounds of the buckets of [`DurationHistogram`] in seconds: from an answer out of memory to a wait that a user
 /// notices.
@@ -69,181 +33,205 @@ const SHORT_BUCKET_BOUNDS_SECONDS: [f64; 8] = [0.005, 0.02, 0.05, 0.1, 0.25, 1.0
 const LONG_BUCKET_BOUNDS_SECONDS: [f64; 10] =
     [1.0, 5.0, 30.0, 120.0, 600.0, 3600.0, 14_400.0, 43_200.0, 86_400.0, 604_800.0];
 
-/// A histogram of durations from milliseconds to seconds. Clones share the values.
+/// A number that only increases. Clones share the value.
 #[derive(Clone, Debug)]
-pub struct DurationHistogram(Arc<Buckets>);
+pub struct Counter(prometheus::IntCounter);
 
-impl Default for DurationHistogram {
-    fn default() -> Self {
-        Self(Arc::new(Buckets::new(&SHORT_BUCKET_BOUNDS_SECONDS)))
+impl Counter {
+    /// Adds one.
+    pub fn inc(&self) {
+        self.add(1);
+    }
+
+    /// Adds `amount`.
+    pub fn add(&self, amount: u64) {
+        self.0.inc_by(amount);
+    }
+
+    /// Returns the sum so far.
+    pub fn get(&self) -> u64 {
+        self.0.get()
     }
 }
+
+/// A number that can be set. Clones share the value.
+#[derive(Clone, Debug)]
+pub struct Gauge(prometheus::Gauge);
+
+impl Gauge {
+    /// Sets the value.
+    pub fn set(&self, value: f64) {
+        self.0.set(value);
+    }
+
+    /// Returns the last value set; 0 before the first.
+    pub fn get(&self) -> f64 {
+        self.0.get()
+    }
+}
+
+/// A histogram of durations from milliseconds to seconds. Clones share the values.
+#[derive(Clone, Debug)]
+pub struct DurationHistogram(prometheus::Histogram);
 
 impl DurationHistogram {
     /// Counts one duration.
     pub fn add(&self, took: Duration) {
-        self.0.add(took);
+        self.0.observe(took.as_secs_f64());
     }
 }
 
 /// A histogram of durations from seconds to days. Clones share the values.
 #[derive(Clone, Debug)]
-pub struct LongDurationHistogram(Arc<Buckets>);
-
-impl Default for LongDurationHistogram {
-    fn default() -> Self {
-        Self(Arc::new(Buckets::new(&LONG_BUCKET_BOUNDS_SECONDS)))
-    }
-}
+pub struct LongDurationHistogram(prometheus::Histogram);
 
 impl LongDurationHistogram {
     /// Counts one duration.
     pub fn add(&self, took: Duration) {
-        self.0.add(took);
-    }
-}
-
-/// The buckets of a histogram.
-#[derive(Debug)]
-pub struct Buckets {
-    bounds: &'static [f64],
-    /// Number of durations in each bucket, not cumulative. The last bucket has no upper bound.
-    counts: Vec<AtomicU64>,
-    micros: AtomicU64,
-}
-
-impl Buckets {
-    fn new(bounds: &'static [f64]) -> Self {
-        let counts = std::iter::repeat_with(AtomicU64::default).take(bounds.len() + 1).collect();
-        Self { bounds, counts, micros: AtomicU64::new(0) }
-    }
-
-    fn add(&self, took: Duration) {
-        let bounds = self.bounds;
-        let at = bounds.iter().position(|bound| took.as_secs_f64() <= *bound).unwrap_or(bounds.len());
-        self.counts[at].fetch_add(1, Ordering::Relaxed);
-        self.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-
-    /// Renders the samples of the series `name` with these rendered labels.
-    fn render(&self, name: &str, labels: &str) -> String {
-        let open = labels.strip_suffix('}').map_or_else(|| "{".to_owned(), |labels| format!("{labels},"));
-        let bounds = self.bounds.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
-        let (mut page, mut below) = (String::new(), 0);
-        for (count, bound) in self.counts.iter().zip(bounds) {
-            below += count.load(Ordering::Relaxed);
-            page += &format!("{name}_bucket{open}le=\"{bound}\"}} {below}\n");
-        }
-        let seconds = self.micros.load(Ordering::Relaxed) as f64 / 1e6;
-        page + &format!("{name}_sum{labels} {seconds}\n{name}_count{labels} {below}\n")
+        self.0.observe(took.as_secs_f64());
     }
 }
 
 /// A type of metric: [`Counter`], [`Gauge`], [`DurationHistogram`] or [`LongDurationHistogram`].
-pub trait Metric: sealed::Metric {}
-impl Metric for Counter {}
-impl Metric for Gauge {}
-impl Metric for DurationHistogram {}
-impl Metric for LongDurationHistogram {}
+pub trait Metric: Sized {
+    /// A family of such metrics.
+    type Vector: Collector + Clone + 'static;
 
-mod sealed {
-    use super::{Arc, Buckets, Counter, DurationHistogram, Gauge, LongDurationHistogram};
+    /// Creates a family.
+    ///
+    /// # Errors
+    /// A name is invalid.
+    fn vector(name: &str, help: &str, labels: &[&str]) -> prometheus::Result<Self::Vector>;
 
-    /// The source of a series' value.
-    #[derive(Clone)]
-    pub enum SeriesSource {
-        Counter(Counter),
-        Gauge(Gauge),
-        Histogram(Arc<Buckets>),
-        Read(Arc<dyn Fn() -> f64 + Send + Sync>),
+    /// Returns the metric of the family with these label values, as many as the family has labels.
+    fn with(vector: &Self::Vector, values: &[&str]) -> Self;
+}
+
+impl Metric for Counter {
+    type Vector = IntCounterVec;
+
+    fn vector(name: &str, help: &str, labels: &[&str]) -> prometheus::Result<Self::Vector> {
+        IntCounterVec::new(Opts::new(name, help), labels)
     }
 
-    pub trait Metric: Clone + Default {
-        const TYPE: &'static str;
-        fn source(&self) -> SeriesSource;
-        fn of(source: &SeriesSource) -> Option<Self>;
-    }
-
-    impl Metric for Counter {
-        const TYPE: &'static str = "counter";
-        fn source(&self) -> SeriesSource {
-            SeriesSource::Counter(self.clone())
-        }
-        fn of(source: &SeriesSource) -> Option<Self> {
-            if let SeriesSource::Counter(counter) = source { Some(counter.clone()) } else { None }
-        }
-    }
-
-    impl Metric for Gauge {
-        const TYPE: &'static str = "gauge";
-        fn source(&self) -> SeriesSource {
-            SeriesSource::Gauge(self.clone())
-        }
-        fn of(source: &SeriesSource) -> Option<Self> {
-            if let SeriesSource::Gauge(gauge) = source { Some(gauge.clone()) } else { None }
-        }
-    }
-
-    impl Metric for DurationHistogram {
-        const TYPE: &'static str = "histogram";
-        fn source(&self) -> SeriesSource {
-            SeriesSource::Histogram(self.0.clone())
-        }
-        fn of(source: &SeriesSource) -> Option<Self> {
-            if let SeriesSource::Histogram(buckets) = source { Some(Self(buckets.clone())) } else { None }
-        }
-    }
-
-    impl Metric for LongDurationHistogram {
-        const TYPE: &'static str = "histogram";
-        fn source(&self) -> SeriesSource {
-            SeriesSource::Histogram(self.0.clone())
-        }
-        fn of(source: &SeriesSource) -> Option<Self> {
-            if let SeriesSource::Histogram(buckets) = source { Some(Self(buckets.clone())) } else { None }
-        }
+    fn with(vector: &Self::Vector, values: &[&str]) -> Self {
+        Self(vector.with_label_values(values))
     }
 }
-use sealed::SeriesSource;
 
-/// Series by their rendered labels, such as `{role="cs2"}`, or empty for no labels.
-type Series = Arc<Mutex<BTreeMap<String, SeriesSource>>>;
+impl Metric for Gauge {
+    type Vector = GaugeVec;
+
+    fn vector(name: &str, help: &str, labels: &[&str]) -> prometheus::Result<Self::Vector> {
+        GaugeVec::new(Opts::new(name, help), labels)
+    }
+
+    fn with(vector: &Self::Vector, values: &[&str]) -> Self {
+        Self(vector.with_label_values(values))
+    }
+}
+
+impl Metric for DurationHistogram {
+    type Vector = HistogramVec;
+
+    fn vector(name: &str, help: &str, labels: &[&str]) -> prometheus::Result<Self::Vector> {
+        HistogramVec::new(HistogramOpts::new(name, help).buckets(SHORT_BUCKET_BOUNDS_SECONDS.into()), labels)
+    }
+
+    fn with(vector: &Self::Vector, values: &[&str]) -> Self {
+        Self(vector.with_label_values(values))
+    }
+}
+
+impl Metric for LongDurationHistogram {
+    type Vector = HistogramVec;
+
+    fn vector(name: &str, help: &str, labels: &[&str]) -> prometheus::Result<Self::Vector> {
+        HistogramVec::new(HistogramOpts::new(name, help).buckets(LONG_BUCKET_BOUNDS_SECONDS.into()), labels)
+    }
+
+    fn with(vector: &Self::Vector, values: &[&str]) -> Self {
+        Self(vector.with_label_values(values))
+    }
+}
 
 /// Metrics with the same name and different values of `N` labels.
 #[derive(Clone)]
-pub struct MetricFamily<M, const N: usize> {
-    labels: [&'static str; N],
-    series: Series,
-    metric: PhantomData<M>,
-}
+pub struct MetricFamily<M: Metric, const N: usize>(M::Vector);
 
 impl<M: Metric, const N: usize> MetricFamily<M, N> {
     /// Returns the metric with these label values, the same one for the same values. Look it up once and keep it.
     pub fn with(&self, values: [&str; N]) -> M {
-        let mut series = lock(&self.series);
-        let source = series.entry(render_labels(self.labels, values)).or_insert_with(|| M::default().source());
-        // If `read` has added this series, the returned metric is not shown.
-        M::of(source).unwrap_or_default()
+        M::with(&self.0, &values)
+    }
+}
+
+/// Metrics with the same name and different values of `N` labels, which are computed when the page is rendered.
+#[derive(Clone)]
+pub struct ComputedFamily<const N: usize>(Arc<Computed<N>>);
+
+type ComputeValue = Box<dyn Fn() -> f64 + Send + Sync>;
+
+struct Computed<const N: usize> {
+    description: Desc,
+    kind: proto::MetricType,
+    labels: [&'static str; N],
+    series: Mutex<BTreeMap<[String; N], ComputeValue>>,
+}
+
+impl<const N: usize> ComputedFamily<N> {
+    /// Adds the metric with these label values, whose value `compute` returns.
+    pub fn add(&self, values: [&str; N], compute: impl Fn() -> f64 + Send + Sync + 'static) {
+        lock(&self.0.series).insert(values.map(str::to_owned), Box::new(compute));
+    }
+}
+
+impl<const N: usize> Collector for ComputedFamily<N> {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.0.description]
     }
 
-    /// Adds a series whose value `read` returns whenever the page is rendered.
-    pub fn read(&self, values: [&str; N], read: impl Fn() -> f64 + Send + Sync + 'static) {
-        lock(&self.series).insert(render_labels(self.labels, values), SeriesSource::Read(Arc::new(read)));
+    fn collect(&self) -> Vec<proto::MetricFamily> {
+        let Computed { description, kind, labels, series } = &*self.0;
+        let series = lock(series);
+        let metrics = series.iter().map(|(values, compute)| {
+            let mut metric = proto::Metric::from_label(label_pairs(labels, values));
+            match kind {
+                proto::MetricType::COUNTER => {
+                    let mut counter = proto::Counter::default();
+                    counter.set_value(compute());
+                    metric.set_counter(counter);
+                }
+                _ => {
+                    let mut gauge = proto::Gauge::default();
+                    gauge.set_value(compute());
+                    metric.set_gauge(gauge);
+                }
+            }
+            metric
+        });
+        let mut family = proto::MetricFamily::default();
+        family.set_name(description.fq_name.clone());
+        family.set_help(description.help.clone());
+        family.set_field_type(*kind);
+        family.set_metric(metrics.collect());
+        vec![family]
     }
+}
+
+fn label_pairs<const N: usize>(labels: &[&str; N], values: &[String; N]) -> Vec<proto::LabelPair> {
+    let pair = |(name, value): (&&str, &String)| {
+        let mut pair = proto::LabelPair::default();
+        pair.set_name((*name).to_owned());
+        pair.set_value(value.clone());
+        pair
+    };
+    labels.iter().zip(values).map(pair).collect()
 }
 
 /// All metrics of a process.
 #[derive(Default)]
-pub struct Registry {
-    families: Mutex<Vec<FamilyDescription>>,
-}
-
-struct FamilyDescription {
-    name: &'static str,
-    help: &'static str,
-    metric_type: &'static str,
-    series: Series,
-}
+pub struct Registry(prometheus::Registry);
 
 impl Registry {
     /// Creates a registry without metrics.
@@ -251,41 +239,86 @@ impl Registry {
         Self::default()
     }
 
-    /// Adds a family. Must be called once per name. The family appears on the page with its first series.
+    /// Adds a family. The family appears on the page with its first metric.
+    ///
+    /// # Panics
+    /// A name is invalid, or a family of this name was added before.
     pub fn family<M: Metric, const N: usize>(
         &self,
         name: &'static str,
         help: &'static str,
         labels: [&'static str; N],
     ) -> MetricFamily<M, N> {
-        debug_assert!(is_name(name) && labels.iter().all(|label| is_name(label)));
-        let series = Series::default();
-        lock(&self.families).push(FamilyDescription { name, help, metric_type: M::TYPE, series: Arc::clone(&series) });
-        MetricFamily { labels, series, metric: PhantomData }
+        let vector = constant(name, M::vector(name, help, &labels));
+        self.register(name, vector.clone());
+        MetricFamily(vector)
     }
 
-    /// Adds a metric without labels. Must be called once per name.
+    /// Adds a metric without labels.
+    ///
+    /// # Panics
+    /// Like [`Registry::family`].
     pub fn metric<M: Metric>(&self, name: &'static str, help: &'static str) -> M {
         self.family::<M, 0>(name, help, []).with([])
     }
 
-    /// Renders the page: families in the order in which they were added, series in the order of their labels.
-    pub fn render(&self) -> String {
-        let mut page = String::with_capacity(4096);
-        for family in lock(&self.families).iter() {
-            let series = lock(&family.series).clone();
-            if series.is_empty() {
-                continue;
-            }
-            let FamilyDescription { name, help, metric_type, .. } = family;
-            let help = help.replace('\\', "\\\\").replace('\n', "\\n");
-            page += &format!("# HELP {name} {help}\n# TYPE {name} {metric_type}\n");
-            for (labels, source) in series {
-                page += &render_series(name, &labels, &source);
-            }
-        }
-        page
+    /// Adds a family of gauges that are computed.
+    ///
+    /// # Panics
+    /// Like [`Registry::family`].
+    pub fn computed_gauges<const N: usize>(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        labels: [&'static str; N],
+    ) -> ComputedFamily<N> {
+        self.computed(proto::MetricType::GAUGE, name, help, labels)
     }
+
+    /// Adds a family of counters that are computed.
+    ///
+    /// # Panics
+    /// Like [`Registry::family`].
+    pub fn computed_counters<const N: usize>(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        labels: [&'static str; N],
+    ) -> ComputedFamily<N> {
+        self.computed(proto::MetricType::COUNTER, name, help, labels)
+    }
+
+    fn computed<const N: usize>(
+        &self,
+        kind: proto::MetricType,
+        name: &'static str,
+        help: &'static str,
+        labels: [&'static str; N],
+    ) -> ComputedFamily<N> {
+        let names = labels.map(str::to_owned).to_vec();
+        let description = constant(name, Desc::new(name.to_owned(), help.to_owned(), names, HashMap::new()));
+        let family = ComputedFamily(Arc::new(Computed { description, kind, labels, series: Mutex::default() }));
+        self.register(name, family.clone());
+        family
+    }
+
+    fn register(&self, name: &'static str, collector: impl Collector + 'static) {
+        constant(name, self.0.register(Box::new(collector)));
+    }
+
+    /// Renders the page: families in the order of their names, metrics in the order of their label values.
+    pub fn render(&self) -> String {
+        TextEncoder::new().encode_to_string(&self.0.gather()).unwrap_or_else(|error| {
+            tracing::error!("metrics can't be rendered: {error}");
+            String::new()
+        })
+    }
+}
+
+/// Unwraps the result of using a name that is a constant of the program.
+#[allow(clippy::panic, reason = "every program's metrics are created by a test")]
+fn constant<T>(name: &'static str, result: prometheus::Result<T>) -> T {
+    result.unwrap_or_else(|error| panic!("metric {name}: {error}"))
 }
 
 /// Locks a map. A panic elsewhere leaves the maps consistent, so poisoned locks are ignored.
@@ -293,139 +326,71 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn is_name(name: &str) -> bool {
-    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
-        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-}
-
-fn render_labels<const N: usize>(names: [&str; N], values: [&str; N]) -> String {
-    let mut labels = String::new();
-    for (at, (name, value)) in names.into_iter().zip(values).enumerate() {
-        labels.push(if at == 0 { '{' } else { ',' });
-        labels += name;
-        labels += "=\"";
-        for c in value.chars() {
-            match c {
-                '\\' => labels += "\\\\",
-                '"' => labels += "\\\"",
-                '\n' => labels += "\\n",
-                c => labels.push(c),
-            }
-        }
-        labels.push('"');
-    }
-    if N > 0 {
-        labels.push('}');
-    }
-    labels
-}
-
-fn render_series(name: &str, labels: &str, source: &SeriesSource) -> String {
-    let level = match source {
-        SeriesSource::Histogram(buckets) => return buckets.render(name, labels),
-        SeriesSource::Counter(counter) => return format!("{name}{labels} {}\n", counter.get()),
-        SeriesSource::Gauge(gauge) => gauge.get(),
-        SeriesSource::Read(read) => read(),
-    };
-    match level {
-        f64::INFINITY => format!("{name}{labels} +Inf\n"),
-        f64::NEG_INFINITY => format!("{name}{labels} -Inf\n"),
-        level => format!("{name}{labels} {level}\n"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_page_to_the_letter() {
+    fn page_has_families_by_name_and_computed_values() {
         let registry = Registry::new();
         let bytes = registry.family::<Counter, 2>("bytes_total", "Bytes\\moved\n.", ["way", "link"]);
-        let unused = registry.family::<Gauge, 1>("unused", "Never set.", ["x"]);
+        let _unused = registry.family::<Gauge, 1>("unused", "Never set.", ["x"]);
         let step: Gauge = registry.metric("step", "Committed steps.");
-        let memory = registry.family::<Gauge, 1>("memory_bytes", "Memory.", ["kind"]);
-        bytes.with(["up", "b"]).add(u64::MAX);
+        let memory = registry.computed_gauges("memory_bytes", "Memory.", ["kind"]);
+        bytes.with(["up", "b"]).add(1 << 53);
         bytes.with(["down", "quote \" back \\ line\n é"]).inc();
         bytes.with(["down", "quote \" back \\ line\n é"]).add(2);
         step.set(12.5);
-        for (kind, value) in [("a", f64::NAN), ("b", f64::INFINITY), ("c", 1e300), ("d", 0.0)] {
-            memory.read([kind], move || value);
+        for (kind, value) in [("a", f64::NAN), ("b", f64::INFINITY), ("c", 0.0)] {
+            memory.add([kind], move || value);
         }
-        memory.with(["a"]).set(1.0);
-        drop(unused);
-
-        let huge = format!("1{}", "0".repeat(300));
-        assert_eq!(
-            registry.render(),
-            format!(
-                r#"# HELP bytes_total Bytes\\moved\n.
+        registry.computed_counters("cpu_seconds_total", "CPU time.", []).add([], || 0.25);
+        let expected = r#"# HELP bytes_total Bytes\\moved\n.
 # TYPE bytes_total counter
-bytes_total{{way="down",link="quote \" back \\ line\n é"}} 3
-bytes_total{{way="up",link="b"}} 18446744073709551615
+bytes_total{link="b",way="up"} 9007199254740992
+bytes_total{link="quote \" back \\ line\n é",way="down"} 3
+# HELP cpu_seconds_total CPU time.
+# TYPE cpu_seconds_total counter
+cpu_seconds_total 0.25
+# HELP memory_bytes Memory.
+# TYPE memory_bytes gauge
+memory_bytes{kind="a"} NaN
+memory_bytes{kind="b"} +Inf
+memory_bytes{kind="c"} 0
 # HELP step Committed steps.
 # TYPE step gauge
 step 12.5
-# HELP memory_bytes Memory.
-# TYPE memory_bytes gauge
-memory_bytes{{kind="a"}} NaN
-memory_bytes{{kind="b"}} +Inf
-memory_bytes{{kind="c"}} {huge}
-memory_bytes{{kind="d"}} 0
-"#
-            )
-        );
+"#;
+        assert_eq!(registry.render(), expected);
     }
 
     #[test]
-    fn a_histogram_to_the_letter() {
+    fn histograms_have_buckets_for_short_and_for_long_durations() {
         let registry = Registry::new();
-        let bare: DurationHistogram = registry.metric("visit_seconds", "Visits.");
-        let took = registry.family::<DurationHistogram, 1>("request_seconds", "Requests.", ["code"]);
+        let short = registry.family::<DurationHistogram, 1>("request_seconds", "Requests.", ["code"]);
         for millis in [5, 6, 250, 31_000] {
-            took.with(["200"]).add(Duration::from_millis(millis));
+            short.with(["200"]).add(Duration::from_millis(millis));
         }
         let long: LongDurationHistogram = registry.metric("wait_seconds", "Waits.");
-        bare.add(Duration::from_micros(1));
         long.add(Duration::from_secs(7200));
         let page = registry.render();
-        let (page, waits) = page.split_at(page.find("# HELP wait_seconds").unwrap());
-        assert!(waits.contains("wait_seconds_bucket{le=\"3600\"} 0\nwait_seconds_bucket{le=\"14400\"} 1\n"), "{waits}");
-        let (visits, requests) = page.split_at(page.find("# HELP request_seconds").unwrap());
-        assert!(
-            visits.contains("visit_seconds_bucket{le=\"0.005\"} 1\n") && visits.contains("visit_seconds_count 1\n")
-        );
-        assert_eq!(
-            requests,
-            r#"# HELP request_seconds Requests.
-# TYPE request_seconds histogram
-request_seconds_bucket{code="200",le="0.005"} 1
-request_seconds_bucket{code="200",le="0.02"} 2
-request_seconds_bucket{code="200",le="0.05"} 2
-request_seconds_bucket{code="200",le="0.1"} 2
-request_seconds_bucket{code="200",le="0.25"} 3
-request_seconds_bucket{code="200",le="1"} 3
-request_seconds_bucket{code="200",le="5"} 3
-request_seconds_bucket{code="200",le="30"} 3
-request_seconds_bucket{code="200",le="+Inf"} 4
-request_seconds_sum{code="200"} 31.261
-request_seconds_count{code="200"} 4
-"#
-        );
+        for sample in [
+            "request_seconds_bucket{code=\"200\",le=\"0.005\"} 1\n",
+            "request_seconds_bucket{code=\"200\",le=\"0.25\"} 3\n",
+            "request_seconds_bucket{code=\"200\",le=\"+Inf\"} 4\n",
+            "request_seconds_count{code=\"200\"} 4\n",
+            "wait_seconds_bucket{le=\"3600\"} 0\nwait_seconds_bucket{le=\"14400\"} 1\n",
+            "wait_seconds_sum 7200\n",
+        ] {
+            assert!(page.contains(sample), "{sample} is not in {page}");
+        }
     }
 
     #[test]
-    fn updates_from_many_threads_all_count() {
+    #[should_panic(expected = "metric step")]
+    fn name_can_be_used_once() {
         let registry = Registry::new();
-        let family = registry.family::<Counter, 1>("steps_total", "Steps.", ["role"]);
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    let counter = family.with(["cs2"]);
-                    (0..5000).for_each(|_| counter.inc());
-                });
-            }
-        });
-        assert_eq!(family.with(["cs2"]).get(), 20_000);
+        let _: Gauge = registry.metric("step", "Committed steps.");
+        let _: Counter = registry.metric("step", "Committed steps.");
     }
 }

@@ -120,11 +120,14 @@ impl<K> ControllerActivity<K> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_telemetry::prometheus::Registry;
+
     use super::*;
 
     #[test]
     fn objects_are_queued_reconciled_and_removed() {
-        let activity: ControllerActivity<&str> = ControllerActivity::new(DurationHistogram::default());
+        let activity: ControllerActivity<&str> =
+            ControllerActivity::new(Registry::new().metric("wait_seconds", "Waits."));
         let counts = |activity: &ControllerActivity<&str>| {
             let standing = activity.status(|key| *key != "deleted");
             (standing.waiting, standing.visited)

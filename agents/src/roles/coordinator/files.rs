@@ -31,9 +31,10 @@ pub struct RunFiles {
     last_report: TerminationReport,
     /// Whether the last write to a file failed.
     refusing: bool,
-    /// Lines and entries dropped in this attempt, and the part of them that was already reported to the user.
-    dropped: Counter,
-    dropped_told: u64,
+    /// Counts the lines and entries dropped in this attempt.
+    dropped: Option<Counter>,
+    /// The part of them that was reported to the user.
+    reported_dropped: u64,
 }
 
 /// The files for metric points. They are opened when the first step of the run is known.
@@ -82,8 +83,8 @@ impl RunFiles {
                 summary_steps: run.summary_steps.max(1),
                 last_report,
                 refusing: false,
-                dropped: Counter::default(),
-                dropped_told: 0,
+                dropped: None,
+                reported_dropped: 0,
                 model_dir: dir.to_owned(),
             })
         };
@@ -124,7 +125,7 @@ impl RunFiles {
 
     /// Makes `counter` count what is dropped while the disk is full.
     pub fn count_dropped(&mut self, counter: Counter) {
-        self.dropped = counter;
+        self.dropped = Some(counter);
     }
 
     /// Writes a committed step. A step that an earlier coordinator has already written to the metrics is not written
@@ -204,7 +205,9 @@ impl RunFiles {
     fn note(&mut self, written: Result<(), Error>) {
         let written = if self.refusing { written.and_then(|()| self.flush()) } else { written };
         let dropped = self.dropped_so_far();
-        self.dropped.add(dropped.saturating_sub(self.dropped.get()));
+        if let Some(counter) = &self.dropped {
+            counter.add(dropped.saturating_sub(counter.get()));
+        }
         match written {
             Err(error) if !self.refusing => {
                 self.refusing = true;
@@ -215,7 +218,7 @@ impl RunFiles {
             }
             Ok(()) if self.refusing => {
                 self.refusing = false;
-                let lost = dropped - std::mem::replace(&mut self.dropped_told, dropped);
+                let lost = dropped - std::mem::replace(&mut self.reported_dropped, dropped);
                 tracing::warn!(dropped = lost, "metrics and the journal are written again");
             }
             _ => {}
