@@ -418,7 +418,7 @@ mod tests {
         let (home, archive) = (home.path(), packed(&home.path().join("data")));
         for cut in [0, 1, 511, 512, archive.len() / 4, archive.len() / 2, archive.len() - 2048] {
             let error = refusal(home, &archive[..cut]);
-            assert!(error.contains("cut off"), "{cut}: {error}");
+            assert!(error.contains("truncated"), "{cut}: {error}");
         }
         let mut changed = archive.clone();
         let at = changed.windows(12).position(|bytes| bytes == b"the database").unwrap();

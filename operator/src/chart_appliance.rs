@@ -242,7 +242,7 @@ mod tests {
         appliance.spec.encrypt_data = Some(false);
         assert_eq!(values.manual_edits(&appliance), Some(Vec::new()), "nor is what they leave to others");
         appliance.spec.machine.systems = Some(3);
-        assert_eq!(values.manual_edits(&appliance), Some(vec!["spec.systems is 3, and 8 in the values".to_owned()]));
+        assert_eq!(values.manual_edits(&appliance), Some(vec!["spec.systems is 3, but 8 in the values".to_owned()]));
         appliance.metadata.annotations = None;
         assert_eq!(values.manual_edits(&appliance), None, "these values were never applied");
     }
@@ -259,7 +259,7 @@ mod tests {
         });
         let said = conflict_message(&serde_json::from_value(refused).unwrap());
         assert!(
-            said.ends_with("by hand: spec.systems (conflict with \"kubectl-edit\" using millrace.dev/v1alpha1)"),
+            said.ends_with("manual edits: spec.systems (conflict with \"kubectl-edit\" using millrace.dev/v1alpha1)"),
             "{said}"
         );
     }

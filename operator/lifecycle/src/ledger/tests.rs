@@ -129,7 +129,7 @@ fn over_commitment_is_described() {
     assert_eq!(over_commitment_message(&capacity(3), &ledger), None);
     let said = over_commitment_message(&capacity(2), &ledger).unwrap();
     assert!(said.starts_with("3 systems are in use, but the appliance has 2:"), "{said}");
-    assert!(said.ends_with("held by team/a (csx-0 csx-1), team/b (csx-2)"), "{said}");
+    assert!(said.ends_with("used by team/a (csx-0 csx-1), team/b (csx-2)"), "{said}");
     let said = over_commitment_message(&capacity(2), &ledger[1..]).unwrap();
     assert!(said.starts_with("systems beyond the first 2"), "{said}");
     let large = [Grant { memoryx_bytes: 11, ..grant("a", 1, &[0]) }];
