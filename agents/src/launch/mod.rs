@@ -1,7 +1,8 @@
 //! Runs a whole job on one machine with [`run_local`]: starts the five roles as processes and supervises them until all
 //! have ended.
 //!
-//! The roles are the running program itself, started again ([`role_process`](crate::role_process)), so any program can run a job:
+//! The roles are the running program itself, started again ([`role_process`](crate::role_process)), so any program can
+//! run a job:
 //!
 //! ```no_run
 //! use millrace_agents::launch::{LaunchDocument, LocalRun, run_local};

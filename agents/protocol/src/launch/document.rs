@@ -86,8 +86,8 @@ pub struct AgentCounts {
 }
 
 impl AgentCounts {
-    /// Returns the numbers that `job` needs on `appliance`. Both state a maximum of activation servers per system, but a system reads from one at a time, so it
-    /// gets one.
+    /// Returns the numbers that `job` needs on `appliance`. Both state a maximum of activation servers per system, but
+    /// a system reads from one at a time, so it gets one.
     pub fn for_job(job: &JobSpec, appliance: &MachineSpec) -> Self {
         let run = &job.run;
         let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);

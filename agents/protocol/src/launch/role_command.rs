@@ -12,8 +12,8 @@
 //! assert_eq!(RoleCommand::parse(command.to_args()).unwrap(), command);
 //! ```
 //!
-//! * [`RoleCommand::parse`] returns what [`RoleCommand::to_args`] was called on, unless an environment variable supplies
-//!   a flag that is missing.
+//! * [`RoleCommand::parse`] returns the command that [`RoleCommand::to_args`] wrote, unless an environment variable
+//!   supplies a flag that is missing.
 //! * Every argument is bounded: its length, the number of directories, the range of a number.
 //! * Arguments are `--name=value`, so that a value may begin with a dash. Agents of release 0.1.0 read all flags that
 //!   [`RoleCommand::to_args`] writes for a pod.

@@ -260,8 +260,8 @@ mod tests {
         (logger, showing)
     }
 
-    /// Runs `what` with the logger. One test at a time: tracing may remember for good to skip the records of a call site
-    /// that is first reached while another thread installs a subscriber.
+    /// Runs `what` with the logger. One test at a time: tracing may remember for good to skip the records of a call
+    /// site that is first reached while another thread installs a subscriber.
     fn logging_to<T>(logger: &Logger, what: impl FnOnce() -> T) -> T {
         static ONE_SUBSCRIBER: Mutex<()> = Mutex::new(());
         let _only = ONE_SUBSCRIBER.lock().unwrap_or_else(PoisonError::into_inner);
