@@ -423,7 +423,7 @@ mod tests {
         let mut changed = archive.clone();
         let at = changed.windows(12).position(|bytes| bytes == b"the database").unwrap();
         changed[at] = b'T';
-        assert!(refusal(home, &changed).contains("millrace.db is not as it was"));
+        assert!(refusal(home, &changed).contains("millrace.db is damaged"));
         refusal(home, b"no archive at all");
         refusal(home, &[0xa5; 4096]);
         for name in ["../evil", "/etc/cron.d/evil", "model_dirs/x", "millrace.db/x", "texts", ".ssh/authorized_keys"] {

@@ -355,7 +355,7 @@ cpu_seconds_total 0.25
 # HELP memory_bytes Memory.
 # TYPE memory_bytes gauge
 memory_bytes{kind="a"} NaN
-memory_bytes{kind="b"} +Inf
+memory_bytes{kind="b"} inf
 memory_bytes{kind="c"} 0
 # HELP step Committed steps.
 # TYPE step gauge
