@@ -51,7 +51,7 @@ pub struct ApplianceStatus {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceAmounts {
-    /// Systems.
+    /// Number of systems.
     #[serde(default)]
     pub systems: u32,
     /// Bytes of MemoryX.

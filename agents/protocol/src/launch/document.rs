@@ -71,7 +71,7 @@ pub struct ResumeOptions {
 /// Number of agents of each role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentCounts {
-    /// Systems.
+    /// Number of systems.
     pub systems: usize,
     /// Minimum number of systems; with fewer the run does not continue.
     pub least_systems: usize,

@@ -135,7 +135,11 @@ mod tests {
         assert_eq!(decided.status.state(), Some(JobState::Succeeded));
         let progressing = decided.status.condition(ConditionType::Progressing).unwrap();
         assert_eq!(progressing.reason, "Deleting");
-        assert!(progressing.message.ends_with("of other controllers are removed: example.com/hold"), "{}", progressing.message);
+        assert!(
+            progressing.message.ends_with("of other controllers are removed: example.com/hold"),
+            "{}",
+            progressing.message
+        );
         assert_eq!((decided.events.len(), &decided.events[0].message), (1, &progressing.message));
         job.status = Some(decided.status);
         assert_eq!(decide_deleted(&job, Timestamp::UNIX_EPOCH), None, "it is said once");
