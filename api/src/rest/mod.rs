@@ -238,7 +238,7 @@ pub fn rfc3339(ms: i64) -> String {
 /// A list without pages.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ItemList<T> {
-    /// All of them.
+    /// The items.
     items: Vec<T>,
 }
 
