@@ -2,8 +2,8 @@
 //!
 //! A file has the optimizer's settings as they stand in a job (`{"name": "sgd", "momentum": 0.9}`), the keys of the
 //! section `optimizer` that they come from, and how they are resolved. What an optimizer computes, and the state that
-//! it keeps, is one more file: `emulator/src/optimizers`. This crate is shared with programs that compute nothing, so it
-//! can't have both. `docs/dev/add-an-optimizer.md` describes each step.
+//! it keeps, is one more file, in `emulator/src/optimizers`. This crate is shared with programs that compute nothing,
+//! so it can't have both. `docs/dev/add-an-optimizer.md` describes each step.
 //!
 //! * A key that only other optimizers read is rejected.
 //! * Names and settings are part of the format of checkpoints and of launch documents.
