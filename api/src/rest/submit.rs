@@ -1,5 +1,15 @@
-//! Reads a submission from the body of a request: a TrainJob as JSON or YAML, or a form with the user's params file,
-//! its options and its uploads. The result is an [`SubmitRequest`].
+//! Reads a submission from the body of a request.
+//!
+//! ```text
+//!  application/json, application/yaml    a TrainJob                              ┐
+//!  multipart/form-data                   params  the user's params file          ├──► SubmitRequest
+//!                                        job     metadata and fields of the spec │
+//!                                        file    uploads that the params name    ┘
+//! ```
+//!
+//! * The request counts against its account's budget before its body is read.
+//! * The body is received within a time limit, and parsed on the threads for expensive work.
+//! * Every part has a size limit, and every name is checked before a file is written.
 
 use std::collections::HashSet;
 use std::sync::Arc;

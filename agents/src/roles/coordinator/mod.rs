@@ -167,9 +167,9 @@ pub struct PreparedRun {
     /// have joined.
     pub compiled: CompiledJob,
     /// The checkpoint or initial values that the run begins with.
-    pub beginning: resume::StartPoint,
+    pub start_point: resume::StartPoint,
     /// The checkpoints that are evaluated afterwards, if the run evaluates more than one.
-    pub further: VecDeque<resume::StartPoint>,
+    pub remaining_checkpoints: VecDeque<resume::StartPoint>,
     /// Number of batches of one evaluation; 0 if the run does not evaluate.
     pub eval_batches: u64,
     /// Estimated seconds of a training step; `None` unless the job trains with all agents on this host.
@@ -212,18 +212,18 @@ async fn prepare(
     for removed in millrace_checkpoint::clean_up(&lock).map_err(checkpoint_failure)? {
         tracing::info!("removed unfinished files of an earlier run: {removed}");
     }
-    let mut further = resume::choose_checkpoint(&launch, &compiled, named)?;
+    let mut remaining_checkpoints = resume::choose_checkpoint(&launch, &compiled, named)?;
     // There is always one: a checkpoint or the initial values.
-    let mut beginning = further.pop_front().ok_or_else(|| {
+    let mut start_point = remaining_checkpoints.pop_front().ok_or_else(|| {
         AgentError::local(
             "there is neither a checkpoint nor an \
         initial state",
         )
     })?;
-    let compiled = resume::recompile_with_checkpoint_cuts(&launch, compiled, &mut beginning)?;
+    let compiled = resume::recompile_with_checkpoint_cuts(&launch, compiled, &mut start_point)?;
     let files = files::RunFiles::open(&launch, lock.attempt(), last_report)?;
-    beginning.report.iter().for_each(|sentence| console.line(sentence));
-    Ok(PreparedRun { launch, compiled, beginning, further, eval_batches, step_estimate, lock, files })
+    start_point.report.iter().for_each(|sentence| console.line(sentence));
+    Ok(PreparedRun { launch, compiled, start_point, remaining_checkpoints, eval_batches, step_estimate, lock, files })
 }
 
 /// Takes the lock of model_dir. A coordinator of the same job may still hold it although it died on another host, where

@@ -28,14 +28,14 @@ use crate::error::AgentError;
 impl CoordinatorDriver {
     /// Handles a joining agent. Agents wait until all have joined, so that the job is pinned to an instruction set that
     /// all of them have.
-    pub(super) fn hello(&mut self, number: StreamNumber, hello: Box<JoinedAgent>) -> Result<(), AgentError> {
+    pub(super) fn on_hello(&mut self, number: StreamNumber, hello: Box<JoinedAgent>) -> Result<(), AgentError> {
         if !hello.uid.is_empty() && hello.uid != self.uid() {
             hello.handle.reject("it belongs to another job");
             return Ok(());
         }
         if let Some((stream, instance)) = self.process_holding_name(hello.agent) {
             if instance != hello.instance {
-                self.refuse_duplicate(&hello);
+                self.reject_duplicate_agent(&hello);
                 return Ok(());
             }
             // The process is the same: its old stream broke, and only the agent has noticed so far.
@@ -44,12 +44,12 @@ impl CoordinatorDriver {
         if self.machine.is_some() {
             return self.admit(number, &hello);
         }
-        self.waiting.insert(hello.agent, (number, hello));
+        self.pending_agents.insert(hello.agent, (number, hello));
         if self.stop_by.is_some() {
             return self.stop_early();
         }
         let wanted = &self.launch.agent_counts;
-        let of = |role| self.waiting.keys().filter(|agent| agent.role == role).count();
+        let of = |role| self.pending_agents.keys().filter(|agent| agent.role == role).count();
         let complete = of(Role::MemoryX) >= wanted.shards
             && of(Role::SwarmX) >= wanted.swarmx
             && of(Role::Activation) >= wanted.activation_servers
@@ -60,10 +60,10 @@ impl CoordinatorDriver {
     /// Returns stream and instance of the process that is connected as `agent`.
     fn process_holding_name(&self, agent: AgentId) -> Option<(StreamNumber, u64)> {
         let joined = self.joined.get(&agent).map(|connected| (connected.stream, connected.instance));
-        joined.or_else(|| self.waiting.get(&agent).map(|(stream, hello)| (*stream, hello.instance)))
+        joined.or_else(|| self.pending_agents.get(&agent).map(|(stream, hello)| (*stream, hello.instance)))
     }
 
-    fn refuse_duplicate(&mut self, hello: &JoinedAgent) {
+    fn reject_duplicate_agent(&mut self, hello: &JoinedAgent) {
         let reason = format!("another process is already {} in this job", hello.agent);
         if self.rejections.record(Instant::now()).is_some() {
             tracing::warn!(peer = %hello.agent, "rejected a second {}: {reason}", hello.agent);
@@ -74,21 +74,22 @@ impl CoordinatorDriver {
     /// Handles a stop before all agents have joined. If shards may hold steps of an earlier coordinator, waits for them
     /// so that these steps are saved.
     pub(super) fn stop_early(&mut self) -> Result<(), AgentError> {
-        let shards = self.waiting.keys().filter(|agent| agent.role == Role::MemoryX).count();
-        let any = self.waiting.values().any(|(_, hello)| hello.shard.is_some_and(|state| state.record.is_some()));
+        let shards = self.pending_agents.keys().filter(|agent| agent.role == Role::MemoryX).count();
+        let any =
+            self.pending_agents.values().any(|(_, hello)| hello.shard.is_some_and(|state| state.record.is_some()));
         if self.lock.previous().is_none() || (shards >= self.launch.agent_counts.shards && !any) {
-            self.ending = Some(RunEnd::stopped(self.leaver));
+            self.end = Some(RunEnd::stopped(self.leaver));
         } else if shards >= self.launch.agent_counts.shards {
             self.stop_by = None;
             self.admit_all()?;
-            self.event(CoordinatorEvent::StopRequested)?;
+            self.handle_event(CoordinatorEvent::StopRequested)?;
         }
         Ok(())
     }
 
     fn admit_all(&mut self) -> Result<(), AgentError> {
         self.pin_profile()?;
-        for (number, hello) in std::mem::take(&mut self.waiting).into_values() {
+        for (number, hello) in std::mem::take(&mut self.pending_agents).into_values() {
             self.admit(number, &hello)?;
         }
         Ok(())
@@ -97,7 +98,7 @@ impl CoordinatorDriver {
     /// Returns instruction set and state of the waiting shards that hold parameters of this job from an earlier
     /// coordinator.
     fn shards_with_parameters(&self) -> impl Iterator<Item = (Isa, ShardState)> {
-        let shards = self.waiting.values().filter_map(|(_, hello)| Some((hello.isa, hello.shard?)));
+        let shards = self.pending_agents.values().filter_map(|(_, hello)| Some((hello.isa, hello.shard?)));
         shards.filter(|(_, state)| state.loaded)
     }
 
@@ -106,15 +107,14 @@ impl CoordinatorDriver {
         let pinned = self.shards_with_parameters().map(|(isa, _)| isa).min();
         let committed =
             self.shards_with_parameters().filter_map(|(_, state)| state.record).map(|record| record.step).max();
-        let Self {
-            launch, compiled, start_point: beginning, remaining_checkpoints: further, eval_batches, lock, ..
-        } = self;
+        let Self { launch, compiled, start_point, remaining_checkpoints, eval_batches, lock, .. } = self;
         // Shards that hold parameters determine the instruction set, whatever the other agents have. Without such
         // shards, it is the best one that all agents have.
-        let best = || self.waiting.values().map(|(_, hello)| hello.isa).min().unwrap_or(Isa::Portable);
+        let best = || self.pending_agents.values().map(|(_, hello)| hello.isa).min().unwrap_or(Isa::Portable);
         compiled.profile.isa = pinned.unwrap_or_else(|| best().min(compiled.profile.isa));
-        let note = check_profile(launch, compiled, beginning.profile.as_deref())?;
-        self.saver = Some(Arc::new(CheckpointWriter::new(lock.clone(), compiled.clone(), note.into_iter().collect())));
+        let note = check_profile(launch, compiled, start_point.profile.as_deref())?;
+        self.checkpoint_writer =
+            Some(Arc::new(CheckpointWriter::new(lock.clone(), compiled.clone(), note.into_iter().collect())));
         let wanted = RequiredAgents {
             systems: launch.agent_counts.systems as u32,
             min_systems: launch.agent_counts.least_systems as u32,
@@ -122,20 +122,20 @@ impl CoordinatorDriver {
             fan_out: launch.agent_counts.fan_out,
             activation_servers: launch.agent_counts.activation_servers as u32,
         };
-        let held = committed.filter(|&step| step >= beginning.step);
-        let step = held.unwrap_or(beginning.step);
+        let held = committed.filter(|&step| step >= start_point.step);
+        let step = held.unwrap_or(start_point.step);
         let before = match held {
             _ if !launch.mode.trains() => ResumeHistory::default(),
             Some(step) => continue_lineage(lock, step).map_err(checkpoint_failure)?,
-            None => begin_lineage(lock, beginning.from).map_err(checkpoint_failure)?,
+            None => begin_lineage(lock, start_point.from).map_err(checkpoint_failure)?,
         };
         self.reporter.on_agents_ready(launch.agent_counts.systems, step, &before, held.is_some())?;
-        let saved = beginning.saved.is_some() && step == beginning.step;
+        let saved = start_point.saved.is_some() && step == start_point.step;
         let done = StepProgress { evaluated: has_evaluation(&launch.model_dir, step), saved };
         let known = ResumeState { step, done: if launch.mode.trains() { done } else { StepProgress::default() } };
-        let (plan, source) = (compiled.plan.clone(), beginning.source.clone());
+        let (plan, source) = (compiled.plan.clone(), start_point.source.clone());
         let policy = policy(compiled, launch.mode, *eval_batches);
-        let sources = further.iter().map(|beginning| beginning.source.clone());
+        let sources = remaining_checkpoints.iter().map(|start_point| start_point.source.clone());
         let machine = Coordinator::new(plan, policy, wanted, source, lock.attempt(), known);
         self.machine = Some(machine.with_further_evaluations(sources));
         Ok(())
@@ -164,7 +164,11 @@ impl CoordinatorDriver {
         let connected = AgentConnection { stream: number, instance: hello.instance, handle: hello.handle.clone() };
         self.joined.insert(hello.agent, connected);
         self.lost_shards.remove(&hello.agent);
-        self.event(CoordinatorEvent::Joined { agent: hello.agent, address: hello.address.clone(), shard: hello.shard })
+        self.handle_event(CoordinatorEvent::Joined {
+            agent: hello.agent,
+            address: hello.address.clone(),
+            shard: hello.shard,
+        })
     }
 
     /// Returns the id of this job: the UID of the launch document, or else the path of model_dir. It is the same for

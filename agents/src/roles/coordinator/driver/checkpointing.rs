@@ -63,12 +63,12 @@ impl SaveFailure {
 }
 
 impl CoordinatorDriver {
-    pub(super) fn blocking_done(&mut self, worked: SaveTaskResult) -> Result<(), AgentError> {
-        match worked {
+    pub(super) fn on_save_result(&mut self, result: SaveTaskResult) -> Result<(), AgentError> {
+        match result {
             SaveTaskResult::Staged(_, Ok(staged)) => {
                 let (staging, snapshot) = *staged;
                 self.staging = Some(staging);
-                self.event(CoordinatorEvent::Staged(snapshot))
+                self.handle_event(CoordinatorEvent::Staged(snapshot))
             }
             SaveTaskResult::Published(step, Ok(saved)) => {
                 if self.save_timer.published(Instant::now()) {
@@ -79,14 +79,14 @@ impl CoordinatorDriver {
                     let _ = reply.send(command_reply(step, Some(&saved)));
                 }
                 self.last_saved = Some(saved);
-                self.event(CoordinatorEvent::Published { step })
+                self.handle_event(CoordinatorEvent::Published { step })
             }
             SaveTaskResult::Staged(step, Err(failure)) | SaveTaskResult::Published(step, Err(failure)) => {
                 // Another run holds the lock of model_dir: a retry can't help.
                 if matches!(failure.reason(), OutcomeReason::Superseded | OutcomeReason::ModelDirInUse) {
                     return Err(failure);
                 }
-                self.event(CoordinatorEvent::SaveFailed {
+                self.handle_event(CoordinatorEvent::SaveFailed {
                     step,
                     cause: failure.failure_cause(),
                     reason: failure.to_string(),
@@ -96,13 +96,13 @@ impl CoordinatorDriver {
     }
 
     pub(super) fn stage(&mut self, step: u64) {
-        let (Some(saver), Some(machine)) = (self.saver.clone(), &self.machine) else { return };
-        let (epoch, work) = (machine.epoch(), self.work.clone());
+        let (Some(writer), Some(machine)) = (self.checkpoint_writer.clone(), &self.machine) else { return };
+        let (epoch, results) = (machine.epoch(), self.save_results_sender.clone());
         self.recovery =
             self.save_timer.is_by_time() && self.checkpoint_replies.is_empty() && !self.is_requested_by_params(step);
         self.reporter.line(format!("Saving checkpoint at step {step}"));
         tokio::task::spawn_blocking(move || {
-            work.send(SaveTaskResult::Staged(step, saver.stage(step, epoch).map(Box::new)))
+            results.send(SaveTaskResult::Staged(step, writer.stage(step, epoch).map(Box::new)))
         });
     }
 
@@ -114,18 +114,18 @@ impl CoordinatorDriver {
     }
 
     pub(super) fn publish(&mut self, digests: Vec<ChunkDigests>, record: Option<CommitRecord>) {
-        let (Some(saver), Some(staging)) = (self.saver.clone(), self.staging.take()) else { return };
-        let (work, step, recovery) = (self.work.clone(), staging.step(), self.recovery);
+        let (Some(writer), Some(staging)) = (self.checkpoint_writer.clone(), self.staging.take()) else { return };
+        let (results, step, recovery) = (self.save_results_sender.clone(), staging.step(), self.recovery);
         tokio::task::spawn_blocking(move || {
-            work.send(SaveTaskResult::Published(step, saver.publish(staging, digests, record, recovery)))
+            results.send(SaveTaskResult::Published(step, writer.publish(staging, digests, record, recovery)))
         });
     }
 
     /// Decides how to continue after a checkpoint that could not be written.
-    pub(super) fn not_saved(&mut self, not_saved: SaveFailure) -> Result<(), AgentError> {
+    pub(super) fn on_save_failure(&mut self, save: SaveFailure) -> Result<(), AgentError> {
         // Dropping the staging directory removes the files that the shards have written.
         self.staging = None;
-        let failure = not_saved.failure();
+        let failure = save.failure();
         let last = self.machine.as_ref().is_some_and(Coordinator::is_awaiting_checkpoint);
         let follows = match self.save_timer.failed(last, Instant::now()) {
             SaveFailureAction::End => return Err(failure),
@@ -137,7 +137,7 @@ impl CoordinatorDriver {
                 "skipped; training continues, and the next checkpoint is written when it is due".to_owned()
             }
         };
-        self.reporter.not_saved(not_saved.step, &format!("{}; {follows}", failure.message()));
+        self.reporter.not_saved(save.step, &format!("{}; {follows}", failure.message()));
         Ok(())
     }
 }

@@ -1,4 +1,24 @@
-//! The event loop of the coordinator: passes events to the engine's state machine and executes its commands.
+//! The event loop of the coordinator.
+//!
+//! ```text
+//!  agents ─────► ┌────────┐ CoordinatorEvent   ┌───────────────────────────┐
+//!  users ──────► │ driver │ ─────────────────► │ engine: Coordinator       │
+//!  SIGTERM ────► │        │ ◄───────────────── │ state machine without I/O │
+//!  timers ─────► └────────┘ CoordinatorCommand └───────────────────────────┘
+//!                  │  │  └─► Reporter: console, metrics, journal, spans
+//!                  │  └────► blocking threads: stage and publish checkpoints
+//!                  └───────► agents: AgentCommand
+//! ```
+//!
+//! The state machine decides everything about steps, epochs and checkpoints. The driver decides only what needs a
+//! clock or a file:
+//!
+//! * [`admission`]: which processes join, and the instruction set of the job. The state machine is created when all
+//!   agents have joined.
+//! * [`checkpointing`]: when a recovery checkpoint is due, and what follows a checkpoint that could not be written.
+//! * The run ends as failed if a shard does not rejoin within [`SHARD_REJOIN_TIMEOUT`].
+//!
+//! A message that arrives on a stream that the agent has replaced is ignored.
 
 mod admission;
 mod checkpointing;
@@ -78,70 +98,79 @@ pub struct CoordinatorDriver {
     lock: Arc<ModelDirLock>,
     reporter: Reporter,
     spans: Spans,
-    inbox: DriverEvents,
+    events: DriverEvents,
     machine: Option<Coordinator>,
-    waiting: PendingAgents,
+    pending_agents: PendingAgents,
     joined: JoinedAgents,
-    saver: Option<Arc<CheckpointWriter>>,
+    checkpoint_writer: Option<Arc<CheckpointWriter>>,
     staging: Option<Staging>,
     save_timer: SaveTimer,
     /// Whether the current checkpoint is a recovery checkpoint.
     recovery: bool,
-    worked: mpsc::UnboundedReceiver<SaveTaskResult>,
-    work: mpsc::UnboundedSender<SaveTaskResult>,
+    save_results: mpsc::UnboundedReceiver<SaveTaskResult>,
+    save_results_sender: mpsc::UnboundedSender<SaveTaskResult>,
     replies: Vec<oneshot::Sender<proto::CommandReply>>,
     checkpoint_replies: Vec<oneshot::Sender<proto::CommandReply>>,
     last_saved: Option<PublishedCheckpoint>,
     /// When each disconnected shard was lost.
     lost_shards: BTreeMap<AgentId, Instant>,
     /// The epoch in which a link failed, and when its backoff ends.
-    pause: Option<(Epoch, Instant)>,
+    backoff: Option<(Epoch, Instant)>,
     /// Set if the run stops before all agents have joined: the time at which it ends in any case.
     stop_by: Option<Instant>,
-    /// The shard that was asked to leave, which ends the run.
+    /// The shard that received a termination signal, which ends the run.
     leaver: Option<AgentId>,
-    ending: Option<RunEnd>,
+    end: Option<RunEnd>,
     /// Rejections of processes whose agent name is in use.
     rejections: RejectionLog,
 }
 
 impl CoordinatorDriver {
     /// Creates the driver of a prepared run.
-    pub fn new(prepared: PreparedRun, console: Console, metrics: RoleMetrics, inbox: DriverEvents) -> Self {
+    pub fn new(prepared: PreparedRun, console: Console, metrics: RoleMetrics, events: DriverEvents) -> Self {
         // Only one checkpoint at a time is staged and then published, so the channel stays short.
-        let (work, worked) = mpsc::unbounded_channel();
-        let PreparedRun { launch, compiled, beginning, further, eval_batches, step_estimate, lock, files } = prepared;
-        let teller = Reporter::new(&launch, &compiled, (eval_batches > 0, step_estimate), files, console, metrics);
-        let spans = Spans::begin(beginning.step);
-        let last_saved = beginning.saved.clone();
+        let (save_results_sender, save_results) = mpsc::unbounded_channel();
+        let PreparedRun {
+            launch,
+            compiled,
+            start_point,
+            remaining_checkpoints,
+            eval_batches,
+            step_estimate,
+            lock,
+            files,
+        } = prepared;
+        let reporter = Reporter::new(&launch, &compiled, (eval_batches > 0, step_estimate), files, console, metrics);
+        let spans = Spans::begin(start_point.step);
+        let last_saved = start_point.saved.clone();
         let save_timer = SaveTimer::new(compiled.job.run.checkpoint_seconds);
         Self {
             launch,
             compiled,
-            start_point: beginning,
-            remaining_checkpoints: further,
+            start_point,
+            remaining_checkpoints,
             eval_batches,
             lock,
-            reporter: teller,
+            reporter,
             spans,
-            inbox,
+            events,
             machine: None,
-            waiting: PendingAgents::new(),
+            pending_agents: PendingAgents::new(),
             joined: JoinedAgents::new(),
-            saver: None,
+            checkpoint_writer: None,
             staging: None,
             save_timer,
             recovery: false,
-            worked,
-            work,
+            save_results,
+            save_results_sender,
             replies: Vec::new(),
             checkpoint_replies: Vec::new(),
             last_saved,
             lost_shards: BTreeMap::new(),
-            pause: None,
+            backoff: None,
             stop_by: None,
             leaver: None,
-            ending: None,
+            end: None,
             rejections: RejectionLog::default(),
         }
     }
@@ -157,17 +186,17 @@ impl CoordinatorDriver {
     }
 
     async fn run_loop(&mut self) -> Result<(), AgentError> {
-        while self.ending.is_none() {
+        while self.end.is_none() {
             let lost = self.lost_shards.values().min().map(|&since| since + SHARD_REJOIN_TIMEOUT);
-            let pause = self.pause.map(|(_, until)| until);
-            let deadline = lost.into_iter().chain(self.stop_by).chain(pause).chain(self.save_timer.deadline()).min();
+            let backoff = self.backoff.map(|(_, until)| until);
+            let deadline = lost.into_iter().chain(self.stop_by).chain(backoff).chain(self.save_timer.deadline()).min();
             let heartbeat = self.reporter.heartbeat_due();
             tokio::select! {
-                Some(event) = self.inbox.agents.recv() => self.agent(event)?,
-                Some(command) = self.inbox.user.recv() => self.user(command)?,
-                Some(record) = self.inbox.logs.recv() => self.reporter.own_log(&record),
-                Some(worked) = self.worked.recv() => self.blocking_done(worked)?,
-                Some(()) = self.inbox.terminate.recv() => self.stop()?,
+                Some(event) = self.events.agents.recv() => self.on_agent_event(event)?,
+                Some(command) = self.events.user.recv() => self.on_user_command(command)?,
+                Some(record) = self.events.logs.recv() => self.reporter.own_log(&record),
+                Some(result) = self.save_results.recv() => self.on_save_result(result)?,
+                Some(()) = self.events.terminate.recv() => self.stop()?,
                 () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into()), if deadline.is_some() => {
                     self.handle_deadlines()?;
                 }
@@ -179,15 +208,15 @@ impl CoordinatorDriver {
 
     /// Handles what is overdue: the end of a backoff, a checkpoint, an early stop, or the return of a lost shard.
     fn handle_deadlines(&mut self) -> Result<(), AgentError> {
-        if let Some((epoch, _)) = self.pause.take_if(|(_, until)| *until <= Instant::now()) {
-            return self.event(CoordinatorEvent::BackoffElapsed { epoch });
+        if let Some((epoch, _)) = self.backoff.take_if(|(_, until)| *until <= Instant::now()) {
+            return self.handle_event(CoordinatorEvent::BackoffElapsed { epoch });
         }
         if self.stop_by.take_if(|by| *by <= Instant::now()).is_some() {
-            self.ending = Some(RunEnd::stopped(self.leaver));
+            self.end = Some(RunEnd::stopped(self.leaver));
             return Ok(());
         }
         if let Some(due) = self.save_timer.fire(Instant::now()) {
-            return self.event(due.event());
+            return self.handle_event(due.event());
         }
         let lost: Vec<_> = self.lost_shards.keys().map(AgentId::to_string).collect();
         let sentence = format!("{} was lost with the parameters since the last checkpoint", lost.join(", "));
@@ -195,12 +224,12 @@ impl CoordinatorDriver {
             .hint("run the job again: it resumes from the newest checkpoint"))
     }
 
-    fn agent(&mut self, event: ControlEvent) -> Result<(), AgentError> {
+    fn on_agent_event(&mut self, event: ControlEvent) -> Result<(), AgentError> {
         match event {
-            ControlEvent::Hello(number, hello) => self.hello(number, hello),
+            ControlEvent::Hello(number, hello) => self.on_hello(number, hello),
             ControlEvent::Report(agent, number, report) => {
                 if self.is_current(agent, number) {
-                    return self.event(CoordinatorEvent::Report { agent, report });
+                    return self.handle_event(CoordinatorEvent::Report { agent, report });
                 }
                 Ok(())
             }
@@ -225,7 +254,7 @@ impl CoordinatorDriver {
     /// Handles the end of a stream. The agent loses its membership if the stream was its current one.
     fn on_disconnected(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), AgentError> {
         if !self.is_current(agent, number) {
-            self.waiting.retain(|_, (waiting, _)| *waiting != number);
+            self.pending_agents.retain(|_, (waiting, _)| *waiting != number);
             return Ok(());
         }
         self.joined.remove(&agent);
@@ -233,10 +262,10 @@ impl CoordinatorDriver {
         if agent.role == Role::MemoryX {
             self.lost_shards.insert(agent, Instant::now());
         }
-        self.event(CoordinatorEvent::Lost { agent })
+        self.handle_event(CoordinatorEvent::Lost { agent })
     }
 
-    fn user(&mut self, command: RunCommand) -> Result<(), AgentError> {
+    fn on_user_command(&mut self, command: RunCommand) -> Result<(), AgentError> {
         // A client that has disconnected needs no reply.
         self.replies.retain(|reply| !reply.is_closed());
         self.checkpoint_replies.retain(|reply| !reply.is_closed());
@@ -249,7 +278,7 @@ impl CoordinatorDriver {
                 let (step, saved) = self.current_checkpoint();
                 if saved.is_none() && self.machine.is_some() && self.launch.mode.trains() {
                     self.checkpoint_replies.push(reply);
-                    return self.event(CoordinatorEvent::CheckpointRequested);
+                    return self.handle_event(CoordinatorEvent::CheckpointRequested);
                 }
                 let _ = reply.send(command_reply(step, saved));
                 Ok(())
@@ -270,10 +299,10 @@ impl CoordinatorDriver {
         }
         self.save_timer.on_stopping();
         self.reporter.line("Stopping: the step in flight is abandoned, the last committed one is saved.");
-        self.event(CoordinatorEvent::StopRequested)
+        self.handle_event(CoordinatorEvent::StopRequested)
     }
 
-    /// Handles a shard that was asked to leave: saves its parameters, which exist nowhere else, and ends the run.
+    /// Handles a shard that received a termination signal: saves its parameters, which exist nowhere else, and ends the run.
     fn on_leave_request(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), AgentError> {
         if !self.is_current(agent, number) {
             return Ok(());
@@ -284,7 +313,7 @@ impl CoordinatorDriver {
     }
 
     /// Passes an event to the state machine and executes its commands. Does nothing before the machine exists.
-    fn event(&mut self, event: CoordinatorEvent) -> Result<(), AgentError> {
+    fn handle_event(&mut self, event: CoordinatorEvent) -> Result<(), AgentError> {
         let Some(machine) = &mut self.machine else { return Ok(()) };
         self.spans.on_event(&event);
         let mut commands = Vec::new();
@@ -295,11 +324,11 @@ impl CoordinatorDriver {
     fn execute(&mut self, command: CoordinatorCommand) -> Result<(), AgentError> {
         self.spans.on_command(&command);
         match command {
-            CoordinatorCommand::Send(agent, order) => self.send(agent, &order),
+            CoordinatorCommand::Send(agent, command) => self.send(agent, &command),
             CoordinatorCommand::StageCheckpoint { step } => self.stage(step),
             CoordinatorCommand::PublishCheckpoint { digests, record, .. } => self.publish(digests, record),
             CoordinatorCommand::ReportSaveFailure { step, reason, agent, cause } => {
-                self.not_saved(SaveFailure { step, reason, agent, cause })?;
+                self.on_save_failure(SaveFailure { step, reason, agent, cause })?;
             }
             CoordinatorCommand::Epoch { epoch, placement } => {
                 self.reporter.epoch(epoch, placement.systems.len(), placement.rounds.len());
@@ -312,7 +341,7 @@ impl CoordinatorDriver {
                     failures,
                     "the link between {reporter} and {peer} failed ({failures} in a row); a new epoch begins in {seconds} s"
                 );
-                self.pause = Some((epoch, Instant::now() + after));
+                self.backoff = Some((epoch, Instant::now() + after));
             }
             CoordinatorCommand::Disconnect { agent, reason } => self.disconnect(agent, &reason),
             CoordinatorCommand::ReportRunning => {
@@ -324,7 +353,7 @@ impl CoordinatorDriver {
             CoordinatorCommand::ReportStep(record) => self.reporter.step(&record),
             CoordinatorCommand::ReportEvalBatch(evaluation) => self.reporter.eval_batch(&evaluation),
             CoordinatorCommand::ReportEvaluation(evaluation) => self.reporter.evaluated(&evaluation),
-            CoordinatorCommand::End(outcome) => self.ending = Some(RunEnd::of(outcome, self.launch.mode, self.leaver)),
+            CoordinatorCommand::End(outcome) => self.end = Some(RunEnd::of(outcome, self.launch.mode, self.leaver)),
         }
         Ok(())
     }
@@ -338,9 +367,9 @@ impl CoordinatorDriver {
         self.start_point = next;
     }
 
-    fn send(&self, agent: AgentId, order: &AgentCommand) {
+    fn send(&self, agent: AgentId, command: &AgentCommand) {
         if let Some(connected) = self.joined.get(&agent) {
-            connected.handle.send_command(order);
+            connected.handle.send_command(command);
         }
     }
 
@@ -357,20 +386,20 @@ impl CoordinatorDriver {
         for connected in self.joined.values() {
             connected.handle.send_command(&AgentCommand::Finish);
         }
-        self.ending = Some(RunEnd::failed(failure));
+        self.end = Some(RunEnd::failed(failure));
     }
 
     /// Rejects waiting agents, and receives the last logs and usage of the others until all streams have ended or
     /// [`FINAL_MESSAGES_TIMEOUT`] has elapsed.
     async fn drain_final_messages(&mut self) {
-        for (_, hello) in std::mem::take(&mut self.waiting).into_values() {
+        for (_, hello) in std::mem::take(&mut self.pending_agents).into_values() {
             hello.handle.reject("the run has ended");
         }
         let deadline = tokio::time::sleep(FINAL_MESSAGES_TIMEOUT);
         tokio::pin!(deadline);
         while !self.joined.is_empty() {
             tokio::select! {
-                event = self.inbox.agents.recv() => match event {
+                event = self.events.agents.recv() => match event {
                     Some(ControlEvent::Disconnected(agent, _)) => { self.joined.remove(&agent); }
                     Some(ControlEvent::Usage(agent, usage)) => { self.reporter.usage(agent, usage); }
                     Some(ControlEvent::Log(agent, log)) => self.reporter.log(agent, log),
@@ -381,18 +410,18 @@ impl CoordinatorDriver {
                 () = &mut deadline => break,
             }
         }
-        while let Ok(record) = self.inbox.logs.try_recv() {
+        while let Ok(record) = self.events.logs.try_recv() {
             self.reporter.own_log(&record);
         }
     }
 
     /// Reports the outcome to the user, the files and all clients that wait for a reply.
     fn finish(mut self) -> Exit {
-        let ending = self.ending.take().unwrap_or_else(|| RunEnd::stopped(self.leaver));
+        let end = self.end.take().unwrap_or_else(|| RunEnd::stopped(self.leaver));
         let (step, saved) = self.current_checkpoint();
         let reply = command_reply(step, saved);
         let digest = saved.map(|saved| saved.digest.clone());
-        let exit = self.reporter.finish(ending, step, digest);
+        let exit = self.reporter.finish(end, step, digest);
         for waiting in self.replies.drain(..).chain(self.checkpoint_replies.drain(..)) {
             let _ = waiting.send(reply.clone());
         }
