@@ -236,7 +236,7 @@ fn manual_edit_is_kept(operator: Operator, values: &Path) -> Operator {
     let edited = condition(&get("appliance", "default"), "MatchesValues");
     let what = edited["message"].as_str().unwrap_or_default();
     assert_eq!(edited["status"], "False");
-    assert!(what.contains("spec.systems is 1, and 4 in the values"), "{what}");
+    assert!(what.contains("spec.systems is 1, but 4 in the values"), "{what}");
     operator
 }
 

@@ -137,10 +137,12 @@ fn changes(cases: &mut Vec<Case>) {
         change(name, Some("params is immutable"), &|spec| *spec.pointer_mut(path).unwrap() = value.clone());
     }
     change("other-mode", Some("mode is immutable"), &|spec| spec["mode"] = json!("eval"));
-    change("other-appliance", Some("appliance defines"), &|spec| spec["appliance"] = json!("other"));
+    change("other-appliance", Some("appliance is immutable"), &|spec| spec["appliance"] = json!("other"));
     change("other-labels", Some("labels is immutable"), &|spec| spec["labels"] = json!({"a": "b"}));
-    change("other-cpu", Some("resources defines"), &|spec| spec["resources"]["cs2"]["requests"]["cpu"] = json!("2"));
-    change("no-resources", Some("resources defines"), &|spec| {
+    change("other-cpu", Some("resources is immutable"), &|spec| {
+        spec["resources"]["cs2"]["requests"]["cpu"] = json!("2")
+    });
+    change("no-resources", Some("resources is immutable"), &|spec| {
         spec.as_object_mut().unwrap().remove("resources");
     });
     change("late-mount", Some("mountDirs is immutable"), &|spec| {
