@@ -87,7 +87,7 @@ fn a_run_outlives_a_disk_that_is_full_for_a_while() {
     let train = "($agent train -p params.yaml -o m --num_csx 2 > out 2> err; echo $? > code) &
         until [ -s m/metrics.jsonl ] || [ -s code ]; do sleep 0.01; done
         cat /dev/zero > m/ballast
-        until { grep -q 'kept in memory' err && grep -q 'tried again' err; } || [ -s code ]; do sleep 0.05; done
+        until { grep -q 'kept in memory' err && grep -q 'retrying in' err; } || [ -s code ]; do sleep 0.05; done
         rm m/ballast
         wait
         ended=$(cat code); cat out; cat err >&2";
