@@ -216,7 +216,7 @@ fn columns_scale_and_explain() {
     for (field, says) in [
         ("trainjob.spec.params.model", "hidden_size <integer> Width of the residual stream."),
         ("trainjob.spec.params.optimizer.learning_rate", "schedules that follow each other"),
-        ("trainjob.status.conditions", "Wait for Finished"),
+        ("trainjob.status.conditions", "Finished becomes true on success and on failure"),
         ("appliance.spec.wafer", "Size of the memory. Default: `40GB`."),
     ] {
         let text = namespace.kubectl(&["explain", field], &Value::Null).unwrap();
