@@ -1,4 +1,15 @@
-//! The operator's watches: of the objects that it reconciles, and of its own children.
+//! The operator's watches.
+//!
+//! * TrainJobs, Appliances and FileReaders: all of the cluster; the objects are kept in a [`Store`].
+//! * Pods and Services: those that the operator created, by the label `app.kubernetes.io/managed-by`. Nothing is kept; a
+//!   change of their metadata requests a reconcile of the job that owns them.
+//!
+//! What is guaranteed:
+//!
+//! * A reconcile reads the pods of its job from the API server, so memory grows with the number of jobs and not with
+//!   the number of pods of the cluster.
+//! * An object that can't be read is reported by an event and stops no watch. A [`Store`] keeps its last readable
+//!   version.
 
 use std::fmt::Debug;
 use std::future::ready;

@@ -56,7 +56,7 @@ def test_suspend_scale_and_resume_keep_the_bits(server: Server, reference: Calla
     user = server.user
     job = user.submit("changed", 500, "--num_csx", 2)
     until_step(job, 50)
-    assert "saving the job's state" in user.millrace("suspend", "changed").out
+    assert "it saves its state" in user.millrace("suspend", "changed").out
     until_state(job, "Suspended")
     paused_at = job.status["checkpoint"]["step"]
     assert 50 <= paused_at < 500 and not job.status.get("systems")

@@ -1,4 +1,15 @@
 //! Runs the two controllers: one reconciles jobs, the other the ledgers of appliances.
+//!
+//! ```text
+//!  a job changed ───────────────┬──► reconcile the job ◄── its agents changed, its coordinator reported,
+//!                               │                          a delay is over, the ledger granted systems
+//!                               └──► reconcile the ledger of its appliance
+//!  an appliance changed ────────┬──► reconcile its ledger
+//!  (its spec, or it was deleted)└──► reconcile its queued jobs
+//! ```
+//!
+//! * At most [`MAX_CONCURRENT_RECONCILES`] jobs are reconciled at a time, and one object never twice at a time.
+//! * A failed reconcile is retried after [`FAILURE_RETRY_INTERVAL`].
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -47,7 +58,7 @@ pub async fn run<W: World>(
     ending: watch::Receiver<bool>,
     also: impl FnOnce(Controller<TrainJob>) -> Controller<TrainJob>,
 ) {
-    let WatchStreams { jobs, appliances, touched_jobs, touched_appliances, reconcile_requests: wanted } = streams;
+    let WatchStreams { jobs, appliances, touched_jobs, touched_appliances, reconcile_requests } = streams;
     let this = Arc::downgrade(&control);
     control.metrics.set_snapshot_source(this.clone());
     control.watchdog.watch(this);
@@ -57,7 +68,8 @@ pub async fn run<W: World>(
     let notes = control.clone();
     let jobs = jobs.inspect_ok(move |job| notes.job_activity.changed(ObjectRef::from_obj(job)));
     let notes = control.clone();
-    let wanted = UnboundedReceiverStream::new(wanted).inspect(move |job| notes.job_activity.changed(job.clone()));
+    let reconcile_requests =
+        UnboundedReceiverStream::new(reconcile_requests).inspect(move |job| notes.job_activity.changed(job.clone()));
     let notes = control.clone();
     let appliances =
         appliances.inspect_ok(move |appliance| notes.appliance_activity.changed(ObjectRef::from_obj(appliance)));
@@ -69,7 +81,7 @@ pub async fn run<W: World>(
             true => jobs_affected_by(&store.state(), &appliance),
             false => Vec::new(),
         })
-        .reconcile_on(wanted)
+        .reconcile_on(reconcile_requests)
         .graceful_shutdown_on(wait_for_shutdown(ending.clone()));
     let jobs = drain(also(jobs).run(reconcile::reconcile, retry_policy, control.clone()));
     let appliances = Controller::for_stream(appliances, control.appliances.clone())
@@ -89,8 +101,8 @@ pub async fn run<W: World>(
     futures::join!(jobs, appliances, whole);
 }
 
-fn drain<'a>(visits: impl Stream + Send + 'a) -> BoxFuture<'a, ()> {
-    Box::pin(visits.for_each(|_| std::future::ready(())))
+fn drain<'a>(reconciles: impl Stream + Send + 'a) -> BoxFuture<'a, ()> {
+    Box::pin(reconciles.for_each(|_| std::future::ready(())))
 }
 
 /// The part of an appliance that matters to queued jobs: its existence and its spec. The ledger notifies jobs of their

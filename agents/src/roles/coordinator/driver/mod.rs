@@ -191,6 +191,7 @@ impl CoordinatorDriver {
             let backoff = self.backoff.map(|(_, until)| until);
             let deadline = lost.into_iter().chain(self.stop_by).chain(backoff).chain(self.save_timer.deadline()).min();
             let heartbeat = self.reporter.heartbeat_due();
+            // Every branch is cancel-safe: one that another branch overtakes loses no event.
             tokio::select! {
                 Some(event) = self.events.agents.recv() => self.on_agent_event(event)?,
                 Some(command) = self.events.user.recv() => self.on_user_command(command)?,
