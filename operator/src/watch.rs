@@ -1,8 +1,8 @@
 //! The operator's watches.
 //!
 //! * TrainJobs, Appliances and FileReaders: all of the cluster; the objects are kept in a [`Store`].
-//! * Pods and Services: those that the operator created, by the label `app.kubernetes.io/managed-by`. Nothing is kept; a
-//!   change of their metadata requests a reconcile of the job that owns them.
+//! * Pods and Services: those that the operator created, by the label `app.kubernetes.io/managed-by`. Nothing is kept;
+//!   a change of their metadata requests a reconcile of the job that owns them.
 //!
 //! What is guaranteed:
 //!

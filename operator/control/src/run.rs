@@ -8,8 +8,8 @@
 //!  (its spec, or it was deleted)└──► reconcile its queued jobs
 //! ```
 //!
-//! * At most [`MAX_CONCURRENT_RECONCILES`] jobs are reconciled at a time, and one object never twice at a time.
-//! * A failed reconcile is retried after [`FAILURE_RETRY_INTERVAL`].
+//! * At most `MAX_CONCURRENT_RECONCILES` jobs are reconciled at a time, and one object never twice at a time.
+//! * A failed reconcile is retried after `FAILURE_RETRY_INTERVAL`.
 
 use std::collections::HashMap;
 use std::fmt::Display;
