@@ -1,7 +1,7 @@
 //! The state that all reconciles of the loop share, and its metrics and liveness.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, watch};
 use crate::activity::{ControllerActivity, ControllerStatus};
 use crate::debounce::Debouncer;
 use crate::journal_follower::JournalFollowers;
+use crate::lock::lock;
 use crate::metrics::{CONTROLLERS, Metrics, SnapshotSource};
 use crate::metrics_snapshot::ControllerSnapshot;
 use crate::plan_cache::{PlanCache, PlanStatus};
@@ -76,11 +77,6 @@ impl<W: World> Drop for JobReconcileGuard<'_, W> {
     fn drop(&mut self) {
         lock(&self.control.visited).remove(&self.uid);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The maps hold complete values only, so they are consistent after any panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Arguments of [`ControllerContext::new`].

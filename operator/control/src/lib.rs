@@ -29,6 +29,7 @@ pub mod debounce;
 pub mod journal_follower;
 pub mod launch;
 pub mod ledger;
+mod lock;
 pub mod metrics;
 mod metrics_snapshot;
 pub mod plan_cache;

@@ -2,7 +2,7 @@
 //! bound. Metrics that controllers have in common are named as in controller-runtime and client-go.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, Weak};
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
@@ -12,6 +12,7 @@ use millrace_telemetry::prometheus::{
     Counter, DurationHistogram, Gauge, LongDurationHistogram, MetricFamily, Registry,
 };
 
+use crate::lock::lock;
 use crate::metrics_snapshot::wait_duration;
 
 /// Reasons of restarts with a series of their own. Most are reasons of Kubernetes, whose number has no bound.
@@ -240,11 +241,6 @@ fn seconds_until(time: SystemTime) -> f64 {
         Ok(left) => left.as_secs_f64(),
         Err(passed) => -passed.duration().as_secs_f64(),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The values are complete, so they are consistent after any panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

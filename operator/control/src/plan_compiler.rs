@@ -4,12 +4,13 @@
 //! plans are rejected. Callers run it on [`WorkerPool`](crate::workers::WorkerPool), never on an async thread.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
 use millrace_emulator::compile::{compile_job, planning_bytes};
 use millrace_emulator::plan::StreamPlan;
 use millrace_params::{JobSpec, MachineSpec};
 
+use crate::lock::lock;
 use crate::requirements::{ResourceRequirements, largest_num_csx, requirements_of_plan};
 use crate::resolve_error::ResolveError;
 
@@ -162,11 +163,6 @@ impl Drop for MemoryReservation<'_> {
         *lock(&self.memory.used) -= self.bytes;
         self.memory.freed.notify_all();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The numbers and maps hold complete values only, so they are consistent after any panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
