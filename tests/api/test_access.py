@@ -79,7 +79,7 @@ def test_permission_is_checked_before_the_request_is_read(guarded: Guarded) -> N
     """A client without permission gets 403 for every object, existing or not, and whatever its query and body are."""
     viewer = f"Bearer {guarded.tokens['viewer']}"
     job = f"/v1/namespaces/{guarded.server.namespace}/trainjobs/{guarded.job.name}"
-    for method, path in (
+    for method, target in (
         ("DELETE", f"{job}-missing"),
         ("POST", f"{job}-missing/suspend"),
         ("POST", f"{job}/scale"),
@@ -90,8 +90,8 @@ def test_permission_is_checked_before_the_request_is_read(guarded: Guarded) -> N
     ):
         # The server may close a connection whose body it has not read.
         headers = {"Authorization": viewer, "Connection": "close"}
-        answer = guarded.http.request(method, path, headers=headers, content=b"{")
-        assert (answer.status_code, answer.json()["reason"]) == (403, "Forbidden"), (path, answer.text)
+        answer = guarded.http.request(method, target, headers=headers, content=b"{")
+        assert (answer.status_code, answer.json()["reason"]) == (403, "Forbidden"), (target, answer.text)
     assert guarded.http.head(job).status_code == 401
     assert guarded.http.head(job, headers={"Authorization": viewer}).status_code == 200
 
@@ -154,7 +154,8 @@ def test_log_names_the_principal(guarded: Guarded) -> None:
     user.millrace("cancel", "told", "--yes")
     stranger = guarded.ask(Route("POST", f"{JOB}/suspend", "editor"), None)
     place = f"/v1/namespaces/{user.namespace}/trainjobs"
-    for answer, said in ((made, f'201 Created POST {place}/told by "editor here"'), (stranger, "401 Unauthorized POST")):
+    logged = ((made, f'201 Created POST {place}/told by "editor here"'), (stranger, "401 Unauthorized POST"))
+    for answer, said in logged:
         lines = [line for line in guarded.server.log.splitlines() if answer.headers["x-request-id"] in line]
         assert len(lines) == 1 and said in lines[0], lines
     assert user.http.get("/metrics").status_code == 404, "numbers are not for whoever reaches the server"

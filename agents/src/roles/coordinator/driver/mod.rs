@@ -303,7 +303,8 @@ impl CoordinatorDriver {
         self.handle_event(CoordinatorEvent::StopRequested)
     }
 
-    /// Handles a shard that received a termination signal: saves its parameters, which exist nowhere else, and ends the run.
+    /// Handles a shard that received a termination signal: saves its parameters, which exist nowhere else, and ends the
+    /// run.
     fn on_leave_request(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), AgentError> {
         if !self.is_current(agent, number) {
             return Ok(());
@@ -340,7 +341,8 @@ impl CoordinatorDriver {
                 tracing::warn!(
                     %epoch,
                     failures,
-                    "the link between {reporter} and {peer} failed ({failures} in a row); a new epoch begins in {seconds} s"
+                    "the link between {reporter} and {peer} failed ({failures} in a row); a new epoch begins in \
+                     {seconds} s"
                 );
                 self.backoff = Some((epoch, Instant::now() + after));
             }
