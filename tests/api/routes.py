@@ -69,8 +69,7 @@ class Guarded:
             value = authorization if isinstance(authorization, bytes) else authorization.encode()
             headers.append((b"Authorization", value))
         body = {"numCsx": 1} if path.endswith("scale") else None
-        # A session that a request begins must not authenticate later ones.
-        self.http.cookies.clear()
         answer = self.http.request(route.method, path, headers=headers, json=body, params=query)
+        # A session that this request began must not authenticate later ones.
         self.http.cookies.clear()
         return answer
