@@ -1,4 +1,4 @@
-//! The error type of the API, from the backend to the client. Its reasons are those of conditions.
+//! The error type of the API, from the backend to the client. A reason has the same name as in the conditions of jobs.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -24,7 +24,7 @@ pub enum ErrorReason {
     Conflict,
     /// The job has finished and can't be changed.
     Finished,
-    /// It existed, but its files are deleted.
+    /// The object or its files were deleted.
     Gone,
     /// The request exceeds a limit in size or number.
     PayloadTooLarge,

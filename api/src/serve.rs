@@ -98,7 +98,8 @@ pub struct ServeArgs {
     /// Directory of relative data paths in params, readable by every job; relative paths are rejected if omitted
     #[arg(long, alias = "inputs", value_name = "DIR")]
     input_dir: Option<PathBuf>,
-    /// Directory that jobs can mount, with `ro` read-only, with names of namespaces only there; may be repeated
+    /// Directory that jobs can mount; `ro` makes it read-only, names of namespaces limit it to their jobs; may be
+    /// repeated
     #[arg(long = "volume", value_name = VOLUME_SYNTAX, value_parser = parse_volume)]
     volumes: Vec<(ObjectName, ServerVolume)>,
     /// On Kubernetes: namespace of this server and of the operator
@@ -140,7 +141,7 @@ pub fn log(level: LevelFilter, format: LogFormat) -> Result<Traces, millrace_tra
 /// Serves until a signal to shut down.
 ///
 /// # Errors
-/// It can't start: a sentence.
+/// The server can't start.
 pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let _traces = log(args.log, args.log_format)?;
     let ending = shutdown_signals().context("can't listen for signals")?;
@@ -165,7 +166,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     };
     let (backend, access) = tokio::select! {
         started = started => started?,
-        // Starting may wait for a cluster. Jobs that the process backend has started by then end with the process.
+        // Starting may wait for a cluster. The shutdown kills the jobs that the process backend has already started.
         () = wait_for_shutdown(ending.clone()) => return Ok(()),
     };
     let keep = RetentionLimits { days: args.retention_days, bytes: args.max_history_bytes };
@@ -268,7 +269,7 @@ async fn process(
     Ok((Arc::new(local), if open { AuthMode::Open } else { AuthMode::Tokens }))
 }
 
-/// Starts the Kubernetes backend. Accounts of the cluster have the same permissions here as there.
+/// Starts the Kubernetes backend. An account of the cluster has the permissions that the cluster grants it.
 async fn kubernetes(
     args: &ServeArgs,
     store: &Store,

@@ -6,11 +6,10 @@
 //! * A placement does not affect the bits of the result: every sum follows the leaf tree, whichever system owns the
 //!   leaves.
 //! * Rounds and shares begin and end at subtree boundaries if that is cheap. The owner of a whole subtree sends one
-//!   partial sum per chunk; the owner of n arbitrary leaves sends up to 2 log2 n. Alignment may cost at most one
-//!   sixteenth ([`ALIGNMENT_SLACK`]): a share of the busiest system that is larger by this fraction, or this fraction
-//!   more rounds. For example, 16 systems share 24 leaves as 1, 2, 1, 2, ... (single subtrees), not as 2, 1, 2, 1, ...;
-//!   3 systems share 8 leaves as 2, 3, 3, because whole subtrees (4, 2, 2) would occupy the busiest system for a third
-//!   longer.
+//!   partial sum per chunk; the owner of n arbitrary leaves sends up to 2 log2 n. Alignment may enlarge the share of
+//!   the busiest system, or the number of rounds, by at most a sixteenth ([`ALIGNMENT_SLACK`]). For example, 16 systems
+//!   share 24 leaves as 1, 2, 1, 2, ... (single subtrees), not as 2, 1, 2, 1, ...; 3 systems share 8 leaves as 2, 3, 3,
+//!   because whole subtrees (4, 2, 2) would occupy the busiest system for a third longer.
 
 use std::ops::Range;
 
@@ -173,7 +172,7 @@ impl Placement {
     /// Computes the placement of `plan` on `members`.
     ///
     /// # Errors
-    /// A role has no agents, there are more systems than leaves, or too few SwarmX agents.
+    /// No system or no shard is available, there are more systems than leaves, too many rounds, or too few SwarmX agents.
     pub fn new(plan: &StreamPlan, members: &PlacementMembers) -> Result<Self, PlacementError> {
         let systems = members.systems.len();
         let leaves = plan.leaves.count;

@@ -1,7 +1,7 @@
 //! Creates the children of an attempt, and repairs them.
 //!
-//! * Pods, claims and other objects of one attempt are created once and not changed: the operator owns none of their
-//!   mutable fields, and a name that is taken prevents a second set.
+//! * Pods, claims and other objects of one attempt are created once and not changed: the operator owns no mutable field
+//!   of them, and their fixed names prevent a second set of objects.
 //! * Service and NetworkPolicy are applied by every reconcile, which reverts changes by others.
 
 use std::fmt::Debug;

@@ -1,4 +1,5 @@
-//! Converts pods to agents.
+//! Converts pods to the agents that decisions are made from: state, exit, and the coordinator's last report. Pure: the
+//! world has fetched the pods.
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
 use kube::ResourceExt;
@@ -12,9 +13,9 @@ use millrace_lifecycle::{
 use crate::children::CONTAINER_NAME;
 
 /// Maximum lines of a log in the status.
-const MAX_LOG_TAIL_LINES: usize = 20;
+const MAX_STATUS_LOG_LINES: usize = 20;
 /// Maximum characters of such a line.
-const MAX_LOG_LINE_BYTES: usize = 512;
+const MAX_STATUS_LOG_LINE_CHARS: usize = 512;
 
 /// A process that was ended by a signal has an exit code above this.
 const SIGNAL_EXIT_OFFSET: i32 = 128;
@@ -74,9 +75,8 @@ fn process_end(pod: &Pod, state: &ContainerState) -> Option<ProcessEnd> {
     let outcome = outcome(&text);
     let message = match &outcome {
         Some(outcome) => outcome.message.clone(),
-        // The last line of the log is not the cause.
+        // The log ends before the process was killed, so it does not name the cause.
         None if reason == OUT_OF_MEMORY => out_of_memory(pod),
-        // The last line of the log is not the cause of a signal either.
         None if terminated.exit_code > SIGNAL_EXIT_OFFSET => describe_exit(terminated.exit_code),
         None => last_line(&text).unwrap_or_else(|| describe_exit(terminated.exit_code)),
     };
@@ -137,8 +137,8 @@ fn tail(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines
         .iter()
-        .skip(lines.len().saturating_sub(MAX_LOG_TAIL_LINES))
-        .map(|line| line.chars().take(MAX_LOG_LINE_BYTES).collect())
+        .skip(lines.len().saturating_sub(MAX_STATUS_LOG_LINES))
+        .map(|line| line.chars().take(MAX_STATUS_LOG_LINE_CHARS).collect())
         .collect()
 }
 

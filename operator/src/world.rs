@@ -53,8 +53,8 @@ pub struct ClusterWorld {
 }
 
 impl ClusterWorld {
-    /// Creates the world of the leader of this epoch. Uses of `args` whether a REST server archives the history of
-    /// deleted jobs, the format of logs, and the collector of agents' traces.
+    /// Creates the world of the leader of this epoch. Reads from `args`: whether a REST server archives deleted jobs,
+    /// the log format, and the trace collector for agents.
     pub fn new(
         client: Client,
         keeper: Arc<CertificateManager>,
@@ -115,7 +115,7 @@ impl World for ClusterWorld {
         } else {
             NO_STEPS_GRACE_SECONDS
         };
-        // Deletion of the job would delete them, but a job with finalizers is not deleted yet.
+        // Garbage collection deletes the pods only after the finalizers are removed, so they are deleted here.
         self.remove_agents(job, &there, grace).await?;
         if !archive::has_finalizer(job) {
             return Ok(None);
@@ -148,9 +148,8 @@ impl World for ClusterWorld {
     }
 
     async fn set_in_use(&self, appliance: &Appliance, in_use: bool) -> Result<bool, Error> {
-        appliance_finalizer::update_finalizer(&self.client, appliance, in_use)
-            .await
-            .map_err(Error::api("add the finalizer to the appliance"))
+        let action = if in_use { "add the appliance's finalizer" } else { "remove the appliance's finalizer" };
+        appliance_finalizer::update_finalizer(&self.client, appliance, in_use).await.map_err(Error::api(action))
     }
 
     async fn record_status(&self, job: &TrainJob, decided: &TrainJobStatus) -> Result<bool, Error> {
@@ -225,7 +224,7 @@ impl World for ClusterWorld {
     }
 }
 
-/// Deletes the pods in `found` that will not end within `grace` seconds by themselves. Deletes by UID, so that a pod of
+/// Deletes the pods in `found` whose own deletion does not end within `grace` seconds. Deletes by UID, so that a pod of
 /// the next attempt, which has the same name, is not deleted.
 async fn remove_pods(pods: &Api<Pod>, found: &[Pod], grace: u32) -> Result<(), Error> {
     for pod in found {

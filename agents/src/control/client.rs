@@ -64,7 +64,7 @@ const MAX_QUEUED_MESSAGES: usize = 8192;
 pub struct MessageSender(Arc<Mutex<mpsc::Sender<proto::FromAgent>>>);
 
 impl MessageSender {
-    /// Creates an outbox, and the receiver of its messages.
+    /// Creates a sender, and the receiver of its messages.
     fn new() -> (Self, mpsc::Receiver<proto::FromAgent>) {
         let (sender, messages) = mpsc::channel(MAX_QUEUED_MESSAGES);
         (Self(Arc::new(Mutex::new(sender))), messages)
@@ -130,8 +130,7 @@ pub struct ComputeUsage {
     pub seconds: f64,
     /// Floating-point operations.
     pub flops: u64,
-    /// Seconds of waiting after the last iteration. They are subtracted from the stall time, because no iteration
-    /// followed.
+    /// Seconds of waiting after the last iteration; not counted as stall time.
     pub idle_at_end: f64,
 }
 

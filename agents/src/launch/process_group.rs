@@ -65,9 +65,9 @@ impl RunningProcess {
 }
 
 impl ProcessGroup {
-    /// Starts the coordinator of `run`, and all other processes once it listens. If the coordinator ends before, no
-    /// other process is started. `changed` is called, from any thread, whenever a process has become ready or has
-    /// ended.
+    /// Starts the coordinator of `run`, and all other processes once it listens. If the coordinator ends before it
+    /// listens, no other process is started. `changed` is called, from any thread, whenever a process has become ready
+    /// or has ended.
     ///
     /// # Errors
     /// A process can't be started. The processes started before are killed.

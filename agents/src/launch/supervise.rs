@@ -1,11 +1,18 @@
-//! Decides how the launcher reacts to events of its processes: a state machine that maps events to commands, without
-//! processes or a clock.
+//! Decides how the launcher reacts when a process ends or the user interrupts the run: a state machine without
+//! processes and without a clock.
 //!
-//! * Every exit that ends the run early is followed by a deadline or a kill, so a run can't hang on a dead process.
-//! * The coordinator's own report of a failure takes precedence: it gets a short time to make one, is then asked to
-//!   save the committed state, and is killed only after that.
-//! * After an interruption, the launcher waits for the coordinator as long as saving takes. A second interruption
-//!   kills.
+//! ```text
+//!  an agent fails            ─FAILURE_REPORT_TIMEOUT─►  stop the coordinator ─SAVE_TIMEOUT─► kill all
+//!  an agent leaves           ─LOSS_DETECTION_TIMEOUT─►  stop the coordinator ─SAVE_TIMEOUT─► kill all
+//!  the coordinator ends, as a success or interrupted    ─SHUTDOWN_TIMEOUT─►  kill all
+//!  the coordinator ends otherwise                       ─►  kill all
+//!  the user interrupts       ─►  stop the coordinator; deadline SAVE_TIMEOUT only if an agent has failed
+//!  the user interrupts again, or after the coordinator has ended  ─►  kill all
+//! ```
+//!
+//! * The first timeout gives the coordinator time to report the failure itself; its report takes precedence.
+//! * If the failed agent is MemoryX, nothing can be saved: all processes are killed after the first timeout.
+//! * Every exit that ends the run early sets a deadline or kills, so a dead process can't hang the run.
 
 use std::time::Duration;
 
@@ -13,8 +20,8 @@ use millrace_engine::types::{AgentId, Role};
 
 use super::Exit;
 
-/// How long the coordinator has to report itself why the run ends, after an agent has died. Also how long it has to end
-/// if it could not be asked to stop.
+/// Time for the coordinator to report the failure of an agent. Also the time for it to end if the stop request could
+/// not be sent.
 pub const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the coordinator then has to save the last committed step.
 pub const SAVE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -88,7 +95,7 @@ pub struct Verdict {
     pub culprit: Option<(AgentId, ProcessExit)>,
 }
 
-/// Supervises the processes of a run; see the module documentation.
+/// Supervises the processes of a run: maps events to commands, and at the end says how the run ended.
 #[derive(Debug)]
 pub struct Supervisor {
     left: usize,
@@ -158,7 +165,7 @@ impl Supervisor {
         if agent.role == Role::Coordinator {
             self.coordinator = Some(ending);
             return match ending.exit() {
-                // The coordinator has told all agents to leave.
+                // The coordinator has sent `Finish` to all agents.
                 Some(Exit::Success | Exit::Interrupted) => vec![SupervisorCommand::Within(SHUTDOWN_TIMEOUT)],
                 // Agents that did not receive `Finish` would wait for another coordinator, which a local run never has.
                 _ => self.kill(),

@@ -1,7 +1,18 @@
-//! Archives the history of jobs, with one task for each job.
+//! Archives the history of jobs: one task per job copies its journal into the database, and a finalizer holds a deleted
+//! job until the copy is complete.
 //!
-//! * The task copies the journal from the coordinators, and from the journal's files what no coordinator sent.
-//! * A deleted job keeps the finalizer until everything is copied, or its time is over.
+//! | stage | what the task does |
+//! |---|---|
+//! | Queued | waits |
+//! | Running | copies entries as the attempt's coordinator sends them |
+//! | Finished | copies the missing entries from the journal's files, marks the job as archived, and ends |
+//! | Deleting | copies the missing entries while the finalizer may hold the job, then removes the finalizer |
+//!
+//! * When a job enters another stage, the work of the old stage is dropped. That loses nothing: entries are stored with
+//!   their numbers, and the next stage continues after the newest one.
+//! * A coordinator has [`COORDINATOR_DRAIN_TIMEOUT`] to send its last entries after its attempt has ended, and up to
+//!   [`SAVE_TIMEOUT`] if the job was deleted.
+//! * A deleted job is held for at most a minute ([`archive::remaining_hold`]).
 
 use std::collections::{HashMap, HashSet};
 use std::future::pending;
@@ -33,15 +44,16 @@ use super::readers::ReaderPool;
 use crate::error::{ApiError, ErrorReason};
 use crate::journal_copy;
 
-/// Backoff between retries, and its maximum.
+/// Delay between tries. [`JobArchivers::complete_history`] doubles it up to [`MAX_RETRY_INTERVAL`].
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+/// Maximum delay between tries to complete a history.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(300);
 /// Time for the coordinator of a finished attempt to send its last entries.
 const COORDINATOR_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time to complete the history of a finished job before it is shown as finished.
 const ARCHIVE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time to complete it after that.
-const ARCHIVE_GIVE_UP_TIMEOUT: Duration = Duration::from_secs(3600);
+/// How much longer completing the history is tried after the job is shown as finished.
+const ARCHIVE_RETRY_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Tries to remove the finalizer of a job that is being changed concurrently.
 const MAX_RELEASE_TRIES: usize = 10;
 /// Time for the coordinator of a deleted job to save its state and report it; after that the journal's files are read.
@@ -93,7 +105,7 @@ impl ArchiveStage {
 }
 
 impl JobArchivers {
-    /// Creates it without tasks.
+    /// Creates the archivers without tasks.
     pub fn new(
         client: Client,
         store: Store,
@@ -186,7 +198,7 @@ impl JobArchivers {
         done
     }
 
-    /// Does the work of a stage; returns early only if the task can end until the job changes.
+    /// Does the work of a stage. Returns if the task is not needed until the job changes; otherwise never.
     async fn run_stage(&self, job: &TrainJob, stage: ArchiveStage) {
         match stage {
             ArchiveStage::Queued => {}
@@ -199,7 +211,7 @@ impl JobArchivers {
                     sleep(RETRY_INTERVAL).await;
                 }
                 if !is_complete {
-                    self.complete_history(job, ARCHIVE_GIVE_UP_TIMEOUT).await;
+                    self.complete_history(job, ARCHIVE_RETRY_TIMEOUT).await;
                 }
                 // Finished jobs are many and change rarely, so their tasks end.
                 if archive::has_finalizer(job) {
@@ -220,7 +232,7 @@ impl JobArchivers {
         pending().await
     }
 
-    /// Continues the work on a running attempt until its coordinator has sent everything, or has ended without.
+    /// Continues the work on a running attempt until its coordinator has sent everything or has ended.
     async fn drain_attempt(&self, job: &TrainJob, work: &mut (impl Future<Output = ()> + Unpin)) {
         let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
         let (uid, mut changes) = (job.uid().unwrap_or_default(), self.store.changes());
@@ -301,7 +313,7 @@ impl JobArchivers {
     }
 
     /// Completes the history of a job from its journal's files, with retries for `patience`: an obstacle such as a
-    /// quota may be temporary. Returns whether it is complete or can't become more complete.
+    /// quota may be temporary. Returns false if entries may be missing that a later try could copy.
     async fn complete_history(&self, job: &TrainJob, patience: Duration) -> bool {
         let (uid, mut pause) = (job.uid().unwrap_or_default(), RETRY_INTERVAL);
         let trying = async {
@@ -419,8 +431,8 @@ async fn wait_for_change(changes: &mut broadcast::Receiver<ChangeNotice>, uid: &
     while changes.recv().await.is_ok_and(|change| change.uid != uid) {}
 }
 
-/// Waits for a version of the job that needs other work: another stage, or any newer version until the job is held.
-/// `None` if the task has to end.
+/// Waits for a version of the job that needs other work: a version in another stage or, while the job has no finalizer,
+/// any newer version. `None` if the task has to end.
 async fn next_stage(
     seen: &mut watch::Receiver<Arc<TrainJob>>,
     job: &TrainJob,

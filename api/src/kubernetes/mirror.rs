@@ -71,8 +71,8 @@ impl<T: JobSource> JobMirror<T> {
         Self { store, truth, loops, seen: Mutex::default() }
     }
 
-    /// Writes the observed version of a job, unless a newer one was written. For a job that the database has already,
-    /// the end of the job is written only when its history is complete.
+    /// Writes the observed version of a job, unless a newer one was written. The end of a job that is already in the
+    /// database is written only when its history is complete.
     ///
     /// # Errors
     /// The database or the API server fails.
@@ -137,8 +137,8 @@ impl<T: JobSource> JobMirror<T> {
         Ok(())
     }
 
-    /// Marks those live or held jobs deleted that are not in `listed`. For a live one the API server is asked first,
-    /// because a request may have created it after the list.
+    /// Marks jobs as deleted that are live or held in the database and not in `listed`. Live jobs are looked up first:
+    /// a request may have created them after the list.
     async fn mark_unlisted_deleted(&self, listed: &HashSet<String>, working: &Working<'_>) -> Result<()> {
         for row in self.store.deleted_jobs(JobState::Deleting.as_str()).await? {
             if !listed.contains(&row.uid) {

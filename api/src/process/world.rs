@@ -54,8 +54,8 @@ pub struct FoundProcesses {
 }
 
 impl ProcessWorld {
-    /// Creates it without processes. Attempts that ran when the server ended are reported as agents that are lost; what
-    /// their journal files have beyond the database is copied.
+    /// Creates it without processes. Attempts that ran when the server ended are reported as agents that are lost;
+    /// entries of their journal files that the database lacks are copied.
     ///
     /// # Errors
     /// The database fails.

@@ -98,8 +98,8 @@ pub struct JobListQuery {
     submitted_by: Option<String>,
     /// Only finished jobs, or only unfinished ones.
     finished: Option<bool>,
-    /// Whether to include deleted jobs of which only the history is left; get one of them with `?uid=`. Deleted jobs
-    /// that still have finalizers are always included.
+    /// Whether to include deleted jobs, whose history is still stored; get one of them with `?uid=`. Deleted jobs that
+    /// still have finalizers are always included.
     deleted: Option<bool>,
 }
 

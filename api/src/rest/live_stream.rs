@@ -1,5 +1,10 @@
-//! Server-sent events of a job: first what is recorded after a number, then what is added. The numbers are those of the
-//! database, so a client that reconnects with `Last-EventRecord-ID` misses nothing and receives nothing twice.
+//! Live streams: server-sent events of a job. A stream sends the recorded entries after a number, then new ones as they
+//! are added.
+//!
+//! * Ids are numbers of the database, so a client that reconnects with `Last-Event-ID` misses nothing and receives
+//!   nothing twice.
+//! * A stream ends when the job has finished and everything is sent, or when its client loses the permission (checked
+//!   every [`REAUTHORIZE_INTERVAL`]).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -63,8 +68,8 @@ impl StreamFilter {
     }
 }
 
-/// Position of a client in a stream: the id of an event, and the value of `Last-EventRecord-ID`. A stream of either
-/// entries or events has one number as its id, a stream of both `ENTRY.EVENT`.
+/// Position of a client in a stream: the id of an event, and the value of `Last-Event-ID`. A stream of either entries
+/// or events has one number as its id, a stream of both `ENTRY.EVENT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamPosition {
     /// Number of the last journal entry.
@@ -121,7 +126,7 @@ struct LiveStream {
 impl LiveStream {
     async fn run(mut self) -> Result<()> {
         loop {
-            // The job is read before its records: when it is seen as finished, the records that are read afterwards are
+            // The job is read before its records: if this read returns a finished job, the records read after it are
             // complete.
             let Some(job) = self.api.store.job(&self.uid).await? else { return Ok(()) };
             if !self.is_still_authorized().await {
@@ -176,8 +181,8 @@ impl LiveStream {
 
     /// Sends what is new; returns whether the client is still connected.
     async fn send_new(&mut self, job: &JobRecord) -> Result<bool> {
-        // A client that waits for the suspension disconnects when it receives it, so it is sent after the records
-        // before it.
+        // A client that waits for the suspension disconnects when it receives that state, so the earlier records are
+        // sent first.
         let rests = job.content.state.as_deref() == Some(JobState::Suspended.as_str());
         Ok((rests || self.send_job(job).await) && self.send_records().await? && (!rests || self.send_job(job).await))
     }

@@ -145,7 +145,7 @@ fn wants_event_stream(headers: &HeaderMap) -> bool {
     accepts.contains("text/event-stream")
 }
 
-/// Returns the position in `Last-EventRecord-ID`, which a client sends when it reconnects.
+/// Returns the position in `Last-Event-ID`, which a client sends when it reconnects.
 fn last_event_id<T: FromStr>(headers: &HeaderMap) -> Result<Option<T>> {
     let Some(value) = headers.get("last-event-id").filter(|value| !value.is_empty()) else { return Ok(None) };
     let read = value.to_str().ok().and_then(|text| text.parse().ok());

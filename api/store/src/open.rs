@@ -1,4 +1,4 @@
-//! Opens databases.
+//! Opens a database: connects, migrates the schema, and sets up the pools.
 
 use std::sync::Arc;
 use std::time::Duration;

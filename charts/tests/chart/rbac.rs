@@ -66,7 +66,7 @@ fn assert_rights(user: &str, rights: &[AccessCheck]) {
     }
 }
 
-/// Of ConfigMaps the REST server makes the texts of jobs, and changes no others.
+/// The REST server creates and changes only the ConfigMaps with the texts of jobs.
 pub fn the_rest_server_makes_no_config_maps_but_texts() {
     let api = user("api");
     let namespace = "default";
@@ -109,7 +109,7 @@ pub fn the_rest_server_makes_no_config_maps_but_texts() {
     kubectl(&["delete", "configmap", "texts", "foreign", "--namespace", namespace], &Value::Null).unwrap();
 }
 
-/// The user that a component of the chart is to the API server.
+/// Returns the user name of a component's service account.
 pub fn user(component: &str) -> String {
     format!("system:serviceaccount:{NAMESPACE}:millrace-{component}")
 }

@@ -156,8 +156,9 @@ use crate::schema::keyed_by;
     validation = volumes_are_mounted(),
 )]
 pub struct TrainJobSpec {
-    /// How many CS-2 systems to use. May be changed while the job runs (kubectl scale): it then saves its state and goes
-    /// on from the same step with the new number. At most the number of leaves of a batch, which params decide.
+    /// How many CS-2 systems to use. May be changed while the job runs (kubectl scale): it then saves its state and
+    /// goes on from the same step with the new number. At most the number of leaves of a batch, which follows from
+    /// params.
     #[schemars(range(min = 1, max = 1024))]
     pub num_csx: u32,
 
@@ -180,8 +181,8 @@ pub struct TrainJobSpec {
     #[serde(default)]
     pub suspend: bool,
 
-    /// PriorityClass of the job, one of those that the appliance's priorityClasses allow. Jobs of a higher value are
-    /// first in the queue, and among equal values older jobs. If omitted, the value is that of the cluster's default
+    /// PriorityClass of the job, one of those that the appliance's priorityClasses allow. Jobs with a higher value come
+    /// first in the queue; with equal values, older jobs do. If omitted, the value is that of the cluster's default
     /// class, or 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "ObjectName")]

@@ -3,9 +3,9 @@
 //! * The plan is a function of the [`CompileRequest`] alone. Numbers of systems, shards and SwarmX nodes are unknown to
 //!   the compiler, so every combination runs the same plan. The number of leaves that one system can hold at once
 //!   ([`StreamPlan::leaves_per_round`]) is part of the plan; the resulting rounds are part of the placement.
-//! * The layers of the plan are those of the graph, so that the pipeline fills and drains quickly. If layers are
-//!   recomputed, the parts of a block are joined to one layer, because then only the values between layers are held,
-//!   which halves them.
+//! * By default a layer of the plan is a layer of the graph: short layers fill and drain the pipeline quickly. With
+//!   recomputation, the parts of a block form one layer: only values between layers are kept, and half as many layers
+//!   keep half as many.
 //! * The wafer holds activations, a window of weights, a window of gradients (both counted in chunks) and resident
 //!   weights. The size of a layer does not matter.
 //! * If a job does not fit, the compiler tries in this order: recompute layers; divide the batch into rounds; reduce
@@ -68,7 +68,8 @@ pub const MEMORYX_BYTES_PER_PARAMETER: u64 = 4 * (2 + MAX_STATE_TENSORS as u64);
 /// Compiles a plan.
 ///
 /// # Errors
-/// The graph is invalid, a batch is empty, or one sample does not fit on the wafer.
+/// The graph is invalid, a batch is out of range, MemoryX is too small for the parameters, or one sample does not fit
+/// on the wafer.
 pub fn compile(request: CompileRequest) -> Result<StreamPlan, CompileError> {
     let CompileRequest {
         graph,

@@ -21,8 +21,8 @@ pub fn has_finalizer(job: &TrainJob) -> bool {
     job.finalizers().iter().any(|name| name == ARCHIVE_FINALIZER)
 }
 
-/// Returns whether a job has made progress that its files record. Only then does its deletion save a checkpoint, and
-/// may files have to be archived.
+/// Returns whether a job has made progress that its files record. Only such a job saves a checkpoint when it is
+/// deleted, and has files to archive.
 pub fn has_steps(job: &TrainJob) -> bool {
     let Some(status) = &job.status else { return false };
     let trains = status.state().is_some_and(JobState::has_steps);

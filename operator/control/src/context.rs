@@ -81,17 +81,17 @@ impl<W: World> Drop for JobReconcileGuard<'_, W> {
 
 /// Arguments of [`ControllerContext::new`].
 pub struct ContextParts<W> {
-    /// See [`ControllerContext`].
+    /// Where jobs are recorded and agents run.
     pub world: Arc<W>,
     /// The properties of the world that jobs' records depend on.
     pub site: Arc<dyn JobSite>,
-    /// See [`ControllerContext`].
+    /// Every job of the world.
     pub jobs: Store<TrainJob>,
-    /// See [`ControllerContext`].
+    /// Every appliance of the world.
     pub appliances: Store<Appliance>,
-    /// See [`ControllerContext`].
+    /// Receives the metrics of the loop.
     pub metrics: Arc<Metrics>,
-    /// See [`ControllerContext`].
+    /// Detects that the loop is stuck.
     pub watchdog: Arc<Watchdog>,
     /// Enqueues jobs; a world may send to it, too.
     pub visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
@@ -129,8 +129,9 @@ impl<W: World> ControllerContext<W> {
         }
     }
 
-    /// Waits until the store of jobs is complete, for [`ControllerContext::await_jobs`]. Only the task that drives the controller
-    /// of jobs may poll it, and once: of several tasks that wait for a store of kube, only one is woken.
+    /// Waits until the store of jobs is complete, and releases [`ControllerContext::await_jobs`]. Must be polled by the
+    /// task that drives the controller of jobs, and only once: of several tasks that wait for a store of kube, only one
+    /// is woken.
     pub(crate) async fn watch_jobs(&self) {
         if self.jobs.wait_until_ready().await.is_ok() {
             self.jobs_known.send_replace(true);

@@ -25,9 +25,9 @@ pub type PlanResult = std::result::Result<Arc<(ResolvedJob, ResourceRequirements
 /// State of planning a job.
 #[derive(Clone, Debug)]
 pub enum PlanStatus {
-    /// It is done.
+    /// The job is planned, or can never run.
     Ready(PlanResult),
-    /// It waits for a thread, or computes, since then.
+    /// The plan is queued or being computed, since this time.
     Pending(Instant),
 }
 
@@ -92,8 +92,8 @@ impl PlanCache {
         &self.shared.workers
     }
 
-    /// Returns why no further attempt of `job` may begin with the agents of its record; `None` if one may, or if it has
-    /// no record.
+    /// Returns why the agents of the job's release are not supported, so that no attempt may begin; `None` if they are
+    /// supported or the job has no record.
     pub fn unsupported_agents(&self, job: &TrainJob) -> Option<String> {
         let record = job.status.as_ref()?.resolved.as_ref()?;
         self.shared.site.unsupported_agents(resolved_version(record))

@@ -1,15 +1,17 @@
 //! Reconciles a job.
 //!
 //! ```text
-//! dereference ──► validate ──► decide and build ──► update_status ──► apply
+//!  plan ──► dereference ──► decide ──► record_status ──► apply
+//!   │                                       └─ write conflict: requeued, nothing is applied
+//!   └─ not planned yet: the job is enqueued again when its plan is computed
 //! ```
 //!
-//! The steps find the objects of the job, check that it can run, decide on its next status and commands, record the
-//! status, and apply the commands.
-//!
+//! * `plan` reads the cache of plans, `dereference` collects everything that the decision depends on,
+//!   [`millrace_lifecycle::decide`] is pure, and `apply` carries out its commands.
 //! * A decision is recorded before it is applied: the status names an attempt before its first agent exists.
 //! * It is recorded with the version of the object that it was made from, so that one of two concurrent decisions is
 //!   rejected.
+//! * A job that is being deleted takes none of these steps: its agents are removed ([`World::finalize`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -62,7 +64,7 @@ struct Validated {
     understood: Option<plan_cache::PlanResult>,
 }
 
-/// Reconciles a job. Does nothing while its plan is being computed, or while its changes are being combined.
+/// Reconciles a job. Does nothing while its plan is being computed, or if the debouncer postpones it.
 ///
 /// # Errors
 /// The world's errors, or the job can't be run.
@@ -114,8 +116,9 @@ fn submission(job: &TrainJob) -> Option<TraceParent> {
     job.status.as_ref().is_none_or(begins).then(|| job.annotations().get(TRACEPARENT_ANNOTATION)?.parse().ok())?
 }
 
-/// Returns the plan of a job. If it is not cached, it is queued; the error is the longest time until the job has to be
-/// reconciled again, `None` if only the plan matters.
+/// Returns the plan of a job if it is cached. Otherwise queues it and returns, as the error, how long the reconcile may
+/// be postponed; `None` means until the plan is computed. A waiting job that is planned for longer than
+/// [`PLANNING_REPORT_DELAY`] is reconciled without a plan, so that its status shows it.
 fn plan<W: World>(job: &TrainJob, uid: &str, control: &ControllerContext<W>) -> Result<Validated, Option<Duration>> {
     let appliance = control.appliance(&job.spec.appliance);
     let cluster = appliance.as_ref().map(|appliance| appliance.spec.clone()).unwrap_or_default();
@@ -165,8 +168,8 @@ async fn reconcile_job<W: World>(
         control.world.publish_job_event(job, event).await;
     }
     match carry_out(job, control, &seen, &decision).await {
-        // The next reconcile, which is due at once, decides about the rejection. For a job that makes progress, the
-        // error is returned, and the reconcile is only retried: the rejected request did not concern its agents.
+        // The next reconcile, which is due at once, decides about the rejection. A job that makes progress has all its
+        // agents, so the rejected request was for another object: return the error, and retry.
         Err(Error::<W>::Refused(why)) if !decision.status.is(ConditionType::Progressing) => {
             tracing::warn!(job = %ObjectRef::from_obj(job), "the API server rejected a change: {why}");
             return Ok(Action::requeue(CONFLICT_RETRY_INTERVAL));
@@ -226,7 +229,7 @@ fn no_appliance(name: &str) -> QueueStatus {
     }
 }
 
-/// Merges the coordinator's report: `received` is from its stream, `last` is what it left behind when it ended.
+/// Merges the coordinator's report: `received` is from its stream, `last` is the report that it wrote when it ended.
 fn report(received: Option<CoordinatorReport>, last: Option<CoordinatorReport>) -> Option<CoordinatorReport> {
     match (received, last) {
         (Some(received), Some(last)) if received.outcome.is_none() => {
@@ -273,7 +276,7 @@ async fn carry_out<W: World>(
                 follow(job, control, decision.status.resolved.as_ref(), *attempt)
             }
             JobCommand::StopAttempt { attempt, reason } => {
-                // A loop that has just started does not follow the coordinator yet.
+                // After a restart of the control loop, the coordinator is not followed yet.
                 follow(job, control, decision.status.resolved.as_ref(), *attempt);
                 control.followers.stop(&seen.uid, *attempt, reason);
             }

@@ -17,7 +17,8 @@ use crate::attempt::AttemptContext;
 pub struct AgentsFound<T> {
     /// Its agents, of any attempt.
     pub agents: Vec<ObservedAgent>,
-    /// The report that its coordinator left behind when it ended, for a loop that did not receive it from the stream.
+    /// The last report of the coordinator, as stored when it ended. The loop needs it if it did not receive the report
+    /// from the stream.
     pub termination_report: Option<CoordinatorReport>,
     /// The objects that run the agents, in the world's types.
     pub handle: T,
@@ -73,12 +74,22 @@ pub trait JobSite: Send + Sync {
     fn check_readable(&self, job: &TrainJob, written: &str) -> Result<(), String>;
 }
 
-/// The place where jobs are recorded and agents run. Every call is idempotent: it is repeated after failures and after
-/// restarts of the loop.
+/// The place where jobs are recorded and agents run: a cluster (`operator/src/world.rs`) or one machine
+/// (`api/src/process/world.rs`).
+///
+/// Called by the reconciles of jobs and appliances, and by the tasks that follow coordinators. Reconciles of different
+/// objects run at the same time; one object has at most one.
+///
+/// * Every call is idempotent: it is repeated after failures and after restarts of the loop.
+/// * A call may be dropped at any `.await`, because a reconcile has a timeout. The next reconcile observes what the
+///   dropped call left behind.
+/// * A write that was decided from an object ([`World::record_status`], [`World::record_ledger`]) succeeds only if that
+///   object is still the newest version.
+/// * An error ends the reconcile, and the object is requeued.
 pub trait World: Send + Sync + 'static {
     /// An error, as one sentence.
     type Error: std::error::Error + Send + Sync + 'static;
-    /// The objects that run a job's agents, as they were found.
+    /// The agents as found, in the world's own types: pods, or the number of the running attempt.
     type Handle: Send + Sync;
 
     /// Finds the objects of `job`.
@@ -88,19 +99,19 @@ pub trait World: Send + Sync + 'static {
     fn ensure_agents(
         &self,
         attempt: &AttemptContext<'_>,
-        there: &Self::Handle,
+        found: &Self::Handle,
     ) -> impl Future<Output = Result<(), Error<Self>>> + Send;
 
-    /// Ends every agent in `there` that is not ending yet, or that was given more than `grace` seconds to end.
+    /// Ends every agent in `found` that is not ending yet, or that was given more than `grace` seconds to end.
     fn remove_agents(
         &self,
         job: &TrainJob,
-        there: &Self::Handle,
+        found: &Self::Handle,
         grace: u32,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Ends the agents of `job`, which is deleted but still exists, and removes what holds it longer than allowed.
-    /// Returns when to reconcile again if no event triggers it.
+    /// Ends the agents of a job that is being deleted. Removes the finalizer if nothing has to be archived, or if the
+    /// time for that is over. Returns when to reconcile again if no event triggers it.
     fn finalize(&self, job: &TrainJob) -> impl Future<Output = Result<Option<Duration>, Self::Error>> + Send;
 
     /// Returns whether agents of a deleted job exist.
@@ -110,8 +121,8 @@ pub trait World: Send + Sync + 'static {
     /// Returns the grants of an appliance that agents of deleted jobs still hold, as recorded at the agents.
     fn leftover_grants(&self, appliance: &str) -> impl Future<Output = Result<Vec<Grant>, Self::Error>> + Send;
 
-    /// Protects `appliance` from deletion while it is `in_use`, and removes the protection otherwise. Returns whether
-    /// that took a write, so that `appliance` is no longer the newest version.
+    /// Protects `appliance` from deletion while it is `in_use`, and removes the protection otherwise. Returns true if
+    /// it wrote; `appliance` is then a stale version.
     fn set_in_use(&self, appliance: &Appliance, in_use: bool)
     -> impl Future<Output = Result<bool, Self::Error>> + Send;
 

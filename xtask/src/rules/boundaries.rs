@@ -118,8 +118,8 @@ const BOUNDARIES: &[Boundary] = &[
 ];
 
 const PREFIX: &str = "millrace-";
-/// The crate with the arithmetic behind the feature `kernels`, which is one of its default features, and the only
-/// crates that may use it: everything else plans without it.
+/// The crate whose feature `kernels` (on by default) contains the arithmetic. Only [`KERNEL_USERS`] may enable it; all
+/// other crates plan without it.
 const KERNELS: &str = "millrace-emulator";
 const KERNEL_USERS: &[&str] = &["millrace-agents"];
 

@@ -3,7 +3,7 @@
 //! ```text
 //! gather members -> load parameters -> configure (epoch + 1) -> all linked -> iterations -> end
 //!        ^                                                                     |
-//!        '-- an agent or a link is lost, or a wanted system joined by now -----'
+//!        '-- an agent or a link is lost, or a requested system has joined -----'
 //! ```
 //!
 //! * A system that joins waits for the end of the current iteration. After a link failure, the next epoch waits for a
@@ -62,7 +62,8 @@ enum Phase {
     Ended,
 }
 
-/// The state machine of the coordinator; see the module documentation.
+/// Decides about membership, iterations, commits and checkpoints. The driver must execute the commands of an event in
+/// order, before it passes the next event.
 pub struct Coordinator {
     plan: Arc<StreamPlan>,
     policy: RunPolicy,
@@ -81,9 +82,12 @@ pub struct Coordinator {
     step: u64,
     /// The newest step reported by [`CoordinatorCommand::ReportStep`], or known at the start.
     reported_step: u64,
+    /// Commit record of the newest committed step that is known.
     record: Option<CommitRecord>,
+    /// What has been done at `step`.
     done: StepProgress,
     resume_state: ResumeState,
+    /// Number of the next iteration in this epoch.
     number: u64,
     current: Option<CurrentIteration>,
     evaluating: Option<EvaluationInProgress>,
@@ -91,13 +95,15 @@ pub struct Coordinator {
     /// The step whose checkpoint could not be written, until another one begins.
     failed_save: Option<u64>,
     pending_commit: Option<PendingCommit>,
+    /// Whether a client requested a checkpoint of the last committed step.
     checkpoint_wanted: bool,
+    /// Whether the run was requested to stop.
     stopping: bool,
 }
 
 impl Coordinator {
     /// Creates a coordinator that starts with the parameters of `source`, or with the state of the shards if they hold
-    /// the same job. Its epochs are those after `attempt`.0.
+    /// the same job. Its first epoch is (`attempt`, 1).
     pub fn new(
         plan: Arc<StreamPlan>,
         policy: RunPolicy,
@@ -161,7 +167,7 @@ impl Coordinator {
     /// Handles an event and appends the resulting commands to `out`.
     pub fn on(&mut self, event: CoordinatorEvent, out: &mut Vec<CoordinatorCommand>) {
         if self.phase == Phase::Ended {
-            // An agent that was disconnected when the others received it.
+            // This agent was not connected when `Finish` was sent to the others.
             if let CoordinatorEvent::Joined { agent, .. } = event {
                 out.push(CoordinatorCommand::Send(agent, AgentCommand::Finish));
             }
@@ -260,8 +266,8 @@ impl Coordinator {
         self.evaluating = None;
     }
 
-    /// Ends a stopped run after saving the last committed step, once every shard has it. This requires no other agents
-    /// than the shards, which are the only ones that know that step.
+    /// Ends a stopped run after saving the last committed step, once every shard has it. Only the shards are needed: no
+    /// other agent holds state of that step.
     fn finish_stopped_run(&mut self, out: &mut Vec<CoordinatorCommand>) {
         let begun = self.epoch.number > 0;
         if !begun && (self.phase != Phase::Gathering || self.lacks_parameters()) {

@@ -34,7 +34,8 @@ impl LossScaling {
 /// Evaluation in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvalPolicy {
-    /// Interval in steps, with a further evaluation after the last step. `None`: once, before anything else.
+    /// Interval in steps; an evaluation also follows the last step. `None`: only that one, which a run that does not
+    /// train makes first.
     pub every: Option<u64>,
     /// Batches of one evaluation.
     pub batches: u64,
@@ -56,7 +57,7 @@ pub struct RunPolicy {
     pub checkpoint_every: Option<u64>,
     /// Whether step 0 is checkpointed.
     pub initial_checkpoint: bool,
-    /// See [`LossScaling`].
+    /// How the sums of losses and gradients are scaled.
     pub scaling: LossScaling,
     /// Bound on the global norm of the gradient, if any.
     pub clip: Option<f64>,

@@ -1,4 +1,5 @@
-//! The compute thread of a system.
+//! The compute thread of a system: owns the device, and runs the layers of each round in the order that the engine
+//! decides.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -10,10 +10,10 @@
 //! unknown fields, use defaults for fields that were added later, and reject files of a later version than their own.
 //!
 //! Invariants:
-//! * Numbers start at 1 and increase over all attempts. Followers never see two entries with the same number, not even
-//!   after a power cut has removed the last lines. For this purpose an attempt that follows one without an outcome
-//!   skips [`MAX_UNSYNCED_ENTRIES`] numbers, and at most that many entries are visible before they are on disk. Numbers
-//!   may therefore jump between attempts; within an attempt they are consecutive.
+//! * Numbers start at 1 and increase over all attempts. Within an attempt they are consecutive.
+//! * A follower never sees two entries with the same number, not even after a power cut has removed the last lines.
+//! * After an attempt without an outcome, [`MAX_UNSYNCED_ENTRIES`] numbers are skipped, because a power cut may have
+//!   removed that many visible entries: no more are visible before they are on disk.
 //! * A state, a checkpoint and an outcome are on disk (fsync) before they get their number and before any follower sees
 //!   them, unless the disk is full. Metrics and log records have been passed to the operating system, so they survive
 //!   the death of the process.

@@ -223,7 +223,7 @@ class Appliance:
 
         `state` is one of `millrace.state.NAMES`, such as Training; Failed stands for all failures.
         `submitted_by` is the name of a user. Deleted jobs that still exist, because a finalizer holds them,
-        are included; with `deleted`, also those of which only the history is left. Cancelled jobs are among
+        are included; with `deleted`, also deleted ones whose history is still stored. Cancelled jobs are among
         the latter, so `state="Cancelled"` implies `deleted`. Raises ConfigError for an unknown state.
         """
         wanted = None if state is None else states.parse_name(state)

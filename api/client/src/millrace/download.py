@@ -3,8 +3,8 @@
 * Files are written to a staging directory next to the target, named after the target and a digest of what is
   downloaded. It is renamed to the target when all files are complete.
 * An interrupted file resumes at its end. A later call for the same checkpoint reuses the staging directory.
-* Other files of a running job may grow during the download. Each has the length that it had when it was
-  requested.
+* Files of a running job may grow during the download; each is downloaded with the length that it had when it
+  was requested.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 * `str()` of each is one sentence that says what happened and what to do.
 * Errors of the appliance are subclasses of `ApplianceError`, one for each reason, with the appliance's
-  message.
+  message. Reasons without a class of their own are raised as the class of their status, or as
+  `ApplianceError`.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class AlreadyExists(Conflict):
 
 
 class Gone(ApplianceError):
-    """It existed, and was deleted."""
+    """The object was deleted."""
 
 
 class PayloadTooLarge(ApplianceError):
@@ -132,7 +133,7 @@ class TooManyRequests(ApplianceError):
 
 
 class Internal(ApplianceError):
-    """The appliance failed."""
+    """An internal error of the appliance."""
 
 
 class Unavailable(ApplianceError):

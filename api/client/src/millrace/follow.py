@@ -80,7 +80,7 @@ class Follower:
 
     def handle(self, event: ServerSentEvent) -> None:
         """Handles one event. Unknown kinds, such as those of a later version, are ignored."""
-        take = {
+        handler = {
             "job": self._document,
             "state": self._state,
             "metric": self._metric,
@@ -88,8 +88,8 @@ class Follower:
             "log": self._log,
             "event": self._event,
         }.get(event.event)
-        if take is not None:
-            take(json.loads(event.data))
+        if handler is not None:
+            handler(json.loads(event.data))
 
     def report_state(self) -> None:
         """Reports the job's state if it has changed."""

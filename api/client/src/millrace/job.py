@@ -111,7 +111,9 @@ class Job:
         return self
 
     def poll_finished(self) -> bool:
-        """Updates `document` and returns whether the job has finished. A job that no longer exists has."""
+        """Updates `document` and returns whether the job has finished. A job that no longer exists counts as
+        finished.
+        """
         try:
             self.refresh()
         except (NotFound, Gone):
@@ -201,8 +203,8 @@ class Job:
             raise JobFailed(message, name=self.name, state=self.state, log_tail=tail)
 
     def stream(self, after: int = 0) -> Iterator[ServerSentEvent]:
-        """Returns all events of the job, as the appliance sends them, until it finishes. `follow` is based on
-        it.
+        """Yields the events of the job as the appliance sends them, until the job finishes. `follow` is based
+        on it.
         """
         return self._events("/follow", after=after)
 

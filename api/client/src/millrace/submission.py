@@ -113,8 +113,8 @@ def _mode(verb: Verb, document: Any) -> str | None:
     if verb != "train":
         return "eval" if verb == "eval" else None
     runconfig = document.get("runconfig") if isinstance(document, Mapping) else None
-    said = runconfig.get("mode") if isinstance(runconfig, Mapping) else None
-    return "train" if said in ("eval", "eval_all") else None
+    mode = runconfig.get("mode") if isinstance(runconfig, Mapping) else None
+    return "train" if mode in ("eval", "eval_all") else None
 
 
 def _job(options: SubmitOptions, mode: str | None) -> dict[str, Any]:

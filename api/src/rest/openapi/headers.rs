@@ -8,39 +8,47 @@ const COMMON_HEADER: &str = "X-Request-Id";
 
 /// Response headers: name, description and type.
 const RESPONSE_HEADERS: [(&str, &str, &str); 9] = [
-    ("Accept-Ranges", "`bytes`: parts of the file can be asked for.", "string"),
-    ("Content-Range", "Which part this is, and how long the whole is.", "string"),
-    ("ETag", "Changes whenever the content does.", "string"),
-    ("Idempotent-Replay", "`true` where the same request made the job before.", "string"),
-    ("Location", "Where the job is.", "string"),
-    ("Retry-After", "Seconds to wait for, of 429 and 503.", "integer"),
-    ("Set-Cookie", "The session, or that there is none any more.", "string"),
-    ("WWW-Authenticate", "`Bearer`, of 401.", "string"),
-    (COMMON_HEADER, "Names this answer in the server's log.", "string"),
+    ("Accept-Ranges", "`bytes`: the server supports range requests for this file.", "string"),
+    ("Content-Range", "Range of this response, and the size of the whole file.", "string"),
+    ("ETag", "Identifies this version of the content.", "string"),
+    ("Idempotent-Replay", "`true` if an earlier request with the same key created the job.", "string"),
+    ("Location", "URL of the job.", "string"),
+    ("Retry-After", "Seconds to wait before the next try; sent with 429 and 503.", "integer"),
+    ("Set-Cookie", "Sets the session cookie, or deletes it.", "string"),
+    ("WWW-Authenticate", "`Bearer`; sent with 401.", "string"),
+    (COMMON_HEADER, "Id of the request in the server's log.", "string"),
 ];
 
 /// Returns the request headers: name, description and schema.
 fn request_headers() -> [(&'static str, &'static str, Value); 5] {
     let text = json!({"type": "string"});
-    let named = "Names the request: sent again, with the same body, it makes no second job.";
     [
-        ("Idempotency-Key", named, json!({"type": "string", "minLength": 1, "maxLength": 255})),
+        (
+            "Idempotency-Key",
+            "Makes the request safe to repeat: a request with the same key and body creates no second job.",
+            json!({"type": "string", "minLength": 1, "maxLength": 255}),
+        ),
         (
             "If-None-Match",
-            "ETags that the client has: where the file's is among them, 304 comes instead of it.",
+            "ETags of the versions that the client has. If one of them is current, the response is 304 without a body.",
             text.clone(),
         ),
         (
             "If-Range",
-            "The ETag of which the client has a part: where the file has another by now, all of it comes.",
+            "ETag of the version that the client has a part of. If the file has changed, the response is the whole file.",
             text.clone(),
         ),
         (
             "Last-Event-ID",
-            "Of a live stream: the last id that was heard; it goes on behind that.",
+            "Live streams only: id of the last received event. The stream continues after it.",
             json!({"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$"}),
         ),
-        ("Range", "A part of the file, as bytes=0-99; of several ranges, or another unit, all of it comes.", text),
+        (
+            "Range",
+            "Range of bytes, such as `bytes=0-99`. Several ranges and other units are ignored: the response is the whole \
+             file.",
+            text,
+        ),
     ]
 }
 

@@ -33,7 +33,7 @@ pub fn document() -> Value {
         "info": {
             "title": "Millrace",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Training jobs of an appliance: submitting, watching, fetching what they made.",
+            "description": "Submit, follow and control the training jobs of an appliance, and download their results.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
@@ -42,7 +42,8 @@ pub fn document() -> Value {
                 "token": {"type": "http", "scheme": "bearer", "description": "An API token, or one of the cluster's."},
                 "session": {
                     "type": "apiKey", "in": "cookie", "name": SESSION_COOKIE,
-                    "description": "A browser's session. With it, changes are taken from pages of this server only.",
+                    "description": "Session of a browser. Requests that change something are accepted only from pages \
+                                    of this server.",
                 },
             },
             "headers": headers::components(),

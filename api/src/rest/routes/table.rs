@@ -1,4 +1,4 @@
-//! The table of all routes.
+//! The table of all routes. The router, the access check and the OpenAPI document are made from it.
 
 use serde_json::json;
 

@@ -12,11 +12,11 @@ pub struct JobFilter {
     pub namespaces: Option<Vec<String>>,
     /// With this name.
     pub name: Option<String>,
-    /// In this STATE. A deleted job matches only if it had finished in this state, or if this is `held_state`.
+    /// In this state. A deleted job matches only if it had finished in this state, or if this is `held_state`.
     pub state: Option<String>,
     /// Submitted by this user.
     pub submitted_by: Option<String>,
-    /// Finished or deleted ones if true, others if false.
+    /// If true, only finished or deleted jobs; if false, only the others.
     pub finished: Option<bool>,
     /// Includes deleted jobs.
     pub include_deleted: bool,

@@ -36,7 +36,7 @@ pub struct NewJob {
     pub uid: String,
     /// Namespace.
     pub namespace: String,
-    /// Name, unique in the namespace among live jobs.
+    /// Unique among the live jobs of the namespace.
     pub name: String,
     /// Time of creation, in ms.
     pub created_ms: i64,
@@ -62,7 +62,7 @@ pub struct IdempotencyKey {
 pub struct JobContent {
     /// The TrainJob as JSON.
     pub document: String,
-    /// STATE; `None` right after creation.
+    /// The job's state, such as `Training`; `None` before the first reconcile.
     pub state: Option<String>,
     /// Time of the end, in ms; `None` before.
     pub finished_ms: Option<i64>,

@@ -1,4 +1,7 @@
-//! `train_input` and `eval_input`.
+//! The sections `train_input` and `eval_input` of the params.
+//!
+//! Lists the keys that Millrace uses, keys that only configure the real machine (`ignored`), and keys that are rejected
+//! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
 use super::{MicroBatchSetting, OneOrMany};
 use crate::keywords::{MICRO_BATCH_RULES, PROCESSORS, SPLIT_NAMES, TOKENIZERS};

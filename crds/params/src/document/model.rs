@@ -1,4 +1,7 @@
-//! `model`.
+//! The section `model` of the params.
+//!
+//! Lists the keys that Millrace uses, keys that only configure the real machine (`ignored`), and keys that are rejected
+//! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
 use super::InitializerSetting;
 use crate::keywords::{

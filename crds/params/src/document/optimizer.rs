@@ -1,4 +1,7 @@
-//! `optimizer` and the schedules of its learning rate.
+//! The section `optimizer` of the params, and the schedules of its learning rate.
+//!
+//! Lists the keys that Millrace uses, keys that only configure the real machine (`ignored`), and keys that are rejected
+//! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
 use super::LearningRateSetting;
 use crate::keywords::SCHEDULERS;

@@ -1,4 +1,7 @@
-//! `runconfig`.
+//! The section `runconfig` of the params.
+//!
+//! Lists the keys that Millrace uses, keys that only configure the real machine (`ignored`), and keys that are rejected
+//! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
 use super::OneOrMany;
 use crate::keywords::{LOG_LEVELS, MODES};
@@ -17,8 +20,8 @@ section! {
         /// Step to train to, counted from step 0 of the first run.
         max_steps: u64 = required_if("the mode trains and `max_epochs` is omitted"),
         /// Number of passes over the training data, counted from step 0 of the first run. If `max_steps` is given too,
-        /// the run stops at the first of the two ends. A last batch that would contain samples of a further epoch is
-        /// left out.
+        /// the run stops at the first of the two ends. The last batch is omitted if it would contain samples of the
+        /// next epoch.
         max_epochs: u64 = otherwise("no limit"),
         /// Other spelling of `max_epochs`.
         num_epochs: u64 = alias_of("max_epochs"),

@@ -12,7 +12,7 @@ use crate::keywords::{LOG_LEVELS, MODES};
 /// Maximum number of systems, more than any appliance has.
 const MAX_SYSTEMS: usize = 1 << 16;
 
-/// A year.
+/// A year: adding a much longer time to an instant would overflow.
 const MAX_CHECKPOINT_SECONDS: usize = 365 * 24 * 3600;
 
 /// Returns the effective value with the name to report for it: the flag's if it was given, else the key's.

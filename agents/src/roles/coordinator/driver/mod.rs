@@ -94,11 +94,13 @@ pub struct CoordinatorDriver {
     start_point: StartPoint,
     /// The checkpoints that are evaluated after `start_point`.
     remaining_checkpoints: VecDeque<StartPoint>,
+    /// Batches of an evaluation; 0 for none.
     eval_batches: u64,
     lock: Arc<ModelDirLock>,
     reporter: Reporter,
     spans: Spans,
     events: DriverEvents,
+    /// `None` until all agents have joined and the instruction set is pinned.
     machine: Option<Coordinator>,
     pending_agents: PendingAgents,
     joined: JoinedAgents,
@@ -109,14 +111,17 @@ pub struct CoordinatorDriver {
     recovery: bool,
     save_results: mpsc::UnboundedReceiver<SaveTaskResult>,
     save_results_sender: mpsc::UnboundedSender<SaveTaskResult>,
+    /// Clients that requested a stop, answered at the end of the run.
     replies: Vec<oneshot::Sender<proto::CommandReply>>,
+    /// Clients that requested a checkpoint, answered when it is published or the run ends.
     checkpoint_replies: Vec<oneshot::Sender<proto::CommandReply>>,
+    /// The checkpoint written last; before that, the one that the run starts from or evaluates.
     last_saved: Option<PublishedCheckpoint>,
     /// When each disconnected shard was lost.
     lost_shards: BTreeMap<AgentId, Instant>,
     /// The epoch in which a link failed, and when its backoff ends.
     backoff: Option<(Epoch, Instant)>,
-    /// Set if the run stops before all agents have joined: the time at which it ends in any case.
+    /// Deadline of a run that was stopped before all agents joined.
     stop_by: Option<Instant>,
     /// The shard that received a termination signal, which ends the run.
     leaver: Option<AgentId>,
@@ -207,7 +212,8 @@ impl CoordinatorDriver {
         Ok(())
     }
 
-    /// Handles what is overdue: the end of a backoff, a checkpoint, an early stop, or the return of a lost shard.
+    /// Handles the first deadline that has passed: the end of a backoff, an early stop, a due checkpoint, or the
+    /// timeout of a lost shard.
     fn handle_deadlines(&mut self) -> Result<(), AgentError> {
         if let Some((epoch, _)) = self.backoff.take_if(|(_, until)| *until <= Instant::now()) {
             return self.handle_event(CoordinatorEvent::BackoffElapsed { epoch });

@@ -53,7 +53,7 @@ def get() -> None:
 @click.option(
     "--deleted",
     is_flag=True,
-    help="Include deleted jobs of which only the history is left; see one with --uid.",
+    help="Include deleted jobs, whose history is still stored; see one with --uid.",
 )
 @click.option(
     "--limit", type=click.IntRange(1), default=50, show_default=True, help="Maximum number of jobs."
