@@ -1,5 +1,6 @@
-//! Checks that the profile `dist` optimises every crate fully: it inherits the overrides of single crates from
-//! `release`, so it has to repeat each one that lowers the level of optimisation.
+//! Checks that the profile `dist` optimises every crate fully: it inherits the levels of single crates from
+//! `release`, so it has to repeat each one that is lower. Also checks that `release` sets no level for all crates:
+//! that would apply to procedural macros and build scripts, too, and make a build of everything take much longer.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,30 +10,37 @@ use anyhow::{Context, Result};
 use crate::repository;
 
 const FULL_LEVEL: &str = "3";
+/// Cargo's name for every crate that is not a member of the workspace.
+const ALL_CRATES: &str = "\"*\"";
 
 pub fn violations() -> Result<Vec<String>> {
     let manifest = repository::text(Path::new("Cargo.toml"))?.context("Cargo.toml is not UTF-8")?;
-    let missing = not_fully_optimised(&manifest);
-    let sentence = |name: &str| format!("Cargo.toml: add [profile.dist.package.{name}] with opt-level = {FULL_LEVEL}");
-    Ok(missing.into_iter().map(sentence).collect())
+    let sentence = |name: &str| match name {
+        ALL_CRATES => format!("Cargo.toml: remove opt-level of {ALL_CRATES} from [profile.release.package]"),
+        _ => format!("Cargo.toml: add {name} = {{ opt-level = {FULL_LEVEL} }} to [profile.dist.package]"),
+    };
+    Ok(wrong_levels(&manifest).into_iter().map(sentence).collect())
 }
 
-/// Returns the crates that `dist` would build at the lower level of `release`.
-fn not_fully_optimised(manifest: &str) -> Vec<&str> {
+/// Returns the crates that `dist` would build at the lower level of `release`, and `"*"` if `release` sets its level.
+fn wrong_levels(manifest: &str) -> Vec<&str> {
     let (release, dist) = (levels(manifest, "release"), levels(manifest, "dist"));
     let is_full = |name: &str, level: &str| *dist.get(name).unwrap_or(&level) == FULL_LEVEL;
-    release.into_iter().filter(|(name, level)| !is_full(name, level)).map(|(name, _)| name).collect()
+    let wrong = release.into_iter().filter(|(name, level)| *name == ALL_CRATES || !is_full(name, level));
+    wrong.map(|(name, _)| name).collect()
 }
 
-/// Returns the level of optimisation of each crate that a profile names.
+/// Returns the level of optimisation of each crate in the table `[profile.PROFILE.package]`.
 fn levels<'a>(manifest: &'a str, profile: &str) -> BTreeMap<&'a str, &'a str> {
-    let header = format!("[profile.{profile}.package.");
-    let overrides = manifest.split(header.as_str()).skip(1).filter_map(|text| text.split_once(']'));
-    let level = |body: &'a str| {
-        let lines = body.lines().take_while(|line| !line.starts_with('['));
-        lines.filter_map(|line| line.strip_prefix("opt-level = ")).next()
+    let header = format!("[profile.{profile}.package]\n");
+    let table = manifest.split_once(&header).map_or("", |(_, rest)| rest);
+    let entries = table.lines().take_while(|line| !line.starts_with('['));
+    let level = |entry: &'a str| {
+        let (name, settings) = entry.split_once(" = {")?;
+        let (_, level) = settings.split_once("opt-level = ")?;
+        Some((name, level.split([' ', ',', '}']).next()?))
     };
-    overrides.filter_map(|(name, body)| Some((name.trim_matches('"'), level(body)?))).collect()
+    entries.filter_map(level).collect()
 }
 
 #[cfg(test)]
@@ -40,12 +48,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn crate_that_dist_does_not_optimise_is_found() {
-        let release = "[profile.release.package.\"*\"]\ndebug = false\nopt-level = 1\n\n\
-                       [profile.release.package.fast]\nopt-level = 3\n[profile.release.package.small]\nopt-level = 1\n";
-        let dist = "[profile.dist.package.\"*\"]\nopt-level = 3\n";
-        assert_eq!(not_fully_optimised(&format!("{release}{dist}")), ["small"]);
-        let small = "[profile.dist.package.small]\nopt-level = 3\n";
-        assert!(not_fully_optimised(&format!("{release}{dist}{small}")).is_empty());
+    fn wrong_level_is_found() {
+        let release = "[profile.release.package]\n\"*\" = { debug = false }\nfast = { opt-level = 3 }\n\
+                       small = { debug = false, opt-level = 1 }\n\n[profile.test]\nx = { opt-level = 1 }\n";
+        let dist = "[profile.dist.package]\n";
+        assert_eq!(wrong_levels(&format!("{release}{dist}")), ["small"]);
+        assert!(wrong_levels(&format!("{release}{dist}small = {{ opt-level = 3 }}\n")).is_empty());
+        let all = release.replace("debug = false }\nfast", "opt-level = 1 }\nfast");
+        assert_eq!(wrong_levels(&format!("{all}{dist}small = {{ opt-level = 3 }}\n")), [ALL_CRATES]);
     }
 }
