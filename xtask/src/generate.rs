@@ -23,7 +23,15 @@ struct Generator {
     prints: bool,
 }
 
+/// In an order in which code that does not compile until a file is generated is built after that file.
 const GENERATORS: &[Generator] = &[
+    Generator {
+        kind: "--bin",
+        name: "millrace-protocol-generator",
+        arguments: &[],
+        files: &["agents/protocol/src/proto.rs"],
+        prints: false,
+    },
     Generator {
         kind: "--example",
         name: "generate",
@@ -83,10 +91,10 @@ pub fn files() -> impl Iterator<Item = &'static str> {
 /// Runs all generators. Returns the files that are different now, each with its earlier content.
 fn changes() -> Result<Vec<(&'static str, Vec<u8>)>> {
     let before: Vec<_> = files().map(|file| (file, std::fs::read(path_of(file)).unwrap_or_default())).collect();
-    let targets = GENERATORS.iter().flat_map(|generator| [generator.kind, generator.name]);
-    command::run(&mut cargo(["build"].into_iter().chain(WORKSPACE).chain(targets)))?;
     let programs = program_dir()?;
     for generator in GENERATORS {
+        let target = [generator.kind, generator.name];
+        command::run(&mut cargo(["build"].into_iter().chain(WORKSPACE).chain(target)))?;
         let dir = if generator.kind == "--example" { programs.join("examples") } else { programs.clone() };
         let output = command::output(command::program(dir.join(generator.name)).args(generator.arguments))?;
         if generator.prints {

@@ -19,8 +19,7 @@ pub mod packet;
 pub mod security;
 pub mod transport;
 
-/// Services and messages generated from `proto/`.
+/// Services and messages generated from `proto/` by `cargo xtask generate`.
 #[allow(missing_docs, clippy::pedantic)]
-pub mod proto {
-    tonic::include_proto!("millrace.v1");
-}
+#[rustfmt::skip]
+pub mod proto;

@@ -49,6 +49,7 @@ const BOUNDARIES: &[Boundary] = &[
         workspace: &["emulator", "engine", "outcome", "params", "telemetry"],
         forbidden: &[KUBERNETES, SQL],
     },
+    Boundary { name: "millrace-protocol-generator", workspace: &[], forbidden: &[] },
     Boundary {
         name: "millrace-agents",
         workspace: &[
