@@ -80,7 +80,7 @@ fn losses_of_words(logits: &[f32]) -> Vec<f64> {
 }
 
 #[test]
-fn an_imported_model_computes_the_logits_of_transformers_and_is_exported_byte_for_byte() {
+fn import_has_logits_of_transformers_and_export_is_identical() {
     let dir = tempfile::tempdir().unwrap();
     let job = Params::parse_yaml(PARAMS).unwrap().resolve(&FlagOverrides::default()).unwrap().job;
     let written = params_text(&fixture(""), Choices { model_dir: "m", num_csx: 1 }).unwrap();

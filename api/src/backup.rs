@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_not_empty_is_left_alone() {
+    fn non_empty_directory_is_unchanged() {
         let home = data();
         let (archive, used) = (packed(&home.path().join("data")), home.path().join("used"));
         fs::create_dir(&used).unwrap();

@@ -87,7 +87,7 @@ mod tests {
     use crate::self_signed::SelfIssuedCertificate;
 
     #[tokio::test]
-    async fn a_certificate_says_when_it_expires() {
+    async fn certificate_has_expiry() {
         let dir = tempfile::tempdir().unwrap();
         let own = SelfIssuedCertificate::new(dir.path(), &["localhost".to_owned()]);
         let now = SystemTime::now();

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_placement_stays_small() {
+    fn placement_is_small() {
         assert!(check_rounds(1 << 20, 1, 1).is_ok() && check_rounds(1 << 24, 192, 17).is_ok());
         for (leaves, systems, per_system) in [((1 << 20) + 1, 1, 1), (1 << 24, 192, 15)] {
             let error = check_rounds(leaves, systems, per_system).unwrap_err();
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn the_swarm_tree_serves_every_system_once() {
+    fn swarm_tree_has_every_system_once() {
         for systems in 1..40 {
             for fan_out in [2, 4] {
                 let needed = swarm_nodes(systems, fan_out as u32);

@@ -329,7 +329,7 @@ mod tests {
     use super::shortest_run_exceeding;
 
     #[test]
-    fn a_window_is_what_fits_at_the_densest_place() {
+    fn window_fits_at_densest_layers() {
         let sizes = [1, 5, 5, 1, 1];
         assert_eq!(shortest_run_exceeding(4, &sizes), 1, "a chunk alone is too much");
         assert_eq!(shortest_run_exceeding(10, &sizes), 3, "1, 5, 5 is the densest");

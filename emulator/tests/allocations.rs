@@ -42,7 +42,7 @@ fn allocations(f: impl FnOnce()) -> usize {
 }
 
 #[test]
-fn the_second_step_allocates_nothing() {
+fn second_step_allocates_nothing() {
     assert_eq!(allocations(|| drop(black_box(vec![1u8; 100]))), 1);
     let spec = with_dropout(spec(2, 48, 3, 64, 20), 0.1);
     for wafer in [LARGE, 1 << 20] {

@@ -73,7 +73,7 @@ fn bits_do_not_depend_on_the_division_of_work() {
 }
 
 #[test]
-fn the_same_bits_when_layers_are_recomputed() {
+fn same_bits_when_layers_are_recomputed() {
     let saving = plan(graph(), BATCH, Encoding::F32, LARGE);
     let recomputing = recomputing(graph(), BATCH);
     assert!(!saving.layers.iter().any(|layer| layer.recompute));
@@ -86,7 +86,7 @@ fn the_same_bits_when_layers_are_recomputed() {
 
 /// The kernels guarantee it for all instruction sets with fused multiply-add.
 #[test]
-fn the_same_bits_with_avx2_and_avx512() {
+fn same_bits_with_avx2_and_avx512() {
     let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
     let of = |simd: Simd| run_on_devices(&plan, &mut [device_on(&plan, 1, simd)], WHOLE);
     let fused: Vec<Simd> = Simd::all().filter(|simd| simd.isa() != Isa::Portable).collect();
@@ -107,7 +107,7 @@ fn the_same_bits_with_avx2_and_avx512() {
 }
 
 #[test]
-fn a_device_may_be_used_again_and_dropout_follows_the_samples() {
+fn device_is_reusable_and_dropout_follows_samples() {
     let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
     let mut device = device(&plan, 1);
     let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, WORDS, 2));
@@ -166,7 +166,7 @@ fn non_finite_value_is_traced_to_its_layer() {
 type Attempt = fn(&mut CpuDevice, &StreamPlan, &[LeafInput<'_>]) -> Result<(), DeviceError>;
 
 #[test]
-fn what_does_not_fit_is_refused_and_named() {
+fn model_that_does_not_fit_is_rejected_and_named() {
     let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
     let samples = Samples::random(&plan, WORDS, 2);
     let leaves = samples.leaves(plan.sequence, plan.leaves, 0..6);

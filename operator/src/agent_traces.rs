@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collector_is_one_place_and_has_ports() {
+    fn collector_url_has_host_and_port() {
         let cidr = json!({"ipBlock": {"cidr": "192.0.2.0/24"}});
         let with = |peer: serde_json::Value, ports: serde_json::Value| {
             json!({"peer": peer, "ports": ports}).to_string().parse::<Collector>()

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_appliance_is_held_while_it_is_in_use_and_not_longer() {
+    fn finalizer_stays_while_appliance_is_in_use() {
         let mut appliance = Appliance::new("default", ApplianceSpec::default());
         let finalizers = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
         assert_eq!(desired_finalizers(&appliance, false), None);

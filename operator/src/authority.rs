@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_of_0_1_0_that_never_expires_is_replaced_at_once_and_trusted_once_more() {
+    fn authority_of_0_1_0_is_replaced_and_trusted_once_more() {
         let start = SystemTime::now();
         let mut old = Authorities::new(start).unwrap();
         old.newest.expires = None;
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_services_identity_is_short_and_renewed_in_time() {
+    fn service_identity_is_short_lived_and_renewed() {
         let start = SystemTime::now();
         let authorities = Authorities::new(start).unwrap();
         let (credentials, expires) = authorities.issue_service(Service::RestServer, start).unwrap();

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_leader_steps_down_before_the_lease_can_be_taken() {
+    async fn leader_steps_down_before_lease_expires() {
         let seconds = Duration::from_secs;
         assert_eq!(leading_time(&[]).await, seconds(10), "no renewal ever answers");
         assert_eq!(leading_time(&[seconds(9)]).await, seconds(10), "it counts from when it was sent, not answered");
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_leader_whose_lease_is_taken_steps_down_at_once() {
+    async fn leader_steps_down_when_lease_is_taken() {
         let (began, term) = (Instant::now(), LeaderTerm::begin(Instant::now(), TERM_DURATION));
         renew_until_over(&term, async || Ok(None)).await;
         assert_eq!(began.elapsed(), Duration::ZERO);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_over_when_no_renewal_was_seen_for_its_length_whatever_the_clocks_say() {
+    fn lease_expiry_is_independent_of_clocks() {
         let (start, seconds) = (Instant::now(), Duration::from_secs);
         let mut seen = ObservedLease::default();
         // The leader's clock is an hour behind.

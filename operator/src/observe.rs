@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_report_is_read_from_the_coordinators_pod() {
+    fn termination_report_is_read_from_coordinator_pod() {
         let report = r#"{"exit_code":130,"reason":"Interrupted","message":"stopped","step":9,"digest":"abc"}"#;
         let state = json!({"terminated": {"exitCode": 130, "message": report}});
         let mut coordinator = pod(json!({"phase": "Failed", "containerStatuses": container(state)}));

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back_and_one_without_the_authoritys_key_is_kept() {
+    fn secret_round_trips_and_one_without_key_is_kept() {
         let (hosts, now) = (["millrace-api".to_owned()], SystemTime::now());
         let made = ServerCertificate::new(&hosts, now).unwrap();
         let mut secret = Secret { data: Some(data(made.clone())), ..Secret::default() };

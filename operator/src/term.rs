@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_term_that_is_given_back_is_over_at_once() {
+    async fn released_term_ends_at_once() {
         let (client, requests) = server(Duration::ZERO);
         let term = LeaderTerm::begin(Instant::now(), LENGTH);
         let pods: Api<Pod> = Api::default_namespaced(term.client(&client));

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_is_deleted_by_its_uid_and_one_of_the_next_attempt_is_left_alone() {
+    async fn pod_is_deleted_by_uid() {
         let (client, deletions) = server("new");
         let pods: Api<Pod> = Api::namespaced(client, "team");
         let found = [pod("a", "new", None), pod("b", "old", None), pod("c", "new", Some(5)), pod("d", "new", Some(60))];

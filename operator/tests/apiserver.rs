@@ -175,13 +175,13 @@ fn ledger_survives_edits_and_restarts() {
     let operator = Operator::start("one", &values);
     create_job("a", 2);
     let own = until("a has systems", || systems("a"));
-    a_lost_status_is_rebuilt(&own);
-    a_deleted_appliance_stays_while_it_is_in_use();
-    one_that_is_created_again_grants_nothing_twice(&own);
+    lost_status_is_rebuilt(&own);
+    deleted_appliance_stays_while_in_use();
+    recreated_appliance_grants_nothing_twice(&own);
     let operator = manual_edit_is_kept(operator, &values);
     let operator = other_values_replace_it_and_say_so(operator, &values);
     rejected_start_is_reported_and_releases_systems();
-    a_class_that_does_not_exist_is_found_before_admission();
+    missing_priority_class_prevents_admission();
     jobs_without_steps_are_deleted_immediately();
     until("nothing holds the appliance", || {
         get("appliance", "default")["metadata"]["finalizers"].is_null().then_some(())
@@ -190,13 +190,13 @@ fn ledger_survives_edits_and_restarts() {
     kubectl(&["delete", "appliance", "default", "--timeout=5s"], &Value::Null);
 }
 
-fn a_lost_status_is_rebuilt(own: &BTreeSet<String>) {
+fn lost_status_is_rebuilt(own: &BTreeSet<String>) {
     let lost = ["patch", "appliance", "default", "--subresource=status", "--type=merge", "--patch"];
     kubectl(&[&lost[..], &[r#"{"status":{"grants":[]}}"#]].concat(), &Value::Null);
     until("the ledger is rebuilt", || (granted("a").as_ref() == Some(own)).then_some(()));
 }
 
-fn a_deleted_appliance_stays_while_it_is_in_use() {
+fn deleted_appliance_stays_while_in_use() {
     kubectl(&["delete", "appliance", "default", "--wait=false"], &Value::Null);
     until("it says why it stays", || {
         let why = condition(&get("appliance", "default"), "Deleting")["message"].clone();
@@ -208,7 +208,7 @@ fn a_deleted_appliance_stays_while_it_is_in_use() {
     });
 }
 
-fn one_that_is_created_again_grants_nothing_twice(own: &BTreeSet<String>) {
+fn recreated_appliance_grants_nothing_twice(own: &BTreeSet<String>) {
     let before = get("appliance", "default");
     patch_appliance(&json!({"metadata": {"finalizers": null}}));
     until("it is gone", || get("appliance", "default").is_null().then_some(()));
@@ -300,7 +300,7 @@ fn rejected_start_is_reported_and_releases_systems() {
     kubectl(&["delete", "trainjob", "refused"], &Value::Null);
 }
 
-fn a_class_that_does_not_exist_is_found_before_admission() {
+fn missing_priority_class_prevents_admission() {
     create_job_of("urgent", 1, Some("p1"));
     let why = until("the missing class is named", || {
         let admitted = condition(&get("trainjob", "urgent"), "Admitted");

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_pinned() {
+    fn order_is_unchanged() {
         // A change here changes the samples with which every existing checkpoint continues.
         let order: Vec<u64> = (0..10).map(|i| Permutation::new(10, key(1, 0)).apply(i)).collect();
         assert_eq!(order, [5, 4, 1, 2, 6, 8, 0, 7, 9, 3]);

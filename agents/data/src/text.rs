@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_changes_is_refused() {
+    fn changed_file_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("text");
         std::fs::write(&path, "one").unwrap();

@@ -42,7 +42,7 @@ fn token_file(dir: &Path) -> SourceSpec {
 }
 
 #[test]
-fn a_pass_sees_every_window_once_and_the_splits_share_nothing() {
+fn epoch_has_every_window_once_and_splits_are_disjoint() {
     let dir = tempfile::tempdir().unwrap();
     let train = token_file(dir.path());
     let place: HashMap<i32, usize> =

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slot_is_read_from_a_header() {
+    fn slot_is_read_from_header() {
         let packet = packed(Encoding::F32, Bytes::from_static(b"weights!"));
         assert_eq!((slot_of(&packet.head), slot_of(&packet.head[1..])), (Some((3, 4, 5)), None));
     }

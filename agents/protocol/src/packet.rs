@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_received_in_one_piece_is_not_copied() {
+    async fn payload_received_in_one_piece_is_not_copied() {
         let (sender, body) = packet_channel();
         let sent = packet(&[1; 1000]);
         sender.send(sent.clone());

@@ -105,7 +105,7 @@ fn opening_a_pipe_does_not_block() {
 }
 
 #[test]
-fn a_path_without_links_has_none() {
+fn path_without_links_has_none() {
     let site = Site::new();
     let root = site.home.path().join("root");
     symlink("deep", root.join("link")).unwrap();

@@ -311,14 +311,14 @@ mod tests {
     }
 
     #[test]
-    fn a_dash_in_a_value_stays() {
+    fn dash_in_value_is_kept() {
         let words = ["--model-dir=a-b", "--out", "c-d", "--", "--e-f"].map(OsString::from);
         let words: Vec<_> = normalize_flag_spelling(words).collect();
         assert_eq!(words, ["--model_dir=a-b", "--out", "c-d", "--", "--e-f"]);
     }
 
     #[test]
-    fn a_flag_that_is_not_given_overrides_nothing() {
+    fn absent_flag_overrides_nothing() {
         assert_eq!(overrides("train -p a.yaml"), FlagOverrides::default());
     }
 

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_has_every_role_it_wants_coordinator_first_each_port_once() {
+    fn run_has_all_roles_with_distinct_ports() {
         let mut run = local_run();
         run.launch.agent_counts.systems = 3;
         run.launch.agent_counts.swarmx = 3;

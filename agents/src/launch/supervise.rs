@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_system_ends_the_run_after_a_save() {
+    fn lost_system_ends_run_after_save() {
         let death = SupervisorEvent::Ended(SYSTEM, KILLED);
         let (commands, verdict) =
             run_events([death, SupervisorEvent::Deadline, ended(COORDINATOR, 130), ended(SHARD, 0)]);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_coordinator_that_crashes_is_named() {
+    fn crashed_coordinator_is_named() {
         for ending in [KILLED, ProcessExit::Code(101), ProcessExit::Code(3)] {
             let (commands, verdict) = run_events([SupervisorEvent::Ended(COORDINATOR, ending)]);
             assert_eq!(commands, [SupervisorCommand::KillAll, SupervisorCommand::NoDeadline]);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interruption_waits_for_the_save_and_a_second_one_does_not() {
+    fn first_interrupt_waits_for_save_and_second_does_not() {
         let saved = [SupervisorEvent::Interrupted, ended(COORDINATOR, 130), ended(SHARD, 0), ended(SYSTEM, 0)];
         let (commands, verdict) = run_events(saved);
         assert_eq!(commands[..2], [SupervisorCommand::Stop("interrupted".into()), SupervisorCommand::NoDeadline]);

@@ -76,7 +76,7 @@ async fn frames_without_credit_end_the_link() {
 }
 
 #[tokio::test]
-async fn grants_beyond_a_window_and_those_that_do_not_rise_end_the_link() {
+async fn grants_beyond_window_or_not_increasing_end_the_link() {
     for (grants, why) in [(vec![3, 4], "a window of 3"), (vec![2, 2], "after one of 2"), (vec![3, 1], "after one of 3")]
     {
         let (mut mailbox, events) = LinkEventQueue::new();

@@ -80,7 +80,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn what_a_file_refuses_is_written_later_and_the_oldest_beyond_the_bound_are_counted() {
+    fn rejected_lines_are_written_later_and_dropped_ones_counted() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lines");
         let mut backlog = Backlog::open(path.clone()).unwrap();

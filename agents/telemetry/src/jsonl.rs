@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_append_leaves_no_trace() {
+    fn failed_append_leaves_file_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lines");
         let mut appender = Appender::open(path.clone()).unwrap();

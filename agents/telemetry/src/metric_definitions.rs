@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_coordinators_page_has_every_metric_once() {
+    fn coordinator_metrics_are_complete_and_unique() {
         let metrics = RoleMetrics::new("coordinator", 0, "0.1.0");
         let coordinator = CoordinatorMetrics::register(metrics.registry());
         metrics.bytes(ByteDirection::Out, "swarmx-0").add(42);

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_counts_while_it_lasts() {
+    fn wait_is_counted_while_it_lasts() {
         let clock = StallClock::new();
         let stall = clock.start(Samples);
         let first = clock.seconds(Samples);

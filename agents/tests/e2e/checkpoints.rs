@@ -109,7 +109,7 @@ fn later_runs_resume_from_the_newest_branch() {
 }
 
 #[test]
-fn a_checkpoint_of_another_model_is_refused() {
+fn checkpoint_of_other_model_is_rejected() {
     let place = trained();
     place.params("wider.yaml", &[("filter_size: 64", "filter_size: 96")]);
     let before = place.files();
@@ -178,7 +178,7 @@ fn export_and_import_round_trip() {
 
 /// Recovery checkpoints are written every second, and none remains once the run has saved its last step.
 #[test]
-fn a_run_saves_by_time_and_keeps_only_the_newest_of_these() {
+fn run_saves_by_time_and_keeps_newest() {
     let place = TestDir::new();
     place.params("params.yaml", &[("max_steps: 6", "max_steps: 1000000\n    checkpoint_seconds: 1")]);
     let mut running = place.start("train -p params.yaml -o m");

@@ -46,8 +46,8 @@ fn checkpoints(dir: &Path) -> Vec<String> {
 
 /// A checkpoint needs about 500 kB, which become free only after a checkpoint has failed.
 #[test]
-fn a_checkpoint_that_does_not_fit_is_written_when_there_is_room() {
-    if !may_mount("a_checkpoint_that_does_not_fit_is_written_when_there_is_room") {
+fn checkpoint_is_written_after_disk_has_room() {
+    if !may_mount("checkpoint_is_written_after_disk_has_room") {
         return;
     }
     let place = TestDir::new();
@@ -75,8 +75,8 @@ fn a_checkpoint_that_does_not_fit_is_written_when_there_is_room() {
 /// For some time the disk has no space at all, for checkpoints, metrics, curves, journal and logs. In the end, none of
 /// the measured values is missing.
 #[test]
-fn a_run_outlives_a_disk_that_is_full_for_a_while() {
-    if !may_mount("a_run_outlives_a_disk_that_is_full_for_a_while") {
+fn run_survives_temporarily_full_disk() {
+    if !may_mount("run_survives_temporarily_full_disk") {
         return;
     }
     let place = TestDir::new();

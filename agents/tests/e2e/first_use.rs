@@ -52,7 +52,7 @@ fn data_paths_are_checked_beside_params_before_start() {
 }
 
 #[test]
-fn a_model_too_large_for_the_host_is_refused_at_once() {
+fn model_too_large_for_host_is_rejected_at_once() {
     let place = TestDir::new();
     let large = [
         ("hidden_size: 32", "hidden_size: 16384"),
@@ -75,7 +75,7 @@ fn a_model_too_large_for_the_host_is_refused_at_once() {
 
 /// Fine-tuning begins at step 0 with the weights of a later step. Without the necessary flag, the error names it.
 #[test]
-fn a_checkpoint_beyond_max_steps_hints_at_fine_tuning() {
+fn checkpoint_beyond_max_steps_suggests_fine_tuning() {
     let place = TestDir::new();
     place.succeed("train -p params.yaml -o first --max_steps 4");
     let refused = place.run("train -p params.yaml -o second --max_steps 2 --checkpoint_path first/checkpoint_4");

@@ -20,7 +20,7 @@ fn assert_undisturbed(place: &TestDir, steps: u64) {
 }
 
 #[test]
-fn systems_and_swarmx_nodes_may_leave_and_others_join_without_changing_a_bit() {
+fn bits_are_independent_of_leaving_and_joining_agents() {
     const STEPS: u64 = 400;
     let place = place();
     let mut job = Job::start(&place, STEPS);
@@ -45,7 +45,7 @@ fn systems_and_swarmx_nodes_may_leave_and_others_join_without_changing_a_bit() {
 }
 
 #[test]
-fn a_shard_that_is_asked_to_leave_stays_until_its_numbers_are_saved() {
+fn terminated_shard_stays_until_its_state_is_saved() {
     let place = place();
     let mut job = Job::start(&place, 1_000_000);
     job.wait_for_step(20);

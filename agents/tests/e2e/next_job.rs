@@ -26,7 +26,7 @@ async fn steps(job: Job<'_>, attempt: u32) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn next_job_restarts_attempt_numbers_and_resumes_from_the_checkpoint() {
+async fn next_job_restarts_attempt_numbers_and_resumes() {
     let place = TestDir::new();
     place.params("params.yaml", &[]);
     let of = |uid, attempt, max_steps| steps(Job::attempt(&place, uid, attempt, max_steps), attempt);

@@ -83,7 +83,7 @@ fn agents_wait_for_a_late_coordinator_and_log_it() {
 }
 
 #[test]
-fn an_agent_that_finds_no_coordinator_leaves_at_once_when_asked() {
+fn agent_without_coordinator_terminates_at_once() {
     let place = TestDir::new();
     for address in ["no-such-host.invalid:7000".to_owned(), format!("127.0.0.1:{}", free_port())] {
         let mut agent = StandaloneAgent::start(&place, "memoryx-0", &address);

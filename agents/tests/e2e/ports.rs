@@ -71,7 +71,7 @@ fn port_conflicts_name_the_port() {
 }
 
 #[test]
-fn a_role_does_not_run_without_an_identity_of_its_own() {
+fn role_requires_its_own_identity() {
     let place = TestDir::new();
     let attempt = first_attempt();
     let another = identity_dir(&place, &attempt, "cs2-0");

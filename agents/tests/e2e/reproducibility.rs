@@ -61,11 +61,11 @@ fn train(place: &TestDir, flags: &str, model_dir: &str) -> RunResult {
 }
 
 #[test]
-fn the_same_bits_in_f32() {
+fn same_bits_in_f32() {
     matrix("mixed_precision: False", "160kB");
 }
 
 #[test]
-fn the_same_bits_in_mixed_precision() {
+fn same_bits_in_mixed_precision() {
     matrix("mixed_precision: True\n    use_bfloat16: True", "97kB");
 }

@@ -70,7 +70,7 @@ fn no_process_outlives_a_killed_launcher() {
 }
 
 #[test]
-fn a_second_run_on_the_same_model_dir_is_refused() {
+fn second_run_on_same_model_dir_is_rejected() {
     let place = TestDir::new();
     long_params(&place);
     let mut run = place.start(&format!("train -p params.yaml -o m --num_csx 1 {MANY_STEPS_FLAG}"));
@@ -95,7 +95,7 @@ fn port_in_use_is_reported() {
 }
 
 #[test]
-fn a_loss_that_is_not_finite_stops_the_run_and_keeps_older_checkpoints() {
+fn non_finite_loss_stops_run_and_keeps_checkpoints() {
     let place = TestDir::new();
     place.diverging_params("params.yaml", 20);
     let ended = place.run("train -p params.yaml -o m --num_csx 2");

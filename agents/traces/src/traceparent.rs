@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_but_a_traceparent_is_taken() {
+    fn only_a_traceparent_is_accepted() {
         let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         assert_eq!(good.parse::<TraceParent>().unwrap().to_string(), good);
         let zero_trace = format!("00-{}-b7ad6b7169203331-01", "0".repeat(32));

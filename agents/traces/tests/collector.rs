@@ -116,7 +116,7 @@ async fn spans_arrive_with_their_parent_and_those_of_libraries_do_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collector_behind_tls_is_known_by_its_authority_alone() {
+async fn tls_collector_is_verified_by_its_authority_only() {
     let directory = tempfile::tempdir().unwrap();
     let [ours, others] = ["ours.pem", "others.pem"].map(|name| directory.path().join(name));
     let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();

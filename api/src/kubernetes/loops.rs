@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_loop_is_stuck_in_work_that_does_not_get_on_or_when_it_has_ended() {
+    async fn loop_without_progress_is_stuck() {
         let loops = Loops::default();
         assert_eq!(loops.stuck(Duration::ZERO), None, "one that waits is not");
         let working = loops.events.begin();

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_sees_its_own_volumes_and_writes_to_its_own_part() {
+    fn namespace_uses_its_volumes_only() {
         let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
         job.metadata.namespace = Some("team".to_owned());
         let names = ["mine", "shared", "reading", "theirs"];

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_is_a_directory_with_a_mode_and_namespaces() {
+    fn volume_has_directory_mode_and_namespaces() {
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().canonicalize().unwrap();
         let read = |options: &str| parse_volume(&format!("data={}{options}", dir.display()));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_writes_below_its_own_directory_of_a_shared_volume() {
+    fn namespace_writes_to_its_directory_of_shared_volume() {
         let volume = |read_only, namespaces: Option<&[&str]>| ServerVolume {
             dir: "/vol".into(),
             read_only,

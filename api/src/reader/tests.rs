@@ -178,7 +178,7 @@ async fn remote_files_equal_local_files() {
 }
 
 #[tokio::test]
-async fn an_opened_file_stays_what_it_was() {
+async fn opened_file_keeps_its_content() {
     let (_dir, reads) = directories();
     let path = reads.model_dir.join("metrics.jsonl");
     write(&path, b"first");

@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cookie_is_found_and_changes_come_from_our_pages_only() {
+    fn cookie_is_read_and_cross_site_changes_are_rejected() {
         let mut headers = HeaderMap::new();
         headers.insert(header::COOKIE, HeaderValue::from_static("a=b; millrace_session=s3cret; millrace_sessions=x"));
         assert_eq!(secret(&headers), Some("s3cret"));

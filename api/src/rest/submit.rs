@@ -419,7 +419,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_trace_of_a_job_that_was_read_is_not_taken_over() {
+    fn trace_of_existing_job_is_not_reused() {
         let annotations = json!({TRACEPARENT_ANNOTATION: "not a traceparent", "example.com/note": "kept"});
         let mut object = json!({"metadata": {"name": "job", "annotations": annotations}});
         complete(&mut object, "team", "someone", None, None).unwrap();

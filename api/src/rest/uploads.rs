@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_an_uploaded_text_is_one_component() {
+    fn name_of_uploaded_text_is_one_component() {
         for path in ["../../x", "/etc/passwd", "a\0b", "..", "", "é/ü", "a/."] {
             let mut params = json!({"train_input": {"data_dir": path}});
             let texts = attach_uploads(&mut params, &mut Map::new(), vec![(path.to_owned(), Bytes::from_static(b"t"))])

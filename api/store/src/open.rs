@@ -162,7 +162,7 @@ mod tests {
     use sqlx::AssertSqlSafe;
 
     #[tokio::test]
-    async fn a_file_is_written_so_that_a_commit_survives_a_power_cut() {
+    async fn commits_are_synced_to_disk() {
         let directory = tempfile::TempDir::new().unwrap();
         let url = format!("sqlite:{}", directory.path().join("test.db").display());
         let store = Store::open(&url, StoreOptions::default()).await.unwrap();

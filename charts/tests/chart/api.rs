@@ -116,7 +116,7 @@ fn metrics_rule(namespace: &str) -> Value {
 
 #[test]
 #[ignore = "needs helm"]
-fn metrics_are_for_the_namespaces_that_are_named_and_never_behind_the_service() {
+fn metrics_port_admits_only_named_namespaces() {
     let (_, documents) = template(&chart(), &json!({}));
     let ingress = |documents: &[Value], name: &str| find(documents, "NetworkPolicy", name)["spec"]["ingress"].clone();
     assert_eq!(ingress(&documents, "millrace-operator"), json!([]));
@@ -171,7 +171,7 @@ fn disabled_rest_server_renders_nothing() {
 /// As clients check it: OpenSSL's strict rules are those of newer Pythons.
 #[test]
 #[ignore = "needs helm"]
-fn the_operator_makes_a_certificate_for_the_names_of_the_values() {
+fn certificate_has_names_of_values() {
     let (_, documents) = template(&chart(), &alone());
     let operator = &find(&documents, "Deployment", "millrace-operator")["spec"]["template"]["spec"];
     let hosts: Vec<String> = environment(operator, "MILLRACE_API_HOSTS").split(',').map(str::to_owned).collect();

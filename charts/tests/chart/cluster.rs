@@ -32,18 +32,18 @@ fn from_install_to_uninstall() {
     let again = helm(&["install", "second", path], &json!({})).unwrap_err();
     assert!(again.contains("exists and cannot be imported"), "a cluster has one release: {again}");
 
-    the_appliance_is_applied_without_its_status();
+    appliance_is_applied_without_status();
     rbac::operator_has_least_privilege();
     rbac::rest_server_has_least_privilege();
-    rbac::the_rest_server_makes_no_config_maps_but_texts();
+    rbac::rest_server_writes_only_text_config_maps();
     rbac::user_roles_grant_their_verbs();
-    the_example_is_accepted();
+    example_is_accepted();
 
     let history = get(&["--namespace", NAMESPACE, "persistentvolumeclaim/millrace-api"]);
     helm(&["upgrade", RELEASE, path], &everything_here()).unwrap();
     assert_eq!(get(&["--namespace", NAMESPACE, "deployment/millrace-operator"])["spec"]["replicas"], 2);
     pods_are_restricted();
-    an_upgrade_brings_new_definitions(path);
+    upgrade_updates_definitions(path);
 
     kubectl(&["delete", "trainjob.millrace.dev", "--all", "--namespace=default"], &Value::Null).unwrap();
     run("helm", &["uninstall", RELEASE, "--namespace", NAMESPACE], "").unwrap();
@@ -56,7 +56,7 @@ fn from_install_to_uninstall() {
 }
 
 /// As the operator does it, with its rights.
-fn the_appliance_is_applied_without_its_status() {
+fn appliance_is_applied_without_status() {
     let apply = |document: &Value| {
         let arguments = [
             "apply",
@@ -91,7 +91,7 @@ fn the_appliance_is_applied_without_its_status() {
     assert_eq!(stored["status"]["grants"][0]["uid"], "a");
 }
 
-fn the_example_is_accepted() {
+fn example_is_accepted() {
     let file = root().join("examples/trainjob.yaml");
     let apply = ["apply", "--namespace=default", "--validate=strict", "-f", file.to_str().unwrap()];
     kubectl(&apply, &Value::Null).unwrap();
@@ -122,7 +122,7 @@ fn pods_are_restricted() {
 }
 
 /// A definition of an older version is there, and objects of it: `helm upgrade` brings the new one.
-fn an_upgrade_brings_new_definitions(path: &str) {
+fn upgrade_updates_definitions(path: &str) {
     let old = json!({"metadata": {"labels": {"helm.sh/chart": "millrace-0.0.0"}}, "spec": {"names": {"shortNames": ["old"]}}});
     let patch = ["patch", "crd/trainjobs.millrace.dev", "--type=merge", "--patch", &old.to_string()];
     let new = get(&["customresourcedefinitions", "trainjobs.millrace.dev"])["spec"]["names"]["shortNames"].clone();

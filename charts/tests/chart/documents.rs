@@ -108,7 +108,7 @@ fn every_value_is_described_in_the_schema_and_in_the_file() {
 }
 
 #[test]
-fn the_values_of_the_appliance_are_the_fields_of_an_appliance() {
+fn appliance_values_are_fields_of_appliance() {
     let all = schema();
     let mut values = BTreeSet::new();
     paths(&all, &all["properties"]["appliance"], "", &mut values);
@@ -125,7 +125,7 @@ fn the_values_of_the_appliance_are_the_fields_of_an_appliance() {
 
 /// The defaults that values.yaml names are those that hold.
 #[test]
-fn the_defaults_in_the_comments_are_true() {
+fn defaults_in_comments_are_true() {
     let mut text = String::new();
     for line in read("values.yaml").lines() {
         match line.strip_prefix("    # ") {
@@ -156,7 +156,7 @@ fn fields_named(value: &Value) -> usize {
 }
 
 #[test]
-fn the_dashboard_shows_what_is_measured() {
+fn dashboard_queries_existing_metrics() {
     let dashboard: Value = serde_json::from_str(&read("files/dashboard.json")).unwrap();
     let sources = sources();
     let mut shown = BTreeSet::new();
@@ -198,7 +198,7 @@ fn sources() -> Vec<String> {
 }
 
 #[test]
-fn the_chart_has_the_version_of_the_product() {
+fn chart_has_version_of_product() {
     let chart = yaml(&read("Chart.yaml"));
     for key in ["version", "appVersion"] {
         assert_eq!(chart[key], env!("CARGO_PKG_VERSION"), "{key}");

@@ -85,7 +85,7 @@ fn reference_lists_every_metric_and_no_other() {
 }
 
 #[test]
-fn the_dashboard_has_a_panel_for_every_metric() {
+fn dashboard_has_panel_for_every_metric() {
     let dashboard: Value = serde_json::from_str(&read("files/dashboard.json")).unwrap();
     let panels = dashboard["panels"].as_array().unwrap().iter();
     let queries: Vec<&str> = panels
@@ -138,7 +138,7 @@ fn is_balanced(text: &str) -> bool {
 
 #[test]
 #[ignore = "needs helm"]
-fn the_rule_has_the_alerts_as_they_are() {
+fn rule_contains_all_alerts() {
     let (_, documents) = template(&chart(), &everything());
     let rule = find(&documents, "PrometheusRule", "millrace");
     assert_eq!(rule["spec"], yaml(&read("files/alerts.yaml")), "nothing is templated away");

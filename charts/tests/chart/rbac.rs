@@ -67,7 +67,7 @@ fn assert_rights(user: &str, rights: &[AccessCheck]) {
 }
 
 /// The REST server creates and changes only the ConfigMaps with the texts of jobs.
-pub fn the_rest_server_makes_no_config_maps_but_texts() {
+pub fn rest_server_writes_only_text_config_maps() {
     let api = user("api");
     let namespace = "default";
     let map = |name: &str, component: &str, immutable: bool| {

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_repeats_little_of_a_long_name_and_escapes_it() {
+    fn long_name_is_shortened_and_escaped_in_errors() {
         let error = LabelName::new("\0".repeat(1000)).unwrap_err().to_string();
         assert!(error.contains("\\0") && error.contains("write at most 63") && error.len() < 300, "{error}");
     }

@@ -3,7 +3,7 @@
 use millrace_params::{MachineDocument, MachineSpec, ParamsProblemKind};
 
 #[test]
-fn an_empty_description_is_a_cluster_of_cs2s() {
+fn empty_description_is_cluster_of_cs2() {
     for text in ["", "{}", "kind: Appliance\napiVersion: millrace.dev/v1alpha1\n"] {
         assert_eq!(MachineSpec::parse_yaml(text).unwrap(), MachineSpec::default(), "{text}");
     }

@@ -37,7 +37,7 @@ fn sizes_are_as_named() {
 }
 
 #[test]
-fn the_main_example_is_eight_leaves_on_two_systems() {
+fn main_example_has_eight_leaves_on_two_systems() {
     let (_, job) = example("gpt2-kjv");
     assert_eq!((job.train_input.leaves(), job.run.num_csx), (8, 2));
     let DataSource::Text { paths, .. } = &job.train_input.source else { panic!("{:?}", job.train_input.source) };

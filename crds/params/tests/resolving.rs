@@ -228,7 +228,7 @@ fn learning_rate_has_many_shapes() {
 }
 
 #[test]
-fn a_schedule_is_a_closed_form_of_the_step() {
+fn schedule_is_function_of_step() {
     let schedule = Schedule {
         segments: vec![
             ScheduleSegment { steps: 4, piece: ScheduleSegmentKind::Linear { initial: 0.0, end: 1.0, total_iters: 4 } },
@@ -305,7 +305,7 @@ fn inputs_share_what_they_must() {
 }
 
 #[test]
-fn a_leaf_is_the_largest_divisor_within_the_bound() {
+fn leaf_is_largest_divisor_within_bound() {
     for (batch, micro, length, leaf, leaves) in [
         (32, "4", 256, 4, 8),
         (32, "5", 256, 4, 8),

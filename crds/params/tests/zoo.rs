@@ -166,7 +166,7 @@ fn older_releases_are_understood() {
 
 /// A document that a client stores and sends as JSON does not change.
 #[test]
-fn the_document_survives_json() {
+fn document_round_trips_through_json() {
     let params = Params::parse_yaml(XL).unwrap();
     let json = serde_json::to_string(&params).unwrap();
     let back: Params = serde_json::from_str(&json).unwrap();

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_class_is_allowed_by_the_list_and_never_one_of_the_cluster() {
+    fn priority_class_must_be_listed_and_not_of_system() {
         let own = PriorityClasses::default();
         assert_eq!(own.rejection_message(None), None);
         assert_eq!(own.rejection_message(Some("p1")), None);

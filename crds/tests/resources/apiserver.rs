@@ -64,7 +64,7 @@ fn list<'a>(objects: impl IntoIterator<Item = &'a Value>) -> Value {
 
 #[test]
 #[ignore = "needs an API server"]
-fn the_rules_hold() {
+fn rules_accept_and_reject() {
     const CREATE: &[&str] = &["create", "-f", "-"];
     const REPLACE: &[&str] = &["replace", "-f", "-"];
     const STATUS: &[&str] = &["replace", "--subresource=status", "-f", "-"];
@@ -228,7 +228,7 @@ fn columns_scale_and_explain() {
 /// A local run reads the machine of an Appliance from the same file.
 #[test]
 #[ignore = "needs an API server"]
-fn an_appliance_is_accepted_whole() {
+fn complete_appliance_is_accepted() {
     let namespace = Namespace::new("appliance");
     let whole = appliance(&namespace.0);
     namespace.kubectl(&["create", "-f", "-"], &whole).unwrap();

@@ -31,7 +31,7 @@ fn unknown_fields_are_ignored_and_damaged_objects_are_tolerated() {
 }
 
 #[test]
-fn a_spec_made_here_is_one_an_api_server_fills_in_the_same() {
+fn defaults_are_those_of_api_server() {
     let params = StoredParams(example("gpt2-tiny"));
     let made = TrainJob::new("made", TrainJobSpec::new(3, params.clone()));
     let written = json!({"metadata": {"name": "made"}, "spec": {"numCsx": 3, "params": params}});
@@ -43,7 +43,7 @@ fn a_spec_made_here_is_one_an_api_server_fills_in_the_same() {
 
 /// One file describes the machine to a cluster and to a local run.
 #[test]
-fn a_local_run_reads_the_whole_of_an_appliance() {
+fn local_run_reads_complete_appliance() {
     let whole = appliance("default");
     let machine = millrace_params::MachineSpec::parse_yaml(&whole.to_string()).unwrap();
     let resource: millrace_crds::Appliance = serde_json::from_value(whole).unwrap();
@@ -77,7 +77,7 @@ fn condition(of: ConditionType, status: &str, reason: &str) -> Condition {
 }
 
 #[test]
-fn the_state_of_a_job_is_read_from_its_conditions() {
+fn job_state_is_read_from_conditions() {
     use ConditionType::{Finished, Succeeded};
     let mut status = TrainJobStatus::default();
     assert_eq!(status.state(), None);
@@ -91,7 +91,7 @@ fn the_state_of_a_job_is_read_from_its_conditions() {
 }
 
 #[test]
-fn the_example_of_a_job_trains_the_example_of_params() {
+fn example_job_has_example_params() {
     let read = |name: &str| {
         std::fs::read_to_string(format!("{}/../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR"))).unwrap()
     };

@@ -43,7 +43,7 @@ mod tests {
 
     /// The element counts of real plans stay below the estimate.
     #[test]
-    fn the_estimate_covers_the_chunks_and_the_names_of_a_plan() {
+    fn estimate_covers_chunks_and_names_of_plan() {
         let appliance = MachineSpec::default();
         for (blocks, hidden) in [(2, 64), (300, 64), (24, 4096)] {
             let text = format!(

@@ -58,7 +58,7 @@ mod tests {
 
     /// Every example is planned on a wafer and links that can hold and stream it, with the parameter count in its name.
     #[test]
-    fn the_examples_are_planned_as_they_are() {
+    fn examples_are_planned_unchanged() {
         let appliance = MachineSpec::default();
         for (name, millions) in [
             ("gpt2-tiny", 0..20),

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_leaf_is_the_largest_divisor_within_the_bound() {
+    fn leaf_is_largest_divisor_within_bound() {
         let first = |samples, leaf_bound| {
             let LeafLayout { count, samples } = BatchSpec { samples, leaf_bound }.possible_leaves().next().unwrap();
             (count, samples)

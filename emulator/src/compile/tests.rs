@@ -10,7 +10,7 @@ use crate::testing::{
 
 /// The example models have the published number of parameters.
 #[test]
-fn the_examples_compile_to_their_known_sizes() {
+fn examples_compile_to_known_sizes() {
     // Embeddings (V + T) H, blocks 12 H^2 + 13 H, final norm 2 H.
     let known: &[(&Size, u64)] = &[
         (&GPT2_117M, 125_226_240), // 124,439,808 with T 1024
@@ -120,7 +120,7 @@ fn groups_hold_what_travels_together() {
 /// Decreasing wafer sizes lead to: everything saved, recomputation, rounds, smaller leaves, rejection; never the
 /// reverse.
 #[test]
-fn a_shrinking_wafer_forces_recomputation_then_rounds_then_a_refusal() {
+fn smaller_wafer_forces_recomputation_then_rounds_then_error() {
     let size = Size { layers: 6, ..TINY };
     let (batch, bound) = (16, 2);
     let mut stages = Vec::new();
@@ -176,7 +176,7 @@ fn evaluation_leaves_are_cut_from_the_evaluation_batch() {
 
 /// A job that only evaluates is rejected only if its evaluation does not fit.
 #[test]
-fn an_evaluation_needs_no_room_to_train() {
+fn evaluation_needs_no_training_memory() {
     let eval = Some(BatchSpec { samples: 16, leaf_bound: 2 });
     let request = |memory, trains| CompileRequest { eval, trains, ..TINY.request(16, 2, memory) };
     let least = |trains| (1..).map(|kib| kib << 10).find(|&memory| compile(request(memory, trains)).is_ok()).unwrap();
@@ -191,7 +191,7 @@ fn an_evaluation_needs_no_room_to_train() {
 }
 
 #[test]
-fn what_is_wrong_with_a_model_is_named() {
+fn faults_of_model_are_named() {
     let error = crate::families::gpt(&TINY.spec(), TINY.sequence + 1).unwrap_err();
     assert!(matches!(&error, GraphError::Op { source: OpError::TooFewPositions { .. }, .. }), "{error}");
     assert!(CompileError::from(error).hint().unwrap().contains("max_sequence_length"));
@@ -230,7 +230,7 @@ fn recomputation_repeats_only_what_the_backward_pass_needs() {
 
 /// A value that skips layers is held once, from its computation to the last backward pass that reads it.
 #[test]
-fn a_long_skip_is_held_as_long_as_it_is_read() {
+fn long_skip_is_held_until_last_use() {
     let (rows, width) = (8u64, 64u64);
     let mut builder = GraphBuilder::new(rows as usize);
     let init = Initializer::Constant { value: 0.0 };
@@ -263,7 +263,7 @@ fn a_long_skip_is_held_as_long_as_it_is_read() {
 }
 
 #[test]
-fn a_model_larger_than_memoryx_is_refused() {
+fn model_larger_than_memoryx_is_rejected() {
     let request = CompileRequest { memoryx_memory: 16 * TINY.graph().parameters() - 1, ..TINY.request(16, 2, CS2) };
     let error = compile(request).unwrap_err();
     assert!(matches!(error, CompileError::MemoryXTooSmall { .. }), "{error}");

@@ -4,7 +4,7 @@ use crate::testing::TINY;
 
 /// Every way to break a graph, with the resulting message.
 #[test]
-fn what_breaks_a_graph_is_named() {
+fn faults_of_graph_are_named() {
     type Break = fn(&mut Graph);
     let cases: &[(Break, &str)] = &[
         (|g| g.nodes.clear(), "no operator uses"),
@@ -43,7 +43,7 @@ fn what_breaks_a_graph_is_named() {
 }
 
 #[test]
-fn a_graph_ends_with_its_only_loss() {
+fn graph_ends_with_its_only_loss() {
     let mut builder = GraphBuilder::new(4);
     let init = Initializer::Constant { value: 0.0 };
     let table = builder.tensor("table", &[9, 2], init, TensorRole::Embedding);

@@ -47,7 +47,7 @@ mod tests {
     use crate::kernels::testing::{every_simd, uniform};
 
     #[test]
-    fn all_forms_apply_the_keyed_factors_wherever_the_slice_is_cut() {
+    fn keyed_factors_are_independent_of_slices() {
         let (len, key, first) = (100, 0x1234_5678_9abc_def0, u32::MAX - 50);
         let (x, residual) = (uniform(len, 1.0, 2.0, 1), uniform(len, -1.0, 1.0, 2));
         for rate in [0.0, 0.1, 0.5] {

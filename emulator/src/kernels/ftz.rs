@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denormal_product_is_flushed_only_under_the_guard() {
+    fn denormals_are_flushed_only_under_guard() {
         assert!(!is_enabled());
         assert!(denormal_product() > 0.0);
         {

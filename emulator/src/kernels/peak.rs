@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peak_is_a_rate() {
+    fn peak_is_a_rate() {
         for simd in Simd::all() {
             let rate = fma_gflops(simd, &ComputeThreads::inline(), 1);
             assert!(rate > 0.01 && rate < 1e5, "{rate}");

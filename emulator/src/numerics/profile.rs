@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_isa_always_runs_and_order_is_rising() {
+    fn lowest_isa_always_runs_and_order_is_ascending() {
         assert!(Isa::Portable.available());
         assert!(Isa::ALL.is_sorted());
         assert!(Isa::detect().available());

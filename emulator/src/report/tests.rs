@@ -3,7 +3,7 @@ use crate::plan::Pass;
 use crate::testing::{Size, TINY, TINY_WAFER};
 
 #[test]
-fn the_plan_knows_nothing_of_the_systems() {
+fn plan_is_independent_of_systems() {
     let appliance = MachineSpec::default();
     let plan = TINY.plan(16, 2, TINY_WAFER).unwrap();
     let reports: Vec<_> = (1..=4).map(|systems| PlanReport::new(&plan, &appliance, systems).unwrap()).collect();
@@ -15,7 +15,7 @@ fn the_plan_knows_nothing_of_the_systems() {
 }
 
 #[test]
-fn memoryx_holds_sixteen_bytes_a_parameter_and_four_for_each_open_sum() {
+fn memoryx_memory_is_16_bytes_a_parameter_and_4_a_sum() {
     let appliance = MachineSpec::default();
     let one_round = TINY.plan(16, 2, 1 << 30).unwrap();
     let report = PlanReport::new(&one_round, &appliance, 2).unwrap();
@@ -38,7 +38,7 @@ fn memoryx_holds_sixteen_bytes_a_parameter_and_four_for_each_open_sum() {
 
 /// The bytes of a system without activations do not depend on the number of layers.
 #[test]
-fn a_system_holds_as_many_weights_at_six_layers_as_at_24() {
+fn weight_memory_is_independent_of_depth() {
     let appliance = MachineSpec::default();
     let weights = |layers| {
         let plan = Size { layers, ..TINY }.plan(16, 2, 1 << 30).unwrap();
@@ -101,7 +101,7 @@ fn report_text_is_complete_and_json_round_trips() {
 }
 
 #[test]
-fn the_memory_of_a_host_is_that_of_all_processes() {
+fn host_memory_is_sum_of_processes() {
     let appliance = MachineSpec::default();
     let plan = TINY.plan(16, 2, 1 << 30).unwrap();
     let report = PlanReport::new(&plan, &appliance, 2).unwrap();

@@ -70,7 +70,7 @@ fn sixteen_systems_reach_95_percent_from_1_3b_on() {
 }
 
 #[test]
-fn rounds_of_gpt3_175b_are_those_of_its_activations_and_it_scales_to_192_systems() {
+fn gpt3_175b_scales_to_192_systems() {
     let plan = GPT3_175B.plan(GPT3_175B.batch, 1, CS2).unwrap();
     let wafer = |leaves| system_bytes(&plan, leaves, true, &LINK).wafer;
     assert!(wafer(plan.leaves_per_round).total() <= CS2);
@@ -86,7 +86,7 @@ fn rounds_of_gpt3_175b_are_those_of_its_activations_and_it_scales_to_192_systems
 
 /// Layers of 7.9 billion parameters, 15.7 GB on their way down, on a wafer of 40 GB.
 #[test]
-fn a_layer_may_be_larger_than_the_wafer() {
+fn layer_may_exceed_wafer() {
     let wide = Size { name: "hidden 25600", layers: 4, hidden: 25_600, heads: 200, ..GPT3_175B };
     let trillion = Size { name: "1T", layers: 128, ..wide.clone() };
     for size in [wide, trillion] {
@@ -103,7 +103,7 @@ fn a_layer_may_be_larger_than_the_wafer() {
 
 /// 1e14 parameters: the plan takes no more memory than one of 1e12, but can't be streamed here.
 #[test]
-fn a_hundred_trillion_parameters_are_planned() {
+fn hundred_trillion_parameters_are_planned() {
     let size = Size { name: "100T", layers: 311, hidden: 163_840, heads: 1280, sequence: 256, ..GPT3_175B };
     let plan = size.plan(1024, 1, CS2).unwrap();
     assert!((99..105).contains(&(plan.parameters() / 1_000_000_000_000)), "{}", plan.parameters());
@@ -154,7 +154,7 @@ fn every_rate_of_the_appliance_takes_part() {
 
 /// The projection names the slowest part as the bottleneck.
 #[test]
-fn the_bound_is_named_with_its_share() {
+fn bound_is_named_with_its_share() {
     let (saving, recomputing) = (GPT3_1_3B.plan(4, 1, CS2).unwrap(), GPT3_1_3B.plan(512, 1, CS2).unwrap());
     let recomputes = |plan: &StreamPlan| plan.layers.iter().any(|layer| layer.recompute);
     assert!(!recomputes(&saving) && recomputes(&recomputing));

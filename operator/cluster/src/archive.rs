@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_without_steps_has_nothing_to_keep() {
+    fn job_without_steps_is_not_archived() {
         let job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
         assert!(!has_steps(&job), "it was never visited");
         let with = |status: serde_json::Value| {

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_says_how_long_it_is_valid() {
+    fn certificate_expiry_is_exported() {
         let metrics = Metrics::default();
         metrics.set_certificate("authority", SystemTime::now() - Duration::from_secs(7));
         metrics.set_certificate("authority", SystemTime::now() + Duration::from_secs(1000));

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_series_has_a_bound() {
+    fn number_of_series_is_bounded() {
         let mut jobs: Vec<_> =
             (0..MAX_NAMESPACE_LABELS + 50).map(|at| job(&format!("n{at}"), "j", json!({}))).collect();
         jobs.push(job("n149", "second", json!({})));

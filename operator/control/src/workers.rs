@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_owner_with_much_work_waits_behind_the_others() {
+    async fn busy_owner_does_not_delay_others() {
         let (workers, (begun, mut order)) = (WorkerPool::new(1), mpsc::channel());
         let mut running = Vec::new();
         let mut ends = Vec::new();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_is_an_error_and_frees_the_thread() {
+    async fn panic_is_an_error_and_frees_thread() {
         let workers = WorkerPool::new(1);
         assert!(matches!(workers.run("a", || panic!("as the test wants it")).await, Err::<(), _>(WorkError::Panicked)));
         assert_eq!(workers.run("a", || 1).await.unwrap(), 1);

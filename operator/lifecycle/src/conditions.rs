@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_keeps_its_time_until_its_status_changes() {
+    fn transition_time_changes_with_status_only() {
         use ConditionType::{Finished, Succeeded};
         let mut conditions = Vec::new();
         set_condition(&mut conditions, condition(Succeeded, "Unknown", "Queued", 1));

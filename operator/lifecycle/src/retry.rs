@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_ends_by_the_time_in_the_status() {
+    fn backoff_ends_at_time_in_status() {
         let retry = RetryStatus { next_attempt_time: Some(after(at(100), 10)), ..RetryStatus::default() };
         let status = TrainJobStatus { attempt: Some(3), retry: Some(retry.clone()), ..TrainJobStatus::default() };
         let place = backoff_place(&status, at(109)).unwrap();

@@ -85,7 +85,7 @@ fn names_fit_and_are_the_same_for_every_attempt() {
 }
 
 #[test]
-fn every_pod_is_restricted_owned_labelled_and_has_no_credentials() {
+fn pods_are_restricted_owned_labelled_without_credentials() {
     for pod in built(&job("job", "m"), pods) {
         let name = pod.metadata.name.clone().unwrap();
         let owner = &pod.metadata.owner_references.as_ref().unwrap()[0];
@@ -111,7 +111,7 @@ fn every_pod_is_restricted_owned_labelled_and_has_no_credentials() {
 }
 
 #[test]
-fn a_systems_pod_says_which_system_it_is() {
+fn system_pod_names_its_system() {
     let pods = built(&job("job", "m"), pods);
     let labels = pods.iter().filter_map(|pod| pod.metadata.labels.as_ref());
     let systems: Vec<_> =
@@ -189,7 +189,7 @@ fn each_pod_sees_its_own_identity_only_and_proves_it() {
 }
 
 #[test]
-fn the_identities_of_the_largest_cluster_fit_into_a_secret() {
+fn identities_of_largest_cluster_fit_into_secret() {
     let mut job = job("job", "m");
     job.spec.num_csx = 192;
     job.spec.params.0["train_input"]["batch_size"] = 192.into();
@@ -214,7 +214,7 @@ fn the_identities_of_the_largest_cluster_fit_into_a_secret() {
 }
 
 #[test]
-fn without_volumes_the_claim_is_found_again_by_name_and_belongs_to_no_job() {
+fn claim_without_volumes_is_found_by_name_and_has_no_owner() {
     let claim = built(&job("job", "runs/../one"), claim_of).unwrap();
     assert_eq!(claim.metadata.name.as_deref(), Some("job-model-dir"));
     assert_eq!(claim.metadata.owner_references, None);
@@ -251,7 +251,7 @@ fn golden<T: serde::de::DeserializeOwned>(name: &str) -> T {
 }
 
 #[test]
-fn a_job_of_the_first_release_starts_its_agents_as_that_release_did() {
+fn job_of_first_release_keeps_its_arguments() {
     let (job, record): (TrainJob, ResolvedJob) = (golden("trainjob.json"), golden("resolved.json"));
     let (needs, cluster) = (requirements(&record, job.spec.num_csx).unwrap(), ApplianceSpec::default());
     let attempt =
@@ -293,7 +293,7 @@ fn no_attempt_starts_with_unauthenticated_agents() {
 }
 
 #[test]
-fn a_record_names_its_version_and_one_of_a_later_version_is_refused_with_a_remedy() {
+fn record_of_later_version_is_rejected_with_remedy() {
     let (mut record, _) = resolved(&job("job", "m"));
     assert_eq!(record.version, Some(VERSION));
     record.version = Some(VERSION + 1);
@@ -376,7 +376,7 @@ fn file_reader(job: &TrainJob) -> millrace_crds::FileReader {
 }
 
 #[test]
-fn a_reader_has_one_claim_read_only_and_no_credentials() {
+fn reader_has_one_read_only_claim_and_no_credentials() {
     let request = file_reader(&job_with_claim());
     let reader = ReaderPod { request: &request, cluster: &ApplianceSpec::default(), image: "localhost/millrace:test" };
     let pod = reader.pod();

@@ -11,6 +11,7 @@ mod line_length;
 mod metadata;
 mod profiles;
 mod purity;
+mod test_names;
 
 use anyhow::{Result, ensure};
 
@@ -26,6 +27,7 @@ const RULES: &[(&str, Rule)] = &[
     ("line length", line_length::violations),
     ("dependency reasons", dependency_reasons::violations),
     ("profiles", profiles::violations),
+    ("test names", test_names::violations),
 ];
 
 /// Checks the format, all rules, and what clippy knows.

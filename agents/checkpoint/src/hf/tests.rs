@@ -45,7 +45,7 @@ fn names(block: usize) -> Vec<(String, String, bool)> {
 }
 
 #[test]
-fn an_exported_model_has_the_names_shapes_and_values_of_gpt2() {
+fn export_has_names_shapes_and_values_of_gpt2() {
     for tied in [true, false] {
         for bias in [true, false] {
             let (dir, plan) = (tempfile::tempdir().unwrap(), plan(|model| (model.tied, model.bias) = (tied, bias)));
@@ -264,7 +264,7 @@ fn foreign_directories_import_and_differences_are_reported() {
 }
 
 #[test]
-fn params_have_the_model_of_config_json_and_a_key_that_cannot_be_trained_is_named() {
+fn params_match_config_json_and_unsupported_key_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let text = |config: Value| {
         std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();

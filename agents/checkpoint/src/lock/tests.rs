@@ -17,7 +17,7 @@ fn lock_files(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_second_run_is_refused_until_the_first_has_ended() {
+fn second_run_is_rejected_until_first_has_ended() {
     let dir = tempfile::tempdir().unwrap();
     let model_dir = dir.path().join("not/yet/there");
     let first = acquire(&model_dir, &LockRequest::local()).unwrap();
@@ -108,7 +108,7 @@ fn one_of_racing_processes_wins_and_its_death_releases_the_lock() {
 }
 
 #[test]
-fn a_higher_attempt_takes_over_and_a_lower_one_is_fenced() {
+fn higher_attempt_takes_over_and_lower_is_fenced() {
     let dir = tempfile::tempdir().unwrap();
     let job = |uid: &str, attempt| acquire(dir.path(), &LockRequest::job(uid, attempt));
     let first = job("a", 1).unwrap();

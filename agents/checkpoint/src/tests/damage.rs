@@ -132,7 +132,7 @@ fn sign(manifest: &Value) -> Vec<u8> {
 }
 
 #[test]
-fn a_manifest_of_a_later_version_is_refused_and_unknown_fields_are_passed_over() {
+fn later_manifest_is_rejected_and_unknown_fields_ignored() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
     let path = write(&lock(dir.path()), &plan, 5, &sgd_moments());
     let mut manifest: Value = serde_json::from_slice(&fs::read(path.join("manifest.json")).unwrap()).unwrap();

@@ -8,7 +8,7 @@ use crate::testing::{
 use crate::{Checkpoint, Digest, LoadStrictness, Moments, PlanReader, Section};
 
 #[test]
-fn a_checkpoint_comes_back_bit_by_bit_and_its_digests_are_as_documented() {
+fn checkpoint_round_trips_with_documented_digests() {
     let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), adam_moments());
     let path = write(&lock(dir.path()), &plan, 7, &moments);
     assert_eq!(path, dir.path().join("checkpoint_7"));

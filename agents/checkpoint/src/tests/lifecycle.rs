@@ -112,7 +112,7 @@ fn newest_complete_checkpoint_is_found_and_old_ones_deleted() {
 }
 
 #[test]
-fn a_recovery_checkpoint_is_kept_until_a_newer_checkpoint_is_there() {
+fn recovery_checkpoint_is_kept_until_newer_exists() {
     for (most, kept) in [(0, vec![4, 8]), (1, vec![8])] {
         let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
         let lock = lock(dir.path());
@@ -209,7 +209,7 @@ fn rewritten_step_replaces_the_old_and_leftovers_are_removed() {
 }
 
 #[test]
-fn a_full_disk_is_named_as_such() {
+fn full_disk_is_named() {
     let error = crate::files::write_synced(Path::new("/dev/full"), b"x").unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }) && !error.is_bad_input());
     assert!(error.to_string().starts_with("no space is left for /dev/full; "), "{error}");

@@ -14,7 +14,7 @@ fn all(store: &TokenStore) -> Vec<i32> {
 }
 
 #[test]
-fn the_default_directory_follows_the_environment() {
+fn default_directory_follows_environment() {
     let os = |s: &str| Some(OsString::from(s));
     let choose = |named: Option<&str>, xdg, home| match CacheDir::choose(named.map(Path::new), xdg, home) {
         CacheDir::Required(p) => format!("required {}", p.display()),
@@ -29,7 +29,7 @@ fn the_default_directory_follows_the_environment() {
 }
 
 #[test]
-fn a_whole_file_is_used_and_a_damaged_one_built_again() {
+fn damaged_file_is_rebuilt() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = CacheDir::Required(temporary.path().join("made/on/demand"));
     let (store, outcome) = open(&dir, KEY, &mut build).unwrap();
@@ -86,7 +86,7 @@ fn only_the_default_directory_may_fail() {
 }
 
 #[test]
-fn a_failed_build_leaves_nothing_to_be_found() {
+fn failed_build_leaves_no_file() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = CacheDir::Required(temporary.path().into());
     let mut fail = |sink: &mut TokenSink| build(sink).and(Err(DataError::NoPaths));

@@ -156,7 +156,7 @@ fn rejoining_shard_receives_missed_commands() {
 /// in `take_for_snapshot` (without the bound on the pending update's step, and without the check after it): seed 4, and
 /// seed 66 of [`runs_match_the_reference_bit_for_bit`]; no copy before the update in `read`: seeds 0 and 25.
 #[test]
-fn checkpoints_hold_exactly_their_step_on_slow_or_failing_storage() {
+fn checkpoints_have_their_step_on_slow_or_failing_storage() {
     let task = SimulatedJob::small();
     let mut coverage = Coverage::default();
     for seed in 0..40 {

@@ -147,7 +147,7 @@ fn repeated_link_failures_back_off_and_end_the_run() {
 }
 
 #[test]
-fn link_failures_reset_on_membership_change_or_finished_iteration() {
+fn link_failures_reset_on_new_epoch_or_finished_iteration() {
     let mut desk = CoordinatorFixture::running();
     desk.lose_link(system(0), NODE).unwrap();
     desk.on(CoordinatorEvent::Lost { agent: NODE });

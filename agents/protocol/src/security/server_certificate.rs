@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_is_renewed_before_expiry_without_breaking_clients() {
+    fn certificate_is_renewed_and_clients_still_trust_it() {
         let start = SystemTime::now();
         let first = ServerCertificate::new(&names("a.example"), start).unwrap();
         let trusted = &first.authority;

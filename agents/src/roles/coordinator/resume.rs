@@ -353,7 +353,7 @@ mod tests {
     const SMALL: u64 = 1 << 20;
 
     #[test]
-    fn a_run_keeps_the_leaves_and_chunks_of_its_checkpoint_on_any_appliance() {
+    fn leaves_and_chunks_of_checkpoint_are_kept() {
         let (small, large) = (compiled(SMALL, 1 << 14), compiled(LARGE, 1 << 16));
         assert!(!small.profile.agrees_with(&large.profile), "both appliances give the same cuts");
         assert!(small.profile.leaf_samples < large.profile.leaf_samples);

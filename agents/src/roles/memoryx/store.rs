@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn sparse_sums_make_the_bits_of_dense_ones_on_threads_that_flush_denormals() {
+    fn sparse_sums_have_bits_of_dense_sums_under_flushing() {
         let _flush = ftz::scoped();
         for seed in 0..20 {
             for filled in [[[5, 5], [5, 5]], [[100, 100], [5, 5]], [[5, 100], [40, 40]], [[5, 5], [100, 5]]] {

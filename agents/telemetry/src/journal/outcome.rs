@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_last_report_is_one_line_that_fits_and_reads_back() {
+    fn last_report_is_one_line_and_round_trips() {
         for message in ["short\nhint: be brief", ""] {
             let whole = outcome(message.to_owned());
             assert_eq!(

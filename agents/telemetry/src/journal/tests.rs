@@ -88,7 +88,7 @@ fn numbers_rise_over_attempts_and_jump_after_a_crash() {
 }
 
 #[test]
-fn a_follower_sees_each_entry_once_from_files_and_from_memory() {
+fn follower_receives_each_entry_once() {
     const ENTRIES: u64 = 6000; // more than the tail holds
     let dir = tempfile::tempdir().unwrap();
     let journal = JournalWriter::open(dir.path(), 1).unwrap();
@@ -130,7 +130,7 @@ fn a_follower_sees_each_entry_once_from_files_and_from_memory() {
 }
 
 #[test]
-fn follower_from_current_state_gets_newest_of_each_kind_then_new_entries() {
+fn new_follower_gets_newest_of_each_kind_then_new_entries() {
     let dir = tempfile::tempdir().unwrap();
     let journal = JournalWriter::open(dir.path(), 1).unwrap();
     journal.append(JournalEvent::Checkpoint { step: 1, digest: "an older attempt's".into() }).unwrap();
@@ -213,7 +213,7 @@ fn model_dir_of_the_first_release() -> PathBuf {
 }
 
 #[test]
-fn the_journal_of_the_first_release_is_read_whole_and_continued() {
+fn journal_of_first_release_is_read_and_continued() {
     let mut reader = JournalReader::open(&model_dir_of_the_first_release(), 1).unwrap();
     let mut last = None;
     for number in 1..=32 {
@@ -236,7 +236,7 @@ fn the_journal_of_the_first_release_is_read_whole_and_continued() {
 }
 
 #[test]
-fn a_file_of_a_later_version_is_refused_and_unknown_fields_are_passed_over() {
+fn later_version_is_rejected_and_unknown_fields_ignored() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join(JOURNAL_DIR)).unwrap();
     let path = dir.path().join("journal/attempt-1.jsonl");

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_json_has_every_part() {
+    fn json_line_has_all_fields() {
         let (shown, showing) = mpsc::channel();
         let agent = AgentName::new("cs2", 9).unwrap();
         let logger = Logger::new(agent, Level::Info, LogFormat::Json, move |line| drop(shown.send(line.to_owned())));

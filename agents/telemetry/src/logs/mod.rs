@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_one_line() {
+    fn log_record_is_one_line() {
         let mut record = LogRecord::new(
             Level::Info,
             AgentName::new("memoryx", 0).unwrap(),

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_per_attempt_with_version_and_session_first() {
+    fn each_attempt_has_file_with_version_and_session() {
         let dir = tempfile::tempdir().unwrap();
         let mut first = EventWriter::create(dir.path(), 1, 0).unwrap();
         first.scalars(1, &[(tags::TRAIN_LOSS, 1.0)]).unwrap();

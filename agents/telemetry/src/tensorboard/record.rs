@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_is_found_anywhere() {
+    fn every_flipped_bit_is_detected() {
         let record = frame(b"payload");
         assert_eq!(unframe(&record), Some((b"payload".as_slice(), &[][..])));
         for bit in 0..record.len() * 8 {

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn every_parameter_is_described_and_every_reference_leads_somewhere() {
+    fn parameters_are_described_and_references_resolve() {
         let document = document();
         let text = document.to_string();
         for reference in text.split("\"#").skip(1) {

@@ -7,8 +7,8 @@ use crate::scratch::Scratch;
 
 behaviours![
     events_are_numbered_by_job,
-    an_appliance_is_written_over_the_version_it_was_read_in,
-    a_token_is_found_by_its_hash,
+    appliance_is_written_over_the_version_read,
+    token_is_found_by_hash,
     tokens_that_ended_long_ago_are_forgotten,
     connections_bytes_and_failures_are_counted,
 ];
@@ -43,7 +43,7 @@ async fn events_are_numbered_by_job(Scratch { store, .. }: &Scratch) {
     assert_eq!(store.events("a", 2, 9).await.unwrap()[0].number, 3, "what was known has taken no number");
 }
 
-async fn an_appliance_is_written_over_the_version_it_was_read_in(Scratch { store, .. }: &Scratch) {
+async fn appliance_is_written_over_the_version_read(Scratch { store, .. }: &Scratch) {
     assert_eq!(store.appliance("default").await.unwrap(), None);
     assert!(store.create_appliance("default", "1").await.unwrap());
     assert!(!store.create_appliance("default", "2").await.unwrap());
@@ -71,7 +71,7 @@ fn token(id: &str, hash: &str) -> TokenRecord {
     }
 }
 
-async fn a_token_is_found_by_its_hash(Scratch { store, .. }: &Scratch) {
+async fn token_is_found_by_hash(Scratch { store, .. }: &Scratch) {
     let token = token("t1", "abc");
     let get = async || store.token_by_hash("abc").await.unwrap().unwrap();
     assert!(store.add_token(&token).await.unwrap());

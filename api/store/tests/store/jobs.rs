@@ -8,10 +8,10 @@ use millrace_store::{
 use crate::scratch::Scratch;
 
 behaviours![
-    a_job_is_read_back_as_it_was_made,
-    a_key_gives_the_same_job_again_for_a_day,
-    a_name_belongs_to_one_job_that_lives,
-    a_write_over_another_version_writes_nothing,
+    job_round_trips,
+    idempotency_key_is_valid_for_a_day,
+    name_is_unique_among_live_jobs,
+    write_over_other_version_changes_nothing,
     upsert_never_revives_a_deleted_job,
     pages_hold_while_jobs_are_made,
     filters_leave_out_the_rest,
@@ -54,7 +54,7 @@ pub async fn make(store: &Store, job: &NewJob) -> JobRecord {
     }
 }
 
-async fn a_job_is_read_back_as_it_was_made(Scratch { store, .. }: &Scratch) {
+async fn job_round_trips(Scratch { store, .. }: &Scratch) {
     let mut new = job("0190-ff", 7);
     new.key = key("k", "h");
     new.content = content(r#"{"spec":{"name":"Müller's \u0000 job"}}"#, Some("Queued"));
@@ -76,7 +76,7 @@ async fn a_job_is_read_back_as_it_was_made(Scratch { store, .. }: &Scratch) {
     assert!(matches!(store.create_job(&again).await, Err(Error::UidTaken(_))));
 }
 
-async fn a_key_gives_the_same_job_again_for_a_day(Scratch { store, .. }: &Scratch) {
+async fn idempotency_key_is_valid_for_a_day(Scratch { store, .. }: &Scratch) {
     let first = NewJob { key: key("k", "body"), ..job("first", 0) };
     let made = make(store, &first).await;
     let again = NewJob { key: key("k", "body"), ..job("again", HOUR) };
@@ -101,7 +101,7 @@ async fn a_key_gives_the_same_job_again_for_a_day(Scratch { store, .. }: &Scratc
     assert_eq!(store.job("first").await.unwrap().unwrap().key, None);
 }
 
-async fn a_name_belongs_to_one_job_that_lives(Scratch { store, .. }: &Scratch) {
+async fn name_is_unique_among_live_jobs(Scratch { store, .. }: &Scratch) {
     let named = |uid, created_ms| NewJob { name: "gpt2".to_owned(), ..job(uid, created_ms) };
     make(store, &named("a", 1)).await;
     assert_eq!(store.create_job(&named("b", 2)).await.unwrap(), CreateResult::NameTaken);
@@ -117,7 +117,7 @@ async fn a_name_belongs_to_one_job_that_lives(Scratch { store, .. }: &Scratch) {
     assert_eq!(newest().await.uid, "c");
 }
 
-async fn a_write_over_another_version_writes_nothing(Scratch { store, .. }: &Scratch) {
+async fn write_over_other_version_changes_nothing(Scratch { store, .. }: &Scratch) {
     make(store, &job("a", 1)).await;
     let queued = JobContent { finished_ms: Some(9), ..content("{1}", Some("Queued")) };
     assert_eq!(store.replace_job("a", 1, &queued).await.unwrap(), Some(2));

@@ -11,10 +11,10 @@ use crate::scratch::Scratch;
 behaviours![
     append_is_idempotent_and_keeps_gaps,
     two_copies_at_once_make_one,
-    a_reader_gets_what_it_asks_for,
+    reader_receives_requested_records,
     evaluations_of_steps_that_were_undone_are_left_out,
     curve_follows_the_newest_attempt,
-    a_long_curve_is_thinned_between_its_ends,
+    long_curve_is_thinned_between_its_ends,
     thinning_deletes_old_steps_only,
     journals_of_finished_jobs_are_deleted_first,
 ];
@@ -87,7 +87,7 @@ async fn two_copies_at_once_make_one(scratch: &Scratch) {
     stores[1].close().await;
 }
 
-async fn a_reader_gets_what_it_asks_for(Scratch { store, .. }: &Scratch) {
+async fn reader_receives_requested_records(Scratch { store, .. }: &Scratch) {
     make(store, &job("a", 1)).await;
     let second = JournalRecord { attempt: 2, ..metric(6, MetricMode::Eval, 9) };
     let outcome = JournalRecord { kind: EntryKind::Outcome, mode: None, ..metric(7, MetricMode::Train, 9) };
@@ -181,7 +181,7 @@ async fn curve_follows_the_newest_attempt(Scratch { store, .. }: &Scratch) {
     );
 }
 
-async fn a_long_curve_is_thinned_between_its_ends(Scratch { store, .. }: &Scratch) {
+async fn long_curve_is_thinned_between_its_ends(Scratch { store, .. }: &Scratch) {
     make(store, &job("a", 1)).await;
     let steps = async |most| {
         let points = store.metrics("a", MetricMode::Train, most).await.unwrap();

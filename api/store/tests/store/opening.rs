@@ -13,11 +13,7 @@ use tempfile::TempDir;
 use crate::jobs::{job, make};
 use crate::scratch::{Scratch, open, runtime};
 
-behaviours![
-    every_released_schema_becomes_the_newest,
-    a_schema_of_a_later_version_is_left_alone,
-    a_closed_store_says_so
-];
+behaviours![every_released_schema_becomes_the_newest, schema_of_later_version_is_unchanged, closed_store_returns_error];
 
 /// Returns the text of every migration, in order.
 fn released() -> Vec<String> {
@@ -64,7 +60,7 @@ async fn every_released_schema_becomes_the_newest(scratch: &Scratch) {
     }
 }
 
-async fn a_schema_of_a_later_version_is_left_alone(scratch: &Scratch) {
+async fn schema_of_later_version_is_unchanged(scratch: &Scratch) {
     let mut connection = AnyConnection::connect(&scratch.url).await.unwrap();
     let texts = [released(), vec!["CREATE TABLE later (a BIGINT)".to_owned()]].concat();
     migrate(&mut connection, &texts).await;
@@ -74,7 +70,7 @@ async fn a_schema_of_a_later_version_is_left_alone(scratch: &Scratch) {
     assert_eq!((*found, *known), (texts.len() as i64, texts.len() as i64 - 1));
 }
 
-async fn a_closed_store_says_so(scratch: &Scratch) {
+async fn closed_store_returns_error(scratch: &Scratch) {
     let store = scratch.again().await;
     store.ping().await.unwrap();
     store.close().await;
@@ -83,7 +79,7 @@ async fn a_closed_store_says_so(scratch: &Scratch) {
 }
 
 #[test]
-fn a_file_is_made_for_its_user_alone_and_every_commit_reaches_it() {
+fn file_is_private_and_has_every_commit() {
     let directory = TempDir::new().unwrap();
     // The path is taken literally, not as part of a URL.
     let path = directory.path().join("a b%20ü#1.db");
@@ -102,7 +98,7 @@ fn a_file_is_made_for_its_user_alone_and_every_commit_reaches_it() {
 }
 
 #[test]
-fn a_database_in_memory_is_one_for_all_calls() {
+fn memory_database_is_shared_by_all_calls() {
     runtime().block_on(async {
         let store = open("sqlite::memory:").await;
         make(&store, &job("a", 1)).await;

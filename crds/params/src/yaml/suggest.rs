@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_word_within_reason() {
+    fn nearest_word_is_suggested() {
         let known = ["hidden_size", "num_heads", "num_hidden_layers", "eps"];
         for (word, expected) in [
             ("hiden_size", Some("hidden_size")),

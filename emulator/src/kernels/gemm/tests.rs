@@ -34,7 +34,7 @@ fn view(data: &[f32], rows: usize, cols: usize, form: usize) -> MatRef<'_> {
 }
 
 #[test]
-fn every_element_has_the_documented_bits_for_all_shapes_sets_and_threads() {
+fn elements_have_documented_bits_for_all_shapes_and_threads() {
     // Shapes around the edges of vectors, panels, tiles and inner blocks.
     let shapes =
         [(1, 1, 1), (3, 5, 0), (8, 48, 16), (7, 47, 3), (9, 49, 33), (100, 70, 40), (13, 97, 2 * GEMM_INNER_BLOCK + 5)];
@@ -92,7 +92,7 @@ fn agrees_with_f64() {
 }
 
 #[test]
-fn the_workspace_grows_once() {
+fn workspace_grows_once() {
     let (a, b) = (random(64 * 2048, 1), random(64 * 2048, 2));
     let pool = ComputeThreads::inline();
     let cx = Context { simd: Simd::detect(), pool: &pool, precision: Precision::F32 };

@@ -105,7 +105,7 @@ fn labels_outside_are_found() {
 }
 
 #[test]
-fn a_non_finite_logit_makes_the_loss_non_finite() {
+fn non_finite_logit_gives_non_finite_loss() {
     let case = Case { tokens: 1, hidden: 1, vocabulary: 20, labels: vec![1] };
     for bad in [f32::NAN, f32::INFINITY] {
         let mut all = vec![1.0; 41];

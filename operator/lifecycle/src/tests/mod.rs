@@ -199,7 +199,7 @@ fn runs(world: &JobFixture) -> Option<(u32, u32)> {
 }
 
 #[test]
-fn every_condition_is_set_from_the_first_visit_and_tells_the_state() {
+fn first_reconcile_sets_every_condition() {
     let mut world = JobFixture::new(2);
     assert_eq!(world.visit(), JobState::Queued);
     let conditions = world.status().conditions;
@@ -245,7 +245,7 @@ fn job_runs_to_completion_and_releases_everything() {
 }
 
 #[test]
-fn a_suspension_waits_until_the_state_is_saved_and_no_longer_than_its_grace() {
+fn suspension_waits_for_save_at_most_its_grace() {
     for acknowledged in [true, false] {
         let mut world = JobFixture::training(2);
         world.spec().suspend = true;
@@ -299,7 +299,7 @@ fn more_systems_than_leaves_is_reported_and_ignored() {
 }
 
 #[test]
-fn an_agent_that_fails_costs_a_restart_on_the_same_systems() {
+fn failed_agent_restarts_job_on_same_systems() {
     for role in Role::ALL {
         let mut world = JobFixture::training(2);
         world.ends(role, 1, "Error");
@@ -329,7 +329,7 @@ fn deleted_pod_restarts_and_drained_pod_is_not_counted() {
 }
 
 #[test]
-fn a_shard_that_is_asked_to_leave_is_the_cause_whatever_is_seen_first() {
+fn terminated_shard_is_the_cause_in_any_order() {
     for (moved, restarts) in [(false, 1), (true, 0)] {
         for coordinator_seen in [false, true] {
             let mut world = JobFixture::training(2);

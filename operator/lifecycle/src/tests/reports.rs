@@ -4,7 +4,7 @@ use super::*;
 use crate::transitions::REPORT_TIMEOUT_SECONDS;
 
 #[test]
-fn an_attempt_trains_once_its_coordinator_says_so_and_from_which_step() {
+fn attempt_trains_after_report_with_first_step() {
     let mut world = JobFixture::new(2);
     world.grant();
     world.visit();
@@ -22,7 +22,7 @@ fn an_attempt_trains_once_its_coordinator_says_so_and_from_which_step() {
 }
 
 #[test]
-fn an_attempt_trains_even_if_its_coordinator_cannot_be_reached() {
+fn attempt_trains_without_reachable_coordinator() {
     let mut world = JobFixture::new(2);
     world.grant();
     world.visit();

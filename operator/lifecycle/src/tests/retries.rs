@@ -99,7 +99,7 @@ fn temporary_start_error_is_reported_and_keeps_systems() {
 }
 
 #[test]
-fn a_job_that_no_node_has_room_for_queues_again() {
+fn unschedulable_job_queues_again() {
     let mut world = admitted();
     for (round, pause) in [60, 120, 240].into_iter().enumerate() {
         world.create();
@@ -119,7 +119,7 @@ fn a_job_that_no_node_has_room_for_queues_again() {
 }
 
 #[test]
-fn the_appliance_bounds_deadlines_that_were_set_longer() {
+fn deadlines_are_bounded_by_appliance() {
     let mut world = admitted();
     world.spec().deadlines.startup_seconds = 2_592_000;
     world.create();

@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(decide_deleted(&alive, Timestamp::UNIX_EPOCH), None);
     }
     #[test]
-    fn a_job_that_was_over_keeps_its_state_and_names_who_holds_it() {
+    fn finished_job_keeps_state_and_names_finalizers() {
         let mut job = deleted(JobState::Succeeded);
         job.metadata.finalizers = Some(vec!["millrace.dev/archive".to_owned()]);
         assert_eq!(decide_deleted(&job, Timestamp::UNIX_EPOCH), None, "it goes by itself");

@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_that_only_the_user_can_fix_end_the_job_in_the_state_of_their_name() {
+    fn failures_of_the_user_end_the_job() {
         for reason in OutcomeReason::ALL {
             let OutcomeProperties { name, remedy, exit, .. } = reason.properties();
             let state = final_state(exit.code().into(), name);

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recovery_checkpoint_is_due_so_long_after_the_last_one() {
+    fn recovery_checkpoint_is_due_an_interval_after_the_last() {
         let start = Instant::now();
         let mut timer = SaveTimer::new(600);
         assert_eq!(timer.deadline(), None, "nothing is trained yet");
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_retried_then_skipped_and_the_last_step_is_retried_longer() {
+    fn failed_write_is_retried_then_skipped() {
         let start = Instant::now();
         let mut timer = SaveTimer::new(0);
         for delay in [1, 2, 4, 8] {
