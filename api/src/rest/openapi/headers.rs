@@ -35,7 +35,8 @@ fn request_headers() -> [(&'static str, &'static str, Value); 5] {
         ),
         (
             "If-Range",
-            "ETag of the version that the client has a part of. If the file has changed, the response is the whole file.",
+            "ETag of the version that the client has a part of. If the file has changed, the response is the \
+             whole file.",
             text.clone(),
         ),
         (
@@ -45,8 +46,8 @@ fn request_headers() -> [(&'static str, &'static str, Value); 5] {
         ),
         (
             "Range",
-            "Range of bytes, such as `bytes=0-99`. Several ranges and other units are ignored: the response is the whole \
-             file.",
+            "Range of bytes, such as `bytes=0-99`. Several ranges and other units are ignored: the response is the \
+             whole file.",
             text,
         ),
     ]
