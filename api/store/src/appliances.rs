@@ -5,6 +5,7 @@ use sqlx::any::AnyRow;
 use crate::Store;
 use crate::error::Result;
 use crate::sql::{RowColumns, signed, sql};
+use crate::statistics::count_failure;
 
 /// The row of an appliance.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +54,7 @@ impl Store {
             .bind(document)
             .execute(&mut *transaction)
             .await?;
-        transaction.commit().await?;
+        transaction.commit().await.map_err(count_failure)?;
         Ok(added == 1)
     }
 
@@ -71,7 +72,7 @@ impl Store {
                 .bind(signed("the version", expected)?)
                 .execute(&mut *transaction)
                 .await?;
-        transaction.commit().await?;
+        transaction.commit().await.map_err(count_failure)?;
         Ok((replaced == 1).then_some(expected + 1))
     }
 }

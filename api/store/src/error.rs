@@ -71,11 +71,11 @@ pub enum Error {
     #[error("the database was busy for too long; try again")]
     Busy,
     /// The connection broke or was closed during a call. It is unknown whether a write was committed.
-    #[error("the connection to the database broke: {0}; try again")]
-    ConnectionLost(String),
+    #[error("the connection to the database broke; try again")]
+    ConnectionLost(#[source] sqlx::Error),
     /// The disk of the database is full.
-    #[error("no space is left for the database: {0}; free some, or shorten the retention of finished jobs")]
-    NoSpace(String),
+    #[error("no space is left for the database; free some, or shorten the retention of finished jobs")]
+    NoSpace(#[source] sqlx::Error),
     /// The job that something is to be added to does not exist.
     #[error("job with uid {0} not found; retention may have deleted it")]
     JobNotFound(String),
@@ -95,8 +95,8 @@ pub enum Error {
     #[error("a row of the database can't be read: {0}; restore the database from a backup")]
     Damaged(String),
     /// The database rejected a statement: a bug of this program, or a schema that was changed manually.
-    #[error("the database rejected a statement: {0}; report this, unless the schema was changed by hand")]
-    StatementRejected(String),
+    #[error("the database rejected a statement; report this, unless the schema was changed by hand")]
+    StatementRejected(#[source] sqlx::Error),
 }
 
 impl Error {
@@ -104,34 +104,27 @@ impl Error {
     pub const fn is_temporary(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Busy | Self::ConnectionLost(_) | Self::NoSpace(_))
     }
-}
 
-impl From<sqlx::Error> for Error {
-    fn from(error: sqlx::Error) -> Self {
+    /// Classifies an error of a connection or a statement.
+    pub(crate) fn from_sqlx(error: sqlx::Error) -> Self {
         use sqlx::Error as E;
-        let error = match &error {
+        match &error {
             E::PoolTimedOut => Self::Busy,
-            E::PoolClosed | E::WorkerCrashed | E::Io(_) | E::Tls(_) | E::Protocol(_) => {
-                Self::ConnectionLost(error.to_string())
-            }
+            E::PoolClosed | E::WorkerCrashed | E::Io(_) | E::Tls(_) | E::Protocol(_) => Self::ConnectionLost(error),
             E::ColumnDecode { .. } | E::Decode(_) | E::ColumnNotFound(_) | E::AnyDriverError(_) => {
                 Self::Damaged(error.to_string())
             }
             E::Database(answer) => match DatabaseErrorKind::of(answer.as_ref()) {
                 DatabaseErrorKind::Busy => Self::Busy,
-                DatabaseErrorKind::ConnectionLost | DatabaseErrorKind::Unwritable => {
-                    Self::ConnectionLost(answer.message().to_owned())
-                }
-                DatabaseErrorKind::NoSpace => Self::NoSpace(answer.message().to_owned()),
+                DatabaseErrorKind::ConnectionLost | DatabaseErrorKind::Unwritable => Self::ConnectionLost(error),
+                DatabaseErrorKind::NoSpace => Self::NoSpace(error),
                 DatabaseErrorKind::Damaged | DatabaseErrorKind::NotADatabase => {
                     Self::Damaged(answer.message().to_owned())
                 }
-                DatabaseErrorKind::Other => Self::StatementRejected(answer.message().to_owned()),
+                DatabaseErrorKind::Other => Self::StatementRejected(error),
             },
-            _ => Self::StatementRejected(error.to_string()),
-        };
-        crate::statistics::count(&error);
-        error
+            _ => Self::StatementRejected(error),
+        }
     }
 }
 

@@ -61,6 +61,7 @@ pub use statistics::{ConnectionCounts, failures};
 pub use tokens::TokenRecord;
 
 use sql::{span, sql};
+use statistics::count_failure;
 
 /// An open database. Clones share it.
 #[derive(Clone)]
@@ -115,12 +116,12 @@ impl Store {
 
     /// Begins a writing transaction. It changes nothing if it is dropped without a commit.
     async fn begin(&self) -> Result<Transaction<'static, Any>> {
-        Ok(self.inner.write.begin_with(self.inner.begin).instrument(span("BEGIN")).await?)
+        self.inner.write.begin_with(self.inner.begin).instrument(span("BEGIN")).await.map_err(count_failure)
     }
 
     /// Commits, and notifies listeners.
     async fn commit(&self, transaction: Transaction<'static, Any>, uid: &str, what: ChangedPart) -> Result<()> {
-        transaction.commit().instrument(span("COMMIT")).await?;
+        transaction.commit().instrument(span("COMMIT")).await.map_err(count_failure)?;
         self.notify(uid, what);
         Ok(())
     }

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use crate::changes::MAX_CHANGES_BEHIND;
 use crate::error::{DatabaseErrorKind, Error, Result};
 use crate::location::DatabaseUrl;
+use crate::statistics::count_failure;
 use crate::{Inner, Store, migrations};
 
 /// Time to wait for a connection, for the write of another process, and for a server to respond.
@@ -142,7 +143,7 @@ fn open_error(error: sqlx::Error, location: &DatabaseUrl) -> Error {
     match error.as_database_error().map(DatabaseErrorKind::of) {
         Some(DatabaseErrorKind::NotADatabase) => Error::NotADatabase { location: location.to_string() },
         Some(DatabaseErrorKind::Unwritable) => location.unwritable(&database_message(&error)),
-        _ => error.into(),
+        _ => count_failure(error),
     }
 }
 

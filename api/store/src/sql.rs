@@ -8,6 +8,7 @@ use sqlx::{Any, AssertSqlSafe, Executor, Row};
 use tracing::{Instrument, Span};
 
 use crate::error::{Error, Result};
+use crate::statistics::count_failure;
 
 /// A value for a placeholder. PostgreSQL requires a type for NULL, too.
 #[derive(Clone, Debug)]
@@ -80,13 +81,14 @@ impl Sql {
     /// Executes it and returns the number of affected rows.
     pub(crate) async fn execute<'e>(self, on: impl Executor<'e, Database = Any>) -> Result<u64> {
         let span = self.span();
-        Ok(self.query().execute(on).instrument(span).await?.rows_affected())
+        let done = self.query().execute(on).instrument(span).await;
+        Ok(done.map_err(count_failure)?.rows_affected())
     }
 
     /// Returns the first row.
     pub(crate) async fn first<'e>(self, on: impl Executor<'e, Database = Any>) -> Result<Option<AnyRow>> {
         let span = self.span();
-        Ok(self.query().fetch_optional(on).instrument(span).await?)
+        self.query().fetch_optional(on).instrument(span).await.map_err(count_failure)
     }
 
     /// Returns all rows, each converted by `read`.
@@ -96,7 +98,8 @@ impl Sql {
         read: impl Fn(&AnyRow) -> Result<T>,
     ) -> Result<Vec<T>> {
         let span = self.span();
-        self.query().fetch_all(on).instrument(span).await?.iter().map(read).collect()
+        let rows = self.query().fetch_all(on).instrument(span).await.map_err(count_failure)?;
+        rows.iter().map(read).collect()
     }
 }
 
@@ -147,19 +150,19 @@ pub(crate) trait RowColumns {
 
 impl RowColumns for AnyRow {
     fn text(&self, column: &'static str) -> Result<String> {
-        Ok(self.try_get(column)?)
+        self.try_get(column).map_err(count_failure)
     }
 
     fn maybe_text(&self, column: &'static str) -> Result<Option<String>> {
-        Ok(self.try_get(column)?)
+        self.try_get(column).map_err(count_failure)
     }
 
     fn time(&self, column: &'static str) -> Result<i64> {
-        Ok(self.try_get(column)?)
+        self.try_get(column).map_err(count_failure)
     }
 
     fn maybe_time(&self, column: &'static str) -> Result<Option<i64>> {
-        Ok(self.try_get(column)?)
+        self.try_get(column).map_err(count_failure)
     }
 
     fn number(&self, column: &'static str) -> Result<u64> {

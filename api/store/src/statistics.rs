@@ -26,9 +26,10 @@ pub fn failures() -> [(&'static str, u64); FAILURE_KINDS.len()] {
     std::array::from_fn(|at| (FAILURE_KINDS[at], FAILURE_COUNTS[at].load(Ordering::Relaxed)))
 }
 
-/// Counts a failure.
-pub(crate) fn count(error: &Error) {
-    let kind = match error {
+/// Counts a failed call, and classifies its error.
+pub(crate) fn count_failure(error: sqlx::Error) -> Error {
+    let error = Error::from_sqlx(error);
+    let kind = match &error {
         Error::Busy => 0,
         Error::ConnectionLost(_) => 1,
         Error::NoSpace(_) => 2,
@@ -36,6 +37,7 @@ pub(crate) fn count(error: &Error) {
         _ => 4,
     };
     FAILURE_COUNTS[kind].fetch_add(1, Ordering::Relaxed);
+    error
 }
 
 impl Store {

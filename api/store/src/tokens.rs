@@ -5,6 +5,7 @@ use sqlx::any::AnyRow;
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::sql::{RowColumns, Sql, sql};
+use crate::statistics::count_failure;
 
 /// Minimum interval between two updates of a token's last use, in ms, so that not every request is a write.
 const MIN_TOUCH_INTERVAL_MS: i64 = 60_000;
@@ -75,7 +76,7 @@ impl Store {
         .bind(token.last_used_ms)
         .execute(&mut *transaction)
         .await?;
-        transaction.commit().await?;
+        transaction.commit().await.map_err(count_failure)?;
         Ok(added == 1)
     }
 
@@ -104,7 +105,7 @@ impl Store {
         let mut transaction = self.begin().await?;
         let revoked = sql("UPDATE tokens SET revoked_ms = $1 WHERE id = $2 AND revoked_ms IS NULL");
         let revoked = revoked.bind(at_ms).bind(id).execute(&mut *transaction).await?;
-        transaction.commit().await?;
+        transaction.commit().await.map_err(count_failure)?;
         Ok(revoked == 1)
     }
 
@@ -120,7 +121,7 @@ impl Store {
         }
         let mut transaction = self.begin().await?;
         let forgotten = over.execute(&mut *transaction).await?;
-        transaction.commit().await?;
+        transaction.commit().await.map_err(count_failure)?;
         Ok(forgotten)
     }
 
@@ -138,7 +139,7 @@ impl Store {
             .bind(&token.id)
             .execute(&mut *transaction)
             .await?;
-        transaction.commit().await?;
+        transaction.commit().await.map_err(count_failure)?;
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::sql::{RowColumns, sql};
+use crate::statistics::count_failure;
 use crate::{ChangedPart, MetricMode, Store};
 
 /// Maximum number of rows that one statement deletes, so that other writers get their turn.
@@ -61,7 +62,7 @@ impl Store {
         }
         let mut transaction = self.begin().await?;
         sql("UPDATE numbers SET bytes = 0 WHERE uid = $1").bind(uid).execute(&mut *transaction).await?;
-        transaction.commit().await?;
+        transaction.commit().await.map_err(count_failure)?;
         Ok(())
     }
 
@@ -74,7 +75,7 @@ impl Store {
         .bind(DELETE_BATCH_ROWS)
         .execute(&mut *transaction)
         .await?;
-        transaction.commit().await?;
+        transaction.commit().await.map_err(count_failure)?;
         Ok(deleted > 0)
     }
 
@@ -88,7 +89,7 @@ impl Store {
         .bind(DELETE_BATCH_ROWS)
         .execute(&mut *transaction)
         .await?;
-        transaction.commit().await?;
+        transaction.commit().await.map_err(count_failure)?;
         Ok(deleted > 0)
     }
 }

@@ -4,6 +4,7 @@ use super::JobRecord;
 use crate::Store;
 use crate::error::Result;
 use crate::sql::sql;
+use crate::statistics::count_failure;
 
 /// A namespace as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +35,7 @@ impl Store {
         let mut transaction = self.begin().await?;
         let put = sql("UPDATE jobs SET namespace_uid = $1 WHERE uid = $2 AND namespace_uid IS NULL");
         put.bind(namespace_uid).bind(job).execute(&mut *transaction).await?;
-        transaction.commit().await?;
+        transaction.commit().await.map_err(count_failure)?;
         Ok(())
     }
 }

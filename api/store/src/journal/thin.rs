@@ -10,6 +10,7 @@ use crate::Store;
 use crate::error::Result;
 use crate::jobs::DELETE_BATCH_ROWS;
 use crate::sql::{RowColumns, Sql, sql};
+use crate::statistics::count_failure;
 
 /// Number of the newest steps of a curve that are not thinned.
 pub const UNTHINNED_STEPS: i64 = 8192;
@@ -118,7 +119,7 @@ impl Store {
             let thinned = thinned.bind(uid).bind(mode.as_str()).bind(from).bind(to).bind(stride);
             let mut transaction = self.begin().await?;
             thinned.execute(&mut *transaction).await?;
-            transaction.commit().await?;
+            transaction.commit().await.map_err(count_failure)?;
             from = to;
         }
         Ok(())
@@ -138,7 +139,7 @@ impl Store {
                                AND p.number = entries.number)");
             let mut transaction = self.begin().await?;
             deleted += orphans.bind(uid).bind(mode.as_str()).bind(from).bind(to).execute(&mut *transaction).await?;
-            transaction.commit().await?;
+            transaction.commit().await.map_err(count_failure)?;
             from = to;
         }
         Ok(deleted)
@@ -155,7 +156,7 @@ impl Store {
             .bind(middle.time("number")?)
             .execute(&mut *transaction)
             .await?;
-        transaction.commit().await?;
+        transaction.commit().await.map_err(count_failure)?;
         self.measure_journal(uid).await?;
         Ok(deleted)
     }
@@ -168,6 +169,6 @@ impl Store {
         .bind(uid)
         .execute(&mut *transaction)
         .await?;
-        transaction.commit().await.map_err(Into::into)
+        transaction.commit().await.map_err(count_failure)
     }
 }
