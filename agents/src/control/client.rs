@@ -20,6 +20,7 @@ use millrace_telemetry::metric_definitions::{ByteDirection as Way, RoleMetrics};
 use millrace_telemetry::stall::StallReason;
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
@@ -59,7 +60,8 @@ pub struct AgentInfo {
 const MAX_QUEUED_MESSAGES: usize = 8192;
 
 /// Sends messages to the coordinator. Clones share the stream, and switch together to the stream of the next
-/// coordinator. Messages to a broken stream are dropped; [`ControlSession::next`] reports the break.
+/// coordinator. Messages to a broken stream are dropped; [`ControlSession::next`] reports the break. A message is also
+/// dropped if [`MAX_QUEUED_MESSAGES`] wait.
 #[derive(Clone, Debug)]
 pub struct MessageSender(Arc<Mutex<mpsc::Sender<proto::FromAgent>>>);
 
@@ -82,7 +84,12 @@ impl MessageSender {
         if matches!(message, from_agent::Message::Log(_)) && sender.capacity() <= MAX_QUEUED_MESSAGES / 2 {
             return;
         }
-        let _ = sender.try_send(proto::FromAgent { message: Some(message) });
+        let sent = sender.try_send(proto::FromAgent { message: Some(message) });
+        // The logger forwards to this sender.
+        drop(sender);
+        if let Err(TrySendError::Full(_)) = sent {
+            tracing::error!("the queue of messages to the coordinator is full: a message was dropped");
+        }
     }
 
     /// Sends a report.
@@ -391,4 +398,59 @@ fn compile_job_document(welcome: &proto::Welcome) -> Result<CompiledJob, AgentEr
         ));
     }
     Ok(job)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use millrace_telemetry::logs::{AgentName, Level};
+    use tracing::span;
+
+    use super::*;
+
+    /// Forwards log records to a sender, as the logger of an agent does.
+    struct ForwardingSubscriber {
+        sender: MessageSender,
+        records: Arc<AtomicUsize>,
+    }
+
+    impl tracing::Subscriber for ForwardingSubscriber {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.records.fetch_add(1, Ordering::Relaxed);
+            let agent = AgentName::new("cs2", 0).unwrap();
+            self.sender.send_log(&LogRecord::new(Level::Error, agent, "text".to_owned()));
+        }
+
+        fn enter(&self, _: &span::Id) {}
+
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    #[test]
+    fn message_dropped_by_a_full_queue_is_logged() {
+        let (sender, receiver) = MessageSender::new();
+        let records = Arc::new(AtomicUsize::new(0));
+        let subscriber = ForwardingSubscriber { sender: sender.clone(), records: records.clone() };
+        tracing::subscriber::with_default(subscriber, || {
+            for _ in 0..MAX_QUEUED_MESSAGES {
+                sender.send_leave_request();
+            }
+            assert_eq!(records.load(Ordering::Relaxed), 0);
+            sender.send_leave_request();
+        });
+        assert_eq!((records.load(Ordering::Relaxed), receiver.len()), (1, MAX_QUEUED_MESSAGES));
+    }
 }
