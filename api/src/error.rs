@@ -212,7 +212,7 @@ impl From<millrace_store::Error> for ApiError {
             error if error.is_temporary() => {
                 Self::new(ErrorReason::Unavailable, "the database is not responding: try again in a moment")
             }
-            other => Self::internal("use the database", &other),
+            other => Self::internal("use the database", &format_args!("{:#}", anyhow::Error::from(other))),
         }
     }
 }

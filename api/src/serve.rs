@@ -32,7 +32,9 @@ use crate::metrics::ServerMetrics;
 use crate::process::{
     ProcessBackend, ProcessSettings, ServerDirectories, ServerVolume, VOLUME_SYNTAX, all_volumes, parse_volume,
 };
-use crate::rest::{AppState, AuthMode, RequestLimiter, TrustedProxies, forget_sessions, metrics_router, router};
+use crate::rest::{
+    AppState, AuthMode, RequestLimiter, TrustedProxies, delete_expired_sessions, metrics_router, router,
+};
 use crate::self_signed::SelfIssuedCertificate;
 use crate::tls::{self, CertificateFiles};
 
@@ -321,23 +323,34 @@ async fn limit_history(store: &Store, bytes: u64) -> Result<(), ApiError> {
 /// Periodically deletes jobs and tokens that ended more than `days` days ago and expired sessions, and bounds the rest.
 async fn run_retention(backend: Arc<dyn Backend>, store: Store, RetentionLimits { days, bytes }: RetentionLimits) {
     loop {
-        // The error is logged already.
-        let _ = limit_history(&store, bytes).await;
-        let before = Timestamp::now().as_millisecond() - i64::from(days) * 86_400_000;
-        let mut forgotten = 0;
-        // The error is logged already.
-        while let Ok(some @ 1..) = backend.delete_history_before(before).await {
-            forgotten += some;
+        if let Err(error) = limit_history(&store, bytes).await {
+            tracing::warn!("can't limit the history: {error}");
         }
-        if forgotten > 0 {
-            tracing::info!("deleted {forgotten} job(s) that finished more than {days} day(s) ago");
+        let before = Timestamp::now().as_millisecond() - i64::from(days) * 86_400_000;
+        let mut deleted = 0;
+        loop {
+            match backend.delete_history_before(before).await {
+                Ok(0) => break,
+                Ok(jobs) => deleted += jobs,
+                Err(error) => {
+                    tracing::warn!("can't delete old history: {error}");
+                    break;
+                }
+            }
+        }
+        if deleted > 0 {
+            tracing::info!("deleted {deleted} job(s) that finished more than {days} day(s) ago");
         }
         let tokens = async {
-            forget_sessions(&store).await?;
+            delete_expired_sessions(&store).await?;
             Result::<_, ApiError>::Ok(store.delete_expired_tokens(None, before).await?)
         };
-        if let Ok(forgotten @ 1..) = tokens.await {
-            tracing::info!("deleted {forgotten} token(s) that expired or were revoked more than {days} day(s) ago");
+        match tokens.await {
+            Ok(0) => {}
+            Ok(deleted) => {
+                tracing::info!("deleted {deleted} token(s) that expired or were revoked more than {days} day(s) ago");
+            }
+            Err(error) => tracing::warn!("can't delete expired sessions and tokens: {error}"),
         }
         tokio::time::sleep(RETENTION_INTERVAL).await;
     }

@@ -170,8 +170,11 @@ impl<T: JobSource> JobMirror<T> {
                 Event::InitApply(job) => drop(listed.insert(job.uid().unwrap_or_default())),
                 _ => {}
             }
-            while self.put_event(&event, &listed).await.is_err() {
-                // The error is logged already.
+            let mut is_logged = false;
+            while let Err(error) = self.put_event(&event, &listed).await {
+                if !std::mem::replace(&mut is_logged, true) {
+                    tracing::warn!("can't write observed jobs to the database, retrying: {error}");
+                }
                 tokio::time::sleep(DATABASE_RETRY_INTERVAL).await;
             }
             then(&event, &listed);

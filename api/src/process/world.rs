@@ -276,8 +276,9 @@ impl World for ProcessWorld {
 
     async fn publish_job_event(&self, job: &TrainJob, event: &JobEvent) {
         let uid = job.uid().unwrap_or_default();
-        // The error is logged already.
-        let _ = self.objects.add_event(&uid, event.warning, &event.reason, &event.message).await;
+        if let Err(error) = self.objects.add_event(&uid, event.warning, &event.reason, &event.message).await {
+            tracing::warn!(job = %job.name_any(), "can't publish the event {}: {error}", event.reason);
+        }
     }
 
     async fn publish_appliance_event(&self, appliance: &Appliance, event: &JobEvent) {

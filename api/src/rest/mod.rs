@@ -46,7 +46,7 @@ use tower_http::timeout::TimeoutLayer;
 pub use auth::{AuthMode, TokenRole};
 pub use proxies::TrustedProxies;
 pub use rate_limit::RequestLimiter;
-pub use session::delete_expired as forget_sessions;
+pub use session::delete_expired as delete_expired_sessions;
 pub use submit::Submission;
 pub use tokens::TokenRequest;
 
