@@ -3,12 +3,10 @@
 //! At every instant, also after a crash or a power cut, the target has either its previous or its complete new content.
 //! A failed write leaves the target unchanged and removes the temporary file.
 
-use std::{
-    fs::File,
-    io::{self, BufWriter, Write},
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 

@@ -19,12 +19,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use crate::{
-    memory::ProcessMemory,
-    process,
-    prometheus::{Counter, Gauge, MetricFamily, Registry},
-    stall::{StallClock, StallReason},
-};
+use crate::memory::ProcessMemory;
+use crate::process;
+use crate::prometheus::{Counter, Gauge, MetricFamily, Registry};
+use crate::stall::{StallClock, StallReason};
 
 /// Direction of bytes, relative to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,8 +66,7 @@ impl RoleMetrics {
         registry
             .family::<Gauge, 3>(
                 "millrace_agent_info",
-                "Role and number of this agent, as labels; always \
-                1.",
+                "Role and number of this agent, as labels; always 1.",
                 ["role", "index", "version"],
             )
             .with([role, &index.to_string(), version])
@@ -178,11 +175,8 @@ pub fn register_process(registry: &Registry) {
     gauge("process_max_fds", "File descriptors that may be open.", || {
         process::max_open_files().map_or(f64::NAN, |files| files as f64)
     });
-    let start: Gauge = registry.metric(
-        "process_start_time_seconds",
-        "Start time of this process, in seconds since \
-        1970.",
-    );
+    let start: Gauge =
+        registry.metric("process_start_time_seconds", "Start time of this process, in seconds since 1970.");
     start.set(started);
 }
 

@@ -12,16 +12,16 @@
 //!   value that is not finite is written as `null` (JSON has no representation of it) and read as NaN.
 //! * Unknown keys are ignored on reading, because later versions may add some.
 
-use std::{collections::BTreeMap, io::Write, path::Path};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::{
-    atomic_file,
-    backlog::Backlog,
-    error::{Error, Result},
-    jsonl::{LineReader, ReadLine},
-};
+use crate::atomic_file;
+use crate::backlog::Backlog;
+use crate::error::{Error, Result};
+use crate::jsonl::{LineReader, ReadLine};
 
 /// Name of the file in model_dir.
 pub const METRICS_FILE: &str = "metrics.jsonl";

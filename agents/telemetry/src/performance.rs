@@ -2,16 +2,16 @@
 //!
 //! Users of the model zoo know the first six keys; the others are specific to Millrace.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    atomic_file,
-    error::{Error, Result},
-    progress::{Rates, per_second},
-    stall::StallTotals,
-};
+use crate::atomic_file;
+use crate::error::{Error, Result};
+use crate::progress::{Rates, per_second};
+use crate::stall::StallTotals;
 
 /// Name of the file in model_dir.
 pub const PERFORMANCE_FILE: &str = "performance.json";

@@ -8,10 +8,8 @@
 //! `Rate` is the rate over the last log interval, exponentially smoothed; `GlobalRate` is the rate since the start.
 //! Times are arguments: nothing here reads a clock.
 
-use std::{
-    fmt,
-    time::{Duration, Instant},
-};
+use std::fmt;
+use std::time::{Duration, Instant};
 
 /// Weight of the previous smoothed rate in the next one.
 const SMOOTHING: f64 = 0.4;

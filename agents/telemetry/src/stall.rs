@@ -5,14 +5,13 @@
 //!   thread that would otherwise compute.
 //! * A wait in progress counts up to the present, so that a role that hangs is visible.
 
-use std::{
-    fmt,
-    ops::{AddAssign, Index, IndexMut, Sub},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
-};
+use std::fmt;
+use std::ops::{AddAssign, Index, IndexMut, Sub};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeMap};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Reasons for which a role waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::AttemptOutcome;
-use crate::{logs::LogRecord, metrics_log::MetricPoint};
+use crate::logs::LogRecord;
+use crate::metrics_log::MetricPoint;
 
 /// A numbered entry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

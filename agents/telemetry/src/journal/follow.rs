@@ -1,6 +1,8 @@
 //! Follows the journal within the process that writes it: newest entries from memory, older ones from the files.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
 
 use super::{JournalEntry, JournalReader, JournalWriter};
 use crate::error::Result;

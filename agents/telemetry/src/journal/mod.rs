@@ -31,15 +31,11 @@ mod outcome;
 mod reader;
 mod waiting;
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 pub use entry::{Dropped, JournalEntry, JournalEvent, ResumePoint, RunPhase, RunState};
 pub use follow::JournalFollower;
@@ -48,13 +44,11 @@ pub use millrace_outcome::OutcomeReason;
 pub use outcome::{AttemptOutcome, MAX_TERMINATION_REPORT_BYTES};
 pub use reader::JournalReader;
 
-use crate::{
-    atomic_file::sync_directory,
-    error::{Error, Result},
-    jsonl::{self, Appender},
-    metrics_log::to_line,
-    time::unix_ms,
-};
+use crate::atomic_file::sync_directory;
+use crate::error::{Error, Result};
+use crate::jsonl::{self, Appender};
+use crate::metrics_log::to_line;
+use crate::time::unix_ms;
 use follow::JournalTail;
 use waiting::Waiting;
 

@@ -3,10 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::{JOURNAL_DIR, JournalEntry, header};
-use crate::{
-    error::{Error, Result},
-    jsonl::{LineReader, ReadLine},
-};
+use crate::error::{Error, Result};
+use crate::jsonl::{LineReader, ReadLine};
 
 /// Reads entries in order, over all attempts. At the end it can be called again for entries written later.
 ///

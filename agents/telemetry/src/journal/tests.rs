@@ -1,4 +1,7 @@
-use std::{fs, io::Write, sync::mpsc, time::Duration};
+use std::fs;
+use std::io::Write;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use super::*;
 use crate::metrics_log::TrainMetrics;

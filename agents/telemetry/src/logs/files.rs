@@ -1,15 +1,11 @@
 //! Log files of all agents of an attempt, written by the coordinator: `model_dir/logs/attempt-<n>/<role>-<index>.log`.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use super::{AgentName, LogRecord};
-use crate::{
-    error::{Error, Result},
-    jsonl::{self, Appender},
-};
+use crate::error::{Error, Result};
+use crate::jsonl::{self, Appender};
 
 /// Maximum number of open files. With more agents all are closed when another one is needed.
 const MAX_OPEN_FILES: usize = 256;

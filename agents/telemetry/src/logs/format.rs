@@ -1,6 +1,7 @@
 //! The format of log lines: text for users, or JSON for programs.
 
-use std::{fmt, str::FromStr};
+use std::fmt;
+use std::str::FromStr;
 
 /// Value of `--log-format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,24 +1,18 @@
 //! The logger of a process: prints records to a console and forwards them to the coordinator once it is known.
 
-use std::{
-    cell::Cell,
-    collections::{BTreeMap, VecDeque},
-    fmt,
-    io::Write,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::io::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tracing::{
-    Event, Metadata, Subscriber,
-    field::{Field, Visit},
-    level_filters::LevelFilter,
-};
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Metadata, Subscriber};
 use tracing_log::NormalizeEvent;
-use tracing_subscriber::{
-    filter::filter_fn,
-    layer::{Context, Layer},
-    registry::LookupSpan,
-};
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::{Context, Layer};
+use tracing_subscriber::registry::LookupSpan;
 
 use super::{AgentName, Level, LogFormat, LogRecord};
 

@@ -15,7 +15,9 @@ mod format;
 mod logger;
 mod server;
 
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize, de};
 use tracing::level_filters::LevelFilter;
@@ -25,10 +27,8 @@ pub use format::{LogFormat, UnknownFormat};
 pub use logger::{Logger, print_to_stderr};
 pub use server::server_layer;
 
-use crate::{
-    error::{Error, Result},
-    time::{rfc3339, unix_ms},
-};
+use crate::error::{Error, Result};
+use crate::time::{rfc3339, unix_ms};
 
 /// Maximum bytes of a message, longer ones are truncated: a record must fit well into one message on the wire.
 const MAX_MESSAGE_BYTES: usize = 16 << 10;

@@ -11,17 +11,13 @@
 mod event;
 mod record;
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+use std::{fs, io};
 
-use crate::{
-    backlog::Backlog,
-    error::{Error, Result},
-    jsonl::Appender,
-};
+use crate::backlog::Backlog;
+use crate::error::{Error, Result};
+use crate::jsonl::Appender;
 use event::EventProto;
 
 /// Names of the curves.
