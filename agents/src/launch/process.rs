@@ -128,7 +128,7 @@ impl ChildProcess {
                 // An error means that the launcher has dropped the sender: nothing else waits for this process.
                 order = orders.changed() => match order.map_or(DesiredState::Kill, |()| *orders.borrow_and_update()) {
                     DesiredState::Run => {}
-                    DesiredState::Terminate => self.ask_to_leave(),
+                    DesiredState::Terminate => self.terminate(),
                     DesiredState::Kill => {
                         // The process may have ended by itself just now.
                         let _ = self.child.start_kill();
@@ -144,7 +144,7 @@ impl ChildProcess {
         (self.agent, status.map_or(ProcessExit::Code(1), process_exit))
     }
 
-    fn ask_to_leave(&self) {
+    fn terminate(&self) {
         // The process was not waited for, so its id is still its own. If it ended just now, the signal has no effect.
         if let Some(pid) = self.child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)) {
             let _ = kill_process(pid, Signal::TERM);

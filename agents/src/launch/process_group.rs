@@ -24,11 +24,11 @@ type ChangeCallback = Arc<dyn Fn() + Send + Sync>;
 
 /// The processes of one attempt. Dropping it kills every process.
 pub struct ProcessGroup {
-    hands: Vec<Arc<RunningProcess>>,
+    processes: Vec<Arc<RunningProcess>>,
     journal: Option<JournalEndpoint>,
     /// Kept open: a process ends when its standard input closes.
     _stdins: Vec<ChildStdin>,
-    orders: watch::Sender<DesiredState>,
+    desired_state: watch::Sender<DesiredState>,
     /// Number of running processes.
     alive: watch::Sender<usize>,
 }
@@ -49,17 +49,23 @@ pub struct ProcessStatus {
 struct RunningProcess {
     agent: AgentId,
     last_lines: LastLines,
-    state: Mutex<(bool, Option<(ProcessExit, SystemTime)>)>,
+    state: Mutex<ProcessState>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct ProcessState {
+    ready: bool,
+    ended: Option<(ProcessExit, SystemTime)>,
 }
 
 impl RunningProcess {
-    fn change(&self, change: impl FnOnce(&mut (bool, Option<(ProcessExit, SystemTime)>)), changed: &ChangeCallback) {
+    fn change(&self, change: impl FnOnce(&mut ProcessState), changed: &ChangeCallback) {
         change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
         changed();
     }
 
     fn status(&self) -> ProcessStatus {
-        let (ready, ended) = *self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let ProcessState { ready, ended } = *self.state.lock().unwrap_or_else(PoisonError::into_inner);
         ProcessStatus { agent: self.agent, ready, ended, last_lines: self.last_lines.get() }
     }
 }
@@ -70,62 +76,66 @@ impl ProcessGroup {
     /// or has ended.
     ///
     /// # Errors
-    /// A process can't be started. The processes started before are killed.
+    /// A process can't be started. The processes started before are killed. They are also killed if this future is
+    /// dropped.
     pub async fn start(run: &LocalRun, changed: ChangeCallback) -> Result<Self, LaunchError> {
-        let members = role_commands(run)?;
-        let (coordinator, others) = members.split_first().ok_or(LaunchError::Ports { base: 0 })?;
+        let commands = role_commands(run)?;
+        let (coordinator, others) = commands.split_first().ok_or(LaunchError::Ports { base: 0 })?;
         let document = document(&run.launch)?;
         let issuer = Issuer::new(run)?;
-        let (orders, alive) = (watch::Sender::new(DesiredState::Run), watch::Sender::new(0));
-        let mut crew = Self { hands: Vec::new(), journal: None, _stdins: Vec::new(), orders, alive };
-        let (hand, Pipes { mut stdin, stdout }) = crew.start_process(coordinator, None, &changed)?;
+        let (desired_state, alive) = (watch::Sender::new(DesiredState::Run), watch::Sender::new(0));
+        let mut group = Self { processes: Vec::new(), journal: None, _stdins: Vec::new(), desired_state, alive };
+        let (process, Pipes { mut stdin, stdout }) = group.start_process(coordinator, None, &changed)?;
         let lines = format!("{}{document}\n", issuer.identity_line(coordinator.agent())?);
         // If the coordinator has ended already, its exit is reported by its status.
         let _ = stdin.write_all(lines.as_bytes()).await;
-        crew._stdins.push(stdin);
-        let Some(stdout) = stdout else { return Ok(crew) };
+        group._stdins.push(stdin);
+        let Some(stdout) = stdout else { return Ok(group) };
         let mut lines = BufReader::new(stdout);
-        let Some(ListenAddresses { control, journal, .. }) = first_line(&mut lines).await? else { return Ok(crew) };
-        crew.journal = Some(issuer.journal(&journal)?);
-        hand.change(|state| state.0 = true, &changed);
+        let Some(ListenAddresses { control, journal, .. }) = first_line(&mut lines).await? else { return Ok(group) };
+        group.journal = Some(issuer.journal(&journal)?);
+        process.change(|state| state.ready = true, &changed);
         // The output for the user is also in the logs, so it is discarded.
         tokio::spawn(async move { while let Ok(Some(_)) = next_line(&mut lines).await {} });
-        for member in others {
-            let (hand, Pipes { mut stdin, stdout }) = crew.start_process(member, Some(&control), &changed)?;
-            let _ = stdin.write_all(issuer.identity_line(member.agent())?.as_bytes()).await;
-            crew._stdins.push(stdin);
+        for command in others {
+            let (process, Pipes { mut stdin, stdout }) = group.start_process(command, Some(&control), &changed)?;
+            let _ = stdin.write_all(issuer.identity_line(command.agent())?.as_bytes()).await;
+            group._stdins.push(stdin);
             if let Some(stdout) = stdout {
-                tokio::spawn(read_readiness(hand, stdout, changed.clone()));
+                tokio::spawn(read_readiness(process, stdout, changed.clone()));
             }
         }
-        Ok(crew)
+        Ok(group)
     }
 
     /// Starts a process, and watches for its end.
     fn start_process(
         &mut self,
-        member: &RoleCommand,
+        command: &RoleCommand,
         coordinator: Option<&str>,
         changed: &ChangeCallback,
     ) -> Result<(Arc<RunningProcess>, Pipes), LaunchError> {
         let program = this_program().map_err(LaunchError::system("find this program's file"))?;
-        let started = ChildProcess::start(&program, member, coordinator, OutputMode::Pipes);
-        let (process, pipes) = started.map_err(LaunchError::system(format!("start {}", member.agent())))?;
-        let hand = Arc::new(RunningProcess {
-            agent: process.agent,
-            last_lines: process.last_lines.clone(),
+        let started = ChildProcess::start(&program, command, coordinator, OutputMode::Pipes);
+        let (child, pipes) = started.map_err(LaunchError::system(format!("start {}", command.agent())))?;
+        let process = Arc::new(RunningProcess {
+            agent: child.agent,
+            last_lines: child.last_lines.clone(),
             state: Mutex::default(),
         });
-        self.hands.push(hand.clone());
-        let (orders, changed, known) = (self.orders.subscribe(), changed.clone(), hand.clone());
+        self.processes.push(process.clone());
+        let (desired_state, changed, observed) = (self.desired_state.subscribe(), changed.clone(), process.clone());
         let alive = self.alive.clone();
         alive.send_modify(|alive| *alive += 1);
         tokio::spawn(async move {
-            let (_, ending) = process.end(orders).await;
-            known.change(|state| *state = (false, Some((ending, SystemTime::now()))), &changed);
+            let (_, ending) = child.end(desired_state).await;
+            observed.change(
+                |state| *state = ProcessState { ready: false, ended: Some((ending, SystemTime::now())) },
+                &changed,
+            );
             alive.send_modify(|alive| *alive -= 1);
         });
-        Ok((hand, pipes))
+        Ok((process, pipes))
     }
 
     /// Returns the connection to the coordinator's journal; `None` if the coordinator ended before it listened.
@@ -135,12 +145,12 @@ impl ProcessGroup {
 
     /// Returns the status of each process, in the order in which they were started.
     pub fn statuses(&self) -> Vec<ProcessStatus> {
-        self.hands.iter().map(|hand| hand.status()).collect()
+        self.processes.iter().map(|process| process.status()).collect()
     }
 
     /// Returns whether every process has ended.
     pub fn has_ended(&self) -> bool {
-        self.hands.iter().all(|hand| hand.status().ended.is_some())
+        self.processes.iter().all(|process| process.status().ended.is_some())
     }
 
     /// Waits until every process has ended.
@@ -149,28 +159,29 @@ impl ProcessGroup {
         let _ = self.alive.subscribe().wait_for(|alive| *alive == 0).await;
     }
 
-    /// Asks every running process to end in order: the coordinator saves the last committed step first.
+    /// Requests every running process to end and returns at once; see [`ProcessGroup::wait`]. The coordinator saves the
+    /// last committed step first.
     pub fn terminate(&self) {
-        self.orders.send_if_modified(|order| {
-            let lives = *order == DesiredState::Run;
-            if lives {
-                *order = DesiredState::Terminate;
+        self.desired_state.send_if_modified(|state| {
+            let is_running = *state == DesiredState::Run;
+            if is_running {
+                *state = DesiredState::Terminate;
             }
-            lives
+            is_running
         });
     }
 
     /// Kills every running process.
     pub fn kill(&self) {
-        self.orders.send_replace(DesiredState::Kill);
+        self.desired_state.send_replace(DesiredState::Kill);
     }
 }
 
-async fn read_readiness(hand: Arc<RunningProcess>, stdout: ChildStdout, changed: ChangeCallback) {
+async fn read_readiness(process: Arc<RunningProcess>, stdout: ChildStdout, changed: ChangeCallback) {
     let mut lines = BufReader::new(stdout);
     while let Ok(Some(line)) = next_line(&mut lines).await {
         if let Some(ready) = parse_ready(&line) {
-            hand.change(|state| state.0 = ready, &changed);
+            process.change(|state| state.ready = ready, &changed);
         }
     }
 }

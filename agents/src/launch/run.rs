@@ -20,7 +20,7 @@ use tokio::time::{Sleep, sleep};
 use super::issuer::Issuer;
 use super::process::{ChildProcess, DesiredState, LastLines, OutputMode, Pipes, this_program};
 use super::role_commands::role_commands;
-use super::supervise::{ProcessExit, Supervisor, SupervisorCommand, SupervisorEvent, Verdict};
+use super::supervise::{ProcessExit, RunExit, Supervisor, SupervisorCommand, SupervisorEvent};
 use super::{Exit, LaunchDocument, ListenAddresses};
 
 /// How long the coordinator has to print its addresses.
@@ -130,9 +130,9 @@ pub async fn supervise(run: &LocalRun, mut interrupts: mpsc::UnboundedReceiver<(
         Some(()) = interrupts.recv() => return Ok(Exit::Interrupted),
     };
     let journal = listening.map(|listening| issuer.journal(&listening.journal)).transpose()?;
-    let verdict = fleet.supervise_to_end(journal, &mut interrupts).await;
-    fleet.print_verdict(verdict, &run.launch.model_dir);
-    Ok(verdict.exit)
+    let run_exit = fleet.supervise_to_end(journal, &mut interrupts).await;
+    fleet.print_failed_process(run_exit, &run.launch.model_dir);
+    Ok(run_exit.exit)
 }
 
 /// The processes of a run. Dropping it kills them.
@@ -197,7 +197,7 @@ impl ChildProcesses {
         &mut self,
         journal: Option<JournalEndpoint>,
         interrupts: &mut mpsc::UnboundedReceiver<()>,
-    ) -> Verdict {
+    ) -> RunExit {
         let mut supervisor = Supervisor::new(self.running.len());
         let (stop_failed, mut stop_failures) = mpsc::unbounded_channel();
         let mut deadline = None;
@@ -213,7 +213,7 @@ impl ChildProcesses {
                 Some(()) = stop_failures.recv() => SupervisorEvent::StopFailed,
                 () = wait_deadline(&mut deadline) => SupervisorEvent::Deadline,
             };
-            for command in supervisor.on(event) {
+            for command in supervisor.handle_event(event) {
                 match command {
                     SupervisorCommand::Stop(reason) => ask_to_stop(journal.clone(), reason, stop_failed.clone()),
                     SupervisorCommand::Within(time) => deadline = Some(Box::pin(sleep(time))),
@@ -226,12 +226,12 @@ impl ChildProcesses {
             // The copying ends with the coordinator's pipe.
             let _ = copying.await;
         }
-        supervisor.verdict()
+        supervisor.run_exit()
     }
 
     /// Prints the process whose end ended the run, with its last lines.
-    fn print_verdict(&self, verdict: Verdict, model_dir: &Path) {
-        let Some((agent, ending)) = verdict.culprit else { return };
+    fn print_failed_process(&self, run_exit: RunExit, model_dir: &Path) {
+        let Some((agent, ending)) = run_exit.failed_process else { return };
         let mut text = format!("error: {agent} {ending}, which ended the run\n");
         let last = self.last_lines.get(&agent).map(LastLines::get).unwrap_or_default();
         if !last.is_empty() {

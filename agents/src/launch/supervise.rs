@@ -88,21 +88,21 @@ pub enum SupervisorCommand {
 
 /// How the run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct RunExit {
     /// The exit of the run.
     pub exit: Exit,
     /// The process whose end ended the run, if the coordinator has not reported it.
-    pub culprit: Option<(AgentId, ProcessExit)>,
+    pub failed_process: Option<(AgentId, ProcessExit)>,
 }
 
 /// Supervises the processes of a run: maps events to commands, and at the end says how the run ended.
 #[derive(Debug)]
 pub struct Supervisor {
-    left: usize,
+    running: usize,
     coordinator: Option<ProcessExit>,
-    culprit: Option<(AgentId, ProcessExit)>,
+    failed_process: Option<(AgentId, ProcessExit)>,
     /// The first agent that ended without a failure of its own while the coordinator was running. It becomes the
-    /// culprit if no other process does.
+    /// failed process if no other one does.
     leaving_agent: Option<(AgentId, ProcessExit)>,
     interrupted: bool,
     asked_to_stop: bool,
@@ -115,9 +115,9 @@ impl Supervisor {
     /// Creates a supervisor of `processes` running processes.
     pub const fn new(processes: usize) -> Self {
         Self {
-            left: processes,
+            running: processes,
             coordinator: None,
-            culprit: None,
+            failed_process: None,
             leaving_agent: None,
             interrupted: false,
             asked_to_stop: false,
@@ -128,11 +128,11 @@ impl Supervisor {
 
     /// Returns whether every process has ended.
     pub const fn is_over(&self) -> bool {
-        self.left == 0
+        self.running == 0
     }
 
     /// Handles an event; returns the commands to execute.
-    pub fn on(&mut self, event: SupervisorEvent) -> Vec<SupervisorCommand> {
+    pub fn handle_event(&mut self, event: SupervisorEvent) -> Vec<SupervisorCommand> {
         match event {
             SupervisorEvent::Ended(agent, ending) => self.on_ended(agent, ending),
             SupervisorEvent::Interrupted if self.interrupted => self.kill(),
@@ -143,12 +143,12 @@ impl Supervisor {
                     None => {
                         let mut commands = self.stop("interrupted".into());
                         // While all agents are alive, saving may take any time.
-                        let patience = if self.culprit.is_none() {
+                        let deadline = if self.failed_process.is_none() {
                             SupervisorCommand::NoDeadline
                         } else {
                             SupervisorCommand::Within(SAVE_TIMEOUT)
                         };
-                        commands.push(patience);
+                        commands.push(deadline);
                         commands
                     }
                 }
@@ -161,7 +161,7 @@ impl Supervisor {
     }
 
     fn on_ended(&mut self, agent: AgentId, ending: ProcessExit) -> Vec<SupervisorCommand> {
-        self.left = self.left.saturating_sub(1);
+        self.running = self.running.saturating_sub(1);
         if agent.role == Role::Coordinator {
             self.coordinator = Some(ending);
             return match ending.exit() {
@@ -171,7 +171,7 @@ impl Supervisor {
                 _ => self.kill(),
             };
         }
-        if self.coordinator.is_some() || self.culprit.is_some() || self.killed {
+        if self.coordinator.is_some() || self.failed_process.is_some() || self.killed {
             return Vec::new();
         }
         match ending.exit() {
@@ -186,17 +186,17 @@ impl Supervisor {
                 }
             }
             Some(Exit::Failed | Exit::BadInput) | None => {
-                self.culprit = Some((agent, ending));
+                self.failed_process = Some((agent, ending));
                 vec![SupervisorCommand::Within(FAILURE_REPORT_TIMEOUT)]
             }
         }
     }
 
     fn on_deadline(&mut self) -> Vec<SupervisorCommand> {
-        if self.coordinator.is_none() && self.culprit.is_none() {
-            self.culprit = self.leaving_agent;
+        if self.coordinator.is_none() && self.failed_process.is_none() {
+            self.failed_process = self.leaving_agent;
         }
-        match self.culprit {
+        match self.failed_process {
             // Without MemoryX nothing can be saved.
             Some((agent, ending))
                 if self.coordinator.is_none() && agent.role != Role::MemoryX && !self.asked_to_stop =>
@@ -221,25 +221,26 @@ impl Supervisor {
     }
 
     /// Returns how the run ended. Valid once all processes have ended.
-    pub fn verdict(&self) -> Verdict {
+    pub fn run_exit(&self) -> RunExit {
         let own = self.coordinator.and_then(ProcessExit::exit).filter(|&exit| exit != Exit::PeerLost);
-        // An exit after the coordinator was asked to stop because of the culprit is a consequence, not the cause.
-        let asked_for_culprit = self.asked_to_stop && self.culprit.is_some();
+        // An exit after the coordinator was requested to stop because of the failed process is a consequence, not the
+        // cause.
+        let asked_because_of_failure = self.asked_to_stop && self.failed_process.is_some();
         if let Some(exit @ (Exit::Failed | Exit::BadInput)) = own
-            && !asked_for_culprit
+            && !asked_because_of_failure
         {
-            return Verdict { exit, culprit: None };
+            return RunExit { exit, failed_process: None };
         }
-        if let Some(culprit) = self.culprit {
-            return Verdict { exit: Exit::Failed, culprit: Some(culprit) };
+        if let Some(failed_process) = self.failed_process {
+            return RunExit { exit: Exit::Failed, failed_process: Some(failed_process) };
         }
         match own {
-            Some(exit) => Verdict { exit, culprit: None },
-            None if self.interrupted => Verdict { exit: Exit::Interrupted, culprit: None },
+            Some(exit) => RunExit { exit, failed_process: None },
+            None if self.interrupted => RunExit { exit: Exit::Interrupted, failed_process: None },
             None => {
                 let crashed = self.coordinator.filter(|_| !self.killed_coordinator);
-                let culprit = crashed.map(|ending| (AgentId::new(Role::Coordinator, 0), ending));
-                Verdict { exit: Exit::Failed, culprit }
+                let failed_process = crashed.map(|ending| (AgentId::new(Role::Coordinator, 0), ending));
+                RunExit { exit: Exit::Failed, failed_process }
             }
         }
     }
@@ -258,11 +259,11 @@ mod tests {
         SupervisorEvent::Ended(agent, ProcessExit::Code(code))
     }
 
-    /// Passes events to the supervisor of three processes; returns all commands, and the verdict.
-    fn run_events(events: impl IntoIterator<Item = SupervisorEvent>) -> (Vec<SupervisorCommand>, Verdict) {
+    /// Passes events to the supervisor of three processes; returns all commands, and how the run ended.
+    fn run_events(events: impl IntoIterator<Item = SupervisorEvent>) -> (Vec<SupervisorCommand>, RunExit) {
         let mut supervisor = Supervisor::new(3);
-        let commands = events.into_iter().flat_map(|event| supervisor.on(event)).collect();
-        (commands, supervisor.verdict())
+        let commands = events.into_iter().flat_map(|event| supervisor.handle_event(event)).collect();
+        (commands, supervisor.run_exit())
     }
 
     #[test]
@@ -276,22 +277,22 @@ mod tests {
             (130, Exit::Interrupted, leave),
         ];
         for (code, exit, expected) in endings {
-            let (commands, verdict) = run_events([ended(COORDINATOR, code), ended(SHARD, 3), ended(SYSTEM, 3)]);
+            let (commands, run_exit) = run_events([ended(COORDINATOR, code), ended(SHARD, 3), ended(SYSTEM, 3)]);
             assert_eq!(commands, expected);
-            assert_eq!(verdict, Verdict { exit, culprit: None }, "{code}");
+            assert_eq!(run_exit, RunExit { exit, failed_process: None }, "{code}");
         }
     }
 
     #[test]
     fn agents_that_leave_first_at_the_end_change_nothing() {
-        let (_, verdict) = run_events([ended(SHARD, 0), ended(SYSTEM, 0), ended(COORDINATOR, 0)]);
-        assert_eq!(verdict, Verdict { exit: Exit::Success, culprit: None });
+        let (_, run_exit) = run_events([ended(SHARD, 0), ended(SYSTEM, 0), ended(COORDINATOR, 0)]);
+        assert_eq!(run_exit, RunExit { exit: Exit::Success, failed_process: None });
     }
 
     #[test]
     fn lost_system_ends_run_after_save() {
         let death = SupervisorEvent::Ended(SYSTEM, KILLED);
-        let (commands, verdict) =
+        let (commands, run_exit) =
             run_events([death, SupervisorEvent::Deadline, ended(COORDINATOR, 130), ended(SHARD, 0)]);
         let stop = SupervisorCommand::Stop("cs2-0 was killed (signal 9)".into());
         let expected = [
@@ -301,12 +302,12 @@ mod tests {
             SupervisorCommand::Within(SHUTDOWN_TIMEOUT),
         ];
         assert_eq!(commands, expected);
-        assert_eq!(verdict, Verdict { exit: Exit::Failed, culprit: Some((SYSTEM, KILLED)) });
+        assert_eq!(run_exit, RunExit { exit: Exit::Failed, failed_process: Some((SYSTEM, KILLED)) });
     }
 
     #[test]
     fn lost_shard_ends_the_run_without_a_save() {
-        let (commands, verdict) = run_events([SupervisorEvent::Ended(SHARD, KILLED), SupervisorEvent::Deadline]);
+        let (commands, run_exit) = run_events([SupervisorEvent::Ended(SHARD, KILLED), SupervisorEvent::Deadline]);
         assert_eq!(
             commands,
             [
@@ -315,54 +316,54 @@ mod tests {
                 SupervisorCommand::NoDeadline
             ]
         );
-        assert_eq!(verdict, Verdict { exit: Exit::Failed, culprit: Some((SHARD, KILLED)) });
+        assert_eq!(run_exit, RunExit { exit: Exit::Failed, failed_process: Some((SHARD, KILLED)) });
     }
 
     #[test]
     fn coordinators_own_report_takes_precedence() {
-        let (_, verdict) = run_events([ended(SYSTEM, 2), ended(COORDINATOR, 2), ended(SHARD, 3)]);
-        assert_eq!(verdict, Verdict { exit: Exit::BadInput, culprit: None });
+        let (_, run_exit) = run_events([ended(SYSTEM, 2), ended(COORDINATOR, 2), ended(SHARD, 3)]);
+        assert_eq!(run_exit, RunExit { exit: Exit::BadInput, failed_process: None });
     }
 
     #[test]
     fn peer_loss_is_not_blamed_and_never_hangs_the_run() {
-        let (_, verdict) =
+        let (_, run_exit) =
             run_events([ended(SYSTEM, 3), SupervisorEvent::Ended(SHARD, KILLED), SupervisorEvent::Deadline]);
-        assert_eq!(verdict.culprit, Some((SHARD, KILLED)));
-        let (commands, verdict) = run_events([ended(SYSTEM, 3), SupervisorEvent::Deadline, SupervisorEvent::Deadline]);
+        assert_eq!(run_exit.failed_process, Some((SHARD, KILLED)));
+        let (commands, run_exit) = run_events([ended(SYSTEM, 3), SupervisorEvent::Deadline, SupervisorEvent::Deadline]);
         assert_eq!(commands.first(), Some(&SupervisorCommand::Within(LOSS_DETECTION_TIMEOUT)));
         assert!(commands.contains(&SupervisorCommand::KillAll));
-        assert_eq!(verdict.culprit, Some((SYSTEM, ProcessExit::Code(3))));
+        assert_eq!(run_exit.failed_process, Some((SYSTEM, ProcessExit::Code(3))));
     }
 
     #[test]
     fn crashed_coordinator_is_named() {
         for ending in [KILLED, ProcessExit::Code(101), ProcessExit::Code(3)] {
-            let (commands, verdict) = run_events([SupervisorEvent::Ended(COORDINATOR, ending)]);
+            let (commands, run_exit) = run_events([SupervisorEvent::Ended(COORDINATOR, ending)]);
             assert_eq!(commands, [SupervisorCommand::KillAll, SupervisorCommand::NoDeadline]);
-            assert_eq!(verdict, Verdict { exit: Exit::Failed, culprit: Some((COORDINATOR, ending)) });
+            assert_eq!(run_exit, RunExit { exit: Exit::Failed, failed_process: Some((COORDINATOR, ending)) });
         }
     }
 
     #[test]
     fn first_interrupt_waits_for_save_and_second_does_not() {
         let saved = [SupervisorEvent::Interrupted, ended(COORDINATOR, 130), ended(SHARD, 0), ended(SYSTEM, 0)];
-        let (commands, verdict) = run_events(saved);
+        let (commands, run_exit) = run_events(saved);
         assert_eq!(commands[..2], [SupervisorCommand::Stop("interrupted".into()), SupervisorCommand::NoDeadline]);
-        assert_eq!(verdict, Verdict { exit: Exit::Interrupted, culprit: None });
+        assert_eq!(run_exit, RunExit { exit: Exit::Interrupted, failed_process: None });
 
         let all = [COORDINATOR, SHARD, SYSTEM].map(|agent| SupervisorEvent::Ended(agent, KILLED));
-        let (commands, verdict) =
+        let (commands, run_exit) =
             run_events([SupervisorEvent::Interrupted, SupervisorEvent::Interrupted].into_iter().chain(all));
         assert!(commands.contains(&SupervisorCommand::KillAll));
-        assert_eq!(verdict, Verdict { exit: Exit::Interrupted, culprit: None });
+        assert_eq!(run_exit, RunExit { exit: Exit::Interrupted, failed_process: None });
     }
 
     #[test]
     fn failed_save_is_reported_after_an_interruption() {
-        let (_, verdict) =
+        let (_, run_exit) =
             run_events([SupervisorEvent::Interrupted, ended(COORDINATOR, 1), ended(SHARD, 0), ended(SYSTEM, 0)]);
-        assert_eq!(verdict.exit, Exit::Failed);
+        assert_eq!(run_exit.exit, Exit::Failed);
     }
 
     #[test]
@@ -378,9 +379,9 @@ mod tests {
             ]
         );
         // The coordinator was already ending: its own exit counts.
-        let (commands, verdict) =
+        let (commands, run_exit) =
             run_events([SupervisorEvent::Interrupted, ended(COORDINATOR, 130), SupervisorEvent::StopFailed]);
         assert!(!commands.contains(&SupervisorCommand::KillAll));
-        assert_eq!(verdict.exit, Exit::Interrupted);
+        assert_eq!(run_exit.exit, Exit::Interrupted);
     }
 }

@@ -50,18 +50,18 @@ impl Coordinator {
     /// Returns whether a checkpoint has no directory yet. No iteration begins in this state: a checkpoint is consistent
     /// because no update is decided between its staging and the snapshot command to the shards.
     pub(super) fn is_staging(&self) -> bool {
-        self.saving.as_ref().is_some_and(|saving| saving.snapshot.is_none())
+        self.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.snapshot.is_none())
     }
 
     /// Begins a checkpoint, unless another is being written or a shard has not recorded the step yet.
     pub(super) fn begin_checkpoint(&mut self, out: &mut Vec<CoordinatorCommand>) {
-        if self.saving.is_some() || self.pending_commit.is_some() {
+        if self.checkpoint.is_some() || self.pending_commit.is_some() {
             return;
         }
         self.done.saved = true;
         self.checkpoint_wanted = false;
         self.failed_save = None;
-        self.saving = Some(CheckpointInProgress {
+        self.checkpoint = Some(CheckpointInProgress {
             step: self.step,
             record: self.record.filter(|record| record.step == self.step),
             epoch: self.epoch,
@@ -75,24 +75,27 @@ impl Coordinator {
 
     pub(super) fn on_staged(&mut self, snapshot: SnapshotRequest, out: &mut Vec<CoordinatorCommand>) {
         let shards: Vec<AgentId> = self.shards().filter(|shard| self.members.contains_key(shard)).collect();
-        let Some(saving) = self.saving.as_mut().filter(|saving| saving.step == snapshot.step) else { return };
+        let Some(checkpoint) = self.checkpoint.as_mut().filter(|checkpoint| checkpoint.step == snapshot.step) else {
+            return;
+        };
         out.extend(
             shards.iter().map(|&shard| CoordinatorCommand::Send(shard, AgentCommand::Snapshot(snapshot.clone()))),
         );
-        saving.snapshot = Some(snapshot);
+        checkpoint.snapshot = Some(snapshot);
     }
 
     /// Returns the snapshot command that a disconnected shard may have missed.
     pub(super) fn missed_snapshot_command(&self, shard: AgentId) -> Option<AgentCommand> {
-        let saving = self.saving.as_ref().filter(|saving| saving.waiting.contains(&shard))?;
-        saving.snapshot.clone().map(AgentCommand::Snapshot)
+        let checkpoint = self.checkpoint.as_ref().filter(|checkpoint| checkpoint.waiting.contains(&shard))?;
+        checkpoint.snapshot.clone().map(AgentCommand::Snapshot)
     }
 
     /// Returns the checkpoint if it is waiting for this report of `agent`; `None` for another checkpoint or a repeated
     /// report.
     fn checkpoint_awaiting(&mut self, agent: AgentId, snapshot: &SnapshotRequest) -> Option<&mut CheckpointInProgress> {
-        let saving = self.saving.as_mut().filter(|saving| saving.snapshot.as_ref() == Some(snapshot))?;
-        saving.waiting.remove(&agent).then_some(saving)
+        let checkpoint =
+            self.checkpoint.as_mut().filter(|checkpoint| checkpoint.snapshot.as_ref() == Some(snapshot))?;
+        checkpoint.waiting.remove(&agent).then_some(checkpoint)
     }
 
     pub(super) fn on_written(
@@ -102,9 +105,9 @@ impl Coordinator {
         digests: Vec<(usize, ChunkDigests)>,
         out: &mut Vec<CoordinatorCommand>,
     ) {
-        let Some(saving) = self.checkpoint_awaiting(agent, snapshot) else { return };
+        let Some(checkpoint) = self.checkpoint_awaiting(agent, snapshot) else { return };
         for (chunk, digest) in digests {
-            if let Some(slot) = saving.digests.get_mut(chunk) {
+            if let Some(slot) = checkpoint.digests.get_mut(chunk) {
                 *slot = Some(digest);
             }
         }
@@ -119,18 +122,20 @@ impl Coordinator {
         cause: FailureCause,
         out: &mut Vec<CoordinatorCommand>,
     ) {
-        let Some(saving) = self.checkpoint_awaiting(agent, snapshot) else { return };
-        saving.failed.get_or_insert(WriteFailure { agent, reason, cause });
+        let Some(checkpoint) = self.checkpoint_awaiting(agent, snapshot) else { return };
+        checkpoint.failed.get_or_insert(WriteFailure { agent, reason, cause });
         self.finish_checkpoint(out);
     }
 
     /// Publishes the checkpoint, or abandons it, once every shard has reported.
     fn finish_checkpoint(&mut self, out: &mut Vec<CoordinatorCommand>) {
-        let Some(saving) = self.saving.as_mut().filter(|saving| saving.waiting.is_empty()) else { return };
-        let (step, record, epoch) = (saving.step, saving.record, saving.epoch);
-        if let Some(WriteFailure { agent, reason, cause }) = saving.failed.take() {
+        let Some(checkpoint) = self.checkpoint.as_mut().filter(|checkpoint| checkpoint.waiting.is_empty()) else {
+            return;
+        };
+        let (step, record, epoch) = (checkpoint.step, checkpoint.record, checkpoint.epoch);
+        if let Some(WriteFailure { agent, reason, cause }) = checkpoint.failed.take() {
             self.abandon_checkpoint(step, reason, Some(agent), cause, out);
-        } else if let Some(digests) = saving.digests.iter().cloned().collect() {
+        } else if let Some(digests) = checkpoint.digests.iter().cloned().collect() {
             out.push(CoordinatorCommand::PublishCheckpoint { step, digests, record, epoch });
         } else {
             let reason =
@@ -147,7 +152,7 @@ impl Coordinator {
         cause: FailureCause,
         out: &mut Vec<CoordinatorCommand>,
     ) {
-        if self.saving.as_ref().is_some_and(|saving| saving.step == step) {
+        if self.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.step == step) {
             self.abandon_checkpoint(step, reason, None, cause, out);
         }
     }
@@ -160,7 +165,7 @@ impl Coordinator {
         cause: FailureCause,
         out: &mut Vec<CoordinatorCommand>,
     ) {
-        self.saving = None;
+        self.checkpoint = None;
         self.failed_save = Some(step);
         out.push(CoordinatorCommand::ReportSaveFailure { step, reason, agent, cause });
     }
@@ -186,6 +191,6 @@ impl Coordinator {
     }
 
     pub(super) fn on_published(&mut self, step: u64) {
-        self.saving.take_if(|saving| saving.step == step);
+        self.checkpoint.take_if(|checkpoint| checkpoint.step == step);
     }
 }

@@ -81,8 +81,8 @@ impl Coordinator {
     }
 
     fn open_iteration(&mut self, task: IterationKind, out: &mut Vec<CoordinatorCommand>) {
-        let iteration = Iteration { number: self.number, task };
-        self.number += 1;
+        let iteration = Iteration { number: self.next_iteration, task };
+        self.next_iteration += 1;
         let leaves = if task.is_training() { self.plan.leaves } else { self.plan.eval_leaves };
         self.current = Some(CurrentIteration {
             iteration,

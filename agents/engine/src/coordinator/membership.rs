@@ -194,7 +194,7 @@ impl Coordinator {
 
     fn configure(&mut self, placement: Arc<Placement>, out: &mut Vec<CoordinatorCommand>) {
         self.epoch.number += 1;
-        self.number = 0;
+        self.next_iteration = 0;
         let addresses: BTreeMap<AgentId, String> =
             self.members.iter().map(|(&agent, member)| (agent, member.address.clone())).collect();
         let agents: BTreeSet<AgentId> = self.members.keys().copied().filter(|&a| is_placed(&placement, a)).collect();

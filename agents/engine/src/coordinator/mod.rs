@@ -88,10 +88,10 @@ pub struct Coordinator {
     done: StepProgress,
     resume_state: ResumeState,
     /// Number of the next iteration in this epoch.
-    number: u64,
+    next_iteration: u64,
     current: Option<CurrentIteration>,
     evaluating: Option<EvaluationInProgress>,
-    saving: Option<CheckpointInProgress>,
+    checkpoint: Option<CheckpointInProgress>,
     /// The step whose checkpoint could not be written, until another one begins.
     failed_save: Option<u64>,
     pending_commit: Option<PendingCommit>,
@@ -130,10 +130,10 @@ impl Coordinator {
             record: None,
             done,
             resume_state,
-            number: 0,
+            next_iteration: 0,
             current: None,
             evaluating: None,
-            saving: None,
+            checkpoint: None,
             failed_save: None,
             pending_commit: None,
             checkpoint_wanted: false,
@@ -165,7 +165,7 @@ impl Coordinator {
     }
 
     /// Handles an event and appends the resulting commands to `out`.
-    pub fn on(&mut self, event: CoordinatorEvent, out: &mut Vec<CoordinatorCommand>) {
+    pub fn handle_event(&mut self, event: CoordinatorEvent, out: &mut Vec<CoordinatorCommand>) {
         if self.phase == Phase::Ended {
             // This agent was not connected when `Finish` was sent to the others.
             if let CoordinatorEvent::Joined { agent, .. } = event {
@@ -287,7 +287,7 @@ impl Coordinator {
 
     /// Ends the run once the last checkpoint is published and the last commit is recorded.
     fn finish(&mut self, outcome: RunOutcome, out: &mut Vec<CoordinatorCommand>) {
-        if self.saving.is_none() && self.pending_commit.is_none() && !self.lacks_checkpoint() {
+        if self.checkpoint.is_none() && self.pending_commit.is_none() && !self.lacks_checkpoint() {
             self.end(outcome, out);
         }
     }
@@ -309,7 +309,7 @@ impl fmt::Debug for Coordinator {
             .field("step", &self.step)
             .field("done", &self.done)
             .field("current", &self.current)
-            .field("saving", &self.saving)
+            .field("checkpoint", &self.checkpoint)
             .field("failed_save", &self.failed_save)
             .field("pending_commit", &self.pending_commit)
             .field("checkpoint_wanted", &self.checkpoint_wanted)

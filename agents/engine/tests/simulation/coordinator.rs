@@ -132,7 +132,7 @@ impl SimulatedCoordinator {
         let Some(at) = network.random.pick(&old) else { return Ok(()) };
         let (agent, report) = self.stale_messages.swap_remove(at);
         let (before, mut out) = (format!("{:?}", self.machine), Vec::new());
-        self.machine.on(CoordinatorEvent::Report { agent, report }, &mut out);
+        self.machine.handle_event(CoordinatorEvent::Report { agent, report }, &mut out);
         let same = out.is_empty() && before == format!("{:?}", self.machine);
         if same { Ok(()) } else { Err("a report of an old epoch did something".to_owned()) }
     }
@@ -145,7 +145,7 @@ impl SimulatedCoordinator {
         history: &mut History,
     ) -> Result<(), String> {
         let mut out = Vec::new();
-        self.machine.on(event, &mut out);
+        self.machine.handle_event(event, &mut out);
         for command in out {
             match command {
                 CoordinatorCommand::Send(agent, order) => {

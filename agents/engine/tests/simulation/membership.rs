@@ -47,7 +47,7 @@ impl CoordinatorFixture {
 
     fn on(&mut self, event: CoordinatorEvent) {
         self.out.clear();
-        self.machine.on(event, &mut self.out);
+        self.machine.handle_event(event, &mut self.out);
     }
 
     fn join(&mut self, agent: AgentId) {

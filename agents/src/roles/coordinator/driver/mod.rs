@@ -124,7 +124,7 @@ pub struct CoordinatorDriver {
     /// Deadline of a run that was stopped before all agents joined.
     stop_by: Option<Instant>,
     /// The shard that received a termination signal, which ends the run.
-    leaver: Option<AgentId>,
+    leaving_shard: Option<AgentId>,
     end: Option<RunEnd>,
     /// Rejections of processes whose agent name is in use.
     rejections: RejectionLog,
@@ -174,7 +174,7 @@ impl CoordinatorDriver {
             lost_shards: BTreeMap::new(),
             backoff: None,
             stop_by: None,
-            leaver: None,
+            leaving_shard: None,
             end: None,
             rejections: RejectionLog::default(),
         }
@@ -219,7 +219,7 @@ impl CoordinatorDriver {
             return self.handle_event(CoordinatorEvent::BackoffElapsed { epoch });
         }
         if self.stop_by.take_if(|by| *by <= Instant::now()).is_some() {
-            self.end = Some(RunEnd::stopped(self.leaver));
+            self.end = Some(RunEnd::stopped(self.leaving_shard));
             return Ok(());
         }
         if let Some(due) = self.save_timer.fire(Instant::now()) {
@@ -316,7 +316,7 @@ impl CoordinatorDriver {
             return Ok(());
         }
         tracing::warn!(peer = %agent, "{agent} received a termination signal");
-        self.leaver.get_or_insert(agent);
+        self.leaving_shard.get_or_insert(agent);
         self.stop()
     }
 
@@ -325,7 +325,7 @@ impl CoordinatorDriver {
         let Some(machine) = &mut self.machine else { return Ok(()) };
         self.spans.on_event(&event);
         let mut commands = Vec::new();
-        machine.on(event, &mut commands);
+        machine.handle_event(event, &mut commands);
         commands.into_iter().try_for_each(|command| self.execute(command))
     }
 
@@ -362,7 +362,9 @@ impl CoordinatorDriver {
             CoordinatorCommand::ReportStep(record) => self.reporter.step(&record),
             CoordinatorCommand::ReportEvalBatch(evaluation) => self.reporter.eval_batch(&evaluation),
             CoordinatorCommand::ReportEvaluation(evaluation) => self.reporter.evaluated(&evaluation),
-            CoordinatorCommand::End(outcome) => self.end = Some(RunEnd::of(outcome, self.launch.mode, self.leaver)),
+            CoordinatorCommand::End(outcome) => {
+                self.end = Some(RunEnd::of(outcome, self.launch.mode, self.leaving_shard))
+            }
         }
         Ok(())
     }
@@ -426,7 +428,7 @@ impl CoordinatorDriver {
 
     /// Reports the outcome to the user, the files and all clients that wait for a reply.
     fn finish(mut self) -> Exit {
-        let end = self.end.take().unwrap_or_else(|| RunEnd::stopped(self.leaver));
+        let end = self.end.take().unwrap_or_else(|| RunEnd::stopped(self.leaving_shard));
         let (step, saved) = self.current_checkpoint();
         let reply = command_reply(step, saved);
         let digest = saved.map(|saved| saved.digest.clone());
