@@ -94,17 +94,25 @@ impl Leadership {
         let values = args.appliance.as_deref().map(ChartAppliance::read).transpose()?;
         let world = ClusterWorld::new(client.clone(), keeper, recorder, epoch, &args).with_values(values);
         let site = Arc::new(PodSite { image: args.image });
-        let (visits, wanted) = mpsc::unbounded_channel();
+        let (reconcile_requests, received_requests) = mpsc::unbounded_channel();
         let workers = WorkerPool::for_this_machine();
         let world = Arc::new(world);
-        let control =
-            ControllerContext::new(ContextParts { world, site, jobs, appliances, metrics, watchdog, visits, workers });
+        let control = ControllerContext::new(ContextParts {
+            world,
+            site,
+            jobs,
+            appliances,
+            metrics,
+            watchdog,
+            reconcile_requests,
+            workers,
+        });
         let streams = WatchStreams {
             jobs: changed_jobs,
             appliances: changed_appliances,
             touched_jobs: changes(&client),
             touched_appliances: changes(&client),
-            reconcile_requests: wanted,
+            reconcile_requests: received_requests,
         };
         let children = |jobs: Controller<TrainJob>| {
             jobs.owns_stream(children::<Pod>(&client)).owns_stream(children::<Service>(&client))

@@ -78,8 +78,9 @@ impl ProcessBackend {
         exports.clean_up().await;
         let objects = Arc::new(ObjectStore::new(store));
         objects.ensure_appliance(appliance, &claim).await?;
-        let (visits, wanted) = mpsc::unbounded_channel();
-        let machine = Arc::new(ProcessWorld::new(objects.clone(), directories.clone(), visits.clone()).await?);
+        let (reconcile_requests, received_requests) = mpsc::unbounded_channel();
+        let machine =
+            Arc::new(ProcessWorld::new(objects.clone(), directories.clone(), reconcile_requests.clone()).await?);
         let (jobs, appliances) = (objects.watch_jobs().await?, objects.watch_appliances().await?);
         let deleted = objects.deleted_jobs();
         let parts = ContextParts {
@@ -89,7 +90,7 @@ impl ProcessBackend {
             appliances: appliances.view,
             metrics: Arc::new(Metrics::default()),
             watchdog: Arc::new(Watchdog::default()),
-            visits,
+            reconcile_requests,
             workers: compute.workers().clone(),
         };
         let control = Arc::new(ControllerContext::new(parts));
@@ -101,7 +102,7 @@ impl ProcessBackend {
             appliances: appliances.applied,
             touched_jobs: jobs.touched,
             touched_appliances: appliances.touched,
-            reconcile_requests: wanted,
+            reconcile_requests: received_requests,
         };
         let (ending, ended) = watch::channel(false);
         let visiting = tokio::spawn(millrace_control::run(control.clone(), streams, ended, |jobs| jobs));

@@ -46,17 +46,17 @@ pub struct ControllerContext<W: World> {
     /// The same for appliances, whose ledgers are updated.
     pub(crate) appliance_activity: ControllerActivity<ObjectRef<Appliance>>,
     /// Whether the store of jobs is complete.
-    jobs_known: watch::Sender<bool>,
+    jobs_synced: watch::Sender<bool>,
     /// Enqueues jobs for a reconcile.
     reconcile_requests: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     /// Queue places by UID, as of the newest ledger.
     queue_places: Mutex<HashMap<String, QueueStatus>>,
     /// Grants that this leader has confirmed and written, by appliance. Jobs use no other grants.
-    confirmed: Mutex<HashMap<String, Vec<Grant>>>,
+    confirmed_ledgers: Mutex<HashMap<String, Vec<Grant>>>,
     /// The last error of creating the objects of an attempt, by UID, with the attempt's number.
     creation_errors: Mutex<HashMap<String, (u32, CreationError)>>,
     /// UIDs of jobs that are being reconciled, except reconciles of deleted jobs.
-    visited: Mutex<HashSet<String>>,
+    reconciling: Mutex<HashSet<String>>,
     /// Combines the changes of jobs, by UID. A new job is reconciled at once, so that its user soon sees its state.
     pub(crate) job_changes: Debouncer,
     /// Combines the changes that concern the ledgers of appliances, by the appliance's name.
@@ -64,7 +64,7 @@ pub struct ControllerContext<W: World> {
     /// Caches the plans of jobs.
     pub plan_cache: PlanCache,
     /// Time at which this loop started.
-    pub has_synced: Timestamp,
+    pub started_at: Timestamp,
 }
 
 /// Marks a job as being reconciled until it is dropped.
@@ -75,7 +75,7 @@ pub(crate) struct JobReconcileGuard<'a, W: World> {
 
 impl<W: World> Drop for JobReconcileGuard<'_, W> {
     fn drop(&mut self) {
-        lock(&self.control.visited).remove(&self.uid);
+        lock(&self.control.reconciling).remove(&self.uid);
     }
 }
 
@@ -94,7 +94,7 @@ pub struct ContextParts<W> {
     /// Detects that the loop is stuck.
     pub watchdog: Arc<Watchdog>,
     /// Enqueues jobs; a world may send to it, too.
-    pub visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
+    pub reconcile_requests: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     /// The threads that plan jobs.
     pub workers: WorkerPool,
 }
@@ -102,9 +102,9 @@ pub struct ContextParts<W> {
 impl<W: World> ControllerContext<W> {
     /// Creates the state with empty caches; no coordinator is followed yet.
     pub fn new(parts: ContextParts<W>) -> Self {
-        let ContextParts { world, site, jobs, appliances, metrics, watchdog, visits, workers } = parts;
-        let [visits_wait, ledgers_wait] = metrics.queued();
-        let followers = JournalFollowers::new(world.clone(), visits.clone());
+        let ContextParts { world, site, jobs, appliances, metrics, watchdog, reconcile_requests, workers } = parts;
+        let [jobs_wait, ledgers_wait] = metrics.queued();
+        let followers = JournalFollowers::new(world.clone(), reconcile_requests.clone());
         Self {
             world,
             jobs,
@@ -113,19 +113,19 @@ impl<W: World> ControllerContext<W> {
             metrics,
             watchdog,
             heartbeat: RuntimeHeartbeat::default(),
-            job_activity: ControllerActivity::new(visits_wait),
+            job_activity: ControllerActivity::new(jobs_wait),
             appliance_activity: ControllerActivity::new(ledgers_wait),
-            jobs_known: watch::Sender::new(false),
-            reconcile_requests: visits,
+            jobs_synced: watch::Sender::new(false),
+            reconcile_requests,
             queue_places: Mutex::default(),
-            confirmed: Mutex::default(),
+            confirmed_ledgers: Mutex::default(),
             creation_errors: Mutex::default(),
-            visited: Mutex::default(),
+            reconciling: Mutex::default(),
             job_changes: Debouncer::with_immediate_first(DEBOUNCE_INTERVAL),
             // The store of jobs may be older than the change that requested this reconcile of the ledger.
             ledger_changes: Debouncer::new(DEBOUNCE_INTERVAL),
             plan_cache: PlanCache::new(site, workers),
-            has_synced: Timestamp::now(),
+            started_at: Timestamp::now(),
         }
     }
 
@@ -134,14 +134,14 @@ impl<W: World> ControllerContext<W> {
     /// is woken.
     pub(crate) async fn watch_jobs(&self) {
         if self.jobs.wait_until_ready().await.is_ok() {
-            self.jobs_known.send_replace(true);
+            self.jobs_synced.send_replace(true);
         }
     }
 
     /// Waits until the store of jobs is complete. An incomplete store lacks jobs that hold systems.
     pub(crate) async fn await_jobs(&self) {
         // The sender lives as long as `self`.
-        let _ = self.jobs_known.subscribe().wait_for(|known| *known).await;
+        let _ = self.jobs_synced.subscribe().wait_for(|synced| *synced).await;
     }
 
     /// Returns the appliance `name`, if it exists.
@@ -151,13 +151,13 @@ impl<W: World> ControllerContext<W> {
 
     /// Returns the plan of `job` on `num_csx` systems. If it is not cached, it is queued, and the job is enqueued once
     /// it is computed.
-    pub fn planned(&self, job: &TrainJob, uid: &str, cluster: &ApplianceSpec, num_csx: u32) -> PlanStatus {
-        let (visits, job_ref) = (self.reconcile_requests.clone(), ObjectRef::from_obj(job));
-        let visit = move || {
+    pub fn get_or_plan(&self, job: &TrainJob, uid: &str, cluster: &ApplianceSpec, num_csx: u32) -> PlanStatus {
+        let (requests, job_ref) = (self.reconcile_requests.clone(), ObjectRef::from_obj(job));
+        let on_planned = move || {
             // The receiver is dropped when the loop ends.
-            let _ = visits.send(job_ref);
+            let _ = requests.send(job_ref);
         };
-        self.plan_cache.get_or_plan(job, uid, cluster, num_csx, Some(Box::new(visit)))
+        self.plan_cache.get_or_plan(job, uid, cluster, num_csx, Some(Box::new(on_planned)))
     }
 
     /// Removes the cached state of deleted jobs and appliances.
@@ -173,13 +173,13 @@ impl<W: World> ControllerContext<W> {
 
     /// Returns the last error of creating the objects of this attempt; `None` if the last try succeeded.
     pub(crate) fn creation_error(&self, uid: &str, attempt: u32) -> Option<CreationError> {
-        lock(&self.creation_errors).get(uid).filter(|(of, _)| *of == attempt).map(|(_, refusal)| refusal.clone())
+        lock(&self.creation_errors).get(uid).filter(|(of, _)| *of == attempt).map(|(_, error)| error.clone())
     }
 
     /// Records whether all objects that an attempt of a job needs were created.
-    pub(crate) fn set_creation_error(&self, uid: &str, attempt: u32, refusal: Option<CreationError>) {
-        match refusal {
-            Some(refusal) => lock(&self.creation_errors).insert(uid.to_owned(), (attempt, refusal)),
+    pub(crate) fn set_creation_error(&self, uid: &str, attempt: u32, error: Option<CreationError>) {
+        match error {
+            Some(error) => lock(&self.creation_errors).insert(uid.to_owned(), (attempt, error)),
             None => lock(&self.creation_errors).remove(uid),
         };
     }
@@ -201,28 +201,28 @@ impl<W: World> ControllerContext<W> {
 
     /// Records the grants of an appliance as they were written.
     pub(crate) fn set_confirmed_ledger(&self, appliance: &str, grants: Vec<Grant>) {
-        lock(&self.confirmed).insert(appliance.to_owned(), grants);
+        lock(&self.confirmed_ledgers).insert(appliance.to_owned(), grants);
     }
 
     /// Returns the grants of an appliance as this leader last wrote them; `None` before the first write.
     pub(crate) fn confirmed_ledger(&self, appliance: &str) -> Option<Vec<Grant>> {
-        lock(&self.confirmed).get(appliance).cloned()
+        lock(&self.confirmed_ledgers).get(appliance).cloned()
     }
 
     /// Returns the confirmed grant of `appliance` to the job of this UID.
     pub(crate) fn grant(&self, appliance: &str, uid: &str) -> Option<Grant> {
-        lock(&self.confirmed).get(appliance)?.iter().find(|grant| grant.uid == uid).cloned()
+        lock(&self.confirmed_ledgers).get(appliance)?.iter().find(|grant| grant.uid == uid).cloned()
     }
 
     /// Marks the job of this UID as being reconciled. A job has at most one reconcile at a time.
     pub(crate) fn begin_reconcile(&self, uid: &str) -> JobReconcileGuard<'_, W> {
-        lock(&self.visited).insert(uid.to_owned());
+        lock(&self.reconciling).insert(uid.to_owned());
         JobReconcileGuard { control: self, uid: uid.to_owned() }
     }
 
     /// Returns whether a job is being reconciled.
     pub(crate) fn is_reconciling(&self, uid: &str) -> bool {
-        lock(&self.visited).contains(uid)
+        lock(&self.reconciling).contains(uid)
     }
 
     /// Enqueues a job.
@@ -251,13 +251,13 @@ impl<W: World> ControllerContext<W> {
 
 impl<W: World> SnapshotSource for ControllerContext<W> {
     fn render(&self) -> String {
-        let [visits, ledgers] = self.statuses();
+        let [jobs, ledgers] = self.statuses();
         let [trainjob, appliance] = CONTROLLERS;
         let snapshot = ControllerSnapshot {
             jobs: &self.jobs.state(),
             appliances: &self.appliances.state(),
             ledgers: &self.metrics.ledgers(),
-            controllers: [(trainjob, visits), (appliance, ledgers)],
+            controllers: [(trainjob, jobs), (appliance, ledgers)],
             now: Timestamp::now(),
         };
         snapshot.render()

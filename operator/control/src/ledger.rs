@@ -177,7 +177,7 @@ async fn read_allocations<W: World>(
     for (holder, job) in holders.iter_mut().zip(jobs.iter().filter(|job| job.uid().is_some())) {
         if !holder.systems.is_empty() && !known.has(holder) {
             let num_csx = u32::try_from(holder.systems.len()).unwrap_or(u32::MAX);
-            match control.planned(job, &holder.uid, &appliance.spec, num_csx).ready() {
+            match control.get_or_plan(job, &holder.uid, &appliance.spec, num_csx).ready() {
                 Some(Ok(known)) => {
                     (holder.memoryx_bytes, holder.swarmx_nodes) = (known.1.memoryx_bytes, known.1.swarmx_nodes);
                 }
@@ -246,7 +246,7 @@ async fn decide<W: World>(
         let schedule = SchedulingDecision { places: refused.collect(), ..SchedulingDecision::default() };
         return Ok(LedgerDecision { schedule, pending: false, incomplete: false, next_due });
     };
-    let beginning = Timestamp::now().duration_since(control.has_synced).unsigned_abs() < QUEUE_PLANNING_TIMEOUT;
+    let beginning = Timestamp::now().duration_since(control.started_at).unsigned_abs() < QUEUE_PLANNING_TIMEOUT;
     let (mut asks, mut pending, mut incomplete) = (Vec::new(), false, false);
     for job in requests {
         let Some(uid) = job.uid() else { continue };
@@ -254,7 +254,7 @@ async fn decide<W: World>(
             // The job's own reconcile reports this to its user.
             continue;
         }
-        match control.planned(job, &uid, &appliance.spec, job.spec.num_csx).ready() {
+        match control.get_or_plan(job, &uid, &appliance.spec, job.spec.num_csx).ready() {
             Some(Ok(known)) => {
                 asks.extend(system_request(job, known.1.memoryx_bytes, known.1.swarmx_nodes, &priorities))
             }
@@ -262,7 +262,7 @@ async fn decide<W: World>(
             Some(Err(_)) => {}
             None => {
                 pending = true;
-                let old = job.creation_timestamp().is_some_and(|created| created.0 < control.has_synced);
+                let old = job.creation_timestamp().is_some_and(|created| created.0 < control.started_at);
                 incomplete |= beginning && old;
             }
         }

@@ -123,7 +123,7 @@ fn plan<W: World>(job: &TrainJob, uid: &str, control: &ControllerContext<W>) -> 
     let appliance = control.appliance(&job.spec.appliance);
     let cluster = appliance.as_ref().map(|appliance| appliance.spec.clone()).unwrap_or_default();
     let num_csx = job.status.as_ref().and_then(|status| status.num_csx).unwrap_or(job.spec.num_csx);
-    let understood = match control.planned(job, uid, &cluster, num_csx) {
+    let understood = match control.get_or_plan(job, uid, &cluster, num_csx) {
         PlanStatus::Ready(result) => Some(result),
         PlanStatus::Pending(_) if !is_waiting(job) => return Err(None),
         PlanStatus::Pending(since) => match PLANNING_REPORT_DELAY.checked_sub(since.elapsed()) {
@@ -258,7 +258,9 @@ async fn carry_out<W: World>(
                 let resolution = decision.status.resolved.as_ref();
                 let resolution = resolution.ok_or_else(|| Error::<W>::Job("the job was never resolved".to_owned()))?;
                 // If the plan is not cached, the next reconcile decides on this command again.
-                let Some(known) = control.planned(job, &seen.uid, &seen.cluster, *num_csx).ready() else { continue };
+                let Some(known) = control.get_or_plan(job, &seen.uid, &seen.cluster, *num_csx).ready() else {
+                    continue;
+                };
                 let known = known.map_err(|why| Error::<W>::Job(why.to_string()))?;
                 let number = *attempt;
                 let systems = &decision.status.systems;

@@ -166,7 +166,7 @@ impl Running {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (watchdog, metrics) = (Arc::new(Watchdog::new(STUCK_BOUND)), Arc::new(Metrics::default()));
         let appliances = [Appliance::new("default", ApplianceSpec::default())];
-        let (visits, wanted) = tokio::sync::mpsc::unbounded_channel();
+        let (reconcile_requests, received_requests) = tokio::sync::mpsc::unbounded_channel();
         let (ending, ended) = watch::channel(false);
         let control = ControllerContext::new(ContextParts {
             world: Arc::new(StubWorld(behaviour)),
@@ -175,7 +175,7 @@ impl Running {
             appliances: view(&appliances, filled),
             metrics: metrics.clone(),
             watchdog: watchdog.clone(),
-            visits,
+            reconcile_requests,
             workers: WorkerPool::for_this_machine(),
         });
         let streams = WatchStreams {
@@ -183,7 +183,7 @@ impl Running {
             appliances: changes(&appliances),
             touched_jobs: changes(jobs),
             touched_appliances: changes(&appliances),
-            reconcile_requests: wanted,
+            reconcile_requests: received_requests,
         };
         runtime.spawn(millrace_control::run(Arc::new(control), streams, ended, |jobs| jobs));
         Self { watchdog, metrics, runtime: Some(runtime), _ending: ending }
