@@ -19,6 +19,7 @@ use millrace_store::{NewEvent, Store};
 use millrace_telemetry::logs::{LogFormat, server_layer};
 use millrace_traces::Traces;
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 use tracing::level_filters::LevelFilter;
 
 use crate::admission::AdmissionSchema;
@@ -135,7 +136,7 @@ fn parse_network(text: &str) -> Result<IpNet, String> {
 ///
 /// # Errors
 /// The collector's address is invalid, or logging is already installed in this process.
-pub fn log(level: LevelFilter, format: LogFormat) -> Result<Traces, millrace_traces::Error> {
+pub fn install_logging(level: LevelFilter, format: LogFormat) -> Result<Traces, millrace_traces::Error> {
     let is_own = |target: &str| target.starts_with("millrace");
     millrace_traces::install("millrace-api", server_layer(level, format, is_own))
 }
@@ -145,34 +146,19 @@ pub fn log(level: LevelFilter, format: LogFormat) -> Result<Traces, millrace_tra
 /// # Errors
 /// The server can't start.
 pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
-    let _traces = log(args.log, args.log_format)?;
-    let ending = shutdown_signals().context("can't listen for signals")?;
-    let tls = tls(&args)?;
-    let secure = tls.is_some();
-    if !args.listen.ip().is_loopback() && tls.is_none() {
-        anyhow::bail!(
-            "listening on {} would send tokens and weights in the clear: give --tls-cert and --tls-key, or --tls-self-signed-name \
-             NAME, or listen on 127.0.0.1",
-            args.listen
-        );
-    }
-    let listener = listen(args.listen, "--listen")?;
-    let metrics_listener = args.metrics_listen.map(|address| listen(address, "--metrics-listen")).transpose()?;
+    let _traces = install_logging(args.log, args.log_format)?;
+    let shutdown = shutdown_signals().context("can't listen for signals")?;
+    let certificate = certificate_files(&args)?;
+    let listeners = bind(&args, certificate.is_some())?;
     let store = args.database.open().await?;
     let compute = ComputePool::new(WorkerPool::for_this_machine());
-    let started = async {
-        match args.backend {
-            BackendKind::Process => process(&args, &store, &compute).await,
-            BackendKind::Kubernetes => kubernetes(&args, &store, &compute).await,
-        }
-    };
     let (backend, access) = tokio::select! {
-        started = started => started?,
+        started = start_backend(&args, &store, &compute) => started?,
         // Starting may wait for a cluster. The shutdown kills the jobs that the process backend has already started.
-        () = wait_for_shutdown(ending.clone()) => return Ok(()),
+        () = wait_for_shutdown(shutdown.clone()) => return Ok(()),
     };
-    let keep = RetentionLimits { days: args.retention_days, bytes: args.max_history_bytes };
-    let forgetting = tokio::spawn(run_retention(backend.clone(), store.clone(), keep));
+    let limits = RetentionLimits { days: args.retention_days, bytes: args.max_history_bytes };
+    let retention = tokio::spawn(run_retention(backend.clone(), store.clone(), limits));
     let api = AppState {
         backend: backend.clone(),
         store: store.clone(),
@@ -180,37 +166,89 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         pace: RequestLimiter::default(),
         proxies: TrustedProxies::new(args.trusted_proxies.clone()),
         compute,
-        traffic: ServerMetrics::new(tls.as_ref().map(|files| files.certificate.clone())),
+        traffic: ServerMetrics::new(certificate.as_ref().map(|files| files.certificate.clone())),
     };
-    let api = Arc::new(api);
-    let metrics = metrics_listener.map(|listener| serve_metrics(listener, &api)).transpose()?;
-    let routes = router(api);
-    let address = listener.local_addr()?;
-    let (handle, routes) = (Handle::new(), routes.into_make_service_with_connect_info::<SocketAddr>());
-    let serving = match tls {
+    let server = serve(listeners, certificate, Arc::new(api))?;
+    wait_for_shutdown(shutdown).await;
+    retention.abort();
+    shut_down(server, &*backend, &store).await;
+    Ok(())
+}
+
+/// The sockets of the server.
+struct Listeners {
+    api: std::net::TcpListener,
+    metrics: Option<std::net::TcpListener>,
+}
+
+/// Listens on the addresses of `args`. An address that other machines can reach needs HTTPS.
+fn bind(args: &ServeArgs, is_secure: bool) -> anyhow::Result<Listeners> {
+    if !args.listen.ip().is_loopback() && !is_secure {
+        anyhow::bail!(
+            "listening on {} would send tokens and weights in the clear: give --tls-cert and --tls-key, or \
+             --tls-self-signed-name NAME, or listen on 127.0.0.1",
+            args.listen
+        );
+    }
+    let api = listen(args.listen, "--listen")?;
+    let metrics = args.metrics_listen.map(|address| listen(address, "--metrics-listen")).transpose()?;
+    Ok(Listeners { api, metrics })
+}
+
+async fn start_backend(
+    args: &ServeArgs,
+    store: &Store,
+    compute: &ComputePool,
+) -> anyhow::Result<(Arc<dyn Backend>, AuthMode)> {
+    match args.backend {
+        BackendKind::Process => start_process_backend(args, store, compute).await,
+        BackendKind::Kubernetes => start_kubernetes_backend(args, store, compute).await,
+    }
+}
+
+/// The task that serves the API.
+struct RunningServer {
+    handle: Handle<SocketAddr>,
+    serving: JoinHandle<std::io::Result<()>>,
+}
+
+/// Serves the API and its metrics, and prints their addresses.
+fn serve(
+    listeners: Listeners,
+    certificate: Option<CertificateFiles>,
+    api: Arc<AppState>,
+) -> anyhow::Result<RunningServer> {
+    let metrics = listeners.metrics.map(|listener| serve_metrics(listener, &api)).transpose()?;
+    let address = listeners.api.local_addr()?;
+    let scheme = if certificate.is_some() { "https" } else { "http" };
+    let handle = Handle::new();
+    let routes = router(api).into_make_service_with_connect_info::<SocketAddr>();
+    let serving = match certificate {
         None => {
-            let server = build_server(axum_server::from_tcp(listener)?, &handle);
+            let server = build_server(axum_server::from_tcp(listeners.api)?, &handle);
             tokio::spawn(server.serve(routes))
         }
         Some(files) => {
-            let server = build_server(axum_server::from_tcp_rustls(listener, tls::reloading_config(files)?)?, &handle);
-            tokio::spawn(server.serve(routes))
+            let server = axum_server::from_tcp_rustls(listeners.api, tls::reloading_config(files)?)?;
+            tokio::spawn(build_server(server, &handle).serve(routes))
         }
     };
     // The first line of the output is for scripts: port 0 selects a free port.
-    println!("listening on {}://{address}", if secure { "https" } else { "http" });
+    println!("listening on {scheme}://{address}");
     if let Some(metrics) = metrics {
         println!("metrics on http://{metrics}/metrics");
     }
-    wait_for_shutdown(ending).await;
-    forgetting.abort();
-    // No new requests are accepted from now on.
-    handle.graceful_shutdown(None);
+    Ok(RunningServer { handle, serving })
+}
+
+/// Stops accepting requests, then shuts down the backend, and closes the database when the running requests have ended,
+/// or after [`DRAIN_TIMEOUT`].
+async fn shut_down(server: RunningServer, backend: &dyn Backend, store: &Store) {
+    server.handle.graceful_shutdown(None);
     backend.shut_down().await;
     // Live streams do not end by themselves.
-    let _ = tokio::time::timeout(DRAIN_TIMEOUT, serving).await;
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, server.serving).await;
     store.close().await;
-    Ok(())
 }
 
 /// Listens on the address of option `option`.
@@ -242,7 +280,7 @@ fn build_server<A>(server: Server<SocketAddr, A>, handle: &Handle<SocketAddr>) -
 }
 
 /// Starts the process backend. On a loopback address it needs no token unless one is required.
-async fn process(
+async fn start_process_backend(
     args: &ServeArgs,
     store: &Store,
     compute: &ComputePool,
@@ -272,7 +310,7 @@ async fn process(
 }
 
 /// Starts the Kubernetes backend. An account of the cluster has the permissions that the cluster grants it.
-async fn kubernetes(
+async fn start_kubernetes_backend(
     args: &ServeArgs,
     store: &Store,
     compute: &ComputePool,
@@ -357,7 +395,7 @@ async fn run_retention(backend: Arc<dyn Backend>, store: Store, RetentionLimits 
 }
 
 /// Returns the certificate files for HTTPS; `None` if the server uses HTTP.
-fn tls(args: &ServeArgs) -> anyhow::Result<Option<CertificateFiles>> {
+fn certificate_files(args: &ServeArgs) -> anyhow::Result<Option<CertificateFiles>> {
     let files = match (&args.tls_cert, &args.tls_key) {
         (Some(certificate), Some(key)) => CertificateFiles { certificate: certificate.clone(), key: key.clone() },
         _ if args.tls_names.is_empty() => return Ok(None),

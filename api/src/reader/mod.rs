@@ -79,7 +79,7 @@ struct ReaderSource {
 /// # Errors
 /// It can't start: a sentence.
 pub async fn run(args: ReaderArgs) -> anyhow::Result<()> {
-    let _traces = serve::log(LevelFilter::INFO, args.log_format)?;
+    let _traces = serve::install_logging(LevelFilter::INFO, args.log_format)?;
     let ending = shutdown_signals().context("can't listen for signals")?;
     let ReaderArgs { model_dir, exports, max_export_bytes, identity, listen, job_uid: uid, idle_seconds, .. } = args;
     private_dirs::set_private_umask();
