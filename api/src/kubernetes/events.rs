@@ -38,7 +38,7 @@ pub async fn copy(
         let working = loops.events.begin();
         loop {
             // An error counts as progress, too: a loop that waits for the database is not stuck.
-            working.gets_on();
+            working.record_progress();
             match store.insert_event_if_new(&uid, &event).await {
                 Ok(_) => break,
                 Err(Error::JobNotFound(_)) => {

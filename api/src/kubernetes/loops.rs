@@ -32,7 +32,7 @@ impl Progress {
 
 impl Working<'_> {
     /// Records progress within the work.
-    pub fn gets_on(&self) {
+    pub fn record_progress(&self) {
         *self.0.since() = Some(Instant::now());
     }
 }
@@ -93,7 +93,7 @@ mod tests {
         let stuck = loops.stuck(Duration::ZERO).unwrap();
         assert!(stuck.contains("copies events"), "{stuck}");
         assert_eq!(loops.stuck(Duration::from_secs(60)), None);
-        working.gets_on();
+        working.record_progress();
         drop(working);
         assert_eq!(loops.stuck(Duration::ZERO), None);
 

@@ -24,12 +24,12 @@ use crate::submission::{BODY_DIGEST_ANNOTATION, KEY_ANNOTATION, SUBMITTED_BY_ANN
 /// Interval of retries while the database does not respond.
 const DATABASE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for one response of the API server: much less than the bound of the watchdog.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const API_SERVER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Copies watch events of TrainJobs into the database.
 pub struct JobMirror<T> {
     store: Store,
-    truth: T,
+    source: T,
     loops: Arc<Loops>,
     /// By UID.
     seen: Mutex<HashMap<String, MirroredVersion>>,
@@ -66,9 +66,9 @@ impl JobSource for Namespaces {
 }
 
 impl<T: JobSource> JobMirror<T> {
-    /// Copies from `truth` to `store`; `loops` records its progress.
-    pub fn new(store: Store, truth: T, loops: Arc<Loops>) -> Self {
-        Self { store, truth, loops, seen: Mutex::default() }
+    /// Copies from `source` to `store`; `loops` records its progress.
+    pub fn new(store: Store, source: T, loops: Arc<Loops>) -> Self {
+        Self { store, source, loops, seen: Mutex::default() }
     }
 
     /// Writes the observed version of a job, unless a newer one was written. The end of a job that is already in the
@@ -77,7 +77,7 @@ impl<T: JobSource> JobMirror<T> {
     /// # Errors
     /// The database or the API server fails.
     pub async fn upsert(&self, job: &TrainJob) -> Result<()> {
-        self.put_as(job, false).await
+        self.write(job, false).await
     }
 
     /// Writes a job whose history is complete.
@@ -85,18 +85,20 @@ impl<T: JobSource> JobMirror<T> {
     /// # Errors
     /// Those of [`JobMirror::upsert`].
     pub async fn upsert_archived(&self, job: &TrainJob) -> Result<()> {
-        self.put_as(job, true).await
+        self.write(job, true).await
     }
 
-    async fn put_as(&self, job: &TrainJob, whole: bool) -> Result<()> {
+    async fn write(&self, job: &TrainJob, is_archived: bool) -> Result<()> {
         let (uid, version) = (job.uid().unwrap_or_default(), version(job));
         // Locked until the row is written, so that of two versions the newer one is written last.
         let mut seen = self.seen.lock().await;
         let known = seen.get(&uid).copied().unwrap_or_default();
-        let whole = whole || known.is_archived;
-        let over = job.status.as_ref().is_some_and(|status| status.is(ConditionType::Finished));
-        let waits =
-            over && !whole && job.metadata.deletion_timestamp.is_none() && self.store.job(&uid).await?.is_some();
+        let is_archived = is_archived || known.is_archived;
+        let is_finished = job.status.as_ref().is_some_and(|status| status.is(ConditionType::Finished));
+        let waits = is_finished
+            && !is_archived
+            && job.metadata.deletion_timestamp.is_none()
+            && self.store.job(&uid).await?.is_some();
         if version <= known.version || waits {
             return Ok(());
         }
@@ -104,17 +106,17 @@ impl<T: JobSource> JobMirror<T> {
         self.store.upsert_job(&row(job)?, now).await?;
         if known.version == 0
             && job.metadata.deletion_timestamp.is_none()
-            && let Some(namespace) = in_time(self.truth.namespace_uid(&job.namespace().unwrap_or_default())).await?
+            && let Some(namespace) = in_time(self.source.namespace_uid(&job.namespace().unwrap_or_default())).await?
         {
             self.store.put_namespace_uid(&uid, &namespace).await?;
         }
         // A finished job that finalizers hold is still listed, with its state, until it is gone.
         if let Some(deleted) = &job.metadata.deletion_timestamp
-            && !(over && is_held(job))
+            && !(is_finished && is_held(job))
         {
             self.store.mark_deleted(&uid, deleted.0.as_millisecond().min(now)).await?;
         }
-        seen.insert(uid, MirroredVersion { version, is_archived: whole });
+        seen.insert(uid, MirroredVersion { version, is_archived });
         Ok(())
     }
 
@@ -144,13 +146,13 @@ impl<T: JobSource> JobMirror<T> {
             if !listed.contains(&row.uid) {
                 self.mark_deleted(&row.uid).await?;
             }
-            working.gets_on();
+            working.record_progress();
         }
         for row in self.store.live_jobs().await? {
-            if !listed.contains(&row.uid) && !in_time(self.truth.exists(&row)).await? {
+            if !listed.contains(&row.uid) && !in_time(self.source.exists(&row)).await? {
                 self.mark_deleted(&row.uid).await?;
             }
-            working.gets_on();
+            working.record_progress();
         }
         Ok(())
     }
@@ -195,7 +197,7 @@ impl<T: JobSource> JobMirror<T> {
 /// Limits the wait for the API server, so that its outage does not count as a stuck loop of this server.
 async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
     let late = || ApiError::new(ErrorReason::Unavailable, "the cluster's API server did not respond in time");
-    tokio::time::timeout(ANSWER_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late()))
+    tokio::time::timeout(API_SERVER_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late()))
 }
 
 /// Returns the row of a job.

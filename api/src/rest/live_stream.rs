@@ -94,20 +94,20 @@ impl fmt::Display for StreamPosition {
 }
 
 /// Streams `job` until it is finished and everything is sent, or until `caller` loses the permission of its route.
-pub fn stream(api: Arc<AppState>, job: JobRecord, wanted: StreamFilter, caller: Caller) -> Response {
-    let (out, told) = mpsc::channel(MAX_QUEUED_EVENTS);
+pub fn stream(api: Arc<AppState>, job: JobRecord, filter: StreamFilter, caller: Caller) -> Response {
+    let (out, events) = mpsc::channel(MAX_QUEUED_EVENTS);
     tokio::spawn(async move {
         let _counted = api.traffic.count_stream();
-        let (changes, asked) = (api.store.changes(), Instant::now());
-        let teller =
-            LiveStream { changes, version: 0, api, uid: job.uid, filter: wanted, out, caller, last_authorized: asked };
-        if let Err(error) = teller.run().await {
+        let (changes, now) = (api.store.changes(), Instant::now());
+        let live_stream =
+            LiveStream { changes, version: 0, api, uid: job.uid, filter, out, caller, last_authorized: now };
+        if let Err(error) = live_stream.run().await {
             // The client reconnects and continues at its position.
             tracing::warn!("a live stream ends early: {error}");
         }
     });
-    let told = ReceiverStream::new(told).map(Ok::<_, std::convert::Infallible>);
-    Sse::new(told).keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL)).into_response()
+    let events = ReceiverStream::new(events).map(Ok::<_, std::convert::Infallible>);
+    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL)).into_response()
 }
 
 struct LiveStream {
@@ -132,12 +132,12 @@ impl LiveStream {
             if !self.is_still_authorized().await {
                 return Ok(());
             }
-            let over = self.is_finished(&job).await?;
-            let heard = self.send_new(&job).await?;
-            if !heard {
+            let is_finished = self.is_finished(&job).await?;
+            let is_connected = self.send_new(&job).await?;
+            if !is_connected {
                 return Ok(());
             }
-            if over {
+            if is_finished {
                 let _ = self.out.send(Event::default().event("end").data("{}")).await;
                 return Ok(());
             }
@@ -183,8 +183,10 @@ impl LiveStream {
     async fn send_new(&mut self, job: &JobRecord) -> Result<bool> {
         // A client that waits for the suspension disconnects when it receives that state, so the earlier records are
         // sent first.
-        let rests = job.content.state.as_deref() == Some(JobState::Suspended.as_str());
-        Ok((rests || self.send_job(job).await) && self.send_records().await? && (!rests || self.send_job(job).await))
+        let is_suspended = job.content.state.as_deref() == Some(JobState::Suspended.as_str());
+        Ok((is_suspended || self.send_job(job).await)
+            && self.send_records().await?
+            && (!is_suspended || self.send_job(job).await))
     }
 
     async fn send_job(&mut self, job: &JobRecord) -> bool {
@@ -214,7 +216,7 @@ impl LiveStream {
                 (Some(event), Some(entry)) => event.event.at_ms <= entry.at_ms,
                 (event, _) => event.is_some(),
             };
-            let told = if event_is_next {
+            let next = if event_is_next {
                 events.pop_front().map(|event: millrace_store::EventRecord| {
                     self.filter.events = Some(event.number);
                     Event::default().event("event").data(event_json(&event).to_string())
@@ -225,8 +227,8 @@ impl LiveStream {
                     Event::default().event(entry.kind.as_str()).data(entry_json(&entry).to_string())
                 })
             };
-            let Some(told) = told else { return Ok(true) };
-            if !self.send(told.id(self.filter.id())).await {
+            let Some(next) = next else { return Ok(true) };
+            if !self.send(next.id(self.filter.id())).await {
                 return Ok(false);
             }
         }
