@@ -153,8 +153,7 @@ impl fmt::Display for HostPlan {
             Some(memory) => writeln!(f, "  fits            no on this host: {needed} needed; {memory}")?,
             None => writeln!(
                 f,
-                "  fits            unknown: {needed} needed; the operating system does not report its \
-                memory"
+                "  fits            unknown: {needed} needed; the operating system does not report its memory"
             )?,
         }
         let step = format_rough_duration(self.step.seconds);

@@ -208,8 +208,7 @@ pub fn restore(args: &RestoreArgs) -> anyhow::Result<()> {
     let manifest = unpack(input, data).with_context(|| format!("{} was not restored", data.display()))?;
     let data = data.canonicalize()?;
     eprintln!(
-        "restored {} from the backup of {} made at \
-        {:.0}",
+        "restored {} from the backup of {} made at {:.0}",
         data.display(),
         manifest.data.display(),
         manifest.created
@@ -342,8 +341,7 @@ fn check(manifest: &BackupManifest, files: &BTreeMap<String, String>) -> anyhow:
     let wrong = wrong.or_else(|| files.keys().find(|name| !manifest.files.contains_key(*name)));
     ensure!(
         wrong.is_none(),
-        "{} is damaged: its digest differs from the \
-        backup's",
+        "{} is damaged: its digest differs from the backup's",
         wrong.map_or("a file", String::as_str)
     );
     Ok(())

@@ -161,10 +161,7 @@ impl ApiError {
     pub fn job_not_found(namespace: &str, name: &str) -> Self {
         Self::new(
             ErrorReason::NotFound,
-            format!(
-                "job {name} not found in namespace {namespace} (deleted jobs \
-            included)"
-            ),
+            format!("job {name} not found in namespace {namespace} (deleted jobs included)"),
         )
     }
 
@@ -177,8 +174,7 @@ impl ApiError {
     /// The error of a name that a live job has.
     pub fn name_taken(namespace: &str, name: &str) -> Self {
         let detail = format!(
-            "job {name} already exists in namespace {namespace}: choose another name, or cancel that job \
-                first"
+            "job {name} already exists in namespace {namespace}: choose another name, or cancel that job first"
         );
         Self::new(ErrorReason::AlreadyExists, detail)
     }

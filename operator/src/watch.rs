@@ -79,8 +79,7 @@ where
         warning: true,
         reason: "Unreadable".to_owned(),
         message: format!(
-            "this operator skips the {kind}, which it can't read, perhaps because a newer version wrote \
-            it: {why}"
+            "this operator skips the {kind}, which it can't read, perhaps because a newer version wrote it: {why}"
         ),
         ..JobEvent::default()
     };

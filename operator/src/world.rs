@@ -124,10 +124,9 @@ impl World for ClusterWorld {
         if left.is_some_and(|left| !left.is_zero()) {
             return Ok(left);
         }
-        let released = archive::remove_finalizer(&self.client, job).await.map_err(Error::api(
-            "remove the finalizers of a deleted \
-                job",
-        ))?;
+        let released = archive::remove_finalizer(&self.client, job)
+            .await
+            .map_err(Error::api("remove the finalizers of a deleted job"))?;
         if released && left.is_some() {
             tracing::warn!(job = %ObjectRef::from_obj(job), "the job's history was not archived in time");
         }

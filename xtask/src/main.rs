@@ -17,18 +17,15 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
-const USAGE: &str = "usage: cargo xtask TASK
+const USAGE: &str = "\
+usage: cargo xtask TASK
 
-  check                   format, rules of this repository, clippy; \
-    builds no program
-  test-fast [ARGUMENT]    unit tests and quick integration tests; arguments are those of `cargo \
-    test`
+  check                   format, rules of this repository, clippy; builds no program
+  test-fast [ARGUMENT]    unit tests and quick integration tests; arguments are those of `cargo test`
   generate [--check]      writes every generated file; with --check only fails if one is stale
-  bench [NAME \
-    ARGUMENT]   runs tests/bench/NAME; without a name lists the benchmarks
+  bench [NAME ARGUMENT]   runs tests/bench/NAME; without a name lists the benchmarks
 
-tests/run is the whole suite, see \
-    CONTRIBUTING.md.
+tests/run is the whole suite, see CONTRIBUTING.md.
 ";
 
 fn run(arguments: &[String]) -> Result<()> {

@@ -198,9 +198,7 @@ impl DataError {
             InvalidUtf8 { .. } => "convert the file to UTF-8, for example with iconv".into(),
             Empty { .. } => "point the data source at files with content".into(),
             OddLength { .. } => {
-                "a token file is a sequence of little-endian 16-bit numbers without a header; write it \
-                again"
-                    .into()
+                "a token file is a sequence of little-endian 16-bit numbers without a header; write it again".into()
             }
             TooShort { split: SplitPart::Train, .. } => {
                 "give more data, a smaller max_sequence_length, or a smaller validation fraction".into()

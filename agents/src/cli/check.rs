@@ -47,8 +47,7 @@ pub fn check_memory(prepared: &PreparedJob) -> Result<(), CliError> {
     if needed > memory.available {
         let needed = format_size(needed);
         eprintln!(
-            "note: the run's processes need {needed} of memory; {memory}: stop other processes, or these may be \
-            killed"
+            "note: the run's processes need {needed} of memory; {memory}: stop other processes, or these may be killed"
         );
     }
     Ok(())

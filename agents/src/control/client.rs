@@ -267,8 +267,9 @@ impl ControlConnector {
         let Self { address, member, introduction, terminate } = self;
         tokio::select! {
             joined = connect_and_join(address, member, introduction, outbox, messages) => joined,
-            Some(()) = terminate.recv() => Err(AgentError::shutdown(format!("{} received a termination \
-                signal", introduction.me))),
+            Some(()) = terminate.recv() => {
+                Err(AgentError::shutdown(format!("{} received a termination signal", introduction.me)))
+            }
         }
     }
 }
@@ -385,11 +386,7 @@ fn decode_job(welcome: &proto::Welcome) -> Result<JobDocument, AgentError> {
 fn compile_job_document(welcome: &proto::Welcome) -> Result<CompiledJob, AgentError> {
     let isa = Isa::ALL.into_iter().find(|isa| isa.to_string() == welcome.isa);
     let isa = isa.ok_or_else(|| {
-        AgentError::local(format!(
-            "the coordinator requires the unknown instruction set \
-        {:?}",
-            welcome.isa
-        ))
+        AgentError::local(format!("the coordinator requires the unknown instruction set {:?}", welcome.isa))
     })?;
     let job = decode_job(welcome)?.compile(isa)?;
     if job.hash.0 != welcome.plan {

@@ -162,7 +162,7 @@ impl ControlService {
         if certified == Some(hello.agent) {
             return Ok(());
         }
-        let certified = certified.map_or_else(|| "nobody".to_owned(), |agent| agent.to_string());
+        let certified = certified.map_or_else(|| "no agent".to_owned(), |agent| agent.to_string());
         let reason = format!("its certificate is for {certified}, but it identifies itself as {}", hello.agent);
         if self.rejections.lock().unwrap_or_else(PoisonError::into_inner).record(Instant::now()).is_some() {
             tracing::warn!(peer = %hello.agent, "rejected an agent: {reason}");

@@ -55,8 +55,7 @@ impl ComputeBudget {
         let own = pending.of.entry(account.to_owned()).or_default();
         if *own >= MAX_PENDING {
             let detail = format!(
-                "{MAX_PENDING} of your requests are already being checked or planned: wait until one \
-                has finished"
+                "{MAX_PENDING} of your requests are already being checked or planned: wait until one has finished"
             );
             return Err(ApiError::new(ErrorReason::TooManyRequests, detail));
         }

@@ -91,8 +91,7 @@ impl TryFrom<proto::FileSet> for FileSet {
             Some(Set::Artifacts(_)) => Ok(Self::Artifacts),
             None => Err(ApiError::new(
                 ErrorReason::BadRequest,
-                "this file reader does not support the requested file set: \
-                    update its image",
+                "this file reader does not support the requested file set: update its image",
             )),
         }
     }

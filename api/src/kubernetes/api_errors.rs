@@ -35,11 +35,7 @@ fn rejection(what: &'static str, status: &Status) -> ApiError {
             tracing::warn!("{what}: {}", status.message);
             ApiError::new(
                 ErrorReason::Unavailable,
-                format!(
-                    "the cluster can't serve the request now: \
-                {}",
-                    status.message
-                ),
+                format!("the cluster can't serve the request now: {}", status.message),
             )
         }
         _ => ApiError::internal(what, &status.message),

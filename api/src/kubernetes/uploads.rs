@@ -38,10 +38,8 @@ pub async fn store_uploads(client: &Client, job: &TrainJob, texts: &UploadedFile
             Ok(_) => return Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             Err(kube::Error::Api(status)) if matches!(status.code, 403 | 422) => {
-                let detail = format!(
-                    "a ConfigMap {name} exists that does not belong to the job: delete it, or rename \
-                    the job"
-                );
+                let detail =
+                    format!("a ConfigMap {name} exists that does not belong to the job: delete it, or rename the job");
                 return Err(ApiError::new(ErrorReason::Conflict, detail));
             }
             Err(error) => return Err(api_error("store the files uploaded with a job")(error)),
@@ -49,8 +47,7 @@ pub async fn store_uploads(client: &Client, job: &TrainJob, texts: &UploadedFile
     }
     Err(ApiError::new(
         ErrorReason::Conflict,
-        "the uploaded files of an earlier job with this name still exist: try \
-        again",
+        "the uploaded files of an earlier job with this name still exist: try again",
     ))
 }
 

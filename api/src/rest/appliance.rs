@@ -126,10 +126,7 @@ pub async fn read(
     let appliance = appliance.ok_or_else(|| {
         ApiError::new(
             ErrorReason::NotFound,
-            format!(
-                "appliance {name} not found: leave ?name= out for the default \
-            one"
-            ),
+            format!("appliance {name} not found: leave ?name= out for the default one"),
         )
     })?;
     let mut jobs = Vec::new();

@@ -20,11 +20,8 @@ pub const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Those of [`reading`], and [`ErrorReason::RequestTimeout`].
 pub async fn with_body_timeout<T>(reading: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(BODY_TIMEOUT, reading).await.unwrap_or_else(|_| {
-        let detail = format!(
-            "the request body was not received within {} s: send the request \
-            again",
-            BODY_TIMEOUT.as_secs()
-        );
+        let detail =
+            format!("the request body was not received within {} s: send the request again", BODY_TIMEOUT.as_secs());
         Err(ApiError::new(ErrorReason::RequestTimeout, detail))
     })
 }

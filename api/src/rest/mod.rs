@@ -201,8 +201,7 @@ impl AppState {
             Some(uid) => {
                 let JobPath { namespace, name } = path;
                 let detail = format!(
-                    "job {name} with uid {uid} not found in namespace {namespace}: list deleted jobs with \
-                        ?deleted=true"
+                    "job {name} with uid {uid} not found in namespace {namespace}: list deleted jobs with ?deleted=true"
                 );
                 ApiError::new(ErrorReason::NotFound, detail)
             }

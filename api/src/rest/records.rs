@@ -152,8 +152,7 @@ fn last_event_id<T: FromStr>(headers: &HeaderMap) -> Result<Option<T>> {
     let wrong = || {
         ApiError::new(
             ErrorReason::BadRequest,
-            "Last-Event-ID is not an id of this stream: leave it out to start \
-            from the beginning",
+            "Last-Event-ID is not an id of this stream: leave it out to start from the beginning",
         )
     };
     read.map(Some).ok_or_else(wrong)

@@ -33,13 +33,8 @@ pub fn attach_uploads(
     files.sort_by(|(a, _), (b, _)| a.cmp(b));
     for (at, (path, bytes)) in files.into_iter().enumerate() {
         let fault = |message: String| ApiError::invalid(vec![FieldError { field: path.clone(), message }]);
-        let content = String::from_utf8(bytes.to_vec()).map_err(|_| {
-            fault(
-                "only UTF-8 text files can be uploaded with a \
-                job"
-                .to_owned(),
-            )
-        })?;
+        let content = String::from_utf8(bytes.to_vec())
+            .map_err(|_| fault("only UTF-8 text files can be uploaded with a job".to_owned()))?;
         let file = std::path::Path::new(&path).file_name().and_then(|name| name.to_str()).unwrap_or("text");
         let clean =
             |letter: char| if letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_') { letter } else { '-' };
@@ -105,13 +100,8 @@ pub fn name_uploads(object: &mut Value, files: Vec<UploadedFile>) -> Result<Opti
         digest.update(&[0]).update(name.as_str().as_bytes()).update(&[0]).update(content.as_bytes());
     }
     let name = format!("{UPLOADS_VOLUME}-{}", &digest.finalize().to_hex()[..16]);
-    let config_map = ObjectName::new(name).map_err(|error| {
-        ApiError::internal(
-            "name the uploaded files of a \
-        job",
-            &error,
-        )
-    })?;
+    let config_map =
+        ObjectName::new(name).map_err(|error| ApiError::internal("name the uploaded files of a job", &error))?;
     for volume in object["spec"]["volumes"].as_array_mut().into_iter().flatten() {
         if volume["name"] == UPLOADS_VOLUME {
             volume["configMap"]["name"] = config_map.as_str().into();

@@ -59,8 +59,7 @@ impl Default for Metrics {
         let [trainjob, appliance] = controllers(&registry);
         let leads = registry.family::<Gauge, 1>(
             "leader_election_master_status",
-            "Whether this operator is the leader: 1 or \
-                0.",
+            "Whether this operator is the leader: 1 or 0.",
             ["name"],
         );
         Self {

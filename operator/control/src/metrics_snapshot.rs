@@ -101,8 +101,7 @@ impl ControllerSnapshot<'_> {
         let waiting = family("millrace_queue_jobs", "Jobs waiting for systems.");
         let oldest = family(
             "millrace_queue_oldest_wait_seconds",
-            "Longest time that one of the waiting jobs has waited; 0 if \
-                none waits.",
+            "Longest time that one of the waiting jobs has waited; 0 if none waits.",
         );
         let head = family(
             "millrace_queue_head_systems",

@@ -154,8 +154,7 @@ impl Acceptor {
             Ok(Err(AcceptError::ClosedEarly)) => {
                 tracing::debug!(
                     port = self.port,
-                    "{from} closed its connection to the {} port during the \
-                    handshake",
+                    "{from} closed its connection to the {} port during the handshake",
                     self.port
                 )
             }

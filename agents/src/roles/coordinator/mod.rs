@@ -214,12 +214,9 @@ async fn prepare(
     }
     let mut remaining_checkpoints = resume::choose_checkpoint(&launch, &compiled, named)?;
     // There is always one: a checkpoint or the initial values.
-    let mut start_point = remaining_checkpoints.pop_front().ok_or_else(|| {
-        AgentError::local(
-            "there is neither a checkpoint nor an \
-        initial state",
-        )
-    })?;
+    let mut start_point = remaining_checkpoints
+        .pop_front()
+        .ok_or_else(|| AgentError::local("there is neither a checkpoint nor an initial state"))?;
     let compiled = resume::recompile_with_checkpoint_cuts(&launch, compiled, &mut start_point)?;
     let files = files::RunFiles::open(&launch, lock.attempt(), last_report)?;
     start_point.report.iter().for_each(|sentence| console.line(sentence));
