@@ -19,27 +19,27 @@ pub struct RunEnd {
 }
 
 impl RunEnd {
-    /// Converts the outcome of the coordinator's state machine. `leaver` is the shard that was asked to leave, if any.
-    pub fn of(outcome: RunOutcome, mode: Mode, leaver: Option<AgentId>) -> Self {
+    /// Converts the outcome of the coordinator's state machine. `leaving_shard` is the shard that was asked to leave, if any.
+    pub fn of(outcome: RunOutcome, mode: Mode, leaving_shard: Option<AgentId>) -> Self {
         match outcome {
             RunOutcome::Complete => {
                 let what = if mode.trains() { "Training" } else { "Evaluation" };
                 let message = format!("{what} completed successfully!");
                 Self { reason: OutcomeReason::Succeeded, message, agent: None }
             }
-            RunOutcome::Stopped => Self::stopped(leaver),
+            RunOutcome::Stopped => Self::stopped(leaving_shard),
             RunOutcome::Failed { reason: message, agent, cause } => Self { reason: cause.into(), message, agent },
         }
     }
 
-    /// Returns the end of a run that the user stopped, or that `leaver` had to leave: a shard, without which the run
+    /// Returns the end of a run that the user stopped, or that `leaving_shard` had to leave: a shard, without which the run
     /// can't continue.
-    pub fn stopped(leaver: Option<AgentId>) -> Self {
-        let message = match leaver {
+    pub fn stopped(leaving_shard: Option<AgentId>) -> Self {
+        let message = match leaving_shard {
             Some(shard) => format!("Stopped: {shard} is shutting down, and a run needs all its shards."),
             None => "Stopped by the user.".to_owned(),
         };
-        Self { reason: OutcomeReason::Interrupted, message, agent: leaver }
+        Self { reason: OutcomeReason::Interrupted, message, agent: leaving_shard }
     }
 
     /// Returns the end of a run that failed in the coordinator.
