@@ -19,7 +19,8 @@ pub struct RunEnd {
 }
 
 impl RunEnd {
-    /// Converts the outcome of the coordinator's state machine. `leaving_shard` is the shard that was asked to leave, if any.
+    /// Converts the outcome of the coordinator's state machine. `leaving_shard` is the shard that was requested to
+    /// leave, if any.
     pub fn of(outcome: RunOutcome, mode: Mode, leaving_shard: Option<AgentId>) -> Self {
         match outcome {
             RunOutcome::Complete => {
@@ -32,7 +33,7 @@ impl RunEnd {
         }
     }
 
-    /// Returns the end of a run that the user stopped, or that `leaving_shard` had to leave: a shard, without which the run
+    /// Returns the end of a run that the user stopped, or that `leaving_shard` left: a shard, without which the run
     /// can't continue.
     pub fn stopped(leaving_shard: Option<AgentId>) -> Self {
         let message = match leaving_shard {
