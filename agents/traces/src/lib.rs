@@ -55,10 +55,10 @@ pub type BoxLayer = Box<dyn Layer<Registry> + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The variables of OTLP have a value that can't be used.
-    #[error("traces can't be sent to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names: {0}")]
+    #[error("traces can't be sent to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names")]
     Exporter(#[from] ExporterBuildError),
     /// The certificate authority of the collector can't be read.
-    #[error("can't read {}, which OTEL_EXPORTER_OTLP_CERTIFICATE names: {source}", path.display())]
+    #[error("can't read {}, which OTEL_EXPORTER_OTLP_CERTIFICATE names", path.display())]
     Certificate {
         /// The file.
         path: std::path::PathBuf,
@@ -66,7 +66,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The thread that sends spans can't be started.
-    #[error("can't start the thread that sends traces: {0}")]
+    #[error("can't start the thread that sends traces")]
     Thread(#[from] std::io::Error),
     /// This process already has a subscriber.
     #[error("this process already has a logger")]

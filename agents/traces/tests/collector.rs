@@ -56,7 +56,7 @@ fn traced() {
         eprintln!("current {}", current.map_or_else(|| "none".to_owned(), |span| span.to_string()));
         drop(tracing::info_span!(target: "hyper", "of a library").entered());
         drop(tracing::debug_span!(target: "millrace_api", "a detail").entered());
-        drop(tracing::info_span!(target: "millrace_control", "visit", job = "team/job").entered());
+        drop(tracing::info_span!(target: "millrace_control", "reconcile", job = "team/job").entered());
     });
     drop(request);
     let began = Instant::now();
@@ -105,7 +105,7 @@ async fn spans_arrive_with_their_parent_and_those_of_libraries_do_not() {
     }
     assert!(services.iter().all(|service| service.contains("test-program")), "{services:?}");
     let names: Vec<&str> = spans.iter().map(|span| &*span.name).collect();
-    assert_eq!(names, ["visit", "GET /v1/jobs"], "in the order in which they ended");
+    assert_eq!(names, ["reconcile", "GET /v1/jobs"], "in the order in which they ended");
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let [visit, request] = &spans[..] else { unreachable!("two names") };
     let current = said.lines().find_map(|line| line.strip_prefix("current ")).unwrap();
