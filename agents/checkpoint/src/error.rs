@@ -6,8 +6,10 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use millrace_emulator::plan::ChunkId;
 use serde::Serialize;
 
+use crate::layout::Section;
 use crate::lock::LockError;
 
 /// A `Result` of this crate.
@@ -86,6 +88,14 @@ pub enum Error {
     /// The lock of model_dir is held by another run.
     #[error(transparent)]
     Lock(#[from] LockError),
+    /// A checkpoint can't be published, because a shard has not reported a chunk as written.
+    #[error("no shard has written {section} of chunk {chunk}")]
+    Incomplete {
+        /// The part of the chunk.
+        section: Section,
+        /// The chunk.
+        chunk: ChunkId,
+    },
     /// An argument does not exist in the layout: a bug of the program.
     #[error("not in the checkpoint: {0}")]
     Argument(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -218,7 +228,7 @@ impl Error {
     /// Returns whether the user's input caused the error (exit code 2) rather than a failure at run time (1).
     pub fn is_bad_input(&self) -> bool {
         match self {
-            Self::NoSpace { .. } | Self::Io { .. } | Self::Argument(_) => false,
+            Self::NoSpace { .. } | Self::Io { .. } | Self::Incomplete { .. } | Self::Argument(_) => false,
             Self::Lock(LockError::InUse { .. } | LockError::Contended { .. }) => true,
             // A wrong path, or one that this user may not write; a full disk is neither.
             Self::Lock(LockError::Io { cause, .. }) => !is_full(cause),

@@ -113,7 +113,7 @@ impl Staging {
     /// directory is then removed.
     pub fn publish(mut self, facts: CheckpointMetadata) -> Result<PathBuf> {
         if let Some((section, chunk)) = self.first_missing() {
-            return Err(Error::argument(format!("{section} of chunk {chunk}, never reported as written")));
+            return Err(Error::Incomplete { section, chunk });
         }
         for spec in self.layout.files(&self.moments) {
             // The shards have synced their ranges; this syncs the header and the length, which the coordinator wrote.

@@ -53,7 +53,7 @@ fn only_complete_checkpoints_are_published() {
     assert!(staging.record_digest(Section::Parameters, 0, crate::Digest([0; 32])).is_err());
     assert_eq!(staging.first_missing(), Some((Section::Parameters, 1)));
     let error = staging.publish(facts(&plan)).unwrap_err();
-    assert!(error.to_string().contains("never reported as written"), "{error}");
+    assert!(error.to_string().contains("no shard has written the parameters of chunk 1"), "{error}");
     assert!(names(dir.path()).is_empty());
     // The shard's late write goes to files that no longer exist.
     writer.write_chunk(0, Section::Parameters, &values).unwrap();
