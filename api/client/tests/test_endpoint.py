@@ -112,13 +112,14 @@ def test_local_server_is_the_default(
 ) -> None:
     contexts.current = None
     contexts.save()
-    monkeypatch.setenv("MILLRACE_TOKEN", "for-another-one")
+    monkeypatch.setenv("MILLRACE_TOKEN", "mine")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     monkeypatch.setattr(endpoint, "LOCAL_URL", f"http://127.0.0.1:{port}")
     endpoint._is_local_server_there.cache_clear()
     with pytest.raises(
-        ConfigError, match=f"no server runs on this machine at .*{port}: start one with `millrace-api serve`"
+        ConfigError,
+        match=f"no server runs on this machine at .*{port}: start one .* -- serve --input-dir .`",
     ):
         resolve()
 
@@ -134,9 +135,9 @@ def test_local_server_is_the_default(
     with HTTPServer(("127.0.0.1", port), Version) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         endpoint._is_local_server_there.cache_clear()
-        found, again = resolve(), resolve(namespace="nlp")
+        found, again = resolve(), resolve(namespace="nlp", token="other")
         server.shutdown()
     endpoint._is_local_server_there.cache_clear()
-    assert (found.url, found.token, found.namespace) == (f"http://127.0.0.1:{port}", None, "default")
-    assert again.namespace == "nlp"
+    assert (found.url, found.token, found.namespace) == (f"http://127.0.0.1:{port}", "mine", "default")
+    assert (again.token, again.namespace) == ("other", "nlp")
     assert capsys.readouterr().err == f"using the server on this machine, http://127.0.0.1:{port}\n"

@@ -16,6 +16,7 @@ from millrace.errors import ConfigError
 LOCAL_URL = "http://127.0.0.1:8080"
 """The default address of `millrace-api serve`."""
 _LOCAL_SECONDS = 2.0
+_START_FROM_SOURCES = "`cargo run --release -p millrace-api -- serve --input-dir .`"
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ def resolve(
 ) -> Endpoint:
     """Returns the endpoint. Precedence: arguments, the named context, the environment, the current context.
 
-    If none of them has an address, the endpoint is the server on this machine, if one runs at `LOCAL_URL`.
-    Only a token that is an argument is sent to it: the one of the environment may belong to another server.
+    If none of them has an address, the endpoint is the server on this machine, if one runs at `LOCAL_URL`,
+    with the token of the arguments or of the environment.
 
     The token and certificate authority of a context are used for that context's address only. Raises
     ConfigError if no appliance is found, or if the token would be sent unencrypted.
@@ -65,10 +66,14 @@ def resolve(
         if not _is_local_server_there():
             raise ConfigError(
                 f"no appliance is selected, and no server runs on this machine at {LOCAL_URL}: start one "
-                f"with `millrace-api serve`, log in with `millrace login URL`, set MILLRACE_URL, or use "
-                f"--url (url= in Python)"
+                f"with `millrace-api serve --input-dir .` (from the sources: {_START_FROM_SOURCES}), log in "
+                f"with `millrace login URL`, set MILLRACE_URL, or use --url (url= in Python)"
             )
-        return Endpoint(LOCAL_URL, namespace or environment("MILLRACE_NAMESPACE") or "default", _clean(token))
+        return Endpoint(
+            LOCAL_URL,
+            namespace or environment("MILLRACE_NAMESPACE") or "default",
+            _clean(_first_set(token, environment("MILLRACE_TOKEN"))),
+        )
     address = normalize_url(address)
     using = named or current
     if using.url is None or normalize_url(using.url) != address:
