@@ -368,6 +368,49 @@ def test_finished_job_is_not_cancelled(
         assert capsys.readouterr().out.startswith(said)
 
 
+def test_cancelled_job_keeps_its_checkpoints(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.on("GET", f"{JOBS}/kjv", job(attempt=1))
+    server.on("DELETE", f"{JOBS}/kjv", job(attempt=1))
+    assert millrace("cancel", "kjv", "--yes") == 0
+    assert "a new job named kjv with the same model_dir resumes from its newest" in capsys.readouterr().err
+
+
+def test_suspended_job_is_scaled_when_it_resumes(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for before, said in (
+        (job(), "job kjv continues with 3 systems"),
+        (job("Suspended"), "job kjv is suspended and will have 3 systems when it is resumed"),
+    ):
+        server.on("GET", f"{JOBS}/kjv", before)
+        server.on("POST", f"{JOBS}/kjv/scale", before)
+        assert millrace("scale", "kjv", "--num_csx", "3") == 0
+        assert capsys.readouterr().out.startswith(said)
+
+
+def test_no_volumes(server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]) -> None:
+    server.on("GET", "/v1/namespaces/default/volumes", {"items": []})
+    assert millrace("get", "volumes") == 0
+    out, err = capsys.readouterr()
+    assert (out, err.startswith("no volumes found")) == ("", True)
+
+
+def test_resuming_from_an_earlier_job_is_reported(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resumes = {
+        "number": 1,
+        "type": "Normal",
+        "reason": "ResumesEarlierJob",
+        "message": "resumes from checkpoint_79",
+    }
+    followed(event("event", resumes), *WHOLE_RUN)(server)
+    assert millrace("train", "-p", "params.yaml") == 0
+    assert "\nresumes from checkpoint_79\n" in capsys.readouterr().err
+
+
 def test_points_of_attempts_are_separated(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from millrace.job import Job
 
 
+_RESUMES_EARLIER_JOB = "ResumesEarlierJob"
+"""Reason of the event of a job that resumes from checkpoints of an earlier job of its name."""
+
+
 def follow(job: Job, reporter: Reporter, *, logs: bool = False) -> None:
     """Reports a job's progress until it finishes or is suspended on purpose, and updates `job`.
 
@@ -149,5 +153,7 @@ class Follower:
     def _event(self, entry: Document) -> None:
         event = Event.read(entry)
         # Failures are reported once, at the end of the job.
-        if event.type != "Normal" and event.reason not in state.FAILURES:
+        if event.reason == _RESUMES_EARLIER_JOB:
+            self._reporter.message(event.message)
+        elif event.type != "Normal" and event.reason not in state.FAILURES:
             self._reporter.message(f"{event.type}: {event.reason}: {event.message}")

@@ -52,11 +52,12 @@ def resume(settings: Settings, name: str, uid: str | None, output: str) -> None:
 def scale(settings: Settings, name: str, uid: str | None, num_csx: int, output: str) -> None:
     """Changes the number of systems of a job. It resumes at the same step; its result has the same bits."""
     with settings.appliance() as appliance:
-        _print_result(
-            appliance.job(name, uid).scale(num_csx),
-            output,
-            f"continues with {num_csx} system{'s' if num_csx > 1 else ''}",
-        )
+        job = appliance.job(name, uid).scale(num_csx)
+        systems = f"{num_csx} system{'s' if num_csx > 1 else ''}"
+        what = f"continues with {systems}"
+        if job.spec.get("suspend") and not job.is_finished:
+            what = f"is suspended and will have {systems} when it is resumed with: millrace resume {job.name}"
+        _print_result(job, output, what)
 
 
 @click.command(cls=base.Command)
@@ -65,8 +66,9 @@ def scale(settings: Settings, name: str, uid: str | None, num_csx: int, output: 
 @base.output_option()
 @base.pass_settings
 def cancel(settings: Settings, name: str, uid: str | None, yes: bool, output: str) -> int:
-    """Cancels and deletes a job; its checkpoints and history stay until the appliance's retention deletes
-    them.
+    """Cancels and deletes a job. Its files stay, and a later job of this name resumes from its checkpoints.
+
+    Its history stays until the appliance's retention deletes it.
     """
     with settings.appliance() as appliance:
         job = appliance.job(name, uid)
@@ -84,6 +86,12 @@ def cancel(settings: Settings, name: str, uid: str | None, yes: bool, output: st
         else:
             what = "is cancelled"
         _print_result(job, output, what)
+        if output == "table" and job.status.get("attempt") and not _only_evaluates(job):
+            click.echo(
+                f"note: its files stay on the appliance: a new job named {job.name} with the same model_dir "
+                f"resumes from its newest checkpoint; to train from the beginning, choose another name",
+                err=True,
+            )
     return Exit.OK
 
 
@@ -136,6 +144,10 @@ def download(
 
 
 COMMANDS = (suspend, resume, scale, cancel, download)
+
+
+def _only_evaluates(job: Job) -> bool:
+    return (job.status.get("resolved") or {}).get("mode") in ("eval", "eval_all")
 
 
 def _print_result(job: Job, output: str, what: str) -> None:
