@@ -28,6 +28,20 @@ Item = TypeVar("Item")
 _PAGE = 1000
 
 
+class ItemIterator(Iterator[Item]):
+    """Iterates over items that are requested on the way. Its `repr` says what they are."""
+
+    def __init__(self, items: Iterator[Item], description: str) -> None:
+        self._items = items
+        self._description = description
+
+    def __next__(self) -> Item:
+        return next(self._items)
+
+    def __repr__(self) -> str:
+        return f"<{self._description}: read them with a loop or list(...)>"
+
+
 def collection(namespace: str) -> str:
     """Returns the path of a namespace's jobs."""
     return f"/v1/namespaces/{segment(namespace)}/trainjobs"
@@ -249,11 +263,13 @@ class Job:
         `role`, `agent` and `attempt` filter them; `level` is the lowest level, such as WARNING.
         """
         query = {"role": role, "agent": agent, "attempt": attempt, "level": level}
-        return (self._follow_items if follow else self._items)("/logs", LogLine.read, query, after)
+        lines = (self._follow_items if follow else self._items)("/logs", LogLine.read, query, after)
+        return ItemIterator(lines, f"log lines of job {self.name}")
 
     def events(self, follow: bool = False, *, after: int = 0) -> Iterator[Event]:
         """Yields the job's events; with `follow`, also new ones until the job finishes."""
-        return (self._follow_items if follow else self._items)("/events", Event.read, {}, after)
+        events = (self._follow_items if follow else self._items)("/events", Event.read, {}, after)
+        return ItemIterator(events, f"events of job {self.name}")
 
     # Files.
 

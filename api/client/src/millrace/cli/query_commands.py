@@ -163,7 +163,10 @@ def get_volumes(settings: Settings, output: str) -> None:
     with settings.appliance() as appliance:
         volumes = appliance.volumes()
     rows = [(volume.name, volume.message) for volume in volumes]
-    _emit_list(output, [vars(volume) for volume in volumes], ("NAME", "MESSAGE"), rows)
+    if volumes or output != "table":
+        _emit_list(output, [vars(volume) for volume in volumes], ("NAME", "MESSAGE"), rows)
+    if not volumes:
+        click.echo("no volumes found: the appliance offers none to this namespace", err=True)
 
 
 @click.command(cls=base.Command)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from millrace.submission import SubmitOptions, Verb
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_LINE = re.compile(r"^line \d+: ", re.MULTILINE | re.IGNORECASE)
 
 _MODES = click.Choice(["train", "eval", "train_and_eval", "eval_all"])
 _LEVELS = click.Choice(["DEBUG", "VERBOSE", "INFO", "WARNING", "ERROR"], case_sensitive=False)
@@ -48,8 +52,8 @@ class _Submit(base.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeats the flag before each further value."""
-        if args[:1] == ["CSX"]:
-            args = ["--target_device", *args]
+        if args and args[0].upper() == "CSX":
+            args = args[1:]
         repeated: list[str] = []
         flag: str | None = None
         for arg in args:
@@ -246,7 +250,7 @@ def _submit(
     from millrace.cli import follow_command
 
     key = idempotency_key or secrets.token_urlsafe(24)
-    with settings.appliance() as appliance:
+    with settings.appliance() as appliance, _errors_name(params):
         if validate_only:
             document = appliance.dry_run(params, options, verb=verb)
             render.emit(output, document, lambda: _checked(params, document), "")
@@ -273,6 +277,16 @@ def _submit(
         return follow_command.follow_to_end(job, output, logs=logs, every=every)
 
 
+@contextmanager
+def _errors_name(params: str) -> Iterator[None]:
+    """Adds the name of the params file to errors that have a line of it."""
+    try:
+        yield
+    except errors.BadParams as error:
+        error.args = (_LINE.sub(lambda line: f"{params}: {line[0]}", str(error)),)
+        raise
+
+
 def _options(flags: dict[str, Any]) -> SubmitOptions:
     from millrace import submission
 
@@ -288,7 +302,7 @@ def _options(flags: dict[str, Any]) -> SubmitOptions:
 
 
 def _plan(settings: Settings, params: str, output: str, options: SubmitOptions) -> int:
-    with settings.appliance() as appliance:
+    with settings.appliance() as appliance, _errors_name(params):
         found = appliance.plan(params, **options)
     render.emit(output, found.raw, lambda: _plan_table(found), "")
     return Exit.OK if found.fits else Exit.FAILED
@@ -309,7 +323,7 @@ def _plan_table(found: Plan) -> str:
             "Start": start,
             "Projected time": _duration(projected.get("seconds") or None),
             "Projected step": f"{projected['stepSeconds']:.3g} s" if projected.get("stepSeconds") else None,
-            "Projected rate": f"{projected['samplesPerSecond']:.4g} samples/s"
+            "Projected rate": f"{_number(projected['samplesPerSecond'])} samples/s"
             if projected.get("samplesPerSecond")
             else None,
             "Host memory": _host_memory(found),
@@ -359,6 +373,10 @@ def _epoch(epoch: Document) -> str | None:
     if not epoch:
         return None
     return f"{epoch['samples']:,} samples, {epoch['tokens']:,} tokens, {epoch['steps']:,.1f} steps"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _duration(seconds: float | None) -> str | None:
