@@ -206,8 +206,8 @@ def test_flags_without_effect_print_a_note(
 ) -> None:
     server.on("POST", JOBS, job(None))
     flags = (
-        "CSX --num_workers_per_csx 1 -c dir --python_paths a b --disable_version_check --model_dir d "
-        "--mgmt_address a:9000 --mgmt-namespace n --credentials_path c --cbcore_image i "
+        "csx --num_workers_per_csx 1 -c dir --python_paths a b --disable_version_check --target_device CSX "
+        "--model_dir d --mgmt_address a:9000 --mgmt-namespace n --credentials_path c --cbcore_image i "
         "--wsc_log_level a=b c=d --debug_args a.b=v c=d --debug_args_path p --ini a=b c=d "
         "-p params.yaml --detach"
     )
@@ -237,6 +237,34 @@ def test_flags_without_effect_print_a_note(
             3,
             "Who is there?\nhint: log in with `millrace login URL`",
         ),
+        (
+            problem(
+                401, "Unauthorized", "send a token in the header `Authorization: Bearer TOKEN`; make one"
+            ),
+            3,
+            "error: the appliance requires a token; make one\nhint: log in with",
+        ),
+        (
+            problem(422, "BadParams", "Line 3: no a.\n  hint: b\nmodel is missing\n  hint: c"),
+            2,
+            "error: params.yaml: Line 3: no a.\n  hint: b\nerror: model is missing\n  hint: c\n",
+        ),
+        (
+            lambda handler: handler.send_json(
+                422,
+                {
+                    "reason": "Invalid",
+                    "detail": "spec.a: too small; spec.b: missing",
+                    "errors": [
+                        {"field": "spec.a", "message": "too small"},
+                        {"field": "spec.b", "message": "missing"},
+                    ],
+                },
+                **{"Content-Type": "application/problem+json"},
+            ),
+            2,
+            "error: spec.a: too small\nerror: spec.b: missing\n",
+        ),
         (problem(403, "Forbidden", "You may not."), 3, "You may not."),
         (
             problem(500, "Internal", "Oh.", X_Request_Id="r-1"),
@@ -254,12 +282,14 @@ def test_errors_of_the_appliance(
     out, err = capsys.readouterr()
     assert out == ""
     assert said in err
+    assert err.count("too small") <= 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train"], "Missing option '-p'"),
+        (["train"], "\nerror: Missing option '-p'"),
+        (["get", "jobs", "-o", "csv"], "'csv' is not one of 'table', 'json', 'yaml', 'name'.\n"),
         (["train", "CPU", "-p", "params.yaml"], "unexpected extra argument (CPU)"),
         (["logs", "kjv", "--role", "worker"], "'worker' is not one of 'coordinator', 'memoryx'"),
         (["train", "-p", "nowhere.yaml"], "error: nowhere.yaml: No such file or directory"),

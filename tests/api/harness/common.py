@@ -61,10 +61,11 @@ class CommandResult:
 
     @property
     def error(self) -> str:
-        """The error message. Fails unless there is exactly one, without a traceback."""
+        """The error messages, one per line. Fails if there are none, or a traceback."""
         assert "Traceback" not in self.err, self.err
-        (sentence,) = [line for line in self.err.splitlines() if line.lower().startswith("error: ")]
-        return sentence[len("error: ") :]
+        messages = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        assert messages, self.err
+        return "\n".join(message.removeprefix("error: ") for message in messages)
 
 
 class RunningCommand:

@@ -67,8 +67,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo(error.ctx.get_help(), err=True)
         return Exit.BAD_INPUT
     except click.ClickException as error:
-        error.show()
-        return Exit.BAD_INPUT
+        return base.print_usage_error(error)
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
     except (BrokenPipeError, base.BrokenPipe):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _COMPLETION_SECONDS = 3.0
+_HEADER_ADVICE = re.compile(r"^send a token in the header `[^`]*`")
 
 CONTEXT_SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
@@ -157,6 +158,10 @@ class Group(_Spelling, click.Group):
         return list(self.commands)
 
 
+_FORMATS_ELSEWHERE = ("table", "json", "yaml", "name", "csv", "wide", "text")
+"""Formats that another command accepts, or another program: no names of directories."""
+
+
 class Output(click.Choice[str]):
     """The choice of an output format. The error message has a hint for users of the local `-o model_dir`."""
 
@@ -165,6 +170,8 @@ class Output(click.Choice[str]):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
+            if value in _FORMATS_ELSEWHERE:
+                raise
             hint = "Files of a job stay on the appliance: `millrace download NAME --to DIR` downloads them."
             raise click.BadParameter(f"{error.message} {hint}", ctx, param) from error
 
@@ -290,11 +297,10 @@ def print_error(error: Exception, hint: str | None = None) -> int:
     if isinstance(error, errors.JobFailed):
         lines, code = [*(f"  {line}" for line in error.log_tail)], Exit.FAILED
     elif isinstance(error, errors.ApplianceError):
-        # The message may contain the fields as well; several are listed one per line.
-        several = len(error.errors) > 1
-        faults = [each for each in error.errors if several or each.message not in str(error)]
-        lines, code = [f"  {each.field}: {each.message}" for each in faults], _code_of(error)
-        hint = hint or _hint_for(error)
+        click.echo(_appliance_error_text(error), err=True)
+        if hint := hint or _hint_for(error):
+            click.echo(f"hint: {hint}", err=True)
+        return _code_of(error)
     elif isinstance(error, errors.Unreachable):
         lines, code = [], Exit.UNREACHABLE
     elif isinstance(error, (errors.MillraceError, OSError, TimeoutError)):
@@ -307,10 +313,37 @@ def print_error(error: Exception, hint: str | None = None) -> int:
     return code
 
 
+def _appliance_error_text(error: errors.ApplianceError) -> str:
+    """Returns the errors of a response, each on a line that begins with `error:`, above its hints."""
+    faults = [f"{each.field}: {each.message}" if each.field else each.message for each in error.errors]
+    if len(faults) > 1 and str(error) == "; ".join(faults):
+        return "\n".join(f"error: {fault}" for fault in faults)
+    message = str(error)
+    if isinstance(error, errors.Unauthorized):
+        # The appliance describes the HTTP header, for users of other clients.
+        message = _HEADER_ADVICE.sub("the appliance requires a token", message)
+    # Each error in the params is a line, with indented hints below it.
+    lines = [line if line.startswith(" ") else f"error: {line}" for line in message.splitlines() or [""]]
+    lines += [
+        f"  {fault}" for each, fault in zip(error.errors, faults, strict=True) if each.message not in message
+    ]
+    return "\n".join(lines)
+
+
 def _error_message(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)
+
+
+def print_usage_error(error: click.ClickException) -> int:
+    """Prints an error of the command line below the command's usage, and returns its exit code."""
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        names = error.ctx.help_option_names
+        click.echo(error.ctx.get_usage(), err=True)
+        click.echo(f"Try '{error.ctx.command_path} {names[-1]}' for help.\n", err=True)
+    click.echo(f"error: {error.format_message()}", err=True)
+    return Exit.BAD_INPUT
 
 
 def _code_of(error: errors.ApplianceError) -> Exit:
@@ -320,7 +353,7 @@ def _code_of(error: errors.ApplianceError) -> Exit:
 
 def _hint_for(error: errors.ApplianceError) -> str | None:
     if isinstance(error, errors.Unauthorized):
-        return "log in with `millrace login URL`"
+        return "log in with `millrace login URL`, or give a token with --token_file or MILLRACE_TOKEN"
     if isinstance(error, errors.NotFound) and "deleted=true" in error.detail:
         return "list the UIDs of all jobs, also of deleted ones, with `millrace get jobs --deleted`"
     if error.status >= 500 and error.request_id:
