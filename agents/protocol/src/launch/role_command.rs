@@ -388,9 +388,15 @@ mod tests {
         assert!(matches!(parse("train -p a.yaml"), Err(RoleCommandError::NotARole)));
         assert!(matches!(parse("role coordinator"), Err(RoleCommandError::MissingLaunch)));
         assert!(matches!(parse("role cs2"), Err(RoleCommandError::MissingCoordinator(Role::Cs2))));
-        for flag in ["--launch", "--termination_log"] {
-            let error = parse(&format!("role swarmx --coordinator a:1 {flag} b")).unwrap_err();
-            assert_eq!(error.to_string(), format!("{flag} is for a coordinator, not for swarmx"));
+        let flags = |role| complete(role).to_args().into_iter().skip(2).collect::<Vec<_>>();
+        let other = flags(Role::SwarmX);
+        let coordinator_only: Vec<_> = flags(Role::Coordinator).into_iter().filter(|it| !other.contains(it)).collect();
+        assert!(coordinator_only.len() > 1, "{coordinator_only:?}");
+        for argument in coordinator_only {
+            let name = argument.to_str().unwrap().split('=').next().unwrap().to_owned();
+            let line = ["role", "swarmx", "--coordinator=a:1"].map(OsString::from).into_iter().chain([argument]);
+            let refusal = RoleCommand::parse(line).map_err(|error| error.to_string());
+            assert_eq!(refusal, Err(format!("{name} is for a coordinator, not for swarmx")));
         }
         let roots = " --root=/a".repeat(MAX_ROOTS);
         assert!(parse(&format!("role cs2 --coordinator a:1{roots}")).is_ok());
