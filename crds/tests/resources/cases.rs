@@ -170,12 +170,17 @@ fn statuses(cases: &mut Vec<Case>) {
     status("next-leader", None, json!({"leaderEpoch": 1}), json!({"leaderEpoch": 2}));
     status("old-leader", Some("is no longer the leader"), json!({"leaderEpoch": 2}), json!({"leaderEpoch": 1}));
     status("no-leader", Some("is no longer the leader"), json!({"leaderEpoch": 2}), json!({"attempt": 1}));
-    status("attempt-back", Some("must not decrease"), json!({"attempt": 2}), json!({"attempt": 1}));
-    status("restart-back", Some("must not decrease"), json!({"restarts": 2}), json!({"restarts": 0}));
+    status("attempt-back", Some("attempt must not decrease"), json!({"attempt": 2}), json!({"attempt": 1}));
+    status("restart-back", Some("restarts must not decrease"), json!({"restarts": 2}), json!({"restarts": 0}));
     let mut other = resolved.clone();
     other["appliance"]["wafer"]["memoryBytes"] = json!("41GB");
-    status("resolved-again", Some("is immutable"), json!({"resolved": resolved}), json!({"resolved": other}));
-    status("unresolved", Some("is immutable"), json!({"resolved": resolved}), json!({"attempt": 1}));
+    status(
+        "resolved-again",
+        Some("status.resolved is immutable"),
+        json!({"resolved": resolved}),
+        json!({"resolved": other}),
+    );
+    status("unresolved", Some("status.resolved is immutable"), json!({"resolved": resolved}), json!({"attempt": 1}));
     let ongoing = json!({"conditions": [condition("Finished", "False"), condition("Succeeded", "Unknown")]});
     let finished = json!({"conditions": [condition("Finished", "True"), condition("Succeeded", "True")]});
     status("finishing", None, ongoing.clone(), finished.clone());

@@ -62,6 +62,10 @@ macro_rules! operators {
         }
 
         impl OpKind {
+            /// Names of all operators.
+            #[cfg(test)]
+            const NAMES: &[&str] = &[$(stringify!($Name)),*];
+
             /// Returns the name, for messages.
             pub const fn name(&self) -> &'static str {
                 match self {
@@ -163,7 +167,7 @@ mod tests {
     /// The form of each operator in documents: checkpoints of every release contain it.
     #[test]
     fn documents_keep_their_form() {
-        let cases: [(OpKind, &str); 9] = [
+        let cases: Vec<(OpKind, &str)> = vec![
             (Embedding.into(), r#"{"op":"embedding"}"#),
             (AddPosition.into(), r#"{"op":"add_position"}"#),
             (Dropout { rate: 0.5 }.into(), r#"{"op":"dropout","rate":0.5}"#),
@@ -177,6 +181,11 @@ mod tests {
             ),
             (CrossEntropy.into(), r#"{"op":"cross_entropy"}"#),
         ];
+        assert_eq!(
+            cases.iter().map(|(op, _)| op.name()).collect::<Vec<_>>(),
+            OpKind::NAMES,
+            "a line for each operator"
+        );
         for (op, document) in cases {
             assert_eq!(serde_json::to_string(&op).unwrap(), document);
             assert_eq!(serde_json::from_str::<OpKind>(document).unwrap(), op);

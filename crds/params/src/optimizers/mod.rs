@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn jobs_keep_their_form() {
         let (betas, eps, correct_bias) = ([0.5, 0.75], 0.25, true);
-        let cases: [(OptimizerKind, &str); 3] = [
+        let cases: Vec<(OptimizerKind, &str)> = vec![
             (
                 AdamW { betas, eps, correct_bias }.into(),
                 r#"{"name":"adamw","betas":[0.5,0.75],"eps":0.25,"correct_bias":true}"#,
@@ -151,6 +151,7 @@ mod tests {
             ),
             (Sgd { momentum: 0.5 }.into(), r#"{"name":"sgd","momentum":0.5}"#),
         ];
+        assert_eq!(cases.len(), OptimizerName::ALL.len(), "a line for each optimizer");
         for (kind, document) in cases {
             assert_eq!(serde_json::to_string(&kind).unwrap(), document);
             assert_eq!(serde_json::from_str::<OptimizerKind>(document).unwrap(), kind);
