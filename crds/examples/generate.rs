@@ -1,4 +1,4 @@
-//! Writes the definitions of the custom resources as YAML: `cargo run -p millrace-crds --example generate`.
+//! Writes the definitions of the custom resources as YAML: `cargo xtask generate`.
 
 use std::path::Path;
 

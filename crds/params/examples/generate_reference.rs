@@ -1,5 +1,5 @@
 //! Writes `docs/reference/params.md` and `docs/reference/params.schema.json`:
-//! `cargo run -p millrace-params --features schema --example generate_reference`.
+//! `cargo xtask generate`.
 
 use std::path::Path;
 

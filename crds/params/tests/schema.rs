@@ -52,7 +52,7 @@ fn root() -> PathBuf {
 fn reference_is_up_to_date() {
     for (name, text) in [("params.md", to_markdown()), ("params.schema.json", format!("{:#}\n", editor_schema()))] {
         let path = root().join("docs/reference").join(name);
-        let command = "cargo run -p millrace-params --features schema --example generate_reference";
+        let command = "cargo xtask generate";
         assert!(std::fs::read_to_string(path).unwrap_or_default() == text, "{name} is stale: {command}");
     }
 }

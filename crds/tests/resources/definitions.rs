@@ -45,7 +45,7 @@ fn generated_files_are_up_to_date() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{name}.yaml"));
         let file = std::fs::read_to_string(&path).unwrap_or_default();
         let types = serde_saphyr::to_string(&definition).unwrap();
-        assert!(file == types, "{name}.yaml is stale: cargo run -p millrace-crds --example generate");
+        assert!(file == types, "{name}.yaml is stale: run `cargo xtask generate`");
     }
 }
 

@@ -170,7 +170,7 @@ mod tests {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("openapi.json");
         let code = format!("{}\n", serde_json::to_string_pretty(&document()).unwrap());
         let file = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(file == code, "openapi.json is stale: cargo run -p millrace-api -- openapi > api/openapi.json");
+        assert!(file == code, "openapi.json is stale: run `cargo xtask generate`");
     }
 
     #[test]
