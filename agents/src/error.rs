@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use millrace_emulator::compile::CompileError;
 use millrace_engine::message;
+use millrace_protocol::error_chain;
 use millrace_telemetry::journal::OutcomeReason;
 
 use crate::launch::Exit;
@@ -41,11 +42,11 @@ impl AgentError {
         Self { cause, context: None, source: Arc::new(error.into()), hint: None }
     }
 
-    /// Returns the sentence, without the remedy.
+    /// Returns the sentence with its causes, without the remedy.
     pub fn message(&self) -> String {
         match &self.context {
-            Some(context) => format!("{context}: {}", self.source),
-            None => self.source.to_string(),
+            Some(context) => format!("{context}: {}", error_chain(&**self.source.as_ref())),
+            None => error_chain(&**self.source.as_ref()),
         }
     }
 

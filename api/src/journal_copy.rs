@@ -1,12 +1,13 @@
 //! Copies the journal of a coordinator into the database. The entries keep their numbers, so copying can stop and
 //! continue at any time: nothing is lost, and nothing is copied twice.
 
-use std::fmt::Display;
+use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use millrace_protocol::journal::{self, JournalEndpoint};
+use millrace_protocol::error_chain;
+use millrace_protocol::journal::{self, JournalEndpoint, JournalError};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{self, FollowRequest};
 use millrace_store::{EntryKind, JournalRecord, MetricMode, Store};
@@ -17,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Channel;
 
-use crate::journal_files;
+use crate::journal_files::{self, JournalFileError};
 use crate::metrics::JOURNAL_METRICS;
 
 /// Maximum number of entries in one transaction, and how long the first of them waits for the others.
@@ -29,6 +30,23 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// missing.
 const MAX_CONSECUTIVE_TRIES: u32 = 5;
 
+/// Why a journal can't be copied at present. Entries that were copied before are kept.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] millrace_store::Error),
+    /// The coordinator can't be reached.
+    #[error(transparent)]
+    Connect(#[from] JournalError),
+    /// The stream ended with an error.
+    #[error(transparent)]
+    Stream(#[from] tonic::Status),
+    /// A file of the journal can't be read.
+    #[error(transparent)]
+    File(#[from] JournalFileError),
+}
+
 /// Copies the entries of the coordinator of `journal`, until the attempt has ended or the coordinator is lost.
 pub async fn copy(store: &Store, uid: &str, journal: &JournalEndpoint) {
     let mut failures = 0;
@@ -36,7 +54,7 @@ pub async fn copy(store: &Store, uid: &str, journal: &JournalEndpoint) {
         match dial(store, uid, journal).await {
             Ok(true) => return,
             Ok(false) => failures = 0,
-            Err(error) => tracing::debug!(%uid, "can't copy the journal, retrying: {error}"),
+            Err(error) => tracing::debug!(%uid, "can't copy the journal, retrying: {}", error_chain(&error)),
         }
         failures += 1;
         tokio::time::sleep(RETRY_INTERVAL).await;
@@ -44,8 +62,9 @@ pub async fn copy(store: &Store, uid: &str, journal: &JournalEndpoint) {
 }
 
 /// Logs that copying a journal from its files failed. It is repeated when the server starts.
-pub fn log_catch_up_failure(caught_up: Result<(), String>, uid: &str) {
+pub fn log_catch_up_failure(caught_up: Result<(), impl Error>, uid: &str) {
     if let Err(error) = caught_up {
+        let error = error_chain(&error);
         tracing::warn!(%uid, "could not copy the rest of the job's journal from its files: {error}");
     }
 }
@@ -54,26 +73,25 @@ pub fn log_catch_up_failure(caught_up: Result<(), String>, uid: &str) {
 /// before they were sent.
 ///
 /// # Errors
-/// The files can't be read, or the database fails: a sentence.
-pub async fn catch_up(store: &Store, uid: &str, model_dir: &Path) -> Result<(), String> {
-    let from = store.newest_entry(uid).await.map_err(|error| error.to_string())? + 1;
+/// The files can't be read, or the database fails.
+pub async fn catch_up(store: &Store, uid: &str, model_dir: &Path) -> Result<(), CopyError> {
+    let from = store.newest_entry(uid).await? + 1;
     let uncopied = journal_files::entries(model_dir.to_owned(), uid.to_owned(), from);
     write_entries(store, uid, ReceiverStream::new(uncopied), |_| {}).await.map(drop)
 }
 
-async fn dial(store: &Store, uid: &str, journal: &JournalEndpoint) -> Result<bool, String> {
-    follow(store, uid, journal.connect().await.map_err(|error| error.to_string())?).await
+async fn dial(store: &Store, uid: &str, journal: &JournalEndpoint) -> Result<bool, CopyError> {
+    follow(store, uid, journal.connect().await?).await
 }
 
 /// Copies entries from the first missing one until the stream ends; returns whether the last one was the outcome of an
 /// attempt.
 ///
 /// # Errors
-/// The stream broke, or the database failed: a sentence. Entries copied before that are kept.
-pub async fn follow(store: &Store, uid: &str, mut client: JournalClient<Channel>) -> Result<bool, String> {
-    let from = store.newest_entry(uid).await.map_err(|error| error.to_string())? + 1;
-    let stream =
-        client.follow(FollowRequest { from, from_current_state: false }).await.map_err(|status| status.to_string())?;
+/// The stream broke, or the database failed. Entries copied before that are kept.
+pub async fn follow(store: &Store, uid: &str, mut client: JournalClient<Channel>) -> Result<bool, CopyError> {
+    let from = store.newest_entry(uid).await? + 1;
+    let stream = client.follow(FollowRequest { from, from_current_state: false }).await?;
     let _counted = JOURNAL_METRICS.count_followed();
     write_entries(store, uid, stream.into_inner(), record_lag).await
 }
@@ -91,13 +109,13 @@ fn record_lag(entries: &[JournalRecord]) {
 /// was an outcome.
 ///
 /// # Errors
-/// The stream or the database failed: a sentence.
-async fn write_entries<E: Display>(
+/// The stream or the database failed.
+async fn write_entries<E: Into<CopyError>>(
     store: &Store,
     uid: &str,
     entries: impl Stream<Item = Result<proto::Entry, E>>,
     written: impl Fn(&[JournalRecord]),
-) -> Result<bool, String> {
+) -> Result<bool, CopyError> {
     let batches = entries.chunks_timeout(WRITE_BATCH_ENTRIES, MAX_BATCH_DELAY);
     tokio::pin!(batches);
     let mut over = false;
@@ -107,11 +125,11 @@ async fn write_entries<E: Display>(
             match entry {
                 // Entries of unknown kinds, from a later version, are skipped.
                 Ok(entry) => entries.extend(journal_entry(&entry)),
-                Err(error) => broken = Some(error.to_string()),
+                Err(error) => broken = Some(error.into()),
             }
         }
         over = entries.last().map_or(over, |entry| entry.kind == EntryKind::Outcome);
-        store.append(uid, &entries).await.map_err(|error| error.to_string())?;
+        store.append(uid, &entries).await?;
         written(&entries);
         if let Some(broken) = broken {
             return Err(broken);

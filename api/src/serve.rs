@@ -125,12 +125,15 @@ pub struct ServeArgs {
 }
 
 /// Parses a network such as `10.0.0.0/8`, or a single address.
-fn parse_network(text: &str) -> Result<IpNet, String> {
+fn parse_network(text: &str) -> Result<IpNet, InvalidNetwork> {
     let address = || text.parse::<IpAddr>().map(IpNet::from);
-    text.parse()
-        .or_else(|_| address())
-        .map_err(|_| format!("{text:?} is not a network: write it as 10.0.0.0/8 or fd00::/8"))
+    text.parse().or_else(|_| address()).map_err(|_| InvalidNetwork(text.to_owned()))
 }
+
+/// The text is neither a network nor an address.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is not a network: write it as 10.0.0.0/8 or fd00::/8")]
+struct InvalidNetwork(String);
 
 /// Logs messages of our own crates to standard error, and exports traces if the environment names a collector.
 ///
@@ -290,9 +293,9 @@ async fn start_process_backend(
     let directories = ServerDirectories {
         data: real(&args.database.data)?,
         inputs: args.input_dir.as_deref().map(real).transpose()?,
-        volumes: all_volumes(&args.volumes).map_err(anyhow::Error::msg)?,
+        volumes: all_volumes(&args.volumes)?,
     };
-    directories.make().map_err(anyhow::Error::msg)?;
+    directories.make()?;
     millrace_roots::restrict_process(directories.roots()).context("can't use a directory of the server")?;
     let local = ProcessBackend::start(
         store.clone(),

@@ -38,18 +38,43 @@ pub struct Collector {
     ports: Vec<u16>,
 }
 
-impl FromStr for Collector {
-    type Err = String;
+/// Why a text names no collector.
+#[derive(Debug, thiserror::Error)]
+pub enum CollectorError {
+    /// It is not the JSON of a [`Collector`].
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// Its peer selects nothing, or in two ways.
+    #[error("the peer needs a namespaceSelector, a podSelector or both, or else an ipBlock")]
+    Peer,
+    /// It has no ports, too many, or port 0.
+    #[error("name from 1 to {MAX_PORTS} ports, from 1 to 65535")]
+    Ports,
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let collector: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+/// Why agents send no traces to the operator's own collector.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentTracesError {
+    /// An endpoint contains a user name or password, which every user could read in the pods of their jobs.
+    #[error("agents send no traces: the collector's address contains credentials, which jobs must not get")]
+    Credentials,
+    /// An endpoint uses https.
+    #[error("agents send no traces: their pods have no certificates to verify an https collector")]
+    Https,
+}
+
+impl FromStr for Collector {
+    type Err = CollectorError;
+
+    fn from_str(text: &str) -> Result<Self, CollectorError> {
+        let collector: Self = serde_json::from_str(text)?;
         let Self { peer, ports } = &collector;
         let selects = peer.namespace_selector.is_some() || peer.pod_selector.is_some();
         if selects == peer.ip_block.is_some() {
-            return Err("the peer needs a namespaceSelector, a podSelector or both, or else an ipBlock".to_owned());
+            return Err(CollectorError::Peer);
         }
         if !(1..=MAX_PORTS).contains(&ports.len()) || ports.contains(&0) {
-            return Err(format!("name from 1 to {MAX_PORTS} ports, from 1 to 65535"));
+            return Err(CollectorError::Ports);
         }
         Ok(collector)
     }
@@ -70,19 +95,18 @@ impl AgentTraces {
     /// Reads the variables for `collector` from the environment of this program.
     ///
     /// # Errors
-    /// An endpoint contains a user name or password, which every user could read in the pods of their jobs; or it uses
-    /// https, for which pods have no certificates.
+    /// Agents must not get an endpoint, see [`AgentTracesError`].
     pub fn from_environment(
         collector: Collector,
         environment: impl Fn(&str) -> Option<String>,
-    ) -> Result<Self, &'static str> {
+    ) -> Result<Self, AgentTracesError> {
         let value = |name: &str| environment(name).filter(|value| !value.trim().is_empty());
         let variables: Vec<_> = FORWARDED_VARIABLES.into_iter().filter_map(|name| Some((name, value(name)?))).collect();
         if variables.iter().any(|(name, value)| name.ends_with("_ENDPOINT") && value.contains('@')) {
-            return Err("agents send no traces: the collector's address contains credentials, which jobs must not get");
+            return Err(AgentTracesError::Credentials);
         }
         if variables.iter().any(|(name, value)| name.ends_with("_ENDPOINT") && value.trim().starts_with("https:")) {
-            return Err("agents send no traces: their pods have no certificates to verify an https collector");
+            return Err(AgentTracesError::Https);
         }
         let port = |port: u16| NetworkPolicyPort {
             protocol: Some("TCP".to_owned()),

@@ -24,7 +24,7 @@ use crate::agent_traces::AgentTraces;
 use crate::authority::CertificateManager;
 use crate::children;
 use crate::cli::OperatorArgs;
-use crate::error::Error;
+use crate::error::{ChildError, Error};
 
 /// Creates the children of attempts.
 pub struct ChildCreator {
@@ -72,9 +72,9 @@ impl ChildCreator {
         if let Some(claim) = children::claim(attempt) {
             here.create(&claim).await?;
         }
-        here.create(&children::launch(attempt).map_err(|error| Error::Child(error.to_string()))?).await?;
+        here.create(&children::launch(attempt).map_err(ChildError::Record)?).await?;
         let identities = children::identities(attempt, &self.certificates.authorities(), SystemTime::now());
-        here.create(&identities.map_err(Error::Child)?).await?;
+        here.create(&identities?).await?;
         for pod in &missing {
             if !here.create(pod).await? {
                 here.delete_unlisted_pod(pod, attempt.job).await?;
@@ -118,9 +118,7 @@ impl JobNamespace<'_> {
         let found = pods.list_metadata(&named).await.map_err(Error::api("get a pod"))?.items;
         let Some(found) = found.first() else { return Ok(()) };
         if !found.owner_references().iter().any(|owner| Some(&owner.uid) == job.uid().as_ref()) {
-            return Err(Error::Child(format!(
-                "a pod {name} exists that does not belong to the job: delete it, or rename the job"
-            )));
+            return Err(ChildError::PodNameTaken(name).into());
         }
         tracing::warn!(pod = %name, "replacing pod {name}, which lost its labels");
         self.delete::<Pod>(&name, found.uid()).await

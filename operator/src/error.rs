@@ -1,6 +1,10 @@
 //! Errors that end a reconcile, and their messages.
 
 use millrace_cluster::client::api_message;
+use millrace_control::record::ResolvedJobError;
+use millrace_protocol::security::{IssueError, NameError};
+
+use crate::children::MAX_SECRET_BYTES;
 
 /// Ends a reconcile early. The object is requeued.
 #[derive(Debug, thiserror::Error)]
@@ -14,8 +18,42 @@ pub enum Error {
         cause: Box<kube::Error>,
     },
     /// A child can't be built.
-    #[error("{0}")]
-    Child(String),
+    #[error(transparent)]
+    Child(#[from] ChildError),
+}
+
+/// Why a child of a job can't be built or created, in any number of attempts to create it.
+#[derive(Debug, thiserror::Error)]
+pub enum ChildError {
+    /// The job's record can't be used.
+    #[error(transparent)]
+    Record(#[from] ResolvedJobError),
+    /// The name of a certificate is not valid.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// A certificate can't be issued.
+    #[error(transparent)]
+    Certificate(#[from] IssueError),
+    /// An attempt has more agents than one Secret has room for.
+    #[error("the certificates of all agents take {bytes} bytes, but a secret has at most {MAX_SECRET_BYTES}")]
+    SecretTooLarge {
+        /// Bytes of all certificates and keys.
+        bytes: usize,
+    },
+    /// A pod of this name belongs to something else.
+    #[error("a pod {0} exists that does not belong to the job: delete it, or rename the job")]
+    PodNameTaken(String),
+}
+
+/// Why an attempt must be abandoned: a retry would fail, too.
+#[derive(Debug, thiserror::Error)]
+pub enum Rejection {
+    /// A child can't be built.
+    #[error(transparent)]
+    Child(ChildError),
+    /// The API server rejected a child, with this message.
+    #[error("the API server rejected an object of the attempt: {}", api_message(.0))]
+    Api(Box<kube::Error>),
 }
 
 impl Error {
@@ -26,13 +64,15 @@ impl Error {
 }
 
 impl Error {
-    /// Returns why the attempt must be abandoned, with the message of the rejecting server; `None` if a retry may
-    /// succeed.
-    pub fn rejection(&self) -> Option<String> {
+    /// Returns why the attempt must be abandoned.
+    ///
+    /// # Errors
+    /// The error itself, if a retry may succeed.
+    pub fn into_rejection(self) -> Result<Rejection, Self> {
         match self {
-            Self::Child(why) => Some(why.clone()),
-            Self::Api { cause, .. } => is_rejection(cause)
-                .then(|| format!("the API server rejected an object of the attempt: {}", api_message(cause))),
+            Self::Child(error) => Ok(Rejection::Child(error)),
+            Self::Api { cause, .. } if is_rejection(&cause) => Ok(Rejection::Api(cause)),
+            error => Err(error),
         }
     }
 }
@@ -65,7 +105,8 @@ mod tests {
         let refusal = |code: u16, message: &str| {
             let status = json!({"status": "Failure", "code": code, "reason": "R", "message": message});
             let status = serde_json::from_value(status).unwrap();
-            Error::api("create a child of the job")(kube::Error::Api(status)).rejection()
+            let error = Error::api("create a child of the job")(kube::Error::Api(status));
+            error.into_rejection().ok().map(|rejection| rejection.to_string())
         };
         let quota =
             "pods \"a-cs2-0\" is forbidden: exceeded quota: small, requested: pods=1, used: pods=2, limited: pods=2";

@@ -26,13 +26,14 @@ use millrace_cluster::watch::watch_selected;
 use millrace_control::shutdown::wait_for_shutdown;
 use millrace_crds::file_reader::{CLAIM_NOT_FOUND, TOO_MANY_READERS};
 use millrace_crds::{Appliance, FileReader, FileReaderStatus};
+use millrace_protocol::error_chain;
 use millrace_protocol::security::MemberName;
 use serde_json::json;
 use tokio::sync::watch;
 
 use crate::authority::CertificateManager;
 use crate::children::{READER_LABEL, ReaderPod, reader_policy};
-use crate::error::Error;
+use crate::error::{ChildError, Error};
 use crate::observe::{condition, has_condition};
 use crate::watch::store_of;
 
@@ -103,7 +104,7 @@ pub async fn run(
         .owns_stream(reader_pods(&client))
         .graceful_shutdown_on(wait_for_shutdown(ending));
     let after_failure = |request: Arc<FileReader>, error: &Error, _: Arc<ReaderController>| {
-        tracing::warn!(request = %ObjectRef::from_obj(&*request), "{error}");
+        tracing::warn!(request = %ObjectRef::from_obj(&*request), "{}", error_chain(error));
         Action::requeue(FAILURE_RETRY_INTERVAL)
     };
     controller.run(reconcile, after_failure, readers).for_each(|_| std::future::ready(())).await;
@@ -178,9 +179,9 @@ impl ReaderController {
         let applied = policies.patch(&policy.name_any(), &applied, &Patch::Apply(&policy)).await;
         applied.map_err(Error::api("create the network policy of a reader"))?;
         let name = reader.server_name();
-        let certified = MemberName::for_reader(&name).map_err(|error| Error::Child(error.to_string()))?;
+        let certified = MemberName::for_reader(&name).map_err(ChildError::Name)?;
         let issued = self.keeper.authorities().issue_member(&certified, &[], SystemTime::now());
-        let issued = issued.map_err(|error| Error::Child(error.to_string()))?;
+        let issued = issued.map_err(ChildError::Certificate)?;
         let status = FileReaderStatus {
             server_name: Some(name),
             server_authority: Some(issued.authority.clone()),

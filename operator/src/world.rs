@@ -97,9 +97,9 @@ impl World for ClusterWorld {
     }
 
     async fn ensure_agents(&self, attempt: &AttemptContext<'_>, there: &Vec<Pod>) -> Result<(), Ended<Self>> {
-        self.creator.ensure_attempt(attempt, there).await.map_err(|error| match error.rejection() {
-            Some(why) => Ended::<Self>::Refused(why),
-            None => error.into(),
+        self.creator.ensure_attempt(attempt, there).await.map_err(|error| match error.into_rejection() {
+            Ok(rejection) => Ended::<Self>::Refused(rejection.into()),
+            Err(error) => error.into(),
         })
     }
 

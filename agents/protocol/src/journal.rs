@@ -25,7 +25,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The journal is unreachable, or one end rejects the identity of the other.
 #[derive(Debug, thiserror::Error)]
-#[error("{}", transport::error_chain(.0))]
+#[error(transparent)]
 pub struct JournalError(#[from] tonic::transport::Error);
 
 /// The address of a coordinator's journal, and the identities of both ends.

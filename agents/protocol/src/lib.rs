@@ -7,17 +7,21 @@
 //! * [`transport`]: the HTTP/2 settings that both ends of every connection must share.
 //! * [`security`]: authenticates every connection.
 //! * [`journal`]: connects to the coordinator's journal and encodes its entries.
+//! * [`error_chain`](fn@error_chain): renders an error with its causes, for a log, a status or an answer.
 //! * [`launch`]: the command line, the launch document, the environment and the exit codes of a job's processes.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]
 
 pub mod codec;
+mod error_chain;
 pub mod journal;
 pub mod launch;
 pub mod packet;
 pub mod security;
 pub mod transport;
+
+pub use error_chain::error_chain;
 
 /// Services and messages generated from `proto/` by `cargo xtask generate`.
 #[allow(missing_docs, clippy::pedantic)]

@@ -82,17 +82,6 @@ impl Service<Uri> for AuthenticatedConnector {
     }
 }
 
-/// Returns the error followed by its causes. The error itself only names the layer in which it happened.
-pub fn error_chain(error: &tonic::transport::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = std::error::Error::source(error);
-    while let Some(cause) = next {
-        text.push_str(&format!(": {cause}"));
-        next = cause.source();
-    }
-    text
-}
-
 /// Returns the endpoint for `address` with the settings of the data plane.
 pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?

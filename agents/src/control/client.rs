@@ -13,7 +13,7 @@ use millrace_emulator::numerics::Isa;
 use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
 use millrace_engine::types::AgentId;
 use millrace_protocol::proto::{self, control_client::ControlClient, from_agent, to_agent};
-use millrace_protocol::{codec, transport};
+use millrace_protocol::{codec, error_chain};
 use millrace_telemetry::logs::{LogRecord, Logger};
 use millrace_telemetry::memory::ProcessMemory;
 use millrace_telemetry::metric_definitions::{ByteDirection as Way, RoleMetrics};
@@ -289,12 +289,11 @@ async fn connect_and_join(
         let channel = match member.dial_coordinator(address).await {
             Ok(channel) => channel,
             Err(error) if Instant::now() >= deadline => {
-                let why = transport::error_chain(&error);
-                return Err(AgentError::peer(format!("the coordinator at {address} can't be reached: {why}")));
+                return Err(AgentError::peer(error).context(format!("the coordinator at {address} can't be reached")));
             }
             Err(error) => {
                 if pause == INITIAL_JOIN_BACKOFF {
-                    let (why, minutes) = (transport::error_chain(&error), JOIN_TIMEOUT.as_secs() / 60);
+                    let (why, minutes) = (error_chain(&error), JOIN_TIMEOUT.as_secs() / 60);
                     tracing::info!(
                         coordinator = %address,
                         "the coordinator at {address} can't be reached yet ({why}); trying for {minutes} minutes"

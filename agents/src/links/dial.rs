@@ -6,8 +6,8 @@ use std::time::Duration;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use millrace_engine::types::{AgentId, Epoch};
+use millrace_protocol::error_chain;
 use millrace_protocol::packet::{self, AGENT_HEADER, EPOCH_HEADER, PacketReader};
-use millrace_protocol::transport;
 use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::transport::Channel;
@@ -38,7 +38,7 @@ pub fn dial(me: AgentId, peer: AgentId, address: String, epoch: Epoch, settings:
         let channel = match settings.member.dial_data(&address, peer).await {
             Ok(channel) => channel,
             Err(error) => {
-                let why = transport::error_chain(&error);
+                let why = error_chain(&error);
                 return broken(format!("{peer} at {address} can't be reached: {why}")).await;
             }
         };

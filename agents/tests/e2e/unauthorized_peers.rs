@@ -12,7 +12,7 @@ use millrace_protocol::packet::{self, AGENT_HEADER, EPOCH_HEADER};
 use millrace_protocol::proto::control_client::ControlClient;
 use millrace_protocol::proto::{self, CheckpointRequest, FollowRequest, from_agent};
 use millrace_protocol::security::{AttemptName, Authority, ExpectedPeer, Identity, MemberName, Protection, Service};
-use millrace_protocol::transport;
+use millrace_protocol::{error_chain, transport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tonic::body::Body;
@@ -48,7 +48,7 @@ async fn is_rejected_without_certificate(address: &str) -> bool {
 
 async fn dial(address: &str, identity: &Identity, to: &str, protection: Protection) -> Result<Channel, String> {
     let expected = ExpectedPeer::new(agent(&first_attempt(), to));
-    transport::dial(address, identity, expected, protection).await.map_err(|error| transport::error_chain(&error))
+    transport::dial(address, identity, expected, protection).await.map_err(|error| error_chain(&error))
 }
 
 /// Sends a hello as `name`, as a shard that joins for the first time; returns the error.

@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use millrace_control::OverBudget;
 
 use crate::error::{ApiError, ErrorReason, Result};
 
@@ -67,8 +68,8 @@ impl ComputeBudget {
     /// Charges a plan that takes `bytes` of memory while it is computed. At least one megabyte is charged.
     ///
     /// # Errors
-    /// [`ErrorReason::TooManyRequests`]: the account's budget is used up.
-    pub fn charge(&self, account: &str, bytes: u64) -> Result<()> {
+    /// [`OverBudget::Account`]: the account's budget is used up.
+    pub fn charge(&self, account: &str, bytes: u64) -> Result<(), OverBudget> {
         if self.planned.len() > MAX_ACCOUNTS {
             self.planned.retain_recent();
         }
@@ -76,10 +77,7 @@ impl ComputeBudget {
         let megabytes = NonZeroU32::new(megabytes).unwrap_or(NonZeroU32::MIN).min(MAX_PLAN_BURST_MEGABYTES);
         match self.planned.check_key_n(&account.to_owned(), megabytes) {
             Ok(Ok(())) => Ok(()),
-            _ => {
-                let detail = "planning budget exceeded by many large jobs in a short time: try again in a few seconds";
-                Err(ApiError::new(ErrorReason::TooManyRequests, detail))
-            }
+            _ => Err(OverBudget::Account),
         }
     }
 }

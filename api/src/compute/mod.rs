@@ -8,7 +8,7 @@ mod budget;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_control::WorkerPool;
+use millrace_control::{OverBudget, WorkerPool};
 use tokio::sync::oneshot;
 
 use crate::error::{ApiError, Result};
@@ -128,8 +128,8 @@ impl ComputePool {
     /// Charges `account` for a plan that takes `bytes` of memory while it is computed.
     ///
     /// # Errors
-    /// [`TooManyRequests`](crate::error::ErrorReason::TooManyRequests) if the account's budget is used up.
-    pub fn charge(&self, account: &str, bytes: u64) -> Result<()> {
+    /// [`OverBudget::Account`]: the account's budget is used up.
+    pub fn charge(&self, account: &str, bytes: u64) -> Result<(), OverBudget> {
         self.budget.charge(account, bytes)
     }
 }

@@ -23,17 +23,17 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
-use kube::runtime::wait::await_condition;
+use kube::runtime::wait::{self, await_condition};
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, ResourceExt};
 use millrace_cluster::address::{expected_coordinator, pod_address, ports};
 use millrace_cluster::archive;
-use millrace_cluster::credentials::credentials_of;
+use millrace_cluster::credentials::{MissingKey, credentials_of};
 use millrace_cluster::names::{ATTEMPT_LABEL, ChildNames};
 use millrace_crds::{ConditionType, Role, TrainJob};
-use millrace_protocol::journal;
 use millrace_protocol::proto::journal_client::JournalClient;
-use millrace_protocol::security::Identity;
+use millrace_protocol::security::{Identity, IdentityError};
+use millrace_protocol::{error_chain, journal};
 use millrace_store::{ChangeNotice, EntryKind, EntryQuery, Store};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{sleep, timeout};
@@ -42,7 +42,7 @@ use super::mirror::JobMirror;
 use super::namespaces::Namespaces;
 use super::readers::ReaderPool;
 use crate::error::{ApiError, ErrorReason};
-use crate::journal_copy;
+use crate::journal_copy::{self, CopyError};
 
 /// Delay between tries. [`JobArchivers::complete_history`] doubles it up to [`MAX_RETRY_INTERVAL`].
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
@@ -62,6 +62,57 @@ const SAVE_TIMEOUT: Duration = Duration::from_secs(30);
 const FINAL_WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Validity of the cached identity.
 const IDENTITY_TTL: Duration = Duration::from_secs(30);
+
+/// Why a coordinator can't be followed at present.
+#[derive(Debug, thiserror::Error)]
+enum FollowError {
+    /// Its pod can't be watched.
+    #[error(transparent)]
+    Watch(#[from] wait::Error),
+    /// Its pod was deleted.
+    #[error("the coordinator's pod was deleted")]
+    PodDeleted,
+    /// Its certificate can't be checked, because the job has no valid UID.
+    #[error("the job's UID is not valid")]
+    InvalidUid,
+    /// This server has no identity.
+    #[error(transparent)]
+    Identity(#[from] IdentitySecretError),
+    /// Its journal can't be copied.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+}
+
+/// Why the Secret with this server's identity can't be used.
+#[derive(Debug, thiserror::Error)]
+enum IdentitySecretError {
+    /// It can't be read.
+    #[error("the secret {name} of {namespace}")]
+    Get {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Error of the API server.
+        source: kube::Error,
+    },
+    /// It lacks a key.
+    #[error("the secret {name} has {missing}")]
+    Incomplete {
+        /// Its name.
+        name: String,
+        /// The rest of the sentence.
+        missing: MissingKey,
+    },
+    /// Its certificate or key can't be used.
+    #[error("the secret {name}")]
+    Invalid {
+        /// Its name.
+        name: String,
+        /// The part that can't be used.
+        source: IdentityError,
+    },
+}
 
 /// The archiving tasks of all jobs.
 pub struct JobArchivers {
@@ -282,34 +333,35 @@ impl JobArchivers {
             match self.follow(job, &uid, attempt).await {
                 Ok(true) => return,
                 Ok(false) => {}
-                Err(error) => tracing::debug!(%uid, attempt, "can't copy the journal, retrying: {error}"),
+                Err(error) => {
+                    tracing::debug!(%uid, attempt, "can't copy the journal, retrying: {}", error_chain(&error))
+                }
             }
             sleep(RETRY_INTERVAL).await;
         }
     }
 
     /// Copies entries until the stream ends; returns whether the last one was the outcome.
-    async fn follow(&self, job: &TrainJob, uid: &str, attempt: u32) -> Result<bool, String> {
+    async fn follow(&self, job: &TrainJob, uid: &str, attempt: u32) -> Result<bool, FollowError> {
         let (names, namespace) = (ChildNames::for_job(job), job.namespace().unwrap_or_default());
         let address = self.coordinator(&names, &namespace, attempt).await?;
         let identity = self.identity().await.inspect_err(|error| {
             if !self.missing_identity_logged.swap(true, Ordering::Relaxed) {
-                tracing::warn!("can't follow coordinators until this is fixed: {error}");
+                tracing::warn!("can't follow coordinators until this is fixed: {}", error_chain(error));
             }
         })?;
-        let coordinator = expected_coordinator(&names, &namespace, uid, attempt).ok_or("the job's UID is not valid")?;
-        let channel = journal::channel(&address, &identity, coordinator).map_err(|error| error.to_string())?;
-        journal_copy::follow(&self.store, uid, JournalClient::new(channel)).await
+        let coordinator = expected_coordinator(&names, &namespace, uid, attempt).ok_or(FollowError::InvalidUid)?;
+        let channel = journal::channel(&address, &identity, coordinator).map_err(CopyError::Connect)?;
+        Ok(journal_copy::follow(&self.store, uid, JournalClient::new(channel)).await?)
     }
 
     /// Returns the address of an attempt's coordinator, as soon as it runs. It is read from the pod, not resolved by
     /// name, because name servers cache that a name did not exist.
-    async fn coordinator(&self, names: &ChildNames, namespace: &str, attempt: u32) -> Result<String, String> {
+    async fn coordinator(&self, names: &ChildNames, namespace: &str, attempt: u32) -> Result<String, FollowError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let runs = |pod: Option<&Pod>| pod.and_then(|pod| address_of(pod, attempt)).is_some();
-        let pod =
-            await_condition(pods, &names.pod(Role::Coordinator, 0), runs).await.map_err(|error| error.to_string())?;
-        pod.and_then(|pod| address_of(&pod, attempt)).ok_or_else(|| "the coordinator's pod was deleted".to_owned())
+        let pod = await_condition(pods, &names.pod(Role::Coordinator, 0), runs).await?;
+        pod.and_then(|pod| address_of(&pod, attempt)).ok_or(FollowError::PodDeleted)
     }
 
     /// Completes the history of a job from its journal's files, with retries for `patience`: an obstacle such as a
@@ -320,7 +372,7 @@ impl JobArchivers {
             while let Err(refusal) = self.catch_up(job).await {
                 // Deleted files do not come back.
                 if matches!(refusal.reason, ErrorReason::Gone | ErrorReason::NotFound) {
-                    return journal_copy::log_catch_up_failure(Err(refusal.to_string()), &uid);
+                    return journal_copy::log_catch_up_failure(Err(refusal), &uid);
                 }
                 tracing::debug!(%uid, "can't read the job's journal files, retrying: {refusal}");
                 sleep(pause).await;
@@ -396,16 +448,22 @@ impl JobArchivers {
     }
 
     /// Returns this server's identity for coordinators.
-    async fn identity(&self) -> Result<Identity, String> {
+    async fn identity(&self) -> Result<Identity, IdentitySecretError> {
         let mut known = self.identity_cache.lock().await;
         if let Some((_, identity)) = known.as_ref().filter(|(at, _)| at.elapsed() < IDENTITY_TTL) {
             return Ok(identity.clone());
         }
         let (namespace, name) = &self.identity;
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
-        let secret = secrets.get(name).await.map_err(|error| format!("the secret {name} of {namespace}: {error}"))?;
-        let credentials = credentials_of(&secret).map_err(|missing| format!("the secret {name} has {missing}"))?;
-        let identity = Identity::new(&credentials).map_err(|error| format!("the secret {name}: {error}"))?;
+        let secret = secrets.get(name).await.map_err(|source| IdentitySecretError::Get {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            source,
+        })?;
+        let credentials = credentials_of(&secret)
+            .map_err(|missing| IdentitySecretError::Incomplete { name: name.clone(), missing })?;
+        let identity = Identity::new(&credentials)
+            .map_err(|source| IdentitySecretError::Invalid { name: name.clone(), source })?;
         *known = Some((Instant::now(), identity.clone()));
         self.missing_identity_logged.store(false, Ordering::Relaxed);
         Ok(identity)

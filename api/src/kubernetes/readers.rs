@@ -19,6 +19,7 @@ use millrace_cluster::model_dir::model_dir_mount;
 use millrace_cluster::names::ChildNames;
 use millrace_crds::file_reader::{CLAIM_NOT_FOUND, FileReaderStatus};
 use millrace_crds::{FileReader, FileReaderSpec, ResolvedJob, TrainJob};
+use millrace_protocol::error_chain;
 use millrace_protocol::security::{
     Authority, Credentials, ExpectedPeer, Identity, IssueError, MemberName, Service, Validity,
 };
@@ -151,7 +152,7 @@ impl ReaderPool {
         let reader =
             MemberName::for_reader(&server).map_err(|error| ApiError::internal("use a reader's name", &error))?;
         RemoteFiles::new(&address, &identity, ExpectedPeer::new(reader))
-            .map_err(|error| ApiError::internal("reach a reader", &error))
+            .map_err(|error| ApiError::internal("reach a reader", &error_chain(&error)))
     }
 
     /// Periodically removes readers that have ended; never returns.

@@ -14,10 +14,13 @@ use millrace_agents::dataset_epoch::DatasetEpoch;
 use millrace_agents::host::{self, HostMemory, HostPlan};
 use millrace_control::record::resolved_job;
 use millrace_control::requirements::ProjectedTime;
-use millrace_control::{PlanCache, PriorityValues, ResolveError, ResourceRequirements, ledger, reject_heavy};
+use millrace_control::{
+    OverBudget, PlanCache, PriorityValues, ResolveError, ResourceRequirements, ledger, reject_heavy,
+};
 use millrace_crds::{Appliance, Grant, QueueReason, QueueStatus, ResolvedJob, TrainJob};
 use millrace_lifecycle::{QueueEntry, SystemRequest, is_waiting};
 use millrace_params::JobSpec;
+use millrace_protocol::error_chain;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -216,8 +219,8 @@ impl Planner {
     ) -> Result<Result<(ResolvedJob, ResourceRequirements), ResolveError>> {
         let (plan_cache, compute) = (self.plan_cache.clone(), self.compute.clone());
         let (job, appliance, owner) = (job.clone(), appliance.clone(), account.to_owned());
-        let plan = move |most: fn(u64) -> Result<(), String>| {
-            let charge = |bytes| compute.charge(&owner, bytes).map_err(|refusal| refusal.detail);
+        let plan = move |most: fn(u64) -> Result<(), OverBudget>| {
+            let charge = |bytes| compute.charge(&owner, bytes);
             plan_cache.plan_uncached(&job, &appliance.spec, &|bytes| most(bytes).and_then(|()| charge(bytes)))
         };
         let light = plan.clone();
@@ -227,7 +230,7 @@ impl Planner {
         }
         // It is heavy, or the budget of the account is used up, which the second call returns.
         let planning = self.compute.run_heavy(account, move || match plan(|_| Ok(())) {
-            Err(ResolveError::Overloaded(why)) => Err(ApiError::new(ErrorReason::TooManyRequests, why)),
+            Err(ResolveError::Overloaded(error)) => Err(ApiError::new(ErrorReason::TooManyRequests, error.to_string())),
             found => Ok(found),
         });
         planning.await
@@ -262,7 +265,7 @@ impl Planner {
         let appliance = self.appliance_of(&job)?;
         let (resolution, needs) = match self.needs(account, &job, &appliance).await? {
             Ok(understood) => understood,
-            Err(ResolveError::TooLarge(message)) => return Ok((too_large_plan(message), None)),
+            Err(ResolveError::TooLarge(error)) => return Ok((too_large_plan(error_chain(&error)), None)),
             Err(why) => return Err(never_runs(why)),
         };
         let plan = match self.host_refusal(&needs) {
@@ -340,8 +343,8 @@ impl Planner {
 }
 
 /// Returns the error of a job that can never run.
-fn never_runs(why: ResolveError) -> ApiError {
-    ApiError::new(ErrorReason::BadParams, why.to_string())
+fn never_runs(error: ResolveError) -> ApiError {
+    ApiError::new(ErrorReason::BadParams, error_chain(&error))
 }
 
 fn too_large_plan(message: String) -> JobPlan {

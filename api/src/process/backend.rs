@@ -14,6 +14,7 @@ use millrace_control::watchdog::Watchdog;
 use millrace_control::{ContextParts, ControllerContext, WatchStreams, World};
 use millrace_crds::{Appliance, ResolvedJob, TrainJob};
 use millrace_params::{LabelName, ObjectName};
+use millrace_protocol::error_chain;
 use millrace_store::{NamespaceVersion, Store};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -73,7 +74,9 @@ impl ProcessBackend {
     pub async fn start(store: Store, settings: ProcessSettings) -> Result<Self> {
         let ProcessSettings { directories, holds_database, appliance, compute, export_bytes } = settings;
         let claim = DataDirClaim::acquire(&directories.data, holds_database)?;
-        directories.make().map_err(|error| ApiError::internal("create the server's directories", &error))?;
+        directories
+            .make()
+            .map_err(|error| ApiError::internal("create the server's directories", &error_chain(&error)))?;
         let exports = ExportCache::new(directories.data.join("exports"), export_bytes);
         exports.clean_up().await;
         let objects = Arc::new(ObjectStore::new(store));
@@ -127,7 +130,7 @@ impl ProcessBackend {
         let (directories, job, texts) = (self.machine.directories.clone(), job.clone(), order.texts.clone());
         let looking = self.compute.run_heavy(&order.account, move || {
             let epoch = inputs::check_inputs(&directories, &job, &resolved, texts.as_ref());
-            let epoch = epoch.map_err(|why| ApiError::new(ErrorReason::BadParams, why))?;
+            let epoch = epoch.map_err(|error| ApiError::new(ErrorReason::BadParams, error_chain(&error)))?;
             if let Some(epoch) = epoch {
                 resolved.limit_by_epochs(epoch.samples);
             }

@@ -11,10 +11,11 @@
 use std::path::{Component, Path, PathBuf};
 
 use kube::ResourceExt;
-use millrace_control::{JobSite, ModelDirLocation};
+use millrace_control::{JobSite, ModelDirLocation, SiteError};
 use millrace_crds::{JobVolume, MountedDir, TrainJob};
 use millrace_params::{LabelName, ObjectName};
 
+use super::path_error::PathError;
 use super::volumes::{ServerVolume, Volumes};
 use crate::private_dirs;
 
@@ -33,12 +34,12 @@ impl ServerDirectories {
     /// Creates the server's own directories, for its user only.
     ///
     /// # Errors
-    /// An error of the file system, as a sentence.
-    pub fn make(&self) -> Result<(), String> {
+    /// An error of the file system.
+    pub fn make(&self) -> Result<(), PathError> {
         let dirs = ["model_dirs", "texts", "last", "exports"].map(|name| self.data.join(name));
-        std::iter::once(self.data.clone()).chain(dirs).try_for_each(|dir| {
-            private_dirs::make_existing_private(&dir)
-                .map_err(|error| format!("can't make the directory {}: {error}", dir.display()))
+        std::iter::once(self.data.clone()).chain(dirs).try_for_each(|directory| {
+            private_dirs::make_existing_private(&directory)
+                .map_err(|source| PathError::CreateDirectory { directory, source })
         })
     }
 
@@ -89,25 +90,22 @@ impl ServerDirectories {
     /// Returns the path on this machine of a path in `job`'s params, for reading.
     ///
     /// # Errors
-    /// The path is not available to the job: a sentence for the user.
-    pub fn locate(&self, job: &TrainJob, written: &str) -> Result<PathBuf, String> {
+    /// The path is not available to the job.
+    pub fn locate(&self, job: &TrainJob, written: &str) -> Result<PathBuf, PathError> {
         Ok(self.locate_in_mounts(job, written)?.path)
     }
 
-    fn locate_in_mounts(&self, job: &TrainJob, written: &str) -> Result<LocatedPath<'_>, String> {
+    fn locate_in_mounts(&self, job: &TrainJob, written: &str) -> Result<LocatedPath<'_>, PathError> {
         let path = Path::new(written);
         if path.components().any(|part| part == Component::ParentDir) {
-            return Err(format!("the path {written} leaves its directory by `..`: write a path without `..`"));
+            return Err(PathError::ParentDirectory(written.to_owned()));
         }
         if written.contains('\0') {
-            return Err(format!("the path {written:?} contains a NUL byte"));
+            return Err(PathError::NulByte(written.to_owned()));
         }
         if path.is_relative() {
             let Some(inputs) = &self.inputs else {
-                return Err(format!(
-                    "the path {written} is relative, and this server offers no directory for such paths: upload a text \
-                     file of less than 1 MiB with the params, mount a volume, or start the server with --input-dir DIR"
-                ));
+                return Err(PathError::NoInputDirectory(written.to_owned()));
             };
             return Ok(LocatedPath::own(self.check_not_private(job, inputs.join(path))?));
         }
@@ -116,17 +114,13 @@ impl ServerDirectories {
             return Ok(LocatedPath::own(path.to_owned()));
         }
         let Some(mount) = job.spec.mount_holding(path) else {
-            let or = self
-                .inputs
-                .as_ref()
-                .map_or_else(String::new, |inputs| format!(", or give a path relative to {}", inputs.display()));
-            return Err(format!("the path {written} is in none of spec.mountDirs: mount a volume there{or}"));
+            return Err(PathError::NotMounted { path: written.to_owned(), inputs: self.inputs.clone() });
         };
         let (dir, volume) = self.mounted(job, mount)?;
         let mut inside = mount.sub_path.as_ref().map(PathBuf::from).unwrap_or_default();
         let leaves = inside.is_absolute() || inside.components().any(|part| part == Component::ParentDir);
         if leaves || inside.as_os_str().as_encoded_bytes().contains(&0) {
-            return Err(format!("spec.mountDirs: subPath {inside:?} leads out of its volume"));
+            return Err(PathError::SubPath(inside));
         }
         inside.extend(path.strip_prefix(&mount.path).unwrap_or(path).components());
         let path = if inside.as_os_str().is_empty() { dir } else { dir.join(&inside) };
@@ -174,7 +168,7 @@ impl ServerDirectories {
 
     /// Returns the path, unless it leads into the data of others: the server's data directory may be below a directory
     /// that it offers. A job may read what jobs of its own namespace have written.
-    fn check_not_private(&self, job: &TrainJob, path: PathBuf) -> Result<PathBuf, String> {
+    fn check_not_private(&self, job: &TrainJob, path: PathBuf) -> Result<PathBuf, PathError> {
         if path.starts_with(self.model_dirs(job)?) || path.starts_with(self.namespace_uploads_dir(&namespace_of(job)?))
         {
             return Ok(path);
@@ -191,12 +185,11 @@ impl ServerDirectories {
                 return Ok(path);
             }
         }
-        let own = self.data.display();
-        Err(format!("the path {} is in the server's private directory {own}: choose another path", path.display()))
+        Err(PathError::Private { path, data: self.data.clone() })
     }
 
     /// Returns the directory with the model_dirs of the job's namespace.
-    fn model_dirs(&self, job: &TrainJob) -> Result<PathBuf, String> {
+    fn model_dirs(&self, job: &TrainJob) -> Result<PathBuf, PathError> {
         Ok(self.data.join("model_dirs").join(namespace_of(job)?))
     }
 
@@ -204,30 +197,31 @@ impl ServerDirectories {
     ///
     /// # Errors
     /// An error of the file system.
-    pub fn make_model_dirs(&self, job: &TrainJob) -> Result<(), String> {
-        let dir = self.model_dirs(job)?;
-        private_dirs::make_dir(&dir).map_err(|error| format!("can't make the directory {}: {error}", dir.display()))
+    pub fn make_model_dirs(&self, job: &TrainJob) -> Result<(), PathError> {
+        let directory = self.model_dirs(job)?;
+        private_dirs::make_dir(&directory).map_err(|source| PathError::CreateDirectory { directory, source })
     }
 
     /// Returns the directory of a mount's volume, and the volume if it is one of the server's.
-    fn mounted(&self, job: &TrainJob, mount: &MountedDir) -> Result<(PathBuf, Option<NamedVolume<'_>>), String> {
+    fn mounted(&self, job: &TrainJob, mount: &MountedDir) -> Result<(PathBuf, Option<NamedVolume<'_>>), PathError> {
         let volume = job.spec.volumes.iter().find(|volume| volume.name == mount.volume);
-        let volume: &JobVolume = volume.ok_or_else(|| format!("volume {} not found", mount.volume))?;
+        let volume: &JobVolume = volume.ok_or_else(|| PathError::VolumeNotFound(mount.volume.clone()))?;
         let namespace = namespace_of(job)?;
         if let Some(map) = &volume.config_map {
-            let name = ObjectName::new(&*map.name).map_err(|error| format!("spec.volumes: {error}"))?;
+            let name = ObjectName::new(&*map.name);
+            let name = name.map_err(|source| PathError::Name { field: "spec.volumes", source })?;
             return Ok((self.uploads_dir(&namespace, &name), None));
         }
         let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str()).unwrap_or_default();
         let granted = self.volumes_for(&namespace);
-        let known: Vec<&str> = granted.iter().map(|(name, _)| name.as_str()).collect();
         // A volume of other namespaces is reported like one that does not exist.
         let found = granted.iter().find(|(name, _)| name.as_str() == claim);
         found.map(|&(name, volume)| (volume.dir.clone(), Some((name, volume)))).ok_or_else(|| {
-            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            format!(
-                "the server offers no volume {claim} to namespace {namespace} ({known}): start it with --volume {claim}=DIR"
-            )
+            PathError::VolumeNotOffered {
+                claim: claim.to_owned(),
+                offered: granted.iter().map(|(name, _)| (*name).clone()).collect(),
+                namespace: namespace.clone(),
+            }
         })
     }
 
@@ -257,8 +251,9 @@ impl LocatedPath<'_> {
 }
 
 /// Returns the namespace of a job, checked so that it can be part of a path.
-fn namespace_of(job: &TrainJob) -> Result<LabelName, String> {
-    LabelName::new(job.namespace().unwrap_or_default()).map_err(|error| format!("metadata.namespace: {error}"))
+fn namespace_of(job: &TrainJob) -> Result<LabelName, PathError> {
+    let namespace = LabelName::new(job.namespace().unwrap_or_default());
+    namespace.map_err(|source| PathError::Name { field: "metadata.namespace", source })
 }
 
 impl JobSite for ServerDirectories {
@@ -266,35 +261,37 @@ impl JobSite for ServerDirectories {
         None
     }
 
-    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDirLocation, String> {
+    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDirLocation, SiteError> {
         let path = Path::new(written);
         if path.is_absolute() {
-            let refused = |error: String| format!("runconfig.model_dir {written}: {error}");
-            let found = self.locate_in_mounts(job, written).map_err(refused)?;
+            let rejected = |source| PathError::ModelDir { path: written.to_owned(), source: Box::new(source) };
+            let found = self.locate_in_mounts(job, written).map_err(rejected)?;
             match found.volume {
                 Some((name, volume)) => {
-                    volume.check_writable(name.as_str(), &namespace_of(job)?, &found.inside).map_err(refused)?;
+                    volume.check_writable(name, &namespace_of(job)?, &found.inside).map_err(rejected)?;
                 }
                 None if found.path.starts_with(self.model_dirs(job)?) => {}
-                None => return Err(refused("a ConfigMap is read-only: mount a volume there".to_owned())),
+                None => return Err(rejected(PathError::ConfigMap).into()),
             }
             return Ok(ModelDirLocation { path: found.path, claim: None });
         }
         // Named after the job, so that the next job of the same name continues there, as with a claim on a cluster.
-        let name = ObjectName::new(job.name_any()).map_err(|error| format!("metadata.name: {error}"))?;
+        let name = ObjectName::new(job.name_any());
+        let name = name.map_err(|source| PathError::Name { field: "metadata.name", source })?;
         let own = self.model_dirs(job)?.join(name);
         let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));
         Ok(ModelDirLocation { path: inside.fold(own, |path, part| path.join(part)), claim: None })
     }
 
-    fn check_readable(&self, job: &TrainJob, written: &str) -> Result<(), String> {
-        self.locate(job, written).map(drop)
+    fn check_readable(&self, job: &TrainJob, written: &str) -> Result<(), SiteError> {
+        Ok(self.locate(job, written).map(drop)?)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use millrace_crds::{MountedDir, PersistentVolumeClaimSource, StoredParams, TrainJobSpec};
+    use millrace_protocol::error_chain;
 
     use super::*;
 
@@ -365,14 +362,18 @@ mod tests {
         let mut bad_mounts = job.clone();
         bad_mounts.spec.mount_dirs = vec![mount("", "d", None), mount("/sub", "d", Some("x\0y"))];
         for (path, why) in [("/etc/passwd", "none of spec.mountDirs"), ("/sub/x", "leads out of its volume")] {
-            let error = site.locate(&bad_mounts, path).unwrap_err();
+            let error = site.locate(&bad_mounts, path).unwrap_err().to_string();
             assert!(error.contains(why), "{path}: {error}");
         }
-        let model_dir = |path: &str| site.model_dir(&job, path).map(|dir| dir.path.display().to_string());
+        let model_dir = |path: &str| match site.model_dir(&job, path) {
+            Ok(dir) => Ok(dir.path.display().to_string()),
+            Err(error) => Err(error_chain(&*error)),
+        };
         assert_eq!(model_dir("./runs/../m").unwrap(), "/srv/data/model_dirs/team/job/runs/m");
         assert_eq!(model_dir("/data/m").unwrap(), "/vol/books/m");
         assert!(model_dir("/root").is_err());
-        assert!(model_dir("/t2/x").unwrap_err().contains("ConfigMap is read-only"));
+        let rejected = "runconfig.model_dir /t2/x: a ConfigMap is read-only: mount a volume there";
+        assert_eq!(model_dir("/t2/x").unwrap_err(), rejected);
     }
 
     fn volume_at(dir: &str, namespaces: &[&str]) -> ServerVolume {
@@ -411,7 +412,10 @@ mod tests {
             ]
             .into(),
         };
-        let model_dir = |path: &str| site.model_dir(&job, path).map(|dir| dir.path.display().to_string());
+        let model_dir = |path: &str| match site.model_dir(&job, path) {
+            Ok(dir) => Ok(dir.path.display().to_string()),
+            Err(error) => Err(error_chain(&*error)),
+        };
         assert_eq!(model_dir("/mine/run").unwrap(), "/vol/mine/run");
         assert_eq!(model_dir("/shared/team/run").unwrap(), "/vol/shared/team/run");
         assert_eq!(model_dir("/out/1").unwrap(), "/vol/shared/team/runs/1");
@@ -427,8 +431,8 @@ mod tests {
         }
         assert_eq!(site.locate(&job, "/reading/x").unwrap(), Path::new("/vol/reading/x"));
         assert!(site.locate(&job, "/theirs/x").is_err());
-        assert!(site.locate(&job, "x.txt").unwrap_err().contains("--input-dir DIR"));
-        assert!(site.locate(&job, "/mine/x\0").unwrap_err().contains("NUL"));
+        assert!(site.locate(&job, "x.txt").unwrap_err().to_string().contains("--input-dir DIR"));
+        assert!(site.locate(&job, "/mine/x\0").unwrap_err().to_string().contains("NUL"));
         assert!(
             site.is_readable(&job, Path::new("/vol/mine/run")) && !site.is_readable(&job, Path::new("/vol/theirs/run"))
         );

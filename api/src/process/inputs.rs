@@ -12,19 +12,57 @@ use millrace_crds::TrainJob;
 use millrace_params::{InputSpec, JobSpec, LabelName};
 
 use super::directories::ServerDirectories;
+use super::path_error::PathError;
 use crate::submission::UploadedFiles;
+
+/// An input of a job that can't be read, with a message for the user that has a remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum InputError {
+    /// The job can't use the path.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// A file that should have been uploaded was not.
+    #[error("{key}: no file with this name was uploaded: {path}")]
+    NotUploaded {
+        /// Key of the input in the params.
+        key: &'static str,
+        /// The path in the params.
+        path: String,
+    },
+    /// A file does not exist. Its path on this machine is not part of the message.
+    #[error(
+        "{key}: file {path} not found {place}: check the spelling, put the file there, upload a text file of less than \
+         1 MiB with the params, or mount a volume that contains it"
+    )]
+    NotFound {
+        /// Key of the input in the params.
+        key: &'static str,
+        /// The path in the params.
+        path: String,
+        /// Where the file was searched, as part of a sentence.
+        place: String,
+    },
+    /// The data can't be used.
+    #[error("{key}: {error}: {}", .error.hint())]
+    Data {
+        /// Key of the input in the params.
+        key: &'static str,
+        /// What is wrong with the data.
+        error: DataError,
+    },
+}
 
 /// Checks all files that `resolved`, the resolved `job`, reads; `texts` are its uploads, which are not stored yet.
 /// Returns the epoch of the training data, if its size is known.
 ///
 /// # Errors
-/// A file is missing or has another format: a sentence for the user with a remedy.
+/// A file is missing or has another format.
 pub fn check_inputs(
     directories: &ServerDirectories,
     job: &TrainJob,
     resolved: &JobSpec,
     texts: Option<&UploadedFiles>,
-) -> Result<Option<DatasetEpoch>, String> {
+) -> Result<Option<DatasetEpoch>, InputError> {
     let mut epoch = None;
     for (key, input) in resolved.active_inputs() {
         let samples = InputCheck { directories, job, key }.at(input, resolved.model.vocab_size, texts)?;
@@ -45,13 +83,18 @@ struct InputCheck<'a> {
 
 impl InputCheck<'_> {
     /// Returns the number of samples of an epoch, if known.
-    fn at(&self, input: &InputSpec, vocab_size: usize, texts: Option<&UploadedFiles>) -> Result<Option<u64>, String> {
+    fn at(
+        &self,
+        input: &InputSpec,
+        vocab_size: usize,
+        texts: Option<&UploadedFiles>,
+    ) -> Result<Option<u64>, InputError> {
         let (mut travelling, mut placed) = (DataSummary::default(), Vec::new());
         for written in input.paths() {
             let path = self.directories.locate(self.job, written)?;
             match texts.and_then(|texts| self.uploaded_at(&path, texts)) {
                 Some(found) if found.files > 0 => travelling = travelling.add(found),
-                Some(_) => return Err(format!("{}: no file with this name was uploaded: {written}", self.key)),
+                Some(_) => return Err(InputError::NotUploaded { key: self.key, path: written.clone() }),
                 None => placed.push((written.as_str(), path)),
             }
         }
@@ -64,9 +107,7 @@ impl InputCheck<'_> {
             true => Ok(DataSummary::default()),
             false => survey_source(&spec),
         };
-        found
-            .and_then(|found| found.add(travelling).samples(&spec))
-            .map_err(|error| self.error_message(&error, &placed))
+        found.and_then(|found| found.add(travelling).samples(&spec)).map_err(|error| self.input_error(error, &placed))
     }
 
     /// Returns the matching files among the uploads; `None` if `path` is not in their directory.
@@ -80,20 +121,18 @@ impl InputCheck<'_> {
         Some(sizes.fold(DataSummary::default(), DataSummary::add))
     }
 
-    /// Returns a sentence that names the input and the path as the user wrote it.
-    fn error_message(&self, error: &DataError, placed: &[(&str, PathBuf)]) -> String {
-        let missing = match error {
+    /// Returns the error of an input, with the path as the user wrote it.
+    fn input_error(&self, error: DataError, placed: &[(&str, PathBuf)]) -> InputError {
+        let missing = match &error {
             DataError::NotFound { path, .. } => Some(path.as_path()),
             DataError::NoMatch { pattern, .. } => Some(Path::new(pattern)),
             _ => None,
         };
         let written = missing.and_then(|path| placed.iter().find(|(_, place)| place == path));
-        let Some((written, _)) = written else { return format!("{}: {error}: {}", self.key, error.hint()) };
+        let Some((written, _)) = written else {
+            return InputError::Data { key: self.key, error };
+        };
         let place = self.directories.search_description(self.job, written);
-        format!(
-            "{}: file {written} not found {place}: check the spelling, put the file there, upload a text file of less \
-             than 1 MiB with the params, or mount a volume that contains it",
-            self.key
-        )
+        InputError::NotFound { key: self.key, path: (*written).to_owned(), place }
     }
 }

@@ -13,10 +13,12 @@ mod directories;
 mod inputs;
 mod objects;
 mod observe;
+mod path_error;
 mod priorities;
 mod volumes;
 mod world;
 
 pub use backend::{ProcessBackend, ProcessSettings};
 pub use directories::ServerDirectories;
+pub use path_error::PathError;
 pub use volumes::{ServerVolume, VOLUME_SYNTAX, collect_unique as all_volumes, parse_volume};

@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use millrace_params::{LabelName, ObjectName};
+use millrace_params::{InvalidName, LabelName, ObjectName};
+
+use super::path_error::PathError;
 
 /// Syntax of `--volume`.
 pub const VOLUME_SYNTAX: &str = "NAME=DIR[:ro][:NAMESPACE,...]";
@@ -35,17 +37,14 @@ impl ServerVolume {
     /// namespaces may use, too, a job writes only below the directory named after its namespace.
     ///
     /// # Errors
-    /// It may not: a sentence for the user that begins with the volume.
-    pub fn check_writable(&self, name: &str, namespace: &LabelName, inside: &Path) -> Result<(), String> {
+    /// It may not.
+    pub fn check_writable(&self, name: &ObjectName, namespace: &LabelName, inside: &Path) -> Result<(), PathError> {
         if self.read_only {
-            return Err(format!("the volume {name} is read-only: write to another volume, or give a relative path"));
+            return Err(PathError::ReadOnlyVolume(name.clone()));
         }
         let is_alone = self.namespaces.as_ref().is_some_and(|granted| granted.len() == 1);
         if !is_alone && !inside.starts_with(namespace.as_str()) {
-            return Err(format!(
-                "the volume {name} is shared with other namespaces: write below its directory {namespace}/, give a relative \
-                 path, or have the server started with --volume {name}=DIR:{namespace}"
-            ));
+            return Err(PathError::SharedVolume { volume: name.clone(), namespace: namespace.clone() });
         }
         Ok(())
     }
@@ -57,13 +56,39 @@ impl ServerVolume {
     }
 }
 
+/// A `--volume` that can't be used. `Display` is all that the parser of the command line prints, so it includes causes.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// It has no `=`.
+    #[error("write {VOLUME_SYNTAX}")]
+    Syntax,
+    /// Its name is not valid.
+    #[error(transparent)]
+    Name(#[from] InvalidName),
+    /// The name of a namespace is not valid.
+    #[error("namespace {0}")]
+    Namespace(#[source] InvalidName),
+    /// It has more parts than the syntax.
+    #[error("{0:?} has too many colons: write {VOLUME_SYNTAX}, with a directory that has none in its path")]
+    TooManyColons(String),
+    /// It is the root directory.
+    #[error("the root directory can't be a volume: name a directory below it")]
+    RootDirectory,
+    /// The directory does not exist.
+    #[error("directory {0} not found")]
+    DirectoryNotFound(String),
+    /// Two volumes have this name.
+    #[error("there are two volumes {0}: give each --volume another name")]
+    Duplicate(ObjectName),
+}
+
 /// Parses one `--volume`.
 ///
 /// # Errors
-/// The syntax is wrong, or the directory does not exist: a sentence.
-pub fn parse_volume(text: &str) -> Result<(ObjectName, ServerVolume), String> {
-    let (name, rest) = text.split_once('=').ok_or_else(|| format!("write {VOLUME_SYNTAX}"))?;
-    let name = ObjectName::new(name).map_err(|error| error.to_string())?;
+/// The syntax is wrong, or the directory does not exist.
+pub fn parse_volume(text: &str) -> Result<(ObjectName, ServerVolume), VolumeError> {
+    let (name, rest) = text.split_once('=').ok_or(VolumeError::Syntax)?;
+    let name = ObjectName::new(name)?;
     let mut parts = rest.split(':');
     let dir = parts.next().unwrap_or_default();
     let mut options: Vec<&str> = parts.collect();
@@ -78,19 +103,17 @@ pub fn parse_volume(text: &str) -> Result<(ObjectName, ServerVolume), String> {
     let namespaces = match options[1..] {
         [] => None,
         [list] => {
-            let names = list.split(',').map(|name| LabelName::new(name).map_err(|error| format!("namespace {error}")));
+            let names = list.split(',').map(|name| LabelName::new(name).map_err(VolumeError::Namespace));
             Some(names.collect::<Result<BTreeSet<_>, _>>()?)
         }
         _ => {
-            return Err(format!(
-                "{text:?} has too many colons: write {VOLUME_SYNTAX}, with a directory that has none in its path"
-            ));
+            return Err(VolumeError::TooManyColons(text.to_owned()));
         }
     };
     match Path::new(dir).canonicalize() {
         Ok(dir) if dir.is_dir() && dir.parent().is_some() => Ok((name, ServerVolume { dir, read_only, namespaces })),
-        Ok(dir) if dir.is_dir() => Err("the root directory can't be a volume: name a directory below it".to_owned()),
-        _ => Err(format!("directory {dir} not found")),
+        Ok(dir) if dir.is_dir() => Err(VolumeError::RootDirectory),
+        _ => Err(VolumeError::DirectoryNotFound(dir.to_owned())),
     }
 }
 
@@ -98,11 +121,11 @@ pub fn parse_volume(text: &str) -> Result<(ObjectName, ServerVolume), String> {
 ///
 /// # Errors
 /// Two volumes have the same name.
-pub fn collect_unique(given: &[(ObjectName, ServerVolume)]) -> Result<Volumes, String> {
+pub fn collect_unique(given: &[(ObjectName, ServerVolume)]) -> Result<Volumes, VolumeError> {
     let mut volumes = Volumes::new();
     for (name, volume) in given {
         if volumes.insert(name.clone(), volume.clone()).is_some() {
-            return Err(format!("there are two volumes {name}: give each --volume another name"));
+            return Err(VolumeError::Duplicate(name.clone()));
         }
     }
     Ok(volumes)
@@ -142,14 +165,18 @@ mod tests {
             namespaces: namespaces.map(|names| names.iter().map(|name| LabelName::new(*name).unwrap()).collect()),
         };
         let a = LabelName::new("a").unwrap();
-        let check = |volume: ServerVolume, inside: &str| volume.check_writable("v", &a, Path::new(inside));
+        let name = ObjectName::new("v").unwrap();
+        let check = |volume: ServerVolume, inside: &str| volume.check_writable(&name, &a, Path::new(inside));
         for shared in [None, Some(["a", "b"].as_slice())] {
             assert!(check(volume(false, shared), "a/run").is_ok() && check(volume(false, shared), "a").is_ok());
             for bad in ["", "run", "b/run", "ab/run"] {
-                assert!(check(volume(false, shared), bad).unwrap_err().contains("below its directory a/"), "{bad}");
+                assert!(
+                    check(volume(false, shared), bad).unwrap_err().to_string().contains("below its directory a/"),
+                    "{bad}"
+                );
             }
         }
         assert!(check(volume(false, Some(&["a"])), "").is_ok());
-        assert!(check(volume(true, Some(&["a"])), "a/run").unwrap_err().contains("read-only"));
+        assert!(check(volume(true, Some(&["a"])), "a/run").unwrap_err().to_string().contains("read-only"));
     }
 }

@@ -10,6 +10,7 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use millrace_agents::launch::{LocalRun, ProcessGroup};
 use millrace_control::launch::launch;
+use millrace_control::record::ResolvedJobError;
 use millrace_control::report::report_from_outcome;
 use millrace_control::world::Error as Ended;
 use millrace_control::{AgentsFound, AttemptContext, JournalEndpoint, PriorityValues, World};
@@ -22,6 +23,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::directories::ServerDirectories;
 use super::objects::ObjectStore;
 use super::observe::{lost_coordinator, observed_agent};
+use super::path_error::PathError;
 use crate::error::ApiError;
 use crate::journal_copy;
 
@@ -113,24 +115,35 @@ impl ProcessWorld {
     }
 
     /// Returns the launch of an attempt, with the paths of this machine.
-    fn local_run(&self, attempt: &AttemptContext<'_>, uid: &str) -> Result<LocalRun, String> {
-        let mut launch = launch(attempt).map_err(|error| error.to_string())?;
+    fn local_run(&self, attempt: &AttemptContext<'_>, uid: &str) -> Result<LocalRun, LocalRunError> {
+        let mut launch = launch(attempt)?;
         let place = |path: &mut String| {
             *path = self.directories.locate(attempt.job, path)?.display().to_string();
-            Ok::<(), String>(())
+            Ok::<(), PathError>(())
         };
         let inputs = [Some(&mut launch.job.train_input), launch.job.eval_input.as_mut()];
         inputs.into_iter().flatten().filter_map(|input| input.paths_mut()).flatten().try_for_each(place)?;
         if let Some(path) = launch.resume.checkpoint_path.take() {
             launch.resume.checkpoint_path = Some(self.directories.locate(attempt.job, &path.display().to_string())?);
         }
-        let uid = ObjectName::new(uid).map_err(|error| format!("metadata.uid: {error}"))?;
+        let uid = ObjectName::new(uid).map_err(|source| PathError::Name { field: "metadata.uid", source })?;
         let last_report = self.directories.last_report(&uid, attempt.number);
         // With no roots, its agents could access nothing; this directory always exists.
         self.directories.make_model_dirs(attempt.job)?;
         let roots = self.directories.roots_of(attempt.job);
         Ok(LocalRun { last_report: Some(last_report), roots, ..LocalRun::new(launch) })
     }
+}
+
+/// Why an attempt can't be started on this machine.
+#[derive(Debug, thiserror::Error)]
+enum LocalRunError {
+    /// The job's record can't be used.
+    #[error(transparent)]
+    Record(#[from] ResolvedJobError),
+    /// The job can't use a path.
+    #[error(transparent)]
+    Path(#[from] PathError),
 }
 
 /// Waits until all processes have ended, and kills those that have not after `grace` seconds.
@@ -177,14 +190,14 @@ impl World for ProcessWorld {
             return Ok(());
         }
         let uid = attempt.job.uid().unwrap_or_default();
-        let run = self.local_run(attempt, &uid).map_err(Ended::<Self>::Refused)?;
+        let run = self.local_run(attempt, &uid).map_err(|error| Ended::<Self>::Refused(error.into()))?;
         let (visits, job) = (self.visits.clone(), ObjectRef::from_obj(attempt.job));
         let changed = Arc::new(move || {
             // The receiver is dropped when the server shuts down.
             let _ = visits.send(job.clone());
         });
         let started = ProcessGroup::start(&run, changed).await;
-        let crew = Arc::new(started.map_err(|error| Ended::<Self>::Refused(error.to_string()))?);
+        let crew = Arc::new(started.map_err(|error| Ended::<Self>::Refused(error.into()))?);
         if let Some(journal) = crew.journal().cloned() {
             let (store, uid) = (self.objects.store().clone(), uid.clone());
             let model_dir = PathBuf::from(attempt.resolution.model_dir.clone().unwrap_or_default());

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryFutureExt, TryStreamExt};
+use millrace_protocol::error_chain;
 use millrace_protocol::proto::read_reply::Reply;
 use millrace_protocol::proto::read_request::Request as ReadKind;
 use millrace_protocol::proto::{self, ByteRange, FileRef, ReadReply, ReadRequest};
@@ -120,7 +121,8 @@ impl proto::journal_server::Journal for FileJournalService {
             return Err(Status::unimplemented("a reader serves the journal from an entry number on"));
         }
         let entries = journal_files::entries(self.model_dir.clone(), self.uid.clone(), from);
-        let entries = ReceiverStream::new(entries).map(|entry| entry.map_err(Status::data_loss));
+        let entries =
+            ReceiverStream::new(entries).map(|entry| entry.map_err(|error| Status::data_loss(error_chain(&error))));
         Ok(Response::new(activity.hold_until_end(entries)))
     }
 

@@ -22,7 +22,7 @@ mod packs;
 mod tests;
 mod weights;
 
-pub use cpu::{CpuDevice, DeviceOptions, OperatorTime};
+pub use cpu::{CpuDevice, DeviceOptions, DeviceStartError, OperatorTime};
 
 /// The samples of one leaf.
 #[derive(Clone, Copy, Debug)]
@@ -112,12 +112,6 @@ pub trait Device: Send {
 /// Errors of a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// This device can't execute the plan.
-    #[error("the device cannot run this plan: {0}")]
-    Plan(String),
-    /// Threads could not be started, or an instruction set is missing.
-    #[error("the device cannot start: {0}")]
-    Start(String),
     /// The leaves of a round do not exist in the plan, or are not contiguous.
     #[error(
         "a round was started with leaves {found}; they must be contiguous, at most {most}, and among the plan's {leaves}"

@@ -68,7 +68,9 @@ mod run {
     use super::CausalAttention;
     use crate::kernels::attention::{self, AttentionParams, QkvLayout};
     use crate::numerics::{GEMM_INNER_BLOCK, random};
-    use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, TargetMut};
+    use crate::ops::execute::{
+        BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, TargetMut, UnsupportedOperator,
+    };
 
     impl CausalAttention {
         fn kernel<'a>(
@@ -93,13 +95,9 @@ mod run {
     }
 
     impl Executor for CausalAttention {
-        fn check_supported(&self, shape: &NodeShape) -> Result<(), String> {
-            let head = shape.columns() / 3 / self.heads;
-            if head <= GEMM_INNER_BLOCK {
-                Ok(())
-            } else {
-                Err(format!("has heads of {head} elements; {GEMM_INNER_BLOCK} is the most"))
-            }
+        fn check_supported(&self, shape: &NodeShape) -> Result<(), UnsupportedOperator> {
+            let elements = shape.columns() / 3 / self.heads;
+            if elements <= GEMM_INNER_BLOCK { Ok(()) } else { Err(UnsupportedOperator::WideHeads { elements }) }
         }
 
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {

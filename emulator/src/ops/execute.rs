@@ -8,6 +8,7 @@ use crate::graph::{Graph, OpNode};
 use crate::kernels::attention::AttentionWorkspace;
 use crate::kernels::loss::{LossSums, LossWorkspace};
 use crate::kernels::{Accumulate, Context, GemmWorkspace, PackedB};
+use crate::numerics::GEMM_INNER_BLOCK;
 
 /// Maximum inputs of an operator.
 pub const MAX_INPUTS: usize = 2;
@@ -179,13 +180,30 @@ pub struct BackwardArgs<'a> {
     pub tensors: [Option<TensorGradient<'a>>; MAX_PARAMS],
 }
 
+/// Why the kernels do not support an operator: the rest of a sentence whose subject is the operator.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnsupportedOperator {
+    /// It has more inputs or tensors than [`MAX_INPUTS`] or [`MAX_PARAMS`].
+    #[error("has too many inputs or tensors")]
+    TooManyOperands,
+    /// Two of its tensors are the same one.
+    #[error("uses one tensor twice")]
+    RepeatedTensor,
+    /// Its attention heads are wider than a block of the kernels.
+    #[error("has heads of {elements} elements; {GEMM_INNER_BLOCK} is the most")]
+    WideHeads {
+        /// Elements of a head.
+        elements: usize,
+    },
+}
+
 /// The execution of an operator.
 pub trait Executor: Operator {
     /// Checks that the kernels support this operator with these shapes.
     ///
     /// # Errors
     /// The reason why they do not.
-    fn check_supported(&self, shape: &NodeShape) -> Result<(), String> {
+    fn check_supported(&self, shape: &NodeShape) -> Result<(), UnsupportedOperator> {
         let _ = shape;
         Ok(())
     }

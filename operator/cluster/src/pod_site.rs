@@ -2,12 +2,20 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use millrace_control::{JobSite, ModelDirLocation};
+use millrace_control::{JobSite, ModelDirLocation, SiteError};
 use millrace_crds::TrainJob;
 use millrace_protocol::launch::V1;
 
 use crate::model_dir::MODEL_DIR_PATH;
 use crate::names::ChildNames;
+
+/// A model_dir that is in no mount of its job.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "runconfig.model_dir {0} is in none of spec.mountDirs: mount a volume there, or give a relative path, which is \
+     stored in a claim of the appliance's storage"
+)]
+struct ModelDirNotMounted(String);
 
 /// A cluster in which pods run the agents.
 #[derive(Clone, Debug)]
@@ -21,15 +29,12 @@ impl JobSite for PodSite {
         Some(self.image.clone())
     }
 
-    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDirLocation, String> {
+    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDirLocation, SiteError> {
         let path = Path::new(written);
         if path.is_absolute() && !path.starts_with(MODEL_DIR_PATH) {
             return match job.spec.mount_holding(path) {
                 Some(_) => Ok(ModelDirLocation { path: path.to_owned(), claim: None }),
-                None => Err(format!(
-                    "runconfig.model_dir {written} is in none of spec.mountDirs: mount a volume there, or give a \
-                     relative path, which is stored in a claim of the appliance's storage"
-                )),
+                None => Err(ModelDirNotMounted(written.to_owned()).into()),
             };
         }
         let path = path.strip_prefix(MODEL_DIR_PATH).unwrap_or(path);
@@ -48,7 +53,7 @@ impl JobSite for PodSite {
         })
     }
 
-    fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), String> {
+    fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), SiteError> {
         // A path that is not mounted does not exist in the pods: the agents report that.
         Ok(())
     }

@@ -52,10 +52,10 @@ pub use plan_cache::{PlanCache, PlanStatus, reject_heavy};
 pub use plan_compiler::PlanCompiler;
 pub use requirements::ResourceRequirements;
 pub use resolve::{requirements, resolve};
-pub use resolve_error::ResolveError;
+pub use resolve_error::{OverBudget, ResolveError};
 pub use run::{WatchStreams, run};
 pub use workers::WorkerPool;
-pub use world::{AgentsFound, JobSite, JournalEndpoint, ModelDirLocation, PriorityValues, World};
+pub use world::{AgentsFound, JobSite, JournalEndpoint, ModelDirLocation, PriorityValues, SiteError, World};
 
 /// Ends a reconcile early. The object is requeued.
 #[derive(Debug, thiserror::Error)]
@@ -63,13 +63,16 @@ pub enum Error<E: std::error::Error> {
     /// The world rejected a request, or is unreachable.
     #[error(transparent)]
     World(#[from] E),
-    /// The job can't be run: one sentence.
-    #[error("{0}")]
-    Job(String),
+    /// An attempt is to begin, but the job has no record.
+    #[error("the job was never resolved")]
+    Unresolved,
+    /// The job can't be run.
+    #[error(transparent)]
+    Resolve(ResolveError),
     /// A request that an attempt needs to start was rejected, and would be rejected again: what was tried, with the
     /// message of the rejecting server.
-    #[error("{0}")]
-    Refused(String),
+    #[error(transparent)]
+    Refused(Box<dyn std::error::Error + Send + Sync>),
     /// The reconcile exceeded its timeout.
     #[error("timed out after {} s", .0.as_secs())]
     TimedOut(std::time::Duration),

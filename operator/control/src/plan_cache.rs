@@ -15,7 +15,7 @@ use crate::plan_compiler::{MAX_LIGHT_PLAN_BYTES, PlanBudget, PlanCompiler};
 use crate::record::resolved_version;
 use crate::requirements::ResourceRequirements;
 use crate::resolve::resolve_and_plan;
-use crate::resolve_error::ResolveError;
+use crate::resolve_error::{InvalidJob, OverBudget, ResolveError};
 use crate::workers::WorkerPool;
 use crate::world::JobSite;
 
@@ -45,8 +45,8 @@ impl PlanStatus {
 ///
 /// # Errors
 /// It is a larger one, to be computed by [`WorkerPool::run_heavy`].
-pub fn reject_heavy(bytes: u64) -> std::result::Result<(), String> {
-    if bytes <= MAX_LIGHT_PLAN_BYTES { Ok(()) } else { Err(format!("a plan of {bytes} bytes is heavy work")) }
+pub fn reject_heavy(bytes: u64) -> std::result::Result<(), OverBudget> {
+    if bytes <= MAX_LIGHT_PLAN_BYTES { Ok(()) } else { Err(OverBudget::Heavy { bytes }) }
 }
 
 /// Callback for a computed result.
@@ -145,7 +145,7 @@ impl PlanCache {
             };
             let result = planned.unwrap_or_else(|failed| {
                 tracing::error!(%uid, "the job can't be planned: {failed}");
-                Err(ResolveError::BadParams(format!("planning the job failed because of an internal error: {failed}")))
+                Err(InvalidJob::Aborted(failed).into())
             });
             // The entry may have been removed with the job, or replaced for another number of systems or another
             // appliance.

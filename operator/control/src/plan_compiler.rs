@@ -12,10 +12,10 @@ use millrace_params::{JobSpec, MachineSpec};
 
 use crate::lock::lock;
 use crate::requirements::{ResourceRequirements, largest_num_csx, requirements_of_plan};
-use crate::resolve_error::ResolveError;
+use crate::resolve_error::{InvalidJob, JobTooLarge, OverBudget, ResolveError};
 
 /// Maximum memory of one plan while it is computed. The plan of every model that fits a system needs less.
-const MAX_PLAN_BYTES: u64 = 256 << 20;
+pub(crate) const MAX_PLAN_BYTES: u64 = 256 << 20;
 /// Plans of up to this many bytes are computed within a tenth of a second; larger ones are heavy work.
 pub const MAX_LIGHT_PLAN_BYTES: u64 = 8 << 20;
 /// Maximum memory of all plans that are being computed.
@@ -26,7 +26,7 @@ const MAX_LAYER_VISITS: u64 = 1 << 22;
 const MAX_CACHED_PLANS: usize = 1024;
 
 /// Result of planning a job.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct PlanSummary {
     /// The plan's hash, as logs show it.
     pub hash: String,
@@ -38,9 +38,8 @@ pub struct PlanSummary {
 
 type CompileResult = Result<Arc<PlanSummary>, ResolveError>;
 
-/// Decides whether a plan that takes this many bytes of memory may be computed now; the error is a sentence for the
-/// caller.
-pub type PlanBudget<'a> = dyn Fn(u64) -> Result<(), String> + 'a;
+/// Decides whether a plan that takes this many bytes of memory may be computed now.
+pub type PlanBudget<'a> = dyn Fn(u64) -> Result<(), OverBudget> + 'a;
 
 /// Cache and limits of plans.
 #[derive(Default)]
@@ -54,7 +53,7 @@ impl PlanCompiler {
     /// that is less. Calls `may_plan` only if the plan is not cached. Blocks while it computes.
     ///
     /// # Errors
-    /// The job can never run as it is, or [`ResolveError::Overloaded`] with the message of `may_plan`.
+    /// The job can never run as it is, or [`ResolveError::Overloaded`] with the error of `may_plan`.
     pub fn plan(
         &self,
         job: &JobSpec,
@@ -68,14 +67,9 @@ impl PlanCompiler {
         }
         let bytes = planning_bytes(job, appliance);
         if bytes > MAX_PLAN_BYTES {
-            return Err(ResolveError::TooLarge(format!(
-                "planning the job would take about {} MiB of memory, but a plan may take at most {} MiB: choose fewer \
-                 layers, or an appliance with larger chunks (link.chunkBytes)",
-                bytes >> 20,
-                MAX_PLAN_BYTES >> 20
-            )));
+            return Err(JobTooLarge::Plan { bytes }.into());
         }
-        may_plan(bytes).map_err(ResolveError::Overloaded)?;
+        may_plan(bytes)?;
         let _reserved = self.memory.reserve(bytes);
         let result = plan(job, appliance, num_csx).map(Arc::new);
         lock(&self.results).keep(key, result.clone());
@@ -94,24 +88,20 @@ fn plan(job: &JobSpec, appliance: &MachineSpec, num_csx: u32) -> Result<PlanSumm
 
 /// Rejects a plan whose steps have so many rounds that even projecting their time takes long.
 fn check_rounds(plan: &StreamPlan, systems: u32) -> Result<(), ResolveError> {
-    let at_once = u64::from(systems) * u64::from(plan.leaves_per_round.max(1));
-    let rounds = u64::from(plan.leaves.count.max(plan.eval_leaves.count)).div_ceil(at_once);
-    if rounds.saturating_mul(plan.layers.len() as u64) <= MAX_LAYER_VISITS {
+    let leaves_at_once = u64::from(systems) * u64::from(plan.leaves_per_round.max(1));
+    let rounds = u64::from(plan.leaves.count.max(plan.eval_leaves.count)).div_ceil(leaves_at_once);
+    let layers = plan.layers.len();
+    if rounds.saturating_mul(layers as u64) <= MAX_LAYER_VISITS {
         return Ok(());
     }
-    Err(ResolveError::TooLarge(format!(
-        "a step would go through {} layers in {rounds} rounds, as {systems} system(s) hold {at_once} leaves of the batch at once: \
-         choose a smaller batch_size, or more systems",
-        plan.layers.len()
-    )))
+    Err(JobTooLarge::Batch { layers, rounds, systems, leaves_at_once }.into())
 }
 
 /// Returns the cache key: a hash of everything that a result depends on.
 fn key(job: &JobSpec, appliance: &MachineSpec, num_csx: u32) -> Result<blake3::Hash, ResolveError> {
     let mut digest = blake3::Hasher::new();
-    let unwritable = |error: serde_json::Error| ResolveError::BadParams(error.to_string());
-    serde_json::to_writer(&mut digest, job).map_err(unwritable)?;
-    serde_json::to_writer(&mut digest, appliance).map_err(unwritable)?;
+    serde_json::to_writer(&mut digest, job).map_err(InvalidJob::Json)?;
+    serde_json::to_writer(&mut digest, appliance).map_err(InvalidJob::Json)?;
     Ok(digest.update(&num_csx.to_le_bytes()).finalize())
 }
 
@@ -201,8 +191,8 @@ mod tests {
         assert_eq!(asked.get(), 1);
         assert_eq!([plan(2, &job(2, 4, 64)), plan(1, &job(2, 8, 64))], [4, 8]);
         assert_eq!(asked.get(), 3);
-        let refused = plans.plan(&job(3, 4, 64), &machine, 1, &|bytes| Err(format!("not {bytes}")));
-        assert!(matches!(refused, Err(ResolveError::Overloaded(why)) if why.starts_with("not ")));
+        let refused = plans.plan(&job(3, 4, 64), &machine, 1, &|bytes| Err(OverBudget::Heavy { bytes }));
+        assert!(matches!(refused, Err(ResolveError::Overloaded(OverBudget::Heavy { .. }))));
         let kept = plans.plan(&job(3, 4, 64), &machine, 1, &|_| Ok(()));
         assert!(kept.is_ok(), "a refusal says nothing about the job");
     }
@@ -213,12 +203,12 @@ mod tests {
         let began = Instant::now();
         // One leaf of sixteen million at a time, through the layers of 300 decoder blocks.
         let many_rounds = plans.plan(&job(300, 1 << 24, 16_384), &machine, 1, &|_| Ok(()));
-        assert!(matches!(&many_rounds, Err(ResolveError::TooLarge(why)) if why.contains("rounds")), "{many_rounds:?}");
+        assert!(matches!(&many_rounds, Err(ResolveError::TooLarge(JobTooLarge::Batch { .. }))), "{many_rounds:?}");
         let small_chunks = MachineSpec::parse_yaml("link: {chunkBytes: 64}").unwrap();
         let mut large = job(10_000, 4, 64);
         large.model.hidden_size = 4096;
         let many_chunks = plans.plan(&large, &small_chunks, 1, &|_| Ok(()));
-        assert!(matches!(&many_chunks, Err(ResolveError::TooLarge(why)) if why.contains("MiB")), "{many_chunks:?}");
+        assert!(matches!(&many_chunks, Err(ResolveError::TooLarge(JobTooLarge::Plan { .. }))), "{many_chunks:?}");
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     }
 }

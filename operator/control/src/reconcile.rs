@@ -25,9 +25,10 @@ use millrace_crds::{
     TrainJob, TrainJobStatus,
 };
 use millrace_lifecycle::{
-    CoordinatorReport, CreationError, JobCommand, JobDecision, JobObservation, LedgerEntry, decide, decide_deleted,
-    is_waiting,
+    CoordinatorReport, CreationError, JobCommand, JobDecision, JobObservation, LedgerEntry, ResolutionError, decide,
+    decide_deleted, is_waiting,
 };
+use millrace_protocol::error_chain;
 use millrace_traces::TraceParent;
 use tokio::time::timeout;
 use tracing::Instrument;
@@ -36,6 +37,7 @@ use crate::attempt::AttemptContext;
 use crate::context::ControllerContext;
 use crate::plan_cache::{self, PlanStatus};
 use crate::record::resolved_job;
+use crate::resolve_error::ResolveError;
 use crate::world::{AgentsFound, Error, World};
 
 /// Delay after a write conflict.
@@ -171,6 +173,7 @@ async fn reconcile_job<W: World>(
         // The next reconcile, which is due at once, decides about the rejection. A job that makes progress has all its
         // agents, so the rejected request was for another object: return the error, and retry.
         Err(Error::<W>::Refused(why)) if !decision.status.is(ConditionType::Progressing) => {
+            let why = error_chain(&*why);
             tracing::warn!(job = %ObjectRef::from_obj(job), "the API server rejected a change: {why}");
             return Ok(Action::requeue(CONFLICT_RETRY_INTERVAL));
         }
@@ -211,7 +214,7 @@ async fn dereference<W: World>(
         report: report(control.followers.report(&uid, attempt), last.filter(|last| last.attempt == attempt)),
         resolution: understood
             .as_ref()
-            .map(|known| known.as_ref().map(|known| known.0.clone()).map_err(ToString::to_string)),
+            .map(|known| known.as_ref().map(|known| known.0.clone()).map_err(resolution_error)),
         refusal: control.creation_error(&uid, attempt),
         max_deadlines: cluster.max_deadlines,
         agents_refused: control.plan_cache.unsupported_agents(job),
@@ -219,6 +222,11 @@ async fn dereference<W: World>(
         desired_agents: known.map(|known| known.1.wanted.clone()).unwrap_or_default(),
     };
     Ok(Dereferenced { uid, found_agents, cluster, observed })
+}
+
+/// Returns the message to the user about a job that can't be run.
+fn resolution_error(error: &ResolveError) -> ResolutionError {
+    ResolutionError { message: error_chain(error) }
 }
 
 fn no_appliance(name: &str) -> QueueStatus {
@@ -256,12 +264,12 @@ async fn carry_out<W: World>(
         match command {
             JobCommand::RunAgents { attempt, num_csx } => {
                 let resolution = decision.status.resolved.as_ref();
-                let resolution = resolution.ok_or_else(|| Error::<W>::Job("the job was never resolved".to_owned()))?;
+                let resolution = resolution.ok_or(Error::<W>::Unresolved)?;
                 // If the plan is not cached, the next reconcile decides on this command again.
                 let Some(known) = control.get_or_plan(job, &seen.uid, &seen.cluster, *num_csx).ready() else {
                     continue;
                 };
-                let known = known.map_err(|why| Error::<W>::Job(why.to_string()))?;
+                let known = known.map_err(Error::<W>::Resolve)?;
                 let number = *attempt;
                 let systems = &decision.status.systems;
                 let attempt =
@@ -294,7 +302,7 @@ async fn carry_out<W: World>(
 
 /// Returns the message to the user about an attempt whose objects could not all be created.
 fn creation_error<W: World>(error: &Error<W>) -> CreationError {
-    CreationError { message: error.to_string(), is_temporary: !matches!(error, Error::<W>::Refused(_)) }
+    CreationError { message: error_chain(error), is_temporary: !matches!(error, Error::<W>::Refused(_)) }
 }
 
 /// Follows the attempt's coordinator, if it is not followed yet.

@@ -1,7 +1,7 @@
 //! Reads the record of a job's first admission, `status.resolved`, which never changes.
 
 use millrace_crds::ResolvedJob;
-use millrace_params::{JobSpec, MachineSpec};
+use millrace_params::{JobSpec, MachineSpec, ParamsError};
 use millrace_protocol::launch::{DocumentError, V1, VERSION};
 
 /// Why this program can't use the record of a job's first admission.
@@ -18,16 +18,13 @@ pub enum ResolvedJobError {
     },
     /// It is damaged, or has a version with another format.
     #[error("status.resolved can't be read ({0}): run the release that admitted the job, or create the job again")]
-    Damaged(String),
+    Json(#[from] serde_json::Error),
+    /// The appliance in it is damaged, or has a version with another format.
+    #[error("status.resolved can't be read ({0}): run the release that admitted the job, or create the job again")]
+    Appliance(#[source] ParamsError),
     /// Its agents can't be started with the current state of the job.
-    #[error("the agents of the job's image can't be started: {0}")]
+    #[error("the agents of the job's image can't be started")]
     Launch(#[from] DocumentError),
-}
-
-impl From<serde_json::Error> for ResolvedJobError {
-    fn from(error: serde_json::Error) -> Self {
-        Self::Damaged(error.to_string())
-    }
 }
 
 /// Returns the version of a record, which is also that of the agents in its image.
@@ -47,6 +44,6 @@ pub fn resolved_job(resolution: &ResolvedJob) -> Result<(JobSpec, MachineSpec), 
     let text = resolution.job.as_deref().unwrap_or_default();
     let job = serde_json::from_str(text)?;
     let document = resolution.appliance.clone().unwrap_or_default();
-    let appliance = document.resolve().map_err(|error| ResolvedJobError::Damaged(error.to_string()))?;
+    let appliance = document.resolve().map_err(ResolvedJobError::Appliance)?;
     Ok((job, appliance))
 }

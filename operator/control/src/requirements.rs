@@ -11,7 +11,7 @@ use millrace_params::{JobSpec, MachineSpec};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::resolve_error::ResolveError;
+use crate::resolve_error::{InvalidJob, ResolveError};
 
 /// The needs of an attempt on a given number of systems.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,9 +63,9 @@ pub(crate) fn requirements_of_plan(
     appliance: &MachineSpec,
     systems: u32,
 ) -> Result<ResourceRequirements, ResolveError> {
-    let placement = nominal_placement(plan, appliance, systems).map_err(|error| error.to_string())?;
+    let placement = nominal_placement(plan, appliance, systems).map_err(InvalidJob::Placement)?;
     let bytes = RoleBytes::new(plan, &placement, &appliance.link);
-    let projection = project_step(plan, appliance, systems).map_err(|error| error.to_string())?;
+    let projection = project_step(plan, appliance, systems).map_err(InvalidJob::Placement)?;
     let shards = job.memoryx_shards(appliance) as u32;
     let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
     let swarmx = swarm_nodes(systems as usize, fan_out) as u32;

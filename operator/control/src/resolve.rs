@@ -7,7 +7,7 @@ use millrace_protocol::launch::VERSION;
 use crate::plan_compiler::{PlanBudget, PlanCompiler};
 use crate::record::resolved_job;
 use crate::requirements::ResourceRequirements;
-use crate::resolve_error::ResolveError;
+use crate::resolve_error::{InvalidJob, ResolveError};
 use crate::world::{JobSite, ModelDirLocation};
 
 /// Resolves and plans `job` on an appliance, in the world of `site`. Returns its `record`, or the record that it would
@@ -44,39 +44,33 @@ fn resolve_with(
     (plans, may_plan): (&PlanCompiler, &PlanBudget<'_>),
 ) -> Result<ResolvedJob, ResolveError> {
     let spec = &job.spec;
-    let params = spec.params.read().map_err(|error| error.report().trim_end().to_owned())?;
+    let params = spec.params.read().map_err(InvalidJob::Params)?;
     let overrides = FlagOverrides {
         num_csx: Some(spec.num_csx.into()),
         mode: spec.mode.map(|mode| mode_name(mode).to_owned()),
         ..FlagOverrides::default()
     };
     let ResolveOutput { job: mut resolved, mut notes, ignored_keys } =
-        params.resolve(&overrides).map_err(|error| error.report().trim_end().to_owned())?;
+        params.resolve(&overrides).map_err(InvalidJob::Params)?;
     if resolved.run.compile_only || resolved.run.validate_only {
-        return Err(
-            "runconfig.compile_only and validate_only are for a local run: use `millrace-agent plan`, which needs no \
-             cluster"
-                .to_owned()
-                .into(),
-        );
+        return Err(InvalidJob::LocalOnly.into());
     }
     if !ignored_keys.is_empty() {
         notes.push(format!("Without effect on this appliance: {}.", ignored_keys.join(", ")));
     }
-    let ModelDirLocation { path: model_dir, claim } = site.model_dir(job, &resolved.run.model_dir)?;
+    let ModelDirLocation { path: model_dir, claim } =
+        site.model_dir(job, &resolved.run.model_dir).map_err(InvalidJob::Site)?;
     let run = &mut resolved.run;
     if !run.summary_dir.is_empty() && run.summary_dir != run.model_dir {
-        run.summary_dir = site.model_dir(job, &run.summary_dir)?.path.display().to_string();
+        let summary_dir = site.model_dir(job, &run.summary_dir).map_err(InvalidJob::Site)?;
+        run.summary_dir = summary_dir.path.display().to_string();
     }
-    inputs(&resolved).try_for_each(|path| site.check_readable(job, path))?;
-    let appliance = cluster
-        .machine
-        .resolve()
-        .map_err(|error| format!("the appliance's spec is not valid: {}", error.report().trim_end()))?;
+    inputs(&resolved).try_for_each(|path| site.check_readable(job, path)).map_err(InvalidJob::Site)?;
+    let appliance = cluster.machine.resolve().map_err(InvalidJob::Appliance)?;
     let planned = plans.plan(&resolved, &appliance, spec.num_csx, may_plan)?;
     planned.streamable.clone()?;
-    let text = serde_json::to_string(&resolved).map_err(|error| error.to_string())?;
-    let document = serde_json::to_string(&appliance).map_err(|error| error.to_string())?;
+    let text = serde_json::to_string(&resolved).map_err(InvalidJob::Json)?;
+    let document = serde_json::to_string(&appliance).map_err(InvalidJob::Json)?;
     Ok(ResolvedJob {
         version: Some(VERSION),
         mode: Some(resolved.run.mode),

@@ -1,44 +1,140 @@
 //! Why a job can never run as it is, or is not planned yet.
 
+use std::sync::Arc;
+
 use millrace_emulator::compile::CompileError;
+use millrace_emulator::placement::PlacementError;
+use millrace_params::ParamsError;
 
+use crate::plan_compiler::MAX_PLAN_BYTES;
 use crate::record::ResolvedJobError;
+use crate::workers::WorkError;
+use crate::world::SiteError;
 
-/// Why a job can't run, as a sentence for its user.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// Why a job can't run, with a message for its user. Clones share the cause.
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum ResolveError {
     /// Its params are invalid or contradictory, or name something it may not use.
-    #[error("{0}")]
-    BadParams(String),
+    #[error(transparent)]
+    BadParams(Arc<InvalidJob>),
     /// Its model or its batch exceeds the machine.
-    #[error("{0}")]
-    TooLarge(String),
+    #[error(transparent)]
+    TooLarge(#[from] JobTooLarge),
     /// It was not planned: the caller has to wait.
-    #[error("{0}")]
-    Overloaded(String),
+    #[error(transparent)]
+    Overloaded(#[from] OverBudget),
 }
 
-impl From<String> for ResolveError {
-    fn from(why: String) -> Self {
-        Self::BadParams(why)
+/// What makes a job invalid.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidJob {
+    /// Its params have mistakes.
+    #[error("{}", report(.0))]
+    Params(ParamsError),
+    /// Its params ask only for a plan or a check.
+    #[error(
+        "runconfig.compile_only and validate_only are for a local run: use `millrace-agent plan`, which needs no \
+         cluster"
+    )]
+    LocalOnly,
+    /// The world of the control loop can't provide a path of the job.
+    #[error(transparent)]
+    Site(SiteError),
+    /// The spec of its appliance has mistakes.
+    #[error("the appliance's spec is not valid: {}", report(.0))]
+    Appliance(ParamsError),
+    /// Its record can't be used.
+    #[error(transparent)]
+    Record(#[from] ResolvedJobError),
+    /// It can't be compiled.
+    #[error("{}", with_hint(.0))]
+    Compile(CompileError),
+    /// No placement of its plan exists.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// It can't be written as JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// The computation of its plan was aborted.
+    #[error("planning the job failed because of an internal error")]
+    Aborted(#[source] WorkError),
+}
+
+/// What makes a job too large.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum JobTooLarge {
+    /// Its model exceeds the machine.
+    #[error("{}", with_hint(.0))]
+    Model(CompileError),
+    /// Its plan exceeds the memory for plans.
+    #[error(
+        "planning the job would take about {} MiB of memory, but a plan may take at most {} MiB: choose fewer layers, \
+         or an appliance with larger chunks (link.chunkBytes)", bytes >> 20, MAX_PLAN_BYTES >> 20
+    )]
+    Plan {
+        /// Estimated memory of the plan, in bytes.
+        bytes: u64,
+    },
+    /// Its batch takes too many rounds.
+    #[error(
+        "a step would go through {layers} layers in {rounds} rounds, as {systems} system(s) hold {leaves_at_once} \
+         leaves of the batch at once: choose a smaller batch_size, or more systems"
+    )]
+    Batch {
+        /// Layers of the model.
+        layers: usize,
+        /// Rounds of a step.
+        rounds: u64,
+        /// Systems of the attempt.
+        systems: u32,
+        /// Leaves that all systems hold together.
+        leaves_at_once: u64,
+    },
+}
+
+/// Why a plan may not be computed now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OverBudget {
+    /// The caller computes only light work, and this plan is heavy work.
+    #[error("a plan of {bytes} bytes is heavy work")]
+    Heavy {
+        /// Estimated memory of the plan, in bytes.
+        bytes: u64,
+    },
+    /// The account has requested too many plans.
+    #[error("planning budget exceeded by many large jobs in a short time: try again in a few seconds")]
+    Account,
+}
+
+/// Lists all mistakes, one on each line, with their remedies.
+fn report(error: &ParamsError) -> String {
+    error.report().trim_end().to_owned()
+}
+
+fn with_hint(error: &CompileError) -> String {
+    error.hint().map_or_else(|| error.to_string(), |hint| format!("{error}: {hint}"))
+}
+
+impl From<InvalidJob> for ResolveError {
+    fn from(error: InvalidJob) -> Self {
+        Self::BadParams(Arc::new(error))
     }
 }
 
 impl From<ResolvedJobError> for ResolveError {
-    fn from(record: ResolvedJobError) -> Self {
-        Self::BadParams(record.to_string())
+    fn from(error: ResolvedJobError) -> Self {
+        InvalidJob::Record(error).into()
     }
 }
 
 impl From<CompileError> for ResolveError {
     fn from(error: CompileError) -> Self {
-        let why = error.hint().map_or_else(|| error.to_string(), |hint| format!("{error}: {hint}"));
         match error {
             CompileError::MemoryXTooSmall { .. }
             | CompileError::DoesNotFit { .. }
-            | CompileError::TooLargeToStream { .. } => Self::TooLarge(why),
+            | CompileError::TooLargeToStream { .. } => JobTooLarge::Model(error).into(),
             CompileError::Graph(_) | CompileError::Batch { .. } | CompileError::SequencesDiffer { .. } => {
-                Self::BadParams(why)
+                InvalidJob::Compile(error).into()
             }
         }
     }

@@ -12,7 +12,7 @@
 //! * A failed reconcile is retried after `FAILURE_RETRY_INTERVAL`.
 
 use std::collections::HashMap;
-use std::fmt::Display;
+use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::{Controller, watcher};
 use millrace_crds::{Appliance, TrainJob};
 use millrace_lifecycle::is_waiting;
+use millrace_protocol::error_chain;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
@@ -134,10 +135,10 @@ fn jobs_affected_by(jobs: &[Arc<TrainJob>], appliance: &Appliance) -> Vec<Object
     waiting.map(|job| ObjectRef::from_obj(&**job)).collect()
 }
 
-fn retry_policy<K, E: Display, C>(object: Arc<K>, error: &E, _: Arc<C>) -> Action
+fn retry_policy<K, E: Error, C>(object: Arc<K>, error: &E, _: Arc<C>) -> Action
 where
     K: kube::Resource<DynamicType = ()>,
 {
-    tracing::warn!(object = %ObjectRef::from_obj(&*object), "the reconcile failed: {error}");
+    tracing::warn!(object = %ObjectRef::from_obj(&*object), "the reconcile failed: {}", error_chain(error));
     Action::requeue(FAILURE_RETRY_INTERVAL)
 }

@@ -50,6 +50,9 @@ impl PriorityValues {
     }
 }
 
+/// Why the world can't provide a path of a job, with a message for the user. No caller matches on it.
+pub type SiteError = Box<dyn std::error::Error + Send + Sync>;
+
 /// The properties of a world that a job's record depends on. The calls do no I/O, because every reconcile makes them.
 pub trait JobSite: Send + Sync {
     /// Returns the image of the agents if the appliance names none.
@@ -58,8 +61,8 @@ pub trait JobSite: Send + Sync {
     /// Returns the location of the model_dir that the params call `written`.
     ///
     /// # Errors
-    /// The model_dir can't be there: a sentence for the user.
-    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDirLocation, String>;
+    /// The model_dir can't be there.
+    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDirLocation, SiteError>;
 
     /// Returns why no attempt may begin with agents of `version`, `None` if attempts may: a sentence for the user, with
     /// the remedy.
@@ -70,8 +73,8 @@ pub trait JobSite: Send + Sync {
     /// Checks that the agents may read the path that the params call `written`.
     ///
     /// # Errors
-    /// They may not: a sentence for the user.
-    fn check_readable(&self, job: &TrainJob, written: &str) -> Result<(), String>;
+    /// They may not.
+    fn check_readable(&self, job: &TrainJob, written: &str) -> Result<(), SiteError>;
 }
 
 /// The place where jobs are recorded and agents run: a cluster (`operator/src/world.rs`) or one machine

@@ -13,7 +13,7 @@ use millrace_control::watchdog::Watchdog;
 use millrace_control::world::Error as Ended;
 use millrace_control::{
     AgentsFound, AttemptContext, ContextParts, ControllerContext, JobSite, JournalEndpoint, ModelDirLocation,
-    PriorityValues, WatchStreams, WorkerPool, World,
+    PriorityValues, SiteError, WatchStreams, WorkerPool, World,
 };
 use millrace_crds::{
     Appliance, ApplianceSpec, ApplianceStatus, Grant, JobProgress, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
@@ -115,11 +115,11 @@ impl JobSite for StubSite {
         None
     }
 
-    fn model_dir(&self, _: &TrainJob, written: &str) -> Result<ModelDirLocation, String> {
+    fn model_dir(&self, _: &TrainJob, written: &str) -> Result<ModelDirLocation, SiteError> {
         Ok(ModelDirLocation { path: written.into(), claim: None })
     }
 
-    fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), String> {
+    fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), SiteError> {
         Ok(())
     }
 }

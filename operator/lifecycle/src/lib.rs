@@ -48,7 +48,9 @@ mod transitions;
 pub use agent::{AgentState, OUT_OF_MEMORY, ObservedAgent, ProcessEnd, describe_exit};
 pub use conditions::set_condition;
 pub use decision::{JobCommand, JobDecision, JobEvent};
-pub use observation::{CoordinatorReport, CreationError, JobObservation, LedgerEntry, ReportedOutcome};
+pub use observation::{
+    CoordinatorReport, CreationError, JobObservation, LedgerEntry, ReportedOutcome, ResolutionError,
+};
 pub use retry::{backoff_place, seconds_until_next_attempt};
 pub use scheduler::{QueueEntry, SchedulingDecision, SystemRequest, is_waiting, schedule, used_resources};
 pub use transitions::{decide, decide_deleted};

@@ -19,9 +19,9 @@ pub struct JobObservation {
     /// The last report of the coordinator.
     pub report: Option<CoordinatorReport>,
     /// The record of the job: the one it has, or the one that its params resolve to. `None` while it is being computed;
-    /// then only a queued job is decided on. `Err` has a sentence for the user: a new job can never run as it is, and a
-    /// job that was resolved before can't be run by this program.
-    pub resolution: Option<Result<ResolvedJob, String>>,
+    /// then only a queued job is decided on. `Err` means that a new job can never run as it is, or that a job that was
+    /// resolved before can't be run by this program.
+    pub resolution: Option<Result<ResolvedJob, ResolutionError>>,
     /// Why no further attempt may begin with the agents of the job's record, although the record can be used: a
     /// sentence for the user. A running attempt continues.
     pub agents_refused: Option<String>,
@@ -34,6 +34,13 @@ pub struct JobObservation {
     /// Number of agents of each role in the current attempt, or without one in an attempt on `spec.numCsx` systems;
     /// empty if `resolution` is an error or `None`.
     pub desired_agents: Vec<(Role, u32)>,
+}
+
+/// Why a job has no usable record, as its conditions and events say it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResolutionError {
+    /// One sentence for the user.
+    pub message: String,
 }
 
 /// Why an object that an attempt needs to start could not be created.

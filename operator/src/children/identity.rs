@@ -15,9 +15,10 @@ use millrace_protocol::security::{AttemptName, Credentials, MemberName};
 
 use super::meta;
 use crate::authority::Authorities;
+use crate::error::ChildError;
 
 /// Maximum size of a Secret's values, in bytes.
-const MAX_SECRET_BYTES: usize = 1 << 20;
+pub const MAX_SECRET_BYTES: usize = 1 << 20;
 
 fn entry(name: &str, text: &str) -> (String, ByteString) {
     (name.to_owned(), ByteString(text.as_bytes().to_vec()))
@@ -26,18 +27,21 @@ fn entry(name: &str, text: &str) -> (String, ByteString) {
 /// Builds the Secret with an identity for every agent of the attempt, issued at `now`.
 ///
 /// # Errors
-/// A certificate can't be issued, or there are too many agents for one Secret: a sentence.
-pub fn identities(attempt: &AttemptContext<'_>, authorities: &Authorities, now: SystemTime) -> Result<Secret, String> {
+/// A certificate can't be issued, or there are too many agents for one Secret.
+pub fn identities(
+    attempt: &AttemptContext<'_>,
+    authorities: &Authorities,
+    now: SystemTime,
+) -> Result<Secret, ChildError> {
     let (names, namespace) = (ChildNames::for_job(attempt.job), attempt.job.namespace().unwrap_or_default());
     let uid = attempt.job.uid().unwrap_or_default();
-    let certified = AttemptName::new(&uid, attempt.number).map_err(|error| error.to_string())?;
+    let certified = AttemptName::new(&uid, attempt.number)?;
     let mut data = BTreeMap::new();
     for (role, index) in attempt.needs.wanted.iter().flat_map(|&(role, count)| (0..count).map(move |at| (role, at))) {
         let agent = format!("{role}-{index}");
-        let name = MemberName::for_agent(certified.clone(), &agent).map_err(|error| error.to_string())?;
+        let name = MemberName::for_agent(certified.clone(), &agent)?;
         let hosts = if role == Role::Coordinator { vec![host(&names, &namespace)] } else { Vec::new() };
-        let issued = authorities.issue_member(&name, &hosts, now);
-        let Credentials { certificate, key, authority } = issued.map_err(|error| error.to_string())?;
+        let Credentials { certificate, key, authority } = authorities.issue_member(&name, &hosts, now)?;
         data.extend([
             entry(&format!("{agent}.crt"), &certificate),
             entry(&format!("{agent}.key"), &key),
@@ -46,10 +50,7 @@ pub fn identities(attempt: &AttemptContext<'_>, authorities: &Authorities, now: 
     }
     let bytes: usize = data.values().map(|value| value.0.len()).sum();
     if bytes > MAX_SECRET_BYTES {
-        return Err(format!(
-            "the certificates of all agents take {bytes} bytes, but a secret has at most \
-            {MAX_SECRET_BYTES}"
-        ));
+        return Err(ChildError::SecretTooLarge { bytes });
     }
     let metadata = meta(attempt, names.identity(attempt.number));
     Ok(Secret { metadata, immutable: Some(true), data: Some(data), ..Secret::default() })

@@ -14,7 +14,7 @@ mod resources;
 mod service;
 
 pub use claim::claim;
-pub use identity::{identities, identity_volume};
+pub use identity::{MAX_SECRET_BYTES, identities, identity_volume};
 pub use launch::launch;
 pub use network_policy::network_policy;
 pub use pod::{CONTAINER_NAME, EXTRA_TERMINATION_GRACE_SECONDS, pods, set_log_format};

@@ -13,6 +13,7 @@ use millrace_crds::{
     ApplianceSpec, JobVolume, MountedDir, PersistentVolumeClaimSource, ResolvedJob, Role, StoredParams, TrainJob,
     TrainJobSpec, TrainJobStatus,
 };
+use millrace_protocol::error_chain;
 use millrace_protocol::launch::VERSION;
 use millrace_protocol::security::Credentials;
 
@@ -335,7 +336,8 @@ fn impossible_job_is_rejected_in_one_sentence() {
     large.spec.params.0["model"]["max_position_embeddings"] = (1 << 22).into();
     large.spec.params.0["model"]["hidden_size"] = 8192.into();
     match resolve_here(&large).unwrap_err() {
-        ResolveError::TooLarge(why) => {
+        ResolveError::TooLarge(error) => {
+            let why = error_chain(&error);
             assert!(why.contains("the wafer has") && why.contains("smaller hidden_size"), "{why}")
         }
         other => panic!("it is the machine that is too small: {other}"),

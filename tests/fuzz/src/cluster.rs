@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use millrace_api::admission::AdmissionSchema;
 use millrace_control::record::resolved_job;
-use millrace_control::{JobSite, ModelDirLocation};
+use millrace_control::{JobSite, ModelDirLocation, SiteError};
 use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob};
 use millrace_params::{FlagOverrides, JobSpec, MachineSpec, Params};
 use serde_json::Value;
@@ -30,11 +30,11 @@ impl JobSite for NoSite {
         None
     }
 
-    fn model_dir(&self, _: &TrainJob, written: &str) -> Result<ModelDirLocation, String> {
+    fn model_dir(&self, _: &TrainJob, written: &str) -> Result<ModelDirLocation, SiteError> {
         Ok(ModelDirLocation { path: PathBuf::from(written), claim: None })
     }
 
-    fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), String> {
+    fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), SiteError> {
         Ok(())
     }
 }

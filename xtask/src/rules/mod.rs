@@ -11,6 +11,7 @@ mod line_length;
 mod metadata;
 mod profiles;
 mod purity;
+mod string_errors;
 mod test_names;
 
 use anyhow::{Result, ensure};
@@ -25,6 +26,7 @@ const RULES: &[(&str, Rule)] = &[
     ("purity", purity::violations),
     ("file length", file_length::violations),
     ("line length", line_length::violations),
+    ("string errors", string_errors::violations),
     ("dependency reasons", dependency_reasons::violations),
     ("profiles", profiles::violations),
     ("test names", test_names::violations),

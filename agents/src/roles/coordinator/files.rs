@@ -53,10 +53,7 @@ pub fn file_failure(error: Error) -> AgentError {
         full if full.is_full() => OutcomeReason::OutOfSpace,
         _ => OutcomeReason::Failed,
     };
-    let failure = match std::error::Error::source(&error) {
-        Some(cause) => AgentError::with_reason(reason, format!("{error}: {cause}")),
-        None => AgentError::with_reason(reason, error),
-    };
+    let failure = AgentError::with_reason(reason, error);
     match hint {
         Some(hint) => failure.hint(hint),
         None => failure,

@@ -3,6 +3,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
+use millrace_protocol::error_chain;
 use millrace_protocol::journal::to_proto;
 use millrace_protocol::security::AuthenticatedIncoming;
 use millrace_protocol::{proto, transport};
@@ -145,7 +146,7 @@ async fn follow(
         entries = match follower.poll(READ_BATCH_ENTRIES) {
             Ok(entries) => entries,
             Err(error) => {
-                let _ = sender.send(Err(Status::data_loss(error.to_string()))).await;
+                let _ = sender.send(Err(Status::data_loss(error_chain(&error)))).await;
                 return;
             }
         };

@@ -15,7 +15,7 @@ use millrace_engine::frame::Frame;
 use millrace_engine::message::{AgentCommand, AgentReport, EpochConfig};
 use millrace_engine::types::{AgentId, Epoch, Iteration, Role};
 use millrace_protocol::proto::{self, samples_client::SamplesClient};
-use millrace_protocol::{packet, transport};
+use millrace_protocol::{error_chain, packet};
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -237,7 +237,7 @@ fn most_sample_bytes(plan: &StreamPlan) -> usize {
 /// The stream of samples from an activation server failed.
 #[derive(Debug, thiserror::Error)]
 enum FetchError {
-    #[error("{}", transport::error_chain(.0))]
+    #[error("{}", error_chain(.0))]
     Connect(#[from] tonic::transport::Error),
     #[error("{}", .0.message())]
     Status(#[from] tonic::Status),

@@ -26,15 +26,20 @@ enum RawSize {
     WithUnit(String),
 }
 
-impl TryFrom<RawSize> for ByteSize {
-    type Error = String;
+/// The text or number is not a size.
+#[derive(Debug, thiserror::Error)]
+#[error("a size must be a number of bytes or one with a unit, as in 40GB or 4MiB")]
+struct InvalidSize;
 
-    fn try_from(written: RawSize) -> Result<Self, String> {
+impl TryFrom<RawSize> for ByteSize {
+    type Error = InvalidSize;
+
+    fn try_from(written: RawSize) -> Result<Self, InvalidSize> {
         match written {
             RawSize::Number(bytes) => whole(bytes),
             RawSize::WithUnit(text) => parse(&text),
         }
-        .ok_or_else(|| "a size must be a number of bytes or one with a unit, as in 40GB or 4MiB".to_owned())
+        .ok_or(InvalidSize)
     }
 }
 

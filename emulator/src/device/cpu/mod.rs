@@ -9,12 +9,13 @@ use super::gradients::{LayerGradients, PartialGradients};
 use super::packs::PackedWeights;
 use super::weights::LoadedWeights;
 use super::{Device, DeviceError, DeviceMemory, LeafInput, LeafLoss};
-use crate::graph::{Graph, LayerId};
+use crate::graph::{Graph, LayerId, OpNode};
 use crate::kernels::attention::AttentionWorkspace;
 use crate::kernels::loss::{LossSums, LossWorkspace};
+use crate::kernels::pool::PoolError;
 use crate::kernels::{ComputeThreads, Context, GemmWorkspace, Simd};
 use crate::numerics::{NumericsProfile, Precision};
-use crate::ops::execute::{MAX_INPUTS, MAX_PARAMS, NodeShape};
+use crate::ops::execute::{MAX_INPUTS, MAX_PARAMS, NodeShape, UnsupportedOperator};
 use crate::plan::{ChunkId, Encoding, Pass, StreamPlan};
 use crate::schedule::{ForwardStep, PassSchedule, Step};
 use crate::tree::{LeafTree, Node};
@@ -69,6 +70,24 @@ struct Scratch {
     sums: LossSums,
 }
 
+/// Why a [`CpuDevice`] can't be created.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceStartError {
+    /// The kernels do not support an operator of the plan.
+    #[error("the device cannot run this plan: operator {id} ({name}) {reason}")]
+    Operator {
+        /// Number of the operator in the graph.
+        id: usize,
+        /// Name of its kind.
+        name: &'static str,
+        /// The rest of the sentence.
+        reason: UnsupportedOperator,
+    },
+    /// Its threads could not be started.
+    #[error("the device cannot start")]
+    Threads(#[from] PoolError),
+}
+
 /// A [`Device`] on the CPU; see the module documentation.
 #[derive(Debug)]
 pub struct CpuDevice {
@@ -100,10 +119,10 @@ impl CpuDevice {
     ///
     /// # Errors
     /// Threads can't be started, or the kernels do not support an operator.
-    pub fn new(plan: Arc<StreamPlan>, options: DeviceOptions) -> Result<Self, DeviceError> {
+    pub fn new(plan: Arc<StreamPlan>, options: DeviceOptions) -> Result<Self, DeviceStartError> {
         let graph = &plan.graph;
         check(graph)?;
-        let pool = ComputeThreads::new(options.threads).map_err(|error| DeviceError::Start(error.to_string()))?;
+        let pool = ComputeThreads::new(options.threads)?;
         let shapes: Vec<NodeShape> = graph.nodes.iter().map(|node| NodeShape::of(graph, node)).collect();
         let mut times: Vec<OperatorTime> = Vec::new();
         let mut kind = |name: &'static str| {
@@ -350,18 +369,23 @@ fn format_nodes(nodes: &[Node]) -> String {
 }
 
 /// Rejects operators that the kernels do not support.
-fn check(graph: &Graph) -> Result<(), DeviceError> {
+fn check(graph: &Graph) -> Result<(), DeviceStartError> {
     for (id, node) in graph.nodes.iter().enumerate() {
-        let refuse = |why: &str| Err(DeviceError::Plan(format!("operator {id} ({}) {why}", node.op.name())));
-        if node.inputs.len() > MAX_INPUTS || node.params.len() > MAX_PARAMS {
-            return refuse("has too many inputs or tensors");
-        }
-        if matches!(node.params[..], [one, other] if one == other) {
-            return refuse("uses one tensor twice");
-        }
-        if let Err(why) = node.op.executor().check_supported(&NodeShape::of(graph, node)) {
-            return refuse(&why);
-        }
+        check_operator(graph, node).map_err(|reason| DeviceStartError::Operator {
+            id,
+            name: node.op.name(),
+            reason,
+        })?;
     }
     Ok(())
+}
+
+fn check_operator(graph: &Graph, node: &OpNode) -> Result<(), UnsupportedOperator> {
+    if node.inputs.len() > MAX_INPUTS || node.params.len() > MAX_PARAMS {
+        return Err(UnsupportedOperator::TooManyOperands);
+    }
+    if matches!(node.params[..], [one, other] if one == other) {
+        return Err(UnsupportedOperator::RepeatedTensor);
+    }
+    node.op.executor().check_supported(&NodeShape::of(graph, node))
 }

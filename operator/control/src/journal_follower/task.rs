@@ -7,9 +7,10 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::TrainJob;
 use millrace_lifecycle::CoordinatorReport;
+use millrace_protocol::journal::{self, JournalError};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{FollowRequest, StopRequest};
-use millrace_protocol::{journal, proto};
+use millrace_protocol::{error_chain, proto};
 use millrace_telemetry::journal::{JournalEvent, RunPhase};
 use tokio::sync::{mpsc, watch};
 use tonic::transport::Channel;
@@ -24,6 +25,15 @@ const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 /// Decisions need to know that steps advance, not how many: minimum time between two reconciles for that reason alone.
 const PROGRESS_RECONCILE_INTERVAL: Duration = Duration::from_secs(20);
 
+/// The connection to a coordinator failed or was lost.
+#[derive(Debug, thiserror::Error)]
+enum FollowError {
+    #[error(transparent)]
+    Connect(#[from] JournalError),
+    #[error(transparent)]
+    Stream(#[from] tonic::Status),
+}
+
 /// Follows until the report is no longer needed, or the attempt has ended.
 pub(super) async fn run<W: World>(
     world: Arc<W>,
@@ -36,7 +46,7 @@ pub(super) async fn run<W: World>(
     loop {
         if let Err(error) = follow_connection(&*world, &visits, &target, &reports, &stop, &mut writer).await {
             let (job, attempt) = (&target.job, target.attempt);
-            tracing::debug!(%job, attempt, "can't follow the attempt, retrying: {error}");
+            tracing::debug!(%job, attempt, "can't follow the attempt, retrying: {}", error_chain(&error));
         }
         writer.flush(&*world, &target).await;
         if reports.is_closed() || reports.borrow().outcome.is_some() {
@@ -54,11 +64,11 @@ async fn follow_connection<W: World>(
     reports: &watch::Sender<CoordinatorReport>,
     stop: &watch::Receiver<Option<String>>,
     writer: &mut ProgressWriter,
-) -> Result<(), String> {
+) -> Result<(), FollowError> {
     let Some(journal) = world.journal_endpoint(&target.job, &target.uid, target.attempt) else { return Ok(()) };
-    let client = journal.connect().await.map_err(|error| error.to_string())?;
+    let client = journal.connect().await?;
     let mut listener = Listener { world, target, visits, reports, writer, visited: None };
-    listener.listen(client, stop.clone()).await.map_err(|status| status.to_string())
+    Ok(listener.listen(client, stop.clone()).await?)
 }
 
 struct Listener<'a, W> {

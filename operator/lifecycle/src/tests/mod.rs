@@ -407,7 +407,8 @@ fn failures_map_to_final_states() {
         assert!(!world.is(ConditionType::Admitted));
     }
     let mut refused = JobFixture::new(2);
-    refused.seen.resolution = Some(Err("model.num_heads does not divide hidden_size".to_owned()));
+    let message = "model.num_heads does not divide hidden_size".to_owned();
+    refused.seen.resolution = Some(Err(ResolutionError { message }));
     assert_eq!(refused.visit(), JobState::BadParams);
     assert!(!refused.is(ConditionType::Accepted) && refused.is(ConditionType::Finished));
     assert_eq!(refused.visit(), JobState::BadParams);

@@ -8,7 +8,7 @@ const UNUSABLE: &str = "status.resolved has version 9: run the release that admi
 impl JobFixture {
     /// Replaces the program by one that can't use the job's record, and therefore does not know the required agents.
     fn lose_the_record(&mut self) {
-        self.seen.resolution = Some(Err(UNUSABLE.to_owned()));
+        self.seen.resolution = Some(Err(ResolutionError { message: UNUSABLE.to_owned() }));
         self.seen.largest_num_csx = None;
     }
 

@@ -96,7 +96,7 @@ struct Decider<'a> {
 /// Returns why this program can't use the record in `status`; `None` if it can, or if there is no record.
 fn unusable_record(status: &TrainJobStatus, observed: &JobObservation) -> Option<String> {
     status.resolved.as_ref()?;
-    observed.resolution.as_ref()?.as_ref().err().cloned()
+    observed.resolution.as_ref()?.as_ref().err().map(|error| error.message.clone())
 }
 
 impl<'a> Decider<'a> {
@@ -143,7 +143,7 @@ impl<'a> Decider<'a> {
             self.commands.push(JobCommand::RemoveAgents { grace: IDLE_GRACE_SECONDS });
         }
         let refused = match (&self.observed.resolution, &self.status.resolved) {
-            (Some(Err(why)), None) => Some(why.clone()),
+            (Some(Err(error)), None) => Some(error.message.clone()),
             _ => None,
         };
         if let Some(why) = refused {
