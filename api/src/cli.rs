@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use millrace_protocol::error_chain;
 use millrace_store::{Store, StoreOptions};
 
 use crate::backup::{self, BackupArgs, RestoreArgs};
@@ -114,7 +115,7 @@ pub fn run(args: ApiArgs) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", error_chain(&*error));
             ExitCode::FAILURE
         }
     }

@@ -1,5 +1,6 @@
 //! The error type of the API, from the backend to the client. A reason has the same name as in the conditions of jobs.
 
+use millrace_protocol::error_chain;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -208,7 +209,7 @@ impl From<millrace_store::Error> for ApiError {
             error if error.is_temporary() => {
                 Self::new(ErrorReason::Unavailable, "the database is not responding: try again in a moment")
             }
-            other => Self::internal("use the database", &format_args!("{:#}", anyhow::Error::from(other))),
+            other => Self::internal("use the database", &error_chain(&other)),
         }
     }
 }

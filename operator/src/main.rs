@@ -8,13 +8,14 @@ use std::process::ExitCode;
 use clap::Parser;
 use millrace_operator::cli::OperatorArgs;
 use millrace_operator::run;
+use millrace_protocol::error_chain;
 
 fn main() -> ExitCode {
     let args = OperatorArgs::parse();
     let _traces = match run::log(&args) {
         Ok(traces) => traces,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {}", error_chain(&error));
             return ExitCode::FAILURE;
         }
     };
@@ -23,7 +24,7 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", error_chain(&*error));
             ExitCode::FAILURE
         }
     }

@@ -25,6 +25,7 @@ use millrace_control::metrics::Metrics;
 use millrace_control::shutdown::{shutdown_signals, wait_for_shutdown};
 use millrace_control::watchdog::Watchdog;
 use millrace_crds::{Appliance, TrainJob};
+use millrace_protocol::error_chain;
 use millrace_telemetry::logs::server_layer;
 use millrace_traces::Traces;
 use tokio::sync::watch;
@@ -76,7 +77,7 @@ pub async fn run(args: OperatorArgs) -> anyhow::Result<()> {
             }
             Err(error) => {
                 operator.ready.store(false, Ordering::Relaxed);
-                tracing::error!("leader election failed, retrying: {error:#}");
+                tracing::error!("leader election failed, retrying: {}", error_chain(&*error));
             }
         }
         tokio::select! {

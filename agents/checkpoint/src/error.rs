@@ -38,12 +38,12 @@ pub enum Error {
     #[error("the checkpoint is damaged: {0}")]
     Damaged(Damage),
     /// The file that records how checkpoints follow from one another is invalid.
-    #[error("can't read {}, which records how checkpoints follow from one another: {reason}", path.display())]
+    #[error("can't read {}, which records how checkpoints follow from one another: {source}", path.display())]
     LineageUnreadable {
         /// The file.
         path: PathBuf,
-        /// The reason.
-        reason: String,
+        /// The file is too long ([`io::ErrorKind::InvalidData`]), or not the expected JSON.
+        source: io::Error,
     },
     /// A directory is not a checkpoint.
     #[error("{} is not a checkpoint: {reason}", path.display())]

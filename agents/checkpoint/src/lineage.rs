@@ -47,10 +47,10 @@ impl Lineage {
         let text = match read_limited(&path, MAX_LINEAGE_BYTES) {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
             Err(cause) if cause.kind() != io::ErrorKind::InvalidData => return Err(Error::io("read", path, cause)),
-            Err(too_long) => return Err(Error::LineageUnreadable { path, reason: too_long.to_string() }),
+            Err(source) => return Err(Error::LineageUnreadable { path, source }),
             Ok(text) => text,
         };
-        serde_json::from_slice(&text).map_err(|error| Error::LineageUnreadable { path, reason: error.to_string() })
+        serde_json::from_slice(&text).map_err(|error| Error::LineageUnreadable { path, source: error.into() })
     }
 
     /// Returns whether `point` belongs to the lineage of the last attempt, or is newer (imported since).

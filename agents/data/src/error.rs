@@ -29,12 +29,12 @@ pub enum DataError {
         cwd: PathBuf,
     },
     /// A glob is invalid.
-    #[error("the pattern {pattern:?} is not a valid glob: {reason}")]
+    #[error("the pattern {pattern:?} is not a valid glob: {source}")]
     BadPattern {
         /// As the user wrote it.
         pattern: String,
-        /// The parser's message.
-        reason: String,
+        /// The error of the parser.
+        source: glob::PatternError,
     },
     /// A file is neither text nor tokens.
     #[error("data file {} is {found}; expected {wanted}", path.display())]

@@ -64,7 +64,7 @@ fn list(directory: PathBuf, extension: &'static str) -> Result<Vec<PathBuf>, Dat
 
 fn matches(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let found = glob::glob_with(pattern, MATCH_OPTIONS)
-        .map_err(|e| DataError::BadPattern { pattern: pattern.into(), reason: e.to_string() })?;
+        .map_err(|source| DataError::BadPattern { pattern: pattern.into(), source })?;
     let mut files = Vec::new();
     for path in found {
         let path = path.map_err(|e: glob::GlobError| DataError::Read { path: e.path().into(), source: e.into() })?;
