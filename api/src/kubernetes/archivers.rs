@@ -37,6 +37,7 @@ use millrace_protocol::{error_chain, journal};
 use millrace_store::{ChangeNotice, EntryKind, EntryQuery, Store};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{sleep, timeout};
+use tonic::Code;
 
 use super::mirror::JobMirror;
 use super::namespaces::Namespaces;
@@ -112,6 +113,29 @@ enum IdentitySecretError {
         /// The part that can't be used.
         source: IdentityError,
     },
+}
+
+/// Why the entries in a job's journal files can't be copied at present.
+#[derive(Debug, thiserror::Error)]
+enum CatchUpError {
+    /// The files can't be reached.
+    #[error(transparent)]
+    Reader(#[from] ApiError),
+    /// The entries can't be read or written.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+}
+
+impl CatchUpError {
+    /// Returns whether no later try can succeed: deleted files do not come back, and damaged files stay damaged.
+    fn is_permanent(&self) -> bool {
+        match self {
+            Self::Reader(error) => matches!(error.reason, ErrorReason::Gone | ErrorReason::NotFound),
+            Self::Copy(CopyError::Stream(status)) => status.code() == Code::DataLoss,
+            Self::Copy(CopyError::Store(error)) => !error.is_temporary(),
+            Self::Copy(_) => false,
+        }
+    }
 }
 
 /// The archiving tasks of all jobs.
@@ -217,7 +241,7 @@ impl JobArchivers {
             tokio::pin!(work);
             let next = tokio::select! {
                 () = &mut work => None,
-                next = next_stage(&mut seen, &job, stage) => match next {
+                next = next_relevant_version(&mut seen, &job, stage) => match next {
                     Some(next) => Some(next),
                     None => return,
                 },
@@ -364,31 +388,20 @@ impl JobArchivers {
         pod.and_then(|pod| address_of(&pod, attempt)).ok_or(FollowError::PodDeleted)
     }
 
-    /// Completes the history of a job from its journal's files, with retries for `patience`: an obstacle such as a
-    /// quota may be temporary. Returns false if entries may be missing that a later try could copy.
-    async fn complete_history(&self, job: &TrainJob, patience: Duration) -> bool {
-        let (uid, mut pause) = (job.uid().unwrap_or_default(), RETRY_INTERVAL);
-        let trying = async {
-            while let Err(refusal) = self.catch_up(job).await {
-                // Deleted files do not come back.
-                if matches!(refusal.reason, ErrorReason::Gone | ErrorReason::NotFound) {
-                    return journal_copy::log_catch_up_failure(Err(refusal), &uid);
-                }
-                tracing::debug!(%uid, "can't read the job's journal files, retrying: {refusal}");
-                sleep(pause).await;
-                pause = MAX_RETRY_INTERVAL.min(pause * 2);
-            }
-        };
-        let done = timeout(patience, trying).await.is_ok();
-        if !done {
-            let (job, seconds) = (ObjectRef::from_obj(job), patience.as_secs());
+    /// Completes the history of a job from its journal's files, with retries for `limit`: an obstacle such as a quota may
+    /// be temporary. Returns false if entries may be missing that a later try could copy.
+    async fn complete_history(&self, job: &TrainJob, limit: Duration) -> bool {
+        let uid = job.uid().unwrap_or_default();
+        let is_done = retry_catch_up(limit, &uid, || self.catch_up(job)).await;
+        if !is_done {
+            let (job, seconds) = (ObjectRef::from_obj(job), limit.as_secs());
             tracing::warn!(%job, "the job's history could not be completed within {seconds} s");
         }
-        done
+        is_done
     }
 
     /// Copies the entries in the journal's files that are not in the database.
-    async fn catch_up(&self, job: &TrainJob) -> Result<(), ApiError> {
+    async fn catch_up(&self, job: &TrainJob) -> Result<(), CatchUpError> {
         let Some(status) = job.status.as_ref().filter(|status| status.resolved.is_some()) else { return Ok(()) };
         let Some(attempt) = status.attempt else { return Ok(()) };
         if self.is_attempt_complete(job, attempt).await {
@@ -396,10 +409,14 @@ impl JobArchivers {
         }
         let uid = job.uid().unwrap_or_default();
         let reader = self.readers.open(job).await?;
-        journal_copy::log_catch_up_failure(
-            journal_copy::follow(&self.store, &uid, reader.journal()).await.map(drop),
-            &uid,
-        );
+        let copied = journal_copy::follow(&self.store, &uid, reader.journal()).await;
+        if let Err(CopyError::Stream(status)) = &copied
+            && status.code() != Code::DataLoss
+        {
+            // It no longer responds: the next try starts another one.
+            self.readers.remove(&uid);
+        }
+        copied?;
         Ok(())
     }
 
@@ -470,6 +487,25 @@ impl JobArchivers {
     }
 }
 
+/// Repeats `catch_up` for `limit`, until it succeeds or fails permanently. Returns false if a later try could succeed.
+async fn retry_catch_up<T>(limit: Duration, uid: &str, catch_up: impl Fn() -> T) -> bool
+where
+    T: Future<Output = Result<(), CatchUpError>>,
+{
+    let mut delay = RETRY_INTERVAL;
+    let trying = async {
+        while let Err(error) = catch_up().await {
+            if error.is_permanent() {
+                return journal_copy::log_catch_up_failure(Err(error), uid);
+            }
+            tracing::debug!(%uid, "can't copy the job's journal files, retrying: {}", error_chain(&error));
+            sleep(delay).await;
+            delay = MAX_RETRY_INTERVAL.min(delay * 2);
+        }
+    };
+    timeout(limit, trying).await.is_ok()
+}
+
 /// Returns the journal's address of this attempt's coordinator, if it runs.
 fn address_of(pod: &Pod, attempt: u32) -> Option<String> {
     let status = pod.status.as_ref()?;
@@ -491,7 +527,7 @@ async fn wait_for_change(changes: &mut broadcast::Receiver<ChangeNotice>, uid: &
 
 /// Waits for a version of the job that needs other work: a version in another stage or, while the job has no finalizer,
 /// any newer version. `None` if the task has to end.
-async fn next_stage(
+async fn next_relevant_version(
     seen: &mut watch::Receiver<Arc<TrainJob>>,
     job: &TrainJob,
     stage: ArchiveStage,
@@ -502,4 +538,43 @@ async fn next_stage(
         ArchiveStage::of(next) != stage || newer && stage != ArchiveStage::Deleting && !held
     };
     seen.wait_for(another).await.ok().map(|next| next.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use tonic::Status;
+
+    use super::*;
+
+    /// Catches up with these results, then successfully; returns the result and the number of tries.
+    async fn catch_up_with(results: impl IntoIterator<Item = CatchUpError>) -> (bool, usize) {
+        let (results, tries) = (RefCell::new(results.into_iter()), RefCell::new(0));
+        let is_done = retry_catch_up(ARCHIVE_TIMEOUT, "uid", || async {
+            *tries.borrow_mut() += 1;
+            results.borrow_mut().next().map_or(Ok(()), Err)
+        });
+        (is_done.await, tries.into_inner())
+    }
+
+    fn broken() -> CatchUpError {
+        CopyError::Stream(Status::unavailable("the reader has ended")).into()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_copy_is_retried_until_the_time_is_over() {
+        let busy = CopyError::Store(millrace_store::Error::Busy).into();
+        assert_eq!(catch_up_with([broken(), busy]).await, (true, 3));
+        // After 0, 2, 6, 14 and 30 s; the next try would be after 62 s.
+        assert_eq!(catch_up_with(std::iter::repeat_with(broken)).await, (false, 5));
+    }
+
+    #[tokio::test]
+    async fn deleted_and_damaged_files_are_tried_once() {
+        let deleted = ApiError::new(ErrorReason::Gone, "deleted").into();
+        assert_eq!(catch_up_with([deleted]).await, (true, 1));
+        let damaged = CopyError::Stream(Status::data_loss("line 3 is damaged")).into();
+        assert_eq!(catch_up_with([damaged]).await, (true, 1));
+    }
 }

@@ -80,7 +80,7 @@ impl ReaderPool {
     }
 
     /// Removes the reader of a job, because it no longer responds.
-    fn remove(&self, uid: &str) {
+    pub fn remove(&self, uid: &str) {
         self.all().remove(uid);
     }
 
