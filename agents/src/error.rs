@@ -135,10 +135,5 @@ impl fmt::Display for AgentError {
     }
 }
 
-impl Error for AgentError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        let source: &(dyn Error + 'static) = &**self.source.as_ref();
-        // Without a context the sentence is that of the source.
-        if self.context.is_some() { Some(source) } else { source.source() }
-    }
-}
+/// Has no source: the sentence contains the messages of all causes.
+impl Error for AgentError {}
