@@ -36,7 +36,7 @@ pub struct ProcessWorld {
     pub objects: Arc<ObjectStore>,
     /// The server's directories.
     pub directories: ServerDirectories,
-    visits: UnboundedSender<ObjectRef<TrainJob>>,
+    reconcile_requests: UnboundedSender<ObjectRef<TrainJob>>,
     process_groups: Mutex<HashMap<String, RunningAttempt>>,
 }
 
@@ -45,8 +45,8 @@ pub struct ProcessWorld {
 struct RunningAttempt {
     attempt: u32,
     process_group: Option<Arc<ProcessGroup>>,
-    /// Time at which processes that were told to end are killed.
-    until: Option<Timestamp>,
+    /// Time at which processes that were requested to end are killed.
+    kill_time: Option<Timestamp>,
 }
 
 /// The observed processes of a job.
@@ -56,7 +56,7 @@ pub struct FoundProcesses {
 }
 
 impl ProcessWorld {
-    /// Creates it without processes. Attempts that ran when the server ended are reported as agents that are lost;
+    /// Creates the world without processes. Attempts that ran when the server ended are reported as agents that are lost;
     /// entries of their journal files that the database lacks are copied.
     ///
     /// # Errors
@@ -64,9 +64,9 @@ impl ProcessWorld {
     pub async fn new(
         objects: Arc<ObjectStore>,
         directories: ServerDirectories,
-        visits: UnboundedSender<ObjectRef<TrainJob>>,
+        reconcile_requests: UnboundedSender<ObjectRef<TrainJob>>,
     ) -> Result<Self, ApiError> {
-        let mut crews = HashMap::new();
+        let mut running_attempts = HashMap::new();
         for job in objects.live_jobs().await? {
             let uid = job.uid().unwrap_or_default();
             let status = job.status.unwrap_or_default();
@@ -75,42 +75,42 @@ impl ProcessWorld {
                 journal_copy::log_catch_up_failure(caught_up, &uid);
             }
             if let Some(attempt) = status.attempt.filter(|_| status.is(ConditionType::Admitted)) {
-                crews.insert(uid, RunningAttempt { attempt, process_group: None, until: None });
+                running_attempts.insert(uid, RunningAttempt { attempt, process_group: None, kill_time: None });
             }
         }
-        Ok(Self { objects, directories, visits, process_groups: Mutex::new(crews) })
+        Ok(Self { objects, directories, reconcile_requests, process_groups: Mutex::new(running_attempts) })
     }
 
-    fn crews(&self) -> MutexGuard<'_, HashMap<String, RunningAttempt>> {
+    fn running_attempts(&self) -> MutexGuard<'_, HashMap<String, RunningAttempt>> {
         self.process_groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn running_attempt(&self, uid: &str) -> Option<RunningAttempt> {
-        self.crews().get(uid).cloned()
+        self.running_attempts().get(uid).cloned()
     }
 
     /// Ends the processes of a deleted job.
     pub fn end_deleted(self: &Arc<Self>, uid: &str) {
-        let Some(crew) = self.running_attempt(uid).and_then(|aboard| aboard.process_group) else {
-            self.crews().remove(uid);
+        let Some(group) = self.running_attempt(uid).and_then(|running| running.process_group) else {
+            self.running_attempts().remove(uid);
             return;
         };
-        crew.terminate();
-        let (machine, uid) = (self.clone(), uid.to_owned());
+        group.terminate();
+        let (world, uid) = (self.clone(), uid.to_owned());
         tokio::spawn(async move {
-            kill_after(&crew, DELETION_GRACE_SECONDS).await;
-            drop(machine.crews().remove(&uid));
+            kill_after(&group, DELETION_GRACE_SECONDS).await;
+            drop(world.running_attempts().remove(&uid));
         });
     }
 
-    /// Makes every coordinator save its state, and waits at most `patience` until all processes have ended.
-    pub async fn shut_down(&self, patience: Duration) {
-        let crews: Vec<Arc<ProcessGroup>> =
-            self.crews().values().filter_map(|aboard| aboard.process_group.clone()).collect();
-        crews.iter().for_each(|crew| crew.terminate());
-        let over = futures::future::join_all(crews.iter().map(|crew| crew.wait()));
-        if tokio::time::timeout(patience, over).await.is_err() {
-            tracing::warn!("some agents have not ended within {} s and are killed", patience.as_secs());
+    /// Makes every coordinator save its state, and waits at most `timeout` until all processes have ended.
+    pub async fn shut_down(&self, timeout: Duration) {
+        let groups: Vec<Arc<ProcessGroup>> =
+            self.running_attempts().values().filter_map(|running| running.process_group.clone()).collect();
+        groups.iter().for_each(|group| group.terminate());
+        let all_ended = futures::future::join_all(groups.iter().map(|group| group.wait()));
+        if tokio::time::timeout(timeout, all_ended).await.is_err() {
+            tracing::warn!("some agents have not ended within {} s and are killed", timeout.as_secs());
         }
     }
 
@@ -147,10 +147,10 @@ enum LocalRunError {
 }
 
 /// Waits until all processes have ended, and kills those that have not after `grace` seconds.
-async fn kill_after(crew: &ProcessGroup, grace: u32) {
-    if tokio::time::timeout(Duration::from_secs(grace.into()), crew.wait()).await.is_err() {
-        crew.kill();
-        crew.wait().await;
+async fn kill_after(group: &ProcessGroup, grace: u32) {
+    if tokio::time::timeout(Duration::from_secs(grace.into()), group.wait()).await.is_err() {
+        group.kill();
+        group.wait().await;
     }
 }
 
@@ -160,45 +160,45 @@ impl World for ProcessWorld {
 
     async fn observe(&self, job: &TrainJob) -> Result<AgentsFound<FoundProcesses>, ApiError> {
         let uid = job.uid().unwrap_or_default();
-        let Some(RunningAttempt { attempt, process_group: crew, until }) = self.running_attempt(&uid) else {
+        let Some(RunningAttempt { attempt, process_group: group, kill_time }) = self.running_attempt(&uid) else {
             return Ok(AgentsFound { agents: Vec::new(), termination_report: None, handle: FoundProcesses::default() });
         };
-        let there = FoundProcesses { attempt: Some(attempt) };
-        let Some(crew) = crew else {
+        let found = FoundProcesses { attempt: Some(attempt) };
+        let Some(group) = group else {
             return Ok(AgentsFound {
                 agents: vec![lost_coordinator(job, attempt)],
                 termination_report: None,
-                handle: there,
+                handle: found,
             });
         };
         let last = last_report(&self.directories, &uid, attempt).await;
-        if until.is_some() && crew.has_ended() {
-            self.crews().remove(&uid);
+        if kill_time.is_some() && group.has_ended() {
+            self.running_attempts().remove(&uid);
             return Ok(AgentsFound { agents: Vec::new(), termination_report: last, handle: FoundProcesses::default() });
         }
         let outcome = last.as_ref().and_then(|report| report.outcome.as_ref());
-        let agents = crew
+        let agents = group
             .statuses()
             .into_iter()
-            .map(|hand| observed_agent(job, attempt, hand, until.is_some(), outcome))
+            .map(|process| observed_agent(job, attempt, process, kill_time.is_some(), outcome))
             .collect();
-        Ok(AgentsFound { agents, termination_report: last, handle: there })
+        Ok(AgentsFound { agents, termination_report: last, handle: found })
     }
 
-    async fn ensure_agents(&self, attempt: &AttemptContext<'_>, there: &FoundProcesses) -> Result<(), Ended<Self>> {
-        if there.attempt.is_some() {
+    async fn ensure_agents(&self, attempt: &AttemptContext<'_>, found: &FoundProcesses) -> Result<(), Ended<Self>> {
+        if found.attempt.is_some() {
             return Ok(());
         }
         let uid = attempt.job.uid().unwrap_or_default();
         let run = self.local_run(attempt, &uid).map_err(|error| Ended::<Self>::Refused(error.into()))?;
-        let (visits, job) = (self.visits.clone(), ObjectRef::from_obj(attempt.job));
+        let (reconcile_requests, job) = (self.reconcile_requests.clone(), ObjectRef::from_obj(attempt.job));
         let changed = Arc::new(move || {
             // The receiver is dropped when the server shuts down.
-            let _ = visits.send(job.clone());
+            let _ = reconcile_requests.send(job.clone());
         });
         let started = ProcessGroup::start(&run, changed).await;
-        let crew = Arc::new(started.map_err(|error| Ended::<Self>::Refused(error.into()))?);
-        if let Some(journal) = crew.journal().cloned() {
+        let group = Arc::new(started.map_err(|error| Ended::<Self>::Refused(error.into()))?);
+        if let Some(journal) = group.journal().cloned() {
             let (store, uid) = (self.objects.store().clone(), uid.clone());
             let model_dir = PathBuf::from(attempt.resolution.model_dir.clone().unwrap_or_default());
             tokio::spawn(async move {
@@ -206,31 +206,33 @@ impl World for ProcessWorld {
                 journal_copy::log_catch_up_failure(journal_copy::catch_up(&store, &uid, &model_dir).await, &uid);
             });
         }
-        self.crews().insert(uid, RunningAttempt { attempt: attempt.number, process_group: Some(crew), until: None });
+        self.running_attempts()
+            .insert(uid, RunningAttempt { attempt: attempt.number, process_group: Some(group), kill_time: None });
         Ok(())
     }
 
-    async fn remove_agents(&self, job: &TrainJob, there: &FoundProcesses, grace: u32) -> Result<(), ApiError> {
+    async fn remove_agents(&self, job: &TrainJob, found: &FoundProcesses, grace: u32) -> Result<(), ApiError> {
         let uid = job.uid().unwrap_or_default();
         let now = Timestamp::now();
-        let mut crews = self.crews();
-        let Some(aboard) = crews.get_mut(&uid).filter(|aboard| Some(aboard.attempt) == there.attempt) else {
+        let mut running_attempts = self.running_attempts();
+        let Some(running) = running_attempts.get_mut(&uid).filter(|running| Some(running.attempt) == found.attempt)
+        else {
             return Ok(());
         };
-        let Some(crew) = aboard.process_group.clone() else {
+        let Some(group) = running.process_group.clone() else {
             // It has no processes, only the record that they are lost.
-            crews.remove(&uid);
-            let _ = self.visits.send(ObjectRef::from_obj(job));
+            running_attempts.remove(&uid);
+            let _ = self.reconcile_requests.send(ObjectRef::from_obj(job));
             return Ok(());
         };
-        let until = now + Duration::from_secs(grace.into());
-        if aboard.until.is_none_or(|earlier| until < earlier) {
-            aboard.until = Some(until);
-            crew.terminate();
-            let (visits, job) = (self.visits.clone(), ObjectRef::from_obj(job));
+        let kill_time = now + Duration::from_secs(grace.into());
+        if running.kill_time.is_none_or(|earlier| kill_time < earlier) {
+            running.kill_time = Some(kill_time);
+            group.terminate();
+            let (reconcile_requests, job) = (self.reconcile_requests.clone(), ObjectRef::from_obj(job));
             tokio::spawn(async move {
-                kill_after(&crew, grace).await;
-                let _ = visits.send(job);
+                kill_after(&group, grace).await;
+                let _ = reconcile_requests.send(job);
             });
         }
         Ok(())
@@ -242,7 +244,7 @@ impl World for ProcessWorld {
     }
 
     async fn has_leftover_agents(&self, _: &str, uid: &str) -> Result<bool, ApiError> {
-        Ok(self.running_attempt(uid).and_then(|aboard| aboard.process_group).is_some_and(|crew| !crew.has_ended()))
+        Ok(self.running_attempt(uid).and_then(|running| running.process_group).is_some_and(|group| !group.has_ended()))
     }
 
     async fn leftover_grants(&self, _: &str) -> Result<Vec<Grant>, ApiError> {
@@ -312,8 +314,8 @@ impl World for ProcessWorld {
     }
 
     fn journal_endpoint(&self, _: &ObjectRef<TrainJob>, uid: &str, attempt: u32) -> Option<JournalEndpoint> {
-        let aboard = self.running_attempt(uid).filter(|aboard| aboard.attempt == attempt)?;
-        aboard.process_group?.journal().cloned()
+        let running = self.running_attempt(uid).filter(|running| running.attempt == attempt)?;
+        running.process_group?.journal().cloned()
     }
 }
 
