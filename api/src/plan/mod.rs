@@ -322,7 +322,7 @@ impl Planner {
     ) -> Option<SystemRequest> {
         let known = self.plan_cache.get_or_plan(job, &job.uid()?, &appliance.spec, job.spec.num_csx, None).ready();
         let (memoryx_bytes, swarmx_nodes) = match known {
-            Some(Ok(known)) => (known.1.memoryx_bytes, known.1.swarmx_nodes),
+            Some(Ok(planned)) => (planned.needs.memoryx_bytes, planned.needs.swarmx_nodes),
             Some(Err(_)) => return None,
             None => (0, 0),
         };
@@ -397,9 +397,7 @@ fn plan_of_placement(
     match found {
         Ok(grant) => JobPlan {
             fits: true,
-            message: "the job would start \
-                immediately"
-                .to_owned(),
+            message: "the job would start immediately".to_owned(),
             systems: grant.systems,
             ..plan
         },

@@ -178,8 +178,9 @@ async fn read_allocations<W: World>(
         if !holder.systems.is_empty() && !known.has(holder) {
             let num_csx = u32::try_from(holder.systems.len()).unwrap_or(u32::MAX);
             match control.get_or_plan(job, &holder.uid, &appliance.spec, num_csx).ready() {
-                Some(Ok(known)) => {
-                    (holder.memoryx_bytes, holder.swarmx_nodes) = (known.1.memoryx_bytes, known.1.swarmx_nodes);
+                Some(Ok(planned)) => {
+                    (holder.memoryx_bytes, holder.swarmx_nodes) =
+                        (planned.needs.memoryx_bytes, planned.needs.swarmx_nodes);
                 }
                 Some(Err(_)) => {}
                 None => return Ok(None),
@@ -255,8 +256,8 @@ async fn decide<W: World>(
             continue;
         }
         match control.get_or_plan(job, &uid, &appliance.spec, job.spec.num_csx).ready() {
-            Some(Ok(known)) => {
-                asks.extend(system_request(job, known.1.memoryx_bytes, known.1.swarmx_nodes, &priorities))
+            Some(Ok(planned)) => {
+                asks.extend(system_request(job, planned.needs.memoryx_bytes, planned.needs.swarmx_nodes, &priorities))
             }
             // The job's own reconcile reports this to its user.
             Some(Err(_)) => {}

@@ -19,8 +19,17 @@ use crate::resolve_error::{InvalidJob, OverBudget, ResolveError};
 use crate::workers::WorkerPool;
 use crate::world::JobSite;
 
-/// A job's record, or the record that it would get, and the needs of an attempt; or why it can never run.
-pub type PlanResult = std::result::Result<Arc<(ResolvedJob, ResourceRequirements)>, ResolveError>;
+/// A planned job.
+#[derive(Clone, Debug)]
+pub struct PlannedJob {
+    /// The job's record, or the record that it would get.
+    pub record: ResolvedJob,
+    /// What an attempt needs.
+    pub needs: ResourceRequirements,
+}
+
+/// The result of planning a job; an error says why it can never run.
+pub type PlanResult = std::result::Result<Arc<PlannedJob>, ResolveError>;
 
 /// State of planning a job.
 #[derive(Clone, Debug)]
@@ -133,7 +142,8 @@ impl PlanCache {
             let job = Arc::new(job);
             let plan = move |may_plan: &PlanBudget<'_>| {
                 let limits = (&planner.plans, may_plan);
-                resolve_and_plan(&job, record.clone(), &planned_on, num_csx, &*planner.site, limits).map(Arc::new)
+                resolve_and_plan(&job, record.clone(), &planned_on, num_csx, &*planner.site, limits)
+                    .map(|(record, needs)| Arc::new(PlannedJob { record, needs }))
             };
             let light = plan.clone();
             let light = shared.workers.run(&owner, move || light(&reject_heavy));

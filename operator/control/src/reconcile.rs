@@ -63,7 +63,7 @@ struct Validated {
     appliance: Option<Arc<Appliance>>,
     cluster: ApplianceSpec,
     /// `None` while the job is being planned.
-    understood: Option<plan_cache::PlanResult>,
+    planned: Option<plan_cache::PlanResult>,
 }
 
 /// Reconciles a job. Does nothing while its plan is being computed, or if the debouncer postpones it.
@@ -73,27 +73,27 @@ struct Validated {
 pub async fn reconcile<W: World>(job: Arc<TrainJob>, control: Arc<ControllerContext<W>>) -> Result<Action, Error<W>> {
     let began = Instant::now();
     let Some(uid) = job.uid() else { return Ok(Action::await_change()) };
-    let _noted = control.job_activity.begin(ObjectRef::from_obj(&*job));
-    let known = match job.metadata.deletion_timestamp {
+    let _activity = control.job_activity.begin(ObjectRef::from_obj(&*job));
+    let validated = match job.metadata.deletion_timestamp {
         Some(_) => None,
         None => match plan(&job, &uid, &control) {
-            Ok(known) => Some(known),
+            Ok(validated) => Some(validated),
             // The job is enqueued once its plan is computed.
-            Err(look_again) => return Ok(look_again.map_or_else(Action::await_change, Action::requeue)),
+            Err(requeue_after) => return Ok(requeue_after.map_or_else(Action::await_change, Action::requeue)),
         },
     };
     if let Err(wait) = control.job_changes.begin_reconcile(&uid, began) {
         control.job_activity.changed(ObjectRef::from_obj(&*job));
         return Ok(Action::requeue(wait));
     }
-    let visiting = async {
-        match known {
-            Some(known) => reconcile_job(&job, uid, known, &control).await,
+    let reconciling = async {
+        match validated {
+            Some(validated) => reconcile_job(&job, uid, validated, &control).await,
             None => finalize(&job, &uid, &control).await,
         }
     };
     let span = tracing::info_span!(
-        "visit",
+        "reconcile",
         job = %ObjectRef::from_obj(&*job),
         job.uid = job.uid(),
         attempt = tracing::field::Empty,
@@ -103,7 +103,7 @@ pub async fn reconcile<W: World>(job: Arc<TrainJob>, control: Arc<ControllerCont
     if let Some(parent) = submission(&job) {
         parent.adopt(&span);
     }
-    let done = timeout(RECONCILE_TIMEOUT, visiting.instrument(span))
+    let done = timeout(RECONCILE_TIMEOUT, reconciling.instrument(span))
         .await
         .unwrap_or(Err(crate::Error::TimedOut(RECONCILE_TIMEOUT)));
     control.metrics.record_reconcile(began.elapsed(), done.is_ok());
@@ -125,15 +125,15 @@ fn plan<W: World>(job: &TrainJob, uid: &str, control: &ControllerContext<W>) -> 
     let appliance = control.appliance(&job.spec.appliance);
     let cluster = appliance.as_ref().map(|appliance| appliance.spec.clone()).unwrap_or_default();
     let num_csx = job.status.as_ref().and_then(|status| status.num_csx).unwrap_or(job.spec.num_csx);
-    let understood = match control.get_or_plan(job, uid, &cluster, num_csx) {
+    let planned = match control.get_or_plan(job, uid, &cluster, num_csx) {
         PlanStatus::Ready(result) => Some(result),
         PlanStatus::Pending(_) if !is_waiting(job) => return Err(None),
         PlanStatus::Pending(since) => match PLANNING_REPORT_DELAY.checked_sub(since.elapsed()) {
-            Some(untold) => return Err(Some(untold)),
+            Some(remaining) => return Err(Some(remaining)),
             None => None,
         },
     };
-    Ok(Validated { appliance, cluster, understood })
+    Ok(Validated { appliance, cluster, planned })
 }
 
 /// Reconciles a deleted job. Its systems are released in the ledger once its agents no longer exist.
@@ -153,23 +153,23 @@ async fn finalize<W: World>(job: &TrainJob, uid: &str, control: &ControllerConte
 async fn reconcile_job<W: World>(
     job: &TrainJob,
     uid: String,
-    known: Validated,
+    validated: Validated,
     control: &ControllerContext<W>,
 ) -> Result<Action, Error<W>> {
-    let _under_way = control.begin_reconcile(&uid);
-    let seen = dereference(job, control, uid, known).await?;
-    let decision = decide(job, &seen.observed);
+    let _guard = control.begin_reconcile(&uid);
+    let dereferenced = dereference(job, control, uid, validated).await?;
+    let decision = decide(job, &dereferenced.observed);
     if !control.world.record_status(job, &decision.status).await? {
         // Write conflict: the decision was made from a stale version.
         return Ok(Action::requeue(CONFLICT_RETRY_INTERVAL));
     }
     record_span_fields(job, &decision);
-    let granted = control.grant(&job.spec.appliance, &seen.uid).and_then(|grant| Some(grant.since?.0));
-    control.metrics.record_status_change(job, &decision.status, granted, seen.observed.now);
+    let granted = control.grant(&job.spec.appliance, &dereferenced.uid).and_then(|grant| Some(grant.since?.0));
+    control.metrics.record_status_change(job, &decision.status, granted, dereferenced.observed.now);
     for event in &decision.events {
         control.world.publish_job_event(job, event).await;
     }
-    match carry_out(job, control, &seen, &decision).await {
+    match apply(job, control, &dereferenced, &decision).await {
         // The next reconcile, which is due at once, decides about the rejection. A job that makes progress has all its
         // agents, so the rejected request was for another object: return the error, and retry.
         Err(Error::<W>::Refused(why)) if !decision.status.is(ConditionType::Progressing) => {
@@ -196,7 +196,7 @@ async fn dereference<W: World>(
     job: &TrainJob,
     control: &ControllerContext<W>,
     uid: String,
-    Validated { appliance, cluster, understood }: Validated,
+    Validated { appliance, cluster, planned }: Validated,
 ) -> Result<Dereferenced<W::Handle>, Error<W>> {
     let AgentsFound { agents, termination_report: last, handle: found_agents } = control.world.observe(job).await?;
     let grant = appliance.as_ref().and_then(|_| control.grant(&job.spec.appliance, &uid));
@@ -205,21 +205,21 @@ async fn dereference<W: World>(
         Some(_) => control.queue_place(&uid),
         None => Some(no_appliance(&job.spec.appliance)),
     };
-    let known = understood.as_ref().and_then(|known| known.as_ref().ok());
+    let plan = planned.as_ref().and_then(|planned| planned.as_ref().ok());
     let observed = JobObservation {
         now: Timestamp::now(),
         agents,
         grant: grant.map(|grant| LedgerEntry { attempt: grant.attempt, systems: grant.systems }),
         queue_place: place,
         report: report(control.followers.report(&uid, attempt), last.filter(|last| last.attempt == attempt)),
-        resolution: understood
+        resolution: planned
             .as_ref()
-            .map(|known| known.as_ref().map(|known| known.0.clone()).map_err(resolution_error)),
+            .map(|planned| planned.as_ref().map(|planned| planned.record.clone()).map_err(resolution_error)),
         refusal: control.creation_error(&uid, attempt),
         max_deadlines: cluster.max_deadlines,
         agents_refused: control.plan_cache.unsupported_agents(job),
-        largest_num_csx: known.map(|known| known.1.largest_num_csx),
-        desired_agents: known.map(|known| known.1.wanted.clone()).unwrap_or_default(),
+        largest_num_csx: plan.map(|planned| planned.needs.largest_num_csx),
+        desired_agents: plan.map(|planned| planned.needs.wanted.clone()).unwrap_or_default(),
     };
     Ok(Dereferenced { uid, found_agents, cluster, observed })
 }
@@ -254,10 +254,10 @@ fn report(received: Option<CoordinatorReport>, last: Option<CoordinatorReport>) 
     }
 }
 
-async fn carry_out<W: World>(
+async fn apply<W: World>(
     job: &TrainJob,
     control: &ControllerContext<W>,
-    seen: &Dereferenced<W::Handle>,
+    dereferenced: &Dereferenced<W::Handle>,
     decision: &JobDecision,
 ) -> Result<(), Error<W>> {
     for command in &decision.commands {
@@ -266,18 +266,26 @@ async fn carry_out<W: World>(
                 let resolution = decision.status.resolved.as_ref();
                 let resolution = resolution.ok_or(Error::<W>::Unresolved)?;
                 // If the plan is not cached, the next reconcile decides on this command again.
-                let Some(known) = control.get_or_plan(job, &seen.uid, &seen.cluster, *num_csx).ready() else {
+                let Some(planned) =
+                    control.get_or_plan(job, &dereferenced.uid, &dereferenced.cluster, *num_csx).ready()
+                else {
                     continue;
                 };
-                let known = known.map_err(Error::<W>::Resolve)?;
+                let planned = planned.map_err(Error::<W>::Resolve)?;
                 let number = *attempt;
                 let systems = &decision.status.systems;
-                let attempt =
-                    AttemptContext { job, resolution, cluster: &seen.cluster, number, needs: &known.1, systems };
+                let attempt = AttemptContext {
+                    job,
+                    resolution,
+                    cluster: &dereferenced.cluster,
+                    number,
+                    needs: &planned.needs,
+                    systems,
+                };
                 let span = tracing::info_span!("launch", attempt = number, systems = systems.len());
-                let made = control.world.ensure_agents(&attempt, &seen.found_agents).instrument(span).await;
-                control.set_creation_error(&seen.uid, number, made.as_ref().err().map(creation_error::<W>));
-                made?;
+                let created = control.world.ensure_agents(&attempt, &dereferenced.found_agents).instrument(span).await;
+                control.set_creation_error(&dereferenced.uid, number, created.as_ref().err().map(creation_error::<W>));
+                created?;
                 // The coordinator's address may be known only now. A job that runs for a second has reported everything
                 // before a second reconcile.
                 follow(job, control, Some(resolution), number);
@@ -288,14 +296,16 @@ async fn carry_out<W: World>(
             JobCommand::StopAttempt { attempt, reason } => {
                 // After a restart of the control loop, the coordinator is not followed yet.
                 follow(job, control, decision.status.resolved.as_ref(), *attempt);
-                control.followers.stop(&seen.uid, *attempt, reason);
+                control.followers.stop(&dereferenced.uid, *attempt, reason);
             }
-            JobCommand::RemoveAgents { grace } => control.world.remove_agents(job, &seen.found_agents, *grace).await?,
+            JobCommand::RemoveAgents { grace } => {
+                control.world.remove_agents(job, &dereferenced.found_agents, *grace).await?
+            }
             JobCommand::DeleteJob => control.world.delete_job(job).await?,
         }
     }
     if decision.commands.is_empty() && decision.status.num_csx.is_none() {
-        control.followers.end(&seen.uid);
+        control.followers.end(&dereferenced.uid);
     }
     Ok(())
 }
