@@ -364,8 +364,8 @@ class Job:
         answer: Document = self._transport.json(method, self._path(below), params=query, **request)
         return answer
 
-    def _command(self, what: str, **request: Any) -> Job:
-        self.document = self._json("POST", what, **request)
+    def _command(self, path: str, **request: Any) -> Job:
+        self.document = self._json("POST", path, **request)
         return self
 
     def _items(
