@@ -388,8 +388,8 @@ impl JobArchivers {
         pod.and_then(|pod| address_of(&pod, attempt)).ok_or(FollowError::PodDeleted)
     }
 
-    /// Completes the history of a job from its journal's files, with retries for `limit`: an obstacle such as a quota may
-    /// be temporary. Returns false if entries may be missing that a later try could copy.
+    /// Completes the history of a job from its journal's files, and retries for at most `limit`: an obstacle such as a
+    /// quota may be temporary. Returns false if entries may be missing that a later try could copy.
     async fn complete_history(&self, job: &TrainJob, limit: Duration) -> bool {
         let uid = job.uid().unwrap_or_default();
         let is_done = retry_catch_up(limit, &uid, || self.catch_up(job)).await;

@@ -56,8 +56,8 @@ pub struct FoundProcesses {
 }
 
 impl ProcessWorld {
-    /// Creates the world without processes. Attempts that ran when the server ended are reported as agents that are lost;
-    /// entries of their journal files that the database lacks are copied.
+    /// Creates the world, without processes. Attempts that ran when the server ended are reported as agents that are
+    /// lost; entries of their journal files that the database lacks are copied.
     ///
     /// # Errors
     /// The database fails.
