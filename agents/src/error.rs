@@ -16,7 +16,6 @@ use crate::launch::Exit;
 pub enum ErrorOrigin {
     /// This process or its user; the run ends for this reason.
     Local(OutcomeReason),
-    /// A peer was lost.
     Peer,
     /// None: the process was asked to leave before it took part in the job.
     Shutdown,

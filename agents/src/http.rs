@@ -28,7 +28,6 @@ impl Readiness {
         Self { announced: true, ..Self::default() }
     }
 
-    /// Sets the state.
     pub fn set(&self, ready: bool) {
         if self.ready.swap(ready, Ordering::Relaxed) != ready && self.announced {
             announce_ready(ready);

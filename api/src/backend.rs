@@ -19,11 +19,8 @@ use crate::submission::{SubmitRequest, SubmitResult};
 /// A job that is to be changed.
 #[derive(Clone, Copy, Debug)]
 pub struct JobTarget<'a> {
-    /// Namespace.
     pub namespace: &'a str,
-    /// Name.
     pub name: &'a str,
-    /// UID.
     pub uid: &'a str,
 }
 
@@ -45,7 +42,6 @@ pub struct VolumeInfo {
     pub message: String,
 }
 
-/// Runs jobs.
 #[async_trait]
 pub trait Backend: Send + Sync + 'static {
     /// Returns `process` or `kubernetes`.
@@ -63,7 +59,6 @@ pub trait Backend: Send + Sync + 'static {
     /// Deletes the job with this UID; returns its last state.
     async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<TrainJob>;
 
-    /// Returns the appliance with this name.
     async fn appliance(&self, name: &str) -> Result<Option<Appliance>>;
 
     /// Plans `order` against the current queue. Nothing is created.

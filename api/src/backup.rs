@@ -60,7 +60,6 @@ pub struct RestoreArgs {
     data: PathBuf,
 }
 
-/// Description of a backup.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct BackupManifest {
     version: u32,

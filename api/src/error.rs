@@ -48,7 +48,6 @@ pub enum ErrorReason {
 }
 
 impl ErrorReason {
-    /// All reasons.
     pub const ALL: [Self; 19] = [
         Self::BadRequest,
         Self::Unauthorized,
@@ -96,7 +95,6 @@ impl ErrorReason {
         }
     }
 
-    /// Returns the HTTP status.
     pub const fn status(self) -> u16 {
         match self {
             Self::BadRequest => 400,
@@ -127,11 +125,9 @@ pub struct FieldError {
     pub message: String,
 }
 
-/// An error of the API.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
 pub struct ApiError {
-    /// Reason for programs.
     pub reason: ErrorReason,
     /// One sentence with a remedy.
     pub detail: String,

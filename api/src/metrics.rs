@@ -148,7 +148,6 @@ impl JournalMetrics {
 /// State of the Kubernetes backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterMetrics {
-    /// Number of TrainJobs.
     pub trainjobs: usize,
     /// Number of jobs whose journals are copied or archived.
     pub companions: usize,

@@ -23,7 +23,6 @@ pub const UPLOADS_DIR: &str = "/var/lib/millrace/texts";
 /// A job to be created or planned.
 #[derive(Clone, Debug)]
 pub struct SubmitRequest {
-    /// Namespace of the job.
     pub namespace: String,
     /// The TrainJob as JSON, with its name and annotations set.
     pub object: Arc<Value>,
@@ -69,7 +68,6 @@ impl SubmitRequest {
 pub struct UploadedFiles {
     /// Name of the ConfigMap, which is the source of the job's volume of uploads.
     pub config_map: ObjectName,
-    /// The uploads.
     pub files: Vec<UploadedFile>,
 }
 
@@ -78,14 +76,12 @@ pub struct UploadedFiles {
 pub struct UploadedFile {
     /// Name of the file in its volume.
     pub name: FileName,
-    /// Content of the file.
     pub content: String,
 }
 
 /// Result of creating a job.
 #[derive(Clone, Debug)]
 pub enum SubmitResult {
-    /// The job was created.
     New(Box<TrainJob>),
     /// The same request created this job before.
     Replayed(Box<TrainJob>),

@@ -19,7 +19,6 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
 pub struct CertificateFiles {
     /// The certificate, followed by its intermediate certificates.
     pub certificate: PathBuf,
-    /// The private key.
     pub key: PathBuf,
 }
 

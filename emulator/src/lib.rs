@@ -1,6 +1,7 @@
 //! The emulated CS-2: model graphs, compiler, kernels, wafer memory and time model.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![warn(missing_docs)]
 
 // Unit tests and integration tests share a driver of rounds, which names this crate as integration tests do.
 #[cfg(test)]

@@ -103,9 +103,9 @@ pub struct Placement {
 }
 
 /// Reason why there is no placement.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// No system is available.
     #[error("no system is available")]
     NoSystems,
     /// No MemoryX shard is available.
@@ -117,23 +117,19 @@ pub enum PlacementError {
          more leaves with a smaller micro_batch_size"
     )]
     TooManySystems {
-        /// Requested systems.
         systems: usize,
         /// Leaves of the batch (K).
         leaves: u32,
     },
-    /// Too many rounds.
     #[error(
         "a batch of {leaves} leaves on {systems} systems, each of which holds {per_system} at once, would take {rounds} rounds a step; {most} are the most: give a smaller batch_size or an appliance with a larger wafer"
     )]
     TooManyRounds {
         /// Leaves of the batch.
         leaves: u32,
-        /// Systems.
         systems: usize,
         /// Leaves that a system holds at once.
         per_system: u32,
-        /// Rounds needed.
         rounds: u64,
         /// Maximum rounds for this number of systems.
         most: u64,
@@ -144,13 +140,10 @@ pub enum PlacementError {
          available"
     )]
     TooFewSwarmNodes {
-        /// Systems to serve.
         systems: usize,
         /// Maximum children of a node.
         fan_out: u32,
-        /// Nodes needed.
         needed: usize,
-        /// Nodes available.
         have: usize,
     },
 }

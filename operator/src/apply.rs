@@ -30,7 +30,6 @@ use crate::error::{ChildError, Error};
 pub struct ChildCreator {
     /// The client, which writes nothing after the leader's term.
     client: Client,
-    /// Issues certificates.
     certificates: Arc<CertificateManager>,
     /// Format of the agents' logs.
     log_format: LogFormat,

@@ -31,7 +31,6 @@ use millrace_protocol::security::{
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Validity of an authority.
 pub const AUTHORITY_LIFETIME: Duration = DAY.saturating_mul(365);
 /// Remaining validity at which a new authority is created: the minimum validity of an attempt's identities.
 pub const RENEW_BEFORE: Duration = DAY.saturating_mul(180);
@@ -58,12 +57,7 @@ const REST_SERVER_METRIC: &str = "rest-server-identity";
 pub enum AuthorityError {
     /// The API server rejected a request, or is unreachable.
     #[error("the secret {name} can't be read or written: {cause}")]
-    Secret {
-        /// Name of the Secret.
-        name: String,
-        /// The client's error.
-        cause: kube::Error,
-    },
+    Secret { name: String, cause: kube::Error },
     /// The Secret contains no valid authority.
     #[error("the secret {0} contains no certificate authority: delete it, and the operator creates a new one")]
     Damaged(String),
@@ -244,7 +238,6 @@ impl CertificateManager {
         Ok(keeper)
     }
 
-    /// Returns the current authorities.
     pub fn authorities(&self) -> Arc<Authorities> {
         self.held.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

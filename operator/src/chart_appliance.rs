@@ -36,7 +36,6 @@ pub enum ChartApplianceError {
     /// The file can't be read.
     #[error("the appliance's file {} can't be read: {cause}", path.display())]
     File {
-        /// Path of the file.
         path: PathBuf,
         /// The error of reading it.
         cause: std::io::Error,
@@ -44,19 +43,13 @@ pub enum ChartApplianceError {
     /// The file is not an Appliance.
     #[error("{} contains no Appliance: {cause}", path.display())]
     Document {
-        /// Path of the file.
         path: PathBuf,
         /// The error of parsing it.
         cause: serde_json::Error,
     },
     /// The API server rejected the Appliance.
     #[error("the Appliance {name} can't be applied: {cause}; correct `appliance` in the chart's values")]
-    Refused {
-        /// Name of the Appliance.
-        name: String,
-        /// The client's error.
-        cause: kube::Error,
-    },
+    Refused { name: String, cause: kube::Error },
 }
 
 /// An Appliance without a status, because that is the ledger.

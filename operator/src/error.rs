@@ -11,12 +11,7 @@ use crate::children::MAX_SECRET_BYTES;
 pub enum Error {
     /// The API server rejected a request, or is unreachable.
     #[error("{what}: {}", api_message(cause))]
-    Api {
-        /// The action that failed.
-        what: &'static str,
-        /// The client's error.
-        cause: Box<kube::Error>,
-    },
+    Api { what: &'static str, cause: Box<kube::Error> },
     /// A child can't be built.
     #[error(transparent)]
     Child(#[from] ChildError),

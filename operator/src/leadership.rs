@@ -33,11 +33,8 @@ const LEADER_THREADS: usize = 2;
 
 /// Everything that a leadership needs.
 pub struct Leadership {
-    /// The operator's command line.
     pub args: OperatorArgs,
-    /// Reporter of events.
     pub reporter: Reporter,
-    /// Metrics of the process.
     pub metrics: Arc<Metrics>,
     /// Detects that this leadership is stuck.
     pub watchdog: Arc<Watchdog>,

@@ -47,15 +47,11 @@ const FAILURE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The state that all reconciles of readers share.
 pub struct ReaderController {
-    /// The API server.
     pub client: Client,
     /// Issues certificates.
     pub keeper: Arc<CertificateManager>,
-    /// Every appliance.
     pub appliances: Store<Appliance>,
-    /// Every request.
     pub requests: Store<FileReader>,
-    /// Image of the pods.
     pub image: String,
 }
 
@@ -68,7 +64,6 @@ enum ReaderState {
     Ready(String),
     /// It can't start, because its claim does not exist: a sentence.
     ClaimMissing(String),
-    /// It has ended.
     Ended,
 }
 

@@ -40,7 +40,6 @@ use crate::{chart_appliance, http};
 /// Delay before becoming a candidate again.
 const ELECTION_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How a leadership ended.
 enum LeadershipEnd {
     /// The process was requested to end.
     Shutdown,

@@ -28,7 +28,6 @@ const AUTHORITY_KEY: &str = "ca.key";
 /// Maintains the certificate of the REST server.
 pub struct ServingCertificate {
     secrets: Api<Secret>,
-    /// Name of the Secret.
     name: String,
     /// Host names and addresses by which clients reach the server.
     hosts: Vec<String>,

@@ -40,7 +40,6 @@ impl LeaderTerm {
         });
     }
 
-    /// Ends the term now.
     pub fn end_now(&self) {
         self.0.send_modify(|ends| *ends = (*ends).min(Instant::now()));
     }

@@ -40,7 +40,6 @@ pub struct ClusterWorld {
     client: Client,
     /// Issues certificates.
     keeper: Arc<CertificateManager>,
-    /// Publishes events.
     recorder: Recorder,
     /// The fencing epoch of this leadership.
     epoch: u64,

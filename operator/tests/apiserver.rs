@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 
 const SYSTEM_NAMESPACE: &str = "millrace-system";
 const TEAM_NAMESPACE: &str = "team";
-/// Timeout of all waits.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of the deletion of a job without history.
 const DELETION_TIMEOUT: Duration = Duration::from_secs(5);

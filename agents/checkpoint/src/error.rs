@@ -16,6 +16,7 @@ use crate::lock::LockError;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Reason why a checkpoint could not be written, read, exported or imported.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file system is full, or the user's quota on it is exhausted.
@@ -29,9 +30,7 @@ pub enum Error {
     Io {
         /// The operation, as a verb: "read", "create".
         action: &'static str,
-        /// Its object.
         path: PathBuf,
-        /// The system's error.
         cause: io::Error,
     },
     /// A checkpoint does not match its manifest.
@@ -47,44 +46,22 @@ pub enum Error {
     },
     /// A directory is not a checkpoint.
     #[error("{} is not a checkpoint: {reason}", path.display())]
-    NotACheckpoint {
-        /// The directory.
-        path: PathBuf,
-        /// What is missing.
-        reason: String,
-    },
+    NotACheckpoint { path: PathBuf, reason: String },
     /// The checkpoint, or a directory to import, belongs to another model.
     #[error("{} holds a different model than the params describe: {difference}", path.display())]
-    ModelMismatch {
-        /// The directory.
-        path: PathBuf,
-        /// The first difference.
-        difference: ModelDifference,
-    },
+    ModelMismatch { path: PathBuf, difference: ModelDifference },
     /// The model can't be exported as a Hugging Face GPT-2.
     #[error("this model can't be exported as a Hugging Face GPT-2: {reason}")]
     NotExportable {
-        /// The part that differs.
         reason: String,
         /// What it would have to be.
         hint: String,
     },
     /// A directory can't be imported.
     #[error("can't import {}: {reason}", path.display())]
-    NotImportable {
-        /// The directory or file.
-        path: PathBuf,
-        /// The reason.
-        reason: String,
-        /// The remedy.
-        hint: String,
-    },
-    /// The destination exists.
+    NotImportable { path: PathBuf, reason: String, hint: String },
     #[error("{} already exists and is not empty; choose another directory or remove it", path.display())]
-    Exists {
-        /// The directory.
-        path: PathBuf,
-    },
+    Exists { path: PathBuf },
     /// The lock of model_dir is held by another run.
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -102,6 +79,7 @@ pub enum Error {
 }
 
 /// The first difference between the model of the params and one on disk.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModelDifference {
     /// A tensor is missing on disk.
@@ -112,14 +90,10 @@ pub enum ModelDifference {
     },
     /// There is an additional tensor on disk.
     #[error("it has a tensor {name} that the model of the params does not have")]
-    Unknown {
-        /// The tensor on disk.
-        name: String,
-    },
+    Unknown { name: String },
     /// A tensor has different shapes.
     #[error("{name} has shape {found:?} in the checkpoint and {expected:?} in the params")]
     Shape {
-        /// The tensor.
         name: String,
         /// Shape on disk.
         found: Vec<usize>,
@@ -141,13 +115,13 @@ pub enum ModelDifference {
 /// One damaged part of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Damage {
-    /// The file.
+    /// Path of the damaged file.
     pub file: PathBuf,
     /// Bytes of the file that do not match; `None` for the whole file.
     pub bytes: Option<Range<u64>>,
     /// Tensors stored in these bytes.
     pub tensors: Vec<String>,
-    /// What is wrong.
+    /// Describes the damage in one sentence.
     pub reason: String,
 }
 

@@ -83,7 +83,7 @@ impl Moments {
         Self(optimizer.state().iter().copied().map(String::from).collect())
     }
 
-    /// Returns the names.
+    /// Returns the names of the moments, in the order in which the optimizer stores them.
     pub fn names(&self) -> &[String] {
         &self.0
     }

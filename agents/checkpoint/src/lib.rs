@@ -24,6 +24,7 @@
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 mod digest;
 mod error;

@@ -56,7 +56,7 @@ pub struct SkippedCheckpoint {
     pub step: u64,
     /// Its directory.
     pub path: PathBuf,
-    /// The reason.
+    /// Why it can't be used, in one sentence.
     pub reason: String,
 }
 

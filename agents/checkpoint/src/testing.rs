@@ -248,7 +248,6 @@ pub fn write_of_kind(
     staging.publish(CheckpointMetadata { plan: PlanHash(step), recovery, ..facts(plan) }).unwrap()
 }
 
-/// The moments of Adam.
 pub fn adam_moments() -> Moments {
     Moments::new(["m", "v"]).unwrap()
 }

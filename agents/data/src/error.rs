@@ -39,7 +39,6 @@ pub enum DataError {
     /// A file is neither text nor tokens.
     #[error("data file {} is {found}; expected {wanted}", path.display())]
     WrongFormat {
-        /// The file.
         path: PathBuf,
         /// What the file is, as in "it is an HDF5 file".
         found: &'static str,
@@ -48,62 +47,32 @@ pub enum DataError {
     },
     /// A directory has no files of the expected kind.
     #[error("the directory {} holds no .{extension} file", path.display())]
-    EmptyDirectory {
-        /// The directory.
-        path: PathBuf,
-        /// The expected extension.
-        extension: &'static str,
-    },
+    EmptyDirectory { path: PathBuf, extension: &'static str },
     /// A path is a device, pipe or socket.
     #[error("{} is not a regular file", path.display())]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-    },
+    NotAFile { path: PathBuf },
     /// A file can't be read.
     #[error("cannot read data file {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// A file changed while it was read.
     #[error("data file {} changed while it was being read", path.display())]
-    Changed {
-        /// The file.
-        path: PathBuf,
-    },
+    Changed { path: PathBuf },
     /// Text is not valid UTF-8.
     #[error("data file {} is not valid UTF-8 at byte {offset}", path.display())]
     InvalidUtf8 {
-        /// The file.
         path: PathBuf,
         /// Offset of the first invalid byte.
         offset: u64,
     },
-    /// All files are empty.
     #[error("the data source is empty: {files} file(s) with 0 bytes, the first is {}", first.display())]
-    Empty {
-        /// Number of files.
-        files: usize,
-        /// The first file.
-        first: PathBuf,
-    },
+    Empty { files: usize, first: PathBuf },
     /// The length of a token file is not a multiple of the token size.
     #[error("token file {} has an odd length of {bytes} bytes, but a token takes 2", path.display())]
-    OddLength {
-        /// The file.
-        path: PathBuf,
-        /// Its length.
-        bytes: u64,
-    },
+    OddLength { path: PathBuf, bytes: u64 },
     /// A split has no complete sample.
     #[error("the {split} split has {tokens} tokens, fewer than the {needed} that one sample needs")]
     TooShort {
-        /// The split.
         split: SplitPart,
-        /// Number of its tokens.
         tokens: u64,
         /// Tokens needed: T + 1.
         needed: u64,
@@ -111,53 +80,27 @@ pub enum DataError {
     /// The model's vocabulary is too small for the data.
     #[error("the vocabulary of {vocab_size} is too small for the data, whose largest token is {max_token}")]
     VocabularyTooSmall {
-        /// The model's vocabulary size.
         vocab_size: u64,
         /// The largest token of the source.
         max_token: u32,
     },
     /// The sequence length is zero or exceeds what the model can index.
     #[error("a sequence length of {seq_len} is out of range")]
-    BadSequenceLength {
-        /// The value.
-        seq_len: usize,
-    },
+    BadSequenceLength { seq_len: usize },
     /// The validation fraction is not between 0 and 1.
     #[error("the validation fraction {fraction} is not between 0 and 1")]
-    BadFraction {
-        /// The value.
-        fraction: f64,
-    },
+    BadFraction { fraction: f64 },
     /// A synthetic vocabulary has fewer than two words or exceeds the token type.
     #[error("a synthetic source cannot have a vocabulary of {vocab_size}")]
-    BadVocabulary {
-        /// The value.
-        vocab_size: u32,
-    },
+    BadVocabulary { vocab_size: u32 },
     /// The cache directory of the user can't be used.
     #[error("cannot use the token cache at {}: {source}", path.display())]
-    Cache {
-        /// The file or directory.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// Samples can't be written.
+    Cache { path: PathBuf, source: io::Error },
     #[error("cannot write {}: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
     /// There are more samples than a file can hold.
     #[error("{steps} steps of {batch} samples do not fit in a file")]
-    FileTooLarge {
-        /// Steps requested.
-        steps: u64,
-        /// Samples per step.
-        batch: u64,
-    },
+    FileTooLarge { steps: u64, batch: u64 },
 }
 
 /// Formats where a relative path was searched; empty for an absolute path.

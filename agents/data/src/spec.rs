@@ -15,7 +15,6 @@ pub enum SourceKind {
         /// Files, globs, or directories (all `*.txt` files in them). The matches of one entry are sorted by path; a
         /// file named twice is read once, at its first position.
         paths: Vec<String>,
-        /// The tokenizer.
         tokenizer: Tokenizer,
     },
     /// Token files: little-endian `u16`, no header, concatenated in order without a separator.

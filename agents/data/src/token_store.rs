@@ -61,7 +61,6 @@ impl Segment {
 pub(crate) struct TokenStore {
     /// Each segment with the index of the first token after it, ascending.
     segments: Vec<(u64, Segment)>,
-    /// The largest token.
     pub(crate) max_token: u16,
     /// Digest of the content: equal for equal streams.
     pub(crate) digest: [u8; 32],

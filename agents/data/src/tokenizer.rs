@@ -5,7 +5,6 @@
 
 use tiktoken::CoreBpe;
 
-/// A tokenizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tokenizer {
     /// GPT-2's byte-pair encoding (`r50k_base`), 50,257 tokens; documents are separated by `<|endoftext|>`, 50256.

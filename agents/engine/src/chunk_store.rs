@@ -40,18 +40,14 @@ pub trait ChunkOps {
 }
 
 /// An inconsistency of the store, or an invalid request.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// The chunk belongs to another shard.
     #[error("chunk {chunk} belongs to another shard")]
-    NotOwned {
-        /// The chunk.
-        chunk: ChunkId,
-    },
-    /// An update was skipped.
+    NotOwned { chunk: ChunkId },
     #[error("chunk {chunk} is at step {applied}, so the update of step {pending} can't be applied")]
     MissedUpdate {
-        /// The chunk.
         chunk: ChunkId,
         /// Updates applied.
         applied: u64,
@@ -61,23 +57,16 @@ pub enum StoreError {
     /// A gradient would overwrite the one that a pending update needs.
     #[error("a gradient of chunk {chunk} arrived before the update of step {pending} was applied")]
     GradientTooEarly {
-        /// The chunk.
         chunk: ChunkId,
         /// The pending update's step.
         pending: u64,
     },
     /// A partial sum has another length than the chunk.
     #[error("a partial sum of chunk {chunk} does not have its {elements} elements")]
-    WrongLength {
-        /// The chunk.
-        chunk: ChunkId,
-        /// Elements of the chunk.
-        elements: usize,
-    },
+    WrongLength { chunk: ChunkId, elements: usize },
     /// The chunk can't be saved as of the snapshot's step.
     #[error("chunk {chunk} is at step {applied}, so the snapshot of step {step} can't include it")]
     NotAtStep {
-        /// The chunk.
         chunk: ChunkId,
         /// Updates applied.
         applied: u64,
@@ -86,10 +75,7 @@ pub enum StoreError {
     },
     /// The snapshot was abandoned, or already has the chunk.
     #[error("no snapshot requires chunk {chunk}")]
-    NotInSnapshot {
-        /// The chunk.
-        chunk: ChunkId,
-    },
+    NotInSnapshot { chunk: ChunkId },
 }
 
 /// A chunk and its state.

@@ -66,6 +66,7 @@ impl ReceiveWindow {
 pub const MAX_FRAMES_PER_SLOT: u64 = 64;
 
 /// A violation of the link protocol by a peer.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CreditError {
     /// More slots were sent than granted.
@@ -73,31 +74,16 @@ pub enum CreditError {
         "received a frame beyond the credits of the link: iteration {iteration}, round {round}, slot {slot} after \
          {granted} slots"
     )]
-    NoCredit {
-        /// Iteration of the frame.
-        iteration: u64,
-        /// Round of the frame.
-        round: u32,
-        /// Slot of the frame.
-        slot: u32,
-        /// Slots granted.
-        granted: u64,
-    },
+    NoCredit { iteration: u64, round: u32, slot: u32, granted: u64 },
     /// There are more frames in one slot than a slot can have.
     #[error("received more than {MAX_FRAMES_PER_SLOT} frames of one slot")]
     TooManyFrames,
     /// A grant does not increase the total.
     #[error("received a grant of {total} slots after one of {before}")]
-    NotIncreasing {
-        /// The new total.
-        total: u64,
-        /// The previous total.
-        before: u64,
-    },
+    NotIncreasing { total: u64, before: u64 },
     /// A grant exceeds the slots sent by more than a window.
     #[error("received a grant of {total} slots with {sent} sent and a window of {window}")]
     BeyondWindow {
-        /// The new total.
         total: u64,
         /// Slots whose first frame was sent.
         sent: u64,

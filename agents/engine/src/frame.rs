@@ -43,43 +43,22 @@ impl Frame {
 }
 
 /// An invalid frame: the peer has another plan or has lost its position.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The frame is not the next one in plan order.
     #[error("expected iteration {want_iteration} round {want_round} slot {want_slot} on this link, got {got:?}")]
-    OutOfOrder {
-        /// Expected iteration.
-        want_iteration: u64,
-        /// Expected round.
-        want_round: u32,
-        /// Expected slot.
-        want_slot: u32,
-        /// Key of the frame.
-        got: FrameKey,
-    },
+    OutOfOrder { want_iteration: u64, want_round: u32, want_slot: u32, got: FrameKey },
     /// The frame belongs to an iteration that is not opened.
     #[error("received a frame of an iteration that is not opened: {0:?}")]
     IterationNotOpened(FrameKey),
     /// A sum has another length than its chunk.
     #[error("a partial sum of chunk {chunk} does not have {elements} elements")]
-    Length {
-        /// The chunk.
-        chunk: ChunkId,
-        /// Elements of the chunk.
-        elements: usize,
-    },
+    Length { chunk: ChunkId, elements: usize },
     /// Weights have the sparse form, which only partial sums may have.
     #[error("received weights of chunk {chunk} as a sparse partial sum")]
-    SparseWeights {
-        /// The chunk.
-        chunk: ChunkId,
-    },
+    SparseWeights { chunk: ChunkId },
     /// The leaves do not fit the tree.
     #[error("chunk {chunk}: {source}")]
-    Partial {
-        /// The chunk.
-        chunk: ChunkId,
-        /// The reason.
-        source: millrace_emulator::tree::PartialSumError,
-    },
+    Partial { chunk: ChunkId, source: millrace_emulator::tree::PartialSumError },
 }

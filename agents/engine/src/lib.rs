@@ -20,6 +20,7 @@
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod chunk_store;
 pub mod coordinator;

@@ -61,6 +61,7 @@ pub struct SnapshotRequest {
 pub type ChunkDigests = Vec<[u8; 32]>;
 
 /// Commands from the coordinator to an agent.
+#[allow(missing_docs, reason = "the variants describe their fields")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AgentCommand {
     /// Load the parameters (shards).
@@ -69,17 +70,9 @@ pub enum AgentCommand {
     /// is established.
     Configure(Box<EpochConfig>),
     /// Execute this iteration after the ones opened before (every role).
-    Open {
-        /// The epoch.
-        epoch: Epoch,
-        /// The iteration.
-        iteration: Iteration,
-    },
+    Open { epoch: Epoch, iteration: Iteration },
     /// Record this commit and make it the pending update (shards). Idempotent.
-    Commit {
-        /// The commit.
-        record: CommitRecord,
-    },
+    Commit { record: CommitRecord },
     /// Write your chunks as of `step` while continuing (shards). May be repeated after a loss of the control stream:
     /// the same snapshot is not begun again, and its result is reported on the new stream; another snapshot replaces
     /// it. The result of a snapshot that was not requested on the new stream is not reported there, because its
@@ -101,6 +94,7 @@ pub struct EpochConfig {
 }
 
 /// Reports from an agent to the coordinator.
+#[allow(missing_docs, reason = "the variants describe their fields")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AgentReport {
     /// Parameters are loaded (shards).
@@ -109,52 +103,38 @@ pub enum AgentReport {
         state: ShardState,
     },
     /// Every link of this epoch is established.
-    Linked {
-        /// The epoch.
-        epoch: Epoch,
-    },
+    Linked { epoch: Epoch },
     /// Losses of some leaves of an iteration (systems).
     Leaves {
-        /// The epoch.
         epoch: Epoch,
-        /// Number of the iteration.
         iteration: u64,
         /// One result per leaf.
         results: Vec<LeafResult>,
     },
     /// All gradients of `step` are complete (shards).
     Prepared {
-        /// The epoch.
         epoch: Epoch,
-        /// The step.
         step: u64,
         /// Squared norm of the gradient of each owned chunk.
         norms: Vec<(ChunkId, f64)>,
     },
     /// The commit of `step` is recorded (shards).
-    Committed {
-        /// The step.
-        step: u64,
-    },
+    Committed { step: u64 },
     /// The chunks of a checkpoint are on disk (shards).
     Written {
-        /// The request.
         snapshot: SnapshotRequest,
         /// Digests of each owned chunk.
         digests: Vec<(ChunkId, ChunkDigests)>,
     },
     /// The chunks of a checkpoint could not be written (shards).
     WriteFailed {
-        /// The request.
         snapshot: SnapshotRequest,
         /// The reason, in one sentence.
         reason: String,
-        /// Kind of failure.
         cause: FailureCause,
     },
     /// A link to `peer` failed. The coordinator decides about the consequences.
     LinkLost {
-        /// The epoch.
         epoch: Epoch,
         /// The agent at the other end, if known.
         peer: Option<AgentId>,
@@ -163,7 +143,6 @@ pub enum AgentReport {
     Failed {
         /// The reason, in one sentence.
         reason: String,
-        /// Kind of failure.
         cause: FailureCause,
     },
 }

@@ -38,14 +38,12 @@ pub struct BlockSparse {
 }
 
 /// Bytes are not a valid sparse sum.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PayloadError {
     /// Too short for the bitmap of the stated number of elements.
     #[error("{bytes} bytes are too short for the bitmap of a sparse sum")]
-    Bitmap {
-        /// Bytes of the payload.
-        bytes: usize,
-    },
+    Bitmap { bytes: usize },
     /// The bitmap has a bit for a block that does not exist.
     #[error("a sparse sum of {elements} elements has a block after its end")]
     BlockBeyondEnd {
@@ -55,7 +53,6 @@ pub enum PayloadError {
     /// The length of the blocks contradicts the bitmap.
     #[error("a sparse sum has {got} bytes of blocks, its bitmap says {want}")]
     BlockBytes {
-        /// Bytes found.
         got: usize,
         /// Bytes according to the bitmap.
         want: usize,

@@ -48,6 +48,7 @@ pub enum ShardCommand {
 }
 
 /// Reason why a shard can't continue.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ShardError {
     /// A peer sent an invalid frame.
@@ -56,7 +57,6 @@ pub enum ShardError {
     /// The coordinator requests weights that this shard does not have.
     #[error("the coordinator opened {task:?}, but this shard holds the weights of step {committed}")]
     StaleWeights {
-        /// The iteration.
         task: IterationKind,
         /// Updates committed here.
         committed: u64,
@@ -64,7 +64,6 @@ pub enum ShardError {
     /// The coordinator commits a step that is not prepared here.
     #[error("the coordinator commits step {step}, but this shard has committed {committed} and prepared {prepared:?}")]
     NotPrepared {
-        /// The commit's step.
         step: u64,
         /// Updates committed here.
         committed: u64,
@@ -73,7 +72,6 @@ pub enum ShardError {
     },
 }
 
-/// The state of one epoch.
 struct EpochState {
     epoch: Epoch,
     placement: Arc<Placement>,

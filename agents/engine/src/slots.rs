@@ -24,7 +24,7 @@ pub struct Slot {
     pub pass: Pass,
 }
 
-/// Direction of a stream.
+/// Direction in which a stream crosses the tree of SwarmX nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// Weights, from MemoryX to the systems.

@@ -22,11 +22,11 @@ use crate::swarm::check_expected;
 use crate::types::{Epoch, Iteration};
 
 /// Next action of the system.
+#[allow(missing_docs, reason = "the variants describe their fields")]
 #[derive(Clone, Debug)]
 pub enum SystemAction {
     /// Take the samples of these leaves and begin a round.
     Begin {
-        /// The iteration.
         iteration: Iteration,
         /// Round within the iteration.
         round: u32,
@@ -35,7 +35,6 @@ pub enum SystemAction {
     },
     /// Load this chunk onto the wafer, then grant the sender a running total of slots.
     Load {
-        /// The chunk's slot.
         at: Slot,
         /// Its weights, as the plan encodes them.
         weights: Bytes,
@@ -44,22 +43,13 @@ pub enum SystemAction {
     },
     /// Compute a layer for all leaves of the round. The backward pass of the loss layer follows its forward pass
     /// immediately.
-    Compute {
-        /// The layer.
-        layer: LayerId,
-        /// Which pass.
-        pass: Pass,
-    },
+    Compute { layer: LayerId, pass: Pass },
     /// Report the losses of the round's leaves to the coordinator.
-    Report {
-        /// The iteration.
-        iteration: Iteration,
-    },
+    Report { iteration: Iteration },
     /// Send the partial sums of one chunk.
     Send {
         /// Keys of the frames, one per node.
         keys: Vec<FrameKey>,
-        /// The slot.
         at: Slot,
     },
 }

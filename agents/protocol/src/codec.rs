@@ -56,6 +56,7 @@ pub struct LinkContext {
 }
 
 /// A frame or control message is damaged, or not for this link.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
     /// The header is not one of this protocol version.
@@ -71,18 +72,10 @@ pub enum CodecError {
     },
     /// The payload's length or checksum does not match the header.
     #[error("chunk {chunk} arrived damaged")]
-    Damaged {
-        /// Index of the chunk.
-        chunk: usize,
-    },
+    Damaged { chunk: usize },
     /// The payload is not a valid sparse partial sum, though its checksum is right.
     #[error("chunk {chunk} arrived as a sum that can't be read: {source}")]
-    Payload {
-        /// Index of the chunk.
-        chunk: usize,
-        /// What is invalid.
-        source: PayloadError,
-    },
+    Payload { chunk: usize, source: PayloadError },
     /// The control message can't be decoded.
     #[error("a control message could not be read; run the same build on every agent")]
     Message,

@@ -11,7 +11,6 @@ use super::import::import;
 use crate::error::AgentError;
 use crate::launch::Exit;
 
-/// Executes `task`.
 pub fn run(task: &CheckpointCommand) -> Result<Exit, CliError> {
     match task {
         CheckpointCommand::Info { dir, json } => info(dir, *json),

@@ -14,7 +14,6 @@ use crate::dataset_epoch::DatasetEpoch;
 use crate::host::HostPlan;
 use crate::launch::Exit;
 
-/// The output of `plan`.
 #[derive(Debug, Serialize)]
 struct PlanOutput {
     #[serde(flatten)]
@@ -41,7 +40,6 @@ impl fmt::Display for PlanOutput {
     }
 }
 
-/// Executes `plan`.
 pub fn print(flags: &JobArgs, json: bool) -> Result<Exit, CliError> {
     print_prepared(&prepare(flags, &flags.machine.overrides(), read_params(&flags.params)?)?, json)
 }

@@ -92,7 +92,6 @@ impl MessageSender {
         }
     }
 
-    /// Sends a report.
     pub fn send_report(&self, report: &AgentReport) {
         self.send(from_agent::Message::Report(codec::encode(report)));
     }
@@ -135,13 +134,11 @@ impl MessageSender {
 pub struct ComputeUsage {
     /// Seconds of computing.
     pub seconds: f64,
-    /// Floating-point operations.
     pub flops: u64,
     /// Seconds of waiting after the last iteration; not counted as stall time.
     pub idle_at_end: f64,
 }
 
-/// An event of the session.
 #[derive(Debug)]
 pub enum SessionEvent {
     /// A command of the coordinator.

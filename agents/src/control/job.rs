@@ -18,7 +18,6 @@ use crate::host;
 pub struct JobDocument {
     /// The resolved params.
     pub job: JobSpec,
-    /// The machine.
     pub appliance: MachineSpec,
     /// Cuts that the run must keep, even if the machine would allow others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -61,12 +60,9 @@ impl BatchCuts {
 pub struct CompiledJob {
     /// The resolved params.
     pub job: Arc<JobSpec>,
-    /// The machine.
     pub appliance: Arc<MachineSpec>,
     pub plan: Arc<StreamPlan>,
-    /// Hash of the plan.
     pub hash: PlanHash,
-    /// The numerics profile.
     pub profile: NumericsProfile,
     /// The cuts that the document required, if any.
     pub cuts: Option<BatchCuts>,
@@ -108,12 +104,10 @@ impl JobDocument {
 }
 
 impl CompiledJob {
-    /// Returns the document from which the job was compiled.
     pub fn document(&self) -> JobDocument {
         JobDocument { job: (*self.job).clone(), appliance: (*self.appliance).clone(), cuts: self.cuts }
     }
 
-    /// Returns the optimizer.
     pub fn optimizer(&self) -> &millrace_params::OptimizerSpec {
         &self.job.optimizer
     }

@@ -73,12 +73,10 @@ impl AgentHandle {
         }
     }
 
-    /// Sends the job.
     pub fn send_job(&self, welcome: proto::Welcome) {
         self.send(Ok(proto::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) }));
     }
 
-    /// Sends a command.
     pub fn send_command(&self, command: &AgentCommand) {
         let command = codec::encode(command);
         self.send(Ok(proto::ToAgent { message: Some(to_agent::Message::Command(command)) }));
@@ -140,7 +138,6 @@ impl EventSender {
     }
 }
 
-/// The `Control` service.
 #[derive(Clone, Debug)]
 pub struct ControlService {
     events: EventSender,

@@ -44,22 +44,18 @@ pub enum OutputMode {
     /// Standard output of a coordinator is piped, to be copied to the terminal, and its standard error is that of this
     /// program. Standard output of other roles is discarded.
     Terminal,
-    /// All output is piped.
     Pipes,
 }
 
 /// The state that a process should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DesiredState {
-    /// Running.
     Run,
     /// Ended in order, after SIGTERM.
     Terminate,
-    /// Killed.
     Kill,
 }
 
-/// A running process.
 #[derive(Debug)]
 pub struct ChildProcess {
     /// The agent that the process runs.
@@ -73,7 +69,6 @@ pub struct ChildProcess {
 /// The pipes to a process. The process ends when its standard input is dropped.
 #[derive(Debug)]
 pub struct Pipes {
-    /// Standard input.
     pub stdin: ChildStdin,
     /// Standard output, if it is piped.
     pub stdout: Option<ChildStdout>,

@@ -33,7 +33,6 @@ pub struct ProcessGroup {
     alive: watch::Sender<usize>,
 }
 
-/// The status of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessStatus {
     /// The agent that the process runs.
@@ -171,7 +170,6 @@ impl ProcessGroup {
         });
     }
 
-    /// Kills every running process.
     pub fn kill(&self) {
         self.desired_state.send_replace(DesiredState::Kill);
     }

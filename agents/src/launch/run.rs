@@ -29,7 +29,6 @@ const COORDINATOR_START_TIMEOUT: Duration = Duration::from_secs(60);
 /// A job and the settings to run it on this machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LocalRun {
-    /// The launch document.
     pub launch: LaunchDocument,
     /// Compute threads of each system; `None` for the number of the appliance.
     pub threads: Option<usize>,
@@ -55,16 +54,10 @@ impl LocalRun {
 pub enum LaunchError {
     /// The fixed ports exceed the highest port.
     #[error("too few ports from {base} on: three ports for each process would end above 65535")]
-    Ports {
-        /// The first port.
-        base: u16,
-    },
+    Ports { base: u16 },
     /// A system would have more threads than a role accepts.
     #[error("{threads} threads for each system are too many: at most 65535")]
-    Threads {
-        /// The number.
-        threads: usize,
-    },
+    Threads { threads: usize },
     /// An operation of the operating system failed.
     #[error("can't {action}: {cause}")]
     System {

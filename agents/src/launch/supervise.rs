@@ -30,12 +30,9 @@ pub const LOSS_DETECTION_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long all other processes have to leave once the coordinator has ended.
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessExit {
-    /// With an exit code.
     Code(i32),
-    /// By a signal.
     Signal(i32),
 }
 
@@ -63,7 +60,6 @@ impl std::fmt::Display for ProcessExit {
 /// Input of the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SupervisorEvent {
-    /// A process has ended.
     Ended(AgentId, ProcessExit),
     /// The user interrupted the run.
     Interrupted,
@@ -80,9 +76,7 @@ pub enum SupervisorCommand {
     Stop(String),
     /// Set the deadline, replacing an earlier one.
     Within(Duration),
-    /// Remove the deadline.
     NoDeadline,
-    /// Kill every running process.
     KillAll,
 }
 

@@ -57,10 +57,8 @@ pub enum LinkSender {
 /// The running total of slots granted on a link, shared with the task that reads the link.
 pub type GrantedSlots = Arc<AtomicU64>;
 
-/// An event on a link.
 #[derive(Clone)]
 pub enum LinkEventKind {
-    /// The link is open.
     Open(LinkSender),
     /// A checked frame arrived.
     Frame(Frame),
@@ -70,7 +68,6 @@ pub enum LinkEventKind {
     Broken(String),
 }
 
-/// An event and its link.
 #[derive(Clone)]
 pub struct LinkEvent {
     pub key: LinkKey,

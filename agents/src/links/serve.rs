@@ -21,7 +21,6 @@ use super::{Direction, LinkKey, LinkSettings, parse_epoch, receive_frames, recei
 #[derive(Clone)]
 pub struct LinkService {
     settings: LinkSettings,
-    /// The open links.
     open: Arc<Mutex<BTreeSet<LinkKey>>>,
     rejections: Arc<Mutex<RejectionLog>>,
 }
@@ -39,7 +38,6 @@ impl Drop for OpenLinkGuard {
 }
 
 impl LinkService {
-    /// Creates the service.
     pub fn new(settings: LinkSettings) -> Self {
         Self { settings, open: Arc::default(), rejections: Arc::default() }
     }

@@ -53,7 +53,6 @@ impl LinkSenders {
         self.of(peer).find(|end| matches!(end, LinkSender::Grants(..))).cloned()
     }
 
-    /// Grants slots to `peer`.
     pub fn send_grant(&self, peer: AgentId, total: u64) {
         if let Some(end) = self.grants(peer) {
             end.grant(total);

@@ -50,7 +50,6 @@ pub struct RoleArgs {
     pub isa: Option<Isa>,
     /// The least severe level of log lines that goes to stderr.
     pub level: Level,
-    /// Format of log lines.
     pub log_format: LogFormat,
     /// The launch document; only the coordinator has one.
     pub launch: Option<Box<LaunchDocument>>,

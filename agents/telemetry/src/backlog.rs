@@ -53,7 +53,6 @@ impl Backlog {
         written
     }
 
-    /// Writes the waiting records.
     pub(crate) fn flush(&mut self) -> Result<()> {
         while let Some(record) = self.waiting.front() {
             self.file.append(record, false)?;

@@ -14,7 +14,6 @@ pub enum Error {
     Io {
         /// Verb and preposition: "append to", "open".
         action: &'static str,
-        /// The file or directory.
         path: PathBuf,
         /// The error of the system.
         source: io::Error,

@@ -3,7 +3,6 @@
 /// Resident memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// Current resident memory.
     pub resident: u64,
     /// Highest resident memory since the process started.
     pub peak: u64,

@@ -113,7 +113,6 @@ impl RoleMetrics {
         &self.stall
     }
 
-    /// Sets the current epoch.
     pub fn set_epoch(&self, attempt: u64, number: u64) {
         self.epoch_attempt.set(attempt as f64);
         self.epoch_number.set(number as f64);

@@ -67,14 +67,11 @@ pub struct EvalMetrics {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "LineFields", from = "LineFields")]
 pub enum MetricPoint {
-    /// A training step.
     Train(TrainMetrics),
-    /// An evaluation.
     Eval(EvalMetrics),
 }
 
 impl MetricPoint {
-    /// Returns the step of the point.
     pub fn step(&self) -> u64 {
         match self {
             Self::Train(point) => point.step,
@@ -105,7 +102,6 @@ pub struct MetricsLog {
 /// The effect of opening an existing file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenSummary {
-    /// Number of points kept.
     pub kept: u64,
     /// Number of points removed because their step is after the step where the run resumes.
     pub beyond: u64,

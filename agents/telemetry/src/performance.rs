@@ -68,7 +68,6 @@ pub struct AgentUsage {
 pub struct RunTotals {
     /// Number of training steps committed.
     pub steps: u64,
-    /// Number of training samples.
     pub samples: u64,
     /// Number of tokens that counted in the loss.
     pub tokens: u64,

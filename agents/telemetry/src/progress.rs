@@ -40,7 +40,6 @@ impl RateMeter {
         Self { start: now, total: 0, interval_start: now, interval: 0, smoothed: None }
     }
 
-    /// Counts `samples` more samples.
     pub fn add(&mut self, samples: u64) {
         self.total += samples;
         self.interval += samples;
@@ -104,7 +103,6 @@ pub struct TimeRemaining {
 /// A progress line of training. [`fmt::Display`] writes it without a line feed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainLine {
-    /// Number of committed steps.
     pub step: u64,
     /// Loss of the last committed step.
     pub loss: f32,

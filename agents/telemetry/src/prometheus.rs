@@ -38,12 +38,10 @@ const LONG_BUCKET_BOUNDS_SECONDS: [f64; 10] =
 pub struct Counter(prometheus::IntCounter);
 
 impl Counter {
-    /// Adds one.
     pub fn inc(&self) {
         self.add(1);
     }
 
-    /// Adds `amount`.
     pub fn add(&self, amount: u64) {
         self.0.inc_by(amount);
     }
@@ -59,7 +57,6 @@ impl Counter {
 pub struct Gauge(prometheus::Gauge);
 
 impl Gauge {
-    /// Sets the value.
     pub fn set(&self, value: f64) {
         self.0.set(value);
     }

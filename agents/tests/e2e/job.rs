@@ -77,7 +77,6 @@ impl<'a> Job<'a> {
         (self.coordinator, self.stdout, _) = start_coordinator(self.place, &self.attempt, &arguments);
     }
 
-    /// Starts an agent.
     pub fn join(&mut self, agent: &str) {
         self.join_with(agent, &[]);
     }
@@ -89,7 +88,6 @@ impl<'a> Job<'a> {
         self.agents.push((agent.to_owned(), command.stdout(Stdio::null()).spawn().unwrap()));
     }
 
-    /// Kills an agent.
     pub fn kill(&mut self, agent: &str) {
         self.end_agent(agent, Signal::KILL);
     }

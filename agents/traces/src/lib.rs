@@ -60,7 +60,6 @@ pub enum Error {
     /// The certificate authority of the collector can't be read.
     #[error("can't read {}, which OTEL_EXPORTER_OTLP_CERTIFICATE names", path.display())]
     Certificate {
-        /// The file.
         path: std::path::PathBuf,
         /// The error of the system.
         source: std::io::Error,

@@ -37,7 +37,6 @@ impl TraceService for Collector {
     }
 }
 
-/// Creates the spans.
 #[test]
 #[ignore = "is run by the others, as a process of its own"]
 fn traced() {

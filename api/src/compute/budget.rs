@@ -95,7 +95,6 @@ pub struct PendingRequest {
 }
 
 impl PendingRequest {
-    /// Returns the account of the request.
     pub fn account(&self) -> &str {
         &self.account
     }

@@ -39,7 +39,6 @@ impl ComputePool {
         Self { workers, budget: Arc::default() }
     }
 
-    /// Returns the threads.
     pub fn workers(&self) -> &WorkerPool {
         &self.workers
     }

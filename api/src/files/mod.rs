@@ -54,11 +54,9 @@ pub struct CheckpointFiles {
 
 /// An open file. Length and content belong together even if the path is replaced meanwhile.
 pub struct OpenFile {
-    /// Length.
     pub bytes: u64,
     /// Entity tag; changes whenever the content does.
     pub tag: String,
-    /// Content.
     pub content: Box<dyn FileContent>,
 }
 
@@ -97,6 +95,5 @@ pub trait Files: Send + Sync {
     /// Lists the files of a file set; exports it first if needed.
     async fn list(&self, shelf: &FileSet) -> Result<Vec<FileInfo>>;
 
-    /// Opens a file.
     async fn open(&self, shelf: &FileSet, path: &str) -> Result<OpenFile>;
 }

@@ -48,7 +48,6 @@ const INITIAL_LIST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Jobs that are deleted from the database at a time.
 const DELETE_BATCH_JOBS: u32 = 16;
 
-/// Settings of the backend.
 pub struct KubernetesSettings {
     /// Namespace of this server and of the operator.
     pub namespace: String,
@@ -60,7 +59,6 @@ pub struct KubernetesSettings {
     pub compute: ComputePool,
 }
 
-/// The Kubernetes backend.
 pub struct KubernetesBackend {
     client: Client,
     store: Store,

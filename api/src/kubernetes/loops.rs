@@ -59,7 +59,6 @@ impl Loops {
         self.running().extend(tasks);
     }
 
-    /// Aborts all tasks.
     pub fn end(&self) {
         self.running().drain(..).for_each(|task| task.abort());
     }

@@ -200,7 +200,6 @@ async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(API_SERVER_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late()))
 }
 
-/// Returns the row of a job.
 fn row(job: &TrainJob) -> Result<NewJob> {
     let mut plain = job.clone();
     // Managed fields are of no use to clients, and as long as the rest.
@@ -305,7 +304,6 @@ mod tests {
         assert_eq!(store.job("c").await.unwrap().unwrap().deleted_ms, Some(100_000));
     }
 
-    /// A job that has finished.
     fn finished_job(uid: &str, version: u64) -> TrainJob {
         let mut job = seen(uid, "one", version, 1);
         let condition = |of: &str| {

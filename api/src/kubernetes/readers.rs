@@ -39,7 +39,6 @@ const MAX_STARTING_READERS: usize = 8;
 /// Interval of checks for readers that have ended.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A reader that listens.
 #[derive(Clone)]
 struct OpenReader {
     /// UID of its FileReader.
@@ -56,7 +55,6 @@ pub struct ReaderPool {
 }
 
 impl ReaderPool {
-    /// Creates it without readers.
     pub fn new(client: Client) -> Self {
         Self { client, open: Mutex::default(), beginning: Semaphore::new(MAX_STARTING_READERS) }
     }

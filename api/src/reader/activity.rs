@@ -15,7 +15,6 @@ pub struct RequestActivity(watch::Sender<usize>);
 pub struct RequestGuard(watch::Sender<usize>);
 
 impl RequestActivity {
-    /// Counts a request.
     pub fn begin(&self) -> RequestGuard {
         self.0.send_modify(|count| *count += 1);
         RequestGuard(self.0.clone())

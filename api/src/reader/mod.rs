@@ -68,9 +68,7 @@ pub struct ReaderArgs {
 #[derive(Clone, Debug)]
 struct ReaderSource {
     model_dir: PathBuf,
-    /// Exported checkpoints.
     exports: ExportCache,
-    /// UID of the job.
     uid: String,
 }
 

@@ -17,10 +17,8 @@ use crate::error::{ApiError, ErrorReason, Result};
 use crate::files::{FileContent, Files, LocalFiles, OpenFile, wire};
 use crate::journal_files;
 
-/// A response stream.
 type ResponseStream<T> = BoxStream<'static, Result<T, Status>>;
 
-/// The service for files.
 pub struct FilesService {
     files: LocalFiles,
     activity: RequestActivity,

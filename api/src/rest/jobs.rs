@@ -57,7 +57,6 @@ pub async fn create(
     })
 }
 
-/// Returns the `Location` header of a job.
 fn location_header(ns: &str, job: &TrainJob) -> (HeaderName, HeaderValue) {
     let mut place = format!("/v1/namespaces/{ns}/trainjobs/{}", job.name_any());
     if let (Some(_), Some(uid)) = (&job.metadata.deletion_timestamp, job.uid()) {

@@ -63,7 +63,6 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// State shared by all handlers.
 pub struct AppState {
-    /// Runs jobs.
     pub backend: Arc<dyn Backend>,
     /// Database of jobs, journals, events and tokens.
     pub store: Store,

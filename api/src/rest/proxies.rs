@@ -24,7 +24,6 @@ pub struct TrustedProxies {
 }
 
 impl TrustedProxies {
-    /// Trusts the proxies in these networks.
     pub const fn new(networks: Vec<IpNet>) -> Self {
         Self { networks }
     }

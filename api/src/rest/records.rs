@@ -163,7 +163,6 @@ fn start_after(headers: &HeaderMap, after: Option<u64>) -> Result<u64> {
     Ok(last_event_id(headers)?.or(after).unwrap_or(0))
 }
 
-/// Returns the events of a job.
 pub async fn events(
     State(api): State<Arc<AppState>>,
     caller: Caller,
@@ -292,7 +291,6 @@ pub struct EventView {
     message: String,
 }
 
-/// Returns the JSON of an event.
 pub fn event_json(event: &EventRecord) -> Value {
     let told = &event.event;
     json!(EventView {

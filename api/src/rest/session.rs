@@ -15,7 +15,6 @@ use super::tokens::{new_secret, secret_hash};
 use super::{AppState, rfc3339};
 use crate::error::{ApiError, ErrorReason, Result};
 
-/// Name of the cookie.
 pub const SESSION_COOKIE: &str = "millrace_session";
 /// Duration of a session; it ends earlier if its token expires.
 pub const MAX_SESSION_HOURS: i64 = 12;

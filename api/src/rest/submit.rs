@@ -162,7 +162,6 @@ enum RequestBody {
     Form(Box<FormParts>),
 }
 
-/// The parts of a form.
 #[derive(Default)]
 struct FormParts {
     params: Option<Bytes>,

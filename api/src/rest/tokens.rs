@@ -46,7 +46,6 @@ pub(super) fn has_token_prefix(secret: &str) -> bool {
     secret.starts_with(TOKEN_PREFIX)
 }
 
-/// Generates a secret.
 pub(super) fn new_secret() -> String {
     format!("{TOKEN_PREFIX}{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple())
 }

@@ -10,7 +10,6 @@ use crate::statistics::count_failure;
 /// The row of an appliance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApplianceRecord {
-    /// Name.
     pub name: String,
     /// 1 at creation, raised by every write.
     pub version: u64,

@@ -10,9 +10,7 @@ pub(crate) const MAX_CHANGES_BEHIND: usize = 1024;
 /// A notification of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangeNotice {
-    /// UID of the job.
     pub uid: String,
-    /// The part that changed.
     pub what: ChangedPart,
 }
 
@@ -23,7 +21,6 @@ pub enum ChangedPart {
     Job,
     /// Its journal has new entries.
     Entries,
-    /// It has new events.
     Events,
 }
 

@@ -15,32 +15,24 @@ pub enum Error {
     Url(String),
     /// The directory of the file does not exist.
     #[error("the directory {} for the database does not exist; create it, or name another path", directory.display())]
-    NoDirectory {
-        /// The directory.
-        directory: PathBuf,
-    },
+    NoDirectory { directory: PathBuf },
     /// The file or its directory is not writable.
     #[error(
         "the database {location} can't be opened for writing: {cause}; let this program's user write to the file and to its directory"
     )]
     Unwritable {
-        /// The database.
         location: String,
         /// Message of the system or of SQLite.
         cause: String,
     },
     /// The file exists and is not an SQLite database.
     #[error("{location} is not an SQLite database; name another path, or move the file away")]
-    NotADatabase {
-        /// The file.
-        location: String,
-    },
+    NotADatabase { location: String },
     /// A later version of this program has migrated the database.
     #[error(
         "the database {location} has schema {found}, of a later version; this one knows schemas up to {known}: run the later version, or restore a backup from before the upgrade"
     )]
     SchemaTooNew {
-        /// The database.
         location: String,
         /// The first schema number that is not known here.
         found: i64,
@@ -51,12 +43,7 @@ pub enum Error {
     #[error(
         "the schema of the database {location} can't be brought up to date: {cause}; nothing of the step that failed was kept, so run the earlier version and report this"
     )]
-    Migration {
-        /// The database.
-        location: String,
-        /// The cause.
-        cause: String,
-    },
+    Migration { location: String, cause: String },
     /// The server does not respond, or rejects the connection.
     #[error(
         "the database {location} can't be reached: {cause}; check that it runs and that host, database, user and password are right"
@@ -135,7 +122,6 @@ pub(crate) enum DatabaseErrorKind {
     Busy,
     /// The server is shutting down, or can't serve.
     ConnectionLost,
-    /// The disk is full.
     NoSpace,
     /// The file can't be opened or written.
     Unwritable,
@@ -143,7 +129,6 @@ pub(crate) enum DatabaseErrorKind {
     NotADatabase,
     /// The file is corrupt.
     Damaged,
-    /// Any other error.
     Other,
 }
 

@@ -25,7 +25,6 @@ pub struct NewEvent {
 pub struct EventRecord {
     /// Number of the event among those of the job, from 1.
     pub number: u64,
-    /// The event.
     pub event: NewEvent,
 }
 

@@ -27,7 +27,6 @@ const SQLITE_READER_PRAGMAS: &str = "PRAGMA busy_timeout = 10000; PRAGMA query_o
 const SQLITE_SIZE_QUERY: &str = "SELECT page_count * page_size AS bytes FROM pragma_page_count, pragma_page_size";
 const POSTGRES_SIZE_QUERY: &str = "SELECT pg_database_size(current_database()) AS bytes";
 
-/// Options of a database.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreOptions {
     /// Number of reading connections to a SQLite file, or of all connections to PostgreSQL. At least 1.

@@ -36,7 +36,6 @@ impl Sql {
         self
     }
 
-    /// Appends text.
     pub(crate) fn push(mut self, text: &'static str) -> Self {
         self.text.to_mut().push_str(text);
         self
@@ -85,7 +84,6 @@ impl Sql {
         Ok(done.map_err(count_failure)?.rows_affected())
     }
 
-    /// Returns the first row.
     pub(crate) async fn first<'e>(self, on: impl Executor<'e, Database = Any>) -> Result<Option<AnyRow>> {
         let span = self.span();
         self.query().fetch_optional(on).instrument(span).await.map_err(count_failure)

@@ -17,9 +17,7 @@ pub struct TokenRecord {
     pub id: String,
     /// Digest of the secret, in a format of the caller.
     pub hash: String,
-    /// Name of the owner.
     pub name: String,
-    /// Role of the owner.
     pub role: String,
     /// Namespaces in which it is valid; the caller interprets `*`.
     pub namespaces: Vec<String>,

@@ -10,7 +10,6 @@ use crate::tools::{read, root, yaml};
 /// Fields of an Appliance that the values have elsewhere, or that the operator knows by itself.
 const FIELDS_NOT_IN_VALUES: &[&str] = &["image", "imagePullPolicy", "imagePullSecrets"];
 
-/// The schema of the values.
 pub fn schema() -> Value {
     serde_json::from_str(&read("values.schema.json")).unwrap()
 }

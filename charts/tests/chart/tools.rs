@@ -70,7 +70,6 @@ pub fn template(chart: &Path, values: &Value) -> (String, Vec<Value>) {
     render(chart, values).unwrap()
 }
 
-/// The document of this kind and name.
 pub fn find<'a>(documents: &'a [Value], kind: &str, name: &str) -> &'a Value {
     let is = |document: &&Value| document["kind"] == kind && document["metadata"]["name"] == name;
     documents.iter().find(is).unwrap_or_else(|| panic!("there is no {kind} {name}"))

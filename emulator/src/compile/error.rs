@@ -3,17 +3,15 @@
 use crate::graph::GraphError;
 
 /// Reason why a job can't be compiled. `Display` is one sentence; [`CompileError::hint`] returns the remedy.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CompileError {
-    /// The model is inconsistent.
     #[error(transparent)]
     Graph(#[from] GraphError),
     /// A batch without samples, a leaf bound of zero, or more samples than supported.
     #[error("{input} has a batch of {samples} samples in leaves of at most {bound}; both must be from 1 to 2^24")]
     Batch {
-        /// The input's key.
         input: &'static str,
-        /// Samples of the batch.
         samples: usize,
         /// Upper bound on a leaf's samples.
         bound: usize,
@@ -34,17 +32,13 @@ pub enum CompileError {
         format_bytes(*.needed), format_bytes(*.available)
     )]
     MemoryXTooSmall {
-        /// Bytes needed.
         needed: u64,
         /// Bytes of all shards together.
         available: u64,
     },
     /// More parameters than the emulation can stream.
     #[error("a model of {parameters} parameters can be planned, but is too large for this emulation to stream")]
-    TooLargeToStream {
-        /// Number of trained scalars.
-        parameters: u64,
-    },
+    TooLargeToStream { parameters: u64 },
     /// One sample is too large for the wafer.
     #[error(
         "layer {layer:?} needs {} of wafer memory for a single sample ({} of it for windows of weights and gradients), but the wafer has {}",

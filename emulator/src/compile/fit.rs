@@ -16,7 +16,6 @@ const GRADIENT_BYTES: u64 = 4;
 /// Bytes of a weight in the emulating process.
 const HOST_WEIGHT_BYTES: u64 = 4;
 
-/// Result of the search.
 pub(super) struct Fit {
     pub train: LeafLayout,
     pub eval: LeafLayout,

@@ -28,7 +28,6 @@ impl RoundKind {
         self.layout.get_or_insert_with(|| ArenaLayout::new(schedule, samples, leaves))
     }
 
-    /// Returns the steps of one pass.
     pub fn steps(&self, pass: Pass, layer: LayerId) -> &[Step] {
         match pass {
             Pass::Forward => &self.schedule.forward[layer],
@@ -42,7 +41,6 @@ impl RoundKind {
     }
 }
 
-/// A leaf of the round.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoundLeaf {
     pub leaf: u32,
@@ -52,7 +50,6 @@ pub(super) struct RoundLeaf {
 /// Tokens and labels of a round.
 #[derive(Debug)]
 pub(super) struct RoundSamples {
-    /// The leaves of the round.
     pub leaves: Vec<RoundLeaf>,
     input_ids: Vec<i32>,
     labels: Vec<i32>,
@@ -119,7 +116,6 @@ impl RoundSamples {
         &all[at * self.width..][..self.width]
     }
 
-    /// Returns the bytes held.
     fn bytes(&self) -> usize {
         (self.input_ids.capacity() + self.labels.capacity()) * size_of::<i32>()
     }

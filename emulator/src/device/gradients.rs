@@ -18,7 +18,6 @@ const GRAIN: usize = 1 << 14;
 /// How the operators of a layer compute the gradients of its groups.
 #[derive(Debug)]
 pub(super) struct LayerGradients {
-    /// The layer's groups.
     groups: Vec<GroupId>,
     /// Whether a right half may be accumulated directly: every tensor is used once, by an operator whose accumulation
     /// is exact.
@@ -205,7 +204,6 @@ impl PartialGradients {
         Some(self.memory[self.open[at].sums[sum].memory].as_slice())
     }
 
-    /// Returns the bytes held.
     pub fn bytes(&self) -> usize {
         self.memory.iter().map(Buffer::bytes).sum()
     }
@@ -228,7 +226,6 @@ impl PartialGradients {
         at
     }
 
-    /// Adds `right` to `left`.
     fn add(&mut self, cx: Context<'_>, left: usize, right: usize) {
         let Ok([left, right]) = self.memory.get_disjoint_mut([left, right]) else { return };
         let (left, right) = (left.as_mut_slice(), right.as_slice());

@@ -110,6 +110,7 @@ pub trait Device: Send {
 }
 
 /// Errors of a device.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The leaves of a round do not exist in the plan, or are not contiguous.
@@ -117,33 +118,26 @@ pub enum DeviceError {
         "a round was started with leaves {found}; they must be contiguous, at most {most}, and among the plan's {leaves}"
     )]
     Leaves {
-        /// Leaves given.
         found: String,
         /// Maximum leaves of a round.
         most: usize,
-        /// Leaves of the plan.
         leaves: u32,
     },
     /// A leaf has the wrong number of tokens or labels.
     #[error("leaf {leaf} has {found} {what}, but the plan's leaves have {expected}")]
     Samples {
-        /// The leaf.
         leaf: u32,
         /// Tokens or labels.
         what: &'static str,
-        /// Expected number.
         expected: usize,
-        /// Number found.
         found: usize,
     },
     /// A token or label is outside the vocabulary.
     #[error("leaf {leaf} has {what} {token} at position {place}, but the vocabulary has {vocabulary} entries")]
     Token {
-        /// The leaf.
         leaf: u32,
         /// Token or label.
         what: &'static str,
-        /// Its value.
         token: i32,
         /// Its position in the leaf.
         place: usize,
@@ -152,44 +146,21 @@ pub enum DeviceError {
     },
     /// The requested partial sums are not the cover of the leaves.
     #[error("partial sums {wanted} were requested, but the leaves of the round produce {made}")]
-    Nodes {
-        /// Requested nodes.
-        wanted: String,
-        /// Expected nodes.
-        made: String,
-    },
+    Nodes { wanted: String, made: String },
     /// The plan has no such chunk.
     #[error("chunk {chunk} was loaded, but the plan has {chunks}")]
-    UnknownChunk {
-        /// The chunk.
-        chunk: ChunkId,
-        /// Number of chunks.
-        chunks: usize,
-    },
+    UnknownChunk { chunk: ChunkId, chunks: usize },
     /// The payload of a chunk has the wrong length.
     #[error("received {found} bytes for chunk {chunk}, which has {expected}")]
-    Payload {
-        /// The chunk.
-        chunk: ChunkId,
-        /// Expected bytes.
-        expected: usize,
-        /// Bytes found.
-        found: usize,
-    },
+    Payload { chunk: ChunkId, expected: usize, found: usize },
     /// A layer is computed before its weights are loaded.
     #[error("can't compute layer {layer:?}: chunk {chunk} of its weights is missing")]
     MissingWeights {
-        /// The layer.
         layer: String,
         /// The first missing chunk.
         chunk: ChunkId,
     },
     /// A pass is requested out of order.
     #[error("{pass:?} of layer {layer} was requested out of order")]
-    Order {
-        /// Which pass.
-        pass: Pass,
-        /// Which layer.
-        layer: LayerId,
-    },
+    Order { pass: Pass, layer: LayerId },
 }

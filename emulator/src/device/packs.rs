@@ -81,7 +81,6 @@ impl PackedWeights {
         &self.slots[self.places[node][pass as usize].clone()]
     }
 
-    /// Returns the bytes held.
     pub fn bytes(&self) -> usize {
         self.slots.iter().map(PackedB::bytes).sum()
     }

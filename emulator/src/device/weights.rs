@@ -109,7 +109,6 @@ impl LoadedWeights {
         self.groups[self.places[tensor].0].version
     }
 
-    /// Returns the bytes held.
     pub fn bytes(&self) -> usize {
         let groups = self.groups.iter().filter_map(|group| group.memory.as_ref());
         groups.chain(&self.free).map(Buffer::bytes).sum()

@@ -9,6 +9,7 @@ use crate::ops::{OpError, Shape, Signature};
 const MAX_ELEMENTS: u64 = 1 << 40;
 
 /// Reason why a graph is invalid.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GraphError {
     /// No operators, or no layers.
@@ -22,7 +23,6 @@ pub enum GraphError {
     Dimensions {
         /// The tensor or value.
         what: String,
-        /// Its dimensions.
         dimensions: Vec<usize>,
     },
     /// Tokens or labels are not one per row.
@@ -35,9 +35,7 @@ pub enum GraphError {
         at: String,
         /// What it refers to.
         what: &'static str,
-        /// The index.
         index: usize,
-        /// How many there are.
         count: usize,
     },
     /// A value is read before it is computed, or never computed.
@@ -45,7 +43,6 @@ pub enum GraphError {
     ReadBeforeMade {
         /// The operator.
         at: String,
-        /// The value.
         value: String,
     },
     /// A value is computed twice, or the token input is computed by an operator.
@@ -53,7 +50,6 @@ pub enum GraphError {
     MadeTwice {
         /// The operator.
         at: String,
-        /// The value.
         value: String,
     },
     /// An operator rejects its inputs, tensors or attributes.
@@ -61,7 +57,6 @@ pub enum GraphError {
     Op {
         /// The operator.
         at: String,
-        /// The reason.
         source: OpError,
     },
     /// The declared output differs from the one the operator computes.
@@ -80,14 +75,12 @@ pub enum GraphError {
     /// Layers do not cover the operators in order.
     #[error("layer {layer:?} begins at operator {start}, but the one before ends at {expected}")]
     LayersNotContiguous {
-        /// The layer.
         layer: String,
         /// Its first operator.
         start: NodeId,
         /// Where it has to begin.
         expected: NodeId,
     },
-    /// Too many layers.
     #[error("the model has {layers} layers; at most {most} are supported")]
     TooManyLayers {
         /// Layers requested.

@@ -150,7 +150,7 @@ pub trait SplitRows: Send + Sized {
 /// A slice cut into rows of `width` elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a, T> {
-    /// The elements.
+    /// All rows, one after the other.
     pub data: &'a [T],
     width: usize,
 }
@@ -158,7 +158,7 @@ pub struct Rows<'a, T> {
 /// A mutable slice cut into rows of `width` elements.
 #[derive(Debug)]
 pub struct RowsMut<'a, T> {
-    /// The elements.
+    /// All rows, one after the other.
     pub data: &'a mut [T],
     width: usize,
 }

@@ -88,7 +88,6 @@ macro_rules! operators {
                 }
             }
 
-            /// Returns the f64 reference.
             #[cfg(all(test, feature = "kernels"))]
             pub(crate) const fn reference(&self) -> &dyn testing::OperatorTests {
                 match self {

@@ -106,14 +106,13 @@ impl<'a> Signature<'a> {
 }
 
 /// Reason why an operator rejects its signature.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum OpError {
-    /// Wrong number of values.
     #[error("it reads {expected} values, not {found}")]
     Inputs {
         /// Number of values it takes.
         expected: usize,
-        /// Number of values given.
         found: usize,
     },
     /// Tokens instead of activations, or the reverse.
@@ -121,7 +120,6 @@ pub enum OpError {
     InputKind {
         /// Position of the value.
         input: usize,
-        /// Expected element type.
         expected: ValueType,
     },
     /// Two values that must agree differ.
@@ -129,27 +127,16 @@ pub enum OpError {
     InputShape {
         /// Position of the value.
         input: usize,
-        /// Expected shape.
         expected: Shape,
-        /// Shape given.
         found: Shape,
     },
-    /// Wrong number of tensors.
     #[error("it uses {least} to {most} tensors, not {found}")]
-    Params {
-        /// Minimum number of tensors.
-        least: usize,
-        /// Maximum number of tensors.
-        most: usize,
-        /// Number of tensors given.
-        found: usize,
-    },
+    Params { least: usize, most: usize, found: usize },
     /// A tensor must be a matrix and is not.
     #[error("its tensor {param} must have two dimensions, not {found:?}")]
     NotAMatrix {
         /// Position of the tensor.
         param: usize,
-        /// Its dimensions.
         found: Vec<usize>,
     },
     /// A tensor has the wrong dimensions.
@@ -157,9 +144,7 @@ pub enum OpError {
     ParamShape {
         /// Position of the tensor.
         param: usize,
-        /// Expected dimensions.
         expected: Vec<usize>,
-        /// Dimensions given.
         found: Vec<usize>,
     },
     /// A position table is shorter than the sequence.
@@ -172,20 +157,8 @@ pub enum OpError {
     },
     /// Columns can't be divided into heads.
     #[error("{columns} columns can't be split into queries, keys and values of {heads} equal heads")]
-    Heads {
-        /// Columns of the input.
-        columns: usize,
-        /// Number of heads.
-        heads: usize,
-    },
+    Heads { columns: usize, heads: usize },
     /// An attribute is out of range.
     #[error("its {name} is {value}, but must be {range}")]
-    Attribute {
-        /// The attribute.
-        name: &'static str,
-        /// Its value.
-        value: f32,
-        /// Allowed range.
-        range: &'static str,
-    },
+    Attribute { name: &'static str, value: f32, range: &'static str },
 }

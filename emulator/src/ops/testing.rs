@@ -46,11 +46,9 @@ pub(crate) struct ReferenceArgs<'a> {
     pub io: Signature<'a>,
     /// Inputs, row by row. Tokens are numbers, too.
     pub inputs: Vec<&'a [f64]>,
-    /// Tensors.
     pub params: Vec<&'a [f64]>,
     /// The operator's dropout key of this sample.
     pub key: u64,
-    /// Whether dropout is applied.
     pub training: bool,
 }
 

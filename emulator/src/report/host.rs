@@ -42,7 +42,7 @@ pub struct HostWork {
     pub systems: u64,
 }
 
-/// Rates of a machine.
+/// How fast a machine computes and sends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostRate {
     /// Floating-point operations per second, all cores together.

@@ -93,11 +93,11 @@ pub struct LayerReport {
 /// The part of a [`PlanReport`] that depends on the number of systems.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementReport {
-    /// Systems.
+    /// Number of systems.
     pub systems: u32,
-    /// SwarmX nodes.
+    /// Number of SwarmX nodes.
     pub swarmx: usize,
-    /// MemoryX shards.
+    /// Number of MemoryX shards.
     pub shards: u32,
     /// Rounds of a training step.
     pub rounds: usize,

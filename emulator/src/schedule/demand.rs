@@ -35,7 +35,6 @@ impl PassSchedule {
     }
 }
 
-/// Returns running sums.
 fn sums(changes: &[i128]) -> impl Iterator<Item = u64> {
     changes.iter().scan(0i128, |sum, change| {
         *sum += change;

@@ -5,7 +5,6 @@ use crate::ops::Signature;
 
 /// Producers and readers of every value of a valid graph.
 pub(crate) struct Liveness {
-    /// Layer of each node.
     layer_of: Vec<LayerId>,
     /// Producer of each value, `None` for tokens and labels.
     maker: Vec<Option<NodeId>>,

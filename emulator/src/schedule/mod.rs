@@ -120,6 +120,7 @@ pub struct BackwardStep {
 }
 
 /// One step of a pass, for one leaf.
+#[allow(missing_docs, reason = "the variants describe their fields")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// An operator computes its output.
@@ -129,19 +130,9 @@ pub enum Step {
     /// Zeroes the gradients of this operator's tensors: no later operator depends on it.
     Unreached(NodeId),
     /// `to = from`.
-    Copy {
-        /// Source.
-        from: StorageId,
-        /// Destination.
-        to: StorageId,
-    },
+    Copy { from: StorageId, to: StorageId },
     /// `to = to + from`.
-    Add {
-        /// Source.
-        from: StorageId,
-        /// Destination.
-        to: StorageId,
-    },
+    Add { from: StorageId, to: StorageId },
 }
 
 /// Every pass of a training or evaluation round; see the module documentation.

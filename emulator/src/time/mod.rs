@@ -43,7 +43,7 @@ const COMMIT_SECONDS: f64 = 400e-6;
 pub struct Projection {
     /// Systems that share the batch.
     pub systems: u32,
-    /// Seconds of a step.
+    /// Seconds of a step, from its first weights to those of the next step.
     pub step_seconds: f64,
     /// Part of `seconds` in which the busiest system computes.
     pub compute_seconds: f64,

@@ -11,7 +11,6 @@ use kube::{Api, Client, ResourceExt};
 use millrace_crds::{JobState, TrainJob};
 use serde_json::json;
 
-/// Name of the finalizer.
 pub const ARCHIVE_FINALIZER: &str = "millrace.dev/archive";
 /// Maximum time that a deleted job is held.
 const ARCHIVE_TIMEOUT: Duration = Duration::from_secs(60);

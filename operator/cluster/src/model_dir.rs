@@ -10,7 +10,6 @@ pub const MODEL_DIR_PATH: &str = "/var/lib/millrace/model_dir";
 /// A claim, with the mount path and sub-path of model_dir's volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelDirMount {
-    /// Name of the claim.
     pub claim_name: String,
     /// Path at which pods mount it.
     pub path: String,

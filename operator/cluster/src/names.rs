@@ -41,13 +41,11 @@ pub struct ChildNames {
 }
 
 impl ChildNames {
-    /// Creates the names for the job `job` with this UID.
     pub fn new(job: &str, uid: &str) -> Self {
         let hash = blake3::hash(uid.as_bytes()).to_hex()[..HASH_LENGTH].to_owned();
         Self { job: job.to_owned(), uid: uid.to_owned(), hash }
     }
 
-    /// Creates the names for `job`.
     pub fn for_job(job: &TrainJob) -> Self {
         Self::new(&job.name_any(), &job.uid().unwrap_or_default())
     }
@@ -84,7 +82,6 @@ impl ChildNames {
         self.child(&format!("reader-{tail}"))
     }
 
-    /// Returns the name of the network policy.
     pub fn network_policy(&self) -> String {
         self.child("agents")
     }

@@ -11,7 +11,6 @@ use crate::requirements::ResourceRequirements;
 /// One attempt of a job, with everything that its agents are created from.
 #[derive(Clone, Debug)]
 pub struct AttemptContext<'a> {
-    /// The job.
     pub job: &'a TrainJob,
     /// The record of the job's first admission.
     pub resolution: &'a ResolvedJob,

@@ -29,13 +29,10 @@ const DEBOUNCE_INTERVAL: Duration = Duration::from_millis(50);
 pub struct ControllerContext<W: World> {
     /// Where jobs are recorded and agents run.
     pub world: Arc<W>,
-    /// Every job.
     pub jobs: Store<TrainJob>,
-    /// Every appliance.
     pub appliances: Store<Appliance>,
     /// Follows the coordinators of jobs.
     pub followers: JournalFollowers<W>,
-    /// Metrics for Prometheus.
     pub metrics: Arc<Metrics>,
     /// Detects that this loop is stuck.
     pub watchdog: Arc<Watchdog>,
@@ -225,7 +222,6 @@ impl<W: World> ControllerContext<W> {
         lock(&self.reconciling).contains(uid)
     }
 
-    /// Enqueues a job.
     pub fn enqueue(&self, job: &TrainJob) {
         // The receiver is dropped when the loop ends.
         let _ = self.reconcile_requests.send(ObjectRef::from_obj(job));

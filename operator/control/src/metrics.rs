@@ -45,7 +45,6 @@ pub struct Metrics {
     live: Mutex<Option<Weak<dyn SnapshotSource>>>,
 }
 
-/// Metrics of one controller.
 struct ControllerMetrics {
     good: Counter,
     bad: Counter,

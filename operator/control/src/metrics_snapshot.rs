@@ -24,9 +24,7 @@ const OTHER: &str = "_other";
 
 /// The cached objects of a control loop at one moment.
 pub struct ControllerSnapshot<'a> {
-    /// Every job.
     pub jobs: &'a [Arc<TrainJob>],
-    /// Every appliance.
     pub appliances: &'a [Arc<Appliance>],
     /// Times of the last ledger updates by appliance, in seconds since 1970.
     pub ledgers: &'a BTreeMap<String, f64>,

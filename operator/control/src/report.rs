@@ -4,7 +4,6 @@ use k8s_openapi::jiff::Timestamp;
 use millrace_lifecycle::{CoordinatorReport, ReportedOutcome};
 use millrace_telemetry::journal::AttemptOutcome;
 
-/// Converts an outcome.
 pub(crate) fn reported_outcome(outcome: AttemptOutcome) -> ReportedOutcome {
     ReportedOutcome {
         exit_code: outcome.exit_code,

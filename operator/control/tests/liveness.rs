@@ -24,7 +24,6 @@ use tokio::sync::watch;
 
 /// Maximum time without progress of the loops in these tests.
 const STUCK_BOUND: Duration = Duration::from_secs(3);
-/// Timeout of a test.
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Behavior of the world's `find`.

@@ -35,6 +35,7 @@
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 mod agent;
 mod conditions;

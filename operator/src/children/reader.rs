@@ -36,16 +36,13 @@ const MODEL_DIR_VOLUME: &str = "model-dir";
 
 /// Everything that a reader is built from.
 pub struct ReaderPod<'a> {
-    /// The request.
     pub request: &'a FileReader,
     /// The appliance, for the requirements of its nodes.
     pub cluster: &'a ApplianceSpec,
-    /// Image of the pod.
     pub image: &'a str,
 }
 
 impl ReaderPod<'_> {
-    /// Builds the pod.
     pub fn pod(&self) -> Pod {
         let mut mounts = Mounts::default();
         let claim =

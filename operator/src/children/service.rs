@@ -9,7 +9,6 @@ use millrace_crds::Role;
 
 use super::meta;
 
-/// Builds the service.
 pub fn service(attempt: &AttemptContext<'_>) -> Service {
     let names = ChildNames::for_job(attempt.job);
     let mut selector = names.selector();

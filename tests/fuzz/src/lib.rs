@@ -18,7 +18,6 @@ pub mod mutate;
 /// A target: its name, which is also its directory in `corpus/`, and the function that is run with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All targets.
 pub const TARGETS: [Target; 18] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),

@@ -14,7 +14,6 @@ impl Random {
         )
     }
 
-    /// Returns the next number.
     pub fn number(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

@@ -1,4 +1,5 @@
-//! Checks the attributes at the head of each library and program: only tests panic, and `unsafe` stays where it is.
+//! Checks the attributes at the head of each library and program: only tests panic, `unsafe` stays where it is, and
+//! the crates that others read are documented.
 //!
 //! They are not lints of the workspace, because those would hold for integration tests, too, and because a crate can't
 //! make an exception from a `forbid`.
@@ -10,17 +11,31 @@ use crate::repository;
 
 const NO_PANIC: &str = "#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]";
 const NO_UNSAFE: &str = "#![forbid(unsafe_code)]";
+const DOCUMENTED: &str = "#![warn(missing_docs)]";
 
 /// Crates with `unsafe` code, and what it is.
 const UNSAFE_CRATES: &[(&str, &str)] =
     &[("millrace-data", "a memory map of the token file"), ("millrace-emulator", "kernels")];
 /// Crates whose code panics to report what it found.
 const PANICKING_CRATES: &[(&str, &str)] = &[("millrace-fuzz", "a fuzz target fails by a panic")];
+/// Crates whose public items are all documented (docs/style.md).
+const DOCUMENTED_CRATES: &[&str] = &[
+    "millrace-checkpoint",
+    "millrace-crds",
+    "millrace-emulator",
+    "millrace-engine",
+    "millrace-lifecycle",
+    "millrace-outcome",
+    "millrace-params",
+    "millrace-protocol",
+    "millrace-roots",
+];
 
 pub fn violations() -> Result<Vec<String>> {
     let crates = crates()?;
     let mut violations = Vec::new();
-    for (name, _) in UNSAFE_CRATES.iter().chain(PANICKING_CRATES) {
+    let exempt = UNSAFE_CRATES.iter().chain(PANICKING_CRATES).map(|(name, _)| name);
+    for name in exempt.chain(DOCUMENTED_CRATES) {
         if !crates.iter().any(|package| package.name == *name) {
             violations.push(format!("{name} does not exist: rename or remove it in crate_attributes.rs"));
         }
@@ -39,7 +54,11 @@ pub fn violations() -> Result<Vec<String>> {
 /// Returns the attributes that the root file of a crate must have and has not.
 fn missing(name: &str, root_file: &str) -> Vec<&'static str> {
     let is_exempt = |exempt: &[(&str, &str)]| exempt.iter().any(|(it, _)| *it == name);
-    let required = [(NO_PANIC, is_exempt(PANICKING_CRATES)), (NO_UNSAFE, is_exempt(UNSAFE_CRATES))];
+    let required = [
+        (NO_PANIC, is_exempt(PANICKING_CRATES)),
+        (NO_UNSAFE, is_exempt(UNSAFE_CRATES)),
+        (DOCUMENTED, !DOCUMENTED_CRATES.contains(&name)),
+    ];
     let has = |attribute: &str| root_file.lines().any(|line| line == attribute);
     required.into_iter().filter(|(attribute, exempt)| !exempt && !has(attribute)).map(|(it, _)| it).collect()
 }
@@ -54,7 +73,8 @@ mod tests {
         assert_eq!(missing("millrace-store", ""), [NO_PANIC, NO_UNSAFE]);
         assert_eq!(missing("millrace-store", &text), [NO_UNSAFE]);
         assert_eq!(missing("millrace-store", &format!("{text}// {NO_UNSAFE}\n")), [NO_UNSAFE]);
-        assert_eq!(missing("millrace-emulator", &text), [""; 0]);
+        assert_eq!(missing("millrace-emulator", &text), [DOCUMENTED]);
+        assert_eq!(missing("millrace-outcome", &format!("{text}{NO_UNSAFE}\n{DOCUMENTED}\n")), [""; 0]);
         assert_eq!(missing("millrace-fuzz", NO_UNSAFE), [""; 0]);
     }
 }

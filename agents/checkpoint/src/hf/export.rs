@@ -14,12 +14,12 @@ use crate::layout::{ELEMENT_BYTES, Section};
 use crate::read::Checkpoint;
 use crate::safetensors_header;
 
-/// Summary of an export.
+/// What an export wrote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ExportSummary {
-    /// The directory.
+    /// The new directory.
     pub path: PathBuf,
-    /// Tensors written.
+    /// Number of tensors in `model.safetensors`.
     pub tensors: usize,
     /// Length of `model.safetensors`.
     pub bytes: u64,

@@ -10,7 +10,6 @@ pub(super) type LinearIds = (TensorId, Option<TensorId>);
 /// A norm's gain and offset.
 pub(super) type NormIds = (TensorId, TensorId);
 
-/// One transformer block.
 #[derive(Clone, Debug)]
 pub(super) struct TransformerBlock {
     pub ln_1: NormIds,

@@ -83,29 +83,20 @@ impl LockRequest {
 }
 
 /// Reason why this run does not hold the lock.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another run holds the lock.
     #[error("model_dir {} is in use by {owner}; choose another -o or wait until it has ended", model_dir.display())]
-    InUse {
-        /// The model_dir.
-        model_dir: PathBuf,
-        /// Its owner.
-        owner: Box<Owner>,
-    },
+    InUse { model_dir: PathBuf, owner: Box<Owner> },
     /// Another process has just taken the lock and not yet written its name.
     #[error("model_dir {} has just been taken by another run; choose another -o or wait until it has ended", model_dir.display())]
-    Contended {
-        /// The model_dir.
-        model_dir: PathBuf,
-    },
+    Contended { model_dir: PathBuf },
     /// This attempt of the job, or a newer one, has held the lock.
     #[error("attempt {attempt} can't use model_dir {}: attempt {newer} of the job has used it already; start the next \
         attempt with a higher number", model_dir.display())]
     Fenced {
-        /// The model_dir.
         model_dir: PathBuf,
-        /// This attempt.
         attempt: u32,
         /// The newest attempt that held the lock.
         newer: u32,
@@ -113,22 +104,10 @@ pub enum LockError {
     /// The lock was taken over from this run.
     #[error("model_dir {} was taken over by {}; this run no longer writes to \
         it", model_dir.display(), by.as_ref().map_or_else(|| "another run".to_owned(), ToString::to_string))]
-    Lost {
-        /// The model_dir.
-        model_dir: PathBuf,
-        /// Its current owner.
-        by: Option<Box<Owner>>,
-    },
+    Lost { model_dir: PathBuf, by: Option<Box<Owner>> },
     /// The lock's files can't be read or written.
     #[error("can't {action} the lock of model_dir {}: {cause}", model_dir.display())]
-    Io {
-        /// The operation.
-        action: &'static str,
-        /// The model_dir.
-        model_dir: PathBuf,
-        /// The system's error.
-        cause: io::Error,
-    },
+    Io { action: &'static str, model_dir: PathBuf, cause: io::Error },
 }
 
 /// The lock, held until dropped; see the module documentation.

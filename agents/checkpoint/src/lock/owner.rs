@@ -28,7 +28,7 @@ pub struct Owner {
     pub boot: String,
     /// The namespace of the process id: containers of one host have their own.
     pub pid_namespace: String,
-    /// Process id.
+    /// Process id on that host.
     pub pid: u32,
     /// Start of the process in clock ticks since the boot: distinguishes processes that reuse an id.
     pub started: u64,

@@ -36,10 +36,7 @@ pub enum CacheOutcome {
         damage: String,
     },
     /// The default directory can't be used. The tokens are in memory and will be computed again next time.
-    Skipped {
-        /// The reason.
-        reason: String,
-    },
+    Skipped { reason: String },
 }
 
 /// The cache directory, if any.

@@ -13,7 +13,6 @@ use crate::types::{AgentId, CommitRecord, Epoch};
 
 use super::{Coordinator, CoordinatorCommand, NextAction, Phase, RunOutcome};
 
-/// A checkpoint being written.
 pub(super) struct CheckpointInProgress {
     step: u64,
     record: Option<CommitRecord>,

@@ -15,23 +15,23 @@ use crate::types::{AgentId, CommitRecord, Epoch};
 pub struct RequiredAgents {
     /// Systems requested by the user.
     pub systems: u32,
-    /// Minimum number of systems.
+    /// Minimum number of systems; with fewer the run does not continue.
     pub min_systems: u32,
-    /// MemoryX shards.
+    /// Number of MemoryX shards.
     pub shards: u32,
     /// Maximum children of a SwarmX node.
     pub fan_out: u32,
-    /// Activation servers.
+    /// Number of activation servers.
     pub activation_servers: u32,
 }
 
 /// Input of the coordinator.
+#[allow(missing_docs, reason = "the variants describe their fields")]
 #[derive(Clone, Debug)]
 pub enum CoordinatorEvent {
     /// An agent joined and can be reached at `address`. It replaces an earlier agent of the same name. After this
     /// event, the driver must not send reports or the loss of the older stream.
     Joined {
-        /// The agent.
         agent: AgentId,
         /// Address of its data port; empty for systems.
         address: String,
@@ -39,17 +39,9 @@ pub enum CoordinatorEvent {
         shard: Option<ShardState>,
     },
     /// An agent's control stream broke.
-    Lost {
-        /// The agent.
-        agent: AgentId,
-    },
+    Lost { agent: AgentId },
     /// An agent sent a report.
-    Report {
-        /// The agent.
-        agent: AgentId,
-        /// Its report.
-        report: AgentReport,
-    },
+    Report { agent: AgentId, report: AgentReport },
     /// The user requests a checkpoint of the last committed step.
     CheckpointRequested,
     /// The user stops the run, in any phase: the current iteration is abandoned, and the last committed step is saved.
@@ -68,7 +60,6 @@ pub enum CoordinatorEvent {
         step: u64,
         /// The reason, in one sentence.
         reason: String,
-        /// Kind of failure.
         cause: FailureCause,
     },
     /// After [`CoordinatorCommand::ReportSaveFailure`]: save the last committed step now.
@@ -103,13 +94,13 @@ pub enum RunOutcome {
 pub struct Evaluation {
     /// Updates applied.
     pub step: u64,
-    /// Loss.
+    /// Mean loss over the tokens with a label.
     pub loss: f64,
     /// Number of tokens with a label.
     pub tokens: u64,
     /// Number of tokens predicted correctly.
     pub correct: u64,
-    /// Batches.
+    /// Number of evaluated batches.
     pub batches: u64,
 }
 
@@ -126,6 +117,7 @@ impl Evaluation {
 }
 
 /// Output of the coordinator.
+#[allow(missing_docs, reason = "the variants describe their fields")]
 #[derive(Clone, Debug)]
 pub enum CoordinatorCommand {
     /// Send a command to an agent.
@@ -158,22 +150,15 @@ pub enum CoordinatorCommand {
         reason: String,
         /// The shard that could not write, if one failed.
         agent: Option<AgentId>,
-        /// Kind of failure.
         cause: FailureCause,
     },
     /// A new epoch begins.
-    Epoch {
-        /// The epoch.
-        epoch: Epoch,
-        /// Its placement.
-        placement: Arc<Placement>,
-    },
+    Epoch { epoch: Epoch, placement: Arc<Placement> },
     /// A link of `epoch` failed: reply with [`CoordinatorEvent::BackoffElapsed`] after this time. No new epoch begins
     /// earlier, unless one of the two agents joins or disconnects.
     Backoff {
         /// The epoch that failed.
         epoch: Epoch,
-        /// The time.
         after: Duration,
         /// The agent that reports the failure.
         reporter: AgentId,
@@ -184,7 +169,6 @@ pub enum CoordinatorCommand {
     },
     /// An agent failed, and the run continues without it: close its stream.
     Disconnect {
-        /// The agent.
         agent: AgentId,
         /// The reason, in one sentence.
         reason: String,

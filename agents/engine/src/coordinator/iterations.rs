@@ -9,7 +9,6 @@ use super::membership::is_placed;
 use super::run_policy::{LeafTable, LossScaling, NextAction, StepProgress, gradient_scale};
 use super::{Coordinator, CoordinatorCommand, Evaluation, Phase, RunOutcome};
 
-/// The current iteration.
 #[derive(Debug)]
 pub(super) struct CurrentIteration {
     iteration: Iteration,
@@ -18,7 +17,6 @@ pub(super) struct CurrentIteration {
     prepared: BTreeSet<AgentId>,
 }
 
-/// The current evaluation.
 #[derive(Debug)]
 pub(super) struct EvaluationInProgress {
     sums: Evaluation,

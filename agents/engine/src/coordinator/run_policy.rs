@@ -51,7 +51,7 @@ pub struct RunPolicy {
     pub train: bool,
     /// Total number of updates, counted from step 0.
     pub max_steps: u64,
-    /// Evaluation, if any.
+    /// `None` if the run never evaluates.
     pub eval: Option<EvalPolicy>,
     /// Interval of checkpoints in steps; the last step is always saved.
     pub checkpoint_every: Option<u64>,

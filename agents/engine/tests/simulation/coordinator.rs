@@ -19,7 +19,6 @@ pub struct History {
     pub evaluated: BTreeMap<u64, u32>,
     pub epochs: u32,
     pub restarts: u32,
-    /// Number of stops.
     pub stops: u32,
     /// Steps whose checkpoint could not be written; a later attempt may have succeeded.
     pub unsaved: BTreeSet<u64>,
@@ -51,7 +50,6 @@ enum BackgroundTask {
     EndPause(Epoch, u64),
 }
 
-/// A running coordinator.
 pub struct SimulatedCoordinator {
     pub machine: Coordinator,
     streams: BTreeMap<AgentId, u64>,
@@ -213,7 +211,6 @@ impl SimulatedCoordinator {
         Ok(())
     }
 
-    /// Executes one background task.
     pub fn run_background_task(
         &mut self,
         at: usize,

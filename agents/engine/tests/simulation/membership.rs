@@ -22,7 +22,6 @@ const fn system(index: u32) -> AgentId {
 struct CoordinatorFixture {
     machine: Coordinator,
     task: SimulatedJob,
-    /// Systems of the epoch.
     systems: Vec<AgentId>,
     /// Commands of the last event.
     out: Vec<CoordinatorCommand>,

@@ -206,7 +206,6 @@ pub fn sum(node: Node, leaf: &dyn Fn(u32) -> Option<Vec<f32>>) -> Option<Vec<f32
     Some(left)
 }
 
-/// Squared norm of a gradient.
 pub fn squared_norm(gradient: &[f32]) -> f64 {
     gradient.iter().map(|&value| f64::from(value) * f64::from(value)).sum()
 }
@@ -224,7 +223,6 @@ impl Parameters {
         Self { moments: vec![0.0; weights.len()], weights }
     }
 
-    /// One update.
     pub fn update(&mut self, gradient: &[f32], commit: &CommitRecord) {
         for ((weight, moment), gradient) in self.weights.iter_mut().zip(&mut self.moments).zip(gradient) {
             *moment = 0.5 * *moment + gradient * commit.scale;

@@ -32,7 +32,6 @@ pub struct Stream {
 /// A packet on a link.
 #[derive(Clone, Debug)]
 pub enum Packet {
-    /// The link is established.
     Up,
     Frame(Frame),
     /// A system requests the samples of some leaves from its activation server.
@@ -50,7 +49,6 @@ pub struct LinkKey {
 }
 
 impl LinkKey {
-    /// The other end.
     pub fn peer(self, me: AgentId) -> AgentId {
         if me == self.upper { self.lower } else { self.upper }
     }
@@ -122,7 +120,6 @@ pub struct Network {
     pub published: BTreeMap<u64, Vec<Parameters>>,
     /// The first frame that was sent without credit.
     pub overrun: Option<String>,
-    /// Attempt of the coordinator.
     pub attempt: u32,
     next_stream: u64,
 }

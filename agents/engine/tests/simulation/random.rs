@@ -37,7 +37,6 @@ impl Random {
         self.below(100) < percent
     }
 
-    /// Returns a random element.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> Option<T> {
         choices.get(self.below(choices.len())).copied()
     }

@@ -108,7 +108,6 @@ impl SystemBody {
         self.run.as_ref().is_some_and(|run| !run.idle && run.asked.is_none())
     }
 
-    /// Executes the next action.
     pub fn act(&mut self, place: &mut AgentContext) -> Result<(), String> {
         let Some(run) = &mut self.run else { return Ok(()) };
         match run.machine.next().map_err(|error| error.to_string())? {

@@ -75,13 +75,13 @@ pub struct AgentCounts {
     pub systems: usize,
     /// Minimum number of systems; with fewer the run does not continue.
     pub least_systems: usize,
-    /// MemoryX shards.
+    /// Number of MemoryX shards.
     pub shards: usize,
-    /// SwarmX nodes.
+    /// Number of SwarmX nodes.
     pub swarmx: usize,
     /// Maximum children of a SwarmX node.
     pub fan_out: u32,
-    /// Activation servers.
+    /// Number of activation servers.
     pub activation_servers: usize,
 }
 

@@ -148,6 +148,7 @@ impl From<PathBuf> for DocumentSource {
 }
 
 /// A command line that is not that of a role.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum RoleCommandError {
     /// The first argument is another one than [`ROLE_SUBCOMMAND`].
@@ -164,12 +165,7 @@ pub enum RoleCommandError {
     MissingCoordinator(Role),
     /// A flag of coordinators, given to another role.
     #[error("{flag} is for a coordinator, not for {role}")]
-    CoordinatorOnly {
-        /// The flag.
-        flag: &'static str,
-        /// The role.
-        role: Role,
-    },
+    CoordinatorOnly { flag: &'static str, role: Role },
     /// More than [`MAX_ROOTS`] directories.
     #[error("{0} directories are given by --root; at most {MAX_ROOTS} are accepted")]
     TooManyRoots(usize),

@@ -19,6 +19,7 @@ pub const VERSION: u32 = 2;
 pub const V1: u32 = 1;
 
 /// A launch document can't be read, or can't be written for agents of an earlier version.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
     /// The document was written by a later release.
@@ -35,7 +36,6 @@ pub enum DocumentError {
         fields.join(", ")
     )]
     Inexpressible {
-        /// Version of the agents.
         version: u32,
         /// Paths of the fields that these agents do not know; at least one of them makes a difference.
         fields: Vec<String>,

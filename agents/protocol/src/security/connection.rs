@@ -130,6 +130,7 @@ pub struct Peer {
 }
 
 /// A connection to a peer failed.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The TCP connection failed.
@@ -141,7 +142,6 @@ pub enum ConnectError {
     /// The peer's certificate is trusted, but has another name.
     #[error("expected {expected}, found {found}")]
     Unexpected {
-        /// Expected name.
         expected: String,
         /// Name of the peer, or what is wrong with its certificate.
         found: String,

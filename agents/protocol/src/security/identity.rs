@@ -32,12 +32,12 @@ pub struct Credentials {
 }
 
 /// Credentials can't be used.
+#[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// A file can't be read.
     #[error("can't read {}: {cause}", path.display())]
     File {
-        /// The file.
         path: PathBuf,
         /// The error of the system.
         cause: std::io::Error,

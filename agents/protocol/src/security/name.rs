@@ -146,7 +146,6 @@ impl Service {
     }
 }
 
-/// Parses a URI.
 impl FromStr for MemberName {
     type Err = NameError;
 

@@ -46,7 +46,6 @@ impl TlsRecordStream {
         &self.tcp
     }
 
-    /// Returns the connection.
     pub fn into_inner(self) -> TcpStream {
         self.tcp
     }

@@ -20,10 +20,8 @@ pub struct CheckpointWriter {
     notes: Vec<String>,
 }
 
-/// A published checkpoint.
 #[derive(Clone, Debug)]
 pub struct PublishedCheckpoint {
-    /// Its directory.
     pub path: PathBuf,
     /// Number of updates in it.
     pub step: u64,

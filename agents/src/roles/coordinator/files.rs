@@ -151,7 +151,6 @@ impl RunFiles {
         }
     }
 
-    /// Writes a finished evaluation.
     pub fn evaluation(&mut self, evaluation: &Evaluation, loss: f32, seconds: f64, rates: Rates) {
         let (perplexity, accuracy) = (evaluation.perplexity() as f32, evaluation.accuracy() as f32);
         let metrics = [("eval/lm_perplexity", perplexity), ("eval/accuracy", accuracy)];
@@ -244,7 +243,6 @@ impl RunFiles {
         let _ = self.journal.append(JournalEvent::Log(record.clone()));
     }
 
-    /// Returns the model_dir.
     pub fn model_dir(&self) -> &Path {
         &self.model_dir
     }

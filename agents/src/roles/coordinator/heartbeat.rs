@@ -16,7 +16,6 @@ pub enum RunActivity {
     Gathering,
     /// Shards load parameters, and links are established.
     Loading,
-    /// Computes step `step + 1`.
     Training {
         /// Number of committed steps.
         step: u64,

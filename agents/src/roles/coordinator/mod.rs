@@ -58,7 +58,6 @@ const LOCK_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Values that every role process creates, and that the coordinator needs besides its arguments.
 pub struct CoordinatorContext {
-    /// Its name in logs.
     pub name: AgentName,
     pub metrics: RoleMetrics,
     pub ready: Readiness,

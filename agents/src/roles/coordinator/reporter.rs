@@ -219,7 +219,6 @@ impl Reporter {
         self.progress.mark = now;
     }
 
-    /// Reports a committed step.
     pub fn step(&mut self, record: &CommitRecord) {
         let samples = self.plan.leaves.batch();
         let now = Instant::now();
@@ -293,7 +292,6 @@ impl Reporter {
         }
     }
 
-    /// Reports a finished evaluation.
     pub fn evaluated(&mut self, evaluation: &Evaluation) {
         let now = Instant::now();
         let loss = self.eval_loss(evaluation);
@@ -321,7 +319,6 @@ impl Reporter {
         self.set_phase(RunPhase::Training);
     }
 
-    /// Reports a published checkpoint.
     pub fn saved(&mut self, saved: &PublishedCheckpoint) {
         self.console.line(format!("Saved checkpoint {}", saved.path.display()));
         self.gauges.checkpoint_step.set(saved.step as f64);

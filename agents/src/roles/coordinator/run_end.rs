@@ -7,10 +7,8 @@ use millrace_telemetry::journal::OutcomeReason;
 
 use crate::error::AgentError;
 
-/// Why the run ended.
 #[derive(Clone, Debug)]
 pub struct RunEnd {
-    /// The reason, for programs.
     pub reason: OutcomeReason,
     /// The reason, in one sentence.
     pub message: String,

@@ -69,7 +69,6 @@ struct ComputeEpoch {
     opened: bool,
 }
 
-/// A round to begin.
 #[derive(Clone, Debug)]
 struct RoundStart {
     iteration: Iteration,
@@ -90,7 +89,6 @@ impl ComputeEpoch {
         AgentId::new(Role::SwarmX, placement.swarm[placement.systems[*place].parent].id)
     }
 
-    /// Returns the activation server.
     fn server(&self) -> AgentId {
         let EpochStart { placement, place, .. } = &*self.start;
         AgentId::new(Role::Activation, placement.systems[*place].activation)
@@ -329,7 +327,6 @@ impl ComputeWorker {
         Ok(())
     }
 
-    /// Begins a round with its samples.
     fn begin(&self, here: &mut ComputeEpoch, begin: RoundStart, reply: &proto::SamplesReply) -> Result<(), EpochError> {
         here.requested_rounds = here.requested_rounds.saturating_sub(1);
         self.request_samples(here);

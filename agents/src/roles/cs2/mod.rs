@@ -35,11 +35,9 @@ pub(super) enum ComputeInput {
     Epoch(Box<EpochStart>),
     /// The coordinator opened an iteration.
     Open(Epoch, Iteration),
-    /// Weights arrived.
     Weights(Frame),
     /// The parent granted gradient slots: the epoch and the running total.
     Grant(Epoch, u64),
-    /// Samples arrived.
     Samples(Box<proto::SamplesReply>),
     /// The epoch has ended; the next one is configured later.
     Abandon,

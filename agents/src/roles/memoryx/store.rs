@@ -36,13 +36,11 @@ impl ChunkArrays {
         Self { numbers: vec![0.0; arrays * (elements + ARRAY_STAGGER_ELEMENTS)], elements }
     }
 
-    /// Returns array `index` of the chunk.
     fn array(&mut self, index: usize) -> &mut [f32] {
         let start = index * (self.elements + ARRAY_STAGGER_ELEMENTS);
         &mut self.numbers[start..start + self.elements]
     }
 
-    /// Returns all arrays.
     fn arrays(&mut self) -> impl Iterator<Item = &mut [f32]> {
         let elements = self.elements;
         self.numbers.chunks_mut(elements + ARRAY_STAGGER_ELEMENTS).map(move |array| &mut array[..elements])

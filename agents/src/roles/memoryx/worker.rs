@@ -107,7 +107,6 @@ pub struct StoreWorker {
 }
 
 impl StoreWorker {
-    /// Creates the worker for `store`, with results to `done`.
     pub const fn new(
         store: Arc<ShardStore>,
         done: mpsc::UnboundedSender<StoreTaskResult>,

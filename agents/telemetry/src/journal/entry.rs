@@ -6,7 +6,6 @@ use super::AttemptOutcome;
 use crate::logs::LogRecord;
 use crate::metrics_log::MetricPoint;
 
-/// A numbered entry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JournalEntry {
     /// Number of the entry, from 1, increasing over all attempts.
@@ -15,7 +14,6 @@ pub struct JournalEntry {
     pub attempt: u64,
     /// Time of writing, in milliseconds since 1970-01-01 UTC.
     pub unix_ms: u64,
-    /// The event.
     pub event: JournalEvent,
 }
 
@@ -56,16 +54,13 @@ pub struct Dropped {
     /// Metrics of steps and evaluations.
     #[serde(default)]
     pub metrics: u64,
-    /// Log records.
     #[serde(default)]
     pub logs: u64,
-    /// All other events.
     #[serde(default)]
     pub others: u64,
 }
 
 impl Dropped {
-    /// Counts an event as dropped.
     pub(super) const fn count(&mut self, event: &JournalEvent) {
         match event {
             JournalEvent::Metric(_) => self.metrics += 1,
@@ -80,7 +75,6 @@ impl Dropped {
     }
 }
 
-/// The state of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunState {
     /// The current stage.
@@ -119,9 +113,7 @@ pub struct ResumePoint {
 pub enum RunPhase {
     /// Waits for agents, parameters or links, at the start or after a change of membership.
     Starting,
-    /// Trains.
     Training,
-    /// Evaluates.
     Evaluating,
 }
 

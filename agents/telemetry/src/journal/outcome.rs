@@ -6,12 +6,10 @@ use serde::{Deserialize, Serialize};
 /// Maximum bytes of [`AttemptOutcome::to_termination_report`]: the limit of a Kubernetes termination message.
 pub const MAX_TERMINATION_REPORT_BYTES: usize = 4096;
 
-/// How an attempt ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptOutcome {
     /// Exit code of the run: 0 finished, 1 failed, 2 bad input, 130 interrupted.
     pub exit_code: u8,
-    /// Why the attempt ended.
     pub reason: OutcomeReason,
     /// One sentence for users, followed by a hint on a separate line if there is one.
     #[serde(default)]

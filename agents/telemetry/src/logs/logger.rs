@@ -45,8 +45,10 @@ struct State {
 
 enum Destination {
     /// There is no destination yet: the newest records, and the number of records dropped.
-    Held { records: VecDeque<LogRecord>, let_go: u64 },
-    /// Records are forwarded.
+    Held {
+        records: VecDeque<LogRecord>,
+        let_go: u64,
+    },
     Forward(Arc<ForwardSink>),
 }
 

@@ -166,7 +166,6 @@ impl fmt::Display for AgentName {
 pub struct LogRecord {
     /// Time of the record by the agent's clock, in milliseconds since 1970-01-01 UTC.
     pub unix_ms: u64,
-    /// Severity.
     pub level: Level,
     /// The agent that logged it.
     pub agent: AgentName,

@@ -28,7 +28,6 @@ pub mod tags {
     pub const TRAIN_LEARNING_RATE: &str = "train/learning_rate";
     /// Global gradient norm of a training step, before clipping.
     pub const TRAIN_GRAD_NORM: &str = "train/grad_norm";
-    /// Loss of an evaluation.
     pub const EVAL_LOSS: &str = "eval/loss";
     /// Samples per second over the last log interval, smoothed.
     pub const LOCAL_SAMPLES_PER_SEC: &str = "local_samples_per_sec";

@@ -31,14 +31,12 @@ pub enum Access {
     Authenticated,
     /// A valid token; a session is not accepted.
     BearerToken,
-    /// A permission.
     Permission(Permission),
 }
 
 /// The permission that a route requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permission {
-    /// Action of the route.
     pub action: Action,
     /// The object that the action is performed on.
     pub object: ObjectSource,
@@ -68,7 +66,6 @@ impl Access {
 /// An authenticated client that has the access that its route requires.
 #[derive(Clone)]
 pub struct Caller {
-    /// The client.
     pub principal: Principal,
     access: Access,
     namespace: String,

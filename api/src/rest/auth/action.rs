@@ -29,7 +29,6 @@ impl TokenRole {
         }
     }
 
-    /// Returns the role with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.as_str() == name)
     }
@@ -46,23 +45,17 @@ pub enum Action {
     ReadLogs,
     /// Read its checkpoints and artifacts.
     ReadFiles,
-    /// Submit a job.
     Create,
     /// Suspend or resume it.
     Change,
     /// Change the number of its systems.
     Scale,
-    /// Delete it.
     Delete,
     /// List the volumes that a job can mount.
     ListVolumes,
-    /// Read the appliance.
     ReadAppliance,
-    /// List all API tokens.
     ListTokens,
-    /// Create an API token.
     CreateToken,
-    /// Revoke an API token.
     DeleteToken,
 }
 

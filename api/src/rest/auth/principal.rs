@@ -20,7 +20,6 @@ use crate::request_context;
 /// Stands for all namespaces in the namespaces of a token.
 pub const ALL_NAMESPACES: &str = "*";
 
-/// An authenticated client.
 #[derive(Clone)]
 pub struct Principal {
     /// Name of the token or account; recorded as the submitter of its jobs.
@@ -28,7 +27,6 @@ pub struct Principal {
     /// Account whose budget pays for the requests: the id of the API token, also for its sessions; `user:` and the name
     /// in the cluster; or `local` on a server without tokens.
     pub account: String,
-    /// Permissions.
     pub rights: Permissions,
     /// The credential, for later checks; `None` if the server requires none.
     proof: Option<BearerCredential>,
@@ -41,12 +39,10 @@ struct BearerCredential {
     from: IpAddr,
 }
 
-/// Permissions of a client.
 #[derive(Clone)]
 pub enum Permissions {
     /// Those of an API token.
     Role {
-        /// Role.
         role: TokenRole,
         /// Namespaces; `*` is all.
         namespaces: Vec<String>,

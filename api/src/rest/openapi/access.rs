@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 
 use super::super::auth::{Access, Action, ObjectSource, Permission};
 
-/// Name of the extension.
 pub const EXTENSION: &str = "x-millrace-access";
 
 /// Describes the access in a sentence.

@@ -52,7 +52,6 @@ pub fn document() -> Value {
     })
 }
 
-/// Serves the document.
 pub async fn serve_document() -> ([(HeaderName, &'static str); 1], Bytes) {
     // Unauthenticated clients may request it, and building it takes a while.
     static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| document().to_string().into());

@@ -16,7 +16,6 @@ pub async fn page() -> Html<Bytes> {
     Html(PAGE.clone())
 }
 
-/// Beginning of every page.
 const HEAD: &str = "<!doctype html><html lang=en><meta charset=utf-8><title>Millrace</title><style>\
      body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}\
      code,pre{background:#eee;padding:.1em .3em}pre{padding:1em;overflow-x:auto}table{border-collapse:collapse}\

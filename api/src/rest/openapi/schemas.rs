@@ -10,7 +10,6 @@ use crate::admission::{object_schema, schemas};
 use crate::backend::VolumeInfo;
 use crate::files::{CheckpointFiles, FileInfo};
 
-/// Returns all named schemas.
 pub fn components() -> Value {
     let [_, job] = schemas();
     let mut new_job = object_schema(&job, true);

@@ -49,13 +49,11 @@ pub enum RequestBodyKind {
     Component(&'static str),
 }
 
-/// A route.
 pub struct Route {
     /// Method in lower case, as in OpenAPI.
     pub method: &'static str,
     /// Path with `{parameters}`.
     pub path: String,
-    /// Access that it requires.
     pub access: Access,
     handler: MethodRouter<Arc<AppState>>,
     /// Operation id: verb and object, unique.
@@ -64,13 +62,11 @@ pub struct Route {
     pub summary: &'static str,
     /// Schema of an object whose properties are the query parameters.
     pub query: Option<Value>,
-    /// Request body.
     pub body: RequestBodyKind,
     /// The request headers that it reads, by their names in [`super::openapi`].
     pub request_headers: &'static [&'static str],
     /// Status of success.
     pub status: u16,
-    /// Response body.
     pub response: ResponseKind,
     /// The response headers that it sends, by their names in [`super::openapi`].
     pub response_headers: &'static [&'static str],

@@ -26,7 +26,6 @@ const READ_APPLIANCE: Access = Access::Permission(Permission {
     optional: &[Action::List],
 });
 
-/// Returns all routes.
 pub fn all() -> Vec<Route> {
     let mut routes = job_routes();
     routes.extend(record_routes());

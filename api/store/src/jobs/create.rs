@@ -10,7 +10,6 @@ use crate::{ChangedPart, Store};
 /// Result of creating a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CreateResult {
-    /// The job was created.
     New(JobRecord),
     /// The same request created this job before; it may be deleted by now.
     Replayed(JobRecord),

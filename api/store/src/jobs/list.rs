@@ -10,15 +10,12 @@ use crate::sql::{Sql, rows};
 pub struct JobFilter {
     /// In one of these namespaces; `None` means all.
     pub namespaces: Option<Vec<String>>,
-    /// With this name.
     pub name: Option<String>,
     /// In this state. A deleted job matches only if it had finished in this state, or if this is `held_state`.
     pub state: Option<String>,
-    /// Submitted by this user.
     pub submitted_by: Option<String>,
     /// If true, only finished or deleted jobs; if false, only the others.
     pub finished: Option<bool>,
-    /// Includes deleted jobs.
     pub include_deleted: bool,
     /// Includes deleted jobs that have not finished and are in this state: finalizers hold them, so they still exist.
     pub held_state: Option<String>,

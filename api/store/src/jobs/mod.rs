@@ -34,7 +34,6 @@ const MAX_TRANSACTION_TRIES: usize = 3;
 pub struct NewJob {
     /// Globally unique, never reused: 1 to 64 letters, digits and `-`.
     pub uid: String,
-    /// Namespace.
     pub namespace: String,
     /// Unique among the live jobs of the namespace.
     pub name: String,
@@ -44,7 +43,6 @@ pub struct NewJob {
     pub submitted_by: Option<String>,
     /// Idempotency key of the request.
     pub key: Option<IdempotencyKey>,
-    /// The part that changes.
     pub content: JobContent,
 }
 
@@ -73,7 +71,6 @@ pub struct JobContent {
 pub struct JobRecord {
     /// Globally unique, never reused.
     pub uid: String,
-    /// Namespace.
     pub namespace: String,
     /// Name. At most one job of a name is live.
     pub name: String,
@@ -89,7 +86,6 @@ pub struct JobRecord {
     pub deleted_ms: Option<i64>,
     /// UID of its namespace, if namespaces have one and it is known.
     pub namespace_uid: Option<String>,
-    /// The part that changes.
     pub content: JobContent,
 }
 

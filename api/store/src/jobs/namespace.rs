@@ -9,9 +9,7 @@ use crate::statistics::count_failure;
 /// A namespace as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceVersion {
-    /// Name.
     pub namespace: String,
-    /// UID.
     pub uid: String,
     /// Time of creation, in ms.
     pub since_ms: i64,

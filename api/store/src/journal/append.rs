@@ -73,7 +73,6 @@ fn row(uid: &str, entry: &JournalRecord) -> Result<[SqlValue; 10]> {
     ])
 }
 
-/// Updates a curve.
 async fn update_curve(on: &mut AnyConnection, uid: &str, mode: MetricMode, curve: &CurveUpdate) -> Result<()> {
     // No point has a larger step than the largest.
     if let Some(from) = curve.replaced_from.and_then(|from| signed("the step", from).ok()) {

@@ -23,7 +23,6 @@ pub struct JournalRecord {
     pub attempt: u64,
     /// Time of writing, in ms.
     pub at_ms: i64,
-    /// Kind of entry.
     pub kind: EntryKind,
     /// For a metric: what it measures.
     pub mode: Option<MetricMode>,
@@ -37,7 +36,6 @@ pub struct JournalRecord {
     pub body: String,
 }
 
-/// The kinds of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EntryKind {
     /// Metrics of a committed step or of an evaluation.
@@ -46,18 +44,14 @@ pub enum EntryKind {
     Log,
     /// A change of the run's state.
     State,
-    /// A checkpoint is complete.
     Checkpoint,
     /// The attempt has ended.
     Outcome,
 }
 
-/// The kinds of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MetricMode {
-    /// A training step.
     Train,
-    /// An evaluation.
     Eval,
 }
 
@@ -82,7 +76,6 @@ impl EntryKind {
 }
 
 impl MetricMode {
-    /// All modes.
     pub const ALL: [Self; 2] = [Self::Train, Self::Eval];
 
     /// Returns the name in the database and in the API.

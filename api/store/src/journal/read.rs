@@ -13,7 +13,6 @@ pub struct EntryQuery {
     pub after: u64,
     /// Of one of these kinds; empty means all.
     pub kinds: Vec<EntryKind>,
-    /// Of this attempt.
     pub attempt: Option<u64>,
     /// Of this agent, such as `cs2-0`.
     pub agent: Option<String>,
@@ -23,11 +22,9 @@ pub struct EntryQuery {
     pub level: Option<u8>,
     /// Applies agent, role and level to log lines only; other entries match regardless of them.
     pub lines_only: bool,
-    /// Of this mode.
     pub mode: Option<MetricMode>,
     /// Of metrics, only valid points: one for each step of a curve.
     pub curve: bool,
-    /// Maximum number of entries.
     pub limit: u32,
 }
 

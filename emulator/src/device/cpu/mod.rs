@@ -32,7 +32,7 @@ pub struct DeviceOptions {
     /// Number of compute threads, at least one. With one thread, the calling thread computes; with more, it waits for
     /// them.
     pub threads: usize,
-    /// Instruction set.
+    /// Instruction set of the kernels.
     pub simd: Simd,
     /// Maximum leaves of a round. Memory is laid out for this many.
     pub leaves: usize,

@@ -42,7 +42,6 @@ pub(super) struct StepRunner<'a> {
 /// The part of a backward step that one call of its operator computes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BackwardPart {
-    /// The whole step.
     Whole,
     /// The gradients of tensors, which read the input.
     Tensors,

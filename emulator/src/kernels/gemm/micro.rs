@@ -10,7 +10,6 @@ use crate::kernels::isa::Simd;
 use crate::kernels::vector::{CACHE_LINE_ELEMENTS, PortableVector, Vector, prefetch, prefetch_l2};
 use crate::numerics::Isa;
 
-/// Arguments of one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tile {
     /// Steps of the inner index.

@@ -12,7 +12,6 @@ use crate::numerics::{GEMM_INNER_BLOCK, Isa, Precision, bf16};
 /// Sizes of a packed operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PackLayout {
-    /// Lanes of the operand.
     pub lanes: usize,
     /// Steps of the inner index.
     pub steps: usize,

@@ -33,10 +33,10 @@ pub struct Classifier<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-/// Input of the classifier.
+/// The tokens that the classifier predicts, and their labels.
 #[derive(Clone, Copy, Debug)]
 pub struct ClassifierInput<'a> {
-    /// Their vectors, tokens x hidden.
+    /// Activations, tokens x hidden.
     pub x: &'a [f32],
     /// One per token; tokens with a negative label are skipped.
     pub labels: &'a [i32],

@@ -455,7 +455,6 @@ pub fn run(
     }
 }
 
-/// Returns the source of the parameters of `step`.
 fn source_of(step: u64) -> ParameterSource {
     match step {
         0 => ParameterSource::Initial,

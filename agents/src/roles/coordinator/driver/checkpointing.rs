@@ -145,7 +145,6 @@ impl CoordinatorDriver {
 /// The reaction to a failed checkpoint.
 #[derive(Debug, PartialEq, Eq)]
 pub enum SaveFailureAction {
-    /// Retry after this delay.
     Retry(Duration),
     /// Continue training without this checkpoint.
     Skip,

@@ -61,7 +61,6 @@ const STOP_SHARD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long agents have to send their last logs and usage after the end of the run.
 const FINAL_MESSAGES_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The sources of events.
 pub struct DriverEvents {
     /// Messages of agents.
     pub agents: ControlEvents,
@@ -76,7 +75,6 @@ pub struct DriverEvents {
 /// Agents that joined before the instruction set is pinned.
 type PendingAgents = BTreeMap<AgentId, (StreamNumber, Box<JoinedAgent>)>;
 
-/// The admitted agents.
 type JoinedAgents = BTreeMap<AgentId, AgentConnection>;
 
 /// An admitted agent, with its one live stream.
@@ -131,7 +129,6 @@ pub struct CoordinatorDriver {
 }
 
 impl CoordinatorDriver {
-    /// Creates the driver of a prepared run.
     pub fn new(prepared: PreparedRun, console: Console, metrics: RoleMetrics, events: DriverEvents) -> Self {
         // Only one checkpoint at a time is staged and then published, so the channel stays short.
         let (save_results_sender, save_results) = mpsc::unbounded_channel();
