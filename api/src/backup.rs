@@ -27,7 +27,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tar::{Archive, EntryType, Header};
 
-use crate::cli::DatabaseArgs;
+use crate::database_args::DatabaseArgs;
 
 /// Version of the format. `restore` rejects any other version.
 const BACKUP_VERSION: u32 = 1;

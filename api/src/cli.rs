@@ -1,15 +1,13 @@
 //! The command line of `millrace-api`.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use millrace_protocol::error_chain;
-use millrace_store::{Store, StoreOptions};
 
 use crate::backup::{self, BackupArgs, RestoreArgs};
-use crate::private_dirs;
+use crate::database_args::DatabaseArgs;
 use crate::reader::{self, ReaderArgs};
 use crate::serve::{self, ServeArgs};
 
@@ -61,34 +59,6 @@ struct TokenArgs {
     expires_in_seconds: Option<u32>,
     #[command(flatten)]
     database: DatabaseArgs,
-}
-
-/// Location of the server's data.
-#[derive(Clone, Debug, clap::Args)]
-pub struct DatabaseArgs {
-    /// Private directory of the server, for the database, model_dirs and uploaded files
-    #[arg(long, env = "MILLRACE_DATA", default_value = "millrace-data")]
-    pub data: PathBuf,
-    /// sqlite:PATH or postgres://…; a file in the data directory if omitted
-    #[arg(long, env = "MILLRACE_DATABASE", hide_env_values = true)]
-    pub database: Option<String>,
-}
-
-impl DatabaseArgs {
-    /// Opens the database. Makes the data directory, and restricts it and all files that the process creates from now
-    /// on to its user.
-    ///
-    /// # Errors
-    /// The directory or the database can't be opened: a sentence.
-    pub async fn open(&self) -> anyhow::Result<Store> {
-        private_dirs::set_private_umask();
-        private_dirs::make_existing_private(&self.data).map_err(|error| {
-            anyhow::anyhow!("can't make the directory {}: {error}; choose another --data", self.data.display())
-        })?;
-        let url =
-            self.database.clone().unwrap_or_else(|| format!("sqlite:{}", self.data.join("millrace.db").display()));
-        Ok(Store::open(&url, StoreOptions::default()).await?)
-    }
 }
 
 /// Runs the command and returns the exit code.

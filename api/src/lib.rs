@@ -25,6 +25,7 @@ pub mod backend;
 pub mod backup;
 pub mod cli;
 pub mod compute;
+mod database_args;
 pub mod document;
 pub mod error;
 pub mod files;

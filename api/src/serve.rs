@@ -24,8 +24,8 @@ use tracing::level_filters::LevelFilter;
 
 use crate::admission::AdmissionSchema;
 use crate::backend::Backend;
-use crate::cli::DatabaseArgs;
 use crate::compute::ComputePool;
+use crate::database_args::DatabaseArgs;
 use crate::error::ApiError;
 use crate::files::DEFAULT_MAX_EXPORT_BYTES;
 use crate::kubernetes::{self, KubernetesAuthorizer, KubernetesBackend};

@@ -10,29 +10,14 @@ use millrace_crds::{self as crds, ApplianceSpec, ApplianceStatus, QueueStatus, R
 use millrace_store::JobFilter;
 use millrace_telemetry::prometheus::CONTENT_TYPE;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::auth::{Action, Caller, Permissions};
-use super::{AppState, ItemList, ValidPath, ValidQuery};
+use super::{AppState, ApplianceQuery, ItemList, ValidPath, ValidQuery};
 use crate::admission::{object_schema, schemas};
 use crate::backend::VolumeInfo;
 use crate::document;
 use crate::error::{ApiError, ErrorReason, Result};
-
-/// Query parameters: the appliance.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ApplianceQuery {
-    /// Name of the appliance; `default` if omitted.
-    name: Option<String>,
-}
-
-impl ApplianceQuery {
-    /// Returns the name of the requested appliance.
-    pub fn name(&self) -> &str {
-        self.name.as_deref().unwrap_or("default")
-    }
-}
 
 /// The appliance, its jobs and its queue. Of jobs in namespaces that the caller may not read, only the resources are
 /// shown.

@@ -23,7 +23,7 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::auth::Caller;
-use super::records::{entry_json, event_json};
+use super::record_views::{entry_json, event_json};
 use super::{AppState, job_json};
 use crate::error::{ErrorReason, Result};
 

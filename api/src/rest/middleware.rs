@@ -4,17 +4,18 @@
 //! * Requests that may change something are logged at level info, all others at level debug.
 //! * Neither the query nor any header is logged, because they may hold secrets.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::extract::{ConnectInfo, MatchedPath, Request, State};
-use axum::http::{Extensions, HeaderName, HeaderValue, Method, header};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use tracing::Instrument;
 
-use super::{AppState, problem, tokens};
+use super::auth::credential::TOKEN_PREFIX;
+use super::proxies::set_client_address;
+use super::{AppState, problem};
 use crate::request_context;
 
 /// Header with the id of the response. Users can give it to an administrator, who finds it in the log.
@@ -25,8 +26,7 @@ pub async fn record_request(State(api): State<Arc<AppState>>, mut request: Reque
     let began = Instant::now();
     let id = uuid::Uuid::new_v4().to_string();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let from = api.proxies.client(connection_address(request.extensions()), request.headers());
-    request.extensions_mut().insert(ClientAddress(from));
+    let from = set_client_address(&api.proxies, &mut request);
     // All paths without a route are one series of the metrics.
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned()).unwrap_or_default();
 
@@ -42,19 +42,19 @@ pub async fn record_request(State(api): State<Arc<AppState>>, mut request: Reque
         request.id = id,
     );
     millrace_traces::set_parent_from_headers(&span, |name| request.headers().get(name)?.to_str().ok());
-    let (response, who) = request_context::with_request(&id, next.run(request)).instrument(span.clone()).await;
+    let (response, principal) = request_context::with_request(&id, next.run(request)).instrument(span.clone()).await;
     let mut response = problem::with_instance(response, &path);
     let code = response.status();
     api.traffic.record_request(verb(&method), &route, code.as_str(), began.elapsed());
-    let who = who.unwrap_or_default();
+    let principal = principal.unwrap_or_default();
     span.record("http.response.status_code", code.as_u16());
-    span.record("enduser.id", &who);
-    let made = response.headers().get(header::LOCATION).and_then(|made| made.to_str().ok()).unwrap_or(&path);
-    let made = without_tokens(made);
+    span.record("enduser.id", &principal);
+    let resource = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok()).unwrap_or(&path);
+    let resource = without_tokens(resource);
     if method.is_safe() {
-        tracing::debug!("{code} {method} {made} by {who:?} from {from} (request {id})");
+        tracing::debug!("{code} {method} {resource} by {principal:?} from {from} (request {id})");
     } else {
-        tracing::info!("{code} {method} {made} by {who:?} from {from} (request {id})");
+        tracing::info!("{code} {method} {resource} by {principal:?} from {from} (request {id})");
     }
     if let Ok(id) = HeaderValue::try_from(id) {
         response.headers_mut().insert(REQUEST_ID, id);
@@ -76,28 +76,13 @@ pub async fn complete_mutation(request: Request, next: Next) -> Response {
 fn without_tokens(path: &str) -> String {
     let begin = |part: &str| {
         let jwt = part.find("eyJ").filter(|at| part[*at..].contains('.'));
-        part.find(tokens::TOKEN_PREFIX).into_iter().chain(jwt).min()
+        part.find(TOKEN_PREFIX).into_iter().chain(jwt).min()
     };
     let parts = path.split('/').map(|part| match begin(part) {
         Some(at) => format!("{}(a token)", &part[..at]),
         None => part.to_owned(),
     });
     parts.collect::<Vec<_>>().join("/")
-}
-
-/// Address of the client, set by [`record_request`].
-#[derive(Clone, Copy)]
-struct ClientAddress(IpAddr);
-
-/// Returns the address of the client: the one that trusted proxies report, or that of the connection.
-pub fn client_address(extensions: &Extensions) -> IpAddr {
-    extensions.get::<ClientAddress>().map_or_else(|| connection_address(extensions), |ClientAddress(address)| *address)
-}
-
-/// Returns the address of the other end of the connection.
-fn connection_address(extensions: &Extensions) -> IpAddr {
-    let known = extensions.get::<ConnectInfo<SocketAddr>>();
-    known.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |ConnectInfo(address)| address.ip().to_canonical())
 }
 
 /// Returns the method as a label: clients may send any word.
@@ -116,7 +101,7 @@ mod tests {
 
     #[test]
     fn tokens_are_never_logged() {
-        for (path, told) in [
+        for (path, logged) in [
             ("/v1/tokens/mrt_0123abc", "/v1/tokens/(a token)"),
             ("/v1/x=eyJhbGciOi.eyJpc3M.c2ln/y", "/v1/x=(a token)/y"),
             (
@@ -124,7 +109,7 @@ mod tests {
                 "/v1/namespaces/a/trainjobs/gpt2-kjv/artifacts/keyJ",
             ),
         ] {
-            assert_eq!(without_tokens(path), told);
+            assert_eq!(without_tokens(path), logged);
         }
     }
 }

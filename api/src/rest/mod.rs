@@ -15,10 +15,12 @@ pub mod openapi;
 mod problem;
 mod proxies;
 mod rate_limit;
+mod record_views;
 mod records;
 #[cfg(test)]
 mod reference;
 mod routes;
+mod schema;
 mod session;
 mod submit;
 mod tokens;
@@ -168,6 +170,21 @@ pub struct JobPath {
     pub namespace: String,
     /// Name.
     pub name: String,
+}
+
+/// Query parameters: the appliance.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ApplianceQuery {
+    /// Name of the appliance; `default` if omitted.
+    name: Option<String>,
+}
+
+impl ApplianceQuery {
+    /// Returns the name of the requested appliance.
+    pub fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or("default")
+    }
 }
 
 /// Which job of a name.

@@ -9,9 +9,10 @@
 //! Each proxy appends the address of its peer, so the list is read from its end: the first address that belongs to no
 //! trusted proxy is the client's. What stands before it was written by the client itself.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use axum::http::{HeaderMap, header};
+use axum::extract::{ConnectInfo, Request};
+use axum::http::{Extensions, HeaderMap, header};
 use ipnet::IpNet;
 
 /// Limit on the hops that are read.
@@ -49,6 +50,28 @@ impl TrustedProxies {
         }
         client
     }
+}
+
+/// Address of the client, an extension of its request.
+#[derive(Clone, Copy)]
+struct ClientAddress(IpAddr);
+
+/// Determines the address of a request's client, and keeps it for [`client_address`].
+pub fn set_client_address(proxies: &TrustedProxies, request: &mut Request) -> IpAddr {
+    let client = proxies.client(connection_address(request.extensions()), request.headers());
+    request.extensions_mut().insert(ClientAddress(client));
+    client
+}
+
+/// Returns the address of the client: the one that trusted proxies report, or that of the connection.
+pub fn client_address(extensions: &Extensions) -> IpAddr {
+    extensions.get::<ClientAddress>().map_or_else(|| connection_address(extensions), |ClientAddress(address)| *address)
+}
+
+/// Returns the address of the other end of the connection.
+fn connection_address(extensions: &Extensions) -> IpAddr {
+    let connection = extensions.get::<ConnectInfo<SocketAddr>>();
+    connection.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |ConnectInfo(address)| address.ip().to_canonical())
 }
 
 /// Returns the addresses that proxies have written, the newest last: those of `X-Forwarded-For`, or those of

@@ -7,15 +7,15 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use millrace_store::{EntryKind, EntryQuery, EventRecord, JobRecord, JournalRecord, MetricMode};
+use millrace_store::{EntryKind, EntryQuery, JobRecord, MetricMode};
 use millrace_telemetry::logs::Level;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde::Deserialize;
 
 use super::auth::Caller;
 use super::live_stream::{self, StreamFilter, StreamPosition};
-use super::{AppState, JobPath, ValidPath, ValidQuery, bad_query_parameter, page, rfc3339};
+use super::record_views::{entry_json, event_json};
+use super::{AppState, JobPath, ValidPath, ValidQuery, bad_query_parameter, page};
 use crate::error::{ApiError, ErrorReason, Result};
 use crate::journal_copy::severity;
 
@@ -109,7 +109,7 @@ impl MetricsQuery {
                 "only for complete curves: leave it out of a live stream, and with after and attempt",
             ));
         }
-        Ok(self.max_points.map(|most| most.clamp(2, MAX_PAGE_ITEMS)))
+        Ok(self.max_points.map(|points| points.clamp(2, MAX_PAGE_ITEMS)))
     }
 }
 
@@ -135,8 +135,8 @@ fn page_size(limit: Option<u32>) -> u32 {
 /// Returns the number of a level, as the database orders them.
 fn parse_level(name: Option<&str>) -> Result<Option<u8>> {
     let known = |name: &str| Level::ALL.into_iter().find(|level| level.as_str().eq_ignore_ascii_case(name));
-    let wrong = || bad_query_parameter("level", "DEBUG, VERBOSE, INFO, WARNING or ERROR");
-    name.map(|name| known(name).map(severity).ok_or_else(wrong)).transpose()
+    let invalid = || bad_query_parameter("level", "DEBUG, VERBOSE, INFO, WARNING or ERROR");
+    name.map(|name| known(name).map(severity).ok_or_else(invalid)).transpose()
 }
 
 /// Whether the client requests a live stream.
@@ -149,13 +149,13 @@ fn wants_event_stream(headers: &HeaderMap) -> bool {
 fn last_event_id<T: FromStr>(headers: &HeaderMap) -> Result<Option<T>> {
     let Some(value) = headers.get("last-event-id").filter(|value| !value.is_empty()) else { return Ok(None) };
     let read = value.to_str().ok().and_then(|text| text.parse().ok());
-    let wrong = || {
+    let invalid = || {
         ApiError::new(
             ErrorReason::BadRequest,
             "Last-Event-ID is not an id of this stream: leave it out to start from the beginning",
         )
     };
-    read.map(Some).ok_or_else(wrong)
+    read.map(Some).ok_or_else(invalid)
 }
 
 /// Returns the number after which a live stream begins.
@@ -167,12 +167,12 @@ pub async fn events(
     State(api): State<Arc<AppState>>,
     caller: Caller,
     ValidPath(path): ValidPath<JobPath>,
-    ValidQuery(asked): ValidQuery<EventsQuery>,
+    ValidQuery(params): ValidQuery<EventsQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = api.job(&path, asked.uid.as_deref()).await?;
+    let job = api.job(&path, params.uid.as_deref()).await?;
     if wants_event_stream(&headers) {
-        let after = start_after(&headers, asked.after)?;
+        let after = start_after(&headers, params.after)?;
         return Ok(live_stream::stream(
             api,
             job,
@@ -180,8 +180,8 @@ pub async fn events(
             caller,
         ));
     }
-    let limit = page_size(asked.limit);
-    let events = api.store.events(&job.uid, asked.after.unwrap_or(0), limit).await?;
+    let limit = page_size(params.limit);
+    let events = api.store.events(&job.uid, params.after.unwrap_or(0), limit).await?;
     let full = events.len() == limit as usize;
     Ok(Json(page(events.iter().map(event_json).collect(), full)).into_response())
 }
@@ -191,21 +191,21 @@ pub async fn metrics(
     State(api): State<Arc<AppState>>,
     caller: Caller,
     ValidPath(path): ValidPath<JobPath>,
-    ValidQuery(asked): ValidQuery<MetricsQuery>,
+    ValidQuery(params): ValidQuery<MetricsQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = api.job(&path, asked.uid.as_deref()).await?;
-    let (mode, live) = (asked.mode()?, wants_event_stream(&headers));
-    if let Some(most) = asked.curve_points(live)? {
-        let points = api.store.metrics(&job.uid, mode.unwrap_or(MetricMode::Train), most).await?;
+    let job = api.job(&path, params.uid.as_deref()).await?;
+    let (mode, live) = (params.mode()?, wants_event_stream(&headers));
+    if let Some(max_points) = params.curve_points(live)? {
+        let points = api.store.metrics(&job.uid, mode.unwrap_or(MetricMode::Train), max_points).await?;
         return Ok(Json(page(points.iter().map(entry_json).collect(), false)).into_response());
     }
     let kinds = vec![EntryKind::Metric];
-    let after = asked.after.unwrap_or(0);
+    let after = params.after.unwrap_or(0);
     // If a step ran twice, the point that counts; in a live stream, the newest so far.
-    let query = EntryQuery { after, kinds, mode, attempt: asked.attempt, curve: true, ..EntryQuery::default() };
+    let query = EntryQuery { after, kinds, mode, attempt: params.attempt, curve: true, ..EntryQuery::default() };
     if live {
-        let query = EntryQuery { after: start_after(&headers, asked.after)?, ..query };
+        let query = EntryQuery { after: start_after(&headers, params.after)?, ..query };
         return Ok(live_stream::stream(
             api,
             job,
@@ -213,7 +213,7 @@ pub async fn metrics(
             caller,
         ));
     }
-    pages(&api, &job, EntryQuery { limit: page_size(asked.limit), ..query }).await
+    pages(&api, &job, EntryQuery { limit: page_size(params.limit), ..query }).await
 }
 
 /// Returns the log lines of a job's agents.
@@ -221,12 +221,12 @@ pub async fn logs(
     State(api): State<Arc<AppState>>,
     caller: Caller,
     ValidPath(path): ValidPath<JobPath>,
-    ValidQuery(asked): ValidQuery<LogsQuery>,
+    ValidQuery(params): ValidQuery<LogsQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = api.job(&path, asked.uid.as_deref()).await?;
-    let (live, after) = (wants_event_stream(&headers), asked.after);
-    let query = asked.query()?;
+    let job = api.job(&path, params.uid.as_deref()).await?;
+    let (live, after) = (wants_event_stream(&headers), params.after);
+    let query = params.query()?;
     if live {
         let query = EntryQuery { after: start_after(&headers, after)?, ..query };
         return Ok(live_stream::stream(
@@ -244,15 +244,15 @@ pub async fn follow(
     State(api): State<Arc<AppState>>,
     caller: Caller,
     ValidPath(path): ValidPath<JobPath>,
-    ValidQuery(asked): ValidQuery<FollowQuery>,
+    ValidQuery(params): ValidQuery<FollowQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let job = api.job(&path, asked.uid.as_deref()).await?;
-    let begin = StreamPosition { entry: asked.after.unwrap_or(0), event: 0 };
+    let job = api.job(&path, params.uid.as_deref()).await?;
+    let begin = StreamPosition { entry: params.after.unwrap_or(0), event: 0 };
     let StreamPosition { entry: after, event } = last_event_id(&headers)?.unwrap_or(begin);
-    let level = parse_level(asked.level.as_deref())?;
+    let level = parse_level(params.level.as_deref())?;
     let query =
-        EntryQuery { after, agent: asked.agent, role: asked.role, level, lines_only: true, ..EntryQuery::default() };
+        EntryQuery { after, agent: params.agent, role: params.role, level, lines_only: true, ..EntryQuery::default() };
     Ok(live_stream::stream(api, job, StreamFilter { entries: Some(query), events: Some(event), job: true }, caller))
 }
 
@@ -260,44 +260,4 @@ async fn pages(api: &AppState, job: &JobRecord, query: EntryQuery) -> Result<Res
     let entries = api.store.entries(&job.uid, &query).await?;
     let full = entries.len() == query.limit as usize;
     Ok(Json(page(entries.iter().map(entry_json).collect(), full)).into_response())
-}
-
-/// Returns the JSON of a journal entry for clients: number, time and attempt, and the fields of its body.
-pub fn entry_json(entry: &JournalRecord) -> Value {
-    let mut shown = Map::new();
-    shown.insert("number".to_owned(), entry.number.into());
-    shown.insert("time".to_owned(), rfc3339(entry.at_ms).into());
-    shown.insert("attempt".to_owned(), entry.attempt.into());
-    if let Ok(Value::Object(body)) = serde_json::from_str(&entry.body) {
-        shown.extend(body.into_iter().filter(|(key, _)| key != "unix_ms"));
-    }
-    Value::Object(shown)
-}
-
-/// An event of a job.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct EventView {
-    /// Number of the event; later events have higher numbers.
-    number: u64,
-    /// Time in the format of RFC 3339.
-    time: String,
-    /// Severity.
-    #[serde(rename = "type")]
-    #[schemars(extend("enum" = ["Normal", "Warning"]))]
-    kind: &'static str,
-    /// Reason in one word.
-    reason: String,
-    /// Message, a sentence.
-    message: String,
-}
-
-pub fn event_json(event: &EventRecord) -> Value {
-    let told = &event.event;
-    json!(EventView {
-        number: event.number,
-        time: rfc3339(told.at_ms),
-        kind: if told.warning { "Warning" } else { "Normal" },
-        reason: told.reason.clone(),
-        message: told.message.clone(),
-    })
 }

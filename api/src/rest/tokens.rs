@@ -10,13 +10,10 @@ use millrace_store::TokenRecord;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::auth::{ALL_NAMESPACES, TokenRole};
+use super::auth::{ALL_NAMESPACES, TokenRole, credential};
 use super::body::read_json;
-use super::{AppState, ItemList, NAMESPACE_RULE, ValidPath, is_label, rfc3339, session};
+use super::{AppState, ItemList, NAMESPACE_RULE, ValidPath, is_label, rfc3339};
 use crate::error::{ApiError, ErrorReason, FieldError, Result};
-
-/// Prefix of secrets, by which scanners find leaked ones.
-pub(super) const TOKEN_PREFIX: &str = "mrt_";
 
 /// Body of a request to create a token.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -34,20 +31,6 @@ pub struct TokenRequest {
     #[serde(default)]
     #[schemars(range(min = 1))]
     pub expires_in_seconds: Option<u32>,
-}
-
-/// Returns the digest of a secret that is stored. A secret has 244 random bits, so a fast digest is safe.
-pub fn secret_hash(secret: &str) -> String {
-    blake3::hash(secret.as_bytes()).to_hex().to_string()
-}
-
-/// Whether a secret has the form of an API token of this server.
-pub(super) fn has_token_prefix(secret: &str) -> bool {
-    secret.starts_with(TOKEN_PREFIX)
-}
-
-pub(super) fn new_secret() -> String {
-    format!("{TOKEN_PREFIX}{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple())
 }
 
 impl TokenRequest {
@@ -74,11 +57,11 @@ impl TokenRequest {
         if self.expires_in_seconds == Some(0) {
             return fault("expiresInSeconds", "at least 1; leave it out for a token that never expires");
         }
-        let secret = new_secret();
+        let secret = credential::new_secret();
         let now = Timestamp::now().as_millisecond();
         let token = TokenRecord {
             id: uuid::Uuid::new_v4().to_string(),
-            hash: secret_hash(&secret),
+            hash: credential::secret_hash(&secret),
             name: self.name.clone(),
             role: self.role.clone(),
             namespaces: self.namespaces.clone(),
@@ -150,7 +133,7 @@ fn token_view(token: &TokenRecord) -> TokenView {
 pub async fn list(State(api): State<Arc<AppState>>) -> Result<Json<ItemList<TokenView>>> {
     let tokens = api.store.tokens().await?;
     // Sessions are not listed: they end with their token.
-    let tokens = tokens.iter().filter(|token| !session::is_session(&token.id));
+    let tokens = tokens.iter().filter(|token| !credential::is_session(&token.id));
     Ok(Json(ItemList { items: tokens.map(token_view).collect() }))
 }
 
@@ -167,7 +150,7 @@ pub async fn revoke(State(api): State<Arc<AppState>>, ValidPath(id): ValidPath<S
     if !api.store.revoke_token(&id, now).await? {
         return Err(ApiError::new(ErrorReason::NotFound, format!("no valid token {id} to revoke")));
     }
-    for token in api.store.tokens().await?.iter().filter(|token| session::belongs_to_token(&token.id, &id)) {
+    for token in api.store.tokens().await?.iter().filter(|token| credential::belongs_to_token(&token.id, &id)) {
         api.store.revoke_token(&token.id, now).await?;
     }
     Ok(Json(RevokedToken { id, revoked: true }))

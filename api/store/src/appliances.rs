@@ -4,8 +4,8 @@ use sqlx::any::AnyRow;
 
 use crate::Store;
 use crate::error::Result;
+use crate::failures::count_failure;
 use crate::sql::{RowColumns, signed, sql};
-use crate::statistics::count_failure;
 
 /// The row of an appliance.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use sqlx::error::{DatabaseError, ErrorKind};
 
+use crate::limits::{MAX_SAFE_INTEGER, MAX_UID_LENGTH};
+
 /// A `Result` of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -15,24 +17,32 @@ pub enum Error {
     Url(String),
     /// The directory of the file does not exist.
     #[error("the directory {} for the database does not exist; create it, or name another path", directory.display())]
-    NoDirectory { directory: PathBuf },
+    NoDirectory {
+        /// The directory.
+        directory: PathBuf,
+    },
     /// The file or its directory is not writable.
     #[error(
         "the database {location} can't be opened for writing: {cause}; let this program's user write to the file and to its directory"
     )]
     Unwritable {
+        /// The database.
         location: String,
         /// Message of the system or of SQLite.
         cause: String,
     },
     /// The file exists and is not an SQLite database.
     #[error("{location} is not an SQLite database; name another path, or move the file away")]
-    NotADatabase { location: String },
+    NotADatabase {
+        /// The file.
+        location: String,
+    },
     /// A later version of this program has migrated the database.
     #[error(
         "the database {location} has schema {found}, of a later version; this one knows schemas up to {known}: run the later version, or restore a backup from before the upgrade"
     )]
     SchemaTooNew {
+        /// The database.
         location: String,
         /// The first schema number that is not known here.
         found: i64,
@@ -43,7 +53,12 @@ pub enum Error {
     #[error(
         "the schema of the database {location} can't be brought up to date: {cause}; nothing of the step that failed was kept, so run the earlier version and report this"
     )]
-    Migration { location: String, cause: String },
+    Migration {
+        /// The database.
+        location: String,
+        /// The cause.
+        cause: String,
+    },
     /// The server does not respond, or rejects the connection.
     #[error(
         "the database {location} can't be reached: {cause}; check that it runs and that host, database, user and password are right"
@@ -70,13 +85,13 @@ pub enum Error {
     #[error("a job with uid {0} already exists; give every job its own uid")]
     UidTaken(String),
     /// A UID that could not be part of a cursor or of a URL.
-    #[error("{0:?} can't be a uid: only 1 to {max} letters, digits and '-' are allowed", max = crate::jobs::MAX_UID_LENGTH)]
+    #[error("{0:?} can't be a uid: only 1 to {max} letters, digits and '-' are allowed", max = MAX_UID_LENGTH)]
     BadUid(String),
     /// A text that is not a cursor of this crate.
     #[error("invalid cursor; pass the previous page's `next` unchanged, or omit it to start from the beginning")]
     BadCursor,
     /// A number that exceeds the largest one that can be stored.
-    #[error("{0} {1} is too large; the largest is {max}", max = crate::sql::MAX_SAFE_INTEGER)]
+    #[error("{0} {1} is too large; the largest is {max}", max = MAX_SAFE_INTEGER)]
     TooLarge(&'static str, u64),
     /// A row that this program can't have written.
     #[error("a row of the database can't be read: {0}; restore the database from a backup")]
@@ -122,6 +137,7 @@ pub(crate) enum DatabaseErrorKind {
     Busy,
     /// The server is shutting down, or can't serve.
     ConnectionLost,
+    /// The disk is full.
     NoSpace,
     /// The file can't be opened or written.
     Unwritable,
@@ -129,6 +145,7 @@ pub(crate) enum DatabaseErrorKind {
     NotADatabase,
     /// The file is corrupt.
     Damaged,
+    /// Any other error.
     Other,
 }
 

@@ -4,7 +4,8 @@ use sqlx::any::AnyRow;
 use sqlx::{Any, Transaction};
 
 use crate::error::{Error, Result};
-use crate::sql::{MAX_SAFE_INTEGER, RowColumns, rows, signed, sql};
+use crate::limits::MAX_SAFE_INTEGER;
+use crate::sql::{RowColumns, rows, signed, sql};
 use crate::{ChangedPart, Store};
 
 /// A new event of a job.

@@ -32,8 +32,10 @@ mod appliances;
 mod changes;
 mod error;
 mod events;
+mod failures;
 mod jobs;
 mod journal;
+mod limits;
 mod location;
 mod migrations;
 mod open;
@@ -52,16 +54,17 @@ pub use appliances::ApplianceRecord;
 pub use changes::{ChangeNotice, ChangedPart};
 pub use error::{Error, Result};
 pub use events::{EventRecord, NewEvent};
+pub use failures::failures;
 pub use jobs::{
     CreateResult, IdempotencyKey, JobContent, JobFilter, JobPage, JobRecord, NamespaceVersion, NewJob, PageCursor,
 };
 pub use journal::{EntryKind, EntryQuery, JournalRecord, MetricMode, UNTHINNED_STEPS};
 pub use open::StoreOptions;
-pub use statistics::{ConnectionCounts, failures};
+pub use statistics::ConnectionCounts;
 pub use tokens::TokenRecord;
 
+use failures::count_failure;
 use sql::{span, sql};
-use statistics::count_failure;
 
 /// An open database. Clones share it.
 #[derive(Clone)]

@@ -11,8 +11,8 @@ use tokio::time::timeout;
 
 use crate::changes::MAX_CHANGES_BEHIND;
 use crate::error::{DatabaseErrorKind, Error, Result};
+use crate::failures::count_failure;
 use crate::location::DatabaseUrl;
-use crate::statistics::count_failure;
 use crate::{Inner, Store, migrations};
 
 /// Time to wait for a connection, for the write of another process, and for a server to respond.

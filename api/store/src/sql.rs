@@ -8,7 +8,8 @@ use sqlx::{Any, AssertSqlSafe, Executor, Row};
 use tracing::{Instrument, Span};
 
 use crate::error::{Error, Result};
-use crate::statistics::count_failure;
+use crate::failures::count_failure;
+use crate::limits::MAX_SAFE_INTEGER;
 
 /// A value for a placeholder. PostgreSQL requires a type for NULL, too.
 #[derive(Clone, Debug)]
@@ -175,10 +176,6 @@ impl RowColumns for AnyRow {
 fn unsigned(column: &str, number: i64) -> Result<u64> {
     number.try_into().map_err(|_| Error::Damaged(format!("{column} is {number}")))
 }
-
-/// The largest number that is stored: the largest integer that every JSON parser reads exactly, and far from the
-/// overflow of sums.
-pub(crate) const MAX_SAFE_INTEGER: i64 = (1 << 53) - 1;
 
 /// Converts `number` for the database; `what` names it in the error.
 pub(crate) fn signed(what: &'static str, number: u64) -> Result<i64> {

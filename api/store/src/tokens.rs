@@ -4,8 +4,8 @@ use sqlx::any::AnyRow;
 
 use crate::Store;
 use crate::error::{Error, Result};
+use crate::failures::count_failure;
 use crate::sql::{RowColumns, Sql, sql};
-use crate::statistics::count_failure;
 
 /// Minimum interval between two updates of a token's last use, in ms, so that not every request is a write.
 const MIN_TOUCH_INTERVAL_MS: i64 = 60_000;

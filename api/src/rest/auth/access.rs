@@ -17,9 +17,8 @@ use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::Response;
 
-use super::super::appliance::ApplianceQuery;
-use super::super::{ALL_NAMESPACES, AppState, ValidPath, ValidQuery, session};
-use super::{Action, Principal};
+use super::super::{ALL_NAMESPACES, AppState, ApplianceQuery, ValidPath, ValidQuery};
+use super::{Action, Principal, credential};
 use crate::error::{ApiError, ErrorReason, Result};
 
 /// What a route requires of a client.
@@ -91,7 +90,7 @@ impl Caller {
         }
         match self.principal.authorize(action, namespace, "").await {
             Ok(()) => Ok(true),
-            Err(refusal) if refusal.reason == ErrorReason::Forbidden => Ok(false),
+            Err(error) if error.reason == ErrorReason::Forbidden => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -137,7 +136,7 @@ pub async fn require_access(
 async fn authorize(api: &Arc<AppState>, access: Access, parts: &mut Parts) -> Result<Caller> {
     let principal = Principal::authenticate(parts, api).await?;
     if access == Access::BearerToken {
-        session::required_bearer(&parts.headers)?;
+        credential::required_bearer(&parts.headers)?;
     }
     let ValidPath(mut path) = ValidPath::<HashMap<String, String>>::from_request_parts(parts, api).await?;
     let [mut namespace, mut name] = ["namespace", "name"].map(|key| path.remove(key).unwrap_or_default());

@@ -9,16 +9,13 @@ use axum::http::{HeaderMap, header};
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::jiff::Timestamp;
 
-use super::super::middleware::client_address;
-use super::super::tokens::{has_token_prefix, secret_hash};
-use super::super::{AppState, ValidQuery, session};
+use super::super::proxies::client_address;
+use super::super::{AppState, ValidQuery};
+use super::credential::{self, bearer};
 use super::{Action, AuthMode, TokenRole};
 use crate::authorizer::{Authorizer, ResourceAttributes};
 use crate::error::{ApiError, ErrorReason, Result};
 use crate::request_context;
-
-/// Stands for all namespaces in the namespaces of a token.
-pub const ALL_NAMESPACES: &str = "*";
 
 #[derive(Clone)]
 pub struct Principal {
@@ -68,14 +65,14 @@ impl Principal {
         };
         // The appliance is in no namespace: a token for any namespace may read it.
         let is_in_scope = action == Action::ReadAppliance
-            || namespaces.iter().any(|known| known == ALL_NAMESPACES || known == namespace && !namespace.is_empty());
+            || namespaces.iter().any(|name| name == ALL_NAMESPACES || name == namespace && !namespace.is_empty());
         if *role >= action.required_role() && is_in_scope {
             return Ok(());
         }
-        let place =
+        let scope =
             if namespace.is_empty() { "in all namespaces".to_owned() } else { format!("in namespace {namespace}") };
         let detail = format!(
-            "{} has the role {} in {}; this operation needs {} {place}: ask an administrator for a token",
+            "{} has the role {} in {}; this operation needs {} {scope}: ask an administrator for a token",
             self.name,
             role.as_str(),
             namespaces.join(", "),
@@ -96,7 +93,7 @@ impl Principal {
     /// An account of a cluster may not list all namespaces, and has to name one.
     pub(super) async fn visible_namespaces(&self) -> Result<Option<Vec<String>>> {
         match &self.rights {
-            Permissions::Role { namespaces, .. } if !namespaces.iter().any(|known| known == ALL_NAMESPACES) => {
+            Permissions::Role { namespaces, .. } if !namespaces.iter().any(|name| name == ALL_NAMESPACES) => {
                 Ok(Some(namespaces.clone()))
             }
             _ => self.authorize(Action::List, "", "").await.map(|()| None),
@@ -115,14 +112,14 @@ impl Principal {
                 request_context::set_principal(&principal.name);
                 api.pace.check(&id).map(|()| principal)
             }
-            Err(refusal) if refusal.reason == ErrorReason::Unauthorized => {
-                let counted = match request_secret(&parts.headers) {
+            Err(error) if error.reason == ErrorReason::Unauthorized => {
+                let counted = match credential::request_secret(&parts.headers) {
                     Some(secret) => api.pace.check_bad_token(secret, from),
                     None => api.pace.check_unauthenticated(from),
                 };
-                counted.and(Err(refusal))
+                counted.and(Err(error))
             }
-            Err(refusal) => Err(refusal),
+            Err(error) => Err(error),
         }
     }
 
@@ -130,13 +127,13 @@ impl Principal {
         let ResourceAttributes { verb, group, resource, subresource, namespace, .. } = attributes;
         let slash = if subresource.is_empty() { "" } else { "/" };
         let dot = if group.is_empty() { "" } else { "." };
-        let (place, how) = match namespace.as_str() {
+        let (scope, binding) = match namespace.as_str() {
             "" => ("the whole cluster", "ClusterRoleBinding"),
             one => (one, "RoleBinding"),
         };
         let detail = format!(
-            "{} may not {verb} {resource}{dot}{group}{slash}{subresource} in {place}: an administrator grants this by \
-             a {how} to one of the roles millrace-viewer, millrace-editor and millrace-admin",
+            "{} may not {verb} {resource}{dot}{group}{slash}{subresource} in {scope}: an administrator grants this by \
+             a {binding} to one of the roles millrace-viewer, millrace-editor and millrace-admin",
             self.name
         );
         ApiError::new(ErrorReason::Forbidden, detail)
@@ -146,17 +143,17 @@ impl Principal {
 /// Authenticates a request; also returns the id that its rate is counted by.
 async fn authenticate(parts: &mut Parts, api: &Arc<AppState>, from: IpAddr) -> Result<(String, Principal)> {
     // A token in the address would be recorded in logs and browser histories.
-    let ValidQuery(asked) =
+    let ValidQuery(query) =
         ValidQuery::<std::collections::HashMap<String, String>>::from_request_parts(parts, api).await?;
-    if asked.keys().any(|key| key == "token" || key == "access_token") {
+    if query.keys().any(|key| key == "token" || key == "access_token") {
         let detail = "send the token in the header Authorization, not in the URL";
         return Err(ApiError::new(ErrorReason::BadRequest, detail));
     }
     if let Some(secret) = bearer(&parts.headers)? {
         return authenticate_token(api, secret, from).await;
     }
-    if let Some(secret) = session::secret(&parts.headers) {
-        session::check_origin(&parts.method, &parts.headers)?;
+    if let Some(secret) = credential::session_cookie(&parts.headers) {
+        credential::check_origin(&parts.method, &parts.headers)?;
         return authenticate_token(api, secret, from).await;
     }
     match &api.access {
@@ -171,52 +168,34 @@ async fn authenticate(parts: &mut Parts, api: &Arc<AppState>, from: IpAddr) -> R
     }
 }
 
-/// Returns the credential of a request, valid or not.
-fn request_secret(headers: &HeaderMap) -> Option<&str> {
-    bearer(headers).ok().flatten().or_else(|| session::secret(headers))
-}
-
-/// Returns the token in the header `Authorization`, if there is one.
-pub fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
-    let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
-    let secret = value.to_str().ok().and_then(|text| {
-        let (scheme, secret) = text.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then_some(secret.trim())
-    });
-    let secret = secret.filter(|secret| !secret.is_empty());
-    secret
-        .map(Some)
-        .ok_or_else(|| ApiError::new(ErrorReason::Unauthorized, "the header Authorization is not `Bearer TOKEN`"))
-}
-
-fn unauthorized(how: &str) -> ApiError {
-    let detail = format!("send a token in the header `Authorization: Bearer TOKEN`; {how}");
+fn unauthorized(remedy: &str) -> ApiError {
+    let detail = format!("send a token in the header `Authorization: Bearer TOKEN`; {remedy}");
     ApiError::new(ErrorReason::Unauthorized, detail)
 }
 
 async fn authenticate_token(api: &AppState, secret: &str, from: IpAddr) -> Result<(String, Principal)> {
     let proof = Some(BearerCredential { secret: secret.to_owned(), from });
-    let refused =
+    let rejection =
         || ApiError::new(ErrorReason::Unauthorized, "the token is unknown, expired or revoked: ask for a new one");
     if let AuthMode::Cluster(authorizer) = &api.access
-        && !has_token_prefix(secret)
+        && !credential::has_token_prefix(secret)
     {
         // The limit applies before the request to the API server of the cluster, which is a shared resource.
-        let may_ask = || api.pace.check_bad_token(secret, from);
-        let user = authorizer.authenticate(secret, &may_ask).await?.ok_or_else(refused)?;
+        let check_rate = || api.pace.check_bad_token(secret, from);
+        let user = authorizer.authenticate(secret, &check_rate).await?.ok_or_else(rejection)?;
         let name = user.username.clone().unwrap_or_default();
         // The prefix can't collide with the id of an API token, which has no colon.
         let rights = Permissions::Cluster(authorizer.clone(), Arc::new(user));
         let id = format!("user:{name}");
         return Ok((id.clone(), Principal { name, account: id, rights, proof }));
     }
-    let token = api.store.token_by_hash(&secret_hash(secret)).await?.ok_or_else(refused)?;
+    let token = api.store.token_by_hash(&credential::secret_hash(secret)).await?.ok_or_else(rejection)?;
     let now = Timestamp::now().as_millisecond();
-    let over = token.revoked_ms.is_some() || token.expires_ms.is_some_and(|expires| expires <= now);
-    let role = TokenRole::from_name(&token.role).filter(|_| !over).ok_or_else(refused)?;
+    let is_invalid = token.revoked_ms.is_some() || token.expires_ms.is_some_and(|expires| expires <= now);
+    let role = TokenRole::from_name(&token.role).filter(|_| !is_invalid).ok_or_else(rejection)?;
     api.store.touch_token(&token, now).await?;
     // All sessions of a token share one budget.
-    let account = session::token_of(&token.id).to_owned();
+    let account = credential::token_of(&token.id).to_owned();
     let rights = Permissions::Role { role, namespaces: token.namespaces };
     Ok((token.id, Principal { name: token.name, account, rights, proof }))
 }
@@ -269,13 +248,13 @@ mod tests {
 
     #[tokio::test]
     async fn role_and_namespace_limit_a_token() {
-        let who = |role, namespaces: &[&str]| Principal {
+        let principal = |role, namespaces: &[&str]| Principal {
             name: "ann".to_owned(),
             account: "ann".to_owned(),
             rights: Permissions::Role { role, namespaces: namespaces.iter().map(|&name| name.to_owned()).collect() },
             proof: None,
         };
-        let editor = who(TokenRole::Editor, &["a", "b"]);
+        let editor = principal(TokenRole::Editor, &["a", "b"]);
         for (action, namespace) in
             [(Action::Read, "a"), (Action::Delete, "b"), (Action::ReadFiles, "a"), (Action::ReadAppliance, "")]
         {
@@ -287,7 +266,7 @@ mod tests {
             assert!(editor.authorize(action, namespace, "").await.is_err(), "{action:?} {namespace}");
         }
         assert_eq!(editor.visible_namespaces().await.unwrap().unwrap(), ["a", "b"]);
-        let everywhere = who(TokenRole::Viewer, &["*"]);
+        let everywhere = principal(TokenRole::Viewer, &["*"]);
         assert!(
             everywhere.authorize(Action::List, "", "").await.is_ok()
                 && everywhere.authorize(Action::Create, "a", "").await.is_err()

@@ -10,14 +10,12 @@ use std::sync::LazyLock;
 
 use axum::http::{HeaderName, header};
 use bytes::Bytes;
-use schemars::JsonSchema;
-use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 pub use self::page::{home, page};
 use super::auth::Access;
+use super::auth::credential::SESSION_COOKIE;
 use super::routes::{RequestBodyKind, Route, all};
-use super::session::SESSION_COOKIE;
 
 /// Builds the document. It is the same for every server of this version.
 pub fn document() -> Value {
@@ -56,25 +54,6 @@ pub async fn serve_document() -> ([(HeaderName, &'static str); 1], Bytes) {
     // Unauthenticated clients may request it, and building it takes a while.
     static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| document().to_string().into());
     ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.clone())
-}
-
-/// Returns the schema of a type that is deserialized, with its subschemas inlined.
-pub fn request_schema<T: JsonSchema>() -> Value {
-    inline_schema::<T>(SchemaSettings::draft2020_12())
-}
-
-/// Returns the schema of a type that is serialized, with its subschemas inlined.
-pub fn response_schema<T: JsonSchema>() -> Value {
-    inline_schema::<T>(SchemaSettings::draft2020_12().for_serialize())
-}
-
-fn inline_schema<T: JsonSchema>(mut settings: SchemaSettings) -> Value {
-    settings.meta_schema = None;
-    settings.inline_subschemas = true;
-    let mut schema = settings.into_generator().into_root_schema_for::<T>();
-    // The place that refers to the schema has the name.
-    schema.remove("title");
-    schema.to_value()
 }
 
 fn operation(route: &Route) -> Value {

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::super::problem::Problem;
+use super::super::schema::{request_schema, response_schema};
 use super::super::submit::SubmitOptions;
-use super::super::{ItemList, appliance, files, jobs, records, session, tokens};
-use super::{request_schema, response_schema};
+use super::super::{ItemList, appliance, files, jobs, record_views, session, tokens};
 use crate::admission::{object_schema, schemas};
 use crate::backend::VolumeInfo;
 use crate::files::{CheckpointFiles, FileInfo};
@@ -24,7 +24,7 @@ pub fn components() -> Value {
         }},
         "SubmitOptions": request_schema::<SubmitOptions>(),
         "ScaleRequest": request_schema::<jobs::ScaleRequest>(),
-        "Event": response_schema::<records::EventView>(),
+        "Event": response_schema::<record_views::EventView>(),
         // Metrics and logs are passed on as the coordinator wrote them, whatever its version, so there is no type for
         // them.
         "MetricPoint": {"type": "object", "properties": {

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 pub use self::table::all;
 use super::AppState;
 use super::auth::{Access, require_access};
-use super::openapi::request_schema;
+use super::schema::request_schema;
 
 /// Format of a successful response.
 #[derive(Clone, Debug)]

@@ -3,8 +3,9 @@
 use serde_json::json;
 
 use super::super::auth::{Access, Action, ObjectSource, Permission};
-use super::super::openapi::{self, response_schema};
-use super::super::{JobSelector, appliance, files, jobs, records, session, tokens};
+use super::super::openapi;
+use super::super::schema::response_schema;
+use super::super::{ApplianceQuery, JobSelector, appliance, files, jobs, records, session, tokens};
 use super::{RequestBodyKind, ResponseKind, Route};
 use crate::plan::JobPlan;
 
@@ -137,7 +138,7 @@ fn appliance_routes() -> Vec<Route> {
             .json("VolumeList"),
         Route::get("/v1/appliance", appliance::read, READ_APPLIANCE)
             .describe("getAppliance", "Returns the systems of an appliance, the jobs that use them, and the queue")
-            .query::<appliance::ApplianceQuery>()
+            .query::<ApplianceQuery>()
             .json("ApplianceView"),
     ]
 }

@@ -1,8 +1,8 @@
 //! Retention: deletes jobs with all their records.
 
 use crate::error::Result;
+use crate::failures::count_failure;
 use crate::sql::{RowColumns, sql};
-use crate::statistics::count_failure;
 use crate::{ChangedPart, MetricMode, Store};
 
 /// Maximum number of rows that one statement deletes, so that other writers get their turn.

@@ -20,11 +20,9 @@ pub use list::{JobFilter, JobPage};
 pub use namespace::NamespaceVersion;
 
 use crate::error::{Error, Result};
+use crate::limits::MAX_UID_LENGTH;
 use crate::sql::{RowColumns, Sql, SqlValue, insert, signed, sql};
 use crate::{ChangedPart, Store};
-
-/// Maximum length of a UID; one of Kubernetes has 36 characters.
-pub(crate) const MAX_UID_LENGTH: usize = 64;
 
 /// Tries of a write that conflicts with another server's.
 const MAX_TRANSACTION_TRIES: usize = 3;

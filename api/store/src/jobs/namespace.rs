@@ -3,8 +3,8 @@
 use super::JobRecord;
 use crate::Store;
 use crate::error::Result;
+use crate::failures::count_failure;
 use crate::sql::sql;
-use crate::statistics::count_failure;
 
 /// A namespace as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,8 @@
 use super::{EntryKind, JournalRecord, MetricMode, SELECT};
 use crate::Store;
 use crate::error::Result;
-use crate::sql::{MAX_SAFE_INTEGER, Sql, rows, signed, sql};
+use crate::limits::MAX_SAFE_INTEGER;
+use crate::sql::{Sql, rows, signed, sql};
 
 /// Selects entries of a journal; by default the first 100. A condition on an attribute does not match entries without
 /// it.

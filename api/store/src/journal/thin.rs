@@ -8,9 +8,9 @@
 use super::MetricMode;
 use crate::Store;
 use crate::error::Result;
+use crate::failures::count_failure;
 use crate::jobs::DELETE_BATCH_ROWS;
 use crate::sql::{RowColumns, Sql, sql};
-use crate::statistics::count_failure;
 
 /// Number of the newest steps of a curve that are not thinned.
 pub const UNTHINNED_STEPS: i64 = 8192;
