@@ -61,12 +61,12 @@ impl AdmissionSchema {
 /// Normalizes a value as an API server does when it reads one: removes nulls where the schema is not nullable, and
 /// turns floats such as `1.0` into integers where it requires them.
 fn normalize_nulls(schema: &Value, value: &mut Value) {
-    let wanted = schema["type"].as_str();
+    let expected_type = schema["type"].as_str();
     match value {
-        Value::Number(number) if wanted == Some("integer") => {
-            let whole = number.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 2_f64.powi(53));
-            if let Some(whole) = whole.filter(|_| number.is_f64()) {
-                *value = json!(whole as i64);
+        Value::Number(number) if expected_type == Some("integer") => {
+            let integer = number.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 2_f64.powi(53));
+            if let Some(integer) = integer.filter(|_| number.is_f64()) {
+                *value = json!(integer as i64);
             }
         }
         Value::Array(items) => items.iter_mut().for_each(|item| normalize_nulls(&schema["items"], item)),
@@ -228,37 +228,37 @@ mod tests {
         let admitted = definition.admit(&job(|_| {}), None).unwrap();
         assert_eq!(admitted["spec"]["appliance"], "default");
         assert_eq!(admitted["spec"]["deadlines"]["startupSeconds"], 900);
-        let refused = |change: fn(&mut Value), field: &str| {
-            let refusal = definition.admit(&job(change), None).unwrap_err();
-            assert!(refusal.errors.iter().any(|fault| fault.field.starts_with(field)), "{refusal:?}");
-            refusal.detail
+        let rejected_field = |change: fn(&mut Value), field: &str| {
+            let error = definition.admit(&job(change), None).unwrap_err();
+            assert!(error.errors.iter().any(|fault| fault.field.starts_with(field)), "{error:?}");
+            error.detail
         };
-        refused(|job| job["spec"]["numCsx"] = 0.into(), "spec.numCsx");
-        refused(|job| job["spec"]["numCsx"] = "2".into(), "spec.numCsx");
-        let unknown = refused(|job| job["spec"]["numCSX"] = 2.into(), "spec");
+        rejected_field(|job| job["spec"]["numCsx"] = 0.into(), "spec.numCsx");
+        rejected_field(|job| job["spec"]["numCsx"] = "2".into(), "spec.numCsx");
+        let unknown = rejected_field(|job| job["spec"]["numCSX"] = 2.into(), "spec");
         assert!(unknown.contains("numCSX"), "{unknown}");
-        refused(|job| job["spec"]["params"]["model"]["vocab_sise"] = 2.into(), "spec.params.model");
-        refused(|job| job["metadata"]["name"] = "Job".into(), "metadata.name");
+        rejected_field(|job| job["spec"]["params"]["model"]["vocab_sise"] = 2.into(), "spec.params.model");
+        rejected_field(|job| job["metadata"]["name"] = "Job".into(), "metadata.name");
         let volume = |job: &mut Value| job["spec"]["volumes"] = json!([{"name": "a", "configMap": {"name": "../x"}}]);
-        let hostile = refused(volume, "spec.volumes.0.configMap.name");
+        let hostile = rejected_field(volume, "spec.volumes.0.configMap.name");
         assert!(hostile.contains("is not a valid name: write at most 253 lower-case letters"), "{hostile}");
-        refused(|job| job["metadata"]["labelz"] = json!({}), "metadata.labelz");
-        refused(|job| job["metadata"]["labels"] = json!({"a b": "c"}), "metadata.labels");
-        refused(|job| job["metadata"]["labels"] = json!({"a/b/c": "d"}), "metadata.labels");
-        refused(|job| job["metadata"]["labels"] = json!({"a": "-b"}), "metadata.labels");
-        refused(|job| job["metadata"]["labels"] = json!({"a": 1}), "metadata.labels.a");
-        refused(|job| job["metadata"]["annotations"] = json!({"a": 1}), "metadata.annotations.a");
-        refused(|job| drop(job.as_object_mut().unwrap().remove("spec")), "spec");
+        rejected_field(|job| job["metadata"]["labelz"] = json!({}), "metadata.labelz");
+        rejected_field(|job| job["metadata"]["labels"] = json!({"a b": "c"}), "metadata.labels");
+        rejected_field(|job| job["metadata"]["labels"] = json!({"a/b/c": "d"}), "metadata.labels");
+        rejected_field(|job| job["metadata"]["labels"] = json!({"a": "-b"}), "metadata.labels");
+        rejected_field(|job| job["metadata"]["labels"] = json!({"a": 1}), "metadata.labels.a");
+        rejected_field(|job| job["metadata"]["annotations"] = json!({"a": 1}), "metadata.annotations.a");
+        rejected_field(|job| drop(job.as_object_mut().unwrap().remove("spec")), "spec");
         let as_kubectl = |job: &mut Value| (job["spec"]["numCsx"], job["spec"]["mode"]) = (json!(2.0), Value::Null);
         assert_eq!(definition.admit(&job(as_kubectl), None).unwrap()["spec"]["numCsx"], json!(2));
-        refused(|job| job["spec"]["numCsx"] = json!(2.5), "spec.numCsx");
+        rejected_field(|job| job["spec"]["numCsx"] = json!(2.5), "spec.numCsx");
         let annotations = json!({"Example.COM/x": "y"});
         assert!(definition.admit(&job(|job| job["metadata"]["annotations"] = annotations), None).is_ok());
         let labels = json!({"a": "", "team.example/tier_1": "B.2"});
         assert!(definition.admit(&job(|job| job["metadata"]["labels"] = labels), None).is_ok());
         let before = job(|_| {});
         let changed = job(|job| job["spec"]["params"]["model"]["vocab_size"] = 65.into());
-        let refusal = definition.admit(&changed, Some(&before)).unwrap_err();
-        assert!(refusal.detail.contains("is immutable"), "{refusal}");
+        let error = definition.admit(&changed, Some(&before)).unwrap_err();
+        assert!(error.detail.contains("is immutable"), "{error}");
     }
 }

@@ -85,10 +85,10 @@ pub async fn backup(args: BackupArgs) -> anyhow::Result<()> {
     let data = database.data.canonicalize().with_context(|| format!("{} does not exist", database.data.display()))?;
     let scratch = data.join(format!(".backup-{}", uuid::Uuid::new_v4()));
     private_directory(&scratch)?;
-    let written = write(&file, &data, &scratch.join(DATABASE_NAME), &database).await;
+    let result = write(&file, &data, &scratch.join(DATABASE_NAME), &database).await;
     // The scratch directory only holds the copy of the database.
     let _ = fs::remove_dir_all(&scratch);
-    let (files, bytes) = written?;
+    let (files, bytes) = result?;
     eprintln!(
         "wrote {files} files, {bytes} bytes, of {}; checkpoints are not among them: copy {} as well",
         data.display(),
@@ -226,8 +226,8 @@ pub fn restore(args: &RestoreArgs) -> anyhow::Result<()> {
 fn unpack(input: impl Read, data: &Path) -> anyhow::Result<BackupManifest> {
     let missing: Vec<&Path> = data.ancestors().take_while(|dir| !exists(dir)).collect();
     private_directory(data)?;
-    let mut there = fs::read_dir(data)?.flatten().filter(|entry| entry.file_name() != "lost+found");
-    if let Some(entry) = there.next() {
+    let mut existing = fs::read_dir(data)?.flatten().filter(|entry| entry.file_name() != "lost+found");
+    if let Some(entry) = existing.next() {
         bail!("it is not empty, it contains {}: choose another --data, or move that away", entry.path().display());
     }
     let restored = restore_into(input, data);
@@ -251,7 +251,7 @@ fn exists(path: &Path) -> bool {
 fn restore_into(input: impl Read, data: &Path) -> anyhow::Result<BackupManifest> {
     let staging = data.join(RESTORE_STAGING_DIR);
     private_directory(&staging)?;
-    let done = extract(input, &staging).and_then(|(manifest, files)| {
+    let extracted = extract(input, &staging).and_then(|(manifest, files)| {
         check(&manifest, &files)?;
         if let Err(error) = move_all(&staging, data) {
             remove_all_of_backup(data);
@@ -260,7 +260,7 @@ fn restore_into(input: impl Read, data: &Path) -> anyhow::Result<BackupManifest>
         Ok(manifest)
     });
     let removed = fs::remove_dir_all(&staging);
-    let manifest = done?;
+    let manifest = extracted?;
     removed?;
     Ok(manifest)
 }
@@ -336,19 +336,19 @@ fn check(manifest: &BackupManifest, files: &BTreeMap<String, String>) -> anyhow:
         "the backup has version {version}, but this program reads version {BACKUP_VERSION}"
     );
     ensure!(files.contains_key(DATABASE_NAME), "the backup has no database");
-    let wrong = manifest.files.iter().find(|(name, digest)| files.get(*name) != Some(digest)).map(|(name, _)| name);
-    let wrong = wrong.or_else(|| files.keys().find(|name| !manifest.files.contains_key(*name)));
+    let mismatch = manifest.files.iter().find(|(name, digest)| files.get(*name) != Some(digest)).map(|(name, _)| name);
+    let mismatch = mismatch.or_else(|| files.keys().find(|name| !manifest.files.contains_key(*name)));
     ensure!(
-        wrong.is_none(),
+        mismatch.is_none(),
         "{} is damaged: its digest differs from the backup's",
-        wrong.map_or("a file", String::as_str)
+        mismatch.map_or("a file", String::as_str)
     );
     Ok(())
 }
 
 fn private_directory(dir: &Path) -> anyhow::Result<()> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    made.with_context(|| format!("can't make the directory {}", dir.display()))
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    created.with_context(|| format!("can't make the directory {}", dir.display()))
 }
 
 #[cfg(test)]
@@ -463,10 +463,10 @@ mod tests {
             message: "x".repeat(10_000),
         };
         store.create_job(&job()).await.unwrap();
-        let mut written = 0;
+        let mut event_count = 0;
         let mut writes = async || {
-            store.add_event(UID, &event(written)).await.unwrap();
-            written += 1;
+            store.add_event(UID, &event(event_count)).await.unwrap();
+            event_count += 1;
         };
         for _ in 0..50 {
             writes().await;
@@ -482,7 +482,7 @@ mod tests {
         restore(&RestoreArgs { file, data: into.clone() }).unwrap();
         let restored = DatabaseArgs { data: into, database: None }.open().await.unwrap();
         let events = restored.events(UID, 0, 10_000).await.unwrap();
-        assert!((50..=written).contains(&(events.len() as i64)), "{} of {written}", events.len());
+        assert!((50..=event_count).contains(&(events.len() as i64)), "{} of {event_count}", events.len());
         assert!(
             events.iter().zip(0..).all(|(event, number)| event.event.at_ms == number),
             "none is missing in between"

@@ -65,8 +65,8 @@ struct TokenArgs {
 pub fn run(args: ApiArgs) -> ExitCode {
     let threads = std::thread::available_parallelism().map_or(MIN_THREADS, usize::from).clamp(MIN_THREADS, MAX_THREADS);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
-    let done = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
-        let done = runtime.block_on(async {
+    let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
+        let result = runtime.block_on(async {
             match args.task {
                 ApiCommand::Openapi => {
                     println!("{}", serde_json::to_string_pretty(&crate::rest::openapi::document())?);
@@ -80,9 +80,9 @@ pub fn run(args: ApiArgs) -> ExitCode {
             }
         });
         runtime.shutdown_timeout(BLOCKING_TASKS_TIMEOUT);
-        done
+        result
     });
-    match done {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", error_chain(&*error));

@@ -120,9 +120,9 @@ mod tests {
     #[test]
     fn unreadable_job_is_marked_in_its_conditions() {
         let mut job: Value = serde_json::from_str(&golden("process-trainjob.json")).unwrap();
-        let whole = job.clone();
+        let original = job.clone();
         mark_unreadable(&mut job);
-        assert_eq!(job, whole, "one that can be read is shown as it is");
+        assert_eq!(job, original, "one that can be read is shown as it is");
         job["spec"]["numCsx"] = json!({"of": "a later release"});
         mark_unreadable(&mut job);
         let conditions = job["status"]["conditions"].as_array().unwrap();

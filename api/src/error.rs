@@ -146,12 +146,12 @@ impl ApiError {
 
     /// Creates the error of an object with these invalid fields.
     pub fn invalid(errors: Vec<FieldError>) -> Self {
-        let said = errors.iter().map(|FieldError { field, message }| match field.as_str() {
+        let messages = errors.iter().map(|FieldError { field, message }| match field.as_str() {
             "" => message.clone(),
             field => format!("{field}: {message}"),
         });
-        let said: Vec<String> = said.collect();
-        Self { reason: ErrorReason::Invalid, detail: said.join("; "), errors }
+        let messages: Vec<String> = messages.collect();
+        Self { reason: ErrorReason::Invalid, detail: messages.join("; "), errors }
     }
 
     /// The error of a job that does not exist.
@@ -182,12 +182,12 @@ impl ApiError {
     }
 
     /// An internal error: logs its cause, which is not sent to the client.
-    pub fn internal(what: &str, cause: &dyn std::fmt::Display) -> Self {
+    pub fn internal(operation: &str, cause: &dyn std::fmt::Display) -> Self {
         match crate::request_context::current_request_id() {
-            Some(id) => tracing::error!(request = %id, "{what}: {cause} (request {id})"),
-            None => tracing::error!("{what}: {cause}"),
+            Some(id) => tracing::error!(request = %id, "{operation}: {cause} (request {id})"),
+            None => tracing::error!("{operation}: {cause}"),
         }
-        Self::new(ErrorReason::Internal, format!("internal error: could not {what}; see the server's log"))
+        Self::new(ErrorReason::Internal, format!("internal error: could not {operation}; see the server's log"))
     }
 }
 

@@ -15,8 +15,8 @@ struct RequestContext {
 pub async fn with_request<T>(id: &str, work: impl Future<Output = T>) -> (T, Option<String>) {
     let request = Arc::new(RequestContext { id: id.to_owned(), principal: OnceLock::new() });
     let work = async {
-        let done = work.await;
-        (done, CURRENT.with(|request| request.principal.get().cloned()))
+        let result = work.await;
+        (result, CURRENT.with(|request| request.principal.get().cloned()))
     };
     CURRENT.scope(request, work).await
 }
@@ -37,9 +37,9 @@ pub async fn run_to_completion<T: Send + 'static>(work: impl Future<Output = T> 
 }
 
 /// Records the client of the current request.
-pub fn set_principal(who: &str) {
+pub fn set_principal(principal: &str) {
     // Fails outside of a request, and if the client is recorded already; neither matters.
-    let _ = CURRENT.try_with(|request| request.principal.set(who.to_owned()));
+    let _ = CURRENT.try_with(|request| request.principal.set(principal.to_owned()));
 }
 
 /// Returns the id of the current request, if there is one.

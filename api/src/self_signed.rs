@@ -42,12 +42,12 @@ impl SelfIssuedCertificate {
     /// # Errors
     /// A name is not valid in a certificate, or a file can't be written.
     pub fn renew_if_due(&self, now: SystemTime) -> anyhow::Result<()> {
-        let made = match self.read() {
+        let certificate = match self.read() {
             Some(current) => current.renew_if_due(&self.names, now),
             None => ServerCertificate::new(&self.names, now).map(Some),
         };
-        match made.context("can't create the server's certificate")? {
-            Some(made) => self.write(&made),
+        match certificate.context("can't create the server's certificate")? {
+            Some(certificate) => self.write(&certificate),
             None => Ok(()),
         }
     }
@@ -79,15 +79,15 @@ impl SelfIssuedCertificate {
         })
     }
 
-    fn write(&self, made: &ServerCertificate) -> anyhow::Result<()> {
+    fn write(&self, server: &ServerCertificate) -> anyhow::Result<()> {
         let CertificateFiles { certificate, key } = self.files();
         std::fs::create_dir_all(&self.dir)
             .with_context(|| format!("can't make the directory {}", self.dir.display()))?;
-        if let Some(authority_key) = &made.authority_key {
+        if let Some(authority_key) = &server.authority_key {
             replace(&self.authority_key(), authority_key, 0o600)?;
         }
-        replace(&key, &made.key, 0o600)?;
-        replace(&certificate, &made.chain(), 0o644)
+        replace(&key, &server.key, 0o600)?;
+        replace(&certificate, &server.chain(), 0o644)
     }
 }
 
@@ -97,8 +97,8 @@ fn replace(path: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     let half = path.with_extension("new");
     let open = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&half);
-    let written = open.and_then(|mut file| file.write_all(text.as_bytes())).and_then(|()| std::fs::rename(&half, path));
-    written.with_context(|| format!("can't write {}", path.display()))
+    let result = open.and_then(|mut file| file.write_all(text.as_bytes())).and_then(|()| std::fs::rename(&half, path));
+    result.with_context(|| format!("can't write {}", path.display()))
 }
 
 #[cfg(test)]

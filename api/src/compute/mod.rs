@@ -72,10 +72,10 @@ impl ComputePool {
     /// Those of [`ComputePool::run`].
     pub async fn run_admitted<T: Send + 'static>(
         &self,
-        place: PendingRequest,
+        slot: PendingRequest,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.run_as(WorkClass::Light, place, work).await
+        self.run_as(WorkClass::Light, slot, work).await
     }
 
     /// Like [`ComputePool::run`], for work that takes seconds.

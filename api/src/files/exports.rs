@@ -133,10 +133,10 @@ impl ExportCache {
         evict_until_free(root, max_bytes - needed, None).map_err(unreadable)?;
         let making = root.join(format!(".{}", uuid::Uuid::new_v4()));
         millrace_roots::create_dir_all(&self.dir).map_err(unreadable)?;
-        let made = hf::export_hf(&checkpoint, &making).map_err(|error| checkpoint_unreadable(&error));
-        let kept = made.and_then(|_| millrace_roots::rename(&making, &out).map_err(unreadable));
+        let exported = hf::export_hf(&checkpoint, &making).map_err(|error| checkpoint_unreadable(&error));
+        let renamed = exported.and_then(|_| millrace_roots::rename(&making, &out).map_err(unreadable));
         let _ = millrace_roots::remove_dir_all(&making);
-        kept?;
+        renamed?;
         evict_until_free(root, *max_bytes, Some(&out)).map_err(unreadable)?;
         Ok(out)
     }
@@ -246,11 +246,11 @@ mod tests {
         std::fs::File::open(&dir).unwrap().set_times(FileTimes::new().set_modified(used)).unwrap();
     }
 
-    fn left(root: &Path) -> Vec<String> {
-        let mut left: Vec<String> =
+    fn remaining(root: &Path) -> Vec<String> {
+        let mut remaining: Vec<String> =
             exports(root).unwrap().iter().map(|dir| dir.file_name().unwrap().to_string_lossy().into_owned()).collect();
-        left.sort();
-        left
+        remaining.sort();
+        remaining
     }
 
     #[tokio::test]

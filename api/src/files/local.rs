@@ -40,8 +40,8 @@ impl LocalFiles {
     }
 
     /// Returns the directory of a file set.
-    async fn dir(&self, shelf: &FileSet) -> Result<PathBuf> {
-        match shelf {
+    async fn dir(&self, file_set: &FileSet) -> Result<PathBuf> {
+        match file_set {
             FileSet::Checkpoint(step) => Ok(self.checkpoint_dir(*step)),
             FileSet::Artifacts => Ok(self.model_dir.clone()),
             FileSet::HuggingFace(step) => self.exports.export_of(self.checkpoint_dir(*step)).await,
@@ -61,18 +61,18 @@ impl Files for LocalFiles {
         .await
     }
 
-    async fn list(&self, shelf: &FileSet) -> Result<Vec<FileInfo>> {
-        let (dir, shelf) = (self.dir(shelf).await?, shelf.clone());
-        blocking(move || listed(&dir, &shelf).map_err(|error| io_error(&error))).await
+    async fn list(&self, file_set: &FileSet) -> Result<Vec<FileInfo>> {
+        let (dir, file_set) = (self.dir(file_set).await?, file_set.clone());
+        blocking(move || listed(&dir, &file_set).map_err(|error| io_error(&error))).await
     }
 
-    async fn open(&self, shelf: &FileSet, path: &str) -> Result<OpenFile> {
+    async fn open(&self, file_set: &FileSet, path: &str) -> Result<OpenFile> {
         let inside = PathBuf::from(path);
-        if !is_plain_path(&inside) || path.is_empty() || !is_served_path(shelf, &inside) {
+        if !is_plain_path(&inside) || path.is_empty() || !is_served_path(file_set, &inside) {
             return Err(file_not_found(path));
         }
-        let dir = self.dir(shelf).await?;
-        let (requested, is_checkpoint) = (path.to_owned(), matches!(shelf, FileSet::Checkpoint(_)));
+        let dir = self.dir(file_set).await?;
+        let (requested, is_checkpoint) = (path.to_owned(), matches!(file_set, FileSet::Checkpoint(_)));
         blocking(move || {
             let open = || {
                 if is_checkpoint {
@@ -104,8 +104,8 @@ fn is_plain_path(path: &Path) -> bool {
 }
 
 /// Whether a file set may contain a file with this path.
-fn is_served_path(shelf: &FileSet, path: &Path) -> bool {
-    match shelf {
+fn is_served_path(file_set: &FileSet, path: &Path) -> bool {
+    match file_set {
         FileSet::Artifacts => is_artifact(path),
         FileSet::Checkpoint(_) => is_checkpoint_file(path),
         // The server itself has written all its files.
@@ -134,9 +134,9 @@ fn checkpoint_files(info: CheckpointInfo) -> Result<CheckpointFiles> {
 }
 
 /// Lists the files of a file set in its directory, ordered by path. A checkpoint without a manifest has none.
-fn listed(dir: &Path, shelf: &FileSet) -> io::Result<Vec<FileInfo>> {
+fn listed(dir: &Path, file_set: &FileSet) -> io::Result<Vec<FileInfo>> {
     let mut files = Vec::new();
-    if matches!(shelf, FileSet::Checkpoint(_)) && !millrace_roots::is_file(dir.join(MANIFEST_FILE)) {
+    if matches!(file_set, FileSet::Checkpoint(_)) && !millrace_roots::is_file(dir.join(MANIFEST_FILE)) {
         return Ok(files);
     }
     let (mut dirs, mut seen) = (vec![dir.to_owned()], 0);
@@ -150,10 +150,13 @@ fn listed(dir: &Path, shelf: &FileSet) -> io::Result<Vec<FileInfo>> {
             if !is_plain_path(inside) {
                 continue;
             }
-            if entry.is_dir && seen < MAX_LISTED_FILES && (*shelf != FileSet::Artifacts || may_hold_artifacts(inside)) {
+            if entry.is_dir
+                && seen < MAX_LISTED_FILES
+                && (*file_set != FileSet::Artifacts || may_hold_artifacts(inside))
+            {
                 seen += 1;
                 dirs.push(entry.path);
-            } else if entry.is_file && files.len() < MAX_LISTED_FILES && is_served_path(shelf, inside) {
+            } else if entry.is_file && files.len() < MAX_LISTED_FILES && is_served_path(file_set, inside) {
                 // A file that was deleted meanwhile is skipped.
                 let Ok(about) = millrace_roots::metadata(&entry.path) else { continue };
                 files.push(FileInfo {

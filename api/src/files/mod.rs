@@ -93,7 +93,7 @@ pub trait Files: Send + Sync {
     async fn checkpoints(&self) -> Result<Vec<CheckpointFiles>>;
 
     /// Lists the files of a file set; exports it first if needed.
-    async fn list(&self, shelf: &FileSet) -> Result<Vec<FileInfo>>;
+    async fn list(&self, file_set: &FileSet) -> Result<Vec<FileInfo>>;
 
-    async fn open(&self, shelf: &FileSet, path: &str) -> Result<OpenFile>;
+    async fn open(&self, file_set: &FileSet, path: &str) -> Result<OpenFile>;
 }

@@ -24,8 +24,8 @@ const REASON_CODES: [(ErrorReason, Code); 7] = [
 ];
 
 /// Converts an error to a gRPC status.
-pub fn to_status(refusal: ApiError) -> Status {
-    let ApiError { reason, mut detail, .. } = refusal;
+pub fn to_status(error: ApiError) -> Status {
+    let ApiError { reason, mut detail, .. } = error;
     let code = REASON_CODES.iter().find(|(known, _)| *known == reason).map_or(Code::Internal, |(_, code)| *code);
     detail.truncate(detail.floor_char_boundary(MAX_MESSAGE_BYTES));
     let mut metadata = MetadataMap::new();
@@ -35,8 +35,8 @@ pub fn to_status(refusal: ApiError) -> Status {
 
 /// Converts a status back to the error; `None` if it is not one of ours.
 pub fn from_status(status: &Status) -> Option<ApiError> {
-    let word = status.metadata().get(REASON_METADATA_KEY)?.to_str().ok()?;
-    let reason = REASON_CODES.iter().map(|(reason, _)| *reason).find(|reason| reason.as_str() == word);
+    let name = status.metadata().get(REASON_METADATA_KEY)?.to_str().ok()?;
+    let reason = REASON_CODES.iter().map(|(reason, _)| *reason).find(|reason| reason.as_str() == name);
     Some(ApiError::new(reason.unwrap_or(ErrorReason::Internal), status.message()))
 }
 

@@ -6,14 +6,14 @@ use crate::admission::rule_error;
 use crate::error::{ApiError, ErrorReason, FieldError};
 
 /// Returns a function that converts the error of the request `what`, made for a user.
-pub fn api_error(what: &'static str) -> impl Fn(kube::Error) -> ApiError {
+pub fn api_error(operation: &'static str) -> impl Fn(kube::Error) -> ApiError {
     move |error| match error {
-        kube::Error::Api(status) => rejection(what, &status),
+        kube::Error::Api(status) => rejection(operation, &status),
         other if is_unreachable(&other) => {
-            tracing::warn!("{what}: the API server can't be reached: {other}");
+            tracing::warn!("{operation}: the API server can't be reached: {other}");
             ApiError::new(ErrorReason::Unavailable, "the cluster's API server can't be reached: try again in a moment")
         }
-        other => ApiError::internal(what, &other),
+        other => ApiError::internal(operation, &other),
     }
 }
 
@@ -21,7 +21,7 @@ fn is_unreachable(error: &kube::Error) -> bool {
     matches!(error, kube::Error::HyperError(_) | kube::Error::Service(_) | kube::Error::ReadEvents(_))
 }
 
-fn rejection(what: &'static str, status: &Status) -> ApiError {
+fn rejection(operation: &'static str, status: &Status) -> ApiError {
     match status.code {
         422 => invalid(status),
         // The API server can't decode the object, for example because of an unknown field.
@@ -32,13 +32,13 @@ fn rejection(what: &'static str, status: &Status) -> ApiError {
         // A quota of the namespace, an admission policy, or a permission that this server lacks.
         403 => ApiError::new(ErrorReason::Forbidden, status.message.clone()),
         429 | 500..=599 => {
-            tracing::warn!("{what}: {}", status.message);
+            tracing::warn!("{operation}: {}", status.message);
             ApiError::new(
                 ErrorReason::Unavailable,
                 format!("the cluster can't serve the request now: {}", status.message),
             )
         }
-        _ => ApiError::internal(what, &status.message),
+        _ => ApiError::internal(operation, &status.message),
     }
 }
 
@@ -60,17 +60,17 @@ mod tests {
 
     #[test]
     fn field_errors_match_the_process_backend() {
-        let refusal = |answer: serde_json::Value| {
+        let error_from = |answer: serde_json::Value| {
             api_error("create a job")(kube::Error::Api(serde_json::from_value::<Status>(answer).unwrap().boxed()))
         };
-        let refused = refusal(json!({
+        let error = error_from(json!({
             "code": 422, "reason": "Invalid", "message": "TrainJob.millrace.dev \"j\" is invalid: spec.numCsx: ...",
             "details": {"causes": [{"reason": "FieldValueInvalid", "message": "at least 1", "field": "spec.numCsx"}]},
         }));
-        assert_eq!((refused.reason, refused.detail.as_str()), (ErrorReason::Invalid, "spec.numCsx: at least 1"));
-        let none = refusal(json!({"code": 404, "message": "namespaces \"team\" not found"}));
+        assert_eq!((error.reason, error.detail.as_str()), (ErrorReason::Invalid, "spec.numCsx: at least 1"));
+        let none = error_from(json!({"code": 404, "message": "namespaces \"team\" not found"}));
         assert_eq!(none.reason, ErrorReason::NotFound);
-        let later = refusal(json!({"code": 429, "message": "too many"}));
+        let later = error_from(json!({"code": 429, "message": "too many"}));
         assert_eq!((later.reason, later.reason.status()), (ErrorReason::Unavailable, 503));
     }
 }

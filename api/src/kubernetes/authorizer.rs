@@ -54,8 +54,8 @@ impl Authorizer for KubernetesAuthorizer {
             return Ok(None);
         }
         let digest = blake3::hash(token.as_bytes());
-        if let Some(known) = self.users.get(&digest) {
-            return Ok(known);
+        if let Some(cached) = self.users.get(&digest) {
+            return Ok(cached);
         }
         if self.known.get(&digest).is_none() {
             may_ask()?;
@@ -63,8 +63,8 @@ impl Authorizer for KubernetesAuthorizer {
         let spec = TokenReviewSpec { token: Some(token.to_owned()), audiences: None };
         let review = TokenReview { spec, ..TokenReview::default() };
         let reviews: Api<TokenReview> = Api::all(self.client.clone());
-        let answer = reviews.create(&PostParams::default(), &review).await.map_err(api_error("review a token"))?;
-        let status = answer.status.unwrap_or_default();
+        let response = reviews.create(&PostParams::default(), &review).await.map_err(api_error("review a token"))?;
+        let status = response.status.unwrap_or_default();
         let user = status.user.filter(|_| status.authenticated == Some(true));
         match user {
             Some(_) => self.known.insert(digest, ()),
@@ -78,13 +78,14 @@ impl Authorizer for KubernetesAuthorizer {
         // Two accounts of the same name can differ in groups and other fields, so all fields are part of the key.
         let account = blake3::hash(serde_json::to_string(user).unwrap_or_default().as_bytes());
         let permission = (account, attributes.clone());
-        if let Some(known) = self.rights.get(&permission) {
-            return Ok(known);
+        if let Some(cached) = self.rights.get(&permission) {
+            return Ok(cached);
         }
         let review = SubjectAccessReview { spec: spec_of(user, attributes), ..SubjectAccessReview::default() };
         let reviews: Api<SubjectAccessReview> = Api::all(self.client.clone());
-        let answer = reviews.create(&PostParams::default(), &review).await.map_err(api_error("check a permission"))?;
-        let allowed = answer.status.is_some_and(|status| status.allowed);
+        let response =
+            reviews.create(&PostParams::default(), &review).await.map_err(api_error("check a permission"))?;
+        let allowed = response.status.is_some_and(|status| status.allowed);
         self.rights.insert(permission, allowed);
         Ok(allowed)
     }

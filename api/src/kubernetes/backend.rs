@@ -147,24 +147,24 @@ impl KubernetesBackend {
                 Err(kube::Error::Api(status)) if status.is_already_exists() => {}
                 Err(error) => return Err(api_error("create a job")(error)),
             }
-            let Some(there) = jobs.get_opt(name).await.map_err(api_error("get a job"))? else { continue };
-            if there.metadata.deletion_timestamp.is_some() && !last {
+            let Some(existing) = jobs.get_opt(name).await.map_err(api_error("get a job"))? else { continue };
+            if existing.metadata.deletion_timestamp.is_some() && !last {
                 // The user has deleted it, and it is held until its history is archived.
-                let uid = there.uid().unwrap_or_default();
-                let gone = await_condition(jobs.clone(), name, conditions::is_deleted(&uid));
+                let uid = existing.uid().unwrap_or_default();
+                let deleted = await_condition(jobs.clone(), name, conditions::is_deleted(&uid));
                 // A timeout is reported by the next try.
-                let _ = timeout(JOB_DELETION_TIMEOUT, gone).await;
+                let _ = timeout(JOB_DELETION_TIMEOUT, deleted).await;
                 continue;
             }
-            if there.metadata.deletion_timestamp.is_some() {
-                let held = there.finalizers().join(", ");
+            if existing.metadata.deletion_timestamp.is_some() {
+                let finalizers = existing.finalizers().join(", ");
                 let detail = format!(
-                    "job {name} is being deleted, and its name is reserved until its finalizers are removed ({held}): \
+                    "job {name} is being deleted, and its name is reserved until its finalizers are removed ({finalizers}): \
                      choose another name"
                 );
                 return Err(ApiError::new(ErrorReason::AlreadyExists, detail));
             }
-            return find_existing(order, there);
+            return find_existing(order, existing);
         }
         Err(ApiError::name_taken(&order.namespace, name))
     }
@@ -172,17 +172,17 @@ impl KubernetesBackend {
 
 /// Checks whether the existing job is the requested one by its annotations: the database may have been lost, but not
 /// the job.
-fn find_existing(order: &SubmitRequest, there: TrainJob) -> Result<SubmitResult> {
-    let said = |name: &str| there.annotations().get(name).map(String::as_str);
+fn find_existing(order: &SubmitRequest, existing: TrainJob) -> Result<SubmitResult> {
+    let annotation = |name: &str| existing.annotations().get(name).map(String::as_str);
     match &order.key {
-        Some(key) if said(KEY_ANNOTATION) == Some(&key.key) => {
-            if said(BODY_DIGEST_ANNOTATION) == Some(&key.body_hash) {
-                Ok(SubmitResult::Replayed(Box::new(there)))
+        Some(key) if annotation(KEY_ANNOTATION) == Some(&key.key) => {
+            if annotation(BODY_DIGEST_ANNOTATION) == Some(&key.body_hash) {
+                Ok(SubmitResult::Replayed(Box::new(existing)))
             } else {
                 Err(ApiError::idempotency_key_reused())
             }
         }
-        _ => Err(ApiError::name_taken(&order.namespace, &there.name_any())),
+        _ => Err(ApiError::name_taken(&order.namespace, &existing.name_any())),
     }
 }
 
@@ -347,12 +347,12 @@ fn without_managed_fields(mut job: TrainJob) -> TrainJob {
 fn describe_claim(claim: &PersistentVolumeClaim) -> String {
     let spec = claim.spec.as_ref();
     let capacity = claim.status.as_ref().and_then(|status| status.capacity.as_ref());
-    let asked = spec.and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
+    let requests = spec.and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
     let size = |amounts: &BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>| {
         amounts.get("storage").map(|size| size.0.clone())
     };
     let modes = spec.and_then(|spec| spec.access_modes.as_ref()).map(|modes| modes.join(", "));
     let phase = claim.status.as_ref().and_then(|status| status.phase.clone());
-    let parts = [capacity.and_then(size).or_else(|| asked.and_then(size)), modes, phase];
+    let parts = [capacity.and_then(size).or_else(|| requests.and_then(size)), modes, phase];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }

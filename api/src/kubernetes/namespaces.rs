@@ -50,8 +50,8 @@ impl Namespaces {
         }
         let requested_at = Instant::now();
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let found = namespaces.get_metadata_opt(name).await.map_err(api_error("get a namespace"))?;
-        let incarnation = found.and_then(|namespace| {
+        let namespace = namespaces.get_metadata_opt(name).await.map_err(api_error("get a namespace"))?;
+        let incarnation = namespace.and_then(|namespace| {
             Some(NamespaceVersion {
                 namespace: name.to_owned(),
                 uid: namespace.uid()?,

@@ -96,18 +96,18 @@ impl ReaderPool {
         let owner = job.owner_ref(&()).filter(|_| job.metadata.deletion_timestamp.is_none());
         request.metadata.owner_references = owner.map(|owner| vec![owner]);
         let requests: Api<FileReader> = Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default());
-        let made = requests.create(&PostParams::default(), &request).await.map_err(|error| match error {
+        let created = requests.create(&PostParams::default(), &request).await.map_err(|error| match error {
             // The namespace is deleted, and all files with it.
             kube::Error::Api(status) if status.is_not_found() => {
                 ApiError::new(ErrorReason::Gone, "the job's files were deleted with its namespace")
             }
             error => api_error("request a file reader")(error),
         })?;
-        let begun = self.connect(&requests, &made, credentials).await;
-        if begun.is_err() {
-            remove(&requests, &made.name_any()).await;
+        let connected = self.connect(&requests, &created, credentials).await;
+        if connected.is_err() {
+            remove(&requests, &created.name_any()).await;
         }
-        begun.map(|files| OpenReader { request: made.uid().unwrap_or_default(), files })
+        connected.map(|files| OpenReader { request: created.uid().unwrap_or_default(), files })
     }
 
     /// Waits until a reader listens, and connects to it.
@@ -162,9 +162,9 @@ impl ReaderPool {
             let open: Vec<String> = self.all().keys().cloned().collect();
             match requests.list_metadata(&ListParams::default()).await {
                 Ok(list) => {
-                    let there: HashSet<String> = list.items.iter().filter_map(ResourceExt::uid).collect();
+                    let existing: HashSet<String> = list.items.iter().filter_map(ResourceExt::uid).collect();
                     let ended =
-                        |cell: &OnceCell<OpenReader>| cell.get().is_some_and(|open| !there.contains(&open.request));
+                        |cell: &OnceCell<OpenReader>| cell.get().is_some_and(|open| !existing.contains(&open.request));
                     self.all().retain(|uid, cell| !(open.contains(uid) && ended(cell)));
                 }
                 Err(error) => tracing::warn!("can't check for file readers that have ended: {error}"),
@@ -220,8 +220,8 @@ impl ReaderFiles {
     }
 
     /// Whether the reader has ended, so that the request has to be repeated with another one.
-    fn has_ended<T>(&self, answer: &Result<T>) -> bool {
-        let ended = matches!(answer, Err(refusal) if refusal.reason == ErrorReason::Unavailable);
+    fn has_ended<T>(&self, response: &Result<T>) -> bool {
+        let ended = matches!(response, Err(error) if error.reason == ErrorReason::Unavailable);
         if ended {
             self.readers.remove(&self.job.uid().unwrap_or_default());
         }
@@ -232,18 +232,18 @@ impl ReaderFiles {
 #[async_trait]
 impl Files for ReaderFiles {
     async fn checkpoints(&self) -> Result<Vec<CheckpointFiles>> {
-        let answer = self.reader().await?.checkpoints().await;
-        if self.has_ended(&answer) { self.reader().await?.checkpoints().await } else { answer }
+        let response = self.reader().await?.checkpoints().await;
+        if self.has_ended(&response) { self.reader().await?.checkpoints().await } else { response }
     }
 
-    async fn list(&self, shelf: &FileSet) -> Result<Vec<FileInfo>> {
-        let answer = self.reader().await?.list(shelf).await;
-        if self.has_ended(&answer) { self.reader().await?.list(shelf).await } else { answer }
+    async fn list(&self, file_set: &FileSet) -> Result<Vec<FileInfo>> {
+        let response = self.reader().await?.list(file_set).await;
+        if self.has_ended(&response) { self.reader().await?.list(file_set).await } else { response }
     }
 
-    async fn open(&self, shelf: &FileSet, path: &str) -> Result<OpenFile> {
-        let answer = self.reader().await?.open(shelf, path).await;
-        if self.has_ended(&answer) { self.reader().await?.open(shelf, path).await } else { answer }
+    async fn open(&self, file_set: &FileSet, path: &str) -> Result<OpenFile> {
+        let response = self.reader().await?.open(file_set, path).await;
+        if self.has_ended(&response) { self.reader().await?.open(file_set, path).await } else { response }
     }
 }
 

@@ -19,37 +19,37 @@ pub fn forecast(
     capacity: &ResourceAmounts,
     running: &[RunningJob],
     waiting: &[SystemRequest],
-    wanted: &SystemRequest,
+    request: &SystemRequest,
     now: Timestamp,
 ) -> (Result<Grant, QueueEntry>, Option<Timestamp>) {
-    let mut asks: Vec<SystemRequest> = waiting.to_vec();
-    asks.push(wanted.clone());
+    let mut requests: Vec<SystemRequest> = waiting.to_vec();
+    requests.push(request.clone());
     let mut ledger: Vec<RunningJob> = running.to_vec();
     let mut first = None;
     let mut time = now;
     loop {
         let held: Vec<Grant> = ledger.iter().map(|running| running.grant.clone()).collect();
-        let decided = schedule(capacity, &held, &asks);
-        if let Some(grant) = decided.grants.iter().find(|grant| grant.uid == wanted.uid) {
+        let decided = schedule(capacity, &held, &requests);
+        if let Some(grant) = decided.grants.iter().find(|grant| grant.uid == request.uid) {
             return (first.map_or_else(|| Ok(grant.clone()), Err), Some(time));
         }
-        let place = decided.places.into_iter().find(|place| place.uid == wanted.uid);
-        let Some(place) = first.clone().or(place) else { return (Err(not_queued(wanted)), None) };
-        let never = place.position.is_none();
-        first = Some(place.clone());
+        let entry = decided.places.into_iter().find(|entry| entry.uid == request.uid);
+        let Some(entry) = first.clone().or(entry) else { return (Err(not_queued(request)), None) };
+        let never = entry.position.is_none();
+        first = Some(entry.clone());
         // How long waiting jobs run is unknown: once one of them is granted, it never releases its systems here.
-        asks.retain(|ask| !decided.grants.iter().any(|grant| grant.uid == ask.uid));
+        requests.retain(|request| !decided.grants.iter().any(|grant| grant.uid == request.uid));
         ledger.extend(decided.grants.into_iter().map(|grant| RunningJob { grant, until: None }));
         let next = ledger.iter().filter_map(|running| running.until).min().filter(|_| !never);
-        let Some(next) = next else { return (Err(place), None) };
+        let Some(next) = next else { return (Err(entry), None) };
         time = time.max(next);
         ledger.retain(|running| running.until.is_none_or(|until| until > next));
     }
 }
 
-fn not_queued(ask: &SystemRequest) -> QueueEntry {
+fn not_queued(request: &SystemRequest) -> QueueEntry {
     QueueEntry {
-        uid: ask.uid.clone(),
+        uid: request.uid.clone(),
         position: None,
         reason: millrace_crds::QueueReason::Waiting,
         message: "the job is not in the queue".to_owned(),
@@ -82,9 +82,9 @@ mod tests {
     fn forecast_start_matches_the_scheduler() {
         let capacity = ResourceAmounts { systems: 4, memoryx_bytes: 100, swarmx_nodes: None };
         let running = |uid: &str, systems: u32, until: Option<i64>| {
-            let held = schedule(&capacity, &[], &[request_of(uid, systems, 0)]).grants.remove(0);
-            let systems = held.systems.iter().enumerate().map(|(at, _)| format!("{uid}-{at}")).collect();
-            RunningJob { grant: Grant { systems, ..held }, until: until.map(at) }
+            let grant = schedule(&capacity, &[], &[request_of(uid, systems, 0)]).grants.remove(0);
+            let systems = grant.systems.iter().enumerate().map(|(at, _)| format!("{uid}-{at}")).collect();
+            RunningJob { grant: Grant { systems, ..grant }, until: until.map(at) }
         };
         let plan = |running: &[RunningJob], waiting: &[SystemRequest], systems| {
             forecast(&capacity, running, waiting, &request_of("new", systems, 50), at(100))

@@ -21,13 +21,13 @@ impl RequestActivity {
     }
 
     /// Waits until no request has been in progress for `patience`.
-    pub async fn wait_idle(&self, patience: Duration) {
+    pub async fn wait_idle(&self, idle_timeout: Duration) {
         let mut counts = self.0.subscribe();
         loop {
             // Can't fail: `self` holds a sender.
             let _ = counts.wait_for(|count| *count == 0).await;
             tokio::select! {
-                () = tokio::time::sleep(patience) => return,
+                () = tokio::time::sleep(idle_timeout) => return,
                 _ = counts.changed() => {}
             }
         }
@@ -36,8 +36,8 @@ impl RequestActivity {
 
 impl RequestGuard {
     /// Keeps the request in progress until its response stream has ended or is dropped.
-    pub fn hold_until_end<T>(self, answer: impl Stream<Item = T> + Send + 'static) -> BoxStream<'static, T> {
-        answer
+    pub fn hold_until_end<T>(self, stream: impl Stream<Item = T> + Send + 'static) -> BoxStream<'static, T> {
+        stream
             .map(move |item| {
                 let _under_way = &self;
                 item

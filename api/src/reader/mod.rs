@@ -107,7 +107,7 @@ async fn serve(
     listener: TcpListener,
     identity: Identity,
     reads: ReaderSource,
-    patience: Duration,
+    idle_timeout: Duration,
     ended: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let activity = RequestActivity::default();
@@ -120,7 +120,7 @@ async fn serve(
     tokio::pin!(serving);
     tokio::select! {
         served = &mut serving => return served.context("the server failed"),
-        () = activity.wait_idle(patience) => tracing::info!("idle for {} s", patience.as_secs()),
+        () = activity.wait_idle(idle_timeout) => tracing::info!("idle for {} s", idle_timeout.as_secs()),
         () = ended => tracing::info!("shutdown requested"),
     }
     drop(over);

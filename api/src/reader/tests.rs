@@ -111,25 +111,31 @@ fn certificates(uid: &str) -> (Credentials, Identity) {
 async fn start(
     credentials: &Credentials,
     reads: &ReaderSource,
-    patience: Duration,
+    idle_timeout: Duration,
 ) -> (String, JoinHandle<anyhow::Result<()>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, reads) = (listener.local_addr().unwrap().to_string(), reads.clone());
     let identity = Identity::new(credentials).unwrap();
-    let end = tokio::spawn(async move { serve(listener, identity, reads, patience, std::future::pending()).await });
+    let end = tokio::spawn(async move { serve(listener, identity, reads, idle_timeout, std::future::pending()).await });
     (address, end)
 }
 
 /// Starts a reader of these directories; returns its client and its task.
-async fn served(reads: &ReaderSource, patience: Duration) -> (RemoteFiles, JoinHandle<anyhow::Result<()>>) {
+async fn served(reads: &ReaderSource, idle_timeout: Duration) -> (RemoteFiles, JoinHandle<anyhow::Result<()>>) {
     let (served, client) = certificates(UID);
-    let (address, end) = start(&served, reads, patience).await;
+    let (address, end) = start(&served, reads, idle_timeout).await;
     (RemoteFiles::new(&address, &client, reader(UID)).unwrap(), end)
 }
 
 /// Reads a part of a file.
-async fn part(files: &dyn Files, shelf: &FileSet, path: &str, first: u64, length: u64) -> Result<BytesMut, ApiError> {
-    let content = files.open(shelf, path).await?.content;
+async fn part(
+    files: &dyn Files,
+    file_set: &FileSet,
+    path: &str,
+    first: u64,
+    length: u64,
+) -> Result<BytesMut, ApiError> {
+    let content = files.open(file_set, path).await?.content;
     content.read_range(first, length).await?.try_collect().await
 }
 
@@ -164,15 +170,15 @@ async fn remote_files_equal_local_files() {
             assert_eq!((there.len() as u64, there), (file.bytes, here), "{}", file.path);
         }
     }
-    let whole = large.len() as u64;
+    let total = large.len() as u64;
     for (first, length) in
-        [(0, 1), (7, READ_CHUNK_BYTES as u64), (READ_CHUNK_BYTES as u64 - 1, 2), (whole - 1, 9), (whole, 1), (3, 0)]
+        [(0, 1), (7, READ_CHUNK_BYTES as u64), (READ_CHUNK_BYTES as u64 - 1, 2), (total - 1, 9), (total, 1), (3, 0)]
     {
-        let end = (first + length).min(whole) as usize;
+        let end = (first + length).min(total) as usize;
         let got = part(&remote, &FileSet::Artifacts, LARGE, first, length).await.unwrap();
         assert!(got == large[first as usize..end], "{length} bytes from {first}");
     }
-    let pieces = remote.open(&FileSet::Artifacts, LARGE).await.unwrap().content.read_range(0, whole).await.unwrap();
+    let pieces = remote.open(&FileSet::Artifacts, LARGE).await.unwrap().content.read_range(0, total).await.unwrap();
     let pieces: Vec<_> = pieces.try_collect().await.unwrap();
     assert!(pieces.iter().all(|piece| piece.len() <= READ_CHUNK_BYTES), "a piece is no longer than others may be");
 }
@@ -230,22 +236,22 @@ async fn local_and_remote_errors_are_equal() {
         (FileSet::HuggingFace(9), "config.json", ErrorReason::NotFound),
         (FileSet::HuggingFace(7), "config.json", ErrorReason::Gone),
     ] {
-        let refused = remote.open(&shelf, path).await.err();
-        assert_eq!(refused.as_ref().map(|refusal| refusal.reason), Some(reason), "{path:?}");
-        assert_eq!(refused, local.open(&shelf, path).await.err());
+        let error = remote.open(&shelf, path).await.err();
+        assert_eq!(error.as_ref().map(|refusal| refusal.reason), Some(reason), "{path:?}");
+        assert_eq!(error, local.open(&shelf, path).await.err());
     }
-    let refused = remote.list(&FileSet::HuggingFace(9)).await.unwrap_err();
+    let error = remote.list(&FileSet::HuggingFace(9)).await.unwrap_err();
     assert_eq!(
-        (refused.reason, &refused),
+        (error.reason, &error),
         (ErrorReason::NotFound, &local.list(&FileSet::HuggingFace(9)).await.unwrap_err())
     );
     for none in [FileSet::Checkpoint(8), FileSet::Checkpoint(9)] {
         assert_eq!((remote.list(&none).await, local.list(&none).await), (Ok(Vec::new()), Ok(Vec::new())));
     }
     // A message that is too long for a header is truncated, and keeps its reason.
-    let refused = remote.open(&FileSet::Artifacts, &"\u{e9}".repeat(20_000)).await.err().unwrap();
-    assert_eq!(refused.reason, ErrorReason::NotFound);
-    assert!(refused.detail.starts_with("file \u{e9}\u{e9}"), "{}", refused.detail);
+    let error = remote.open(&FileSet::Artifacts, &"\u{e9}".repeat(20_000)).await.err().unwrap();
+    assert_eq!(error.reason, ErrorReason::NotFound);
+    assert!(error.detail.starts_with("file \u{e9}\u{e9}"), "{}", error.detail);
 }
 
 #[tokio::test]
@@ -273,8 +279,8 @@ async fn journal_is_served_from_a_sequence_number() {
     // The journal of a job that had the model_dir before is not served, and a stream of the newest entries is not
     // supported.
     assert!(journal_files::entries(reads.model_dir.clone(), "another".to_owned(), 0).recv().await.is_none());
-    let refused = remote.journal().follow(FollowRequest { from: 0, from_current_state: true }).await.unwrap_err();
-    assert_eq!(refused.code(), tonic::Code::Unimplemented);
+    let error = remote.journal().follow(FollowRequest { from: 0, from_current_state: true }).await.unwrap_err();
+    assert_eq!(error.code(), tonic::Code::Unimplemented);
 }
 
 #[tokio::test]
@@ -293,9 +299,9 @@ async fn unauthorized_clients_are_rejected() {
     assert_eq!(listed(&certificates(UID).1, UID).await, Err(ErrorReason::Unavailable));
     let today = Validity::starting(std::time::SystemTime::now(), LONG_TIMEOUT);
     let other = Authority::new(today).unwrap();
-    let stranger = other.issue(&MemberName::Service(Service::RestServer), today).unwrap();
-    let stranger = Credentials { authority: format!("{}{}", stranger.authority, served.authority), ..stranger };
-    assert_eq!(listed(&Identity::new(&stranger).unwrap(), UID).await, Err(ErrorReason::Unavailable));
+    let foreign = other.issue(&MemberName::Service(Service::RestServer), today).unwrap();
+    let foreign = Credentials { authority: format!("{}{}", foreign.authority, served.authority), ..foreign };
+    assert_eq!(listed(&Identity::new(&foreign).unwrap(), UID).await, Err(ErrorReason::Unavailable));
     // The reader of another job.
     assert_eq!(listed(&ours, "another").await, Err(ErrorReason::Unavailable));
     assert_eq!(listed(&ours, UID).await, Ok(1), "it was the same server all the while");
@@ -305,17 +311,17 @@ async fn unauthorized_clients_are_rejected() {
 async fn reader_exits_when_idle() {
     let (_dir, reads) = directories();
     endless(&reads);
-    let patience = Duration::from_millis(100);
-    let (remote, mut end) = served(&reads, patience).await;
+    let idle_timeout = Duration::from_millis(100);
+    let (remote, mut end) = served(&reads, idle_timeout).await;
     let opened = remote.open(&FileSet::Artifacts, ENDLESS).await.unwrap();
     let looked_at = remote.open(&FileSet::Artifacts, ENDLESS).await.unwrap();
-    tokio::time::timeout(4 * patience, &mut end).await.expect_err("files are open");
+    tokio::time::timeout(4 * idle_timeout, &mut end).await.expect_err("files are open");
     let mut pieces = opened.content.read_range(0, opened.bytes).await.unwrap();
     assert!(pieces.try_next().await.unwrap().is_some());
     // One stream is dropped in the middle, the other was never read.
     drop((pieces, looked_at));
     tokio::time::timeout(Duration::from_secs(60), end).await.expect("nobody asks").unwrap().unwrap();
-    let refused = remote.list(&FileSet::Artifacts).await.unwrap_err();
-    assert_eq!(refused.reason, ErrorReason::Unavailable);
-    assert!(refused.detail.contains("try again"), "{}", refused.detail);
+    let error = remote.list(&FileSet::Artifacts).await.unwrap_err();
+    assert_eq!(error.reason, ErrorReason::Unavailable);
+    assert!(error.detail.contains("try again"), "{}", error.detail);
 }

@@ -116,12 +116,12 @@ pub async fn read(
     })?;
     let mut jobs = Vec::new();
     for grant in appliance.status.iter().flat_map(|status| &status.grants) {
-        let shown = caller.is_allowed(Action::List, &grant.namespace).await?;
-        let job = if shown { api.store.job(&grant.uid).await? } else { None };
+        let is_visible = caller.is_allowed(Action::List, &grant.namespace).await?;
+        let job = if is_visible { api.store.job(&grant.uid).await? } else { None };
         jobs.push(SystemHolder {
-            namespace: shown.then(|| grant.namespace.clone()),
-            name: shown.then(|| grant.name.clone()),
-            uid: shown.then(|| grant.uid.clone()),
+            namespace: is_visible.then(|| grant.namespace.clone()),
+            name: is_visible.then(|| grant.name.clone()),
+            uid: is_visible.then(|| grant.uid.clone()),
             state: job.and_then(|job| job.content.state),
             systems: grant.systems.clone(),
             since: grant.since.clone(),
@@ -145,16 +145,16 @@ async fn queue(api: &AppState, appliance: &str, caller: &Caller) -> Result<Vec<Q
         if job.spec.appliance != appliance {
             continue;
         }
-        let shown = caller.is_allowed(Action::List, &row.namespace).await?;
+        let is_visible = caller.is_allowed(Action::List, &row.namespace).await?;
         let place = job.status.and_then(|status| status.queue).map(|place| {
             let QueueStatus { position, reason, message } = place;
             QueuePosition { position, reason, message }
         });
         queue.push(QueuedJob {
             place: place.unwrap_or_default(),
-            namespace: shown.then_some(row.namespace),
-            name: shown.then_some(row.name),
-            uid: shown.then_some(row.uid),
+            namespace: is_visible.then_some(row.namespace),
+            name: is_visible.then_some(row.name),
+            uid: is_visible.then_some(row.uid),
             systems: job.spec.num_csx,
         });
     }

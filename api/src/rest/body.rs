@@ -97,19 +97,19 @@ pub async fn read_part(part: Field<'_>) -> Result<Bytes> {
     part.bytes().await.map_err(|error| too_long_or_broken(error.status().as_u16(), &error.body_text()))
 }
 
-fn too_long_or_broken(status: u16, said: &str) -> ApiError {
+fn too_long_or_broken(status: u16, message: &str) -> ApiError {
     if status == ErrorReason::PayloadTooLarge.status() {
         return ApiError::new(
             ErrorReason::PayloadTooLarge,
             "the request is too long: put data into a volume of the appliance",
         );
     }
-    ApiError::new(ErrorReason::BadRequest, format!("the body can't be read: {said}"))
+    ApiError::new(ErrorReason::BadRequest, format!("the body can't be read: {message}"))
 }
 
 /// Builds the error for a body that is not `what` it has to be.
-pub fn malformed_body(what: &str, error: &dyn std::fmt::Display) -> ApiError {
-    ApiError::new(ErrorReason::BadRequest, format!("the body is not {what}: {error}"))
+pub fn malformed_body(name: &str, error: &dyn std::fmt::Display) -> ApiError {
+    ApiError::new(ErrorReason::BadRequest, format!("the body is not {name}: {error}"))
 }
 
 #[cfg(test)]
@@ -135,12 +135,12 @@ mod tests {
             ("{}", ErrorReason::Invalid, Some("numCsx")),
             (r#"{"numCsx": "2"}"#, ErrorReason::Invalid, Some("numCsx")),
         ] {
-            let refusal = read(text).unwrap_err();
-            let told = refusal.errors.first().map(|fault| fault.field.as_str());
-            assert_eq!((refusal.reason, told), (reason, field), "{text}");
+            let error = read(text).unwrap_err();
+            let error_field = error.errors.first().map(|fault| fault.field.as_str());
+            assert_eq!((error.reason, error_field), (reason, field), "{text}");
         }
-        let whole = r#"{"a": [1, -2, 0.5, true, null, "b"], "c": {"d": {}}}"#;
-        let read: Map<String, Value> = parse_json("JSON", whole.as_bytes()).unwrap();
-        assert_eq!(Value::Object(read), serde_json::from_str::<Value>(whole).unwrap());
+        let document = r#"{"a": [1, -2, 0.5, true, null, "b"], "c": {"d": {}}}"#;
+        let read: Map<String, Value> = parse_json("JSON", document.as_bytes()).unwrap();
+        assert_eq!(Value::Object(read), serde_json::from_str::<Value>(document).unwrap());
     }
 }

@@ -77,9 +77,9 @@ pub struct FileSetListing {
 pub async fn checkpoints(
     State(api): State<Arc<AppState>>,
     ValidPath(path): ValidPath<JobPath>,
-    ValidQuery(which): ValidQuery<JobSelector>,
+    ValidQuery(selector): ValidQuery<JobSelector>,
 ) -> Result<Json<ItemList<CheckpointFiles>>> {
-    let files = files_of(&api, &path, which.uid.as_deref()).await?;
+    let files = files_of(&api, &path, selector.uid.as_deref()).await?;
     Ok(Json(ItemList { items: files.checkpoints().await? }))
 }
 
@@ -87,9 +87,9 @@ pub async fn checkpoints(
 pub async fn artifacts(
     State(api): State<Arc<AppState>>,
     ValidPath(path): ValidPath<JobPath>,
-    ValidQuery(which): ValidQuery<JobSelector>,
+    ValidQuery(selector): ValidQuery<JobSelector>,
 ) -> Result<Json<ItemList<FileInfo>>> {
-    let files = files_of(&api, &path, which.uid.as_deref()).await?;
+    let files = files_of(&api, &path, selector.uid.as_deref()).await?;
     Ok(Json(ItemList { items: files.list(&FileSet::Artifacts).await? }))
 }
 
@@ -97,11 +97,11 @@ pub async fn artifacts(
 pub async fn list_checkpoint_files(
     State(api): State<Arc<AppState>>,
     ValidPath(at): ValidPath<FileSetPath>,
-    ValidQuery(wanted): ValidQuery<FileQuery>,
+    ValidQuery(query): ValidQuery<FileQuery>,
 ) -> Result<Json<FileSetListing>> {
-    let file_set = parse_checkpoint(&at.checkpoint, wanted.format.as_deref())?;
+    let file_set = parse_checkpoint(&at.checkpoint, query.format.as_deref())?;
     let path = JobPath { namespace: at.namespace, name: at.name };
-    let files = files_of(&api, &path, wanted.uid.as_deref()).await?;
+    let files = files_of(&api, &path, query.uid.as_deref()).await?;
     let files = files.list(&file_set).await?;
     if files.is_empty() {
         return Err(ApiError::new(
@@ -116,12 +116,12 @@ pub async fn list_checkpoint_files(
 pub async fn get_checkpoint_file(
     State(api): State<Arc<AppState>>,
     ValidPath(at): ValidPath<FilePath>,
-    ValidQuery(wanted): ValidQuery<FileQuery>,
+    ValidQuery(query): ValidQuery<FileQuery>,
     headers: HeaderMap,
 ) -> Result<Response> {
-    let file_set = parse_checkpoint(at.checkpoint.as_deref().unwrap_or_default(), wanted.format.as_deref())?;
+    let file_set = parse_checkpoint(at.checkpoint.as_deref().unwrap_or_default(), query.format.as_deref())?;
     let path = JobPath { namespace: at.namespace, name: at.name };
-    let files = files_of(&api, &path, wanted.uid.as_deref()).await?;
+    let files = files_of(&api, &path, query.uid.as_deref()).await?;
     file_response(files.open(&file_set, &at.path).await?, &headers).await
 }
 
@@ -129,11 +129,11 @@ pub async fn get_checkpoint_file(
 pub async fn get_artifact(
     State(api): State<Arc<AppState>>,
     ValidPath(at): ValidPath<FilePath>,
-    ValidQuery(which): ValidQuery<JobSelector>,
+    ValidQuery(selector): ValidQuery<JobSelector>,
     headers: HeaderMap,
 ) -> Result<Response> {
     let path = JobPath { namespace: at.namespace, name: at.name };
-    let files = files_of(&api, &path, which.uid.as_deref()).await?;
+    let files = files_of(&api, &path, selector.uid.as_deref()).await?;
     file_response(files.open(&FileSet::Artifacts, &at.path).await?, &headers).await
 }
 
@@ -160,15 +160,15 @@ fn parse_checkpoint(text: &str, format: Option<&str>) -> Result<FileSet> {
 async fn file_response(opened: OpenFile, headers: &HeaderMap) -> Result<Response> {
     let OpenFile { bytes, tag, content } = opened;
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-    let same = |known: &str| known == "*" || known.strip_prefix("W/").unwrap_or(known) == tag;
-    if text(header::IF_NONE_MATCH).is_some_and(|known| known.split(',').any(|known| same(known.trim()))) {
+    let same = |etag: &str| etag == "*" || etag.strip_prefix("W/").unwrap_or(etag) == tag;
+    if text(header::IF_NONE_MATCH).is_some_and(|etag| etag.split(',').any(|etag| same(etag.trim()))) {
         return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, tag)]).into_response());
     }
-    let unchanged = text(header::IF_RANGE).is_none_or(|known| known == tag);
+    let unchanged = text(header::IF_RANGE).is_none_or(|etag| etag == tag);
     let range = match text(header::RANGE).filter(|_| unchanged) {
         Some(range) => match parse_range(range, bytes) {
             Ok(range) => range,
-            Err(refusal) => return Ok(([(header::CONTENT_RANGE, format!("bytes */{bytes}"))], refusal).into_response()),
+            Err(error) => return Ok(([(header::CONTENT_RANGE, format!("bytes */{bytes}"))], error).into_response()),
         },
         None => None,
     };
@@ -202,7 +202,7 @@ fn parse_range(range: &str, bytes: u64) -> Result<Option<(u64, u64)>> {
         let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
         digits.then(|| text.parse().unwrap_or(u64::MAX))
     };
-    let found = match (number(first), number(last)) {
+    let range = match (number(first), number(last)) {
         (Some(first), Some(last)) if first <= last => Some((first, last)),
         (Some(first), None) if last.is_empty() => Some((first, u64::MAX)),
         (None, Some(tail)) if first.is_empty() => {
@@ -210,7 +210,7 @@ fn parse_range(range: &str, bytes: u64) -> Result<Option<(u64, u64)>> {
         }
         _ => return Ok(None),
     };
-    match found {
+    match range {
         Some((first, last)) if first < bytes => Ok(Some((first, last.min(bytes - 1)))),
         _ => Err(ApiError::new(
             ErrorReason::RangeNotSatisfiable,
@@ -225,15 +225,15 @@ mod tests {
 
     #[test]
     fn ranges_are_those_of_the_rfc() {
-        let good = |range: &str| parse_range(range, 10).unwrap();
-        assert_eq!(good("bytes=0-3"), Some((0, 3)));
-        assert_eq!(good("bytes=7-"), Some((7, 9)));
-        assert_eq!(good("bytes=-4"), Some((6, 9)));
-        assert_eq!(good("bytes=-40"), Some((0, 9)));
-        assert_eq!(good("bytes=3-99"), Some((3, 9)));
-        assert_eq!(good("Bytes=3-99999999999999999999"), Some((3, 9)));
+        let parsed = |range: &str| parse_range(range, 10).unwrap();
+        assert_eq!(parsed("bytes=0-3"), Some((0, 3)));
+        assert_eq!(parsed("bytes=7-"), Some((7, 9)));
+        assert_eq!(parsed("bytes=-4"), Some((6, 9)));
+        assert_eq!(parsed("bytes=-40"), Some((0, 9)));
+        assert_eq!(parsed("bytes=3-99"), Some((3, 9)));
+        assert_eq!(parsed("Bytes=3-99999999999999999999"), Some((3, 9)));
         for other in ["lines=1-2", "bytes=3-1", "bytes=a-b", "bytes=0-1,3-4", "bytes=-"] {
-            assert_eq!(good(other), None, "{other}");
+            assert_eq!(parsed(other), None, "{other}");
         }
         assert!(parse_range("bytes=99999999999999999999-", 10).is_err());
         assert!(

@@ -58,14 +58,14 @@ pub async fn create(
 }
 
 fn location_header(ns: &str, job: &TrainJob) -> (HeaderName, HeaderValue) {
-    let mut place = format!("/v1/namespaces/{ns}/trainjobs/{}", job.name_any());
+    let mut location = format!("/v1/namespaces/{ns}/trainjobs/{}", job.name_any());
     if let (Some(_), Some(uid)) = (&job.metadata.deletion_timestamp, job.uid()) {
         // The name alone means the newest job of that name.
-        place = format!("{place}?uid={uid}");
+        location = format!("{location}?uid={uid}");
     }
-    let place = HeaderValue::try_from(place);
+    let location = HeaderValue::try_from(location);
     // The API server or the admission check has accepted the name: it has only characters that a header may have.
-    (header::LOCATION, place.unwrap_or_else(|_| HeaderValue::from_static("/")))
+    (header::LOCATION, location.unwrap_or_else(|_| HeaderValue::from_static("/")))
 }
 
 /// Plans a job, without creating it.
@@ -106,18 +106,18 @@ pub struct JobListQuery {
 pub async fn list(
     State(api): State<Arc<AppState>>,
     caller: Caller,
-    ValidQuery(asked): ValidQuery<JobListQuery>,
+    ValidQuery(query): ValidQuery<JobListQuery>,
 ) -> Result<Json<Value>> {
     let namespaces = caller.visible_namespaces().map(<[String]>::to_vec);
-    let cursor: Option<PageCursor> = asked.cursor.as_deref().map(str::parse).transpose()?;
-    if asked.state.as_deref().is_some_and(|state| crds::JobState::from_name(state).is_none()) {
+    let cursor: Option<PageCursor> = query.cursor.as_deref().map(str::parse).transpose()?;
+    if query.state.as_deref().is_some_and(|state| crds::JobState::from_name(state).is_none()) {
         return Err(bad_query_parameter(
             "state",
             &format!("one of {}", crds::JobState::ALL.map(crds::JobState::as_str).join(", ")),
         ));
     }
     let mut incarnations = Vec::new();
-    if asked.deleted == Some(true) {
+    if query.deleted == Some(true) {
         for namespace in namespaces.iter().flatten() {
             incarnations.extend(api.backend.current_namespace(namespace).await?);
         }
@@ -125,14 +125,14 @@ pub async fn list(
     let filter = JobFilter {
         incarnations,
         namespaces,
-        name: asked.name,
-        state: asked.state,
-        submitted_by: asked.submitted_by,
-        finished: asked.finished,
-        include_deleted: asked.deleted == Some(true),
+        name: query.name,
+        state: query.state,
+        submitted_by: query.submitted_by,
+        finished: query.finished,
+        include_deleted: query.deleted == Some(true),
         held_state: Some(crds::JobState::Deleting.as_str().to_owned()),
     };
-    let page = api.store.jobs(&filter, cursor.as_ref(), asked.limit.unwrap_or(50).clamp(1, MAX_PAGE_JOBS)).await?;
+    let page = api.store.jobs(&filter, cursor.as_ref(), query.limit.unwrap_or(50).clamp(1, MAX_PAGE_JOBS)).await?;
     let items: Vec<Value> = page.items.iter().map(job_json).collect();
     Ok(Json(json!({"items": items, "next": page.next.map(|next| next.to_string())})))
 }
@@ -141,9 +141,9 @@ pub async fn list(
 pub async fn read(
     State(api): State<Arc<AppState>>,
     ValidPath(path): ValidPath<JobPath>,
-    ValidQuery(which): ValidQuery<JobSelector>,
+    ValidQuery(selector): ValidQuery<JobSelector>,
 ) -> Result<Response> {
-    let job = api.job(&path, which.uid.as_deref()).await?;
+    let job = api.job(&path, selector.uid.as_deref()).await?;
     let tag = HeaderValue::try_from(format!("\"{}\"", job.version)).ok();
     let mut response = Json(job_json(&job)).into_response();
     response.headers_mut().extend(tag.map(|tag| (header::ETAG, tag)));
@@ -154,9 +154,9 @@ pub async fn read(
 pub async fn delete(
     State(api): State<Arc<AppState>>,
     ValidPath(path): ValidPath<JobPath>,
-    ValidQuery(which): ValidQuery<JobSelector>,
+    ValidQuery(selector): ValidQuery<JobSelector>,
 ) -> Result<Json<Value>> {
-    let uid = find_live_job(&api, &path, &which).await?.uid;
+    let uid = find_live_job(&api, &path, &selector).await?.uid;
     api.backend.delete(&path.namespace, &path.name, &uid).await?;
     let job = api.job(&path, Some(&uid)).await?;
     Ok(Json(job_json(&job)))
@@ -167,9 +167,9 @@ pub async fn suspend(
     State(api): State<Arc<AppState>>,
     caller: Caller,
     ValidPath(path): ValidPath<JobPath>,
-    ValidQuery(which): ValidQuery<JobSelector>,
+    ValidQuery(selector): ValidQuery<JobSelector>,
 ) -> Result<Json<TrainJob>> {
-    change(&api, &caller, &path, &which, JobChange::Suspend(true)).await
+    change(&api, &caller, &path, &selector, JobChange::Suspend(true)).await
 }
 
 /// Resumes a suspended job.
@@ -177,9 +177,9 @@ pub async fn resume(
     State(api): State<Arc<AppState>>,
     caller: Caller,
     ValidPath(path): ValidPath<JobPath>,
-    ValidQuery(which): ValidQuery<JobSelector>,
+    ValidQuery(selector): ValidQuery<JobSelector>,
 ) -> Result<Json<TrainJob>> {
-    change(&api, &caller, &path, &which, JobChange::Suspend(false)).await
+    change(&api, &caller, &path, &selector, JobChange::Suspend(false)).await
 }
 
 /// Body of a request to scale a job.
@@ -196,7 +196,7 @@ pub async fn scale(
     State(api): State<Arc<AppState>>,
     caller: Caller,
     ValidPath(path): ValidPath<JobPath>,
-    ValidQuery(which): ValidQuery<JobSelector>,
+    ValidQuery(selector): ValidQuery<JobSelector>,
     request: Request,
 ) -> Result<Json<TrainJob>> {
     let ScaleRequest { num_csx } = read_json(request).await?;
@@ -204,17 +204,17 @@ pub async fn scale(
         let message = "a job needs at least one system; to release all of them, suspend it".to_owned();
         return Err(ApiError::invalid(vec![FieldError { field: "numCsx".to_owned(), message }]));
     }
-    change(&api, &caller, &path, &which, JobChange::Scale(num_csx)).await
+    change(&api, &caller, &path, &selector, JobChange::Scale(num_csx)).await
 }
 
 async fn change(
     api: &AppState,
     caller: &Caller,
     path: &JobPath,
-    which: &JobSelector,
+    selector: &JobSelector,
     change: JobChange,
 ) -> Result<Json<TrainJob>> {
-    let job = find_live_job(api, path, which).await?;
+    let job = find_live_job(api, path, selector).await?;
     if let (Some(_), Some(state)) = (job.content.finished_ms, job.content.state) {
         let detail = format!("job {} has finished ({state}): submit another one", job.name);
         return Err(ApiError::new(ErrorReason::Finished, detail));
@@ -224,8 +224,8 @@ async fn change(
 }
 
 /// Returns the job to be changed. A deleted job is an error.
-async fn find_live_job(api: &AppState, path: &JobPath, which: &JobSelector) -> Result<JobRecord> {
-    let job = api.job(path, which.uid.as_deref()).await?;
+async fn find_live_job(api: &AppState, path: &JobPath, selector: &JobSelector) -> Result<JobRecord> {
+    let job = api.job(path, selector.uid.as_deref()).await?;
     if job.deleted_ms.is_some() {
         return Err(ApiError::new(
             ErrorReason::Gone,

@@ -198,22 +198,22 @@ pub struct JobSelector {
 impl AppState {
     /// Returns the job with `uid`, or the newest one of this name without it.
     async fn job(&self, path: &JobPath, uid: Option<&str>) -> Result<JobRecord> {
-        let found = match uid {
+        let job = match uid {
             Some(uid) => {
                 self.store.job(uid).await?.filter(|job| job.namespace == path.namespace && job.name == path.name)
             }
             None => self.store.newest_job(&path.namespace, &path.name).await?,
         };
-        let found = match found {
+        let job = match job {
             // A namespace may have been deleted and created again: its users must not see the deleted jobs of its
             // predecessor.
             Some(job) if job.deleted_ms.is_some() => {
                 let now = self.backend.current_namespace(&path.namespace).await?;
                 Some(job).filter(|job| now.is_none_or(|namespace| namespace.contains(job)))
             }
-            found => found,
+            job => job,
         };
-        found.ok_or_else(|| match uid {
+        job.ok_or_else(|| match uid {
             Some(uid) => {
                 let JobPath { namespace, name } = path;
                 let detail = format!(

@@ -11,18 +11,18 @@ use crate::error::{ApiError, ErrorReason, FieldError};
 /// Adds the requested path to a response with problem details. Errors of the middleware are turned into problem
 /// details.
 pub fn with_instance(mut response: Response, path: &str) -> Response {
-    if let Some(refusal) = response.extensions_mut().remove::<ApiError>() {
-        let mut told = refusal.response(Some(path));
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        let mut problem = error.response(Some(path));
         // Other headers, such as the length of a file in `Content-Range`.
         for (name, value) in response.headers() {
             if *name != header::CONTENT_LENGTH {
-                told.headers_mut().insert(name.clone(), value.clone());
+                problem.headers_mut().insert(name.clone(), value.clone());
             }
         }
-        return told;
+        return problem;
     }
     // Rejected before a handler was called.
-    let refusal = match response.status() {
+    let error = match response.status() {
         _ if !path.starts_with("/v1/") => return response,
         StatusCode::SERVICE_UNAVAILABLE => (ErrorReason::Unavailable, "the request timed out: try again"),
         StatusCode::PAYLOAD_TOO_LARGE => (ErrorReason::PayloadTooLarge, "the request body exceeds the limit of 8 MiB"),
@@ -32,7 +32,7 @@ pub fn with_instance(mut response: Response, path: &str) -> Response {
     if response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == PROBLEM_MEDIA_TYPE) {
         return response;
     }
-    ApiError::new(refusal.0, refusal.1).response(Some(path))
+    ApiError::new(error.0, error.1).response(Some(path))
 }
 
 /// An error response (RFC 9457).

@@ -81,9 +81,9 @@ fn hops(headers: &HeaderMap) -> Vec<Option<IpAddr>> {
         let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
         values.flat_map(|value| value.split(',')).map(|hop| hop.trim().to_owned()).collect()
     };
-    let written = texts("x-forwarded-for");
-    if !written.is_empty() {
-        return written.iter().map(|hop| address(hop)).collect();
+    let hops = texts("x-forwarded-for");
+    if !hops.is_empty() {
+        return hops.iter().map(|hop| address(hop)).collect();
     }
     let of_element = |element: &String| {
         let pairs = element.split(';').filter_map(|pair| pair.split_once('='));

@@ -128,16 +128,16 @@ mod tests {
     #[test]
     fn rate_limit_applies_per_token() {
         let pace = RequestLimiter::default();
-        let refused = (0..MAX_REQUEST_BURST.get() + 200).filter(|_| pace.check("busy").is_err()).count();
-        assert!(refused > 100, "{refused}");
+        let rejected = (0..MAX_REQUEST_BURST.get() + 200).filter(|_| pace.check("busy").is_err()).count();
+        assert!(rejected > 100, "{rejected}");
         assert!(pace.check("calm").is_ok());
     }
 
     #[test]
     fn bad_token_does_not_limit_others_behind_a_proxy() {
         let (pace, proxy) = (RequestLimiter::default(), "192.0.2.1".parse().unwrap());
-        let refused = (0..10_000).filter(|_| pace.check_bad_token("expired", proxy).is_err()).count();
-        assert!(refused > 9_000, "{refused}");
+        let rejected = (0..10_000).filter(|_| pace.check_bad_token("expired", proxy).is_err()).count();
+        assert!(rejected > 9_000, "{rejected}");
         assert!(pace.check_bad_token("another", proxy).is_ok(), "the first request of a new token");
         let guessed = (0..1000).filter(|guess| pace.check_bad_token(&format!("guess-{guess}"), proxy).is_err()).count();
         assert!(guessed > 500, "{guessed}: guesses count against their network");
@@ -146,10 +146,10 @@ mod tests {
     #[test]
     fn token_guessing_is_limited_per_network() {
         let (pace, at) = (RequestLimiter::default(), |text: &str| text.parse::<IpAddr>().unwrap());
-        let refused = (0..MAX_REQUEST_BURST.get() + 200)
+        let rejected = (0..MAX_REQUEST_BURST.get() + 200)
             .filter(|_| pace.check_unauthenticated(at("2001:db8::1")).is_err())
             .count();
-        assert!(refused > 100, "{refused}");
+        assert!(rejected > 100, "{rejected}");
         // One more request is admitted every hundredth of a second: some of many are rejected however slow the machine
         // is.
         let neighbour = at("2001:db8::ffff:2");

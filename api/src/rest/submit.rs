@@ -100,10 +100,15 @@ pub const OVERRIDE_FLAGS: [&str; 8] = [
 /// # Errors
 /// The body can't be read, the params are invalid, or a limit of the pool or of the account is exceeded
 /// ([`ErrorReason::TooManyRequests`]).
-pub async fn read_submission(api: &AppState, ns: &str, who: &Principal, request: Request) -> Result<SubmitRequest> {
-    let place = api.compute.admit(&who.account)?;
-    let submission = Submission::receive(ns, &who.name, &who.account, request).await?;
-    api.compute.run_admitted(place, move || submission.order()).await
+pub async fn read_submission(
+    api: &AppState,
+    ns: &str,
+    principal: &Principal,
+    request: Request,
+) -> Result<SubmitRequest> {
+    let slot = api.compute.admit(&principal.account)?;
+    let submission = Submission::receive(ns, &principal.name, &principal.account, request).await?;
+    api.compute.run_admitted(slot, move || submission.order()).await
 }
 
 /// A request to create a job, completely received and not parsed yet.
@@ -344,14 +349,14 @@ impl FormParts {
 
     /// Reads the params file and its options; see [`RequestBody::read`].
     fn read(self) -> Result<(Value, Vec<UploadedFile>, blake3::Hash, Option<String>)> {
-        let Self { params, options: beside, files, stem, digest } = self;
+        let Self { params, options, files, stem, digest } = self;
         let params = params.ok_or_else(|| bad_form(&"the part `params` is missing"))?;
         let bad_params = |detail: &str| ApiError::new(ErrorReason::BadParams, detail);
         let text = std::str::from_utf8(&params).map_err(|_| bad_params("the params are not UTF-8"))?;
         let read = Params::parse_yaml(text).map_err(|error| bad_params(error.report().trim_end()))?;
         let mut params = StoredParams::from(&read).0;
-        let beside = beside.map(|bytes| parse_json::<SubmitOptions>("JSON in the part `job`", &bytes)).transpose()?;
-        let SubmitOptions { metadata, mut spec, overrides } = beside.unwrap_or_default();
+        let options = options.map(|bytes| parse_json::<SubmitOptions>("JSON in the part `job`", &bytes)).transpose()?;
+        let SubmitOptions { metadata, mut spec, overrides } = options.unwrap_or_default();
         if spec.contains_key("params") {
             let message = "the params are in the part `params`: leave these out".to_owned();
             return Err(ApiError::invalid(vec![FieldError { field: "spec.params".to_owned(), message }]));

@@ -162,21 +162,21 @@ mod tests {
 
     #[test]
     fn unusable_token_requests_are_rejected() {
-        let asked = |namespaces: &[&str], seconds| TokenRequest {
+        let request = |namespaces: &[&str], seconds| TokenRequest {
             name: "ci".to_owned(),
             role: "viewer".to_owned(),
             namespaces: namespaces.iter().map(|&name| name.to_owned()).collect(),
             expires_in_seconds: seconds,
         };
-        assert!(asked(&["*"], None).generate().is_ok() && asked(&["team-1", "a"], Some(1)).generate().is_ok());
+        assert!(request(&["*"], None).generate().is_ok() && request(&["team-1", "a"], Some(1)).generate().is_ok());
         for (namespaces, seconds, field) in [
             (&[][..], None, "namespaces"),
             (&["a", ""], None, "namespaces[1]"),
             (&["Team"], None, "namespaces[0]"),
             (&["a"], Some(0), "expiresInSeconds"),
         ] {
-            let refusal = asked(namespaces, seconds).generate().unwrap_err();
-            assert_eq!((refusal.reason, refusal.errors[0].field.as_str()), (ErrorReason::Invalid, field));
+            let error = request(namespaces, seconds).generate().unwrap_err();
+            assert_eq!((error.reason, error.errors[0].field.as_str()), (ErrorReason::Invalid, field));
         }
     }
 }

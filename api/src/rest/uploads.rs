@@ -149,8 +149,8 @@ impl DataPaths {
         let plain = self.plain.get(path).copied();
         let before = |number: usize| plain.is_none_or(|plain| number < plain);
         let mut globs = self.globs.iter().take_while(|(number, _)| before(*number));
-        let found = globs.find(|(_, glob)| glob.matches(path)).map(|(number, _)| *number).or(plain)?;
-        Some((found, self.all.get(found)?))
+        let index = globs.find(|(_, glob)| glob.matches(path)).map(|(number, _)| *number).or(plain)?;
+        Some((index, self.all.get(index)?))
     }
 
     /// Rejects globs and files whose matching takes too long: in the worst case each byte of a path is compared with
@@ -252,8 +252,8 @@ mod tests {
         let mut params = json!({"train_input": {"data_dir": names}});
         let files = (0..1000).map(|at| (format!("f{at}"), Bytes::from_static(b"t"))).collect();
         let began = std::time::Instant::now();
-        let refusal = attach_uploads(&mut params, &mut Map::new(), files).unwrap_err();
-        assert_eq!(refusal.reason, ErrorReason::PayloadTooLarge);
+        let error = attach_uploads(&mut params, &mut Map::new(), files).unwrap_err();
+        assert_eq!(error.reason, ErrorReason::PayloadTooLarge);
         assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
     }
 }

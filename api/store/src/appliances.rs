@@ -29,8 +29,8 @@ impl Store {
     /// # Errors
     /// Those of [`Store::job`].
     pub async fn appliance(&self, name: &str) -> Result<Option<ApplianceRecord>> {
-        let found = sql("SELECT name, version, document FROM appliances WHERE name = $1");
-        found.bind(name).first(&self.inner.read).await?.as_ref().map(ApplianceRecord::read).transpose()
+        let statement = sql("SELECT name, version, document FROM appliances WHERE name = $1");
+        statement.bind(name).first(&self.inner.read).await?.as_ref().map(ApplianceRecord::read).transpose()
     }
 
     /// Returns all appliances, ordered by name.

@@ -34,8 +34,8 @@ impl Store {
         self.inner.changes.subscribe()
     }
 
-    pub(crate) fn notify(&self, uid: &str, what: ChangedPart) {
+    pub(crate) fn notify(&self, uid: &str, part: ChangedPart) {
         // Fails only if there are no listeners.
-        let _ = self.inner.changes.send(ChangeNotice { uid: uid.to_owned(), what });
+        let _ = self.inner.changes.send(ChangeNotice { uid: uid.to_owned(), what: part });
     }
 }

@@ -152,11 +152,11 @@ pub(crate) enum DatabaseErrorKind {
 impl DatabaseErrorKind {
     /// Classifies the error code. SQLite's codes are numbers whose low byte is the primary code; PostgreSQL's have five
     /// characters, of which the first two are the class.
-    pub(crate) fn of(answer: &dyn DatabaseError) -> Self {
-        if answer.kind() != ErrorKind::Other {
+    pub(crate) fn of(error: &dyn DatabaseError) -> Self {
+        if error.kind() != ErrorKind::Other {
             return Self::Other;
         }
-        let code = answer.code().unwrap_or_default();
+        let code = error.code().unwrap_or_default();
         if code.len() == 5 {
             return match &*code {
                 "40001" | "40P01" | "55P03" => Self::Busy,

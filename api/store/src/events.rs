@@ -59,9 +59,9 @@ impl Store {
     /// Those of [`Store::add_event`].
     pub async fn insert_event_if_new(&self, uid: &str, event: &NewEvent) -> Result<bool> {
         let (number, mut transaction) = self.next_event_number(uid).await?;
-        let known = sql("SELECT number FROM events WHERE uid = $1 AND at_ms = $2 AND reason = $3 AND message = $4");
-        let known = known.bind(uid).bind(event.at_ms).bind(&event.reason).bind(&event.message);
-        if known.first(&mut *transaction).await?.is_some() {
+        let duplicate = sql("SELECT number FROM events WHERE uid = $1 AND at_ms = $2 AND reason = $3 AND message = $4");
+        let duplicate = duplicate.bind(uid).bind(event.at_ms).bind(&event.reason).bind(&event.message);
+        if duplicate.first(&mut *transaction).await?.is_some() {
             return Ok(false);
         }
         self.insert(transaction, uid, number, event).await?;
@@ -116,7 +116,7 @@ impl Store {
     /// # Errors
     /// Those of [`Store::job`].
     pub async fn has_event(&self, uid: &str, reason: &str) -> Result<bool> {
-        let found = sql("SELECT number FROM events WHERE uid = $1 AND reason = $2 LIMIT 1");
-        Ok(found.bind(uid).bind(reason).first(&self.inner.read).await?.is_some())
+        let statement = sql("SELECT number FROM events WHERE uid = $1 AND reason = $2 LIMIT 1");
+        Ok(statement.bind(uid).bind(reason).first(&self.inner.read).await?.is_some())
     }
 }

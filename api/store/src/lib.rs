@@ -123,9 +123,9 @@ impl Store {
     }
 
     /// Commits, and notifies listeners.
-    async fn commit(&self, transaction: Transaction<'static, Any>, uid: &str, what: ChangedPart) -> Result<()> {
+    async fn commit(&self, transaction: Transaction<'static, Any>, uid: &str, part: ChangedPart) -> Result<()> {
         transaction.commit().instrument(span("COMMIT")).await.map_err(count_failure)?;
-        self.notify(uid, what);
+        self.notify(uid, part);
         Ok(())
     }
 }

@@ -178,9 +178,9 @@ fn unsigned(column: &str, number: i64) -> Result<u64> {
 }
 
 /// Converts `number` for the database; `what` names it in the error.
-pub(crate) fn signed(what: &'static str, number: u64) -> Result<i64> {
+pub(crate) fn signed(name: &'static str, number: u64) -> Result<i64> {
     let fits = i64::try_from(number).ok().filter(|number| *number <= MAX_SAFE_INTEGER);
-    fits.ok_or(Error::TooLarge(what, number))
+    fits.ok_or(Error::TooLarge(name, number))
 }
 
 /// Returns the LIMIT of a query, `count` + `more`.

@@ -113,12 +113,12 @@ impl Store {
     /// # Errors
     /// Those of [`Store::replace_job`].
     pub async fn delete_expired_tokens(&self, mark: Option<&str>, before_ms: i64) -> Result<u64> {
-        let mut over = sql("DELETE FROM tokens WHERE (expires_ms < $1 OR revoked_ms < $1)").bind(before_ms);
+        let mut expired = sql("DELETE FROM tokens WHERE (expires_ms < $1 OR revoked_ms < $1)").bind(before_ms);
         if let Some(mark) = mark {
-            over = over.push(" AND replace(id, ").value(mark).push(", '') <> id");
+            expired = expired.push(" AND replace(id, ").value(mark).push(", '') <> id");
         }
         let mut transaction = self.begin().await?;
-        let forgotten = over.execute(&mut *transaction).await?;
+        let forgotten = expired.execute(&mut *transaction).await?;
         transaction.commit().await.map_err(count_failure)?;
         Ok(forgotten)
     }

@@ -55,8 +55,8 @@ fn request_headers() -> [(&'static str, &'static str, Value); 5] {
 
 /// Returns a request header as a parameter.
 pub fn parameter(name: &str) -> Value {
-    let found = request_headers().into_iter().find(|(known, ..)| *known == name);
-    let (_, description, schema) = found.unwrap_or_default();
+    let header = request_headers().into_iter().find(|(known, ..)| *known == name);
+    let (_, description, schema) = header.unwrap_or_default();
     json!({"name": name, "in": "header", "required": false, "description": description, "schema": schema})
 }
 

@@ -53,13 +53,13 @@ fn render() -> String {
             route.summary,
             operation["description"].as_str().unwrap_or_default()
         );
-        let asked: Vec<&Value> =
+        let listed: Vec<&Value> =
             operation["parameters"].as_array().into_iter().flatten().filter(|it| it["in"] != "path").collect();
-        if !asked.is_empty() {
+        if !listed.is_empty() {
             text.push_str("<table>");
-            for parameter in asked {
-                let said = |key: &str| parameter[key].as_str().unwrap_or_default().to_owned();
-                let _ = write!(text, "<tr><td><code>{}</code><td>{}", said("name"), said("description"));
+            for parameter in listed {
+                let field = |key: &str| parameter[key].as_str().unwrap_or_default().to_owned();
+                let _ = write!(text, "<tr><td><code>{}</code><td>{}", field("name"), field("description"));
             }
             text.push_str("</table>");
         }

@@ -31,8 +31,9 @@ impl Store {
     /// # Errors
     /// Those of [`Store::replace_job`]; jobs that were deleted before the error stay deleted.
     pub async fn delete_finished_before(&self, before_ms: i64, limit: u32) -> Result<Vec<String>> {
-        let over = "SELECT uid FROM jobs WHERE finished_ms < $1 OR deleted_ms < $1 ORDER BY created_ms, uid LIMIT $2";
-        self.delete_batch(over, before_ms, limit).await
+        let expired =
+            "SELECT uid FROM jobs WHERE finished_ms < $1 OR deleted_ms < $1 ORDER BY created_ms, uid LIMIT $2";
+        self.delete_batch(expired, before_ms, limit).await
     }
 
     /// Like [`Store::delete_finished_before`], but only for jobs that were deleted. For a database that mirrors jobs: a
@@ -41,17 +42,18 @@ impl Store {
     /// # Errors
     /// Those of [`Store::delete_finished_before`].
     pub async fn delete_deleted_before(&self, before_ms: i64, limit: u32) -> Result<Vec<String>> {
-        let over = "SELECT uid FROM jobs WHERE deleted_ms < $1 ORDER BY created_ms, uid LIMIT $2";
-        self.delete_batch(over, before_ms, limit).await
+        let expired = "SELECT uid FROM jobs WHERE deleted_ms < $1 ORDER BY created_ms, uid LIMIT $2";
+        self.delete_batch(expired, before_ms, limit).await
     }
 
-    async fn delete_batch(&self, over: &'static str, before_ms: i64, limit: u32) -> Result<Vec<String>> {
-        let over = sql(over);
-        let over = over.bind(before_ms).bind(i64::from(limit)).all(&self.inner.read, |row| row.text("uid")).await?;
-        for uid in &over {
+    async fn delete_batch(&self, expired: &'static str, before_ms: i64, limit: u32) -> Result<Vec<String>> {
+        let expired = sql(expired);
+        let expired =
+            expired.bind(before_ms).bind(i64::from(limit)).all(&self.inner.read, |row| row.text("uid")).await?;
+        for uid in &expired {
             self.delete_job(uid).await?;
         }
-        Ok(over)
+        Ok(expired)
     }
 
     /// Deletes a job's journal and curves; the number of its newest entry stays recorded. Uses several transactions.

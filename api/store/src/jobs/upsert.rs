@@ -85,6 +85,6 @@ async fn with_acquired_key(on: &mut AnyConnection, job: &NewJob, life_ms: i64) -
     .execute(&mut *on)
     .await?;
     let holder = sql("SELECT uid FROM jobs WHERE namespace = $1 AND idempotency_key = $2");
-    let held = holder.bind(&job.namespace).bind(&key.key).first(on).await?.is_some();
-    Ok(NewJob { key: job.key.clone().filter(|_| !held), ..job.clone() })
+    let is_held = holder.bind(&job.namespace).bind(&key.key).first(on).await?.is_some();
+    Ok(NewJob { key: job.key.clone().filter(|_| !is_held), ..job.clone() })
 }

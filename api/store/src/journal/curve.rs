@@ -54,11 +54,11 @@ impl Store {
     /// # Errors
     /// Those of [`Store::job`].
     pub async fn metrics(&self, uid: &str, mode: MetricMode, max_points: u32) -> Result<Vec<JournalRecord>> {
-        let most = i64::from(max_points.max(2));
-        let Some(CurveExtent { more, first, last }) = self.extent(uid, mode, most).await? else {
+        let max_points = i64::from(max_points.max(2));
+        let Some(CurveExtent { more, first, last }) = self.extent(uid, mode, max_points).await? else {
             return Ok(Vec::new());
         };
-        let stretch = if more { (last - first + most - 2) / (most - 1) } else { 1 };
+        let stretch = if more { (last - first + max_points - 2) / (max_points - 1) } else { 1 };
         // Each recursion goes from the first point of an interval to the first of the next interval that has one: the
         // number of look-ups is that of the points returned, not that of the curve.
         let points = sql("WITH RECURSIVE shown (step) AS (SELECT $3 UNION ALL \
@@ -74,15 +74,15 @@ impl Store {
         bound.all(&self.inner.read, JournalRecord::read).await
     }
 
-    async fn extent(&self, uid: &str, mode: MetricMode, most: i64) -> Result<Option<CurveExtent>> {
+    async fn extent(&self, uid: &str, mode: MetricMode, max_points: i64) -> Result<Option<CurveExtent>> {
         let extent = sql("SELECT (SELECT MIN(step) FROM points WHERE uid = $1 AND mode = $2) AS first, \
                           (SELECT MAX(step) FROM points WHERE uid = $1 AND mode = $2) AS last, \
                           (SELECT COUNT(*) FROM (SELECT step FROM points WHERE uid = $1 AND mode = $2 LIMIT $3) AS part) \
                           AS count");
-        let extent = extent.bind(uid).bind(mode.as_str()).bind(most + 1);
+        let extent = extent.bind(uid).bind(mode.as_str()).bind(max_points + 1);
         let Some(row) = extent.first(&self.inner.read).await? else { return Ok(None) };
         let ends = row.maybe_time("first")?.zip(row.maybe_time("last")?);
-        let more = row.time("count")? > most;
+        let more = row.time("count")? > max_points;
         Ok(ends.map(|(first, last)| CurveExtent { more, first, last }))
     }
 }

@@ -62,15 +62,15 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::replace_job`].
-    pub async fn shrink_history(&self, most: u64) -> Result<Vec<String>> {
+    pub async fn shrink_history(&self, max_bytes: u64) -> Result<Vec<String>> {
         let mut shrunk = Vec::new();
-        while self.history_bytes().await? > most {
-            let over = sql("SELECT n.uid FROM numbers n JOIN jobs j ON j.uid = n.uid \
+        while self.history_bytes().await? > max_bytes {
+            let oldest_finished = sql("SELECT n.uid FROM numbers n JOIN jobs j ON j.uid = n.uid \
                             WHERE n.bytes > 0 AND (j.finished_ms IS NOT NULL OR j.deleted_ms IS NOT NULL) \
                             ORDER BY COALESCE(j.finished_ms, j.deleted_ms), n.uid LIMIT 1");
             let largest = sql("SELECT uid FROM numbers WHERE bytes > 0 ORDER BY bytes DESC, uid LIMIT 1");
-            let uid = async |found: Sql| found.first(&self.inner.read).await?.map(|row| row.text("uid")).transpose();
-            if let Some(uid) = uid(over).await? {
+            let uid = async |query: Sql| query.first(&self.inner.read).await?.map(|row| row.text("uid")).transpose();
+            if let Some(uid) = uid(oldest_finished).await? {
                 self.delete_journal(&uid).await?;
                 shrunk.push(uid);
             } else if let Some(uid) = uid(largest).await?
