@@ -11,7 +11,7 @@ const PURE: &[&str] = &[
     "agents/engine/src",
     "crds/src",
     "emulator/src/compile",
-    "emulator/src/placement.rs",
+    "emulator/src/placement",
     "emulator/src/tree.rs",
     "operator/lifecycle/src",
 ];

@@ -1,0 +1,127 @@
+//! Conditions of an appliance, and the events about its ledger.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+use millrace_crds::{Appliance, ApplianceStatus, Grant, ResourceAmounts};
+use millrace_lifecycle::ledger::{describe_jobs, over_commitment_message};
+use millrace_lifecycle::{JobEvent, set_condition, used_resources};
+
+/// Condition: the spec is valid, and jobs are admitted.
+const CONDITION_ACCEPTED: &str = "Accepted";
+/// Condition: jobs hold more than the appliance has.
+const CONDITION_OVER_COMMITTED: &str = "OverCommitted";
+/// Condition: the appliance is deleted, and jobs hold systems of it.
+const CONDITION_DELETING: &str = "Deleting";
+/// Condition: the spec equals the chart's values.
+const CONDITION_MATCHES_VALUES: &str = "MatchesValues";
+
+/// Updates the appliance's conditions. `wrong` is the error in its spec, if any.
+pub(super) fn update_conditions(
+    status: &mut ApplianceStatus,
+    appliance: &Appliance,
+    capacity: Option<&ResourceAmounts>,
+    ledger: &[Grant],
+    wrong: Option<String>,
+    now: Timestamp,
+) {
+    let mut set = |of: &str, status_word: &str, reason: &str, message: String| {
+        let condition = Condition {
+            type_: of.to_owned(),
+            status: status_word.to_owned(),
+            reason: reason.to_owned(),
+            message,
+            observed_generation: appliance.metadata.generation,
+            last_transition_time: Time(now),
+        };
+        set_condition(&mut status.conditions, condition);
+    };
+    let systems = used_resources(ledger).systems;
+    match (wrong, capacity) {
+        (Some(wrong), _) => set(CONDITION_ACCEPTED, "False", "BadSpec", wrong),
+        (None, capacity) => {
+            let all = capacity.map_or(0, |capacity| capacity.systems);
+            set(CONDITION_ACCEPTED, "True", "Ready", format!("in use: {systems} system(s) of {all}"));
+        }
+    }
+    match capacity.and_then(|capacity| over_commitment_message(capacity, ledger)) {
+        Some(why) => set(CONDITION_OVER_COMMITTED, "True", "Overcommitted", why),
+        None => set(CONDITION_OVER_COMMITTED, "False", "Fits", "capacity covers the systems in use".to_owned()),
+    }
+    if appliance.metadata.deletion_timestamp.is_some() {
+        let message = format!(
+            "deletion waits until no job uses systems; used by {}: wait until these jobs end, suspend them or delete \
+             them",
+            describe_jobs(ledger)
+        );
+        set(CONDITION_DELETING, "True", "SystemsInUse", message);
+    }
+}
+
+/// Updates the condition about fields that differ from the chart's values; removes it if the appliance has no values.
+pub(super) fn update_matches_values(
+    status: &mut ApplianceStatus,
+    appliance: &Appliance,
+    edits: Option<Vec<String>>,
+    now: Timestamp,
+) {
+    let Some(edits) = edits else {
+        status.conditions.retain(|condition| condition.type_ != CONDITION_MATCHES_VALUES);
+        return;
+    };
+    let (word, reason, message) = if edits.is_empty() {
+        ("True", "MatchesChart", "the appliance matches the chart's values".to_owned())
+    } else {
+        let what = edits.join(", ");
+        let message = format!(
+            "edited manually since the chart's values were applied: {what}; the edit is kept until the values change"
+        );
+        ("False", "EditedManually", message)
+    };
+    let condition = Condition {
+        type_: CONDITION_MATCHES_VALUES.to_owned(),
+        status: word.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        observed_generation: appliance.metadata.generation,
+        last_transition_time: Time(now),
+    };
+    set_condition(&mut status.conditions, condition);
+}
+
+/// Returns the events to publish about the appliance.
+pub(super) fn appliance_events(
+    old: &ApplianceStatus,
+    new: &ApplianceStatus,
+    adopted: &[String],
+    rejected: &[Grant],
+) -> Vec<JobEvent> {
+    let is = |status: &ApplianceStatus, of: &str| {
+        status.conditions.iter().find(|condition| condition.type_ == of && condition.status == "True").cloned()
+    };
+    let warning = |reason: &str, message: String| JobEvent {
+        warning: true,
+        reason: reason.to_owned(),
+        message,
+        ..JobEvent::default()
+    };
+    let begun = [CONDITION_OVER_COMMITTED, CONDITION_DELETING].into_iter().filter(|of| is(old, of).is_none());
+    let mut events: Vec<JobEvent> =
+        begun.filter_map(|of| is(new, of)).map(|it| warning(&it.reason, it.message)).collect();
+    let edited = |status: &ApplianceStatus| {
+        let mut conditions = status.conditions.iter();
+        conditions.find(|condition| condition.type_ == CONDITION_MATCHES_VALUES && condition.status == "False").cloned()
+    };
+    let before = edited(old).map(|condition| condition.message);
+    let edited = edited(new).filter(|condition| Some(&condition.message) != before.as_ref());
+    events.extend(edited.map(|condition| warning(&condition.reason, condition.message)));
+    if !adopted.is_empty() {
+        let jobs = adopted.join(", ");
+        let message = format!("rebuilt the ledger: it lacked systems that the status of {jobs} lists");
+        events.push(warning("LedgerRebuilt", message));
+    }
+    events.extend(rejected.iter().map(|grant| {
+        let message = format!("removed a grant to {}/{} of systems that other jobs use", grant.namespace, grant.name);
+        warning("GrantRemoved", message)
+    }));
+    events
+}

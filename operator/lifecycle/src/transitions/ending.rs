@@ -1,0 +1,139 @@
+//! The end of an attempt and of a job: saving state, removing agents, releasing systems.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use millrace_crds::{ConditionType, JobState, Role};
+
+use super::{Decider, IDLE_GRACE_SECONDS, REQUEUE_SECONDS, StateAndMessage};
+use crate::retry::clear_backoff;
+use crate::{AgentState, JobCommand};
+
+impl Decider<'_> {
+    /// Requests the attempt to save its state and end.
+    pub(super) fn stop(&mut self, state: JobState, message: String) -> StateAndMessage {
+        self.status.stop_time.get_or_insert(Time(self.observed.now));
+        self.commands.push(JobCommand::StopAttempt { attempt: self.attempt(), reason: message.clone() });
+        self.requeue_after(i64::from(self.grace_seconds).min(REQUEUE_SECONDS as i64));
+        (state, message)
+    }
+
+    /// Handles an attempt that is ending.
+    pub(super) fn stopping(&mut self, state: JobState) -> StateAndMessage {
+        if let Some(outcome) = self.outcome().filter(|outcome| outcome.exit_code == 0) {
+            // It completed before it was stopped.
+            let message = outcome.message.clone();
+            return self.finish(JobState::Succeeded, message);
+        }
+        let before = self.state_message();
+        self.count_ready();
+        if self.observed.agents.is_empty() {
+            return self.on_last_agent_gone(state);
+        }
+        self.requeue_after = Some(REQUEUE_SECONDS);
+        if state == JobState::Restarting {
+            let grace = self.grace();
+            self.commands.push(JobCommand::RemoveAgents { grace });
+            return (state, before);
+        }
+        let waited = self.seconds_since(self.status.stop_time.as_ref());
+        let grace = i64::from(self.grace_seconds);
+        let report = self.report();
+        let saved = report.is_some_and(|report| report.saved || report.outcome.is_some());
+        let alive = self.observed.agents.iter().any(|agent| {
+            agent.role == Role::Coordinator && !agent.is_terminating && !matches!(agent.state, AgentState::Ended(_))
+        });
+        if saved || !alive || waited >= grace {
+            self.commands.push(JobCommand::RemoveAgents { grace: IDLE_GRACE_SECONDS });
+        } else {
+            self.commands.push(JobCommand::StopAttempt { attempt: self.attempt(), reason: before.clone() });
+            self.requeue_after((grace - waited).min(REQUEUE_SECONDS as i64));
+        }
+        (state, before)
+    }
+
+    /// Returns the message of the state in the status.
+    pub(super) fn state_message(&self) -> String {
+        self.status.condition(ConditionType::Succeeded).map(|it| it.message.clone()).unwrap_or_default()
+    }
+
+    /// Handles the end of the last agent. A job that only restarts keeps its systems.
+    pub(super) fn on_last_agent_gone(&mut self, state: JobState) -> StateAndMessage {
+        let same = self.spec.num_csx as usize == self.status.systems.len();
+        let requeue = self.status.retry.as_ref().is_some_and(|retry| retry.requeue);
+        if state == JobState::Restarting && !self.spec.suspend && same && !requeue && self.obstacle().is_none() {
+            if self.is_retry_pending() {
+                return (state, self.state_message());
+            }
+            let systems = std::mem::take(&mut self.status.systems);
+            self.count_active_seconds();
+            return self.begin_attempt(systems);
+        }
+        self.end_attempt();
+        self.requeue_after = Some(REQUEUE_SECONDS);
+        if self.spec.suspend || requeue || self.obstacle().is_some() {
+            self.wait_for_admission()
+        } else {
+            (JobState::Queued, "the job is in the queue again".to_owned())
+        }
+    }
+
+    /// Adds the time of this attempt to that of earlier ones.
+    pub(super) fn count_active_seconds(&mut self) {
+        let ran = self.seconds_since(self.status.attempt_start_time.as_ref());
+        let active = self.status.active_seconds.unwrap_or(0) + u64::try_from(ran).unwrap_or(0);
+        self.status.active_seconds = Some(active);
+    }
+
+    /// Releases the systems of an attempt that has no agents left.
+    pub(super) fn end_attempt(&mut self) {
+        self.count_active_seconds();
+        self.release();
+    }
+
+    pub(super) fn release(&mut self) {
+        self.status.systems.clear();
+        self.status.num_csx = None;
+        self.status.roles.clear();
+        self.status.stop_time = None;
+        self.status.attempt_start_time = None;
+    }
+
+    pub(super) fn finish(&mut self, state: JobState, message: String) -> StateAndMessage {
+        self.status.queue = None;
+        if let Some(retry) = &mut self.status.retry {
+            clear_backoff(retry);
+        }
+        self.status.finish_time.get_or_insert(Time(self.observed.now));
+        if self.observed.agents.is_empty() {
+            self.release();
+        } else {
+            let grace = if state == JobState::Succeeded { IDLE_GRACE_SECONDS } else { self.grace() };
+            self.commands.push(JobCommand::RemoveAgents { grace });
+        }
+        self.requeue_after = Some(REQUEUE_SECONDS);
+        (state, message)
+    }
+
+    /// Handles a finished job: its agents are removed, then its systems are released, then the job is deleted if it has
+    /// a time to live.
+    pub(super) fn clean_up_finished(&mut self, state: JobState) -> StateAndMessage {
+        let message = self.state_message();
+        if state == JobState::BadParams && !self.status.is(ConditionType::Accepted) {
+            self.refused = Some(message.clone());
+        }
+        if !self.observed.agents.is_empty() {
+            self.commands.push(JobCommand::RemoveAgents { grace: IDLE_GRACE_SECONDS });
+            self.requeue_after = Some(REQUEUE_SECONDS);
+            return (state, message);
+        }
+        self.release();
+        if let Some(ttl) = self.spec.ttl_seconds_after_finished {
+            let left = i64::from(ttl) - self.seconds_since(self.status.finish_time.as_ref());
+            if left <= 0 {
+                self.commands.push(JobCommand::DeleteJob);
+            } else {
+                self.requeue_after(left);
+            }
+        }
+        (state, message)
+    }
+}
