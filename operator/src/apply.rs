@@ -53,8 +53,8 @@ impl ChildCreator {
     /// # Errors
     /// The API server rejected a request or is unreachable, or a child can't be built.
     pub async fn ensure_attempt(&self, attempt: &AttemptContext<'_>, there: &[Pod]) -> Result<(), Error> {
-        let here = JobNamespace { client: &self.client, namespace: attempt.job.namespace().unwrap_or_default() };
-        here.apply(&children::service(attempt)).await?;
+        let namespace = JobNamespace { client: &self.client, namespace: attempt.job.namespace().unwrap_or_default() };
+        namespace.apply(&children::service(attempt)).await?;
         let mut policy = children::network_policy(attempt);
         let mut missing = children::pods(attempt);
         missing.iter_mut().for_each(|pod| children::set_log_format(pod, self.log_format));
@@ -63,20 +63,20 @@ impl ChildCreator {
             let parent = TraceParent::current();
             missing.iter_mut().for_each(|pod| traces.set_environment(pod, parent.as_ref()));
         }
-        here.apply(&policy).await?;
+        namespace.apply(&policy).await?;
         missing.retain(|pod| !there.iter().any(|other| other.metadata.name == pod.metadata.name));
         if missing.is_empty() {
-            return here.delete_previous_attempt(attempt).await;
+            return namespace.delete_previous_attempt(attempt).await;
         }
         if let Some(claim) = children::claim(attempt) {
-            here.create(&claim).await?;
+            namespace.create(&claim).await?;
         }
-        here.create(&children::launch(attempt).map_err(ChildError::Record)?).await?;
+        namespace.create(&children::launch(attempt).map_err(ChildError::Record)?).await?;
         let identities = children::identities(attempt, &self.certificates.authorities(), SystemTime::now());
-        here.create(&identities?).await?;
+        namespace.create(&identities?).await?;
         for pod in &missing {
-            if !here.create(pod).await? {
-                here.delete_unlisted_pod(pod, attempt.job).await?;
+            if !namespace.create(pod).await? {
+                namespace.delete_unlisted_pod(pod, attempt.job).await?;
             }
         }
         Ok(())

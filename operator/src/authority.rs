@@ -277,15 +277,17 @@ impl CertificateManager {
         let failed = |cause| AuthorityError::Secret { name: name.clone(), cause };
         loop {
             let secret_object = self.secrets.get_opt(name).await.map_err(failed)?;
-            let (found, renewed) = match &secret_object {
+            let (authorities, renewed) = match &secret_object {
                 Some(secret) => {
-                    let found = Authorities::read(secret).ok_or_else(|| AuthorityError::Damaged(name.clone()))?;
-                    let renewed = found.renewed(now)?;
-                    (Some(found), renewed)
+                    let authorities = Authorities::read(secret).ok_or_else(|| AuthorityError::Damaged(name.clone()))?;
+                    let renewed = authorities.renewed(now)?;
+                    (Some(authorities), renewed)
                 }
                 None => (None, Some(Authorities::new(now)?)),
             };
-            let Some(renewed) = renewed else { return found.ok_or_else(|| AuthorityError::Damaged(name.clone())) };
+            let Some(renewed) = renewed else {
+                return authorities.ok_or_else(|| AuthorityError::Damaged(name.clone()));
+            };
             if write_secret(&self.secrets, name, secret_object.as_ref(), None, renewed.data()).await? {
                 tracing::info!("wrote a new certificate authority to the secret {name}");
                 return Ok(renewed);
@@ -329,7 +331,7 @@ pub(crate) async fn write_secret(
     type_: Option<String>,
     data: BTreeMap<String, ByteString>,
 ) -> Result<bool, AuthorityError> {
-    let written = match secret_object {
+    let result = match secret_object {
         None => {
             let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
             let secret = Secret { metadata, type_, data: Some(data), ..Secret::default() };
@@ -340,7 +342,7 @@ pub(crate) async fn write_secret(
             secrets.replace(&secret_object.name_any(), &PostParams::default(), &secret).await
         }
     };
-    match written {
+    match result {
         Ok(_) => Ok(true),
         Err(kube::Error::Api(status)) if status.is_already_exists() || status.is_conflict() => Ok(false),
         Err(cause) => Err(AuthorityError::Secret { name: name.to_owned(), cause }),

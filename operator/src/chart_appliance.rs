@@ -94,20 +94,20 @@ impl ChartAppliance {
         }
         // Converted by the type, so that equal sizes compare equal in any notation.
         let typed: ApplianceSpec = serde_json::from_value(spec.clone()).ok()?;
-        let mut found = Vec::new();
-        differences(spec, &json!(typed), &json!(appliance.spec), "spec", &mut found);
-        Some(found)
+        let mut edits = Vec::new();
+        differences(spec, &json!(typed), &json!(appliance.spec), "spec", &mut edits);
+        Some(edits)
     }
 }
 
-/// Collects the fields that `named` has, and whose values in `wanted` and `current` differ.
-fn differences(named: &Value, wanted: &Value, current: &Value, path: &str, found: &mut Vec<String>) {
-    if let (Value::Object(fields), Value::Object(_)) = (named, wanted) {
+/// Collects the fields that `named` has, and whose values in `desired` and `current` differ.
+fn differences(named: &Value, desired: &Value, current: &Value, path: &str, edits: &mut Vec<String>) {
+    if let (Value::Object(fields), Value::Object(_)) = (named, desired) {
         for (key, value) in fields {
-            differences(value, &wanted[key], &current[key], &format!("{path}.{key}"), found);
+            differences(value, &desired[key], &current[key], &format!("{path}.{key}"), edits);
         }
-    } else if wanted != current {
-        found.push(format!("{path} is {current}, but {wanted} in the values"));
+    } else if desired != current {
+        edits.push(format!("{path} is {current}, but {desired} in the values"));
     }
 }
 
@@ -157,9 +157,9 @@ async fn apply_once(
     let params = PatchParams::apply(CHART_FIELD_MANAGER).validation_strict();
     match appliances.patch(name, &params, &patch).await {
         // Another field manager has set fields of the values differently.
-        Err(kube::Error::Api(refused)) if refused.is_conflict() => {
+        Err(kube::Error::Api(conflict)) if conflict.is_conflict() => {
             let appliance = appliances.patch(name, &params.force(), &patch).await?;
-            let message = conflict_message(&refused);
+            let message = conflict_message(&conflict);
             tracing::warn!(appliance = %name, "Appliance: {message}");
             let reason = "ManualEditReplaced".to_owned();
             let event = JobEvent { warning: true, reason, message, ..JobEvent::default() };
@@ -176,8 +176,8 @@ fn conflict_message(conflict: &Status) -> String {
     let causes = causes.filter(|cause| !cause.field.contains(VALUES_DIGEST_ANNOTATION));
     let fields: Vec<String> =
         causes.map(|cause| format!("{} ({})", cause.field.trim_start_matches('.'), cause.message)).collect();
-    let what = if fields.is_empty() { conflict.message.clone() } else { fields.join(", ") };
-    format!("the chart's values have changed and replaced manual edits: {what}")
+    let replaced = if fields.is_empty() { conflict.message.clone() } else { fields.join(", ") };
+    format!("the chart's values have changed and replaced manual edits: {replaced}")
 }
 
 impl ApplianceFile {
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn replaced_manual_edits_are_reported() {
-        let refused = json!({
+        let status = json!({
             "status": "Failure", "reason": "Conflict", "code": 409,
             "message": "Apply failed with 1 conflict: conflict with \"kubectl-edit\" using millrace.dev/v1alpha1: .spec.systems",
             "details": {"causes": [{
@@ -250,10 +250,11 @@ mod tests {
                 "field": ".spec.systems",
             }]},
         });
-        let said = conflict_message(&serde_json::from_value(refused).unwrap());
+        let message = conflict_message(&serde_json::from_value(status).unwrap());
         assert!(
-            said.ends_with("manual edits: spec.systems (conflict with \"kubectl-edit\" using millrace.dev/v1alpha1)"),
-            "{said}"
+            message
+                .ends_with("manual edits: spec.systems (conflict with \"kubectl-edit\" using millrace.dev/v1alpha1)"),
+            "{message}"
         );
     }
 }

@@ -53,8 +53,8 @@ pub enum Rejection {
 
 impl Error {
     /// Returns a function that adds the failed action `what` to an error of the client.
-    pub fn api(what: &'static str) -> impl Fn(kube::Error) -> Self {
-        move |cause| Self::Api { what, cause: Box::new(cause) }
+    pub fn api(operation: &'static str) -> impl Fn(kube::Error) -> Self {
+        move |cause| Self::Api { what: operation, cause: Box::new(cause) }
     }
 }
 
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn rejection_quotes_the_api_server() {
-        let refusal = |code: u16, message: &str| {
+        let error_from = |code: u16, message: &str| {
             let status = json!({"status": "Failure", "code": code, "reason": "R", "message": message});
             let status = serde_json::from_value(status).unwrap();
             let error = Error::api("create a child of the job")(kube::Error::Api(status));
@@ -105,13 +105,13 @@ mod tests {
         };
         let quota =
             "pods \"a-cs2-0\" is forbidden: exceeded quota: small, requested: pods=1, used: pods=2, limited: pods=2";
-        let told = refusal(403, quota).unwrap();
-        assert!(told.ends_with(quota), "{told}");
+        let message = error_from(403, quota).unwrap();
+        assert!(message.ends_with(quota), "{message}");
         for code in [400, 404, 422] {
-            assert!(refusal(code, "no").is_some(), "{code}");
+            assert!(error_from(code, "no").is_some(), "{code}");
         }
         for code in [401, 408, 409, 429, 500, 503] {
-            assert_eq!(refusal(code, "later"), None, "{code}");
+            assert_eq!(error_from(code, "later"), None, "{code}");
         }
     }
 }

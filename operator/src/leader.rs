@@ -37,17 +37,17 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Creates a candidate with the identity `me`, which must be unique, for the lease `name` in `namespace`.
-    pub fn new(client: Client, namespace: &str, name: &str, me: &str) -> Self {
-        Self { leases: Api::namespaced(client, namespace), name: name.to_owned(), me: me.to_owned() }
+    /// Creates a candidate with an `identity`, which must be unique, for the lease `name` in `namespace`.
+    pub fn new(client: Client, namespace: &str, name: &str, identity: &str) -> Self {
+        Self { leases: Api::namespaced(client, namespace), name: name.to_owned(), me: identity.to_owned() }
     }
 
     /// Waits until this candidate leads. Returns the fencing epoch, from 1, and the term, which has begun.
     pub async fn elected(&self) -> (u64, LeaderTerm) {
-        let mut seen = ObservedLease::default();
+        let mut observed = ObservedLease::default();
         loop {
             let sent = Instant::now();
-            match self.try_lead(LeaseIntent::New, &mut seen).await {
+            match self.try_lead(LeaseIntent::New, &mut observed).await {
                 Ok(Some(epoch)) if sent.elapsed() < TERM_DURATION => {
                     return (epoch, LeaderTerm::begin(sent, TERM_DURATION));
                 }
@@ -95,18 +95,18 @@ impl Candidate {
     }
 
     /// Takes or renews the lease; returns the epoch, or `None` if another operator holds it.
-    async fn try_lead(&self, what: LeaseIntent, seen: &mut ObservedLease) -> Result<Option<u64>, kube::Error> {
-        let found = self.leases.get_opt(&self.name).await?;
-        let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
-        if held_by_another(spec, &self.me) && !seen.is_over(spec, Instant::now()) {
+    async fn try_lead(&self, intent: LeaseIntent, observed: &mut ObservedLease) -> Result<Option<u64>, kube::Error> {
+        let current = self.leases.get_opt(&self.name).await?;
+        let spec = current.as_ref().and_then(|lease| lease.spec.as_ref());
+        if held_by_another(spec, &self.me) && !observed.is_over(spec, Instant::now()) {
             return Ok(None);
         }
-        let (lease, epoch) = claim_lease(found, &self.name, &self.me, what, Timestamp::now());
-        let written = match lease.metadata.resource_version {
+        let (lease, epoch) = claim_lease(current, &self.name, &self.me, intent, Timestamp::now());
+        let result = match lease.metadata.resource_version {
             None => self.leases.create(&PostParams::default(), &lease).await,
             Some(_) => self.leases.replace(&self.name, &PostParams::default(), &lease).await,
         };
-        match written {
+        match result {
             Ok(_) => Ok(Some(epoch)),
             // Another candidate was faster.
             Err(kube::Error::Api(status)) if status.is_already_exists() || status.is_conflict() => Ok(None),
@@ -162,18 +162,24 @@ fn held_by_another(spec: Option<&LeaseSpec>, me: &str) -> bool {
     holder.is_some_and(|holder| !holder.is_empty() && holder != me)
 }
 
-/// Builds the lease that `me` writes, and returns its epoch.
-fn claim_lease(found: Option<Lease>, name: &str, me: &str, what: LeaseIntent, now: Timestamp) -> (Lease, u64) {
-    let mut lease = found.unwrap_or_else(|| Lease {
+/// Builds the lease that the candidate `identity` writes, and returns its epoch.
+fn claim_lease(
+    current: Option<Lease>,
+    name: &str,
+    identity: &str,
+    intent: LeaseIntent,
+    now: Timestamp,
+) -> (Lease, u64) {
+    let mut lease = current.unwrap_or_else(|| Lease {
         metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
         ..Lease::default()
     });
     let old = lease.spec.take().unwrap_or_default();
-    let mine = old.holder_identity.as_deref() == Some(me);
-    let begins = !mine || what == LeaseIntent::New;
+    let mine = old.holder_identity.as_deref() == Some(identity);
+    let begins = !mine || intent == LeaseIntent::New;
     let transitions = old.lease_transitions.unwrap_or(0) + i32::from(begins);
     lease.spec = Some(LeaseSpec {
-        holder_identity: Some(me.to_owned()),
+        holder_identity: Some(identity.to_owned()),
         lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
         acquire_time: if begins { Some(MicroTime(now)) } else { old.acquire_time },
         renew_time: Some(MicroTime(now)),
@@ -239,16 +245,16 @@ mod tests {
     #[test]
     fn lease_expiry_is_independent_of_clocks() {
         let (start, seconds) = (Instant::now(), Duration::from_secs);
-        let mut seen = ObservedLease::default();
+        let mut observed = ObservedLease::default();
         // The leader's clock is an hour behind.
         let (lease, _) = claim_lease(None, "l", "a", LeaseIntent::New, at(-3_600));
         assert!(held_by_another(lease.spec.as_ref(), "b") && !held_by_another(lease.spec.as_ref(), "a"));
-        assert!(!seen.is_over(lease.spec.as_ref(), start));
-        assert!(!seen.is_over(lease.spec.as_ref(), start + seconds(14)));
+        assert!(!observed.is_over(lease.spec.as_ref(), start));
+        assert!(!observed.is_over(lease.spec.as_ref(), start + seconds(14)));
         let (renewed, _) = claim_lease(Some(lease), "l", "a", LeaseIntent::Renewal, at(-3_586));
-        assert!(!seen.is_over(renewed.spec.as_ref(), start + seconds(15)), "it was renewed");
-        assert!(!seen.is_over(renewed.spec.as_ref(), start + seconds(29)));
-        assert!(seen.is_over(renewed.spec.as_ref(), start + seconds(30)));
+        assert!(!observed.is_over(renewed.spec.as_ref(), start + seconds(15)), "it was renewed");
+        assert!(!observed.is_over(renewed.spec.as_ref(), start + seconds(29)));
+        assert!(observed.is_over(renewed.spec.as_ref(), start + seconds(30)));
         let mut given_back = renewed;
         given_back.spec.as_mut().unwrap().holder_identity = None;
         assert!(!held_by_another(given_back.spec.as_ref(), "b"), "at once, once it is given back");

@@ -198,8 +198,11 @@ mod tests {
 
     #[test]
     fn pods_become_agents() {
-        let seen = agent(&pod(json!({"phase": "Pending"}))).unwrap();
-        assert_eq!((seen.role, seen.index, seen.attempt, seen.state), (Role::Cs2, 1, 2, AgentState::Starting));
+        let observed = agent(&pod(json!({"phase": "Pending"}))).unwrap();
+        assert_eq!(
+            (observed.role, observed.index, observed.attempt, observed.state),
+            (Role::Cs2, 1, 2, AgentState::Starting)
+        );
         let ready = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
         assert_eq!(state_of(ready), AgentState::Ready);
         assert!(agent(&Pod::default()).is_none());
@@ -248,12 +251,10 @@ mod tests {
         let starved = ended(137, "OOMKilled", "what it wrote last");
         assert_eq!((starved.reason.as_str(), starved.log_tail.len()), ("OOMKilled", 1));
         assert_eq!(starved.message, "it exceeded its memory limit of 14Mi: raise spec.resources.cs2.limits.memory");
-        let told = r#"{"exit_code":1,"reason":"NonFiniteLoss","message":"the loss of step 7 is not finite","step":6}"#;
-        let told = ended(1, "Error", told);
-        assert_eq!(
-            (told.reason.as_str(), told.message.as_str()),
-            ("NonFiniteLoss", "the loss of step 7 is not finite")
-        );
+        let termination_message =
+            r#"{"exit_code":1,"reason":"NonFiniteLoss","message":"the loss of step 7 is not finite","step":6}"#;
+        let end = ended(1, "Error", termination_message);
+        assert_eq!((end.reason.as_str(), end.message.as_str()), ("NonFiniteLoss", "the loss of step 7 is not finite"));
         let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "the node was low on memory"});
         match state_of(evicted) {
             AgentState::Ended(end) => assert_eq!((end.exit_code, end.reason.as_str()), (None, "Evicted")),

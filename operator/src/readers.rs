@@ -74,9 +74,11 @@ impl ReaderState {
             return Self::Ended;
         }
         let unscheduled = condition(pod, "PodScheduled").filter(|condition| condition.status == "False");
-        let why = unscheduled.and_then(|condition| condition.message.clone());
-        if let Some(why) = why.filter(|why| why.contains("persistentvolumeclaim") && why.contains("not found")) {
-            return Self::ClaimMissing(why);
+        let message = unscheduled.and_then(|condition| condition.message.clone());
+        if let Some(message) =
+            message.filter(|message| message.contains("persistentvolumeclaim") && message.contains("not found"))
+        {
+            return Self::ClaimMissing(message);
         }
         let address = pod_address(pod, ports::READER_PORT).filter(|_| has_condition(pod, "Ready"));
         address.map_or(Self::Starting, Self::Ready)
@@ -152,9 +154,9 @@ impl ReaderController {
     /// Returns the pod of a request, if it exists.
     async fn pod(&self, request: &FileReader) -> Result<Option<Pod>, Error> {
         let named = ListParams::default().fields(&format!("metadata.name={}", request.name_any()));
-        let found = self.api::<Pod>(request).list(&named).await.map_err(Error::api("get a reader pod"))?;
+        let pods = self.api::<Pod>(request).list(&named).await.map_err(Error::api("get a reader pod"))?;
         let owned = |pod: &Pod| pod.owner_references().iter().any(|owner| Some(&owner.uid) == request.uid().as_ref());
-        Ok(found.items.into_iter().find(owned))
+        Ok(pods.items.into_iter().find(owned))
     }
 
     /// Returns the number of requests that are older than this one.
@@ -183,10 +185,10 @@ impl ReaderController {
             ..FileReaderStatus::default()
         };
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-        let made = self.api::<Secret>(request).create(&params, &reader.secret(issued)).await;
-        made.map(drop).or_else(ignore_already_exists).map_err(Error::api("make a reader's certificate"))?;
-        let made = self.api::<Pod>(request).create(&params, &reader.pod()).await;
-        made.map(drop).or_else(ignore_already_exists).map_err(Error::api("make a reader"))?;
+        let created = self.api::<Secret>(request).create(&params, &reader.secret(issued)).await;
+        created.map(drop).or_else(ignore_already_exists).map_err(Error::api("make a reader's certificate"))?;
+        let created = self.api::<Pod>(request).create(&params, &reader.pod()).await;
+        created.map(drop).or_else(ignore_already_exists).map_err(Error::api("make a reader"))?;
         self.record(request, status).await
     }
 

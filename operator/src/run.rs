@@ -169,6 +169,6 @@ async fn highest_epoch(client: &Client) -> Result<u64, kube::Error> {
 /// The collector's address is invalid, or logging is already installed in this process.
 pub fn log(args: &OperatorArgs) -> Result<Traces, millrace_traces::Error> {
     let ours = |target: &str| !target.starts_with("kube");
-    let wanted: fn(&str) -> bool = if args.log > LevelFilter::INFO { |_| true } else { ours };
-    millrace_traces::install("millrace-operator", server_layer(args.log, args.log_format, wanted))
+    let filter: fn(&str) -> bool = if args.log > LevelFilter::INFO { |_| true } else { ours };
+    millrace_traces::install("millrace-operator", server_layer(args.log, args.log_format, filter))
 }

@@ -61,13 +61,13 @@ impl ServingCertificate {
         loop {
             let existing = self.secrets.get_opt(&self.name).await;
             let existing = existing.map_err(|cause| AuthorityError::Secret { name: self.name.clone(), cause })?;
-            let made = match &existing {
+            let certificate = match &existing {
                 Some(secret) => read(secret).renew_if_due(&self.hosts, now)?,
                 None => Some(ServerCertificate::new(&self.hosts, now)?),
             };
-            let Some(made) = made else { return Ok(()) };
+            let Some(certificate) = certificate else { return Ok(()) };
             let type_ = Some("kubernetes.io/tls".to_owned());
-            if write_secret(&self.secrets, &self.name, existing.as_ref(), type_, data(made)).await? {
+            if write_secret(&self.secrets, &self.name, existing.as_ref(), type_, data(certificate)).await? {
                 tracing::info!("wrote a new certificate of the REST server to the secret {}", self.name);
                 return Ok(());
             }
@@ -88,12 +88,12 @@ fn read(secret: &Secret) -> ServerCertificate {
     }
 }
 
-fn data(made: ServerCertificate) -> BTreeMap<String, ByteString> {
+fn data(certificate: ServerCertificate) -> BTreeMap<String, ByteString> {
     let entries = [
-        (CERTIFICATE, Some(made.certificate)),
-        (KEY, Some(made.key)),
-        (AUTHORITY, Some(made.authority)),
-        (AUTHORITY_KEY, made.authority_key),
+        (CERTIFICATE, Some(certificate.certificate)),
+        (KEY, Some(certificate.key)),
+        (AUTHORITY, Some(certificate.authority)),
+        (AUTHORITY_KEY, certificate.authority_key),
     ];
     let bytes = |text: String| ByteString(text.into_bytes());
     entries.into_iter().filter_map(|(key, text)| Some((key.to_owned(), bytes(text?)))).collect()
@@ -106,9 +106,9 @@ mod tests {
     #[test]
     fn secret_round_trips_and_one_without_key_is_kept() {
         let (hosts, now) = (["millrace-api".to_owned()], SystemTime::now());
-        let made = ServerCertificate::new(&hosts, now).unwrap();
-        let mut secret = Secret { data: Some(data(made.clone())), ..Secret::default() };
-        assert!(read(&secret) == made);
+        let certificate = ServerCertificate::new(&hosts, now).unwrap();
+        let mut secret = Secret { data: Some(data(certificate.clone())), ..Secret::default() };
+        assert!(read(&secret) == certificate);
         secret.data.as_mut().unwrap().remove(AUTHORITY_KEY);
         assert!(read(&secret).renew_if_due(&hosts, now).unwrap().is_none(), "as charts of 0.1.0 made it");
         assert!(read(&Secret::default()).renew_if_due(&hosts, now).unwrap().is_some());

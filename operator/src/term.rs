@@ -32,11 +32,11 @@ impl LeaderTerm {
     /// Extends the term by a renewal that was sent at `sent`. Has no effect after the term's end.
     pub fn renewed(&self, sent: Instant, length: Duration) {
         self.0.send_if_modified(|ends| {
-            let over = Instant::now() >= *ends;
-            if !over {
+            let has_ended = Instant::now() >= *ends;
+            if !has_ended {
                 *ends = (*ends).max(sent + length);
             }
-            !over
+            !has_ended
         });
     }
 
@@ -67,14 +67,14 @@ async fn send(client: Client, term: LeaderTerm, request: Request<Body>) -> Resul
     if [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method()) {
         return client.send(request).await;
     }
-    let refused = || kube::Error::Service(Box::new(NotLeading));
+    let rejection = || kube::Error::Service(Box::new(NotLeading));
     if term.is_over() {
-        return Err(refused());
+        return Err(rejection());
     }
     // An extension during the request is ignored: the request is aborted at the old end, and the next try may succeed.
     match timeout_at(term.ends(), client.send(request)).await {
-        Ok(answer) => answer,
-        Err(_) => Err(refused()),
+        Ok(response) => response,
+        Err(_) => Err(rejection()),
     }
 }
 

@@ -86,13 +86,13 @@ impl World for ClusterWorld {
     async fn observe(&self, job: &TrainJob) -> Result<AgentsFound<Vec<Pod>>, Error> {
         let selector = ListParams::default().labels(&ChildNames::for_job(job).selector_text());
         let pods = self.pods(&job.namespace().unwrap_or_default()).list(&selector).await;
-        let there = pods.map_err(Error::api("list the job's pods"))?.items;
-        let mut agents: Vec<_> = there.iter().filter_map(agent).collect();
-        missing_config_maps::report_missing_config_maps(job, &self.client, &there, &mut agents)
+        let existing = pods.map_err(Error::api("list the job's pods"))?.items;
+        let mut agents: Vec<_> = existing.iter().filter_map(agent).collect();
+        missing_config_maps::report_missing_config_maps(job, &self.client, &existing, &mut agents)
             .await
             .map_err(Error::api("get a ConfigMap"))?;
         let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
-        Ok(AgentsFound { agents, termination_report: termination_report(&there, attempt), handle: there })
+        Ok(AgentsFound { agents, termination_report: termination_report(&existing, attempt), handle: existing })
     }
 
     async fn ensure_agents(&self, attempt: &AttemptContext<'_>, there: &Vec<Pod>) -> Result<(), Ended<Self>> {
@@ -102,8 +102,8 @@ impl World for ClusterWorld {
         })
     }
 
-    async fn remove_agents(&self, job: &TrainJob, there: &Vec<Pod>, grace: u32) -> Result<(), Error> {
-        remove_pods(&self.pods(&job.namespace().unwrap_or_default()), there, grace).await
+    async fn remove_agents(&self, job: &TrainJob, existing: &Vec<Pod>, grace: u32) -> Result<(), Error> {
+        remove_pods(&self.pods(&job.namespace().unwrap_or_default()), existing, grace).await
     }
 
     async fn finalize(&self, job: &TrainJob) -> Result<Option<Duration>, Error> {
@@ -119,14 +119,14 @@ impl World for ClusterWorld {
         if !archive::has_finalizer(job) {
             return Ok(None);
         }
-        let left = archive::remaining_hold(job, Timestamp::now()).filter(|_| has_steps && self.rest_server);
-        if left.is_some_and(|left| !left.is_zero()) {
-            return Ok(left);
+        let remaining = archive::remaining_hold(job, Timestamp::now()).filter(|_| has_steps && self.rest_server);
+        if remaining.is_some_and(|remaining| !remaining.is_zero()) {
+            return Ok(remaining);
         }
         let released = archive::remove_finalizer(&self.client, job)
             .await
             .map_err(Error::api("remove the finalizers of a deleted job"))?;
-        if released && left.is_some() {
+        if released && remaining.is_some() {
             tracing::warn!(job = %ObjectRef::from_obj(job), "the job's history was not archived in time");
         }
         Ok(None)
@@ -134,8 +134,8 @@ impl World for ClusterWorld {
 
     async fn has_leftover_agents(&self, namespace: &str, uid: &str) -> Result<bool, Error> {
         let selector = ListParams::default().labels(&format!("{JOB_UID_LABEL}={uid}")).limit(1);
-        let left = self.pods(namespace).list_metadata(&selector).await;
-        Ok(!left.map_err(Error::api("list pods of a deleted job"))?.items.is_empty())
+        let remaining = self.pods(namespace).list_metadata(&selector).await;
+        Ok(!remaining.map_err(Error::api("list pods of a deleted job"))?.items.is_empty())
     }
 
     async fn leftover_grants(&self, appliance: &str) -> Result<Vec<Grant>, Error> {
@@ -169,8 +169,8 @@ impl World for ClusterWorld {
         // The UID ensures that a new job of the same name is not changed.
         let patch = document::<TrainJob>(json!({"uid": uid}), &json!({"progress": progress}));
         let params = PatchParams::apply(PROGRESS_FIELD_MANAGER).force();
-        let written = jobs.patch_status(&job.name, &params, &Patch::Apply(&patch)).await;
-        written.map(drop).map_err(Error::api("record the job's progress"))
+        let result = jobs.patch_status(&job.name, &params, &Patch::Apply(&patch)).await;
+        result.map(drop).map_err(Error::api("record the job's progress"))
     }
 
     async fn record_ledger(&self, appliance: &Appliance, mut status: ApplianceStatus) -> Result<bool, Error> {
@@ -302,8 +302,8 @@ mod tests {
                     "apiVersion": "v1", "kind": "Status", "metadata": {}, "code": code, "reason": reason,
                     "status": if conflict { "Failure" } else { "Success" }, "message": "",
                 });
-                let answer = Response::builder().status(code).header("content-type", "application/json");
-                Ok::<_, kube::Error>(answer.body(Body::from(status.to_string().into_bytes())).unwrap())
+                let response = Response::builder().status(code).header("content-type", "application/json");
+                Ok::<_, kube::Error>(response.body(Body::from(status.to_string().into_bytes())).unwrap())
             }
         });
         (Client::new(service, "team"), deletions)

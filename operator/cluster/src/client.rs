@@ -64,8 +64,8 @@ fn with_timeout(client: Client) -> Client {
 }
 
 async fn send(client: Client, request: Request<Body>) -> Result<Response<Body>, kube::Error> {
-    let answer = timeout(RESPONSE_TIMEOUT, client.send(request)).await;
-    answer.unwrap_or_else(|_| Err(kube::Error::Service(Box::new(RequestTimeout))))
+    let response = timeout(RESPONSE_TIMEOUT, client.send(request)).await;
+    response.unwrap_or_else(|_| Err(kube::Error::Service(Box::new(RequestTimeout))))
 }
 
 #[cfg(test)]
@@ -85,11 +85,11 @@ mod tests {
             let number = counted.fetch_add(1, Ordering::Relaxed);
             let version = r#"{"major":"1","minor":"35","gitVersion":"","gitCommit":"","gitTreeState":"","buildDate":"",
                 "goVersion":"","compiler":"","platform":""}"#;
-            let answer = match number {
+            let response = match number {
                 0 | 1 => Err(kube::Error::Service("connection refused".into())),
                 _ => Ok(Response::new(Body::from(version.as_bytes().to_vec()))),
             };
-            std::future::ready(answer)
+            std::future::ready(response)
         };
         wait_for_api_server(&Client::new(tower::service_fn(away_twice), "default")).await;
         assert_eq!(tries.load(Ordering::Relaxed), 3);

@@ -51,10 +51,10 @@ impl ChildNames {
     }
 
     /// Returns `<job, cut>-<hash>-<what>`.
-    fn child(&self, what: &str) -> String {
-        let room = MAX_NAME_LENGTH.saturating_sub(HASH_LENGTH + what.len() + 2);
+    fn child(&self, suffix: &str) -> String {
+        let room = MAX_NAME_LENGTH.saturating_sub(HASH_LENGTH + suffix.len() + 2);
         let job: String = self.job.chars().take(room).collect();
-        format!("{}-{}-{what}", job.trim_end_matches('-'), self.hash)
+        format!("{}-{}-{suffix}", job.trim_end_matches('-'), self.hash)
     }
 
     /// Returns the name of an agent's pod.

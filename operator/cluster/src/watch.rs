@@ -55,13 +55,13 @@ where
 }
 
 /// Watches the objects of a kind in all namespaces that `which` selects.
-pub fn watch_selected<K>(client: &Client, which: watcher::Config) -> BoxStream<'static, Event<K>>
+pub fn watch_selected<K>(client: &Client, config: watcher::Config) -> BoxStream<'static, Event<K>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     K::DynamicType: Default + Clone,
 {
     let kind = K::kind(&K::DynamicType::default()).into_owned();
-    with_retries(watcher(Api::all(client.clone()), which), kind).boxed()
+    with_retries(watcher(Api::all(client.clone()), config), kind).boxed()
 }
 
 /// Continues a watch after failures. Logs the first failure until the next success.

@@ -187,13 +187,13 @@ impl<W: World> ControllerContext<W> {
     }
 
     /// Records a job's place in its queue; returns whether it changed.
-    pub fn set_queue_place(&self, uid: &str, place: Option<QueueStatus>) -> bool {
+    pub fn set_queue_place(&self, uid: &str, entry: Option<QueueStatus>) -> bool {
         let mut places = lock(&self.queue_places);
-        let before = match &place {
-            Some(place) => places.insert(uid.to_owned(), place.clone()),
+        let before = match &entry {
+            Some(entry) => places.insert(uid.to_owned(), entry.clone()),
             None => places.remove(uid),
         };
-        before != place
+        before != entry
     }
 
     /// Records the grants of an appliance as they were written.

@@ -43,14 +43,14 @@ impl Debouncer {
             Some(Some(due)) => *due,
             None | Some(None) => now + self.interval,
         };
-        let begun = if due <= now { Ok(()) } else { Err(due - now) };
-        objects.insert(key.to_owned(), begun.is_err().then_some(due));
-        begun
+        let result = if due <= now { Ok(()) } else { Err(due - now) };
+        objects.insert(key.to_owned(), result.is_err().then_some(due));
+        result
     }
 
     /// Removes all objects but these.
-    pub fn retain(&self, which: impl Fn(&str) -> bool) {
-        self.objects().retain(|key, _| which(key));
+    pub fn retain(&self, is_kept: impl Fn(&str) -> bool) {
+        self.objects().retain(|key, _| is_kept(key));
     }
 
     fn objects(&self) -> MutexGuard<'_, HashMap<String, Option<Instant>>> {

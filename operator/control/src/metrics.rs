@@ -222,13 +222,13 @@ impl Metrics {
 /// Renders the remaining validity of each certificate, by name, as Prometheus text.
 pub fn certificates_page(expiries: &BTreeMap<String, SystemTime>) -> String {
     let registry = Registry::new();
-    let left = registry.family::<Gauge, 1>(
+    let expiry_seconds = registry.family::<Gauge, 1>(
         "millrace_certificate_expiry_seconds",
         "Seconds until a certificate expires; negative once it has.",
         ["certificate"],
     );
     for (name, expires) in expiries {
-        left.with([name]).set(seconds_until(*expires));
+        expiry_seconds.with([name]).set(seconds_until(*expires));
     }
     registry.render()
 }
@@ -267,7 +267,7 @@ mod tests {
         metrics.set_certificate("authority", SystemTime::now() + Duration::from_secs(1000));
         let page = metrics.render();
         let line = page.lines().find(|line| line.starts_with("millrace_certificate_expiry_seconds{")).unwrap();
-        let left: f64 = line.rsplit_once(' ').unwrap().1.parse().unwrap();
-        assert!((990.0..=1000.0).contains(&left), "{line}");
+        let remaining: f64 = line.rsplit_once(' ').unwrap().1.parse().unwrap();
+        assert!((990.0..=1000.0).contains(&remaining), "{line}");
     }
 }

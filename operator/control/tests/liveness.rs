@@ -223,9 +223,9 @@ fn stuck_loop_is_detected() {
     ];
     let candidate = Watchdog::new(STUCK_BOUND);
 
-    let said = until("a stuck loop", &stuck, || stuck.watchdog.stuck());
-    assert!(said.starts_with("reconciles of jobs: ") && said.contains("1 are running"), "{said}");
-    assert!(!said.contains("job ") && !said.contains("team"), "probes ask for no token: {said}");
+    let message = until("a stuck loop", &stuck, || stuck.watchdog.stuck());
+    assert!(message.starts_with("reconciles of jobs: ") && message.contains("1 are running"), "{message}");
+    assert!(!message.contains("job ") && !message.contains("team"), "probes ask for no token: {message}");
     let page = stuck.metrics.render();
     assert!(page.contains("controller_runtime_active_workers{controller=\"trainjob\"} 1\n"), "{page}");
     for (what, other) in &others {
@@ -244,8 +244,8 @@ fn stuck_loop_is_detected() {
         let blocked = blocked.clone();
         busy.runtime.as_ref().unwrap().spawn(async move { drop(blocked.lock().map(|blocked| blocked.recv())) });
     }
-    let said = until("a runtime that is stuck", &busy, || busy.watchdog.stuck());
-    assert!(said.contains("the threads of the control loop"), "{said}");
+    let message = until("a runtime that is stuck", &busy, || busy.watchdog.stuck());
+    assert!(message.contains("the threads of the control loop"), "{message}");
     busy.watchdog.clear();
     assert_eq!(busy.watchdog.stuck(), None, "it does not lead any more");
     drop(release);

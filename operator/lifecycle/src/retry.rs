@@ -57,8 +57,11 @@ pub(crate) fn restart_backoff(restarts: u32) -> u64 {
 }
 
 /// Returns `first`, doubled `times` times, but at most `most`.
-fn doubled((first, most): (u64, u64), times: u32) -> u64 {
-    2_u64.checked_pow(times).and_then(|factor| first.checked_mul(factor)).map_or(most, |seconds| seconds.min(most))
+fn doubled((first, maximum): (u64, u64), times: u32) -> u64 {
+    2_u64
+        .checked_pow(times)
+        .and_then(|factor| first.checked_mul(factor))
+        .map_or(maximum, |seconds| seconds.min(maximum))
 }
 
 /// Returns the time `pause` seconds after `now`, which is cut to a whole second first.
@@ -71,9 +74,9 @@ pub(crate) fn after(now: Timestamp, pause: u64) -> Time {
 /// Returns the seconds until the next attempt may start; `None` if it may start at `now`.
 pub fn seconds_until_next_attempt(retry: &RetryStatus, now: Timestamp) -> Option<u64> {
     let until = retry.next_attempt_time.as_ref()?.0;
-    let left = until.duration_since(now);
+    let remaining = until.duration_since(now);
     // A fraction of a second counts as one.
-    let seconds = left.as_secs() + i64::from(left.subsec_nanos() > 0);
+    let seconds = remaining.as_secs() + i64::from(remaining.subsec_nanos() > 0);
     u64::try_from(seconds).ok().filter(|seconds| *seconds > 0)
 }
 
@@ -93,11 +96,11 @@ pub fn backoff_place(status: &TrainJobStatus, now: Timestamp) -> Option<QueueSta
     seconds_until_next_attempt(retry, now)?;
     let attempt = status.attempt.unwrap_or(0) + 1;
     let at = retry.next_attempt_time.as_ref()?.0;
-    let why = retry.message.as_deref().unwrap_or("the last attempt failed");
+    let reason = retry.message.as_deref().unwrap_or("the last attempt failed");
     Some(QueueStatus {
         position: None,
         reason: Some(QueueReason::BackingOff.as_str().to_owned()),
-        message: Some(format!("attempt {attempt} starts no earlier than {at}: {why}")),
+        message: Some(format!("attempt {attempt} starts no earlier than {at}: {reason}")),
     })
 }
 
@@ -113,8 +116,8 @@ mod tests {
     fn pauses_double_up_to_a_cap_and_never_overflow() {
         let restarts: Vec<u64> = (1..=10).map(restart_backoff).collect();
         assert_eq!(restarts, [0, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
-        let refused: Vec<u64> = (1..=7).map(|starts| StartFailure::Rejected.backoff(starts)).collect();
-        assert_eq!(refused, [10, 20, 40, 80, 160, 300, 300]);
+        let delays: Vec<u64> = (1..=7).map(|starts| StartFailure::Rejected.backoff(starts)).collect();
+        assert_eq!(delays, [10, 20, 40, 80, 160, 300, 300]);
         assert_eq!((1..=6).map(|starts| StartFailure::Unschedulable.backoff(starts)).max(), Some(1800));
         assert_eq!((restart_backoff(u32::MAX), StartFailure::Rejected.backoff(u32::MAX)), (300, 300));
     }
@@ -123,9 +126,9 @@ mod tests {
     fn backoff_ends_at_time_in_status() {
         let retry = RetryStatus { next_attempt_time: Some(after(at(100), 10)), ..RetryStatus::default() };
         let status = TrainJobStatus { attempt: Some(3), retry: Some(retry.clone()), ..TrainJobStatus::default() };
-        let place = backoff_place(&status, at(109)).unwrap();
-        assert_eq!(place.reason.as_deref(), Some("BackingOff"));
-        assert!(place.message.unwrap().starts_with("attempt 4 starts no earlier than 1970-01-01T00:01:50Z"));
+        let entry = backoff_place(&status, at(109)).unwrap();
+        assert_eq!(entry.reason.as_deref(), Some("BackingOff"));
+        assert!(entry.message.unwrap().starts_with("attempt 4 starts no earlier than 1970-01-01T00:01:50Z"));
         assert_eq!(
             (seconds_until_next_attempt(&retry, at(100)), seconds_until_next_attempt(&retry, at(109))),
             (Some(10), Some(1))

@@ -109,8 +109,8 @@ impl<W: World> JournalFollowers<W> {
     }
 
     /// Stops following all jobs but these.
-    pub fn retain(&self, which: impl Fn(&str) -> bool) {
-        self.following().retain(|uid, _| which(uid));
+    pub fn retain(&self, is_kept: impl Fn(&str) -> bool) {
+        self.following().retain(|uid, _| is_kept(uid));
     }
 
     /// Stops following the job.

@@ -82,9 +82,10 @@ impl ProgressWriter {
         let per_step = self.seconds / self.steps as f64;
         self.progress.rate = self.batch.map(|samples| format!("{:.2}", samples / per_step));
         self.progress.tokens_per_second = Some((self.tokens as f64 / self.seconds) as u64);
-        let left = self.total_steps.zip(self.progress.step).map(|(total, step)| total.saturating_sub(step));
-        let left = left.and_then(|left| SignedDuration::try_from_secs_f64(left as f64 * per_step).ok());
-        self.progress.estimated_finish_time = left.and_then(|left| at.checked_add(left).ok()).map(Time);
+        let remaining = self.total_steps.zip(self.progress.step).map(|(total, step)| total.saturating_sub(step));
+        let remaining =
+            remaining.and_then(|remaining| SignedDuration::try_from_secs_f64(remaining as f64 * per_step).ok());
+        self.progress.estimated_finish_time = remaining.and_then(|remaining| at.checked_add(remaining).ok()).map(Time);
     }
 
     /// Waits until a write is due.

@@ -173,14 +173,14 @@ async fn read_allocations<W: World>(
         }
     }
     let records = LedgerInputs { jobs: &holders, ..known };
-    let mut left = BTreeSet::new();
+    let mut still_running = BTreeSet::new();
     for (uid, namespace) in records.departed_jobs() {
         // A reconcile that began before the deletion was seen may be creating agents.
         if control.is_reconciling(&uid) || control.world.has_leftover_agents(&namespace, &uid).await? {
-            left.insert(uid);
+            still_running.insert(uid);
         }
     }
-    Ok(Some(compute_allocations(&records, &left)))
+    Ok(Some(compute_allocations(&records, &still_running)))
 }
 
 /// Returns the ledger's view of a job; `None` for an object without a UID, which no API server returns.

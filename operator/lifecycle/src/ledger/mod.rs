@@ -113,44 +113,44 @@ impl LedgerInputs<'_> {
 
     /// Returns whether `grant`, of a job that names no systems, is valid: it is pending, or agents of the deleted job
     /// exist.
-    fn is_still_held(&self, grant: &Grant, left: &BTreeSet<String>) -> bool {
+    fn is_still_held(&self, grant: &Grant, still_running: &BTreeSet<String>) -> bool {
         match self.job(&grant.uid) {
             Some(job) if !job.is_deleted => grant.attempt == job.attempt + 1 && !job.finished,
-            _ => left.contains(&grant.uid),
+            _ => still_running.contains(&grant.uid),
         }
     }
 }
 
-/// Computes the allocations. `left` has the UIDs of deleted jobs that still have agents.
-pub fn compute_allocations(records: &LedgerInputs<'_>, left: &BTreeSet<String>) -> Allocations {
-    let mut held = Allocations::default();
+/// Computes the allocations. `still_running` has the UIDs of deleted jobs that still have agents.
+pub fn compute_allocations(records: &LedgerInputs<'_>, still_running: &BTreeSet<String>) -> Allocations {
+    let mut allocations = Allocations::default();
     let mut taken: BTreeSet<String> = BTreeSet::new();
     let mut holders: BTreeSet<String> = BTreeSet::new();
     let holding = records.jobs.iter().filter(|job| !job.systems.is_empty());
-    for job in holding.filter(|job| !job.is_deleted || left.contains(&job.uid)) {
+    for job in holding.filter(|job| !job.is_deleted || still_running.contains(&job.uid)) {
         let grant = records.grant_of(job);
         if !records.recorded.contains(&grant) {
-            held.adopted.push(format!("{}/{}", job.namespace, job.name));
+            allocations.adopted.push(format!("{}/{}", job.namespace, job.name));
         }
         taken.extend(grant.systems.iter().cloned());
         holders.insert(grant.uid.clone());
-        held.grants.push(grant);
+        allocations.grants.push(grant);
     }
     let confirmed = records.confirmed.iter().map(|grant| (grant, true));
     let others = records.departed_agents_grants.iter().chain(records.recorded).map(|grant| (grant, false));
     for (grant, confirmed) in confirmed.chain(others) {
-        if holders.contains(&grant.uid) || !records.is_still_held(grant, left) {
+        if holders.contains(&grant.uid) || !records.is_still_held(grant, still_running) {
             continue;
         }
         if !confirmed && grant.systems.iter().any(|system| taken.contains(system)) {
-            held.rejected.push(grant.clone());
+            allocations.rejected.push(grant.clone());
             continue;
         }
         taken.extend(grant.systems.iter().cloned());
         holders.insert(grant.uid.clone());
-        held.grants.push(grant.clone());
+        allocations.grants.push(grant.clone());
     }
-    held
+    allocations
 }
 
 /// Returns why an appliance is overcommitted, as a sentence; `None` if the allocations fit.
@@ -162,7 +162,7 @@ pub fn over_commitment_message(capacity: &ResourceAmounts, ledger: &[Grant]) -> 
         index.is_some_and(|index| index < capacity.systems)
     };
     let beyond = ledger.iter().flat_map(|grant| &grant.systems).any(|system| !exists(system));
-    let what = if used.systems > capacity.systems {
+    let excess = if used.systems > capacity.systems {
         format!("{} systems are in use, but the appliance has {}", used.systems, capacity.systems)
     } else if beyond {
         format!("systems beyond the first {}, which the appliance has, are in use", capacity.systems)
@@ -176,7 +176,7 @@ pub fn over_commitment_message(capacity: &ResourceAmounts, ledger: &[Grant]) -> 
         return None;
     };
     Some(format!(
-        "{what}: the jobs that use them continue, and nothing beyond the capacity is granted; {}",
+        "{excess}: the jobs that use them continue, and nothing beyond the capacity is granted; {}",
         describe_jobs(ledger)
     ))
 }

@@ -42,19 +42,19 @@ fn allocations_follow_from_records() {
         confirmed: Vec<Grant>,
         recorded: Vec<Grant>,
         left_behind: Vec<Grant>,
-        left: &'static [&'static str],
-        held: Vec<Grant>,
+        still_running: &'static [&'static str],
+        allocations: Vec<Grant>,
         adopted: usize,
         rejected: usize,
     }
-    let row = |what: &'static str, jobs: Vec<JobAllocation>, recorded: Vec<Grant>, held: Vec<Grant>| Row {
+    let row = |what: &'static str, jobs: Vec<JobAllocation>, recorded: Vec<Grant>, allocations: Vec<Grant>| Row {
         what,
         jobs,
         confirmed: Vec::new(),
         recorded,
         left_behind: Vec::new(),
-        left: &[],
-        held,
+        still_running: &[],
+        allocations,
         adopted: 0,
         rejected: 0,
     };
@@ -67,7 +67,7 @@ fn allocations_follow_from_records() {
         row("one of a job that is over", vec![finished], vec![one.clone()], vec![]),
         row("one of another attempt", vec![job("a", 0, &[])], vec![grant("a", 7, &[0])], vec![]),
         row("one of a job that is gone", vec![], vec![one.clone()], vec![]),
-        Row { left: &["a"], ..row("of which agents are left", vec![], vec![one.clone()], vec![one.clone()]) },
+        Row { still_running: &["a"], ..row("of which agents are left", vec![], vec![one.clone()], vec![one.clone()]) },
         Row { adopted: 1, ..row("the appliance was created anew", vec![job("a", 1, &[0])], vec![], vec![one.clone()]) },
         Row {
             adopted: 1,
@@ -75,7 +75,7 @@ fn allocations_follow_from_records() {
         },
         Row {
             adopted: 1,
-            left: &["a"],
+            still_running: &["a"],
             ..row("created anew while a deleted job ends", vec![deleted.clone()], vec![], vec![one.clone()])
         },
         row("a deleted job whose agents are gone", vec![deleted], vec![one.clone()], vec![]),
@@ -104,7 +104,7 @@ fn allocations_follow_from_records() {
         },
         Row {
             left_behind: vec![one.clone()],
-            left: &["a"],
+            still_running: &["a"],
             ..row("known by its agents alone", vec![], vec![], vec![one.clone()])
         },
     ];
@@ -115,10 +115,15 @@ fn allocations_follow_from_records() {
             recorded: &row.recorded,
             departed_agents_grants: &row.left_behind,
         };
-        let left = row.left.iter().map(|uid| (*uid).to_owned()).collect();
-        let held = compute_allocations(&records, &left);
-        assert_eq!(held.grants, row.held, "{}", row.what);
-        assert_eq!((held.adopted.len(), held.rejected.len()), (row.adopted, row.rejected), "{}", row.what);
+        let still_running = row.still_running.iter().map(|uid| (*uid).to_owned()).collect();
+        let allocations = compute_allocations(&records, &still_running);
+        assert_eq!(allocations.grants, row.allocations, "{}", row.what);
+        assert_eq!(
+            (allocations.adopted.len(), allocations.rejected.len()),
+            (row.adopted, row.rejected),
+            "{}",
+            row.what
+        );
     }
 }
 
@@ -127,11 +132,11 @@ fn over_commitment_is_described() {
     let capacity = |systems| ResourceAmounts { systems, memoryx_bytes: 10, swarmx_nodes: Some(1) };
     let ledger = [grant("a", 1, &[0, 1]), grant("b", 1, &[2])];
     assert_eq!(over_commitment_message(&capacity(3), &ledger), None);
-    let said = over_commitment_message(&capacity(2), &ledger).unwrap();
-    assert!(said.starts_with("3 systems are in use, but the appliance has 2:"), "{said}");
-    assert!(said.ends_with("used by team/a (csx-0 csx-1), team/b (csx-2)"), "{said}");
-    let said = over_commitment_message(&capacity(2), &ledger[1..]).unwrap();
-    assert!(said.starts_with("systems beyond the first 2"), "{said}");
+    let message = over_commitment_message(&capacity(2), &ledger).unwrap();
+    assert!(message.starts_with("3 systems are in use, but the appliance has 2:"), "{message}");
+    assert!(message.ends_with("used by team/a (csx-0 csx-1), team/b (csx-2)"), "{message}");
+    let message = over_commitment_message(&capacity(2), &ledger[1..]).unwrap();
+    assert!(message.starts_with("systems beyond the first 2"), "{message}");
     let large = [Grant { memoryx_bytes: 11, ..grant("a", 1, &[0]) }];
     assert!(over_commitment_message(&capacity(2), &large).unwrap().contains("of MemoryX"));
 }
@@ -190,7 +195,7 @@ impl World {
         };
         let left = self.jobs.values().filter(running).map(|model| model.job.uid.clone()).collect();
         let mut ledger = compute_allocations(&records, &left).grants;
-        let asks: Vec<SystemRequest> = existing
+        let requests: Vec<SystemRequest> = existing
             .iter()
             .filter(|model| model.job.systems.is_empty() && !model.job.finished && !model.job.is_deleted)
             .map(|model| SystemRequest {
@@ -206,7 +211,7 @@ impl World {
             })
             .collect();
         let capacity = ResourceAmounts { systems: size, memoryx_bytes: 0, swarmx_nodes: None };
-        let granted = schedule(&capacity, &ledger, &asks).grants;
+        let granted = schedule(&capacity, &ledger, &requests).grants;
         if !granted.is_empty() {
             ledger.extend(granted);
             assert!(used_resources(&ledger).systems <= size, "nothing is granted above the size");
@@ -258,8 +263,8 @@ impl World {
             0 => {
                 self.created += 1;
                 let uid = format!("{:0width$}", self.created, width = 3 + self.created as usize % 2);
-                let asks = 1 + self.random.below(4) as u32;
-                let model = Model { job: job(&uid, 0, &[]), asks, exists: true, agents: Vec::new() };
+                let systems = 1 + self.random.below(4) as u32;
+                let model = Model { job: job(&uid, 0, &[]), asks: systems, exists: true, agents: Vec::new() };
                 self.jobs.insert(uid, model);
             }
             1 => {

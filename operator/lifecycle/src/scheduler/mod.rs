@@ -77,33 +77,34 @@ pub fn used_resources(ledger: &[Grant]) -> ResourceAmounts {
 /// already are ignored, so that deciding again after a write of unknown result is harmless.
 ///
 /// A smaller appliance takes nothing away: it grants nothing until the allocations fit again.
-pub fn schedule(capacity: &ResourceAmounts, ledger: &[Grant], asks: &[SystemRequest]) -> SchedulingDecision {
+pub fn schedule(capacity: &ResourceAmounts, ledger: &[Grant], requests: &[SystemRequest]) -> SchedulingDecision {
     let holders: BTreeSet<&str> = ledger.iter().map(|grant| grant.uid.as_str()).collect();
-    let mut queue: Vec<&SystemRequest> = asks.iter().filter(|ask| !holders.contains(ask.uid.as_str())).collect();
-    queue.sort_by_key(|ask| (Reverse(ask.priority), ask.created, &ask.uid));
-    queue.dedup_by_key(|ask| &ask.uid);
+    let mut queue: Vec<&SystemRequest> =
+        requests.iter().filter(|request| !holders.contains(request.uid.as_str())).collect();
+    queue.sort_by_key(|request| (Reverse(request.priority), request.created, &request.uid));
+    queue.dedup_by_key(|request| &request.uid);
 
     let mut free = FreeResources::remaining(capacity, ledger);
     let mut decided = SchedulingDecision::default();
     let mut exceeding = Vec::new();
-    for ask in queue {
-        if let Some(message) = exceeds_capacity(capacity, ask) {
+    for request in queue {
+        if let Some(message) = exceeds_capacity(capacity, request) {
             let reason = QueueReason::ExceedsAppliance;
-            exceeding.push(QueueEntry { uid: ask.uid.clone(), position: None, reason, message });
+            exceeding.push(QueueEntry { uid: request.uid.clone(), position: None, reason, message });
             continue;
         }
         let before = decided.places.len();
         let waits = match before {
-            0 => free.first_shortage(ask),
+            0 => free.first_shortage(request),
             1 => Some("1 job is ahead in the queue".into()),
             _ => Some(format!("{before} jobs are ahead in the queue")),
         };
         match waits {
-            None => decided.grants.push(free.allocate(ask)),
+            None => decided.grants.push(free.allocate(request)),
             Some(message) => {
                 let position = Some(count(before + 1));
                 decided.places.push(QueueEntry {
-                    uid: ask.uid.clone(),
+                    uid: request.uid.clone(),
                     position,
                     reason: QueueReason::Waiting,
                     message,
@@ -128,10 +129,10 @@ struct FreeResources {
 impl FreeResources {
     fn remaining(capacity: &ResourceAmounts, ledger: &[Grant]) -> Self {
         let used = used_resources(ledger);
-        let taken: BTreeSet<&str> = ledger.iter().flat_map(|grant| &grant.systems).map(String::as_str).collect();
+        let allocated: BTreeSet<&str> = ledger.iter().flat_map(|grant| &grant.systems).map(String::as_str).collect();
         let free = capacity.systems.saturating_sub(used.systems) as usize;
         let names = (0..capacity.systems).map(|index| format!("csx-{index}"));
-        let mut names: Vec<String> = names.filter(|name| !taken.contains(name.as_str())).take(free).collect();
+        let mut names: Vec<String> = names.filter(|name| !allocated.contains(name.as_str())).take(free).collect();
         names.reverse();
         Self {
             names,
@@ -142,20 +143,21 @@ impl FreeResources {
     }
 
     /// Returns what `ask` has to wait for; `None` if it fits.
-    fn first_shortage(&self, ask: &SystemRequest) -> Option<String> {
+    fn first_shortage(&self, request: &SystemRequest) -> Option<String> {
         let systems = count(self.names.len());
-        if ask.systems > systems {
-            let (requested, all) = (plural(ask.systems, "system"), self.of.systems);
+        if request.systems > systems {
+            let (requested, all) = (plural(request.systems, "system"), self.of.systems);
             return Some(format!("waits for {requested}; {systems} of {all} are free"));
         }
-        if ask.memoryx_bytes > self.memoryx_bytes {
-            let [requested, free, all] = [ask.memoryx_bytes, self.memoryx_bytes, self.of.memoryx_bytes].map(gigabytes);
+        if request.memoryx_bytes > self.memoryx_bytes {
+            let [requested, free, all] =
+                [request.memoryx_bytes, self.memoryx_bytes, self.of.memoryx_bytes].map(gigabytes);
             return Some(format!("waits for {requested} of MemoryX; {free} of {all} are free"));
         }
         match self.swarmx_nodes {
-            Some(free) if ask.swarmx_nodes > free => {
+            Some(free) if request.swarmx_nodes > free => {
                 let all = self.of.swarmx_nodes.unwrap_or(free);
-                let requested = plural(ask.swarmx_nodes, "SwarmX node");
+                let requested = plural(request.swarmx_nodes, "SwarmX node");
                 Some(format!("waits for {requested}; {free} of {all} are free"))
             }
             _ => None,
@@ -163,37 +165,37 @@ impl FreeResources {
     }
 
     /// Allocates what `ask` requests; the caller has checked that it fits.
-    fn allocate(&mut self, ask: &SystemRequest) -> Grant {
-        let mut systems = self.names.split_off(self.names.len().saturating_sub(ask.systems as usize));
+    fn allocate(&mut self, request: &SystemRequest) -> Grant {
+        let mut systems = self.names.split_off(self.names.len().saturating_sub(request.systems as usize));
         systems.reverse();
-        self.memoryx_bytes = self.memoryx_bytes.saturating_sub(ask.memoryx_bytes);
-        self.swarmx_nodes = self.swarmx_nodes.map(|nodes| nodes.saturating_sub(ask.swarmx_nodes));
+        self.memoryx_bytes = self.memoryx_bytes.saturating_sub(request.memoryx_bytes);
+        self.swarmx_nodes = self.swarmx_nodes.map(|nodes| nodes.saturating_sub(request.swarmx_nodes));
         Grant {
-            uid: ask.uid.clone(),
-            namespace: ask.namespace.clone(),
-            name: ask.name.clone(),
-            attempt: ask.attempt,
+            uid: request.uid.clone(),
+            namespace: request.namespace.clone(),
+            name: request.name.clone(),
+            attempt: request.attempt,
             systems,
-            memoryx_bytes: ask.memoryx_bytes,
-            swarmx_nodes: ask.swarmx_nodes,
+            memoryx_bytes: request.memoryx_bytes,
+            swarmx_nodes: request.swarmx_nodes,
             since: None,
         }
     }
 }
 
 /// Returns the part of `ask` that exceeds the whole appliance, with the remedy; `None` if it can fit.
-fn exceeds_capacity(capacity: &ResourceAmounts, ask: &SystemRequest) -> Option<String> {
-    if ask.systems > capacity.systems {
-        let (requested, have) = (plural(ask.systems, "system"), capacity.systems);
+fn exceeds_capacity(capacity: &ResourceAmounts, request: &SystemRequest) -> Option<String> {
+    if request.systems > capacity.systems {
+        let (requested, have) = (plural(request.systems, "system"), capacity.systems);
         return Some(format!("requests {requested}, but the appliance has {have}: set numCsx to at most {have}"));
     }
-    if ask.memoryx_bytes > capacity.memoryx_bytes {
-        let [requested, have] = [ask.memoryx_bytes, capacity.memoryx_bytes].map(gigabytes);
+    if request.memoryx_bytes > capacity.memoryx_bytes {
+        let [requested, have] = [request.memoryx_bytes, capacity.memoryx_bytes].map(gigabytes);
         return Some(format!("needs {requested} of MemoryX, but the appliance has {have}: choose a smaller model"));
     }
     match capacity.swarmx_nodes {
-        Some(have) if ask.swarmx_nodes > have => {
-            let requested = plural(ask.swarmx_nodes, "SwarmX node");
+        Some(have) if request.swarmx_nodes > have => {
+            let requested = plural(request.swarmx_nodes, "SwarmX node");
             Some(format!("needs {requested}, but the appliance has {have}: set numCsx to a smaller number"))
         }
         _ => None,

@@ -84,59 +84,62 @@ impl Decider<'_> {
     pub(super) fn check_deadlines(&mut self, ready: bool) -> Option<StateAndMessage> {
         let deadlines = self.deadlines.clone();
         let running = self.seconds_since(self.status.attempt_start_time.as_ref());
-        if let Some(most) = deadlines.active_seconds {
+        if let Some(max_seconds) = deadlines.active_seconds {
             let active = self.status.active_seconds.unwrap_or(0) as i64 + running;
-            if active >= i64::from(most) {
-                let message = format!("the job has used systems for {active} s, but deadlines.activeSeconds is {most}");
+            if active >= i64::from(max_seconds) {
+                let message =
+                    format!("the job has used systems for {active} s, but deadlines.activeSeconds is {max_seconds}");
                 return Some(self.finish(JobState::DeadlineExceeded, message));
             }
-            self.requeue_after(i64::from(most) - active);
+            self.requeue_after(i64::from(max_seconds) - active);
         }
         let report = self.report();
         let advanced = report.and_then(|report| report.advanced);
         if !ready && advanced.is_none() && !self.has_begun() {
-            let most = i64::from(deadlines.startup_seconds);
-            if running >= most {
-                if let Some(queued) = self.handle_unschedulable(most) {
+            let max_seconds = i64::from(deadlines.startup_seconds);
+            if running >= max_seconds {
+                if let Some(queued) = self.handle_unschedulable(max_seconds) {
                     return Some(queued);
                 }
                 let (reason, blocker) = self.start_blocker.clone().unwrap_or_default();
-                let message = format!("the agents were not ready within {most} s: {reason}: {blocker}");
+                let message = format!("the agents were not ready within {max_seconds} s: {reason}: {blocker}");
                 return Some(self.finish(JobState::DeadlineExceeded, message));
             }
-            self.requeue_after(most - running);
+            self.requeue_after(max_seconds - running);
             return None;
         }
         let since = advanced.or(self.status.attempt_start_time.as_ref().map(|time| time.0))?;
-        let most = i64::from(deadlines.progress_seconds);
+        let max_seconds = i64::from(deadlines.progress_seconds);
         let idle = seconds(since, self.observed.now);
-        if idle >= most {
+        if idle >= max_seconds {
             let cause = FailureStatus {
                 attempt: Some(self.attempt()),
                 role: Some("coordinator".to_owned()),
                 reason: Some(JobState::DeadlineExceeded.as_str().to_owned()),
-                message: Some(format!("no step was committed for {idle} s, but deadlines.progressSeconds is {most}")),
+                message: Some(format!(
+                    "no step was committed for {idle} s, but deadlines.progressSeconds is {max_seconds}"
+                )),
                 ..FailureStatus::default()
             };
             return Some(self.restart(cause, true));
         }
-        self.requeue_after(most - idle);
+        self.requeue_after(max_seconds - idle);
         None
     }
 
     /// Ends the attempt after a failure, and begins another one if the budget allows.
     pub(super) fn restart(&mut self, cause: FailureStatus, counted: bool) -> StateAndMessage {
-        let what = cause.message.clone().unwrap_or_default();
+        let cause_message = cause.message.clone().unwrap_or_default();
         let failed_role = cause.role.clone().unwrap_or_default();
         let (reason, exit_code) = (cause.reason.clone().unwrap_or_default(), cause.exit_code);
         self.status.failure = Some(FailureStatus { time: Some(Time(self.observed.now)), ..cause });
         if let Some(state) = exit_code.and_then(|code| final_state(code, &reason)) {
-            return self.finish(state, what);
+            return self.finish(state, cause_message);
         }
-        let most = self.spec.failure_policy.max_restarts;
+        let max_restarts = self.spec.failure_policy.max_restarts;
         let mut retry = self.status.retry.take().unwrap_or_default();
         retry.restarts = retry.restarts.saturating_add(u32::from(counted));
-        if retry.restarts > most {
+        if retry.restarts > max_restarts {
             self.status.retry = Some(retry);
             let state = match reason.as_str() {
                 OUT_OF_MEMORY => JobState::OutOfMemory,
@@ -144,32 +147,35 @@ impl Decider<'_> {
                 _ => JobState::RetriesExhausted,
             };
             let spent = format!(
-                "failurePolicy.maxRestarts is {most}, and the job made no progress between the \
+                "failurePolicy.maxRestarts is {max_restarts}, and the job made no progress between the \
                 failures"
             );
-            return self.finish(state, format!("{failed_role}: {reason}: {what}; {spent}"));
+            return self.finish(state, format!("{failed_role}: {reason}: {cause_message}; {spent}"));
         }
         self.status.restarts = Some(self.status.restarts.unwrap_or(0).saturating_add(u32::from(counted)));
         let next = self.attempt() + 1;
-        let mut then = self.resume_message();
+        let mut next_message = self.resume_message();
         let pause = if counted { restart_backoff(retry.restarts) } else { 0 };
         if pause > 0 {
             let time = after(self.observed.now, pause);
-            then = format!(
-                "{then}; attempt {next} starts no earlier than {}, restart {} of {most} without progress",
+            next_message = format!(
+                "{next_message}; attempt {next} starts no earlier than {}, restart {} of {max_restarts} without progress",
                 time.0, retry.restarts
             );
             retry.next_attempt_time = Some(time);
         }
         (retry.requeue, retry.reason, retry.message) =
-            (false, Some(reason.clone()), Some(format!("{failed_role}: {what}")));
+            (false, Some(reason.clone()), Some(format!("{failed_role}: {cause_message}")));
         self.status.retry = Some(retry);
         self.count_ready();
         self.status.stop_time.get_or_insert(Time(self.observed.now));
         let grace = self.grace();
         self.commands.push(JobCommand::RemoveAgents { grace });
         self.requeue_after = Some(REQUEUE_SECONDS);
-        (JobState::Restarting, format!("attempt {} failed: {failed_role}: {reason}: {what}; {then}", self.attempt()))
+        (
+            JobState::Restarting,
+            format!("attempt {} failed: {failed_role}: {reason}: {cause_message}; {next_message}", self.attempt()),
+        )
     }
 
     /// Describes where the next attempt begins.
