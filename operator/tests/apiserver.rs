@@ -39,18 +39,18 @@ fn kubectl(arguments: &[&str], input: &Value) -> String {
 
 /// Returns an object; null if it does not exist.
 fn get(kind: &str, name: &str) -> Value {
-    let found = kubectl(&["get", kind, name, "--ignore-not-found", "-o", "json"], &Value::Null);
-    serde_json::from_str(&found).unwrap_or_default()
+    let output = kubectl(&["get", kind, name, "--ignore-not-found", "-o", "json"], &Value::Null);
+    serde_json::from_str(&output).unwrap_or_default()
 }
 
-/// Waits until `found` returns something. There is no delay between tries, because kubectl takes a while.
-fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+/// Waits until `poll` returns a value. There is no delay between tries, because kubectl takes a while.
+fn until<T>(description: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
-        if let Some(found) = found() {
-            return found;
+        if let Some(value) = poll() {
+            return value;
         }
-        assert!(began.elapsed() < TEST_TIMEOUT, "after {TEST_TIMEOUT:?} still not: {what}");
+        assert!(began.elapsed() < TEST_TIMEOUT, "timed out after {TEST_TIMEOUT:?}: {description}");
     }
 }
 
@@ -101,10 +101,10 @@ fn write_values(path: &Path, systems: u32) {
 }
 
 fn create_job(name: &str, systems: u32) {
-    create_job_of(name, systems, None);
+    create_job_with_class(name, systems, None);
 }
 
-fn create_job_of(name: &str, systems: u32, class: Option<&str>) {
+fn create_job_with_class(name: &str, systems: u32, class: Option<&str>) {
     let params = json!({
         "train_input": {
             "data_processor": "SyntheticDataProcessor", "batch_size": 4, "micro_batch_size": 1, "max_sequence_length": 8,
@@ -178,11 +178,11 @@ fn ledger_survives_edits_and_restarts() {
     deleted_appliance_stays_while_in_use();
     recreated_appliance_grants_nothing_twice(&own);
     let operator = manual_edit_is_kept(operator, &values);
-    let operator = other_values_replace_it_and_say_so(operator, &values);
+    let operator = changed_values_replace_the_edit(operator, &values);
     rejected_start_is_reported_and_releases_systems();
     missing_priority_class_prevents_admission();
     jobs_without_steps_are_deleted_immediately();
-    until("nothing holds the appliance", || {
+    until("the appliance has no finalizer", || {
         get("appliance", "default")["metadata"]["finalizers"].is_null().then_some(())
     });
     operator.end();
@@ -197,12 +197,12 @@ fn lost_status_is_rebuilt(own: &BTreeSet<String>) {
 
 fn deleted_appliance_stays_while_in_use() {
     kubectl(&["delete", "appliance", "default", "--wait=false"], &Value::Null);
-    until("it says why it stays", || {
-        let why = condition(&get("appliance", "default"), "Deleting")["message"].clone();
-        why.as_str()?.contains("team/a (csx-0 csx-1)").then_some(())
+    until("the condition Deleting names the job", || {
+        let message = condition(&get("appliance", "default"), "Deleting")["message"].clone();
+        message.as_str()?.contains("team/a (csx-0 csx-1)").then_some(())
     });
     create_job("b", 2);
-    until("it grants nothing", || {
+    until("the deleted appliance grants nothing", || {
         (condition(&get("trainjob", "b"), "Admitted")["reason"] == "NoAppliance").then_some(())
     });
 }
@@ -210,43 +210,45 @@ fn deleted_appliance_stays_while_in_use() {
 fn recreated_appliance_grants_nothing_twice(own: &BTreeSet<String>) {
     let before = get("appliance", "default");
     patch_appliance(&json!({"metadata": {"finalizers": null}}));
-    until("it is gone", || get("appliance", "default").is_null().then_some(()));
-    let again = json!({
+    until("the appliance is deleted", || get("appliance", "default").is_null().then_some(()));
+    let recreated = json!({
         "apiVersion": before["apiVersion"], "kind": "Appliance", "spec": before["spec"],
         "metadata": {"name": "default", "annotations": before["metadata"]["annotations"]},
     });
-    kubectl(&["create", "-f", "-"], &again);
+    kubectl(&["create", "-f", "-"], &recreated);
     let others = until("b has systems", || systems("b"));
     assert!(others.is_disjoint(own), "{others:?} and {own:?}");
-    until("the ledger has both", || (granted("a").as_ref() == Some(own) && granted("b").is_some()).then_some(()));
+    until("the ledger has the systems of both jobs", || {
+        (granted("a").as_ref() == Some(own) && granted("b").is_some()).then_some(())
+    });
 }
 
 fn manual_edit_is_kept(operator: Operator, values: &Path) -> Operator {
     patch_appliance(&json!({"spec": {"systems": 1}}));
-    until("over-use is told", || {
+    until("the overcommitment is reported", || {
         (condition(&get("appliance", "default"), "OverCommitted")["status"] == "True").then_some(())
     });
     create_job("c", 1);
     operator.end();
     let operator = Operator::start("two", values);
-    until("c waits", || get("trainjob", "c")["status"]["queue"]["position"].as_u64());
-    assert_eq!(get("appliance", "default")["spec"]["systems"], 1, "nobody takes back what was changed by hand");
-    assert!(systems("a").is_some() && systems("b").is_some(), "whoever holds systems goes on");
+    until("c is queued", || get("trainjob", "c")["status"]["queue"]["position"].as_u64());
+    assert_eq!(get("appliance", "default")["spec"]["systems"], 1, "a manual edit is kept");
+    assert!(systems("a").is_some() && systems("b").is_some(), "jobs keep their systems");
     let edited = condition(&get("appliance", "default"), "MatchesValues");
-    let what = edited["message"].as_str().unwrap_or_default();
+    let message = edited["message"].as_str().unwrap_or_default();
     assert_eq!(edited["status"], "False");
-    assert!(what.contains("spec.systems is 1, but 4 in the values"), "{what}");
+    assert!(message.contains("spec.systems is 1, but 4 in the values"), "{message}");
     operator
 }
 
-fn other_values_replace_it_and_say_so(operator: Operator, values: &Path) -> Operator {
+fn changed_values_replace_the_edit(operator: Operator, values: &Path) -> Operator {
     operator.end();
     write_values(values, 5);
     let operator = Operator::start("three", values);
     assert_eq!(get("appliance", "default")["spec"]["systems"], 5);
-    let told = ["get", "events.events.k8s.io", "-n", "default", "-o", "json"];
-    until("an event says what was replaced", || {
-        let events: Value = serde_json::from_str(&kubectl(&told, &Value::Null)).unwrap();
+    let list_events = ["get", "events.events.k8s.io", "-n", "default", "-o", "json"];
+    until("an event names the replaced field", || {
+        let events: Value = serde_json::from_str(&kubectl(&list_events, &Value::Null)).unwrap();
         let notes = events["items"].as_array()?.iter().filter(|event| event["reason"] == "ManualEditReplaced");
         notes
             .clone()
@@ -254,7 +256,7 @@ fn other_values_replace_it_and_say_so(operator: Operator, values: &Path) -> Oper
             .then_some(())
     });
     until("c has a system", || systems("c"));
-    until("the appliance is what the values say", || {
+    until("the appliance matches the values", || {
         (condition(&get("appliance", "default"), "MatchesValues")["status"] == "True").then_some(())
     });
     granted("c").unwrap();
@@ -269,30 +271,30 @@ fn rejected_start_is_reported_and_releases_systems() {
         "spec": {"limits": [{"type": "Container", "max": {"memory": "1Ki"}}]},
     });
     kubectl(&["create", "-f", "-"], &range);
-    let words = "maximum memory usage per Container is 1Ki";
+    let rejection = "maximum memory usage per Container is 1Ki";
     create_job("refused", 4);
-    let next = until("the refusal is told", || {
+    let next = until("the rejected start is reported", || {
         let job = get("trainjob", "refused");
         let admitted = condition(&job, "Admitted");
-        let told = admitted["reason"] == "BackingOff" && admitted["message"].as_str()?.contains(words);
-        assert!(!told || job["status"]["systems"].is_null(), "systems are held: {job}");
-        job["status"]["retry"]["nextAttemptTime"].as_str().filter(|_| told).map(str::to_owned)
+        let is_reported = admitted["reason"] == "BackingOff" && admitted["message"].as_str()?.contains(rejection);
+        assert!(!is_reported || job["status"]["systems"].is_null(), "systems are held: {job}");
+        job["status"]["retry"]["nextAttemptTime"].as_str().filter(|_| is_reported).map(str::to_owned)
     });
     let rows = kubectl(&["get", "trainjobs", "-o", "wide"], &Value::Null);
     assert!(rows.contains(&next), "{rows}");
-    until("an event has the refusal", || {
-        let told = kubectl(&["get", "events.events.k8s.io", "-o", "json"], &Value::Null);
-        let events: Value = serde_json::from_str(&told).unwrap();
+    until("an event has the rejection", || {
+        let output = kubectl(&["get", "events.events.k8s.io", "-o", "json"], &Value::Null);
+        let events: Value = serde_json::from_str(&output).unwrap();
         let mut events = events["items"].as_array()?.iter().filter(|event| event["reason"] == "StartRejected");
-        events.any(|event| event["note"].as_str().is_some_and(|note| note.contains(words))).then_some(())
+        events.any(|event| event["note"].as_str().is_some_and(|note| note.contains(rejection))).then_some(())
     });
     create_job("other", 4);
     // It is rejected as well, but only after it was granted the systems.
-    until("another job has a turn meanwhile", || get("trainjob", "other")["status"]["attempt"].as_u64());
+    until("another job is granted the systems", || get("trainjob", "other")["status"]["attempt"].as_u64());
     kubectl(&["delete", "trainjob", "other"], &Value::Null);
     kubectl(&["delete", "limitrange", "small"], &Value::Null);
     until("the job starts", || systems("refused"));
-    until("its pods are there", || {
+    until("the pods exist", || {
         let job = get("trainjob", "refused");
         (condition(&job, "RolesReady")["reason"] == "Starting" && job["status"]["roles"].is_array()).then_some(())
     });
@@ -300,22 +302,22 @@ fn rejected_start_is_reported_and_releases_systems() {
 }
 
 fn missing_priority_class_prevents_admission() {
-    create_job_of("urgent", 1, Some("p1"));
-    let why = until("the missing class is named", || {
+    create_job_with_class("urgent", 1, Some("p1"));
+    let message = until("the missing class is named", || {
         let admitted = condition(&get("trainjob", "urgent"), "Admitted");
         (admitted["reason"] == "PriorityNotFound").then(|| admitted["message"].clone())
     });
-    assert!(why.as_str().unwrap().contains("PriorityClass p1 of spec.priorityClassName not found"), "{why}");
-    assert!(get("trainjob", "urgent")["status"]["attempt"].is_null(), "it was never admitted");
+    assert!(message.as_str().unwrap().contains("PriorityClass p1 of spec.priorityClassName not found"), "{message}");
+    assert!(get("trainjob", "urgent")["status"]["attempt"].is_null(), "the job was never admitted");
     let class = json!({
         "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "p1"}, "value": 300,
     });
     kubectl(&["create", "-f", "-"], &class);
-    until("it is admitted", || systems("urgent"));
+    until("the job is admitted", || systems("urgent"));
     kubectl(&["delete", "trainjob", "urgent"], &Value::Null);
     for job in ["a", "b", "c"] {
         create_job(job, 1);
-        until("it has a system", || systems(job));
+        until("the job has a system", || systems(job));
     }
 }
 

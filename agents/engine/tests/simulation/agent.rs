@@ -106,25 +106,30 @@ impl Agent {
         (body, AgentContext { me: *me, epoch: *epoch, stream: *stream, network, peers })
     }
 
-    pub fn order(&mut self, order: AgentCommand, job: &JobParameters, network: &mut Network) -> Result<(), String> {
-        match order {
+    pub fn handle_command(
+        &mut self,
+        command: AgentCommand,
+        job: &JobParameters,
+        network: &mut Network,
+    ) -> Result<(), String> {
+        match command {
             AgentCommand::Finish => self.finished = true,
             AgentCommand::Configure(configure) => self.configure(&configure, job, network)?,
             AgentCommand::Open { epoch, iteration } => {
                 let current = epoch == self.epoch;
-                let (body, mut place) = self.split(network);
+                let (body, mut context) = self.split(network);
                 match body {
                     // A shard checks the epoch itself.
-                    RoleState::Shard(shard) => shard.open(epoch, iteration, &mut place)?,
-                    RoleState::Swarm(swarm) if current => swarm.open(iteration, &mut place)?,
+                    RoleState::Shard(shard) => shard.open(epoch, iteration, &mut context)?,
+                    RoleState::Swarm(swarm) if current => swarm.open(iteration, &mut context)?,
                     RoleState::System(system) if current => system.open(iteration),
                     _ => {}
                 }
             }
             AgentCommand::Load(_) | AgentCommand::Commit { .. } | AgentCommand::Snapshot(_) => {
-                let (body, mut place) = self.split(network);
-                let RoleState::Shard(shard) = body else { return Err(format!("{order:?} went to {}", place.me)) };
-                shard.order(order, job, &mut place)?;
+                let (body, mut context) = self.split(network);
+                let RoleState::Shard(shard) = body else { return Err(format!("{command:?} went to {}", context.me)) };
+                shard.handle_command(command, job, &mut context)?;
             }
         }
         Ok(())
@@ -144,11 +149,11 @@ impl Agent {
             network.dials.insert(LinkKey { epoch: self.epoch, upper, lower: self.me });
         }
         let me = self.me;
-        let (body, mut place) = self.split(network);
+        let (body, mut context) = self.split(network);
         match body {
-            RoleState::Shard(shard) => shard.configure(placement, job, &mut place),
-            RoleState::Swarm(swarm) => swarm.configure(placement, job, &place)?,
-            RoleState::System(system) => system.configure(placement, job, &place)?,
+            RoleState::Shard(shard) => shard.configure(placement, job, &mut context),
+            RoleState::Swarm(swarm) => swarm.configure(placement, job, &context)?,
+            RoleState::System(system) => system.configure(placement, job, &context)?,
             RoleState::Activation(_) => {}
         }
         (!self.peers.is_empty()).then_some(()).ok_or_else(|| format!("{me} has no neighbours"))
@@ -167,20 +172,20 @@ impl Agent {
                 Ok(())
             }
             Packet::Frame(frame) => {
-                let (body, mut place) = self.split(network);
+                let (body, mut context) = self.split(network);
                 match body {
-                    RoleState::Shard(shard) => shard.gradient(frame, &mut place),
-                    RoleState::Swarm(swarm) => swarm.frame(peer, frame, &mut place),
+                    RoleState::Shard(shard) => shard.gradient(frame, &mut context),
+                    RoleState::Swarm(swarm) => swarm.frame(peer, frame, &mut context),
                     RoleState::System(system) => system.weights(frame),
                     RoleState::Activation(_) => Err("an activation server got a frame".to_owned()),
                 }
             }
             Packet::Ask(task, leaves) => {
-                let (body, mut place) = self.split(network);
+                let (body, mut context) = self.split(network);
                 let RoleState::Activation(plan) = body else {
-                    return Err(format!("{} was asked for samples", place.me));
+                    return Err(format!("{} was asked for samples", context.me));
                 };
-                place.send(peer, Packet::Samples(samples(plan, task, leaves)));
+                context.send(peer, Packet::Samples(samples(plan, task, leaves)));
                 Ok(())
             }
             Packet::Samples(samples) => match &mut self.body {
@@ -196,24 +201,24 @@ impl Agent {
             return Ok(());
         }
         self.linked = true;
-        let (body, mut place) = self.split(network);
+        let (body, mut context) = self.split(network);
         match body {
-            RoleState::Shard(shard) => shard.start(&mut place),
-            RoleState::Swarm(swarm) => swarm.start(&mut place),
-            RoleState::System(system) => system.start(&mut place),
+            RoleState::Shard(shard) => shard.start(&mut context),
+            RoleState::Swarm(swarm) => swarm.start(&mut context),
+            RoleState::System(system) => system.start(&mut context),
             RoleState::Activation(_) => {}
         }
-        let epoch = place.epoch;
-        place.report(AgentReport::Linked { epoch });
+        let epoch = context.epoch;
+        context.report(AgentReport::Linked { epoch });
         Ok(())
     }
 
     /// Handles a grant on a link of the current epoch.
     pub fn grant(&mut self, peer: AgentId, total: u64, network: &mut Network) -> Result<(), String> {
-        let (body, mut place) = self.split(network);
+        let (body, mut context) = self.split(network);
         match body {
-            RoleState::Shard(shard) => shard.grant(total, &mut place),
-            RoleState::Swarm(swarm) => swarm.grant(peer, total, &mut place),
+            RoleState::Shard(shard) => shard.grant(total, &mut context),
+            RoleState::Swarm(swarm) => swarm.grant(peer, total, &mut context),
             RoleState::System(system) => {
                 system.grant(total);
                 Ok(())
@@ -239,12 +244,12 @@ impl Agent {
 
 /// Returns every neighbor of `me`, and whether it is above.
 fn peers(placement: &Placement, me: AgentId) -> Vec<(AgentId, bool)> {
-    let swarm = |place: usize| AgentId::new(Role::SwarmX, placement.swarm[place].id);
+    let swarm = |index: usize| AgentId::new(Role::SwarmX, placement.swarm[index].id);
     match me.role {
         Role::Coordinator => Vec::new(),
         Role::MemoryX => vec![(swarm(0), false)],
-        Role::SwarmX => placement.swarm.iter().position(|node| node.id == me.index).map_or_else(Vec::new, |place| {
-            let (above, below) = neighbours(placement, place);
+        Role::SwarmX => placement.swarm.iter().position(|node| node.id == me.index).map_or_else(Vec::new, |index| {
+            let (above, below) = neighbours(placement, index);
             above.into_iter().map(|agent| (agent, true)).chain(below.into_iter().map(|agent| (agent, false))).collect()
         }),
         Role::Cs2 => placement.systems.iter().find(|system| system.id == me.index).map_or_else(Vec::new, |system| {
@@ -258,15 +263,15 @@ fn peers(placement: &Placement, me: AgentId) -> Vec<(AgentId, bool)> {
 }
 
 /// Returns the agents above and below a SwarmX node, in the order of its state machine.
-pub fn neighbours(placement: &Placement, place: usize) -> (Vec<AgentId>, Vec<AgentId>) {
-    let swarm = |place: usize| AgentId::new(Role::SwarmX, placement.swarm[place].id);
-    let above = match placement.swarm[place].parent {
+pub fn neighbours(placement: &Placement, index: usize) -> (Vec<AgentId>, Vec<AgentId>) {
+    let swarm = |index: usize| AgentId::new(Role::SwarmX, placement.swarm[index].id);
+    let above = match placement.swarm[index].parent {
         Some(parent) => vec![swarm(parent)],
         None => (0..placement.shards).map(|shard| AgentId::new(Role::MemoryX, shard)).collect(),
     };
     let child = |child: &SwarmChild| match *child {
-        SwarmChild::System(place) => AgentId::new(Role::Cs2, placement.systems[place].id),
-        SwarmChild::Swarm(place) => swarm(place),
+        SwarmChild::System(index) => AgentId::new(Role::Cs2, placement.systems[index].id),
+        SwarmChild::Swarm(index) => swarm(index),
     };
-    (above, placement.swarm[place].children.iter().map(child).collect())
+    (above, placement.swarm[index].children.iter().map(child).collect())
 }

@@ -85,7 +85,7 @@ impl SimulatedCoordinator {
         &mut self,
         stream: u64,
         message: AgentMessage,
-        task: &SimulatedJob,
+        job: &SimulatedJob,
         network: &mut Network,
         history: &mut History,
     ) -> Result<(), String> {
@@ -106,7 +106,7 @@ impl SimulatedCoordinator {
             }
             _ => return Ok(()),
         };
-        self.on(event, task, network, history)
+        self.on(event, job, network, history)
     }
 
     /// Stores a report, and replays one of an older epoch.
@@ -138,7 +138,7 @@ impl SimulatedCoordinator {
     pub fn on(
         &mut self,
         event: CoordinatorEvent,
-        task: &SimulatedJob,
+        job: &SimulatedJob,
         network: &mut Network,
         history: &mut History,
     ) -> Result<(), String> {
@@ -146,9 +146,9 @@ impl SimulatedCoordinator {
         self.machine.handle_event(event, &mut out);
         for command in out {
             match command {
-                CoordinatorCommand::Send(agent, order) => {
+                CoordinatorCommand::Send(agent, command) => {
                     if let Some(&stream) = self.streams.get(&agent) {
-                        network.order(stream, order);
+                        network.send_command(stream, command);
                     }
                 }
                 CoordinatorCommand::StageCheckpoint { step } => self.background_tasks.push(BackgroundTask::Stage(step)),
@@ -174,13 +174,13 @@ impl SimulatedCoordinator {
                         return Err(format!("after step {before:?} it turns to {source:?}"));
                     }
                 }
-                CoordinatorCommand::ReportStep(record) => self.step(record, task, history)?,
+                CoordinatorCommand::ReportStep(record) => self.step(record, job, history)?,
                 CoordinatorCommand::ReportEvalBatch(sums) => {
-                    if sums.batches == 0 || sums.step != self.evaluates(task) {
+                    if sums.batches == 0 || sums.step != self.evaluates(job) {
                         return Err(format!("{sums:?} is of no batch"));
                     }
                 }
-                CoordinatorCommand::ReportEvaluation(sums) => evaluated(sums, task, history)?,
+                CoordinatorCommand::ReportEvaluation(sums) => evaluated(sums, job, history)?,
                 CoordinatorCommand::End(outcome) => history.outcome = Some(outcome),
             }
         }
@@ -188,16 +188,16 @@ impl SimulatedCoordinator {
     }
 
     /// Returns the step of the current evaluation according to the commands: the state machine may be ahead of it.
-    fn evaluates(&self, task: &SimulatedJob) -> u64 {
-        match task.evaluates.first() {
+    fn evaluates(&self, job: &SimulatedJob) -> u64 {
+        match job.evaluates.first() {
             Some(first) => self.source.unwrap_or(*first),
             None => self.machine.step(),
         }
     }
 
     /// Each coordinator reports a step once; a new one may begin with the last step of the previous one.
-    fn step(&mut self, record: CommitRecord, task: &SimulatedJob, history: &mut History) -> Result<(), String> {
-        let expected = task.reference.commits.get(record.step as usize - 1);
+    fn step(&mut self, record: CommitRecord, job: &SimulatedJob, history: &mut History) -> Result<(), String> {
+        let expected = job.reference.commits.get(record.step as usize - 1);
         if expected != Some(&record) {
             return Err(format!("step {} is {record:?} and should be {expected:?}", record.step));
         }
@@ -214,7 +214,7 @@ impl SimulatedCoordinator {
     pub fn run_background_task(
         &mut self,
         at: usize,
-        task: &SimulatedJob,
+        job: &SimulatedJob,
         network: &mut Network,
         history: &mut History,
     ) -> Result<(), String> {
@@ -242,17 +242,17 @@ impl SimulatedCoordinator {
             BackgroundTask::Publish { step, digests, record } => {
                 // The most recently staged directory: one checkpoint is written at a time.
                 let path = format!("{}/{step}/{}", network.attempt, self.directories);
-                publish(step, &path, &digests, record, task, network)?;
+                publish(step, &path, &digests, record, job, network)?;
                 history.saved.insert(step);
                 CoordinatorEvent::Published { step }
             }
         };
-        self.on(event, task, network, history)
+        self.on(event, job, network, history)
     }
 }
 
-fn evaluated(sums: Evaluation, task: &SimulatedJob, history: &mut History) -> Result<(), String> {
-    let expected = &task.reference.evaluations[sums.step as usize];
+fn evaluated(sums: Evaluation, job: &SimulatedJob, history: &mut History) -> Result<(), String> {
+    let expected = &job.reference.evaluations[sums.step as usize];
     if *expected != sums {
         return Err(format!("the evaluation is {sums:?} and should be {expected:?}"));
     }
@@ -266,10 +266,10 @@ fn publish(
     path: &str,
     digests: &[ChunkDigests],
     record: Option<CommitRecord>,
-    task: &SimulatedJob,
+    job: &SimulatedJob,
     network: &mut Network,
 ) -> Result<(), String> {
-    let expected = &task.reference.states[step as usize];
+    let expected = &job.reference.states[step as usize];
     let written = network.disk.get(path).ok_or_else(|| format!("nothing was written to {path}"))?;
     let complete = (0..expected.len()).map(|chunk: ChunkId| written.get(&chunk).cloned());
     let complete: Option<Vec<Parameters>> = complete.collect();
@@ -280,7 +280,7 @@ fn publish(
     if !complete.iter().map(Parameters::digests).eq(digests.iter().cloned()) {
         return Err(format!("the digests of {path} are others"));
     }
-    if record.is_some_and(|record| Some(&record) != task.reference.commits.get((step as usize).wrapping_sub(1))) {
+    if record.is_some_and(|record| Some(&record) != job.reference.commits.get((step as usize).wrapping_sub(1))) {
         return Err(format!("the checkpoint of step {step} carries {record:?}"));
     }
     network.published.insert(step, complete);

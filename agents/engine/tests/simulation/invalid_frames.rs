@@ -22,13 +22,13 @@ fn rejects_payloads_of_the_wrong_size() {
     let placement = Arc::new(Placement::new(&plan, &members).unwrap());
     let (epoch, node) = (Epoch { attempt: 1, number: 1 }, placement.tree.root());
     let iteration = Iteration { number: 0, task: IterationKind::Train { step: 1 } };
-    let place = |chunk| FrameKey { epoch, iteration: 0, round: 0, slot: 0, chunk, node };
+    let key = |chunk| FrameKey { epoch, iteration: 0, round: 0, slot: 0, chunk, node };
 
     let chunk = plan.up[0].chunk;
     let elements = plan.chunks[chunk].elements;
     let sum = |length| [Payload::Dense(vec![0; 4 * length].into()), Payload::from_sum(&vec![0.0; length])];
     let gather = |payload: Payload| {
-        let frame = Frame::new(place(chunk), payload);
+        let frame = Frame::new(key(chunk), payload);
         let (mut swarm, mut shard) =
             (SwarmX::new(plan.clone(), placement.clone(), 0, epoch, 1), Shard::new(0, plan.clone()));
         shard.on_loaded(0);
@@ -55,7 +55,7 @@ fn rejects_payloads_of_the_wrong_size() {
     let chunk = plan.down_train[0].chunk;
     let mut system = System::new(&plan, placement, 0, epoch, 1);
     system.open(iteration);
-    system.weights(Frame::new(place(chunk), Payload::from_sum(&vec![0.0; plan.chunks[chunk].elements])));
+    system.weights(Frame::new(key(chunk), Payload::from_sum(&vec![0.0; plan.chunks[chunk].elements])));
     system.next().unwrap();
     assert_eq!(system.next().err(), Some(FrameError::SparseWeights { chunk }));
 }

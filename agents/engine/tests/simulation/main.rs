@@ -37,8 +37,8 @@ fn seeds() -> Vec<u64> {
 }
 
 /// Checks the properties that every run must have, whatever faults it had.
-fn check(task: &SimulatedJob, history: &History) -> Result<(), String> {
-    let policy = &task.policy;
+fn check(job: &SimulatedJob, history: &History) -> Result<(), String> {
+    let policy = &job.policy;
     let every = policy.checkpoint_every;
     let due = |step: &u64| *step == policy.max_steps || every.is_some_and(|every| step.is_multiple_of(every));
     // A checkpoint that was being written when the coordinator died may be missing, and one that could not be written
@@ -48,13 +48,13 @@ fn check(task: &SimulatedJob, history: &History) -> Result<(), String> {
     if policy.train && history.restarts == 0 && missing {
         return Err(format!("only the steps {:?} were saved", history.saved));
     }
-    if policy.train && history.steps != task.reference.commits {
+    if policy.train && history.steps != job.reference.commits {
         return Err("not every step was told once".to_owned());
     }
     if let Some(EvalPolicy { every, .. }) = policy.eval {
         let last = policy.max_steps;
         let due = |step: &u64| *step == last || (*step > 0 && every.is_some_and(|every| step.is_multiple_of(every)));
-        let due: Vec<u64> = if policy.train { (0..=last).filter(due).collect() } else { task.evaluates.clone() };
+        let due: Vec<u64> = if policy.train { (0..=last).filter(due).collect() } else { job.evaluates.clone() };
         if !history.evaluated.keys().eq(&due) {
             return Err(format!("{:?} were evaluated, and should be {due:?}", history.evaluated));
         }
@@ -69,11 +69,11 @@ fn check(task: &SimulatedJob, history: &History) -> Result<(), String> {
 
 fn simulate(
     seed: u64,
-    task: &SimulatedJob,
+    job: &SimulatedJob,
     random: Random,
     next: impl FnMut(&mut Random) -> SimulatedAttempt,
 ) -> History {
-    let result = simulation::run(task, random, next).and_then(|history| check(task, &history).map(|()| history));
+    let result = simulation::run(job, random, next).and_then(|history| check(job, &history).map(|()| history));
     result.unwrap_or_else(|error| panic!("seed {seed}: {error}"))
 }
 
@@ -82,9 +82,9 @@ fn runs_match_the_reference_bit_for_bit() {
     let (mut epochs, mut restarts, mut coverage) = (0, 0, Coverage::default());
     for seed in seeds() {
         let mut random = Random::new(seed);
-        let task = SimulatedJob::new(&mut random);
-        let plan = task.plan.clone();
-        let history = simulate(seed, &task, random, |random| SimulatedAttempt::new(random, &plan));
+        let job = SimulatedJob::new(&mut random);
+        let plan = job.plan.clone();
+        let history = simulate(seed, &job, random, |random| SimulatedAttempt::new(random, &plan));
         epochs += history.epochs;
         restarts += history.restarts;
         coverage += history.coverage;
@@ -99,12 +99,12 @@ fn runs_match_the_reference_bit_for_bit() {
 
 #[test]
 fn abandoned_step_is_rerun_by_other_systems() {
-    let task = SimulatedJob::small();
+    let job = SimulatedJob::small();
     let rounds = 2;
-    for frames in 1..=(task.plan.up.len() * rounds) as u64 {
+    for frames in 1..=(job.plan.up.len() * rounds) as u64 {
         for shards in 1..=2 {
             let life = SimulatedAttempt::small(3, 1, shards, &[(FaultTrigger::Gathered(2, frames), Fault::Leave)]);
-            let history = simulate(frames, &task, Random::new(frames), |_| life.clone());
+            let history = simulate(frames, &job, Random::new(frames), |_| life.clone());
             assert!(history.epochs > 1, "nothing was abandoned at frame {frames}");
         }
     }
@@ -112,7 +112,7 @@ fn abandoned_step_is_rerun_by_other_systems() {
 
 #[test]
 fn new_coordinator_completes_a_partial_commit() {
-    let task = SimulatedJob::small();
+    let job = SimulatedJob::small();
     for (shards, step, seed) in (1..=3).flat_map(|n| (2..=4).flat_map(move |step| (0..4).map(move |at| (n, step, at))))
     {
         for recorded in 1..=u64::from(shards) {
@@ -122,7 +122,7 @@ fn new_coordinator_completes_a_partial_commit() {
             let lives = [&stop[..], &crash].map(|faults| SimulatedAttempt::small(2, 2, shards, faults));
             let mut lives = lives.into_iter().skip(seed as usize % 2);
             let next = |_: &mut Random| lives.next().unwrap_or_else(|| panic!("seed {seed}: it never ends"));
-            let history = simulate(seed, &task, Random::new(seed), next);
+            let history = simulate(seed, &job, Random::new(seed), next);
             assert_eq!(history.restarts, 1);
         }
     }
@@ -130,11 +130,11 @@ fn new_coordinator_completes_a_partial_commit() {
 
 #[test]
 fn eval_all_evaluates_each_checkpoint_despite_failures() {
-    let task = SimulatedJob::evaluating();
+    let job = SimulatedJob::evaluating();
     for seed in 0..60 {
         for fault in [Fault::Crash(Role::Cs2), Fault::CutStream(Role::MemoryX), Fault::Crash(Role::Coordinator)] {
             let life = SimulatedAttempt::small(3, 1, 2, &[(FaultTrigger::Tick(seed * 40), fault)]);
-            let history = simulate(seed, &task, Random::new(seed), |_| life.clone());
+            let history = simulate(seed, &job, Random::new(seed), |_| life.clone());
             assert!(history.epochs >= 5, "each has an epoch of its own");
         }
     }
@@ -142,12 +142,12 @@ fn eval_all_evaluates_each_checkpoint_despite_failures() {
 
 #[test]
 fn rejoining_shard_receives_missed_commands() {
-    let task = SimulatedJob::small();
+    let job = SimulatedJob::small();
     let commits = (1..=4).map(|step| FaultTrigger::Recorded(step, 1));
     for when in commits.chain([FaultTrigger::Writing(1), FaultTrigger::Writing(2)]) {
         for seed in 0..12 {
             let life = SimulatedAttempt::small(2, 2, 3, &[(when, Fault::CutStream(Role::MemoryX))]);
-            simulate(seed, &task, Random::new(seed), |_| life.clone());
+            simulate(seed, &job, Random::new(seed), |_| life.clone());
         }
     }
 }
@@ -157,7 +157,7 @@ fn rejoining_shard_receives_missed_commands() {
 /// seed 66 of [`runs_match_the_reference_bit_for_bit`]; no copy before the update in `read`: seeds 0 and 25.
 #[test]
 fn checkpoints_have_their_step_on_slow_or_failing_storage() {
-    let task = SimulatedJob::small();
+    let job = SimulatedJob::small();
     let mut coverage = Coverage::default();
     for seed in 0..40 {
         let fail = (FaultTrigger::Writing(1 + seed % 2), Fault::FailWrite);
@@ -166,7 +166,7 @@ fn checkpoints_have_their_step_on_slow_or_failing_storage() {
         let first =
             SimulatedAttempt { laggard: Some(SlowComponent::Disk), ..SimulatedAttempt::small(2, 2, 2, &faults) };
         let mut lives = 0;
-        let history = simulate(seed, &task, Random::new(seed), |_| {
+        let history = simulate(seed, &job, Random::new(seed), |_| {
             lives += 1;
             if lives == 1 { first.clone() } else { SimulatedAttempt::small(2, 2, 2, &[]) }
         });
@@ -180,12 +180,12 @@ fn checkpoints_have_their_step_on_slow_or_failing_storage() {
 
 #[test]
 fn stop_in_any_phase_saves_the_last_committed_step() {
-    let task = SimulatedJob::small();
+    let job = SimulatedJob::small();
     for seed in 0..60 {
         let stop = (FaultTrigger::Tick(seed * 17), Fault::Stop);
         for faults in [vec![stop], vec![(FaultTrigger::Tick(seed * 16), Fault::Vanish(Role::Cs2)), stop]] {
             let (mut lives, life) = (0, SimulatedAttempt::small(2, 2, 2, &faults));
-            simulate(seed, &task, Random::new(seed), |_| {
+            simulate(seed, &job, Random::new(seed), |_| {
                 lives += 1;
                 if lives == 1 { life.clone() } else { SimulatedAttempt::small(3, 1, 3, &[]) }
             });

@@ -21,7 +21,7 @@ const fn system(index: u32) -> AgentId {
 
 struct CoordinatorFixture {
     machine: Coordinator,
-    task: SimulatedJob,
+    job: SimulatedJob,
     systems: Vec<AgentId>,
     /// Commands of the last event.
     out: Vec<CoordinatorCommand>,
@@ -30,11 +30,11 @@ struct CoordinatorFixture {
 impl CoordinatorFixture {
     /// A coordinator with one shard, node and server, and one of the two requested systems, in its first epoch.
     fn running() -> Self {
-        let task = SimulatedJob::small();
+        let job = SimulatedJob::small();
         let wanted = RequiredAgents { systems: 2, min_systems: 1, shards: 1, fan_out: 2, activation_servers: 1 };
-        let (plan, policy) = (task.plan.clone(), task.policy.clone());
+        let (plan, policy) = (job.plan.clone(), job.policy.clone());
         let machine = Coordinator::new(plan, policy, wanted, ParameterSource::Initial, 1, ResumeState::default());
-        let mut desk = Self { machine, task, systems: Vec::new(), out: Vec::new() };
+        let mut desk = Self { machine, job, systems: Vec::new(), out: Vec::new() };
         for agent in [SHARD, NODE, SERVER, system(0)] {
             desk.join(agent);
         }
@@ -87,9 +87,9 @@ impl CoordinatorFixture {
     fn finish(&mut self, iteration: Iteration) {
         let (epoch, Work::Train { step }) = (self.machine.epoch(), iteration.task) else { panic!("{iteration:?}") };
         let result = |leaf| LeafResult { leaf, loss: 1.0, tokens: 1, correct: 0, bad_layer: None };
-        let results = (0..self.task.plan.leaves.count).map(result).collect();
+        let results = (0..self.job.plan.leaves.count).map(result).collect();
         self.report(system(0), AgentReport::Leaves { epoch, iteration: iteration.number, results });
-        let norms = (0..self.task.plan.chunks.len()).map(|chunk| (chunk, 1.0)).collect();
+        let norms = (0..self.job.plan.chunks.len()).map(|chunk| (chunk, 1.0)).collect();
         self.report(SHARD, AgentReport::Prepared { epoch, step, norms });
     }
 

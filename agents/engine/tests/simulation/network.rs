@@ -25,8 +25,8 @@ pub struct Stream {
     pub agent: AgentId,
     /// The coordinator attempt it is connected to.
     pub attempt: u32,
-    pub orders: VecDeque<Option<AgentCommand>>,
-    pub words: VecDeque<AgentMessage>,
+    pub commands: VecDeque<Option<AgentCommand>>,
+    pub messages: VecDeque<AgentMessage>,
 }
 
 /// A packet on a link.
@@ -144,8 +144,9 @@ impl Network {
     /// Opens a control stream of `agent` to the current coordinator.
     pub fn connect(&mut self, agent: AgentId, state: Option<ShardState>) -> u64 {
         self.next_stream += 1;
-        let words = VecDeque::from([AgentMessage::Hello(state)]);
-        self.streams.insert(self.next_stream, Stream { agent, attempt: self.attempt, orders: VecDeque::new(), words });
+        let messages = VecDeque::from([AgentMessage::Hello(state)]);
+        self.streams
+            .insert(self.next_stream, Stream { agent, attempt: self.attempt, commands: VecDeque::new(), messages });
         self.next_stream
     }
 
@@ -164,47 +165,47 @@ impl Network {
             let repeat =
                 self.random.chance(5) && !matches!(report, AgentReport::Loaded { .. } | AgentReport::Written { .. });
             if repeat {
-                stream.words.push_back(AgentMessage::Report(report.clone()));
+                stream.messages.push_back(AgentMessage::Report(report.clone()));
             }
-            stream.words.push_back(AgentMessage::Report(report));
+            stream.messages.push_back(AgentMessage::Report(report));
         }
     }
 
     /// Closes the agent's end of a stream.
     pub fn close_stream(&mut self, stream: Option<u64>) {
         let Some(stream) = stream.and_then(|stream| self.streams.get_mut(&stream)) else { return };
-        stream.orders.clear();
-        let kept = self.random.below(stream.words.len() + 1);
-        stream.words.truncate(kept);
-        stream.words.push_back(AgentMessage::Broken);
+        stream.commands.clear();
+        let kept = self.random.below(stream.messages.len() + 1);
+        stream.messages.truncate(kept);
+        stream.messages.push_back(AgentMessage::Broken);
     }
 
     /// Closes the coordinator's end of a stream.
     pub fn drop_agent(&mut self, stream: u64) {
         let Some(stream) = self.streams.get_mut(&stream) else { return };
-        stream.words.clear();
-        let kept = self.random.below(stream.orders.len() + 1);
-        stream.orders.truncate(kept);
-        stream.orders.push_back(None);
+        stream.messages.clear();
+        let kept = self.random.below(stream.commands.len() + 1);
+        stream.commands.truncate(kept);
+        stream.commands.push_back(None);
     }
 
     /// Sends a command on a stream that may have ended.
-    pub fn order(&mut self, stream: u64, order: AgentCommand) {
+    pub fn send_command(&mut self, stream: u64, command: AgentCommand) {
         if let Some(stream) = self.streams.get_mut(&stream)
-            && !matches!(stream.orders.back(), Some(None))
+            && !matches!(stream.commands.back(), Some(None))
         {
-            stream.orders.push_back(Some(order));
+            stream.commands.push_back(Some(command));
         }
     }
 
     /// Breaks a stream at both ends.
     pub fn cut_stream(&mut self, stream: u64) {
         let Some(stream) = self.streams.get_mut(&stream) else { return };
-        let kept = (self.random.below(stream.orders.len() + 1), self.random.below(stream.words.len() + 1));
-        stream.orders.truncate(kept.0);
-        stream.orders.push_back(None);
-        stream.words.truncate(kept.1);
-        stream.words.push_back(AgentMessage::Broken);
+        let kept = (self.random.below(stream.commands.len() + 1), self.random.below(stream.messages.len() + 1));
+        stream.commands.truncate(kept.0);
+        stream.commands.push_back(None);
+        stream.messages.truncate(kept.1);
+        stream.messages.push_back(AgentMessage::Broken);
     }
 
     /// Breaks a link at both ends.

@@ -51,7 +51,7 @@ pub enum SlowComponent {
     /// All actions of an agent.
     Agent(Role),
     /// The messages from an agent to the coordinator.
-    Words(Role),
+    Messages(Role),
     /// The disk of all checkpoints.
     Disk,
 }
@@ -167,7 +167,7 @@ fn laggard(random: &mut Random) -> Option<SlowComponent> {
     let role = random.pick(&[Role::MemoryX, Role::SwarmX, Role::Activation, Role::Cs2])?;
     match random.below(8) {
         0 => Some(SlowComponent::Disk),
-        1 => Some(SlowComponent::Words(role)),
+        1 => Some(SlowComponent::Messages(role)),
         2..4 => Some(SlowComponent::Agent(role)),
         _ => None,
     }

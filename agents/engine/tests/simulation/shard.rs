@@ -78,29 +78,34 @@ impl ShardBody {
         self.machine.state()
     }
 
-    pub fn order(&mut self, order: AgentCommand, job: &JobParameters, place: &mut AgentContext) -> Result<(), String> {
-        match order {
+    pub fn handle_command(
+        &mut self,
+        command: AgentCommand,
+        job: &JobParameters,
+        context: &mut AgentContext,
+    ) -> Result<(), String> {
+        match command {
             AgentCommand::Load(source) => {
-                let state = place.network.published.get(&source.step()).ok_or("no such checkpoint")?;
+                let state = context.network.published.get(&source.step()).ok_or("no such checkpoint")?;
                 let place_of_shard = (self.index, job.shards);
                 let store = store::filled(&job.plan, place_of_shard, source.step(), state, job.copies);
                 self.store = Some(store.map_err(|error| error.to_string())?);
                 (self.writer, self.commits) = (None, Vec::new());
                 self.jobs.clear();
                 let report = self.machine.on_loaded(source.step());
-                place.report(report);
+                context.report(report);
                 Ok(())
             }
             AgentCommand::Commit { record } => {
                 let mut out = Vec::new();
                 self.machine.commit(record, &mut out).map_err(|error| error.to_string())?;
-                self.carry(out, place)
+                self.execute(out, context)
             }
             AgentCommand::Snapshot(snapshot) => {
                 match self.snapshots.on_snapshot_command(&snapshot) {
                     SnapshotAction::Begin => self.jobs.push_back(StoreWork::Snapshot(snapshot)),
                     SnapshotAction::Wait => {}
-                    SnapshotAction::Report(report) => place.report(report),
+                    SnapshotAction::Report(report) => context.report(report),
                 }
                 Ok(())
             }
@@ -110,42 +115,42 @@ impl ShardBody {
         }
     }
 
-    pub fn configure(&mut self, placement: Arc<Placement>, job: &JobParameters, place: &mut AgentContext) {
+    pub fn configure(&mut self, placement: Arc<Placement>, job: &JobParameters, context: &mut AgentContext) {
         let rounds = placement.rounds.len();
         self.most_open = 1 + rounds.next_power_of_two().trailing_zeros() as usize;
         self.root = AgentId::new(Role::SwarmX, placement.swarm[0].id);
-        self.first = self.machine.configure(placement, place.epoch, job.windows[&Role::MemoryX]);
+        self.first = self.machine.configure(placement, context.epoch, job.windows[&Role::MemoryX]);
     }
 
-    pub fn start(&mut self, place: &mut AgentContext) {
+    pub fn start(&mut self, context: &mut AgentContext) {
         for command in std::mem::take(&mut self.first) {
             if let ShardCommand::Grant(total) = command {
-                place.grant(self.root, total);
+                context.grant(self.root, total);
             }
         }
     }
 
-    pub fn open(&mut self, epoch: Epoch, iteration: Iteration, place: &mut AgentContext) -> Result<(), String> {
-        self.replay_stale_message(place)?;
-        self.remember(StaleMessage::Open(epoch, iteration), place);
+    pub fn open(&mut self, epoch: Epoch, iteration: Iteration, context: &mut AgentContext) -> Result<(), String> {
+        self.replay_stale_message(context)?;
+        self.keep_stale_message(StaleMessage::Open(epoch, iteration), context);
         let mut out = Vec::new();
         self.machine.open(epoch, iteration, &mut out).map_err(|error| error.to_string())?;
-        self.carry(out, place)
+        self.execute(out, context)
     }
 
-    pub fn grant(&mut self, total: u64, place: &mut AgentContext) -> Result<(), String> {
-        self.remember(StaleMessage::Grant(place.epoch, total + 100), place);
+    pub fn grant(&mut self, total: u64, context: &mut AgentContext) -> Result<(), String> {
+        self.keep_stale_message(StaleMessage::Grant(context.epoch, total + 100), context);
         let mut out = Vec::new();
-        self.machine.grant(place.epoch, total, &mut out);
-        self.carry(out, place)
+        self.machine.grant(context.epoch, total, &mut out);
+        self.execute(out, context)
     }
 
-    pub fn gradient(&mut self, frame: Frame, place: &mut AgentContext) -> Result<(), String> {
-        self.replay_stale_message(place)?;
-        self.remember(StaleMessage::Frame(frame.clone()), place);
+    pub fn gradient(&mut self, frame: Frame, context: &mut AgentContext) -> Result<(), String> {
+        self.replay_stale_message(context)?;
+        self.keep_stale_message(StaleMessage::Frame(frame.clone()), context);
         let mut out = Vec::new();
         self.machine.gradient(frame, &mut out).map_err(|error| error.to_string())?;
-        self.carry(out, place)?;
+        self.execute(out, context)?;
         if self.machine.max_open_sums() > self.most_open {
             return Err(format!(
                 "{} partial sums are open, at most {} should be",
@@ -156,21 +161,21 @@ impl ShardBody {
         Ok(())
     }
 
-    fn remember(&mut self, message: StaleMessage, place: &mut AgentContext) {
+    fn keep_stale_message(&mut self, message: StaleMessage, context: &mut AgentContext) {
         if self.stale_messages.len() == 16 {
-            self.stale_messages.swap_remove(place.network.random.below(16));
+            self.stale_messages.swap_remove(context.network.random.below(16));
         }
         self.stale_messages.push(message);
     }
 
     /// Replays a message of an older epoch.
-    fn replay_stale_message(&mut self, place: &mut AgentContext) -> Result<(), String> {
+    fn replay_stale_message(&mut self, context: &mut AgentContext) -> Result<(), String> {
         let old = |message: &StaleMessage| match message {
-            StaleMessage::Frame(frame) => frame.key.epoch < place.epoch,
-            StaleMessage::Open(epoch, _) | StaleMessage::Grant(epoch, _) => *epoch < place.epoch,
+            StaleMessage::Frame(frame) => frame.key.epoch < context.epoch,
+            StaleMessage::Open(epoch, _) | StaleMessage::Grant(epoch, _) => *epoch < context.epoch,
         };
         let at: Vec<usize> = (0..self.stale_messages.len()).filter(|&at| old(&self.stale_messages[at])).collect();
-        let Some(at) = place.network.random.pick(&at) else { return Ok(()) };
+        let Some(at) = context.network.random.pick(&at) else { return Ok(()) };
         let (before, mut out) = (self.machine.state(), Vec::new());
         match self.stale_messages.swap_remove(at) {
             StaleMessage::Frame(frame) => self.machine.gradient(frame, &mut out).map_err(|error| error.to_string())?,
@@ -192,31 +197,31 @@ impl ShardBody {
     }
 
     /// Notifies the state machine of a result of the store's thread, or executes that thread's next work item.
-    pub fn work(&mut self, place: &mut AgentContext) -> Result<(), String> {
-        let hears = !self.gathered.is_empty() && (self.jobs.is_empty() || place.network.random.chance(50));
-        if hears && let Some((chunk, norm)) = self.gathered.pop_front() {
+    pub fn work(&mut self, context: &mut AgentContext) -> Result<(), String> {
+        let takes_gradient = !self.gathered.is_empty() && (self.jobs.is_empty() || context.network.random.chance(50));
+        if takes_gradient && let Some((chunk, norm)) = self.gathered.pop_front() {
             let mut out = Vec::new();
             self.machine.gathered(chunk, norm, &mut out);
-            return self.carry(out, place);
+            return self.execute(out, context);
         }
-        self.job(place)
+        self.job(context)
     }
 
     /// Executes the next work item of the store's thread. An item that has to wait stays the next one.
-    fn job(&mut self, place: &mut AgentContext) -> Result<(), String> {
+    fn job(&mut self, context: &mut AgentContext) -> Result<(), String> {
         let store = self.store.as_ref().ok_or("the shard has no parameters")?;
         match self.jobs.pop_front() {
             Some(StoreWork::Send(at)) => {
                 let free = store.free_copies();
                 match store::read(store, at.chunk).map_err(|error| error.to_string())? {
                     Some(payload) => {
-                        place.network.coverage.copied_for_snapshots += free - store.free_copies();
-                        if at.epoch == place.epoch {
-                            place.send(self.root, Packet::Frame(Frame::new(at, payload)));
+                        context.network.coverage.copied_for_snapshots += free - store.free_copies();
+                        if at.epoch == context.epoch {
+                            context.send(self.root, Packet::Frame(Frame::new(at, payload)));
                         }
                     }
                     None => {
-                        place.network.coverage.waited_for_copies += 1;
+                        context.network.coverage.waited_for_copies += 1;
                         self.jobs.push_front(StoreWork::Send(at));
                     }
                 }
@@ -227,7 +232,7 @@ impl ShardBody {
             }
             Some(StoreWork::Commit(record)) => {
                 store.commit(record);
-                place.network.coverage.committed_in_snapshots += usize::from(self.writer.is_some());
+                context.network.coverage.committed_in_snapshots += usize::from(self.writer.is_some());
             }
             // The writer of a snapshot that is no longer required finishes first.
             Some(StoreWork::Snapshot(snapshot)) if self.writer.is_some() => {
@@ -240,9 +245,9 @@ impl ShardBody {
     }
 
     /// Writes one more chunk of the snapshot.
-    pub fn write(&mut self, place: &mut AgentContext) -> Result<(), String> {
+    pub fn write(&mut self, context: &mut AgentContext) -> Result<(), String> {
         let (Some(store), Some(writer)) = (&self.store, &mut self.writer) else { return Ok(()) };
-        let Network { disk, failing_writes, coverage, .. } = &mut *place.network;
+        let Network { disk, failing_writes, coverage, .. } = &mut *context.network;
         let fails = *failing_writes > 0;
         let written = writer.write(store, disk, fails).map_err(|error| error.to_string())?;
         let Some((snapshot, report)) = written else { return Ok(()) };
@@ -252,7 +257,7 @@ impl ShardBody {
         }
         self.writer = None;
         if let Some(report) = self.snapshots.on_finished(&snapshot, report) {
-            place.report(report);
+            context.report(report);
         }
         Ok(())
     }
@@ -272,11 +277,11 @@ impl ShardBody {
         store::finish(store).map(Some)
     }
 
-    fn carry(&mut self, commands: Vec<ShardCommand>, place: &mut AgentContext) -> Result<(), String> {
+    fn execute(&mut self, commands: Vec<ShardCommand>, context: &mut AgentContext) -> Result<(), String> {
         for command in commands {
             match command {
                 ShardCommand::Send(at) => self.jobs.push_back(StoreWork::Send(at)),
-                ShardCommand::Grant(total) => place.grant(self.root, total),
+                ShardCommand::Grant(total) => context.grant(self.root, total),
                 ShardCommand::Gather { chunk, first, last, sum } => {
                     self.jobs.push_back(StoreWork::Gather { chunk, uses: (first, last), sum });
                 }
@@ -284,7 +289,7 @@ impl ShardBody {
                     self.commits.push(record);
                     self.jobs.push_back(StoreWork::Commit(record));
                 }
-                ShardCommand::Report(report) => place.report(report),
+                ShardCommand::Report(report) => context.report(report),
             }
         }
         Ok(())

@@ -28,56 +28,56 @@ impl SwarmBody {
         &mut self,
         placement: Arc<Placement>,
         job: &JobParameters,
-        place: &AgentContext,
+        context: &AgentContext,
     ) -> Result<(), String> {
-        let at = placement.swarm.iter().position(|node| node.id == place.me.index).ok_or("not in the tree")?;
+        let at = placement.swarm.iter().position(|node| node.id == context.me.index).ok_or("not in the tree")?;
         let (above, below) = neighbours(&placement, at);
         let window = job.windows[&Role::SwarmX];
         let child = |child| (0..placement.rounds.len()).map(move |round| (child, round));
         let sums = placement.swarm[at].children.iter().flat_map(|&node| child(node));
         let most_sums = sums.map(|(child, round)| placement.child_nodes(child, round).len()).max().unwrap_or(0);
         let most = (window as usize, window as usize * most_sums);
-        let machine = SwarmX::new(job.plan.clone(), placement, at, place.epoch, window);
+        let machine = SwarmX::new(job.plan.clone(), placement, at, context.epoch, window);
         self.node = Some(Node { machine, above, below, most });
         Ok(())
     }
 
-    pub fn start(&mut self, place: &mut AgentContext) {
+    pub fn start(&mut self, context: &mut AgentContext) {
         if let Some(node) = &self.node {
-            node.carry(node.machine.start(), place);
+            node.execute(node.machine.start(), context);
         }
     }
 
     fn drive(
         &mut self,
-        place: &mut AgentContext,
-        act: impl FnOnce(&mut Node, &mut Vec<SwarmCommand>) -> Result<(), LinkError>,
+        context: &mut AgentContext,
+        step: impl FnOnce(&mut Node, &mut Vec<SwarmCommand>) -> Result<(), LinkError>,
     ) -> Result<(), String> {
         let Some(node) = &mut self.node else { return Ok(()) };
         let mut out = Vec::new();
-        act(node, &mut out).map_err(|error| error.to_string())?;
-        node.carry(out, place);
+        step(node, &mut out).map_err(|error| error.to_string())?;
+        node.execute(out, context);
         let (queued, most) = (node.machine.max_queued_frames(), node.most);
         if queued.0 > most.0 || queued.1 > most.1 {
-            return Err(format!("{:?} frames wait at {}, at most {most:?} should", queued, place.me));
+            return Err(format!("{:?} frames wait at {}, at most {most:?} should", queued, context.me));
         }
         Ok(())
     }
 
-    pub fn open(&mut self, iteration: Iteration, place: &mut AgentContext) -> Result<(), String> {
-        self.drive(place, |node, out| node.machine.open(iteration, out))
+    pub fn open(&mut self, iteration: Iteration, context: &mut AgentContext) -> Result<(), String> {
+        self.drive(context, |node, out| node.machine.open(iteration, out))
     }
 
-    pub fn frame(&mut self, peer: AgentId, frame: Frame, place: &mut AgentContext) -> Result<(), String> {
-        self.drive(place, |node, out| match (node.parent(peer), node.child(peer)) {
+    pub fn frame(&mut self, peer: AgentId, frame: Frame, context: &mut AgentContext) -> Result<(), String> {
+        self.drive(context, |node, out| match (node.parent(peer), node.child(peer)) {
             (Some(link), _) => node.machine.weights(link, frame, out),
             (_, Some(child)) => node.machine.gradient(child, frame, out),
             (None, None) => Ok(()),
         })
     }
 
-    pub fn grant(&mut self, peer: AgentId, total: u64, place: &mut AgentContext) -> Result<(), String> {
-        self.drive(place, |node, out| match (node.parent(peer), node.child(peer)) {
+    pub fn grant(&mut self, peer: AgentId, total: u64, context: &mut AgentContext) -> Result<(), String> {
+        self.drive(context, |node, out| match (node.parent(peer), node.child(peer)) {
             (Some(link), _) => node.machine.parent_grant(link, total, out),
             (_, Some(child)) => node.machine.child_grant(child, total, out),
             (None, None) => Ok(()),
@@ -98,13 +98,13 @@ impl Node {
         self.below.iter().position(|below| *below == peer)
     }
 
-    fn carry(&self, commands: Vec<SwarmCommand>, place: &mut AgentContext) {
+    fn execute(&self, commands: Vec<SwarmCommand>, context: &mut AgentContext) {
         for command in commands {
             match command {
-                SwarmCommand::Down(child, frame) => place.send(self.below[child], Packet::Frame(frame)),
-                SwarmCommand::Up(link, frame) => place.send(self.above[link], Packet::Frame(frame)),
-                SwarmCommand::GrantParent(link, total) => place.grant(self.above[link], total),
-                SwarmCommand::GrantChild(child, total) => place.grant(self.below[child], total),
+                SwarmCommand::Down(child, frame) => context.send(self.below[child], Packet::Frame(frame)),
+                SwarmCommand::Up(link, frame) => context.send(self.above[link], Packet::Frame(frame)),
+                SwarmCommand::GrantParent(link, total) => context.grant(self.above[link], total),
+                SwarmCommand::GrantChild(child, total) => context.grant(self.below[child], total),
             }
         }
     }

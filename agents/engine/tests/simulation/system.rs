@@ -44,15 +44,15 @@ impl SystemBody {
         &mut self,
         placement: Arc<Placement>,
         job: &JobParameters,
-        place: &AgentContext,
+        context: &AgentContext,
     ) -> Result<(), String> {
-        let at = placement.systems.iter().position(|system| system.id == place.me.index).ok_or("not a system")?;
+        let at = placement.systems.iter().position(|system| system.id == context.me.index).ok_or("not a system")?;
         let here = placement.systems[at];
         let window = job.windows[&Role::Cs2];
         self.run = Some(Run {
             above: AgentId::new(Role::SwarmX, placement.swarm[here.parent].id),
             samples_from: AgentId::new(Role::Activation, here.activation),
-            machine: System::new(&job.plan, placement, at, place.epoch, window),
+            machine: System::new(&job.plan, placement, at, context.epoch, window),
             plan: job.plan.clone(),
             window,
             asked: None,
@@ -65,9 +65,9 @@ impl SystemBody {
         Ok(())
     }
 
-    pub fn start(&mut self, place: &mut AgentContext) {
+    pub fn start(&mut self, context: &mut AgentContext) {
         if let Some(run) = &self.run {
-            place.grant(run.above, run.machine.initial_grant());
+            context.grant(run.above, run.machine.initial_grant());
         }
     }
 
@@ -108,11 +108,11 @@ impl SystemBody {
         self.run.as_ref().is_some_and(|run| !run.idle && run.asked.is_none())
     }
 
-    pub fn act(&mut self, place: &mut AgentContext) -> Result<(), String> {
+    pub fn execute_next(&mut self, context: &mut AgentContext) -> Result<(), String> {
         let Some(run) = &mut self.run else { return Ok(()) };
         match run.machine.next().map_err(|error| error.to_string())? {
             None => run.idle = true,
-            Some(act) => run.carry(act, place)?,
+            Some(action) => run.execute(action, context)?,
         }
         Ok(())
     }
@@ -129,31 +129,31 @@ impl SystemBody {
 }
 
 impl Run {
-    fn carry(&mut self, act: SystemAction, place: &mut AgentContext) -> Result<(), String> {
-        match act {
+    fn execute(&mut self, action: SystemAction, context: &mut AgentContext) -> Result<(), String> {
+        match action {
             SystemAction::Begin { iteration, leaves, .. } => {
                 self.wafer.clear();
                 self.gradients.clear();
                 self.asked = Some(leaves.clone());
-                place.send(self.samples_from, Packet::Ask(iteration.task, leaves));
+                context.send(self.samples_from, Packet::Ask(iteration.task, leaves));
             }
             SystemAction::Load { at, weights, grant } => {
                 if self.wafer.insert(at.chunk, decode(&weights)).is_some() {
                     return Err(format!("chunk {} was on the wafer already", at.chunk));
                 }
-                place.grant(self.above, grant);
+                context.grant(self.above, grant);
             }
             SystemAction::Compute { layer, pass } => self.compute(layer, pass)?,
             SystemAction::Report { iteration } => {
                 let results = std::mem::take(&mut self.results);
-                place.report(AgentReport::Leaves { epoch: place.epoch, iteration: iteration.number, results });
+                context.report(AgentReport::Leaves { epoch: context.epoch, iteration: iteration.number, results });
             }
             SystemAction::Send { keys, at } => {
                 let by_leaf = self.gradients.get(&(at.layer, at.chunk)).ok_or("no gradient to send")?;
                 for to in keys {
                     let one =
                         sum(to.node, &|leaf| by_leaf.get(&leaf).cloned()).ok_or("a leaf's gradient is missing")?;
-                    place.send(self.above, Packet::Frame(Frame::new(to, Payload::from_sum(&one))));
+                    context.send(self.above, Packet::Frame(Frame::new(to, Payload::from_sum(&one))));
                 }
             }
         }

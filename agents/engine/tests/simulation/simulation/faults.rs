@@ -65,7 +65,7 @@ impl Simulation<'_> {
 
     fn command(&mut self, event: CoordinatorEvent) -> Result<(), String> {
         match &mut self.coordinator {
-            Some(coordinator) => coordinator.on(event, self.task, &mut self.network, &mut self.history),
+            Some(coordinator) => coordinator.on(event, self.job, &mut self.network, &mut self.history),
             None => Ok(()),
         }
     }
@@ -104,7 +104,7 @@ impl Simulation<'_> {
             self.history.restarts += 1;
             let streams: Vec<u64> = self.network.streams.keys().copied().collect();
             streams.into_iter().for_each(|stream| self.network.drop_agent(stream));
-            self.boss_start = self.tick + self.network.random.below(200) as u64;
+            self.coordinator_start = self.tick + self.network.random.below(200) as u64;
         }
     }
 }

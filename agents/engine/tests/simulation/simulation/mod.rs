@@ -22,20 +22,20 @@ const MAX_TICKS: u64 = 400_000;
 #[derive(Clone, Copy, Debug)]
 enum Action {
     /// The agent of a stream receives a command.
-    Order(u64),
+    DeliverCommand(u64),
     /// The coordinator receives a message.
-    Word(u64),
+    DeliverMessage(u64),
     /// A packet arrives at the end of a link: down or up.
     Packet(LinkKey, bool),
     /// A grant arrives at the sender of a link direction: down or up.
     Grant(LinkKey, bool),
     Dial(LinkKey),
-    Act(AgentId),
+    StepSystem(AgentId),
     /// A shard's store executes its next work item.
     Work(AgentId),
     /// A shard writes another chunk of its snapshot.
     Write(AgentId),
-    Chore(usize),
+    RunBackgroundTask(usize),
     Start(AgentId),
     Connect(AgentId),
     StartCoordinator,
@@ -43,16 +43,16 @@ enum Action {
 
 /// The agents of a job and the network between them.
 pub struct Simulation<'a> {
-    task: &'a SimulatedJob,
+    job: &'a SimulatedJob,
     life: &'a SimulatedAttempt,
-    job: JobParameters,
+    parameters: JobParameters,
     source: ParameterSource,
     pub network: Network,
     agents: BTreeMap<AgentId, Agent>,
     coordinator: Option<SimulatedCoordinator>,
     /// Agents to be started, and when.
     starts: BTreeMap<AgentId, u64>,
-    boss_start: u64,
+    coordinator_start: u64,
     next_system: u32,
     /// The slow agent, if there is one.
     laggard: Option<AgentId>,
@@ -66,7 +66,7 @@ pub struct Simulation<'a> {
 
 impl<'a> Simulation<'a> {
     pub fn new(
-        task: &'a SimulatedJob,
+        job: &'a SimulatedJob,
         life: &'a SimulatedAttempt,
         source: ParameterSource,
         network: Network,
@@ -74,10 +74,10 @@ impl<'a> Simulation<'a> {
     ) -> Self {
         let wanted = life.wanted;
         let mut world = Self {
-            task,
+            job,
             life,
-            job: JobParameters {
-                plan: task.plan.clone(),
+            parameters: JobParameters {
+                plan: job.plan.clone(),
                 shards: wanted.shards,
                 copies: life.copies,
                 windows: life.windows.clone(),
@@ -87,7 +87,7 @@ impl<'a> Simulation<'a> {
             agents: BTreeMap::new(),
             coordinator: None,
             starts: BTreeMap::new(),
-            boss_start: 0,
+            coordinator_start: 0,
             next_system: wanted.systems,
             laggard: None,
             faults: life.faults.clone(),
@@ -107,7 +107,7 @@ impl<'a> Simulation<'a> {
             let late = world.network.random.below(60) as u64;
             world.starts.insert(agent, late);
         }
-        if let Some(SlowComponent::Agent(role) | SlowComponent::Words(role)) = life.laggard {
+        if let Some(SlowComponent::Agent(role) | SlowComponent::Messages(role)) = life.laggard {
             let all: Vec<AgentId> = world.starts.keys().copied().filter(|id| id.role == role).collect();
             world.laggard = world.network.random.pick(&all);
         }
@@ -129,7 +129,7 @@ impl<'a> Simulation<'a> {
             }
             self.inject_fault()?;
             let action = self.choose()?;
-            self.carry(action).map_err(|error| format!("{action:?}: {error}"))?;
+            self.execute(action).map_err(|error| format!("{action:?}: {error}"))?;
             if let Some(overrun) = self.network.overrun.take() {
                 return Err(overrun);
             }
@@ -167,11 +167,11 @@ impl<'a> Simulation<'a> {
         let attempt = self.coordinator.as_ref().map(|_| self.network.attempt);
         for (&number, stream) in &self.network.streams {
             let agent = self.agents.get(&stream.agent).filter(|agent| agent.stream == Some(number));
-            if !stream.orders.is_empty() && agent.is_some() {
-                actions.push(Action::Order(number));
+            if !stream.commands.is_empty() && agent.is_some() {
+                actions.push(Action::DeliverCommand(number));
             }
-            if !stream.words.is_empty() && attempt == Some(stream.attempt) {
-                actions.push(Action::Word(number));
+            if !stream.messages.is_empty() && attempt == Some(stream.attempt) {
+                actions.push(Action::DeliverMessage(number));
             }
         }
         for (&key, link) in &self.network.links {
@@ -191,7 +191,7 @@ impl<'a> Simulation<'a> {
         actions.extend(self.network.dials.iter().filter(answers).map(|&key| Action::Dial(key)));
         for (&id, agent) in &self.agents {
             match &agent.body {
-                RoleState::System(system) if system.is_ready() => actions.push(Action::Act(id)),
+                RoleState::System(system) if system.is_ready() => actions.push(Action::StepSystem(id)),
                 RoleState::Shard(shard) => {
                     actions.extend(shard.has_work().then_some(Action::Work(id)));
                     actions.extend(shard.is_writing().then_some(Action::Write(id)));
@@ -203,10 +203,11 @@ impl<'a> Simulation<'a> {
             }
         }
         actions.extend(
-            (0..self.coordinator.as_ref().map_or(0, SimulatedCoordinator::background_tasks)).map(Action::Chore),
+            (0..self.coordinator.as_ref().map_or(0, SimulatedCoordinator::background_tasks))
+                .map(Action::RunBackgroundTask),
         );
         actions.extend(self.starts.iter().filter(|(_, start)| **start <= tick).map(|(&id, _)| Action::Start(id)));
-        if self.coordinator.is_none() && !over && self.boss_start <= tick {
+        if self.coordinator.is_none() && !over && self.coordinator_start <= tick {
             actions.push(Action::StartCoordinator);
         }
         actions
@@ -214,33 +215,33 @@ impl<'a> Simulation<'a> {
 
     /// Returns whether an action belongs to the slow component.
     fn is_slow(&self, action: Action) -> bool {
-        let all = !matches!(self.life.laggard, Some(SlowComponent::Words(_)));
+        let all = !matches!(self.life.laggard, Some(SlowComponent::Messages(_)));
         let disk = self.life.laggard == Some(SlowComponent::Disk);
         let is = |agent: AgentId| self.laggard == Some(agent);
         let of = |stream| self.network.streams.get(&stream).is_some_and(|stream| is(stream.agent));
         match action {
-            Action::Word(stream) => of(stream),
-            Action::Order(stream) => all && of(stream),
+            Action::DeliverMessage(stream) => of(stream),
+            Action::DeliverCommand(stream) => all && of(stream),
             Action::Packet(key, _) | Action::Grant(key, _) | Action::Dial(key) => {
                 all && (is(key.upper) || is(key.lower))
             }
             Action::Write(agent) => disk || (all && is(agent)),
-            Action::Work(agent) | Action::Act(agent) | Action::Start(agent) | Action::Connect(agent) => {
+            Action::Work(agent) | Action::StepSystem(agent) | Action::Start(agent) | Action::Connect(agent) => {
                 all && is(agent)
             }
-            Action::Chore(_) => disk,
+            Action::RunBackgroundTask(_) => disk,
             Action::StartCoordinator => false,
         }
     }
 
-    fn carry(&mut self, action: Action) -> Result<(), String> {
+    fn execute(&mut self, action: Action) -> Result<(), String> {
         match action {
-            Action::Order(stream) => self.order(stream),
-            Action::Word(stream) => {
-                let word = self.network.streams.get_mut(&stream).and_then(|stream| stream.words.pop_front());
-                match (&mut self.coordinator, word) {
-                    (Some(coordinator), Some(word)) => {
-                        coordinator.receive(stream, word, self.task, &mut self.network, &mut self.history)
+            Action::DeliverCommand(stream) => self.deliver_command(stream),
+            Action::DeliverMessage(stream) => {
+                let message = self.network.streams.get_mut(&stream).and_then(|stream| stream.messages.pop_front());
+                match (&mut self.coordinator, message) {
+                    (Some(coordinator), Some(message)) => {
+                        coordinator.receive(stream, message, self.job, &mut self.network, &mut self.history)
                     }
                     _ => Ok(()),
                 }
@@ -248,29 +249,29 @@ impl<'a> Simulation<'a> {
             Action::Packet(key, down) => self.packet(key, down),
             Action::Grant(key, down) => self.grant(key, down),
             Action::Dial(key) => self.dial(key),
-            Action::Act(id) | Action::Work(id) => {
+            Action::StepSystem(id) | Action::Work(id) => {
                 let Some(agent) = self.agents.get_mut(&id) else { return Ok(()) };
-                let (body, mut place) = agent.split(&mut self.network);
+                let (body, mut context) = agent.split(&mut self.network);
                 match body {
-                    RoleState::System(system) => system.act(&mut place),
-                    RoleState::Shard(shard) => shard.work(&mut place),
+                    RoleState::System(system) => system.execute_next(&mut context),
+                    RoleState::Shard(shard) => shard.work(&mut context),
                     _ => Ok(()),
                 }
             }
             Action::Write(id) => {
                 let Some(agent) = self.agents.get_mut(&id) else { return Ok(()) };
-                let (RoleState::Shard(shard), mut place) = agent.split(&mut self.network) else { return Ok(()) };
-                shard.write(&mut place)
+                let (RoleState::Shard(shard), mut context) = agent.split(&mut self.network) else { return Ok(()) };
+                shard.write(&mut context)
             }
-            Action::Chore(at) => match &mut self.coordinator {
+            Action::RunBackgroundTask(at) => match &mut self.coordinator {
                 Some(coordinator) => {
-                    coordinator.run_background_task(at, self.task, &mut self.network, &mut self.history)
+                    coordinator.run_background_task(at, self.job, &mut self.network, &mut self.history)
                 }
                 None => Ok(()),
             },
             Action::Start(id) => {
                 self.starts.remove(&id);
-                self.agents.insert(id, Agent::new(id, &self.job));
+                self.agents.insert(id, Agent::new(id, &self.parameters));
                 Ok(())
             }
             Action::Connect(id) => {
@@ -281,10 +282,10 @@ impl<'a> Simulation<'a> {
             }
             Action::StartCoordinator => {
                 self.network.attempt += 1;
-                let (plan, policy) = (self.task.plan.clone(), self.task.policy.clone());
+                let (plan, policy) = (self.job.plan.clone(), self.job.policy.clone());
                 let (source, attempt) = (self.source.clone(), self.network.attempt);
                 let machine = Coordinator::new(plan, policy, self.life.wanted, source, attempt, self.known());
-                let further = self.task.evaluates.iter().skip(1).map(|&step| source_of(step));
+                let further = self.job.evaluates.iter().skip(1).map(|&step| source_of(step));
                 self.coordinator = Some(SimulatedCoordinator::new(machine.with_further_evaluations(further)));
                 Ok(())
             }
@@ -293,7 +294,7 @@ impl<'a> Simulation<'a> {
 
     /// Returns what a new coordinator finds on the disk about the step it resumes from.
     fn known(&self) -> ResumeState {
-        if !self.task.policy.train {
+        if !self.job.policy.train {
             return ResumeState::default();
         }
         let held = self.agents.keys().filter_map(|id| self.committed(*id)).max().unwrap_or(0);
@@ -302,15 +303,15 @@ impl<'a> Simulation<'a> {
         ResumeState { step, done: StepProgress { saved, evaluated: self.history.evaluated.contains_key(&step) } }
     }
 
-    fn order(&mut self, stream: u64) -> Result<(), String> {
+    fn deliver_command(&mut self, stream: u64) -> Result<(), String> {
         let Some(entry) = self.network.streams.get_mut(&stream) else { return Ok(()) };
-        let (id, order) = (entry.agent, entry.orders.pop_front().flatten());
+        let (id, command) = (entry.agent, entry.commands.pop_front().flatten());
         let Some(agent) = self.agents.get_mut(&id) else { return Ok(()) };
-        let Some(order) = order else {
+        let Some(command) = command else {
             agent.stream = None;
             return Ok(());
         };
-        agent.order(order, &self.job, &mut self.network)?;
+        agent.handle_command(command, &self.parameters, &mut self.network)?;
         if agent.finished {
             self.end_agent(id)?;
         }
@@ -372,8 +373,8 @@ impl<'a> Simulation<'a> {
         let committed = shard.machine.state().committed;
         let commits = std::mem::take(&mut shard.commits);
         let Some(parameters) = shard.finish()? else { return Ok(()) };
-        let reference = &self.task.reference;
-        let first = if self.task.policy.train { self.source.step() } else { committed };
+        let reference = &self.job.reference;
+        let first = if self.job.policy.train { self.source.step() } else { committed };
         if commits != reference.commits[first as usize..committed as usize] {
             return Err(format!("{id} has recorded {commits:?}"));
         }
@@ -386,7 +387,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn check_end(&self, outcome: RunOutcome) -> Result<RunOutcome, String> {
-        let SimulatedJob { policy, evaluates, .. } = self.task;
+        let SimulatedJob { policy, evaluates, .. } = self.job;
         if !policy.train {
             let last = evaluates.last().copied().unwrap_or(0);
             let complete = outcome != RunOutcome::Complete || self.ended.iter().all(|shard| *shard == last);
@@ -428,17 +429,18 @@ impl<'a> Simulation<'a> {
 
 /// Runs attempts of a job, each resumed from the newest checkpoint, until it is complete.
 pub fn run(
-    task: &SimulatedJob,
+    job: &SimulatedJob,
     mut random: Random,
     mut next: impl FnMut(&mut Random) -> SimulatedAttempt,
 ) -> Result<History, String> {
-    let there: &[u64] = if task.policy.train { &[0] } else { task.evaluates.as_slice() };
-    let mut published = there.iter().map(|&step| (step, task.reference.states[step as usize].clone())).collect();
+    let published_steps: &[u64] = if job.policy.train { &[0] } else { job.evaluates.as_slice() };
+    let mut published =
+        published_steps.iter().map(|&step| (step, job.reference.states[step as usize].clone())).collect();
     let (mut history, mut attempt, mut source) = (History::default(), 0, source_of(there[0]));
     loop {
         let life = next(&mut random);
         let network = Network::new(Random::new(random.next()), published, attempt);
-        let mut world = Simulation::new(task, &life, source.clone(), network, history);
+        let mut world = Simulation::new(job, &life, source.clone(), network, history);
         match world.run() {
             Err(error) => return Err(format!("{error}\n{}", world.dump())),
             Ok(RunOutcome::Failed { reason, .. }) => return Err(format!("it failed: {reason}\n{}", world.dump())),
@@ -448,7 +450,7 @@ pub fn run(
         let (network, remains) = world.into_parts();
         (published, attempt, history) = (network.published, network.attempt, remains);
         history.outcome = None;
-        if task.policy.train {
+        if job.policy.train {
             source = source_of(published.keys().copied().max().unwrap_or(0));
             history.truncate_after(source.step());
         }
