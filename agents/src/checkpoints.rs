@@ -39,24 +39,24 @@ pub fn contains_checkpoints(path: &Path) -> Result<bool, AgentError> {
     Ok(!list(path).map_err(checkpoint_failure)?.complete.is_empty())
 }
 
-/// Checks that a run with the numerics profile `now` may continue from a checkpoint with the profile `then`. Profiles
+/// Checks that a run with the numerics profile `now` may continue from a checkpoint with the profile `before`. Profiles
 /// are JSON, as in manifests; values that only one of them has are not compared. If the profiles differ and the user
 /// `accepts` it, returns a note for the following manifests.
 ///
 /// # Errors
 /// The profiles differ, and the user does not accept it.
-pub fn check_same_profile(then: &str, now: &str, accepts: bool) -> Result<Option<String>, AgentError> {
+pub fn check_same_profile(before: &str, now: &str, accepts: bool) -> Result<Option<String>, AgentError> {
     let read = |profile: &str| serde_json::from_str::<NumericsProfile>(profile).ok();
-    let agree = match (read(then), read(now)) {
-        (Some(then), Some(now)) => then.agrees_with(&now),
+    let agree = match (read(before), read(now)) {
+        (Some(before), Some(now)) => before.agrees_with(&now),
         // A profile of a later version may contain a value that this version can't keep.
-        _ => then == now,
+        _ => before == now,
     };
     match (agree, accepts) {
         (true, _) => Ok(None),
-        (false, true) => Ok(Some(format!("numerics profile changed from {then} to {now} by the user's flag"))),
+        (false, true) => Ok(Some(format!("numerics profile changed from {before} to {now} by the user's flag"))),
         (false, false) => Err(AgentError::bad_input(format!(
-            "the checkpoint was computed with profile {then}, this run would use {now}"
+            "the checkpoint was computed with profile {before}, this run would use {now}"
         ))
         .hint(
             "the result would not be bit-identical; override with --allow_profile_change, or pin the instruction set \

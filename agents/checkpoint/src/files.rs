@@ -35,12 +35,15 @@ pub(crate) fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Reads a whole file of at most `most` bytes.
-pub(crate) fn read_limited(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
+/// Reads a whole file of at most `max_bytes` bytes.
+pub(crate) fn read_limited(path: &Path, max_bytes: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    millrace_roots::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, format!("it is longer than {most} bytes")));
+    millrace_roots::open(path)?.take(max_bytes + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(std::io::Error::new(
+            std::io::ErrorKind::InvalidData,
+            format!("it is longer than {max_bytes} bytes"),
+        ));
     }
     Ok(bytes)
 }

@@ -153,23 +153,23 @@ pub fn retain(lock: &ModelDirLock, max_checkpoints: usize) -> Result<Vec<PathBuf
 /// The lock was lost, or an error of the file system.
 pub fn clean_up(lock: &ModelDirLock) -> Result<Vec<String>> {
     lock.check_held()?;
-    let mut done = Vec::new();
+    let mut deleted = Vec::new();
     let found = entries(lock.model_dir())?;
     for (step, path) in found.replaced {
         let home = lock.model_dir().join(name_of(step));
         if millrace_roots::metadata(&home).is_err() && Checkpoint::open(&path).is_ok() {
             rename_synced(&path, &home)?;
-            done.push(format!("restored {}, whose replacement was interrupted", home.display()));
+            deleted.push(format!("restored {}, whose replacement was interrupted", home.display()));
         } else {
             remove_dir(&path)?;
         }
     }
     for path in found.partial {
         remove_dir(&path)?;
-        done.push(format!("removed {}, which was incomplete", path.display()));
+        deleted.push(format!("removed {}, which was incomplete", path.display()));
     }
     found.deleted.iter().try_for_each(|path| remove_dir(path))?;
-    Ok(done)
+    Ok(deleted)
 }
 
 fn delete(path: &Path) -> Result<()> {

@@ -85,19 +85,22 @@ impl PlanReader {
     /// # Errors
     /// [`Error::Damaged`] if a chunk that contains it does not match its digest.
     pub fn read_chunk(&mut self, chunk: ChunkId, section: Section, out: &mut [f32]) -> Result<()> {
-        let place = self.layout.chunks().get(chunk).zip(self.sections.get(section.index()));
-        let (place, source) = place.ok_or_else(|| Error::argument(format!("{section} of chunk {chunk}")))?;
-        if out.len() != place.elements {
+        let located = self.layout.chunks().get(chunk).zip(self.sections.get(section.index()));
+        let (chunk_place, source) = located.ok_or_else(|| Error::argument(format!("{section} of chunk {chunk}")))?;
+        if out.len() != chunk_place.elements {
             let given = out.len();
-            return Err(Error::argument(format!("{given} elements for chunk {chunk}, which has {}", place.elements)));
+            return Err(Error::argument(format!(
+                "{given} elements for chunk {chunk}, which has {}",
+                chunk_place.elements
+            )));
         }
         if section != Section::Parameters {
             out.fill(0.0);
         }
         let Some(source) = *source else { return Ok(()) };
-        let end = place.start + place.elements;
-        for (tensor, lies) in &self.layout.groups()[place.group].tensors {
-            let (first, last) = (lies.start.max(place.start), lies.end.min(end));
+        let end = chunk_place.start + chunk_place.elements;
+        for (tensor, lies) in &self.layout.groups()[chunk_place.group].tensors {
+            let (first, last) = (lies.start.max(chunk_place.start), lies.end.min(end));
             if let (true, Some((group, there))) = (first < last, &self.places[*tensor]) {
                 let range = there.start + first - lies.start..there.start + last - lies.start;
                 self.cache.read(
@@ -105,7 +108,7 @@ impl PlanReader {
                     *group,
                     range,
                     source,
-                    &mut out[first - place.start..last - place.start],
+                    &mut out[first - chunk_place.start..last - chunk_place.start],
                 )?;
             }
         }

@@ -29,7 +29,7 @@ pub fn write_samples(
         move |source| DataError::Write { path, source }
     };
     let unfinished = temporary_name(path);
-    let written = File::create(&unfinished).and_then(|file| {
+    let result = File::create(&unfinished).and_then(|file| {
         let mut out = BufWriter::with_capacity(1 << 20, file);
         out.write_all(&header([steps, batch, seq_len], bytes))?;
         let numbers = first_sample..first_sample + samples;
@@ -38,7 +38,7 @@ pub fn write_samples(
         out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
     });
     let done =
-        written.map_err(error(&unfinished)).and_then(|()| std::fs::rename(&unfinished, path).map_err(error(path)));
+        result.map_err(error(&unfinished)).and_then(|()| std::fs::rename(&unfinished, path).map_err(error(path)));
     if done.is_err() {
         // Best effort: the first error is more important.
         let _ = std::fs::remove_file(&unfinished);

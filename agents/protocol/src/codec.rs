@@ -235,8 +235,8 @@ mod tests {
         let packet = packed(Encoding::F32, Bytes::from_static(b"weights!"));
         let mut head = packet.head.to_vec();
         head[3] = ENCODING_SPARSE;
-        let refused = unpack(Packet { head: head.into(), ..packet }, PlanHash(9)).err();
-        assert!(matches!(refused, Some(CodecError::Payload { chunk: 6, .. })), "{refused:?}");
+        let error = unpack(Packet { head: head.into(), ..packet }, PlanHash(9)).err();
+        assert!(matches!(error, Some(CodecError::Payload { chunk: 6, .. })), "{error:?}");
     }
 
     #[test]

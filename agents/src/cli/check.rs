@@ -40,8 +40,8 @@ pub fn check_inputs(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliEr
 pub fn check_memory(prepared: &PreparedJob) -> Result<(), CliError> {
     let needed = prepared.report()?.host_bytes;
     let Some(memory) = HostMemory::read() else { return Ok(()) };
-    if let Some(why) = host::insufficient_memory(needed, memory) {
-        let error = CliError::bad_input(format!("the run does not fit on this host: {why}"));
+    if let Some(message) = host::insufficient_memory(needed, memory) {
+        let error = CliError::bad_input(format!("the run does not fit on this host: {message}"));
         return Err(error.hint("choose a smaller model or a larger host; `plan` shows what each role needs"));
     }
     if needed > memory.available {

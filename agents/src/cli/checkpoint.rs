@@ -11,8 +11,8 @@ use super::import::import;
 use crate::error::AgentError;
 use crate::launch::Exit;
 
-pub fn run(task: &CheckpointCommand) -> Result<Exit, CliError> {
-    match task {
+pub fn run(command: &CheckpointCommand) -> Result<Exit, CliError> {
+    match command {
         CheckpointCommand::Info { dir, json } => info(dir, *json),
         CheckpointCommand::Verify { dir } => verify_all(dir),
         CheckpointCommand::Export { dir, to: _, out } => export(dir, out),

@@ -11,12 +11,12 @@ pub fn resolve_beside_params(job: &mut JobSpec, params: &Path) {
     let Some(dir) = params.parent().filter(|dir| !dir.as_os_str().is_empty()) else { return };
     let inputs = [Some(&mut job.train_input), job.eval_input.as_mut()];
     for path in inputs.into_iter().flatten().filter_map(|input| input.paths_mut()).flatten() {
-        let beside = dir.join(path.as_str());
+        let relative = dir.join(path.as_str());
         // Paths of a job are strings, so a path that is not UTF-8 is not used.
-        if let Some(beside) =
-            beside.to_str().filter(|beside| Path::new(path).is_relative() && exists_or_matches(beside))
+        if let Some(relative) =
+            relative.to_str().filter(|relative| Path::new(path).is_relative() && exists_or_matches(relative))
         {
-            *path = beside.to_owned();
+            *path = relative.to_owned();
         }
     }
 }

@@ -26,10 +26,10 @@ pub struct PreparedJob {
     pub params_yaml: String,
 }
 
-/// Reads a text file; `what` names its purpose in errors.
-fn read(path: &Path, what: &str) -> Result<String, CliError> {
+/// Reads a text file; `description` names its purpose in errors.
+fn read(path: &Path, description: &str) -> Result<String, CliError> {
     std::fs::read_to_string(path).map_err(|error| {
-        CliError::bad_input(format!("can't read the {what} {}: {error}", path.display()))
+        CliError::bad_input(format!("can't read the {description} {}: {error}", path.display()))
             .hint("check the spelling; relative paths start at the working directory")
     })
 }

@@ -31,7 +31,7 @@ use crate::launch::Exit;
 
 /// Executes the command in the arguments. The first argument is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let task = match Cli::try_parse_from(normalize_flag_spelling(arguments)) {
+    let command = match Cli::try_parse_from(normalize_flag_spelling(arguments)) {
         Ok(Cli { task }) => task,
         Err(error) if !error.use_stderr() => {
             // Help and version are results. A closed standard output is ignored.
@@ -47,7 +47,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return Exit::BadInput.into();
         }
     };
-    match dispatch(task) {
+    match dispatch(command) {
         Ok(exit) => exit.into(),
         Err(error) => {
             eprint!("{error}");
@@ -56,8 +56,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn dispatch(task: CliCommand) -> Result<Exit, CliError> {
-    match task {
+fn dispatch(command: CliCommand) -> Result<Exit, CliError> {
+    match command {
         CliCommand::Train(flags) => run::run(&flags, Some("train")),
         CliCommand::Eval(flags) => run::run(&flags, Some("eval")),
         CliCommand::TrainAndEval(flags) => run::run(&flags, Some("train_and_eval")),

@@ -30,8 +30,8 @@ struct PlanOutput {
 impl fmt::Display for PlanOutput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.report, self.host)?;
-        if let Some(why) = &self.data_problem {
-            writeln!(f, "  data            can't be used: {why}")?;
+        if let Some(problem) = &self.data_problem {
+            writeln!(f, "  data            can't be used: {problem}")?;
         }
         match self.epoch {
             Some(epoch) => writeln!(f, "  epoch           {epoch}"),
@@ -54,12 +54,12 @@ pub fn print_prepared(prepared: &PreparedJob, json: bool) -> Result<Exit, CliErr
         Ok(epoch) => (epoch, None),
         Err(error) => (None, Some(error.summary())),
     };
-    let answer = PlanOutput { host: HostPlan::new(report.host_bytes, report.host_work), epoch, data_problem, report };
+    let output = PlanOutput { host: HostPlan::new(report.host_bytes, report.host_work), epoch, data_problem, report };
     if json {
-        super::print_line(super::to_pretty_json(&answer)?);
+        super::print_line(super::to_pretty_json(&output)?);
     } else {
         prepared.print_notes();
-        super::print_line(format_args!("{answer}"));
+        super::print_line(format_args!("{output}"));
     }
     Ok(Exit::Success)
 }

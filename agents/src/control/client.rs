@@ -290,10 +290,10 @@ async fn connect_and_join(
             }
             Err(error) => {
                 if pause == INITIAL_JOIN_BACKOFF {
-                    let (why, minutes) = (error_chain(&error), JOIN_TIMEOUT.as_secs() / 60);
+                    let (reason, minutes) = (error_chain(&error), JOIN_TIMEOUT.as_secs() / 60);
                     tracing::info!(
                         coordinator = %address,
-                        "the coordinator at {address} can't be reached yet ({why}); trying for {minutes} minutes"
+                        "the coordinator at {address} can't be reached yet ({reason}); trying for {minutes} minutes"
                     );
                 }
                 // There is no notification when a port begins to listen.

@@ -38,8 +38,8 @@ pub fn dial(me: AgentId, peer: AgentId, address: String, epoch: Epoch, settings:
         let channel = match settings.member.dial_data(&address, peer).await {
             Ok(channel) => channel,
             Err(error) => {
-                let why = error_chain(&error);
-                return broken(format!("{peer} at {address} can't be reached: {why}")).await;
+                let reason = error_chain(&error);
+                return broken(format!("{peer} at {address} can't be reached: {reason}")).await;
             }
         };
         let down = open_down(me, key(Direction::Down), channel.clone(), settings.clone());

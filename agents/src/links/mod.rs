@@ -201,8 +201,8 @@ async fn read_grants(
     }
 }
 
-async fn send(events: &LinkEventSender, key: LinkKey, what: LinkEventKind) {
-    let _ = events.send(LinkEvent { key, kind: what }).await;
+async fn send(events: &LinkEventSender, key: LinkKey, event: LinkEventKind) {
+    let _ = events.send(LinkEvent { key, kind: event }).await;
 }
 
 /// Parses an epoch written as `attempt.number`.

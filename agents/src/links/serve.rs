@@ -87,8 +87,8 @@ impl LinkService {
 
     /// Logs a rejection, unless too many were logged recently.
     fn log_rejection(&self, reason: &str) {
-        let told = self.rejections.lock().unwrap_or_else(PoisonError::into_inner).record(Instant::now());
-        if told.is_some() {
+        let message = self.rejections.lock().unwrap_or_else(PoisonError::into_inner).record(Instant::now());
+        if message.is_some() {
             tracing::warn!("rejected a link: {reason}");
         }
     }

@@ -107,9 +107,9 @@ impl proto::samples_server::Samples for SampleService {
 fn read_samples(inputs: &JobInputs, request: &proto::SamplesRequest) -> Result<proto::SamplesReply, Status> {
     let dataset = if request.evaluation { inputs.eval.as_ref() } else { inputs.train.as_ref() };
     let dataset = dataset.ok_or_else(|| Status::failed_precondition("this job has no such input"))?;
-    let most = inputs.max_samples;
-    if u64::from(request.count) > most {
-        return Err(Status::out_of_range(format!("requested more than {most} samples")));
+    let max_samples = inputs.max_samples;
+    if u64::from(request.count) > max_samples {
+        return Err(Status::out_of_range(format!("requested more than {max_samples} samples")));
     }
     let (input_ids, labels) = read(dataset, request.first, request.count);
     let &proto::SamplesRequest { iteration, round, attempt, epoch, .. } = request;

@@ -103,7 +103,7 @@ impl Gpt2Config {
     /// [`Error::NotImportable`] with the first such key.
     pub fn check_trainable(&self, dir: &Path) -> Result<()> {
         self.check_family(dir)?;
-        for (key, value, most) in [
+        for (key, value, maximum) in [
             ("vocab_size", self.vocab_size, MOST_VOCABULARY),
             ("n_positions", self.n_positions, MOST_POSITIONS),
             ("n_embd", self.n_embd, MOST_WIDTH),
@@ -111,16 +111,16 @@ impl Gpt2Config {
             ("n_head", self.n_head, MOST_WIDTH),
             ("n_inner", self.inner(), MOST_WIDTH),
         ] {
-            if value == 0 || value > most {
-                return Err(untrainable(dir, key, value, &format!("a number from 1 to {most}")));
+            if value == 0 || value > maximum {
+                return Err(untrainable(dir, key, value, &format!("a number from 1 to {maximum}")));
             }
         }
         if !self.n_embd.is_multiple_of(self.n_head) {
             return Err(untrainable(dir, "n_head", self.n_head, &format!("a divisor of n_embd {}", self.n_embd)));
         }
         if self.activation().is_none() {
-            let known = "gelu, gelu_new or gelu_pytorch_tanh";
-            return Err(untrainable(dir, "activation_function", &self.activation_function, known));
+            let supported = "gelu, gelu_new or gelu_pytorch_tanh";
+            return Err(untrainable(dir, "activation_function", &self.activation_function, supported));
         }
         for (key, rate) in
             [("resid_pdrop", self.resid_pdrop), ("embd_pdrop", self.embd_pdrop), ("attn_pdrop", self.attn_pdrop)]
@@ -144,9 +144,9 @@ impl Gpt2Config {
     }
 }
 
-/// Returns the error for `key` with the value `found`, where `wanted` is supported.
-fn untrainable(dir: &Path, key: &str, found: impl std::fmt::Debug, wanted: &str) -> Error {
+/// Returns the error for `key` with the value `found`, where `expected` is supported.
+fn untrainable(dir: &Path, key: &str, found: impl std::fmt::Debug, expected: &str) -> Error {
     let found: String = format!("{found:?}").chars().take(80).collect();
-    let reason = format!("{key} {found} of its config.json can't be trained: it must be {wanted}");
+    let reason = format!("{key} {found} of its config.json can't be trained: it must be {expected}");
     refuse(dir, reason, "import another model, or download the directory again if config.json is damaged")
 }

@@ -197,9 +197,9 @@ impl GraphMatcher<'_> {
         self.graph.nodes.get(self.at).ok_or_else(|| refuse("its operators end early".into()))
     }
 
-    fn unexpected(&self, wanted: &str) -> Error {
+    fn unexpected(&self, expected: &str) -> Error {
         let found = self.graph.nodes.get(self.at).map_or("nothing".into(), |node| format!("{:?}", node.op));
-        refuse(format!("operator {} is {found}, where GPT-2 has {wanted}", self.at))
+        refuse(format!("operator {} is {found}, where GPT-2 has {expected}", self.at))
     }
 
     /// Takes the next operator if `fits` accepts its kind and it reads exactly `inputs`.
@@ -328,11 +328,11 @@ impl GraphMatcher<'_> {
         shape.ok_or_else(|| refuse(format!("tensor {tensor} is not a matrix")))
     }
 
-    fn same(&self, common: &mut Option<f32>, value: f32, what: &str) -> Result<()> {
+    fn same(&self, common: &mut Option<f32>, value: f32, attribute: &str) -> Result<()> {
         if *common.get_or_insert(value) == value {
             Ok(())
         } else {
-            Err(refuse(format!("the {what} differs between layers")))
+            Err(refuse(format!("the {attribute} differs between layers")))
         }
     }
 }

@@ -246,8 +246,8 @@ fn check_occupant(
     }
     // A process of another user may be hidden from this one, so its absence from `/proc` is not conclusive.
     let alive = owner.is_alive().filter(|&alive| alive || top.uid == now.uid);
-    let gone = top.released || alive.map_or_else(|| top.time_since_heartbeat(now) > request.lease, |alive| !alive);
-    if gone {
+    let has_ended = top.released || alive.map_or_else(|| top.time_since_heartbeat(now) > request.lease, |alive| !alive);
+    if has_ended {
         Ok(Some(owner.clone()))
     } else {
         Err(LockError::InUse { model_dir: model_dir(), owner: Box::new(owner.clone()) })

@@ -22,9 +22,9 @@ fn second_run_is_rejected_until_first_has_ended() {
     let model_dir = dir.path().join("not/yet/there");
     let first = acquire(&model_dir, &LockRequest::local()).unwrap();
     assert_eq!((first.attempt(), first.previous()), (1, None));
-    let refused = acquire(&model_dir, &LockRequest::local()).unwrap_err().to_string();
+    let error = acquire(&model_dir, &LockRequest::local()).unwrap_err().to_string();
     let expected = format!("model_dir {} is in use by process {} on host ", model_dir.display(), std::process::id());
-    assert!(refused.starts_with(&expected) && refused.contains("choose another -o or wait"), "{refused}");
+    assert!(error.starts_with(&expected) && error.contains("choose another -o or wait"), "{error}");
     first.check_held().unwrap();
     drop(first);
     let second = acquire(&model_dir, &LockRequest::local()).unwrap();
@@ -153,8 +153,8 @@ fn remote_owner_expires_with_its_heartbeat() {
     let mut owner = slot::highest(dir.path()).unwrap().unwrap().owner.unwrap();
     (owner.boot, owner.host) = ("elsewhere".into(), "node-7".into());
     fs::write(&file, format!("{}{}\n", slot::state_lines(false), serde_json::to_string(&owner).unwrap())).unwrap();
-    let refused = acquire(dir.path(), &LockRequest::local()).unwrap_err().to_string();
-    assert!(refused.contains("on host node-7"), "{refused}");
+    let error = acquire(dir.path(), &LockRequest::local()).unwrap_err().to_string();
+    assert!(error.contains("on host node-7"), "{error}");
     let silent = SystemTime::now() - LOCK_LEASE - Duration::from_secs(5);
     File::options().write(true).open(&file).unwrap().set_modified(silent).unwrap();
     assert_eq!(acquire(dir.path(), &LockRequest::local()).unwrap().previous(), Some(&owner));

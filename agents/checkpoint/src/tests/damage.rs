@@ -142,9 +142,9 @@ fn later_manifest_is_rejected_and_unknown_fields_ignored() {
     Checkpoint::open_verified(&path).unwrap();
     manifest["format"] = (crate::FORMAT_VERSION + 1).into();
     replace(&path.join("manifest.json"), &sign(&manifest));
-    let refused = Checkpoint::open(&path).unwrap_err().to_string();
-    assert!(refused.contains(&format!("format {}", crate::FORMAT_VERSION + 1)), "{refused}");
-    assert!(refused.contains(&format!("up to {}", crate::FORMAT_VERSION)) && refused.contains("release"), "{refused}");
+    let error = Checkpoint::open(&path).unwrap_err().to_string();
+    assert!(error.contains(&format!("format {}", crate::FORMAT_VERSION + 1)), "{error}");
+    assert!(error.contains(&format!("up to {}", crate::FORMAT_VERSION)) && error.contains("release"), "{error}");
 }
 
 #[test]

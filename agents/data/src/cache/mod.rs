@@ -115,8 +115,8 @@ fn open_in(dir: &Path, key: [u8; 32], build: &mut TokenBuilder) -> Result<(Token
     };
     // The lock makes the temporary name exclusive; leftovers of a killed process are overwritten.
     let unfinished = dir.join(format!("{name}.unfinished"));
-    let written = write(&unfinished, key, build).and_then(|()| std::fs::rename(&unfinished, &path).map_err(at(&path)));
-    if let Err(error) = written {
+    let result = write(&unfinished, key, build).and_then(|()| std::fs::rename(&unfinished, &path).map_err(at(&path)));
+    if let Err(error) = result {
         // Best effort: the original error is more important than a failure to clean up.
         let _ = std::fs::remove_file(&unfinished);
         return Err(error);

@@ -189,9 +189,9 @@ fn unusable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Ident
     IdentityError::Unusable(error.into())
 }
 
-fn certificates(pem: &str, what: &'static str) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
+fn certificates(pem: &str, name: &'static str) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
-    all.ok().filter(|all| !all.is_empty()).ok_or(IdentityError::Pem(what))
+    all.ok().filter(|all| !all.is_empty()).ok_or(IdentityError::Pem(name))
 }
 
 /// Returns the name in a certificate; `None` if it has no URI.

@@ -37,8 +37,8 @@ mod tests {
     #[test]
     fn logging_is_limited_to_ten_lines_a_minute() {
         let (mut log, start) = (RejectionLog::default(), Instant::now());
-        let told: Vec<_> = (0..100_000).filter_map(|at| log.record(start + Duration::from_micros(at))).collect();
-        assert_eq!(told, [0; 10]);
+        let messages: Vec<_> = (0..100_000).filter_map(|at| log.record(start + Duration::from_micros(at))).collect();
+        assert_eq!(messages, [0; 10]);
         assert_eq!(log.record(start + LOG_PERIOD), Some(99_990));
         assert_eq!(log.record(start + LOG_PERIOD), Some(0));
     }

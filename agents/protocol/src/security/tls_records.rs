@@ -77,8 +77,8 @@ impl AsyncRead for TlsRecordStream {
         } else {
             self.body_left
         };
-        let most = record.min(buf.remaining());
-        let mut part = ReadBuf::new(buf.initialize_unfilled_to(most));
+        let max_bytes = record.min(buf.remaining());
+        let mut part = ReadBuf::new(buf.initialize_unfilled_to(max_bytes));
         ready!(Pin::new(&mut self.tcp).poll_read(cx, &mut part))?;
         let read = part.filled().len();
         self.silent &= read == 0;

@@ -163,8 +163,8 @@ impl RunFiles {
 
     fn scalars(&mut self, step: u64, values: &[(&str, f32)]) {
         let Some(points) = &mut self.points else { return };
-        let written = points.events.scalars(step, values);
-        self.note(written);
+        let result = points.events.scalars(step, values);
+        self.note(result);
     }
 
     fn point(&mut self, point: MetricPoint) {
@@ -172,8 +172,8 @@ impl RunFiles {
         if let Some(points) = &mut self.points {
             let again = matches!(point, MetricPoint::Train(_)) && point.step() <= points.newest;
             if !again {
-                let written = points.metrics.append(&point);
-                self.note(written);
+                let result = points.metrics.append(&point);
+                self.note(result);
             }
         }
         self.record(JournalEvent::Metric(point));
@@ -181,8 +181,8 @@ impl RunFiles {
 
     /// Appends to the journal.
     pub fn record(&mut self, event: JournalEvent) {
-        let written = self.journal.append(event).map(drop);
-        self.note(written);
+        let result = self.journal.append(event).map(drop);
+        self.note(result);
     }
 
     /// Writes the outcome, as the last journal entry and as the last report.
@@ -198,13 +198,13 @@ impl RunFiles {
     /// Handles the result of a write. Data that a file did not accept stays in memory and is written before the next
     /// data, so that a full disk does not end a run. The user is warned once when writing fails, and once when it works
     /// again.
-    fn note(&mut self, written: Result<(), Error>) {
-        let written = if self.refusing { written.and_then(|()| self.flush()) } else { written };
+    fn note(&mut self, result: Result<(), Error>) {
+        let result = if self.refusing { result.and_then(|()| self.flush()) } else { result };
         let dropped = self.dropped_so_far();
         if let Some(counter) = &self.dropped {
             counter.add(dropped.saturating_sub(counter.get()));
         }
-        match written {
+        match result {
             Err(error) if !self.refusing => {
                 self.refusing = true;
                 let sentence = file_failure(error).message();

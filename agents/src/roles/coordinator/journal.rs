@@ -46,11 +46,11 @@ pub struct JournalServerHandle {
 }
 
 impl JournalServerHandle {
-    /// Accepts no more calls, and waits until those in progress have ended, at most for `patience`. In this time
+    /// Accepts no more calls, and waits until those in progress have ended, at most for `timeout`. In this time
     /// followers receive the last entry, and callers receive the replies to their commands.
-    pub async fn finish(self, patience: Duration) {
+    pub async fn finish(self, timeout: Duration) {
         let _ = self.end.send(());
-        let _ = tokio::time::timeout(patience, self.server).await;
+        let _ = tokio::time::timeout(timeout, self.server).await;
     }
 }
 
@@ -84,9 +84,9 @@ impl JournalService {
         &self,
         command: impl FnOnce(oneshot::Sender<proto::CommandReply>) -> RunCommand,
     ) -> Result<Response<proto::CommandReply>, Status> {
-        let (reply, answer) = oneshot::channel();
+        let (reply, response) = oneshot::channel();
         let _ = self.commands.send(command(reply)).await;
-        answer.await.map(Response::new).map_err(|_| Status::unavailable("the run has ended"))
+        response.await.map(Response::new).map_err(|_| Status::unavailable("the run has ended"))
     }
 }
 

@@ -300,10 +300,10 @@ fn end_with_epochs(launch: &mut LaunchDocument, compiled: &mut CompiledJob, samp
 fn eval_batches(launch: &LaunchDocument, inputs: &JobInputs) -> Result<u64, AgentError> {
     let Some(dataset) = &inputs.eval else { return Ok(0) };
     let batch = launch.job.eval_input.as_ref().map_or(1, |input| input.batch_size as u64).max(1);
-    let there = dataset.windows() / batch;
+    let available = dataset.windows() / batch;
     match launch.job.run.eval_steps {
         Some(steps) => Ok(steps),
-        None if there > 0 => Ok(there),
+        None if available > 0 => Ok(available),
         None => Err(AgentError::bad_input(format!(
             "the evaluation data hold {} samples, fewer than one batch of {batch}",
             dataset.windows()

@@ -235,11 +235,14 @@ impl Reporter {
             self.gauges.tokens.add(record.tokens);
             if record.step.is_multiple_of(run.log_steps.max(1)) || record.step == run.max_steps {
                 progress.rates = progress.meter.rates(now);
-                let left =
+                let remaining =
                     estimated_time(run.max_steps.saturating_sub(record.step) * samples, progress.rates.global_rate);
                 let more = self.evaluates;
-                let remaining =
-                    left.map(|left| TimeRemaining { of_loop: left, of_run: left, of_run_is_lower_bound: more });
+                let remaining = remaining.map(|remaining| TimeRemaining {
+                    of_loop: remaining,
+                    of_run: remaining,
+                    of_run_is_lower_bound: more,
+                });
                 let line = TrainLine { step: record.step, loss: record.loss, rates: progress.rates, remaining };
                 self.console.line(line);
             }

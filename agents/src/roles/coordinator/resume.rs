@@ -137,8 +137,8 @@ fn start_from_checkpoint(
                  fine-tuning, with --load_checkpoint_states model",
         ));
     }
-    let what = if optimizer { "parameters, optimizer state" } else { "parameters" };
-    report.push(format!("Loaded {what} of step {} from {}.", checkpoint.step(), path.display()));
+    let contents = if optimizer { "parameters, optimizer state" } else { "parameters" };
+    report.push(format!("Loaded {contents} of step {} from {}.", checkpoint.step(), path.display()));
     report.extend(changes(&compiled.job, checkpoint.job()));
     let here = path.parent().and_then(|parent| parent.canonicalize().ok());
     let is_own = step == checkpoint.step() && here == launch.model_dir.canonicalize().ok();
@@ -165,12 +165,12 @@ fn profile_of(checkpoint: &Checkpoint, job: &JobSpec, step: u64) -> String {
         profile.chunk_elements = largest_chunk(checkpoint.layout().chunks());
     }
     let now: serde_json::Value = serde_json::from_str(&job.to_json()).unwrap_or_default();
-    let then: serde_json::Value = serde_json::from_str(checkpoint.job()).unwrap_or_default();
-    let same = |path: &str| now.pointer(path) == then.pointer(path);
+    let before: serde_json::Value = serde_json::from_str(checkpoint.job()).unwrap_or_default();
+    let same = |path: &str| now.pointer(path) == before.pointer(path);
     if !same("/model") {
         profile.chunk_elements = None;
     }
-    let input = serde_json::from_value::<InputSpec>(then["train_input"].clone()).ok();
+    let input = serde_json::from_value::<InputSpec>(before["train_input"].clone()).ok();
     let input = input.filter(|_| same("/model"));
     profile.leaf_samples = leaf_samples_to_keep(profile.leaf_samples, input.as_ref(), &job.train_input, step);
     serde_json::to_string(&profile).unwrap_or_else(|_| text.to_owned())
@@ -199,11 +199,11 @@ pub fn recompile_with_checkpoint_cuts(
     compiled: CompiledJob,
     beginning: &mut StartPoint,
 ) -> Result<CompiledJob, AgentError> {
-    let then = beginning.profile.as_deref().and_then(|then| serde_json::from_str::<NumericsProfile>(then).ok());
-    let Some(then) = then.filter(|_| launch.mode.trains() && !launch.resume.accept_other_profile) else {
+    let before = beginning.profile.as_deref().and_then(|before| serde_json::from_str::<NumericsProfile>(before).ok());
+    let Some(before) = before.filter(|_| launch.mode.trains() && !launch.resume.accept_other_profile) else {
         return Ok(compiled);
     };
-    let (kept, sentence) = with_cuts_of(&then, compiled)?;
+    let (kept, sentence) = with_cuts_of(&before, compiled)?;
     check_systems(&kept, launch.agent_counts.systems)?;
     beginning.report.extend(sentence);
     Ok(kept)
@@ -231,11 +231,11 @@ fn pluralize(count: u32, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// Returns `compiled` if it has the cuts of `then`; otherwise the same job compiled with these cuts, and a sentence
+/// Returns `compiled` if it has the cuts of `before`; otherwise the same job compiled with these cuts, and a sentence
 /// about them.
-fn with_cuts_of(then: &NumericsProfile, compiled: CompiledJob) -> Result<(CompiledJob, Option<String>), AgentError> {
+fn with_cuts_of(before: &NumericsProfile, compiled: CompiledJob) -> Result<(CompiledJob, Option<String>), AgentError> {
     let cuts_agree = |profile: &NumericsProfile| {
-        let NumericsProfile { leaf_samples, chunk_elements, .. } = *then;
+        let NumericsProfile { leaf_samples, chunk_elements, .. } = *before;
         NumericsProfile { leaf_samples, chunk_elements, ..*profile }.agrees_with(profile)
     };
     if cuts_agree(&compiled.profile) {
@@ -246,8 +246,8 @@ fn with_cuts_of(then: &NumericsProfile, compiled: CompiledJob) -> Result<(Compil
         let number = |number: Option<u32>| number.map_or_else(|| "?".to_owned(), |number| number.to_string());
         format!("leaves of {} sample(s) and chunks of at most {} elements", number(leaf), number(chunk))
     };
-    let was = say(then.leaf_samples.or(samples), then.chunk_elements.or(elements));
-    let document = JobDocument { cuts: Some(BatchCuts::of(then)), ..compiled.document() };
+    let was = say(before.leaf_samples.or(samples), before.chunk_elements.or(elements));
+    let document = JobDocument { cuts: Some(BatchCuts::of(before)), ..compiled.document() };
     match document.compile(compiled.profile.isa) {
         Ok(kept) if cuts_agree(&kept.profile) => {
             let sentence = format!(
@@ -268,12 +268,12 @@ fn with_cuts_of(then: &NumericsProfile, compiled: CompiledJob) -> Result<(Compil
 
 /// Returns sentences on the differences between the params and those of the run that wrote the checkpoint. The params
 /// take precedence; a user who resumes with, for example, another learning rate is informed of it.
-fn changes(job: &JobSpec, then: &str) -> Vec<String> {
+fn changes(job: &JobSpec, before: &str) -> Vec<String> {
     let now: serde_json::Value = serde_json::from_str(&job.to_json()).unwrap_or_default();
-    let then: serde_json::Value = serde_json::from_str(then).unwrap_or_default();
+    let before: serde_json::Value = serde_json::from_str(before).unwrap_or_default();
     let mut changes = Vec::new();
     for section in ["model", "optimizer", "train_input", "eval_input"] {
-        compare(section, &then[section], &now[section], &mut changes);
+        compare(section, &before[section], &now[section], &mut changes);
     }
     // Not reported: a change between a given size of leaves and `auto`. With `auto` the user leaves the size open.
     let is_leaf_size = |change: &String| change.contains("_input.is_micro_batch_auto ");
@@ -281,9 +281,9 @@ fn changes(job: &JobSpec, then: &str) -> Vec<String> {
     changes
 }
 
-fn compare(key: &str, then: &serde_json::Value, now: &serde_json::Value, changes: &mut Vec<String>) {
+fn compare(key: &str, before: &serde_json::Value, now: &serde_json::Value, changes: &mut Vec<String>) {
     use serde_json::Value::{Null, Object};
-    match (then, now) {
+    match (before, now) {
         (Object(before), Object(after)) => {
             let keys = before.keys().chain(after.keys().filter(|key| !before.contains_key(*key)));
             for inner in keys {
@@ -291,8 +291,8 @@ fn compare(key: &str, then: &serde_json::Value, now: &serde_json::Value, changes
                 compare(&format!("{key}.{inner}"), &of(before), &of(after), changes);
             }
         }
-        (then, now) if then != now => {
-            changes.push(format!("Changed since that checkpoint: {key} was {then}, is {now}."))
+        (before, now) if before != now => {
+            changes.push(format!("Changed since that checkpoint: {key} was {before}, is {now}."))
         }
         _ => {}
     }
@@ -305,11 +305,11 @@ fn compare(key: &str, then: &serde_json::Value, now: &serde_json::Value, changes
 pub fn check_profile(
     launch: &LaunchDocument,
     compiled: &CompiledJob,
-    then: Option<&str>,
+    before: Option<&str>,
 ) -> Result<Option<String>, AgentError> {
-    match then.filter(|_| launch.mode.trains()) {
-        Some(then) => {
-            checkpoints::check_same_profile(then, &profile_json(compiled), launch.resume.accept_other_profile)
+    match before.filter(|_| launch.mode.trains()) {
+        Some(before) => {
+            checkpoints::check_same_profile(before, &profile_json(compiled), launch.resume.accept_other_profile)
         }
         None => Ok(None),
     }
@@ -358,23 +358,23 @@ mod tests {
         assert!(!small.profile.agrees_with(&large.profile), "both appliances give the same cuts");
         assert!(small.profile.leaf_samples < large.profile.leaf_samples);
         let (hash, profile) = (small.hash, small.profile);
-        let (kept, said) = with_cuts_of(&small.profile, large).unwrap();
+        let (kept, message) = with_cuts_of(&small.profile, large).unwrap();
         assert_eq!((kept.profile, kept.plan.leaves), (small.profile, small.plan.leaves));
         assert_eq!(kept.plan.chunks, small.plan.chunks);
-        assert!(said.is_some());
+        assert!(message.is_some());
         // Every agent compiles the same plan from the document that it receives.
         let told: JobDocument = serde_json::from_str(&serde_json::to_string(&kept.document()).unwrap()).unwrap();
         assert_eq!(told.compile(Isa::Portable).unwrap().hash, kept.hash);
         // If nothing changed, the job is not compiled again and nothing is reported.
-        let (same, said) = with_cuts_of(&profile, small).unwrap();
-        assert_eq!((same.hash, said), (hash, None));
+        let (same, message) = with_cuts_of(&profile, small).unwrap();
+        assert_eq!((same.hash, message), (hash, None));
     }
 
     #[test]
     fn leaves_that_do_not_fit_are_refused() {
         let then = compiled(LARGE, 1 << 16).profile;
-        let refused = with_cuts_of(&then, compiled(SMALL, 1 << 16)).unwrap_err();
-        assert!(refused.to_string().contains("--allow_profile_change"), "{refused}");
+        let error = with_cuts_of(&then, compiled(SMALL, 1 << 16)).unwrap_err();
+        assert!(error.to_string().contains("--allow_profile_change"), "{error}");
     }
 
     #[test]
@@ -412,7 +412,7 @@ mod tests {
         let one_leaf = NumericsProfile { leaf_samples: Some(8), ..compiled.profile };
         let (kept, _) = with_cuts_of(&one_leaf, compiled).unwrap();
         assert_eq!(kept.plan.leaves.count, 1, "larger than the bound of the params");
-        let refused = check_systems(&kept, 2).unwrap_err().to_string();
-        assert!(refused.contains("1 leaf of 8") && refused.contains("--allow_profile_change"), "{refused}");
+        let error = check_systems(&kept, 2).unwrap_err().to_string();
+        assert!(error.contains("1 leaf of 8") && error.contains("--allow_profile_change"), "{error}");
     }
 }

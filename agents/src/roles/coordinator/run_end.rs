@@ -22,8 +22,8 @@ impl RunEnd {
     pub fn of(outcome: RunOutcome, mode: Mode, leaving_shard: Option<AgentId>) -> Self {
         match outcome {
             RunOutcome::Complete => {
-                let what = if mode.trains() { "Training" } else { "Evaluation" };
-                let message = format!("{what} completed successfully!");
+                let activity = if mode.trains() { "Training" } else { "Evaluation" };
+                let message = format!("{activity} completed successfully!");
                 Self { reason: OutcomeReason::Succeeded, message, agent: None }
             }
             RunOutcome::Stopped => Self::stopped(leaving_shard),

@@ -143,32 +143,32 @@ impl ComputeWorker {
     /// Computes until the driver has dropped its sender; returns the work done.
     pub fn run(mut self) -> Result<ComputeUsage, AgentError> {
         millrace_emulator::kernels::ftz::enable();
-        let mut here: Option<ComputeEpoch> = None;
+        let mut current: Option<ComputeEpoch> = None;
         loop {
-            match self.advance(&mut here) {
+            match self.advance(&mut current) {
                 Ok(true) => {}
                 Ok(false) => return Ok(self.work),
                 Err(EpochError::Own(failure)) => return Err(failure),
-                Err(EpochError::Peer(peer, reason)) => self.link_lost(here.take(), peer, &reason),
+                Err(EpochError::Peer(peer, reason)) => self.link_lost(current.take(), peer, &reason),
             }
         }
     }
 
     /// Abandons the epoch because of invalid data of `peer`, and reports it to the coordinator.
-    fn link_lost(&self, here: Option<ComputeEpoch>, peer: AgentId, reason: &str) {
-        let Some(here) = here else { return };
-        tracing::warn!(%peer, epoch = %here.start.epoch, "link failed: {reason}");
-        self.outbox.send_report(&AgentReport::LinkLost { epoch: here.start.epoch, peer: Some(peer) });
+    fn link_lost(&self, current: Option<ComputeEpoch>, peer: AgentId, reason: &str) {
+        let Some(current) = current else { return };
+        tracing::warn!(%peer, epoch = %current.start.epoch, "link failed: {reason}");
+        self.outbox.send_report(&AgentReport::LinkLost { epoch: current.start.epoch, peer: Some(peer) });
     }
 
     /// Executes the next action, or waits for an input. Returns false if the driver has dropped its sender.
-    fn advance(&mut self, here: &mut Option<ComputeEpoch>) -> Result<bool, EpochError> {
-        let act = here.as_mut().map(ComputeEpoch::next).transpose()?.flatten();
+    fn advance(&mut self, current: &mut Option<ComputeEpoch>) -> Result<bool, EpochError> {
+        let act = current.as_mut().map(ComputeEpoch::next).transpose()?.flatten();
         // Between two actions, receive all inputs that have arrived; without an action, wait for one.
-        if let (Some(act), Some(here)) = (act, here.as_mut()) {
-            self.act(here, act)?;
+        if let (Some(act), Some(current)) = (act, current.as_mut()) {
+            self.act(current, act)?;
         } else {
-            let reason = here.as_ref().map_or(StallReason::Epoch, ComputeEpoch::waits_for);
+            let reason = current.as_ref().map_or(StallReason::Epoch, ComputeEpoch::waits_for);
             let (began, waiting) = (Instant::now(), self.metrics.stall().start(reason));
             let input = self.inputs.recv();
             drop(waiting);
@@ -176,30 +176,30 @@ impl ComputeWorker {
                 self.work.idle_at_end = if reason == StallReason::Commit { began.elapsed().as_secs_f64() } else { 0.0 };
                 return Ok(false);
             };
-            self.handle_input(here, input)?;
+            self.handle_input(current, input)?;
         }
-        Ok(self.drain(here)?)
+        Ok(self.drain(current)?)
     }
 
     /// Receives all inputs that have arrived. Returns false if the driver has dropped its sender.
-    fn drain(&self, here: &mut Option<ComputeEpoch>) -> Result<bool, AgentError> {
+    fn drain(&self, current: &mut Option<ComputeEpoch>) -> Result<bool, AgentError> {
         loop {
             match self.inputs.try_recv() {
-                Ok(input) => self.handle_input(here, input)?,
+                Ok(input) => self.handle_input(current, input)?,
                 Err(TryRecvError::Empty) => return Ok(true),
                 Err(TryRecvError::Disconnected) => return Ok(false),
             }
         }
     }
 
-    fn handle_input(&self, here: &mut Option<ComputeEpoch>, input: ComputeInput) -> Result<(), AgentError> {
-        match (input, here.as_mut()) {
+    fn handle_input(&self, current: &mut Option<ComputeEpoch>, input: ComputeInput) -> Result<(), AgentError> {
+        match (input, current.as_mut()) {
             (ComputeInput::Epoch(start), _) => {
                 let EpochStart { epoch, place, .. } = *start;
                 let device = self.device(&start)?;
                 let system = System::new(&self.job.plan, start.placement.clone(), place, epoch, self.job.window());
                 start.grants.grant(system.initial_grant());
-                *here = Some(ComputeEpoch {
+                *current = Some(ComputeEpoch {
                     start,
                     system,
                     samples: VecDeque::new(),
@@ -211,23 +211,25 @@ impl ComputeWorker {
                     opened: false,
                 });
             }
-            (ComputeInput::Abandon, _) => *here = None,
-            (ComputeInput::Open(epoch, iteration), Some(here)) if here.start.epoch == epoch => {
-                let EpochStart { placement, .. } = &*here.start;
+            (ComputeInput::Abandon, _) => *current = None,
+            (ComputeInput::Open(epoch, iteration), Some(current)) if current.start.epoch == epoch => {
+                let EpochStart { placement, .. } = &*current.start;
                 let rounds = if iteration.task.is_training() { &placement.rounds } else { &placement.eval_rounds };
-                here.rounds_to_request.extend((0..rounds.len()).map(|round| (iteration, round)));
-                self.request_samples(here);
-                here.opened = true;
-                here.system.open(iteration);
+                current.rounds_to_request.extend((0..rounds.len()).map(|round| (iteration, round)));
+                self.request_samples(current);
+                current.opened = true;
+                current.system.open(iteration);
             }
-            (ComputeInput::Grant(epoch, total), Some(here)) if here.start.epoch == epoch => here.system.grant(total),
-            (ComputeInput::Weights(frame), Some(here)) if frame.key.epoch == here.start.epoch => {
-                here.system.weights(frame)
+            (ComputeInput::Grant(epoch, total), Some(current)) if current.start.epoch == epoch => {
+                current.system.grant(total)
             }
-            (ComputeInput::Samples(reply), Some(here))
-                if (reply.attempt, reply.epoch) == (here.start.epoch.attempt, here.start.epoch.number) =>
+            (ComputeInput::Weights(frame), Some(current)) if frame.key.epoch == current.start.epoch => {
+                current.system.weights(frame)
+            }
+            (ComputeInput::Samples(reply), Some(current))
+                if (reply.attempt, reply.epoch) == (current.start.epoch.attempt, current.start.epoch.number) =>
             {
-                here.samples.push_back(*reply);
+                current.samples.push_back(*reply);
             }
             // Input of an older epoch.
             _ => {}
@@ -254,15 +256,15 @@ impl ComputeWorker {
     }
 
     /// Requests the samples of the next rounds, at most [`PREFETCH_ROUNDS`] of them at a time.
-    fn request_samples(&self, here: &mut ComputeEpoch) {
-        while here.requested_rounds < PREFETCH_ROUNDS
-            && let Some((iteration, round)) = here.rounds_to_request.pop_front()
+    fn request_samples(&self, current: &mut ComputeEpoch) {
+        while current.requested_rounds < PREFETCH_ROUNDS
+            && let Some((iteration, round)) = current.rounds_to_request.pop_front()
         {
-            let EpochStart { epoch, placement, place, samples, .. } = &*here.start;
+            let EpochStart { epoch, placement, place, samples, .. } = &*current.start;
             let rounds = if iteration.task.is_training() { &placement.rounds } else { &placement.eval_rounds };
             let (first, of_leaf, evaluation) = self.batch(iteration.task);
             let leaves = rounds[round].owned[*place].clone();
-            here.requested_rounds += 1;
+            current.requested_rounds += 1;
             // The channel has capacity for all outstanding requests.
             let _ = samples.try_send(proto::SamplesRequest {
                 iteration: iteration.number,
@@ -276,9 +278,9 @@ impl ComputeWorker {
         }
     }
 
-    fn act(&mut self, here: &mut ComputeEpoch, next: ComputeAction) -> Result<(), EpochError> {
+    fn act(&mut self, current: &mut ComputeEpoch, next: ComputeAction) -> Result<(), EpochError> {
         let act = match next {
-            ComputeAction::Begin(begin, reply) => return self.begin(here, begin, &reply),
+            ComputeAction::Begin(begin, reply) => return self.begin(current, begin, &reply),
             ComputeAction::Act(act) => act,
         };
         match act {
@@ -286,17 +288,17 @@ impl ComputeWorker {
             SystemAction::Begin { .. } => {}
             SystemAction::Load { at, weights, grant } => {
                 let encoding = self.job.plan.chunk_encoding(at.chunk);
-                here.device.load(at.chunk, encoding, &weights).map_err(|error| here.bad_weights(error))?;
-                here.start.grants.grant(grant);
+                current.device.load(at.chunk, encoding, &weights).map_err(|error| current.bad_weights(error))?;
+                current.start.grants.grant(grant);
             }
             SystemAction::Compute { layer, pass } => {
                 let began = Instant::now();
                 match pass {
-                    Pass::Forward => here.device.forward(layer).map_err(AgentError::local)?,
-                    Pass::Backward => here.device.backward(layer).map_err(AgentError::local)?,
+                    Pass::Forward => current.device.forward(layer).map_err(AgentError::local)?,
+                    Pass::Backward => current.device.backward(layer).map_err(AgentError::local)?,
                 }
                 self.work.seconds += began.elapsed().as_secs_f64();
-                self.work.flops = here.device.flops();
+                self.work.flops = current.device.flops();
             }
             SystemAction::Report { iteration } => {
                 let result = |loss: &millrace_emulator::device::LeafLoss| LeafResult {
@@ -306,39 +308,44 @@ impl ComputeWorker {
                     correct: loss.correct,
                     bad_layer: loss.bad_layer.map(|layer| layer as u32),
                 };
-                let results = here.device.losses().iter().map(result).collect();
+                let results = current.device.losses().iter().map(result).collect();
                 self.outbox.send_report(&AgentReport::Leaves {
-                    epoch: here.start.epoch,
+                    epoch: current.start.epoch,
                     iteration: iteration.number,
                     results,
                 });
             }
             SystemAction::Send { keys, at } => {
                 for key in keys {
-                    let gradient = here.device.gradient(at.layer, at.chunk, key.node).ok_or_else(|| {
+                    let gradient = current.device.gradient(at.layer, at.chunk, key.node).ok_or_else(|| {
                         AgentError::local(format!("no gradient of chunk {} for leaves {}", at.chunk, key.node))
                     })?;
                     let frame = Frame::new(key, Payload::from_sum(gradient));
-                    let context = LinkContext { plan: self.job.hash, encoding: Encoding::F32, step: here.step };
-                    here.start.frames.frame(codec::pack(frame, context));
+                    let context = LinkContext { plan: self.job.hash, encoding: Encoding::F32, step: current.step };
+                    current.start.frames.frame(codec::pack(frame, context));
                 }
             }
         }
         Ok(())
     }
 
-    fn begin(&self, here: &mut ComputeEpoch, begin: RoundStart, reply: &proto::SamplesReply) -> Result<(), EpochError> {
-        here.requested_rounds = here.requested_rounds.saturating_sub(1);
-        self.request_samples(here);
+    fn begin(
+        &self,
+        current: &mut ComputeEpoch,
+        begin: RoundStart,
+        reply: &proto::SamplesReply,
+    ) -> Result<(), EpochError> {
+        current.requested_rounds = current.requested_rounds.saturating_sub(1);
+        self.request_samples(current);
         let RoundStart { iteration, leaves, .. } = begin;
         let (IterationKind::Train { step } | IterationKind::Eval { step, .. }) = iteration.task;
-        here.step = step;
+        current.step = step;
         let (first, of_leaf, evaluation) = self.batch(iteration.task);
         let (ids, labels) = (tokens(&reply.input_ids), tokens(&reply.labels));
         let length = of_leaf as usize * self.job.plan.sequence;
         if ids.len() != leaves.len() * length || labels.len() != ids.len() {
             let reason = "received a different number of samples than requested".to_owned();
-            return Err(EpochError::Peer(here.server(), reason));
+            return Err(EpochError::Peer(current.server(), reason));
         }
         let inputs: Vec<LeafInput<'_>> = leaves
             .clone()
@@ -350,7 +357,7 @@ impl ComputeWorker {
                 labels,
             })
             .collect();
-        let nodes = if evaluation { Vec::new() } else { here.start.placement.tree.cover(leaves) };
-        Ok(here.device.begin(!evaluation, &nodes, &inputs).map_err(AgentError::local)?)
+        let nodes = if evaluation { Vec::new() } else { current.start.placement.tree.cover(leaves) };
+        Ok(current.device.begin(!evaluation, &nodes, &inputs).map_err(AgentError::local)?)
     }
 }

@@ -110,8 +110,8 @@ impl ShardDriver {
                 received = self.session.next() => match received? {
                     SessionEvent::Command(AgentCommand::Finish) => break,
                     SessionEvent::Command(command) => {
-                        let done = self.on_command(command);
-                        self.report_failure(done);
+                        let result = self.on_command(command);
+                        self.report_failure(result);
                     }
                     SessionEvent::Lost if self.leaving => break,
                     SessionEvent::Lost => self.rejoin().await?,
@@ -122,9 +122,9 @@ impl ShardDriver {
                         self.session.outbox.send_leave_request();
                     }
                 },
-                Some(done) = self.results.recv() => {
-                    let done = self.on_task_done(done);
-                    self.report_failure(done);
+                Some(result) = self.results.recv() => {
+                    let result = self.on_task_done(result);
+                    self.report_failure(result);
                 }
                 Some(event) = self.mailbox.next() => self.link(event),
             }

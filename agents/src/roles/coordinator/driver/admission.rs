@@ -115,28 +115,28 @@ impl CoordinatorDriver {
         let note = check_profile(launch, compiled, start_point.profile.as_deref())?;
         self.checkpoint_writer =
             Some(Arc::new(CheckpointWriter::new(lock.clone(), compiled.clone(), note.into_iter().collect())));
-        let wanted = RequiredAgents {
+        let required = RequiredAgents {
             systems: launch.agent_counts.systems as u32,
             min_systems: launch.agent_counts.least_systems as u32,
             shards: launch.agent_counts.shards as u32,
             fan_out: launch.agent_counts.fan_out,
             activation_servers: launch.agent_counts.activation_servers as u32,
         };
-        let held = committed.filter(|&step| step >= start_point.step);
-        let step = held.unwrap_or(start_point.step);
-        let before = match held {
+        let committed_step = committed.filter(|&step| step >= start_point.step);
+        let step = committed_step.unwrap_or(start_point.step);
+        let before = match committed_step {
             _ if !launch.mode.trains() => ResumeHistory::default(),
             Some(step) => continue_lineage(lock, step).map_err(checkpoint_failure)?,
             None => begin_lineage(lock, start_point.from).map_err(checkpoint_failure)?,
         };
-        self.reporter.on_agents_ready(launch.agent_counts.systems, step, &before, held.is_some())?;
+        self.reporter.on_agents_ready(launch.agent_counts.systems, step, &before, committed_step.is_some())?;
         let saved = start_point.saved.is_some() && step == start_point.step;
         let done = StepProgress { evaluated: has_evaluation(&launch.model_dir, step), saved };
         let known = ResumeState { step, done: if launch.mode.trains() { done } else { StepProgress::default() } };
         let (plan, source) = (compiled.plan.clone(), start_point.source.clone());
         let policy = policy(compiled, launch.mode, *eval_batches);
         let sources = remaining_checkpoints.iter().map(|start_point| start_point.source.clone());
-        let machine = Coordinator::new(plan, policy, wanted, source, lock.attempt(), known);
+        let machine = Coordinator::new(plan, policy, required, source, lock.attempt(), known);
         self.machine = Some(machine.with_further_evaluations(sources));
         Ok(())
     }
