@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from harness import BACKEND, ProcessServer, Server, path, serving
@@ -138,7 +139,7 @@ def test_public_routes(guarded: Guarded) -> None:
 def test_submitter_is_recorded(guarded: Guarded) -> None:
     """The annotation names the token that submitted a job, whatever the submission contains."""
     user = guarded.server.user_with(guarded.tokens["editor"])
-    body = {"metadata": {"name": "mine", "annotations": {"millrace.dev/submitted-by": "somebody else"}}}
+    body: dict[str, Any] = {"metadata": {"name": "mine", "annotations": {"millrace.dev/submitted-by": "somebody else"}}}
     body["spec"] = {**guarded.job.spec, "suspend": True}
     made = user.http.post(f"/v1/namespaces/{user.namespace}/trainjobs", json=body).raise_for_status().json()
     assert made["metadata"]["annotations"]["millrace.dev/submitted-by"] == "editor here"

@@ -16,11 +16,13 @@ def test_generated_requests_find_no_server_error(serve: Serve) -> None:
     """A few hundred generated requests of an admin, the same in every run, cause no server error."""
     server = serve()
     token = server.token("fuzz", "admin", "*")
+    command: list[str | Path] = [SCHEMATHESIS, "run", ROOT / "api" / "openapi.json", "--url", server.url, "--no-color"]
+    command += ["--seed", "7", "--header", f"Authorization: Bearer {token}", "--checks", CHECKS]
+    command += ["--phases", "fuzzing,stateful", "--max-examples", "20", "--request-timeout", "30"]
+    if server.ca:
+        command += ["--tls-verify", server.ca]
     done = subprocess.run(
-        [SCHEMATHESIS, "run", ROOT / "api" / "openapi.json", "--url", server.url, "--no-color", "--seed", "7"]
-        + ["--header", f"Authorization: Bearer {token}", "--checks", CHECKS, "--phases", "fuzzing,stateful"]
-        + ["--max-examples", "20", "--request-timeout", "30"]
-        + (["--tls-verify", server.ca] if server.ca else []),
+        command,
         cwd=server.home,
         capture_output=True,
         text=True,

@@ -123,8 +123,8 @@ def test_finished_stream_resumes_at_any_entry(shared: Server, small: Job, what: 
     entries = [at for at, each in enumerate(whole) if each.kind != "event"]
     middle = entries[len(entries) // 2]
     missing = whole[middle + 1 :]
-    after = list(listen(shared.user, small, what, after=whole[middle].data["number"]))
-    assert kinds_and_data(numbered(after), events=False) == kinds_and_data(missing, events=False)
+    rest = list(listen(shared.user, small, what, after=whole[middle].data["number"]))
+    assert kinds_and_data(numbered(rest), events=False) == kinds_and_data(missing, events=False)
     assert numbered(list(listen(shared.user, small, what, whole[middle].id, after=1))) == missing
 
 

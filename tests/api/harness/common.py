@@ -23,7 +23,7 @@ PROGRAMS = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / os.enviro
 Found = TypeVar("Found")
 
 
-def until(what: str, look: Callable[[], Found], seconds: float = 60, every: float = 0.02) -> Found:
+def until(what: str, look: Callable[[], Found | None], seconds: float = 60, every: float = 0.02) -> Found:
     """Calls `look` every `every` seconds until its result is true, and returns that result."""
     end = time.monotonic() + seconds
     while not (found := look()):

@@ -19,7 +19,7 @@ from .user import User
 
 def new_database() -> str:
     """Creates an empty PostgreSQL database and returns its URL."""
-    command = [ROOT / "tests/postgres", "database", f"api_{os.getpid()}_{time.monotonic_ns()}"]
+    command: list[str | Path] = [ROOT / "tests/postgres", "database", f"api_{os.getpid()}_{time.monotonic_ns()}"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
     return done.stdout.strip()
 
@@ -36,7 +36,7 @@ class ProcessServer(Server):
 
     def __init__(self, home: Path, *flags: object, inputs: Path | None = ROOT) -> None:
         super().__init__(home)
-        self._inputs = ["--input-dir", inputs] if inputs else []
+        self._inputs: list[str | Path] = ["--input-dir", inputs] if inputs else []
         self.data = home / "data"
         self._database = {"MILLRACE_DATABASE": new_database()} if "MILLRACE_TEST_POSTGRES" in os.environ else {}
         self._flags = [str(flag) for flag in flags]
@@ -49,8 +49,8 @@ class ProcessServer(Server):
     def start(self) -> None:
         """Starts the server, or starts it again with the same data and address."""
         assert not self.processes(), "an earlier one still runs"
-        command = [PROGRAMS / "millrace-api", "serve", "--listen", self._listen, *self._inputs, *self._flags]
-        command += ["--metrics-listen", "127.0.0.1:0"]
+        command: list[str | Path] = [PROGRAMS / "millrace-api", "serve", "--listen", self._listen]
+        command += [*self._inputs, *self._flags, "--metrics-listen", "127.0.0.1:0"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=self._env, cwd=self.home, stdout=subprocess.PIPE, stderr=log, text=True
@@ -76,7 +76,7 @@ class ProcessServer(Server):
         """
         database = self._database or {"MILLRACE_DATABASE": f"sqlite:{self.data / 'millrace.db'}"}
         env = {**self._env, **database, "MILLRACE_DATA": str(data or self.data)}
-        command = [PROGRAMS / "millrace-api", "serve", "--listen", "127.0.0.1:0", "--input-dir", ROOT]
+        command: list[str | Path] = [PROGRAMS / "millrace-api", "serve", "--listen", "127.0.0.1:0", "--input-dir", ROOT]
         return subprocess.run(command, env=env, cwd=self.home, capture_output=True, text=True, timeout=30)
 
     def kill(self) -> None:
@@ -139,7 +139,7 @@ class ProcessServer(Server):
         words = ["--name", name, "--role", role, *(word for each in namespaces for word in ("--namespace", each))]
         if seconds is not None:
             words += ["--expires-in-seconds", str(seconds)]
-        command = [PROGRAMS / "millrace-api", "token", *words]
+        command: list[str | Path] = [PROGRAMS / "millrace-api", "token", *words]
         done = subprocess.run(command, env=self._env, capture_output=True, text=True, check=True, timeout=30)
         return done.stdout.strip()
 

@@ -24,7 +24,8 @@ class Reference:
     @classmethod
     def train(cls, model_dir: Path, steps: int, params: Path = PARAMS, cwd: Path = ROOT) -> Reference:
         """Trains and returns the result."""
-        command = [PROGRAMS / "millrace-agent", "train", "-p", params, "--max_steps", str(steps), "-o", model_dir]
+        command: list[str | Path] = [PROGRAMS / "millrace-agent", "train", "-p", params]
+        command += ["--max_steps", str(steps), "-o", model_dir]
         subprocess.run(command, cwd=cwd, check=True, capture_output=True, timeout=120)
         manifest = json.loads((model_dir / f"checkpoint_{steps}/manifest.json").read_bytes())
         points = [json.loads(line, parse_float=str) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]

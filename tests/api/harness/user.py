@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import millrace
+from millrace import Job
 from millrace.errors import NotFound
 
 from .common import PARAMS, CommandResult, RunningCommand, until
@@ -60,23 +61,23 @@ class User:
         assert done.code == code, f"{words} ended with {done.code}, not {code}:\n{done.out}\n{done.err}"
         return done
 
-    def submit(self, name: str, steps: int = 200, *flags: object, params: Path = PARAMS) -> millrace.Job:
+    def submit(self, name: str, steps: int = 200, *flags: object, params: Path = PARAMS) -> Job:
         """Submits a job without following it."""
         self.millrace("train", "-p", params, "-n", name, "--max_steps", steps, "--detach", *flags)
         return self.appliance.job(name)
 
-    def watch(self, name: str, steps: int, at_least: int, *flags: object) -> tuple[RunningCommand, millrace.Job]:
+    def watch(self, name: str, steps: int, at_least: int, *flags: object) -> tuple[RunningCommand, Job]:
         """Starts a `millrace train` that follows its job, and waits until the job has reached this step."""
         command = self.begin("train", "-p", PARAMS, "-n", name, "--max_steps", steps, "--every", 0, *flags)
         job = until_job(self, name)
         until_step(job, at_least)
         return command, job
 
-    def curve(self, job: millrace.Job, **query: Any) -> list[tuple[int, str]]:
+    def curve(self, job: Job, **query: Any) -> list[tuple[int, str]]:
         """Returns step and loss of every training point, the loss with the server's digits."""
         return [(point["step"], point["loss"]) for point in self.pages(job, "metrics", mode="train", **query)]
 
-    def pages(self, job: millrace.Job, what: str, **query: Any) -> Iterator[dict[str, Any]]:
+    def pages(self, job: Job, what: str, **query: Any) -> Iterator[dict[str, Any]]:
         """Yields all items of a job's collection, page by page; numbers with a decimal point are strings."""
         after: int | None = 0
         while after is not None:
@@ -86,21 +87,21 @@ class User:
             after = page["next"]
 
 
-def path(job: millrace.Job, below: str = "") -> str:
+def path(job: Job, below: str = "") -> str:
     """Returns the path of a job, or of a resource below it."""
     return f"/v1/namespaces/{job.namespace}/trainjobs/{job.name}/{below}".rstrip("/")
 
 
-def step(job: millrace.Job) -> int:
+def step(job: Job) -> int:
     """Returns the newest step that has a point; 0 if there is none."""
     points = job.metrics(max_points=2)
     return points[-1].step if points else 0
 
 
-def until_job(user: User, name: str) -> millrace.Job:
+def until_job(user: User, name: str) -> Job:
     """Waits until a job of this name exists."""
 
-    def look() -> millrace.Job | None:
+    def look() -> Job | None:
         with suppress(NotFound):
             return user.appliance.job(name)
         return None
@@ -108,12 +109,12 @@ def until_job(user: User, name: str) -> millrace.Job:
     return until(f"job {name} exists", look)
 
 
-def until_state(job: millrace.Job, *states: str, seconds: float = 60) -> None:
+def until_state(job: Job, *states: str, seconds: float = 60) -> None:
     """Waits until the job is in one of these states."""
     until(f"{job.name} is {' or '.join(states)}", lambda: job.refresh().state in states, seconds)
 
 
-def until_step(job: millrace.Job, at_least: int) -> int:
+def until_step(job: Job, at_least: int) -> int:
     """Waits until the job has reached this step; returns the step it has reached."""
 
     def look() -> int:
