@@ -262,15 +262,15 @@ mod tests {
         }
         touch(&root.join("a/older"));
         evict_until_free(root, 300, None).unwrap();
-        assert_eq!(left(root), ["middle", "new", "older"]);
+        assert_eq!(remaining(root), ["middle", "new", "older"]);
         evict_until_free(root, 150, Some(&root.join("b/middle"))).unwrap();
-        assert_eq!(left(root), ["middle"]);
+        assert_eq!(remaining(root), ["middle"]);
         evict_until_free(root, 0, Some(&root.join("b/middle"))).unwrap();
-        assert_eq!(left(root), ["middle"], "what was just made stays");
+        assert_eq!(remaining(root), ["middle"], "what was just made stays");
 
         let all = ExportCache::new(root.to_owned(), 1000);
         all.of_job(&ObjectName::new("b").unwrap()).remove().await;
-        assert!(left(root).is_empty());
+        assert!(remaining(root).is_empty());
         all.remove().await;
         assert!(root.exists(), "only what is of one job is removed");
     }

@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::super::proxies::client_address;
 use super::super::{AppState, ValidQuery};
-use super::credential::{self, bearer};
+use super::credential::{self, ALL_NAMESPACES, bearer};
 use super::{Action, AuthMode, TokenRole};
 use crate::authorizer::{Authorizer, ResourceAttributes};
 use crate::error::{ApiError, ErrorReason, Result};
