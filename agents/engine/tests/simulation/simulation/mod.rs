@@ -436,7 +436,7 @@ pub fn run(
     let published_steps: &[u64] = if job.policy.train { &[0] } else { job.evaluates.as_slice() };
     let mut published =
         published_steps.iter().map(|&step| (step, job.reference.states[step as usize].clone())).collect();
-    let (mut history, mut attempt, mut source) = (History::default(), 0, source_of(there[0]));
+    let (mut history, mut attempt, mut source) = (History::default(), 0, source_of(published_steps[0]));
     loop {
         let life = next(&mut random);
         let network = Network::new(Random::new(random.next()), published, attempt);
