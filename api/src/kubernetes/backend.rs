@@ -157,9 +157,9 @@ impl KubernetesBackend {
                 continue;
             }
             if existing.metadata.deletion_timestamp.is_some() {
-                let finalizers = existing.finalizers().join(", ");
+                let names = existing.finalizers().join(", ");
                 let detail = format!(
-                    "job {name} is being deleted, and its name is reserved until its finalizers are removed ({finalizers}): \
+                    "job {name} is being deleted, and its name is reserved until its finalizers are removed ({names}): \
                      choose another name"
                 );
                 return Err(ApiError::new(ErrorReason::AlreadyExists, detail));

@@ -29,7 +29,7 @@ impl Store {
     /// Returns the bytes of the database, without what is only in SQLite's write-ahead log.
     ///
     /// # Errors
-    /// [`Error::Busy`](crate::Error::Busy) or [`Error::ConnectionLost`](crate::Error::ConnectionLost) if it does not respond.
+    /// [`Busy`](crate::Error::Busy) or [`ConnectionLost`](crate::Error::ConnectionLost) if it does not respond.
     pub async fn size_bytes(&self) -> Result<u64> {
         let row = sql(self.inner.size).first(&self.inner.read).await?;
         row.map_or(Ok(0), |row| row.number("bytes"))

@@ -159,7 +159,8 @@ impl Decider<'_> {
         if pause > 0 {
             let time = after(self.observed.now, pause);
             next_message = format!(
-                "{next_message}; attempt {next} starts no earlier than {}, restart {} of {max_restarts} without progress",
+                "{next_message}; attempt {next} starts no earlier than {}, restart {} of {max_restarts} without \
+                 progress",
                 time.0, retry.restarts
             );
             retry.next_attempt_time = Some(time);
