@@ -171,7 +171,8 @@ impl ApiError {
     /// The error of a name that a live job has.
     pub fn name_taken(namespace: &str, name: &str) -> Self {
         let detail = format!(
-            "job {name} already exists in namespace {namespace}: choose another name, or cancel that job first"
+            "job {name} already exists in namespace {namespace}: choose another name, or cancel that job first \
+             (a training job of its name resumes from its checkpoints)"
         );
         Self::new(ErrorReason::AlreadyExists, detail)
     }

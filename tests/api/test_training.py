@@ -84,6 +84,20 @@ def test_suspend_scale_and_resume_keep_the_bits(server: Server, reference: Calla
     ]
 
 
+@pytest.mark.needs("local paths")
+def test_job_reports_that_it_resumes_an_earlier_one_of_its_name(server: Server) -> None:
+    """Before and after its start, a job names the checkpoint of an earlier job of its name from which it resumes."""
+    user = server.user
+    again = ("train", "-p", PARAMS, "-n", "again")
+    user.millrace(*again, "--max_steps", 20)
+    assert "a new job named again with the same model_dir resumes" in user.millrace("cancel", "again", "--yes").err
+    told = "the job resumes from checkpoint_20, which an earlier job has left in the same model_dir"
+    assert told in user.millrace(*again, "--max_steps", 30, "--validate_only").out
+    assert told in user.millrace(*again, "--max_steps", 30).err
+    nowhere = ("--checkpoint_path", "nowhere/checkpoint_3", "--validate_only")
+    assert "runconfig.checkpoint_path nowhere/checkpoint_3" in user.millrace(*again, *nowhere, code=2).error
+
+
 def test_ctrl_c_stops_following_but_not_the_job(server: Server, reference: Callable[[int], Reference]) -> None:
     """An interrupted `millrace train` prints how to follow the job again, and `millrace attach` does so."""
     user = server.user

@@ -1,6 +1,6 @@
 //! The process backend: stores jobs and runs the control loop over them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use super::directories::ServerDirectories;
 use super::inputs;
 use super::objects::{NewObject, ObjectStore};
 use super::priorities;
+use super::start_checkpoint::check_start_checkpoint;
 use super::world::ProcessWorld;
 use crate::backend::{Backend, JobChange, JobTarget, VolumeInfo};
 use crate::compute::ComputePool;
@@ -139,6 +140,24 @@ impl ProcessBackend {
         looking.await
     }
 
+    /// Rejects a job whose checkpoint to start from does not exist at present; returns a note for the user about a
+    /// checkpoint of an earlier job.
+    async fn check_start_checkpoint(
+        &self,
+        account: &str,
+        job: &TrainJob,
+        resolution: &ResolvedJob,
+    ) -> Result<Option<String>> {
+        let (resolved, _) = resolved_job(resolution).map_err(|error| ApiError::internal("plan a job", &error))?;
+        let (directories, job) = (self.machine.directories.clone(), job.clone());
+        let model_dir = PathBuf::from(resolution.model_dir.clone().unwrap_or_default());
+        let looking = self.compute.run_heavy(account, move || {
+            check_start_checkpoint(&directories, &job, &resolved, &model_dir)
+                .map_err(|error| ApiError::new(ErrorReason::BadParams, error_chain(&error)))
+        });
+        looking.await
+    }
+
     /// Returns the exported checkpoints of the job with this UID, which the server itself has assigned.
     fn exports_of(&self, uid: &str) -> Result<ExportCache> {
         let uid = ObjectName::new(uid).map_err(|error| ApiError::internal("find the exports of a job", &error))?;
@@ -157,8 +176,9 @@ impl Backend for ProcessBackend {
         if let Some(known) = order.find_replay(self.objects.store(), None).await? {
             return job_of(&known);
         }
-        let resolution = self.planner.check_runnable(&order.account, &job).await?;
+        let mut resolution = self.planner.check_runnable(&order.account, &job).await?;
         self.check_data(order, &job, &resolution).await?;
+        resolution.notes.extend(self.check_start_checkpoint(&order.account, &job, &resolution).await?);
         let name = job.name_any();
         if self.objects.store().live_job(&order.namespace, &name).await?.is_some() {
             return Err(ApiError::name_taken(&order.namespace, &name));

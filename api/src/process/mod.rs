@@ -15,6 +15,7 @@ mod objects;
 mod observe;
 mod path_error;
 mod priorities;
+mod start_checkpoint;
 mod volumes;
 mod world;
 

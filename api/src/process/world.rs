@@ -17,6 +17,7 @@ use millrace_control::{AgentsFound, AttemptContext, JournalEndpoint, PriorityVal
 use millrace_crds::{Appliance, ApplianceStatus, ConditionType, Grant, JobProgress, TrainJob, TrainJobStatus};
 use millrace_lifecycle::{CoordinatorReport, JobEvent};
 use millrace_params::ObjectName;
+use millrace_protocol::launch::LaunchDocument;
 use millrace_telemetry::journal::AttemptOutcome;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -24,6 +25,7 @@ use super::directories::ServerDirectories;
 use super::objects::ObjectStore;
 use super::observe::{lost_coordinator, observed_agent};
 use super::path_error::PathError;
+use super::start_checkpoint::{RESUMES_EARLIER_JOB, earlier_checkpoint_note};
 use crate::error::ApiError;
 use crate::journal_copy;
 
@@ -114,6 +116,19 @@ impl ProcessWorld {
         }
     }
 
+    /// Adds an event to a new job that resumes from the checkpoint of an earlier job without having named it.
+    async fn report_earlier_checkpoint(&self, uid: &str, launch: &LaunchDocument) {
+        if launch.resume.checkpoint_path.is_some() || !(launch.mode.trains() && launch.resume.autoload) {
+            return;
+        }
+        let model_dir = launch.model_dir.clone();
+        let found = tokio::task::spawn_blocking(move || earlier_checkpoint_note(&model_dir)).await;
+        let Some(message) = found.ok().flatten() else { return };
+        if let Err(error) = self.objects.add_event(uid, false, RESUMES_EARLIER_JOB, &message).await {
+            tracing::warn!(%uid, "can't publish the event {RESUMES_EARLIER_JOB}: {error}");
+        }
+    }
+
     /// Returns the launch of an attempt, with the paths of this machine.
     fn local_run(&self, attempt: &AttemptContext<'_>, uid: &str) -> Result<LocalRun, LocalRunError> {
         let mut launch = launch(attempt)?;
@@ -191,6 +206,9 @@ impl World for ProcessWorld {
         }
         let uid = attempt.job.uid().unwrap_or_default();
         let run = self.local_run(attempt, &uid).map_err(|error| Ended::<Self>::Refused(error.into()))?;
+        if attempt.number == 1 {
+            self.report_earlier_checkpoint(&uid, &run.launch).await;
+        }
         let (reconcile_requests, job) = (self.reconcile_requests.clone(), ObjectRef::from_obj(attempt.job));
         let changed = Arc::new(move || {
             // The receiver is dropped when the server shuts down.

@@ -22,6 +22,20 @@ fn attempt_trains_after_report_with_first_step() {
 }
 
 #[test]
+fn first_attempt_names_an_existing_checkpoint() {
+    let mut world = JobFixture::new(2);
+    world.grant();
+    world.visit();
+    world.create();
+    world.all(&AgentState::Ready);
+    world.begin_training();
+    world.report(|report| report.resumed = Some((162, 0)));
+    assert_eq!(world.visit(), JobState::Training);
+    let message = "attempt 1 is training on 2 system(s) from step 162 of an existing checkpoint";
+    assert_eq!(world.message(ConditionType::Succeeded), message);
+}
+
+#[test]
 fn attempt_trains_without_reachable_coordinator() {
     let mut world = JobFixture::new(2);
     world.grant();

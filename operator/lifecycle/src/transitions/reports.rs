@@ -29,6 +29,8 @@ impl<'a> Decider<'a> {
         match report.and_then(|report| report.resumed) {
             None => String::new(),
             Some((0, lost)) => format!(" again from step 0: no checkpoint; {lost} step(s) are lost"),
+            // The first attempt of this job: an earlier job, or an import, has made the checkpoint.
+            Some((step, 0)) if self.attempt() == 1 => format!(" from step {step} of an existing checkpoint"),
             Some((step, 0)) => format!(" from step {step}, without losing a step"),
             Some((step, lost)) => format!(" from step {step}; rerunning {lost} lost step(s)"),
         }
