@@ -79,6 +79,14 @@ pub struct UploadedFile {
     pub content: String,
 }
 
+impl UploadedFile {
+    /// Returns the name that the user's file had, without the numbers of its path and place that the server adds.
+    pub fn original_name(&self) -> &str {
+        let name = self.name.as_str();
+        name.splitn(3, '-').nth(2).unwrap_or(name)
+    }
+}
+
 /// Result of creating a job.
 #[derive(Clone, Debug)]
 pub enum SubmitResult {

@@ -113,6 +113,9 @@ def test_unknown_volume_is_rejected(serve: Serve, tmp_path: Path) -> None:
     assert "offers no volume nowhere to namespace default (corpus)" in done.error
     done = user.millrace("train", "-p", params, "--mount_dirs", "corpus/../..=/data", code=2)
     assert "subPath" in done.error
+    unused = write(tmp_path / "unused.yaml", "examples/data/kjv.txt")
+    done = user.millrace("train", "-p", unused, "--mount_dirs", "nowhere=/data", code=2)
+    assert "offers no volume nowhere to namespace default (corpus)" in done.error
     assert list(user.appliance.jobs()) == []
 
 
@@ -140,6 +143,9 @@ def test_missing_data_are_rejected(serve: Serve, tmp_path: Path) -> None:
             done = user.millrace(*how, "-p", params, "--mount_dirs", "corpus=/data", code=2)
             assert f"train_input: {says}" in done.error or says in done.error, how
             refusals[data] = done.error
+    (tmp_path / "empty.txt").touch()
+    done = user.millrace("train", "-p", write(tmp_path / "params.yaml", "empty.txt"), code=2)
+    assert "train_input: the uploaded file empty.txt is empty" in done.error
     # The message does not reveal whether the target of a link exists.
     told = [refusals[f"/data/{name}.txt"].replace(name, "NAME") for name in ("secret", "nothing")]
     assert told[0] == told[1]

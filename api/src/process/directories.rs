@@ -225,6 +225,14 @@ impl ServerDirectories {
         })
     }
 
+    /// Checks that every volume that `job` mounts exists, also if no path of its params is there.
+    ///
+    /// # Errors
+    /// The server does not offer a volume to the job's namespace.
+    pub fn check_mounts(&self, job: &TrainJob) -> Result<(), PathError> {
+        job.spec.mount_dirs.iter().try_for_each(|mount| self.mounted(job, mount).map(drop))
+    }
+
     /// Returns the volumes that jobs of a namespace may use.
     pub fn volumes_for(&self, namespace: &LabelName) -> Vec<NamedVolume<'_>> {
         self.volumes.iter().filter(|(_, volume)| volume.is_granted_to(namespace)).collect()
@@ -319,6 +327,8 @@ mod tests {
             volumes: [(ObjectName::new("books").unwrap(), volume_at("/vol/books", &["team"]))].into(),
         };
         let place = |path: &str| site.locate(&job, path).map(|path| path.display().to_string());
+        let error = site.check_mounts(&job).unwrap_err().to_string();
+        assert!(error.contains("offers no volume nowhere to namespace team"), "{error}");
         assert_eq!(place("text/*.txt").unwrap(), "/srv/inputs/text/*.txt");
         assert_eq!(place("/data/x.txt").unwrap(), "/vol/books/x.txt");
         assert_eq!(place("/data/deep/x").unwrap(), "/vol/books/b/c/x");

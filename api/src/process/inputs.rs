@@ -13,7 +13,7 @@ use millrace_params::{InputSpec, JobSpec, LabelName};
 
 use super::directories::ServerDirectories;
 use super::path_error::PathError;
-use crate::submission::UploadedFiles;
+use crate::submission::{UploadedFile, UploadedFiles};
 
 /// An input of a job that can't be read, with a message for the user that has a remedy.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +21,14 @@ pub enum InputError {
     /// The job can't use the path.
     #[error(transparent)]
     Path(#[from] PathError),
+    /// All uploaded files that a path names are empty.
+    #[error("{key}: the uploaded file {name} is empty: give a file with text")]
+    EmptyUpload {
+        /// Key of the input in the params.
+        key: &'static str,
+        /// Name of the first file, as the user wrote it.
+        name: String,
+    },
     /// A file that should have been uploaded was not.
     #[error("{key}: no file with this name was uploaded: {path}")]
     NotUploaded {
@@ -56,13 +64,14 @@ pub enum InputError {
 /// Returns the epoch of the training data, if its size is known.
 ///
 /// # Errors
-/// A file is missing or has another format.
+/// A mounted volume or a file is missing, or a file has another format.
 pub fn check_inputs(
     directories: &ServerDirectories,
     job: &TrainJob,
     resolved: &JobSpec,
     texts: Option<&UploadedFiles>,
 ) -> Result<Option<DatasetEpoch>, InputError> {
+    directories.check_mounts(job)?;
     let mut epoch = None;
     for (key, input) in resolved.active_inputs() {
         let samples = InputCheck { directories, job, key }.at(input, resolved.model.vocab_size, texts)?;
@@ -89,14 +98,24 @@ impl InputCheck<'_> {
         vocab_size: usize,
         texts: Option<&UploadedFiles>,
     ) -> Result<Option<u64>, InputError> {
-        let (mut travelling, mut placed) = (DataSummary::default(), Vec::new());
+        let (mut travelling, mut placed, mut first_upload) = (DataSummary::default(), Vec::new(), None);
         for written in input.paths() {
             let path = self.directories.locate(self.job, written)?;
             match texts.and_then(|texts| self.uploaded_at(&path, texts)) {
-                Some(found) if found.files > 0 => travelling = travelling.add(found),
-                Some(_) => return Err(InputError::NotUploaded { key: self.key, path: written.clone() }),
+                Some(found) if found.is_empty() => {
+                    return Err(InputError::NotUploaded { key: self.key, path: written.clone() });
+                }
+                Some(found) => {
+                    first_upload = first_upload.or(found.first().copied());
+                    // Empty files are not documents, as among files on disk.
+                    let sizes = found.iter().map(|file| file.content.len() as u64).filter(|&bytes| bytes > 0);
+                    travelling = sizes.fold(travelling, |sum, bytes| sum.add(DataSummary { files: 1, bytes }));
+                }
                 None => placed.push((written.as_str(), path)),
             }
+        }
+        if let Some(file) = first_upload.filter(|_| placed.is_empty() && travelling.bytes == 0) {
+            return Err(InputError::EmptyUpload { key: self.key, name: file.original_name().to_owned() });
         }
         let mut on_disk = input.clone();
         if let Some(paths) = on_disk.paths_mut() {
@@ -111,14 +130,12 @@ impl InputCheck<'_> {
     }
 
     /// Returns the matching files among the uploads; `None` if `path` is not in their directory.
-    fn uploaded_at(&self, path: &Path, texts: &UploadedFiles) -> Option<DataSummary> {
+    fn uploaded_at<'t>(&self, path: &Path, texts: &'t UploadedFiles) -> Option<Vec<&'t UploadedFile>> {
         let namespace = LabelName::new(self.job.metadata.namespace.as_deref().unwrap_or_default()).ok()?;
         let name = path.strip_prefix(self.directories.uploads_dir(&namespace, &texts.config_map)).ok()?.to_str()?;
         let pattern = Pattern::new(name).ok();
         let is_meant = |text: &str| text == name || pattern.as_ref().is_some_and(|pattern| pattern.matches(text));
-        let meant = texts.files.iter().filter(|text| is_meant(text.name.as_str()) && !text.content.is_empty());
-        let sizes = meant.map(|text| DataSummary { files: 1, bytes: text.content.len() as u64 });
-        Some(sizes.fold(DataSummary::default(), DataSummary::add))
+        Some(texts.files.iter().filter(|text| is_meant(text.name.as_str())).collect())
     }
 
     /// Returns the error of an input, with the path as the user wrote it.
@@ -134,5 +151,42 @@ impl InputCheck<'_> {
         };
         let place = self.directories.search_description(self.job, written);
         InputError::NotFound { key: self.key, path: (*written).to_owned(), place }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_crds::{ConfigMapSource, JobVolume, MountedDir, StoredParams, TrainJobSpec};
+    use millrace_params::{FileName, FlagOverrides, Mode, ObjectName, Params};
+
+    use super::*;
+    use crate::submission::UPLOADS_DIR;
+
+    #[test]
+    fn empty_upload_is_reported_by_its_own_name() {
+        let params = Params::parse_yaml(include_str!("../../../examples/gpt2-tiny.yaml")).unwrap();
+        let mut resolved = params.resolve(&FlagOverrides::default()).unwrap().job;
+        resolved.run.mode = Mode::Train;
+        let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
+        job.metadata.namespace = Some("team".to_owned());
+        let config_map = Some(ConfigMapSource { name: "texts-1".to_owned() });
+        job.spec.volumes = vec![JobVolume { name: "texts".to_owned(), persistent_volume_claim: None, config_map }];
+        job.spec.mount_dirs =
+            vec![MountedDir { path: UPLOADS_DIR.to_owned(), volume: "texts".to_owned(), sub_path: None }];
+        let directories = ServerDirectories { data: "/srv/data".into(), inputs: None, volumes: [].into() };
+        let mut check = |contents: &[String]| {
+            let name = |at: usize| format!("0-{at:04}-empty-{at}.txt");
+            let files = contents
+                .iter()
+                .enumerate()
+                .map(|(at, content)| UploadedFile { name: FileName::new(name(at)).unwrap(), content: content.clone() });
+            let texts = UploadedFiles { config_map: ObjectName::new("texts-1").unwrap(), files: files.collect() };
+            *resolved.train_input.paths_mut().unwrap() =
+                (0..contents.len()).map(|at| format!("{UPLOADS_DIR}/{}", name(at))).collect();
+            check_inputs(&directories, &job, &resolved, Some(&texts)).map_err(|error| error.to_string())
+        };
+        let error = check(&[String::new()]).unwrap_err();
+        assert_eq!(error, "train_input: the uploaded file empty-0.txt is empty: give a file with text");
+        assert!(check(&[String::new(), "text ".repeat(10_000)]).is_ok(), "an empty file among several, as on disk");
     }
 }
