@@ -1,6 +1,7 @@
 //! `millrace-api serve`: starts database, backend and routes, and stops them in order.
 
-use std::net::{IpAddr, SocketAddr};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -65,10 +66,13 @@ pub struct ServeArgs {
     #[arg(long, value_enum, env = "MILLRACE_BACKEND", default_value = "process")]
     backend: BackendKind,
     /// Address to listen on
-    #[arg(long, env = "MILLRACE_LISTEN", default_value = "127.0.0.1:8080")]
+    #[arg(
+        long, env = "MILLRACE_LISTEN", value_name = "HOST:PORT", default_value = "127.0.0.1:8080",
+        value_parser = parse_address
+    )]
     listen: SocketAddr,
     /// Address on which to serve /metrics for Prometheus, without TLS and authentication; not served if omitted
-    #[arg(long, env = "MILLRACE_METRICS_LISTEN", value_name = "HOST:PORT")]
+    #[arg(long, env = "MILLRACE_METRICS_LISTEN", value_name = "HOST:PORT", value_parser = parse_address)]
     metrics_listen: Option<SocketAddr>,
     /// Require a token even for requests from this machine
     #[arg(long)]
@@ -122,6 +126,23 @@ pub struct ServeArgs {
     log_format: LogFormat,
     #[command(flatten)]
     database: DatabaseArgs,
+}
+
+/// Parses an address to listen on, such as `127.0.0.1:8080`, or `localhost:8080`. Of the addresses of a host name the
+/// first of version 4 is preferred.
+fn parse_address(text: &str) -> Result<SocketAddr, InvalidAddress> {
+    let resolved = text.to_socket_addrs().map_err(|source| InvalidAddress { text: text.to_owned(), source })?;
+    let addresses: Vec<SocketAddr> = resolved.collect();
+    let first = addresses.iter().find(|address| address.is_ipv4()).or(addresses.first());
+    first.copied().ok_or_else(|| InvalidAddress { text: text.to_owned(), source: ErrorKind::NotFound.into() })
+}
+
+/// The text is not an address to listen on.
+#[derive(Debug, thiserror::Error)]
+#[error("{text:?} is not an address, {source}: write HOST:PORT, such as 127.0.0.1:8080")]
+struct InvalidAddress {
+    text: String,
+    source: std::io::Error,
 }
 
 /// Parses a network such as `10.0.0.0/8`, or a single address.
@@ -257,7 +278,8 @@ async fn shut_down(server: RunningServer, backend: &dyn Backend, store: &Store) 
 /// Listens on the address of option `option`.
 fn listen(address: SocketAddr, option: &str) -> anyhow::Result<std::net::TcpListener> {
     let listener = std::net::TcpListener::bind(address);
-    let listener = listener.with_context(|| format!("can't listen on {address}; choose another {option}"))?;
+    let listener = listener
+        .map_err(|error| anyhow::anyhow!("can't listen on {address}: {error}; choose another address with {option}"))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
@@ -289,10 +311,14 @@ async fn start_process_backend(
     compute: &ComputePool,
 ) -> anyhow::Result<(Arc<dyn Backend>, AuthMode)> {
     // Real paths, so that no directory can be reached through another one by a link.
-    let real = |path: &Path| path.canonicalize().with_context(|| format!("directory {} not found", path.display()));
+    let real = |path: &Path| {
+        let real = path.canonicalize().with_context(|| format!("can't use the directory {}", path.display()))?;
+        anyhow::ensure!(real.is_dir(), "{} is not a directory", path.display());
+        Ok(real)
+    };
     let directories = ServerDirectories {
         data: real(&args.database.data)?,
-        inputs: args.input_dir.as_deref().map(real).transpose()?,
+        inputs: args.input_dir.as_deref().map(real).transpose().context("--input-dir")?,
         volumes: all_volumes(&args.volumes)?,
     };
     directories.make()?;
@@ -455,6 +481,17 @@ fn read_appliance(text: &str) -> anyhow::Result<ApplianceSpec> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_may_have_host_names() {
+        assert_eq!(parse_address("localhost:8082").unwrap(), "127.0.0.1:8082".parse().unwrap());
+        assert_eq!(parse_address("[::1]:0").unwrap(), "[::1]:0".parse().unwrap());
+        let error = parse_address("8082").unwrap_err().to_string();
+        assert!(error.ends_with("write HOST:PORT, such as 127.0.0.1:8080"), "{error}");
+        let used = listen("127.0.0.1:0".parse().unwrap(), "--listen").unwrap();
+        let error = listen(used.local_addr().unwrap(), "--listen").unwrap_err().to_string();
+        assert!(error.contains(": Address already in use") && error.ends_with("with --listen"), "{error}");
+    }
 
     #[test]
     fn unknown_appliance_key_is_reported() {
