@@ -223,8 +223,8 @@ class Appliance:
 
         `state` is one of `millrace.state.NAMES`, such as Training; Failed stands for all failures.
         `submitted_by` is the name of a user. Deleted jobs that still exist, because a finalizer holds them,
-        are included; with `deleted`, also deleted ones whose history is still stored. Cancelled jobs are among
-        the latter, so `state="Cancelled"` implies `deleted`. Raises ConfigError for an unknown state.
+        are included; with `deleted`, also deleted ones whose history is still stored. Cancelled jobs are
+        among the latter, so `state="Cancelled"` implies `deleted`. Raises ConfigError for an unknown state.
         """
         wanted = None if state is None else states.parse_name(state)
         if state is not None and wanted is None:
