@@ -168,6 +168,9 @@ fn as_json_schema(schema: &Value, close: bool) -> Value {
 
 /// Returns the invalid fields, with the messages of an API server for unknown and missing ones.
 fn field_errors(error: &jsonschema::ValidationError<'_>) -> Vec<FieldError> {
+    // Schemas of Kubernetes have limits as floats: `less than the minimum of 1.0`.
+    let message = error.to_string();
+    let message = message.strip_suffix(".0").unwrap_or(&message).to_owned();
     let path = error.instance_path().to_string().trim_start_matches('/').replace('/', ".");
     let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     let one = |field: String, message: &str| vec![FieldError { field, message: message.to_owned() }];
@@ -182,9 +185,9 @@ fn field_errors(error: &jsonschema::ValidationError<'_>) -> Vec<FieldError> {
         }
         Kind::Pattern { pattern } => match NAME_RULES.iter().find(|(of, _)| of == pattern) {
             Some((_, rule)) => one(path, &format!("{} is not a valid name: write {rule}", error.instance())),
-            None => one(path, &error.to_string()),
+            None => one(path, &message),
         },
-        _ => one(path, &error.to_string()),
+        _ => one(path, &message),
     }
 }
 
@@ -233,7 +236,8 @@ mod tests {
             assert!(error.errors.iter().any(|fault| fault.field.starts_with(field)), "{error:?}");
             error.detail
         };
-        rejected_field(|job| job["spec"]["numCsx"] = 0.into(), "spec.numCsx");
+        let few = rejected_field(|job| job["spec"]["numCsx"] = 0.into(), "spec.numCsx");
+        assert_eq!(few, "spec.numCsx: 0 is less than the minimum of 1");
         rejected_field(|job| job["spec"]["numCsx"] = "2".into(), "spec.numCsx");
         let unknown = rejected_field(|job| job["spec"]["numCSX"] = 2.into(), "spec");
         assert!(unknown.contains("numCSX"), "{unknown}");

@@ -147,7 +147,8 @@ impl ApiError {
     /// Creates the error of an object with these invalid fields.
     pub fn invalid(errors: Vec<FieldError>) -> Self {
         let messages = errors.iter().map(|FieldError { field, message }| match field.as_str() {
-            "" => message.clone(),
+            // Some messages name the field themselves.
+            field if message.starts_with(field) => message.clone(),
             field => format!("{field}: {message}"),
         });
         let messages: Vec<String> = messages.collect();
