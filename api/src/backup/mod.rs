@@ -90,7 +90,7 @@ pub async fn backup(args: BackupArgs) -> anyhow::Result<()> {
     let _ = fs::remove_dir_all(&scratch);
     let (files, bytes) = result?;
     eprintln!(
-        "wrote {files} files, {bytes} bytes, of {}; checkpoints are not among them: copy {} as well",
+        "wrote a backup of {}: {files} file(s), {bytes} bytes; checkpoints are not included: copy {} as well",
         data.display(),
         data.join("model_dirs").display()
     );
@@ -294,7 +294,10 @@ fn extract(input: impl Read, into: &Path) -> anyhow::Result<(BackupManifest, BTr
         // The error quotes bytes of the file unchanged, which a terminal could take for control sequences.
         let mut entry = entry.map_err(|error| {
             let cause: String = error.to_string().escape_debug().take(MAX_QUOTED_CHARS).collect();
-            anyhow!("not a backup file, or truncated: {cause}")
+            match files.is_empty() && manifest.is_none() {
+                true => anyhow!("the file is not a backup of millrace-api, or truncated"),
+                false => anyhow!("the backup is damaged, or truncated: {cause}"),
+            }
         })?;
         let path = entry.path()?.into_owned();
         ensure!(entry.header().entry_type() == EntryType::Regular, "{} is not a regular file", path.display());

@@ -43,10 +43,10 @@ impl TokenRequest {
             Err(ApiError::invalid(vec![FieldError { field: field.to_owned(), message: message.to_owned() }]))
         };
         if self.name.is_empty() || self.name.len() > 253 || self.name.chars().any(char::is_control) {
-            return fault("name", "1 to 253 characters");
+            return fault("name", "must have 1 to 253 characters");
         }
         if TokenRole::from_name(&self.role).is_none() {
-            return fault("role", "one of viewer, editor and admin");
+            return fault("role", "must be viewer, editor or admin");
         }
         if self.namespaces.is_empty() {
             return fault("namespaces", "at least one; \"*\" means all");
