@@ -35,8 +35,8 @@ pub enum StartCheckpointError {
     NothingToEvaluate(PathBuf),
 }
 
-/// Checks that the checkpoint that `resolved`, the resolved `job` with this model_dir, starts from exists. Returns a note
-/// if it is one of an earlier job that the params do not name. Does not read the data of checkpoints.
+/// Checks that the checkpoint exists that `resolved`, the resolved `job` with this model_dir, starts from. Returns a
+/// note if it is one of an earlier job that the params do not name. Does not read the data of checkpoints.
 ///
 /// # Errors
 /// There is no such checkpoint at present.
