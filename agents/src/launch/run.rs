@@ -211,6 +211,7 @@ impl ChildProcesses {
                     SupervisorCommand::Stop(reason) => ask_to_stop(journal.clone(), reason, stop_failed.clone()),
                     SupervisorCommand::Within(time) => deadline = Some(Box::pin(sleep(time))),
                     SupervisorCommand::NoDeadline => deadline = None,
+                    SupervisorCommand::TerminateAll => drop(self.orders.send(DesiredState::Terminate)),
                     SupervisorCommand::KillAll => drop(self.orders.send(DesiredState::Kill)),
                 }
             }
@@ -231,9 +232,19 @@ impl ChildProcesses {
             text.push_str(&format!("{agent}'s last lines:\n"));
             last.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
         }
-        text.push_str(&format!("hint: start it again to resume from the last checkpoint in {}\n", model_dir.display()));
+        text.push_str(&format!("hint: {}\n", restart_hint(model_dir)));
         // A closed standard error leaves no way to report this.
         let _ = std::io::stderr().lock().write_all(text.as_bytes());
+    }
+}
+
+/// Returns what a run in `model_dir` does when it is started again.
+fn restart_hint(model_dir: &Path) -> String {
+    let has_checkpoint = millrace_checkpoint::list(model_dir).is_ok_and(|listing| !listing.complete.is_empty());
+    if has_checkpoint {
+        format!("start it again to resume from the last checkpoint in {}", model_dir.display())
+    } else {
+        "start it again; there is no checkpoint yet to resume from".to_owned()
     }
 }
 

@@ -4,7 +4,8 @@
 //! ```text
 //!  an agent fails            ─FAILURE_REPORT_TIMEOUT─►  stop the coordinator ─SAVE_TIMEOUT─► kill all
 //!  an agent leaves           ─LOSS_DETECTION_TIMEOUT─►  stop the coordinator ─SAVE_TIMEOUT─► kill all
-//!  the coordinator ends, as a success or interrupted    ─SHUTDOWN_TIMEOUT─►  kill all
+//!  the coordinator ends as a success     ─SHUTDOWN_TIMEOUT─►  kill all
+//!  the coordinator ends as interrupted   ─►  terminate all ─SHUTDOWN_TIMEOUT─►  kill all
 //!  the coordinator ends otherwise                       ─►  kill all
 //!  the user interrupts       ─►  stop the coordinator; deadline SAVE_TIMEOUT only if an agent has failed
 //!  the user interrupts again, or after the coordinator has ended  ─►  kill all
@@ -12,6 +13,8 @@
 //!
 //! * The first timeout gives the coordinator time to report the failure itself; its report takes precedence.
 //! * If the failed agent is MemoryX, nothing can be saved: all processes are killed after the first timeout.
+//! * A process that SIGINT ends was interrupted by the user: a terminal sends Ctrl-C also to a process that has started
+//!   but has not left the launcher's process group yet.
 //! * Every exit that ends the run early sets a deadline or kills, so a dead process can't hang the run.
 
 use std::time::Duration;
@@ -30,6 +33,9 @@ pub const LOSS_DETECTION_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long all other processes have to leave once the coordinator has ended.
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Number of the signal of Ctrl-C.
+const SIGINT: i32 = rustix::process::Signal::INT.as_raw();
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessExit {
     Code(i32),
@@ -40,6 +46,7 @@ impl ProcessExit {
     fn exit(self) -> Option<Exit> {
         match self {
             ProcessExit::Code(code) => Exit::from_code(code),
+            ProcessExit::Signal(SIGINT) => Some(Exit::Interrupted),
             ProcessExit::Signal(_) => None,
         }
     }
@@ -77,6 +84,8 @@ pub enum SupervisorCommand {
     /// Set the deadline, replacing an earlier one.
     Within(Duration),
     NoDeadline,
+    /// Send SIGTERM to every running process.
+    TerminateAll,
     KillAll,
 }
 
@@ -160,7 +169,11 @@ impl Supervisor {
             self.coordinator = Some(ending);
             return match ending.exit() {
                 // The coordinator has sent `Finish` to all agents.
-                Some(Exit::Success | Exit::Interrupted) => vec![SupervisorCommand::Within(SHUTDOWN_TIMEOUT)],
+                Some(Exit::Success) => vec![SupervisorCommand::Within(SHUTDOWN_TIMEOUT)],
+                // Agents that had not joined did not receive `Finish`, and would try to reach the coordinator.
+                Some(Exit::Interrupted) => {
+                    vec![SupervisorCommand::TerminateAll, SupervisorCommand::Within(SHUTDOWN_TIMEOUT)]
+                }
                 // Agents that did not receive `Finish` would wait for another coordinator, which a local run never has.
                 _ => self.kill(),
             };
@@ -263,12 +276,13 @@ mod tests {
     #[test]
     fn run_ends_with_the_coordinators_exit_code() {
         let leave = [SupervisorCommand::Within(SHUTDOWN_TIMEOUT)].as_slice();
+        let terminated = [SupervisorCommand::TerminateAll, SupervisorCommand::Within(SHUTDOWN_TIMEOUT)].as_slice();
         let killed = [SupervisorCommand::KillAll, SupervisorCommand::NoDeadline].as_slice();
         let endings = [
             (0, Exit::Success, leave),
             (1, Exit::Failed, killed),
             (2, Exit::BadInput, killed),
-            (130, Exit::Interrupted, leave),
+            (130, Exit::Interrupted, terminated),
         ];
         for (code, exit, expected) in endings {
             let (commands, run_exit) = run_events([ended(COORDINATOR, code), ended(SHARD, 3), ended(SYSTEM, 3)]);
@@ -293,6 +307,7 @@ mod tests {
             SupervisorCommand::Within(FAILURE_REPORT_TIMEOUT),
             stop,
             SupervisorCommand::Within(SAVE_TIMEOUT),
+            SupervisorCommand::TerminateAll,
             SupervisorCommand::Within(SHUTDOWN_TIMEOUT),
         ];
         assert_eq!(commands, expected);
@@ -351,6 +366,23 @@ mod tests {
             run_events([SupervisorEvent::Interrupted, SupervisorEvent::Interrupted].into_iter().chain(all));
         assert!(commands.contains(&SupervisorCommand::KillAll));
         assert_eq!(run_exit, RunExit { exit: Exit::Interrupted, failed_process: None });
+    }
+
+    /// Ctrl-C reaches a process that is still in the launcher's process group. It did not fail.
+    #[test]
+    fn process_that_ctrl_c_ends_is_not_the_cause() {
+        let ended_by_ctrl_c = |agent| SupervisorEvent::Ended(agent, ProcessExit::Signal(2));
+        let interrupted = RunExit { exit: Exit::Interrupted, failed_process: None };
+        let others = || [ended(COORDINATOR, 130), ended(SHARD, 0)];
+        let (_, run_exit) =
+            run_events([SupervisorEvent::Interrupted, ended_by_ctrl_c(SYSTEM)].into_iter().chain(others()));
+        assert_eq!(run_exit, interrupted);
+        let (commands, run_exit) =
+            run_events([ended_by_ctrl_c(SYSTEM), SupervisorEvent::Interrupted].into_iter().chain(others()));
+        assert_eq!(run_exit, interrupted);
+        assert!(!commands.contains(&SupervisorCommand::KillAll), "{commands:?}");
+        let (_, run_exit) = run_events([ended_by_ctrl_c(COORDINATOR), ended(SHARD, 0), ended(SYSTEM, 0)]);
+        assert_eq!(run_exit, interrupted);
     }
 
     #[test]
