@@ -27,6 +27,19 @@ pub enum RunActivity {
         /// Number of finished batches.
         batches: u64,
     },
+    /// Only waits for the checkpoint of `step`: the step is the last one, or the run is stopping. A checkpoint that is
+    /// written while training continues is no activity of its own.
+    Saving {
+        /// Number of committed steps.
+        step: u64,
+    },
+}
+
+impl RunActivity {
+    /// Returns the activity after the commit of `step` in a run that ends with step `of`.
+    pub const fn after_step(step: u64, of: u64, is_stopping: bool) -> Self {
+        if is_stopping || step >= of { Self::Saving { step } } else { Self::Training { step, of } }
+    }
 }
 
 /// Decides when a progress line is due, and formats it.
@@ -81,6 +94,7 @@ impl ProgressHeartbeat {
                 format!("Still computing step {} of {of}: {elapsed} so far{}.", step + 1, self.expected())
             }
             RunActivity::Evaluating { batches } => format!("Still evaluating batch {}: {elapsed} so far.", batches + 1),
+            RunActivity::Saving { step } => format!("Still saving the checkpoint of step {step}: {elapsed} so far."),
         })
     }
 
@@ -121,5 +135,18 @@ mod tests {
         );
         heartbeat.set_activity(RunActivity::Evaluating { batches: 3 }, at(980));
         assert_eq!(heartbeat.next_message(at(1020)).unwrap(), "Still evaluating batch 4: 0:00:40 so far.");
+    }
+
+    #[test]
+    fn no_step_is_computed_after_the_last_one_or_a_stop() {
+        assert_eq!(RunActivity::after_step(19, 20, false), RunActivity::Training { step: 19, of: 20 });
+        let start = Instant::now();
+        let mut heartbeat = ProgressHeartbeat::new(start, None);
+        for (step, is_stopping) in [(20, false), (7, true)] {
+            let doing = RunActivity::after_step(step, 20, is_stopping);
+            heartbeat.set_activity(doing, start);
+            let told = heartbeat.next_message(start + HEARTBEAT_INTERVAL).unwrap();
+            assert_eq!(told, format!("Still saving the checkpoint of step {step}: 0:00:30 so far."));
+        }
     }
 }

@@ -44,6 +44,8 @@ pub struct Reporter {
     usages: Usages,
     progress: RunProgress,
     heartbeat: ProgressHeartbeat,
+    /// Whether the run was requested to stop.
+    is_stopping: bool,
 }
 
 /// Rates and times of the run.
@@ -96,6 +98,7 @@ impl Reporter {
                 note: None,
             },
             heartbeat: ProgressHeartbeat::new(Instant::now(), estimate),
+            is_stopping: false,
             evaluates,
             usages: Usages::new(),
             progress: RunProgress::new(),
@@ -151,10 +154,19 @@ impl Reporter {
         self.files.record(journal::JournalEvent::State(RunState { note: Some(line), ..self.state.clone() }));
     }
 
-    /// Restarts the heartbeat for the computation of the next step.
+    /// Restarts the heartbeat for what follows the current step.
     fn training(&mut self) {
-        let doing = RunActivity::Training { step: self.state.step, of: self.job.run.max_steps };
+        let doing = RunActivity::after_step(self.state.step, self.job.run.max_steps, self.is_stopping);
         self.heartbeat.set_activity(doing, Instant::now());
+    }
+
+    /// Reports that the run was requested to stop after all agents had joined.
+    pub fn stopping(&mut self) {
+        self.is_stopping = true;
+        self.console.line("Stopping: the step in flight is abandoned, the last committed one is saved.");
+        if self.mode.trains() {
+            self.training();
+        }
     }
 
     /// Reports that the run waits for its agents. It will continue after `step`.

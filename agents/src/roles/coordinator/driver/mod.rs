@@ -302,7 +302,7 @@ impl CoordinatorDriver {
             return self.stop_early();
         }
         self.save_timer.on_stopping();
-        self.reporter.line("Stopping: the step in flight is abandoned, the last committed one is saved.");
+        self.reporter.stopping();
         self.handle_event(CoordinatorEvent::StopRequested)
     }
 
