@@ -23,6 +23,9 @@ const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 /// The peer of a shared channel was listening before, so one that does not answer quickly is considered lost.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// The reason of a stop request that the user made with Ctrl-C.
+pub const USER_STOP_REASON: &str = "interrupted";
+
 /// The journal is unreachable, or one end rejects the identity of the other.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]

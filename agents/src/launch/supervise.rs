@@ -20,6 +20,7 @@
 use std::time::Duration;
 
 use millrace_engine::types::{AgentId, Role};
+use millrace_protocol::journal::USER_STOP_REASON;
 
 use super::Exit;
 
@@ -144,7 +145,7 @@ impl Supervisor {
                 match self.coordinator {
                     Some(_) => self.kill(),
                     None => {
-                        let mut commands = self.stop("interrupted".into());
+                        let mut commands = self.stop(USER_STOP_REASON.into());
                         // While all agents are alive, saving may take any time.
                         let deadline = if self.failed_process.is_none() {
                             SupervisorCommand::NoDeadline

@@ -45,6 +45,7 @@ fn killed_role_is_named_when_the_run_ends() {
         let ended = run.end();
         assert_eq!(ended.code(), 1, "{victim}\n{}\n{}", ended.stdout, ended.stderr);
         assert!(ended.stderr.contains(&format!("error: {victim} was killed")), "{victim}\n{}", ended.stderr);
+        assert!(!ended.stdout.contains("Stopped by the user"), "{victim}\n{}", ended.stdout);
         wait_until_ended(&roles);
         // Committed steps are saved, unless the shard that holds them or the coordinator that saves them was killed.
         if !["memoryx-1", "coordinator-0"].contains(&victim) {

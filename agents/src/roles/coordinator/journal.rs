@@ -20,7 +20,12 @@ pub enum RunCommand {
     /// Write a checkpoint.
     Checkpoint(oneshot::Sender<proto::CommandReply>),
     /// End the run.
-    Stop(oneshot::Sender<proto::CommandReply>),
+    Stop {
+        /// Why.
+        reason: String,
+        /// Receives the reply when the run has ended.
+        reply: oneshot::Sender<proto::CommandReply>,
+    },
 }
 
 /// The journal of model_dir as a view of the current job: entries of earlier jobs are left out, and attempts are
@@ -115,8 +120,9 @@ impl proto::journal_server::Journal for JournalService {
     }
 
     async fn stop(&self, request: Request<proto::StopRequest>) -> Result<Response<proto::CommandReply>, Status> {
-        tracing::info!("stop requested: {}", request.into_inner().reason);
-        self.command(RunCommand::Stop).await
+        let reason = request.into_inner().reason;
+        tracing::info!("stop requested: {reason}");
+        self.command(|reply| RunCommand::Stop { reason, reply }).await
     }
 }
 

@@ -135,7 +135,7 @@ async fn wait_for_stop_request(terminate: &mut Signal, user: &mut mpsc::Receiver
         tokio::select! {
             Some(()) = terminate.recv() => return,
             Some(command) = user.recv() => match command {
-                RunCommand::Stop(reply) => {
+                RunCommand::Stop { reply, .. } => {
                     let _ = reply.send(proto::CommandReply::default());
                     return;
                 }

@@ -3,6 +3,7 @@
 use millrace_engine::coordinator::RunOutcome;
 use millrace_engine::types::AgentId;
 use millrace_params::Mode;
+use millrace_protocol::journal::USER_STOP_REASON;
 use millrace_telemetry::journal::OutcomeReason;
 
 use crate::error::AgentError;
@@ -16,33 +17,59 @@ pub struct RunEnd {
     pub agent: Option<AgentId>,
 }
 
+/// Why a run is stopped before its end.
+#[derive(Clone, Debug, Default)]
+pub struct StopCause {
+    /// The shard that received a termination signal: a run can't continue without it.
+    pub leaving_shard: Option<AgentId>,
+    /// The reason in the first stop request, if there was one.
+    pub reason: Option<String>,
+}
+
 impl RunEnd {
-    /// Converts the outcome of the coordinator's state machine. `leaving_shard` is the shard that was requested to
-    /// leave, if any.
-    pub fn of(outcome: RunOutcome, mode: Mode, leaving_shard: Option<AgentId>) -> Self {
+    /// Converts the outcome of the coordinator's state machine. `cause` is why the run was stopped, if it was.
+    pub fn of(outcome: RunOutcome, mode: Mode, cause: &StopCause) -> Self {
         match outcome {
             RunOutcome::Complete => {
                 let activity = if mode.trains() { "Training" } else { "Evaluation" };
                 let message = format!("{activity} completed successfully!");
                 Self { reason: OutcomeReason::Succeeded, message, agent: None }
             }
-            RunOutcome::Stopped => Self::stopped(leaving_shard),
+            RunOutcome::Stopped => Self::stopped(cause),
             RunOutcome::Failed { reason: message, agent, cause } => Self { reason: cause.into(), message, agent },
         }
     }
 
-    /// Returns the end of a run that the user stopped, or that `leaving_shard` left: a shard, without which the run
-    /// can't continue.
-    pub fn stopped(leaving_shard: Option<AgentId>) -> Self {
-        let message = match leaving_shard {
-            Some(shard) => format!("Stopped: {shard} is shutting down, and a run needs all its shards."),
-            None => "Stopped by the user.".to_owned(),
+    /// Returns the end of a run that was stopped because of `cause`.
+    pub fn stopped(cause: &StopCause) -> Self {
+        let message = match (cause.leaving_shard, cause.reason.as_deref()) {
+            (Some(shard), _) => format!("Stopped: {shard} is shutting down, and a run needs all its shards."),
+            (None, None | Some("" | USER_STOP_REASON)) => "Stopped by the user.".to_owned(),
+            (None, Some(reason)) => format!("Stopped: {reason}."),
         };
-        Self { reason: OutcomeReason::Interrupted, message, agent: leaving_shard }
+        Self { reason: OutcomeReason::Interrupted, message, agent: cause.leaving_shard }
     }
 
     /// Returns the end of a run that failed in the coordinator.
     pub fn failed(failure: &AgentError) -> Self {
         Self { reason: failure.reason(), message: failure.to_string(), agent: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_engine::types::Role;
+
+    use super::*;
+
+    #[test]
+    fn only_a_stop_of_the_user_is_attributed_to_the_user() {
+        let message = |cause: StopCause| RunEnd::of(RunOutcome::Stopped, Mode::Train, &cause).message;
+        let requested = |reason: &str| message(StopCause { reason: Some(reason.to_owned()), ..StopCause::default() });
+        assert_eq!(requested(USER_STOP_REASON), "Stopped by the user.");
+        assert_eq!(message(StopCause::default()), "Stopped by the user.");
+        assert_eq!(requested("cs2-1 was killed (signal 9)"), "Stopped: cs2-1 was killed (signal 9).");
+        let shard = Some(AgentId::new(Role::MemoryX, 0));
+        assert!(message(StopCause { leaving_shard: shard, reason: None }).contains("memoryx-0 is shutting down"));
     }
 }

@@ -78,7 +78,7 @@ impl CoordinatorDriver {
         let any =
             self.pending_agents.values().any(|(_, hello)| hello.shard.is_some_and(|state| state.record.is_some()));
         if self.lock.previous().is_none() || (shards >= self.launch.agent_counts.shards && !any) {
-            self.end = Some(RunEnd::stopped(self.leaving_shard));
+            self.end = Some(RunEnd::stopped(&self.stop_cause));
         } else if shards >= self.launch.agent_counts.shards {
             self.stop_by = None;
             self.admit_all()?;

@@ -45,7 +45,7 @@ use super::console::Console;
 use super::journal::RunCommand;
 use super::reporter::Reporter;
 use super::resume::StartPoint;
-use super::run_end::RunEnd;
+use super::run_end::{RunEnd, StopCause};
 use super::spans::Spans;
 use crate::control::job::CompiledJob;
 use crate::control::server::{AgentHandle, ControlEvent, ControlEvents, JoinedAgent, StreamNumber};
@@ -121,8 +121,8 @@ pub struct CoordinatorDriver {
     backoff: Option<(Epoch, Instant)>,
     /// Deadline of a run that was stopped before all agents joined.
     stop_by: Option<Instant>,
-    /// The shard that received a termination signal, which ends the run.
-    leaving_shard: Option<AgentId>,
+    /// Why the run is stopped, if it is.
+    stop_cause: StopCause,
     end: Option<RunEnd>,
     /// Rejections of processes whose agent name is in use.
     rejections: RejectionLog,
@@ -171,7 +171,7 @@ impl CoordinatorDriver {
             lost_shards: BTreeMap::new(),
             backoff: None,
             stop_by: None,
-            leaving_shard: None,
+            stop_cause: StopCause::default(),
             end: None,
             rejections: RejectionLog::default(),
         }
@@ -216,7 +216,7 @@ impl CoordinatorDriver {
             return self.handle_event(CoordinatorEvent::BackoffElapsed { epoch });
         }
         if self.stop_by.take_if(|by| *by <= Instant::now()).is_some() {
-            self.end = Some(RunEnd::stopped(self.leaving_shard));
+            self.end = Some(RunEnd::stopped(&self.stop_cause));
             return Ok(());
         }
         if let Some(due) = self.save_timer.fire(Instant::now()) {
@@ -274,7 +274,8 @@ impl CoordinatorDriver {
         self.replies.retain(|reply| !reply.is_closed());
         self.checkpoint_replies.retain(|reply| !reply.is_closed());
         match command {
-            RunCommand::Stop(reply) => {
+            RunCommand::Stop { reason, reply } => {
+                self.stop_cause.reason.get_or_insert(reason);
                 self.replies.push(reply);
                 self.stop()
             }
@@ -313,7 +314,7 @@ impl CoordinatorDriver {
             return Ok(());
         }
         tracing::warn!(peer = %agent, "{agent} received a termination signal");
-        self.leaving_shard.get_or_insert(agent);
+        self.stop_cause.leaving_shard.get_or_insert(agent);
         self.stop()
     }
 
@@ -360,7 +361,7 @@ impl CoordinatorDriver {
             CoordinatorCommand::ReportEvalBatch(evaluation) => self.reporter.eval_batch(&evaluation),
             CoordinatorCommand::ReportEvaluation(evaluation) => self.reporter.evaluated(&evaluation),
             CoordinatorCommand::End(outcome) => {
-                self.end = Some(RunEnd::of(outcome, self.launch.mode, self.leaving_shard))
+                self.end = Some(RunEnd::of(outcome, self.launch.mode, &self.stop_cause))
             }
         }
         Ok(())
@@ -425,7 +426,7 @@ impl CoordinatorDriver {
 
     /// Reports the outcome to the user, the files and all clients that wait for a reply.
     fn finish(mut self) -> Exit {
-        let end = self.end.take().unwrap_or_else(|| RunEnd::stopped(self.leaving_shard));
+        let end = self.end.take().unwrap_or_else(|| RunEnd::stopped(&self.stop_cause));
         let (step, saved) = self.current_checkpoint();
         let reply = command_reply(step, saved);
         let digest = saved.map(|saved| saved.digest.clone());
