@@ -64,6 +64,8 @@ fn checkpoint_is_written_after_disk_has_room() {
     let warning = ended.stderr.lines().find(|line| line.contains("could not be written"));
     let warning = warning.unwrap_or_else(|| panic!("{of}"));
     assert!(warning.to_lowercase().contains("no space") && warning.contains("retrying in 1 s"), "{warning}");
+    let same = ended.stderr.lines().filter(|line| line.contains("could not be written") && line.contains("in 1 s"));
+    assert_eq!(same.count(), 1, "a failure is printed once: {of}");
     assert!(ended.stdout.contains("Checkpoints are written again."), "{of}");
     assert_eq!(checkpoints(&place.path("kept")), ["checkpoint_20"], "nothing is left of those that failed");
     place.succeed("checkpoint verify kept/checkpoint_20");

@@ -342,7 +342,7 @@ impl Reporter {
 
     /// Reports a checkpoint that could not be written. `sentence` says why, and how the run continues.
     pub fn not_saved(&mut self, step: u64, sentence: &str) {
-        self.console.log(&format!("warning: {sentence}"));
+        // The logger prints it on standard error.
         tracing::warn!(step, "{sentence}");
         self.files.record(journal::JournalEvent::CheckpointFailed { step, message: sentence.to_owned() });
     }
