@@ -4,6 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use millrace_telemetry::logs::Level;
 
 /// Writes to the terminal. Clones share the progress bar.
 #[derive(Clone)]
@@ -52,5 +53,32 @@ impl Console {
     pub fn end(&self) {
         self.bar.disable_steady_tick();
         self.bar.finish_and_clear();
+    }
+}
+
+/// Returns whether the console shows a log record of an agent: errors, and warnings unless they are about an epoch that
+/// is over. When an epoch or the run ends, agents close their links one after the other, and those that learn of the
+/// end later report links that failed. `current` is the current epoch; `None` if there is none.
+pub fn is_shown(level: Level, epoch: Option<&str>, current: Option<&str>) -> bool {
+    match level {
+        Level::Error => true,
+        Level::Warning => epoch.is_none_or(|epoch| Some(epoch) == current),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_of_a_past_epoch_are_not_shown() {
+        let current = Some("1.2");
+        assert!(is_shown(Level::Warning, Some("1.2"), current));
+        assert!(is_shown(Level::Warning, None, current) && is_shown(Level::Warning, None, None));
+        assert!(!is_shown(Level::Warning, Some("1.1"), current), "the next epoch has begun");
+        assert!(!is_shown(Level::Warning, Some("1.2"), None), "the run has ended");
+        assert!(is_shown(Level::Error, Some("1.1"), current));
+        assert!(!is_shown(Level::Info, None, current));
     }
 }

@@ -18,7 +18,7 @@ use millrace_telemetry::progress::{
 };
 
 use super::checkpoint_writer::PublishedCheckpoint;
-use super::console::Console;
+use super::console::{Console, is_shown};
 use super::files::RunFiles;
 use super::heartbeat::{ProgressHeartbeat, RunActivity};
 use super::run_end::RunEnd;
@@ -46,6 +46,8 @@ pub struct Reporter {
     heartbeat: ProgressHeartbeat,
     /// Whether the run was requested to stop.
     is_stopping: bool,
+    /// Whether agents have been told to leave, at the end of the run.
+    are_agents_leaving: bool,
 }
 
 /// Rates and times of the run.
@@ -99,6 +101,7 @@ impl Reporter {
             },
             heartbeat: ProgressHeartbeat::new(Instant::now(), estimate),
             is_stopping: false,
+            are_agents_leaving: false,
             evaluates,
             usages: Usages::new(),
             progress: RunProgress::new(),
@@ -118,13 +121,19 @@ impl Reporter {
         self.files.log(record);
     }
 
-    /// Writes a log record of an agent to the files, and to the console if it is a warning or an error.
+    /// Records that agents leave from now on, and so close their links.
+    pub const fn on_agents_leaving(&mut self) {
+        self.are_agents_leaving = true;
+    }
+
+    /// Writes a log record of an agent to the files, and to the console if it is important for the user.
     pub fn log(&mut self, agent: AgentId, log: proto::Log) {
         let level = Level::ALL.into_iter().find(|level| level.as_str() == log.level).unwrap_or(Level::Info);
         if let Ok(name) = AgentName::new(agent.role.as_str(), agent.index) {
             let fields = log.fields.into_iter().collect();
             let record = LogRecord { unix_ms: log.time_ms, fields, ..LogRecord::new(level, name, log.message) };
-            if level <= Level::Warning {
+            let current = self.state.epoch.as_deref().filter(|_| !self.are_agents_leaving);
+            if is_shown(level, record.fields.get("epoch").map(String::as_str), current) {
                 self.console.log(&record.to_string());
             }
             self.files.log(&record);

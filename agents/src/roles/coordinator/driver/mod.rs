@@ -401,6 +401,7 @@ impl CoordinatorDriver {
     /// Rejects waiting agents, and receives the last logs and usage of the others until all streams have ended or
     /// [`FINAL_MESSAGES_TIMEOUT`] has elapsed.
     async fn drain_final_messages(&mut self) {
+        self.reporter.on_agents_leaving();
         for (_, hello) in std::mem::take(&mut self.pending_agents).into_values() {
             hello.handle.reject("the run has ended");
         }
