@@ -64,7 +64,7 @@ fn every_check_names_its_key() {
         ("train_input", "data_files: ''", "data_files", Missing, "at least one"),
         ("train_input", "tokenizer: sentencepiece", "tokenizer", Invalid, "gpt2 or bytes"),
         ("train_input", "repeat: False", "repeat", NotSupported, "leave it out"),
-        ("train_input", "split: test", "split", Invalid, "all or train or validation"),
+        ("train_input", "split: test", "split", Invalid, "all, train or validation"),
         ("eval_input", "validation_fraction: 0.2", "validation_fraction", Invalid, "one of the two"),
         ("eval_input", "tokenizer: gpt2", "tokenizer", Invalid, "leave it out"),
         ("model", "hidden_size: 0", "hidden_size", Invalid, "from 1"),
@@ -128,6 +128,32 @@ fn every_check_names_its_key() {
             assert_eq!(problem.line, Some(number), "{line}: {report}");
         }
         assert!(problem.hint.as_ref().unwrap().contains(hint), "{hint:?} in {report}");
+    }
+}
+
+/// A rejected value has a substitute, about which the user must not read.
+#[test]
+fn rejected_value_causes_no_further_problem() {
+    let many = FlagOverrides { num_csx: Some(7), ..FlagOverrides::default() };
+    for (text, key) in [
+        (with("train_input", "batch_size: 0"), "train_input.batch_size"),
+        (with("train_input", "micro_batch_size: 0"), "train_input.micro_batch_size"),
+        (without("  batch_size: 8\n"), "train_input.batch_size"),
+        (
+            with("optimizer", "learning_rate: {scheduler: Cosine, initial_learning_rate: 1, total_iters: 9}"),
+            "optimizer.learning_rate.scheduler",
+        ),
+        (with("optimizer", "learning_rate: {scheduler: OneCycle}"), "optimizer.learning_rate.scheduler"),
+        (
+            with("optimizer", "learning_rate: [{scheduler: Cosine}, {scheduler: Constant, val: 1}]"),
+            "optimizer.learning_rate.0.scheduler",
+        ),
+    ] {
+        // More systems than a substituted batch would have leaves.
+        let text = text.replace("  batch_size: 4\n", "  shuffle: False\n");
+        let overrides = if text.contains("scheduler") { FlagOverrides::default() } else { many.clone() };
+        let error = Params::parse_yaml(&text).unwrap().resolve(&overrides).expect_err(&text);
+        assert_eq!((error.key(), error.problems().count()), (key, 1), "{}", error.report());
     }
 }
 

@@ -46,6 +46,11 @@ impl<'a> ResolveContext<'a> {
         self.report(ParamsProblemKind::NotSupported, key, format!("{value} is not supported yet"), hint);
     }
 
+    /// Returns whether a problem of `key` itself is recorded: its value is then a substitute.
+    pub(crate) fn has_problem(&self, key: &str) -> bool {
+        self.problems.iter().any(|problem| problem.key == key)
+    }
+
     pub(crate) fn note(&mut self, note: impl Into<String>) {
         let note = note.into();
         if !self.notes.contains(&note) {
@@ -109,7 +114,10 @@ impl<'a> ResolveContext<'a> {
         }
         let known = keywords.values.iter().map(|(keyword, _)| *keyword);
         let names: Vec<&str> = known.clone().collect();
-        let use_one = format!("use {}", names.join(" or "));
+        let use_one = match names.as_slice() {
+            [first @ .., last] if !first.is_empty() => format!("use {} or {last}", first.join(", ")),
+            one => format!("use {}", one.concat()),
+        };
         if keywords.is_unsupported(given) {
             self.unsupported(key, given, use_one);
         } else {

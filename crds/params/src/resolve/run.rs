@@ -232,7 +232,16 @@ pub(super) fn check_against_inputs(
     let key = if over.num_csx.is_some() { "--num_csx" } else { "runconfig.num_csx" };
     let train = run.mode.trains().then_some(("train_input", &inputs.train));
     let eval = inputs.eval.as_ref().filter(|_| run.mode.evaluates());
+    // The leaves follow from the batch size, which evaluation takes from training by default.
+    let is_batch_known = |check: &ResolveContext<'_>, name: &str| {
+        let own = [format!("{name}.batch_size"), format!("{name}.micro_batch_size")];
+        let all = own.iter().map(String::as_str).chain(["train_input", "train_input.batch_size"]);
+        all.into_iter().all(|key| !check.has_problem(key))
+    };
     for (name, input) in train.into_iter().chain(eval.map(|eval| ("eval_input", eval))) {
+        if !is_batch_known(check, name) {
+            continue;
+        }
         let leaves = input.leaves();
         if run.num_csx > leaves {
             let says = format!("is {}, more systems than the batch of {name} has leaves ({leaves})", run.num_csx);

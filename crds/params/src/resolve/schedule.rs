@@ -39,12 +39,13 @@ fn segment(check: &mut ResolveContext<'_>, at: &str, p: &ScheduleParams, last: b
     if p.scheduler.is_none() {
         check.report_missing(&of("scheduler"), "name a schedule, as in scheduler: Linear");
     }
+    let known = p.scheduler.as_deref().and_then(|name| SCHEDULERS.get(name));
     let kind = check.keyword(&of("scheduler"), p.scheduler.as_deref(), ScheduleKind::Constant, &SCHEDULERS);
     check.require_value(&of("cycle"), p.cycle, false);
     if let Some(power) = p.power.filter(|power| *power != 1.0) {
         check.unsupported(&of("power"), &power.to_string(), "leave it out for a straight line");
     }
-    if p.scheduler.is_some() {
+    if known.is_some() {
         refuse_foreign_keys(check, at, p, kind);
     }
     // Older files give the length of the decay (decay_steps) separately from that of the schedule (steps).
@@ -54,12 +55,16 @@ fn segment(check: &mut ResolveContext<'_>, at: &str, p: &ScheduleParams, last: b
         check.report_invalid(at, "lasts 0 steps", "give total_iters of at least 1");
     }
     let needed = kind != ScheduleKind::Constant || !last;
-    if needed && steps.is_none() && p.scheduler.is_some() {
+    if needed && steps.is_none() && known.is_some() {
         check.report_missing(&of("total_iters"), "give the number of steps of the schedule");
     }
     ScheduleSegment {
         steps: if last { u64::MAX } else { steps.unwrap_or(1) },
-        piece: piece(check, at, p, kind, length.unwrap_or(1)),
+        // The keys of an unknown schedule are not checked: which ones it needs is not known.
+        piece: match known {
+            Some(kind) => piece(check, at, p, kind, length.unwrap_or(1)),
+            None => ScheduleSegmentKind::Constant { learning_rate: 0.0 },
+        },
     }
 }
 
@@ -73,7 +78,7 @@ fn piece(
     let of = |key: &str| format!("{at}.{key}");
     if kind == ScheduleKind::Constant {
         let rate = check.either_spelling(&of("learning_rate"), p.learning_rate, &of("val"), p.val);
-        if rate.is_none() && p.scheduler.is_some() {
+        if rate.is_none() {
             check.report_missing(&of("learning_rate"), "give the rate of the constant schedule");
         }
         return ScheduleSegmentKind::Constant { learning_rate: check.non_negative(&of("learning_rate"), rate, 0.0) };
