@@ -39,6 +39,20 @@ pub fn contains_checkpoints(path: &Path) -> Result<bool, AgentError> {
     Ok(!list(path).map_err(checkpoint_failure)?.complete.is_empty())
 }
 
+/// Checks that a checkpoint of `step` at `path` is not beyond the last step of a run that counts from this step.
+///
+/// # Errors
+/// `step` is greater than `max_steps`.
+pub fn check_last_step(path: &Path, step: u64, max_steps: u64) -> Result<(), AgentError> {
+    if step <= max_steps {
+        return Ok(());
+    }
+    Err(AgentError::bad_input(format!("{} is at step {step}, beyond max_steps {max_steps}", path.display())).hint(
+        "give a larger max_steps, which counts from step 0; or train the loaded weights from step 0 on, as for \
+         fine-tuning, with --load_checkpoint_states model",
+    ))
+}
+
 /// Checks that a run with the numerics profile `now` may continue from a checkpoint with the profile `before`. Profiles
 /// are JSON, as in manifests; values that only one of them has are not compared. If the profiles differ and the user
 /// `accepts` it, returns a note for the following manifests.

@@ -195,7 +195,7 @@ pub struct RunArgs {
     /// Stop after compiling, and print the plan
     #[arg(long)]
     pub compile_only: bool,
-    /// Stop after checking the params and compiling
+    /// Stop after checking what a start would refuse: params, memory, model_dir, checkpoint, data files
     #[arg(long, conflicts_with = "compile_only")]
     pub validate_only: bool,
     /// Level of the logs: DEBUG, VERBOSE, INFO, WARNING or ERROR

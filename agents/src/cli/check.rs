@@ -8,11 +8,12 @@ use millrace_checkpoint::{Checkpoint, Moments, PlanReader, VerificationLevel, ne
 use millrace_data::Dataset;
 use millrace_emulator::report::format_size;
 use millrace_params::{InputSpec, JobSpec, Mode};
+use rustix::fs::Access;
 
 use super::args::RunArgs;
 use super::error::CliError;
 use super::job::PreparedJob;
-use crate::checkpoints::{check_same_profile, contains_checkpoints, load_strictness};
+use crate::checkpoints::{check_last_step, check_same_profile, contains_checkpoints, load_strictness};
 use crate::dataset_epoch::DatasetEpoch;
 use crate::error::AgentError;
 use crate::host::{self, HostMemory};
@@ -21,11 +22,14 @@ use crate::input;
 /// Maximum bytes of text that are tokenized only to count its samples, which takes a few seconds.
 const MAX_PLANNED_TEXT_BYTES: u64 = 64 << 20;
 
-/// Rejects a job whose data or checkpoint can't be used.
-pub fn check_inputs(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliError> {
-    let job = &prepared.resolved.job;
-    check_model_dir(Path::new(&job.run.model_dir))?;
-    check_checkpoint(prepared, flags)?;
+/// Rejects a job whose model_dir or checkpoint can't be used. Writes nothing.
+pub fn check_storage(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliError> {
+    check_model_dir(Path::new(&prepared.resolved.job.run.model_dir))?;
+    check_checkpoint(prepared, flags)
+}
+
+/// Opens the data of the job, and rejects data that can't be used. May tokenize a text.
+pub fn check_datasets(job: &JobSpec) -> Result<(), CliError> {
     if job.run.mode.trains() {
         open_dataset(job, &job.train_input)?;
     }
@@ -102,17 +106,24 @@ impl TokenizeProgress {
     }
 }
 
+/// Rejects a model_dir that is not a directory, or that this user may not write to. If it does not exist, that holds
+/// for the nearest existing directory above it, in which the run creates it.
 fn check_model_dir(model_dir: &Path) -> Result<(), CliError> {
-    if model_dir.exists() && !model_dir.is_dir() {
-        let error = CliError::bad_input(format!("model_dir {} is not a directory", model_dir.display()));
-        return Err(error.hint("choose another with -o"));
-    }
-    Ok(())
+    let name = model_dir.display();
+    let existing = model_dir.ancestors().find(|path| path.exists()).filter(|path| *path != Path::new(""));
+    let existing = existing.unwrap_or(Path::new("."));
+    let refused = match (existing.is_dir(), rustix::fs::access(existing, Access::WRITE_OK | Access::EXEC_OK)) {
+        (true, Ok(())) => return Ok(()),
+        (false, _) if existing == model_dir => format!("model_dir {name} is not a directory"),
+        (false, _) => format!("can't create model_dir {name}: {} is not a directory", existing.display()),
+        (true, Err(error)) => format!("can't write to model_dir {name}: {}: {error}", existing.display()),
+    };
+    Err(CliError::bad_input(refused).hint("choose another with -o"))
 }
 
-/// Checks that a checkpoint named by the user exists and has this model and profile. The coordinator later verifies
-/// every byte of it before it writes anything. Without a named one, a run that does not train requires a complete
-/// checkpoint in model_dir; the coordinator chooses the newest.
+/// Checks that the checkpoint that the run begins with has this model and is not beyond the last step; one that the
+/// user named must exist and have this profile. Without a named one it is the newest complete one of model_dir, which
+/// a run that does not train requires. The coordinator later verifies every byte of it before it writes anything.
 fn check_checkpoint(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliError> {
     let run = &prepared.resolved.job.run;
     let named = run.checkpoint_path.as_ref().map(PathBuf::from);
@@ -121,19 +132,58 @@ fn check_checkpoint(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliEr
     {
         return Ok(());
     }
-    if let Some(path) = named {
-        let checkpoint = Checkpoint::open(path)?;
-        if run.mode.trains() {
-            // All processes run on this machine, so the profile is known before anything is started.
-            let now = serde_json::to_string(&prepared.profile(flags.isa)).map_err(AgentError::local)?;
-            check_same_profile(checkpoint.numerics_profile(), &now, flags.allow_profile_change)?;
+    let is_named = named.is_some();
+    let checkpoint = match named {
+        Some(path) => Some(Checkpoint::open(path)?),
+        None if run.autoload_last_checkpoint || !run.mode.trains() => {
+            newest_complete(Path::new(&run.model_dir), VerificationLevel::Quick)?.0
         }
-        PlanReader::new(checkpoint, &prepared.plan, &Moments::none(), load_strictness(&prepared.resolved.job))?;
-        return Ok(());
-    }
-    if !run.mode.trains() && newest_complete(Path::new(&run.model_dir), VerificationLevel::Quick)?.0.is_none() {
+        None => None,
+    };
+    let Some(checkpoint) = checkpoint else {
+        if run.mode.trains() {
+            return Ok(());
+        }
         let error = CliError::bad_input(format!("no complete checkpoint in {} to evaluate", run.model_dir));
         return Err(error.hint("name one with --checkpoint_path, or the model_dir of a run that has trained with -o"));
+    };
+    if run.mode.trains() && is_named {
+        // All processes run on this machine, so the profile is known before anything is started.
+        let now = serde_json::to_string(&prepared.profile(flags.isa)).map_err(AgentError::local)?;
+        check_same_profile(checkpoint.numerics_profile(), &now, flags.allow_profile_change)?;
     }
+    if run.mode.trains() && run.load_checkpoint_states.global_step {
+        check_last_step(checkpoint.path(), checkpoint.step(), run.max_steps)?;
+    }
+    PlanReader::new(checkpoint, &prepared.plan, &Moments::none(), load_strictness(&prepared.resolved.job))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn model_dir_must_be_a_directory_that_can_be_written() {
+        let place = tempfile::tempdir().unwrap();
+        let refused = |inside: &str| check_model_dir(&place.path().join(inside)).unwrap_err().to_string();
+        std::fs::write(place.path().join("file"), "").unwrap();
+        assert!(refused("file").contains("is not a directory"));
+        assert!(refused("file/m").contains("can't create model_dir"));
+        assert!(check_model_dir(place.path()).is_ok() && check_model_dir(&place.path().join("a/b/c")).is_ok());
+        assert!(check_model_dir(Path::new("")).is_ok() && check_model_dir(Path::new("no-such-dir")).is_ok());
+        assert!(!place.path().join("a").exists(), "a check writes nothing");
+
+        let closed = place.path().join("closed");
+        std::fs::create_dir(&closed).unwrap();
+        std::fs::set_permissions(&closed, Permissions::from_mode(0o555)).unwrap();
+        // The superuser may write everywhere.
+        if !rustix::process::geteuid().is_root() {
+            assert!(refused("closed").contains("can't write to model_dir"));
+            assert!(refused("closed/m").contains("can't write to model_dir"));
+        }
+    }
 }

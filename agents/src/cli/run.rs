@@ -5,7 +5,7 @@ use std::path::Path;
 use millrace_params::Params;
 
 use super::args::RunArgs;
-use super::check::{check_inputs, check_memory, epoch};
+use super::check::{check_datasets, check_memory, check_storage, epoch};
 use super::error::CliError;
 use super::job::{PreparedJob, prepare, read_params};
 use super::plan;
@@ -21,6 +21,8 @@ pub fn run(flags: &RunArgs, mode: Option<&str>) -> Result<Exit, CliError> {
         return plan::print_prepared(&prepared, false);
     }
     check_memory(&prepared)?;
+    prepared.plan.check_streamable()?;
+    check_storage(&prepared, flags)?;
     if prepared.resolved.job.run.validate_only {
         epoch(&prepared.resolved.job)?;
         prepared.print_notes();
@@ -31,8 +33,7 @@ pub fn run(flags: &RunArgs, mode: Option<&str>) -> Result<Exit, CliError> {
         ));
         return Ok(Exit::Success);
     }
-    prepared.plan.check_streamable()?;
-    check_inputs(&prepared, flags)?;
+    check_datasets(&prepared.resolved.job)?;
     Ok(run_local(local_run(flags, prepared)))
 }
 

@@ -77,6 +77,30 @@ fn bad_input_gives_one_sentence_and_a_hint_and_writes_nothing() {
     }
 }
 
+/// `--validate_only` rejects what the start would reject.
+#[test]
+fn validation_covers_checkpoint_and_model_dir() {
+    let place = TestDir::new();
+    place.write("afile", "not a directory");
+    for (line, says) in [
+        ("train -p params.yaml -o m --checkpoint_path gone", "gone"),
+        ("eval -p params.yaml -o m", "m to evaluate"),
+        ("eval_all -p params.yaml -o m", "m to evaluate"),
+        ("train -p params.yaml -o afile", "model_dir afile is not a directory"),
+        ("train -p params.yaml -o afile/m", "can't create model_dir afile/m: afile is not a directory"),
+    ] {
+        let before = place.files();
+        for flag in ["--validate_only", ""] {
+            let ended = place.run(&format!("{line} {flag}"));
+            assert_eq!(ended.code(), 2, "{line} {flag}\n{}", ended.stderr);
+            assert!(ended.stderr.contains(says) && ended.stderr.contains("\nhint: "), "{line}\n{}", ended.stderr);
+        }
+        assert_eq!(place.files(), before, "{line}");
+    }
+    place.succeed("train -p params.yaml -o new/m --validate_only");
+    assert!(!place.path("new").exists());
+}
+
 #[test]
 fn missing_things_are_named() {
     let place = TestDir::new();

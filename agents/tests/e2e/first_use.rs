@@ -78,9 +78,15 @@ fn model_too_large_for_host_is_rejected_at_once() {
 fn checkpoint_beyond_max_steps_suggests_fine_tuning() {
     let place = TestDir::new();
     place.succeed("train -p params.yaml -o first --max_steps 4");
-    let refused = place.run("train -p params.yaml -o second --max_steps 2 --checkpoint_path first/checkpoint_4");
-    assert_eq!(refused.code(), 2, "{}", refused.stderr);
-    assert!(refused.stderr.contains("--load_checkpoint_states model"), "{}", refused.stderr);
+    for flags in [
+        "-o second --checkpoint_path first/checkpoint_4",
+        "-o second --checkpoint_path first/checkpoint_4 --validate_only",
+        "-o first --validate_only",
+    ] {
+        let refused = place.run(&format!("train -p params.yaml --max_steps 2 {flags}"));
+        assert_eq!(refused.code(), 2, "{flags}: {}", refused.stderr);
+        assert!(refused.stderr.contains("--load_checkpoint_states model"), "{flags}: {}", refused.stderr);
+    }
     place.succeed(
         "train -p params.yaml -o second --max_steps 2 --checkpoint_path first/checkpoint_4 --load_checkpoint_states model",
     );

@@ -9,7 +9,7 @@ use millrace_engine::message::ParameterSource;
 use millrace_params::{InputSpec, JobSpec, Mode};
 
 use super::checkpoint_writer::PublishedCheckpoint;
-use crate::checkpoints::{self, checkpoint_failure, contains_checkpoints, load_strictness};
+use crate::checkpoints::{self, check_last_step, checkpoint_failure, contains_checkpoints, load_strictness};
 use crate::control::job::{BatchCuts, CompiledJob, JobDocument};
 use crate::error::AgentError;
 use crate::launch::LaunchDocument;
@@ -127,15 +127,8 @@ fn start_from_checkpoint(
     let step = if states.global_step || !launch.mode.trains() { checkpoint.step() } else { 0 };
     let optimizer = states.optimizer && launch.mode.trains();
     let max_steps = compiled.job.run.max_steps;
-    if launch.mode.trains() && step > max_steps {
-        return Err(AgentError::bad_input(format!(
-            "{} is at step {step}, beyond max_steps {max_steps}",
-            path.display()
-        ))
-        .hint(
-            "give a larger max_steps, which counts from step 0; or train the loaded weights from step 0 on, as for \
-                 fine-tuning, with --load_checkpoint_states model",
-        ));
+    if launch.mode.trains() {
+        check_last_step(path, step, max_steps)?;
     }
     let contents = if optimizer { "parameters, optimizer state" } else { "parameters" };
     report.push(format!("Loaded {contents} of step {} from {}.", checkpoint.step(), path.display()));
