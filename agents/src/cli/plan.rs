@@ -40,15 +40,18 @@ impl fmt::Display for PlanOutput {
     }
 }
 
+/// Executes `plan`. Fails, after printing the plan, if the run does not fit on this host.
 pub fn print(flags: &JobArgs, json: bool) -> Result<Exit, CliError> {
-    print_prepared(&prepare(flags, &flags.machine.overrides(), read_params(&flags.params)?)?, json)
+    let prepared = prepare(flags, &flags.machine.overrides(), read_params(&flags.params)?)?;
+    let host = print_prepared(&prepared, json)?;
+    Ok(if host.fits == Some(false) { Exit::Failed } else { Exit::Success })
 }
 
-/// Prints the plan of `prepared`.
+/// Prints the plan of `prepared`; returns what the run would be on this host.
 ///
 /// # Errors
 /// The job can't be compiled.
-pub fn print_prepared(prepared: &PreparedJob, json: bool) -> Result<Exit, CliError> {
+pub fn print_prepared(prepared: &PreparedJob, json: bool) -> Result<HostPlan, CliError> {
     let report = prepared.report()?;
     let (epoch, data_problem) = match epoch(&prepared.resolved.job) {
         Ok(epoch) => (epoch, None),
@@ -59,7 +62,8 @@ pub fn print_prepared(prepared: &PreparedJob, json: bool) -> Result<Exit, CliErr
         super::print_line(super::to_pretty_json(&output)?);
     } else {
         prepared.print_notes();
-        super::print_line(format_args!("{output}"));
+        // The text ends with the end of a line.
+        super::print_line(output.to_string().trim_end());
     }
-    Ok(Exit::Success)
+    Ok(output.host)
 }

@@ -18,7 +18,8 @@ pub fn run(flags: &RunArgs, mode: Option<&str>) -> Result<Exit, CliError> {
     let prepared = prepare(&flags.job, &overrides, (text, params))?;
     check_isa(flags)?;
     if prepared.resolved.job.run.compile_only {
-        return plan::print_prepared(&prepared, false);
+        plan::print_prepared(&prepared, false)?;
+        return Ok(Exit::Success);
     }
     check_memory(&prepared)?;
     prepared.plan.check_streamable()?;

@@ -68,7 +68,8 @@ fn model_too_large_for_host_is_rejected_at_once() {
         }
     }
     assert!(!place.path("out").exists());
-    let planned = place.succeed("plan -p large.yaml");
+    let planned = place.run("plan -p large.yaml");
+    assert_eq!(planned.code(), 1, "{}", planned.stderr);
     assert!(planned.stdout.contains("no on this host: "), "{}", planned.stdout);
     assert!(planned.stdout.contains("an estimate"), "{}", planned.stdout);
 }

@@ -116,8 +116,9 @@ fn every_example_has_a_plan() {
         let path = entry.unwrap().path();
         // Files with other names are not params of a model.
         if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("gpt")) {
-            let plan = place.succeed(&format!("plan --json -p {}", path.display())).stdout;
-            let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+            let ended = place.run(&format!("plan --json -p {}", path.display()));
+            let plan: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+            assert_eq!(ended.code(), i32::from(plan["host"]["fits"] == false), "{}", ended.stderr);
             for key in ["plan", "parameters", "layers", "chunks", "leaves", "bytes", "projection"] {
                 assert!(!plan[key].is_null(), "{} has no {key}", path.display());
             }
