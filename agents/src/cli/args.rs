@@ -49,7 +49,7 @@ pub enum CliCommand {
     /// Write the training samples that the model will see as safetensors
     Samples {
         /// Number of steps whose samples are written
-        #[arg(long)]
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
         steps: u64,
         /// File to write
         #[arg(short, long)]
@@ -279,7 +279,11 @@ pub fn error_hint(error: &clap::Error) -> String {
                 params"
             .to_owned();
     }
-    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: "));
+    if let (Some("[CSX]"), Some(file)) = (unknown.as_deref(), error.get(ContextKind::InvalidValue)) {
+        return format!("name the params file with -p: -p {file}");
+    }
+    // A tip on how to pass an unknown flag as a value helps nobody: no command takes such a value.
+    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).filter(|tip| !tip.contains("as a value"));
     let help = "see millrace-agent --help, or millrace-agent COMMAND --help for a command's flags";
     tip.unwrap_or(help).to_owned()
 }
@@ -359,6 +363,9 @@ mod tests {
             ("checkpoint import hf", "required arguments were not provided", "--help"),
             ("checkpoint import hf -p a --write_params b", "cannot be used with '--write_params <FILE>'", "--help"),
             ("trian -p a.yaml", "unrecognized subcommand 'trian'", "train"),
+            ("train tiny.yaml", "invalid value 'tiny.yaml'", "name the params file with -p: -p tiny.yaml"),
+            ("train -p a.yaml --frob", "unexpected argument '--frob' found", "see millrace-agent --help"),
+            ("samples -p a.yaml --steps 0 -o b", "invalid value '0' for '--steps <STEPS>'", "--help"),
             ("train -p a.yaml --isa sse", "choose one of avx512, avx2, portable", "--help"),
         ] {
             let error = parse(line).unwrap_err();

@@ -92,7 +92,7 @@ impl Default for TokenizeProgress {
         let style = ProgressStyle::with_template("{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {eta}");
         // The template is a constant; the default style is the fallback if it is invalid.
         let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Self(bar.with_message("Tokenising"))
+        Self(bar.with_message("Tokenizing"))
     }
 }
 

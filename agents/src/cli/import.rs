@@ -73,7 +73,7 @@ fn import_with_new_params(dir: &Path, flags: &JobArgs, overrides: &FlagOverrides
 fn write_new(path: &Path, text: &str) -> Result<(), CliError> {
     let mut file = File::create_new(path).map_err(|error| match error.kind() {
         ErrorKind::AlreadyExists => CliError::bad_input(format!("{} already exists", path.display()))
-            .hint("name another file for --write_params, or import with it by -p"),
+            .hint("name another file for --write_params, or give the existing file with -p instead"),
         _ => CliError::bad_input(format!("can't create the params {}: {error}", path.display()))
             .hint("name a file in a directory that exists and that you may write to"),
     })?;

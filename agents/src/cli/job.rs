@@ -1,5 +1,6 @@
 //! Reads, resolves and compiles a job from files and flags.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use millrace_emulator::compile::compile_job;
@@ -29,14 +30,31 @@ pub struct PreparedJob {
 /// Reads a text file; `description` names its purpose in errors.
 fn read(path: &Path, description: &str) -> Result<String, CliError> {
     std::fs::read_to_string(path).map_err(|error| {
-        CliError::bad_input(format!("can't read the {description} {}: {error}", path.display()))
-            .hint("check the spelling; relative paths start at the working directory")
+        let (reason, hint) = match error.kind() {
+            ErrorKind::NotFound => {
+                (error.to_string(), "check the spelling; relative paths start at the working directory")
+            }
+            ErrorKind::IsADirectory => ("it is a directory".to_owned(), "name a file in it"),
+            ErrorKind::InvalidData => ("it is not UTF-8 text".to_owned(), "name a YAML file in UTF-8"),
+            ErrorKind::PermissionDenied => (error.to_string(), "give this user permission to read the file"),
+            _ => (error.to_string(), "check that the file can be read"),
+        };
+        CliError::bad_input(format!("can't read the {description} {}: {reason}", path.display())).hint(hint)
     })
+}
+
+/// Returns whether a YAML text has nothing but blank lines and comments.
+fn is_blank(text: &str) -> bool {
+    text.lines().map(str::trim).all(|line| line.is_empty() || line.starts_with('#'))
 }
 
 /// Reads the params at `path`; returns their text and the parsed document.
 pub fn read_params(path: &Path) -> Result<(String, Params), CliError> {
     let text = read(path, "params")?;
+    if is_blank(&text) {
+        let error = CliError::bad_input(format!("the params file {} is empty", path.display()));
+        return Err(error.hint("the files in examples/ show how params are written"));
+    }
     let params = Params::parse_yaml(&text).map_err(|error| CliError::from_params_error(path, &error))?;
     Ok((text, params))
 }
@@ -87,6 +105,27 @@ impl PreparedJob {
         self.resolved.notes.iter().for_each(|note| eprintln!("note: {note}"));
         if !self.resolved.ignored_keys.is_empty() {
             eprintln!("note: these keys have no effect here: {}", self.resolved.ignored_keys.join(", "));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn params_that_cannot_be_read_are_explained() {
+        let place = tempfile::tempdir().unwrap();
+        let refused = |name: &str| read_params(&place.path().join(name)).unwrap_err().to_string();
+        std::fs::write(place.path().join("latin1.yaml"), b"# \xe9t\xe9\n").unwrap();
+        std::fs::write(place.path().join("empty.yaml"), "\n# nothing yet\n").unwrap();
+        for (name, says) in [
+            ("gone.yaml", "check the spelling"),
+            ("", "it is a directory\nhint: name a file in it"),
+            ("latin1.yaml", "it is not UTF-8 text"),
+            ("empty.yaml", "empty.yaml is empty"),
+        ] {
+            assert!(refused(name).contains(says), "{name}: {}", refused(name));
         }
     }
 }

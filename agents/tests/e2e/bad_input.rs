@@ -113,7 +113,7 @@ fn missing_things_are_named() {
         ("checkpoint info gone", "gone"),
         ("checkpoint verify gone", "gone"),
         ("checkpoint export gone --to hf out", "gone"),
-        ("checkpoint import gone -p params.yaml -o m", "gone"),
+        ("checkpoint import gone -p params.yaml -o m", "can't import gone: it is not a directory"),
         ("samples -p gone.yaml --steps 1 -o out", "gone.yaml"),
         ("plan -p gone.yaml", "gone.yaml"),
         ("role cs2", "role"),

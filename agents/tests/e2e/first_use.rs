@@ -79,6 +79,8 @@ fn model_too_large_for_host_is_rejected_at_once() {
 fn checkpoint_beyond_max_steps_suggests_fine_tuning() {
     let place = TestDir::new();
     place.succeed("train -p params.yaml -o first --max_steps 4");
+    let again = place.succeed("train -p params.yaml -o first --max_steps 4");
+    assert!(again.stdout.contains("No steps are left to train: step 4 is the last one"), "{}", again.stdout);
     for flags in [
         "-o second --checkpoint_path first/checkpoint_4",
         "-o second --checkpoint_path first/checkpoint_4 --validate_only",

@@ -66,8 +66,13 @@ impl Gpt2Config {
     /// Reads `config.json` in `dir`.
     ///
     /// # Errors
-    /// [`Error::NotImportable`] if it is missing, too long, not JSON, or has a value of the wrong type.
+    /// [`Error::NotImportable`] if it or `dir` is missing, or if it is too long, not JSON, or has a value of the wrong
+    /// type.
     pub fn read(dir: &Path) -> Result<Self> {
+        if !millrace_roots::is_dir(dir) {
+            let hint = "check the spelling; relative paths start at the working directory";
+            return Err(refuse(dir, "it is not a directory".to_owned(), hint));
+        }
         json(&dir.join("config.json"), "copy the config.json that belongs to these weights into it")
     }
 

@@ -191,7 +191,7 @@ async fn prepare(
     let step_estimate = print_plan(&launch, &compiled, all_on_this_host, console)?;
     let job = compiled.job.clone();
     let bar = console.clone();
-    bar.begin("Tokenising", 1);
+    bar.begin("Tokenizing", 1);
     let opened = tokio::task::spawn_blocking(move || {
         let inputs = JobInputs::open(&job, |done, total| bar.advance(done, total));
         bar.end();
@@ -209,7 +209,7 @@ async fn prepare(
 
     let lock = Arc::new(lock_model_dir(&launch).await?);
     for removed in millrace_checkpoint::clean_up(&lock).map_err(checkpoint_failure)? {
-        tracing::info!("removed unfinished files of an earlier run: {removed}");
+        tracing::info!("cleaned up after an earlier run: {removed}");
     }
     let mut remaining_checkpoints = resume::choose_checkpoint(&launch, &compiled, named)?;
     // There is always one: a checkpoint or the initial values.

@@ -202,6 +202,11 @@ impl Reporter {
         if held {
             self.console.line(format!("Resuming from step {step}: MemoryX holds its parameters."));
         }
+        let last = self.job.run.max_steps;
+        if self.mode.trains() && step >= last {
+            self.console
+                .line(format!("No steps are left to train: step {step} is the last one (max_steps is {last})."));
+        }
         if let Some(ResumePoint { step, repeated_steps: repeated @ 1.. }) = self.state.resumed {
             let line = match step {
                 0 => format!("Restarting at step 0: no checkpoint; {repeated} step(s) are lost."),

@@ -62,12 +62,12 @@ fn role_line(role: Role, usages: &[&proto::Usage], elapsed: Duration) -> Option<
         .collect();
     waits.sort_by(|a, b| b.1.total_cmp(&a.1));
     let waits: Vec<String> = waits.iter().map(|(reason, share)| format!("{reason} {share:.1}%")).collect();
-    let waits = if waits.is_empty() { "nothing".to_owned() } else { waits.join(", ") };
+    let waited = if waits.is_empty() { "did not wait".to_owned() } else { format!("waited for {}", waits.join(", ")) };
     let busy = usages.iter().map(|usage| usage.busy_seconds).sum::<f64>();
     let busy = if busy > 0.0 { format!("computed {:.1}%, ", share(busy)) } else { String::new() };
     let peak = usages.iter().map(|usage| usage.peak_rss_bytes).max().unwrap_or(0);
     Some(format!(
-        "{} x{}: {busy}waited for {waits}; peak memory {:.0} MiB",
+        "{} x{}: {busy}{waited}; peak memory {:.0} MiB",
         role.as_str(),
         usages.len(),
         peak as f64 / (1 << 20) as f64
