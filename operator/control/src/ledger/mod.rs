@@ -35,14 +35,14 @@ pub use self::grants::{capacity, system_request};
 use crate::context::ControllerContext;
 use crate::world::{Error, World};
 
-/// Interval of reconciles of an appliance without any change: finds what a missed event would have shown.
+/// Interval of reconciles of an appliance without any change: corrects the effect of missed events.
 const LEDGER_RESYNC_INTERVAL: Duration = Duration::from_secs(30);
 /// Minimum age at which `lastObservedTime` of an unchanged status is renewed: a little less than
 /// [`LEDGER_RESYNC_INTERVAL`], so that every heartbeat writes it.
 const STATUS_REFRESH_INTERVAL: Duration = Duration::from_secs(25);
 /// Bounds an update. One that takes longer is aborted and repeated: every job of the appliance waits for it.
 const LEDGER_UPDATE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Interval of reconciles while agents of deleted jobs hold something: no event reports when these agents have ended.
+/// Interval of reconciles while agents of deleted jobs hold systems: their end causes no event.
 const LINGERING_AGENTS_INTERVAL: Duration = Duration::from_secs(2);
 /// Delay after a write conflict.
 const CONFLICT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
