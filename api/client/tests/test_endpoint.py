@@ -112,7 +112,7 @@ def test_local_server_is_the_default(
 ) -> None:
     contexts.current = None
     contexts.save()
-    monkeypatch.setenv("MILLRACE_TOKEN", "mine")
+    monkeypatch.setenv("MILLRACE_TOKEN", "of-another-server")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     monkeypatch.setattr(endpoint, "LOCAL_URL", f"http://127.0.0.1:{port}")
@@ -138,6 +138,9 @@ def test_local_server_is_the_default(
         found, again = resolve(), resolve(namespace="nlp", token="other")
         server.shutdown()
     endpoint._is_local_server_there.cache_clear()
-    assert (found.url, found.token, found.namespace) == (f"http://127.0.0.1:{port}", "mine", "default")
+    assert (found.url, found.token, found.namespace) == (f"http://127.0.0.1:{port}", None, "default")
     assert (again.token, again.namespace) == ("other", "nlp")
-    assert capsys.readouterr().err == f"using the server on this machine, http://127.0.0.1:{port}\n"
+    assert capsys.readouterr().err == (
+        f"using the server on this machine, http://127.0.0.1:{port}\n"
+        f"MILLRACE_TOKEN is not sent to it: set MILLRACE_URL=http://127.0.0.1:{port} as well\n"
+    )

@@ -45,8 +45,9 @@ def resolve(
 ) -> Endpoint:
     """Returns the endpoint. Precedence: arguments, the named context, the environment, the current context.
 
-    If none of them has an address, the endpoint is the server on this machine, if one runs at `LOCAL_URL`,
-    with the token of the arguments or of the environment.
+    If none of them has an address, the endpoint is the server on this machine, if one runs at `LOCAL_URL`.
+    Only a token that is an argument is sent to it: on a shared machine, the program that listens there may be
+    another user's, and the token of the environment may belong to another server.
 
     The token and certificate authority of a context are used for that context's address only. Raises
     ConfigError if no appliance is found, or if the token would be sent unencrypted.
@@ -69,11 +70,7 @@ def resolve(
                 f"with `millrace-api serve --input-dir .` (from the sources: {_START_FROM_SOURCES}), log in "
                 f"with `millrace login URL`, set MILLRACE_URL, or use --url (url= in Python)"
             )
-        return Endpoint(
-            LOCAL_URL,
-            namespace or environment("MILLRACE_NAMESPACE") or "default",
-            _clean(_first_set(token, environment("MILLRACE_TOKEN"))),
-        )
+        return Endpoint(LOCAL_URL, namespace or environment("MILLRACE_NAMESPACE") or "default", _clean(token))
     address = normalize_url(address)
     using = named or current
     if using.url is None or normalize_url(using.url) != address:
@@ -110,6 +107,8 @@ def _is_local_server_there() -> bool:
         return False
     if found:
         print(f"using the server on this machine, {LOCAL_URL}", file=sys.stderr)
+        if os.environ.get("MILLRACE_TOKEN"):
+            print(f"MILLRACE_TOKEN is not sent to it: set MILLRACE_URL={LOCAL_URL} as well", file=sys.stderr)
     return found
 
 
