@@ -157,7 +157,8 @@ fn export_and_import_round_trip() {
     for (line, says) in [
         ("checkpoint import exported --write_params tuned.yaml -o another", "tuned.yaml already exists"),
         ("checkpoint import exported --write_params new.yaml -o tuned", "tuned already has a checkpoint of step"),
-        ("checkpoint import cache --write_params new.yaml -o another", "config.json: it is missing"),
+        ("checkpoint import m --write_params new.yaml -o another", "config.json: it is missing"),
+        ("checkpoint import nowhere --write_params new.yaml -o another", "nowhere: it is not a directory"),
         ("checkpoint import exported --write_params gone/new.yaml -o another", "can't create the params gone/new.yaml"),
     ] {
         let before = place.files();
@@ -171,7 +172,7 @@ fn export_and_import_round_trip() {
     let taken = place.run("checkpoint import exported -p params.yaml -o m");
     assert_eq!(taken.code(), 2, "{}", taken.stderr);
     let before = place.files();
-    let nothing = place.run("checkpoint import cache -p params.yaml -o new");
+    let nothing = place.run("checkpoint import m -p params.yaml -o new");
     assert_eq!(nothing.code(), 2, "{}", nothing.stderr);
     assert_eq!(place.files(), before);
 }

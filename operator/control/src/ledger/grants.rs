@@ -22,7 +22,8 @@ const QUEUE_PLANNING_TIMEOUT: Duration = Duration::from_secs(30);
 /// New grants and the queue.
 pub(super) struct LedgerDecision {
     pub schedule: SchedulingDecision,
-    /// Whether some queued jobs are still being planned. Such a job is not in the queue yet and does not block other jobs.
+    /// Whether some queued jobs are still being planned. Such a job is not in the queue yet and does not block other
+    /// jobs.
     pub pending: bool,
     /// Whether some jobs that were queued before this loop started are not planned yet, so that nothing is granted.
     pub incomplete: bool,
