@@ -174,11 +174,14 @@ def test_every_field_is_classified(shared: Server) -> None:
 
 
 def job(name: str = "hostile") -> dict[str, Any]:
-    """Returns a suspended job with a value in every field that names something."""
+    """Returns a suspended job with a value in every field that names something.
+
+    Its volumes are ConfigMaps: a claim would have to exist on the server.
+    """
     document = trainjob(name, suspend=True)
     document["spec"]["volumes"] = [
         {"name": "one", "configMap": {"name": "settings"}},
-        {"name": "two", "persistentVolumeClaim": {"claimName": "data"}},
+        {"name": "two", "configMap": {"name": "other-settings"}},
     ]
     document["spec"]["mountDirs"] = [{"path": "/one", "volume": "one"}, {"path": "/two", "volume": "two"}]
     return document
