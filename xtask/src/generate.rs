@@ -3,7 +3,7 @@
 //! A generated file has one generator here. The chart's definitions are links to `crds/*.yaml`, and its alerts and its
 //! dashboard are written by hand and compared with the code by `charts/tests`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -86,6 +86,11 @@ pub fn check() -> Result<()> {
 /// Returns the paths of all generated files, relative to the root.
 pub fn files() -> impl Iterator<Item = &'static str> {
     GENERATORS.iter().flat_map(|generator| generator.files).copied()
+}
+
+/// Returns whether nobody writes this file, given relative to the root, by hand.
+pub fn is_generated(file: &Path) -> bool {
+    files().any(|generated| file == Path::new(generated))
 }
 
 /// Runs all generators. Returns the files that are different now, each with its earlier content.

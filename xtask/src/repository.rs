@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::generate::is_generated;
+
 /// Directories that hold no sources: what Cargo, Python and runs of the product write.
 const SKIPPED_DIRS: [&str; 4] = ["target", "model_dir", "__pycache__", "node_modules"];
 /// The only directories with a leading dot that are read.
@@ -33,6 +35,12 @@ pub fn files() -> Result<Vec<PathBuf>> {
     }
     files.sort();
     Ok(files)
+}
+
+/// Returns every Rust file that people write, relative to the root and in order.
+pub fn rust_sources() -> Result<Vec<PathBuf>> {
+    let is_source = |file: &PathBuf| file.extension().is_some_and(|extension| extension == "rs") && !is_generated(file);
+    Ok(files()?.into_iter().filter(is_source).collect())
 }
 
 fn is_read(dir: &str) -> bool {

@@ -1,10 +1,10 @@
 //! Checks that no Rust file is too long: about 400 lines are meant, more than [`MAX_LINES`] are a violation.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Result;
 
-use crate::{generate, repository};
+use crate::repository;
 
 const MAX_LINES: usize = 600;
 /// A `main.rs` parses its arguments, builds the program and runs it.
@@ -12,9 +12,7 @@ const MAX_LINES_OF_MAIN: usize = 60;
 
 pub fn violations() -> Result<Vec<String>> {
     let mut violations = Vec::new();
-    let is_written = |file: &&PathBuf| !generate::files().any(|generated| file.as_path() == Path::new(generated));
-    let is_rust = |file: &&PathBuf| file.extension().is_some_and(|extension| extension == "rs");
-    for file in repository::files()?.iter().filter(is_rust).filter(is_written) {
+    for file in &repository::rust_sources()? {
         let lines = repository::text(file)?.unwrap_or_default().lines().count();
         if lines > max_lines(file) {
             violations.push(format!("{} has {lines} lines, at most {}: split it", file.display(), max_lines(file)));

@@ -21,13 +21,12 @@ pub fn violations() -> Result<Vec<String>> {
     let exempt: BTreeSet<&str> = exempt.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
     let mut found = Vec::new();
     for file in repository::files()?.iter().filter(|file| !RECORDED.iter().any(|dir| file.starts_with(dir))) {
-        let name = file.to_string_lossy().into_owned();
-        if generate::files().any(|generated| generated == name) || !may_be_source(file) {
+        if generate::is_generated(file) || !may_be_source(file) {
             continue;
         }
         let Some(text) = repository::text(file)? else { continue };
         if let Some(kind) = kind_of(file, &text) {
-            found.push((name, long_lines(kind, &text)));
+            found.push((file.to_string_lossy().into_owned(), long_lines(kind, &text)));
         }
     }
     Ok(compare(&found, &exempt))

@@ -3,20 +3,17 @@
 
 use anyhow::Result;
 
-use crate::{generate, repository};
+use crate::repository;
 
 const MAX_CHARS: usize = 60;
 const ARTICLES: [&str; 3] = ["a_", "an_", "the_"];
 
 pub fn violations() -> Result<Vec<String>> {
     let mut violations = Vec::new();
-    for file in repository::files()?.iter().filter(|file| file.extension().is_some_and(|extension| extension == "rs")) {
-        let path = file.to_string_lossy();
-        if generate::files().any(|generated| generated == path) {
-            continue;
-        }
+    for file in &repository::rust_sources()? {
         let text = repository::text(file)?.unwrap_or_default();
-        violations.extend(rejected_names(&text).map(|name| format!("{path}: rename {name}, see docs/style.md")));
+        let violation = |name| format!("{}: rename {name}, see docs/style.md", file.display());
+        violations.extend(rejected_names(&text).map(violation));
     }
     Ok(violations)
 }
