@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use millrace_checkpoint::{Error, LoadStrictness, LockError, list};
+use millrace_checkpoint::{Error, LoadStrictness, LockError};
 use millrace_emulator::numerics::NumericsProfile;
 use millrace_params::JobSpec;
 use millrace_telemetry::journal::OutcomeReason;
@@ -29,14 +29,6 @@ pub fn checkpoint_failure(error: Error) -> AgentError {
 /// Returns how strictly the tensors of a checkpoint must match the job's model.
 pub const fn load_strictness(job: &JobSpec) -> LoadStrictness {
     if job.run.disable_strict_checkpoint_loading { LoadStrictness::AllowMissing } else { LoadStrictness::Strict }
-}
-
-/// Returns whether the path is a directory that contains complete checkpoints, such as another job's model_dir.
-///
-/// # Errors
-/// The directory can't be read.
-pub fn contains_checkpoints(path: &Path) -> Result<bool, AgentError> {
-    Ok(!list(path).map_err(checkpoint_failure)?.complete.is_empty())
 }
 
 /// Checks that a checkpoint of `step` at `path` is not beyond the last step of a run that counts from this step.

@@ -47,7 +47,10 @@ pub use error::{Damage, Error, ModelDifference, Result};
 pub use info::CheckpointInfo;
 pub use layout::{Layout, Moments, Section};
 pub use lineage::{LineagePoint, ResumeHistory, begin_lineage, continue_lineage};
-pub use list::{CheckpointListing, SkippedCheckpoint, VerificationLevel, clean_up, list, newest_complete, retain};
+pub use list::{
+    CheckpointListing, SkippedCheckpoint, VerificationLevel, clean_up, contains_checkpoints, list, newest_complete,
+    retain,
+};
 pub use lock::{LockError, LockRequest, ModelDirLock};
 pub use manifest::{CheckpointMetadata, FORMAT_VERSION, MANIFEST_FILE, WriterEpoch};
 pub use plan_reader::{LoadStrictness, PlanReader};

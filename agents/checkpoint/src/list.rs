@@ -84,6 +84,14 @@ pub fn list(model_dir: &Path) -> Result<CheckpointListing> {
     Ok(listing)
 }
 
+/// Returns whether the path is a directory that contains complete checkpoints, such as a job's model_dir.
+///
+/// # Errors
+/// The directory can't be read.
+pub fn contains_checkpoints(path: &Path) -> Result<bool> {
+    Ok(!list(path)?.complete.is_empty())
+}
+
 /// Returns the newest checkpoint in the [lineage](crate::begin_lineage) of the last attempt that passes `check`, and
 /// the checkpoints of higher steps that did not or belong to an abandoned lineage. Returns `None` if there is no such
 /// checkpoint.

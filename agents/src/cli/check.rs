@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use millrace_checkpoint::{Checkpoint, Moments, PlanReader, VerificationLevel, newest_complete};
+use millrace_checkpoint::{Checkpoint, Moments, PlanReader, VerificationLevel, contains_checkpoints, newest_complete};
 use millrace_data::Dataset;
 use millrace_emulator::report::format_size;
 use millrace_params::{InputSpec, JobSpec, Mode};
@@ -13,7 +13,7 @@ use rustix::fs::Access;
 use super::args::RunArgs;
 use super::error::CliError;
 use super::job::PreparedJob;
-use crate::checkpoints::{check_last_step, check_same_profile, contains_checkpoints, load_strictness};
+use crate::checkpoints::{check_last_step, check_same_profile, load_strictness};
 use crate::dataset_epoch::DatasetEpoch;
 use crate::error::AgentError;
 use crate::host::{self, HostMemory};

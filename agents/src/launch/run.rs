@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
 
+use millrace_checkpoint::contains_checkpoints;
 use millrace_engine::types::AgentId;
 use millrace_protocol::journal::JournalEndpoint;
 use millrace_protocol::launch::RoleCommand;
@@ -240,8 +241,7 @@ impl ChildProcesses {
 
 /// Returns what a run in `model_dir` does when it is started again.
 fn restart_hint(model_dir: &Path) -> String {
-    let has_checkpoint = millrace_checkpoint::list(model_dir).is_ok_and(|listing| !listing.complete.is_empty());
-    if has_checkpoint {
+    if contains_checkpoints(model_dir).unwrap_or(false) {
         format!("start it again to resume from the last checkpoint in {}", model_dir.display())
     } else {
         "start it again; there is no checkpoint yet to resume from".to_owned()

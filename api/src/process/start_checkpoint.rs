@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use millrace_checkpoint::{Checkpoint, VerificationLevel, list, newest_complete};
+use millrace_checkpoint::{Checkpoint, VerificationLevel, contains_checkpoints, newest_complete};
 use millrace_crds::TrainJob;
 use millrace_params::{JobSpec, Mode};
 
@@ -55,9 +55,8 @@ pub fn check_start_checkpoint(
         return Ok(if resumes { earlier_checkpoint_note(model_dir) } else { None });
     };
     let path = directories.locate(job, written)?;
-    let contains_checkpoints = || list(&path).is_ok_and(|listing| !listing.complete.is_empty());
     match Checkpoint::open(&path) {
-        Err(_) if run.mode == Mode::EvalAll && contains_checkpoints() => Ok(None),
+        Err(_) if run.mode == Mode::EvalAll && contains_checkpoints(&path).unwrap_or(false) => Ok(None),
         Err(source) => Err(StartCheckpointError::Unusable { path: written.clone(), source: Box::new(source) }),
         Ok(_) => Ok(None),
     }

@@ -3,13 +3,15 @@
 use std::collections::VecDeque;
 use std::path::Path;
 
-use millrace_checkpoint::{Checkpoint, LineagePoint, Moments, PlanReader, VerificationLevel, list, newest_complete};
+use millrace_checkpoint::{
+    Checkpoint, LineagePoint, Moments, PlanReader, VerificationLevel, contains_checkpoints, list, newest_complete,
+};
 use millrace_emulator::numerics::{NumericsProfile, largest_chunk};
 use millrace_engine::message::ParameterSource;
 use millrace_params::{InputSpec, JobSpec, Mode};
 
 use super::checkpoint_writer::PublishedCheckpoint;
-use crate::checkpoints::{self, check_last_step, checkpoint_failure, contains_checkpoints, load_strictness};
+use crate::checkpoints::{self, check_last_step, checkpoint_failure, load_strictness};
 use crate::control::job::{BatchCuts, CompiledJob, JobDocument};
 use crate::error::AgentError;
 use crate::launch::LaunchDocument;
@@ -39,7 +41,7 @@ pub struct StartPoint {
 /// The path is not a checkpoint, or the checkpoint is damaged.
 pub fn named_checkpoint(launch: &LaunchDocument) -> Result<Option<Checkpoint>, AgentError> {
     let Some(path) = &launch.resume.checkpoint_path else { return Ok(None) };
-    if launch.mode == Mode::EvalAll && contains_checkpoints(path)? {
+    if launch.mode == Mode::EvalAll && contains_checkpoints(path).map_err(checkpoint_failure)? {
         return Ok(None);
     }
     Checkpoint::open_verified(path).map(Some).map_err(checkpoint_failure)
