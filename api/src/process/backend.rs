@@ -1,5 +1,6 @@
 //! The process backend: stores jobs and runs the control loop over them.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use millrace_control::record::resolved_job;
 use millrace_control::watchdog::Watchdog;
 use millrace_control::{ContextParts, ControllerContext, WatchStreams, World};
 use millrace_crds::{Appliance, ResolvedJob, TrainJob};
-use millrace_params::{LabelName, ObjectName};
+use millrace_params::{JobSpec, LabelName, ObjectName};
 use millrace_protocol::error_chain;
 use millrace_store::{NamespaceVersion, Store};
 use tokio::sync::{mpsc, watch};
@@ -21,7 +22,7 @@ use tokio::task::JoinHandle;
 
 use super::claim::DataDirClaim;
 use super::directories::ServerDirectories;
-use super::inputs;
+use super::inputs::{InputError, check_inputs};
 use super::objects::{NewObject, ObjectStore};
 use super::priorities;
 use super::start_checkpoint::check_start_checkpoint;
@@ -127,17 +128,15 @@ impl ProcessBackend {
         job: &TrainJob,
         resolution: &ResolvedJob,
     ) -> Result<(Option<DatasetEpoch>, Option<u64>)> {
-        let (mut resolved, _) = resolved_job(resolution).map_err(|error| ApiError::internal("plan a job", &error))?;
-        let (directories, job, texts) = (self.machine.directories.clone(), job.clone(), order.texts.clone());
-        let looking = self.compute.run_heavy(&order.account, move || {
-            let epoch = inputs::check_inputs(&directories, &job, &resolved, texts.as_ref());
-            let epoch = epoch.map_err(|error| ApiError::new(ErrorReason::BadParams, error_chain(&error)))?;
+        let texts = order.texts.clone();
+        self.check_resolved(&order.account, job, resolution, move |directories, job, mut resolved| {
+            let epoch = check_inputs(directories, job, &resolved, texts.as_ref())?;
             if let Some(epoch) = epoch {
                 resolved.limit_by_epochs(epoch.samples);
             }
-            Ok((epoch, resolved.run.known_max_steps()))
-        });
-        looking.await
+            Ok::<_, InputError>((epoch, resolved.run.known_max_steps()))
+        })
+        .await
     }
 
     /// Rejects a job whose checkpoint to start from does not exist at present; returns a note for the user about a
@@ -148,14 +147,28 @@ impl ProcessBackend {
         job: &TrainJob,
         resolution: &ResolvedJob,
     ) -> Result<Option<String>> {
+        let model_dir = PathBuf::from(resolution.model_dir.clone().unwrap_or_default());
+        self.check_resolved(account, job, resolution, move |directories, job, resolved| {
+            check_start_checkpoint(directories, job, &resolved, &model_dir)
+        })
+        .await
+    }
+
+    /// Runs `check` with the resolved job on the pool of heavy work; its error rejects the job.
+    async fn check_resolved<T: Send + 'static, E: Error + 'static>(
+        &self,
+        account: &str,
+        job: &TrainJob,
+        resolution: &ResolvedJob,
+        check: impl FnOnce(&ServerDirectories, &TrainJob, JobSpec) -> std::result::Result<T, E> + Send + 'static,
+    ) -> Result<T> {
         let (resolved, _) = resolved_job(resolution).map_err(|error| ApiError::internal("plan a job", &error))?;
         let (directories, job) = (self.machine.directories.clone(), job.clone());
-        let model_dir = PathBuf::from(resolution.model_dir.clone().unwrap_or_default());
-        let looking = self.compute.run_heavy(account, move || {
-            check_start_checkpoint(&directories, &job, &resolved, &model_dir)
+        let checked = self.compute.run_heavy(account, move || {
+            check(&directories, &job, resolved)
                 .map_err(|error| ApiError::new(ErrorReason::BadParams, error_chain(&error)))
         });
-        looking.await
+        checked.await
     }
 
     /// Returns the exported checkpoints of the job with this UID, which the server itself has assigned.
