@@ -45,7 +45,7 @@ use super::readers::ReaderPool;
 use crate::error::{ApiError, ErrorReason};
 use crate::journal_copy::{self, CopyError};
 
-/// Delay between tries. [`JobArchivers::complete_history`] doubles it up to [`MAX_RETRY_INTERVAL`].
+/// Delay between tries. [`retry_catch_up`] doubles it up to [`MAX_RETRY_INTERVAL`].
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum delay between tries to complete a history.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(300);
@@ -256,8 +256,8 @@ impl JobArchivers {
                 let drain_timeout = archive::remaining_hold(&next, Timestamp::now())
                     .map_or(COORDINATOR_DRAIN_TIMEOUT, |left| left.min(SAVE_TIMEOUT));
                 if timeout(drain_timeout, self.drain_attempt(&job, &mut work)).await.is_err() {
-                    tracing::info!(job = %ObjectRef::from_obj(&*job), "the coordinator's journal was not complete in \
-                        time");
+                    let job = ObjectRef::from_obj(&*job);
+                    tracing::info!(%job, "the coordinator's journal was not complete in time");
                 }
             }
         }
@@ -409,15 +409,14 @@ impl JobArchivers {
         }
         let uid = job.uid().unwrap_or_default();
         let reader = self.readers.open(job).await?;
-        let copied = journal_copy::follow(&self.store, &uid, reader.journal()).await;
-        if let Err(CopyError::Stream(status)) = &copied
-            && status.code() != Code::DataLoss
+        let copied = journal_copy::follow(&self.store, &uid, reader.journal()).await.map_err(CatchUpError::from);
+        if let Err(error @ CatchUpError::Copy(CopyError::Stream(_))) = &copied
+            && !error.is_permanent()
         {
-            // It no longer responds: the next try starts another one.
+            // The reader no longer responds: the next try starts another one.
             self.readers.remove(&uid);
         }
-        copied?;
-        Ok(())
+        copied.map(drop)
     }
 
     /// Waits for the event of the job's end.
@@ -434,8 +433,8 @@ impl JobArchivers {
     /// Adds the finalizer to a job, so that it is held until it is archived.
     async fn add_finalizer(&self, job: &TrainJob) {
         if let Err(error) = archive::add_finalizer(&self.client, job).await {
-            tracing::warn!(job = %ObjectRef::from_obj(job), "can't add the finalizer that keeps the job until it is \
-                archived: {error}");
+            let job = ObjectRef::from_obj(job);
+            tracing::warn!(%job, "can't add the finalizer that keeps the job until it is archived: {error}");
             sleep(RETRY_INTERVAL).await;
         }
     }
