@@ -15,29 +15,21 @@ const CONDITION_DELETING: &str = "Deleting";
 /// Condition: the spec equals the chart's values.
 const CONDITION_MATCHES_VALUES: &str = "MatchesValues";
 
-/// Updates the appliance's conditions. `wrong` is the error in its spec, if any.
+/// Updates the appliance's conditions. `spec_error` is the error in its spec, if any.
 pub(super) fn update_conditions(
     status: &mut ApplianceStatus,
     appliance: &Appliance,
     capacity: Option<&ResourceAmounts>,
     ledger: &[Grant],
-    wrong: Option<String>,
+    spec_error: Option<String>,
     now: Timestamp,
 ) {
-    let mut set = |of: &str, status_word: &str, reason: &str, message: String| {
-        let condition = Condition {
-            type_: of.to_owned(),
-            status: status_word.to_owned(),
-            reason: reason.to_owned(),
-            message,
-            observed_generation: appliance.metadata.generation,
-            last_transition_time: Time(now),
-        };
-        set_condition(&mut status.conditions, condition);
+    let mut set = |of: &str, word: &str, reason: &str, message: String| {
+        set_condition(&mut status.conditions, condition(appliance, of, word, reason, message, now));
     };
     let systems = used_resources(ledger).systems;
-    match (wrong, capacity) {
-        (Some(wrong), _) => set(CONDITION_ACCEPTED, "False", "BadSpec", wrong),
+    match (spec_error, capacity) {
+        (Some(error), _) => set(CONDITION_ACCEPTED, "False", "BadSpec", error),
         (None, capacity) => {
             let all = capacity.map_or(0, |capacity| capacity.systems);
             set(CONDITION_ACCEPTED, "True", "Ready", format!("in use: {systems} system(s) of {all}"));
@@ -77,15 +69,20 @@ pub(super) fn update_matches_values(
         );
         ("False", "EditedManually", message)
     };
-    let condition = Condition {
-        type_: CONDITION_MATCHES_VALUES.to_owned(),
+    let condition = condition(appliance, CONDITION_MATCHES_VALUES, word, reason, message, now);
+    set_condition(&mut status.conditions, condition);
+}
+
+/// Creates a condition about the appliance's present generation. `word` is `True` or `False`.
+fn condition(appliance: &Appliance, of: &str, word: &str, reason: &str, message: String, now: Timestamp) -> Condition {
+    Condition {
+        type_: of.to_owned(),
         status: word.to_owned(),
         reason: reason.to_owned(),
         message,
         observed_generation: appliance.metadata.generation,
         last_transition_time: Time(now),
-    };
-    set_condition(&mut status.conditions, condition);
+    }
 }
 
 /// Returns the events to publish about the appliance.

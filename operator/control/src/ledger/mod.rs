@@ -46,9 +46,9 @@ const LEDGER_UPDATE_TIMEOUT: Duration = Duration::from_secs(60);
 const LINGERING_AGENTS_INTERVAL: Duration = Duration::from_secs(2);
 /// Delay after a write conflict.
 const CONFLICT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
-
 /// Interval of reconciles while a queued job is being planned: the job enters the queue after that.
 const PLANNING_POLL_INTERVAL: Duration = Duration::from_millis(250);
+
 /// Updates an appliance's ledger and queue.
 ///
 /// # Errors
@@ -58,7 +58,7 @@ pub async fn reconcile<W: World>(
     control: Arc<ControllerContext<W>>,
 ) -> Result<Action, Error<W>> {
     let began = Instant::now();
-    let _noted = control.appliance_activity.begin(ObjectRef::from_obj(&*appliance));
+    let _activity = control.appliance_activity.begin(ObjectRef::from_obj(&*appliance));
     if let Err(wait) = control.ledger_changes.begin_reconcile(&appliance.name_any(), began) {
         control.appliance_activity.changed(ObjectRef::from_obj(&*appliance));
         return Ok(Action::requeue(wait));
@@ -96,8 +96,8 @@ async fn update<W: World>(appliance: &Appliance, control: &ControllerContext<W>)
         return Ok(Action::requeue(CONFLICT_RETRY_INTERVAL));
     }
     let mut status = old.clone();
-    let wrong = machine.err().map(|error| error.report().trim_end().to_owned());
-    update_conditions(&mut status, appliance, capacity.as_ref(), &ledger, wrong, now);
+    let spec_error = machine.err().map(|error| error.report().trim_end().to_owned());
+    update_conditions(&mut status, appliance, capacity.as_ref(), &ledger, spec_error, now);
     update_matches_values(&mut status, appliance, control.world.manual_edits(appliance), now);
     status.observed_generation = appliance.metadata.generation;
     status.capacity = capacity.or(status.capacity);
@@ -218,18 +218,18 @@ fn enqueue_moved_in_queue<W: World>(
     is_heartbeat: bool,
     control: &ControllerContext<W>,
 ) {
-    let told = |place: QueueEntry| QueueStatus {
+    let queue_status = |place: QueueEntry| QueueStatus {
         position: place.position,
         reason: Some(place.reason.as_str().to_owned()),
         message: Some(place.message),
     };
     let mut places: HashMap<String, QueueStatus> =
-        places.into_iter().map(|place| (place.uid.clone(), told(place))).collect();
+        places.into_iter().map(|place| (place.uid.clone(), queue_status(place))).collect();
     for job in jobs {
         let Some(uid) = job.uid() else { continue };
         let place = places.remove(&uid);
-        let told = job.status.as_ref().and_then(|status| status.queue.as_ref());
-        let is_behind = is_heartbeat && place.is_some() && told != place.as_ref();
+        let recorded = job.status.as_ref().and_then(|status| status.queue.as_ref());
+        let is_behind = is_heartbeat && place.is_some() && recorded != place.as_ref();
         if control.set_queue_place(&uid, place) || is_behind {
             control.enqueue(job);
         }
