@@ -165,7 +165,8 @@ impl Placement {
     /// Computes the placement of `plan` on `members`.
     ///
     /// # Errors
-    /// No system or no shard is available, there are more systems than leaves, too many rounds, or too few SwarmX agents.
+    /// No system or no shard is available, there are more systems than leaves, too many rounds, or too few SwarmX
+    /// agents.
     pub fn new(plan: &StreamPlan, members: &PlacementMembers) -> Result<Self, PlacementError> {
         let systems = members.systems.len();
         let leaves = plan.leaves.count;
