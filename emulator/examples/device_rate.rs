@@ -42,7 +42,7 @@ impl Model {
 
     fn plan(&self, leaves: usize) -> Result<StreamPlan, Failure> {
         Ok(compile(CompileRequest {
-            graph: families::gpt(&self.spec(), self.sequence)?,
+            graph: families::decoder(&self.spec(), self.sequence)?,
             train: BatchSpec { samples: leaves * self.leaf, leaf_bound: self.leaf },
             trains: true,
             eval: None,

@@ -45,14 +45,25 @@ fn attention_rate(
     let sample_keys: Vec<u64> = (0..samples as u64).collect();
     let scale = 1.0 / (head_dim as f32).sqrt();
     let dropout = DropoutMask::new(rate);
-    let a = AttentionParams { samples, tokens, heads, head_dim, scale, dropout, sample_keys: &sample_keys };
-    let layout = QkvLayout::packed(a.hidden());
+    let a = AttentionParams {
+        samples,
+        tokens,
+        heads,
+        key_heads: heads,
+        head_dim,
+        scale,
+        window: None,
+        alibi: false,
+        dropout,
+        sample_keys: &sample_keys,
+    };
+    let layout = QkvLayout::packed(&a);
     let (qkv, dout) = (values(a.rows() * 3 * a.hidden()), values(a.rows() * a.hidden()));
     let (mut out, mut lse, mut dqkv) = (dout.clone(), vec![0.0; a.saved_len()], qkv.clone());
     let mut ws = AttentionWorkspace::new();
     let product = (samples * heads * tokens * (tokens + 1) / 2 * head_dim * 2) as f64 / 1e9;
     let forward = time(|| attention::forward(cx, &a, &qkv, layout, &mut out, &mut lse, &mut ws));
-    let backward = time(|| attention::backward(cx, &a, &qkv, layout, &out, &lse, &dout, &mut dqkv, &mut ws));
+    let backward = time(|| attention::backward(cx, &a, &qkv, layout, &out, &lse, &dout, &mut dqkv, &mut [], &mut ws));
     [2.0 * product / forward, 5.0 * product / backward]
 }
 
@@ -108,10 +119,10 @@ fn elementwise_rates(simd: Simd) {
     let keep = DropoutMask::new(0.1).expect("a rate below one");
     let show =
         |name: &str, seconds: f64| println!("{name}: {:.3} ns an element", seconds * 1e9 / (ROWS * WIDTH) as f64);
-    show("GELU forward", time(|| activation::gelu_forward(simd, &x, &mut y)));
-    show("GELU backward", time(|| activation::gelu_backward(simd, &x, &mut y)));
-    show("GELU tanh forward", time(|| activation::gelu_tanh_forward(simd, &x, &mut y)));
-    show("GELU tanh backward", time(|| activation::gelu_tanh_backward(simd, &x, &mut y)));
+    show("GELU forward", time(|| (activation::GELU.forward)(simd, &x, &mut y)));
+    show("GELU backward", time(|| (activation::GELU.backward)(simd, &x, &mut y)));
+    show("GELU tanh forward", time(|| (activation::GELU_TANH.forward)(simd, &x, &mut y)));
+    show("GELU tanh backward", time(|| (activation::GELU_TANH.backward)(simd, &x, &mut y)));
     show(
         "layer norm forward",
         time(|| norm::layer_norm_forward(simd, &x, &gamma, Some(&beta), 1e-5, &mut y, &mut mean, &mut rstd)),

@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         clock = Instant::now();
     };
     lap("start");
-    let graph = families::gpt(&model(layers, hidden, sequence), sequence)?;
+    let graph = families::decoder(&model(layers, hidden, sequence), sequence)?;
     lap("graph");
     let plan = compile(CompileRequest {
         graph,

@@ -75,7 +75,7 @@ impl Size {
     }
 
     pub fn graph(&self) -> Graph {
-        families::gpt(&self.spec(), self.sequence).unwrap()
+        families::decoder(&self.spec(), self.sequence).unwrap()
     }
 
     pub fn request(&self, samples: usize, leaf_bound: usize, wafer_memory: u64) -> CompileRequest {

@@ -8,20 +8,54 @@ use common::*;
 use millrace_emulator::compile::{BatchSpec, system_bytes};
 use millrace_emulator::device::{CpuDevice, Device, DeviceError, LeafInput, LeafLoss};
 use millrace_emulator::families;
+use millrace_emulator::graph::Graph;
 use millrace_emulator::kernels::Simd;
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::plan::{Encoding, Pass, StreamPlan};
 use millrace_emulator::tree::Node;
 use millrace_emulator::{kernels, ops};
-use millrace_params::MachineSpec;
+use millrace_params::{DecoderOptions, MachineSpec, ModelSpec, Norm, ParallelBlocks, Positions, RotaryPositions};
 
 const WORDS: usize = 64;
 
 /// Six leaves of two samples, dropout everywhere.
 const BATCH: BatchSpec = BatchSpec { samples: 12, leaf_bound: 2 };
 
-fn graph() -> millrace_emulator::graph::Graph {
-    families::gpt(&with_dropout(spec(3, 48, 3, WORDS, 20), 0.1), 20).unwrap()
+fn graph() -> Graph {
+    families::decoder(&with_dropout(spec(3, 48, 3, WORDS, 20), 0.1), 20).unwrap()
+}
+
+/// A graph of each kind of decoder, with dropout everywhere.
+fn decoders() -> Vec<Graph> {
+    let rotary =
+        |is_adjacent| Positions::Rotary(RotaryPositions { dimensions: 8, base: 100.0, is_adjacent, scaling: None });
+    let llama = DecoderOptions {
+        positions: rotary(false),
+        norm: Norm::RmsNorm,
+        num_key_heads: Some(1),
+        attention_window: Some(7),
+        is_gated: true,
+        ..DecoderOptions::default()
+    };
+    let gptj = DecoderOptions {
+        positions: rotary(true),
+        parallel_blocks: Some(ParallelBlocks::OneNorm),
+        ..DecoderOptions::default()
+    };
+    let neox = DecoderOptions { parallel_blocks: Some(ParallelBlocks::TwoNorms), ..gptj.clone() };
+    let bloom = DecoderOptions {
+        positions: Positions::Alibi,
+        norm: Norm::BiaslessLayerNorm,
+        is_embedding_normalized: true,
+        embeddings_scale: 3.0,
+        logits_scale: 0.5,
+        ..DecoderOptions::default()
+    };
+    let graph = |decoder| {
+        let spec = ModelSpec { decoder, ..with_dropout(spec(3, 48, 3, WORDS, 20), 0.1) };
+        families::decoder(&spec, 20).unwrap()
+    };
+    [DecoderOptions::default(), llama, gptj, neox, bloom].map(graph).into()
 }
 
 /// The leaves of each device in each round: first, and one past the last.
@@ -49,8 +83,11 @@ fn bits(groups: &[Vec<f32>]) -> Vec<u32> {
 
 #[test]
 fn bits_do_not_depend_on_the_division_of_work() {
-    for encoding in [Encoding::F32, Encoding::Bf16] {
-        let plan = plan(graph(), BATCH, encoding, LARGE);
+    let encodings = [Encoding::F32, Encoding::Bf16];
+    for (graph, encoding) in
+        decoders().into_iter().flat_map(|graph| encodings.map(|encoding| (graph.clone(), encoding)))
+    {
+        let plan = plan(graph, BATCH, encoding, LARGE);
         assert_eq!(plan.leaves.count, 6);
         let on = |threads| device(&plan, threads);
         let (losses, gradients) = run_on_devices(&plan, &mut [on(1)], WHOLE);
@@ -74,21 +111,25 @@ fn bits_do_not_depend_on_the_division_of_work() {
 
 #[test]
 fn same_bits_when_layers_are_recomputed() {
-    let saving = plan(graph(), BATCH, Encoding::F32, LARGE);
-    let recomputing = recomputing(graph(), BATCH);
-    assert!(!saving.layers.iter().any(|layer| layer.recompute));
-    assert!(recomputing.layers.iter().skip(1).all(|layer| layer.recompute));
-    let of = |plan: &Arc<StreamPlan>| run_on_devices(plan, &mut [device(plan, 1)], WHOLE);
-    let ((losses, gradients), (again, repeated)) = (of(&saving), of(&recomputing));
-    assert_eq!(losses, again);
-    assert_eq!(bits(&gradients), bits(&repeated));
+    for graph in decoders() {
+        let saving = plan(graph.clone(), BATCH, Encoding::F32, LARGE);
+        let recomputing = recomputing(graph, BATCH);
+        assert!(!saving.layers.iter().any(|layer| layer.recompute));
+        assert!(recomputing.layers.iter().any(|layer| layer.recompute));
+        let of = |plan: &Arc<StreamPlan>| run_on_devices(plan, &mut [device(plan, 1)], WHOLE);
+        let ((losses, gradients), (again, repeated)) = (of(&saving), of(&recomputing));
+        assert_eq!(losses, again);
+        assert_eq!(bits(&gradients), bits(&repeated));
+    }
 }
 
 /// The kernels guarantee it for all instruction sets with fused multiply-add.
 #[test]
 fn same_bits_with_avx2_and_avx512() {
-    let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
-    let of = |simd: Simd| run_on_devices(&plan, &mut [device_on(&plan, 1, simd)], WHOLE);
+    let plans: Vec<_> = decoders().into_iter().map(|graph| plan(graph, BATCH, Encoding::F32, LARGE)).collect();
+    let of = |simd: Simd| -> Vec<_> {
+        plans.iter().map(|plan| run_on_devices(plan, &mut [device_on(plan, 1, simd)], WHOLE)).collect()
+    };
     let fused: Vec<Simd> = Simd::all().filter(|simd| simd.isa() != Isa::Portable).collect();
     // What the system reports of the CPU, so that a set that is no longer detected is noticed.
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -100,9 +141,10 @@ fn same_bits_with_avx2_and_avx512() {
         eprintln!("nothing compared: this CPU has no AVX-512");
     }
     for two in fused.windows(2) {
-        let ((losses, gradients), (there, other)) = (of(two[0]), of(two[1]));
-        assert_eq!(losses, there);
-        assert_eq!(bits(&gradients), bits(&other));
+        for ((losses, gradients), (there, other)) in of(two[0]).into_iter().zip(of(two[1])) {
+            assert_eq!(losses, there);
+            assert_eq!(bits(&gradients), bits(&other));
+        }
     }
 }
 
@@ -125,7 +167,7 @@ fn device_is_reusable_and_dropout_follows_samples() {
 fn memory_is_what_the_plan_says() {
     assert_eq!(ops::VOCABULARY_BLOCK, kernels::loss::VOCABULARY_BLOCK);
     let of = |layers: usize, recompute: bool| {
-        let graph = families::gpt(&spec(layers, 64, 2, 256, 64), 64).unwrap();
+        let graph = families::decoder(&spec(layers, 64, 2, 256, 64), 64).unwrap();
         let batch = BatchSpec { samples: 12, leaf_bound: 4 };
         let plan = if recompute { recomputing(graph, batch) } else { plan(graph, batch, Encoding::F32, LARGE) };
         let leaves = plan.leaves_per_round.min(plan.leaves.count);

@@ -88,7 +88,7 @@ impl Fixture {
         let sequence = self.config("n_positions");
         Arc::new(
             compile(CompileRequest {
-                graph: families::gpt(&self.spec(), sequence).unwrap(),
+                graph: families::decoder(&self.spec(), sequence).unwrap(),
                 train: BatchSpec { samples: batch, leaf_bound: 2 },
                 trains: true,
                 eval: Some(BatchSpec { samples: sequence, leaf_bound: 1 }),

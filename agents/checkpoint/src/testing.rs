@@ -71,7 +71,7 @@ impl Builder {
     fn block(&mut self, at: usize, x: usize, scale: f32) -> usize {
         let y = self.norm(&format!("h.{at}.ln_1"), x);
         let y = self.linear(&format!("h.{at}.attn.qkv"), y, 3 * HIDDEN, HIDDEN);
-        let y = self.node(CausalAttention { heads: 2, scale, dropout: 0.1 }, &[y], &[]);
+        let y = self.node(CausalAttention::new(2, scale, 0.1), &[y], &[]);
         let y = self.linear(&format!("h.{at}.attn.proj"), y, HIDDEN, HIDDEN);
         let y = self.node(Dropout { rate: 0.2 }, &[y], &[]);
         let x = self.node(Add, &[x, y], &[]);

@@ -3,7 +3,7 @@
 //! Each table is used three times: by `resolve` to look up a value, by the [`reference`](crate::reference) to list the
 //! choices, and by the JSON schema for editors. Keywords are compared without regard to case.
 
-use crate::job::{LogLevel, LossScaling, Mode, ModelFamily, Nonlinearity, TokenizerName};
+use crate::job::{LogLevel, LossScaling, Mode, ModelFamily, Nonlinearity, Norm, TokenizerName};
 
 /// The keywords of one key.
 pub(crate) struct Keywords<T: 'static> {
@@ -99,31 +99,78 @@ pub(crate) static MICRO_BATCH_RULES: Keywords<MicroBatchRule> = Keywords {
     unsupported: &["explore"],
 };
 
-pub(crate) static FAMILIES: Keywords<ModelFamily> =
-    Keywords { values: &[("gpt2", ModelFamily::Gpt2), ("gpt3", ModelFamily::Gpt3)], unsupported: &[] };
+#[rustfmt::skip]
+pub(crate) static FAMILIES: Keywords<ModelFamily> = Keywords {
+    values: &[
+        ("gpt2", ModelFamily::Gpt2), ("gpt3", ModelFamily::Gpt3), ("gptj", ModelFamily::Gptj),
+        ("gpt-neox", ModelFamily::Gptj), ("llama", ModelFamily::Llama), ("mistral", ModelFamily::Mistral),
+        ("falcon", ModelFamily::Falcon), ("bloom", ModelFamily::Bloom), ("mpt", ModelFamily::Mpt),
+        ("btlm", ModelFamily::Btlm), ("jais", ModelFamily::Jais), ("starcoder", ModelFamily::Starcoder),
+        ("santacoder", ModelFamily::Santacoder),
+    ],
+    unsupported: &[
+        "bert", "bert/classifier", "bert/token_classifier", "bert/extractive_summarization", "bert/qa", "dit", "dino",
+        "dpo", "dpr", "esm2", "fc_mnist", "gemma2", "llava", "mixtral", "multimodal_simple", "t5", "transformer",
+        "unet", "vision_transformer",
+    ],
+};
 
-pub(crate) static POSITION_EMBEDDINGS: Keywords<()> =
-    Keywords { values: &[("learned", ())], unsupported: &["fixed", "relative", "rotary", "alibi"] };
+/// A kind of position embedding.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum PositionKind {
+    Learned,
+    Rotary,
+    Alibi,
+}
 
-pub(crate) static NORMS: Keywords<()> =
-    Keywords { values: &[("layernorm", ())], unsupported: &["rmsnorm", "biasless-layernorm", "group", "instance"] };
+pub(crate) static POSITION_EMBEDDINGS: Keywords<PositionKind> = Keywords {
+    values: &[("learned", PositionKind::Learned), ("rotary", PositionKind::Rotary), ("alibi", PositionKind::Alibi)],
+    unsupported: &["fixed", "relative"],
+};
+
+/// A rule for the frequencies of rotary position embeddings.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum RotaryScalingKind {
+    Linear,
+    Llama3,
+}
+
+pub(crate) static ROTARY_SCALINGS: Keywords<RotaryScalingKind> = Keywords {
+    values: &[("linear", RotaryScalingKind::Linear), ("llama3", RotaryScalingKind::Llama3)],
+    unsupported: &["yarn", "longrope"],
+};
+
+pub(crate) static NORMS: Keywords<Norm> = Keywords {
+    values: &[
+        ("layernorm", Norm::LayerNorm),
+        ("rmsnorm", Norm::RmsNorm),
+        ("biasless-layernorm", Norm::BiaslessLayerNorm),
+    ],
+    unsupported: &["group", "instance"],
+};
 
 /// The attention types, with whether products of queries and keys are divided by the square root of the head's width.
 pub(crate) static ATTENTION_TYPES: Keywords<bool> =
     Keywords { values: &[("scaled_dot_product", true), ("dot_product", false)], unsupported: &["scaled_cosine"] };
 
-pub(crate) static ATTENTION_MODULES: Keywords<()> =
-    Keywords { values: &[("aiayn_attention", ())], unsupported: &["multiquery_attention"] };
+/// The attention modules, with whether heads of queries may share keys and values.
+pub(crate) static ATTENTION_MODULES: Keywords<bool> =
+    Keywords { values: &[("aiayn_attention", false), ("multiquery_attention", true)], unsupported: &[] };
 
+/// The activation functions, with whether the result is multiplied by a second projection.
 #[rustfmt::skip]
-pub(crate) static NONLINEARITIES: Keywords<Nonlinearity> = Keywords {
+pub(crate) static NONLINEARITIES: Keywords<(Nonlinearity, bool)> = Keywords {
     values: &[
-        ("gelu", Nonlinearity::Gelu), ("gelu_new", Nonlinearity::GeluTanh), ("gelu_fast", Nonlinearity::GeluTanh),
+        ("gelu", (Nonlinearity::Gelu, false)), ("gelu_new", (Nonlinearity::GeluTanh, false)),
+        ("gelu_fast", (Nonlinearity::GeluTanh, false)), ("quick_gelu", (Nonlinearity::QuickGelu, false)),
+        ("squared_gelu", (Nonlinearity::SquaredGelu, false)), ("relu", (Nonlinearity::Relu, false)),
+        ("relu2", (Nonlinearity::SquaredRelu, false)), ("silu", (Nonlinearity::Silu, false)),
+        ("swish", (Nonlinearity::Silu, false)), ("tanh", (Nonlinearity::Tanh, false)),
+        ("sigmoid", (Nonlinearity::Sigmoid, false)), ("linear", (Nonlinearity::Identity, false)),
+        ("swiglu", (Nonlinearity::Silu, true)), ("geglu", (Nonlinearity::Gelu, true)),
+        ("reglu", (Nonlinearity::Relu, true)), ("liglu", (Nonlinearity::Identity, true)),
     ],
-    unsupported: &[
-        "relu", "quick_gelu", "squared_gelu", "relu2", "silu", "swish", "tanh", "sigmoid", "linear", "liglu", "geglu",
-        "reglu", "swiglu", "leaky_relu",
-    ],
+    unsupported: &["leaky_relu"],
 };
 
 pub(crate) static LOSS_SCALINGS: Keywords<LossScaling> = Keywords {

@@ -37,14 +37,15 @@ pub use appliance::{
     SwarmXSpec, WaferDocument, WaferSpec,
 };
 pub use document::{
-    InitializerParams, InitializerSetting, InputParams, LearningRateSetting, MicroBatchRange, MicroBatchSetting,
-    ModelParams, OneOrMany, OptimizerParams, Params, RunParams, ScheduleParams,
+    AttentionParams, InitializerParams, InitializerSetting, InputParams, LearningRateSetting, MicroBatchRange,
+    MicroBatchSetting, ModelParams, OneOrMany, OptimizerParams, Params, RotaryScalingParams, RunParams, ScheduleParams,
 };
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
-    CheckpointStates, DataSource, InitializerSpec, Initializers, InputSpec, JobSpec, LogLevel, LossScaling, Mode,
-    ModelFamily, ModelSize, ModelSpec, Nonlinearity, OptimizerSpec, Precision, ResolveOutput, RunSpec, Schedule,
-    ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
+    CheckpointStates, DataSource, DecoderOptions, InitializerSpec, Initializers, InputSpec, JobSpec, LogLevel,
+    LossScaling, Mode, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, Positions,
+    Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, Schedule, ScheduleSegment, ScheduleSegmentKind,
+    Split, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

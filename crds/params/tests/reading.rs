@@ -69,12 +69,12 @@ fn every_mistake_has_its_line_and_its_hint() {
         (with("optimizer", "betas: [0.9, x]"), 16, WrongType, "optimizer.betas.1", "a finite number, not x", ""),
         (with("train_input", "data_files: {a: b}"), 2, WrongType, "train_input.data_files", "a list of strings", ""),
         (
-            with("model", "rope_theta: 10000"),
+            with("model", "attention_logit_softcapping: 50"),
             10,
             NotSupported,
-            "model.rope_theta",
+            "model.attention_logit_softcapping",
             "not supported yet",
-            "position_embedding_type: learned",
+            "leave it out",
         ),
         (
             with("model", "moe_params: {num_experts: 8}"),

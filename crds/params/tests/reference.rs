@@ -61,6 +61,18 @@ impl Document {
             "optimizer.learning_rate.learning_rate" | "optimizer.learning_rate.val" => {
                 document.set("optimizer.learning_rate", r#"{"scheduler": "Constant", "learning_rate": 0.5}"#)
             }
+            "model.residual_dropout_rate" => document.set("model.name", "gpt2"),
+            "model.use_untied_layer_norm" => document.set("model.name", "gptj"),
+            "model.rotary_dim" | "model.rope_theta" | "model.pos_scaling_factor" | "model.pos_scaling_type" => {
+                document.set("model.position_embedding_type", "rotary")
+            }
+            _ if path.starts_with("model.pos_scaling_extra_args") => document
+                .set("model.position_embedding_type", "rotary")
+                .set("model.pos_scaling_type", "llama3")
+                .set("model.pos_scaling_extra_args", "{}"),
+            _ if path.starts_with("model.extra_attention_params") => {
+                document.set("model.attention_module", "multiquery_attention")
+            }
             _ if path.starts_with("optimizer.learning_rate.") => document.set("optimizer.learning_rate", schedule),
             _ => match path.split_once("initializer.") {
                 Some((_, argument)) => {
@@ -139,6 +151,9 @@ fn sample(path: &str) -> &'static str {
 fn described(path: &str) -> Option<&'static str> {
     match path {
         "model.filter_size" => Some("256"),
+        "model.name" => Some("gpt2"),
+        "model.rotary_dim" => Some("16"),
+        "model.extra_attention_params" => Some("{num_kv_groups: 1}"),
         "model.embedding_initializer" | "model.initializer" => Some("{name: truncated_normal, std: 0.02}"),
         "model.output_layer_initializer" => Some("{name: truncated_normal, std: 0.01}"),
         "model.fp16_type" => Some("float16"),
@@ -151,9 +166,11 @@ fn described(path: &str) -> Option<&'static str> {
         "runconfig.log_steps" => Some("1"),
         "runconfig.job_labels" => Some("[]"),
         // None of the values that these keys may have is their default.
-        "runconfig.max_epochs" | "runconfig.eval_steps" | "runconfig.max_checkpoints" | "runconfig.checkpoint_path" => {
-            None
-        }
+        "runconfig.max_epochs"
+        | "runconfig.eval_steps"
+        | "runconfig.max_checkpoints"
+        | "runconfig.checkpoint_path"
+        | "model.attention_sliding_window_length" => None,
         _ => match path.split_once("initializer.") {
             Some((_, "a")) => Some("-0.05"),
             Some((_, "b")) => Some("0.05"),
@@ -341,7 +358,8 @@ fn explain_finds_keys_aliases_and_near_misses() {
         ("optimizer.learning_rate.0.scheduler", "CosineDecay"),
         ("eval_input.batch_size", "the value of train_input.batch_size"),
         ("runconfig.target_device", "none: the key is accepted"),
-        ("model.rope_theta", "not supported yet: use position_embedding_type: learned"),
+        ("model.pos_scaling_extra_args.low_freq_factor", "original_max_position_embeddings"),
+        ("model.moe", "not supported yet: leave it out for a dense feed-forward network"),
         ("sparsity", "not supported yet"),
     ] {
         let text = reference::explain(path).unwrap_or_else(|error| panic!("{error}"));

@@ -76,13 +76,14 @@ fn every_check_names_its_key() {
         ("model", "layer_norm_epsilon: 0", "layer_norm_epsilon", Invalid, "greater than 0"),
         ("model", "loss_weight: 0", "loss_weight", Invalid, "greater than 0"),
         ("model", "loss_scaling: tokens", "loss_scaling", Invalid, "num_tokens"),
-        ("model", "position_embedding_type: rotary", "position_embedding_type", NotSupported, "use learned"),
-        ("model", "norm_type: rmsnorm", "norm_type", NotSupported, "use layernorm"),
-        ("model", "nonlinearity: swiglu", "nonlinearity", NotSupported, "use gelu"),
+        ("model", "position_embedding_type: relative", "position_embedding_type", NotSupported, "use learned"),
+        ("model", "norm_type: group", "norm_type", NotSupported, "use layernorm"),
+        ("model", "nonlinearity: leaky_relu", "nonlinearity", NotSupported, "use gelu"),
         ("model", "nonlinearity: gleu", "nonlinearity", Invalid, "did you mean gelu?"),
         ("model", "attention_type: scaled_cosine", "attention_type", NotSupported, "use scaled_dot_product"),
-        ("model", "attention_module: multiquery_attention", "attention_module", NotSupported, "use aiayn_attention"),
-        ("model", "embedding_layer_norm: True", "embedding_layer_norm", NotSupported, "false"),
+        ("model", "alibi_trainable_slopes: True", "alibi_trainable_slopes", NotSupported, "false"),
+        ("model", "attention_sliding_window_length: 0", "attention_sliding_window_length", Invalid, "from 1"),
+        ("model", "embeddings_scale: 0", "embeddings_scale", Invalid, "greater than 0"),
         ("model", "norm_first: False", "norm_first", NotSupported, "true"),
         ("model", "initializer: xavier_uniform", "initializer", NotSupported, "truncated_normal"),
         ("model", "initializer: {std: 0.1}", "initializer.name", Missing, "name"),
@@ -186,7 +187,8 @@ fn contradictions_are_refused() {
     for (text, key) in [
         (with("model", "vocab_size: 128"), "model.vocab_size"),
         (with("optimizer", "betas: [0.9, 0.99]\n  beta1: 0.9"), "optimizer.betas"),
-        (with("optimizer", "weight_decay: 0.1\n  weight_decay_rate: 0.1"), "optimizer.weight_decay_rate"),
+        (with("optimizer", "weight_decay: 0.1\n  weight_decay_rate: 0.2"), "optimizer.weight_decay_rate"),
+        (with("model", "use_untied_layer_norm: True\n  name: llama"), "model.use_untied_layer_norm"),
         (with("optimizer", "max_gradient_norm: 1\n  max_gradient_value: 1"), "optimizer.max_gradient_value"),
         (with("runconfig", "compile_only: True\n  validate_only: True"), "runconfig.validate_only"),
         (with("runconfig", "num_csx: 5"), "runconfig.num_csx"),
@@ -392,7 +394,7 @@ fn max_epochs_ends_a_run_before_max_steps() {
     assert_eq!(ends("max_epochs: 9000000000000000", u64::MAX), (Some(100), 100));
     assert_eq!(resolve(&with("runconfig", "max_epochs: 0")).unwrap_err().key(), "runconfig.max_epochs");
     assert_eq!(
-        resolve(&with("runconfig", "max_epochs: 1\n  num_epochs: 1")).unwrap_err().key(),
+        resolve(&with("runconfig", "max_epochs: 1\n  num_epochs: 2")).unwrap_err().key(),
         "runconfig.num_epochs"
     );
     let synthetic = SMALL.replace("GptTextDataProcessor", "SyntheticDataProcessor").replace("  tokenizer: bytes\n", "");

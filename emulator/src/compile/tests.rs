@@ -192,7 +192,7 @@ fn evaluation_needs_no_training_memory() {
 
 #[test]
 fn faults_of_model_are_named() {
-    let error = crate::families::gpt(&TINY.spec(), TINY.sequence + 1).unwrap_err();
+    let error = crate::families::decoder(&TINY.spec(), TINY.sequence + 1).unwrap_err();
     assert!(matches!(&error, GraphError::Op { source: OpError::TooFewPositions { .. }, .. }), "{error}");
     assert!(CompileError::from(error).hint().unwrap().contains("max_sequence_length"));
 }

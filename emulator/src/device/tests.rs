@@ -95,7 +95,7 @@ fn gradients_of_whole_models_agree_with_the_reference() {
         let normal = InitializerSpec::Normal { mean: 0.0, std: 0.3 };
         spec.initializers =
             Initializers { embedding: normal, hidden: normal, residual_output: normal, lm_head: normal };
-        let graph = families::gpt(&spec, 8).unwrap();
+        let graph = families::decoder(&spec, 8).unwrap();
         let batch = BatchSpec { samples: 4, leaf_bound: 2 };
         check_plan(name, &plan(graph.clone(), batch, Encoding::F32, LARGE), 24, 37);
         check_plan(name, &recomputing(graph, batch), 24, 151);
@@ -105,7 +105,7 @@ fn gradients_of_whole_models_agree_with_the_reference() {
 #[test]
 fn evaluation_drops_nothing_and_counts_right_answers() {
     const WORDS: usize = 64;
-    let graph = families::gpt(&with_dropout(spec(3, 48, 3, WORDS, 20), 0.1), 20).unwrap();
+    let graph = families::decoder(&with_dropout(spec(3, 48, 3, WORDS, 20), 0.1), 20).unwrap();
     let plan = plan(graph, BatchSpec { samples: 12, leaf_bound: 2 }, Encoding::F32, LARGE);
     let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, WORDS, 2));
     let losses = evaluate(&mut device(&plan, 2), &plan, &weights, &samples);

@@ -1,4 +1,5 @@
-//! Model families: each builds a graph from the resolved `model` section. One file for each, and one line in [`graph`].
+//! Model families: each builds a graph from the resolved `model` section. One file for each kind of architecture, and one
+//! line in [`graph`].
 //!
 //! Names of layers and tensors are part of the format of checkpoints. `docs/dev/add-a-model-family.md` describes each
 //! step.
@@ -7,9 +8,9 @@ use millrace_params::{InitializerSpec, ModelFamily, ModelSpec};
 
 use crate::graph::{Graph, GraphError, Initializer};
 
-mod gpt;
+mod decoder;
 
-pub use gpt::gpt;
+pub use decoder::decoder;
 
 /// Maximum number of blocks. A mistyped number must not exhaust memory.
 const MAX_BLOCKS: usize = 10_000;
@@ -20,7 +21,18 @@ const MAX_BLOCKS: usize = 10_000;
 /// The sequence is longer than the model supports, or the specification is inconsistent.
 pub fn graph(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
     match spec.family {
-        ModelFamily::Gpt2 | ModelFamily::Gpt3 => gpt(spec, sequence),
+        ModelFamily::Gpt2
+        | ModelFamily::Gpt3
+        | ModelFamily::Gptj
+        | ModelFamily::Llama
+        | ModelFamily::Mistral
+        | ModelFamily::Falcon
+        | ModelFamily::Bloom
+        | ModelFamily::Mpt
+        | ModelFamily::Btlm
+        | ModelFamily::Jais
+        | ModelFamily::Starcoder
+        | ModelFamily::Santacoder => decoder(spec, sequence),
     }
 }
 

@@ -4,8 +4,8 @@
 //! * [`isa`]: the instruction set in use, and kernels compiled once for each;
 //! * [`ftz`], [`pool`]: threads that flush denormals, and work cut into tiles;
 //! * [`buffer`], [`matrix`], [`mod@gemm`]: aligned scratch memory, strided views, matrix products;
-//! * [`elementwise`], [`convert`], [`activation`], [`norm`], [`dropout`], [`embedding`], [`loss`], [`attention`]: the
-//!   operators between the products, forward and backward.
+//! * [`elementwise`], [`convert`], [`activation`], [`norm`], [`rms_norm`], [`rotary`], [`dropout`], [`embedding`],
+//!   [`loss`], [`attention`]: the operators between the products, forward and backward.
 //!
 //! Updates of weights are kernels, too; they are in [`crate::optimizers`].
 //!
@@ -35,6 +35,8 @@ pub mod matrix;
 pub mod norm;
 pub mod peak;
 pub mod pool;
+pub mod rms_norm;
+pub mod rotary;
 #[cfg(test)]
 pub(crate) mod testing;
 mod vector;

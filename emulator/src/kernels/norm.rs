@@ -7,7 +7,7 @@ use super::isa::{REDUCTION_LANES, simd_fn, sum_lanes};
 
 /// Sum of `f` over the indices below `len`, in sixteen lanes.
 #[inline(always)]
-fn lane_sum<const N: usize>(inputs: [&[f32]; N], f: impl Fn([f32; N]) -> f32) -> f32 {
+pub(super) fn lane_sum<const N: usize>(inputs: [&[f32]; N], f: impl Fn([f32; N]) -> f32) -> f32 {
     let len = inputs[0].len();
     let mut lanes = [0.0f32; REDUCTION_LANES];
     let blocks = len / REDUCTION_LANES;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::ValueType;
 
-/// A pointwise non-linear function.
+/// A pointwise function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationKind {
@@ -13,6 +13,22 @@ pub enum ActivationKind {
     Gelu,
     /// `x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2`.
     GeluTanh,
+    /// `x sigmoid(1.702 x)`.
+    QuickGelu,
+    /// The square of [`Self::Gelu`].
+    SquaredGelu,
+    /// `max(x, 0)`.
+    Relu,
+    /// The square of [`Self::Relu`].
+    SquaredRelu,
+    /// `x sigmoid(x)`.
+    Silu,
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
+    /// The hyperbolic tangent.
+    Tanh,
+    /// `x`.
+    Identity,
 }
 
 /// See the module documentation. Saves its input, which determines the derivative.
@@ -46,29 +62,31 @@ impl Operator for Activation {
 mod run {
     use super::{Activation, ActivationKind};
     use crate::kernels::Simd;
-    use crate::kernels::activation::{gelu_backward, gelu_forward, gelu_tanh_backward, gelu_tanh_forward};
+    use crate::kernels::activation::{self, PointwiseKernels};
     use crate::kernels::pool::{rows, rows_mut};
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, OperatorInput, ROW_GRAIN};
 
-    impl Activation {
-        const fn forward(self) -> fn(Simd, &[f32], &mut [f32]) {
-            match self.kind {
-                ActivationKind::Gelu => gelu_forward,
-                ActivationKind::GeluTanh => gelu_tanh_forward,
-            }
-        }
-
-        const fn backward(self) -> fn(Simd, &[f32], &mut [f32]) {
-            match self.kind {
-                ActivationKind::Gelu => gelu_backward,
-                ActivationKind::GeluTanh => gelu_tanh_backward,
+    impl ActivationKind {
+        /// Returns the kernels of the function.
+        pub(in crate::ops) const fn kernels(self) -> PointwiseKernels {
+            match self {
+                Self::Gelu => activation::GELU,
+                Self::GeluTanh => activation::GELU_TANH,
+                Self::QuickGelu => activation::QUICK_GELU,
+                Self::SquaredGelu => activation::SQUARED_GELU,
+                Self::Relu => activation::RELU,
+                Self::SquaredRelu => activation::SQUARED_RELU,
+                Self::Silu => activation::SILU,
+                Self::Sigmoid => activation::SIGMOID,
+                Self::Tanh => activation::TANH,
+                Self::Identity => activation::IDENTITY,
             }
         }
     }
 
     impl Executor for Activation {
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let (simd, width, function) = (kit.cx.simd, io.shape.columns(), (*self).forward());
+            let (simd, width, function) = (kit.cx.simd, io.shape.columns(), self.kind.kernels().forward);
             let count = kit.samples * io.shape.rows();
             if let OperatorInput::Values(x) = io.inputs[0] {
                 let data = (rows(x, width), rows_mut(io.output, width));
@@ -81,7 +99,7 @@ mod run {
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let (simd, width, slope) = (kit.cx.simd, io.shape.columns(), (*self).backward());
+            let (simd, width, slope) = (kit.cx.simd, io.shape.columns(), self.kind.kernels().backward);
             let count = kit.samples * io.shape.rows();
             let data = (rows(io.inputs[0].values(), width), rows_mut(io.gradient, width));
             kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, dy)| slope(simd, x.data, dy.data));
@@ -100,12 +118,24 @@ mod run {
 }
 
 #[cfg(all(test, feature = "kernels"))]
-mod tests {
+pub(super) mod tests {
     use super::{Activation, ActivationKind};
     use crate::graph::Graph;
     use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, X, accepts, rejects};
 
-    const KINDS: [ActivationKind; 2] = [ActivationKind::Gelu, ActivationKind::GeluTanh];
+    /// All functions. Those with a kink are tested at values that are rarely close to it.
+    pub(in crate::ops) const KINDS: [ActivationKind; 10] = [
+        ActivationKind::Gelu,
+        ActivationKind::GeluTanh,
+        ActivationKind::QuickGelu,
+        ActivationKind::SquaredGelu,
+        ActivationKind::Relu,
+        ActivationKind::SquaredRelu,
+        ActivationKind::Silu,
+        ActivationKind::Sigmoid,
+        ActivationKind::Tanh,
+        ActivationKind::Identity,
+    ];
 
     impl OperatorTests for Activation {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
@@ -122,12 +152,22 @@ mod tests {
         }
     }
 
-    fn function(kind: ActivationKind, x: f64) -> f64 {
+    pub(in crate::ops) fn function(kind: ActivationKind, x: f64) -> f64 {
+        let gelu = || 0.5 * x * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2);
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         match kind {
-            ActivationKind::Gelu => 0.5 * x * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2),
+            ActivationKind::Gelu => gelu(),
             ActivationKind::GeluTanh => {
                 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
             }
+            ActivationKind::QuickGelu => x * sigmoid(1.702 * x),
+            ActivationKind::SquaredGelu => gelu().powi(2),
+            ActivationKind::Relu => x.max(0.0),
+            ActivationKind::SquaredRelu => x.max(0.0).powi(2),
+            ActivationKind::Silu => x * sigmoid(x),
+            ActivationKind::Sigmoid => sigmoid(x),
+            ActivationKind::Tanh => x.tanh(),
+            ActivationKind::Identity => x,
         }
     }
 }

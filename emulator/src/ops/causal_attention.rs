@@ -1,5 +1,5 @@
-//! `(qkv [rows x 3H]) -> [rows x H]`: causal multi-head attention; columns are queries, keys, values, each divided into
-//! heads. Scores and probabilities exist as tiles only, never as a whole `rows x rows` matrix.
+//! `(qkv [rows x (H + 2K)]) -> [rows x H]`: causal attention; columns are queries (H), keys (K), values (K), each divided
+//! into heads of the same width. Scores and probabilities exist as tiles only, never as a whole `rows x rows` matrix.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,12 +10,49 @@ use crate::graph::ValueType;
 /// recomputes the probabilities, tile by tile.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CausalAttention {
-    /// Number of heads; divides H.
+    /// Number of heads of queries; divides H.
     pub heads: usize,
     /// Factor on query-key products.
     pub scale: f32,
     /// Dropout on probabilities.
     pub dropout: f32,
+    /// Number of heads of keys and values, which divides `heads`: adjacent heads of queries share one. `None` for one
+    /// each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_heads: Option<usize>,
+    /// Number of rows that a row attends to, itself included; `None` for all before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<usize>,
+    /// Whether scores are decreased in proportion to the distance of query and key (ALiBi).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub alibi: bool,
+}
+
+impl CausalAttention {
+    /// Returns attention in which each head has its own keys and values and attends to all rows before it.
+    pub const fn new(heads: usize, scale: f32, dropout: f32) -> Self {
+        Self { heads, scale, dropout, key_heads: None, window: None, alibi: false }
+    }
+
+    /// Returns the number of heads of keys and values.
+    pub fn key_heads(&self) -> usize {
+        self.key_heads.unwrap_or(self.heads)
+    }
+
+    /// Returns the number of elements of a head in rows of `columns`, if they can be divided into heads.
+    fn head_dim(&self, columns: usize) -> Option<usize> {
+        let key_heads = self.key_heads();
+        let heads = key_heads.checked_mul(2)?.checked_add(self.heads)?;
+        let divides = key_heads > 0 && self.heads.is_multiple_of(key_heads);
+        (divides && self.heads > 0 && columns.is_multiple_of(heads)).then(|| columns / heads)
+    }
+
+    /// Returns the number of pairs of rows that attend to each other.
+    fn pairs(&self, rows: u64) -> u64 {
+        let window = self.window.map_or(rows, |window| rows.min(window as u64));
+        let growing = window.saturating_mul(window + 1) / 2;
+        growing.saturating_add((rows - window).saturating_mul(window))
+    }
 }
 
 impl Operator for CausalAttention {
@@ -26,28 +63,33 @@ impl Operator for CausalAttention {
         if !self.scale.is_finite() {
             return Err(OpError::Attribute { name: "scale", value: self.scale, range: "finite" });
         }
-        let width = qkv.columns / 3;
-        if !qkv.columns.is_multiple_of(3) || self.heads == 0 || !width.is_multiple_of(self.heads) {
-            return Err(OpError::Heads { columns: qkv.columns, heads: self.heads });
+        if self.window == Some(0) {
+            return Err(OpError::Attribute { name: "window", value: 0.0, range: "at least 1" });
         }
-        Ok(Some(Shape::float(qkv.rows, width)))
+        let Some(head_dim) = self.head_dim(qkv.columns) else {
+            let (columns, heads, key_heads) = (qkv.columns, self.heads, self.key_heads());
+            return Err(OpError::Heads { columns, heads, key_heads });
+        };
+        Ok(Some(Shape::float(qkv.rows, head_dim * self.heads)))
     }
 
     fn flops(&self, io: &Signature<'_>) -> Flops {
-        // Row i attends to i + 1 rows. Each pair takes a product of H for the score and one for the value.
+        // Each pair of rows takes a product of H for the score and one for the value.
         let (rows, columns) = io.input(0);
-        let pairs = rows.saturating_mul(rows + 1) / 2;
-        let width = columns / 3;
+        let pairs = self.pairs(rows);
+        let head_dim = self.head_dim(columns as usize).unwrap_or(0) as u64;
+        let (width, key_width) = (head_dim * self.heads as u64, head_dim * self.key_heads() as u64);
         let forward = 4u64.saturating_mul(pairs).saturating_mul(width);
         // The features of a head are on 1 / heads of the cores of the whole width, so the sums of its scores cost
         // proportionally less: all heads together cost one number per pair. Values and the gradients of queries, keys
         // and values are summed over rows.
-        let (row, pair) = (rows.saturating_mul(width), pairs);
+        let row = rows.saturating_mul(width);
+        let gradients = rows.saturating_mul(width + 2 * key_width);
         Flops {
             forward,
             backward: forward.saturating_mul(2),
-            forward_sums: pair.saturating_add(row),
-            backward_sums: pair.saturating_add(row.saturating_mul(3)),
+            forward_sums: pairs.saturating_add(row),
+            backward_sums: pairs.saturating_add(gradients),
         }
     }
 
@@ -57,9 +99,12 @@ impl Operator for CausalAttention {
     }
 
     fn scratch(&self, io: &Signature<'_>) -> u64 {
-        // Backward: the product of output and its gradient, for each row and head.
-        let (rows, _) = io.input(0);
-        rows * self.heads as u64
+        // Backward: the gradients of shared keys and values for each head of queries, before they are summed, and the
+        // product of output and its gradient, for each row and head.
+        let (rows, columns) = io.input(0);
+        let head_dim = self.head_dim(columns as usize).unwrap_or(0) as u64;
+        let partial = if self.key_heads() == self.heads { 0 } else { 2 * head_dim };
+        rows * self.heads as u64 * (partial + 1)
     }
 }
 
@@ -86,8 +131,11 @@ mod run {
                 samples,
                 tokens: shape.rows(),
                 heads: self.heads,
-                head_dim: shape.columns() / 3 / self.heads,
+                key_heads: self.key_heads(),
+                head_dim: self.head_dim(shape.columns()).unwrap_or(0),
                 scale: self.scale,
+                window: self.window,
+                alibi: self.alibi,
                 dropout,
                 sample_keys: keys,
             }
@@ -96,22 +144,23 @@ mod run {
 
     impl Executor for CausalAttention {
         fn check_supported(&self, shape: &NodeShape) -> Result<(), UnsupportedOperator> {
-            let elements = shape.columns() / 3 / self.heads;
+            let elements = self.head_dim(shape.columns()).unwrap_or(usize::MAX);
             if elements <= GEMM_INNER_BLOCK { Ok(()) } else { Err(UnsupportedOperator::WideHeads { elements }) }
         }
 
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples);
-            let layout = QkvLayout::packed(what.hidden());
+            let layout = QkvLayout::packed(&what);
             attention::forward(kit.cx, &what, io.inputs[0].values(), layout, io.output, io.extra, kit.attention);
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dqkv, _), _] = io.targets else { return };
             let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples);
-            let layout = QkvLayout::packed(what.hidden());
+            let layout = QkvLayout::packed(&what);
             let qkv = io.inputs[0].values();
-            attention::backward(kit.cx, &what, qkv, layout, io.output, io.extra, io.gradient, dqkv, kit.attention);
+            let (out, dout, workspace) = (io.output, io.gradient, &mut *kit.attention);
+            attention::backward(kit.cx, &what, qkv, layout, out, io.extra, dout, dqkv, io.scratch, workspace);
         }
     }
 }
@@ -120,30 +169,38 @@ mod run {
 mod tests {
     use super::CausalAttention;
     use crate::graph::Graph;
+    use crate::kernels::attention::alibi_slope;
     use crate::numerics::random::subkey;
     use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, WIDE, WIDTH, X, accepts, rejects};
     use crate::ops::{Operator, Shape, Signature};
 
     impl OperatorTests for CausalAttention {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
-            let (qkv, width, heads) = (args.inputs[0], args.io.inputs[0].columns / 3, self.heads);
-            let (dim, rows) = (width / heads, qkv.len() / (3 * width));
-            let part =
-                |row: usize, which: usize, head: usize| &qkv[row * 3 * width + which * width + head * dim..][..dim];
+            let (qkv, columns, heads) = (args.inputs[0], args.io.inputs[0].columns, self.heads);
+            let (dim, group) = (self.head_dim(columns).unwrap(), heads / self.key_heads());
+            let (width, rows) = (heads * dim, qkv.len() / columns);
+            let part = |row: usize, first: usize, head: usize| &qkv[row * columns + first + head * dim..][..dim];
+            let (keys, values) = (width, width + self.key_heads() * dim);
             let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
             let mut out = vec![0.0; rows * width];
             for head in 0..heads {
                 let head_key = subkey(args.key, head as u64);
+                let slope = if self.alibi { f64::from(alibi_slope(heads, head)) } else { 0.0 };
                 for query in 0..rows {
-                    let score = |key: usize| dot(part(query, 0, head), part(key, 1, head)) * f64::from(self.scale);
-                    let scores: Vec<f64> = (0..=query).map(score).collect();
+                    let score = |key: usize| {
+                        let product = dot(part(query, 0, head), part(key, keys, head / group));
+                        product * f64::from(self.scale) - slope * (query - key) as f64
+                    };
+                    let first = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
+                    let scores: Vec<f64> = (first..=query).map(score).collect();
                     let most = scores.iter().fold(f64::MIN, |most, &score| most.max(score));
                     let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
-                    for (key, score) in scores.iter().enumerate() {
+                    for (key, score) in (first..).zip(&scores) {
                         let factor = args.dropout_factor(self.dropout, subkey(head_key, query as u64), key);
                         let share = (score - most).exp() / sum * factor;
                         let to = &mut out[query * width + head * dim..][..dim];
-                        to.iter_mut().zip(part(key, 2, head)).for_each(|(to, value)| *to += share * value);
+                        let value = part(key, values, head / group);
+                        to.iter_mut().zip(value).for_each(|(to, value)| *to += share * value);
                     }
                 }
             }
@@ -151,29 +208,48 @@ mod tests {
         }
 
         fn shape_cases() -> Vec<ShapeCase> {
-            let attention = |heads, dropout| CausalAttention { heads, scale: 0.5, dropout };
+            let attention = |heads, dropout| CausalAttention::new(heads, 0.5, dropout);
+            let grouped = |heads, key_heads| CausalAttention { key_heads: Some(key_heads), ..attention(heads, 0.0) };
             vec![
                 accepts(attention(2, 0.1), &[WIDE], &[], X),
-                rejects(attention(3, 0.1), &[WIDE], &[], "3 equal heads"),
-                rejects(attention(0, 0.1), &[WIDE], &[], "0 equal heads"),
+                accepts(grouped(4, 1), &[WIDE], &[], Shape::float(8, 8)),
+                accepts(CausalAttention { window: Some(3), alibi: true, ..attention(2, 0.0) }, &[WIDE], &[], X),
+                rejects(attention(3, 0.1), &[WIDE], &[], "3 heads of queries"),
+                rejects(attention(0, 0.1), &[WIDE], &[], "0 heads of queries"),
+                rejects(grouped(2, 0), &[WIDE], &[], "0 each of keys"),
+                rejects(grouped(2, 4), &[WIDE], &[], "4 each of keys"),
+                rejects(grouped(usize::MAX, usize::MAX), &[WIDE], &[], "heads of queries"),
                 rejects(attention(2, -0.1), &[WIDE], &[], "dropout"),
-                rejects(CausalAttention { heads: 2, scale: f32::NAN, dropout: 0.0 }, &[WIDE], &[], "scale"),
+                rejects(CausalAttention::new(2, f32::NAN, 0.0), &[WIDE], &[], "scale"),
+                rejects(CausalAttention { window: Some(0), ..attention(2, 0.0) }, &[WIDE], &[], "window"),
             ]
         }
 
         fn graphs() -> Vec<Graph> {
-            vec![TestGraph::build(|s, x| {
-                let qkv = s.linear(x, 3 * WIDTH, true);
-                s.node(CausalAttention { heads: 3, scale: 0.6, dropout: 0.2 }, &[qkv], &[])
-            })]
+            let of = |attention: CausalAttention, columns: usize| {
+                TestGraph::build(|s, x| {
+                    let qkv = s.linear(x, columns, true);
+                    s.node(attention, &[qkv], &[])
+                })
+            };
+            let plain = CausalAttention::new(3, 0.6, 0.2);
+            vec![
+                of(plain, 3 * WIDTH),
+                of(CausalAttention { heads: 4, key_heads: Some(2), alibi: true, ..plain }, WIDTH * 2),
+                of(CausalAttention { key_heads: Some(1), window: Some(2), ..plain }, WIDTH / 3 * 5),
+            ]
         }
     }
 
     #[test]
     fn half_of_the_pairs_of_rows_count() {
-        let op = CausalAttention { heads: 2, scale: 0.5, dropout: 0.0 };
+        let op = CausalAttention::new(2, 0.5, 0.0);
         let flops = op.flops(&Signature { inputs: vec![Shape::float(8, 12)], params: vec![] });
         // 8 rows attend to 1, 2, ... 8 rows: 36 pairs, scores and values over 4 features.
         assert_eq!(flops.forward, 36 * 2 * 2 * 4);
+        // With a window of 3 rows: 1 + 2 + 6 times 3.
+        let op = CausalAttention { window: Some(3), ..op };
+        let flops = op.flops(&Signature { inputs: vec![Shape::float(8, 12)], params: vec![] });
+        assert_eq!(flops.forward, 21 * 2 * 2 * 4);
     }
 }

@@ -7,6 +7,7 @@ use super::{Operator, Shape, Signature};
 use crate::graph::{Graph, OpNode};
 use crate::kernels::attention::AttentionWorkspace;
 use crate::kernels::loss::{LossSums, LossWorkspace};
+use crate::kernels::rotary::RotaryTable;
 use crate::kernels::{Accumulate, Context, GemmWorkspace, PackedB};
 use crate::numerics::GEMM_INNER_BLOCK;
 
@@ -65,6 +66,8 @@ pub struct OperatorContext<'a> {
     pub products: &'a mut GemmWorkspace,
     /// Scratch memory of attention.
     pub attention: &'a mut AttentionWorkspace,
+    /// Cosines and sines of rotary position embeddings.
+    pub rotary: &'a mut RotaryTable,
     /// Scratch memory of the loss.
     pub loss: &'a mut LossWorkspace,
     /// Destination of the sums of a loss.

@@ -1,4 +1,4 @@
-//! `(x; gain [H], offset [H]) -> [rows x H]`: each row normalized to mean 0 and variance 1, times gain, plus offset.
+//! `(x; gain [H], offset [H]?) -> [rows x H]`: each row normalized to mean 0 and variance 1, times gain, plus offset.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ pub struct LayerNorm {
 impl Operator for LayerNorm {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         let [x] = io.inputs([ValueType::Float])?;
-        io.params(&[&[x.columns], &[x.columns]], 2)?;
+        io.params(&[&[x.columns], &[x.columns]], 1)?;
         if !(self.epsilon > 0.0 && self.epsilon.is_finite()) {
             return Err(OpError::Attribute { name: "epsilon", value: self.epsilon, range: "positive" });
         }
@@ -51,13 +51,13 @@ mod run {
     impl Executor for LayerNorm {
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (simd, width, epsilon) = (kit.cx.simd, io.shape.columns(), self.epsilon);
-            let [gain, offset] = io.weights.tensors;
+            let (gain, offset) = (io.weights.tensors[0], io.weights.bias(io.shape));
             let count = kit.samples * io.shape.rows();
             let (mean, rstd) = io.extra.split_at_mut(count);
             let x = rows(io.inputs[0].values(), width);
             let data = (x, rows_mut(io.output, width), rows_mut(mean, 1), rows_mut(rstd, 1));
             kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, y, mean, rstd)| {
-                layer_norm_forward(simd, x.data, gain, Some(offset), epsilon, y.data, mean.data, rstd.data);
+                layer_norm_forward(simd, x.data, gain, offset, epsilon, y.data, mean.data, rstd.data);
             });
         }
 
@@ -67,19 +67,28 @@ mod run {
             let count = kit.samples * io.shape.rows();
             let (mean, rstd) = io.extra.split_at(count);
             let (x, dy) = (io.inputs[0].values(), &*io.gradient);
-            if let [Some(gain), Some(offset)] = io.tensors {
-                let (adds, offset_adds) = (gain.adds(), offset.adds());
-                let data = (rows_mut(gain.data, 1), rows_mut(offset.data, 1));
-                kit.cx.pool.for_each_rows(width, COLUMN_GRAIN, data, |first, (gain, offset)| {
-                    // One of them may be shared with another norm and already have a gradient.
-                    let together: &mut [f32] = if adds == offset_adds {
-                        offset.data
-                    } else {
-                        column_sums(simd, dy, width, first, offset.data, offset_adds);
-                        &mut []
-                    };
-                    layer_norm_backward_params(simd, x, width, mean, rstd, dy, first, gain.data, together, adds);
-                });
+            match io.tensors {
+                [Some(gain), Some(offset)] => {
+                    let (adds, offset_adds) = (gain.adds(), offset.adds());
+                    let data = (rows_mut(gain.data, 1), rows_mut(offset.data, 1));
+                    kit.cx.pool.for_each_rows(width, COLUMN_GRAIN, data, |first, (gain, offset)| {
+                        // One of them may be shared with another norm and already have a gradient.
+                        let together: &mut [f32] = if adds == offset_adds {
+                            offset.data
+                        } else {
+                            column_sums(simd, dy, width, first, offset.data, offset_adds);
+                            &mut []
+                        };
+                        layer_norm_backward_params(simd, x, width, mean, rstd, dy, first, gain.data, together, adds);
+                    });
+                }
+                [Some(gain), None] => {
+                    let adds = gain.adds();
+                    kit.cx.pool.for_each_rows(width, COLUMN_GRAIN, rows_mut(gain.data, 1), |first, gain| {
+                        layer_norm_backward_params(simd, x, width, mean, rstd, dy, first, gain.data, &mut [], adds);
+                    });
+                }
+                [None, _] => {}
             }
             let [TargetMut::Memory(dx, accumulate), _] = io.targets else { return };
             let adds = accumulate == Accumulate::Add;
@@ -95,11 +104,13 @@ mod run {
 mod tests {
     use super::LayerNorm;
     use crate::graph::Graph;
-    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, X, accepts, rejects};
+    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, WIDTH, X, accepts, rejects};
 
     impl OperatorTests for LayerNorm {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
-            let (gain, offset) = (args.params[0], args.params[1]);
+            let gain = args.params[0];
+            let zeros = vec![0.0; gain.len()];
+            let offset = args.params.get(1).copied().unwrap_or(&zeros);
             let width = gain.len() as f64;
             let row = |row: &[f64]| -> Vec<f64> {
                 let mean = row.iter().sum::<f64>() / width;
@@ -114,13 +125,18 @@ mod tests {
             let norm = LayerNorm { epsilon: 1e-5 };
             vec![
                 accepts(norm, &[X], &[&[4], &[4]], X),
+                accepts(norm, &[X], &[&[4]], X),
                 rejects(norm, &[X], &[&[4], &[5]], "tensor 1 must be [4]"),
                 rejects(LayerNorm { epsilon: 0.0 }, &[X], &[&[4], &[4]], "epsilon"),
             ]
         }
 
         fn graphs() -> Vec<Graph> {
-            vec![TestGraph::build(|s, x| s.norm(x))]
+            let without_offset = TestGraph::build(|s, x| {
+                let gain = s.tensor(&[WIDTH]);
+                s.node(LayerNorm { epsilon: 1e-5 }, &[x], &[gain])
+            });
+            vec![TestGraph::build(|s, x| s.norm(x)), without_offset]
         }
     }
 }

@@ -34,9 +34,13 @@ mod dropout;
 mod embedding;
 #[cfg(feature = "kernels")]
 pub mod execute;
+mod gate;
 mod layer_norm;
 mod linear;
 mod operator;
+mod rms_norm;
+mod rotary;
+mod scale;
 mod signature;
 #[cfg(all(test, feature = "kernels"))]
 pub(crate) mod testing;
@@ -44,6 +48,7 @@ pub(crate) mod testing;
 pub use activation::ActivationKind;
 pub use cross_entropy::VOCABULARY_BLOCK;
 pub use operator::{Flops, GradientForm, Operator, SavedForBackward};
+pub use rotary::{RotaryPairing, RotaryScaling};
 pub use signature::{OpError, Shape, Signature};
 
 use operator::check_rate;
@@ -140,6 +145,10 @@ operators! {
     activation::Activation,
     causal_attention::CausalAttention,
     cross_entropy::CrossEntropy,
+    scale::Scale,
+    rms_norm::RmsNorm,
+    rotary::Rotary,
+    gate::Gate,
 }
 
 /// Returns the work of an operator of a valid graph on one sample.
@@ -175,17 +184,36 @@ mod tests {
             (Linear.into(), r#"{"op":"linear"}"#),
             (Activation { kind: ActivationKind::GeluTanh }.into(), r#"{"op":"activation","kind":"gelu_tanh"}"#),
             (
-                CausalAttention { heads: 2, scale: 0.5, dropout: 0.25 }.into(),
+                CausalAttention::new(2, 0.5, 0.25).into(),
                 r#"{"op":"causal_attention","heads":2,"scale":0.5,"dropout":0.25}"#,
             ),
             (CrossEntropy.into(), r#"{"op":"cross_entropy"}"#),
+            (Scale { factor: 0.5 }.into(), r#"{"op":"scale","factor":0.5}"#),
+            (RmsNorm { epsilon: 0.25 }.into(), r#"{"op":"rms_norm","epsilon":0.25}"#),
+            (
+                Rotary {
+                    heads: 2,
+                    head_dim: 8,
+                    dimensions: 4,
+                    base: 1e4,
+                    pairing: RotaryPairing::Halves,
+                    scaling: None,
+                }
+                .into(),
+                r#"{"op":"rotary","heads":2,"head_dim":8,"dimensions":4,"base":10000.0,"pairing":"halves"}"#,
+            ),
+            (Gate { kind: ActivationKind::Silu }.into(), r#"{"op":"gate","kind":"silu"}"#),
         ];
         assert_eq!(
             cases.iter().map(|(op, _)| op.name()).collect::<Vec<_>>(),
             OpKind::NAMES,
             "a line for each operator"
         );
-        for (op, document) in cases {
+        let grouped =
+            CausalAttention { key_heads: Some(1), window: Some(9), alibi: true, ..CausalAttention::new(2, 0.5, 0.0) };
+        let document =
+            r#"{"op":"causal_attention","heads":2,"scale":0.5,"dropout":0.0,"key_heads":1,"window":9,"alibi":true}"#;
+        for (op, document) in cases.into_iter().chain([(grouped.into(), document)]) {
             assert_eq!(serde_json::to_string(&op).unwrap(), document);
             assert_eq!(serde_json::from_str::<OpKind>(document).unwrap(), op);
         }

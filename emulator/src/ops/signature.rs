@@ -155,9 +155,21 @@ pub enum OpError {
         /// Rows of a sample.
         rows: usize,
     },
-    /// Columns can't be divided into heads.
-    #[error("{columns} columns can't be split into queries, keys and values of {heads} equal heads")]
-    Heads { columns: usize, heads: usize },
+    /// Columns can't be divided into heads of queries, keys and values.
+    #[error("{columns} columns can't be split into {heads} heads of queries and {key_heads} each of keys and values")]
+    Heads { columns: usize, heads: usize, key_heads: usize },
+    /// Rotated heads do not fit.
+    #[error(
+        "{columns} columns do not begin with {heads} heads of {head_dim}, with {dimensions} rotated elements: an even \
+         number, at least 2"
+    )]
+    RotatedHeads {
+        columns: usize,
+        heads: usize,
+        head_dim: usize,
+        /// Rotated elements of a head.
+        dimensions: usize,
+    },
     /// An attribute is out of range.
     #[error("its {name} is {value}, but must be {range}")]
     Attribute { name: &'static str, value: f32, range: &'static str },

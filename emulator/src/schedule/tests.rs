@@ -25,7 +25,7 @@ fn skip_connection_graph() -> Graph {
     b.end_layer("b");
     let z = node(b, Add.into(), &[y, y], None);
     // An output that nothing reads.
-    node(b, CausalAttention { heads: 1, scale: 1.0, dropout: 0.0 }.into(), &[wide], None);
+    node(b, CausalAttention::new(1, 1.0, 0.0).into(), &[wide], None);
     b.end_layer("c");
     let narrow = node(b, Linear.into(), &[z], Some([32, 16]));
     let head = builder.tensor("head", &[10, 32], Initializer::Constant { value: 0.0 }, TensorRole::Weight);

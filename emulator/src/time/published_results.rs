@@ -138,7 +138,7 @@ impl PublishedResult {
     /// Compiles its plan, in mixed precision with leaves of one sample.
     pub fn plan(&self, appliance: &MachineSpec) -> Option<StreamPlan> {
         let graph = match self.model {
-            PublishedModel::Gpt { layers, hidden, heads } => families::gpt(&gpt(layers, hidden, heads), SEQUENCE),
+            PublishedModel::Gpt { layers, hidden, heads } => families::decoder(&gpt(layers, hidden, heads), SEQUENCE),
             PublishedModel::GptJ => gpt_j(),
         };
         compile(CompileRequest {
@@ -184,7 +184,7 @@ pub(super) fn gpt_j() -> Result<Graph, GraphError> {
         let at = |part: &str| format!("h.{block}.{part}");
         let normal = model.norm(&at("ln_1"), stream, width)?;
         let qkv = model.linear(&at("attn.qkv"), normal, [3 * width, width], false)?;
-        let attention = CausalAttention { heads, scale: 1.0 / 16.0, dropout: 0.0 };
+        let attention = CausalAttention::new(heads, 1.0 / 16.0, 0.0);
         let mixed = model.builder.node(attention, at("attn"), &[qkv], &[])?;
         let attended = model.linear(&at("attn.proj"), mixed, [width, width], false)?;
         let inner = model.linear(&at("mlp.fc"), normal, [4 * width, width], true)?;

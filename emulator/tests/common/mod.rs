@@ -39,7 +39,7 @@ pub fn with_dropout(mut spec: ModelSpec, rate: f64) -> ModelSpec {
 
 /// Compiles the plan of a GPT.
 pub fn gpt_plan(spec: &ModelSpec, sequence: usize, batch: BatchSpec, wafer: u64) -> Arc<StreamPlan> {
-    plan(families::gpt(spec, sequence).unwrap(), batch, Encoding::F32, wafer)
+    plan(families::decoder(spec, sequence).unwrap(), batch, Encoding::F32, wafer)
 }
 
 /// Compiles the plan of any graph.

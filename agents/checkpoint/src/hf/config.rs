@@ -15,6 +15,27 @@ const MOST_WIDTH: usize = 1 << 20;
 const MOST_LAYERS: usize = 1 << 14;
 const MOST_POSITIONS: usize = 1 << 22;
 
+/// Activations: the name in `config.json`, the name in params, and the function. The first name of a function is the one
+/// that exports use.
+const ACTIVATIONS: &[(&str, &str, ActivationKind)] = &[
+    ("gelu", "gelu", ActivationKind::Gelu),
+    ("gelu_new", "gelu_new", ActivationKind::GeluTanh),
+    ("gelu_pytorch_tanh", "gelu_new", ActivationKind::GeluTanh),
+    ("quick_gelu", "quick_gelu", ActivationKind::QuickGelu),
+    ("relu", "relu", ActivationKind::Relu),
+    ("relu2", "relu2", ActivationKind::SquaredRelu),
+    ("silu", "silu", ActivationKind::Silu),
+    ("swish", "silu", ActivationKind::Silu),
+    ("sigmoid", "sigmoid", ActivationKind::Sigmoid),
+    ("tanh", "tanh", ActivationKind::Tanh),
+    ("linear", "linear", ActivationKind::Identity),
+];
+
+/// Returns the name of a function in `config.json`; `None` if transformers does not have it.
+pub(super) fn hf_activation_name(function: ActivationKind) -> Option<&'static str> {
+    ACTIVATIONS.iter().find(|(_, _, kind)| *kind == function).map(|(name, ..)| *name)
+}
+
 /// The configuration. Other keys have no effect on what Millrace computes.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
@@ -78,11 +99,12 @@ impl Gpt2Config {
 
     /// Returns the activation of the feed-forward network; `None` if Millrace does not have it.
     pub fn activation(&self) -> Option<ActivationKind> {
-        match self.activation_function.as_str() {
-            "gelu" => Some(ActivationKind::Gelu),
-            "gelu_new" | "gelu_pytorch_tanh" => Some(ActivationKind::GeluTanh),
-            _ => None,
-        }
+        ACTIVATIONS.iter().find(|(name, ..)| *name == self.activation_function).map(|(_, _, kind)| *kind)
+    }
+
+    /// Returns the name of the activation in params; `None` if Millrace does not have it.
+    pub fn params_activation(&self) -> Option<&'static str> {
+        ACTIVATIONS.iter().find(|(name, ..)| *name == self.activation_function).map(|(_, name, _)| *name)
     }
 
     /// Returns the width of the feed-forward network.
@@ -124,8 +146,9 @@ impl Gpt2Config {
             return Err(untrainable(dir, "n_head", self.n_head, &format!("a divisor of n_embd {}", self.n_embd)));
         }
         if self.activation().is_none() {
-            let supported = "gelu, gelu_new or gelu_pytorch_tanh";
-            return Err(untrainable(dir, "activation_function", &self.activation_function, supported));
+            let names: Vec<&str> = ACTIVATIONS.iter().map(|(name, ..)| *name).collect();
+            let supported = format!("one of {}", names.join(", "));
+            return Err(untrainable(dir, "activation_function", &self.activation_function, &supported));
         }
         for (key, rate) in
             [("resid_pdrop", self.resid_pdrop), ("embd_pdrop", self.embd_pdrop), ("attn_pdrop", self.attn_pdrop)]

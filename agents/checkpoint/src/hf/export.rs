@@ -3,9 +3,9 @@
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use millrace_emulator::ops::ActivationKind;
 use serde::Serialize;
 
+use super::config::hf_activation_name;
 use super::gpt2::{Gpt2, TensorMapping};
 use super::transpose;
 use crate::error::{Error, Result};
@@ -39,6 +39,12 @@ pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<ExportSummar
             hint: "train with use_bias_in_output: false to export".into(),
         });
     }
+    let Some(activation) = hf_activation_name(model.activation) else {
+        return Err(Error::NotExportable {
+            reason: format!("its activation is {:?}, which transformers does not have", model.activation),
+            hint: "use `checkpoint info` and the safetensors files of the checkpoint".into(),
+        });
+    };
     if millrace_roots::read_dir(out_dir).is_ok_and(|entries| !entries.is_empty()) || millrace_roots::is_file(out_dir) {
         return Err(Error::Exists { path: out_dir.to_owned() });
     }
@@ -47,7 +53,7 @@ pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<ExportSummar
     remove_dir(&draft.0)?;
     millrace_roots::create_dir_all(&draft.0).map_err(|e| Error::io("create", &draft.0, e))?;
     let exported = write_tensors(checkpoint, &model, &draft.0.join("model.safetensors"))?;
-    let config = serde_json::to_vec_pretty(&config(&model)).map_err(Error::argument)?;
+    let config = serde_json::to_vec_pretty(&config(&model, activation)).map_err(Error::argument)?;
     write_synced(&draft.0.join("config.json"), &config)?;
     crate::files::sync_dir(&draft.0)?;
     rename_synced(&draft.0, out_dir)?;
@@ -109,7 +115,7 @@ fn write_f32(out: &mut impl Write, values: &[f32]) -> std::io::Result<()> {
     Ok(())
 }
 
-fn config(model: &Gpt2) -> serde_json::Value {
+fn config(model: &Gpt2, activation: &str) -> serde_json::Value {
     // A GPT-2 vocabulary ends with its only special token; a smaller one has none.
     let special = (model.vocabulary >= 50_257).then_some(50_256);
     serde_json::json!({
@@ -121,10 +127,7 @@ fn config(model: &Gpt2) -> serde_json::Value {
         "n_layer": model.blocks.len(),
         "n_head": model.heads,
         "n_inner": model.inner,
-        "activation_function": match model.activation {
-            ActivationKind::Gelu => "gelu",
-            ActivationKind::GeluTanh => "gelu_new",
-        },
+        "activation_function": activation,
         "embd_pdrop": decimal(model.rates.embedding),
         "attn_pdrop": decimal(model.rates.attention),
         "resid_pdrop": decimal(model.rates.residual),

@@ -285,7 +285,14 @@ impl GraphMatcher<'_> {
     ) -> Result<(TransformerBlock, usize, ActivationKind)> {
         let (qkv, x) = self.linear(normed)?;
         let attention = |op: &OpKind| match *op {
-            OpKind::CausalAttention(CausalAttention { heads, scale, dropout }) => Some((heads, scale, dropout)),
+            OpKind::CausalAttention(CausalAttention {
+                heads,
+                scale,
+                dropout,
+                key_heads: None,
+                window: None,
+                alibi: false,
+            }) => Some((heads, scale, dropout)),
             _ => None,
         };
         let ((heads, scale, dropout), _, x) = self.expect_op("causal attention", &[x], attention)?;

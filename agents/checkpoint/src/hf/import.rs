@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use millrace_emulator::graph::TensorId;
-use millrace_emulator::ops::ActivationKind;
 use millrace_emulator::plan::StreamPlan;
 
+use super::config::hf_activation_name;
 use super::directory::HfDirectory;
 use super::gpt2::{Gpt2, TensorMapping};
 use super::transpose;
@@ -100,10 +100,7 @@ fn check_settings(source: &HfDirectory, model: &Gpt2) -> Result<()> {
         return differs("layer_norm_epsilon", config.layer_norm_epsilon.to_string(), model.epsilon.to_string());
     }
     if config.activation() != Some(model.activation) {
-        let expected = match model.activation {
-            ActivationKind::Gelu => "gelu",
-            ActivationKind::GeluTanh => "gelu_new",
-        };
+        let expected = hf_activation_name(model.activation).unwrap_or("a function that transformers does not have");
         return differs("activation_function", config.activation_function.clone(), expected.into());
     }
     if config.tie_word_embeddings != model.tied() {

@@ -10,8 +10,6 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use millrace_emulator::ops::ActivationKind;
-
 use super::config::Gpt2Config;
 use crate::error::Result;
 
@@ -115,10 +113,7 @@ fn train_input(config: &Gpt2Config) -> String {
 
 /// Writes `model`.
 fn model(config: &Gpt2Config) -> String {
-    let nonlinearity = match config.activation() {
-        Some(ActivationKind::Gelu) => "gelu",
-        _ => "gelu_new",
-    };
+    let nonlinearity = config.params_activation().unwrap_or("gelu_new");
     format!(
         "\
 model:                                      # as config.json has it: the imported weights fit no other

@@ -153,7 +153,7 @@ fn every_gpt_of_the_params_is_a_gpt2() {
         );
         let params = millrace_params::Params::parse_yaml(&text).unwrap();
         let job = params.resolve(&millrace_params::FlagOverrides::default()).unwrap().job;
-        let model = Gpt2::from_graph(&millrace_emulator::families::gpt(&job.model, 16).unwrap()).unwrap();
+        let model = Gpt2::from_graph(&millrace_emulator::families::decoder(&job.model, 16).unwrap()).unwrap();
         assert_eq!((model.tied(), model.blocks.len(), model.heads, model.inner), (tied, 2, 2, 20));
         assert_eq!((model.rates.embedding, model.rates.residual), (dropout, dropout));
         assert!(model.mapping().iter().all(|mapped| mapped.queries.is_none()));
@@ -278,7 +278,7 @@ fn params_match_config_json_and_unsupported_key_is_named() {
         "n_head": 4, "n_inner": 40, "activation_function": "gelu", "resid_pdrop": 0, "embd_pdrop": 0.25,
         "layer_norm_epsilon": 1e-6, "tie_word_embeddings": false, "unknown": [1]}));
     assert_eq!((own.run.model_dir.as_str(), own.run.num_csx), ("tuned \"1\"\n: {", 2));
-    let model = Gpt2::from_graph(&millrace_emulator::families::gpt(&own.model, 32).unwrap()).unwrap();
+    let model = Gpt2::from_graph(&millrace_emulator::families::decoder(&own.model, 32).unwrap()).unwrap();
     assert_eq!((model.vocabulary, model.positions, model.hidden, model.blocks.len()), (300, 32, 24, 3));
     assert_eq!((model.heads, model.inner, model.epsilon, model.tied()), (4, 40, 1e-6, false));
     assert_eq!((model.rates.residual, model.rates.embedding, model.rates.attention), (0.0, 0.25, 0.1));
@@ -288,7 +288,7 @@ fn params_match_config_json_and_unsupported_key_is_named() {
 
     for (key, value) in [
         ("model_type", json!("llama")),
-        ("activation_function", json!("relu")),
+        ("activation_function", json!("mish")),
         ("n_head", json!(5)),
         ("n_head", json!(0)),
         ("n_inner", json!(1 << 30)),

@@ -11,7 +11,7 @@ mod run;
 mod unions;
 
 pub use input::InputParams;
-pub use model::ModelParams;
+pub use model::{AttentionParams, ModelParams, RotaryScalingParams};
 pub use optimizer::{OptimizerParams, ScheduleParams};
 pub use run::RunParams;
 pub use unions::{
@@ -29,7 +29,7 @@ section! {
         train_input: InputParams = required(),
         /// Data that the model is evaluated on. Some of its keys default to the values in `train_input`.
         eval_input: InputParams = required_if("the mode evaluates"),
-        /// Model: a decoder of the GPT-2 or GPT-3 family, its sizes, initial values and precision.
+        /// Model: a decoder of a supported family, its sizes, parts, initial values and precision.
         model: ModelParams = required(),
         /// Optimizer, its learning rate, and the clipping of gradients.
         optimizer: OptimizerParams = required(),

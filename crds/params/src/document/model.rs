@@ -6,16 +6,17 @@
 use super::InitializerSetting;
 use crate::keywords::{
     ATTENTION_MODULES, ATTENTION_TYPES, FAMILIES, HALF_TYPES, INITIALIZERS, LOSS_SCALINGS, NONLINEARITIES, NORMS,
-    POSITION_EMBEDDINGS,
+    POSITION_EMBEDDINGS, ROTARY_SCALINGS,
 };
-use crate::reference::facts::{default, default_from, otherwise, required};
+use crate::reference::facts::{alias_of, default, default_from, otherwise, required, required_if};
 use crate::yaml::section;
 
 section! {
-    /// A GPT-2 or GPT-3 model.
+    /// A decoder model: GPT-2 and its descendants.
     pub struct ModelParams {
-        /// Family of the model, which is named in reports; both families have the same architecture.
-        name: String = default("gpt2").one_of(&FAMILIES),
+        /// Family of the model. All are decoders whose parts the other keys choose; `gptj` and `falcon` have parallel
+        /// blocks. A model with `residual_dropout_rate` or `use_untied_layer_norm` is a `gptj`.
+        name: String = otherwise("`gpt2`, or `gptj` if a key of GPT-J is given").one_of(&FAMILIES),
         /// Number of different tokens: 50,257 for GPT-2's encoding, 256 for bytes.
         vocab_size: u64 = required(),
         /// Width of the residual stream.
@@ -26,18 +27,36 @@ section! {
         num_heads: u64 = required(),
         /// Width of the feed-forward network.
         filter_size: u64 = otherwise("4 times `hidden_size`"),
-        /// Length of the longest sequence that the position embedding covers, in tokens.
+        /// Length of the longest sequence that a trained position embedding covers, in tokens.
         max_position_embeddings: u64 = default("1024"),
-        /// Whether positions are embedded.
+        /// Whether the model knows the positions of tokens.
         use_position_embedding: bool = default("true"),
-        /// Kind of position embedding.
+        /// How the model knows the positions of tokens: by a trained embedding, by rotating queries and keys, or by
+        /// decreasing attention scores in proportion to the distance (ALiBi).
         position_embedding_type: String = default("learned").one_of(&POSITION_EMBEDDINGS),
+        /// Number of elements of each head that are rotated; even.
+        rotary_dim: u64 = otherwise("the width of a head"),
+        /// Base of the frequencies of rotary positions.
+        rope_theta: f64 = default("10000"),
+        /// Divisor of the frequencies of rotary positions, for contexts that are longer than those of the original
+        /// training.
+        pos_scaling_factor: f64 = default("1"),
+        /// Rule by which the frequencies are divided: all of them, or as in LLaMA 3.1.
+        pos_scaling_type: String = default("linear").one_of(&ROTARY_SCALINGS),
+        /// Further settings of `pos_scaling_type: llama3`.
+        pos_scaling_extra_args: RotaryScalingParams = required_if("`pos_scaling_type` is `llama3`"),
+        /// Whether the slopes of ALiBi are trained.
+        alibi_trainable_slopes: bool = default("false").fixed(),
         /// Whether the output layer uses the weights of the token embedding.
         share_embedding_weights: bool = default("true"),
         /// Whether the embedding is normalized.
-        embedding_layer_norm: bool = default("false").fixed(),
+        embedding_layer_norm: bool = default("false"),
+        /// Factor of the embedding.
+        embeddings_scale: f64 = default("1"),
         /// Dropout rate of the residual branches.
         dropout_rate: f64 = default("0.1"),
+        /// Spelling of `dropout_rate` in GPT-J's files.
+        residual_dropout_rate: f64 = alias_of("dropout_rate"),
         /// Dropout rate of the embedding.
         embedding_dropout_rate: f64 = default_from("model.dropout_rate"),
         /// Dropout rate of the attention weights.
@@ -48,16 +67,25 @@ section! {
         norm_type: String = default("layernorm").one_of(&NORMS),
         /// Whether blocks normalize their input instead of their output.
         norm_first: bool = default("true").fixed(),
+        /// Whether attention and feed-forward network of a block have a norm each; in GPT-J's family only, whose two
+        /// parts read the same input.
+        use_untied_layer_norm: bool = default("false"),
         /// Whether products of queries and keys are divided by the square root of the head's width.
         attention_type: String = default("scaled_dot_product").one_of(&ATTENTION_TYPES),
-        /// Attention module; `aiayn_attention` is ordinary multi-head attention.
+        /// Whether products of queries and keys are divided by the head's width instead of its square root.
+        scale_qk_dot_by_d: bool = default("false"),
+        /// Attention module: each head has its own keys and values, or heads share them.
         attention_module: String = default("aiayn_attention").one_of(&ATTENTION_MODULES),
+        /// Settings of `attention_module: multiquery_attention`.
+        extra_attention_params: AttentionParams = otherwise("one group for all heads"),
+        /// Number of tokens that a token attends to, itself included.
+        attention_sliding_window_length: u64 = otherwise("all tokens before it"),
         /// Whether the query, key and value projections have biases.
         use_projection_bias_in_attention: bool = default("true"),
         /// Whether the output projection of the attention has a bias.
         use_ffn_bias_in_attention: bool = default("true"),
         /// Activation function of the feed-forward network; `gelu` is exact, `gelu_new` and `gelu_fast` are its
-        /// approximation by tanh.
+        /// approximation by tanh. The names that end in `glu` multiply the function of one projection by a second.
         nonlinearity: String = default("gelu").one_of(&NONLINEARITIES),
         /// Whether the feed-forward layers have biases.
         use_ffn_bias: bool = default("true"),
@@ -65,6 +93,8 @@ section! {
         use_ff_layer1_dropout: bool = default("false").fixed(),
         /// Whether the output layer has a bias.
         use_bias_in_output: bool = default("false"),
+        /// Factor of the logits.
+        output_logits_scale: f64 = default("1"),
         /// Standard deviation of the default initializers.
         initializer_range: f64 = default("0.02"),
         /// Initial values of the token and position embeddings: an initializer's name, or a mapping with its name and
@@ -101,6 +131,8 @@ section! {
         attention_softmax_fp32: bool,
         /// Attention kernel that the real compiler chooses.
         attention_kernel: String,
+        /// How the real machine computes the biases of ALiBi.
+        alibi_implementation: String,
         /// Casts at the boundary of the real machine.
         boundary_casting: bool,
         /// Summaries of an older release.
@@ -109,36 +141,24 @@ section! {
         allow_multireplica: bool,
     }
     unsupported {
-        "rotary_dim" => "use position_embedding_type: learned",
-        "rope_theta" => "use position_embedding_type: learned",
-        "pos_scaling_factor" => "use position_embedding_type: learned",
-        "pos_scaling_type" => "use position_embedding_type: learned",
-        "pos_scaling_extra_args" => "use position_embedding_type: learned",
-        "alibi_trainable_slopes" => "use position_embedding_type: learned",
         "num_relative_attention_buckets" => "use position_embedding_type: learned",
         "fixed_sparse_attention" => "leave it out for dense attention",
-        "attention_sliding_window_length" => "leave it out for full attention",
         "attention_sink_tokens" => "leave it out for full attention",
         "attention_logit_softcapping" => "leave it out",
         "final_logit_softcapping" => "leave it out",
         "attention_qk_norm_layer" => "leave it out",
-        "extra_attention_params" => "leave it out; attention is multi-head",
         "extra_ffn_params" => "leave it out",
         "moe_params" => "leave it out for a dense feed-forward network",
         "moe" => "leave it out for a dense feed-forward network",
         "num_experts" => "leave it out for a dense feed-forward network",
         "memory_tokens_config" => "leave it out",
         "parallel_blocks" => "leave it out for sequential blocks",
-        "use_untied_layer_norm" => "leave it out",
         "dtype" => "use mixed_precision",
         "lora_params" => "leave it out to train all weights",
         "mup_base_hidden_size" => "leave it out for the standard parametrization",
         "mup_base_filter_size" => "leave it out for the standard parametrization",
-        "embeddings_scale" => "leave it out for the standard parametrization",
-        "scale_qk_dot_by_d" => "leave it out for the standard parametrization",
         "attention_logits_alpha" => "leave it out for the standard parametrization",
         "output_logits_alpha" => "leave it out for the standard parametrization",
-        "output_logits_scale" => "leave it out for the standard parametrization",
         "scale_output_logits_by_d" => "leave it out for the standard parametrization",
         "lr_adjustment_groups" => "leave it out for the standard parametrization",
         "label_smoothing" => "leave it out",
@@ -150,4 +170,28 @@ section! {
         "top_p" => "leave it out; a training job does no inference",
         "max_tokens" => "leave it out; a training job does no inference",
     }
+}
+
+section! {
+    /// Settings of attention whose heads share keys and values.
+    pub struct AttentionParams {
+        /// Number of heads of keys and values; must divide `num_heads`.
+        num_kv_groups: u64 = default("1"),
+    }
+    ignored {}
+    unsupported {}
+}
+
+section! {
+    /// Settings of LLaMA 3.1's rule for the frequencies of rotary positions.
+    pub struct RotaryScalingParams {
+        /// Wavelengths longer than `original_max_position_embeddings` divided by this number are scaled completely.
+        low_freq_factor: f64 = default("1"),
+        /// Wavelengths shorter than `original_max_position_embeddings` divided by this number are not scaled.
+        high_freq_factor: f64 = default("4"),
+        /// Number of positions of the original training.
+        original_max_position_embeddings: u64 = default("8192"),
+    }
+    ignored {}
+    unsupported {}
 }

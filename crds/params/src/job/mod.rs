@@ -14,7 +14,8 @@ mod schedule;
 
 pub use input::{DataSource, InputSpec, Split, TokenizerName};
 pub use model::{
-    InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Precision,
+    DecoderOptions, InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm,
+    ParallelBlocks, Positions, Precision, RotaryPositions, RotaryScaling,
 };
 pub use optimizer::OptimizerSpec;
 pub(crate) use run::default_checkpoint_seconds;

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A completely specified GPT: blocks that normalize their input, a final layer norm, and an output layer over the
-/// vocabulary.
+/// A completely specified decoder: blocks that normalize their input, a final norm, and an output layer over the
+/// vocabulary. What differs from GPT-2 is in [`DecoderOptions`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
     /// The family, named in reports and exports.
@@ -20,9 +20,9 @@ pub struct ModelSpec {
     pub num_heads: usize,
     /// Width of the feed-forward network.
     pub filter_size: usize,
-    /// Rows of the position embedding.
+    /// Rows of the position embedding; the default length of samples of models without one.
     pub max_position_embeddings: usize,
-    /// Whether learned positions are added to the token embedding.
+    /// Whether the model knows the positions of tokens, by the means of [`DecoderOptions::positions`].
     pub use_position_embedding: bool,
     /// Whether the output layer shares the token embedding's weights.
     pub share_embedding_weights: bool,
@@ -57,6 +57,127 @@ pub struct ModelSpec {
     pub loss_weight: f64,
     /// Whether evaluation reports perplexity and accuracy besides the loss.
     pub compute_eval_metrics: bool,
+    /// What the decoder has instead of the parts of GPT-2.
+    #[serde(default, skip_serializing_if = "DecoderOptions::is_gpt2")]
+    pub decoder: DecoderOptions,
+}
+
+/// What a decoder has instead of the parts of GPT-2. The default is GPT-2.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DecoderOptions {
+    /// How the model knows the positions of tokens.
+    pub positions: Positions,
+    /// Kind of all norms.
+    pub norm: Norm,
+    /// Whether the sum of embeddings is normalized.
+    pub is_embedding_normalized: bool,
+    /// Whether attention and feed-forward network read the same input, and both are added to it.
+    pub parallel_blocks: Option<ParallelBlocks>,
+    /// Number of heads of keys and values, which divides the number of heads; `None` for one for each.
+    pub num_key_heads: Option<usize>,
+    /// Number of tokens that a token attends to, itself included; `None` for all before it.
+    pub attention_window: Option<usize>,
+    /// Whether the feed-forward network multiplies its activation by a second projection.
+    pub is_gated: bool,
+    /// Factor of the sum of embeddings.
+    pub embeddings_scale: f64,
+    /// Factor of the logits.
+    pub logits_scale: f64,
+}
+
+impl Default for DecoderOptions {
+    fn default() -> Self {
+        Self {
+            positions: Positions::Learned,
+            norm: Norm::LayerNorm,
+            is_embedding_normalized: false,
+            parallel_blocks: None,
+            num_key_heads: None,
+            attention_window: None,
+            is_gated: false,
+            embeddings_scale: 1.0,
+            logits_scale: 1.0,
+        }
+    }
+}
+
+impl DecoderOptions {
+    /// Returns whether all parts are those of GPT-2.
+    pub fn is_gpt2(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// How a decoder knows the positions of tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Positions {
+    /// By a trained embedding, added to that of the token.
+    #[default]
+    Learned,
+    /// By rotating queries and keys.
+    Rotary(RotaryPositions),
+    /// By decreasing attention scores in proportion to the distance (ALiBi).
+    Alibi,
+}
+
+/// A rotary position embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RotaryPositions {
+    /// Number of rotated elements of each head; even.
+    pub dimensions: usize,
+    /// Base of the frequencies.
+    pub base: f64,
+    /// Whether adjacent elements are rotated together, as in GPT-J, instead of the elements of two halves.
+    pub is_adjacent: bool,
+    /// Change of the frequencies for long contexts.
+    pub scaling: Option<RotaryScaling>,
+}
+
+/// Change of the frequencies of a rotary position embedding for contexts longer than those of the original training.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum RotaryScaling {
+    /// All frequencies are divided by the factor.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Low frequencies are divided by the factor, high ones stay, and those between are interpolated (LLaMA 3.1).
+    Llama3 {
+        /// The divisor.
+        factor: f64,
+        /// Share of the original context that the wavelengths of interpolated frequencies exceed, as a divisor.
+        low_frequency_factor: f64,
+        /// Share of the original context below which wavelengths stay, as a divisor.
+        high_frequency_factor: f64,
+        /// Number of positions of the original training.
+        original_positions: f64,
+    },
+}
+
+/// A kind of normalization.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Norm {
+    /// To mean 0 and variance 1, with gain and offset.
+    #[default]
+    LayerNorm,
+    /// As `LayerNorm`, without an offset.
+    BiaslessLayerNorm,
+    /// To a mean square of 1, with a gain.
+    RmsNorm,
+}
+
+/// The norms of a block whose attention and feed-forward network read the same input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ParallelBlocks {
+    /// One norm for both (GPT-J).
+    OneNorm,
+    /// One norm for each (GPT-NeoX).
+    TwoNorms,
 }
 
 /// The size of a GPT.
@@ -104,6 +225,7 @@ impl ModelSpec {
             loss_scaling: LossScaling::NumTokens,
             loss_weight: 1.0,
             compute_eval_metrics: false,
+            decoder: DecoderOptions::default(),
         }
     }
 
@@ -113,14 +235,25 @@ impl ModelSpec {
     }
 }
 
-/// A family of models.
+/// A family of models, named in reports. All are decoders, and differ in the defaults of their params.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "names of models")]
 pub enum ModelFamily {
-    /// GPT-2.
     Gpt2,
     /// GPT-3 with dense attention.
     Gpt3,
+    /// GPT-J and GPT-NeoX.
+    Gptj,
+    Llama,
+    Mistral,
+    Falcon,
+    Bloom,
+    Mpt,
+    Btlm,
+    Jais,
+    Starcoder,
+    Santacoder,
 }
 
 /// An activation function.
@@ -131,6 +264,22 @@ pub enum Nonlinearity {
     Gelu,
     /// 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))).
     GeluTanh,
+    /// x σ(1.702 x).
+    QuickGelu,
+    /// The square of `Gelu`.
+    SquaredGelu,
+    /// max(x, 0).
+    Relu,
+    /// The square of `Relu`.
+    SquaredRelu,
+    /// x σ(x).
+    Silu,
+    /// 1 / (1 + e^-x).
+    Sigmoid,
+    /// The hyperbolic tangent.
+    Tanh,
+    /// x.
+    Identity,
 }
 
 /// Type of the weights on the wire and of the operands of matrix products. Accumulation, sums, elementwise operations

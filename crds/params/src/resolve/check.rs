@@ -134,18 +134,18 @@ impl<'a> ResolveContext<'a> {
         }
     }
 
-    /// Returns the value of the spelling that was given; both at once are rejected.
-    pub(crate) fn either_spelling<T>(
+    /// Returns the value of the spelling that was given; two different values are rejected.
+    pub(crate) fn either_spelling<T: PartialEq>(
         &mut self,
         key: &str,
         given: Option<T>,
         older: &str,
         older_given: Option<T>,
     ) -> Option<T> {
-        if given.is_some() && older_given.is_some() {
+        if given.is_some() && older_given.is_some() && given != older_given {
             self.report_invalid(
                 older,
-                format!("is an older spelling of {key}, which is given too"),
+                format!("is another spelling of {key}, which is given too, with another value"),
                 "keep one of the two",
             );
         }

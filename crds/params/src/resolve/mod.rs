@@ -1,6 +1,7 @@
 //! Resolves the document to a job: fills in defaults, settles unions, and checks keys against each other.
 
 mod check;
+mod decoder;
 mod initializer;
 mod input;
 mod model;

@@ -1,18 +1,16 @@
 //! Resolves `model`.
 
 use super::check::ResolveContext;
-use super::initializer;
+use super::{decoder, initializer};
 use crate::document::ModelParams;
-use crate::job::{LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision};
-use crate::keywords::{
-    ATTENTION_MODULES, ATTENTION_TYPES, FAMILIES, HALF_TYPES, LOSS_SCALINGS, NONLINEARITIES, NORMS, POSITION_EMBEDDINGS,
-};
+use crate::job::{LossScaling, ModelSpec, Nonlinearity, Precision};
+use crate::keywords::{ATTENTION_TYPES, HALF_TYPES, LOSS_SCALINGS, NONLINEARITIES};
 
 /// Bounds far above any real model, so that products of these numbers can't overflow.
 const MAX_VOCABULARY: usize = 1 << 24;
-const MAX_WIDTH: usize = 1 << 20;
+pub(super) const MAX_WIDTH: usize = 1 << 20;
 const MAX_LAYERS: usize = 1 << 14;
-const MAX_POSITIONS: usize = 1 << 22;
+pub(super) const MAX_POSITIONS: usize = 1 << 22;
 
 pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&ModelParams>) -> ModelSpec {
     if given.is_none() {
@@ -32,10 +30,11 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&ModelParams
     let p = given.unwrap_or(&absent);
     check_supported_kinds(check, p);
     let sizes = sizes(check, p);
+    let family = decoder::family(check, p);
     let [dropout_rate, embedding_dropout_rate, attention_dropout_rate] = dropout(check, p);
     let (loss_scaling, loss_weight) = loss(check, p);
     ModelSpec {
-        family: check.keyword("model.name", p.name.as_deref(), ModelFamily::Gpt2, &FAMILIES),
+        family,
         vocab_size: sizes.vocab,
         hidden_size: sizes.hidden,
         num_hidden_layers: sizes.layers,
@@ -59,14 +58,15 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&ModelParams
         loss_scaling,
         loss_weight,
         compute_eval_metrics: p.compute_eval_metrics.unwrap_or(true),
+        decoder: decoder::resolve(check, p, family, &sizes),
     }
 }
 
-struct ModelSizes {
+pub(super) struct ModelSizes {
     vocab: usize,
-    hidden: usize,
+    pub(super) hidden: usize,
     layers: usize,
-    heads: usize,
+    pub(super) heads: usize,
     filter: usize,
     positions: usize,
 }
@@ -93,7 +93,13 @@ fn sizes(check: &mut ResolveContext<'_>, p: &ModelParams) -> ModelSizes {
 
 /// Returns the dropout rates of the residual branches, of the embedding and of the attention weights.
 fn dropout(check: &mut ResolveContext<'_>, p: &ModelParams) -> [f64; 3] {
-    let rate = check.probability("model.dropout_rate", p.dropout_rate, 0.1);
+    let given = check.either_spelling(
+        "model.dropout_rate",
+        p.dropout_rate,
+        "model.residual_dropout_rate",
+        p.residual_dropout_rate,
+    );
+    let rate = check.probability("model.dropout_rate", given, 0.1);
     [
         rate,
         check.probability("model.embedding_dropout_rate", p.embedding_dropout_rate, rate),
@@ -102,26 +108,22 @@ fn dropout(check: &mut ResolveContext<'_>, p: &ModelParams) -> [f64; 3] {
 }
 
 fn attention_scale(check: &mut ResolveContext<'_>, p: &ModelParams, head_size: usize) -> f64 {
-    let scaled = (head_size.max(1) as f64).sqrt().recip();
+    let width = head_size.max(1) as f64;
     let is_scaled = check.keyword("model.attention_type", p.attention_type.as_deref(), true, &ATTENTION_TYPES);
-    if is_scaled { scaled } else { 1.0 }
+    match (is_scaled, p.scale_qk_dot_by_d.unwrap_or(false)) {
+        (_, true) => width.recip(),
+        (true, false) => width.sqrt().recip(),
+        (false, false) => 1.0,
+    }
 }
 
 fn nonlinearity(check: &mut ResolveContext<'_>, p: &ModelParams) -> Nonlinearity {
     let given = p.nonlinearity.as_deref();
-    check.keyword("model.nonlinearity", given, Nonlinearity::Gelu, &NONLINEARITIES)
+    check.keyword("model.nonlinearity", given, (Nonlinearity::Gelu, false), &NONLINEARITIES).0
 }
 
 /// Checks the keys of which only one kind is supported.
 fn check_supported_kinds(check: &mut ResolveContext<'_>, p: &ModelParams) {
-    for (key, given, keywords) in [
-        ("model.position_embedding_type", &p.position_embedding_type, &POSITION_EMBEDDINGS),
-        ("model.norm_type", &p.norm_type, &NORMS),
-        ("model.attention_module", &p.attention_module, &ATTENTION_MODULES),
-    ] {
-        check.keyword(key, given.as_deref(), (), keywords);
-    }
-    check.require_value("model.embedding_layer_norm", p.embedding_layer_norm, false);
     check.require_value("model.norm_first", p.norm_first, true);
     check.require_value("model.use_ff_layer1_dropout", p.use_ff_layer1_dropout, false);
 }

@@ -13,6 +13,7 @@ use crate::graph::{Graph, LayerId, OpNode};
 use crate::kernels::attention::AttentionWorkspace;
 use crate::kernels::loss::{LossSums, LossWorkspace};
 use crate::kernels::pool::PoolError;
+use crate::kernels::rotary::RotaryTable;
 use crate::kernels::{ComputeThreads, Context, GemmWorkspace, Simd};
 use crate::numerics::{NumericsProfile, Precision};
 use crate::ops::execute::{MAX_INPUTS, MAX_PARAMS, NodeShape, UnsupportedOperator};
@@ -64,6 +65,7 @@ struct OperatorTable {
 struct Scratch {
     products: GemmWorkspace,
     attention: AttentionWorkspace,
+    rotary: RotaryTable,
     /// The dropout keys of one operator.
     keys: Vec<u64>,
     loss: LossWorkspace,
@@ -339,12 +341,12 @@ impl Device for CpuDevice {
     }
 
     fn memory(&self) -> DeviceMemory {
-        let Scratch { products, attention, loss, .. } = &self.scratch;
+        let Scratch { products, attention, rotary, loss, .. } = &self.scratch;
         DeviceMemory {
             weights: (self.weights.bytes() + self.packs.bytes()) as u64,
             activations: self.arena.bytes(&self.samples) as u64,
             gradients: self.gradients.bytes() as u64,
-            scratch: (products.bytes() + attention.bytes() + loss.bytes()) as u64,
+            scratch: (products.bytes() + attention.bytes() + rotary.bytes() + loss.bytes()) as u64,
         }
     }
 

@@ -248,6 +248,6 @@ fn operator_context<'a>(
         let key = |sample: u32| random::key(seed, first.wrapping_add(u64::from(sample)), node as u64);
         scratch.keys.extend((0..count).map(key));
     }
-    let Scratch { products, attention, keys, loss, sums } = scratch;
-    OperatorContext { cx, training, samples: count as usize, keys, products, attention, loss, sums }
+    let Scratch { products, attention, rotary, keys, loss, sums } = scratch;
+    OperatorContext { cx, training, samples: count as usize, keys, products, attention, rotary, loss, sums }
 }

@@ -4,17 +4,20 @@
 //! dV = (P∘F)ᵀ dO, dS = P ∘ (F ∘ dO Vᵀ - D), dQ = scale · dS K, dK = scale · dSᵀ Q.
 
 use super::block::{AttentionBlock, RowBlocks, left_rows};
+use super::scores::ScoreAdjustment;
 use super::{AttentionParams, AttentionWorkspace, HeadScratch, KEY_BLOCK, QUERY_BLOCK, QkvLayout, SharedRows};
-use crate::kernels::Context;
+use crate::kernels::elementwise::add_assign;
 use crate::kernels::gemm::PanelBlock;
 use crate::kernels::isa::{REDUCTION_LANES, Simd, simd_fn, sum_lanes};
 use crate::kernels::math::exp;
 use crate::kernels::matrix::MatRef;
+use crate::kernels::{ComputeThreads, Context};
 use crate::numerics::random::{DropoutMask, subkey};
 use crate::numerics::{Precision, bf16};
 
 /// Gradients of queries, keys and values, stored to `dqkv`, which has the layout of `qkv`. `out` and `lse` are those
-/// of [`forward()`](super::forward()), `dout` is the gradient of `out`.
+/// of [`forward()`](super::forward()), `dout` is the gradient of `out`; `partial` is scratch memory of
+/// [`AttentionParams::partial_len`] elements.
 ///
 /// # Panics
 /// If lengths do not match.
@@ -28,34 +31,91 @@ pub fn backward(
     lse: &[f32],
     dout: &[f32],
     dqkv: &mut [f32],
+    partial: &mut [f32],
     workspace: &mut AttentionWorkspace,
 ) {
     attention.check();
     let (hidden, pairs) = (attention.hidden(), attention.samples * attention.heads);
     assert_eq!((out.len(), dout.len()), (attention.rows() * hidden, attention.rows() * hidden));
     assert_eq!((lse.len(), dqkv.len()), (attention.saved_len(), qkv.len()));
+    assert!(partial.len() >= attention.partial_len());
     if out.is_empty() {
         return;
     }
     let dim = attention.head_dim;
     let inputs = BackwardInputs { qkv, layout, out, lse, dout };
-    // The three parts of a row may be in different rows of the slice, so it is addressed as one row.
-    let elements = dqkv.len();
-    let dqkv = SharedRows::new(dqkv, 1, elements, elements);
+    let is_shared = attention.group() > 1;
+    let dqkv = FlatRows::new(dqkv);
+    let partial = FlatRows::new(partial);
     let scratch = workspace.for_threads(cx.pool.threads());
     cx.pool.for_each_tile_with(scratch, pairs, |scratch, pair| {
         let (sample, head) = (pair / attention.heads, pair % attention.heads);
-        let put = |offset: usize, values: &[f32]| {
+        let put = |target: &FlatRows, stride: usize, offset: usize, values: &[f32]| {
             for (token, values) in values.chunks_exact(dim).enumerate() {
-                let row = (sample * attention.tokens + token) * layout.row_stride;
+                let row = (sample * attention.tokens + token) * stride;
                 // SAFETY: each pair has its own columns of its sample's rows; the layout's parts do not overlap.
-                unsafe { dqkv.segment(0, row + offset + head * dim, dim) }.copy_from_slice(values);
+                unsafe { target.segment(row + offset + head * dim, dim) }.copy_from_slice(values);
             }
         };
         let [dq, dk, dv] = backward_pair(cx.simd, cx.precision, attention, inputs, pair, scratch);
-        put(layout.q, dq);
-        put(layout.k, dk);
-        put(layout.v, dv);
+        put(&dqkv, layout.row_stride, layout.q, dq);
+        if is_shared {
+            put(&partial, 2 * hidden, 0, dk);
+            put(&partial, 2 * hidden, hidden, dv);
+        } else {
+            put(&dqkv, layout.row_stride, layout.k, dk);
+            put(&dqkv, layout.row_stride, layout.v, dv);
+        }
+    });
+    if is_shared {
+        sum_groups(cx.simd, cx.pool, attention, layout, &partial, &dqkv);
+    }
+}
+
+/// A slice to whose ranges several threads write. The three parts of a row of a [`QkvLayout`] may be in different rows
+/// of the slice, so it is addressed as one row.
+struct FlatRows(SharedRows);
+
+impl FlatRows {
+    fn new(data: &mut [f32]) -> Self {
+        let elements = data.len();
+        FlatRows(SharedRows::new(data, 1, elements, elements))
+    }
+
+    /// Returns a range of elements.
+    ///
+    /// # Safety
+    /// As [`SharedRows::segment`].
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn segment(&self, first: usize, len: usize) -> &mut [f32] {
+        // SAFETY: the caller's contract.
+        unsafe { self.0.segment(0, first, len) }
+    }
+}
+
+/// Adds up the gradients of keys and values of the query heads that share them, in ascending order.
+fn sum_groups(
+    simd: Simd,
+    pool: &ComputeThreads,
+    attention: &AttentionParams<'_>,
+    layout: QkvLayout,
+    partial: &FlatRows,
+    dqkv: &FlatRows,
+) {
+    let (hidden, dim, group) = (attention.hidden(), attention.head_dim, attention.group());
+    pool.for_each_tile(attention.rows(), |row| {
+        for (offset, from) in [(layout.k, 0), (layout.v, hidden)] {
+            for head in 0..attention.key_heads {
+                // SAFETY: each row is written by one thread, and no thread writes `partial` any more.
+                let sum = unsafe { dqkv.segment(row * layout.row_stride + offset + head * dim, dim) };
+                for member in 0..group {
+                    let first = 2 * row * hidden + from + (head * group + member) * dim;
+                    // SAFETY: as above.
+                    let part = unsafe { partial.segment(first, dim) };
+                    if member == 0 { sum.copy_from_slice(part) } else { add_assign(simd, sum, part) }
+                }
+            }
+        }
     });
 }
 
@@ -81,8 +141,9 @@ fn backward_pair<'s>(
     let (tokens, dim, hidden) = (attention.tokens, attention.head_dim, attention.hidden());
     let [q_left, k_cols, do_left, v_cols, k_rows, q_rows, do_rows, scores, dprobs, sums, dq, dk, dv] =
         &mut scratch.buffers;
-    let view = |offset| attention.head(inputs.qkv, inputs.layout.row_stride, offset, pair);
-    let (q, k, v) = (view(inputs.layout.q), view(inputs.layout.k), view(inputs.layout.v));
+    let QkvLayout { row_stride, q, k, v } = inputs.layout;
+    let q = attention.head(inputs.qkv, row_stride, q, pair);
+    let [k, v] = [k, v].map(|offset| attention.key_head(inputs.qkv, row_stride, offset, pair));
     let dout = attention.head(inputs.dout, hidden, 0, pair);
     let out = attention.head(inputs.out, hidden, 0, pair);
 
@@ -108,14 +169,21 @@ fn backward_pair<'s>(
         gradient
     });
 
+    let adjustment = ScoreAdjustment::of(attention, pair % attention.heads);
+    let score_scale = if adjustment.is_some() { 1.0 } else { attention.scale };
     for k_first in (0..tokens).step_by(KEY_BLOCK) {
-        for q_first in (k_first..tokens).step_by(QUERY_BLOCK) {
+        let q_end = attention.query_end(k_first + KEY_BLOCK - 1);
+        for q_first in (k_first..q_end).step_by(QUERY_BLOCK) {
             let rows = QUERY_BLOCK.min(tokens - q_first);
             let block = AttentionBlock { q_first, k_first, rows, keys: KEY_BLOCK.min(q_first + rows - k_first) };
             block.queries_by_keys(simd, q_left, k_cols, scores);
             block.queries_by_keys(simd, do_left, v_cols, dprobs);
+            if let Some(adjustment) = adjustment {
+                adjustment.apply(simd, block, scores);
+            }
             let row_values = (&lse[q_first..q_first + rows], &sums[q_first..q_first + rows]);
-            gradient_rows(simd, block, attention.scale, dropout, precision, row_values, scores, dprobs);
+            let scales = (score_scale, attention.scale);
+            gradient_rows(simd, block, scales, dropout, precision, row_values, scores, dprobs);
 
             let (queries, keys) = (q_first * dim..(q_first + rows) * dim, k_first * dim..(k_first + block.keys) * dim);
             block.times_queries(simd, scores, do_rows.block(q_first), dim, &mut dv[keys.clone()]);
@@ -147,17 +215,17 @@ simd_fn! {
 
 simd_fn! {
     /// `scores` becomes P∘F and `dprobs`, on entry dO Vᵀ, becomes scale · dS; both zero above the diagonal and
-    /// rounded to `precision`.
-    /// `row_values` are the rows' lse and D.
+    /// rounded to `precision`. `scales` are the factors of `scores` and of dS, `row_values` the rows' lse and D.
     fn gradient_rows(
         block: AttentionBlock,
-        scale: f32,
+        scales: (f32, f32),
         dropout: Option<(DropoutMask, u64)>,
         precision: Precision,
         row_values: (&[f32], &[f32]),
         scores: &mut [f32],
         dprobs: &mut [f32],
     ) {
+        let (score_scale, scale) = scales;
         let rows = scores.chunks_exact_mut(KEY_BLOCK).zip(dprobs.chunks_exact_mut(KEY_BLOCK));
         for (i, ((p, dp), (&lse, &dot))) in rows.zip(row_values.0.iter().zip(row_values.1)).enumerate() {
             let visible = block.visible(i);
@@ -171,7 +239,7 @@ simd_fn! {
             match dropout {
                 None => {
                     for (p, dp) in visible {
-                        *p = exp(p.mul_add(scale, -lse));
+                        *p = exp(p.mul_add(score_scale, -lse));
                         *dp = *p * (*dp - dot) * scale;
                     }
                 }
@@ -179,7 +247,7 @@ simd_fn! {
                     let key = subkey(key, (block.q_first + i) as u64);
                     for (j, (p, dp)) in (block.k_first as u32..).zip(visible) {
                         let factor = dropout.factor(key, j);
-                        let probability = exp(p.mul_add(scale, -lse));
+                        let probability = exp(p.mul_add(score_scale, -lse));
                         *dp = probability * dp.mul_add(factor, -dot) * scale;
                         *p = probability * factor;
                     }

@@ -1,6 +1,7 @@
 //! The forward pass.
 
 use super::block::{AttentionBlock, RowBlocks, left_rows};
+use super::scores::ScoreAdjustment;
 use super::{AttentionParams, AttentionWorkspace, HeadScratch, KEY_BLOCK, QUERY_BLOCK, QkvLayout, SharedRows};
 use crate::kernels::gemm::PanelBlock;
 use crate::kernels::isa::{REDUCTION_LANES, max_lanes, simd_fn, sum_lanes};
@@ -69,15 +70,18 @@ fn forward_pair(
     let Context { simd, precision, .. } = cx;
     let (tokens, dim) = (attention.tokens, attention.head_dim);
     let [q_left, k_right, v_right, scores, acc, ..] = &mut scratch.buffers;
-    let view = |offset| attention.head(qkv, layout.row_stride, offset, pair);
+    let view = |offset| attention.key_head(qkv, layout.row_stride, offset, pair);
+    let queries = attention.head(qkv, layout.row_stride, layout.q, pair);
 
-    let q = left_rows(simd, precision, view(layout.q), q_left);
+    let q = left_rows(simd, precision, queries, q_left);
     let k_right = k_right.resize(PanelBlock::right_len(simd, tokens, dim));
     let k = PanelBlock::pack_right(simd, precision, view(layout.k).t(), k_right);
     let v = RowBlocks::pack(simd, precision, view(layout.v), KEY_BLOCK, v_right);
     let scores = scores.resize(QUERY_BLOCK * KEY_BLOCK);
     let acc = acc.resize(QUERY_BLOCK * dim);
     let dropout = attention.head_dropout(pair);
+    let adjustment = ScoreAdjustment::of(attention, pair % attention.heads);
+    let scale = if adjustment.is_some() { 1.0 } else { attention.scale };
 
     for q_first in (0..tokens).step_by(QUERY_BLOCK) {
         let rows = QUERY_BLOCK.min(tokens - q_first);
@@ -87,11 +91,15 @@ fn forward_pair(
             rescale: [0.0; QUERY_BLOCK],
         };
         acc.fill(0.0);
-        for k_first in (0..q_first + rows).step_by(KEY_BLOCK) {
+        let k_begin = attention.first_key(q_first) / KEY_BLOCK * KEY_BLOCK;
+        for k_first in (k_begin..q_first + rows).step_by(KEY_BLOCK) {
             let block = AttentionBlock { q_first, k_first, rows, keys: KEY_BLOCK.min(q_first + rows - k_first) };
             block.queries_by_keys(simd, q, k, scores);
-            softmax_rows(simd, block, attention.scale, dropout, precision, scores, &mut running);
-            if k_first > 0 {
+            if let Some(adjustment) = adjustment {
+                adjustment.apply(simd, block, scores);
+            }
+            softmax_rows(simd, block, scale, dropout, precision, scores, &mut running);
+            if k_first > k_begin {
                 for (row, factor) in acc.chunks_exact_mut(dim).zip(&running.rescale[..rows]) {
                     elementwise::scale(simd, *factor, row);
                 }
@@ -130,7 +138,9 @@ simd_fn! {
                     *highest = if *x > *highest { *x } else { *highest };
                 }
             }
-            let max = max_lanes(highest).max(running.max[i]);
+            let highest = max_lanes(highest).max(running.max[i]);
+            // A window may leave no key of this block to the row: all probabilities are then 0.
+            let max = if highest == f32::NEG_INFINITY { 0.0 } else { highest };
             let mut sums = [0.0f32; REDUCTION_LANES];
             for vector in vectors.iter_mut() {
                 for (sum, x) in sums.iter_mut().zip(vector) {
@@ -140,7 +150,7 @@ simd_fn! {
             }
             let rescale = exp(running.max[i] - max);
             running.sum[i] = running.sum[i].mul_add(rescale, sum_lanes(sums));
-            (running.max[i], running.rescale[i]) = (max, rescale);
+            (running.max[i], running.rescale[i]) = (highest, rescale);
             if let Some((dropout, key)) = dropout {
                 let key = subkey(key, (block.q_first + i) as u64);
                 for (j, x) in (block.k_first as u32..).zip(row[..padded].iter_mut()) {

@@ -1,20 +1,24 @@
-//! Causal multi-head attention without a T x T matrix in memory.
+//! Causal attention without a T x T matrix in memory: multi-head, grouped-query and multi-query, with a sliding window
+//! and linear biases.
 //!
 //! Scores are computed by blocks of 96 queries and 384 keys (constants: part of the numerics) with a running maximum
 //! and sum (online softmax). Forward saves the output and, for each row, the logarithm of the sum of exponentials;
 //! backward recomputes the probabilities from those. Blocks and kernel tiles above the diagonal are skipped.
 //!
-//! Pairs of (sample, head) are distributed over the threads. Within a pair the order is fixed: key blocks in ascending
-//! order, and within each the query blocks in ascending order (forward: the other way round).
+//! Pairs of (sample, query head) are distributed over the threads. Within a pair the order is fixed: key blocks in
+//! ascending order, and within each the query blocks in ascending order (forward: the other way round). Gradients of
+//! keys and values that several query heads share are computed for each query head, then summed in ascending order.
 //!
 //! Dropout on probabilities is keyed by (sample key, head, query, key), see [`AttentionParams::sample_keys`].
 
 mod backward;
 mod block;
 mod forward;
+mod scores;
 
 pub use backward::backward;
 pub use forward::forward;
+pub use scores::alibi_slope;
 
 use super::buffer::Buffer;
 use super::matrix::{MatMut, MatPtr, MatRef};
@@ -34,12 +38,18 @@ pub struct AttentionParams<'a> {
     pub samples: usize,
     /// Tokens of a sample, T.
     pub tokens: usize,
-    /// Number of heads.
+    /// Number of heads of queries.
     pub heads: usize,
+    /// Number of heads of keys and values; divides `heads`. Adjacent heads of queries share one.
+    pub key_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
     /// Factor of the scores, usually 1/√head_dim.
     pub scale: f32,
+    /// Number of tokens that a query attends to, itself included; `None` for all before it.
+    pub window: Option<usize>,
+    /// Whether a score is decreased in proportion to the distance of query and key (ALiBi), see [`alibi_slope`].
+    pub alibi: bool,
     /// Dropout on the probabilities.
     pub dropout: Option<DropoutMask>,
     /// With dropout: one key for each sample, from (seed, sample number, layer).
@@ -47,7 +57,7 @@ pub struct AttentionParams<'a> {
 }
 
 /// Layout of queries, keys and values: row t begins at `t * row_stride`; within a row, queries begin at `q`, keys at
-/// `k` and values at `v`, each `heads * head_dim` long. Three separate matrices in one slice can be described as well:
+/// `k` and values at `v`, each as long as its heads together. Three separate matrices in one slice can be described as well:
 /// `row_stride` is then their width, and the offsets their first elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QkvLayout {
@@ -62,9 +72,10 @@ pub struct QkvLayout {
 }
 
 impl QkvLayout {
-    /// Creates the layout of rows of 3·`hidden`: queries, keys, values.
-    pub const fn packed(hidden: usize) -> Self {
-        QkvLayout { row_stride: 3 * hidden, q: 0, k: hidden, v: 2 * hidden }
+    /// Creates the layout of rows of queries, keys, values.
+    pub const fn packed(attention: &AttentionParams<'_>) -> Self {
+        let (hidden, keys) = (attention.heads * attention.head_dim, attention.key_heads * attention.head_dim);
+        QkvLayout { row_stride: hidden + 2 * keys, q: 0, k: hidden, v: hidden + keys }
     }
 }
 
@@ -84,7 +95,19 @@ impl AttentionParams<'_> {
         self.samples * self.heads * self.tokens
     }
 
+    /// Elements that [`backward()`] needs for the gradients of keys and values before query heads are summed: none if
+    /// each query head has its own.
+    pub fn partial_len(&self) -> usize {
+        if self.key_heads == self.heads { 0 } else { 2 * self.rows() * self.hidden() }
+    }
+
+    /// Returns the number of query heads that share a head of keys and values.
+    fn group(&self) -> usize {
+        self.heads / self.key_heads
+    }
+
     fn check(&self) {
+        assert!(self.key_heads > 0 && self.heads.is_multiple_of(self.key_heads), "{} key heads", self.key_heads);
         assert!(self.head_dim <= GEMM_INNER_BLOCK, "a head of {} elements", self.head_dim);
         assert!(self.dropout.is_none() || self.sample_keys.len() == self.samples, "one dropout key for each sample");
     }
@@ -96,9 +119,17 @@ impl AttentionParams<'_> {
         self.dropout.filter(|d| !d.is_off()).map(|dropout| (dropout, subkey(self.sample_keys[sample], head as u64)))
     }
 
-    /// Tokens x head_dim of pair `pair` in rows of `row_stride` that begin at `offset`.
+    /// Tokens x head_dim of the query head of pair `pair` in rows of `row_stride` that begin at `offset`.
     fn head<'d>(&self, data: &'d [f32], row_stride: usize, offset: usize, pair: usize) -> MatRef<'d> {
-        let (sample, head) = (pair / self.heads, pair % self.heads);
+        self.view(data, row_stride, offset, pair / self.heads, pair % self.heads)
+    }
+
+    /// Tokens x head_dim of the keys or values of pair `pair`, which begin at `offset`.
+    fn key_head<'d>(&self, data: &'d [f32], row_stride: usize, offset: usize, pair: usize) -> MatRef<'d> {
+        self.view(data, row_stride, offset, pair / self.heads, pair % self.heads / self.group())
+    }
+
+    fn view<'d>(&self, data: &'d [f32], row_stride: usize, offset: usize, sample: usize, head: usize) -> MatRef<'d> {
         let first = sample * self.tokens * row_stride + offset + head * self.head_dim;
         MatRef::new(&data[first..], self.tokens, self.head_dim, row_stride, 1)
     }

@@ -6,24 +6,50 @@ use crate::kernels::{ComputeThreads, Context, Simd};
 use crate::numerics::random::key;
 use crate::numerics::{Precision, bf16};
 
+/// Where the element `e` of token `token` of a pair is in packed rows of queries (part 0), keys (1) and values (2).
+fn at(a: &AttentionParams<'_>, pair: usize, token: usize, part: usize, e: usize) -> usize {
+    let layout = QkvLayout::packed(a);
+    let (sample, head) = (pair / a.heads, pair % a.heads);
+    let first = [layout.q, layout.k, layout.v][part];
+    let head = if part == 0 { head } else { head / a.group() };
+    (sample * a.tokens + token) * layout.row_stride + first + head * a.head_dim + e
+}
+
+/// The score of query `i` and key `j` of a pair; `None` if the query does not attend to the key.
+fn score(a: &AttentionParams<'_>, qkv: &[f64], pair: usize, i: usize, j: usize) -> Option<f64> {
+    if j > i || a.window.is_some_and(|window| i - j >= window) {
+        return None;
+    }
+    let product: f64 = (0..a.head_dim).map(|e| qkv[at(a, pair, i, 0, e)] * qkv[at(a, pair, j, 1, e)]).sum();
+    let slope = if a.alibi { f64::from(alibi_slope(a.heads, pair % a.heads)) } else { 0.0 };
+    Some(f64::from(a.scale) * product - slope * (i - j) as f64)
+}
+
+/// The probabilities of query `i` of a pair, for the keys up to it.
+fn probabilities(a: &AttentionParams<'_>, qkv: &[f64], pair: usize, i: usize) -> Vec<f64> {
+    let scores: Vec<Option<f64>> = (0..=i).map(|j| score(a, qkv, pair, i, j)).collect();
+    let max = scores.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|score| score.map_or(0.0, |score| (score - max).exp())).collect();
+    let sum: f64 = weights.iter().sum();
+    weights.into_iter().map(|weight| weight / sum).collect()
+}
+
+/// The factor of dropout on a probability.
+fn factor(a: &AttentionParams<'_>, pair: usize, i: usize, j: usize) -> f64 {
+    a.head_dropout(pair).map_or(1.0, |(dropout, key)| f64::from(dropout.factor(subkey(key, i as u64), j as u32)))
+}
+
 /// Attention in f64, rows of `heads * head_dim`, from packed rows of queries, keys and values.
 fn reference(a: &AttentionParams<'_>, qkv: &[f64]) -> Vec<f64> {
     let (hidden, t, d) = (a.hidden(), a.tokens, a.head_dim);
     let mut out = vec![0.0; a.rows() * hidden];
     for pair in 0..a.samples * a.heads {
         let (sample, head) = (pair / a.heads, pair % a.heads);
-        let at = |token: usize, part: usize, e: usize| qkv[((sample * t + token) * 3 + part) * hidden + head * d + e];
         for i in 0..t {
-            let score = |j: usize| f64::from(a.scale) * (0..d).map(|e| at(i, 0, e) * at(j, 1, e)).sum::<f64>();
-            let scores: Vec<f64> = (0..=i).map(score).collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
-            for (j, s) in scores.iter().enumerate() {
-                let factor = a
-                    .head_dropout(pair)
-                    .map_or(1.0, |(dropout, key)| f64::from(dropout.factor(subkey(key, i as u64), j as u32)));
+            for (j, probability) in probabilities(a, qkv, pair, i).into_iter().enumerate() {
                 for e in 0..d {
-                    out[(sample * t + i) * hidden + head * d + e] += (s - max).exp() / sum * factor * at(j, 2, e);
+                    out[(sample * t + i) * hidden + head * d + e] +=
+                        probability * factor(a, pair, i, j) * qkv[at(a, pair, j, 2, e)];
                 }
             }
         }
@@ -42,26 +68,43 @@ fn run(
 ) -> [Vec<f32>; 3] {
     let pool = ComputeThreads::new(threads).unwrap();
     let cx = Context { simd, pool: &pool, precision };
-    let layout = QkvLayout::packed(a.hidden());
-    let [mut out, mut lse, mut dqkv] =
-        [vec![f32::NAN; dout.len()], vec![f32::NAN; a.saved_len()], vec![f32::NAN; qkv.len()]];
+    let layout = QkvLayout::packed(a);
+    let [mut out, mut lse, mut dqkv, mut partial] =
+        [dout.len(), a.saved_len(), qkv.len(), a.partial_len()].map(|len| vec![f32::NAN; len]);
     let mut workspace = AttentionWorkspace::new();
     forward(cx, a, qkv, layout, &mut out, &mut lse, &mut workspace);
-    backward(cx, a, qkv, layout, &out, &lse, dout, &mut dqkv, &mut workspace);
+    backward(cx, a, qkv, layout, &out, &lse, dout, &mut dqkv, &mut partial, &mut workspace);
     [out, lse, dqkv]
 }
 
 fn shape(samples: usize, tokens: usize, heads: usize, head_dim: usize) -> AttentionParams<'static> {
     const KEYS: [u64; 2] = [key(1, 5, 3), key(1, 6, 3)];
     let scale = 1.0 / (head_dim as f32).sqrt();
-    AttentionParams { samples, tokens, heads, head_dim, scale, dropout: None, sample_keys: &KEYS[..samples] }
+    AttentionParams {
+        samples,
+        tokens,
+        heads,
+        key_heads: heads,
+        head_dim,
+        scale,
+        window: None,
+        alibi: false,
+        dropout: None,
+        sample_keys: &KEYS[..samples],
+    }
+}
+
+/// Elements of packed rows of queries, keys and values.
+fn packed_len(a: &AttentionParams<'_>) -> usize {
+    a.rows() * QkvLayout::packed(a).row_stride
 }
 
 #[test]
 fn gradients_agree_with_differences_of_f64() {
-    for (mut a, rate) in [(shape(2, 7, 2, 5), 0.0), (shape(1, 18, 1, 16), 0.3)] {
+    let grouped = AttentionParams { key_heads: 2, alibi: true, window: Some(3), ..shape(1, 7, 6, 5) };
+    for (mut a, rate) in [(shape(2, 7, 2, 5), 0.0), (shape(1, 18, 1, 16), 0.3), (grouped, 0.2)] {
         a.dropout = DropoutMask::new(rate);
-        let qkv = uniform(a.rows() * 3 * a.hidden(), -1.5, 1.5, 1);
+        let qkv = uniform(packed_len(&a), -1.5, 1.5, 1);
         let dout = uniform(a.rows() * a.hidden(), -1.0, 1.0, 2);
         let [out, _, dqkv] = every_simd(|simd| run(simd, 1, Precision::F32, &a, &qkv, &dout));
         let wide: Vec<f64> = qkv.iter().map(|x| f64::from(*x)).collect();
@@ -77,23 +120,16 @@ fn reference_gradient(a: &AttentionParams<'_>, qkv: &[f64], dout: &[f32]) -> Vec
     let mut dqkv = vec![0.0; qkv.len()];
     for pair in 0..a.samples * a.heads {
         let (sample, head) = (pair / a.heads, pair % a.heads);
-        let at = |token: usize, part: usize, e: usize| ((sample * t + token) * 3 + part) * hidden + head * d + e;
-        let dot = |i: usize, part: usize, j: usize, other: usize| {
-            (0..d).map(|e| qkv[at(i, part, e)] * qkv[at(j, other, e)]).sum::<f64>()
-        };
+        let at = |token: usize, part: usize, e: usize| at(a, pair, token, part, e);
         for i in 0..t {
-            let weights: Vec<f64> = (0..=i).map(|j| (scale * dot(i, 0, j, 1)).exp()).collect();
-            let sum: f64 = weights.iter().sum();
+            let probabilities = probabilities(a, qkv, pair, i);
             let grad = |e: usize| f64::from(dout[(sample * t + i) * hidden + head * d + e]);
-            let factor = |j: usize| {
-                a.head_dropout(pair)
-                    .map_or(1.0, |(dropout, key)| f64::from(dropout.factor(subkey(key, i as u64), j as u32)))
-            };
+            let factor = |j: usize| factor(a, pair, i, j);
             let dp: Vec<f64> =
                 (0..=i).map(|j| factor(j) * (0..d).map(|e| grad(e) * qkv[at(j, 2, e)]).sum::<f64>()).collect();
-            let mean: f64 = dp.iter().zip(&weights).map(|(dp, w)| dp * w / sum).sum();
+            let mean: f64 = dp.iter().zip(&probabilities).map(|(dp, p)| dp * p).sum();
             for j in 0..=i {
-                let (p, ds) = (weights[j] / sum, weights[j] / sum * (dp[j] - mean) * scale);
+                let (p, ds) = (probabilities[j], probabilities[j] * (dp[j] - mean) * scale);
                 for e in 0..d {
                     dqkv[at(i, 0, e)] += ds * qkv[at(j, 1, e)];
                     dqkv[at(j, 1, e)] += ds * qkv[at(i, 0, e)];
@@ -107,12 +143,23 @@ fn reference_gradient(a: &AttentionParams<'_>, qkv: &[f64], dout: &[f32]) -> Vec
 
 #[test]
 fn blocks_fit_together_and_bits_do_not_depend_on_the_machine() {
-    // Around the edges of query blocks (96) and key blocks (384), and odd heads.
-    for (a, rate) in
-        [(shape(2, 97, 1, 64), 0.1), (shape(1, 500, 2, 24), 0.0), (shape(1, 385, 1, 80), 0.2), (shape(2, 1, 2, 3), 0.0)]
-    {
+    let window = |window: usize, a| AttentionParams { window: Some(window), ..a };
+    let grouped = |key_heads: usize, a| AttentionParams { key_heads, alibi: true, ..a };
+    // Around the edges of query blocks (96) and key blocks (384), and odd heads. Windows that end inside of a block, at
+    // its edge, and that leave whole blocks out.
+    for (a, rate) in [
+        (shape(2, 97, 1, 64), 0.1),
+        (shape(1, 500, 2, 24), 0.0),
+        (shape(1, 385, 1, 80), 0.2),
+        (shape(2, 1, 2, 3), 0.0),
+        (grouped(1, shape(2, 97, 3, 24)), 0.1),
+        (grouped(2, shape(1, 400, 4, 8)), 0.0),
+        (window(1, shape(1, 100, 1, 8)), 0.0),
+        (window(50, shape(1, 500, 1, 8)), 0.1),
+        (window(384, grouped(1, shape(1, 900, 2, 8))), 0.0),
+    ] {
         let a = AttentionParams { dropout: DropoutMask::new(rate), ..a };
-        let qkv = uniform(a.rows() * 3 * a.hidden(), -1.5, 1.5, 1);
+        let qkv = uniform(packed_len(&a), -1.5, 1.5, 1);
         let dout = uniform(a.rows() * a.hidden(), -1.0, 1.0, 2);
         let results = every_simd(|simd| run(simd, 1, Precision::F32, &a, &qkv, &dout));
         assert!(run(Simd::detect(), 2, Precision::F32, &a, &qkv, &dout) == results, "two threads");
@@ -153,6 +200,6 @@ fn separate_matrices_are_a_layout_too() {
     let (mut out2, mut lse2, mut dqkv2) = (out.clone(), lse.clone(), vec![0.0; packed.len()]);
     let mut workspace = AttentionWorkspace::new();
     forward(cx, &a, &apart(&packed), layout, &mut out2, &mut lse2, &mut workspace);
-    backward(cx, &a, &apart(&packed), layout, &out2, &lse2, &dout, &mut dqkv2, &mut workspace);
+    backward(cx, &a, &apart(&packed), layout, &out2, &lse2, &dout, &mut dqkv2, &mut [], &mut workspace);
     assert!(out2 == out && lse2 == lse && dqkv2 == apart(&dqkv));
 }

@@ -1,42 +1,51 @@
-//! GPT-2 and GPT-3: decoder blocks with normalized inputs, learned positions, and tied or untied embeddings.
+//! Decoders: GPT-2 and its descendants, whose blocks normalize their input.
 //!
 //! Layers are `embed`, `h.<i>.attn` and `h.<i>.mlp` for each block `h.<i>`, and `head`. Tensor names are those of the
 //! Hugging Face GPT-2 without its `transformer.` prefix, except that the projections are named for what they do and are
 //! `[out, in]`: `h.3.attn.qkv` (`attn.c_attn` there), `h.3.attn.proj` (`attn.c_proj`), `h.3.mlp.fc` (`mlp.c_fc`) and
-//! `h.3.mlp.proj` (`mlp.c_proj`). A dropout of rate 0 is no operator.
+//! `h.3.mlp.proj` (`mlp.c_proj`). A gated network has `h.3.mlp.gate` besides. Parts without an effect, such as a dropout
+//! of rate 0, are no operators.
+//!
+//! ```text
+//! sequential   x = x + attention(norm(x));  x = x + mlp(norm(x))
+//! parallel     x = x + attention(norm(x)) + mlp(norm(x))          one norm, or one for each part
+//! ```
 
-use millrace_params::{InitializerSpec, ModelSpec, Nonlinearity};
+use millrace_params::{
+    InitializerSpec, ModelSpec, Nonlinearity, Norm, ParallelBlocks, Positions, RotaryPositions, RotaryScaling,
+};
 
 use super::initial_values;
 use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorId, TensorRole, ValueId};
 use crate::ops::{
-    Activation, ActivationKind, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, LayerNorm, Linear,
+    self, Activation, ActivationKind, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, Gate,
+    LayerNorm, Linear, RmsNorm, Rotary, RotaryPairing, Scale,
 };
 
-/// Returns the graph of a GPT that reads samples of `sequence` tokens.
+/// Returns the graph of a decoder that reads samples of `sequence` tokens.
 ///
 /// # Errors
-/// The sequence is longer than the position table, or the specification is inconsistent.
-pub fn gpt(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
+/// The sequence is longer than the model supports, or the specification is inconsistent.
+pub fn decoder(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
     super::check_blocks(spec)?;
-    let mut gpt = Gpt { spec, builder: GraphBuilder::new(sequence) };
-    let (table, mut stream) = gpt.embed()?;
+    let mut decoder = Decoder { spec, builder: GraphBuilder::new(sequence) };
+    let (table, mut stream) = decoder.embed()?;
     for block in 0..spec.num_hidden_layers {
-        stream = gpt.block(block, stream)?;
+        stream = decoder.block(block, stream)?;
     }
-    gpt.head(table, stream)?;
-    gpt.builder.finish()
+    decoder.head(table, stream)?;
+    decoder.builder.finish()
 }
 
 const ZERO: Initializer = Initializer::Constant { value: 0.0 };
 const ONE: Initializer = Initializer::Constant { value: 1.0 };
 
-struct Gpt<'a> {
+struct Decoder<'a> {
     spec: &'a ModelSpec,
     builder: GraphBuilder,
 }
 
-impl Gpt<'_> {
+impl Decoder<'_> {
     /// Adds the layer `embed`: the token table and the start of the residual stream.
     fn embed(&mut self) -> Result<(TensorId, ValueId), GraphError> {
         let (width, init) = (self.spec.hidden_size, initial_values(self.spec.initializers.embedding));
@@ -44,56 +53,87 @@ impl Gpt<'_> {
         let table = self.builder.tensor("wte.weight", &vocabulary, init, TensorRole::Embedding);
         let tokens = self.builder.tokens();
         let mut stream = self.builder.node(Embedding, "embed.tokens", &[tokens], &[table])?;
-        if self.spec.use_position_embedding {
+        if self.spec.use_position_embedding && self.spec.decoder.positions == Positions::Learned {
             let positions = [self.spec.max_position_embeddings, width];
             let table = self.builder.tensor("wpe.weight", &positions, init, TensorRole::Embedding);
             stream = self.builder.node(AddPosition, "embed.sum", &[stream], &[table])?;
+        }
+        stream = self.scale(self.spec.decoder.embeddings_scale, "embed.scale", stream)?;
+        if self.spec.decoder.is_embedding_normalized {
+            stream = self.norm("ln_embed", stream)?;
         }
         stream = self.dropout(self.spec.embedding_dropout_rate, "embed.drop", stream)?;
         self.builder.end_layer("embed");
         Ok((table, stream))
     }
 
-    /// Adds the layers of `h.<block>`: attention and feed-forward network, each added to the residual stream.
+    /// Adds the layers of `h.<block>`: attention and feed-forward network, both added to the residual stream.
     fn block(&mut self, block: usize, stream: ValueId) -> Result<ValueId, GraphError> {
         let name = format!("h.{block}");
         let at = |part: &str| format!("{name}.{part}");
-        let spec = self.spec;
-        let (width, inner) = (spec.hidden_size, spec.filter_size);
-        let (hidden, output) = (spec.initializers.hidden, spec.initializers.residual_output);
 
-        let normal = self.layer_norm(&at("ln_1"), stream)?;
-        let biased = spec.use_projection_bias_in_attention;
-        let qkv = self.linear(&at("attn.qkv"), normal, [width.saturating_mul(3), width], hidden, biased)?;
-        let attention = CausalAttention {
-            heads: spec.num_heads,
-            scale: spec.attention_scale as f32,
-            dropout: spec.attention_dropout_rate as f32,
-        };
-        let mixed = self.builder.node(attention, at("attn"), &[qkv], &[])?;
-        let biased = spec.use_ffn_bias_in_attention;
-        let branch = self.linear(&at("attn.proj"), mixed, [width, width], output, biased)?;
-        let branch = self.dropout(spec.dropout_rate, &at("attn.drop"), branch)?;
-        let stream = self.builder.node(Add, at("attn.sum"), &[stream, branch], &[])?;
+        let normal = self.norm(&at("ln_1"), stream)?;
+        let branch = self.attention(&name, normal)?;
+        let sum = self.builder.node(Add, at("attn.sum"), &[stream, branch], &[])?;
         self.builder.end_block_layer(&name, at("attn"));
 
-        let normal = self.layer_norm(&at("ln_2"), stream)?;
-        let fc = self.linear(&at("mlp.fc"), normal, [inner, width], hidden, spec.use_ffn_bias)?;
-        let kind = match spec.nonlinearity {
-            Nonlinearity::Gelu => ActivationKind::Gelu,
-            Nonlinearity::GeluTanh => ActivationKind::GeluTanh,
+        let normal = match self.spec.decoder.parallel_blocks {
+            None => self.norm(&at("ln_2"), sum)?,
+            Some(ParallelBlocks::OneNorm) => normal,
+            Some(ParallelBlocks::TwoNorms) => self.norm(&at("ln_2"), stream)?,
         };
-        let active = self.builder.node(Activation { kind }, at("mlp.act"), &[fc], &[])?;
-        let branch = self.linear(&at("mlp.proj"), active, [width, inner], output, spec.use_ffn_bias)?;
-        let branch = self.dropout(spec.dropout_rate, &at("mlp.drop"), branch)?;
-        let stream = self.builder.node(Add, at("mlp.sum"), &[stream, branch], &[])?;
+        let branch = self.feed_forward(&name, normal)?;
+        let sum = self.builder.node(Add, at("mlp.sum"), &[sum, branch], &[])?;
         self.builder.end_block_layer(&name, at("mlp"));
-        Ok(stream)
+        Ok(sum)
+    }
+
+    fn attention(&mut self, block: &str, x: ValueId) -> Result<ValueId, GraphError> {
+        let at = |part: &str| format!("{block}.attn{part}");
+        let (spec, width) = (self.spec, self.spec.hidden_size);
+        let heads = spec.num_heads;
+        let key_heads = spec.decoder.num_key_heads.unwrap_or(heads);
+        let head_dim = width.checked_div(heads).unwrap_or(0);
+        let columns = head_dim.saturating_mul(key_heads).saturating_mul(2).saturating_add(width);
+        let biased = spec.use_projection_bias_in_attention;
+        let mut qkv = self.linear(&at(".qkv"), x, [columns, width], spec.initializers.hidden, biased)?;
+        if let (true, Positions::Rotary(rotary)) = (spec.use_position_embedding, spec.decoder.positions) {
+            let rotary = rotary_operator(rotary, heads.saturating_add(key_heads), head_dim);
+            qkv = self.builder.node(rotary, at(".rotary"), &[qkv], &[])?;
+        }
+        let attention = CausalAttention {
+            key_heads: spec.decoder.num_key_heads,
+            window: spec.decoder.attention_window,
+            alibi: spec.use_position_embedding && spec.decoder.positions == Positions::Alibi,
+            ..CausalAttention::new(heads, spec.attention_scale as f32, spec.attention_dropout_rate as f32)
+        };
+        let mixed = self.builder.node(attention, at(""), &[qkv], &[])?;
+        let biased = spec.use_ffn_bias_in_attention;
+        let branch = self.linear(&at(".proj"), mixed, [width, width], spec.initializers.residual_output, biased)?;
+        self.dropout(spec.dropout_rate, &at(".drop"), branch)
+    }
+
+    fn feed_forward(&mut self, block: &str, x: ValueId) -> Result<ValueId, GraphError> {
+        let at = |part: &str| format!("{block}.mlp.{part}");
+        let (spec, width, inner) = (self.spec, self.spec.hidden_size, self.spec.filter_size);
+        let (hidden, output) = (spec.initializers.hidden, spec.initializers.residual_output);
+        let kind = activation(spec.nonlinearity);
+        let active = if spec.decoder.is_gated {
+            let gate = self.linear(&at("gate"), x, [inner, width], hidden, spec.use_ffn_bias)?;
+            let value = self.linear(&at("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
+            self.builder.node(Gate { kind }, at("act"), &[gate, value], &[])?
+        } else {
+            let fc = self.linear(&at("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
+            self.builder.node(Activation { kind }, at("act"), &[fc], &[])?
+        };
+        let branch = self.linear(&at("proj"), active, [width, inner], output, spec.use_ffn_bias)?;
+        self.dropout(spec.dropout_rate, &at("drop"), branch)
     }
 
     /// Adds the layer `head`: final normalization and the loss over the vocabulary.
     fn head(&mut self, table: TensorId, stream: ValueId) -> Result<(), GraphError> {
-        let normal = self.layer_norm("ln_f", stream)?;
+        let normal = self.norm("ln_f", stream)?;
+        let normal = self.scale(self.spec.decoder.logits_scale, "head.scale", normal)?;
         let (entries, width) = (self.spec.vocab_size, self.spec.hidden_size);
         let weight = if self.spec.share_embedding_weights {
             table
@@ -111,12 +151,17 @@ impl Gpt<'_> {
         Ok(())
     }
 
-    fn layer_norm(&mut self, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
-        let shape = [self.spec.hidden_size];
+    fn norm(&mut self, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
+        let (shape, epsilon) = ([self.spec.hidden_size], self.spec.layer_norm_epsilon as f32);
         let gain = self.builder.tensor(format!("{name}.weight"), &shape, ONE, TensorRole::Norm);
-        let offset = self.builder.tensor(format!("{name}.bias"), &shape, ZERO, TensorRole::Norm);
-        let epsilon = self.spec.layer_norm_epsilon as f32;
-        self.builder.node(LayerNorm { epsilon }, name, &[x], &[gain, offset])
+        match self.spec.decoder.norm {
+            Norm::RmsNorm => self.builder.node(RmsNorm { epsilon }, name, &[x], &[gain]),
+            Norm::BiaslessLayerNorm => self.builder.node(LayerNorm { epsilon }, name, &[x], &[gain]),
+            Norm::LayerNorm => {
+                let offset = self.builder.tensor(format!("{name}.bias"), &shape, ZERO, TensorRole::Norm);
+                self.builder.node(LayerNorm { epsilon }, name, &[x], &[gain, offset])
+            }
+        }
     }
 
     fn linear(
@@ -135,12 +180,46 @@ impl Gpt<'_> {
         self.builder.node(Linear, name, &[x], &params)
     }
 
+    fn scale(&mut self, factor: f64, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
+        if factor == 1.0 {
+            return Ok(x);
+        }
+        self.builder.node(Scale { factor: factor as f32 }, name, &[x], &[])
+    }
+
     fn dropout(&mut self, rate: f64, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
         if rate == 0.0 {
             return Ok(x);
         }
         self.builder.node(Dropout { rate: rate as f32 }, name, &[x], &[])
     }
+}
+
+const fn activation(nonlinearity: Nonlinearity) -> ActivationKind {
+    match nonlinearity {
+        Nonlinearity::Gelu => ActivationKind::Gelu,
+        Nonlinearity::GeluTanh => ActivationKind::GeluTanh,
+        Nonlinearity::QuickGelu => ActivationKind::QuickGelu,
+        Nonlinearity::SquaredGelu => ActivationKind::SquaredGelu,
+        Nonlinearity::Relu => ActivationKind::Relu,
+        Nonlinearity::SquaredRelu => ActivationKind::SquaredRelu,
+        Nonlinearity::Silu => ActivationKind::Silu,
+        Nonlinearity::Sigmoid => ActivationKind::Sigmoid,
+        Nonlinearity::Tanh => ActivationKind::Tanh,
+        Nonlinearity::Identity => ActivationKind::Identity,
+    }
+}
+
+fn rotary_operator(positions: RotaryPositions, heads: usize, head_dim: usize) -> Rotary {
+    let RotaryPositions { dimensions, base, is_adjacent, scaling } = positions;
+    let scaling = scaling.map(|scaling| match scaling {
+        RotaryScaling::Linear { factor } => ops::RotaryScaling::Linear { factor },
+        RotaryScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_positions } => {
+            ops::RotaryScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_positions }
+        }
+    });
+    let pairing = if is_adjacent { RotaryPairing::Adjacent } else { RotaryPairing::Halves };
+    Rotary { heads, head_dim, dimensions, base, pairing, scaling }
 }
 
 #[cfg(test)]
@@ -165,7 +244,7 @@ mod tests {
             nonlinearity: Nonlinearity::GeluTanh,
             ..size.spec()
         };
-        let graph = gpt(&full, size.sequence).unwrap();
+        let graph = decoder(&full, size.sequence).unwrap();
         let block = ["ln_1", "attn.qkv", "attn.proj", "ln_2", "mlp.fc", "mlp.proj"];
         let mut expected = vec!["wte.weight".to_owned(), "wpe.weight".to_owned()];
         expected.extend(block.iter().flat_map(|part| ["weight", "bias"].map(|kind| format!("h.0.{part}.{kind}"))));
@@ -190,7 +269,7 @@ mod tests {
             use_ffn_bias: false,
             ..size.spec()
         };
-        let graph = gpt(&bare, size.sequence).unwrap();
+        let graph = decoder(&bare, size.sequence).unwrap();
         let kept = expected.iter().filter(|name| {
             let bias = name.ends_with("bias") && !name.contains("ln_");
             !(bias || name.starts_with("wpe") || name.starts_with("lm_head"))
@@ -212,7 +291,7 @@ mod tests {
             lm_head: normal(4.0),
         };
         let spec = ModelSpec { initializers, share_embedding_weights: false, ..TINY.spec() };
-        for tensor in gpt(&spec, TINY.sequence).unwrap().tensors {
+        for tensor in decoder(&spec, TINY.sequence).unwrap().tensors {
             let expected = match tensor.name.as_str() {
                 "wte.weight" | "wpe.weight" => Initializer::Normal { mean: 0.0, std: 1.0 },
                 "lm_head.weight" => Initializer::Normal { mean: 0.0, std: 4.0 },
@@ -236,7 +315,7 @@ mod tests {
 
     #[test]
     fn absurd_sizes_are_rejected_without_allocating() {
-        let refuse = |spec: ModelSpec| gpt(&spec, TINY.sequence).unwrap_err();
+        let refuse = |spec: ModelSpec| decoder(&spec, TINY.sequence).unwrap_err();
         let error = refuse(ModelSpec { num_hidden_layers: usize::MAX, ..TINY.spec() });
         assert!(matches!(error, GraphError::TooManyLayers { .. }), "{error}");
         for hidden_size in [0, usize::MAX / 2] {

@@ -1,0 +1,264 @@
+//! Resolves the keys of `model` by which decoders differ from GPT-2.
+
+use super::check::ResolveContext;
+use super::model::{MAX_POSITIONS, MAX_WIDTH, ModelSizes};
+use crate::document::{ModelParams, RotaryScalingParams};
+use crate::job::{DecoderOptions, ModelFamily, ParallelBlocks, Positions, RotaryPositions, RotaryScaling};
+use crate::keywords::{
+    ATTENTION_MODULES, FAMILIES, NONLINEARITIES, NORMS, POSITION_EMBEDDINGS, PositionKind, ROTARY_SCALINGS,
+    RotaryScalingKind,
+};
+
+/// Resolves `model.name`. Older files do not have it; their keys tell GPT-J and its relatives from GPT-2.
+pub(super) fn family(check: &mut ResolveContext<'_>, p: &ModelParams) -> ModelFamily {
+    let has_gptj_keys = p.residual_dropout_rate.is_some() || p.use_untied_layer_norm.is_some();
+    let default = match (has_gptj_keys, is_multiquery(check, p)) {
+        (false, _) => ModelFamily::Gpt2,
+        (true, false) => ModelFamily::Gptj,
+        (true, true) => ModelFamily::Falcon,
+    };
+    check.keyword("model.name", p.name.as_deref(), default, &FAMILIES)
+}
+
+pub(super) fn resolve(
+    check: &mut ResolveContext<'_>,
+    p: &ModelParams,
+    family: ModelFamily,
+    sizes: &ModelSizes,
+) -> DecoderOptions {
+    let parallel_blocks = parallel_blocks(check, p, family);
+    let window = p
+        .attention_sliding_window_length
+        .map(|length| check.count("model.attention_sliding_window_length", Some(length), MAX_POSITIONS, MAX_POSITIONS));
+    let defaults = DecoderOptions::default();
+    DecoderOptions {
+        positions: positions(check, p, family, sizes),
+        norm: check.keyword("model.norm_type", p.norm_type.as_deref(), defaults.norm, &NORMS),
+        is_embedding_normalized: p.embedding_layer_norm.unwrap_or(false),
+        parallel_blocks,
+        num_key_heads: key_heads(check, p, sizes.heads),
+        attention_window: window,
+        is_gated: p.nonlinearity.as_deref().and_then(|name| NONLINEARITIES.get(name)).is_some_and(|(_, gated)| gated),
+        embeddings_scale: check.positive("model.embeddings_scale", p.embeddings_scale, 1.0),
+        logits_scale: check.positive("model.output_logits_scale", p.output_logits_scale, 1.0),
+    }
+}
+
+fn is_multiquery(check: &mut ResolveContext<'_>, p: &ModelParams) -> bool {
+    check.keyword("model.attention_module", p.attention_module.as_deref(), false, &ATTENTION_MODULES)
+}
+
+fn parallel_blocks(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily) -> Option<ParallelBlocks> {
+    let two_norms = p.use_untied_layer_norm.unwrap_or(false);
+    if matches!(family, ModelFamily::Gptj | ModelFamily::Falcon) {
+        return Some(if two_norms { ParallelBlocks::TwoNorms } else { ParallelBlocks::OneNorm });
+    }
+    if two_norms {
+        let says = "is true, but only gptj and falcon have blocks whose two parts read the same input";
+        check.report_invalid("model.use_untied_layer_norm", says, "leave it out, or set model.name");
+    }
+    None
+}
+
+/// Returns the number of heads of keys and values, if heads of queries share them.
+fn key_heads(check: &mut ResolveContext<'_>, p: &ModelParams, heads: usize) -> Option<usize> {
+    let key = "model.extra_attention_params.num_kv_groups";
+    let given = p.extra_attention_params.as_ref().and_then(|extra| extra.num_kv_groups);
+    let is_multiquery = p.attention_module.as_deref().and_then(|name| ATTENTION_MODULES.get(name)).unwrap_or(false);
+    if !is_multiquery {
+        if given.is_some() {
+            let says = "has no meaning without attention_module: multiquery_attention";
+            check.report_invalid(key, says, "leave extra_attention_params out, or set model.attention_module");
+        }
+        return None;
+    }
+    let groups = check.count(key, given, 1, MAX_WIDTH);
+    if !heads.is_multiple_of(groups) {
+        let says = format!("is {groups}, which does not divide model.num_heads {heads}");
+        check.report_invalid(key, says, "choose a number of groups that divides num_heads");
+        return None;
+    }
+    (groups != heads).then_some(groups)
+}
+
+fn positions(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily, sizes: &ModelSizes) -> Positions {
+    let given = p.position_embedding_type.as_deref();
+    let kind = check.keyword("model.position_embedding_type", given, PositionKind::Learned, &POSITION_EMBEDDINGS);
+    check.require_value("model.alibi_trainable_slopes", p.alibi_trainable_slopes, false);
+    if kind != PositionKind::Rotary {
+        note_unused_rotary_keys(check, p);
+    }
+    match kind {
+        PositionKind::Learned => Positions::Learned,
+        PositionKind::Alibi => Positions::Alibi,
+        PositionKind::Rotary => Positions::Rotary(rotary(check, p, family, sizes.hidden / sizes.heads)),
+    }
+}
+
+fn rotary(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily, head_size: usize) -> RotaryPositions {
+    let dimensions = check.count("model.rotary_dim", p.rotary_dim, head_size, MAX_WIDTH);
+    if dimensions > head_size || !dimensions.is_multiple_of(2) {
+        let says = format!("is {dimensions}, but must be even and at most the width of a head, {head_size}");
+        check.report_invalid("model.rotary_dim", says, "choose a smaller even number");
+    }
+    RotaryPositions {
+        dimensions,
+        base: check.positive("model.rope_theta", p.rope_theta, 10_000.0),
+        // GPT-NeoX, which has two norms, rotates halves.
+        is_adjacent: family == ModelFamily::Gptj && !p.use_untied_layer_norm.unwrap_or(false),
+        scaling: rotary_scaling(check, p),
+    }
+}
+
+fn rotary_scaling(check: &mut ResolveContext<'_>, p: &ModelParams) -> Option<RotaryScaling> {
+    let factor = check.positive("model.pos_scaling_factor", p.pos_scaling_factor, 1.0);
+    let given = p.pos_scaling_type.as_deref();
+    let kind = check.keyword("model.pos_scaling_type", given, RotaryScalingKind::Linear, &ROTARY_SCALINGS);
+    let extra = p.pos_scaling_extra_args.as_ref();
+    if kind == RotaryScalingKind::Linear {
+        if extra.is_some() {
+            let says = "has no meaning without pos_scaling_type: llama3";
+            check.report_invalid("model.pos_scaling_extra_args", says, "leave it out");
+        }
+        return (factor != 1.0).then_some(RotaryScaling::Linear { factor });
+    }
+    let Some(extra) = extra else {
+        check.report_missing("model.pos_scaling_extra_args", "give original_max_position_embeddings and both factors");
+        return None;
+    };
+    let RotaryScalingParams { low_freq_factor, high_freq_factor, original_max_position_embeddings } = *extra;
+    let at = |key: &str| format!("model.pos_scaling_extra_args.{key}");
+    let low = check.positive(&at("low_freq_factor"), low_freq_factor, 1.0);
+    let high = check.positive(&at("high_freq_factor"), high_freq_factor, 4.0);
+    if high <= low {
+        let says = format!("is {high}, but must be greater than low_freq_factor {low}");
+        check.report_invalid(&at("high_freq_factor"), says, "use 4 and 1, as LLaMA 3.1 does");
+    }
+    let key = at("original_max_position_embeddings");
+    let positions = check.count(&key, original_max_position_embeddings, 8192, MAX_POSITIONS);
+    Some(RotaryScaling::Llama3 {
+        factor,
+        low_frequency_factor: low,
+        high_frequency_factor: high,
+        original_positions: positions as f64,
+    })
+}
+
+/// Notes keys of rotary positions in a model without them.
+fn note_unused_rotary_keys(check: &mut ResolveContext<'_>, p: &ModelParams) {
+    let given = [
+        ("rotary_dim", p.rotary_dim.is_some()),
+        ("rope_theta", p.rope_theta.is_some()),
+        ("pos_scaling_factor", p.pos_scaling_factor.is_some()),
+        ("pos_scaling_type", p.pos_scaling_type.is_some()),
+        ("pos_scaling_extra_args", p.pos_scaling_extra_args.is_some()),
+    ];
+    for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+        check.note(format!("model.{key} has no effect without position_embedding_type: rotary"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{ModelSpec, Norm};
+    use crate::{FlagOverrides, Params, ParamsError};
+
+    /// Resolves the lines of a section `model` besides the sizes: 12 heads of 64.
+    fn model(lines: &[&str]) -> Result<ModelSpec, ParamsError> {
+        let section = lines.join("\n  ");
+        let text = format!(
+            "train_input: {{data_processor: GptTokenDataProcessor, data_files: x, batch_size: 8}}\n\
+             model:\n  vocab_size: 50257\n  hidden_size: 768\n  num_hidden_layers: 2\n  num_heads: 12\n  {section}\n\
+             optimizer: {{optimizer_type: AdamW, learning_rate: 0.1}}\nrunconfig: {{max_steps: 1}}\n"
+        );
+        Ok(Params::parse_yaml(&text)?.resolve(&FlagOverrides::default())?.job.model)
+    }
+
+    #[test]
+    fn models_without_these_keys_are_gpt2() {
+        let spec = model(&[]).unwrap();
+        assert!(spec.family == ModelFamily::Gpt2 && spec.decoder.is_gpt2());
+        // The document of such a job is that of earlier releases.
+        assert!(!serde_json::to_string(&spec).unwrap().contains("decoder"));
+    }
+
+    #[test]
+    fn keys_of_llama_3_are_resolved() {
+        let lines = [
+            "name: llama",
+            "position_embedding_type: rotary",
+            "rotary_dim: 64",
+            "rope_theta: 500000",
+            "norm_type: rmsnorm",
+            "nonlinearity: swiglu",
+            "attention_module: multiquery_attention",
+            "extra_attention_params: {num_kv_groups: 4}",
+            "attention_sliding_window_length: 4096",
+            "pos_scaling_type: llama3",
+            "pos_scaling_factor: 8",
+            "pos_scaling_extra_args: {low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 8192}",
+        ];
+        let scaling = RotaryScaling::Llama3 {
+            factor: 8.0,
+            low_frequency_factor: 1.0,
+            high_frequency_factor: 4.0,
+            original_positions: 8192.0,
+        };
+        let rotary = RotaryPositions { dimensions: 64, base: 5e5, is_adjacent: false, scaling: Some(scaling) };
+        let expected = DecoderOptions {
+            positions: Positions::Rotary(rotary),
+            norm: Norm::RmsNorm,
+            num_key_heads: Some(4),
+            attention_window: Some(4096),
+            is_gated: true,
+            ..DecoderOptions::default()
+        };
+        assert_eq!(model(&lines).unwrap().decoder, expected);
+    }
+
+    #[test]
+    fn families_without_a_name_are_told_by_their_keys() {
+        let rotary = "position_embedding_type: rotary";
+        let gptj = model(&[rotary, "residual_dropout_rate: 0.0"]).unwrap();
+        let neox = model(&[rotary, "residual_dropout_rate: 0.0", "use_untied_layer_norm: True"]).unwrap();
+        let falcon = model(&[rotary, "residual_dropout_rate: 0.0", "attention_module: multiquery_attention"]).unwrap();
+        let facts = |spec: &ModelSpec| {
+            let Positions::Rotary(rotary) = spec.decoder.positions else { panic!("{spec:?}") };
+            (spec.family, spec.decoder.parallel_blocks.unwrap(), rotary.is_adjacent, spec.decoder.num_key_heads)
+        };
+        assert_eq!(facts(&gptj), (ModelFamily::Gptj, ParallelBlocks::OneNorm, true, None));
+        assert_eq!(facts(&neox), (ModelFamily::Gptj, ParallelBlocks::TwoNorms, false, None));
+        assert_eq!(facts(&falcon), (ModelFamily::Falcon, ParallelBlocks::OneNorm, false, Some(1)));
+        assert_eq!(gptj.dropout_rate, 0.0);
+    }
+
+    #[test]
+    fn settings_that_do_not_fit_are_rejected_by_key() {
+        let rotary = "position_embedding_type: rotary";
+        let multiquery = "attention_module: multiquery_attention";
+        for (lines, key) in [
+            (vec![rotary, "rotary_dim: 63"], "model.rotary_dim is 63"),
+            (vec![rotary, "rotary_dim: 66"], "model.rotary_dim is 66"),
+            (vec![rotary, "pos_scaling_type: yarn"], "model.pos_scaling_type yarn"),
+            (vec![rotary, "pos_scaling_type: llama3"], "model.pos_scaling_extra_args is missing"),
+            (vec![rotary, "pos_scaling_extra_args: {}"], "model.pos_scaling_extra_args has no meaning"),
+            (
+                vec![rotary, "pos_scaling_type: llama3", "pos_scaling_extra_args: {low_freq_factor: 4}"],
+                "model.pos_scaling_extra_args.high_freq_factor is 4",
+            ),
+            (
+                vec![multiquery, "extra_attention_params: {num_kv_groups: 5}"],
+                "num_kv_groups is 5, which does not divide",
+            ),
+            (vec!["extra_attention_params: {num_kv_groups: 4}"], "num_kv_groups has no meaning"),
+            (
+                vec!["dropout_rate: 0.1", "residual_dropout_rate: 0.2"],
+                "model.residual_dropout_rate is another spelling",
+            ),
+        ] {
+            let error = model(&lines).unwrap_err().report();
+            assert!(error.contains(key), "{lines:?}: {error}");
+        }
+    }
+}

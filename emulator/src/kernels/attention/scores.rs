@@ -1,0 +1,83 @@
+//! Changes of the scores before the softmax: linear biases (ALiBi) and the sliding window.
+
+use super::block::AttentionBlock;
+use super::{AttentionParams, KEY_BLOCK};
+use crate::kernels::isa::simd_fn;
+
+/// Returns the factor of the distance in the bias of head `head` of `heads`: 2^(-8 (head + 1) / heads) if that number is
+/// a power of two. Otherwise the first heads have the slopes of the largest power of two below, and the others every
+/// second slope of twice that. Source: Press et al., "Train Short, Test Long" (2021), and its published code.
+pub fn alibi_slope(heads: usize, head: usize) -> f32 {
+    let full = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
+    let exponent = match head.checked_sub(full) {
+        None => 8.0 * (head + 1) as f64 / full as f64,
+        Some(rest) => 4.0 * (2 * rest + 1) as f64 / full as f64,
+    };
+    libm::exp2(-exponent) as f32
+}
+
+impl AttentionParams<'_> {
+    /// Returns the first key that query `query` attends to.
+    pub(super) fn first_key(&self, query: usize) -> usize {
+        self.window.map_or(0, |window| (query + 1).saturating_sub(window))
+    }
+
+    /// Returns the end of the queries that attend to key `key`.
+    pub(super) fn query_end(&self, key: usize) -> usize {
+        self.window.map_or(self.tokens, |window| self.tokens.min(key.saturating_add(window)))
+    }
+}
+
+/// What happens to the products of the queries and keys of one head. Without any adjustment, they are only scaled.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ScoreAdjustment {
+    scale: f32,
+    /// Added for each token between query and key: 0 or negative.
+    per_distance: f32,
+    /// Number of keys that a query attends to.
+    window: usize,
+}
+
+impl ScoreAdjustment {
+    /// Returns the adjustment of a query head, if there is one.
+    pub fn of(attention: &AttentionParams<'_>, head: usize) -> Option<Self> {
+        let window = attention.window.filter(|window| *window < attention.tokens);
+        let per_distance = if attention.alibi { -alibi_slope(attention.heads, head) } else { 0.0 };
+        let is_needed = attention.alibi || window.is_some();
+        is_needed.then_some(Self { scale: attention.scale, per_distance, window: window.unwrap_or(usize::MAX) })
+    }
+
+    /// Replaces the products of a block by scores; those of keys outside of the window by negative infinity.
+    pub fn apply(self, simd: crate::kernels::Simd, block: AttentionBlock, scores: &mut [f32]) {
+        adjust_rows(simd, block, self, scores);
+    }
+}
+
+simd_fn! {
+    fn adjust_rows(block: AttentionBlock, adjustment: ScoreAdjustment, scores: &mut [f32]) {
+        let ScoreAdjustment { scale, per_distance, window } = adjustment;
+        for (i, row) in scores.chunks_exact_mut(KEY_BLOCK).enumerate().take(block.rows) {
+            let query = block.q_first + i;
+            let distance = (query - block.k_first) as i32;
+            for (j, x) in (0i32..).zip(&mut row[..block.visible(i)]) {
+                *x = x.mul_add(scale, per_distance * (distance - j) as f32);
+            }
+            let outside = (query + 1).saturating_sub(window).saturating_sub(block.k_first);
+            row[..outside.min(block.keys)].fill(f32::NEG_INFINITY);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::alibi_slope;
+
+    /// The slopes that the published code of ALiBi returns.
+    #[test]
+    fn slopes_are_those_of_the_paper() {
+        let slopes = |heads| (0..heads).map(|head| alibi_slope(heads, head)).collect::<Vec<_>>();
+        assert_eq!(slopes(8), [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125, 0.00390625]);
+        let exponents = [2.0, 4.0, 6.0, 8.0, 1.0, 3.0];
+        assert_eq!(slopes(6), exponents.map(|exponent: f32| (-exponent).exp2()));
+    }
+}

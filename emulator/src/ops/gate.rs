@@ -1,0 +1,99 @@
+//! `(gate, value) -> f(gate) value`, pointwise: the gated linear units (SwiGLU, GeGLU, ...) between their projections.
+
+use serde::{Deserialize, Serialize};
+
+use super::{ActivationKind, GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
+use crate::graph::ValueType;
+
+/// See the module documentation. Saves both inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gate {
+    /// The function of the gate.
+    pub kind: ActivationKind,
+}
+
+impl Operator for Gate {
+    fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
+        let [gate, value] = io.inputs([ValueType::Float; 2])?;
+        io.params(&[], 0)?;
+        if gate != value {
+            return Err(OpError::InputShape { input: 1, expected: gate, found: value });
+        }
+        Ok(Some(gate))
+    }
+
+    fn saved(&self, _: &Signature<'_>) -> SavedForBackward {
+        SavedForBackward { inputs: &[0, 1], ..SavedForBackward::default() }
+    }
+
+    fn gradient(&self, input: usize) -> GradientForm {
+        if input == 0 { GradientForm::Store } else { GradientForm::Overwrite }
+    }
+}
+
+#[cfg(feature = "kernels")]
+mod run {
+    use super::Gate;
+    use crate::kernels::pool::{rows, rows_mut};
+    use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, ROW_GRAIN, TargetMut};
+
+    impl Executor for Gate {
+        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let (simd, width, kernel) = (kit.cx.simd, io.shape.columns(), self.kind.kernels().gate_forward);
+            let [gate, value] = io.inputs.map(|input| rows(input.values(), width));
+            let data = (gate, value, rows_mut(io.output, width));
+            kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (gate, value, y)| {
+                kernel(simd, gate.data, value.data, y.data);
+            });
+        }
+
+        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+            let [TargetMut::Memory(dgate, _), _] = io.targets else { return };
+            let (simd, width, kernel) = (kit.cx.simd, io.shape.columns(), self.kind.kernels().gate_backward);
+            let [gate, value] = io.inputs.map(|input| rows(input.values(), width));
+            let data = (gate, value, rows_mut(io.gradient, width), rows_mut(dgate, width));
+            kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (gate, value, dy, dgate)| {
+                kernel(simd, gate.data, value.data, dy.data, dgate.data)
+            });
+        }
+    }
+}
+
+#[cfg(all(test, feature = "kernels"))]
+mod tests {
+    use super::Gate;
+    use crate::graph::Graph;
+    use crate::ops::ActivationKind;
+    use crate::ops::activation::tests::{KINDS, function};
+    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, WIDE, WIDTH, X, accepts, rejects};
+
+    impl OperatorTests for Gate {
+        fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
+            args.inputs[0].iter().zip(args.inputs[1]).map(|(&gate, value)| function(self.kind, gate) * value).collect()
+        }
+
+        fn shape_cases() -> Vec<ShapeCase> {
+            let gate = Gate { kind: ActivationKind::Silu };
+            vec![
+                accepts(gate, &[X, X], &[], X),
+                rejects(gate, &[X, WIDE], &[], "input 1 must be"),
+                rejects(gate, &[X, X], &[&[4]], "0 to 0 tensors"),
+            ]
+        }
+
+        fn graphs() -> Vec<Graph> {
+            let of_projections = |kind| {
+                TestGraph::build(|s, x| {
+                    let (gate, value) = (s.linear(x, WIDTH, false), s.linear(x, WIDTH, true));
+                    s.node(Gate { kind }, &[gate, value], &[])
+                })
+            };
+            // Both inputs the same value, and inputs that others read, too.
+            let of_itself = TestGraph::build(|s, x| {
+                let y = s.node(Gate { kind: ActivationKind::Silu }, &[x, x], &[]);
+                s.add(x, y)
+            });
+            KINDS.map(of_projections).into_iter().chain([of_itself]).collect()
+        }
+    }
+}
