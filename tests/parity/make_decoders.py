@@ -4,9 +4,10 @@
 
     python tests/parity/make_decoders.py tests/parity/fixtures/decoders
 
-writes for each family `NAME.safetensors`, the initial weights with Millrace's names and layout, and `NAME.json`: `model`
-(the section of a params document), `input_ids` and `labels` of the batch, and the `loss` of each step. All steps train on
-the same batch: the loss falls, and depends much more on each detail of the model than that of other samples. Sizes are odd: 3 heads of 12,
+writes for each family `NAME.safetensors`, the initial weights with Millrace's names and layout, and `NAME.json`:
+`model` (the section of a params document), `input_ids` and `labels` of the batch, and the `loss` of each step. All
+steps train on the same batch: the loss falls, and depends much more on each detail of the model than that of other
+samples. Sizes are odd: 3 heads of 12,
 40 tokens, a vocabulary of 53, an output layer of its own if the family has one.
 """
 
@@ -212,7 +213,7 @@ def bloom() -> tuple[transformers.PreTrainedModel, dict, Names]:
 
 
 def mpt() -> tuple[transformers.PreTrainedModel, dict, Names]:
-    """MPT: ALiBi, layer norms without an offset, no biases, a tied output layer. Its network is always four times as wide."""
+    """MPT: ALiBi, layer norms without an offset, no biases, a tied output layer. The network is 4 times as wide."""
     config = transformers.MptConfig(
         d_model=HIDDEN, n_heads=HEADS, n_layers=LAYERS, max_seq_len=LENGTH, vocab_size=VOCABULARY,
         layer_norm_epsilon=EPSILON, no_bias=True, tie_word_embeddings=True,

@@ -3,7 +3,7 @@
 //! Layers are `embed`, `h.<i>.attn` and `h.<i>.mlp` for each block `h.<i>`, and `head`. Tensor names are those of the
 //! Hugging Face GPT-2 without its `transformer.` prefix, except that the projections are named for what they do and are
 //! `[out, in]`: `h.3.attn.qkv` (`attn.c_attn` there), `h.3.attn.proj` (`attn.c_proj`), `h.3.mlp.fc` (`mlp.c_fc`) and
-//! `h.3.mlp.proj` (`mlp.c_proj`). A gated network has `h.3.mlp.gate` besides. Parts without an effect, such as a dropout
+//! `h.3.mlp.proj` (`mlp.c_proj`). A gated network also has `h.3.mlp.gate`. Parts without an effect, such as a dropout
 //! of rate 0, are no operators.
 //!
 //! ```text

@@ -1,5 +1,5 @@
-//! Model families: each builds a graph from the resolved `model` section. One file for each kind of architecture, and one
-//! line in [`graph`].
+//! Model families: each builds a graph from the resolved `model` section. One file for each kind of architecture, and
+//! one line in [`graph`].
 //!
 //! Names of layers and tensors are part of the format of checkpoints. `docs/dev/add-a-model-family.md` describes each
 //! step.

@@ -1,5 +1,6 @@
-//! `(qkv [rows x (H + 2K)]) -> [rows x H]`: causal attention; columns are queries (H), keys (K), values (K), each divided
-//! into heads of the same width. Scores and probabilities exist as tiles only, never as a whole `rows x rows` matrix.
+//! `(qkv [rows x (H + 2K)]) -> [rows x H]`: causal attention; columns are queries (H), keys (K), values (K), each
+//! divided into heads of the same width. Scores and probabilities exist as tiles only, never as a whole `rows x rows`
+//! matrix.
 
 use serde::{Deserialize, Serialize};
 

@@ -15,8 +15,8 @@ const MOST_WIDTH: usize = 1 << 20;
 const MOST_LAYERS: usize = 1 << 14;
 const MOST_POSITIONS: usize = 1 << 22;
 
-/// Activations: the name in `config.json`, the name in params, and the function. The first name of a function is the one
-/// that exports use.
+/// Activations: the name in `config.json`, the name in params, and the function. Exports use the first name of a
+/// function.
 const ACTIVATIONS: &[(&str, &str, ActivationKind)] = &[
     ("gelu", "gelu", ActivationKind::Gelu),
     ("gelu_new", "gelu_new", ActivationKind::GeluTanh),

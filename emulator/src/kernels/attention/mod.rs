@@ -57,8 +57,8 @@ pub struct AttentionParams<'a> {
 }
 
 /// Layout of queries, keys and values: row t begins at `t * row_stride`; within a row, queries begin at `q`, keys at
-/// `k` and values at `v`, each as long as its heads together. Three separate matrices in one slice can be described as well:
-/// `row_stride` is then their width, and the offsets their first elements.
+/// `k` and values at `v`, each as long as its heads together. Three separate matrices in one slice can be described
+/// as well: `row_stride` is then their width, and the offsets their first elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QkvLayout {
     /// Distance between rows.

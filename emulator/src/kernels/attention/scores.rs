@@ -4,8 +4,8 @@ use super::block::AttentionBlock;
 use super::{AttentionParams, KEY_BLOCK};
 use crate::kernels::isa::simd_fn;
 
-/// Returns the factor of the distance in the bias of head `head` of `heads`: 2^(-8 (head + 1) / heads) if that number is
-/// a power of two. Otherwise the first heads have the slopes of the largest power of two below, and the others every
+/// Returns the factor of the distance in the bias of head `head` of `heads`: 2^(-8 (head + 1) / heads) if that number
+/// is a power of two. Otherwise the first heads have the slopes of the largest power of two below, and the others every
 /// second slope of twice that. Source: Press et al., "Train Short, Test Long" (2021), and its published code.
 pub fn alibi_slope(heads: usize, head: usize) -> f32 {
     let full = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
