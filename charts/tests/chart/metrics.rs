@@ -1,6 +1,8 @@
-//! Metrics: the reference lists those of every program and no other; alerts and dashboard read only these.
+//! Metrics: the reference lists those of every program and no other; alerts and dashboard read only these; each is
+//! recorded somewhere.
 
 use std::collections::BTreeSet;
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -81,6 +83,43 @@ fn reference_lists_every_metric_and_no_other() {
         let missing: Vec<_> = defined.difference(&listed).collect();
         let gone: Vec<_> = listed.difference(&defined).collect();
         assert!(missing.is_empty() && gone.is_empty(), "{REFERENCE} lacks {missing:?}, and nothing has {gone:?}");
+    }
+}
+
+/// The Rust code of the repository without comments and unit tests, by path. Files of integration tests are left out.
+fn code() -> Vec<(String, String)> {
+    let listing = ["ls-files", "--cached", "--others", "--exclude-standard", "*.rs"];
+    let output = Command::new("git").args(listing).current_dir(root()).output().unwrap();
+    let listed = String::from_utf8(output.stdout).unwrap();
+    let paths = listed.lines().filter(|path| !path.split('/').any(|part| part == "tests" || part == "tests.rs"));
+    let files = paths.filter_map(|path| {
+        let text = std::fs::read_to_string(root().join(path)).ok()?;
+        let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        Some((path.to_owned(), code.collect::<Vec<_>>().join("\n")))
+    });
+    files.collect()
+}
+
+/// The public methods in the code of a source of metrics. Other files record events through them.
+fn public_methods(code: &str) -> impl Iterator<Item = &str> {
+    let functions = code.split("pub fn ").skip(1).chain(code.split("pub(crate) fn ").skip(1));
+    functions.filter_map(|rest| {
+        let (name, arguments) = rest.split_once('(')?;
+        arguments.trim_start().starts_with("&self").then_some(name)
+    })
+}
+
+#[test]
+fn methods_of_metrics_are_called() {
+    let code = code();
+    assert!(code.len() > 100, "git lists {} files", code.len());
+    for source in SOURCES.iter().chain([&AGENT_SOURCE]) {
+        let (_, of_source) = code.iter().find(|(path, _)| path == source).unwrap_or_else(|| panic!("{source}"));
+        let uncalled: Vec<_> = public_methods(of_source)
+            .filter(|name| !code.iter().any(|(_, text)| text.contains(&format!(".{name}("))))
+            .collect();
+        assert!(uncalled.is_empty(), "nothing calls {uncalled:?} of {source}");
     }
 }
 
