@@ -1,5 +1,4 @@
-//! Writes `docs/reference/params.md` and `docs/reference/params.schema.json`:
-//! `cargo xtask generate`.
+//! Writes `docs/reference/params.md` and `docs/reference/params.schema.json`. `cargo xtask generate` runs it.
 
 use std::path::Path;
 

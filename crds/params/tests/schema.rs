@@ -1,5 +1,4 @@
 //! Tests the JSON schemas: those of the document types, and the one for editors.
-#![cfg(feature = "schema")]
 
 use std::path::{Path, PathBuf};
 
