@@ -104,16 +104,16 @@ fn editor_schema_rejects_mistakes() {
     };
     assert!(accepts("model", "nonlinearity", "gelu_new".into()));
     assert!(accepts("model", "nonlinearity", "GELU".into()), "keywords are read without regard to case");
-    assert!(accepts("model", "rope_theta", Value::Null), "unsupported keys may be null");
+    assert!(accepts("model", "num_experts", Value::Null), "unsupported keys may be null");
     assert!(accepts("optimizer", "learning_rate", serde_json::json!([{"scheduler": "Linear"}])));
     assert!(accepts("runconfig", "num_wgt_servers", 2.into()));
     for (section, key, value) in [
         ("model", "hiden_size", Value::from(64)),
         ("model", "nonlinearity", "gulu".into()),
-        ("model", "nonlinearity", "relu".into()),
+        ("model", "nonlinearity", "leaky_relu".into()),
         ("model", "num_heads", "4".into()),
         ("model", "norm_first", false.into()),
-        ("model", "rope_theta", 10_000.into()),
+        ("model", "num_experts", 4.into()),
         ("optimizer", "learning_rate", serde_json::json!([{"schedular": "Linear"}])),
         ("train_input", "data_processor", "GptHDF5DataProcessor".into()),
         ("runconfig", "mode", "training".into()),
