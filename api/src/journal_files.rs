@@ -24,6 +24,9 @@ const MAX_READ_AHEAD_ENTRIES: usize = 256;
 
 /// Returns the entries of the job `uid` from number `from` on, up to the last one or an error. There are none if the
 /// model_dir belongs to another job by now. They are read as they are received.
+///
+/// # Errors
+/// Those of the items: the lock file or the journal can't be read. No entry follows an error.
 pub fn entries(model_dir: PathBuf, uid: String, from: u64) -> mpsc::Receiver<Result<proto::Entry, JournalFileError>> {
     let (sender, entries) = mpsc::channel(MAX_READ_AHEAD_ENTRIES);
     tokio::task::spawn_blocking(move || {

@@ -190,6 +190,9 @@ fn reader_spec(job: &TrainJob, resolution: &ResolvedJob, client_authority: &str)
 }
 
 /// Issues the certificate of the only client of a reader, by a new authority whose clients the reader accepts.
+///
+/// # Errors
+/// A key or a certificate can't be generated.
 pub fn client_credentials() -> std::result::Result<Credentials, IssueError> {
     let validity = Validity::starting(SystemTime::now(), CREDENTIALS_LIFETIME);
     Authority::new(validity)?.issue(&MemberName::Service(Service::RestServer), validity)

@@ -14,7 +14,10 @@ pub struct RunningJob {
     pub until: Option<Timestamp>,
 }
 
-/// Returns the grant of `wanted`, or its place in the queue, and its expected start; no start if that is unknown.
+/// Returns the grant of `request`, or its place in the queue, and its expected start; no start if that is unknown.
+///
+/// # Errors
+/// The grant is a [`QueueEntry`] if the job has to wait or can never run; its entry without a position means never.
 pub fn forecast(
     capacity: &ResourceAmounts,
     running: &[RunningJob],

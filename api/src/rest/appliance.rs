@@ -101,6 +101,10 @@ pub struct QueuePosition {
 
 /// Returns the appliance, the jobs that hold its systems, and its queue. Names of jobs are omitted in namespaces that
 /// the client may not list.
+///
+/// # Errors
+/// [`ErrorReason::NotFound`]: there is no such appliance. The database fails, or the authorizer that decides which
+/// namespaces are visible.
 pub async fn read(
     State(api): State<Arc<AppState>>,
     caller: Caller,
@@ -163,6 +167,9 @@ async fn queue(api: &AppState, appliance: &str, caller: &Caller) -> Result<Vec<Q
 }
 
 /// Lists the volumes that a job in this namespace can mount.
+///
+/// # Errors
+/// Those of [`Backend::volumes`](crate::backend::Backend::volumes).
 pub async fn volumes(
     State(api): State<Arc<AppState>>,
     ValidPath(ns): ValidPath<String>,
@@ -217,6 +224,9 @@ pub async fn metrics(State(api): State<Arc<AppState>>) -> ([(header::HeaderName,
 
 /// Liveness: returns 503 while a loop that runs jobs, or copies those of a cluster, is stuck, so that the server is
 /// restarted.
+///
+/// # Errors
+/// [`ErrorReason::Unavailable`]: a loop is stuck.
 pub async fn healthz(State(api): State<Arc<AppState>>) -> Result<StatusCode> {
     match api.backend.stuck_loop() {
         None => Ok(StatusCode::OK),

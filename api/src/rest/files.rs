@@ -74,6 +74,10 @@ pub struct FileSetListing {
 }
 
 /// Lists the checkpoints of a job, the newest first.
+///
+/// # Errors
+/// [`ErrorReason::NotFound`]: no such job, or it has no files yet. [`ErrorReason::Gone`]: its files were deleted,
+/// belong to a newer job, or can't be read. The files or the database fail.
 pub async fn checkpoints(
     State(api): State<Arc<AppState>>,
     ValidPath(path): ValidPath<JobPath>,
@@ -84,6 +88,9 @@ pub async fn checkpoints(
 }
 
 /// Lists the files of a job that are not part of a checkpoint.
+///
+/// # Errors
+/// Those of [`checkpoints`].
 pub async fn artifacts(
     State(api): State<Arc<AppState>>,
     ValidPath(path): ValidPath<JobPath>,
@@ -94,6 +101,10 @@ pub async fn artifacts(
 }
 
 /// Lists the files of one checkpoint, in a format.
+///
+/// # Errors
+/// Those of [`checkpoints`]; [`ErrorReason::NotFound`] also without that checkpoint, [`ErrorReason::BadRequest`] for an
+/// unknown format. An export may be [`ErrorReason::TooManyRequests`] or [`ErrorReason::PayloadTooLarge`].
 pub async fn list_checkpoint_files(
     State(api): State<Arc<AppState>>,
     ValidPath(at): ValidPath<FileSetPath>,
@@ -113,6 +124,10 @@ pub async fn list_checkpoint_files(
 }
 
 /// Returns a file of a checkpoint.
+///
+/// # Errors
+/// Those of [`list_checkpoint_files`]. A range that the file does not have is a response with status 416. An error
+/// after the response has begun closes the connection.
 pub async fn get_checkpoint_file(
     State(api): State<Arc<AppState>>,
     ValidPath(at): ValidPath<FilePath>,
@@ -126,6 +141,9 @@ pub async fn get_checkpoint_file(
 }
 
 /// Returns a file that is not part of a checkpoint.
+///
+/// # Errors
+/// Those of [`checkpoints`]; [`ErrorReason::NotFound`] also without that file. Otherwise as [`get_checkpoint_file`].
 pub async fn get_artifact(
     State(api): State<Arc<AppState>>,
     ValidPath(at): ValidPath<FilePath>,

@@ -69,6 +69,9 @@ fn location_header(ns: &str, job: &TrainJob) -> (HeaderName, HeaderValue) {
 }
 
 /// Plans a job, without creating it.
+///
+/// # Errors
+/// The body can't be read as a submission. Those of [`Backend::plan`](crate::backend::Backend::plan).
 pub async fn plan(
     State(api): State<Arc<AppState>>,
     caller: Caller,
@@ -103,6 +106,10 @@ pub struct JobListQuery {
 }
 
 /// Lists jobs, the newest first. Namespace `-` means all that the client may list.
+///
+/// # Errors
+/// [`ErrorReason::BadRequest`]: the cursor or the state is invalid. The database fails, or the cluster that knows the
+/// current namespaces.
 pub async fn list(
     State(api): State<Arc<AppState>>,
     caller: Caller,
@@ -138,6 +145,9 @@ pub async fn list(
 }
 
 /// Returns a job: the newest of the name, or the one with `?uid=`.
+///
+/// # Errors
+/// [`ErrorReason::NotFound`]: there is no such job, deleted jobs included. The database fails.
 pub async fn read(
     State(api): State<Arc<AppState>>,
     ValidPath(path): ValidPath<JobPath>,
@@ -151,6 +161,10 @@ pub async fn read(
 }
 
 /// Deletes a job. Its history stays.
+///
+/// # Errors
+/// [`ErrorReason::NotFound`]: there is no such job. [`ErrorReason::Gone`]: it is deleted already. Those of
+/// [`Backend::delete`](crate::backend::Backend::delete).
 pub async fn delete(
     State(api): State<Arc<AppState>>,
     ValidPath(path): ValidPath<JobPath>,
@@ -163,6 +177,10 @@ pub async fn delete(
 }
 
 /// Suspends a job: it saves its state and releases its systems.
+///
+/// # Errors
+/// [`ErrorReason::NotFound`], [`ErrorReason::Gone`] as for [`delete`]; [`ErrorReason::Finished`]: the job has finished.
+/// Those of [`Backend::change`](crate::backend::Backend::change).
 pub async fn suspend(
     State(api): State<Arc<AppState>>,
     caller: Caller,
@@ -173,6 +191,9 @@ pub async fn suspend(
 }
 
 /// Resumes a suspended job.
+///
+/// # Errors
+/// Those of [`suspend`].
 pub async fn resume(
     State(api): State<Arc<AppState>>,
     caller: Caller,
@@ -192,6 +213,10 @@ pub struct ScaleRequest {
 }
 
 /// Changes the number of systems of a job.
+///
+/// # Errors
+/// Those of [`suspend`]; [`ErrorReason::BadParams`] if the job can never run on that number of systems,
+/// [`ErrorReason::Invalid`] for zero. The body can't be parsed.
 pub async fn scale(
     State(api): State<Arc<AppState>>,
     caller: Caller,

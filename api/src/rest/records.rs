@@ -163,6 +163,11 @@ fn start_after(headers: &HeaderMap, after: Option<u64>) -> Result<u64> {
     Ok(last_event_id(headers)?.or(after).unwrap_or(0))
 }
 
+/// Returns the events of a job, or streams them.
+///
+/// # Errors
+/// [`ErrorReason::NotFound`]: there is no such job. [`ErrorReason::BadRequest`]: `Last-Event-ID` is invalid. The
+/// database fails; a stream that has begun ends then.
 pub async fn events(
     State(api): State<Arc<AppState>>,
     caller: Caller,
@@ -187,6 +192,9 @@ pub async fn events(
 }
 
 /// Returns the curves of a job, with one point for each step.
+///
+/// # Errors
+/// Those of [`events`]; [`ErrorReason::BadRequest`] also for invalid parameters of the curve.
 pub async fn metrics(
     State(api): State<Arc<AppState>>,
     caller: Caller,
@@ -217,6 +225,9 @@ pub async fn metrics(
 }
 
 /// Returns the log lines of a job's agents.
+///
+/// # Errors
+/// Those of [`events`]; [`ErrorReason::BadRequest`] also for an unknown level.
 pub async fn logs(
     State(api): State<Arc<AppState>>,
     caller: Caller,
@@ -240,6 +251,9 @@ pub async fn logs(
 }
 
 /// Streams everything about a job.
+///
+/// # Errors
+/// Those of [`logs`].
 pub async fn follow(
     State(api): State<Arc<AppState>>,
     caller: Caller,

@@ -83,6 +83,9 @@ pub async fn delete_expired(store: &Store) -> Result<()> {
 }
 
 /// Ends the session of the cookie and deletes the cookie. Idempotent.
+///
+/// # Errors
+/// The database fails. A session that no longer exists is not an error.
 pub async fn delete_session(
     State(api): State<Arc<AppState>>,
     headers: HeaderMap,

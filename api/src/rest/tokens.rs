@@ -130,6 +130,9 @@ fn token_view(token: &TokenRecord) -> TokenView {
 }
 
 /// Lists all tokens, without their secrets.
+///
+/// # Errors
+/// The database fails.
 pub async fn list(State(api): State<Arc<AppState>>) -> Result<Json<ItemList<TokenView>>> {
     let tokens = api.store.tokens().await?;
     // Sessions are not listed: they end with their token.
@@ -138,6 +141,9 @@ pub async fn list(State(api): State<Arc<AppState>>) -> Result<Json<ItemList<Toke
 }
 
 /// Creates a token. This is the only response with its secret.
+///
+/// # Errors
+/// The body can't be parsed, or has an invalid field. The database fails.
 pub async fn create(State(api): State<Arc<AppState>>, request: Request) -> Result<(StatusCode, Json<CreatedToken>)> {
     let (token, secret) = read_json::<TokenRequest>(request).await?.generate()?;
     api.store.add_token(&token).await?;
@@ -145,6 +151,9 @@ pub async fn create(State(api): State<Arc<AppState>>, request: Request) -> Resul
 }
 
 /// Revokes a token and its sessions immediately.
+///
+/// # Errors
+/// [`ErrorReason::NotFound`]: there is no such token, or it is revoked. The database fails.
 pub async fn revoke(State(api): State<Arc<AppState>>, ValidPath(id): ValidPath<String>) -> Result<Json<RevokedToken>> {
     let now = Timestamp::now().as_millisecond();
     if !api.store.revoke_token(&id, now).await? {

@@ -90,6 +90,9 @@ fn reserve_name(spec: &mut Map<String, Value>, field: &str, key: &str, value: &s
 
 /// Names the ConfigMap of the uploads by a digest of the job's name and of the files, and enters that name into the
 /// volume that [`attach_uploads`] has added. A repeated request thus gives the same ConfigMap, and two jobs never share one.
+///
+/// # Errors
+/// None in practice: the generated name is always valid.
 pub fn name_uploads(object: &mut Value, files: Vec<UploadedFile>) -> Result<Option<UploadedFiles>> {
     if files.is_empty() {
         return Ok(None);

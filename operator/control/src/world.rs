@@ -53,15 +53,22 @@ impl PriorityValues {
 /// Why the world can't provide a path of a job, with a message for the user. No caller matches on it.
 pub type SiteError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The properties of a world that a job's record depends on. The calls do no I/O, because every reconcile makes them.
+/// The properties of a world that a job's record depends on: [`World`] acts, this only answers.
+///
+/// * Every reconcile and every plan of a request makes these calls, also at the same time, so they do no I/O and do not
+///   block.
+/// * The answers depend on the job and on the settings of the program only: two calls with the same job have the same
+///   result until the program restarts. A plan is cached, so an answer that changes would not be noticed.
+/// * Whether a path exists is not checked: it may appear before the agents start.
 pub trait JobSite: Send + Sync {
-    /// Returns the image of the agents if the appliance names none.
+    /// Returns the image of the agents if the appliance names none; `None` in a world whose agents have no image.
     fn image(&self) -> Option<String>;
 
-    /// Returns the location of the model_dir that the params call `written`.
+    /// Returns the location of the model_dir that the params call `written`. A relative path is below a directory of
+    /// the job's name, so that the next job of that name continues there; it can't leave that directory by `..`.
     ///
     /// # Errors
-    /// The model_dir can't be there.
+    /// The model_dir can't be there: an absolute path must lie in a mount of the job to which its namespace may write.
     fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDirLocation, SiteError>;
 
     /// Returns why no attempt may begin with agents of `version`, `None` if attempts may: a sentence for the user, with
@@ -70,10 +77,11 @@ pub trait JobSite: Send + Sync {
         None
     }
 
-    /// Checks that the agents may read the path that the params call `written`.
+    /// Checks that the agents may read the path that the params call `written`. A world whose agents can see only what
+    /// the job mounts need not check.
     ///
     /// # Errors
-    /// They may not.
+    /// They may not read it.
     fn check_readable(&self, job: &TrainJob, written: &str) -> Result<(), SiteError>;
 }
 

@@ -120,6 +120,11 @@ impl FromRequestParts<Arc<AppState>> for Caller {
 }
 
 /// Middleware of one route: rejects the request unless the client has the access, and passes the [`Caller`] on.
+///
+/// # Errors
+/// [`Unauthorized`](crate::error::ErrorReason::Unauthorized) without a valid credential,
+/// [`Forbidden`](crate::error::ErrorReason::Forbidden) without the permission,
+/// [`BadRequest`](crate::error::ErrorReason::BadRequest) if path or query can't be parsed, or the check itself failed.
 pub async fn require_access(
     State((api, access)): State<(Arc<AppState>, Access)>,
     request: Request,

@@ -37,6 +37,9 @@ pub fn request_secret(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Returns the token in the header `Authorization`, if there is one.
+///
+/// # Errors
+/// [`ErrorReason::Unauthorized`]: the header is malformed.
 pub fn bearer(headers: &HeaderMap) -> Result<Option<&str>> {
     let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
     let secret = value.to_str().ok().and_then(|text| {
