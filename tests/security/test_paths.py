@@ -140,13 +140,16 @@ OTHER_FIELDS = {
     ),
     *(
         f"spec.params.model.{key}"
-        for key in ("attention_kernel", "attention_module", "attention_type", "embedding_initializer")
+        for key in ("alibi_implementation", "attention_kernel", "attention_module", "attention_type")
     ),
     *(
         f"spec.params.model.{key}"
-        for key in ("fp16_type", "initializer", "loss_scaling", "name", "nonlinearity", "norm_type")
+        for key in ("embedding_initializer", "fp16_type", "initializer", "loss_scaling", "name", "nonlinearity")
     ),
-    *(f"spec.params.model.{key}" for key in ("output_layer_initializer", "position_embedding_type")),
+    *(
+        f"spec.params.model.{key}"
+        for key in ("norm_type", "output_layer_initializer", "pos_scaling_type", "position_embedding_type")
+    ),
     *(f"spec.params.optimizer.{key}" for key in ("learning_rate", "loss_scaling_factor", "optimizer_type")),
     *(
         f"spec.params.runconfig.{key}"
