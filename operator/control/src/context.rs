@@ -44,6 +44,8 @@ pub struct ControllerContext<W: World> {
     pub(crate) appliance_activity: ControllerActivity<ObjectRef<Appliance>>,
     /// Whether the store of jobs is complete.
     jobs_synced: watch::Sender<bool>,
+    /// Whether the store of appliances is complete.
+    appliances_synced: watch::Sender<bool>,
     /// Enqueues jobs for a reconcile.
     reconcile_requests: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     /// Queue places by UID, as of the newest ledger.
@@ -113,6 +115,7 @@ impl<W: World> ControllerContext<W> {
             job_activity: ControllerActivity::new(jobs_wait),
             appliance_activity: ControllerActivity::new(ledgers_wait),
             jobs_synced: watch::Sender::new(false),
+            appliances_synced: watch::Sender::new(false),
             reconcile_requests,
             queue_places: Mutex::default(),
             confirmed_ledgers: Mutex::default(),
@@ -126,13 +129,25 @@ impl<W: World> ControllerContext<W> {
         }
     }
 
-    /// Waits until the store of jobs is complete, and releases [`ControllerContext::await_jobs`]. Must be polled by the
-    /// task that drives the controller of jobs, and only once: of several tasks that wait for a store of kube, only one
-    /// is woken.
-    pub(crate) async fn watch_jobs(&self) {
-        if self.jobs.wait_until_ready().await.is_ok() {
-            self.jobs_synced.send_replace(true);
-        }
+    /// Waits until the stores of jobs and appliances are complete, and notes each. Must be polled by the task that
+    /// drives the controllers, and only once: of several tasks that wait for a store of kube, only one is woken.
+    pub(crate) async fn watch_stores(&self) {
+        let jobs = async {
+            if self.jobs.wait_until_ready().await.is_ok() {
+                self.jobs_synced.send_replace(true);
+            }
+        };
+        let appliances = async {
+            if self.appliances.wait_until_ready().await.is_ok() {
+                self.appliances_synced.send_replace(true);
+            }
+        };
+        futures::join!(jobs, appliances);
+    }
+
+    /// Returns whether the store of appliances is complete. Until then, an appliance that it lacks may exist.
+    pub(crate) fn has_all_appliances(&self) -> bool {
+        *self.appliances_synced.borrow()
     }
 
     /// Waits until the store of jobs is complete. An incomplete store lacks jobs that hold systems.

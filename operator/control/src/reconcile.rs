@@ -42,6 +42,8 @@ use crate::world::{AgentsFound, Error, World};
 
 /// Delay after a write conflict.
 const CONFLICT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// Interval at which a job whose appliance is unknown is looked at again until all appliances are known.
+const STORE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Bounds a reconcile. One that takes longer is aborted and repeated. Creating many pods takes a while; those that
 /// exist by then stay.
@@ -123,6 +125,10 @@ fn submission(job: &TrainJob) -> Option<TraceParent> {
 /// [`PLANNING_REPORT_DELAY`] is reconciled without a plan, so that its status shows it.
 fn plan<W: World>(job: &TrainJob, uid: &str, control: &ControllerContext<W>) -> Result<Validated, Option<Duration>> {
     let appliance = control.appliance(&job.spec.appliance);
+    if appliance.is_none() && !control.has_all_appliances() {
+        // A new leader reads jobs and appliances at the same time: the appliance may exist.
+        return Err(Some(STORE_POLL_INTERVAL));
+    }
     let cluster = appliance.as_ref().map(|appliance| appliance.spec.clone()).unwrap_or_default();
     let num_csx = job.status.as_ref().and_then(|status| status.num_csx).unwrap_or(job.spec.num_csx);
     let planned = match control.get_or_plan(job, uid, &cluster, num_csx) {

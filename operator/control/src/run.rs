@@ -95,7 +95,7 @@ pub async fn run<W: World>(
     let appliances = drain(appliances.run(ledger::reconcile, retry_policy, control.clone()));
     let whole = async move {
         tokio::select! {
-            () = control.watch_jobs() => {}
+            () = control.watch_stores() => {}
             () = wait_for_shutdown(ending) => {}
         }
     };

@@ -82,9 +82,16 @@ impl LedgerInputs<'_> {
         grants.chain(of_jobs.map(|job| (job.uid.clone(), job.namespace.clone()))).collect()
     }
 
-    /// Returns whether a grant with the systems in the status of `job` is on record.
+    /// Returns whether a complete grant with the systems in the status of `job` is on record.
     pub fn has(&self, job: &JobAllocation) -> bool {
-        self.all().any(|grant| grant.uid == job.uid && grant.systems == job.systems)
+        self.complete_grant(job).is_some()
+    }
+
+    /// Returns the grant of the systems in the status of `job` that has everything that was granted with them. The
+    /// labels of agents name only the systems.
+    fn complete_grant(&self, job: &JobAllocation) -> Option<&Grant> {
+        let is_that_grant = |grant: &&Grant| grant.uid == job.uid && grant.systems == job.systems;
+        self.confirmed.iter().chain(self.recorded).find(is_that_grant)
     }
 
     fn all(&self) -> impl Iterator<Item = &Grant> {
@@ -98,8 +105,7 @@ impl LedgerInputs<'_> {
     /// Returns the grant that the status of `job` implies. Values that the status lacks are taken from the recorded
     /// grant of the same systems.
     fn grant_of(&self, job: &JobAllocation) -> Grant {
-        let known = self.all().find(|grant| grant.uid == job.uid && grant.systems == job.systems);
-        known.cloned().unwrap_or_else(|| Grant {
+        self.complete_grant(job).cloned().unwrap_or_else(|| Grant {
             uid: job.uid.clone(),
             namespace: job.namespace.clone(),
             name: job.name.clone(),
@@ -129,7 +135,7 @@ pub fn compute_allocations(records: &LedgerInputs<'_>, still_running: &BTreeSet<
     let holding = records.jobs.iter().filter(|job| !job.systems.is_empty());
     for job in holding.filter(|job| !job.is_deleted || still_running.contains(&job.uid)) {
         let grant = records.grant_of(job);
-        if !records.recorded.contains(&grant) {
+        if !records.recorded.iter().any(|known| known.uid == grant.uid && known.systems == grant.systems) {
             allocations.adopted.push(format!("{}/{}", job.namespace, job.name));
         }
         taken.extend(grant.systems.iter().cloned());

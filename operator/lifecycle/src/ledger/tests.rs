@@ -59,6 +59,7 @@ fn allocations_follow_from_records() {
         rejected: 0,
     };
     let one = grant("a", 1, &[0]);
+    let full = Grant { memoryx_bytes: 7, swarmx_nodes: 3, ..one.clone() };
     let table = [
         row("a grant that is taken up", vec![job("a", 1, &[0])], vec![one.clone()], vec![one.clone()]),
         row("a restart keeps it", vec![job("a", 4, &[0])], vec![one.clone()], vec![one.clone()]),
@@ -101,6 +102,11 @@ fn allocations_follow_from_records() {
                 vec![grant("b", 1, &[0])],
                 vec![one.clone()],
             )
+        },
+        // The labels of agents name no MemoryX and no SwarmX.
+        Row {
+            left_behind: vec![one.clone()],
+            ..row("a new leader finds the agents of a job", vec![job("a", 1, &[0])], vec![full.clone()], vec![full])
         },
         Row {
             left_behind: vec![one.clone()],
