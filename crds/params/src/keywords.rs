@@ -3,7 +3,7 @@
 //! Each table is used three times: by `resolve` to look up a value, by the [`reference`](crate::reference) to list the
 //! choices, and by the JSON schema for editors. Keywords are compared without regard to case.
 
-use crate::job::{LogLevel, LossScaling, Mode, ModelFamily, Nonlinearity, Norm, TokenizerName};
+use crate::job::{AnnealStrategy, LogLevel, LossScaling, Mode, ModelFamily, Nonlinearity, Norm, TokenizerName};
 
 /// The keywords of one key.
 pub(crate) struct Keywords<T: 'static> {
@@ -211,30 +211,76 @@ pub(crate) static INITIALIZERS: Keywords<InitializerKind> = Keywords {
 };
 
 /// A schedule of the learning rate, without its parameters.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum ScheduleKind {
     Constant,
     Linear,
+    Polynomial,
     CosineDecay,
+    Exponential,
+    InverseExponentialTimeDecay,
+    InverseSquareRootDecay,
+    PiecewiseConstant,
+    Step,
+    MultiStep,
+    Multiplicative,
+    CosineAnnealing,
+    CosineAnnealingWarmRestarts,
+    Cyclic,
+    OneCycle,
+    Sequential,
+    Chained,
 }
 
 #[rustfmt::skip]
 pub(crate) static SCHEDULERS: Keywords<ScheduleKind> = Keywords {
     values: &[
-        ("Linear", ScheduleKind::Linear),
-        ("CosineDecay", ScheduleKind::CosineDecay),
-        ("Constant", ScheduleKind::Constant),
-        ("LinearLR", ScheduleKind::Linear),
-        ("CosineDecayLR", ScheduleKind::CosineDecay),
-        ("ConstantLR", ScheduleKind::Constant),
-        ("Polynomial", ScheduleKind::Linear),
+        ("Linear", ScheduleKind::Linear), ("LinearLR", ScheduleKind::Linear),
+        ("CosineDecay", ScheduleKind::CosineDecay), ("CosineDecayLR", ScheduleKind::CosineDecay),
+        ("Cosine", ScheduleKind::CosineDecay),
+        ("Constant", ScheduleKind::Constant), ("ConstantLR", ScheduleKind::Constant),
+        ("Polynomial", ScheduleKind::Polynomial), ("PolynomialLR", ScheduleKind::Polynomial),
+        ("Exponential", ScheduleKind::Exponential), ("ExponentialLR", ScheduleKind::Exponential),
+        ("InverseExponentialTimeDecay", ScheduleKind::InverseExponentialTimeDecay),
+        ("InverseExponentialTimeDecayLR", ScheduleKind::InverseExponentialTimeDecay),
+        ("InverseSquareRootDecay", ScheduleKind::InverseSquareRootDecay),
+        ("InverseSquareRootDecayLR", ScheduleKind::InverseSquareRootDecay),
+        ("PiecewiseConstant", ScheduleKind::PiecewiseConstant),
+        ("PiecewiseConstantLR", ScheduleKind::PiecewiseConstant),
+        ("Step", ScheduleKind::Step), ("StepLR", ScheduleKind::Step),
+        ("MultiStep", ScheduleKind::MultiStep), ("MultiStepLR", ScheduleKind::MultiStep),
+        ("Multiplicative", ScheduleKind::Multiplicative), ("MultiplicativeLR", ScheduleKind::Multiplicative),
+        ("CosineAnnealing", ScheduleKind::CosineAnnealing), ("CosineAnnealingLR", ScheduleKind::CosineAnnealing),
+        ("CosineAnnealingWarmRestarts", ScheduleKind::CosineAnnealingWarmRestarts),
+        ("CosineAnnealingWarmRestartsLR", ScheduleKind::CosineAnnealingWarmRestarts),
+        ("Cyclic", ScheduleKind::Cyclic), ("CyclicLR", ScheduleKind::Cyclic),
+        ("OneCycle", ScheduleKind::OneCycle), ("OneCycleLR", ScheduleKind::OneCycle),
+        ("Sequential", ScheduleKind::Sequential), ("SequentialLR", ScheduleKind::Sequential),
+        ("Chained", ScheduleKind::Chained), ("ChainedScheduler", ScheduleKind::Chained),
     ],
-    unsupported: &[
-        "Exponential", "InverseExponentialTimeDecay", "InverseSquareRootDecay", "PiecewiseConstant", "MultiStep",
-        "Step", "CosineAnnealing", "CosineAnnealingWarmRestarts", "Lambda", "Multiplicative", "Chained", "Cyclic",
-        "OneCycle", "Sequential",
-    ],
+    // Lambda computes its rate by Python code, ScalePerParam has one rate for each group of parameters.
+    unsupported: &["Lambda", "LambdaLR", "ScalePerParam", "ScalePerParamLR"],
 };
+
+/// How the amplitude of `Cyclic` changes, without its factor.
+#[derive(Clone, Copy)]
+pub(crate) enum CycleMode {
+    Triangular,
+    Triangular2,
+    ExpRange,
+}
+
+pub(crate) static CYCLE_MODES: Keywords<CycleMode> = Keywords {
+    values: &[
+        ("triangular", CycleMode::Triangular),
+        ("triangular2", CycleMode::Triangular2),
+        ("exp_range", CycleMode::ExpRange),
+    ],
+    unsupported: &[],
+};
+
+pub(crate) static ANNEAL_STRATEGIES: Keywords<AnnealStrategy> =
+    Keywords { values: &[("cos", AnnealStrategy::Cosine), ("linear", AnnealStrategy::Linear)], unsupported: &[] };
 
 pub(crate) static MODES: Keywords<Mode> = Keywords { values: Mode::NAMES, unsupported: &[] };
 

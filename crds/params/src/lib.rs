@@ -38,14 +38,15 @@ pub use appliance::{
 };
 pub use document::{
     AttentionParams, InitializerParams, InitializerSetting, InputParams, LearningRateSetting, MicroBatchRange,
-    MicroBatchSetting, ModelParams, OneOrMany, OptimizerParams, Params, RotaryScalingParams, RunParams, ScheduleParams,
+    MicroBatchSetting, ModelParams, NestedSchedules, OneOrMany, OptimizerParams, Params, RotaryScalingParams,
+    RunParams, ScheduleParams,
 };
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
-    CheckpointStates, DataSource, DecoderOptions, InitializerSpec, Initializers, InputSpec, JobSpec, LogLevel,
-    LossScaling, Mode, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, Positions,
-    Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, Schedule, ScheduleSegment, ScheduleSegmentKind,
-    Split, TokenizerName,
+    AnnealStrategy, CheckpointStates, CycleAmplitude, DataSource, DecoderOptions, InitializerSpec, Initializers,
+    InputSpec, JobSpec, LogLevel, LossScaling, Mode, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm,
+    OptimizerSpec, ParallelBlocks, Positions, Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec,
+    Schedule, ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

@@ -141,12 +141,12 @@ fn rejected_value_causes_no_further_problem() {
         (with("train_input", "micro_batch_size: 0"), "train_input.micro_batch_size"),
         (without("  batch_size: 8\n"), "train_input.batch_size"),
         (
-            with("optimizer", "learning_rate: {scheduler: Cosine, initial_learning_rate: 1, total_iters: 9}"),
+            with("optimizer", "learning_rate: {scheduler: Cosinus, initial_learning_rate: 1, total_iters: 9}"),
             "optimizer.learning_rate.scheduler",
         ),
-        (with("optimizer", "learning_rate: {scheduler: OneCycle}"), "optimizer.learning_rate.scheduler"),
+        (with("optimizer", "learning_rate: {scheduler: LambdaLR}"), "optimizer.learning_rate.scheduler"),
         (
-            with("optimizer", "learning_rate: [{scheduler: Cosine}, {scheduler: Constant, val: 1}]"),
+            with("optimizer", "learning_rate: [{scheduler: Cosinus}, {scheduler: Constant, val: 1}]"),
             "optimizer.learning_rate.0.scheduler",
         ),
     ] {
@@ -204,7 +204,8 @@ fn learning_rate_has_many_shapes() {
     let line = |initial, end, total_iters| ScheduleSegmentKind::Linear { initial, end, total_iters };
     let cosine = |initial, end, total_iters| ScheduleSegmentKind::CosineDecay { initial, end, total_iters };
     let constant = |learning_rate| ScheduleSegmentKind::Constant { learning_rate };
-    let last = |piece| ScheduleSegment { steps: u64::MAX, piece };
+    let last = ScheduleSegment::endless;
+    let lasting = |steps, piece| ScheduleSegment { steps, ..last(piece) };
     for (yaml, segments) in [
         ("0.1", vec![last(constant(0.1))]),
         ("0", vec![last(constant(0.0))]),
@@ -226,9 +227,9 @@ fn learning_rate_has_many_shapes() {
               {scheduler: Constant, learning_rate: 0.5, total_iters: 3},
               {scheduler: Constant, learning_rate: 0.25}]",
             vec![
-                ScheduleSegment { steps: 4, piece: line(0.0, 1.0, 4) },
-                ScheduleSegment { steps: 8, piece: cosine(1.0, 0.5, 100) },
-                ScheduleSegment { steps: 3, piece: constant(0.5) },
+                lasting(4, line(0.0, 1.0, 4)),
+                lasting(8, cosine(1.0, 0.5, 100)),
+                lasting(3, constant(0.5)),
                 last(constant(0.25)),
             ],
         ),
@@ -242,12 +243,7 @@ fn learning_rate_has_many_shapes() {
         ("{scheduler: Linear, initial_learning_rate: 1}", "total_iters", ParamsProblemKind::Missing),
         ("{scheduler: Constant}", "learning_rate", ParamsProblemKind::Missing),
         ("{scheduler: Linear, initial_learning_rate: 1, total_iters: 5, val: 1}", "val", ParamsProblemKind::Invalid),
-        ("{scheduler: OneCycle}", "scheduler", ParamsProblemKind::NotSupported),
-        (
-            "{scheduler: Linear, initial_learning_rate: 1, total_iters: 5, power: 2}",
-            "power",
-            ParamsProblemKind::NotSupported,
-        ),
+        ("{scheduler: LambdaLR}", "scheduler", ParamsProblemKind::NotSupported),
     ] {
         let error = resolve(&with("optimizer", &format!("learning_rate: {yaml}"))).expect_err(yaml);
         let found = error.problems().any(|p| p.key == format!("optimizer.learning_rate.{key}") && p.kind == kind);
@@ -257,14 +253,12 @@ fn learning_rate_has_many_shapes() {
 
 #[test]
 fn schedule_is_function_of_step() {
+    let lasting = |steps, piece| ScheduleSegment { steps, ..ScheduleSegment::endless(piece) };
     let schedule = Schedule {
         segments: vec![
-            ScheduleSegment { steps: 4, piece: ScheduleSegmentKind::Linear { initial: 0.0, end: 1.0, total_iters: 4 } },
-            ScheduleSegment {
-                steps: 10,
-                piece: ScheduleSegmentKind::CosineDecay { initial: 1.0, end: 0.5, total_iters: 8 },
-            },
-            ScheduleSegment { steps: u64::MAX, piece: ScheduleSegmentKind::Constant { learning_rate: 0.25 } },
+            lasting(4, ScheduleSegmentKind::Linear { initial: 0.0, end: 1.0, total_iters: 4 }),
+            lasting(10, ScheduleSegmentKind::CosineDecay { initial: 1.0, end: 0.5, total_iters: 8 }),
+            lasting(u64::MAX, ScheduleSegmentKind::Constant { learning_rate: 0.25 }),
         ],
     };
     for (step, rate) in

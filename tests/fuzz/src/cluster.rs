@@ -10,12 +10,15 @@ use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob};
 use millrace_params::{FlagOverrides, JobSpec, MachineSpec, Params};
 use serde_json::Value;
 
-/// Parses a params file, and the same bytes as an appliance.
+/// Parses a params file, evaluates its learning rate, and parses the same bytes as an appliance.
 pub fn params(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(read) = Params::parse_yaml(text)
         && let Ok(resolved) = read.resolve(&FlagOverrides::default())
     {
+        for step in [0, 1, 1000, u64::MAX] {
+            resolved.job.optimizer.schedule.at(step);
+        }
         let json = resolved.job.to_json();
         assert_eq!(JobSpec::from_json(&json).expect("a job reads back"), resolved.job);
     }

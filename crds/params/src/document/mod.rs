@@ -8,12 +8,14 @@ mod input;
 mod model;
 mod optimizer;
 mod run;
+mod schedule;
 mod unions;
 
 pub use input::InputParams;
 pub use model::{AttentionParams, ModelParams, RotaryScalingParams};
-pub use optimizer::{OptimizerParams, ScheduleParams};
+pub use optimizer::OptimizerParams;
 pub use run::RunParams;
+pub use schedule::{NestedSchedules, ScheduleParams};
 pub use unions::{
     InitializerParams, InitializerSetting, LearningRateSetting, MicroBatchRange, MicroBatchSetting, OneOrMany,
 };

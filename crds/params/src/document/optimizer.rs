@@ -1,12 +1,11 @@
-//! The section `optimizer` of the params, and the schedules of its learning rate.
+//! The section `optimizer` of the params.
 //!
 //! Lists the keys that Millrace uses, keys that only configure the real machine (`ignored`), and keys that are rejected
 //! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
 use super::LearningRateSetting;
-use crate::keywords::SCHEDULERS;
 use crate::optimizers::OPTIMIZERS;
-use crate::reference::facts::{alias_of, default, no_effect, required, required_if};
+use crate::reference::facts::{alias_of, default, no_effect, required};
 use crate::yaml::section;
 
 section! {
@@ -44,8 +43,9 @@ section! {
         max_gradient_norm: f64 = default("0"),
         /// Maximum of each value of the gradient; 0 for no clipping.
         max_gradient_value: f64 = default("0").fixed(),
-        /// Whether the schedules in a list all count from step 0.
-        disable_lr_steps_reset: bool = default("false").fixed(),
+        /// Whether the schedules of a list all count their steps from step 0 of the run, instead of each from the step
+        /// at which it begins.
+        disable_lr_steps_reset: bool = default("false"),
         /// Loss scale of fp16, `dynamic` or a number; bfloat16 needs none.
         loss_scaling_factor: serde_json::Value = no_effect(),
         /// First loss scale of fp16; bfloat16 needs none.
@@ -72,45 +72,5 @@ section! {
         "lr_adjustment_groups" => "leave it out; all parameters share one learning rate",
         "params" => "leave it out; all parameters share one learning rate",
         "grad_accum_steps" => "set train_input.micro_batch_size instead",
-    }
-}
-
-section! {
-    /// One schedule of the learning rate.
-    pub struct ScheduleParams {
-        /// Shape of the schedule: a straight line, half a cosine, or a constant.
-        scheduler: String = required().one_of(&SCHEDULERS),
-        /// Rate at the first step of the schedule.
-        initial_learning_rate: f64 = required_if("`scheduler` is `Linear` or `CosineDecay`"),
-        /// Rate at the end of the schedule, which holds from then on.
-        end_learning_rate: f64 = default("0"),
-        /// Rate at the end as a share of `initial_learning_rate`; the larger of the two ends is used.
-        alpha: f64 = default("0"),
-        /// Number of steps from the first rate to the last, and of the schedule in a list.
-        total_iters: u64 = required_if("`scheduler` is not a `Constant` at the end of the list"),
-        /// Older spelling of the number of steps of the schedule in a list.
-        steps: u64 = alias_of("total_iters"),
-        /// Older spelling of the number of steps from the first rate to the last.
-        decay_steps: u64 = alias_of("total_iters"),
-        /// Rate of `Constant`.
-        learning_rate: f64 = required_if("`scheduler` is `Constant`"),
-        /// Older spelling of `learning_rate`.
-        val: f64 = alias_of("learning_rate"),
-        /// Whether the schedule starts again at its end.
-        cycle: bool = default("false").fixed(),
-        /// Exponent of a polynomial schedule.
-        power: f64 = default("1").fixed(),
-    }
-    ignored {}
-    unsupported {
-        "decay_rate" => "use Linear or CosineDecay",
-        "staircase" => "use Linear or CosineDecay",
-        "milestones" => "write a list of schedules, each with its total_iters",
-        "learning_rates" => "write a list of Constant schedules, each with its total_iters",
-        "values" => "write a list of Constant schedules, each with its total_iters",
-        "boundaries" => "write a list of Constant schedules, each with its total_iters",
-        "gamma" => "use Linear or CosineDecay",
-        "warmup_steps" => "write a list: Linear with total_iters for the warm-up, and then the schedule",
-        "param_group_tags" => "leave it out; all parameters share one learning rate",
     }
 }

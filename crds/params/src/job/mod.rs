@@ -11,6 +11,7 @@ mod model;
 mod optimizer;
 mod run;
 mod schedule;
+mod schedule_curves;
 
 pub use input::{DataSource, InputSpec, Split, TokenizerName};
 pub use model::{
@@ -20,7 +21,7 @@ pub use model::{
 pub use optimizer::OptimizerSpec;
 pub(crate) use run::default_checkpoint_seconds;
 pub use run::{CheckpointStates, LogLevel, Mode, RunSpec};
-pub use schedule::{Schedule, ScheduleSegment, ScheduleSegmentKind};
+pub use schedule::{AnnealStrategy, CycleAmplitude, Schedule, ScheduleSegment, ScheduleSegmentKind};
 
 use serde::{Deserialize, Serialize};
 

@@ -8,6 +8,7 @@ mod model;
 mod optimizer;
 mod run;
 mod schedule;
+mod schedule_piece;
 mod source;
 
 use crate::document::Params;
@@ -57,6 +58,10 @@ impl Params {
         let model = model::resolve(&mut check, self.model.as_ref());
         let optimizer = optimizer::resolve(&mut check, self.optimizer.as_ref());
         let mut run = run::resolve(&mut check, self.runconfig.as_ref(), overrides);
+        if check.problems.is_empty() && run.mode.trains() {
+            let steps = run.known_max_steps().unwrap_or(0);
+            schedule::check_last_rate(&mut check, &optimizer.schedule, steps);
+        }
         let inputs = input::resolve(&mut check, self, &model, &run);
         run::check_against_inputs(&mut check, &mut run, &inputs, overrides);
         let ResolveContext { problems, notes, .. } = check;

@@ -20,7 +20,6 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&OptimizerPa
     check.require_value("optimizer.use_nesterov", p.use_nesterov, false);
     check.require_value("optimizer.amsgrad", p.amsgrad, false);
     check.require_value("optimizer.maximize", p.maximize, false);
-    check.require_value("optimizer.disable_lr_steps_reset", p.disable_lr_steps_reset, false);
     note_loss_scale(check, p);
     let kind = optimizers::resolve(check, p);
     let decay = check.either_spelling(
@@ -33,7 +32,7 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&OptimizerPa
         kind,
         weight_decay: check.non_negative("optimizer.weight_decay", decay, 0.0),
         max_gradient_norm: max_gradient_norm(check, p),
-        schedule: schedule::resolve(check, p.learning_rate.as_ref()),
+        schedule: schedule::resolve(check, p.learning_rate.as_ref(), p.disable_lr_steps_reset.unwrap_or(false)),
     }
 }
 

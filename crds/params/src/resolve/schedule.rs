@@ -1,13 +1,22 @@
-//! Resolves `optimizer.learning_rate`: a number, a mapping or a list become one [`Schedule`].
+//! Resolves `optimizer.learning_rate`: a number, a mapping or a list become one [`Schedule`]. The curves are in
+//! `schedule_piece`.
 
 use super::check::ResolveContext;
+use super::schedule_piece::{Lengths, piece, refuse_foreign_keys};
 use crate::document::{LearningRateSetting, ScheduleParams};
 use crate::job::{Schedule, ScheduleSegment, ScheduleSegmentKind};
 use crate::keywords::{SCHEDULERS, ScheduleKind};
 
 const LEARNING_RATE_KEY: &str = "optimizer.learning_rate";
 
-pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&LearningRateSetting>) -> Schedule {
+/// Maximum schedules in a list, far above any real one: evaluating a schedule takes time for each.
+const MAX_SCHEDULES: usize = 1024;
+
+pub(super) fn resolve(
+    check: &mut ResolveContext<'_>,
+    given: Option<&LearningRateSetting>,
+    disable_lr_steps_reset: bool,
+) -> Schedule {
     match given {
         None => {
             check.report_missing(LEARNING_RATE_KEY, "give a number, a schedule or a list of schedules");
@@ -17,102 +26,113 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&LearningRat
             Schedule::constant(check.non_negative(LEARNING_RATE_KEY, Some(*rate), 0.0))
         }
         Some(LearningRateSetting::Schedule(one)) => {
-            Schedule { segments: vec![segment(check, LEARNING_RATE_KEY, one, true)] }
+            let segment = segment(check, LEARNING_RATE_KEY, one, None, true);
+            match segment.piece {
+                // The only schedule of a run is not nested.
+                ScheduleSegmentKind::Sequential { segments } => Schedule { segments },
+                piece => Schedule { segments: vec![ScheduleSegment::endless(piece)] },
+            }
         }
         Some(LearningRateSetting::Sequence(many)) => {
-            if many.is_empty() {
-                check.report_invalid(LEARNING_RATE_KEY, "is an empty list", "give at least one schedule");
-            }
-            let last = many.len().saturating_sub(1);
-            let segments = many.iter().enumerate();
-            Schedule {
-                segments: segments
-                    .map(|(i, p)| segment(check, &format!("{LEARNING_RATE_KEY}.{i}"), p, i == last))
-                    .collect(),
-            }
+            Schedule { segments: sequence(check, LEARNING_RATE_KEY, many, None, disable_lr_steps_reset) }
         }
     }
 }
 
-fn segment(check: &mut ResolveContext<'_>, at: &str, p: &ScheduleParams, last: bool) -> ScheduleSegment {
-    let of = |key: &str| format!("{at}.{key}");
-    if p.scheduler.is_none() {
-        check.report_missing(&of("scheduler"), "name a schedule, as in scheduler: Linear");
-    }
-    let known = p.scheduler.as_deref().and_then(|name| SCHEDULERS.get(name));
-    let kind = check.keyword(&of("scheduler"), p.scheduler.as_deref(), ScheduleKind::Constant, &SCHEDULERS);
-    check.require_value(&of("cycle"), p.cycle, false);
-    if let Some(power) = p.power.filter(|power| *power != 1.0) {
-        check.unsupported(&of("power"), &power.to_string(), "leave it out for a straight line");
-    }
-    if known.is_some() {
-        refuse_foreign_keys(check, at, p, kind);
-    }
-    // Older files give the length of the decay (decay_steps) separately from that of the schedule (steps).
-    let steps = p.steps.or(p.total_iters).or(p.decay_steps);
-    let length = p.total_iters.or(p.decay_steps).or(p.steps);
-    if steps == Some(0) || length == Some(0) {
-        check.report_invalid(at, "lasts 0 steps", "give total_iters of at least 1");
-    }
-    let needed = kind != ScheduleKind::Constant || !last;
-    if needed && steps.is_none() && known.is_some() {
-        check.report_missing(&of("total_iters"), "give the number of steps of the schedule");
-    }
-    ScheduleSegment {
-        steps: if last { u64::MAX } else { steps.unwrap_or(1) },
-        // The keys of an unknown schedule are not checked: which ones it needs is not known.
-        piece: match known {
-            Some(kind) => piece(check, at, p, kind, length.unwrap_or(1)),
-            None => ScheduleSegmentKind::Constant { learning_rate: 0.0 },
-        },
+/// Checks that the rate is finite at the last step. A factor above 1 makes it grow without bound.
+pub(super) fn check_last_rate(check: &mut ResolveContext<'_>, schedule: &Schedule, max_steps: u64) {
+    let rate = schedule.at(max_steps);
+    if !rate.is_finite() || rate < 0.0 {
+        let says = format!("is {rate} at step {max_steps}");
+        check.report_invalid(LEARNING_RATE_KEY, says, "choose a factor of at most 1, or fewer steps");
     }
 }
 
-fn piece(
+/// Returns schedules that follow each other. They end after their own lengths, or at the milestones if these are given.
+pub(super) fn sequence(
+    check: &mut ResolveContext<'_>,
+    at: &str,
+    schedules: &[ScheduleParams],
+    milestones: Option<&[u64]>,
+    disable_lr_steps_reset: bool,
+) -> Vec<ScheduleSegment> {
+    if schedules.is_empty() {
+        check.report_invalid(at, "is an empty list", "give at least one schedule");
+        return Schedule::constant(0.0).segments;
+    }
+    if schedules.len() > MAX_SCHEDULES {
+        let says = format!("has {} schedules", schedules.len());
+        check.report_invalid(at, says, format!("give at most {MAX_SCHEDULES}"));
+        return Schedule::constant(0.0).segments;
+    }
+    let last = schedules.len() - 1;
+    let length_to_milestone = |i: usize| {
+        let milestones = milestones?;
+        let begin = if i == 0 { 0 } else { *milestones.get(i - 1)? };
+        milestones.get(i)?.checked_sub(begin)
+    };
+    let mut behind: u64 = 0;
+    let mut segments = Vec::with_capacity(schedules.len());
+    for (i, schedule) in schedules.iter().enumerate() {
+        let mut segment = segment(check, &format!("{at}.{i}"), schedule, length_to_milestone(i), i == last);
+        if disable_lr_steps_reset {
+            segment.offset_steps = behind;
+        }
+        behind = behind.saturating_add(segment.steps);
+        segments.push(segment);
+    }
+    segments
+}
+
+/// Returns one schedule with its length. `length` is given by the list's milestones.
+fn segment(
     check: &mut ResolveContext<'_>,
     at: &str,
     p: &ScheduleParams,
-    kind: ScheduleKind,
-    total_iters: u64,
-) -> ScheduleSegmentKind {
+    length: Option<u64>,
+    is_last: bool,
+) -> ScheduleSegment {
     let of = |key: &str| format!("{at}.{key}");
-    if kind == ScheduleKind::Constant {
-        let rate = check.either_spelling(&of("learning_rate"), p.learning_rate, &of("val"), p.val);
-        if rate.is_none() {
-            check.report_missing(&of("learning_rate"), "give the rate of the constant schedule");
-        }
-        return ScheduleSegmentKind::Constant { learning_rate: check.non_negative(&of("learning_rate"), rate, 0.0) };
+    let lengths = Lengths::of(p);
+    let steps = length.or(lengths.in_list);
+    if lengths.in_list == Some(0) || lengths.of_curve == Some(0) {
+        check.report_invalid(at, "lasts 0 steps", "give total_iters of at least 1");
     }
-    if p.initial_learning_rate.is_none() {
-        check.report_missing(&of("initial_learning_rate"), "give the rate the schedule begins with");
+    let Some(kind) = kind(check, &of("scheduler"), p) else {
+        // The keys of an unknown schedule are not checked: which ones it needs is not known.
+        return ScheduleSegment {
+            steps: if is_last { u64::MAX } else { steps.unwrap_or(1) },
+            ..ScheduleSegment::endless(ScheduleSegmentKind::Constant { learning_rate: 0.0 })
+        };
+    };
+    refuse_foreign_keys(check, at, p, kind);
+    let piece = piece(check, at, p, kind, lengths);
+    let natural = match &piece {
+        ScheduleSegmentKind::OneCycle { total_steps, .. } => Some(*total_steps),
+        _ => None,
+    };
+    let steps = steps.or(natural);
+    if !is_last && steps.is_none() {
+        check.report_missing(&of("total_iters"), "give the number of steps of the schedule");
     }
-    let initial = check.non_negative(&of("initial_learning_rate"), p.initial_learning_rate, 0.0);
-    let mut end = check.non_negative(&of("end_learning_rate"), p.end_learning_rate, 0.0);
-    let floor = initial * check.non_negative(&of("alpha"), p.alpha, 0.0);
-    if floor > end {
-        check.note(format!("{at} ends at {floor:e}, alpha times its initial rate"));
-        end = floor;
-    }
-    match kind {
-        ScheduleKind::Linear => ScheduleSegmentKind::Linear { initial, end, total_iters },
-        _ => ScheduleSegmentKind::CosineDecay { initial, end, total_iters },
-    }
+    let steps = if is_last { u64::MAX } else { steps.unwrap_or(1) };
+    ScheduleSegment { steps, ..ScheduleSegment::endless(piece) }
 }
 
-/// Rejects keys that the schedule does not have: either the key or the schedule is a mistake.
-fn refuse_foreign_keys(check: &mut ResolveContext<'_>, at: &str, p: &ScheduleParams, kind: ScheduleKind) {
-    let foreign: &[(&str, Option<f64>)] = match kind {
-        ScheduleKind::Constant => &[
-            ("initial_learning_rate", p.initial_learning_rate),
-            ("end_learning_rate", p.end_learning_rate),
-            ("alpha", p.alpha),
-        ],
-        _ => &[("learning_rate", p.learning_rate), ("val", p.val)],
+/// Returns the kind of a schedule; `None` if a problem with its name has been recorded.
+pub(super) fn kind(check: &mut ResolveContext<'_>, key: &str, p: &ScheduleParams) -> Option<ScheduleKind> {
+    let Some(name) = p.scheduler.as_deref() else {
+        check.report_missing(key, "name a schedule, as in scheduler: Linear");
+        return None;
     };
-    for (key, given) in foreign {
-        if given.is_some() {
-            let name = p.scheduler.as_deref().unwrap_or_default();
-            check.report_invalid(&format!("{at}.{key}"), format!("has no meaning for {name}"), "leave it out");
-        }
+    if SCHEDULERS.is_unsupported(name) {
+        let hint = match name.to_ascii_lowercase().starts_with("lambda") {
+            true => "its rate is computed by Python code: choose Multiplicative, Step or another schedule",
+            false => "all parameters share one learning rate: write the schedule within it",
+        };
+        check.unsupported(key, name, hint);
+        return None;
     }
+    check.keyword(key, Some(name), ScheduleKind::Constant, &SCHEDULERS);
+    SCHEDULERS.get(name)
 }

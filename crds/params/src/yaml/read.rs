@@ -346,6 +346,20 @@ impl FromNode for Vec<f64> {
     }
 }
 
+impl FromNode for Vec<u64> {
+    const TYPE: &'static str = "a list of whole numbers, zero or more";
+
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
+        match &node.value {
+            YamlValue::List(items) => reader.items(items),
+            _ => {
+                reader.wrong_type(node, Self::TYPE);
+                None
+            }
+        }
+    }
+}
+
 impl FromNode for serde_json::Value {
     const TYPE: &'static str = "any value";
 
