@@ -140,6 +140,9 @@ pub struct JobArgs {
     /// Params file
     #[arg(short, long, value_name = "FILE")]
     pub params: PathBuf,
+    /// Family of the model, for params that do not name it, such as gptj
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
     #[command(flatten)]
     pub machine: MachineFlags,
 }
@@ -224,6 +227,13 @@ impl MachineFlags {
     }
 }
 
+impl JobArgs {
+    /// Returns the values of the flags that override the params.
+    pub fn overrides(&self) -> FlagOverrides {
+        FlagOverrides { model: self.model.clone(), ..self.machine.overrides() }
+    }
+}
+
 impl RunArgs {
     /// Returns the values of the flags that override the params.
     pub fn overrides(&self, mode: Option<String>) -> FlagOverrides {
@@ -240,7 +250,7 @@ impl RunArgs {
             compile_only: given(self.compile_only).or(self.validate_only.then_some(false)),
             validate_only: given(self.validate_only).or(self.compile_only.then_some(false)),
             logging: self.logging.clone(),
-            ..self.job.machine.overrides()
+            ..self.job.overrides()
         }
     }
 }
@@ -341,7 +351,7 @@ mod tests {
             "eval_all -p a.yaml -o m",
             "train CSX -p a.yaml",
             "run -p a.yaml -m train --isa avx2 --threads 2 --base_port 7000 --appliance b.yaml --logging DEBUG",
-            "plan -p a.yaml --json --num_csx 4",
+            "plan -p a.yaml --json --num_csx 4 --model gpt3",
             "samples -p a.yaml --steps 3 -o samples.safetensors",
             "checkpoint info m/checkpoint_5 --json",
             "checkpoint verify m/checkpoint_5",

@@ -29,19 +29,23 @@ impl CliError {
         self
     }
 
-    /// Creates an error with all problems of the document that was read from `path`. The path is printed with the
-    /// problems that have a line number.
+    /// Creates an error with all problems of the document that was read from `path`. The path is printed once, with the
+    /// first problem that has a line number.
     pub fn from_params_error(path: &Path, error: &ParamsError) -> Self {
+        let mut is_path_printed = false;
         let mut all = error.problems().map(|problem| {
             let failure = match problem.line {
-                Some(_) => AgentError::bad_input(format!("{}: {problem}", path.display())),
-                None => AgentError::bad_input(problem.to_string()),
+                Some(_) if !std::mem::replace(&mut is_path_printed, true) => {
+                    AgentError::bad_input(format!("{}: {problem}", path.display()))
+                }
+                _ => AgentError::bad_input(problem.to_string()),
             };
             failure.hint(problem.hint.as_deref().unwrap_or_else(|| general_hint(problem.kind)))
         });
         // There is always at least one problem.
         let first = all.next().unwrap_or_else(|| AgentError::bad_input(error.to_string()));
-        Self { first, rest: all.collect() }
+        let rest = all.collect();
+        Self { first, rest }
     }
 
     /// Returns the first failure and its hint, in one line.

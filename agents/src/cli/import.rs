@@ -33,7 +33,7 @@ pub fn import(
     machine: &MachineFlags,
 ) -> Result<Exit, CliError> {
     let overrides = FlagOverrides { model_dir, ..machine.overrides() };
-    let flags = |file: &Path| JobArgs { params: file.to_owned(), machine: machine.clone() };
+    let flags = |file: &Path| JobArgs { params: file.to_owned(), model: None, machine: machine.clone() };
     match (&params.write_params, &params.params) {
         (Some(file), _) => {
             let imported = import_with_new_params(dir, &flags(file), &overrides)?;

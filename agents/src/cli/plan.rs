@@ -42,7 +42,7 @@ impl fmt::Display for PlanOutput {
 
 /// Executes `plan`. Fails, after printing the plan, if the run does not fit on this host.
 pub fn print(flags: &JobArgs, json: bool) -> Result<Exit, CliError> {
-    let prepared = prepare(flags, &flags.machine.overrides(), read_params(&flags.params)?)?;
+    let prepared = prepare(flags, &flags.overrides(), read_params(&flags.params)?)?;
     let host = print_prepared(&prepared, json)?;
     Ok(if host.fits == Some(false) { Exit::Failed } else { Exit::Success })
 }

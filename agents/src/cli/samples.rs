@@ -13,7 +13,7 @@ use crate::launch::Exit;
 
 /// Writes the samples of the first `steps` training steps to `out`.
 pub fn write(flags: &JobArgs, steps: u64, out: &Path) -> Result<Exit, CliError> {
-    let prepared = prepare(flags, &flags.machine.overrides(), read_params(&flags.params)?)?;
+    let prepared = prepare(flags, &flags.overrides(), read_params(&flags.params)?)?;
     let job = &prepared.resolved.job;
     let dataset: Dataset = open_dataset(job, &job.train_input)?;
     write_samples(&dataset, job.train_input.batch_size as u64, steps, 0, out).map_err(data_failure)?;

@@ -78,10 +78,17 @@ pub struct SubmitOptions {
     /// Spec of the TrainJob without the params.
     #[serde(default)]
     spec: Map<String, Value>,
-    /// Values that override the params file, by their keys in runconfig.
+    /// Values that override the params file, by their keys in runconfig; `model` is the family of a model that the
+    /// params do not name.
     #[serde(default)]
     overrides: Map<String, Value>,
 }
+
+/// The key of params in the `trainer` layout.
+const TRAINER_LAYOUT: &str = "trainer";
+
+/// The override of `model.name`, for params that do not name their model.
+const MODEL_OVERRIDE: &str = "model";
 
 /// The runconfig keys that may be overridden.
 pub const OVERRIDE_FLAGS: [&str; 8] = [
@@ -239,8 +246,13 @@ fn complete(
     if all["apiVersion"] != *version || all["kind"] != *kind {
         return fault("kind", &format!("expected a {kind} of {version}"));
     }
-    if let Some(params) = all.get("spec").and_then(|spec| spec.get("params")) {
-        Params::read_json(params).map_err(|error| ApiError::new(ErrorReason::BadParams, error.report().trim_end()))?;
+    if let Some(params) = all.get_mut("spec").and_then(|spec| spec.get_mut("params")) {
+        let read = Params::read_json(params)
+            .map_err(|error| ApiError::new(ErrorReason::BadParams, error.report().trim_end()))?;
+        // A TrainJob stores the classic layout: its definition and other readers know no other.
+        if params.get(TRAINER_LAYOUT).is_some() {
+            *params = StoredParams::from(&read).0;
+        }
     }
     let Value::Object(metadata) = all.entry("metadata").or_insert_with(|| json!({})) else {
         return fault("metadata", "an object");
@@ -382,13 +394,37 @@ fn stem_of(file: &str) -> Option<String> {
 /// Sets the overridden flags in the runconfig of the params.
 fn apply_overrides(params: &mut Value, overrides: &Map<String, Value>) -> Result<()> {
     for (key, value) in overrides.iter().filter(|(_, value)| !value.is_null()) {
+        if key == MODEL_OVERRIDE {
+            name_model(params, value)?;
+            continue;
+        }
         if !OVERRIDE_FLAGS.contains(&key.as_str()) {
-            let message = format!("expected one of {}", OVERRIDE_FLAGS.join(", "));
+            let message = format!("expected one of {}, {MODEL_OVERRIDE}", OVERRIDE_FLAGS.join(", "));
             return Err(ApiError::invalid(vec![FieldError { field: format!("overrides.{key}"), message }]));
         }
         params["runconfig"][key] = value.clone();
     }
     Ok(())
+}
+
+/// Names the family of the model in params that do not name it.
+///
+/// # Errors
+/// The params name another family.
+fn name_model(params: &mut Value, family: &Value) -> Result<()> {
+    let given = params.pointer("/model/name").and_then(Value::as_str);
+    match (given, family.as_str()) {
+        (Some(given), Some(family)) if given.eq_ignore_ascii_case(family) => Ok(()),
+        (Some(given), _) => {
+            let message = format!("is {family}, but model.name of the params is {given}: leave the override out")
+                .replace('"', "");
+            Err(ApiError::invalid(vec![FieldError { field: "overrides.model".to_owned(), message }]))
+        }
+        (None, _) => {
+            params["model"]["name"] = family.clone();
+            Ok(())
+        }
+    }
 }
 
 /// Fills the fields of the spec that are not set from the corresponding keys of runconfig.

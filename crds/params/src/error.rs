@@ -64,6 +64,12 @@ fn more(count: usize) -> String {
     }
 }
 
+impl From<ParamsProblem> for ParamsError {
+    fn from(first: ParamsProblem) -> Self {
+        Self { first, rest: Vec::new() }
+    }
+}
+
 impl ParamsError {
     /// Returns an error if there is a problem. Problems are ordered by line, those without a line last.
     pub(crate) fn check(mut problems: Vec<ParamsProblem>) -> Result<(), Self> {
@@ -73,6 +79,11 @@ impl ParamsError {
             None => Ok(()),
             Some(first) => Err(Self { first, rest: problems.collect() }),
         }
+    }
+
+    /// Changes each problem.
+    pub(crate) fn map_problems(self, change: impl Fn(ParamsProblem) -> ParamsProblem) -> Self {
+        Self { first: change(self.first), rest: self.rest.into_iter().map(&change).collect() }
     }
 
     /// Returns all problems, in the order of their lines.

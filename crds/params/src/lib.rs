@@ -3,7 +3,8 @@
 //!
 //! Each has two forms, with one conversion between them:
 //!
-//! * [`Params`] is the document as the user writes it, read strictly by [`Params::parse_yaml`];
+//! * [`Params`] is the document as the user writes it, read strictly by [`Params::parse_yaml`] in the classic layout or
+//!   the `trainer` layout;
 //! * [`JobSpec`] is the resolved document that every agent receives, built by [`Params::resolve`];
 //! * [`MachineDocument`] and [`MachineSpec`] are the same for the machine that runs it.
 //!
@@ -30,6 +31,7 @@ pub mod optimizers;
 pub mod reference;
 mod resolve;
 mod role;
+mod trainer;
 mod yaml;
 
 pub use appliance::{

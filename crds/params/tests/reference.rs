@@ -167,6 +167,8 @@ fn sample(path: &str) -> &'static str {
         "runconfig.log_steps" | "runconfig.max_epochs" | "runconfig.max_checkpoints" => "3",
         "runconfig.checkpoint_steps" => "50",
         "optimizer.weight_decay" => "0.2",
+        "optimizer.eps" => "1e-5",
+        "optimizer.correct_bias" => "false",
         "optimizer.nesterov" => "false",
         "optimizer.learning_rate.total_iters" => "20",
         "optimizer.learning_rate.learning_rate" => "0.25",

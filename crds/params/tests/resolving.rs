@@ -274,6 +274,7 @@ fn flags_beat_the_document_only_when_given() {
     let none = params.resolve(&FlagOverrides::default()).unwrap().job.run;
     assert_eq!((none.mode, none.model_dir.as_str(), none.max_steps), (Mode::TrainAndEval, "here", 100));
     let over = FlagOverrides {
+        model: Some("gpt3".into()),
         mode: Some("train".into()),
         model_dir: Some("there".into()),
         num_csx: Some(2),

@@ -104,6 +104,7 @@ class Appliance:
         num_csx: int | None = None,
         name: str | None = None,
         *,
+        model: str | None = None,
         mode: str | None = None,
         max_steps: int | None = None,
         eval_steps: int | None = None,
@@ -130,6 +131,8 @@ class Appliance:
         name are uploaded if they exist next to the params file or in the working directory; all other paths
         are paths of the appliance.
 
+        `model` is the family of the model, such as "gpt3", for params that do not name it.
+
         `mount_dirs` maps volumes of the appliance (see `volumes`) to the paths that params use for them.
         `spec` has further fields of the TrainJob's spec, such as {"failurePolicy": {"maxRestarts": 3}}.
 
@@ -142,6 +145,7 @@ class Appliance:
         options = SubmitOptions(
             num_csx=num_csx,
             name=name,
+            model=model,
             mode=mode,
             max_steps=max_steps,
             eval_steps=eval_steps,

@@ -41,6 +41,7 @@ _EXPONENT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+", re.ASCII)
 _PATH_KEYS = ("data_dir", "data_files")
 _OVERRIDES = frozenset(
     {
+        "model",
         "max_steps",
         "eval_steps",
         "checkpoint_path",
@@ -68,6 +69,7 @@ class SubmitOptions(TypedDict, total=False):
 
     num_csx: int | None
     name: str | None
+    model: str | None
     mode: str | None
     max_steps: int | None
     eval_steps: int | None
@@ -206,9 +208,26 @@ def _uploads(document: Any, places: Sequence[Path]) -> Iterator[tuple[str, bytes
                 yield name, text
 
 
+def _inputs(document: Any) -> Iterator[Any]:
+    """Yields the inputs of params in the classic or in the `trainer` layout."""
+    if not isinstance(document, Mapping):
+        return
+    yield document.get("train_input")
+    yield document.get("eval_input")
+    phases = document.get("trainer")
+    for phase in phases if isinstance(phases, (list, tuple)) else [phases]:
+        inner = phase.get("trainer", phase) if isinstance(phase, Mapping) else {}
+        for section, key in (
+            ("fit", "train_dataloader"),
+            ("fit", "val_dataloader"),
+            ("validate", "val_dataloader"),
+        ):
+            fields = inner.get(section) if isinstance(inner, Mapping) else None
+            yield fields.get(key) if isinstance(fields, Mapping) else None
+
+
 def _named_paths(document: Any) -> Iterator[str]:
-    for section in ("train_input", "eval_input"):
-        fields = document.get(section) if isinstance(document, Mapping) else None
+    for fields in _inputs(document):
         for key in _PATH_KEYS:
             value = fields.get(key) if isinstance(fields, Mapping) else None
             for each in value if isinstance(value, (list, tuple)) else [value]:

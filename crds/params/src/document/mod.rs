@@ -1,4 +1,5 @@
-//! The params document as the user writes it: the classic layout of the public model zoo.
+//! The params document as the user writes it: the classic layout of the public model zoo. A document in the `trainer`
+//! layout is converted before it is read.
 //!
 //! Every key is an `Option`, exactly as given. [`Params::resolve`](crate::Params::resolve) fills in defaults, settles
 //! unions and checks keys against each other. Keys that only tune the real machine are part of the types, so that a
@@ -22,7 +23,8 @@ pub use unions::{
 
 use crate::error::ParamsError;
 use crate::reference::facts::{otherwise, required, required_if};
-use crate::yaml::{KeyStyle, LineNumbers, ParamsSection, YamlNode, read_document, read_tree, section};
+use crate::trainer::{self, ClassicDocument, WrittenNames};
+use crate::yaml::{KeyStyle, LineNumbers, ParamsSection, YamlNode, parse, read_tree, section};
 
 section! {
     /// The params: the document that describes a job.
@@ -41,12 +43,29 @@ section! {
     ignored {}
     unsupported {
         "sparsity" => "leave the section out to train dense weights",
-        "trainer" => "write the classic layout: train_input, eval_input, model, optimizer and runconfig at the top",
         "inference_input" => "leave the section out; a training job does no inference",
     }
     internal {
-        /// Lines of the keys, if the document came from YAML.
-        lines: LineNumbers,
+        /// Lines and names of the keys in the document that was read.
+        origin: DocumentOrigin,
+    }
+}
+
+/// Where the keys of a document came from.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DocumentOrigin {
+    /// Lines of the keys, if the document came from YAML.
+    pub lines: LineNumbers,
+    /// Names of the keys, if the document had the `trainer` layout.
+    pub names: WrittenNames,
+    /// Keys without effect that the classic layout does not have.
+    ignored: Vec<String>,
+}
+
+impl PartialEq for DocumentOrigin {
+    /// Always true: the origin of keys is not part of a document's meaning.
+    fn eq(&self, _: &Self) -> bool {
+        true
     }
 }
 
@@ -58,9 +77,7 @@ impl Params {
     /// type, each with its line. All of them are collected. [`Params::resolve`] checks whether the values are
     /// consistent.
     pub fn parse_yaml(text: &str) -> Result<Self, ParamsError> {
-        let (mut params, lines): (Self, LineNumbers) = read_document(text, KEY_STYLE)?;
-        params.lines = lines;
-        Ok(params)
+        Self::read(&parse(text)?)
     }
 
     /// Reads a params document from JSON, as strictly and with the same messages.
@@ -68,7 +85,15 @@ impl Params {
     /// # Errors
     /// As [`Params::parse_yaml`], without lines.
     pub fn read_json(json: &serde_json::Value) -> Result<Self, ParamsError> {
-        Ok(read_tree(&YamlNode::from(json), KEY_STYLE)?.0)
+        Self::read(&YamlNode::from(json))
+    }
+
+    fn read(root: &YamlNode) -> Result<Self, ParamsError> {
+        let ClassicDocument { root: converted, names, ignored } = trainer::convert(root)?;
+        let (mut params, lines): (Self, LineNumbers) = read_tree(converted.as_ref().unwrap_or(root), KEY_STYLE)
+            .map_err(|error: ParamsError| error.map_problems(|problem| names.rename(problem)))?;
+        params.origin = DocumentOrigin { lines, names, ignored };
+        Ok(params)
     }
 
     /// Returns the keys that were given but have no effect here because they only tune the real machine, such as
@@ -89,7 +114,8 @@ impl Params {
                 section.ignored_keys(name, &mut keys);
             }
         }
-        keys
+        let names = &self.origin.names;
+        keys.iter().map(|key| names.written(key)).chain(self.origin.ignored.iter().cloned()).collect()
     }
 }
 

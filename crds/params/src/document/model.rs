@@ -18,7 +18,7 @@ section! {
         /// blocks. A model with `residual_dropout_rate` or `use_untied_layer_norm` is a `gptj`.
         name: String = otherwise("`gpt2`, or `gptj` if a key of GPT-J is given").one_of(&FAMILIES),
         /// Number of different tokens: 50,257 for GPT-2's encoding, 256 for bytes.
-        vocab_size: u64 = required(),
+        vocab_size: u64 = required_if("`train_input.vocab_size`, where older files have it, is omitted too"),
         /// Width of the residual stream.
         hidden_size: u64 = required(),
         /// Number of decoder blocks.
@@ -121,6 +121,8 @@ section! {
         use_bfloat16: bool = default("false"),
         /// Name of the 16-bit type; all types are replaced by bfloat16.
         fp16_type: String = otherwise("the type that `use_bfloat16` selects").one_of(&HALF_TYPES),
+        /// Whether samples of variable length are packed.
+        use_vsl: bool = default("false").fixed(),
         /// Whether evaluation reports perplexity and accuracy in addition to the loss.
         compute_eval_metrics: bool = default("true"),
     }
@@ -137,6 +139,8 @@ section! {
         boundary_casting: bool,
         /// Summaries of an older release.
         tf_summary: bool,
+        /// Seed of the initial weights of an older release; `runconfig.seed` determines them.
+        weight_initialization_seed: u64,
         /// Whether several systems may work together; on Millrace they always may.
         allow_multireplica: bool,
     }

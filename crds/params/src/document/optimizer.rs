@@ -23,12 +23,16 @@ section! {
         beta2: f64 = alias_of("betas"),
         /// Number added to the denominator of Adam's update.
         eps: f64 = default("1e-6"),
+        /// Older spelling of `eps`.
+        epsilon: f64 = alias_of("eps"),
         /// Weight decay, which is not applied to biases and norms.
         weight_decay: f64 = default("0"),
         /// Older spelling of `weight_decay`.
         weight_decay_rate: f64 = alias_of("weight_decay"),
         /// Whether Adam's moments are corrected for starting at zero.
         correct_bias: bool = default("true"),
+        /// Older spelling of `correct_bias`.
+        use_bias_correction: bool = alias_of("correct_bias"),
         /// Momentum of SGD.
         momentum: f64 = default("0"),
         /// Whether SGD uses Nesterov's momentum.

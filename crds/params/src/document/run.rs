@@ -40,7 +40,7 @@ section! {
         checkpoint_seconds: u64 = default("600"),
         /// Number of newest checkpoints that are kept, without recovery checkpoints.
         max_checkpoints: u64 = otherwise("all"),
-        /// Older spelling of `max_checkpoints`.
+        /// Older spelling of `max_checkpoints`, with 0 for all.
         keep_checkpoint_max: u64 = alias_of("max_checkpoints"),
         /// Whether step 0 is saved too.
         save_initial_checkpoint: bool = default("false"),
@@ -61,6 +61,8 @@ section! {
         logging: String = default("INFO").one_of(&LOG_LEVELS),
         /// Seed of initial weights, dropout and, if the input has no seed, the order of samples.
         seed: u64 = default("1"),
+        /// Older spelling of `seed`.
+        tf_random_seed: u64 = alias_of("seed"),
         /// Whether the run ends if the loss is not finite.
         check_loss_values: bool = default("true"),
         /// Number of systems.
@@ -95,6 +97,8 @@ section! {
         compile_dir: String,
         /// Address of the management server.
         mgmt_address: String,
+        /// Address of the system of an older release.
+        cs_ip: String,
         /// Namespace at the management server.
         mgmt_namespace: String,
         /// Certificate of the management server.

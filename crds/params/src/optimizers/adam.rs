@@ -29,13 +29,22 @@ pub struct AdamW {
 }
 
 impl FromParams for Adam {
-    const KEYS: &'static [&'static str] = &["betas", "beta1", "beta2", "eps", "correct_bias"];
+    const KEYS: &'static [&'static str] =
+        &["betas", "beta1", "beta2", "eps", "epsilon", "correct_bias", "use_bias_correction"];
 
     fn from_params(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Self {
+        let eps = check.either_spelling("optimizer.eps", params.eps, "optimizer.epsilon", params.epsilon);
+        let eps_key = if params.eps.is_some() { "optimizer.eps" } else { "optimizer.epsilon" };
+        let correct_bias = check.either_spelling(
+            "optimizer.correct_bias",
+            params.correct_bias,
+            "optimizer.use_bias_correction",
+            params.use_bias_correction,
+        );
         Self {
             betas: betas(check, params),
-            eps: check.positive("optimizer.eps", params.eps, 1e-6),
-            correct_bias: params.correct_bias.unwrap_or(true),
+            eps: check.positive(eps_key, eps, 1e-6),
+            correct_bias: correct_bias.unwrap_or(true),
         }
     }
 }

@@ -2,8 +2,10 @@
 
 use std::fmt::Write;
 
+use super::trainer::{self, TrainerPath};
 use super::{DefaultValue, KeyReference, SectionReference, sections, wrap};
 use crate::document::Params;
+use crate::trainer::TRAINER;
 use crate::yaml::closest_match;
 
 /// Width of the text, in characters.
@@ -30,6 +32,7 @@ pub fn overview() -> String {
         let keys: Vec<&str> = documented(section).map(|key| key.name).collect();
         let _ = writeln!(text, "    {}", wrap(&keys.join(", "), WIDTH, "    "));
     }
+    text.push_str("\ntrainer\n  The same params in the layout of newer releases of the public model zoo.\n");
     text.push_str("\n`explain KEY` describes a section, as in model, or a key, as in model.nonlinearity.\n");
     text
 }
@@ -46,6 +49,15 @@ fn key_of_document(name: &str) -> &'static str {
 pub fn explain(path: &str) -> Result<String, UnknownKeyError> {
     if path.is_empty() {
         return Ok(overview());
+    }
+    let words: Vec<&str> = path.split('.').filter(|segment| segment.parse::<usize>().is_err()).collect();
+    match trainer::resolve(&words.join(".")) {
+        _ if words == [TRAINER] => return Ok(trainer::explain(WIDTH)),
+        Some(TrainerPath::Own(text)) => return Ok(text),
+        Some(TrainerPath::Classic(classic)) => {
+            return explain(&classic).map(|text| format!("{path} stands for {classic}.\n\n{text}"));
+        }
+        None => {}
     }
     let full = complete(path)?;
     let mut section = Params::REFERENCE;

@@ -18,6 +18,9 @@ pub(crate) mod facts;
 mod markdown;
 #[cfg(feature = "schema")]
 mod schema;
+mod trainer;
+#[cfg(feature = "schema")]
+mod trainer_schema;
 
 pub use explain::{UnknownKeyError, explain, overview};
 pub use facts::{DefaultValue, KeyFacts};

@@ -4,7 +4,7 @@ use schemars::Schema;
 use schemars::transform::{RecursiveTransform, Transform};
 use serde_json::{Map, Value, json};
 
-use super::{DefaultValue, KeyReference, SectionReference};
+use super::{DefaultValue, KeyReference, SectionReference, trainer_schema};
 use crate::document::Params;
 use crate::yaml::camel_case;
 
@@ -44,6 +44,9 @@ pub fn editor_schema() -> Value {
         if let Some(Value::Object(definition)) = schema.pointer_mut(&format!("/$defs/{}", section.type_name)) {
             restrict(definition, section);
         }
+    }
+    if let Value::Object(root) = &mut schema {
+        trainer_schema::add(root);
     }
     schema
 }

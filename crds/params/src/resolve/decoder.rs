@@ -9,15 +9,28 @@ use crate::keywords::{
     RotaryScalingKind,
 };
 
-/// Resolves `model.name`. Older files do not have it; their keys tell GPT-J and its relatives from GPT-2.
-pub(super) fn family(check: &mut ResolveContext<'_>, p: &ModelParams) -> ModelFamily {
+/// Resolves `model.name`, or else the flag `--model`; both must agree. Without either, as in older files, their keys
+/// tell GPT-J and its relatives from GPT-2.
+pub(super) fn family(check: &mut ResolveContext<'_>, p: &ModelParams, flag: Option<&str>) -> ModelFamily {
     let has_gptj_keys = p.residual_dropout_rate.is_some() || p.use_untied_layer_norm.is_some();
     let default = match (has_gptj_keys, is_multiquery(check, p)) {
         (false, _) => ModelFamily::Gpt2,
         (true, false) => ModelFamily::Gptj,
         (true, true) => ModelFamily::Falcon,
     };
-    check.keyword("model.name", p.name.as_deref(), default, &FAMILIES)
+    match (p.name.as_deref(), flag) {
+        (None, Some(flag)) => check.keyword("--model", Some(flag), default, &FAMILIES),
+        (given, flag) => {
+            if let (Some(given), Some(flag)) = (given, flag)
+                && !given.eq_ignore_ascii_case(flag)
+                && (FAMILIES.get(given).is_none() || FAMILIES.get(given) != FAMILIES.get(flag))
+            {
+                let says = format!("is {flag}, but model.name is {given}");
+                check.report_invalid("--model", says, "leave --model out: it is for params that do not name a model");
+            }
+            check.keyword("model.name", given, default, &FAMILIES)
+        }
+    }
 }
 
 pub(super) fn resolve(

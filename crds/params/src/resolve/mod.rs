@@ -19,6 +19,8 @@ pub(crate) use check::ResolveContext;
 /// Values of the command line. A flag that is given takes precedence over the document.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlagOverrides {
+    /// `--model`: the family, for params that do not name it.
+    pub model: Option<String>,
     /// `--mode`: `train`, `eval`, `train_and_eval` or `eval_all`.
     pub mode: Option<String>,
     /// `--model_dir`.
@@ -54,8 +56,8 @@ impl Params {
     /// Missing keys, values out of range, contradictory keys, and values that are not supported yet. All of them are
     /// collected, with their lines if the document came from YAML.
     pub fn resolve(&self, overrides: &FlagOverrides) -> Result<ResolveOutput, ParamsError> {
-        let mut check = ResolveContext::new(&self.lines);
-        let model = model::resolve(&mut check, self.model.as_ref());
+        let mut check = ResolveContext::new(&self.origin.lines);
+        let model = model::resolve(&mut check, self, overrides.model.as_deref());
         let optimizer = optimizer::resolve(&mut check, self.optimizer.as_ref());
         let mut run = run::resolve(&mut check, self.runconfig.as_ref(), overrides);
         if check.problems.is_empty() && run.mode.trains() {
@@ -65,7 +67,9 @@ impl Params {
         let inputs = input::resolve(&mut check, self, &model, &run);
         run::check_against_inputs(&mut check, &mut run, &inputs, overrides);
         let ResolveContext { problems, notes, .. } = check;
-        ParamsError::check(problems)?;
+        let names = &self.origin.names;
+        ParamsError::check(problems).map_err(|error| error.map_problems(|problem| names.rename(problem)))?;
+        let notes = notes.iter().map(|note| names.rename_in(note)).collect();
         Ok(ResolveOutput {
             job: JobSpec { model, optimizer, train_input: inputs.train, eval_input: inputs.eval, run },
             notes,

@@ -2,7 +2,7 @@
 
 use super::check::ResolveContext;
 use super::{decoder, initializer};
-use crate::document::ModelParams;
+use crate::document::{ModelParams, Params};
 use crate::job::{LossScaling, ModelSpec, Nonlinearity, Precision};
 use crate::keywords::{ATTENTION_TYPES, HALF_TYPES, LOSS_SCALINGS, NONLINEARITIES};
 
@@ -12,7 +12,9 @@ pub(super) const MAX_WIDTH: usize = 1 << 20;
 const MAX_LAYERS: usize = 1 << 14;
 pub(super) const MAX_POSITIONS: usize = 1 << 22;
 
-pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&ModelParams>) -> ModelSpec {
+/// Resolves the section. `flag` is the family of `--model`.
+pub(super) fn resolve(check: &mut ResolveContext<'_>, params: &Params, flag: Option<&str>) -> ModelSpec {
+    let given = params.model.as_ref();
     if given.is_none() {
         check.report_missing(
             "model",
@@ -29,8 +31,10 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&ModelParams
     };
     let p = given.unwrap_or(&absent);
     check_supported_kinds(check, p);
-    let sizes = sizes(check, p);
-    let family = decoder::family(check, p);
+    // Older files have the vocabulary's size only beside the data.
+    let vocab_size = p.vocab_size.or(params.train_input.as_ref().and_then(|input| input.vocab_size));
+    let sizes = sizes(check, p, vocab_size);
+    let family = decoder::family(check, p, flag);
     let [dropout_rate, embedding_dropout_rate, attention_dropout_rate] = dropout(check, p);
     let (loss_scaling, loss_weight) = loss(check, p);
     ModelSpec {
@@ -71,7 +75,7 @@ pub(super) struct ModelSizes {
     positions: usize,
 }
 
-fn sizes(check: &mut ResolveContext<'_>, p: &ModelParams) -> ModelSizes {
+fn sizes(check: &mut ResolveContext<'_>, p: &ModelParams, vocab_size: Option<u64>) -> ModelSizes {
     let hidden = check.required_count("model.hidden_size", p.hidden_size, MAX_WIDTH);
     let heads = check.required_count("model.num_heads", p.num_heads, MAX_WIDTH);
     let both_fine = p.hidden_size == Some(hidden as u64) && p.num_heads == Some(heads as u64);
@@ -79,10 +83,10 @@ fn sizes(check: &mut ResolveContext<'_>, p: &ModelParams) -> ModelSizes {
         let says = format!("is {heads}, which does not divide model.hidden_size {hidden}");
         check.report_invalid("model.num_heads", says, "choose a number of heads that divides hidden_size");
     }
-    let vocab = check.required_count("model.vocab_size", p.vocab_size, MAX_VOCABULARY);
+    let vocab = check.required_count("model.vocab_size", vocab_size, MAX_VOCABULARY);
     ModelSizes {
         // A missing or invalid vocabulary must not also be reported as too small for the tokens.
-        vocab: if p.vocab_size == Some(vocab as u64) { vocab } else { MAX_VOCABULARY },
+        vocab: if vocab_size == Some(vocab as u64) { vocab } else { MAX_VOCABULARY },
         hidden,
         layers: check.required_count("model.num_hidden_layers", p.num_hidden_layers, MAX_LAYERS),
         heads,
@@ -126,6 +130,7 @@ fn nonlinearity(check: &mut ResolveContext<'_>, p: &ModelParams) -> Nonlinearity
 fn check_supported_kinds(check: &mut ResolveContext<'_>, p: &ModelParams) {
     check.require_value("model.norm_first", p.norm_first, true);
     check.require_value("model.use_ff_layer1_dropout", p.use_ff_layer1_dropout, false);
+    check.require_value("model.use_vsl", p.use_vsl, false);
 }
 
 fn loss(check: &mut ResolveContext<'_>, p: &ModelParams) -> (LossScaling, f64) {

@@ -71,7 +71,9 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&RunParams>,
         summary_steps: check.count("runconfig.save_summary_steps", p.save_summary_steps, log_steps as usize, usize::MAX)
             as u64,
         logging,
-        seed: p.seed.unwrap_or(1),
+        seed: check
+            .either_spelling("runconfig.seed", p.seed, "runconfig.tf_random_seed", p.tf_random_seed)
+            .unwrap_or(1),
         check_loss_values: p.check_loss_values.unwrap_or(true),
         num_csx: num_csx(check, p, over),
         num_wgt_servers: servers(
@@ -142,7 +144,8 @@ fn checkpoint_seconds(check: &mut ResolveContext<'_>, p: &RunParams) -> u64 {
 
 fn max_checkpoints(check: &mut ResolveContext<'_>, p: &RunParams) -> Option<u64> {
     let (key, older) = ("runconfig.max_checkpoints", "runconfig.keep_checkpoint_max");
-    let given = check.either_spelling(key, p.max_checkpoints, older, p.keep_checkpoint_max);
+    let older_given = p.keep_checkpoint_max.filter(|most| *most > 0);
+    let given = check.either_spelling(key, p.max_checkpoints, older, older_given);
     given.map(|most| check.count(key, Some(most), 1, usize::MAX) as u64)
 }
 

@@ -12,7 +12,7 @@ mod tree;
 
 #[cfg(feature = "schema")]
 pub(crate) use read::camel_case;
-pub(crate) use read::{FromNode, KeyStyle, LineNumbers, TreeReader, read_document, read_tree};
+pub(crate) use read::{FromNode, KeyStyle, LineNumbers, TreeReader, read_tree};
 pub(crate) use section::{ParamsSection, section};
 pub(crate) use suggest::closest_match;
-pub(crate) use tree::{YamlNode, YamlValue, parse};
+pub(crate) use tree::{MapEntry, YamlNode, YamlValue, parse};

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::scalar::{ScalarKind, classify_scalar, parse_yaml11_bool};
-use super::tree::{MapEntry, YamlNode, YamlValue, parse};
+use super::tree::{MapEntry, YamlNode, YamlValue};
 use crate::error::{ParamsError, ParamsProblem, ParamsProblemKind};
 use crate::reference::SectionReference;
 use crate::yaml::closest_match;
@@ -27,13 +27,6 @@ impl LineNumbers {
     }
 }
 
-impl PartialEq for LineNumbers {
-    /// Always true: the lines of keys are not part of a document's meaning.
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
 /// How a kind of document spells its keys, and which sections have a misplaced key.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyStyle {
@@ -41,14 +34,6 @@ pub(crate) struct KeyStyle {
     pub camel_case: bool,
     /// Returns the sections that have a key.
     pub sections_with_key: fn(&str) -> Vec<&'static str>,
-}
-
-/// Reads a whole document as `T`; returns `T::default()` if the text is empty.
-pub(crate) fn read_document<T: FromNode + Default>(
-    text: &str,
-    dialect: KeyStyle,
-) -> Result<(T, LineNumbers), ParamsError> {
-    read_tree(&parse(text)?, dialect)
 }
 
 /// Reads a tree as `T`; returns `T::default()` if it is null.
@@ -122,28 +107,31 @@ impl TreeReader {
         self.path.pop();
     }
 
-    /// Returns the mapping's entries, each key once; `None` if the node is no mapping.
+    /// Returns the mapping's entries, each key once; `None` if the node is no mapping. A key that is given twice with
+    /// different values is a problem.
     pub(crate) fn entries<'a>(&mut self, node: &'a YamlNode) -> Option<Vec<&'a MapEntry>> {
         let YamlValue::Map(entries) = &node.value else {
             self.wrong_type(node, "a mapping of keys to values");
             return None;
         };
-        let mut seen: BTreeMap<Cow<'_, str>, usize> = BTreeMap::new();
+        let mut seen: BTreeMap<Cow<'_, str>, &MapEntry> = BTreeMap::new();
         let mut unique = Vec::with_capacity(entries.len());
         for entry in entries {
             match seen.get(&self.key(entry)).copied() {
+                // Real files repeat keys. The same value has only one meaning.
+                Some(first) if first.key == entry.key && first.value.is_same(&entry.value) => {}
                 Some(first) => self.problem(
                     ParamsProblemKind::DuplicateKey,
                     entry.line,
                     &entry.key,
-                    match first {
+                    match first.line {
                         0 => "is given twice".into(),
-                        first => format!("is given twice, first on line {first}"),
+                        line => format!("is given twice, first on line {line}"),
                     },
                     Some("keep one of the two".into()),
                 ),
                 None => {
-                    seen.insert(self.key(entry), entry.line);
+                    seen.insert(self.key(entry), entry);
                     unique.push(entry);
                 }
             }
@@ -167,7 +155,6 @@ impl TreeReader {
         let hint = match (closest_match(key, keys.iter().map(AsRef::as_ref)), sections_with_key.first()) {
             (_, Some(_)) => format!("it belongs in {}", sections_with_key.join(" or ")),
             (Some(near), None) => format!("did you mean {near}?"),
-            (None, None) if key == "<<" => "write the merged keys out".into(),
             (None, None) => format!("remove it; the valid keys are {}", keys.join(", ")),
         };
         let says = "is not a known key".into();
@@ -234,7 +221,7 @@ impl YamlNode {
     }
 
     /// Describes the value for a message.
-    fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match &self.value {
             YamlValue::List(_) => "a list".into(),
             YamlValue::Map(_) => "a mapping".into(),

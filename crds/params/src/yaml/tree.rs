@@ -3,6 +3,9 @@
 //! The tree is built from the parser's events without recursion, within bounds on depth and size. Therefore no document
 //! can exhaust stack or memory (aliases multiply nodes: "billion laughs").
 
+use std::borrow::Cow;
+use std::collections::HashSet;
+
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
 use crate::error::{ParamsError, ParamsProblem, ParamsProblemKind};
@@ -11,6 +14,16 @@ use crate::error::{ParamsError, ParamsProblem, ParamsProblemKind};
 const MAX_DEPTH: usize = 64;
 /// Maximum nodes in a document, with aliases expanded.
 const MAX_NODES: usize = 100_000;
+
+/// Maximum number of closing brackets that are indented: the text is parsed once for each.
+const MAX_INDENTED_BRACKETS: usize = 32;
+/// Maximum indentation of a text in which brackets are indented.
+const MAX_INDENT: usize = 256;
+/// First words of the message about a text that the parser rejects.
+const INVALID_YAML: &str = "this is not valid YAML";
+
+/// The key whose value's entries belong to the mapping itself.
+const MERGE_KEY: &str = "<<";
 
 /// One value of the document.
 #[derive(Debug, Clone)]
@@ -41,20 +54,57 @@ pub(crate) struct MapEntry {
 }
 
 /// Parses text that contains exactly one document; an empty text is a null.
+///
+/// A closing bracket that is not indented more than its key, which YAML forbids and PyYAML accepts, is accepted.
 pub(crate) fn parse(text: &str) -> Result<YamlNode, ParamsError> {
+    let mut text = Cow::Borrowed(text);
+    for _ in 0..MAX_INDENTED_BRACKETS {
+        let problem = match parse_strictly(&text) {
+            Ok(root) => return Ok(root),
+            Err(problem) => problem,
+        };
+        match indent_bracket(&text, &problem) {
+            Some(indented) => text = Cow::Owned(indented),
+            None => return Err(ParamsError::from(problem)),
+        }
+    }
+    parse_strictly(&text).map_err(ParamsError::from)
+}
+
+fn parse_strictly(text: &str) -> Result<YamlNode, ParamsProblem> {
     // The parser counts the end of the text as a line of its own.
     let last_line = text.lines().count().max(1);
     let mut builder = TreeBuilder::default();
     for event in Parser::new_from_str(text) {
-        let result = match event {
-            Ok((event, span)) => builder.event(event, span),
-            Err(e) => Err(syntax(e.marker().line().min(last_line), format!("this is not valid YAML: {}", e.info()))),
-        };
-        if let Err(problem) = result {
-            ParamsError::check(vec![problem])?;
+        match event {
+            Ok((event, span)) => builder.event(event, span)?,
+            Err(e) => {
+                let line = e.marker().line().min(last_line);
+                return Err(syntax(line, format!("{INVALID_YAML}: {}", e.info())));
+            }
         }
     }
     Ok(builder.root.unwrap_or(YamlNode { line: 1, value: YamlValue::Scalar { text: String::new(), plain: true } }))
+}
+
+/// Indents the line of a problem if it begins with a closing bracket: white space before a bracket has no meaning.
+/// Returns `None` if that can't be the cause of the problem.
+fn indent_bracket(text: &str, problem: &ParamsProblem) -> Option<String> {
+    let line = problem.line?.checked_sub(1)?;
+    let indent_of = |line: &str| line.len() - line.trim_start_matches(' ').len();
+    let widest = text.lines().map(indent_of).max().unwrap_or(0);
+    let bad = text.lines().nth(line)?;
+    let is_cause = problem.message.starts_with(INVALID_YAML)
+        && bad.trim_start_matches(' ').starts_with([']', '}'])
+        && indent_of(bad) < widest
+        && widest <= MAX_INDENT;
+    is_cause.then(|| {
+        let indented = text
+            .split_inclusive('\n')
+            .enumerate()
+            .map(|(i, each)| if i == line { format!("{}{each}", " ".repeat(widest + 1)) } else { each.to_owned() });
+        indented.collect()
+    })
 }
 
 fn syntax(line: usize, message: String) -> ParamsProblem {
@@ -104,7 +154,12 @@ impl TreeBuilder {
                 self.begin(YamlValue::Map(Vec::new()), anchor, line)
             }
             Event::SequenceEnd | Event::MappingEnd => match self.open.pop() {
-                Some(open) => self.finished(open.node, open.anchor, 1),
+                Some(mut open) => {
+                    if let YamlValue::Map(entries) = &mut open.node.value {
+                        merge(entries)?;
+                    }
+                    self.finished(open.node, open.anchor, 1)
+                }
                 None => Err(syntax(line, "a list or mapping ends without a beginning".into())),
             },
             Event::Alias(anchor) => match self.anchors.iter().find(|(id, _)| *id == anchor) {
@@ -152,6 +207,54 @@ impl TreeBuilder {
             (YamlValue::Scalar { .. }, Some(_)) => {} // scalars are never open
         }
         Ok(())
+    }
+}
+
+/// Replaces the merge key of YAML 1.1, `<<: *anchor` or `<<: [*one, *other]`, by the entries of these mappings. A key
+/// of the mapping itself takes precedence, and an earlier mapping of the list over a later one.
+///
+/// The size of the tree does not grow: the nodes of an alias were counted, and are moved.
+fn merge(entries: &mut Vec<MapEntry>) -> Result<(), ParamsProblem> {
+    let Some(at) = entries.iter().position(|entry| entry.key == MERGE_KEY) else { return Ok(()) };
+    let MapEntry { line, value, .. } = entries.remove(at);
+    if entries.iter().any(|entry| entry.key == MERGE_KEY) {
+        return Err(syntax(line, format!("{MERGE_KEY} is given twice: write a list of mappings")));
+    }
+    let sources = match value.value {
+        YamlValue::List(items) => items,
+        _ => vec![value],
+    };
+    let mut own: HashSet<String> = entries.iter().map(|entry| entry.key.clone()).collect();
+    let mut merged: Vec<MapEntry> = Vec::new();
+    for source in sources {
+        let YamlValue::Map(given) = source.value else {
+            return Err(syntax(line, format!("the value of {MERGE_KEY} must be a mapping, or a list of mappings")));
+        };
+        merged.extend(given.into_iter().filter(|entry| own.insert(entry.key.clone())));
+    }
+    entries.splice(at..at, merged);
+    Ok(())
+}
+
+impl YamlNode {
+    /// Returns whether two values are the same; lines do not count.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        match (&self.value, &other.value) {
+            (YamlValue::Scalar { text, plain }, YamlValue::Scalar { text: other, plain: other_plain }) => {
+                (text, plain) == (other, other_plain)
+            }
+            (YamlValue::List(items), YamlValue::List(others)) => {
+                items.len() == others.len() && items.iter().zip(others).all(|(item, other)| item.is_same(other))
+            }
+            (YamlValue::Map(entries), YamlValue::Map(others)) => {
+                entries.len() == others.len()
+                    && entries
+                        .iter()
+                        .zip(others)
+                        .all(|(entry, other)| entry.key == other.key && entry.value.is_same(&other.value))
+            }
+            _ => false,
+        }
     }
 }
 

@@ -91,6 +91,9 @@ def _run_options(function: Function) -> Function:
             ),
             click.option("--num_csx", type=click.IntRange(1), metavar="N", help="Number of systems."),
             click.option("-n", "--name", metavar="NAME", help="Name of the job. Default: generated."),
+            click.option(
+                "--model", metavar="NAME", help="Family of the model, for params that do not name it."
+            ),
             click.option("-m", "--mode", type=_MODES, help="Mode, if it differs from the command."),
             click.option(
                 "--max_steps", type=click.IntRange(0), metavar="N", help="Step at which training ends."
