@@ -2,7 +2,7 @@
 
 pub use millrace_data::{DataError, DataSummary, SourceSpec, inspect as survey_source};
 use millrace_data::{Dataset, SourceKind};
-use millrace_params::{DataSource, InputSpec, JobSpec, Split};
+use millrace_params::{DataSource, InputSpec, JobSpec, MixturePart, Split};
 
 use crate::error::AgentError;
 
@@ -27,6 +27,14 @@ pub fn source_spec(input: &InputSpec, vocab_size: usize) -> SourceSpec {
             },
         },
         DataSource::Tokens { paths } => SourceKind::Tokens { paths: paths.clone() },
+        DataSource::Hdf5 { paths, mixture } => {
+            let part = |part: &MixturePart| millrace_data::MixturePart { paths: part.paths, weight: part.weight };
+            SourceKind::Hdf5 {
+                paths: paths.clone(),
+                mixture: mixture.iter().map(part).collect(),
+                vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
+            }
+        }
         DataSource::Synthetic {} => SourceKind::Synthetic {
             vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
             seed: input.shuffle_seed,
@@ -44,6 +52,8 @@ pub fn source_spec(input: &InputSpec, vocab_size: usize) -> SourceSpec {
         validation_fraction,
         shuffle: input.shuffle,
         shuffle_seed: input.shuffle_seed,
+        subset: input.data_subset.clone(),
+        num_samples: input.num_samples,
         cache_dir: None,
     }
 }
@@ -53,6 +63,13 @@ pub(crate) fn data_failure(error: DataError) -> AgentError {
     let hint = error.hint();
     let failure = if error.is_bad_input() { AgentError::bad_input(error) } else { AgentError::local(error) };
     failure.hint(hint)
+}
+
+/// Converts an error of a sample that was read during a run to a failure with its hint. The run ends with exit code 1,
+/// although the input caused it, because training has begun.
+pub(crate) fn sample_failure(error: DataError) -> AgentError {
+    let hint = error.hint();
+    AgentError::local(error).hint(hint)
 }
 
 /// Inspects the files of one input without reading them completely. Returns a summary, and the samples of an epoch if

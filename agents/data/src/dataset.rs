@@ -4,8 +4,11 @@ use std::ops::Range;
 
 use crate::cache::{self, CacheDir, CacheOutcome};
 use crate::files::expand;
+use crate::hdf5::{Hdf5Size, Hdf5Store};
 use crate::inspect::inspect_files;
-use crate::permute::{Permutation, key};
+use crate::mixture::MixtureOrder;
+use crate::order::SampleOrder;
+use crate::spec::MixturePart;
 use crate::synthetic::{self, Synthetic};
 use crate::text::Corpus;
 use crate::token_store::TokenStore;
@@ -13,22 +16,36 @@ use crate::{DataError, SourceKind, SourceSpec, SplitPart, Tokenizer};
 
 /// An open data source: a pure function from sample number to tokens.
 ///
-/// Reading takes `&self`, keeps no state and is thread-safe.
+/// Reading takes `&self`, keeps no state that changes a sample, and is thread-safe.
 pub struct Dataset {
-    source: TokenSource,
+    content: DatasetContent,
     /// Tokens per sample (T).
     seq_len: usize,
-    /// The windows of the split, numbered over the whole source if it is synthetic, otherwise from 0.
-    windows: Range<u64>,
-    /// Index of the first token of the split.
-    first_token: u64,
-    shuffle: Option<u64>,
     fingerprint: [u8; 32],
     cache: CacheOutcome,
 }
 
+enum DatasetContent {
+    Source(OrderedSource),
+    Mixture {
+        order: MixtureOrder,
+        members: Vec<Dataset>,
+        /// Number of samples in a pass.
+        samples: u64,
+    },
+}
+
+/// The windows of a source in the order in which they are read.
+struct OrderedSource {
+    source: TokenSource,
+    /// Index of the first token of the split.
+    first_token: u64,
+    order: SampleOrder,
+}
+
 enum TokenSource {
     Stored(TokenStore),
+    Hdf5(Hdf5Store),
     Synthetic(Synthetic),
 }
 
@@ -36,7 +53,7 @@ impl Dataset {
     /// Opens the source and tokenizes text that is not cached.
     ///
     /// `progress` receives (bytes done, total bytes), starting with zero bytes done and ending with all, while text is
-    /// tokenized or token files are read. It is not called for cached text.
+    /// tokenized or token files are read. It is not called for cached text and for HDF5 files.
     pub fn open(spec: &SourceSpec, mut progress: impl FnMut(u64, u64)) -> Result<Self, DataError> {
         spec.check()?;
         let (source, cache) = match &spec.kind {
@@ -50,14 +67,50 @@ impl Dataset {
                 let store = TokenStore::open_files(&files, &mut progress)?;
                 (TokenSource::Stored(store), CacheOutcome::NotNeeded)
             }
+            SourceKind::Hdf5 { paths, mixture, vocab_size } if !mixture.is_empty() => {
+                return Self::open_mixture(spec, paths, mixture, *vocab_size);
+            }
+            SourceKind::Hdf5 { paths, vocab_size, .. } => {
+                let store = Hdf5Store::open(&expand(paths, "h5")?, spec.seq_len, *vocab_size)?;
+                (TokenSource::Hdf5(store), CacheOutcome::NotNeeded)
+            }
             SourceKind::Synthetic { vocab_size, seed } => {
                 (TokenSource::Synthetic(Synthetic::new(*vocab_size, *seed)), CacheOutcome::NotNeeded)
             }
         };
         let (first_token, windows) = split_windows(spec, &source)?;
-        let shuffle = (spec.shuffle && spec.split == SplitPart::Train).then_some(spec.shuffle_seed);
-        let fingerprint = fingerprint(spec.seq_len, &source, first_token, &windows, shuffle);
-        Ok(Self { source, seq_len: spec.seq_len, windows, first_token, shuffle, fingerprint, cache })
+        let source = OrderedSource { order: order_of(spec, windows)?, source, first_token };
+        let fingerprint = source.fingerprint(spec.seq_len);
+        source.check_first_window(spec.seq_len)?;
+        Ok(Self { content: DatasetContent::Source(source), seq_len: spec.seq_len, fingerprint, cache })
+    }
+
+    /// Opens the sources of a mixture of HDF5 files.
+    fn open_mixture(
+        spec: &SourceSpec,
+        paths: &[String],
+        mixture: &[MixturePart],
+        vocab_size: u32,
+    ) -> Result<Self, DataError> {
+        let members = member_paths(paths, mixture).map(|paths| {
+            let kind = SourceKind::Hdf5 { paths: paths.to_vec(), mixture: Vec::new(), vocab_size };
+            Self::open(&SourceSpec { kind, num_samples: None, ..spec.clone() }, |_, _| {})
+        });
+        let members = members.collect::<Result<Vec<_>, _>>()?;
+        let weights: Vec<u32> = mixture.iter().map(|part| part.weight).collect();
+        let order = MixtureOrder::new(&weights);
+        let sizes: Vec<u64> = members.iter().map(Self::windows).collect();
+        let samples = spec.num_samples.unwrap_or_else(|| order.samples_in_one_pass(&sizes));
+        if samples == 0 {
+            return Err(DataError::NoSamples { split: spec.split, has_subset: false });
+        }
+        let mut hasher = blake3::Hasher::new_derive_key("millrace mixture, version 1");
+        for (member, weight) in members.iter().zip(weights) {
+            hasher.update(&member.fingerprint).update(&weight.to_le_bytes());
+        }
+        let fingerprint = *hasher.update(&samples.to_le_bytes()).finalize().as_bytes();
+        let content = DatasetContent::Mixture { order, members, samples };
+        Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded })
     }
 
     /// Returns the tokens of `input_ids` and of `labels` in one sample (T).
@@ -65,16 +118,26 @@ impl Dataset {
         self.seq_len
     }
 
-    /// Returns the number of windows in the split, at least 1. This many samples are one pass.
+    /// Returns the number of samples in one pass, at least 1: the windows of the split, unless
+    /// [`SourceSpec::num_samples`] is another number. A pass over a mixture ends when a source would be read a second
+    /// time.
     pub fn windows(&self) -> u64 {
-        self.windows.end - self.windows.start
+        match &self.content {
+            DatasetContent::Source(source) => source.order.samples_per_pass(),
+            DatasetContent::Mixture { samples, .. } => *samples,
+        }
     }
 
-    /// Returns the largest token of the source, both splits together.
+    /// Returns the largest token of the source, both splits together. For HDF5 files, whose tokens are checked when
+    /// they are read, it is the largest token of the vocabulary.
     pub fn max_token(&self) -> u32 {
-        match &self.source {
-            TokenSource::Stored(store) => store.max_token.into(),
-            TokenSource::Synthetic(synthetic) => synthetic.max_token(),
+        match &self.content {
+            DatasetContent::Source(source) => match &source.source {
+                TokenSource::Stored(store) => store.max_token.into(),
+                TokenSource::Hdf5(store) => store.vocab_size().saturating_sub(1),
+                TokenSource::Synthetic(synthetic) => synthetic.max_token(),
+            },
+            DatasetContent::Mixture { members, .. } => members.iter().map(Self::max_token).max().unwrap_or(0),
         }
     }
 
@@ -89,7 +152,8 @@ impl Dataset {
     }
 
     /// Returns a digest of everything the samples depend on. Two data sets with the same fingerprint have the same
-    /// samples, independent of the paths of their files.
+    /// samples, independent of the paths of their files. Of HDF5 files, which may be too large to be read, it covers
+    /// only formats and sizes.
     pub fn fingerprint(&self) -> [u8; 32] {
         self.fingerprint
     }
@@ -99,33 +163,55 @@ impl Dataset {
         &self.cache
     }
 
-    /// Writes sample `n`: T tokens to `input_ids` and, for each, the following token to `labels`.
+    /// Writes sample `n`: T tokens to `input_ids` and, for each, the following token to `labels`. A label of HDF5
+    /// samples that does not count is negative.
     ///
-    /// Sample `n` is window `n mod N` of pass `n / N` over the N windows of the split. With shuffling, the order of a
-    /// pass is the [`Permutation`] keyed by (shuffle seed, pass).
+    /// Sample `n` is sample `n mod N` of pass `n / N`, N being the number of [`Dataset::windows`]. With shuffling, the
+    /// order of a pass is the [`Permutation`](crate::Permutation) keyed by (shuffle seed, pass).
+    ///
+    /// # Errors
+    /// An HDF5 file can't be read, or a token in it is not in the vocabulary. Other sources have no errors.
     ///
     /// # Panics
     /// If one of the slices is not T long.
-    pub fn sample(&self, n: u64, input_ids: &mut [i32], labels: &mut [i32]) {
+    pub fn sample(&self, n: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
         assert_eq!(
             (input_ids.len(), labels.len()),
             (self.seq_len, self.seq_len),
             "a sample has {} tokens",
             self.seq_len
         );
-        let count = self.windows();
-        let (pass, index) = (n / count, n % count);
-        let index = match self.shuffle {
-            Some(seed) => Permutation::new(count, key(seed, pass)).apply(index),
-            None => index,
-        };
-        let window = self.windows.start + index;
+        match &self.content {
+            DatasetContent::Source(source) => source.read(source.order.window(n), input_ids, labels),
+            DatasetContent::Mixture { order, members, .. } => {
+                let (member, number) = order.locate(n);
+                members[member].sample(number, input_ids, labels)
+            }
+        }
+    }
+}
+
+impl OrderedSource {
+    /// Reads a window of HDF5 files, so that a compression that can't be read is found before training begins.
+    fn check_first_window(&self, seq_len: usize) -> Result<(), DataError> {
+        match self.source {
+            TokenSource::Hdf5(_) => self.read(self.order.first_window(), &mut vec![0; seq_len], &mut vec![0; seq_len]),
+            TokenSource::Stored(_) | TokenSource::Synthetic(_) => Ok(()),
+        }
+    }
+
+    /// Reads a window of the source.
+    fn read(&self, window: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
+        let at = self.first_token + window.saturating_mul(input_ids.len() as u64);
         match &self.source {
             TokenSource::Stored(store) => {
-                let at = self.first_token + window * self.seq_len as u64;
                 store.copy(at, input_ids);
                 store.copy(at + 1, labels);
             }
+            TokenSource::Hdf5(store) => match store.size() {
+                Hdf5Size::Samples(_) => store.read_sample(window, input_ids, labels)?,
+                Hdf5Size::Tokens(_) => store.read_window(at, input_ids, labels)?,
+            },
             TokenSource::Synthetic(synthetic) => {
                 let mut tokens = synthetic.window(window);
                 let mut last = tokens.next().unwrap_or(0);
@@ -135,7 +221,38 @@ impl Dataset {
                 }
             }
         }
+        Ok(())
     }
+
+    fn fingerprint(&self, seq_len: usize) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key("millrace samples, version 2");
+        hasher.update(&match &self.source {
+            TokenSource::Stored(store) => store.digest,
+            TokenSource::Hdf5(store) => store.digest,
+            TokenSource::Synthetic(synthetic) => synthetic.digest(),
+        });
+        for number in [seq_len as u64, self.first_token] {
+            hasher.update(&number.to_le_bytes());
+        }
+        self.order.hash(&mut hasher);
+        *hasher.finalize().as_bytes()
+    }
+}
+
+/// Returns the paths of each part of a mixture, which follow each other in `paths`.
+fn member_paths<'a>(mut paths: &'a [String], mixture: &'a [MixturePart]) -> impl Iterator<Item = &'a [String]> {
+    mixture.iter().map(move |part| {
+        let (own, rest) = paths.split_at(part.paths.min(paths.len()));
+        paths = rest;
+        own
+    })
+}
+
+/// Returns the order in which `windows` of the split are read.
+pub(crate) fn order_of(spec: &SourceSpec, windows: Range<u64>) -> Result<SampleOrder, DataError> {
+    let shuffle = (spec.shuffle && spec.split == SplitPart::Train).then_some(spec.shuffle_seed);
+    let order = SampleOrder::new(windows, &spec.subset, spec.num_samples, shuffle);
+    order.ok_or(DataError::NoSamples { split: spec.split, has_subset: !spec.subset.is_empty() })
 }
 
 fn open_text(
@@ -171,6 +288,17 @@ pub(crate) fn windows_of_split(spec: &SourceSpec, tokens: u64) -> Result<(u64, u
     }
 }
 
+/// Returns the first token and the windows of the split, in HDF5 files of this size.
+fn windows_of_hdf5(spec: &SourceSpec, size: Hdf5Size) -> Result<(u64, Range<u64>), DataError> {
+    match size {
+        Hdf5Size::Samples(samples) => Ok((0, split_range(spec, samples))),
+        Hdf5Size::Tokens(tokens) => {
+            let (first_token, windows) = windows_of_split(spec, tokens)?;
+            Ok((first_token, 0..windows))
+        }
+    }
+}
+
 /// Returns the first token and the windows of the split.
 fn split_windows(spec: &SourceSpec, source: &TokenSource) -> Result<(u64, Range<u64>), DataError> {
     match source {
@@ -178,6 +306,7 @@ fn split_windows(spec: &SourceSpec, source: &TokenSource) -> Result<(u64, Range<
             let (first_token, windows) = windows_of_split(spec, store.len())?;
             Ok((first_token, 0..windows))
         }
+        TokenSource::Hdf5(store) => windows_of_hdf5(spec, store.size()),
         TokenSource::Synthetic(_) => {
             let windows = split_range(spec, synthetic::SYNTHETIC_WINDOWS);
             if windows.is_empty() {
@@ -186,23 +315,4 @@ fn split_windows(spec: &SourceSpec, source: &TokenSource) -> Result<(u64, Range<
             Ok((0, windows))
         }
     }
-}
-
-fn fingerprint(
-    seq_len: usize,
-    source: &TokenSource,
-    first_token: u64,
-    windows: &Range<u64>,
-    shuffle: Option<u64>,
-) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new_derive_key("millrace samples, version 1");
-    hasher.update(&match source {
-        TokenSource::Stored(store) => store.digest,
-        TokenSource::Synthetic(synthetic) => synthetic.digest(),
-    });
-    let order = shuffle.map_or([0, 0], |seed| [1, seed]);
-    for number in [seq_len as u64, first_token, windows.start, windows.end, order[0], order[1]] {
-        hasher.update(&number.to_le_bytes());
-    }
-    *hasher.finalize().as_bytes()
 }

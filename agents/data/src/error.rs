@@ -4,8 +4,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::SplitPart;
+use crate::hdf5::{Hdf5Problem, SampleProblem};
 
-/// Reason why a data source can't be opened or written.
+/// The format that [`DataError::WrongFormat`] names for a source of HDF5 files.
+pub(crate) const HDF5_FILE: &str = "an HDF5 file";
+
+/// Reason why a data source can't be opened, read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -69,6 +73,25 @@ pub enum DataError {
     /// The length of a token file is not a multiple of the token size.
     #[error("token file {} has an odd length of {bytes} bytes, but a token takes 2", path.display())]
     OddLength { path: PathBuf, bytes: u64 },
+    /// An HDF5 file can't be used.
+    #[error("data file {} {problem}", path.display())]
+    Hdf5 {
+        path: PathBuf,
+        /// The end of the sentence.
+        problem: Hdf5Problem,
+    },
+    /// A sample can't be used. Unlike the other errors it may occur after the source was opened.
+    #[error("{unit} {number} of {}: {problem}", path.display())]
+    BadSample {
+        path: PathBuf,
+        /// What `number` counts in this file.
+        unit: &'static str,
+        number: u64,
+        problem: SampleProblem,
+    },
+    /// The part of the data that is read has no sample.
+    #[error("the {split} split has no sample{}", if *has_subset { " in data_subset" } else { "" })]
+    NoSamples { split: SplitPart, has_subset: bool },
     /// A split has no complete sample.
     #[error("the {split} split has {tokens} tokens, fewer than the {needed} that one sample needs")]
     TooShort {
@@ -126,6 +149,9 @@ impl DataError {
             NoPaths => "name a text file, a glob such as data/*.txt, or a directory".into(),
             NotFound { path, .. } => missing_hint(path.is_relative()),
             NoMatch { pattern, .. } => missing_hint(Path::new(pattern).is_relative()),
+            WrongFormat { wanted: HDF5_FILE, .. } => {
+                "name HDF5 files in data_dir, or the data_processor of this format".into()
+            }
             WrongFormat { .. } => {
                 "convert it: to UTF-8 text for GptTextDataProcessor, or to little-endian 16-bit tokens \
                                    without a header for GptTokenDataProcessor"
@@ -143,6 +169,9 @@ impl DataError {
             OddLength { .. } => {
                 "a token file is a sequence of little-endian 16-bit numbers without a header; write it again".into()
             }
+            Hdf5 { problem, .. } => problem.hint(),
+            BadSample { problem, .. } => problem.hint(),
+            NoSamples { .. } => "give more data, or read a larger part of it".into(),
             TooShort { split: SplitPart::Train, .. } => {
                 "give more data, a smaller max_sequence_length, or a smaller validation fraction".into()
             }

@@ -29,16 +29,21 @@ pub fn write_samples(
         move |source| DataError::Write { path, source }
     };
     let unfinished = temporary_name(path);
-    let result = File::create(&unfinished).and_then(|file| {
+    let write = || -> Result<(), DataError> {
+        let file = File::create(&unfinished).map_err(error(&unfinished))?;
         let mut out = BufWriter::with_capacity(1 << 20, file);
-        out.write_all(&header([steps, batch, seq_len], bytes))?;
-        let numbers = first_sample..first_sample + samples;
-        write_tensor(dataset, numbers.clone(), SampleTensor::InputIds, &mut out)?;
-        write_tensor(dataset, numbers, SampleTensor::Labels, &mut out)?;
-        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
-    });
-    let done =
-        result.map_err(error(&unfinished)).and_then(|()| std::fs::rename(&unfinished, path).map_err(error(path)));
+        out.write_all(&header([steps, batch, seq_len], bytes)).map_err(error(&unfinished))?;
+        for tensor in [SampleTensor::InputIds, SampleTensor::Labels] {
+            for number in first_sample..first_sample + samples {
+                let bytes = sample_bytes(dataset, number, tensor)?;
+                out.write_all(&bytes).map_err(error(&unfinished))?;
+            }
+        }
+        let written = out.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| file.sync_all());
+        written.map_err(error(&unfinished))?;
+        std::fs::rename(&unfinished, path).map_err(error(path))
+    };
+    let done = write();
     if done.is_err() {
         // Best effort: the first error is more important.
         let _ = std::fs::remove_file(&unfinished);
@@ -52,26 +57,15 @@ enum SampleTensor {
     Labels,
 }
 
-fn write_tensor(
-    dataset: &Dataset,
-    numbers: std::ops::Range<u64>,
-    which: SampleTensor,
-    out: &mut impl Write,
-) -> io::Result<()> {
-    let mut input_ids = vec![0; dataset.seq_len()];
-    let mut labels = input_ids.clone();
-    let mut bytes = Vec::with_capacity(dataset.seq_len() * 4);
-    for n in numbers {
-        dataset.sample(n, &mut input_ids, &mut labels);
-        let tokens = match which {
-            SampleTensor::InputIds => &input_ids,
-            SampleTensor::Labels => &labels,
-        };
-        bytes.clear();
-        bytes.extend(tokens.iter().flat_map(|t| t.to_le_bytes()));
-        out.write_all(&bytes)?;
-    }
-    Ok(())
+/// Returns one of the tensors of a sample as little-endian int32.
+fn sample_bytes(dataset: &Dataset, number: u64, tensor: SampleTensor) -> Result<Vec<u8>, DataError> {
+    let (mut input_ids, mut labels) = (vec![0; dataset.seq_len()], vec![0; dataset.seq_len()]);
+    dataset.sample(number, &mut input_ids, &mut labels)?;
+    let tokens = match tensor {
+        SampleTensor::InputIds => input_ids,
+        SampleTensor::Labels => labels,
+    };
+    Ok(tokens.iter().flat_map(|token| token.to_le_bytes()).collect())
 }
 
 /// Returns the header of a safetensors file: its length, then JSON, padded so that the tensors are aligned to 8 bytes.

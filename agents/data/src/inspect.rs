@@ -8,10 +8,12 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::dataset::windows_of_split;
+use crate::dataset::{order_of, windows_of_split};
+use crate::error::HDF5_FILE;
 use crate::files::expand;
+use crate::hdf5::{DataFile, FileShape};
 use crate::token_store::TOKEN_BYTES;
-use crate::{DataError, SourceKind, SourceSpec, Tokenizer};
+use crate::{DataError, Dataset, SourceKind, SourceSpec, Tokenizer};
 
 /// Bytes at the beginning of a file that are inspected.
 const MAX_HEADER_BYTES: u64 = 4096;
@@ -39,13 +41,23 @@ pub struct DataSummary {
     pub files: u64,
     /// Total bytes of all files.
     pub bytes: u64,
+    /// Samples in a pass over HDF5 files.
+    pub hdf5_samples: Option<u64>,
 }
 
 impl DataSummary {
     /// Adds the summary of another part of the same source.
     #[must_use]
     pub const fn add(self, other: Self) -> Self {
-        Self { files: self.files.saturating_add(other.files), bytes: self.bytes.saturating_add(other.bytes) }
+        Self {
+            files: self.files.saturating_add(other.files),
+            bytes: self.bytes.saturating_add(other.bytes),
+            // HDF5 files are inspected together.
+            hdf5_samples: match self.hdf5_samples {
+                None => other.hdf5_samples,
+                known => known,
+            },
+        }
     }
 
     /// Returns the number of samples of an epoch of `spec` if sizes show it: not for text, which has to be tokenized
@@ -58,9 +70,11 @@ impl DataSummary {
             // There is a separator between two documents.
             SourceKind::Text { tokenizer: Tokenizer::Bytes, .. } => self.bytes.saturating_add(self.files.max(1) - 1),
             SourceKind::Tokens { .. } => self.bytes / TOKEN_BYTES as u64,
+            SourceKind::Hdf5 { .. } => return Ok(self.hdf5_samples),
             SourceKind::Text { .. } | SourceKind::Synthetic { .. } => return Ok(None),
         };
-        windows_of_split(spec, tokens).map(|(_, windows)| Some(windows))
+        let (_, windows) = windows_of_split(spec, tokens)?;
+        order_of(spec, 0..windows).map(|order| Some(order.samples_per_pass()))
     }
 }
 
@@ -73,9 +87,39 @@ pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
     let (paths, extension) = match &spec.kind {
         SourceKind::Text { paths, .. } => (paths, "txt"),
         SourceKind::Tokens { paths } => (paths, "bin"),
+        SourceKind::Hdf5 { paths, .. } => return inspect_hdf5(spec, paths),
         SourceKind::Synthetic { .. } => return Ok(DataSummary::default()),
     };
     inspect_files(&spec.kind, &expand(paths, extension)?)
+}
+
+/// Returns the length of the samples in the first HDF5 file of `spec`; `None` if it contains a corpus, can't be read,
+/// or the source has another format.
+pub fn stored_sample_length(spec: &SourceSpec) -> Option<usize> {
+    let SourceKind::Hdf5 { paths, .. } = &spec.kind else { return None };
+    match DataFile::open(expand(paths, "h5").ok()?.first()?).ok()?.shape {
+        FileShape::Samples { length, .. } => usize::try_from(length).ok(),
+        FileShape::Corpus { .. } => None,
+    }
+}
+
+/// Opens HDF5 files, which reads their headers and one sample.
+fn inspect_hdf5(spec: &SourceSpec, paths: &[String]) -> Result<DataSummary, DataError> {
+    let files = expand(paths, "h5")?;
+    let bytes = files.iter().map(|path| size_of(path)).sum::<Result<u64, _>>()?;
+    let samples = Dataset::open(spec, |_, _| {})?.windows();
+    Ok(DataSummary { files: files.len() as u64, bytes, hdf5_samples: Some(samples) })
+}
+
+/// Returns the format of a file that is none of ours, if its first bytes show it.
+pub(crate) fn detect_format(path: &Path) -> Option<&'static str> {
+    let mut beginning = Vec::new();
+    millrace_roots::open(path).ok()?.take(MAX_HEADER_BYTES).read_to_end(&mut beginning).ok()?;
+    format_of(&beginning).or_else(|| beginning.is_empty().then_some("empty"))
+}
+
+fn format_of(beginning: &[u8]) -> Option<&'static str> {
+    FILE_SIGNATURES.iter().find(|(signature, _)| beginning.starts_with(signature)).map(|(_, name)| *name)
 }
 
 /// Inspects these files of a source of the given kind.
@@ -83,7 +127,7 @@ pub(crate) fn inspect_files(kind: &SourceKind, paths: &[PathBuf]) -> Result<Data
     let mut found = DataSummary::default();
     for (at, path) in paths.iter().enumerate() {
         let size = if at < MAX_INSPECTED_FILES { check_file_header(kind, path)? } else { size_of(path)? };
-        found = found.add(DataSummary { files: u64::from(size > 0), bytes: size });
+        found = found.add(DataSummary { files: u64::from(size > 0), bytes: size, hdf5_samples: None });
     }
     match paths.first() {
         Some(first) if found.bytes == 0 => Err(DataError::Empty { files: paths.len(), first: first.clone() }),
@@ -103,7 +147,7 @@ fn check_file_header(kind: &SourceKind, path: &Path) -> Result<u64, DataError> {
     let bytes = file.metadata().map_err(read_error)?.len();
     let mut beginning = Vec::new();
     file.take(MAX_HEADER_BYTES).read_to_end(&mut beginning).map_err(read_error)?;
-    if let Some((_, found)) = FILE_SIGNATURES.iter().find(|(signature, _)| beginning.starts_with(signature)) {
+    if let Some(found) = format_of(&beginning) {
         return Err(DataError::WrongFormat { path: path.into(), found, wanted: expected_format(kind) });
     }
     match kind {
@@ -124,6 +168,7 @@ fn check_file_header(kind: &SourceKind, path: &Path) -> Result<u64, DataError> {
 const fn expected_format(kind: &SourceKind) -> &'static str {
     match kind {
         SourceKind::Tokens { .. } => "a file of little-endian 16-bit tokens",
+        SourceKind::Hdf5 { .. } => HDF5_FILE,
         SourceKind::Text { .. } | SourceKind::Synthetic { .. } => "UTF-8 text",
     }
 }
@@ -141,6 +186,8 @@ mod tests {
             validation_fraction: 0.25,
             shuffle: false,
             shuffle_seed: 0,
+            subset: Vec::new(),
+            num_samples: None,
             cache_dir: None,
         }
     }
@@ -163,7 +210,7 @@ mod tests {
                 ..spec(SourceKind::Text { paths: paths.clone(), tokenizer })
             };
             let found = inspect(&spec).unwrap();
-            assert_eq!(found, DataSummary { files: 2, bytes: 104 });
+            assert_eq!(found, DataSummary { files: 2, bytes: 104, hdf5_samples: None });
             let read = Dataset::open(&spec, |_, _| {}).unwrap().windows();
             assert_eq!(found.samples(&spec).unwrap(), (tokenizer == Tokenizer::Bytes).then_some(read));
         }

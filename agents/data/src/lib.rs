@@ -1,7 +1,7 @@
 //! Training samples: text, tokens, splits, and the pure function from sample number to tokens.
 //!
-//! A [`SourceSpec`] describes a source (text files, token files or a synthetic stream) and how samples are cut from it.
-//! [`Dataset::open`] opens it as a [`Dataset`], which returns the tokens of sample n.
+//! A [`SourceSpec`] describes a source (text files, token files, HDF5 files or a synthetic stream) and how samples are
+//! cut from it. [`Dataset::open`] opens it as a [`Dataset`], which returns the tokens of sample n.
 //!
 //! Guarantees:
 //!
@@ -11,8 +11,9 @@
 //!   data begins, in another order if shuffling.
 //! * **A sample is a window of T + 1 tokens**: `input_ids` are its first T, `labels` its last T. Window `w` starts at
 //!   token `w * T` of its split, so neighbors share one token, and every token of the split except the first is a label
-//!   exactly once per pass. The remaining tokens after the last complete window, fewer than T + 1, are not used.
-//! * **Training and validation never share a token**: validation is the last fraction of the token stream.
+//!   exactly once per pass. The remaining tokens after the last complete window, fewer than T + 1, are not used. HDF5
+//!   files may contain complete samples instead; the split and the order then apply to these.
+//! * **Training and validation never share a token** of a stream, or a sample: validation is the last fraction of it.
 //! * **The same files give the same tokens**, on any machine and with any number of threads. [`Dataset::fingerprint`]
 //!   is equal if and only if two processes see the same samples.
 //!
@@ -25,7 +26,10 @@ mod dataset;
 mod error;
 mod export;
 mod files;
+mod hdf5;
 mod inspect;
+mod mixture;
+mod order;
 mod permute;
 mod spec;
 mod synthetic;
@@ -38,7 +42,8 @@ pub use dataset::Dataset;
 pub use error::DataError;
 pub use export::write_samples;
 pub use files::MATCH_OPTIONS;
-pub use inspect::{DataSummary, inspect};
+pub use hdf5::{Hdf5Problem, Hdf5ReadError, Hdf5Size, SampleProblem};
+pub use inspect::{DataSummary, inspect, stored_sample_length};
 pub use permute::Permutation;
-pub use spec::{SourceKind, SourceSpec, SplitPart};
+pub use spec::{MixturePart, SourceKind, SourceSpec, SplitPart};
 pub use tokenizer::Tokenizer;

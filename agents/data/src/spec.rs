@@ -22,6 +22,15 @@ pub enum SourceKind {
         /// As for text; for a directory, all `*.bin` files in it.
         paths: Vec<String>,
     },
+    /// HDF5 files with a dataset `data`: samples of (input_ids, loss mask, labels), or a stream of tokens.
+    Hdf5 {
+        /// As for text; for a directory, all `*.h5` files in it.
+        paths: Vec<String>,
+        /// The sources of a mixture, whose paths follow each other in `paths`. Empty if all files are one source.
+        mixture: Vec<MixturePart>,
+        /// Size of the vocabulary: larger tokens are rejected when they are read.
+        vocab_size: u32,
+    },
     /// A seeded stream with structure that a model can learn, for tests and benchmarks without data.
     Synthetic {
         /// Size of the vocabulary that the tokens are spread over, at least 2.
@@ -29,6 +38,15 @@ pub enum SourceKind {
         /// Seed of the stream.
         seed: u64,
     },
+}
+
+/// One source of a mixture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MixturePart {
+    /// Number of its paths.
+    pub paths: usize,
+    /// Its share of the samples, relative to the sum of all weights; at least 1.
+    pub weight: u32,
 }
 
 /// The part of the token stream that samples are cut from.
@@ -60,6 +78,10 @@ pub struct SourceSpec {
     pub split: SplitPart,
     /// Share of the stream, at its end, that is reserved for validation: 0 to 1.
     pub validation_fraction: f64,
+    /// Shares of the windows of the split that are read, as (begin, end) from 0 to 1, ascending; empty for all.
+    pub subset: Vec<[f64; 2]>,
+    /// Number of samples in a pass; `None` for the number of windows.
+    pub num_samples: Option<u64>,
     /// Whether every pass over the training windows has its own order. Validation always keeps the order of the text,
     /// so that two evaluations see the same samples.
     pub shuffle: bool,

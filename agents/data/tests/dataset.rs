@@ -18,6 +18,8 @@ fn spec(dir: &Path, paths: &[&str]) -> SourceSpec {
         validation_fraction: 0.25,
         shuffle: true,
         shuffle_seed: 1,
+        subset: Vec::new(),
+        num_samples: None,
         cache_dir: Some(dir.join("cache")),
     }
 }
@@ -28,7 +30,7 @@ fn open(spec: &SourceSpec) -> Dataset {
 
 fn sample(dataset: &Dataset, n: u64) -> (Vec<i32>, Vec<i32>) {
     let (mut ids, mut labels) = (vec![-1; dataset.seq_len()], vec![-1; dataset.seq_len()]);
-    dataset.sample(n, &mut ids, &mut labels);
+    dataset.sample(n, &mut ids, &mut labels).unwrap();
     (ids, labels)
 }
 

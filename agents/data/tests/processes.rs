@@ -50,6 +50,8 @@ fn report(dir: &Path) {
         validation_fraction: 0.0,
         shuffle: false,
         shuffle_seed: 0,
+        subset: Vec::new(),
+        num_samples: None,
         cache_dir: Some(dir.join("cache")),
     };
     std::thread::scope(|scope| {

@@ -3,17 +3,19 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
+use millrace_data::stored_sample_length;
 use millrace_emulator::compile::compile_job;
 use millrace_emulator::numerics::{Isa, NumericsProfile};
 use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::plan::StreamPlan;
 use millrace_emulator::report::PlanReport;
-use millrace_params::{FlagOverrides, MachineSpec, Params, ResolveOutput};
+use millrace_params::{FlagOverrides, JobSpec, MachineSpec, Params, ResolveOutput};
 use millrace_protocol::launch::AgentCounts;
 
 use super::args::JobArgs;
 use super::data_paths::resolve_beside_params;
 use super::error::CliError;
+use crate::input::source_spec;
 
 /// A job that was resolved and compiled, and so fits on the appliance.
 #[derive(Debug)]
@@ -65,8 +67,16 @@ pub fn prepare(
     overrides: &FlagOverrides,
     (params_yaml, params): (String, Params),
 ) -> Result<PreparedJob, CliError> {
-    let mut resolved = params.resolve(overrides).map_err(|error| CliError::from_params_error(&flags.params, &error))?;
-    resolve_beside_params(&mut resolved.job, &flags.params);
+    let resolve = |params: &Params| -> Result<ResolveOutput, CliError> {
+        let resolved = params.resolve(overrides);
+        let mut resolved = resolved.map_err(|error| CliError::from_params_error(&flags.params, &error))?;
+        resolve_beside_params(&mut resolved.job, &flags.params);
+        Ok(resolved)
+    };
+    let mut resolved = resolve(&params)?;
+    if let Some(params) = with_stored_length(&params, &resolved.job) {
+        resolved = resolve(&params)?;
+    }
     let mut appliance = match &flags.machine.appliance {
         None => MachineSpec::default(),
         Some(path) => MachineSpec::parse_yaml(&read(path, "appliance")?)
@@ -86,6 +96,18 @@ pub fn prepare(
     appliance.memoryx.shards = AgentCounts::for_job(&resolved.job, &appliance).shards;
     let plan = compile_job(&resolved.job, &appliance)?;
     Ok(PreparedJob { resolved, appliance, plan, params_yaml })
+}
+
+/// Returns the params with the length of the samples in the training data, if the params leave it out and it is not
+/// what they were resolved to.
+fn with_stored_length(params: &Params, job: &JobSpec) -> Option<Params> {
+    let given = params.train_input.as_ref()?;
+    let spec = source_spec(&job.train_input, job.model.vocab_size);
+    let length = given.max_sequence_length.is_none().then(|| stored_sample_length(&spec)).flatten();
+    let length = length.filter(|length| *length != job.train_input.max_sequence_length)?;
+    let mut params = params.clone();
+    params.train_input.as_mut()?.max_sequence_length = Some(length as u64);
+    Some(params)
 }
 
 impl PreparedJob {

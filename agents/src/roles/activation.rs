@@ -4,20 +4,20 @@
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use millrace_data::Dataset;
+use millrace_data::{DataError, Dataset};
 use millrace_engine::message::{AgentCommand, AgentReport};
 use millrace_engine::types::Role;
 use millrace_protocol::security::{AuthenticatedIncoming, Peer};
 use millrace_protocol::{proto, transport};
 use tokio::signal::unix::Signal;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::RoleContext;
 use crate::control::client::{ComputeUsage, SessionEvent};
 use crate::error::AgentError;
-use crate::input::JobInputs;
+use crate::input::{JobInputs, sample_failure};
 
 /// Maximum replies that wait on one stream for their system to receive them.
 const MAX_QUEUED_REPLIES: usize = 2;
@@ -26,7 +26,8 @@ const MAX_QUEUED_REPLIES: usize = 2;
 pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentError> {
     let (listener, address) = context.listen().await?;
     let (ready, inputs) = watch::channel(None);
-    serve(context.args.member.accept_data(listener), SampleService { inputs });
+    let (failures, mut failed) = mpsc::channel(1);
+    serve(context.args.member.accept_data(listener), SampleService { inputs, failures });
     let mut session = context.join(address, None, terminate).await?;
     let job = session.job.job.clone();
     // Usually a cache hit, because the coordinator has read the same files.
@@ -39,7 +40,14 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
         Err(failure) => session.outbox.send_report(&failure.report()),
     }
     loop {
-        match session.next().await? {
+        let event = tokio::select! {
+            event = session.next() => event?,
+            Some(failure) = failed.recv() => {
+                session.outbox.send_report(&failure.report());
+                continue;
+            }
+        };
+        match event {
             SessionEvent::Command(AgentCommand::Configure(configure)) => {
                 let epoch = configure.epoch;
                 context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
@@ -72,6 +80,8 @@ fn serve(incoming: AuthenticatedIncoming, service: SampleService) {
 
 struct SampleService {
     inputs: watch::Receiver<Option<Arc<JobInputs>>>,
+    /// Receives the errors of samples, which end the run.
+    failures: mpsc::Sender<AgentError>,
 }
 
 #[tonic::async_trait]
@@ -88,14 +98,28 @@ impl proto::samples_server::Samples for SampleService {
         }
         let mut requests = request.into_inner();
         let (sender, receiver) = tokio::sync::mpsc::channel(MAX_QUEUED_REPLIES);
-        let mut inputs = self.inputs.clone();
+        let (mut inputs, failures) = (self.inputs.clone(), self.failures.clone());
         tokio::spawn(async move {
             // The data are opened while links are being established.
             let Ok(inputs) = inputs.wait_for(Option::is_some).await.map(|inputs| inputs.clone()) else { return };
             let Some(inputs) = inputs else { return };
             while let Ok(Some(request)) = requests.message().await {
+                let inputs = inputs.clone();
+                // Reads and decompresses files.
+                let read = tokio::task::spawn_blocking(move || read_samples(&inputs, &request)).await;
+                let reply = match read {
+                    Ok(Ok(reply)) => Ok(reply),
+                    Ok(Err(ReadError::Request(status))) => Err(status),
+                    Ok(Err(ReadError::Data(error))) => {
+                        // A full channel already has a failure. The stream stays open, because the run ends for the
+                        // data and not for a lost link.
+                        let _ = failures.try_send(sample_failure(error));
+                        return sender.closed().await;
+                    }
+                    Err(error) => Err(Status::internal(error.to_string())),
+                };
                 // A system that does not receive its replies gets no further request read.
-                if sender.send(read_samples(&inputs, &request)).await.is_err() {
+                if sender.send(reply).await.is_err() {
                     return;
                 }
             }
@@ -104,28 +128,42 @@ impl proto::samples_server::Samples for SampleService {
     }
 }
 
-fn read_samples(inputs: &JobInputs, request: &proto::SamplesRequest) -> Result<proto::SamplesReply, Status> {
+/// Why samples can't be sent.
+enum ReadError {
+    /// The request is invalid.
+    Request(Status),
+    /// A sample can't be used.
+    Data(DataError),
+}
+
+impl From<Status> for ReadError {
+    fn from(status: Status) -> Self {
+        Self::Request(status)
+    }
+}
+
+fn read_samples(inputs: &JobInputs, request: &proto::SamplesRequest) -> Result<proto::SamplesReply, ReadError> {
     let dataset = if request.evaluation { inputs.eval.as_ref() } else { inputs.train.as_ref() };
     let dataset = dataset.ok_or_else(|| Status::failed_precondition("this job has no such input"))?;
     let max_samples = inputs.max_samples;
     if u64::from(request.count) > max_samples {
-        return Err(Status::out_of_range(format!("requested more than {max_samples} samples")));
+        return Err(Status::out_of_range(format!("requested more than {max_samples} samples")).into());
     }
-    let (input_ids, labels) = read(dataset, request.first, request.count);
+    let (input_ids, labels) = read(dataset, request.first, request.count).map_err(ReadError::Data)?;
     let &proto::SamplesRequest { iteration, round, attempt, epoch, .. } = request;
     Ok(proto::SamplesReply { iteration, round, attempt, epoch, input_ids, labels })
 }
 
-fn read(dataset: &Dataset, first: u64, count: u32) -> (Bytes, Bytes) {
+fn read(dataset: &Dataset, first: u64, count: u32) -> Result<(Bytes, Bytes), DataError> {
     let length = dataset.seq_len();
     let (mut ids, mut labels) = (vec![0; length], vec![0; length]);
     let mut bytes = [BytesMut::with_capacity(4 * length * count as usize), BytesMut::new()];
     bytes[1].reserve(4 * length * count as usize);
     for sample in first..first + u64::from(count) {
-        dataset.sample(sample, &mut ids, &mut labels);
+        dataset.sample(sample, &mut ids, &mut labels)?;
         ids.iter().for_each(|&id| bytes[0].put_i32_le(id));
         labels.iter().for_each(|&label| bytes[1].put_i32_le(label));
     }
     let [ids, labels] = bytes;
-    (ids.freeze(), labels.freeze())
+    Ok((ids.freeze(), labels.freeze()))
 }

@@ -5,6 +5,7 @@ mod checkpoints;
 mod disk;
 mod first_use;
 mod harness;
+mod hdf5;
 mod identities;
 mod job;
 mod membership;

@@ -109,7 +109,8 @@ impl InputCheck<'_> {
                     first_upload = first_upload.or(found.first().copied());
                     // Empty files are not documents, as among files on disk.
                     let sizes = found.iter().map(|file| file.content.len() as u64).filter(|&bytes| bytes > 0);
-                    travelling = sizes.fold(travelling, |sum, bytes| sum.add(DataSummary { files: 1, bytes }));
+                    travelling = sizes
+                        .fold(travelling, |sum, bytes| sum.add(DataSummary { files: 1, bytes, hdf5_samples: None }));
                 }
                 None => placed.push((written.as_str(), path)),
             }

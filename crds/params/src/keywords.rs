@@ -48,6 +48,7 @@ impl<T: Sync> KeywordNames for Keywords<T> {
 pub(crate) enum Processor {
     Text,
     Tokens,
+    Hdf5,
     Synthetic,
 }
 
@@ -55,11 +56,11 @@ pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
     values: &[
         ("GptTextDataProcessor", Processor::Text),
         ("GptTokenDataProcessor", Processor::Tokens),
+        ("GptHDF5DataProcessor", Processor::Hdf5),
+        ("GptHDF5MapDataProcessor", Processor::Hdf5),
         ("SyntheticDataProcessor", Processor::Synthetic),
     ],
     unsupported: &[
-        "GptHDF5DataProcessor",
-        "GptHDF5MapDataProcessor",
         "HuggingFaceDataProcessorEli5",
         "HuggingFaceIterableDataProcessorEli5",
         "DummyDataProcessor",

@@ -40,14 +40,14 @@ pub use appliance::{
 };
 pub use document::{
     AttentionParams, InitializerParams, InitializerSetting, InputParams, LearningRateSetting, MicroBatchRange,
-    MicroBatchSetting, ModelParams, NestedSchedules, OneOrMany, OptimizerParams, Params, RotaryScalingParams,
-    RunParams, ScheduleParams,
+    MicroBatchSetting, MixtureParams, ModelParams, NestedSchedules, OneOrMany, OptimizerParams, Params,
+    RotaryScalingParams, RunParams, ScheduleParams,
 };
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
     AnnealStrategy, CheckpointStates, CycleAmplitude, DataSource, DecoderOptions, InitializerSpec, Initializers,
-    InputSpec, JobSpec, LogLevel, LossScaling, Mode, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm,
-    OptimizerSpec, ParallelBlocks, Positions, Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec,
+    InputSpec, JobSpec, LogLevel, LossScaling, MixturePart, Mode, ModelFamily, ModelSize, ModelSpec, Nonlinearity,
+    Norm, OptimizerSpec, ParallelBlocks, Positions, Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec,
     Schedule, ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};

@@ -191,6 +191,7 @@ fn described(path: &str) -> Option<&'static str> {
         "eval_input.data_processor" => Some("GptTextDataProcessor"),
         "eval_input.data_dir" | "eval_input.data_files" => Some("[a.txt, b.txt]"),
         "eval_input.validation_fraction" => Some("0.1"),
+        "train_input.max_sequence_length" => Some("256"),
         "train_input.split" => Some("train"),
         "eval_input.split" => Some("validation"),
         "runconfig.eval_frequency" => Some("100"),
@@ -204,6 +205,7 @@ fn described(path: &str) -> Option<&'static str> {
         | "runconfig.max_checkpoints"
         | "runconfig.checkpoint_path"
         | "model.attention_sliding_window_length" => None,
+        path if path.ends_with("_input.mixture") || path.ends_with("_input.num_samples") => None,
         _ => match path.split_once("initializer.") {
             Some((_, "a")) => Some("-0.05"),
             Some((_, "b")) => Some("0.05"),
@@ -216,6 +218,10 @@ fn described(path: &str) -> Option<&'static str> {
 fn documented_defaults_equal_those_of_the_resolver() {
     for key in keys().iter().filter(|key| key.key.has_effect() && key.key.alias_of().is_none()) {
         let path = key.path.as_str();
+        if path.contains("_input.mixture.") {
+            // Keys of a list's items, which resolving.rs tests.
+            continue;
+        }
         let mut document = Document::with_place_for(path);
         if let Some((parent, "a" | "b")) = path.rsplit_once('.') {
             document = document.set(parent, "{name: uniform}");

@@ -4,8 +4,8 @@ mod common;
 
 use common::{SMALL, resolve, resolved, with, without};
 use millrace_params::{
-    CheckpointStates, DataSource, FlagOverrides, InitializerSpec, JobSpec, LogLevel, Mode, Params, ParamsProblemKind,
-    Precision, Schedule, ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
+    CheckpointStates, DataSource, FlagOverrides, InitializerSpec, JobSpec, LogLevel, MixturePart, Mode, Params,
+    ParamsProblemKind, Precision, Schedule, ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
 };
 
 #[test]
@@ -60,6 +60,11 @@ fn every_check_names_its_key() {
             NotSupported,
             "GptTextDataProcessor",
         ),
+        ("train_input", "data_subset: 0.5-0.1", "data_subset", Invalid, "for example 0.0-0.5"),
+        ("train_input", "num_samples: 0", "num_samples", Invalid, "from 1"),
+        ("train_input", "sort_files: False", "sort_files", NotSupported, "leave it out"),
+        ("train_input", "use_vsl: True", "use_vsl", NotSupported, "leave it out"),
+        ("train_input", "mixture: [{data_dir: a, weight: 1}]", "mixture", NotSupported, "data_files"),
         ("train_input", "data_files: []", "data_files", Missing, "at least one"),
         ("train_input", "data_files: ''", "data_files", Missing, "at least one"),
         ("train_input", "tokenizer: sentencepiece", "tokenizer", Invalid, "gpt2 or bytes"),
@@ -408,4 +413,44 @@ fn equal_jobs_are_equal_bytes() {
     awkward.model.loss_weight = 1.0 / 3.0;
     assert_eq!(JobSpec::from_json(&awkward.to_json()).unwrap(), awkward);
     assert!(JobSpec::from_json(&json.replacen("\"vocab_size\"", "\"vocabulary\"", 1)).is_err());
+}
+
+/// Params that read HDF5 files, with these keys of `train_input` instead of its files.
+fn hdf5(keys: &str) -> String {
+    SMALL
+        .replace("GptTextDataProcessor", "GptHDF5MapDataProcessor")
+        .replace("  tokenizer: bytes\n", "")
+        .replace("  data_files: [a.txt, b.txt]\n", keys)
+}
+
+#[test]
+fn mixture_lists_paths_and_weights() {
+    let keys = "  mixture:\n  - {data_dir: [a, b], weight: 2}\n  - {data_dir: c, weight: 1}\n";
+    let job = resolve(&hdf5(keys)).unwrap().job;
+    let DataSource::Hdf5 { paths, mixture } = &job.train_input.source else { panic!("{:?}", job.train_input.source) };
+    assert_eq!(paths, &["a", "b", "c"]);
+    assert_eq!(mixture, &[MixturePart { paths: 2, weight: 6667 }, MixturePart { paths: 1, weight: 3333 }]);
+    for (keys, key, says) in [
+        ("mixture: []", "mixture", "has 0 sources"),
+        ("mixture: [{data_dir: a, weight: 1}]\n  data_dir: b", "mixture", "beside data_dir"),
+        ("mixture: [{data_dir: a}]", "mixture.0.weight", "is missing"),
+        ("mixture: [{weight: 1}]", "mixture.0.data_dir", "is missing"),
+        ("mixture: [{data_dir: a, weight: 0}]", "mixture.0.weight", "is 0, which is out of range"),
+        ("mixture: [{data_dir: a, weight: 1}, {data_dir: b, weight: 1e-9}]", "mixture.1.weight", "less than 1/10000"),
+    ] {
+        let error = resolve(&hdf5(&format!("  {keys}\n"))).unwrap_err();
+        let problems: Vec<_> = error.problems().collect();
+        assert_eq!(problems.len(), 1, "{keys}: {}", error.report());
+        assert_eq!(problems[0].key, format!("train_input.{key}"));
+        assert!(problems[0].message.contains(says), "{}", problems[0].message);
+    }
+}
+
+#[test]
+fn selection_of_samples_is_part_of_the_job() {
+    let input =
+        resolve(&hdf5("  data_dir: d\n  data_subset: 0-0.5,0.75-1\n  num_samples: 9\n")).unwrap().job.train_input;
+    assert_eq!((input.data_subset, input.num_samples), (vec![[0.0, 0.5], [0.75, 1.0]], Some(9)));
+    let input = resolve(&hdf5("  data_dir: d\n  data_subset: 0.0-1.0\n")).unwrap().job.train_input;
+    assert_eq!((input.data_subset, input.num_samples), (vec![], None));
 }

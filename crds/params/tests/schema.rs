@@ -107,6 +107,7 @@ fn editor_schema_rejects_mistakes() {
     assert!(accepts("model", "num_experts", Value::Null), "unsupported keys may be null");
     assert!(accepts("optimizer", "learning_rate", serde_json::json!([{"scheduler": "Linear"}])));
     assert!(accepts("runconfig", "num_wgt_servers", 2.into()));
+    assert!(accepts("train_input", "mixture", serde_json::json!([{"data_dir": ["a", "b"], "weight": 0.5}])));
     for (section, key, value) in [
         ("model", "hiden_size", Value::from(64)),
         ("model", "nonlinearity", "gulu".into()),
@@ -115,7 +116,8 @@ fn editor_schema_rejects_mistakes() {
         ("model", "norm_first", false.into()),
         ("model", "num_experts", 4.into()),
         ("optimizer", "learning_rate", serde_json::json!([{"schedular": "Linear"}])),
-        ("train_input", "data_processor", "GptHDF5DataProcessor".into()),
+        ("train_input", "data_processor", "BertHDF5DataProcessor".into()),
+        ("train_input", "mixture", serde_json::json!([{"data_dir": "a", "weigth": 1.0}])),
         ("runconfig", "mode", "training".into()),
     ] {
         assert!(!accepts(section, key, value.clone()), "{section}.{key}: {value}");

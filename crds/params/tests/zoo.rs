@@ -5,8 +5,8 @@ mod common;
 use common::{resolve, resolved};
 use millrace_params::optimizers::AdamW;
 use millrace_params::{
-    DataSource, InitializerSpec, LossScaling, Mode, OptimizerKind, Params, ParamsProblemKind, Precision,
-    ScheduleSegmentKind, Split, TokenizerName,
+    DataSource, InitializerSpec, LossScaling, Mode, OptimizerKind, Params, Precision, ScheduleSegmentKind, Split,
+    TokenizerName,
 };
 
 const XL: &str = include_str!("fixtures/gpt3_xl.yaml");
@@ -101,17 +101,13 @@ fn gpt2_small_is_understood() {
 }
 
 #[test]
-fn only_the_hdf5_source_of_the_originals_is_refused() {
+fn hdf5_source_of_the_originals_is_accepted() {
     for (text, processor) in [(XL, "GptHDF5MapDataProcessor"), (SMALL, "GptHDF5DataProcessor")] {
-        let error = resolve(&text.replace("GptTextDataProcessor", processor)).unwrap_err();
-        let problems: Vec<_> = error.problems().collect();
-        assert_eq!(problems.len(), 2, "{}", error.report());
-        for (problem, section) in problems.iter().zip(["train_input", "eval_input"]) {
-            assert_eq!(problem.kind, ParamsProblemKind::NotSupported);
-            assert_eq!(problem.key, format!("{section}.data_processor"));
-            assert!(problem.hint.as_ref().unwrap().contains("GptTextDataProcessor"));
+        let job = resolve(&text.replace("GptTextDataProcessor", processor)).unwrap().job;
+        for input in [Some(&job.train_input), job.eval_input.as_ref()].into_iter().flatten() {
+            assert!(matches!(&input.source, DataSource::Hdf5 { mixture, .. } if mixture.is_empty()), "{processor}");
+            assert!(!input.paths().is_empty());
         }
-        assert_eq!(error.line(), Some(3));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Resolves the params of a job into a record that never changes, once, at its first admission.
 
 use millrace_crds::{ApplianceSpec, OverruledKey, ResolvedJob, TrainJob};
-use millrace_params::{DataSource, FlagOverrides, JobSpec, Mode, Params, ResolveOutput};
+use millrace_params::{FlagOverrides, InputSpec, JobSpec, Mode, Params, ResolveOutput};
 use millrace_protocol::launch::VERSION;
 
 use crate::plan_compiler::{PlanBudget, PlanCompiler};
@@ -99,12 +99,8 @@ pub fn requirements(resolution: &ResolvedJob, num_csx: u32) -> Result<ResourceRe
 
 /// Returns every path that agents of `job` read.
 fn inputs(job: &JobSpec) -> impl Iterator<Item = &str> {
-    let sources = [Some(&job.train_input), job.eval_input.as_ref()].into_iter().flatten().map(|input| &input.source);
-    let paths = sources.flat_map(|source| match source {
-        DataSource::Text { paths, .. } | DataSource::Tokens { paths } => paths.as_slice(),
-        DataSource::Synthetic { .. } => &[],
-    });
-    paths.chain(&job.run.checkpoint_path).map(String::as_str)
+    let inputs = [Some(&job.train_input), job.eval_input.as_ref()].into_iter().flatten();
+    inputs.flat_map(InputSpec::paths).chain(&job.run.checkpoint_path).map(String::as_str)
 }
 
 const fn mode_name(mode: Mode) -> &'static str {

@@ -1,4 +1,5 @@
-//! Targets for files on disk: journal, checkpoint, safetensors, config.json of an imported model, token files.
+//! Targets for files on disk: journal, checkpoint, safetensors, config.json of an imported model, token files,
+//! HDF5 files.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -132,15 +133,45 @@ pub fn tokens(bytes: &[u8]) {
                 validation_fraction: 0.25,
                 shuffle: true,
                 shuffle_seed: 7,
+                subset: Vec::new(),
+                num_samples: None,
                 cache_dir: None,
             };
             let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
             let (mut input_ids, mut labels) = ([0; 4], [0; 4]);
             for sample in [0, 1, dataset.windows(), u64::MAX] {
-                dataset.sample(sample, &mut input_ids, &mut labels);
+                dataset.sample(sample, &mut input_ids, &mut labels).expect("token files have no errors of samples");
                 assert!(
                     input_ids.iter().all(|&token| u32::try_from(token).is_ok_and(|token| token <= dataset.max_token()))
                 );
+            }
+        }
+    });
+}
+
+/// Opens an HDF5 file and reads samples of it.
+pub fn hdf5(bytes: &[u8]) {
+    const LENGTH: usize = 16;
+    with_dir("hdf5", |dir| {
+        let path = dir.join("data.h5");
+        write(&path, bytes);
+        let spec = SourceSpec {
+            kind: SourceKind::Hdf5 { paths: vec![path.display().to_string()], mixture: Vec::new(), vocab_size: 64 },
+            seq_len: LENGTH,
+            split: SplitPart::Train,
+            validation_fraction: 0.0,
+            shuffle: true,
+            shuffle_seed: 7,
+            subset: Vec::new(),
+            num_samples: None,
+            cache_dir: None,
+        };
+        let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { return };
+        let (mut input_ids, mut labels) = ([0; LENGTH], [0; LENGTH]);
+        for sample in [0, 1, dataset.windows(), u64::MAX] {
+            if dataset.sample(sample, &mut input_ids, &mut labels).is_ok() {
+                assert!(input_ids.iter().all(|token| (0..64).contains(token)));
+                assert!(labels.iter().all(|label| (-1..64).contains(label)));
             }
         }
     });

@@ -18,7 +18,7 @@ pub mod mutate;
 /// A target: its name, which is also its directory in `corpus/`, and the function that is run with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: [Target; 19] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
@@ -35,6 +35,7 @@ pub const TARGETS: [Target; 18] = [
     ("safetensors", disk::safetensors),
     ("hf_config", disk::hf_config),
     ("tokens", disk::tokens),
+    ("hdf5", disk::hdf5),
     ("upload", rest::upload),
     ("body", rest::body),
 ];

@@ -5,32 +5,50 @@
 
 use super::{MicroBatchSetting, OneOrMany};
 use crate::keywords::{MICRO_BATCH_RULES, PROCESSORS, SPLIT_NAMES, TOKENIZERS};
+use crate::reference::SectionReference;
 use crate::reference::facts::{default, default_from, otherwise, required, required_if};
-use crate::yaml::section;
+use crate::yaml::{FromNode, TreeReader, YamlNode, YamlValue, section};
 
 section! {
     /// The source of samples, and the number of samples in a batch.
     pub struct InputParams {
-        /// Kind of source: UTF-8 text files, token files (`.bin` of little-endian u16), or generated samples.
+        /// Kind of source: UTF-8 text files, token files (`.bin` of little-endian u16), HDF5 files (both names of the
+        /// zoo mean the same), or generated samples. An HDF5 file has a dataset `data`: samples, int32 of shape
+        /// (samples, 3, length) with the rows input_ids, loss mask and labels; or a corpus, uint8, uint16 or uint32 of
+        /// shape (tokens), from which samples are cut as from token files. Where the mask is 0, or the label is -100,
+        /// the label does not count.
         data_processor: String = required()
             .one_of(&PROCESSORS)
             .in_eval_input(otherwise("that of `train_input`")),
-        /// Files, directories or globs to read, in order. A directory stands for its `*.txt` files (text) or `*.bin`
-        /// files (tokens). A relative path starts at the folder of the params file if it exists there, else at the
-        /// working directory; on an appliance, where the appliance looks for inputs.
-        data_dir: OneOrMany = required_if("`data_files` is omitted and the source reads files")
+        /// Files, directories or globs to read, in order. A directory stands for its `*.txt` files (text), `*.bin`
+        /// files (tokens) or `*.h5` files (HDF5), sorted by name. A relative path starts at the folder of the params
+        /// file if it exists there, else at the working directory; on an appliance, where the appliance looks for
+        /// inputs.
+        data_dir: OneOrMany = required_if("`data_files` and `mixture` are omitted and the source reads files")
             .in_eval_input(otherwise("the files of `train_input`, if `data_processor` is omitted too")),
         /// Further files, directories or globs, which are read after those of `data_dir`.
-        data_files: OneOrMany = required_if("`data_dir` is omitted and the source reads files")
+        data_files: OneOrMany = required_if("`data_dir` and `mixture` are omitted and the source reads files")
             .in_eval_input(otherwise("the files of `train_input`, if `data_processor` is omitted too")),
+        /// Sources of HDF5 files that are mixed, instead of `data_dir` and `data_files`. The weights are rounded to
+        /// 1/10,000 of their sum; samples of a source are spread evenly, and each source begins again at its own end.
+        /// An epoch ends when a source would be read a second time.
+        mixture: Vec<MixtureParams> = otherwise("one source"),
+        /// Parts of the data that are read, as shares of the samples in the order of the files, for example `0.0-0.5`
+        /// or `0-0.25,0.5-0.75`.
+        data_subset: String = default("0.0-1.0"),
+        /// Number of samples in an epoch. If it is larger than the number of samples in the data, these are repeated
+        /// and shuffled together; if it is smaller, the rest is read in other epochs only if shuffling.
+        num_samples: u64 = otherwise("the number of samples in the data"),
         /// Number of samples in a batch, of all systems together.
         batch_size: u64 = required().in_eval_input(default_from("train_input.batch_size")),
         /// Maximum number of samples in a leaf, the part of a batch that one system computes at a time. A number is
         /// used up to 16,384 tokens, `auto` stands for at most 1,024 tokens and at least 8 leaves of a batch that has 8
         /// samples, and `none` makes the batch one leaf. A job can use at most as many systems as a batch has leaves.
         micro_batch_size: MicroBatchSetting = default("auto").one_of(&MICRO_BATCH_RULES),
-        /// Number of tokens in a sample.
-        max_sequence_length: u64 = default_from("model.max_position_embeddings")
+        /// Number of tokens in a sample; must be that of HDF5 samples.
+        max_sequence_length: u64 = otherwise(
+            "the value of `model.max_position_embeddings`; a run on this machine takes the length of HDF5 samples",
+        )
             .in_eval_input(default_from("train_input.max_sequence_length")),
         /// Conversion of text to tokens: GPT-2's byte-pair encoding with 50,257 tokens, or one token for each byte.
         tokenizer: String = default("gpt2").one_of(&TOKENIZERS).in_eval_input(default_from("train_input.tokenizer")),
@@ -47,6 +65,10 @@ section! {
         shuffle_seed: u64 = default_from("runconfig.seed"),
         /// Size of the vocabulary, which older files repeat here; must equal that of the model.
         vocab_size: u64 = default_from("model.vocab_size"),
+        /// Whether the files of a directory are read in the order of their names.
+        sort_files: bool = default("true").fixed(),
+        /// Whether samples are packed sequences of variable length, with rows of attention spans and positions.
+        use_vsl: bool = default("false").fixed(),
         /// Whether the data starts again at its end: always for training, never for evaluation.
         repeat: bool = default("true").fixed().in_eval_input(default("false")),
     }
@@ -71,14 +93,37 @@ section! {
         use_bfloat16: bool,
     }
     unsupported {
-        "mixture" => "concatenate the sources in data_files",
-        "data_subset" => "name the files to read in data_files",
-        "num_samples" => "bound the run by max_steps or eval_steps",
         "num_examples" => "bound the run by max_steps or eval_steps",
-        "use_vsl" => "leave it out; samples are cut at max_sequence_length",
         "pad_last" => "leave it out; an incomplete last batch is not used",
         "dataset_map_fn" => "leave it out",
         "features" => "leave it out; samples have input_ids and labels",
         "grad_accum_steps" => "set micro_batch_size instead",
+    }
+}
+
+section! {
+    /// A source of a mixture.
+    pub struct MixtureParams {
+        /// Files, directories or globs of the source, as in `data_dir` of the input.
+        data_dir: OneOrMany = required(),
+        /// Share of the samples that come from this source, relative to the sum of all weights.
+        weight: f64 = required(),
+    }
+    ignored {}
+    unsupported {}
+}
+
+impl FromNode for Vec<MixtureParams> {
+    const TYPE: &'static str = "a list of mappings with data_dir and weight";
+    const SECTION: Option<&'static SectionReference> = Some(MixtureParams::REFERENCE);
+
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
+        match &node.value {
+            YamlValue::List(items) => reader.items(items),
+            _ => {
+                reader.wrong_type(node, Self::TYPE);
+                None
+            }
+        }
     }
 }

@@ -12,7 +12,7 @@ mod run;
 mod schedule;
 mod unions;
 
-pub use input::InputParams;
+pub use input::{InputParams, MixtureParams};
 pub use model::{AttentionParams, ModelParams, RotaryScalingParams};
 pub use optimizer::OptimizerParams;
 pub use run::RunParams;

@@ -9,6 +9,12 @@ pub struct InputSpec {
     pub source: DataSource,
     /// The part of the tokens that is read.
     pub split: Split,
+    /// Shares of the samples that are read, as (begin, end) from 0 to 1, ascending; empty for all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub data_subset: Vec<[f64; 2]>,
+    /// Samples in an epoch, at least 1; `None` for those of the data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_samples: Option<u64>,
     /// Samples in a batch, of all systems together; at least 1.
     pub batch_size: usize,
     /// Upper bound on the samples of a leaf, from 1 to `batch_size`.
@@ -41,7 +47,7 @@ impl InputSpec {
     /// Returns the files, directories and globs of the input; empty for a synthetic source.
     pub fn paths(&self) -> &[String] {
         match &self.source {
-            DataSource::Text { paths, .. } | DataSource::Tokens { paths } => paths,
+            DataSource::Text { paths, .. } | DataSource::Tokens { paths } | DataSource::Hdf5 { paths, .. } => paths,
             DataSource::Synthetic {} => &[],
         }
     }
@@ -49,7 +55,9 @@ impl InputSpec {
     /// Returns [`InputSpec::paths`] for modification; `None` for a synthetic source.
     pub fn paths_mut(&mut self) -> Option<&mut Vec<String>> {
         match &mut self.source {
-            DataSource::Text { paths, .. } | DataSource::Tokens { paths } => Some(paths),
+            DataSource::Text { paths, .. } | DataSource::Tokens { paths } | DataSource::Hdf5 { paths, .. } => {
+                Some(paths)
+            }
             DataSource::Synthetic {} => None,
         }
     }
@@ -76,8 +84,25 @@ pub enum DataSource {
         /// Files, directories (their `*.bin`, sorted by name) or globs, in order; at least one.
         paths: Vec<String>,
     },
+    /// HDF5 files with samples or tokens.
+    Hdf5 {
+        /// Files, directories (their `*.h5`, sorted by name) or globs, in order; at least one.
+        paths: Vec<String>,
+        /// The sources of a mixture, whose paths follow each other in `paths`. Empty if all files are one source.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        mixture: Vec<MixturePart>,
+    },
     /// Generated tokens, a function of seed and sample number, without end.
     Synthetic {},
+}
+
+/// One source of a mixture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MixturePart {
+    /// Number of its paths; at least 1.
+    pub paths: usize,
+    /// Its share of the samples in units of 1/10,000; at least 1.
+    pub weight: u32,
 }
 
 /// Converts text to tokens.

@@ -13,7 +13,7 @@ mod run;
 mod schedule;
 mod schedule_curves;
 
-pub use input::{DataSource, InputSpec, Split, TokenizerName};
+pub use input::{DataSource, InputSpec, MixturePart, Split, TokenizerName};
 pub use model::{
     DecoderOptions, InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm,
     ParallelBlocks, Positions, Precision, RotaryPositions, RotaryScaling,

@@ -1,6 +1,7 @@
 //! Resolves `train_input` and `eval_input` together, because evaluation takes its defaults from training.
 
 use super::check::ResolveContext;
+use super::selection::{data_subset, num_samples};
 use super::source::source;
 use crate::document::{InputParams, MicroBatchSetting, Params};
 use crate::job::{DataSource, InputSpec, ModelSpec, RunSpec, Split};
@@ -53,7 +54,11 @@ pub(super) fn resolve(
         let [train_fraction, eval_fraction] = fractions(check, [&t, &e], [&train.source, &eval.source]);
         train.split = split(check, &t, train_fraction, SplitName::Train);
         eval.split = split(check, &e, eval_fraction, SplitName::Validation);
-        let overlap = train.source == eval.source && train.split == (Split::All {}) && eval.split == (Split::All {});
+        let is_same_part = train.data_subset == eval.data_subset;
+        let overlap = is_same_part
+            && train.source == eval.source
+            && train.split == (Split::All {})
+            && eval.split == (Split::All {});
         if overlap && run.mode.evaluates() {
             check.note(
                 "evaluation reads the same samples as training: set train_input.validation_fraction to hold some out",
@@ -102,9 +107,13 @@ fn input(
         check.report_invalid(&s.key("vocab_size"), says, "leave it out");
     }
     check.require_value(&s.key("repeat"), p.repeat, train.is_none());
+    check.require_value(&s.key("sort_files"), p.sort_files, true);
+    check.require_value(&s.key("use_vsl"), p.use_vsl, false);
     InputSpec {
         source,
         split: Split::All {},
+        data_subset: data_subset(check, s),
+        num_samples: num_samples(check, s),
         batch_size,
         micro_batch_size: micro_batch_size(check, s, batch_size, tokens),
         is_micro_batch_auto: is_micro_batch_auto(p.micro_batch_size.as_ref()),

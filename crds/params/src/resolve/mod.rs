@@ -9,6 +9,7 @@ mod optimizer;
 mod run;
 mod schedule;
 mod schedule_piece;
+mod selection;
 mod source;
 
 use crate::document::Params;

@@ -2,12 +2,17 @@
 
 use super::check::ResolveContext;
 use super::input::InputSection;
-use crate::document::OneOrMany;
-use crate::job::{DataSource, ModelSpec, TokenizerName};
+use crate::document::{MixtureParams, OneOrMany};
+use crate::job::{DataSource, MixturePart, ModelSpec, TokenizerName};
 use crate::keywords::{PROCESSORS, Processor, TOKENIZERS};
 
-const HDF5_REMEDY: &str = "use GptTextDataProcessor (UTF-8 text files), GptTokenDataProcessor \
-                           (.bin files of u16 tokens) or SyntheticDataProcessor";
+const PROCESSOR_HINT: &str = "use GptTextDataProcessor (UTF-8 text files), GptTokenDataProcessor (.bin files of u16 \
+                              tokens), GptHDF5DataProcessor or SyntheticDataProcessor";
+/// Weights of a mixture are whole multiples of 1 / `MIXTURE_UNITS` of their sum, so that shares of up to four decimals
+/// are exact.
+const MIXTURE_UNITS: f64 = 10_000.0;
+/// Maximum sources of a mixture; each needs at least one unit.
+const MAX_MIXTURE_SOURCES: usize = 1_000;
 
 /// Returns the source of a section. An evaluation (`train` is given) takes its defaults from training.
 pub(super) fn source(
@@ -18,18 +23,19 @@ pub(super) fn source(
 ) -> DataSource {
     let p = s.given;
     let paths = [&p.data_dir, &p.data_files].into_iter().flatten().flat_map(OneOrMany::as_slice);
-    let paths: Vec<String> = paths.cloned().collect();
+    let mut paths: Vec<String> = paths.cloned().collect();
     let processor = match (&p.data_processor, train) {
-        (None, Some(train)) if paths.is_empty() => {
+        (None, Some(train)) if paths.is_empty() && p.mixture.is_none() => {
             check_tokenizer(check, s, train);
             return train.clone();
         }
         (None, Some(DataSource::Text { .. })) => Processor::Text,
         (None, Some(DataSource::Tokens { .. })) => Processor::Tokens,
+        (None, Some(DataSource::Hdf5 { .. })) => Processor::Hdf5,
         (None, Some(DataSource::Synthetic {})) => Processor::Synthetic,
         (None, None) => {
             if !s.inherits_silently {
-                check.report_missing(&s.key("data_processor"), HDF5_REMEDY);
+                check.report_missing(&s.key("data_processor"), PROCESSOR_HINT);
             }
             return placeholder_source();
         }
@@ -38,6 +44,7 @@ pub(super) fn source(
             None => return placeholder_source(),
         },
     };
+    let mixture = mixture(check, s, processor, &mut paths);
     let source = match processor {
         Processor::Synthetic => {
             if !paths.is_empty() {
@@ -46,9 +53,11 @@ pub(super) fn source(
             DataSource::Synthetic {}
         }
         Processor::Tokens => DataSource::Tokens { paths },
+        Processor::Hdf5 => DataSource::Hdf5 { paths, mixture },
         Processor::Text => DataSource::Text { paths, tokenizer: tokenizer(check, s, train, model) },
     };
-    if let DataSource::Text { paths, .. } | DataSource::Tokens { paths } = &source
+    if let DataSource::Text { paths, .. } | DataSource::Tokens { paths } | DataSource::Hdf5 { paths, .. } = &source
+        && p.mixture.is_none()
         && (paths.is_empty() || paths.iter().any(|path| path.trim().is_empty()))
     {
         check.report_missing(&s.key("data_files"), "name at least one file, directory or glob");
@@ -57,6 +66,69 @@ pub(super) fn source(
         check.note(format!("{} is not used: its samples are tokens already", s.key("tokenizer")));
     }
     source
+}
+
+/// Returns the parts of the mixture, and adds their paths to `paths`.
+fn mixture(
+    check: &mut ResolveContext<'_>,
+    s: &InputSection<'_>,
+    processor: Processor,
+    paths: &mut Vec<String>,
+) -> Vec<MixturePart> {
+    let Some(given) = &s.given.mixture else { return Vec::new() };
+    let key = s.key("mixture");
+    if processor != Processor::Hdf5 {
+        check.unsupported(&key, "of other files than HDF5", "concatenate the sources in data_files");
+    } else if !paths.is_empty() {
+        check.report_invalid(&key, "is given beside data_dir or data_files", "name all files in the mixture");
+    } else if given.is_empty() || given.len() > MAX_MIXTURE_SOURCES {
+        let hint = format!("name from 1 to {MAX_MIXTURE_SOURCES} sources, each with data_dir and weight");
+        check.report_invalid(&key, format!("has {} sources", given.len()), hint);
+    } else {
+        return mixture_parts(check, &key, given, paths);
+    }
+    Vec::new()
+}
+
+fn mixture_parts(
+    check: &mut ResolveContext<'_>,
+    key: &str,
+    given: &[MixtureParams],
+    paths: &mut Vec<String>,
+) -> Vec<MixturePart> {
+    let weight = |source: &MixtureParams| source.weight.filter(|weight| weight.is_finite() && *weight > 0.0);
+    let total: f64 = given.iter().filter_map(weight).sum();
+    let mut parts = Vec::new();
+    for (at, source) in given.iter().enumerate() {
+        let own = source.data_dir.as_ref().map(OneOrMany::as_slice).unwrap_or_default();
+        let key = format!("{key}.{at}");
+        if own.is_empty() || own.iter().any(|path| path.trim().is_empty()) {
+            check.report_missing(&format!("{key}.data_dir"), "name at least one file, directory or glob");
+        }
+        let units = match (source.weight, weight(source)) {
+            (None, _) => {
+                check.report_missing(&format!("{key}.weight"), "give a number greater than 0");
+                continue;
+            }
+            (Some(given), None) => {
+                let key = format!("{key}.weight");
+                check.report_invalid(
+                    &key,
+                    format!("is {given}, which is out of range"),
+                    "give a number greater than 0",
+                );
+                continue;
+            }
+            (_, Some(weight)) => (weight / total * MIXTURE_UNITS).round(),
+        };
+        if units < 1.0 {
+            let says = format!("is less than 1/{MIXTURE_UNITS} of the sum of all weights");
+            check.report_invalid(&format!("{key}.weight"), says, "leave the source out, or give it more weight");
+        }
+        paths.extend_from_slice(own);
+        parts.push(MixturePart { paths: own.len(), weight: units as u32 });
+    }
+    parts
 }
 
 /// Returns a placeholder for a rejected source, so that the section's other keys about files are not reported.
@@ -68,7 +140,7 @@ fn processor(check: &mut ResolveContext<'_>, s: &InputSection<'_>, name: &str) -
     let key = s.key("data_processor");
     let known = PROCESSORS.get(name);
     if known.is_none() && name.to_ascii_lowercase().contains("hdf5") {
-        check.unsupported(&key, name, HDF5_REMEDY);
+        check.unsupported(&key, name, PROCESSOR_HINT);
         return None;
     }
     // The value is used only if the name is known; otherwise a problem has been recorded.

@@ -1,0 +1,217 @@
+//! HDF5 files as the public model zoo writes them, joined to one sequence of samples or one stream of tokens.
+//!
+//! Each file has a dataset `data` in one of two formats, and all files of a source have the same:
+//!
+//! * *samples*: int32 of shape (samples, 3, length) with the rows input_ids, loss mask and labels;
+//! * *corpus*: uint8, uint16 or uint32 of shape (tokens), cut into windows as token files are.
+//!
+//! Guarantees:
+//!
+//! * Files are opened when they are needed, at most [`MAX_OPEN_FILES`] at a time, and read in place: memory does not
+//!   grow with the data.
+//! * A label whose mask is 0, or that is [`IGNORED_LABEL`], is returned as [`NO_LABEL`], which counts neither in the
+//!   loss nor in the number of tokens.
+//! * Every token and every label that counts is below the size of the vocabulary.
+
+mod file;
+mod problem;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub(crate) use file::{DataFile, FileShape};
+pub use problem::{Hdf5Problem, Hdf5ReadError, SampleProblem};
+
+use crate::DataError;
+
+/// Maximum files that are open at a time: a quarter of the usual limit of descriptors, and 256 MiB of decoded chunks.
+const MAX_OPEN_FILES: usize = 64;
+/// A label without a token.
+const NO_LABEL: i32 = -1;
+/// The label that PyTorch's cross-entropy ignores.
+const IGNORED_LABEL: i32 = -100;
+
+/// Number of samples or tokens in a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hdf5Size {
+    /// Complete samples.
+    Samples(u64),
+    /// Tokens of a corpus.
+    Tokens(u64),
+}
+
+/// HDF5 files, joined in order.
+pub(crate) struct Hdf5Store {
+    files: Vec<IndexedFile>,
+    size: Hdf5Size,
+    vocab_size: u32,
+    /// Files with their position in `files`, the least recently used first.
+    open: Mutex<Vec<(usize, Arc<DataFile>)>>,
+    /// Digest of sizes and shapes: equal for copies of the same files.
+    pub(crate) digest: [u8; 32],
+}
+
+struct IndexedFile {
+    path: PathBuf,
+    /// Number of the first sample, or token, after this file.
+    end: u64,
+}
+
+impl Hdf5Store {
+    /// Opens every file to read its shape. Samples must have `length` tokens.
+    pub(crate) fn open(paths: &[PathBuf], length: usize, vocab_size: u32) -> Result<Self, DataError> {
+        let mut hasher = blake3::Hasher::new_derive_key("millrace HDF5 files, version 1");
+        let mut files: Vec<IndexedFile> = Vec::with_capacity(paths.len());
+        let mut first: Option<FileShape> = None;
+        let mut end = 0_u64;
+        for path in paths {
+            let shape = DataFile::open(path)?.shape;
+            check_shape(shape, first, length).map_err(|problem| DataError::Hdf5 { path: path.clone(), problem })?;
+            first = first.or(Some(shape));
+            let (count, unit) = match shape {
+                FileShape::Samples { samples, length } => (samples, length),
+                FileShape::Corpus { tokens, token_bytes } => (tokens, token_bytes.into()),
+            };
+            end = end.saturating_add(count);
+            hasher.update(&count.to_le_bytes()).update(&unit.to_le_bytes());
+            files.push(IndexedFile { path: path.clone(), end });
+        }
+        let size = match first {
+            None => return Err(DataError::NoPaths),
+            Some(FileShape::Samples { .. }) => Hdf5Size::Samples(end),
+            Some(FileShape::Corpus { .. }) => Hdf5Size::Tokens(end),
+        };
+        let digest = *hasher.finalize().as_bytes();
+        Ok(Self { files, size, vocab_size, open: Mutex::default(), digest })
+    }
+
+    pub(crate) fn size(&self) -> Hdf5Size {
+        self.size
+    }
+
+    pub(crate) fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    /// Writes sample `at`, which must exist, to slices of its length.
+    pub(crate) fn read_sample(&self, at: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
+        let (index, row) = self.locate(at);
+        let length = input_ids.len();
+        let error = |problem| self.sample_error(index, "sample", row, problem);
+        let read = self.file(index)?.read_sample(row, length);
+        let rows = read.map_err(|cause| self.close_after(index, error(SampleProblem::Unreadable(cause))))?;
+        let (tokens, rest) = rows.split_at(length);
+        let (mask, targets) = rest.split_at(length);
+        for (to, token) in input_ids.iter_mut().zip(tokens) {
+            if !self.is_token(*token) {
+                let (token, vocab_size) = (i64::from(*token), self.vocab_size);
+                return Err(error(SampleProblem::TokenOutsideVocabulary { token, vocab_size }));
+            }
+            *to = *token;
+        }
+        for ((to, mask), label) in labels.iter_mut().zip(mask).zip(targets) {
+            *to = match mask {
+                0 => NO_LABEL,
+                1 if *label == IGNORED_LABEL => NO_LABEL,
+                1 if self.is_token(*label) => *label,
+                1 => {
+                    let (label, vocab_size) = (i64::from(*label), self.vocab_size);
+                    return Err(error(SampleProblem::LabelOutsideVocabulary { label, vocab_size }));
+                }
+                value => return Err(error(SampleProblem::MaskValue { value: *value })),
+            };
+        }
+        Ok(())
+    }
+
+    /// Writes the tokens from index `at`, and for each the next one to `labels`. The tokens must exist.
+    pub(crate) fn read_window(&self, at: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
+        self.copy_tokens(at, input_ids)?;
+        if let (Some((last, labels)), Some(inputs)) = (labels.split_last_mut(), input_ids.get(1..)) {
+            labels.copy_from_slice(inputs);
+            self.copy_tokens(at + input_ids.len() as u64, std::slice::from_mut(last))?;
+        }
+        Ok(())
+    }
+
+    /// Copies the tokens from index `at` to `out`. The tokens must exist.
+    fn copy_tokens(&self, mut at: u64, mut out: &mut [i32]) -> Result<(), DataError> {
+        while !out.is_empty() {
+            let (index, first) = self.locate(at);
+            let in_file = (self.files[index].end - at).min(out.len() as u64);
+            let (now, later) = out.split_at_mut(in_file as usize);
+            let error = |number, problem| self.sample_error(index, "token", number, problem);
+            let read = self.file(index)?.read_tokens(first..first + in_file);
+            let tokens =
+                read.map_err(|cause| self.close_after(index, error(first, SampleProblem::Unreadable(cause))))?;
+            for (number, (to, token)) in (first..).zip(now.iter_mut().zip(tokens)) {
+                let vocab_size = self.vocab_size;
+                *to = i32::try_from(token).ok().filter(|token| self.is_token(*token)).ok_or_else(|| {
+                    error(number, SampleProblem::TokenOutsideVocabulary { token: token.into(), vocab_size })
+                })?;
+            }
+            at += in_file;
+            out = later;
+        }
+        Ok(())
+    }
+
+    fn is_token(&self, token: i32) -> bool {
+        u32::try_from(token).is_ok_and(|token| token < self.vocab_size)
+    }
+
+    /// Returns the file that contains sample, or token, `at`, and its number there.
+    fn locate(&self, at: u64) -> (usize, u64) {
+        let index = self.files.partition_point(|file| file.end <= at);
+        let begin = index.checked_sub(1).map_or(0, |before| self.files[before].end);
+        (index, at - begin)
+    }
+
+    /// Returns an open file.
+    fn file(&self, index: usize) -> Result<Arc<DataFile>, DataError> {
+        if let Some(file) = self.take_recent(index) {
+            return Ok(file);
+        }
+        let file = Arc::new(DataFile::open(&self.files[index].path)?);
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.len() >= MAX_OPEN_FILES {
+            open.remove(0);
+        }
+        open.push((index, file.clone()));
+        Ok(file)
+    }
+
+    /// Returns a file that is open, and marks it as the most recently used.
+    fn take_recent(&self, index: usize) -> Option<Arc<DataFile>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = open.iter().position(|(open, _)| *open == index)?;
+        let entry = open.remove(at);
+        let file = entry.1.clone();
+        open.push(entry);
+        Some(file)
+    }
+
+    /// Closes a file that could not be read, and returns the error.
+    fn close_after(&self, index: usize, error: DataError) -> DataError {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).retain(|(open, _)| *open != index);
+        error
+    }
+
+    fn sample_error(&self, index: usize, unit: &'static str, number: u64, problem: SampleProblem) -> DataError {
+        DataError::BadSample { path: self.files[index].path.clone(), unit, number, problem }
+    }
+}
+
+/// Compares the shape of a file with that of the first file and with the samples of the job.
+fn check_shape(shape: FileShape, first: Option<FileShape>, length: usize) -> Result<(), Hdf5Problem> {
+    let (found, expected) = (shape.format_name(), first.unwrap_or(shape).format_name());
+    if found != expected {
+        return Err(Hdf5Problem::MixedFormats { found, expected });
+    }
+    match shape {
+        FileShape::Samples { length: found, .. } if found != length as u64 => {
+            Err(Hdf5Problem::WrongLength { found, expected: length })
+        }
+        _ => Ok(()),
+    }
+}

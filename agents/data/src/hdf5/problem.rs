@@ -1,0 +1,93 @@
+//! Reasons why an HDF5 file, or one sample of it, can't be used.
+
+use hdf5_reader::error::Error as ReadError;
+
+/// What is wrong with an HDF5 file, as the end of a sentence that names the file.
+#[derive(Debug, thiserror::Error)]
+pub enum Hdf5Problem {
+    #[error("is truncated: it has {bytes} bytes of the {expected} that its header states")]
+    Truncated { bytes: u64, expected: u64 },
+    #[error("is damaged: {0}")]
+    Damaged(Hdf5ReadError),
+    #[error("has no dataset \"data\"; {found}")]
+    NoDataset {
+        /// The datasets that it has, as a clause.
+        found: String,
+    },
+    #[error("has a group \"data\" where a dataset is expected")]
+    IsGroup,
+    #[error("has a dataset \"data\" of {found}; expected {expected}")]
+    WrongType { found: String, expected: &'static str },
+    #[error("has a dataset \"data\" of shape {found:?}; expected (samples, 3, length) or (tokens)")]
+    WrongShape { found: Vec<u64> },
+    #[error("has packed samples of variable length, which are not supported yet")]
+    Packed,
+    #[error("has samples of {found} tokens, but max_sequence_length is {expected}")]
+    WrongLength { found: u64, expected: usize },
+    #[error("contains {found}, but the files before it contain {expected}")]
+    MixedFormats { found: &'static str, expected: &'static str },
+}
+
+impl Hdf5Problem {
+    /// Returns what the user can do about it.
+    pub(crate) fn hint(&self) -> String {
+        const FORMAT: &str = "a dataset \"data\" contains either samples, int32 of shape (samples, 3, length) with the \
+                              rows input_ids, loss mask and labels, or a corpus, unsigned integers of shape (tokens)";
+        match self {
+            Self::Truncated { .. } | Self::Damaged(_) => "copy or write the file again".to_owned(),
+            Self::WrongLength { found, .. } => {
+                format!("set max_sequence_length to {found}, or use data that was prepared for this length")
+            }
+            Self::Packed => "prepare the data without variable-length packing, so that samples have 3 rows".to_owned(),
+            Self::MixedFormats { .. } => "put the two formats into different directories".to_owned(),
+            _ => FORMAT.to_owned(),
+        }
+    }
+}
+
+/// What is wrong with one sample or token.
+#[derive(Debug, thiserror::Error)]
+pub enum SampleProblem {
+    #[error("token {token} is outside the vocabulary of {vocab_size}")]
+    TokenOutsideVocabulary { token: i64, vocab_size: u32 },
+    #[error("label {label} is outside the vocabulary of {vocab_size}")]
+    LabelOutsideVocabulary { label: i64, vocab_size: u32 },
+    #[error("a loss mask has the value {value}; expected 0 or 1")]
+    MaskValue { value: i32 },
+    #[error("it can't be read: {0}")]
+    Unreadable(Hdf5ReadError),
+}
+
+impl SampleProblem {
+    /// Returns what the user can do about it.
+    pub(crate) fn hint(&self) -> String {
+        match self {
+            Self::TokenOutsideVocabulary { .. } | Self::LabelOutsideVocabulary { .. } => {
+                "set vocab_size to that of the tokenizer that prepared the data".to_owned()
+            }
+            Self::MaskValue { .. } => {
+                "0 excludes a label from the loss, 1 includes it; prepare the data again".to_owned()
+            }
+            Self::Unreadable(_) => "copy or write the file again".to_owned(),
+        }
+    }
+}
+
+/// An error of the HDF5 reader.
+#[derive(Debug, thiserror::Error)]
+pub enum Hdf5ReadError {
+    /// The reader rejected the file.
+    #[error("{0}")]
+    Rejected(Box<ReadError>),
+    /// The reader panicked, which only a damaged file can cause.
+    #[error("its structure is inconsistent")]
+    Panicked,
+    /// The reader returned another number of values than requested.
+    #[error("it has {found} of {expected} values")]
+    WrongCount {
+        /// Number of values that were read.
+        found: usize,
+        /// Number of values that were requested.
+        expected: usize,
+    },
+}
