@@ -28,9 +28,10 @@ impl AdmissionSchema {
     /// A definition is invalid: a bug of this program.
     pub fn load_all() -> Result<(Self, Self)> {
         let [appliance, job] = schemas();
-        let broken = |cause: &dyn std::fmt::Display| ApiError::internal("read the custom resource definitions", cause);
         let of = |schema: Value| -> Result<Self> {
-            let strict = jsonschema::options().build(&object_schema(&schema, true)).map_err(|error| broken(&error))?;
+            let strict = jsonschema::options()
+                .build(&object_schema(&schema, true))
+                .map_err(|error| ApiError::internal("read the custom resource definitions", error))?;
             Ok(Self { rules: compile_schema(&schema), strict, schema })
         };
         Ok((of(appliance)?, of(job)?))

@@ -37,7 +37,7 @@ pub fn is_held(job: &TrainJob) -> bool {
 /// # Errors
 /// Those of [`content`].
 pub fn to_json_text(object: &impl serde::Serialize) -> Result<String> {
-    serde_json::to_string(object).map_err(|error| ApiError::internal("write an object", &error))
+    serde_json::to_string(object).map_err(|error| ApiError::internal("write an object", error))
 }
 
 /// Parses an object; logs a warning and returns `None` if it can't be read.

@@ -1,4 +1,12 @@
 //! The error type of the API, from the backend to the client. A reason has the same name as in the conditions of jobs.
+//!
+//! * A client receives `detail`, never the source of an error.
+//! * An error with a source is logged once, by [`ApiError::log`], where the response is made. Loops that retry log it
+//!   with [`error_chain`].
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
 
 use millrace_protocol::error_chain;
 use schemars::JsonSchema;
@@ -125,7 +133,7 @@ pub struct FieldError {
     pub message: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{detail}")]
 pub struct ApiError {
     pub reason: ErrorReason,
@@ -133,6 +141,8 @@ pub struct ApiError {
     pub detail: String,
     /// The invalid fields, if any.
     pub errors: Vec<FieldError>,
+    /// The cause of an error of this server, for its log only.
+    source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
 /// Result of most functions of this crate.
@@ -141,7 +151,17 @@ pub type Result<T, E = ApiError> = std::result::Result<T, E>;
 impl ApiError {
     /// Creates an error that concerns no field.
     pub fn new(reason: ErrorReason, detail: impl Into<String>) -> Self {
-        Self { reason, detail: detail.into(), errors: Vec::new() }
+        Self { reason, detail: detail.into(), errors: Vec::new(), source: None }
+    }
+
+    /// Adds the invalid fields.
+    pub fn with_fields(self, errors: Vec<FieldError>) -> Self {
+        Self { errors, ..self }
+    }
+
+    /// Adds the cause of an error of this server. It is logged and never sent to a client.
+    pub fn with_source(self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { source: Some(Arc::from(source.into())), ..self }
     }
 
     /// Creates the error of an object with these invalid fields.
@@ -152,7 +172,7 @@ impl ApiError {
             field => format!("{field}: {message}"),
         });
         let messages: Vec<String> = messages.collect();
-        Self { reason: ErrorReason::Invalid, detail: messages.join("; "), errors }
+        Self::new(ErrorReason::Invalid, messages.join("; ")).with_fields(errors)
     }
 
     /// The error of a job that does not exist.
@@ -183,13 +203,25 @@ impl ApiError {
         Self::new(ErrorReason::NotFound, "the job has no files yet: it has not been admitted")
     }
 
-    /// An internal error: logs its cause, which is not sent to the client.
-    pub fn internal(operation: &str, cause: &dyn std::fmt::Display) -> Self {
-        match crate::request_context::current_request_id() {
-            Some(id) => tracing::error!(request = %id, "{operation}: {cause} (request {id})"),
-            None => tracing::error!("{operation}: {cause}"),
+    /// Creates an internal error: `operation` failed with `cause`, which is logged and not sent to the client.
+    pub fn internal(operation: impl fmt::Display, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::new(ErrorReason::Internal, format!("internal error: could not {operation}")).with_source(cause)
+    }
+
+    /// Returns the sentence for the client.
+    pub fn client_detail(&self) -> String {
+        match self.reason {
+            ErrorReason::Internal => format!("{}; see the server's log", self.detail),
+            _ => self.detail.clone(),
         }
-        Self::new(ErrorReason::Internal, format!("internal error: could not {operation}; see the server's log"))
+    }
+
+    /// Logs the error with its causes if it is one of this server, not of the request. Called once, where the response
+    /// to `method` of `path` is made. `request` is the id of the response.
+    pub fn log(&self, method: &str, path: &str, request: Option<&str>) {
+        if self.source.is_some() || self.reason == ErrorReason::Internal {
+            tracing::error!(method, path, request, "{}", error_chain(self));
+        }
     }
 }
 
@@ -203,11 +235,13 @@ impl From<millrace_store::Error> for ApiError {
             Error::JobNotFound(_) => Self::new(ErrorReason::NotFound, error.to_string()),
             Error::NoSpace(_) => {
                 Self::new(ErrorReason::Unavailable, "the database's disk is full: an administrator must free space")
+                    .with_source(error)
             }
             error if error.is_temporary() => {
                 Self::new(ErrorReason::Unavailable, "the database is not responding: try again in a moment")
+                    .with_source(error)
             }
-            other => Self::internal("use the database", &error_chain(&other)),
+            other => Self::internal("use the database", other),
         }
     }
 }
@@ -224,5 +258,15 @@ mod tests {
             let same = ErrorReason::ALL.into_iter().find(|reason| reason.as_str() == outcome.as_str());
             assert_eq!(same.map(ErrorReason::status), outcome.properties().http_status, "{outcome}");
         }
+    }
+
+    #[test]
+    fn client_never_receives_the_source_of_an_error() {
+        let error = ApiError::internal("use the database", std::io::Error::other("password of /secret/path"));
+        assert_eq!(error.client_detail(), "internal error: could not use the database; see the server's log");
+        assert_eq!(error_chain(&error), "internal error: could not use the database: password of /secret/path");
+        let busy = ApiError::from(millrace_store::Error::Busy);
+        assert_eq!((busy.reason, busy.client_detail()), (ErrorReason::Unavailable, busy.detail.clone()));
+        assert!(error_chain(&busy).contains("the database was busy"), "{}", error_chain(&busy));
     }
 }

@@ -1,4 +1,4 @@
-//! The current request: its id and its client, for log lines.
+//! The current request: its client, for the log.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,14 +6,14 @@ tokio::task_local! {
     static CURRENT: Arc<RequestContext>;
 }
 
+#[derive(Default)]
 struct RequestContext {
-    id: String,
     principal: OnceLock<String>,
 }
 
-/// Runs `work` as the request `id`; returns its result, and the name of the client if it was authenticated.
-pub async fn with_request<T>(id: &str, work: impl Future<Output = T>) -> (T, Option<String>) {
-    let request = Arc::new(RequestContext { id: id.to_owned(), principal: OnceLock::new() });
+/// Runs `work` as one request; returns its result, and the name of the client if it was authenticated.
+pub async fn with_request<T>(work: impl Future<Output = T>) -> (T, Option<String>) {
+    let request = Arc::new(RequestContext::default());
     let work = async {
         let result = work.await;
         (result, CURRENT.with(|request| request.principal.get().cloned()))
@@ -42,38 +42,33 @@ pub fn set_principal(principal: &str) {
     let _ = CURRENT.try_with(|request| request.principal.set(principal.to_owned()));
 }
 
-/// Returns the id of the current request, if there is one.
-pub fn current_request_id() -> Option<String> {
-    CURRENT.try_with(|request| request.id.clone()).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[tokio::test]
     async fn request_contexts_are_independent() {
-        let ask = async |name: &'static str| {
+        let request = async |name: &'static str| {
             set_principal(name);
             tokio::task::yield_now().await;
-            current_request_id()
+            name
         };
-        let (one, two) = tokio::join!(with_request("1", ask("ann")), with_request("2", ask("bob")));
-        assert_eq!(one, (Some("1".to_owned()), Some("ann".to_owned())));
-        assert_eq!(two, (Some("2".to_owned()), Some("bob".to_owned())));
+        let (one, two) = tokio::join!(with_request(request("ann")), with_request(request("bob")));
+        assert_eq!(one, ("ann", Some("ann".to_owned())));
+        assert_eq!(two, ("bob", Some("bob".to_owned())));
         set_principal("nobody");
-        assert_eq!(current_request_id(), None);
+        assert_eq!(with_request(async {}).await, ((), None));
     }
 
     #[tokio::test]
     async fn mutation_completes_after_client_disconnect() {
         let (begun, done) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
         let (begin, end) = (begun.clone(), done.clone());
-        let work = with_request("3", async move {
+        let work = with_request(async move {
             let work = async move {
                 begin.notify_one();
                 tokio::task::yield_now().await;
-                assert_eq!(current_request_id().as_deref(), Some("3"));
+                assert!(CURRENT.try_with(|_| ()).is_ok(), "the request's context outlives its client");
                 end.notify_one();
             };
             run_to_completion(work).await;

@@ -16,6 +16,7 @@ use millrace_control::WorkerPool;
 use millrace_control::shutdown::{shutdown_signals, wait_for_shutdown};
 use millrace_crds::{Appliance, ApplianceSpec};
 use millrace_params::{MachineDocument, MachineSpec, ObjectName};
+use millrace_protocol::error_chain;
 use millrace_store::{NewEvent, Store};
 use millrace_telemetry::logs::{LogFormat, server_layer};
 use millrace_traces::Traces;
@@ -391,7 +392,7 @@ async fn limit_history(store: &Store, bytes: u64) -> Result<(), ApiError> {
 async fn run_retention(backend: Arc<dyn Backend>, store: Store, RetentionLimits { days, bytes }: RetentionLimits) {
     loop {
         if let Err(error) = limit_history(&store, bytes).await {
-            tracing::warn!("can't limit the history: {error}");
+            tracing::warn!("can't limit the history: {}", error_chain(&error));
         }
         let before = Timestamp::now().as_millisecond() - i64::from(days) * 86_400_000;
         let mut deleted = 0;
@@ -400,7 +401,7 @@ async fn run_retention(backend: Arc<dyn Backend>, store: Store, RetentionLimits 
                 Ok(0) => break,
                 Ok(jobs) => deleted += jobs,
                 Err(error) => {
-                    tracing::warn!("can't delete old history: {error}");
+                    tracing::warn!("can't delete old history: {}", error_chain(&error));
                     break;
                 }
             }
@@ -417,7 +418,7 @@ async fn run_retention(backend: Arc<dyn Backend>, store: Store, RetentionLimits 
             Ok(deleted) => {
                 tracing::info!("deleted {deleted} token(s) that expired or were revoked more than {days} day(s) ago");
             }
-            Err(error) => tracing::warn!("can't delete expired sessions and tokens: {error}"),
+            Err(error) => tracing::warn!("can't delete expired sessions and tokens: {}", error_chain(&error)),
         }
         tokio::time::sleep(RETENTION_INTERVAL).await;
     }

@@ -121,7 +121,7 @@ impl ComputePool {
                 Err(_) => return Err(budget::overloaded_error()),
             },
         };
-        done.map_err(|error| ApiError::internal("check or plan a job", &error))?
+        done.map_err(|error| ApiError::internal("check or plan a job", error))?
     }
 
     /// Charges `account` for a plan that takes `bytes` of memory while it is computed.

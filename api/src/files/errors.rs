@@ -14,7 +14,7 @@ pub fn checkpoint_unreadable(error: &millrace_checkpoint::Error) -> ApiError {
     ApiError::new(ErrorReason::Gone, format!("the checkpoint can't be read: {error}"))
 }
 
-/// Reading failed; the details are logged only.
-pub fn io_error(error: &io::Error) -> ApiError {
+/// Reading failed; the cause is logged only.
+pub fn io_error(error: io::Error) -> ApiError {
     ApiError::internal("read a job's files", error)
 }

@@ -100,7 +100,7 @@ impl ExportCache {
             let _waiting = waiting;
             exports.make(&checkpoint)
         });
-        exporting.await.map_err(|error| ApiError::internal("export a checkpoint", &error))?
+        exporting.await.map_err(|error| ApiError::internal("export a checkpoint", error))?
     }
 
     fn make(&self, dir: &Path) -> Result<PathBuf> {
@@ -110,9 +110,8 @@ impl ExportCache {
             }
             error => checkpoint_unreadable(&error),
         })?;
-        let unreadable = |error: io::Error| io_error(&error);
         // The whole manifest is the key: several models may have the same parameters.
-        let manifest = millrace_roots::read(dir.join(MANIFEST_FILE)).map_err(unreadable)?;
+        let manifest = millrace_roots::read(dir.join(MANIFEST_FILE)).map_err(io_error)?;
         let out = self.dir.join(blake3::hash(&manifest).to_string());
         if millrace_roots::is_dir(&out) {
             touch(&out);
@@ -130,14 +129,14 @@ impl ExportCache {
             );
             return Err(ApiError::new(ErrorReason::PayloadTooLarge, detail));
         }
-        evict_until_free(root, max_bytes - needed, None).map_err(unreadable)?;
+        evict_until_free(root, max_bytes - needed, None).map_err(io_error)?;
         let making = root.join(format!(".{}", uuid::Uuid::new_v4()));
-        millrace_roots::create_dir_all(&self.dir).map_err(unreadable)?;
+        millrace_roots::create_dir_all(&self.dir).map_err(io_error)?;
         let exported = hf::export_hf(&checkpoint, &making).map_err(|error| checkpoint_unreadable(&error));
-        let renamed = exported.and_then(|_| millrace_roots::rename(&making, &out).map_err(unreadable));
+        let renamed = exported.and_then(|_| millrace_roots::rename(&making, &out).map_err(io_error));
         let _ = millrace_roots::remove_dir_all(&making);
         renamed?;
-        evict_until_free(root, *max_bytes, Some(&out)).map_err(unreadable)?;
+        evict_until_free(root, *max_bytes, Some(&out)).map_err(io_error)?;
         Ok(out)
     }
 }

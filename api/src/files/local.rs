@@ -63,7 +63,7 @@ impl Files for LocalFiles {
 
     async fn list(&self, file_set: &FileSet) -> Result<Vec<FileInfo>> {
         let (dir, file_set) = (self.dir(file_set).await?, file_set.clone());
-        blocking(move || listed(&dir, &file_set).map_err(|error| io_error(&error))).await
+        blocking(move || listed(&dir, &file_set).map_err(io_error)).await
     }
 
     async fn open(&self, file_set: &FileSet, path: &str) -> Result<OpenFile> {
@@ -85,7 +85,7 @@ impl Files for LocalFiles {
                 tracing::debug!("can't serve {requested} of {}: {error}", dir.display());
                 file_not_found(&requested)
             })?;
-            let about = file.metadata().map_err(|error| io_error(&error))?;
+            let about = file.metadata().map_err(io_error)?;
             let changed = about.modified().ok().and_then(|time| Timestamp::try_from(time).ok());
             let tag = format!("\"{:x}-{:x}\"", about.len(), changed.map_or(0, Timestamp::as_nanosecond));
             Ok(OpenFile { bytes: about.len(), tag, content: Box::new(File::from_std(file)) })
@@ -116,14 +116,14 @@ fn is_served_path(file_set: &FileSet, path: &Path) -> bool {
 #[async_trait]
 impl FileContent for File {
     async fn read_range(mut self: Box<Self>, first: u64, length: u64) -> Result<ByteChunks> {
-        self.seek(SeekFrom::Start(first)).await.map_err(|error| io_error(&error))?;
+        self.seek(SeekFrom::Start(first)).await.map_err(io_error)?;
         let pieces = ReaderStream::with_capacity(self.take(length), READ_CHUNK_BYTES);
-        Ok(pieces.map_err(|error| io_error(&error)).boxed())
+        Ok(pieces.map_err(io_error).boxed())
     }
 }
 
 fn checkpoint_files(info: CheckpointInfo) -> Result<CheckpointFiles> {
-    let files = listed(&info.path, &FileSet::Checkpoint(info.step)).map_err(|error| io_error(&error))?;
+    let files = listed(&info.path, &FileSet::Checkpoint(info.step)).map_err(io_error)?;
     Ok(CheckpointFiles {
         step: info.step,
         digest: info.parameters_blake3.to_string(),
@@ -174,5 +174,5 @@ fn listed(dir: &Path, file_set: &FileSet) -> io::Result<Vec<FileInfo>> {
 /// Runs blocking file operations on another thread than those that serve requests.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(ApiError::internal("read a job's files", &error)))
+    done.unwrap_or_else(|error| Err(ApiError::internal("read a job's files", error)))
 }

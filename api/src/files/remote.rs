@@ -95,16 +95,13 @@ impl FileContent for RemoteContent {
 
 /// Converts the error of a reader, or reports that it does not respond.
 fn api_error(status: Status) -> ApiError {
-    wire::from_status(&status).unwrap_or_else(|| {
-        tracing::warn!("a job's file reader is not responding: {status}");
-        reader_unavailable()
-    })
+    wire::from_status(&status).unwrap_or_else(|| reader_unavailable().with_source(status))
 }
 
 fn unexpected_reply(reply: Option<ReadReply>) -> ApiError {
     let received = if reply.is_some() { "an unexpected message" } else { "no message" };
-    tracing::warn!("a job's file reader replied with {received}: check that its image has this server's version");
     reader_unavailable()
+        .with_source(format!("the reader replied with {received}: check that its image has this server's version"))
 }
 
 fn reader_unavailable() -> ApiError {

@@ -1,7 +1,9 @@
 //! Conversion of files and errors to and from the messages of the reader's protocol.
 
+use std::error::Error;
+
 use k8s_openapi::jiff::Timestamp;
-use millrace_protocol::proto;
+use millrace_protocol::{error_chain, proto};
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
 
@@ -10,6 +12,8 @@ use crate::error::{ApiError, ErrorReason, Result};
 
 /// Metadata key of the reason of an error. A status without it comes from gRPC itself.
 const REASON_METADATA_KEY: &str = "millrace-refusal";
+/// The source of an internal error of a reader.
+const READER_LOGS_CAUSE: &str = "the log of the job's file reader has the cause";
 /// Limit on the message of an error: it is sent in a header, whose size both ends limit.
 const MAX_MESSAGE_BYTES: usize = 2 << 10;
 /// The reasons that occur for files, with their status codes.
@@ -23,8 +27,11 @@ const REASON_CODES: [(ErrorReason, Code); 7] = [
     (ErrorReason::PayloadTooLarge, Code::OutOfRange),
 ];
 
-/// Converts an error to a gRPC status.
+/// Converts an error to a gRPC status, and logs it if it is one of the reader.
 pub fn to_status(error: ApiError) -> Status {
+    if let Some(source) = error.source() {
+        tracing::error!("{}: {}", error.detail, error_chain(source));
+    }
     let ApiError { reason, mut detail, .. } = error;
     let code = REASON_CODES.iter().find(|(known, _)| *known == reason).map_or(Code::Internal, |(_, code)| *code);
     detail.truncate(detail.floor_char_boundary(MAX_MESSAGE_BYTES));
@@ -37,7 +44,9 @@ pub fn to_status(error: ApiError) -> Status {
 pub fn from_status(status: &Status) -> Option<ApiError> {
     let name = status.metadata().get(REASON_METADATA_KEY)?.to_str().ok()?;
     let reason = REASON_CODES.iter().map(|(reason, _)| *reason).find(|reason| reason.as_str() == name);
-    Some(ApiError::new(reason.unwrap_or(ErrorReason::Internal), status.message()))
+    let reason = reason.unwrap_or(ErrorReason::Internal);
+    let error = ApiError::new(reason, status.message());
+    Some(if reason == ErrorReason::Internal { error.with_source(READER_LOGS_CAUSE) } else { error })
 }
 
 impl From<FileInfo> for proto::FileInfo {

@@ -10,11 +10,19 @@ pub fn api_error(operation: &'static str) -> impl Fn(kube::Error) -> ApiError {
     move |error| match error {
         kube::Error::Api(status) => rejection(operation, &status),
         other if is_unreachable(&other) => {
-            tracing::warn!("{operation}: the API server can't be reached: {other}");
             ApiError::new(ErrorReason::Unavailable, "the cluster's API server can't be reached: try again in a moment")
+                .with_source(FailedRequest { operation, source: other })
         }
-        other => ApiError::internal(operation, &other),
+        other => ApiError::internal(operation, other),
     }
+}
+
+/// A request to the API server without an answer.
+#[derive(Debug, thiserror::Error)]
+#[error("could not {operation}")]
+struct FailedRequest {
+    operation: &'static str,
+    source: kube::Error,
 }
 
 fn is_unreachable(error: &kube::Error) -> bool {
@@ -32,13 +40,10 @@ fn rejection(operation: &'static str, status: &Status) -> ApiError {
         // A quota of the namespace, an admission policy, or a permission that this server lacks.
         403 => ApiError::new(ErrorReason::Forbidden, status.message.clone()),
         429 | 500..=599 => {
-            tracing::warn!("{operation}: {}", status.message);
-            ApiError::new(
-                ErrorReason::Unavailable,
-                format!("the cluster can't serve the request now: {}", status.message),
-            )
+            let detail = format!("the cluster can't serve the request now: {}", status.message);
+            ApiError::new(ErrorReason::Unavailable, detail).with_source(format!("could not {operation}"))
         }
-        _ => ApiError::internal(operation, &status.message),
+        _ => ApiError::internal(operation, status.message.clone()),
     }
 }
 

@@ -10,6 +10,7 @@ use kube::runtime::reflector::{ObjectRef, Store as View};
 use kube::runtime::watcher::{self, Event};
 use millrace_cluster::watch::watch_selected;
 use millrace_crds::TrainJob;
+use millrace_protocol::error_chain;
 use millrace_store::{Error, NewEvent, Store};
 
 use super::loops::Loops;
@@ -49,7 +50,7 @@ pub async fn copy(
                     }
                 }
                 Err(error) => {
-                    tracing::warn!("can't record an event of a job, retrying: {error}");
+                    tracing::warn!("can't record an event of a job, retrying: {}", error_chain(&error));
                     tokio::time::sleep(DATABASE_RETRY_INTERVAL).await;
                 }
             }

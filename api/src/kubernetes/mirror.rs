@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::watcher::Event;
 use kube::{Api, ResourceExt};
 use millrace_crds::{ConditionType, JobState, TrainJob};
+use millrace_protocol::error_chain;
 use millrace_store::{IdempotencyKey, JobRecord, NewJob, Store};
 use tokio::sync::Mutex;
 
@@ -175,7 +176,7 @@ impl<T: JobSource> JobMirror<T> {
             let mut is_logged = false;
             while let Err(error) = self.put_event(&event, &listed).await {
                 if !std::mem::replace(&mut is_logged, true) {
-                    tracing::warn!("can't write observed jobs to the database, retrying: {error}");
+                    tracing::warn!("can't write observed jobs to the database, retrying: {}", error_chain(&error));
                 }
                 tokio::time::sleep(DATABASE_RETRY_INTERVAL).await;
             }

@@ -19,7 +19,6 @@ use millrace_cluster::model_dir::model_dir_mount;
 use millrace_cluster::names::ChildNames;
 use millrace_crds::file_reader::{CLAIM_NOT_FOUND, FileReaderStatus};
 use millrace_crds::{FileReader, FileReaderSpec, ResolvedJob, TrainJob};
-use millrace_protocol::error_chain;
 use millrace_protocol::security::{
     Authority, Credentials, ExpectedPeer, Identity, IssueError, MemberName, Service, Validity,
 };
@@ -84,7 +83,7 @@ impl ReaderPool {
 
     async fn start(&self, job: &TrainJob) -> Result<OpenReader> {
         let resolution = job.status.as_ref().and_then(|status| status.resolved.as_ref());
-        let credentials = client_credentials().map_err(|error| ApiError::internal("issue certificates", &error))?;
+        let credentials = client_credentials().map_err(|error| ApiError::internal("issue certificates", error))?;
         let spec = resolution.and_then(|resolution| reader_spec(job, resolution, &credentials.authority));
         let spec = spec.ok_or_else(ApiError::files_not_found)?;
         // The semaphore is never closed.
@@ -129,7 +128,7 @@ impl ReaderPool {
         };
         let request = match seen {
             Err(_) => return Err(late()),
-            Ok(Err(error)) => return Err(ApiError::internal("wait for a file reader", &error)),
+            Ok(Err(error)) => return Err(ApiError::internal("wait for a file reader", error)),
             Ok(Ok(request)) => request.ok_or_else(late)?,
         };
         let FileReaderStatus { address, server_name, server_authority, reason, message } =
@@ -146,11 +145,11 @@ impl ReaderPool {
             return Err(late());
         };
         let identity = Identity::new(&Credentials { authority, ..credentials });
-        let identity = identity.map_err(|error| ApiError::internal("use a reader's certificate", &error))?;
+        let identity = identity.map_err(|error| ApiError::internal("use a reader's certificate", error))?;
         let reader =
-            MemberName::for_reader(&server).map_err(|error| ApiError::internal("use a reader's name", &error))?;
+            MemberName::for_reader(&server).map_err(|error| ApiError::internal("use a reader's name", error))?;
         RemoteFiles::new(&address, &identity, ExpectedPeer::new(reader))
-            .map_err(|error| ApiError::internal("reach a reader", &error_chain(&error)))
+            .map_err(|error| ApiError::internal("reach a reader", error))
     }
 
     /// Periodically removes readers that have ended; never returns.

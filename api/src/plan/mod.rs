@@ -293,9 +293,9 @@ impl Planner {
         job.metadata.uid = Some(PLANNED_JOB_UID.to_owned());
         job.metadata.creation_timestamp = Some(Time(now));
         let machine = appliance.spec.machine.resolve();
-        let machine = machine.map_err(|error| ApiError::internal("read the appliance", &error.report()))?;
+        let machine = machine.map_err(|error| ApiError::internal("read the appliance", error.report()))?;
         let wanted = ledger::system_request(job, needs.memoryx_bytes, needs.swarmx_nodes, priorities)
-            .ok_or_else(|| ApiError::internal("plan a job", &"it has no UID"))?;
+            .ok_or_else(|| ApiError::internal("plan a job", "it has no UID"))?;
         let (running, waiting) = (self.running_jobs(appliance), self.pending_requests(appliance, priorities));
         let (found, start) = forecast(&ledger::capacity(&machine), &running, &waiting, &wanted, now);
         let plan = plan_of_placement(found, start, needs);

@@ -76,9 +76,7 @@ impl ProcessBackend {
     pub async fn start(store: Store, settings: ProcessSettings) -> Result<Self> {
         let ProcessSettings { directories, holds_database, appliance, compute, export_bytes } = settings;
         let claim = DataDirClaim::acquire(&directories.data, holds_database)?;
-        directories
-            .make()
-            .map_err(|error| ApiError::internal("create the server's directories", &error_chain(&error)))?;
+        directories.make().map_err(|error| ApiError::internal("create the server's directories", error))?;
         let exports = ExportCache::new(directories.data.join("exports"), export_bytes);
         exports.clean_up().await;
         let objects = Arc::new(ObjectStore::new(store));
@@ -162,7 +160,7 @@ impl ProcessBackend {
         resolution: &ResolvedJob,
         check: impl FnOnce(&ServerDirectories, &TrainJob, JobSpec) -> std::result::Result<T, E> + Send + 'static,
     ) -> Result<T> {
-        let (resolved, _) = resolved_job(resolution).map_err(|error| ApiError::internal("plan a job", &error))?;
+        let (resolved, _) = resolved_job(resolution).map_err(|error| ApiError::internal("plan a job", error))?;
         let (directories, job) = (self.machine.directories.clone(), job.clone());
         let checked = self.compute.run_heavy(account, move || {
             check(&directories, &job, resolved)
@@ -173,7 +171,7 @@ impl ProcessBackend {
 
     /// Returns the exported checkpoints of the job with this UID, which the server itself has assigned.
     fn exports_of(&self, uid: &str) -> Result<ExportCache> {
-        let uid = ObjectName::new(uid).map_err(|error| ApiError::internal("find the exports of a job", &error))?;
+        let uid = ObjectName::new(uid).map_err(|error| ApiError::internal("find the exports of a job", error))?;
         Ok(self.exports.of_job(&uid))
     }
 }
@@ -211,7 +209,7 @@ impl Backend for ProcessBackend {
                 .map_err(|error| ApiError::new(ErrorReason::Invalid, format!("metadata.namespace: {error}")))?;
             let dir = self.machine.directories.uploads_dir(&namespace, &texts.config_map);
             let kept = write_uploads(&dir, &texts.files).await;
-            kept.map_err(|error| ApiError::internal("store the files uploaded with a job", &error))?;
+            kept.map_err(|error| ApiError::internal("store the files uploaded with a job", error))?;
         }
         let created = self.objects.create_job(object, NewObject { submitter: order.submitter, key: order.key }).await;
         if !matches!(created, Ok(SubmitResult::New(_))) && order.texts.is_some() {

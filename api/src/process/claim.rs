@@ -6,6 +6,7 @@
 //!   Appliance in the database, and the Appliance the path of the directory.
 
 use std::fs::{File, TryLockError};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use kube::ResourceExt;
@@ -34,7 +35,8 @@ impl DataDirClaim {
     /// # Errors
     /// [`ErrorReason::Conflict`]: another server uses it. The lock file can't be created or locked.
     pub fn acquire(data: &Path, holds_database: bool) -> Result<Self> {
-        let broken = |error| ApiError::internal(&format!("lock {}", data.join(LOCK_FILE).display()), &error);
+        let broken =
+            |error: io::Error| ApiError::internal(format_args!("lock {}", data.join(LOCK_FILE).display()), error);
         let lock = File::create(data.join(LOCK_FILE)).map_err(broken)?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => {
@@ -81,7 +83,7 @@ impl DataDirClaim {
         let file = self.data.join(MACHINE_ID_FILE);
         let uid = appliance.uid().unwrap_or_default();
         std::fs::write(&file, format!("{uid}\n"))
-            .map_err(|error| ApiError::internal(&format!("write {}", file.display()), &error))?;
+            .map_err(|error| ApiError::internal(format_args!("write {}", file.display()), error))?;
         // The first path stays: jobs record it, and it may be a link by now.
         appliance
             .annotations_mut()

@@ -147,7 +147,7 @@ impl ObjectStore {
     pub async fn create_job(&self, object: Value, new: NewObject) -> Result<crate::submission::SubmitResult> {
         let now = Timestamp::now();
         let mut job: TrainJob =
-            serde_json::from_value(object).map_err(|error| ApiError::internal("store an admitted job", &error))?;
+            serde_json::from_value(object).map_err(|error| ApiError::internal("store an admitted job", error))?;
         job.metadata.uid = Some(uuid::Uuid::new_v4().to_string());
         job.metadata.creation_timestamp = Some(Time(now));
         job.metadata.generation = Some(1);

@@ -17,6 +17,7 @@ use millrace_control::{AgentsFound, AttemptContext, JournalEndpoint, PriorityVal
 use millrace_crds::{Appliance, ApplianceStatus, ConditionType, Grant, JobProgress, TrainJob, TrainJobStatus};
 use millrace_lifecycle::{CoordinatorReport, JobEvent};
 use millrace_params::ObjectName;
+use millrace_protocol::error_chain;
 use millrace_protocol::launch::LaunchDocument;
 use millrace_telemetry::journal::AttemptOutcome;
 use tokio::sync::mpsc::UnboundedSender;
@@ -125,7 +126,7 @@ impl ProcessWorld {
         let found = tokio::task::spawn_blocking(move || earlier_checkpoint_note(&model_dir)).await;
         let Some(message) = found.ok().flatten() else { return };
         if let Err(error) = self.objects.add_event(uid, false, RESUMES_EARLIER_JOB, &message).await {
-            tracing::warn!(%uid, "can't publish the event {RESUMES_EARLIER_JOB}: {error}");
+            tracing::warn!(%uid, "can't publish the event {RESUMES_EARLIER_JOB}: {}", error_chain(&error));
         }
     }
 
@@ -310,7 +311,7 @@ impl World for ProcessWorld {
     async fn publish_job_event(&self, job: &TrainJob, event: &JobEvent) {
         let uid = job.uid().unwrap_or_default();
         if let Err(error) = self.objects.add_event(&uid, event.warning, &event.reason, &event.message).await {
-            tracing::warn!(job = %job.name_any(), "can't publish the event {}: {error}", event.reason);
+            tracing::warn!(job = %job.name_any(), "can't publish the event {}: {}", event.reason, error_chain(&error));
         }
     }
 

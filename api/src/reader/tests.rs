@@ -225,7 +225,8 @@ async fn local_and_remote_errors_are_equal() {
     write(&reads.model_dir.join("logs/attempt-1/a.log"), b"a");
     let (remote, _end) = served(&reads, LONG_TIMEOUT).await;
     let local = LocalFiles::new(reads.model_dir.clone(), reads.exports.clone());
-    for (shelf, path, reason) in [
+    let shown = |error: ApiError| (error.reason, error.detail);
+    for (file_set, path, reason) in [
         (FileSet::Artifacts, "nothing", ErrorReason::NotFound),
         (FileSet::Artifacts, "", ErrorReason::NotFound),
         (FileSet::Artifacts, "logs", ErrorReason::NotFound),
@@ -236,17 +237,15 @@ async fn local_and_remote_errors_are_equal() {
         (FileSet::HuggingFace(9), "config.json", ErrorReason::NotFound),
         (FileSet::HuggingFace(7), "config.json", ErrorReason::Gone),
     ] {
-        let error = remote.open(&shelf, path).await.err();
-        assert_eq!(error.as_ref().map(|refusal| refusal.reason), Some(reason), "{path:?}");
-        assert_eq!(error, local.open(&shelf, path).await.err());
+        let error = remote.open(&file_set, path).await.err().map(shown);
+        assert_eq!(error.as_ref().map(|(reason, _)| *reason), Some(reason), "{path:?}");
+        assert_eq!(error, local.open(&file_set, path).await.err().map(shown));
     }
-    let error = remote.list(&FileSet::HuggingFace(9)).await.unwrap_err();
-    assert_eq!(
-        (error.reason, &error),
-        (ErrorReason::NotFound, &local.list(&FileSet::HuggingFace(9)).await.unwrap_err())
-    );
+    let error = shown(remote.list(&FileSet::HuggingFace(9)).await.unwrap_err());
+    assert_eq!(error.0, ErrorReason::NotFound);
+    assert_eq!(error, shown(local.list(&FileSet::HuggingFace(9)).await.unwrap_err()));
     for none in [FileSet::Checkpoint(8), FileSet::Checkpoint(9)] {
-        assert_eq!((remote.list(&none).await, local.list(&none).await), (Ok(Vec::new()), Ok(Vec::new())));
+        assert_eq!((remote.list(&none).await.unwrap(), local.list(&none).await.unwrap()), (Vec::new(), Vec::new()));
     }
     // A message that is too long for a header is truncated, and keeps its reason.
     let error = remote.open(&FileSet::Artifacts, &"\u{e9}".repeat(20_000)).await.err().unwrap();

@@ -7,7 +7,9 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures::TryStreamExt;
 use millrace_crds::TrainJob;
+use millrace_protocol::error_chain;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -192,7 +194,11 @@ async fn file_response(opened: OpenFile, headers: &HeaderMap) -> Result<Response
     };
     let (first, last) = range.unwrap_or((0, bytes.saturating_sub(1)));
     let length = if bytes == 0 { 0 } else { last - first + 1 };
-    let mut response = Response::new(Body::from_stream(content.read_range(first, length).await?));
+    // The status is sent by then, so an error closes the connection.
+    let chunks = content.read_range(first, length).await?.inspect_err(|error| {
+        tracing::error!("the response with a file ends early: {}", error_chain(error));
+    });
+    let mut response = Response::new(Body::from_stream(chunks));
     let mut set = |name, value: String| {
         if let Ok(value) = HeaderValue::try_from(value) {
             response.headers_mut().insert(name, value);

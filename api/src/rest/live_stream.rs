@@ -17,6 +17,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::jiff::Timestamp;
 use millrace_crds::JobState;
+use millrace_protocol::error_chain;
 use millrace_store::{ChangeNotice, EntryKind, EntryQuery, JobRecord, JournalRecord};
 use tokio::sync::{broadcast, mpsc};
 use tokio_stream::StreamExt;
@@ -103,7 +104,7 @@ pub fn stream(api: Arc<AppState>, job: JobRecord, filter: StreamFilter, caller: 
             LiveStream { changes, version: 0, api, uid: job.uid, filter, out, caller, last_authorized: now };
         if let Err(error) = live_stream.run().await {
             // The client reconnects and continues at its position.
-            tracing::warn!("a live stream ends early: {error}");
+            tracing::warn!("a live stream ends early: {}", error_chain(&error));
         }
     });
     let events = ReceiverStream::new(events).map(Ok::<_, std::convert::Infallible>);

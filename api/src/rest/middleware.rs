@@ -1,6 +1,7 @@
 //! Middleware that observes every request: it adds an id to the response, writes a line to the log, counts the request
 //! for Prometheus, and opens a span, which continues the client's trace if the headers name one.
 //!
+//! * An error of the server, such as a lost connection to the database, is logged with its causes at level error.
 //! * Requests that may change something are logged at level info, all others at level debug.
 //! * Neither the query nor any header is logged, because they may hold secrets.
 
@@ -16,6 +17,7 @@ use tracing::Instrument;
 use super::auth::credential::TOKEN_PREFIX;
 use super::proxies::set_client_address;
 use super::{AppState, problem};
+use crate::error::ApiError;
 use crate::request_context;
 
 /// Header with the id of the response. Users can give it to an administrator, who finds it in the log.
@@ -42,8 +44,9 @@ pub async fn record_request(State(api): State<Arc<AppState>>, mut request: Reque
         request.id = id,
     );
     millrace_traces::set_parent_from_headers(&span, |name| request.headers().get(name)?.to_str().ok());
-    let (response, principal) = request_context::with_request(&id, next.run(request)).instrument(span.clone()).await;
-    let mut response = problem::with_instance(response, &path);
+    let (response, principal) = request_context::with_request(next.run(request)).instrument(span.clone()).await;
+    let log = |error: &ApiError| span.in_scope(|| error.log(method.as_str(), &without_tokens(&path), Some(&id)));
+    let mut response = problem::with_instance(response, &path, log);
     let code = response.status();
     api.traffic.record_request(verb(&method), &route, code.as_str(), began.elapsed());
     let principal = principal.unwrap_or_default();

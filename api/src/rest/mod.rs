@@ -95,7 +95,7 @@ pub fn router(api: Arc<AppState>) -> Router {
         .layer(RequestBodyLimitLayer::new(MAX_BODY_BYTES))
         .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, RESPONSE_TIMEOUT))
         .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| {
-            ApiError::internal("answer", &"a handler panicked").into_response()
+            ApiError::internal("answer", "a handler panicked").into_response()
         }))
         .layer(axum::middleware::from_fn_with_state(api.clone(), middleware::record_request))
         .with_state(api)
@@ -228,10 +228,8 @@ impl AppState {
 
 /// Builds the error for the query parameter `name`, which has to be `is`.
 fn bad_query_parameter(name: &str, is: &str) -> ApiError {
-    ApiError {
-        errors: vec![FieldError { field: name.to_owned(), message: is.to_owned() }],
-        ..ApiError::new(ErrorReason::BadRequest, format!("{name} is {is}"))
-    }
+    ApiError::new(ErrorReason::BadRequest, format!("{name} is {is}"))
+        .with_fields(vec![FieldError { field: name.to_owned(), message: is.to_owned() }])
 }
 
 /// Returns the JSON of a job for clients. A deleted job has a `deletionTimestamp`.

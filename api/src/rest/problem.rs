@@ -8,10 +8,11 @@ use serde::Serialize;
 
 use crate::error::{ApiError, ErrorReason, FieldError};
 
-/// Adds the requested path to a response with problem details. Errors of the middleware are turned into problem
-/// details.
-pub fn with_instance(mut response: Response, path: &str) -> Response {
+/// Adds the requested path to a response with problem details, and passes its error to `log`. Errors of the middleware
+/// are turned into problem details.
+pub fn with_instance(mut response: Response, path: &str, log: impl FnOnce(&ApiError)) -> Response {
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        log(&error);
         let mut problem = error.response(Some(path));
         // Other headers, such as the length of a file in `Content-Range`.
         for (name, value) in response.headers() {
@@ -76,7 +77,7 @@ impl ApiError {
             title: status.canonical_reason(),
             status: status.as_u16(),
             reason: self.reason.as_str(),
-            detail: &self.detail,
+            detail: &self.client_detail(),
             instance,
             errors: &self.errors,
         };
@@ -97,5 +98,28 @@ impl ApiError {
             _ => {}
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::error_chain;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn cause_of_an_error_is_logged_and_not_sent() {
+        let location = "postgres://db.internal/millrace".to_owned();
+        let unreachable = millrace_store::Error::Unreachable { location, cause: "connection refused".to_owned() };
+        let mut logged = Vec::new();
+        let response = ApiError::from(unreachable).into_response();
+        let response = with_instance(response, "/v1/trainjobs", |error| logged.push(error_chain(error)));
+        let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(problem["detail"], "the database is not responding: try again in a moment");
+        assert_eq!(problem["reason"], "Unavailable");
+        let [line] = &logged[..] else { panic!("logged {} times", logged.len()) };
+        assert!(line.starts_with("the database is not responding"), "{line}");
+        assert!(line.contains("db.internal") && line.contains("connection refused"), "{line}");
     }
 }

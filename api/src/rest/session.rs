@@ -100,6 +100,6 @@ pub async fn delete_session(
 
 fn cookie(secret: &str, seconds: i64) -> Result<[(HeaderName, HeaderValue); 1]> {
     let value = format!("{SESSION_COOKIE}={secret}; Path=/; Max-Age={seconds}; HttpOnly; Secure; SameSite=Strict");
-    let value = HeaderValue::try_from(value).map_err(|error| ApiError::internal("make a cookie", &error))?;
+    let value = HeaderValue::try_from(value).map_err(|error| ApiError::internal("make a cookie", error))?;
     Ok([(header::SET_COOKIE, value)])
 }

@@ -104,7 +104,7 @@ pub fn name_uploads(object: &mut Value, files: Vec<UploadedFile>) -> Result<Opti
     }
     let name = format!("{UPLOADS_VOLUME}-{}", &digest.finalize().to_hex()[..16]);
     let config_map =
-        ObjectName::new(name).map_err(|error| ApiError::internal("name the uploaded files of a job", &error))?;
+        ObjectName::new(name).map_err(|error| ApiError::internal("name the uploaded files of a job", error))?;
     for volume in object["spec"]["volumes"].as_array_mut().into_iter().flatten() {
         if volume["name"] == UPLOADS_VOLUME {
             volume["configMap"]["name"] = config_map.as_str().into();

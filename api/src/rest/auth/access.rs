@@ -107,7 +107,7 @@ impl Caller {
 }
 
 fn undeclared(action: Action) -> ApiError {
-    ApiError::internal("authorize the request", &format!("the route does not declare the action {action:?}"))
+    ApiError::internal("authorize the request", format!("the route does not declare the action {action:?}"))
 }
 
 impl FromRequestParts<Arc<AppState>> for Caller {
@@ -115,7 +115,7 @@ impl FromRequestParts<Arc<AppState>> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, _: &Arc<AppState>) -> Result<Self> {
         let caller = parts.extensions.get::<Self>().cloned();
-        caller.ok_or_else(|| ApiError::internal("authorize the request", &"the route is public and has no caller"))
+        caller.ok_or_else(|| ApiError::internal("authorize the request", "the route is public and has no caller"))
     }
 }
 
