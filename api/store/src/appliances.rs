@@ -19,6 +19,10 @@ pub struct ApplianceRecord {
 
 impl ApplianceRecord {
     fn read(row: &AnyRow) -> Result<Self> {
+        Self::from_columns(row).map_err(|error| error.in_table("appliances"))
+    }
+
+    fn from_columns(row: &AnyRow) -> Result<Self> {
         Ok(Self { name: row.text("name")?, version: row.number("version")?, document: row.text("document")? })
     }
 }

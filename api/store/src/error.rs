@@ -93,15 +93,58 @@ pub enum Error {
     /// A number that exceeds the largest one that can be stored.
     #[error("{0} {1} is too large; the largest is {max}", max = MAX_SAFE_INTEGER)]
     TooLarge(&'static str, u64),
-    /// A row that this program can't have written.
-    #[error("a row of the database can't be read: {0}; restore the database from a backup")]
-    Damaged(String),
+    /// The database has a value that this program can't have written, or its file is corrupt.
+    #[error("the database is damaged; restore it from a backup")]
+    Damaged(#[source] Damage),
     /// The database rejected a statement: a bug of this program, or a schema that was changed manually.
     #[error("the database rejected a statement; report this, unless the schema was changed by hand")]
     StatementRejected(#[source] sqlx::Error),
 }
 
+/// What is damaged in a database.
+#[derive(Debug, thiserror::Error)]
+pub enum Damage {
+    /// A value that this program can't have written.
+    #[error("{column} of the row of {table} with {row} is {found:?}, not {expected}")]
+    Value {
+        /// The table.
+        table: &'static str,
+        /// Name and value of a column that identifies the row.
+        row: String,
+        /// The column.
+        column: &'static str,
+        /// The value.
+        found: String,
+        /// The values that are valid.
+        expected: &'static str,
+        /// The error of parsing the value, if it is a document.
+        source: Option<serde_json::Error>,
+    },
+    /// A column is missing, or has another type.
+    #[error("a column can't be read")]
+    Column(#[source] sqlx::Error),
+    /// The file is corrupt, or is not a database.
+    #[error("the file can't be read")]
+    File(#[source] sqlx::Error),
+}
+
 impl Error {
+    /// Completes the error of a value with the table that was read.
+    pub(crate) fn in_table(mut self, name: &'static str) -> Self {
+        if let Self::Damaged(Damage::Value { table, .. }) = &mut self {
+            *table = name;
+        }
+        self
+    }
+
+    /// Adds why a value can't be parsed.
+    pub(crate) fn with_parse_error(mut self, error: serde_json::Error) -> Self {
+        if let Self::Damaged(Damage::Value { source, .. }) = &mut self {
+            *source = Some(error);
+        }
+        self
+    }
+
     /// Whether the same call may succeed later without any change.
     pub const fn is_temporary(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Busy | Self::ConnectionLost(_) | Self::NoSpace(_))
@@ -114,15 +157,13 @@ impl Error {
             E::PoolTimedOut => Self::Busy,
             E::PoolClosed | E::WorkerCrashed | E::Io(_) | E::Tls(_) | E::Protocol(_) => Self::ConnectionLost(error),
             E::ColumnDecode { .. } | E::Decode(_) | E::ColumnNotFound(_) | E::AnyDriverError(_) => {
-                Self::Damaged(error.to_string())
+                Self::Damaged(Damage::Column(error))
             }
             E::Database(answer) => match DatabaseErrorKind::of(answer.as_ref()) {
                 DatabaseErrorKind::Busy => Self::Busy,
                 DatabaseErrorKind::ConnectionLost | DatabaseErrorKind::Unwritable => Self::ConnectionLost(error),
                 DatabaseErrorKind::NoSpace => Self::NoSpace(error),
-                DatabaseErrorKind::Damaged | DatabaseErrorKind::NotADatabase => {
-                    Self::Damaged(answer.message().to_owned())
-                }
+                DatabaseErrorKind::Damaged | DatabaseErrorKind::NotADatabase => Self::Damaged(Damage::File(error)),
                 DatabaseErrorKind::Other => Self::StatementRejected(error),
             },
             _ => Self::StatementRejected(error),

@@ -31,6 +31,10 @@ pub struct EventRecord {
 
 impl EventRecord {
     fn read(row: &AnyRow) -> Result<Self> {
+        Self::from_columns(row).map_err(|error| error.in_table("events"))
+    }
+
+    fn from_columns(row: &AnyRow) -> Result<Self> {
         let event = NewEvent {
             at_ms: row.time("at_ms")?,
             warning: row.number("warning")? != 0,

@@ -52,7 +52,7 @@ use tracing::Instrument;
 
 pub use appliances::ApplianceRecord;
 pub use changes::{ChangeNotice, ChangedPart};
-pub use error::{Error, Result};
+pub use error::{Damage, Error, Result};
 pub use events::{EventRecord, NewEvent};
 pub use failures::failures;
 pub use jobs::{

@@ -158,6 +158,7 @@ fn database_message(error: &sqlx::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Damage;
     use crate::sql::RowColumns;
     use sqlx::AssertSqlSafe;
 
@@ -176,6 +177,43 @@ mod tests {
         assert_eq!(number(read, "query_only").await, 1);
         let mode = sqlx::query("PRAGMA journal_mode").fetch_one(write).await.unwrap();
         assert_eq!(mode.text("journal_mode").unwrap(), "wal");
+    }
+
+    #[tokio::test]
+    async fn damaged_value_is_named_with_table_and_row() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let url = format!("sqlite:{}", directory.path().join("test.db").display());
+        let store = Store::open(&url, StoreOptions::default()).await.unwrap();
+        let token = crate::TokenRecord {
+            id: "t1".to_owned(),
+            hash: "abc".to_owned(),
+            name: "ci".to_owned(),
+            role: "editor".to_owned(),
+            namespaces: vec![],
+            created_ms: 1,
+            expires_ms: None,
+            revoked_ms: None,
+            last_used_ms: None,
+        };
+        assert!(store.add_token(&token).await.unwrap() && store.create_appliance("default", "{}").await.unwrap());
+        for (statement, expected) in [
+            (
+                "UPDATE tokens SET namespaces = 'all'",
+                r#"namespaces of the row of tokens with id t1 is "all", not a JSON list of namespaces"#,
+            ),
+            (
+                "UPDATE appliances SET version = -1",
+                r#"version of the row of appliances with name default is "-1", not a count"#,
+            ),
+        ] {
+            sqlx::query(statement).execute(&store.inner.write).await.unwrap();
+            let error = match store.tokens().await {
+                Err(error) if statement.contains("tokens") => error,
+                _ => store.appliances().await.unwrap_err(),
+            };
+            let Error::Damaged(damage @ Damage::Value { .. }) = error else { panic!("{error:?}") };
+            assert_eq!(damage.to_string(), expected);
+        }
     }
 
     /// The handlers of a server may move between threads while they wait.

@@ -7,7 +7,7 @@ use sqlx::any::AnyRow;
 use sqlx::{Any, AssertSqlSafe, Executor, Row};
 use tracing::{Instrument, Span};
 
-use crate::error::{Error, Result};
+use crate::error::{Damage, Error, Result};
 use crate::failures::count_failure;
 use crate::limits::MAX_SAFE_INTEGER;
 
@@ -165,16 +165,33 @@ impl RowColumns for AnyRow {
     }
 
     fn number(&self, column: &'static str) -> Result<u64> {
-        unsigned(column, self.time(column)?)
+        unsigned(self, column, self.time(column)?)
     }
 
     fn maybe_number(&self, column: &'static str) -> Result<Option<u64>> {
-        self.maybe_time(column)?.map(|number| unsigned(column, number)).transpose()
+        self.maybe_time(column)?.map(|number| unsigned(self, column, number)).transpose()
     }
 }
 
-fn unsigned(column: &str, number: i64) -> Result<u64> {
-    number.try_into().map_err(|_| Error::Damaged(format!("{column} is {number}")))
+fn unsigned(row: &AnyRow, column: &'static str, number: i64) -> Result<u64> {
+    number.try_into().map_err(|_| damaged_value(row, column, number, "a count"))
+}
+
+/// Columns of which one identifies a row.
+const KEY_COLUMNS: [&str; 4] = ["uid", "id", "number", "name"];
+
+/// Returns the error of a value that this program can't have written; [`Error::in_table`] adds the table.
+pub(crate) fn damaged_value(row: &AnyRow, column: &'static str, found: impl ToString, expected: &'static str) -> Error {
+    let value = |key: &str| row.try_get(key).or_else(|_| row.try_get::<i64, _>(key).map(|number| number.to_string()));
+    let key = KEY_COLUMNS.into_iter().find_map(|key| Some(format!("{key} {}", value(key).ok()?)));
+    Error::Damaged(Damage::Value {
+        table: "a table",
+        row: key.unwrap_or_else(|| "no key".to_owned()),
+        column,
+        found: found.to_string(),
+        expected,
+        source: None,
+    })
 }
 
 /// Converts `number` for the database; `what` names it in the error.

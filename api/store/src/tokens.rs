@@ -3,9 +3,9 @@
 use sqlx::any::AnyRow;
 
 use crate::Store;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::failures::count_failure;
-use crate::sql::{RowColumns, Sql, sql};
+use crate::sql::{RowColumns, Sql, damaged_value, sql};
 
 /// Minimum interval between two updates of a token's last use, in ms, so that not every request is a write.
 const MIN_TOUCH_INTERVAL_MS: i64 = 60_000;
@@ -37,13 +37,20 @@ fn select() -> Sql {
 
 impl TokenRecord {
     fn read(row: &AnyRow) -> Result<Self> {
-        let namespaces = serde_json::from_str(&row.text("namespaces")?);
+        Self::from_columns(row).map_err(|error| error.in_table("tokens"))
+    }
+
+    fn from_columns(row: &AnyRow) -> Result<Self> {
+        let namespaces = row.text("namespaces")?;
+        let namespaces = serde_json::from_str(&namespaces).map_err(|error| {
+            damaged_value(row, "namespaces", &namespaces, "a JSON list of namespaces").with_parse_error(error)
+        })?;
         Ok(Self {
             id: row.text("id")?,
             hash: row.text("hash")?,
             name: row.text("name")?,
             role: row.text("role")?,
-            namespaces: namespaces.map_err(|error| Error::Damaged(format!("the namespaces of a token: {error}")))?,
+            namespaces,
             created_ms: row.time("created_ms")?,
             expires_ms: row.maybe_time("expires_ms")?,
             revoked_ms: row.maybe_time("revoked_ms")?,

@@ -95,6 +95,10 @@ fn select() -> Sql {
 
 impl JobRecord {
     fn read(row: &AnyRow) -> Result<Self> {
+        Self::from_columns(row).map_err(|error| error.in_table("jobs"))
+    }
+
+    fn from_columns(row: &AnyRow) -> Result<Self> {
         let key = row.maybe_text("idempotency_key")?.zip(row.maybe_text("body_hash")?);
         Ok(Self {
             uid: row.text("uid")?,

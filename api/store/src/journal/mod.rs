@@ -11,8 +11,8 @@ pub use read::EntryQuery;
 pub use thin::UNTHINNED_STEPS;
 
 use crate::Store;
-use crate::error::{Error, Result};
-use crate::sql::{RowColumns, sql};
+use crate::error::Result;
+use crate::sql::{RowColumns, damaged_value, sql};
 
 /// An entry of a job's journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,9 +69,8 @@ impl EntryKind {
         }
     }
 
-    fn read(name: &str) -> Result<Self> {
-        let found = Self::ALL.into_iter().find(|kind| kind.as_str() == name);
-        found.ok_or_else(|| Error::Damaged(format!("unknown kind of entry {name:?}")))
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
@@ -86,9 +85,8 @@ impl MetricMode {
         }
     }
 
-    fn read(name: &str) -> Result<Self> {
-        let found = Self::ALL.into_iter().find(|mode| mode.as_str() == name);
-        found.ok_or_else(|| Error::Damaged(format!("unknown mode of a metric {name:?}")))
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.as_str() == name)
     }
 }
 
@@ -98,18 +96,22 @@ const SELECT: &str =
 
 impl JournalRecord {
     fn read(row: &AnyRow) -> Result<Self> {
-        let level = row.maybe_number("level")?;
+        Self::from_columns(row).map_err(|error| error.in_table("entries"))
+    }
+
+    fn from_columns(row: &AnyRow) -> Result<Self> {
+        let (kind, mode, level) = (row.text("kind")?, row.maybe_text("mode")?, row.maybe_number("level")?);
+        let bad_mode = |mode: &str| damaged_value(row, "mode", mode, "a mode of a metric");
+        let bad_level = |level: u64| damaged_value(row, "level", level, "a level of the log");
         Ok(Self {
             number: row.number("number")?,
             attempt: row.number("attempt")?,
             at_ms: row.time("at_ms")?,
-            kind: EntryKind::read(&row.text("kind")?)?,
-            mode: row.maybe_text("mode")?.map(|mode| MetricMode::read(&mode)).transpose()?,
+            kind: EntryKind::from_name(&kind).ok_or_else(|| damaged_value(row, "kind", &kind, "a kind of entry"))?,
+            mode: mode.map(|mode| MetricMode::from_name(&mode).ok_or_else(|| bad_mode(&mode))).transpose()?,
             step: row.maybe_number("step")?,
             agent: row.maybe_text("agent")?,
-            level: level
-                .map(|level| level.try_into().map_err(|_| Error::Damaged(format!("unknown log level {level}"))))
-                .transpose()?,
+            level: level.map(|level| level.try_into().map_err(|_| bad_level(level))).transpose()?,
             body: row.text("body")?,
         })
     }
