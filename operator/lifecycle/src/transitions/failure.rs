@@ -7,7 +7,7 @@ use millrace_outcome::{Exit, OutcomeProperties, OutcomeReason, Remedy};
 
 use super::{Decider, IDLE_GRACE_SECONDS, REQUEUE_SECONDS, StateAndMessage, seconds};
 use crate::agent::{EXIT_BAD_INPUT, OUT_OF_MEMORY, failure, is_optional_for_saving, root_cause_agent};
-use crate::retry::{after, is_progress, restart_backoff};
+use crate::retry::{MIN_PROGRESS_SECONDS, after, is_progress, restart_backoff};
 use crate::{AgentState, JobCommand, ObservedAgent, ProcessEnd, ReportedOutcome};
 
 /// Seconds after which an agent that ended successfully counts as missing, unless its coordinator has ended too: at the
@@ -29,6 +29,11 @@ pub(super) fn final_state(exit_code: i32, reason: &str) -> Option<JobState> {
         _ if exit_code == EXIT_BAD_INPUT => Some(JobState::BadParams),
         _ => None,
     }
+}
+
+/// Describes an attempt that makes progress, with the verbs in their tense.
+fn progress(trains: &str, saves: &str) -> String {
+    format!("{trains} for {} min and {saves} a later checkpoint than it began from", MIN_PROGRESS_SECONDS / 60)
 }
 
 impl Decider<'_> {
@@ -147,8 +152,8 @@ impl Decider<'_> {
                 _ => JobState::RetriesExhausted,
             };
             let spent = format!(
-                "failurePolicy.maxRestarts is {max_restarts}, and the job made no progress between the \
-                failures"
+                "failurePolicy.maxRestarts is {max_restarts}, and between the failures no attempt {}",
+                progress("trained", "saved")
             );
             return self.finish(state, format!("{failed_role}: {reason}: {cause_message}; {spent}"));
         }
@@ -159,9 +164,11 @@ impl Decider<'_> {
         if pause > 0 {
             let time = after(self.observed.now, pause);
             next_message = format!(
-                "{next_message}; attempt {next} starts no earlier than {}, restart {} of {max_restarts} without \
-                 progress",
-                time.0, retry.restarts
+                "{next_message}; attempt {next} starts no earlier than {}, as restart {} of {max_restarts}: the count \
+                 begins again once an attempt {}",
+                time.0,
+                retry.restarts,
+                progress("trains", "saves")
             );
             retry.next_attempt_time = Some(time);
         }
