@@ -45,6 +45,6 @@ pub(crate) mod testing;
 
 pub use millrace_protocol::launch::{Exit, LaunchDocument};
 pub use process_group::{ProcessGroup, ProcessStatus};
-pub use ready::{ListenAddresses, announce, announce_ready};
+pub use ready::{ListenAddresses, announce, announce_ready, print_failure};
 pub use run::{LaunchError, LocalRun, run_local, supervise};
 pub use supervise::ProcessExit;

@@ -7,7 +7,9 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use millrace_engine::types::{AgentId, Role};
-use millrace_protocol::launch::{ALLOCATOR_ENVIRONMENT, ROLE_ENV, RoleCommand, STARTED_BY_LAUNCHER};
+use millrace_protocol::launch::{
+    ALLOCATOR_ENVIRONMENT, FAILURE_ON_STDOUT_ENV, ROLE_ENV, RoleCommand, STARTED_BY_LAUNCHER,
+};
 use millrace_traces::TraceParent;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
@@ -100,6 +102,7 @@ impl ChildProcess {
             .args(role.to_args())
             .env(ROLE_ENV, STARTED_BY_LAUNCHER)
             .envs(ALLOCATOR_ENVIRONMENT)
+            .envs((is_coordinator && !piped).then_some((FAILURE_ON_STDOUT_ENV, "1")))
             .envs(TraceParent::current().map(|parent| (TraceParent::VARIABLE, parent.to_string())))
             .stdin(Stdio::piped())
             .stdout(if is_coordinator || piped { Stdio::piped() } else { Stdio::null() })

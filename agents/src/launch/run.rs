@@ -20,6 +20,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::issuer::Issuer;
 use super::process::{ChildProcess, DesiredState, LastLines, OutputMode, Pipes, this_program};
+use super::ready::parse_failure;
 use super::role_commands::role_commands;
 use super::supervise::{ProcessExit, RunExit, Supervisor, SupervisorCommand, SupervisorEvent};
 use super::{Exit, LaunchDocument, ListenAddresses};
@@ -278,17 +279,21 @@ pub(super) fn document(launch: &LaunchDocument) -> Result<String, LaunchError> {
     text.map_err(|error| LaunchError::System { action: "write the launch document".into(), cause: error.into() })
 }
 
-/// Reads the coordinator's first line, its addresses. Returns `None` if it ended instead. Fails if the line is another
-/// one, or does not arrive within [`COORDINATOR_START_TIMEOUT`].
+/// Reads the coordinator's first line, its addresses. Returns `None` if it ended instead, and prints its failure. Fails
+/// if the line is another one, or does not arrive within [`COORDINATOR_START_TIMEOUT`].
 pub(super) async fn first_line(lines: &mut BufReader<ChildStdout>) -> Result<Option<ListenAddresses>, LaunchError> {
     let mut line = String::new();
     let read = tokio::time::timeout(COORDINATOR_START_TIMEOUT, lines.read_line(&mut line)).await;
     let read = read.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
     match read.map_err(LaunchError::system("get the coordinator's address"))? {
         0 => Ok(None),
-        _ => match ListenAddresses::parse(&line) {
-            Some(listening) => Ok(Some(listening)),
-            None => Err(LaunchError::System {
+        _ => match (ListenAddresses::parse(&line), parse_failure(line.as_bytes())) {
+            (Some(listening), _) => Ok(Some(listening)),
+            (None, Some(failure)) => {
+                eprintln!("{failure}");
+                Ok(None)
+            }
+            (None, None) => Err(LaunchError::System {
                 action: "get the coordinator's address".into(),
                 cause: std::io::Error::other(format!("it printed {:?}", line.trim_end())),
             }),
@@ -296,12 +301,14 @@ pub(super) async fn first_line(lines: &mut BufReader<ChildStdout>) -> Result<Opt
     }
 }
 
-/// Copies lines to standard output as they arrive. If the reader closes standard output (`| head`), the run continues.
+/// Copies lines to standard output as they arrive, and the coordinator's failure, the last one, to standard error. If the reader closes standard output (`| head`), the run continues.
 async fn copy_lines(mut from: BufReader<ChildStdout>) {
     let mut out = Some(tokio::io::stdout());
     let mut line = Vec::new();
     while let Ok(1..) = from.read_until(b'\n', &mut line).await {
-        if let Some(to) = &mut out
+        if let Some(failure) = parse_failure(&line) {
+            eprintln!("{failure}");
+        } else if let Some(to) = &mut out
             && (to.write_all(&line).await.is_err() || to.flush().await.is_err())
         {
             out = None;

@@ -21,7 +21,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::control::client::{AgentInfo, ControlSession};
 use crate::error::{AgentError, ErrorOrigin};
 use crate::http::{self, Readiness};
-use crate::launch::{Exit, LaunchDocument};
+use crate::launch::{Exit, LaunchDocument, print_failure};
 use crate::links::{LinkEventSender, LinkJobWatch, LinkSettings};
 use crate::member::Member;
 pub use process::role_process;
@@ -94,7 +94,7 @@ pub fn run(args: RoleArgs) -> Exit {
                 }
                 // The failure of a peer tells the user of a local run nothing; the failed process prints the cause.
                 ErrorOrigin::Peer if by_launcher => {}
-                ErrorOrigin::Local(_) | ErrorOrigin::Peer => eprintln!("error: {agent}: {failure}"),
+                ErrorOrigin::Local(_) | ErrorOrigin::Peer => print_failure(&format!("error: {agent}: {failure}")),
             }
             last_report.write(&AttemptOutcome::from(&failure));
             failure.exit()

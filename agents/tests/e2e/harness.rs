@@ -125,6 +125,15 @@ impl TestDir {
         CommandOutput { status: output.status, stdout: text(&output.stdout), stderr: text(&output.stderr) }
     }
 
+    /// Runs a command line to its end; returns its exit code and both outputs in the order of a terminal.
+    pub fn run_on_terminal(&self, line: &str) -> (Option<i32>, String) {
+        let output = std::fs::File::create(self.path("output")).unwrap();
+        let arguments: Vec<_> = line.split_whitespace().collect();
+        let mut command = self.command(&arguments);
+        let status = command.stdout(output.try_clone().unwrap()).stderr(output).status().unwrap();
+        (status.code(), std::fs::read_to_string(self.path("output")).unwrap())
+    }
+
     /// Runs a command line that must succeed.
     pub fn succeed(&self, line: &str) -> CommandOutput {
         let ended = self.run(line);

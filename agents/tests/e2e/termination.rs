@@ -79,6 +79,12 @@ fn second_run_on_same_model_dir_is_rejected() {
     let second = place.run("train -p params.yaml -o m --num_csx 1");
     assert_eq!(second.code(), 2, "{}", second.stderr);
     assert!(second.stderr.contains("in use by"), "{}", second.stderr);
+    // The error is the last thing that a user sees.
+    let (code, shown) = place.run_on_terminal("train -p params.yaml -o m --num_csx 1");
+    assert_eq!(code, Some(2), "{shown}");
+    let error = shown.find("error: ").unwrap_or_else(|| panic!("{shown}"));
+    assert!(shown[..error].contains("Compile was successful"), "{shown}");
+    assert!(shown[error..].contains("in use by") && shown[error..].lines().count() == 1, "{shown}");
     run.signal(Signal::TERM);
     assert_eq!(run.end().code(), 130);
 }

@@ -23,6 +23,10 @@ pub const ROLE_ENV: &str = "MILLRACE_ROLE_PROCESS";
 /// Value of [`ROLE_ENV`] for processes of a local launcher.
 pub const STARTED_BY_LAUNCHER: &str = "launcher";
 
+/// Environment variable of a coordinator that prints its failure for its launcher, on standard output: the launcher
+/// copies that output and shows the failure after it. Without it, the failure is printed to standard error.
+pub const FAILURE_ON_STDOUT_ENV: &str = "MILLRACE_FAILURE_ON_STDOUT";
+
 /// Environment variable with the directory of the role's identity, see
 /// [`Credentials::read`](crate::security::Credentials::read). Equivalent to [`RoleCommand::identity`].
 pub const IDENTITY_ENV: &str = "MILLRACE_IDENTITY";
