@@ -1,5 +1,6 @@
 //! The files that the coordinator writes to `model_dir`, except checkpoints.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use millrace_checkpoint::ResumeHistory;
@@ -12,7 +13,7 @@ use millrace_telemetry::journal::{
 use millrace_telemetry::logs::{LogFiles, LogRecord};
 use millrace_telemetry::metrics_log::{self, EvalMetrics, MetricPoint, MetricsLog, TrainMetrics};
 use millrace_telemetry::prometheus::Counter;
-use millrace_telemetry::tensorboard::{EventWriter, tags};
+use millrace_telemetry::tensorboard::{self, EventWriter, tags};
 use millrace_telemetry::{Error, atomic_file, progress::Rates};
 
 use crate::error::AgentError;
@@ -43,7 +44,12 @@ struct MetricSinks {
     events: EventWriter,
     /// The newest training step in `metrics`.
     newest: u64,
+    /// The evaluations that earlier event files have.
+    evaluations: HashSet<EvaluationKey>,
 }
+
+/// Step, tokens and loss of an evaluation. Evaluating the same checkpoint on the same data again gives the same bits.
+type EvaluationKey = (u64, u64, u32);
 
 /// Converts a telemetry error to a failure with cause and hint.
 pub fn file_failure(error: Error) -> AgentError {
@@ -98,15 +104,25 @@ impl RunFiles {
         let open = || {
             let metrics =
                 if self.trains { metrics_of_line(dir, before)? } else { MetricsLog::open_for_evaluation(dir)? };
-            let trained = |point: &MetricPoint| matches!(point, MetricPoint::Train(_));
-            let newest = metrics_log::read(dir)?.iter().filter(|point| trained(point)).map(MetricPoint::step).max();
+            let (mut newest, mut evaluations) = (0, HashSet::new());
+            for point in metrics_log::read(dir)? {
+                match point {
+                    MetricPoint::Train(point) => newest = newest.max(point.step),
+                    MetricPoint::Eval(point) => {
+                        evaluations.insert((point.step, point.tokens, point.loss.to_bits()));
+                    }
+                }
+            }
+            if !tensorboard::has_event_files(&self.summaries)? {
+                evaluations.clear();
+            }
             let attempt = self.journal.attempt();
             let events = if self.trains {
                 EventWriter::create(&self.summaries, attempt, step)?
             } else {
                 EventWriter::create_for_evaluation(&self.summaries, attempt)?
             };
-            Ok(MetricSinks { metrics, events, newest: newest.unwrap_or(0) })
+            Ok(MetricSinks { metrics, events, newest, evaluations })
         };
         let points = open().map_err(file_failure)?;
         let last_step = points.metrics.opening().last_step;
@@ -151,14 +167,21 @@ impl RunFiles {
         }
     }
 
+    /// Writes an evaluation. An equal one that an earlier run has written to the event files is not written there
+    /// again.
     pub fn evaluation(&mut self, evaluation: &Evaluation, loss: f32, seconds: f64, rates: Rates) {
         let (perplexity, accuracy) = (evaluation.perplexity() as f32, evaluation.accuracy() as f32);
         let metrics = [("eval/lm_perplexity", perplexity), ("eval/accuracy", accuracy)];
         let (step, tokens) = (evaluation.step, evaluation.tokens);
         let by_name = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         self.point(EvalMetrics { step, loss, tokens, seconds, rate: rates.global_rate, metrics: by_name }.into());
-        let values: Vec<_> = std::iter::once((tags::EVAL_LOSS, loss)).chain(metrics).collect();
-        self.scalars(step, &values);
+        // TensorBoard would show the point of an earlier run and this one, at the same place.
+        let key = (step, tokens, loss.to_bits());
+        let again = self.points.as_ref().is_some_and(|points| points.evaluations.contains(&key));
+        if !again {
+            let values: Vec<_> = std::iter::once((tags::EVAL_LOSS, loss)).chain(metrics).collect();
+            self.scalars(step, &values);
+        }
     }
 
     fn scalars(&mut self, step: u64, values: &[(&str, f32)]) {
@@ -280,6 +303,8 @@ fn summary_dir(model_dir: &Path, run: &RunSpec) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use millrace_params::Mode;
+
     use super::*;
     use crate::launch::testing::local_run;
 
@@ -306,5 +331,24 @@ mod tests {
         let mut again = RunFiles::open(&launch, 4, TerminationReport::default()).unwrap();
         let resumed = again.begin(0, &ResumeHistory::default()).unwrap();
         assert_eq!(resumed, Some(ResumePoint { step: 0, repeated_steps: 4 }));
+    }
+
+    #[test]
+    fn repeated_evaluation_is_one_point_of_the_curve() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut launch = local_run().launch;
+        (launch.model_dir, launch.mode) = (dir.path().to_owned(), Mode::EvalAll);
+        let evaluation = |loss| Evaluation { step: 3, loss, tokens: 8, correct: 1, batches: 2 };
+        let event_bytes = |attempt, loss: f64| {
+            let mut files = RunFiles::open(&launch, attempt, TerminationReport::default()).unwrap();
+            files.begin(3, &ResumeHistory::default()).unwrap();
+            files.evaluation(&evaluation(loss), loss as f32, 0.5, Rates::default());
+            std::fs::metadata(files.points.unwrap().events.path()).unwrap().len()
+        };
+        let first = event_bytes(1, 2.5);
+        let version_only = event_bytes(2, 2.5);
+        assert!(version_only < first, "{version_only} {first}");
+        assert_eq!(event_bytes(3, 2.25), first, "another value is another point");
+        assert_eq!(metrics_log::read(dir.path()).unwrap().len(), 3, "metrics.jsonl has every evaluation");
     }
 }

@@ -37,6 +37,9 @@ pub mod tags {
     pub const AVG_STEPS_PER_SEC: &str = "avg_steps_per_sec";
 }
 
+/// Beginning of the name of an event file.
+const FILE_PREFIX: &str = "events.out.tfevents.";
+
 /// Writes one event file. Every event has been passed to the operating system when a method returns without an error.
 #[derive(Debug)]
 pub struct EventWriter {
@@ -105,6 +108,21 @@ impl EventWriter {
     }
 }
 
+/// Whether `directory` has an event file; `false` if it does not exist.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn has_event_files(directory: &Path) -> Result<bool> {
+    match millrace_roots::read_dir(directory) {
+        Ok(entries) => Ok(entries.iter().any(|entry| {
+            let name = entry.path.file_name().unwrap_or_default();
+            name.to_string_lossy().starts_with(FILE_PREFIX)
+        })),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(Error::io("list", directory)(error)),
+    }
+}
+
 /// Creates a new file. If a file with the same second, host, process and attempt exists, a number is appended to the
 /// name.
 fn create_new(directory: &Path, name: &str) -> Result<PathBuf> {
@@ -124,7 +142,7 @@ fn create_new(directory: &Path, name: &str) -> Result<PathBuf> {
 /// Returns the name of a file, with ten digits of seconds so that names sort by time: TensorBoard reads files in this
 /// order.
 fn file_name(wall_time: f64, host: &str, process: u32, attempt: u64) -> String {
-    format!("events.out.tfevents.{:010}.{host}.{process}.{attempt}", wall_time as u64)
+    format!("{FILE_PREFIX}{:010}.{host}.{process}.{attempt}", wall_time as u64)
 }
 
 /// Returns the seconds since 1970.
@@ -192,6 +210,7 @@ mod tests {
         assert_eq!(records(&fs::read(first.path()).unwrap()).len(), 3);
         let second = records(&fs::read(second.path()).unwrap());
         assert!(second[0].ends_with(b"brain.Event:2"));
+        assert!(has_event_files(dir.path()).unwrap() && !has_event_files(&dir.path().join("none")).unwrap());
         assert_eq!(second.len(), 2);
         let evaluation = EventWriter::create_for_evaluation(dir.path(), 2).unwrap();
         assert_eq!(records(&fs::read(evaluation.path()).unwrap()).len(), 1, "no session start");
