@@ -122,7 +122,7 @@ pub struct RunMemory {
 /// How long a training step may take on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct HostStep {
-    /// Estimate in seconds, for a host without other load.
+    /// Estimate in seconds, from the speed of the host, measured once. Other load at that time makes it longer.
     pub seconds: f64,
 }
 
@@ -157,7 +157,7 @@ impl fmt::Display for HostPlan {
             )?,
         }
         let step = format_rough_duration(self.step.seconds);
-        writeln!(f, "  step            about {step} if the host does nothing else: an estimate, not a measurement")
+        writeln!(f, "  step            about {step}: estimated from the speed just now, which other load makes lower")
     }
 }
 

@@ -280,7 +280,7 @@ fn print_plan(
     let estimate = (all_on_this_host && launch.mode.trains()).then(|| report.host_work.seconds(host::measured_rate()));
     if let Some(seconds) = estimate {
         console.line(format!(
-            "Estimate (not a measurement): this host takes about {} a step.",
+            "Estimate (not a measurement): this host takes about {} a step at its present speed; other load lowers it.",
             format_rough_duration(seconds)
         ));
     }
