@@ -10,7 +10,7 @@ use kube_cel::{CompiledSchema, Validator, compile_schema};
 use millrace_crds::definitions;
 use millrace_params::{LabelName, ObjectName};
 use schemars::generate::SchemaSettings;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number, Value, json};
 
 use crate::error::{ApiError, FieldError, Result};
 
@@ -65,9 +65,8 @@ fn normalize_nulls(schema: &Value, value: &mut Value) {
     let expected_type = schema["type"].as_str();
     match value {
         Value::Number(number) if expected_type == Some("integer") => {
-            let integer = number.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 2_f64.powi(53));
-            if let Some(integer) = integer.filter(|_| number.is_f64()) {
-                *value = json!(integer as i64);
+            if let Some(integer) = whole_number(number).filter(|_| number.is_f64()) {
+                *value = json!(integer);
             }
         }
         Value::Array(items) => items.iter_mut().for_each(|item| normalize_nulls(&schema["items"], item)),
@@ -153,6 +152,7 @@ fn as_json_schema(schema: &Value, close: bool) -> Value {
                 continue;
             }
             (key, _) if key.starts_with("x-kubernetes-") => continue,
+            ("minimum" | "maximum", Value::Number(limit)) => whole_number(limit).map_or(value.clone(), Value::from),
             (_, value) => value.clone(),
         };
         out.insert(key.clone(), value);
@@ -167,11 +167,19 @@ fn as_json_schema(schema: &Value, close: bool) -> Value {
     Value::Object(out)
 }
 
+/// Returns the integer that a float equals, if it is one: types of Kubernetes have all limits as floats, and messages
+/// quote them.
+fn whole_number(number: &Number) -> Option<i64> {
+    let number = number.as_f64().filter(|number| number.fract() == 0.0 && number.abs() <= MAX_EXACT_FLOAT)?;
+    Some(number as i64)
+}
+
+/// The largest integer up to which a float has every integer.
+const MAX_EXACT_FLOAT: f64 = 9_007_199_254_740_992.0;
+
 /// Returns the invalid fields, with the messages of an API server for unknown and missing ones.
 fn field_errors(error: &jsonschema::ValidationError<'_>) -> Vec<FieldError> {
-    // Schemas of Kubernetes have limits as floats: `less than the minimum of 1.0`.
     let message = error.to_string();
-    let message = message.strip_suffix(".0").unwrap_or(&message).to_owned();
     let path = error.instance_path().to_string().trim_start_matches('/').replace('/', ".");
     let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     let one = |field: String, message: &str| vec![FieldError { field, message: message.to_owned() }];

@@ -164,11 +164,10 @@ impl ApiError {
         Self { source: Some(Arc::from(source.into())), ..self }
     }
 
-    /// Creates the error of an object with these invalid fields.
+    /// Creates the error of an object with these invalid fields. An empty field is the object itself.
     pub fn invalid(errors: Vec<FieldError>) -> Self {
         let messages = errors.iter().map(|FieldError { field, message }| match field.as_str() {
-            // Some messages name the field themselves.
-            field if message.starts_with(field) => message.clone(),
+            "" => message.clone(),
             field => format!("{field}: {message}"),
         });
         let messages: Vec<String> = messages.collect();

@@ -46,7 +46,7 @@ impl Default for MaxDeadlines {
 }
 
 impl MaxDeadlines {
-    /// Returns the path of the first field of `spec` that exceeds its bound, and a sentence with the bound.
+    /// Returns the path of the first field of `spec` that exceeds its bound, and why, without the field.
     pub fn find_violation(&self, spec: &TrainJobSpec) -> Option<(&'static str, String)> {
         let rows = [
             ("spec.deadlines.startupSeconds", spec.deadlines.startup_seconds, self.startup_seconds),
@@ -54,6 +54,6 @@ impl MaxDeadlines {
             ("spec.checkpoint.gracePeriodSeconds", spec.checkpoint.grace_period_seconds, self.grace_period_seconds),
         ];
         let (field, asked, most) = rows.into_iter().find(|(_, asked, most)| asked > most)?;
-        Some((field, format!("{field} is {asked}, but the appliance allows at most {most}: set it to {most} or less")))
+        Some((field, format!("{asked} exceeds what the appliance allows: set it to {most} or less")))
     }
 }

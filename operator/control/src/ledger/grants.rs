@@ -107,8 +107,8 @@ fn admission_error(
         let message = format!("the Appliance {} is being deleted and grants nothing", appliance.name_any());
         return Some((QueueReason::NoAppliance, message));
     }
-    if let Some((_, message)) = appliance.spec.max_deadlines.find_violation(&job.spec) {
-        return Some((QueueReason::DeadlineNotAllowed, message));
+    if let Some((field, message)) = appliance.spec.max_deadlines.find_violation(&job.spec) {
+        return Some((QueueReason::DeadlineNotAllowed, format!("{field}: {message}")));
     }
     let class = job.spec.priority_class_name.as_deref();
     if let Some(message) = appliance.spec.priority_classes.rejection_message(class) {

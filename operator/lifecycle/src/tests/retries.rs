@@ -130,7 +130,7 @@ fn deadlines_are_bounded_by_appliance() {
     let bounds = MaxDeadlines::default();
     let (field, why) = bounds.find_violation(&world.job.spec).unwrap();
     assert_eq!(field, "spec.deadlines.startupSeconds");
-    assert!(why.contains("at most 3600"), "{why}");
+    assert!(why.contains("set it to 3600 or less"), "{why}");
     world.spec().deadlines.startup_seconds = 3600;
     assert_eq!(bounds.find_violation(&world.job.spec), None);
 }
