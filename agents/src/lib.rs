@@ -4,6 +4,7 @@
 //! * `roles` has the driver of each role. A driver is one process and executes the commands of `millrace-engine`.
 //! * `control` is the stream between each agent and the coordinator; `links` connects the agents of the data tree.
 //! * [`cli`] is the command line.
+//! * [`start_checkpoint`] decides which checkpoint a run starts from.
 //! * [`host`] reports cores, memory and speed of this machine.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
@@ -21,5 +22,6 @@ pub mod launch;
 mod links;
 mod member;
 mod roles;
+pub mod start_checkpoint;
 
 pub use roles::role_process;

@@ -1,13 +1,13 @@
 //! Checks the input of a run before anything is started or written.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use millrace_checkpoint::{Checkpoint, Moments, PlanReader, VerificationLevel, contains_checkpoints, newest_complete};
+use millrace_checkpoint::{Moments, PlanReader};
 use millrace_data::Dataset;
 use millrace_emulator::report::format_size;
-use millrace_params::{InputSpec, JobSpec, Mode};
+use millrace_params::{InputSpec, JobSpec};
 use rustix::fs::Access;
 
 use super::args::RunArgs;
@@ -18,6 +18,7 @@ use crate::dataset_epoch::DatasetEpoch;
 use crate::error::AgentError;
 use crate::host::{self, HostMemory};
 use crate::input;
+use crate::start_checkpoint::{StartCheckpoint, find_start_checkpoint};
 
 /// Maximum bytes of text that are tokenized only to count its samples, which takes a few seconds.
 const MAX_PLANNED_TEXT_BYTES: u64 = 64 << 20;
@@ -121,33 +122,21 @@ fn check_model_dir(model_dir: &Path) -> Result<(), CliError> {
     Err(CliError::bad_input(refused).hint("choose another with -o"))
 }
 
-/// Checks that the checkpoint that the run begins with has this model and is not beyond the last step; one that the
-/// user named must exist and have this profile. Without a named one it is the newest complete one of model_dir, which
-/// a run that does not train requires. The coordinator later verifies every byte of it before it writes anything.
+/// Checks that the checkpoint that the run starts from has this model and is not beyond the last step; one that the
+/// user named must have this profile. The coordinator later verifies every byte of it before it writes anything.
 fn check_checkpoint(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliError> {
     let run = &prepared.resolved.job.run;
-    let named = run.checkpoint_path.as_ref().map(PathBuf::from);
-    if let (Mode::EvalAll, Some(path)) = (run.mode, &named)
-        && contains_checkpoints(path)?
-    {
-        return Ok(());
-    }
-    let is_named = named.is_some();
-    let checkpoint = match named {
-        Some(path) => Some(Checkpoint::open(path)?),
-        None if run.autoload_last_checkpoint || !run.mode.trains() => {
-            newest_complete(Path::new(&run.model_dir), VerificationLevel::Quick)?.0
+    let named = run.checkpoint_path.as_deref().map(Path::new);
+    let checkpoint = match find_start_checkpoint(run, named, Path::new(&run.model_dir))? {
+        StartCheckpoint::Named(checkpoint) | StartCheckpoint::Newest(checkpoint) => checkpoint,
+        StartCheckpoint::Every(_) | StartCheckpoint::Initial => return Ok(()),
+        StartCheckpoint::Missing => {
+            let error = CliError::bad_input(format!("no complete checkpoint in {} to evaluate", run.model_dir));
+            let hint = "name one with --checkpoint_path, or the model_dir of a run that has trained with -o";
+            return Err(error.hint(hint));
         }
-        None => None,
     };
-    let Some(checkpoint) = checkpoint else {
-        if run.mode.trains() {
-            return Ok(());
-        }
-        let error = CliError::bad_input(format!("no complete checkpoint in {} to evaluate", run.model_dir));
-        return Err(error.hint("name one with --checkpoint_path, or the model_dir of a run that has trained with -o"));
-    };
-    if run.mode.trains() && is_named {
+    if run.mode.trains() && named.is_some() {
         // All processes run on this machine, so the profile is known before anything is started.
         let now = serde_json::to_string(&prepared.profile(flags.isa)).map_err(AgentError::local)?;
         check_same_profile(checkpoint.numerics_profile(), &now, flags.allow_profile_change)?;

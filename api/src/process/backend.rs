@@ -25,7 +25,7 @@ use super::directories::ServerDirectories;
 use super::inputs::{InputError, check_inputs};
 use super::objects::{NewObject, ObjectStore};
 use super::priorities;
-use super::start_checkpoint::check_start_checkpoint;
+use super::start_checkpoint::{StartCheckpointError, check_start_checkpoint};
 use super::world::ProcessWorld;
 use crate::backend::{Backend, JobChange, JobTarget, VolumeInfo};
 use crate::compute::ComputePool;
@@ -66,6 +66,15 @@ pub struct ProcessBackend {
     running: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
     /// Held as long as the server lives.
     _claim: DataDirClaim,
+}
+
+/// A file that a job reads can't be used.
+#[derive(Debug, thiserror::Error)]
+enum UnusableFiles {
+    #[error(transparent)]
+    Input(#[from] InputError),
+    #[error(transparent)]
+    StartCheckpoint(#[from] StartCheckpointError),
 }
 
 impl ProcessBackend {
@@ -137,17 +146,19 @@ impl ProcessBackend {
         .await
     }
 
-    /// Rejects a job whose checkpoint to start from does not exist at present; returns a note for the user about a
-    /// checkpoint of an earlier job.
-    async fn check_start_checkpoint(
+    /// Rejects a job whose data files are missing, or whose checkpoint to start from does not exist at present; returns
+    /// a note for the user about a checkpoint of an earlier job.
+    async fn check_data_and_start(
         &self,
-        account: &str,
+        order: &SubmitRequest,
         job: &TrainJob,
         resolution: &ResolvedJob,
     ) -> Result<Option<String>> {
         let model_dir = PathBuf::from(resolution.model_dir.clone().unwrap_or_default());
-        self.check_resolved(account, job, resolution, move |directories, job, resolved| {
-            check_start_checkpoint(directories, job, &resolved, &model_dir)
+        let texts = order.texts.clone();
+        self.check_resolved(&order.account, job, resolution, move |directories, job, resolved| {
+            check_inputs(directories, job, &resolved, texts.as_ref())?;
+            Ok::<_, UnusableFiles>(check_start_checkpoint(directories, job, &resolved, &model_dir)?)
         })
         .await
     }
@@ -188,8 +199,7 @@ impl Backend for ProcessBackend {
             return job_of(&known);
         }
         let mut resolution = self.planner.check_runnable(&order.account, &job).await?;
-        self.check_data(order, &job, &resolution).await?;
-        resolution.notes.extend(self.check_start_checkpoint(&order.account, &job, &resolution).await?);
+        resolution.notes.extend(self.check_data_and_start(order, &job, &resolution).await?);
         let name = job.name_any();
         if self.objects.store().live_job(&order.namespace, &name).await?.is_some() {
             return Err(ApiError::name_taken(&order.namespace, &name));

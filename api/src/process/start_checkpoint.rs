@@ -1,4 +1,4 @@
-//! Finds the checkpoint that a job starts from, before the job runs.
+//! Checks the checkpoint that a job starts from, before the job runs; [`find_start_checkpoint`] has the rule.
 //!
 //! * A training job without `checkpoint_path` resumes from the newest checkpoint of its model_dir. That directory is
 //!   named after the job, so an earlier job of the same name may have written it: users are told.
@@ -6,9 +6,11 @@
 
 use std::path::{Path, PathBuf};
 
-use millrace_checkpoint::{Checkpoint, VerificationLevel, contains_checkpoints, newest_complete};
+use millrace_agents::start_checkpoint::{StartCheckpoint, find_start_checkpoint};
+use millrace_checkpoint::Checkpoint;
 use millrace_crds::TrainJob;
-use millrace_params::{JobSpec, Mode};
+use millrace_params::JobSpec;
+use millrace_protocol::launch::LaunchDocument;
 
 use super::directories::ServerDirectories;
 use super::path_error::PathError;
@@ -47,24 +49,34 @@ pub fn check_start_checkpoint(
     model_dir: &Path,
 ) -> Result<Option<String>, StartCheckpointError> {
     let run = &resolved.run;
-    let Some(written) = &run.checkpoint_path else {
-        if !run.mode.trains() && newest(model_dir).is_none() {
-            return Err(StartCheckpointError::NothingToEvaluate(model_dir.to_owned()));
+    let written = run.checkpoint_path.as_deref();
+    let named = written.map(|path| directories.locate(job, path)).transpose()?;
+    match (find_start_checkpoint(run, named.as_deref(), model_dir), written) {
+        (Ok(StartCheckpoint::Newest(checkpoint)), _) if run.mode.trains() => Ok(resume_note(&checkpoint, model_dir)),
+        (Ok(StartCheckpoint::Missing), _) => Err(StartCheckpointError::NothingToEvaluate(model_dir.to_owned())),
+        (Ok(_), _) => Ok(None),
+        (Err(source), Some(path)) => {
+            Err(StartCheckpointError::Unusable { path: path.to_owned(), source: Box::new(source) })
         }
-        let resumes = run.mode.trains() && run.autoload_last_checkpoint;
-        return Ok(if resumes { earlier_checkpoint_note(model_dir) } else { None });
-    };
-    let path = directories.locate(job, written)?;
-    match Checkpoint::open(&path) {
-        Err(_) if run.mode == Mode::EvalAll && contains_checkpoints(&path).unwrap_or(false) => Ok(None),
-        Err(source) => Err(StartCheckpointError::Unusable { path: written.clone(), source: Box::new(source) }),
-        Ok(_) => Ok(None),
+        // The run itself reports why model_dir can't be read.
+        (Err(_), None) if run.mode.trains() => Ok(None),
+        (Err(_), None) => Err(StartCheckpointError::NothingToEvaluate(model_dir.to_owned())),
     }
 }
 
-/// Returns a sentence that names the newest checkpoint of `model_dir`; `None` if there is none that can be read.
-pub fn earlier_checkpoint_note(model_dir: &Path) -> Option<String> {
-    let checkpoint = newest(model_dir)?;
+/// Returns a sentence that names the checkpoint that a run of `launch` resumes from, if it is one of an earlier job
+/// that the params do not name.
+pub fn earlier_checkpoint_note(launch: &LaunchDocument) -> Option<String> {
+    if !launch.mode.trains() || launch.resume.checkpoint_path.is_some() {
+        return None;
+    }
+    match find_start_checkpoint(&launch.job.run, None, &launch.model_dir).ok()? {
+        StartCheckpoint::Newest(checkpoint) => resume_note(&checkpoint, &launch.model_dir),
+        _ => None,
+    }
+}
+
+fn resume_note(checkpoint: &Checkpoint, model_dir: &Path) -> Option<String> {
     let name = checkpoint.path().file_name()?.to_string_lossy().into_owned();
     Some(format!(
         "the job resumes from {name}, which an earlier job has left in the same model_dir, {}: to train from the \
@@ -73,15 +85,10 @@ pub fn earlier_checkpoint_note(model_dir: &Path) -> Option<String> {
     ))
 }
 
-/// Returns the newest checkpoint of `model_dir`. The run itself reports why a damaged one can't be used.
-fn newest(model_dir: &Path) -> Option<Checkpoint> {
-    newest_complete(model_dir, VerificationLevel::Quick).ok()?.0
-}
-
 #[cfg(test)]
 mod tests {
     use millrace_crds::{StoredParams, TrainJobSpec};
-    use millrace_params::{FlagOverrides, Params};
+    use millrace_params::{FlagOverrides, Mode, Params};
 
     use super::*;
 

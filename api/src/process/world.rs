@@ -119,11 +119,8 @@ impl ProcessWorld {
 
     /// Adds an event to a new job that resumes from the checkpoint of an earlier job without having named it.
     async fn report_earlier_checkpoint(&self, uid: &str, launch: &LaunchDocument) {
-        if launch.resume.checkpoint_path.is_some() || !(launch.mode.trains() && launch.resume.autoload) {
-            return;
-        }
-        let model_dir = launch.model_dir.clone();
-        let found = tokio::task::spawn_blocking(move || earlier_checkpoint_note(&model_dir)).await;
+        let launch = launch.clone();
+        let found = tokio::task::spawn_blocking(move || earlier_checkpoint_note(&launch)).await;
         let Some(message) = found.ok().flatten() else { return };
         if let Err(error) = self.objects.add_event(uid, false, RESUMES_EARLIER_JOB, &message).await {
             tracing::warn!(%uid, "can't publish the event {RESUMES_EARLIER_JOB}: {}", error_chain(&error));
