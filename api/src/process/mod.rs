@@ -20,6 +20,9 @@ mod volumes;
 mod world;
 
 pub use backend::{ProcessBackend, ProcessSettings};
+pub use claim::DataDirClaim;
 pub use directories::ServerDirectories;
+pub use objects::{NewObject, ObjectStore};
 pub use path_error::PathError;
 pub use volumes::{ServerVolume, VOLUME_SYNTAX, collect_unique as all_volumes, parse_volume};
+pub use world::ProcessWorld;
