@@ -150,7 +150,7 @@ impl JournalMetrics {
 pub struct ClusterMetrics {
     pub trainjobs: usize,
     /// Number of jobs whose journals are copied or archived.
-    pub companions: usize,
+    pub archivers: usize,
     /// Number of jobs with an open reader.
     pub readers: usize,
 }
@@ -161,7 +161,7 @@ impl ClusterMetrics {
         let registry = Registry::new();
         let gauge = |name, help, value: usize| registry.metric::<Gauge>(name, help).set(value as f64);
         gauge("millrace_api_trainjobs", "Number of TrainJobs.", self.trainjobs);
-        gauge("millrace_api_archivers", "Jobs whose journal is being followed or archived.", self.companions);
+        gauge("millrace_api_archivers", "Jobs whose journal is being followed or archived.", self.archivers);
         gauge("millrace_api_file_readers", "Jobs with an open file reader.", self.readers);
         registry.render()
     }

@@ -121,7 +121,7 @@ mod tests {
     fn one_account_over_its_budget_is_limited_alone() {
         let budget = Arc::new(ComputeBudget::default());
         let places: Vec<PendingRequest> = (0..MAX_PENDING).map(|_| budget.enter("busy").unwrap()).collect();
-        assert_eq!(budget.enter("busy").err().map(|refusal| refusal.reason), Some(ErrorReason::TooManyRequests));
+        assert_eq!(budget.enter("busy").err().map(|error| error.reason), Some(ErrorReason::TooManyRequests));
         assert!(budget.enter("calm").is_ok());
         drop(places);
         assert!(budget.enter("busy").is_ok());

@@ -92,21 +92,21 @@ impl ComputePool {
 
     async fn run_as<T: Send + 'static>(
         &self,
-        weight: WorkClass,
-        place: PendingRequest,
+        class: WorkClass,
+        slot: PendingRequest,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let owner = format!("account/{}", place.account());
+        let owner = format!("account/{}", slot.account());
         let (begun, begins) = oneshot::channel();
         let work = move || {
             // The request counts until the work is done, even if the caller has gone.
-            let _place = place;
+            let _slot = slot;
             // There is no receiver if the work began too late.
             let _ = begun.send(());
             work()
         };
         let working = async {
-            match weight {
+            match class {
                 WorkClass::Light => self.workers.run(&owner, work).await,
                 WorkClass::Heavy => self.workers.run_heavy(&owner, work).await,
             }

@@ -222,17 +222,17 @@ impl JobArchivers {
                     archiver.send_replace(job);
                     return;
                 }
-                let (archiver, seen) = watch::channel(job);
+                let (archiver, versions) = watch::channel(job);
                 all.insert(uid, archiver);
-                tokio::spawn(self.clone().run_archiver(seen));
+                tokio::spawn(self.clone().run_archiver(versions));
             }
         }
     }
 
     /// Runs the task of a job, until the job is deleted or nothing is left to be done for this version of it.
-    async fn run_archiver(self: Arc<Self>, mut seen: watch::Receiver<Arc<TrainJob>>) {
+    async fn run_archiver(self: Arc<Self>, mut versions: watch::Receiver<Arc<TrainJob>>) {
         loop {
-            let job = seen.borrow_and_update().clone();
+            let job = versions.borrow_and_update().clone();
             let stage = ArchiveStage::of(&job);
             if stage != ArchiveStage::Deleting && !archive::has_finalizer(&job) {
                 self.add_finalizer(&job).await;
@@ -241,12 +241,12 @@ impl JobArchivers {
             tokio::pin!(work);
             let next = tokio::select! {
                 () = &mut work => None,
-                next = next_relevant_version(&mut seen, &job, stage) => match next {
+                next = next_relevant_version(&mut versions, &job, stage) => match next {
                     Some(next) => Some(next),
                     None => return,
                 },
             };
-            let Some(next) = next else { if self.is_done(&job, &seen) { return } else { continue } };
+            let Some(next) = next else { if self.is_done(&job, &versions) { return } else { continue } };
             let is_deleting = ArchiveStage::of(&next) == ArchiveStage::Deleting;
             if matches!(stage, ArchiveStage::Running(_))
                 && ArchiveStage::of(&next) != stage
@@ -264,9 +264,9 @@ impl JobArchivers {
     }
 
     /// Removes the task of a job, unless a newer version of the job has arrived; returns whether it did.
-    fn is_done(&self, job: &TrainJob, seen: &watch::Receiver<Arc<TrainJob>>) -> bool {
+    fn is_done(&self, job: &TrainJob, versions: &watch::Receiver<Arc<TrainJob>>) -> bool {
         let mut all = self.archivers();
-        let done = seen.borrow().metadata.resource_version == job.metadata.resource_version;
+        let done = versions.borrow().metadata.resource_version == job.metadata.resource_version;
         if done {
             all.remove(&job.uid().unwrap_or_default());
         }
@@ -527,16 +527,16 @@ async fn wait_for_change(changes: &mut broadcast::Receiver<ChangeNotice>, uid: &
 /// Waits for a version of the job that needs other work: a version in another stage or, while the job has no finalizer,
 /// any newer version. `None` if the task has to end.
 async fn next_relevant_version(
-    seen: &mut watch::Receiver<Arc<TrainJob>>,
+    versions: &mut watch::Receiver<Arc<TrainJob>>,
     job: &TrainJob,
     stage: ArchiveStage,
 ) -> Option<Arc<TrainJob>> {
     let another = |next: &Arc<TrainJob>| {
         let newer = next.metadata.resource_version != job.metadata.resource_version;
-        let held = archive::has_finalizer(job) && archive::has_finalizer(next);
-        ArchiveStage::of(next) != stage || newer && stage != ArchiveStage::Deleting && !held
+        let keeps_finalizer = archive::has_finalizer(job) && archive::has_finalizer(next);
+        ArchiveStage::of(next) != stage || newer && stage != ArchiveStage::Deleting && !keeps_finalizer
     };
-    seen.wait_for(another).await.ok().map(|next| next.clone())
+    versions.wait_for(another).await.ok().map(|next| next.clone())
 }
 
 #[cfg(test)]

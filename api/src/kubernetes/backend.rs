@@ -63,7 +63,7 @@ pub struct KubernetesBackend {
     client: Client,
     store: Store,
     mirror: Arc<JobMirror<Namespaces>>,
-    followers: Arc<JobArchivers>,
+    archivers: Arc<JobArchivers>,
     readers: Arc<ReaderPool>,
     namespaces: Namespaces,
     planner: Planner,
@@ -88,14 +88,14 @@ impl KubernetesBackend {
         let mirror = Arc::new(JobMirror::new(store.clone(), namespaces.clone(), loops.clone()));
         let readers = Arc::new(ReaderPool::new(client.clone()));
         let identity = (namespace, identity);
-        let followers =
+        let archivers =
             Arc::new(JobArchivers::new(client.clone(), store.clone(), mirror.clone(), readers.clone(), identity));
         let seen_jobs = watch(&client, job_writer);
         let seen_appliances = watch(&client, appliance_writer);
-        let companions = followers.clone();
-        let told = move |event: &Event<TrainJob>, listed: &HashSet<String>| companions.on_watch_event(event, listed);
+        let starting = archivers.clone();
+        let on_event = move |event: &Event<TrainJob>, listed: &HashSet<String>| starting.on_watch_event(event, listed);
         loops.run(vec![
-            tokio::spawn(mirror.clone().follow(seen_jobs, told)),
+            tokio::spawn(mirror.clone().follow(seen_jobs, on_event)),
             tokio::spawn(seen_appliances.for_each(|_| std::future::ready(()))),
             tokio::spawn(events::copy(client.clone(), store.clone(), jobs.clone(), mirror.clone(), loops.clone())),
             tokio::spawn(readers.clone().sweep()),
@@ -112,7 +112,7 @@ impl KubernetesBackend {
         let watchdog = Watchdog::default();
         let watched: Weak<dyn ProgressSource> = Arc::downgrade(&(loops.clone() as Arc<dyn ProgressSource>));
         watchdog.watch(watched);
-        Ok(Self { client, store, mirror, followers, readers, namespaces, planner, loops, watchdog })
+        Ok(Self { client, store, mirror, archivers, readers, namespaces, planner, loops, watchdog })
     }
 
     fn jobs(&self, namespace: &str) -> Api<TrainJob> {
@@ -320,8 +320,8 @@ impl Backend for KubernetesBackend {
     }
 
     fn metrics(&self) -> String {
-        let (companions, readers) = (self.followers.count(), self.readers.count());
-        ClusterMetrics { trainjobs: self.planner.jobs.len(), companions, readers }.render()
+        let (archivers, readers) = (self.archivers.count(), self.readers.count());
+        ClusterMetrics { trainjobs: self.planner.jobs.len(), archivers, readers }.render()
     }
 
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {

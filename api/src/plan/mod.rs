@@ -129,9 +129,9 @@ impl Planner {
     /// [`ErrorReason::Invalid`]: it violates its schema, names an unknown priority, or a priority or deadline that its
     /// appliance does not allow. [`ErrorReason::TooManyRequests`].
     pub async fn admitted(&self, order: &SubmitRequest, priorities: &PriorityValues) -> Result<(Value, TrainJob)> {
-        let (definition, asked) = (self.definition.clone(), order.object.clone());
+        let (definition, requested) = (self.definition.clone(), order.object.clone());
         let admitting = self.compute.run(&order.account, move || {
-            let object = definition.admit(&asked, None)?;
+            let object = definition.admit(&requested, None)?;
             let job: TrainJob = serde_json::from_value(object.clone())
                 .map_err(|error| ApiError::new(ErrorReason::Invalid, format!("the TrainJob can't be read: {error}")))?;
             Ok((object, job))
@@ -177,7 +177,7 @@ impl Planner {
     pub async fn check_runnable(&self, account: &str, job: &TrainJob) -> Result<ResolvedJob> {
         let appliance = self.appliance_of(job)?;
         let (resolution, needs) = self.needs(account, job, &appliance).await?.map_err(never_runs)?;
-        match self.host_refusal(&needs) {
+        match self.insufficient_host_memory(&needs) {
             Some(why) => {
                 Err(ApiError::new(ErrorReason::BadParams, format!("the job does not fit on this host: {why}")))
             }
@@ -188,13 +188,13 @@ impl Planner {
     /// Returns `job` with notes for its user in `status.resolved`: notes of resolving it, fields of the spec that
     /// override params, and that its data was not checked.
     pub fn with_notes(&self, mut job: TrainJob, resolution: ResolvedJob) -> TrainJob {
-        let mut told = ResolvedJob {
+        let mut resolved = ResolvedJob {
             notes: resolution.notes.clone(),
             differences: resolution.differences.clone(),
             ..ResolvedJob::default()
         };
-        told.notes.extend(self.data_note(&resolution));
-        job.status.get_or_insert_default().resolved = Some(told);
+        resolved.notes.extend(self.data_note(&resolution));
+        job.status.get_or_insert_default().resolved = Some(resolved);
         job
     }
 
@@ -205,7 +205,7 @@ impl Planner {
     }
 
     /// Returns why the agents of a job can never run on this host, if so.
-    fn host_refusal(&self, needs: &ResourceRequirements) -> Option<String> {
+    fn insufficient_host_memory(&self, needs: &ResourceRequirements) -> Option<String> {
         let memory = HostMemory::read().filter(|_| self.is_on_this_host)?;
         host::insufficient_memory(needs.host_bytes(), memory)
     }
@@ -219,9 +219,9 @@ impl Planner {
     ) -> Result<Result<(ResolvedJob, ResourceRequirements), ResolveError>> {
         let (plan_cache, compute) = (self.plan_cache.clone(), self.compute.clone());
         let (job, appliance, owner) = (job.clone(), appliance.clone(), account.to_owned());
-        let plan = move |most: fn(u64) -> Result<(), OverBudget>| {
+        let plan = move |limit: fn(u64) -> Result<(), OverBudget>| {
             let charge = |bytes| compute.charge(&owner, bytes);
-            plan_cache.plan_uncached(&job, &appliance.spec, &|bytes| most(bytes).and_then(|()| charge(bytes)))
+            plan_cache.plan_uncached(&job, &appliance.spec, &|bytes| limit(bytes).and_then(|()| charge(bytes)))
         };
         let light = plan.clone();
         match self.compute.run(account, move || Ok(light(reject_heavy))).await? {
@@ -264,11 +264,11 @@ impl Planner {
     ) -> Result<(JobPlan, Option<ResolvedJob>)> {
         let appliance = self.appliance_of(&job)?;
         let (resolution, needs) = match self.needs(account, &job, &appliance).await? {
-            Ok(understood) => understood,
+            Ok(resolved) => resolved,
             Err(ResolveError::TooLarge(error)) => return Ok((too_large_plan(error_chain(&error)), None)),
             Err(why) => return Err(never_runs(why)),
         };
-        let plan = match self.host_refusal(&needs) {
+        let plan = match self.insufficient_host_memory(&needs) {
             Some(why) => exceeds_host(why, &needs),
             None => self.queue_position(&mut job, &appliance, &needs, priorities)?,
         };
@@ -401,15 +401,15 @@ fn plan_of_placement(
             systems: grant.systems,
             ..plan
         },
-        Err(place) => JobPlan {
-            fits: place.position.is_some(),
-            reason: Some(place.reason.as_str().to_owned()),
-            queue: place.position.map(|position| QueueStatus {
+        Err(entry) => JobPlan {
+            fits: entry.position.is_some(),
+            reason: Some(entry.reason.as_str().to_owned()),
+            queue: entry.position.map(|position| QueueStatus {
                 position: Some(position),
-                reason: Some(place.reason.as_str().to_owned()),
-                message: Some(place.message.clone()),
+                reason: Some(entry.reason.as_str().to_owned()),
+                message: Some(entry.message.clone()),
             }),
-            message: place.message,
+            message: entry.message,
             ..plan
         },
     }

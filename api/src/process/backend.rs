@@ -57,7 +57,7 @@ pub struct ProcessSettings {
 /// The process backend.
 pub struct ProcessBackend {
     objects: Arc<ObjectStore>,
-    machine: Arc<ProcessWorld>,
+    world: Arc<ProcessWorld>,
     control: Arc<ControllerContext<ProcessWorld>>,
     planner: Planner,
     compute: ComputePool,
@@ -91,12 +91,12 @@ impl ProcessBackend {
         let objects = Arc::new(ObjectStore::new(store));
         objects.ensure_appliance(appliance, &claim).await?;
         let (reconcile_requests, received_requests) = mpsc::unbounded_channel();
-        let machine =
+        let world =
             Arc::new(ProcessWorld::new(objects.clone(), directories.clone(), reconcile_requests.clone()).await?);
         let (jobs, appliances) = (objects.watch_jobs().await?, objects.watch_appliances().await?);
         let deleted = objects.deleted_jobs();
         let parts = ContextParts {
-            world: machine.clone(),
+            world: world.clone(),
             site: Arc::new(directories.clone()),
             jobs: jobs.view,
             appliances: appliances.view,
@@ -117,14 +117,14 @@ impl ProcessBackend {
             reconcile_requests: received_requests,
         };
         let (ending, ended) = watch::channel(false);
-        let visiting = tokio::spawn(millrace_control::run(control.clone(), streams, ended, |jobs| jobs));
-        let world = machine.clone();
+        let reconciling = tokio::spawn(millrace_control::run(control.clone(), streams, ended, |jobs| jobs));
+        let deleting_world = world.clone();
         let ending_jobs = tokio::spawn(deleted.for_each(move |uid| {
-            world.end_deleted(&uid);
+            deleting_world.end_deleted(&uid);
             std::future::ready(())
         }));
-        let running = tokio::sync::Mutex::new(vec![visiting, ending_jobs]);
-        Ok(Self { objects, machine, control, planner, compute, exports, ending, running, _claim: claim })
+        let running = tokio::sync::Mutex::new(vec![reconciling, ending_jobs]);
+        Ok(Self { objects, world, control, planner, compute, exports, ending, running, _claim: claim })
     }
 
     /// Rejects a job whose data files are missing; returns the epoch of its training data and its last step, if they
@@ -172,7 +172,7 @@ impl ProcessBackend {
         check: impl FnOnce(&ServerDirectories, &TrainJob, JobSpec) -> std::result::Result<T, E> + Send + 'static,
     ) -> Result<T> {
         let (resolved, _) = resolved_job(resolution).map_err(|error| ApiError::internal("plan a job", error))?;
-        let (directories, job) = (self.machine.directories.clone(), job.clone());
+        let (directories, job) = (self.world.directories.clone(), job.clone());
         let checked = self.compute.run_heavy(account, move || {
             check(&directories, &job, resolved)
                 .map_err(|error| ApiError::new(ErrorReason::BadParams, error_chain(&error)))
@@ -217,14 +217,14 @@ impl Backend for ProcessBackend {
         if let Some(texts) = &order.texts {
             let namespace = LabelName::new(&*order.namespace)
                 .map_err(|error| ApiError::new(ErrorReason::Invalid, format!("metadata.namespace: {error}")))?;
-            let dir = self.machine.directories.uploads_dir(&namespace, &texts.config_map);
+            let dir = self.world.directories.uploads_dir(&namespace, &texts.config_map);
             let kept = write_uploads(&dir, &texts.files).await;
             kept.map_err(|error| ApiError::internal("store the files uploaded with a job", error))?;
         }
         let created = self.objects.create_job(object, NewObject { submitter: order.submitter, key: order.key }).await;
         if !matches!(created, Ok(SubmitResult::New(_))) && order.texts.is_some() {
             // No job was created. Another job may have the same uploads.
-            self.machine.directories.remove_uploads(&job, &self.objects.live_jobs().await?).await;
+            self.world.directories.remove_uploads(&job, &self.objects.live_jobs().await?).await;
         }
         created
     }
@@ -254,7 +254,7 @@ impl Backend for ProcessBackend {
 
     async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<TrainJob> {
         let job = self.objects.job(uid).await?.ok_or_else(|| ApiError::job_not_found(namespace, name))?;
-        self.machine.delete_job(&job).await?;
+        self.world.delete_job(&job).await?;
         self.exports_of(uid)?.remove().await;
         Ok(job)
     }
@@ -279,7 +279,7 @@ impl Backend for ProcessBackend {
     async fn volumes(&self, namespace: &str) -> Result<Vec<VolumeInfo>> {
         // No volume is granted to what is not a namespace.
         let Ok(namespace) = LabelName::new(namespace) else { return Ok(Vec::new()) };
-        let granted = self.machine.directories.volumes_for(&namespace).into_iter();
+        let granted = self.world.directories.volumes_for(&namespace).into_iter();
         Ok(granted.map(|(name, volume)| VolumeInfo { name: name.to_string(), message: volume.description() }).collect())
     }
 
@@ -299,15 +299,15 @@ impl Backend for ProcessBackend {
     /// Deletes the jobs themselves, too; their files stay.
     async fn delete_history_before(&self, before_ms: i64) -> Result<usize> {
         let uids = self.objects.store().delete_finished_before(before_ms, DELETE_BATCH_JOBS).await?;
-        let is_forgotten = |job: &Arc<TrainJob>| job.uid().is_some_and(|uid| uids.contains(&uid));
-        let (forgotten, others): (Vec<_>, Vec<_>) = self.control.jobs.state().into_iter().partition(is_forgotten);
+        let is_deleted = |job: &Arc<TrainJob>| job.uid().is_some_and(|uid| uids.contains(&uid));
+        let (deleted_jobs, others): (Vec<_>, Vec<_>) = self.control.jobs.state().into_iter().partition(is_deleted);
         let others: Vec<TrainJob> = others.into_iter().map(|job| TrainJob::clone(&job)).collect();
         for uid in &uids {
             self.exports_of(uid)?.remove().await;
         }
-        for job in forgotten {
-            self.machine.directories.remove_termination_reports(&job).await;
-            self.machine.directories.remove_uploads(&job, &others).await;
+        for job in deleted_jobs {
+            self.world.directories.remove_termination_reports(&job).await;
+            self.world.directories.remove_uploads(&job, &others).await;
             self.objects.publish_deleted(&job);
         }
         Ok(uids.len())
@@ -317,17 +317,17 @@ impl Backend for ProcessBackend {
     async fn shut_down(&self) {
         let _ = self.ending.send(true);
         let mut running = self.running.lock().await;
-        let visiting = running.remove(0);
+        let reconciling = running.remove(0);
         // A reconcile in progress may start processes, so it has to end first.
-        let _ = visiting.await;
+        let _ = reconciling.await;
         running.drain(..).for_each(|task| task.abort());
-        self.machine.shut_down(SAVE_TIMEOUT).await;
+        self.world.shut_down(SAVE_TIMEOUT).await;
     }
 
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {
         let written = job.status.as_ref().and_then(|status| status.resolved.as_ref()?.model_dir.clone());
         let model_dir = written.ok_or_else(ApiError::files_not_found)?;
-        if !self.machine.directories.is_readable(job, Path::new(&model_dir)) {
+        if !self.world.directories.is_readable(job, Path::new(&model_dir)) {
             return Err(ApiError::new(
                 ErrorReason::Gone,
                 "the job's files are in a volume that its namespace may no longer use",

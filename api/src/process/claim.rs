@@ -64,7 +64,7 @@ impl DataDirClaim {
         }
         let uid = stored.uid().unwrap_or_default();
         match std::fs::read_to_string(self.data.join(MACHINE_ID_FILE)) {
-            Ok(machine) if machine.trim() == uid => Ok(()),
+            Ok(bound_uid) if bound_uid.trim() == uid => Ok(()),
             Err(_) if self.holds_database => Ok(()),
             _ => Err(conflict(format!(
                 "the jobs of this database have their files in a different directory than {here}, on another machine \
@@ -102,10 +102,10 @@ mod tests {
     use super::*;
     use millrace_crds::ApplianceSpec;
 
-    fn refused(claim: &DataDirClaim, appliance: &Appliance) -> String {
-        let refusal = claim.check_bound(appliance).unwrap_err();
-        assert_eq!(refusal.reason, ErrorReason::Conflict);
-        refusal.detail
+    fn conflict_detail(claim: &DataDirClaim, appliance: &Appliance) -> String {
+        let error = claim.check_bound(appliance).unwrap_err();
+        assert_eq!(error.reason, ErrorReason::Conflict);
+        error.detail
     }
 
     #[test]
@@ -126,20 +126,23 @@ mod tests {
             ErrorReason::Conflict,
             "while the first lives"
         );
-        assert!(refused(&DataDirClaim::acquire(&other, true).unwrap(), &appliance).contains("make"), "a copy is none");
+        assert!(
+            conflict_detail(&DataDirClaim::acquire(&other, true).unwrap(), &appliance).contains("make"),
+            "a copy is none"
+        );
         drop(first);
 
         std::fs::remove_file(data.join(MACHINE_ID_FILE)).unwrap();
-        assert!(refused(&DataDirClaim::acquire(&data, false).unwrap(), &appliance).contains("write a into"));
+        assert!(conflict_detail(&DataDirClaim::acquire(&data, false).unwrap(), &appliance).contains("write a into"));
         DataDirClaim::acquire(&data, true).unwrap().check_bound(&appliance).expect("its own database says enough");
 
         std::fs::rename(&data, home.join("moved")).unwrap();
         let moved = DataDirClaim::acquire(&home.join("moved"), true).unwrap();
-        assert!(refused(&moved, &appliance).contains("a link to"));
+        assert!(conflict_detail(&moved, &appliance).contains("a link to"));
         std::os::unix::fs::symlink(home.join("moved"), &data).unwrap();
         moved.check_bound(&appliance).unwrap();
         moved.bind(&mut appliance).unwrap();
         std::fs::remove_file(&data).unwrap();
-        assert!(refused(&moved, &appliance).contains("a link to"), "its jobs are known by the link");
+        assert!(conflict_detail(&moved, &appliance).contains("a link to"), "its jobs are known by the link");
     }
 }

@@ -173,10 +173,10 @@ impl ServerDirectories {
         {
             return Ok(path);
         }
-        let mut asked = path.components();
+        let mut parts = path.components();
         for own in self.data.components() {
             // A path above the data directory includes it.
-            let Some(part) = asked.next() else { break };
+            let Some(part) = parts.next() else { break };
             let (part, own) = (part.as_os_str().to_string_lossy(), own.as_os_str().to_string_lossy());
             if part.contains("**") {
                 break;
@@ -326,14 +326,14 @@ mod tests {
             inputs: Some("/srv/inputs".into()),
             volumes: [(ObjectName::new("books").unwrap(), volume_at("/vol/books", &["team"]))].into(),
         };
-        let place = |path: &str| site.locate(&job, path).map(|path| path.display().to_string());
+        let locate_text = |path: &str| site.locate(&job, path).map(|path| path.display().to_string());
         let error = site.check_mounts(&job).unwrap_err().to_string();
         assert!(error.contains("offers no volume nowhere to namespace team"), "{error}");
-        assert_eq!(place("text/*.txt").unwrap(), "/srv/inputs/text/*.txt");
-        assert_eq!(place("/data/x.txt").unwrap(), "/vol/books/x.txt");
-        assert_eq!(place("/data/deep/x").unwrap(), "/vol/books/b/c/x");
+        assert_eq!(locate_text("text/*.txt").unwrap(), "/srv/inputs/text/*.txt");
+        assert_eq!(locate_text("/data/x.txt").unwrap(), "/vol/books/x.txt");
+        assert_eq!(locate_text("/data/deep/x").unwrap(), "/vol/books/b/c/x");
         let written = "/srv/data/model_dirs/team/other/model_dir/checkpoint_3";
-        assert_eq!(place(written).unwrap(), written, "as its status tells it");
+        assert_eq!(locate_text(written).unwrap(), written, "as its status tells it");
         job.spec.volumes.push(JobVolume {
             name: "t".to_owned(),
             persistent_volume_claim: None,
@@ -346,7 +346,7 @@ mod tests {
             config_map: Some(millrace_crds::ConfigMapSource { name: "texts".to_owned() }),
         });
         job.spec.mount_dirs.push(mount("/t2", "t2", None));
-        let place = |path: &str| site.locate(&job, path).map(|path| path.display().to_string());
+        let locate_text = |path: &str| site.locate(&job, path).map(|path| path.display().to_string());
         for bad in [
             "/srv/data/model_dirs/else/x",
             "/srv/data/millrace.db",
@@ -357,17 +357,20 @@ mod tests {
             "/database",
             "/n/x",
         ] {
-            assert!(place(bad).is_err(), "{bad}");
+            assert!(locate_text(bad).is_err(), "{bad}");
         }
-        let beside = ServerDirectories { inputs: Some("/srv".into()), ..site.clone() };
-        let place = |path: &str| beside.locate(&job, path).map(|path| path.display().to_string());
-        assert_eq!(place("data/model_dirs/team/other/model_dir").unwrap(), "/srv/data/model_dirs/team/other/model_dir");
-        assert_eq!(place("inputs/*.txt").unwrap(), "/srv/inputs/*.txt");
-        assert_eq!(place("data.txt").unwrap(), "/srv/data.txt");
+        let offering_parent = ServerDirectories { inputs: Some("/srv".into()), ..site.clone() };
+        let locate_text = |path: &str| offering_parent.locate(&job, path).map(|path| path.display().to_string());
+        assert_eq!(
+            locate_text("data/model_dirs/team/other/model_dir").unwrap(),
+            "/srv/data/model_dirs/team/other/model_dir"
+        );
+        assert_eq!(locate_text("inputs/*.txt").unwrap(), "/srv/inputs/*.txt");
+        assert_eq!(locate_text("data.txt").unwrap(), "/srv/data.txt");
         for bad in
             ["data/model_dirs/teams/x", "data/millrace.db", "d*/model_dirs/else/x", "**/*.jsonl", ".", "*", "[d]ata/x"]
         {
-            assert!(place(bad).is_err(), "{bad}");
+            assert!(locate_text(bad).is_err(), "{bad}");
         }
         let mut bad_mounts = job.clone();
         bad_mounts.spec.mount_dirs = vec![mount("", "d", None), mount("/sub", "d", Some("x\0y"))];

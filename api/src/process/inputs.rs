@@ -39,8 +39,8 @@ pub enum InputError {
     },
     /// A file does not exist. Its path on this machine is not part of the message.
     #[error(
-        "{key}: file {path} not found {place}: check the spelling, put the file there, upload a text file of less than \
-         1 MiB with the params, or mount a volume that contains it"
+        "{key}: file {path} not found {location}: check the spelling, put the file there, upload a text file of less \
+         than 1 MiB with the params, or mount a volume that contains it"
     )]
     NotFound {
         /// Key of the input in the params.
@@ -48,7 +48,7 @@ pub enum InputError {
         /// The path in the params.
         path: String,
         /// Where the file was searched, as part of a sentence.
-        place: String,
+        location: String,
     },
     /// The data can't be used.
     #[error("{key}: {error}: {}", .error.hint())]
@@ -98,7 +98,7 @@ impl InputCheck<'_> {
         vocab_size: usize,
         texts: Option<&UploadedFiles>,
     ) -> Result<Option<u64>, InputError> {
-        let (mut travelling, mut placed, mut first_upload) = (DataSummary::default(), Vec::new(), None);
+        let (mut uploaded, mut located, mut first_upload) = (DataSummary::default(), Vec::new(), None);
         for written in input.paths() {
             let path = self.directories.locate(self.job, written)?;
             match texts.and_then(|texts| self.uploaded_at(&path, texts)) {
@@ -109,25 +109,25 @@ impl InputCheck<'_> {
                     first_upload = first_upload.or(found.first().copied());
                     // Empty files are not documents, as among files on disk.
                     let sizes = found.iter().map(|file| file.content.len() as u64).filter(|&bytes| bytes > 0);
-                    travelling = sizes
-                        .fold(travelling, |sum, bytes| sum.add(DataSummary { files: 1, bytes, hdf5_samples: None }));
+                    uploaded =
+                        sizes.fold(uploaded, |sum, bytes| sum.add(DataSummary { files: 1, bytes, hdf5_samples: None }));
                 }
-                None => placed.push((written.as_str(), path)),
+                None => located.push((written.as_str(), path)),
             }
         }
-        if let Some(file) = first_upload.filter(|_| placed.is_empty() && travelling.bytes == 0) {
+        if let Some(file) = first_upload.filter(|_| located.is_empty() && uploaded.bytes == 0) {
             return Err(InputError::EmptyUpload { key: self.key, name: file.original_name().to_owned() });
         }
         let mut on_disk = input.clone();
         if let Some(paths) = on_disk.paths_mut() {
-            *paths = placed.iter().map(|(_, path)| path.display().to_string()).collect();
+            *paths = located.iter().map(|(_, path)| path.display().to_string()).collect();
         }
         let spec = source_spec(&on_disk, vocab_size);
-        let found = match placed.is_empty() {
+        let found = match located.is_empty() {
             true => Ok(DataSummary::default()),
             false => survey_source(&spec),
         };
-        found.and_then(|found| found.add(travelling).samples(&spec)).map_err(|error| self.input_error(error, &placed))
+        found.and_then(|found| found.add(uploaded).samples(&spec)).map_err(|error| self.input_error(error, &located))
     }
 
     /// Returns the matching files among the uploads; `None` if `path` is not in their directory.
@@ -140,18 +140,18 @@ impl InputCheck<'_> {
     }
 
     /// Returns the error of an input, with the path as the user wrote it.
-    fn input_error(&self, error: DataError, placed: &[(&str, PathBuf)]) -> InputError {
+    fn input_error(&self, error: DataError, located: &[(&str, PathBuf)]) -> InputError {
         let missing = match &error {
             DataError::NotFound { path, .. } => Some(path.as_path()),
             DataError::NoMatch { pattern, .. } => Some(Path::new(pattern)),
             _ => None,
         };
-        let written = missing.and_then(|path| placed.iter().find(|(_, place)| place == path));
+        let written = missing.and_then(|path| located.iter().find(|(_, location)| location == path));
         let Some((written, _)) = written else {
             return InputError::Data { key: self.key, error };
         };
-        let place = self.directories.search_description(self.job, written);
-        InputError::NotFound { key: self.key, path: (*written).to_owned(), place }
+        let location = self.directories.search_description(self.job, written);
+        InputError::NotFound { key: self.key, path: (*written).to_owned(), location }
     }
 }
 

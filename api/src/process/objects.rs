@@ -68,18 +68,18 @@ impl<K> ChangeFeed<K>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
 {
-    fn watch(&self, there: Vec<K>) -> Watch<K> {
+    fn watch(&self, existing: Vec<K>) -> Watch<K> {
         let (view, mut writer) = reflector::store();
         let (to_view, touched) = (self.listen(), self.listen());
-        let beginning: Vec<Event<K>> = std::iter::once(Event::Init)
-            .chain(there.into_iter().map(Event::InitApply))
+        let initial_events: Vec<Event<K>> = std::iter::once(Event::Init)
+            .chain(existing.into_iter().map(Event::InitApply))
             .chain([Event::InitDone])
             .collect();
         // The view is complete from the beginning, whether or not the stream is polled. If several tasks waited for it,
         // only one of them would be woken.
-        beginning.iter().for_each(|event| writer.apply_watcher_event(event));
-        let applied = futures::stream::iter(beginning.clone()).chain(to_view).map(Ok::<_, watcher::Error>);
-        let touched = futures::stream::iter(beginning).chain(touched).map(Ok);
+        initial_events.iter().for_each(|event| writer.apply_watcher_event(event));
+        let applied = futures::stream::iter(initial_events.clone()).chain(to_view).map(Ok::<_, watcher::Error>);
+        let touched = futures::stream::iter(initial_events).chain(touched).map(Ok);
         Watch {
             view,
             applied: reflector::reflector(writer, applied).applied_objects().boxed(),
@@ -257,15 +257,15 @@ impl ObjectStore {
     pub async fn ensure_appliance(&self, mut appliance: Appliance, claim: &DataDirClaim) -> Result<()> {
         let name = appliance.name_any();
         loop {
-            if let Some(mut there) = self.appliance(&name).await? {
-                claim.check_bound(&there)?;
-                let before = there.clone();
-                claim.bind(&mut there)?;
-                if there.spec != appliance.spec {
-                    there.spec = appliance.spec.clone();
-                    there.metadata.generation = there.metadata.generation.map(|generation| generation + 1);
+            if let Some(mut existing) = self.appliance(&name).await? {
+                claim.check_bound(&existing)?;
+                let before = existing.clone();
+                claim.bind(&mut existing)?;
+                if existing.spec != appliance.spec {
+                    existing.spec = appliance.spec.clone();
+                    existing.metadata.generation = existing.metadata.generation.map(|generation| generation + 1);
                 }
-                if there != before && self.replace_appliance(there).await?.is_none() {
+                if existing != before && self.replace_appliance(existing).await?.is_none() {
                     continue;
                 }
                 return Ok(());
