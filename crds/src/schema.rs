@@ -47,11 +47,11 @@ pub(crate) fn status(schema: &mut Schema) {
 
 /// Bounds integers and numbers. Each row has the path of a key, the minimum and the maximum.
 pub(crate) fn ranges(schema: &mut Schema, rows: &[(&str, f64, f64)]) {
-    for (path, least, most) in rows {
+    for (path, least, maximum) in rows {
         let pointer = path.split('.').map(|key| format!("/properties/{key}")).collect::<String>();
         if let Some(Value::Object(key)) = schema.pointer_mut(&pointer) {
             key.insert("minimum".into(), number(*least));
-            key.insert("maximum".into(), number(*most));
+            key.insert("maximum".into(), number(*maximum));
         }
     }
 }
@@ -214,11 +214,11 @@ fn documented_enum(schema: &mut Map<String, Value>) {
 
 /// Returns whether the schema allows several shapes, which only the operator can distinguish.
 fn is_union(schema: &Map<String, Value>) -> bool {
-    let says = |key: &str| schema.contains_key(key);
-    if says("x-kubernetes-int-or-string") {
+    let has = |key: &str| schema.contains_key(key);
+    if has("x-kubernetes-int-or-string") {
         return false;
     }
-    says("anyOf") || says("oneOf") || !(says("type") || says("enum") || says("x-kubernetes-preserve-unknown-fields"))
+    has("anyOf") || has("oneOf") || !(has("type") || has("enum") || has("x-kubernetes-preserve-unknown-fields"))
 }
 
 fn bound(schema: &mut Map<String, Value>) {
@@ -237,13 +237,13 @@ fn bound(schema: &mut Map<String, Value>) {
     }
     if of_type(schema, "integer") {
         // An API server knows int32 and int64. The lower bound of unsigned types is already set.
-        let most = match schema.get("format").and_then(Value::as_str) {
+        let maximum = match schema.get("format").and_then(Value::as_str) {
             Some("int32") => return,
             Some("uint32") => u64::from(u32::MAX),
             _ => MAX_INTEGER,
         };
         schema.insert("format".into(), "int64".into());
-        schema.entry("maximum").or_insert(most.into());
-        schema.entry("minimum").or_insert((-(most as i64)).into());
+        schema.entry("maximum").or_insert(maximum.into());
+        schema.entry("minimum").or_insert((-(maximum as i64)).into());
     }
 }

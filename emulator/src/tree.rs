@@ -246,8 +246,8 @@ mod tests {
         partials.insert(Node::new(0, 3), 1.0f32, |l, r| l + r).unwrap();
         let again = partials.insert(Node::new(1, 3), 1.0, |l, r| l + r);
         assert_eq!(again, Err(PartialSumError::Repeated(Node::new(1, 3))));
-        let stranger = partials.insert(Node::new(3, 5), 1.0, |l, r| l + r);
-        assert_eq!(stranger, Err(PartialSumError::NotANode(Node::new(3, 5), 6)));
+        let outsider = partials.insert(Node::new(3, 5), 1.0, |l, r| l + r);
+        assert_eq!(outsider, Err(PartialSumError::NotANode(Node::new(3, 5), 6)));
         assert_eq!(partials.len(), 1);
     }
 }

@@ -254,8 +254,8 @@ impl Layout {
 
     /// Returns the names of the tensors in elements `range` of `group`.
     pub(crate) fn tensor_names(&self, group: GroupId, range: &Range<usize>) -> Vec<String> {
-        let inside = |place: &Range<usize>| place.start < range.end && range.start < place.end;
-        let members = self.groups[group].tensors.iter().filter(|(_, place)| inside(place));
+        let inside = |location: &Range<usize>| location.start < range.end && range.start < location.end;
+        let members = self.groups[group].tensors.iter().filter(|(_, location)| inside(location));
         members.map(|(tensor, _)| self.graph.tensors[*tensor].name.clone()).collect()
     }
 

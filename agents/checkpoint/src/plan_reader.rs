@@ -52,7 +52,8 @@ impl PlanReader {
         }
         let all = from.layout().tensor_ranges();
         let tensors = from.layout().graph().tensors.iter().zip(all);
-        let known: HashMap<_, _> = tensors.map(|(tensor, place)| ((&tensor.name, &tensor.shape), place)).collect();
+        let known: HashMap<_, _> =
+            tensors.map(|(tensor, location)| ((&tensor.name, &tensor.shape), location)).collect();
         let wanted = layout.graph().tensors.iter();
         let places = wanted.map(|tensor| known.get(&(&tensor.name, &tensor.shape)).cloned()).collect();
         let known = |name: &String| from.moments().names().iter().position(|held| held == name).map(Section::Moment);
@@ -65,7 +66,7 @@ impl PlanReader {
     /// [`LoadStrictness::AllowMissing`].
     pub fn missing_tensors(&self) -> Vec<&str> {
         let tensors = self.layout.graph().tensors.iter().zip(&self.places);
-        tensors.filter(|(_, place)| place.is_none()).map(|(tensor, _)| tensor.name.as_str()).collect()
+        tensors.filter(|(_, location)| location.is_none()).map(|(tensor, _)| tensor.name.as_str()).collect()
     }
 
     /// Returns the checkpoint.

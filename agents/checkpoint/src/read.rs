@@ -139,9 +139,9 @@ impl Checkpoint {
 
     /// Returns the digest of a chunk's section from the manifest.
     pub fn digest(&self, section: Section, chunk: ChunkId) -> Option<Digest> {
-        let place = self.layout.chunks().get(chunk).filter(|_| section.index() <= self.moments().len())?;
-        let first = self.layout.groups().get(place.group)?.chunks.start;
-        self.manifest.files.get(self.layout.file_of(place.group, section))?.chunks.get(chunk - first).copied()
+        let location = self.layout.chunks().get(chunk).filter(|_| section.index() <= self.moments().len())?;
+        let first = self.layout.groups().get(location.group)?.chunks.start;
+        self.manifest.files.get(self.layout.file_of(location.group, section))?.chunks.get(chunk - first).copied()
     }
 
     /// Reads and verifies one chunk's section. The chunk is one of [`Checkpoint::layout`]; use a
@@ -150,17 +150,20 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Damaged`] with file, bytes and tensors if the digest does not match; `out` then holds the data read.
     pub fn read_chunk(&self, chunk: ChunkId, section: Section, out: &mut [f32]) -> Result<()> {
-        let asked = || Error::argument(format!("{section} of chunk {chunk}"));
-        let expected = self.digest(section, chunk).ok_or_else(asked)?;
-        let place = *self.layout.chunks().get(chunk).ok_or_else(asked)?;
-        if out.len() != place.elements {
+        let unknown_chunk = || Error::argument(format!("{section} of chunk {chunk}"));
+        let expected = self.digest(section, chunk).ok_or_else(unknown_chunk)?;
+        let location = *self.layout.chunks().get(chunk).ok_or_else(unknown_chunk)?;
+        if out.len() != location.elements {
             let given = out.len();
-            return Err(Error::argument(format!("{given} elements for chunk {chunk}, which has {}", place.elements)));
+            return Err(Error::argument(format!(
+                "{given} elements for chunk {chunk}, which has {}",
+                location.elements
+            )));
         }
-        let at = self.layout.file_of(place.group, section);
-        let range = place.start..place.start + place.elements;
+        let at = self.layout.file_of(location.group, section);
+        let range = location.start..location.start + location.elements;
         let bytes = self.file_range(at, &range);
-        let damaged = |reason: &str| self.damage(at, place.group, &range, reason);
+        let damaged = |reason: &str| self.damage(at, location.group, &range, reason);
         let read = self.file(at).and_then(|file| read_f32(file, bytes.start, out));
         match read {
             Ok(found) if found == expected => Ok(()),
@@ -191,17 +194,17 @@ impl Checkpoint {
         let mut found = self.damaged_files()?;
         let (mut done, mut values) = (0, Vec::new());
         for section in self.moments().sections() {
-            for (chunk, place) in self.layout.chunks().iter().enumerate() {
-                let file = self.dir.join(&self.manifest.files[self.layout.file_of(place.group, section)].path);
+            for (chunk, location) in self.layout.chunks().iter().enumerate() {
+                let file = self.dir.join(&self.manifest.files[self.layout.file_of(location.group, section)].path);
                 // A missing or truncated file was already reported.
                 if !found.iter().any(|damage| damage.file == file && damage.bytes.is_none()) {
-                    values.resize(place.elements, 0.0);
+                    values.resize(location.elements, 0.0);
                     match self.read_chunk(chunk, section, &mut values) {
                         Err(Error::Damaged(damage)) => found.push(damage),
                         read => read?,
                     }
                 }
-                done += place.elements as u64 * ELEMENT_BYTES;
+                done += location.elements as u64 * ELEMENT_BYTES;
                 progress(done);
             }
         }

@@ -241,15 +241,15 @@ impl RangeWriter {
     /// # Errors
     /// There is no such chunk, `values` has the wrong length, or an error of the file system.
     pub fn write_chunk(&mut self, chunk: ChunkId, section: Section, values: &[f32]) -> Result<Digest> {
-        let place = self.layout.chunks().get(chunk).copied().filter(|_| section.index() < self.sections);
-        let place = place.ok_or_else(|| Error::argument(format!("{section} of chunk {chunk}")))?;
-        if values.len() != place.elements {
-            let (given, needed) = (values.len(), place.elements);
+        let location = self.layout.chunks().get(chunk).copied().filter(|_| section.index() < self.sections);
+        let location = location.ok_or_else(|| Error::argument(format!("{section} of chunk {chunk}")))?;
+        if values.len() != location.elements {
+            let (given, needed) = (values.len(), location.elements);
             return Err(Error::argument(format!("{given} elements for chunk {chunk}, which has {needed}")));
         }
         to_le_bytes(values, &mut self.block);
-        let at = self.layout.file_of(place.group, section);
-        let offset = self.specs[at].header.len() as u64 + place.start as u64 * ELEMENT_BYTES;
+        let at = self.layout.file_of(location.group, section);
+        let offset = self.specs[at].header.len() as u64 + location.start as u64 * ELEMENT_BYTES;
         let written = self.file(at)?.write_all_at(&self.block, offset);
         written.map_err(|e| Error::io("write", self.path.join(&self.specs[at].path), e))?;
         Ok(Digest::of(&self.block))

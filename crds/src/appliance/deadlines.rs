@@ -53,7 +53,7 @@ impl MaxDeadlines {
             ("spec.deadlines.progressSeconds", spec.deadlines.progress_seconds, self.progress_seconds),
             ("spec.checkpoint.gracePeriodSeconds", spec.checkpoint.grace_period_seconds, self.grace_period_seconds),
         ];
-        let (field, asked, most) = rows.into_iter().find(|(_, asked, most)| asked > most)?;
-        Some((field, format!("{asked} exceeds what the appliance allows: set it to {most} or less")))
+        let (field, requested, maximum) = rows.into_iter().find(|(_, requested, maximum)| requested > maximum)?;
+        Some((field, format!("{requested} exceeds what the appliance allows: set it to {maximum} or less")))
     }
 }

@@ -74,9 +74,9 @@ mod tests {
         let own = PriorityClasses::default();
         assert_eq!(own.rejection_message(None), None);
         assert_eq!(own.rejection_message(Some("p1")), None);
-        let said = own.rejection_message(Some("system-cluster-critical")).unwrap();
+        let message = own.rejection_message(Some("system-cluster-critical")).unwrap();
         assert_eq!(
-            said,
+            message,
             "the appliance does not allow jobs of the PriorityClass system-cluster-critical: set \
              spec.priorityClassName to one of p1, p2, p3, or leave it out"
         );

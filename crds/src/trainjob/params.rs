@@ -106,8 +106,8 @@ mod tests {
             let outside = [least - 1.0, most + 1.0];
             for value in outside.into_iter().filter(|value| *value <= MAX_SAFE_INTEGER) {
                 let params = with(document.clone(), path, value).read();
-                let refused = params.and_then(|params| params.resolve(&FlagOverrides::default())).unwrap_err();
-                assert!(refused.problems().any(|problem| problem.key == *path), "{path}: {value}: {refused}");
+                let error = params.and_then(|params| params.resolve(&FlagOverrides::default())).unwrap_err();
+                assert!(error.problems().any(|problem| problem.key == *path), "{path}: {value}: {error}");
             }
         }
     }

@@ -131,23 +131,24 @@ impl FitSearch<'_> {
             let whole = self.max_leaves(&saving.0.layers[0], streamed, leaves, Workload::Training) == leaves.count;
             let (memory, recompute) = if whole { &saving } else { &*recomputing };
             let layers = &memory.layers[0];
-            let most = self.max_leaves(layers, streamed, leaves, Workload::Training);
+            let maximum = self.max_leaves(layers, streamed, leaves, Workload::Training);
             let evaluation = self.eval_leaves(layers, streamed, eval);
-            if let (1.., Some((eval, most_eval))) = (most, evaluation) {
+            if let (1.., Some((eval, maximum_eval))) = (maximum, evaluation) {
                 let of_both = |weights| {
                     let fitting = |leaves, pass| self.max_leaves(layers, weights, leaves, pass);
                     (fitting(leaves, Workload::Training), fitting(eval, Workload::Evaluation))
                 };
                 let is_cheap = |weights| {
                     let (fitting, fitting_eval) = of_both(weights);
-                    fitting >= most - most / RESIDENT_SLACK && fitting_eval >= most_eval - most_eval / RESIDENT_SLACK
+                    fitting >= maximum - maximum / RESIDENT_SLACK
+                        && fitting_eval >= maximum_eval - maximum_eval / RESIDENT_SLACK
                 };
                 let resident = self.max_resident_groups(is_cheap);
-                let (most, most_eval) = of_both(self.weights(&resident));
+                let (maximum, maximum_eval) = of_both(self.weights(&resident));
                 // If one batch is a single leaf within its bound, that must not force rounds on the other batch.
                 let unbound = leaves.count.max(eval.count);
-                let or_any = |most, leaves: LeafLayout| if most == leaves.count { unbound } else { most };
-                let leaves_per_round = or_any(most, leaves).min(or_any(most_eval, eval));
+                let or_any = |maximum, leaves: LeafLayout| if maximum == leaves.count { unbound } else { maximum };
+                let leaves_per_round = or_any(maximum, leaves).min(or_any(maximum_eval, eval));
                 return Ok(Fit { train: leaves, eval, resident, recompute: recompute.clone(), leaves_per_round });
             }
         }
@@ -225,12 +226,12 @@ impl FitSearch<'_> {
     /// Returns how many of `leaves` fit at once; 0 if not even one does.
     fn max_leaves(&self, layers: &[LayerMemory], weights: WeightElements, leaves: LeafLayout, pass: Workload) -> u32 {
         let fits = |count| self.bytes_needed(layers, weights, count, leaves.samples, pass).0 <= self.memory;
-        let (mut most, mut too_many) = (0, leaves.count + 1);
-        while most + 1 < too_many {
-            let middle = most + (too_many - most) / 2;
-            *(if fits(middle) { &mut most } else { &mut too_many }) = middle;
+        let (mut maximum, mut too_many) = (0, leaves.count + 1);
+        while maximum + 1 < too_many {
+            let middle = maximum + (too_many - maximum) / 2;
+            *(if fits(middle) { &mut maximum } else { &mut too_many }) = middle;
         }
-        most
+        maximum
     }
 
     /// Returns the largest evaluation leaves of which at least one fits, and how many fit.
@@ -242,7 +243,7 @@ impl FitSearch<'_> {
     ) -> Option<(LeafLayout, u32)> {
         eval.possible_leaves()
             .map(|leaves| (leaves, self.max_leaves(layers, weights, leaves, Workload::Evaluation)))
-            .find(|&(_, most)| most > 0)
+            .find(|&(_, maximum)| maximum > 0)
     }
 
     fn does_not_fit_error(&self, layers: &[LayerMemory], pass: Workload) -> CompileError {

@@ -110,16 +110,19 @@ impl TensorGroups {
         groups
     }
 
-    /// Lays out the groups and cuts them into chunks of at most `most` elements, or into about [`MAX_CHUNKS`] chunks.
-    pub fn into_chunks(self, graph: &Graph, most: usize) -> (Vec<Group>, Vec<Chunk>) {
+    /// Lays out the groups and cuts them into chunks of at most `maximum` elements, or into about [`MAX_CHUNKS`]
+    /// chunks.
+    pub fn into_chunks(self, graph: &Graph, maximum: usize) -> (Vec<Group>, Vec<Chunk>) {
         let all: usize = self.groups.iter().map(|members| members.elements).sum();
-        let most =
-            most.min(DEFAULT_CHUNK_ELEMENTS).max(all.div_ceil(MAX_CHUNKS)).next_multiple_of(CHUNK_ALIGNMENT_ELEMENTS);
+        let maximum = maximum
+            .min(DEFAULT_CHUNK_ELEMENTS)
+            .max(all.div_ceil(MAX_CHUNKS))
+            .next_multiple_of(CHUNK_ALIGNMENT_ELEMENTS);
         let mut chunks = Vec::new();
         let groups = self.groups.into_iter().enumerate().map(|(id, members)| {
             let GroupBuilder { name, tensors, elements, .. } = members;
             let first = chunks.len();
-            chunks.extend(even_pieces(elements, most).map(|piece| Chunk {
+            chunks.extend(even_pieces(elements, maximum).map(|piece| Chunk {
                 group: id,
                 start: piece.start,
                 elements: piece.len(),
@@ -152,17 +155,18 @@ fn name(graph: &Graph, tensor: TensorId, users: &[LayerId], vectors: bool) -> St
 
 fn lay_out(graph: &Graph, tensors: Vec<TensorId>) -> Vec<(TensorId, Range<usize>)> {
     let mut end = 0;
-    let place = |tensor: TensorId| {
+    let group_of = |tensor: TensorId| {
         let start = end;
         end += graph.tensors[tensor].elements();
         (tensor, start..end)
     };
-    tensors.into_iter().map(place).collect()
+    tensors.into_iter().map(group_of).collect()
 }
 
-/// Cuts `elements >= 1` elements into equal pieces of at most `most` (a multiple of the alignment), as few as possible.
-fn even_pieces(elements: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = elements.div_ceil(most);
+/// Cuts `elements >= 1` elements into equal pieces of at most `maximum` (a multiple of the alignment), as few as
+/// possible.
+fn even_pieces(elements: usize, maximum: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = elements.div_ceil(maximum);
     let size = elements.div_ceil(count).next_multiple_of(CHUNK_ALIGNMENT_ELEMENTS);
     (0..elements).step_by(size).map(move |start| start..(start + size).min(elements))
 }

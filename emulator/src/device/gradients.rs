@@ -46,7 +46,7 @@ impl LayerGradients {
                 nodes.clone().flat_map(|node| plan.graph.nodes[node].params.iter().map(move |&used| (node, used)));
             all.filter(move |&(_, used)| used == tensor).map(|(node, _)| node)
         };
-        let place = |node: usize, tensor: TensorId| {
+        let slot = |node: usize, tensor: TensorId| {
             groups.iter().enumerate().find_map(|(at, &group)| {
                 let (_, range) = plan.groups[group].tensors.iter().find(|(member, _)| *member == tensor)?;
                 Some(TensorPlace { group: at, range: range.clone(), again: uses(tensor).any(|other| other > node) })
@@ -60,7 +60,7 @@ impl LayerGradients {
         let direct = nodes.clone().all(exact) && plan.graph.layer_tensors(layer).into_iter().all(once);
         let tensors = nodes.clone().map(|node| {
             let params = &plan.graph.nodes[node].params;
-            std::array::from_fn(|at| params.get(at).and_then(|&tensor| place(node, tensor)))
+            std::array::from_fn(|at| params.get(at).and_then(|&tensor| slot(node, tensor)))
         });
         Self { direct, tensors: tensors.collect(), groups }
     }
@@ -95,9 +95,9 @@ pub(super) struct PartialGradients {
 
 impl PartialGradients {
     pub fn new(plan: &StreamPlan) -> Self {
-        let most = plan.layers.iter().map(|layer| layer.groups.len()).max().unwrap_or(0);
-        let mut open = Vec::with_capacity(most);
-        open.resize_with(most, OpenSums::default);
+        let maximum = plan.layers.iter().map(|layer| layer.groups.len()).max().unwrap_or(0);
+        let mut open = Vec::with_capacity(maximum);
+        open.resize_with(maximum, OpenSums::default);
         Self { tree: plan.leaves.tree(), layer: None, open, memory: Vec::new(), used: Vec::new() }
     }
 
@@ -134,13 +134,13 @@ impl PartialGradients {
     /// Returns the memory for the gradients of one operator's tensors; `node` counts from the first node of the layer.
     #[allow(clippy::expect_used, reason = "the plan's own ranges")]
     pub fn tensors(&mut self, layer: &LayerGradients, node: usize) -> [Option<TensorGradient<'_>>; MAX_PARAMS] {
-        let place = |at: usize| {
-            let place = layer.tensors[node][at].as_ref()?;
-            let (memory, accumulate) = self.open[place.group].current?;
-            let accumulate = if place.again { Accumulate::Add } else { accumulate };
-            Some((memory, place.range.clone(), accumulate))
+        let slot = |at: usize| {
+            let slot = layer.tensors[node][at].as_ref()?;
+            let (memory, accumulate) = self.open[slot.group].current?;
+            let accumulate = if slot.again { Accumulate::Add } else { accumulate };
+            Some((memory, slot.range.clone(), accumulate))
         };
-        match (place(0), place(1)) {
+        match (slot(0), slot(1)) {
             (None, _) => [None, None],
             (Some((memory, range, accumulate)), None) => {
                 let data = &mut self.memory[memory].as_mut_slice()[range];

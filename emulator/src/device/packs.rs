@@ -25,12 +25,12 @@ pub(super) struct PackedWeights {
     slots: Vec<PackedB>,
     tags: Vec<Option<SlotTag>>,
     /// Slots of each node for the forward and the backward pass.
-    places: Vec<[Range<usize>; 2]>,
+    ranges: Vec<[Range<usize>; 2]>,
 }
 
 impl PackedWeights {
     pub fn new(graph: &Graph, shapes: &[NodeShape]) -> Self {
-        let (mut places, mut most) = (vec![[0..0, 0..0]; graph.nodes.len()], 0);
+        let (mut ranges, mut length) = (vec![[0..0, 0..0]; graph.nodes.len()], 0);
         for layer in &graph.layers {
             let mut end = 0;
             for pass in [Pass::Forward, Pass::Backward] {
@@ -40,15 +40,15 @@ impl PackedWeights {
                         Pass::Forward => executor.forward_packs(shape),
                         Pass::Backward => executor.backward_packs(shape),
                     };
-                    places[node][pass as usize] = end..end + count;
+                    ranges[node][pass as usize] = end..end + count;
                     end += count;
                 }
             }
-            most = most.max(end);
+            length = length.max(end);
         }
         let mut slots = Vec::new();
-        slots.resize_with(most, PackedB::new);
-        Self { slots, tags: vec![None; most], places }
+        slots.resize_with(length, PackedB::new);
+        Self { slots, tags: vec![None; length], ranges }
     }
 
     /// Packs what `node` needs in `pass`, unless it is packed already.
@@ -60,25 +60,25 @@ impl PackedWeights {
         (node, shape): (NodeId, &NodeShape),
         pass: Pass,
     ) {
-        let place = self.places[node][pass as usize].clone();
+        let range = self.ranges[node][pass as usize].clone();
         let OpNode { op, params, .. } = &graph.nodes[node];
-        let (Some(&first), false) = (params.first(), place.is_empty()) else { return };
+        let (Some(&first), false) = (params.first(), range.is_empty()) else { return };
         let tag = Some(SlotTag { node, pass, version: weights.version(first) });
-        if self.tags[place.clone()].iter().all(|&there| there == tag) {
+        if self.tags[range.clone()].iter().all(|&stored| stored == tag) {
             return;
         }
         let tensors = tensors(graph, weights, node);
-        let slots = &mut self.slots[place.clone()];
+        let slots = &mut self.slots[range.clone()];
         match pass {
             Pass::Forward => op.executor().pack_forward(cx, shape, tensors, slots),
             Pass::Backward => op.executor().pack_backward(cx, shape, tensors, slots),
         }
-        self.tags[place].fill(tag);
+        self.tags[range].fill(tag);
     }
 
     /// Returns the slots of `node` for `pass`.
     pub fn of(&self, node: NodeId, pass: Pass) -> &[PackedB] {
-        &self.slots[self.places[node][pass as usize].clone()]
+        &self.slots[self.ranges[node][pass as usize].clone()]
     }
 
     pub fn bytes(&self) -> usize {

@@ -122,7 +122,7 @@ pub enum PlacementError {
         leaves: u32,
     },
     #[error(
-        "a batch of {leaves} leaves on {systems} systems, each of which holds {per_system} at once, would take {rounds} rounds a step; {most} are the most: give a smaller batch_size or an appliance with a larger wafer"
+        "a batch of {leaves} leaves on {systems} systems, each of which holds {per_system} at once, would take {rounds} rounds a step; {maximum} are the most: give a smaller batch_size or an appliance with a larger wafer"
     )]
     TooManyRounds {
         /// Leaves of the batch.
@@ -132,7 +132,7 @@ pub enum PlacementError {
         per_system: u32,
         rounds: u64,
         /// Maximum rounds for this number of systems.
-        most: u64,
+        maximum: u64,
     },
     /// There are too few SwarmX nodes for the tree.
     #[error(
@@ -189,10 +189,10 @@ impl Placement {
         }
         let (swarm, parents) = swarm_tree(systems, members.fan_out.max(2) as usize, &members.swarmx);
         let servers = members.activation_servers.max(1);
-        let place =
+        let index =
             |(at, &id): (usize, &SystemId)| PlacedSystem { id, parent: parents[at], activation: (at as u32) % servers };
         Ok(Self {
-            systems: members.systems.iter().enumerate().map(place).collect(),
+            systems: members.systems.iter().enumerate().map(index).collect(),
             swarm,
             shards: members.shards,
             rounds: rounds(leaves, systems, plan.leaves_per_round),
@@ -206,15 +206,15 @@ impl Placement {
         (chunk % self.shards as usize) as ShardId
     }
 
-    /// Returns the partial sums that the system at index `place` sends for every chunk of `round`.
-    pub fn system_nodes(&self, place: usize, round: usize) -> Vec<Node> {
-        self.tree.cover(self.rounds[round].owned[place].clone())
+    /// Returns the partial sums that the system at index `index` sends for every chunk of `round`.
+    pub fn system_nodes(&self, index: usize, round: usize) -> Vec<Node> {
+        self.tree.cover(self.rounds[round].owned[index].clone())
     }
 
-    /// Returns the partial sums that the SwarmX node at index `place` sends for every chunk of `round`, after joining
+    /// Returns the partial sums that the SwarmX node at index `index` sends for every chunk of `round`, after joining
     /// those of its children.
-    pub fn swarm_nodes(&self, place: usize, round: usize) -> Vec<Node> {
-        let systems = self.swarm[place].systems.clone();
+    pub fn swarm_nodes(&self, index: usize, round: usize) -> Vec<Node> {
+        let systems = self.swarm[index].systems.clone();
         let owned = &self.rounds[round].owned[systems];
         match (owned.first(), owned.last()) {
             (Some(first), Some(last)) => self.tree.cover(first.start..last.end),
@@ -225,8 +225,8 @@ impl Placement {
     /// Returns the partial sums that `child` sends for every chunk of `round`.
     pub fn child_nodes(&self, child: SwarmChild, round: usize) -> Vec<Node> {
         match child {
-            SwarmChild::System(place) => self.system_nodes(place, round),
-            SwarmChild::Swarm(place) => self.swarm_nodes(place, round),
+            SwarmChild::System(index) => self.system_nodes(index, round),
+            SwarmChild::Swarm(index) => self.swarm_nodes(index, round),
         }
     }
 }
@@ -236,11 +236,11 @@ const MAX_SHARES: u64 = 1 << 20;
 
 fn check_rounds(leaves: u32, systems: usize, per_system: u32) -> Result<(), PlacementError> {
     let rounds = u64::from(leaves).div_ceil(u64::from(per_system.max(1)) * systems as u64);
-    let most = (MAX_SHARES / systems as u64).max(1);
-    if rounds <= most {
+    let maximum = (MAX_SHARES / systems as u64).max(1);
+    if rounds <= maximum {
         Ok(())
     } else {
-        Err(PlacementError::TooManyRounds { leaves, systems, per_system, rounds, most })
+        Err(PlacementError::TooManyRounds { leaves, systems, per_system, rounds, maximum })
     }
 }
 
@@ -251,17 +251,17 @@ pub const ALIGNMENT_SLACK: u32 = 16;
 /// depth or, if these would be too many, as few contiguous ranges as possible.
 fn rounds(leaves: u32, systems: usize, per_system: u32) -> Vec<Round> {
     let tree = LeafTree::new(leaves);
-    let most = u64::from(per_system.max(1)) * systems as u64;
+    let maximum = u64::from(per_system.max(1)) * systems as u64;
     let mut nodes = vec![tree.root()];
-    while nodes.iter().any(|node| u64::from(node.leaves()) > most) {
+    while nodes.iter().any(|node| u64::from(node.leaves()) > maximum) {
         nodes = nodes.into_iter().flat_map(child_nodes_or_self).collect();
     }
-    let fewest = u64::from(leaves).div_ceil(most);
+    let fewest = u64::from(leaves).div_ceil(maximum);
     let bearable = fewest + fewest / u64::from(ALIGNMENT_SLACK);
     let ranges = if nodes.len() as u64 <= bearable {
         nodes.into_iter().map(Node::range).collect()
     } else {
-        cut_range(tree, 0..leaves, bearable as usize, most)
+        cut_range(tree, 0..leaves, bearable as usize, maximum)
     };
     let round = |leaves: Range<u32>| Round { owned: share_leaves(tree, leaves.clone(), systems, per_system), leaves };
     ranges.into_iter().map(round).collect()
@@ -284,22 +284,22 @@ fn share_leaves(tree: LeafTree, leaves: Range<u32>, systems: usize, per_system: 
         return (0..parts).map(|at| bound(at)..bound(at + 1)).collect();
     }
     let equal = count.div_ceil(parts);
-    let most = (equal + equal / u64::from(ALIGNMENT_SLACK)).min(u64::from(per_system.max(1))).max(equal);
-    cut_range(tree, leaves, systems, most)
+    let maximum = (equal + equal / u64::from(ALIGNMENT_SLACK)).min(u64::from(per_system.max(1))).max(equal);
+    cut_range(tree, leaves, systems, maximum)
 }
 
-/// Cuts `range`, of at least `parts` and at most `parts * most` leaves, into `parts` ranges of at most `most` leaves,
-/// from left to right. Each cut is at the boundary of the largest subtrees that leaves enough, and not too many, leaves
-/// for the remaining ranges.
-fn cut_range(tree: LeafTree, range: Range<u32>, parts: usize, most: u64) -> Vec<Range<u32>> {
+/// Cuts `range`, of at least `parts` and at most `parts * maximum` leaves, into `parts` ranges of at most `maximum`
+/// leaves, from left to right. Each cut is at the boundary of the largest subtrees that leaves enough, and not too
+/// many, leaves for the remaining ranges.
+fn cut_range(tree: LeafTree, range: Range<u32>, parts: usize, maximum: u64) -> Vec<Range<u32>> {
     let end = u64::from(range.end);
     let mut start = u64::from(range.start);
     let mut ranges = Vec::with_capacity(parts);
     for rest in (0..parts as u64).rev() {
         // A share much smaller than average would make all others larger.
         let equal = (end - start) / (rest + 1);
-        let least = (start + (equal - equal / 4).max(1)).max(end.saturating_sub(rest * most));
-        let highest = (start + most).min(end - rest);
+        let least = (start + (equal - equal / 4).max(1)).max(end.saturating_sub(rest * maximum));
+        let highest = (start + maximum).min(end - rest);
         let at = if rest == 0 { end } else { u64::from(tree.boundary(least.min(highest) as u32..=highest as u32)) };
         ranges.push(start as u32..at as u32);
         start = at;
@@ -335,25 +335,25 @@ fn swarm_tree(systems: usize, fan_out: usize, ids: &[SwarmId]) -> (Vec<SwarmNode
     let mut parents = vec![0; systems];
     for (depth, level) in levels.iter().enumerate() {
         for (children, covered) in level {
-            let place = swarm.len();
+            let index = swarm.len();
             let last = depth + 1 == levels.len();
             if last {
-                parents[children.clone()].fill(place);
+                parents[children.clone()].fill(index);
             }
             let child =
                 |at: usize| if last { SwarmChild::System(at) } else { SwarmChild::Swarm(starts[depth + 1] + at) };
             swarm.push(SwarmNode {
-                id: ids[place],
+                id: ids[index],
                 parent: None,
                 children: children.clone().map(child).collect(),
                 systems: covered.clone(),
             });
         }
     }
-    for place in 0..swarm.len() {
-        for child in swarm[place].children.clone() {
+    for index in 0..swarm.len() {
+        for child in swarm[index].children.clone() {
             if let SwarmChild::Swarm(below) = child {
-                swarm[below].parent = Some(place);
+                swarm[below].parent = Some(index);
             }
         }
     }

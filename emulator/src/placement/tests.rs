@@ -39,8 +39,8 @@ fn shares_are_subtrees_where_that_costs_nothing() {
     for (leaves, systems) in [(16, 12), (24, 16), (18, 4), (48, 32), (96, 64), (1536, 512), (1000, 8), (20, 12)] {
         let owned = share_leaves(LeafTree::new(leaves), 0..leaves, systems, leaves);
         assert!(sums(leaves, &owned).iter().all(|&sums| sums == 1), "{leaves} on {systems}: {owned:?}");
-        let most = owned.iter().map(ExactSizeIterator::len).max().unwrap();
-        assert_eq!(most, leaves.div_ceil(systems as u32) as usize);
+        let maximum = owned.iter().map(ExactSizeIterator::len).max().unwrap();
+        assert_eq!(maximum, leaves.div_ceil(systems as u32) as usize);
     }
 }
 
@@ -78,8 +78,8 @@ fn activation_servers_are_shared_evenly_or_one_each() {
             let placement = Placement::new(&plan, &members).unwrap();
             let mut served = vec![0; servers.max(1) as usize];
             placement.systems.iter().for_each(|system| served[system.activation as usize] += 1);
-            let (least, most) = (served.iter().min().unwrap(), served.iter().max().unwrap());
-            assert!(most - least <= 1, "{served:?}");
+            let (minimum, maximum) = (served.iter().min().unwrap(), served.iter().max().unwrap());
+            assert!(maximum - minimum <= 1, "{served:?}");
         }
     }
 }

@@ -97,14 +97,14 @@ fn activation_bytes(plan: &StreamPlan, placement: &Placement) -> u64 {
     let sample = 2 * plan.sequence as u64 * 4;
     let mut samples = std::collections::BTreeMap::new();
     let leaves = [(&placement.rounds, plan.leaves.samples), (&placement.eval_rounds, plan.eval_leaves.samples)];
-    let held = |place: usize| {
+    let resident_bytes = |index: usize| {
         let all = leaves.iter().map(|(rounds, size)| {
-            rounds.iter().map(|round| round.owned[place].len() as u64).sum::<u64>() * u64::from(*size)
+            rounds.iter().map(|round| round.owned[index].len() as u64).sum::<u64>() * u64::from(*size)
         });
         all.max().unwrap_or(0)
     };
-    for (place, system) in placement.systems.iter().enumerate() {
-        *samples.entry(system.activation).or_insert(0) += held(place) * PREFETCHED_BATCHES * sample;
+    for (index, system) in placement.systems.iter().enumerate() {
+        *samples.entry(system.activation).or_insert(0) += resident_bytes(index) * PREFETCHED_BATCHES * sample;
     }
     samples.into_values().max().unwrap_or(0)
 }

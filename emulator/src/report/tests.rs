@@ -105,10 +105,10 @@ fn host_memory_is_sum_of_processes() {
     let appliance = MachineSpec::default();
     let plan = TINY.plan(16, 2, 1 << 30).unwrap();
     let report = PlanReport::new(&plan, &appliance, 2).unwrap();
-    let (bytes, place) = (&report.bytes, &report.placement);
+    let (bytes, placement) = (&report.bytes, &report.placement);
     // Two systems with an activation server each, the coordinator, shards and SwarmX nodes.
-    let processes = 5 + u64::from(place.shards) + place.swarmx as u64;
-    let data = bytes.memoryx + bytes.swarmx * place.swarmx as u64 + 2 * (bytes.cs2.host.total() + bytes.activation);
+    let processes = 5 + u64::from(placement.shards) + placement.swarmx as u64;
+    let data = bytes.memoryx + bytes.swarmx * placement.swarmx as u64 + 2 * (bytes.cs2.host.total() + bytes.activation);
     assert_eq!(report.host_bytes, processes * PROCESS_OVERHEAD_BYTES + data);
     assert_eq!(report.host_work.flops, report.step_flops + report.recompute_flops);
     assert!(report.to_string().contains("for all processes together"));

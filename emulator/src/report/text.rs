@@ -36,15 +36,15 @@ impl PlanReport {
             leaves.samples,
             self.tree_depth
         )?;
-        let place = &self.placement;
+        let placement = &self.placement;
         writeln!(
             f,
             "  placement       {} of at most {} systems, {} SwarmX, {} MemoryX; {}, at most {} of {} leaves a system at once",
-            place.systems,
+            placement.systems,
             self.largest_num_csx,
-            place.swarmx,
-            place.shards,
-            pluralize(place.rounds, "round"),
+            placement.swarmx,
+            placement.shards,
+            pluralize(placement.rounds, "round"),
             self.leaves_per_round,
             leaves.count
         )?;
@@ -83,8 +83,8 @@ impl PlanReport {
                 (weights.gradients, "gradients"),
                 (system.activations, "activations"),
             ];
-            let there = parts.into_iter().filter(|(size, _)| *size > 0);
-            there.map(|(size, name)| format!("{} {name}", format_bytes(size))).collect::<Vec<_>>().join(", ")
+            let present = parts.into_iter().filter(|(size, _)| *size > 0);
+            present.map(|(size, name)| format!("{} {name}", format_bytes(size))).collect::<Vec<_>>().join(", ")
         };
         let wafer = roles.cs2.wafer;
         writeln!(f, "\nWafer memory (modelled machine)")?;

@@ -52,8 +52,8 @@ pub fn traffic(plan: &StreamPlan, placement: &Placement) -> Traffic {
     let up: u64 = plan.up.iter().map(|slot| plan.chunks[slot.chunk].elements as u64).sum();
     let (mut sums, mut max_partial_sums) = (0u64, 0);
     for round in 0..placement.rounds.len() {
-        let systems = (0..placement.systems.len()).map(|place| placement.system_nodes(place, round).len());
-        let swarm = (0..placement.swarm.len()).map(|place| placement.swarm_nodes(place, round).len());
+        let systems = (0..placement.systems.len()).map(|index| placement.system_nodes(index, round).len());
+        let swarm = (0..placement.swarm.len()).map(|index| placement.swarm_nodes(index, round).len());
         for count in systems.chain(swarm) {
             sums += count as u64;
             max_partial_sums = max_partial_sums.max(count as u32);

@@ -25,7 +25,7 @@ pub(super) struct ScheduleBuilder<'a> {
     lives: Liveness,
     storage: Vec<StorageSlot>,
     /// Current storage of each value.
-    place: Vec<Option<StorageId>>,
+    stored_at: Vec<Option<StorageId>>,
     /// Current storage of the extra numbers of each node.
     extra: Vec<Option<StorageId>>,
     /// Storage of each value's gradient, from its first contribution to the backward step of its producer.
@@ -42,7 +42,7 @@ impl<'a> ScheduleBuilder<'a> {
             graph,
             lives: Liveness::new(graph),
             storage: Vec::new(),
-            place: vec![None; graph.values.len()],
+            stored_at: vec![None; graph.values.len()],
             extra: vec![None; graph.nodes.len()],
             gradient: vec![None; graph.values.len()],
             shares: Vec::new(),
@@ -96,7 +96,7 @@ impl<'a> ScheduleBuilder<'a> {
         for &id in &nodes {
             let (graph, node) = (self.graph, &self.graph.nodes[id]);
             let (operator, signature) = (node.op.operator(), Signature::of(graph, node));
-            let over = operator.in_place_inputs().iter().copied().find(|&at| {
+            let overwritten = operator.in_place_inputs().iter().copied().find(|&at| {
                 let input = node.inputs[at];
                 let read_later = || {
                     self.lives.readers(input).iter().any(|&reader| reader > id && nodes.binary_search(&reader).is_ok())
@@ -110,14 +110,14 @@ impl<'a> ScheduleBuilder<'a> {
                 self.lives.defining_layer(input) == Some(layer) && !kept && !twice && !read_later()
             });
             let inputs = (0..node.inputs.len())
-                .map(|at| if over == Some(at) { InputSource::Overwritten } else { self.source(node.inputs[at]) })
+                .map(|at| if overwritten == Some(at) { InputSource::Overwritten } else { self.source(node.inputs[at]) })
                 .collect();
-            let output = node.output.map(|value| match over.and_then(|at| self.place[node.inputs[at]]) {
-                Some(place) => place,
+            let output = node.output.map(|value| match overwritten.and_then(|at| self.stored_at[node.inputs[at]]) {
+                Some(stored_at) => stored_at,
                 None => self.allocate(self.elements(value)),
             });
             if let Some(value) = node.output {
-                self.place[value] = output;
+                self.stored_at[value] = output;
             }
             let extra = self.allocate_some(StorageKind::Scratch, operator.saved(&signature).floats);
             self.extra[id] = extra;
@@ -147,9 +147,9 @@ impl<'a> ScheduleBuilder<'a> {
         let mut targets = Vec::with_capacity(forms.len());
         for (&input, &form) in node.inputs.iter().zip(&forms) {
             let target = match self.replaceable(id, input, form) {
-                Some(place) => {
-                    later.push((input, place));
-                    GradientTarget::Replace(place)
+                Some(stored_at) => {
+                    later.push((input, stored_at));
+                    GradientTarget::Replace(stored_at)
                 }
                 None => self.target(input, form, gradient, &mut later),
             };
@@ -181,7 +181,7 @@ impl<'a> ScheduleBuilder<'a> {
         if saved.output || self.lives.defining_layer(input) != self.lives.layer_of(id) {
             None
         } else {
-            self.place[input]
+            self.stored_at[input]
         }
     }
 
@@ -231,7 +231,7 @@ impl<'a> ScheduleBuilder<'a> {
         let input =
             |at: usize| if saved.inputs.contains(&at) { self.source(node.inputs[at]) } else { InputSource::Absent };
         let inputs = (0..node.inputs.len()).map(input).collect();
-        let output = node.output.filter(|_| saved.output).and_then(|value| self.place[value]);
+        let output = node.output.filter(|_| saved.output).and_then(|value| self.stored_at[value]);
         let extra = self.extra[id];
         let scratch = self.allocate_some(StorageKind::Values, operator.scratch(&signature));
         self.push(Step::Backward(BackwardStep { node: id, inputs, output, extra, scratch, gradient, targets }));
@@ -267,7 +267,7 @@ impl<'a> ScheduleBuilder<'a> {
     fn source(&self, value: ValueId) -> InputSource {
         match self.graph.values[value].kind {
             ValueType::Token => InputSource::Tokens(value),
-            ValueType::Float => self.place[value].map_or(InputSource::Absent, InputSource::Stored),
+            ValueType::Float => self.stored_at[value].map_or(InputSource::Absent, InputSource::Stored),
         }
     }
 

@@ -120,9 +120,9 @@ impl Projection {
             (Bottleneck::MemoryX, self.waits.memoryx),
             (Bottleneck::Latency, self.waits.hops + self.boundary_seconds),
         ];
-        let (bound, longest) =
+        let (bound, seconds) =
             waits.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((Bottleneck::Compute, 0.0));
-        let share = longest / self.step_seconds;
+        let share = seconds / self.step_seconds;
         if share > MIN_BOTTLENECK_SHARE {
             (bound, share)
         } else {
@@ -266,16 +266,16 @@ impl<'a> TimeModel<'a> {
             let update = if updated { layer.down_forward / self.weight_bytes * UPDATE_BYTES } else { 0.0 };
             let update = update / self.memoryx_bandwidth;
             busy += compute;
-            let over = down.max(update).max(compute) - compute;
-            *(if update > down { &mut waits.memoryx } else { &mut waits.weights }) += over;
+            let excess = down.max(update).max(compute) - compute;
+            *(if update > down { &mut waits.memoryx } else { &mut waits.weights }) += excess;
         }
         for layer in &self.layers {
             let compute = layer.backward * samples + layer.summing;
             let down = self.wafer.broadcast_seconds(layer.down_backward);
             let up = self.wafer.link_seconds(layer.up);
             busy += compute;
-            let over = down.max(up).max(compute) - compute;
-            *(if down > up { &mut waits.weights } else { &mut waits.gradients }) += over;
+            let excess = down.max(up).max(compute) - compute;
+            *(if down > up { &mut waits.weights } else { &mut waits.gradients }) += excess;
         }
         (busy, waits)
     }

@@ -80,8 +80,8 @@ fn one_of_racing_processes_wins_and_its_death_releases_the_lock() {
     let mut children: Vec<(Child, bool)> = (0..5).map(|_| race(dir.path())).collect();
     for (child, held) in &mut children {
         let out = BufReader::new(child.stdout.as_mut().unwrap());
-        let word = out.lines().map(Result::unwrap).find(|line| line == "held" || line == "refused");
-        *held = word.unwrap() == "held";
+        let answer = out.lines().map(Result::unwrap).find(|line| line == "held" || line == "refused");
+        *held = answer.unwrap() == "held";
     }
     let winner = children.iter().position(|(_, held)| *held).unwrap();
     assert_eq!(children.iter().filter(|(_, held)| *held).count(), 1);

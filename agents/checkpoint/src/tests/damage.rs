@@ -23,25 +23,25 @@ fn every_flipped_bit_is_found_and_its_file_named() {
     let path = write(&lock(dir.path()), &plan, 5, &sgd_moments());
     for name in files(&path) {
         let file = path.join(&name);
-        let whole = fs::read(&file).unwrap();
-        let length = whole.len();
+        let undamaged = fs::read(&file).unwrap();
+        let length = undamaged.len();
         // Length and name of the header, its padding, and the data on both sides of a chunk boundary.
-        let places = [0, 7, 9, 60, length / 3, 4095, 4096, 4096 + 399, 4096 + 400, length - 1];
-        for place in places.into_iter().filter(|&place| place < length) {
-            let mut damaged = whole.clone();
-            damaged[place] ^= 1 << (place % 8);
+        let offsets = [0, 7, 9, 60, length / 3, 4095, 4096, 4096 + 399, 4096 + 400, length - 1];
+        for offset in offsets.into_iter().filter(|&offset| offset < length) {
+            let mut damaged = undamaged.clone();
+            damaged[offset] ^= 1 << (offset % 8);
             fs::write(&file, &damaged).unwrap();
             let found = verify(&path, |_| ()).unwrap();
-            assert_eq!(found.len(), 1, "{name} at {place}: {found:?}");
+            assert_eq!(found.len(), 1, "{name} at {offset}: {found:?}");
             assert_eq!(found[0].file, file);
             if let Some(bytes) = &found[0].bytes {
-                assert!(bytes.contains(&(place as u64)) && !found[0].tensors.is_empty());
+                assert!(bytes.contains(&(offset as u64)) && !found[0].tensors.is_empty());
             }
             let opened = Checkpoint::open(&path).and_then(|checkpoint| checkpoint.verify());
             let error = opened.unwrap_err();
             assert!(error.to_string().contains(&name) && error.is_bad_input(), "{error}");
         }
-        fs::write(&file, &whole).unwrap();
+        fs::write(&file, &undamaged).unwrap();
     }
     assert!(verify(&path, |_| ()).unwrap().is_empty());
 }
@@ -51,12 +51,12 @@ fn manifest_checksum_covers_every_byte() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
     let path = write(&lock(dir.path()), &plan, 5, &Moments::none());
     let file = path.join("manifest.json");
-    let whole = fs::read(&file).unwrap();
+    let undamaged = fs::read(&file).unwrap();
     let open = fs::File::options().write(true).open(&file).unwrap();
-    for (place, byte) in whole.iter().enumerate() {
-        open.write_all_at(&[byte ^ 1 << (place % 8)], place as u64).unwrap();
-        assert!(matches!(Checkpoint::open(&path), Err(Error::Damaged(damage)) if damage.file == file), "at {place}");
-        open.write_all_at(&[*byte], place as u64).unwrap();
+    for (offset, byte) in undamaged.iter().enumerate() {
+        open.write_all_at(&[byte ^ 1 << (offset % 8)], offset as u64).unwrap();
+        assert!(matches!(Checkpoint::open(&path), Err(Error::Damaged(damage)) if damage.file == file), "at {offset}");
+        open.write_all_at(&[*byte], offset as u64).unwrap();
     }
     Checkpoint::open(&path).unwrap();
 }
@@ -67,9 +67,9 @@ fn truncated_lengthened_emptied_and_missing_files_are_named() {
     let path = write(&lock(dir.path()), &plan, 5, &sgd_moments());
     for name in files(&path) {
         let file = path.join(&name);
-        let whole = fs::read(&file).unwrap();
-        let longer = [whole.as_slice(), b" "].concat();
-        for content in [Some(&whole[..whole.len() - 1]), Some(longer.as_slice()), Some(&[]), None] {
+        let undamaged = fs::read(&file).unwrap();
+        let longer = [undamaged.as_slice(), b" "].concat();
+        for content in [Some(&undamaged[..undamaged.len() - 1]), Some(longer.as_slice()), Some(&[]), None] {
             match content {
                 Some(content) => fs::write(&file, content).unwrap(),
                 None => fs::remove_file(&file).unwrap(),
@@ -82,7 +82,7 @@ fn truncated_lengthened_emptied_and_missing_files_are_named() {
                 assert_eq!(verify(&path, |_| ()).unwrap().len(), 1);
             }
         }
-        fs::write(&file, &whole).unwrap();
+        fs::write(&file, &undamaged).unwrap();
     }
     let error = Checkpoint::open(dir.path().join("nothing")).unwrap_err();
     assert!(error.to_string().ends_with("is not a checkpoint: the directory does not exist"), "{error}");
@@ -93,7 +93,7 @@ fn mutate(value: &mut Value, random: &mut impl Iterator<Item = usize>) {
     let any = json!([null, -1, 1e300, "", [], {}]);
     let numbers = json!([0, 1, 2, 3, 7, 1u64 << 33, 1u64 << 62, u64::MAX]);
     let strings = json!(["", "x", "../../etc", "/", "wte.weight", "m"]);
-    let mut pick = |most: usize| random.next().unwrap() % most;
+    let mut pick = |maximum: usize| random.next().unwrap() % maximum;
     let stop = pick(10) == 0;
     match value {
         Value::Object(map) if !map.is_empty() && !stop => {
@@ -114,7 +114,7 @@ fn mutate(value: &mut Value, random: &mut impl Iterator<Item = usize>) {
         }
         Value::Number(_) if pick(4) > 0 => *value = numbers[pick(8)].clone(),
         Value::String(_) if pick(4) > 0 => *value = strings[pick(6)].clone(),
-        place => *place = any[pick(6)].clone(),
+        offset => *offset = any[pick(6)].clone(),
     }
 }
 
@@ -153,10 +153,10 @@ fn mutated_manifests_and_layouts_never_panic() {
     let path = write(&lock(dir.path()), &plan, 5, &sgd_moments());
     let read = |name: &str| serde_json::from_slice::<Value>(&fs::read(path.join(name)).unwrap()).unwrap();
     let (mut manifest, layout) = (read("manifest.json"), read("layout.json"));
-    let whole = fs::read(path.join("layout.json")).unwrap();
+    let undamaged = fs::read(path.join("layout.json")).unwrap();
     manifest.as_object_mut().unwrap().remove("checksum");
     let mut random = (1..).flat_map(|seed| random_bits(seed, 64)).map(|value| (value.to_bits() >> 3) as usize);
-    let (mut refused, mut opened) = (0, 0);
+    let (mut rejected, mut opened) = (0, 0);
     for round in 0..400 {
         let (mut manifest, mut layout) = (manifest.clone(), layout.clone());
         mutate(if round % 2 == 0 { &mut manifest } else { &mut layout }, &mut random);
@@ -166,14 +166,14 @@ fn mutated_manifests_and_layouts_never_panic() {
             manifest["documents"][0]["bytes"] = layout.len().into();
             manifest["documents"][0]["blake3"] = Digest::of(&layout).to_string().into();
         } else {
-            replace(&path.join("layout.json"), &whole);
+            replace(&path.join("layout.json"), &undamaged);
         }
         let text = if manifest.is_object() { sign(&manifest) } else { vec![b'{'; round] };
         replace(&path.join("manifest.json"), &text);
         match Checkpoint::open(&path) {
             Err(error) => {
                 assert!(error.is_bad_input(), "{error}");
-                refused += 1;
+                rejected += 1;
             }
             Ok(checkpoint) => {
                 opened += 1;
@@ -184,5 +184,5 @@ fn mutated_manifests_and_layouts_never_panic() {
         }
     }
     // The mutations reach the code after the parser, in both directions.
-    assert!(refused > 100 && opened > 50, "{refused} refused, {opened} opened");
+    assert!(rejected > 100 && opened > 50, "{rejected} refused, {opened} opened");
 }

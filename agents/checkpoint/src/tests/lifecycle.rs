@@ -41,8 +41,8 @@ fn only_complete_checkpoints_are_published() {
     let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), Moments::none());
     let lock = lock(dir.path());
     let mut staging = Staging::create(&lock, &plan, 9, EPOCH, &moments).unwrap();
-    let there = names(dir.path());
-    assert!(matches!(&there[..], [only] if only.starts_with("checkpoint_9.partial-4.1.")), "{there:?}");
+    let existing = names(dir.path());
+    assert!(matches!(&existing[..], [only] if only.starts_with("checkpoint_9.partial-4.1.")), "{existing:?}");
     assert!(matches!(Checkpoint::open(staging.path()), Err(Error::NotACheckpoint { .. })));
     let mut writer = RangeWriter::open(staging.path(), &plan, &moments).unwrap();
     assert!(matches!(writer.write_chunk(0, Section::Parameters, &[1.0]), Err(Error::Argument(_))));
