@@ -112,3 +112,24 @@ fn run_survives_temporarily_full_disk() {
     place.succeed("train -p params.yaml -o roomy --num_csx 1");
     assert_eq!(place.result("kept", 300), place.result("roomy", 300));
 }
+
+/// The disk is full when the run begins, and has room a little later.
+#[test]
+fn run_waits_for_space_at_its_start() {
+    if !may_mount("run_waits_for_space_at_its_start") {
+        return;
+    }
+    let place = TestDir::new();
+    let train = "cat /dev/zero > m/ballast 2> full
+        ($agent train -p params.yaml -o m --num_csx 2 > out 2> err; echo $? > code) &
+        until grep -q 'for space' err || [ -s code ]; do sleep 0.05; done
+        rm m/ballast
+        wait
+        ended=$(cat code); cat out; cat err >&2";
+    let ended = train_on_a_small_disk(&place, 2000, train);
+    let of = format!("{}\n{}", ended.stdout, ended.stderr);
+    assert_eq!(ended.code(), 0, "{of}");
+    assert_eq!(ended.stderr.matches("waiting up to 60 s for space").count(), 1, "{of}");
+    place.succeed("train -p params.yaml -o roomy --num_csx 1");
+    assert_eq!(place.result("kept", 6), place.result("roomy", 6));
+}

@@ -55,6 +55,10 @@ const JOURNAL_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_QUEUED_LOG_RECORDS: usize = 4096;
 /// Interval between two tries to take the lock.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a run that begins on a full disk waits for space. A restart by the control loop costs about as much.
+const FULL_DISK_TIMEOUT: Duration = Duration::from_secs(60);
+/// Interval between two tries to write to a full disk.
+const FULL_DISK_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Values that every role process creates, and that the coordinator needs besides its arguments.
 pub struct CoordinatorContext {
@@ -217,7 +221,8 @@ async fn prepare(
         .pop_front()
         .ok_or_else(|| AgentError::local("there is neither a checkpoint nor an initial state"))?;
     let compiled = resume::recompile_with_checkpoint_cuts(&launch, compiled, &mut start_point)?;
-    let files = files::RunFiles::open(&launch, lock.attempt(), last_report)?;
+    let open_files = || files::RunFiles::open(&launch, lock.attempt(), last_report.clone());
+    let files = retry_while_disk_is_full(open_files).await?;
     start_point.report.iter().for_each(|sentence| console.line(sentence));
     Ok(PreparedRun { launch, compiled, start_point, remaining_checkpoints, eval_batches, step_estimate, lock, files })
 }
@@ -231,15 +236,38 @@ async fn lock_model_dir(launch: &LaunchDocument) -> Result<ModelDirLock, AgentEr
         (None, _) => LockRequest::local(),
     };
     let deadline = Instant::now() + LOCK_TIMEOUT;
+    let acquire = || match ModelDirLock::acquire(&launch.model_dir, &request) {
+        Err(LockError::InUse { owner, .. })
+            if owner.job.is_some() && owner.job == launch.job_uid && Instant::now() < deadline =>
+        {
+            tracing::info!("waiting for {owner} to release model_dir");
+            Ok(None)
+        }
+        taken => taken.map(Some).map_err(|error| checkpoint_failure(error.into())),
+    };
     loop {
-        match ModelDirLock::acquire(&launch.model_dir, &request) {
-            Err(LockError::InUse { owner, .. })
-                if owner.job.is_some() && owner.job == launch.job_uid && Instant::now() < deadline =>
-            {
-                tracing::info!("waiting for {owner} to release model_dir");
-                tokio::time::sleep(LOCK_POLL_INTERVAL).await;
+        match retry_while_disk_is_full(acquire).await? {
+            Some(lock) => return Ok(lock),
+            None => tokio::time::sleep(LOCK_POLL_INTERVAL).await,
+        }
+    }
+}
+
+/// Repeats `write` while the disk is full, for at most [`FULL_DISK_TIMEOUT`]: a full disk at the start of a run is as
+/// temporary as one later, when checkpoints are written again and again.
+async fn retry_while_disk_is_full<T>(write: impl Fn() -> Result<T, AgentError>) -> Result<T, AgentError> {
+    let deadline = Instant::now() + FULL_DISK_TIMEOUT;
+    let mut is_logged = false;
+    loop {
+        match write() {
+            Err(error) if error.reason() == OutcomeReason::OutOfSpace && Instant::now() < deadline => {
+                if !std::mem::replace(&mut is_logged, true) {
+                    let seconds = FULL_DISK_TIMEOUT.as_secs();
+                    tracing::warn!("{}; waiting up to {seconds} s for space", error.message());
+                }
+                tokio::time::sleep(FULL_DISK_RETRY_INTERVAL).await;
             }
-            taken => return taken.map_err(|error| checkpoint_failure(error.into())),
+            done => return done,
         }
     }
 }
