@@ -19,7 +19,6 @@ use std::ops::Range;
 use millrace_params::Precision;
 use serde::{Deserialize, Serialize};
 
-use crate::compile::CompileError;
 use crate::graph::{Graph, LayerId, TensorId};
 use crate::tree::LeafTree;
 
@@ -238,20 +237,6 @@ impl StreamPlan {
     /// Returns the number of trained scalars.
     pub fn parameters(&self) -> u64 {
         self.chunks.iter().map(|chunk| chunk.elements as u64).sum()
-    }
-
-    /// Checks that links can carry the plan's chunks. A plan of more than 1.1e12 parameters has larger chunks and is
-    /// for planning only.
-    ///
-    /// # Errors
-    /// [`CompileError::TooLargeToStream`].
-    pub fn check_streamable(&self) -> Result<(), CompileError> {
-        match self.chunks.iter().map(|chunk| chunk.elements).max() {
-            Some(elements) if elements > MAX_FRAME_ELEMENTS => {
-                Err(CompileError::TooLargeToStream { parameters: self.parameters() })
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Returns the element range of `chunk` in its group.

@@ -7,7 +7,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::{Error, Result};
 use crate::files::to_le_bytes;
-use crate::layout::{Layout, Moments, Section};
+use crate::layout::{Layout, Moments};
+use crate::section::Section;
 
 /// A blake3 digest, written as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

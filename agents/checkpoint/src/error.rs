@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use millrace_emulator::plan::ChunkId;
 use serde::Serialize;
 
-use crate::layout::Section;
 use crate::lock::LockError;
+use crate::section::Section;
 
 /// A `Result` of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -8,7 +8,6 @@
 //! * The chunks of the groups, group by group, are all chunks in order, and divide each group without gaps.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::ops::Range;
 
 use millrace_emulator::graph::{Graph, TensorId};
@@ -18,44 +17,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::safetensors_header;
+use crate::section::Section;
 
 /// Bytes of an element on disk: parameters and moments are f32, whatever the encoding on links.
 pub(crate) const ELEMENT_BYTES: u64 = 4;
-
-/// A section of a chunk: its parameters, or one of the optimizer's moments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Section {
-    /// The parameters.
-    Parameters,
-    /// The moment with this index in [`Moments`].
-    Moment(usize),
-}
-
-impl Section {
-    pub(crate) const fn index(self) -> usize {
-        match self {
-            Self::Parameters => 0,
-            Self::Moment(at) => at.saturating_add(1),
-        }
-    }
-
-    pub(crate) const fn from_index(at: usize) -> Self {
-        match at {
-            0 => Self::Parameters,
-            at => Self::Moment(at - 1),
-        }
-    }
-}
-
-impl fmt::Display for Section {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Parameters => f.write_str("the parameters"),
-            Self::Moment(at) => write!(f, "moment {at}"),
-        }
-    }
-}
 
 /// The names of an optimizer's moments, in order. File names end with them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -40,12 +40,13 @@ pub mod lock;
 mod manifest;
 mod plan_reader;
 mod read;
+mod section;
 mod write;
 
 pub use digest::{CheckpointDigests, Digest};
 pub use error::{Damage, Error, ModelDifference, Result};
 pub use info::CheckpointInfo;
-pub use layout::{Layout, Moments, Section};
+pub use layout::{Layout, Moments};
 pub use lineage::{LineagePoint, ResumeHistory, begin_lineage, continue_lineage};
 pub use list::{
     CheckpointListing, SkippedCheckpoint, VerificationLevel, clean_up, contains_checkpoints, list, newest_complete,
@@ -55,6 +56,7 @@ pub use lock::{LockError, LockRequest, ModelDirLock};
 pub use manifest::{CheckpointMetadata, FORMAT_VERSION, MANIFEST_FILE, WriterEpoch};
 pub use plan_reader::{LoadStrictness, PlanReader};
 pub use read::{Checkpoint, FileEntry, verify};
+pub use section::Section;
 pub use write::{RangeWriter, Staging};
 
 #[cfg(test)]

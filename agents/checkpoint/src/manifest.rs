@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::digest::{CheckpointDigests, Digest, optimizer_digest};
 use crate::error::{Damage, Error, Result};
 use crate::files::{read_limited, stays_inside};
-use crate::layout::{Layout, Moments, MomentsError, Section};
+use crate::layout::{Layout, Moments, MomentsError};
+use crate::section::Section;
 
 /// Version of the format this program writes, and the highest it reads.
 pub const FORMAT_VERSION: u32 = 1;

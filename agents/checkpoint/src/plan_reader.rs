@@ -9,8 +9,9 @@ use std::ops::Range;
 use millrace_emulator::plan::{ChunkId, GroupId, StreamPlan};
 
 use crate::error::{Error, ModelDifference, Result};
-use crate::layout::{Layout, Moments, Section};
+use crate::layout::{Layout, Moments};
 use crate::read::{Checkpoint, RangeCache};
+use crate::section::Section;
 
 /// How exactly the tensors of a checkpoint must match those of the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,10 +15,11 @@ use crate::digest::Digest;
 use crate::error::{Damage, Error, Result};
 use crate::files::read_limited;
 use crate::info::CheckpointInfo;
-use crate::layout::{ELEMENT_BYTES, Layout, Moments, Section};
+use crate::layout::{ELEMENT_BYTES, Layout, Moments};
 use crate::lineage::LineagePoint;
 use crate::manifest::{DataFile, DocumentDigest, JOB_FILE, LAYOUT_FILE, MANIFEST_FILE, Manifest};
 use crate::safetensors_header;
+use crate::section::Section;
 
 /// Bytes read and hashed at a time.
 const READ_BLOCK_BYTES: usize = 1 << 17;

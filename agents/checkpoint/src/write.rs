@@ -21,12 +21,13 @@ use millrace_emulator::plan::{ChunkId, StreamPlan};
 use crate::digest::{CheckpointDigests, Digest};
 use crate::error::{Error, Result};
 use crate::files::{remove_dir, rename_synced, sync_dir, to_le_bytes, write_synced};
-use crate::layout::{ELEMENT_BYTES, FileSpec, Layout, Moments, Section};
+use crate::layout::{ELEMENT_BYTES, FileSpec, Layout, Moments};
 use crate::list::{name_of, partial_name, replaced_name};
 use crate::lock::ModelDirLock;
 use crate::manifest::{
     CheckpointMetadata, DocumentDigest, INDEX_FILE, JOB_FILE, LAYOUT_FILE, MANIFEST_FILE, Manifest, WriterEpoch,
 };
+use crate::section::Section;
 
 /// Number of stagings that this process has created.
 static STAGINGS: AtomicU64 = AtomicU64::new(0);

@@ -29,8 +29,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
-use crate::packet::Packet;
-
 const MAGIC: [u8; 2] = *b"MR";
 const FRAME_VERSION: u8 = 2;
 /// Values of the encoding field.
@@ -79,6 +77,32 @@ pub enum CodecError {
     /// The control message can't be decoded.
     #[error("a control message could not be read; run the same build on every agent")]
     Message,
+}
+
+/// A frame or a grant, encoded for sending.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// Header of a frame, or the whole grant.
+    pub head: Bytes,
+    /// Payload of a frame; empty for a grant.
+    pub payload: Bytes,
+}
+
+impl Packet {
+    /// Returns a grant of `total` slots, counted since the link was opened.
+    pub fn grant(total: u64) -> Self {
+        Self { head: Bytes::copy_from_slice(&total.to_le_bytes()), payload: Bytes::new() }
+    }
+
+    /// Returns the bytes on the wire.
+    pub const fn len(&self) -> usize {
+        self.head.len() + self.payload.len()
+    }
+
+    /// Returns whether the packet has no bytes, which is never the case for a frame or a grant.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 struct HeaderWriter([u8; HEADER_BYTES], usize);

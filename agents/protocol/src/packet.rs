@@ -26,6 +26,7 @@ use millrace_engine::credit::SlotCount;
 use tokio::sync::mpsc;
 use tonic::body::Body;
 
+pub use crate::codec::Packet;
 use crate::codec::{HEADER_BYTES, payload_length, slot_of};
 
 /// Name of the service that shards and SwarmX nodes offer to their children.
@@ -45,32 +46,6 @@ const GRANT_BYTES: usize = 8;
 /// Maximum number of grants queued for a peer. A peer that reads its frames also reads its grants: all queued grants
 /// together (512 KiB) are smaller than the frame of a full chunk.
 const MAX_QUEUED_GRANTS: u64 = 1 << 16;
-
-/// A frame or a grant, encoded for sending.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packet {
-    /// Header of a frame, or the whole grant.
-    pub head: Bytes,
-    /// Payload of a frame; empty for a grant.
-    pub payload: Bytes,
-}
-
-impl Packet {
-    /// Returns a grant of `total` slots, counted since the link was opened.
-    pub fn grant(total: u64) -> Self {
-        Self { head: Bytes::copy_from_slice(&total.to_le_bytes()), payload: Bytes::new() }
-    }
-
-    /// Returns the bytes on the wire.
-    pub const fn len(&self) -> usize {
-        self.head.len() + self.payload.len()
-    }
-
-    /// Returns whether the packet has no bytes, which is never the case for a frame or a grant.
-    pub const fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
 
 /// An error that ends a link, because nothing more can be read from it.
 #[derive(Debug, thiserror::Error)]

@@ -112,6 +112,12 @@ impl CompiledJob {
         &self.job.optimizer
     }
 
+    /// Returns the profile as it is written to manifests.
+    pub fn profile_json(&self) -> String {
+        // The profile consists of names, numbers and a flag, so serialization can't fail.
+        serde_json::to_string(&self.profile).unwrap_or_default()
+    }
+
     /// Returns the moments that the optimizer keeps.
     pub fn moments(&self) -> Moments {
         Moments::of_optimizer(optimizer(&self.job.optimizer.kind))

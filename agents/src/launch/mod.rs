@@ -33,7 +33,9 @@
 //! * If a role dies, the run ends; the launcher prints its name and its last lines.
 //! * Ctrl-C in a terminal reaches the launcher only, because every role has its own process group.
 
+mod coordinator_start;
 mod issuer;
+mod local_run;
 mod process;
 mod process_group;
 mod ready;
@@ -43,8 +45,9 @@ mod supervise;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use local_run::{LaunchError, LocalRun};
 pub use millrace_protocol::launch::{Exit, LaunchDocument};
 pub use process_group::{ProcessGroup, ProcessStatus};
 pub use ready::{ListenAddresses, announce, announce_ready, print_failure};
-pub use run::{LaunchError, LocalRun, run_local, supervise};
+pub use run::{run_local, supervise};
 pub use supervise::ProcessExit;

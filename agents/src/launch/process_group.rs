@@ -11,11 +11,11 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::watch;
 
+use super::coordinator_start::{document, first_line};
 use super::issuer::Issuer;
 use super::process::{ChildProcess, DesiredState, LastLines, OutputMode, Pipes, this_program};
 use super::ready::parse_ready;
 use super::role_commands::role_commands;
-use super::run::{document, first_line};
 use super::supervise::ProcessExit;
 use super::{LaunchError, ListenAddresses, LocalRun};
 

@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
-use std::time::Duration;
 
 use millrace_checkpoint::contains_checkpoints;
 use millrace_engine::types::AgentId;
@@ -18,64 +17,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Sleep, sleep};
 
+use super::coordinator_start::{document, first_line};
 use super::issuer::Issuer;
 use super::process::{ChildProcess, DesiredState, LastLines, OutputMode, Pipes, this_program};
 use super::ready::parse_failure;
 use super::role_commands::role_commands;
 use super::supervise::{ProcessExit, RunExit, Supervisor, SupervisorCommand, SupervisorEvent};
-use super::{Exit, LaunchDocument, ListenAddresses};
-
-/// How long the coordinator has to print its addresses.
-const COORDINATOR_START_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// A job and the settings to run it on this machine.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LocalRun {
-    pub launch: LaunchDocument,
-    /// Compute threads of each system; `None` for the number of the appliance.
-    pub threads: Option<usize>,
-    /// First of the ports to listen on, three per process in the order in which they are started; `None` for free
-    /// ports.
-    pub base_port: Option<u16>,
-    /// The file to which the coordinator writes its outcome when it ends, as a line of JSON; `None` to write none.
-    pub last_report: Option<PathBuf>,
-    /// The directories to which the processes restrict their access to users' files. They must exist; if empty, access
-    /// is not restricted.
-    pub roots: Vec<PathBuf>,
-}
-
-impl LocalRun {
-    /// Creates a run with the threads of the appliance, on free ports.
-    pub const fn new(launch: LaunchDocument) -> Self {
-        Self { launch, threads: None, base_port: None, last_report: None, roots: Vec::new() }
-    }
-}
-
-/// Why a run could not be started.
-#[derive(Debug, thiserror::Error)]
-pub enum LaunchError {
-    /// The fixed ports exceed the highest port.
-    #[error("too few ports from {base} on: three ports for each process would end above 65535")]
-    Ports { base: u16 },
-    /// A system would have more threads than a role accepts.
-    #[error("{threads} threads for each system are too many: at most 65535")]
-    Threads { threads: usize },
-    /// An operation of the operating system failed.
-    #[error("can't {action}: {cause}")]
-    System {
-        /// What the launcher tried to do.
-        action: String,
-        /// The error of the system.
-        cause: std::io::Error,
-    },
-}
-
-impl LaunchError {
-    pub(super) fn system(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
-        let action = action.into();
-        move |cause| Self::System { action, cause }
-    }
-}
+use super::{Exit, LaunchDocument, LaunchError, ListenAddresses, LocalRun};
 
 /// Runs a job to its end. Blocks. Prints progress to standard output and logs to standard error; ends the job
 /// gracefully on SIGINT, SIGTERM and SIGHUP.
@@ -273,35 +221,8 @@ fn ask_to_stop(journal: Option<JournalEndpoint>, reason: String, failed: mpsc::U
     });
 }
 
-/// Returns the launch document that a coordinator reads from its standard input.
-pub(super) fn document(launch: &LaunchDocument) -> Result<String, LaunchError> {
-    let text = launch.to_json();
-    text.map_err(|error| LaunchError::System { action: "write the launch document".into(), cause: error.into() })
-}
-
-/// Reads the coordinator's first line, its addresses. Returns `None` if it ended instead, and prints its failure. Fails
-/// if the line is another one, or does not arrive within [`COORDINATOR_START_TIMEOUT`].
-pub(super) async fn first_line(lines: &mut BufReader<ChildStdout>) -> Result<Option<ListenAddresses>, LaunchError> {
-    let mut line = String::new();
-    let read = tokio::time::timeout(COORDINATOR_START_TIMEOUT, lines.read_line(&mut line)).await;
-    let read = read.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
-    match read.map_err(LaunchError::system("get the coordinator's address"))? {
-        0 => Ok(None),
-        _ => match (ListenAddresses::parse(&line), parse_failure(line.as_bytes())) {
-            (Some(listening), _) => Ok(Some(listening)),
-            (None, Some(failure)) => {
-                eprintln!("{failure}");
-                Ok(None)
-            }
-            (None, None) => Err(LaunchError::System {
-                action: "get the coordinator's address".into(),
-                cause: std::io::Error::other(format!("it printed {:?}", line.trim_end())),
-            }),
-        },
-    }
-}
-
-/// Copies lines to standard output as they arrive, and the coordinator's failure, the last one, to standard error. If the reader closes standard output (`| head`), the run continues.
+/// Copies lines to standard output as they arrive, and the coordinator's failure, the last one, to standard error. If
+/// the reader closes standard output (`| head`), the run continues.
 async fn copy_lines(mut from: BufReader<ChildStdout>) {
     let mut out = Some(tokio::io::stdout());
     let mut line = Vec::new();

@@ -28,15 +28,16 @@ pub enum Error {
     },
     /// A file of the journal was written by a later release.
     #[error(
-        "{} has version {found}, and this program reads versions up to {}: use the release that wrote it, or a later one",
-        path.display(),
-        crate::journal::VERSION
+        "{} has version {found}, and this program reads versions up to {known}: use the release that wrote it, or a later one",
+        path.display()
     )]
     NewerJournal {
         /// The file that has the later version.
         path: PathBuf,
         /// The version that the file names.
         found: u32,
+        /// The newest version that this program reads.
+        known: u32,
     },
     /// The text is not a valid name of an agent.
     #[error("{0:?} cannot be an agent's name: only lower-case letters, digits and '-' are allowed")]

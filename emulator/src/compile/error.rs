@@ -1,6 +1,7 @@
 //! Errors of the compiler.
 
 use crate::graph::GraphError;
+use crate::plan::{MAX_FRAME_ELEMENTS, StreamPlan};
 
 /// Reason why a job can't be compiled. `Display` is one sentence; [`CompileError::hint`] returns the remedy.
 #[allow(missing_docs, reason = "the messages describe variants and fields")]
@@ -93,4 +94,20 @@ pub(crate) fn format_bytes(bytes: u64) -> String {
         unit += 1;
     }
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
+}
+
+impl StreamPlan {
+    /// Checks that links can carry the plan's chunks. A plan of more than 1.1e12 parameters has larger chunks and is
+    /// for planning only.
+    ///
+    /// # Errors
+    /// [`CompileError::TooLargeToStream`].
+    pub fn check_streamable(&self) -> Result<(), CompileError> {
+        match self.chunks.iter().map(|chunk| chunk.elements).max() {
+            Some(elements) if elements > MAX_FRAME_ELEMENTS => {
+                Err(CompileError::TooLargeToStream { parameters: self.parameters() })
+            }
+            _ => Ok(()),
+        }
+    }
 }

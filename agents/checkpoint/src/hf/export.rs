@@ -10,9 +10,10 @@ use super::gpt2::{Gpt2, TensorMapping};
 use super::transpose;
 use crate::error::{Error, Result};
 use crate::files::{parent, remove_dir, rename_synced, to_le_bytes, write_synced};
-use crate::layout::{ELEMENT_BYTES, Section};
+use crate::layout::ELEMENT_BYTES;
 use crate::read::Checkpoint;
 use crate::safetensors_header;
+use crate::section::Section;
 
 /// What an export wrote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

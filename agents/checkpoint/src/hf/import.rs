@@ -12,9 +12,10 @@ use super::directory::HfDirectory;
 use super::gpt2::{Gpt2, TensorMapping};
 use super::transpose;
 use crate::error::{Error, ModelDifference, Result};
-use crate::layout::{Moments, Section};
+use crate::layout::Moments;
 use crate::lock::ModelDirLock;
 use crate::manifest::{CheckpointMetadata, WriterEpoch};
+use crate::section::Section;
 use crate::write::{RangeWriter, Staging};
 
 /// Imports the weights in `hf_dir` as `checkpoint_0` of the lock's model_dir, without moments, and returns its

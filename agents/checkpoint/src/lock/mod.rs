@@ -40,8 +40,6 @@ use heartbeat::LockHeartbeat;
 pub use owner::Owner;
 use slot::{CurrentLock, LockDraft};
 
-use crate::error::Result;
-
 /// Time without a heartbeat after which the lock of an owner on another host expires.
 pub const LOCK_LEASE: Duration = Duration::from_secs(60);
 

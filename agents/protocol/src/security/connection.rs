@@ -15,8 +15,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use tonic::transport::server::Connected;
 
-use super::identity::{Identity, IdentityError, name_of};
-use super::listener::AdmissionPolicy;
+use super::admission::{AdmissionPolicy, Rejection};
+use super::identity::{Identity, name_of};
 use super::name::MemberName;
 use super::tls_records::TlsRecordStream;
 
@@ -161,32 +161,6 @@ pub(super) enum AcceptError {
     ClosedEarly,
     /// The connection was rejected.
     Rejected(Rejection),
-}
-
-/// The reason for the rejection of an accepted connection: a sentence about the peer, which the peer receives.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Rejection {
-    /// The connection failed, or TLS rejected the peer.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    #[error("it speaks another protocol")]
-    Protocol,
-    #[error("it has no certificate")]
-    NoCertificate,
-    #[error("its certificate names no member of a job")]
-    NoName,
-    #[error(transparent)]
-    Identity(#[from] IdentityError),
-    #[error("its certificate is of job {theirs}, this is job {ours}")]
-    OtherJob { theirs: String, ours: String },
-    #[error("its certificate is of attempt {theirs}, this is attempt {ours}")]
-    OtherAttempt { theirs: u32, ours: u32 },
-    #[error("{0} is not authorized for this port")]
-    NotAdmitted(MemberName),
-    #[error("too many handshakes in progress, and this one is the oldest")]
-    TooManyHandshakes,
-    #[error("it did not finish its handshake in time")]
-    TooSlow,
 }
 
 /// Connects to `address` (`host:port`) and authenticates both ends.

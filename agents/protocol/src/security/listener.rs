@@ -8,15 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use millrace_engine::types::{AgentId, Role};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio_stream::Stream as AsyncStream;
 
-use super::connection::{AcceptError, HANDSHAKE_TIMEOUT, Protection, Rejection, Stream, accept};
+use super::admission::{AdmissionPolicy, Rejection};
+use super::connection::{AcceptError, HANDSHAKE_TIMEOUT, Protection, Stream, accept};
 use super::identity::Identity;
-use super::name::{MemberName, Service};
 use super::rejections::RejectionLog;
 
 /// Maximum number of handshakes in progress. One more aborts the oldest, so that slow peers do not block others.
@@ -25,46 +24,6 @@ pub const MAX_HANDSHAKES: usize = 256;
 const MAX_PENDING_CONNECTIONS: usize = 16;
 /// Delay after an error of the listener itself, such as too many open files.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
-
-/// The peers that a port admits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AdmissionPolicy {
-    /// Agents of the same attempt, except the coordinator, which never dials an agent.
-    Agents,
-    /// Clients that follow and control the attempt: its launcher, and the services of the control plane.
-    Controllers,
-    /// The REST server only.
-    RestServer,
-}
-
-impl AdmissionPolicy {
-    /// Checks whether `own` admits `peer`.
-    ///
-    /// # Errors
-    /// The reason for the rejection.
-    pub(super) fn check(self, own: &MemberName, peer: &MemberName) -> Result<(), Rejection> {
-        let same_attempt = match (own.attempt(), peer.attempt()) {
-            (Some(own), Some(peer)) if own.job() != peer.job() => {
-                return Err(Rejection::OtherJob { theirs: peer.job().to_owned(), ours: own.job().to_owned() });
-            }
-            (Some(own), Some(peer)) if own.attempt() != peer.attempt() => {
-                return Err(Rejection::OtherAttempt { theirs: peer.attempt(), ours: own.attempt() });
-            }
-            (Some(_), Some(_)) => true,
-            _ => false,
-        };
-        let admitted = match (self, peer) {
-            (AdmissionPolicy::Agents, MemberName::Agent(_, AgentId { role, .. })) => {
-                same_attempt && *role != Role::Coordinator
-            }
-            (AdmissionPolicy::Controllers, MemberName::Launcher(_)) => same_attempt,
-            (AdmissionPolicy::Controllers, MemberName::Service(_))
-            | (AdmissionPolicy::RestServer, MemberName::Service(Service::RestServer)) => true,
-            _ => false,
-        };
-        if admitted { Ok(()) } else { Err(Rejection::NotAdmitted(peer.clone())) }
-    }
-}
 
 /// Accepts connections to a port, and returns those that are admitted as a stream. Dropping it closes the port.
 #[derive(Debug)]
@@ -176,39 +135,5 @@ impl Acceptor {
             Some(0) => tracing::warn!(port = self.port, "{}", text("")),
             Some(untold) => tracing::warn!(port = self.port, "{}", text(&format!(" ({untold} more were not logged)"))),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::name::AttemptName;
-    use super::*;
-
-    #[test]
-    fn each_port_admits_its_own_members_only() {
-        let attempt = |job, number| AttemptName::new(job, number).unwrap();
-        let agent = |job, number, role| MemberName::Agent(attempt(job, number), AgentId::new(role, 0));
-        let own = agent("ours", 2, Role::Coordinator);
-        let all = [
-            agent("ours", 2, Role::Cs2),
-            agent("ours", 2, Role::Coordinator),
-            agent("ours", 1, Role::Cs2),
-            agent("ours", 3, Role::Cs2),
-            agent("theirs", 2, Role::Cs2),
-            MemberName::Launcher(attempt("ours", 2)),
-            MemberName::Launcher(attempt("ours", 1)),
-            MemberName::Launcher(attempt("theirs", 2)),
-            MemberName::for_reader("ours").unwrap(),
-            MemberName::Service(Service::Operator),
-            MemberName::Service(Service::RestServer),
-        ];
-        let admitted = |admit: AdmissionPolicy, own: &MemberName| -> Vec<usize> {
-            (0..all.len()).filter(|&at| admit.check(own, &all[at]).is_ok()).collect()
-        };
-        assert_eq!(admitted(AdmissionPolicy::Agents, &own), [0]);
-        assert_eq!(admitted(AdmissionPolicy::Controllers, &own), [5, 9, 10]);
-        assert_eq!(admitted(AdmissionPolicy::RestServer, &MemberName::for_reader("ours").unwrap()), [10]);
-        let reason = AdmissionPolicy::Agents.check(&own, &all[2]).unwrap_err();
-        assert_eq!(reason.to_string(), "its certificate is of attempt 1, this is attempt 2");
     }
 }

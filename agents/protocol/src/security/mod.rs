@@ -25,6 +25,7 @@
 //!
 //! [`ServerCertificate`] is for the REST server's HTTPS port, whose clients are not members of jobs.
 
+mod admission;
 mod authority;
 mod connection;
 mod identity;
@@ -34,13 +35,14 @@ mod rejections;
 mod server_certificate;
 mod tls_records;
 
+pub use admission::AdmissionPolicy;
 pub use authority::{Authority, IssueError, Validity};
 pub use connection::{
     CONNECT_TIMEOUT, ConnectError, ExpectedPeer, HANDSHAKE_TIMEOUT, Peer, Protection, Stream, UnknownProtection,
     connect,
 };
 pub use identity::{Credentials, Identity, IdentityError};
-pub use listener::{AdmissionPolicy, AuthenticatedIncoming, MAX_HANDSHAKES, listen};
+pub use listener::{AuthenticatedIncoming, MAX_HANDSHAKES, listen};
 pub use name::{AttemptName, MemberName, NameError, Service};
 pub use rejections::RejectionLog;
 pub use server_certificate::{ServerCertificate, certificate_expiry};

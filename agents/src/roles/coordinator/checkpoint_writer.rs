@@ -7,7 +7,6 @@ use millrace_checkpoint::{Checkpoint, CheckpointMetadata, Digest, ModelDirLock, 
 use millrace_engine::message::{ChunkDigests, SnapshotRequest};
 use millrace_engine::types::{CommitRecord, Epoch};
 
-use super::resume::profile_json;
 use crate::checkpoints::checkpoint_failure;
 use crate::control::job::CompiledJob;
 use crate::error::AgentError;
@@ -80,7 +79,7 @@ impl CheckpointWriter {
             plan: self.job.hash,
             seed: job.run.seed,
             next_sample: step * self.job.plan.leaves.batch(),
-            numerics_profile: profile_json(&self.job),
+            numerics_profile: self.job.profile_json(),
             precision: self.job.profile.precision.to_string(),
             optimizer: job.optimizer.kind.name().to_owned(),
             loss: record.map(|record| record.loss),

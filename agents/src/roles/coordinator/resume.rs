@@ -304,16 +304,10 @@ pub fn check_profile(
 ) -> Result<Option<String>, AgentError> {
     match before.filter(|_| launch.mode.trains()) {
         Some(before) => {
-            checkpoints::check_same_profile(before, &profile_json(compiled), launch.resume.accept_other_profile)
+            checkpoints::check_same_profile(before, &compiled.profile_json(), launch.resume.accept_other_profile)
         }
         None => Ok(None),
     }
-}
-
-/// Returns the profile as it is written to manifests.
-pub fn profile_json(compiled: &CompiledJob) -> String {
-    // The profile consists of names, numbers and a flag, so serialization can't fail.
-    serde_json::to_string(&compiled.profile).unwrap_or_default()
 }
 
 /// Returns whether `model_dir` already has an evaluation of `step`.

@@ -81,7 +81,8 @@ impl JournalReader {
                     Ok(entry) => Some(entry),
                     Err(_) => match header::version(line) {
                         Some(found) if found > header::VERSION => {
-                            return Err(Error::NewerJournal { path: path(&self.directory, *attempt), found });
+                            let path = path(&self.directory, *attempt);
+                            return Err(Error::NewerJournal { path, found, known: header::VERSION });
                         }
                         Some(_) => continue,
                         None => None,
