@@ -13,6 +13,7 @@ const OPEN: &[&str] = &[
     "spec.params.eval_input.data_dir",
     "spec.params.eval_input.data_files",
     "spec.params.eval_input.micro_batch_size",
+    "spec.params.eval_input.mixture.[].data_dir",
     "spec.params.model.embedding_initializer",
     "spec.params.model.initializer",
     "spec.params.model.output_layer_initializer",
@@ -28,6 +29,7 @@ const OPEN: &[&str] = &[
     "spec.params.train_input.data_dir",
     "spec.params.train_input.data_files",
     "spec.params.train_input.micro_batch_size",
+    "spec.params.train_input.mixture.[].data_dir",
 ];
 
 fn assert_none(what: &str, found: Vec<String>) {
