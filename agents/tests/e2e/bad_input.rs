@@ -19,7 +19,7 @@ const BYTES: (&str, &str) = ("vocab_size: 64", "vocab_size: 256");
 const WRONG_PARAMS: &[(Changes, &str)] = &[
     (&[("hidden_size: 32", "hiden_size: 32")], "hiden_size"),
     (&[("hidden_size: 32", "hidden_size: wide")], "hidden_size"),
-    (&[("hidden_size: 32", "hidden_size: 32\n    hidden_size: 32")], "hidden_size"),
+    (&[("hidden_size: 32", "hidden_size: 32\n    hidden_size: 64")], "hidden_size"),
     (&[("seed: 3", "seed: [")], "line"),
     (&[("batch_size: 8", "batch_size: 0")], "batch_size"),
     (&[("num_heads: 2", "num_heads: 5")], "num_heads"),

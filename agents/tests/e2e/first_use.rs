@@ -71,7 +71,7 @@ fn model_too_large_for_host_is_rejected_at_once() {
     let planned = place.run("plan -p large.yaml");
     assert_eq!(planned.code(), 1, "{}", planned.stderr);
     assert!(planned.stdout.contains("no on this host: "), "{}", planned.stdout);
-    assert!(planned.stdout.contains("an estimate"), "{}", planned.stdout);
+    assert!(planned.stdout.contains("estimated from the speed"), "{}", planned.stdout);
 }
 
 /// Fine-tuning begins at step 0 with the weights of a later step. Without the necessary flag, the error names it.
