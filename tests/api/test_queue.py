@@ -30,30 +30,20 @@ def test_next_job_in_queue_starts(serve: Serve, tmp_path: Path) -> None:
     user, _, too_large = crowd(serve, tmp_path)
     second = user.submit("second", 200, "--num_csx", 2)
     place = until("its place is told", lambda: second.refresh().status.get("queue"))
-    assert (second.state, place["position"], place["reason"]) == (
-        "Queued",
-        1,
-        "Waiting",
-    )
+    assert (second.state, place["position"], place["reason"]) == ("Queued", 1, "Waiting")
     following = user.begin("attach", "second")
     following.wait_for_output("Queued: .*; position 1")
     third = user.submit("third", 200)
     place = until("its place is told", lambda: third.refresh().status.get("queue"))
     assert place["position"] == 2
-    assert [job["name"] for job in user.appliance.cluster()["queue"]] == [
-        "second",
-        "third",
-        "too-large",
-    ]
+    assert [job["name"] for job in user.appliance.cluster()["queue"]] == ["second", "third", "too-large"]
 
     following_first = user.begin("attach", "first")
     following_first.wait_for_output("Training: ")
     user.millrace("cancel", "third", "--yes")
     user.millrace("cancel", "first", "--yes")
     assert following.end().code == 0
-    assert (
-        second.refresh().state == "Succeeded" and too_large.refresh().state == "Queued"
-    )
+    assert second.refresh().state == "Succeeded" and too_large.refresh().state == "Queued"
     until("all systems are free", lambda: not user.appliance.cluster()["jobs"], 15)
     # A follower of a job that another user cancels exits with 1.
     done = following_first.end()
@@ -62,9 +52,7 @@ def test_next_job_in_queue_starts(serve: Serve, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def crowded(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[User, Job, Job]]:
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[User, Job, Job]]:
     home = tmp_path_factory.mktemp("crowded")
     with serving(home) as serve:
         yield crowd(serve, home)
@@ -74,19 +62,11 @@ def test_too_large_job_has_a_reason(crowded: tuple[User, Job, Job]) -> None:
     """A job that requests more systems than exist has a reason and no position."""
     user, _, too_large = crowded
     until_state(too_large, "Queued")
-    queue = until(
-        "why it waits is told", lambda: too_large.refresh().status.get("queue")
-    )
+    queue = until("why it waits is told", lambda: too_large.refresh().status.get("queue"))
     assert queue["reason"] == "ExceedsAppliance" and "position" not in queue
     assert "3 systems" in queue["message"] and "2" in queue["message"]
-    planned = user.millrace(
-        "plan", "-p", PARAMS, "--num_csx", 3, "-o", "json", code=1
-    ).json
-    assert (planned["fits"], planned["reason"], planned["systems"]) == (
-        False,
-        "ExceedsAppliance",
-        [],
-    )
+    planned = user.millrace("plan", "-p", PARAMS, "--num_csx", 3, "-o", "json", code=1).json
+    assert (planned["fits"], planned["reason"], planned["systems"]) == (False, "ExceedsAppliance", [])
 
 
 def test_plan_estimates_the_start(crowded: tuple[User, Job, Job]) -> None:
@@ -94,29 +74,20 @@ def test_plan_estimates_the_start(crowded: tuple[User, Job, Job]) -> None:
     user, first, _ = crowded
 
     def expected_end() -> datetime | None:
-        return times.parse_rfc3339(
-            first.refresh().status.get("progress", {}).get("estimatedFinishTime")
-        )
+        return times.parse_rfc3339(first.refresh().status.get("progress", {}).get("estimatedFinishTime"))
 
-    def planned_between_estimates() -> dict[str, Any] | None:
+    def plan_between_estimates() -> dict[str, Any] | None:
         """A plan whose start lies between the ends expected before and after it: each step changes the estimate."""
         before = expected_end()
         planned: dict[str, Any] = user.millrace("plan", "-p", PARAMS, "-o", "json").json
         start, after = times.parse_rfc3339(planned["estimatedStart"]), expected_end()
         if not (before and start and after):
             return None
-        # Both are rounded to seconds.
-        is_between = (
-            min(before, after) - timedelta(seconds=1)
-            <= start
-            <= max(before, after) + timedelta(seconds=1)
-        )
+        rounding = timedelta(seconds=1)
+        is_between = min(before, after) - rounding <= start <= max(before, after) + rounding
         return planned if is_between else None
 
-    planned = until(
-        "a plan begins at the end that is expected for the running job",
-        planned_between_estimates,
-    )
+    planned = until("a plan begins at the expected end of the running job", plan_between_estimates)
     assert (planned["fits"], planned["systems"]) == (True, [])
     assert {job.name for job in user.appliance.jobs()} == {"first", "too-large"}
     assert "Start:" in user.millrace("plan", "-p", PARAMS).out
@@ -136,18 +107,12 @@ def test_cluster_shows_systems_and_queue(crowded: tuple[User, Job, Job]) -> None
     assert [(job["name"], job["uid"], job["systems"]) for job in cluster["jobs"]] == [
         ("first", first.uid, ["csx-0", "csx-1"])
     ]
-    assert [
-        (job["name"], job["position"], job["systems"]) for job in cluster["queue"]
-    ] == [("too-large", None, 3)]
+    assert [(job["name"], job["position"], job["systems"]) for job in cluster["queue"]] == [("too-large", None, 3)]
     table = user.millrace("get", "cluster").out
-    assert (
-        "2 of 2 systems in use" in table and "first" in table and "too-large" in table
-    )
+    assert "2 of 2 systems in use" in table and "first" in table and "too-large" in table
 
 
 def test_cluster_shows_states_of_jobs(crowded: tuple[User, Job, Job]) -> None:
     """Each running job is listed with its state."""
     user, _, _ = crowded
-    assert [job.get("state") for job in user.appliance.cluster()["jobs"]] == [
-        "Training"
-    ]
+    assert [job.get("state") for job in user.appliance.cluster()["jobs"]] == ["Training"]
