@@ -166,7 +166,12 @@ impl World for ClusterWorld {
 
     async fn record_progress(&self, job: &ObjectRef<TrainJob>, uid: &str, progress: &JobProgress) -> Result<(), Error> {
         let jobs: Api<TrainJob> = Api::namespaced(self.client.clone(), job.namespace.as_deref().unwrap_or_default());
-        // The UID ensures that a new job of the same name is not changed.
+        // An API server does not compare the UID in a patch of the status: it replaces the metadata first. So a new job
+        // of the same name is recognized here, unless it is created between the two requests.
+        let found = jobs.get_metadata_opt(&job.name).await.map_err(Error::api("read the job's UID"))?;
+        if found.is_none_or(|found| found.metadata.uid.as_deref() != Some(uid)) {
+            return Ok(());
+        }
         let patch = document::<TrainJob>(json!({"uid": uid}), &json!({"progress": progress}));
         let params = PatchParams::apply(PROGRESS_FIELD_MANAGER).force();
         let result = jobs.patch_status(&job.name, &params, &Patch::Apply(&patch)).await;
