@@ -117,6 +117,8 @@ PATH_FIELDS = {
     "spec.params.train_input.data_files",
     "spec.params.eval_input.data_dir",
     "spec.params.eval_input.data_files",
+    "spec.params.train_input.mixture[].data_dir",
+    "spec.params.eval_input.mixture[].data_dir",
     "spec.params.runconfig.model_dir",
     "spec.params.runconfig.summary_dir",
     "spec.params.runconfig.checkpoint_path",
@@ -136,7 +138,7 @@ OTHER_FIELDS = {
     *(
         f"spec.params.{name}_input.{key}"
         for name in ("train", "eval")
-        for key in ("data_processor", "micro_batch_size", "split", "tokenizer")
+        for key in ("data_processor", "data_subset", "micro_batch_size", "split", "tokenizer")
     ),
     *(
         f"spec.params.model.{key}"
@@ -247,6 +249,12 @@ def test_paths_outside_are_rejected(shared: Server, unchanged_filesystem: Callab
         body = job()
         if "eval_input" in field:
             body["spec"]["params"]["eval_input"] = dict(body["spec"]["params"]["train_input"])
+        if "mixture" in field:
+            # Mixtures are of HDF5 files, and exclude other files.
+            source = body["spec"]["params"][field.split(".")[2]]
+            for key in ("data_dir", "data_files", "tokenizer"):
+                source.pop(key, None)
+            source |= {"data_processor": "GptHDF5DataProcessor", "mixture": [{"data_dir": "data", "weight": 1}]}
         put(body, field, text)
         answer = shared.user.http.post(jobs, json=body)
         if answer.status_code == 201:
