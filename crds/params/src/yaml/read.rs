@@ -319,17 +319,20 @@ impl FromNode for String {
     }
 }
 
+/// Reads a list; any other value is reported, with the type `expected`.
+fn list_of<T: FromNode>(node: &YamlNode, reader: &mut TreeReader, expected: &'static str) -> Option<Vec<T>> {
+    let YamlValue::List(items) = &node.value else {
+        reader.wrong_type(node, expected);
+        return None;
+    };
+    reader.items(items)
+}
+
 impl FromNode for Vec<f64> {
     const TYPE: &'static str = "a list of numbers";
 
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
-        match &node.value {
-            YamlValue::List(items) => reader.items(items),
-            _ => {
-                reader.wrong_type(node, Self::TYPE);
-                None
-            }
-        }
+        list_of(node, reader, Self::TYPE)
     }
 }
 
@@ -337,13 +340,7 @@ impl FromNode for Vec<u64> {
     const TYPE: &'static str = "a list of whole numbers, zero or more";
 
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
-        match &node.value {
-            YamlValue::List(items) => reader.items(items),
-            _ => {
-                reader.wrong_type(node, Self::TYPE);
-                None
-            }
-        }
+        list_of(node, reader, Self::TYPE)
     }
 }
 
