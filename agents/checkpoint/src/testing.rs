@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use millrace_emulator::graph::{Graph, Initializer, Layer, OpNode, Tensor, TensorRole, Value, ValueType};
 use millrace_emulator::ops::{
-    Activation, ActivationKind, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, LayerNorm, Linear,
+    Activation, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, LayerNorm, Linear, Nonlinearity,
     OpKind,
 };
 use millrace_emulator::plan::{Chunk, Encoding, Group, LeafLayout, PlanHash, StreamPlan};
@@ -77,7 +77,7 @@ impl Builder {
         let x = self.node(Add, &[x, y], &[]);
         let y = self.norm(&format!("h.{at}.ln_2"), x);
         let y = self.linear(&format!("h.{at}.mlp.fc"), y, INNER, HIDDEN);
-        let y = self.node(Activation { kind: ActivationKind::GeluTanh }, &[y], &[]);
+        let y = self.node(Activation { kind: Nonlinearity::GeluTanh }, &[y], &[]);
         let y = self.linear(&format!("h.{at}.mlp.proj"), y, HIDDEN, INNER);
         let y = self.node(Dropout { rate: 0.2 }, &[y], &[]);
         self.node(Add, &[y, x], &[])

@@ -1,8 +1,10 @@
 use std::collections::BTreeMap;
 
+use millrace_params::Nonlinearity;
+
 use super::*;
 use crate::graph::{GraphBuilder, GraphError, Initializer, TensorRole};
-use crate::ops::{Activation, ActivationKind, Add, CrossEntropy, Embedding, OpError};
+use crate::ops::{Activation, Add, CrossEntropy, Embedding, OpError};
 use crate::plan::{DownSlot, GroupId, Pass};
 use crate::testing::{
     CS2, GPT_20B, GPT2_117M, GPT2_124M, GPT3_1_3B, GPT3_6_7B, GPT3_13B, LINK, Size, TINY, TINY_WAFER, leaf_bound,
@@ -238,9 +240,9 @@ fn long_skip_is_held_until_last_use() {
     let (tokens, labels) = (builder.tokens(), builder.labels());
     let x = builder.node(Embedding, "x", &[tokens], &[table]).unwrap();
     builder.end_layer("first");
-    let y = builder.node(Activation { kind: ActivationKind::Gelu }, "y", &[x], &[]).unwrap();
+    let y = builder.node(Activation { kind: Nonlinearity::Gelu }, "y", &[x], &[]).unwrap();
     builder.end_layer("second");
-    let z = builder.node(Activation { kind: ActivationKind::Gelu }, "z", &[y], &[]).unwrap();
+    let z = builder.node(Activation { kind: Nonlinearity::Gelu }, "z", &[y], &[]).unwrap();
     builder.end_layer("third");
     let sum = builder.node(Add, "sum", &[z, x], &[]).unwrap();
     builder.loss(CrossEntropy, &[sum, labels], &[table]).unwrap();

@@ -8,10 +8,10 @@ use crate::compile::BatchSpec;
 use crate::families;
 use crate::graph::Graph;
 use crate::ops::testing::{TestGraph, WIDTH, check_graph, check_plan, reference_loss};
-use crate::ops::{Activation, ActivationKind, Dropout, LayerNorm, Linear};
+use crate::ops::{Activation, Dropout, LayerNorm, Linear};
 use crate::plan::Encoding;
 
-const GELU: Activation = Activation { kind: ActivationKind::Gelu };
+const GELU: Activation = Activation { kind: Nonlinearity::Gelu };
 const DROPOUT: Dropout = Dropout { rate: 0.3 };
 
 /// Graphs in forms that no model family has.
@@ -31,7 +31,7 @@ fn odd_graphs() -> Vec<(&'static str, Graph)> {
         with("pointwise operators in a row", &|s, x| {
             let x = s.node(GELU, &[x], &[]);
             let y = s.node(DROPOUT, &[x], &[]);
-            let z = s.node(Activation { kind: ActivationKind::GeluTanh }, &[y], &[]);
+            let z = s.node(Activation { kind: Nonlinearity::GeluTanh }, &[y], &[]);
             let z = s.add(z, y);
             s.node(DROPOUT, &[z], &[])
         }),

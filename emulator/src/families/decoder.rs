@@ -11,15 +11,13 @@
 //! parallel     x = x + attention(norm(x)) + mlp(norm(x))          one norm, or one for each part
 //! ```
 
-use millrace_params::{
-    InitializerSpec, ModelSpec, Nonlinearity, Norm, ParallelBlocks, Positions, RotaryPositions, RotaryScaling,
-};
+use millrace_params::{InitializerSpec, ModelSpec, Norm, ParallelBlocks, Positions, RotaryPositions};
 
 use super::initial_values;
 use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorId, TensorRole, ValueId};
 use crate::ops::{
-    self, Activation, ActivationKind, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, Gate,
-    LayerNorm, Linear, RmsNorm, Rotary, RotaryPairing, Scale,
+    Activation, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, Gate, LayerNorm, Linear, RmsNorm,
+    Rotary, RotaryPairing, Scale,
 };
 
 /// Returns the graph of a decoder that reads samples of `sequence` tokens.
@@ -117,7 +115,7 @@ impl Decoder<'_> {
         let at = |part: &str| format!("{block}.mlp.{part}");
         let (spec, width, inner) = (self.spec, self.spec.hidden_size, self.spec.filter_size);
         let (hidden, output) = (spec.initializers.hidden, spec.initializers.residual_output);
-        let kind = activation(spec.nonlinearity);
+        let kind = spec.nonlinearity;
         let active = if spec.decoder.is_gated {
             let gate = self.linear(&at("gate"), x, [inner, width], hidden, spec.use_ffn_bias)?;
             let value = self.linear(&at("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
@@ -195,35 +193,16 @@ impl Decoder<'_> {
     }
 }
 
-const fn activation(nonlinearity: Nonlinearity) -> ActivationKind {
-    match nonlinearity {
-        Nonlinearity::Gelu => ActivationKind::Gelu,
-        Nonlinearity::GeluTanh => ActivationKind::GeluTanh,
-        Nonlinearity::QuickGelu => ActivationKind::QuickGelu,
-        Nonlinearity::SquaredGelu => ActivationKind::SquaredGelu,
-        Nonlinearity::Relu => ActivationKind::Relu,
-        Nonlinearity::SquaredRelu => ActivationKind::SquaredRelu,
-        Nonlinearity::Silu => ActivationKind::Silu,
-        Nonlinearity::Sigmoid => ActivationKind::Sigmoid,
-        Nonlinearity::Tanh => ActivationKind::Tanh,
-        Nonlinearity::Identity => ActivationKind::Identity,
-    }
-}
-
 fn rotary_operator(positions: RotaryPositions, heads: usize, head_dim: usize) -> Rotary {
     let RotaryPositions { dimensions, base, is_adjacent, scaling } = positions;
-    let scaling = scaling.map(|scaling| match scaling {
-        RotaryScaling::Linear { factor } => ops::RotaryScaling::Linear { factor },
-        RotaryScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_positions } => {
-            ops::RotaryScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_positions }
-        }
-    });
     let pairing = if is_adjacent { RotaryPairing::Adjacent } else { RotaryPairing::Halves };
     Rotary { heads, head_dim, dimensions, base, pairing, scaling }
 }
 
 #[cfg(test)]
 mod tests {
+    use millrace_params::Nonlinearity;
+
     use super::*;
     use crate::ops::OpKind;
     use crate::testing::{Size, TINY};
@@ -260,7 +239,7 @@ mod tests {
             graph.nodes.iter().filter_map(rate).collect()
         };
         assert_eq!(rates(&graph), [0.2, 0.3, 0.1, 0.1]);
-        assert!(graph.nodes.iter().any(|node| node.op == Activation { kind: ActivationKind::GeluTanh }.into()));
+        assert!(graph.nodes.iter().any(|node| node.op == Activation { kind: Nonlinearity::GeluTanh }.into()));
 
         let bare = ModelSpec {
             use_position_embedding: false,

@@ -1,15 +1,16 @@
 //! `(gate, value) -> f(gate) value`, pointwise: the gated linear units (SwiGLU, GeGLU, ...) between their projections.
 
+use millrace_params::Nonlinearity;
 use serde::{Deserialize, Serialize};
 
-use super::{ActivationKind, GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
+use super::{GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
 use crate::graph::ValueType;
 
 /// See the module documentation. Saves both inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gate {
     /// The function of the gate.
-    pub kind: ActivationKind,
+    pub kind: Nonlinearity,
 }
 
 impl Operator for Gate {
@@ -35,11 +36,12 @@ impl Operator for Gate {
 mod run {
     use super::Gate;
     use crate::kernels::pool::{rows, rows_mut};
+    use crate::ops::activation::run::kernels;
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, ROW_GRAIN, TargetMut};
 
     impl Executor for Gate {
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let (simd, width, kernel) = (kit.cx.simd, io.shape.columns(), self.kind.kernels().gate_forward);
+            let (simd, width, kernel) = (kit.cx.simd, io.shape.columns(), kernels(self.kind).gate_forward);
             let [gate, value] = io.inputs.map(|input| rows(input.values(), width));
             let data = (gate, value, rows_mut(io.output, width));
             kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (gate, value, y)| {
@@ -49,7 +51,7 @@ mod run {
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dgate, _), _] = io.targets else { return };
-            let (simd, width, kernel) = (kit.cx.simd, io.shape.columns(), self.kind.kernels().gate_backward);
+            let (simd, width, kernel) = (kit.cx.simd, io.shape.columns(), kernels(self.kind).gate_backward);
             let [gate, value] = io.inputs.map(|input| rows(input.values(), width));
             let data = (gate, value, rows_mut(io.gradient, width), rows_mut(dgate, width));
             kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (gate, value, dy, dgate)| {
@@ -61,9 +63,10 @@ mod run {
 
 #[cfg(all(test, feature = "kernels"))]
 mod tests {
+    use millrace_params::Nonlinearity;
+
     use super::Gate;
     use crate::graph::Graph;
-    use crate::ops::ActivationKind;
     use crate::ops::activation::tests::{KINDS, function};
     use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, WIDE, WIDTH, X, accepts, rejects};
 
@@ -73,7 +76,7 @@ mod tests {
         }
 
         fn shape_cases() -> Vec<ShapeCase> {
-            let gate = Gate { kind: ActivationKind::Silu };
+            let gate = Gate { kind: Nonlinearity::Silu };
             vec![
                 accepts(gate, &[X, X], &[], X),
                 rejects(gate, &[X, WIDE], &[], "input 1 must be"),
@@ -90,7 +93,7 @@ mod tests {
             };
             // Both inputs the same value, and inputs that others read, too.
             let of_itself = TestGraph::build(|s, x| {
-                let y = s.node(Gate { kind: ActivationKind::Silu }, &[x, x], &[]);
+                let y = s.node(Gate { kind: Nonlinearity::Silu }, &[x, x], &[]);
                 s.add(x, y)
             });
             KINDS.map(of_projections).into_iter().chain([of_itself]).collect()

@@ -45,10 +45,10 @@ mod signature;
 #[cfg(all(test, feature = "kernels"))]
 pub(crate) mod testing;
 
-pub use activation::ActivationKind;
 pub use cross_entropy::VOCABULARY_BLOCK;
+pub use millrace_params::{Nonlinearity, RotaryScaling};
 pub use operator::{Flops, GradientForm, Operator, SavedForBackward};
-pub use rotary::{RotaryPairing, RotaryScaling};
+pub use rotary::RotaryPairing;
 pub use signature::{OpError, Shape, Signature};
 
 use operator::check_rate;
@@ -182,7 +182,7 @@ mod tests {
             (Add.into(), r#"{"op":"add"}"#),
             (LayerNorm { epsilon: 0.25 }.into(), r#"{"op":"layer_norm","epsilon":0.25}"#),
             (Linear.into(), r#"{"op":"linear"}"#),
-            (Activation { kind: ActivationKind::GeluTanh }.into(), r#"{"op":"activation","kind":"gelu_tanh"}"#),
+            (Activation { kind: Nonlinearity::GeluTanh }.into(), r#"{"op":"activation","kind":"gelu_tanh"}"#),
             (
                 CausalAttention::new(2, 0.5, 0.25).into(),
                 r#"{"op":"causal_attention","heads":2,"scale":0.5,"dropout":0.25}"#,
@@ -202,7 +202,7 @@ mod tests {
                 .into(),
                 r#"{"op":"rotary","heads":2,"head_dim":8,"dimensions":4,"base":10000.0,"pairing":"halves"}"#,
             ),
-            (Gate { kind: ActivationKind::Silu }.into(), r#"{"op":"gate","kind":"silu"}"#),
+            (Gate { kind: Nonlinearity::Silu }.into(), r#"{"op":"gate","kind":"silu"}"#),
         ];
         assert_eq!(
             cases.iter().map(|(op, _)| op.name()).collect::<Vec<_>>(),

@@ -1,6 +1,7 @@
 //! `(qkv [rows x C]) -> [rows x C]`: rotary position embedding of the first heads of each row, those of queries and
 //! keys. The other columns, those of values, stay.
 
+use millrace_params::RotaryScaling;
 use serde::{Deserialize, Serialize};
 
 use super::{GradientForm, OpError, Operator, Shape, Signature};
@@ -14,30 +15,6 @@ pub enum RotaryPairing {
     Halves,
     /// Elements 2i and 2i + 1 (GPT-J).
     Adjacent,
-}
-
-/// Change of the frequencies for contexts that are longer than those of the original training.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "kind")]
-pub enum RotaryScaling {
-    /// All frequencies are divided by `factor`: positions are interpolated.
-    Linear {
-        /// The divisor.
-        factor: f64,
-    },
-    /// As in LLaMA 3.1: frequencies with wavelengths beyond `original_positions / low_frequency_factor` are divided by
-    /// `factor`, those with wavelengths below `original_positions / high_frequency_factor` stay, and those between are
-    /// interpolated.
-    Llama3 {
-        /// The divisor.
-        factor: f64,
-        /// Divisor of the positions that gives the longest interpolated wavelength.
-        low_frequency_factor: f64,
-        /// Divisor of the positions that gives the shortest interpolated wavelength.
-        high_frequency_factor: f64,
-        /// Number of positions of the original training.
-        original_positions: f64,
-    },
 }
 
 /// See the module documentation. Saves nothing: the gradient is rotated back.
@@ -161,7 +138,9 @@ mod run {
 
 #[cfg(all(test, feature = "kernels"))]
 mod tests {
-    use super::{Rotary, RotaryPairing, RotaryScaling};
+    use millrace_params::RotaryScaling;
+
+    use super::{Rotary, RotaryPairing};
     use crate::graph::Graph;
     use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, WIDTH, X, accepts, rejects};
 

@@ -7,14 +7,14 @@
 
 use std::sync::OnceLock;
 
-use millrace_params::{MachineSpec, ModelFamily, ModelSize, ModelSpec, Precision};
+use millrace_params::{MachineSpec, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Precision};
 use serde::{Deserialize, Serialize};
 
 use super::project_step;
 use crate::compile::{BatchSpec, CompileRequest, compile};
 use crate::families;
 use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorId, TensorRole, ValueId};
-use crate::ops::{Activation, ActivationKind, Add, CausalAttention, CrossEntropy, Embedding, LayerNorm, Linear};
+use crate::ops::{Activation, Add, CausalAttention, CrossEntropy, Embedding, LayerNorm, Linear};
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, StreamPlan};
 
 /// The use of a published result.
@@ -188,7 +188,7 @@ pub(super) fn gpt_j() -> Result<Graph, GraphError> {
         let mixed = model.builder.node(attention, at("attn"), &[qkv], &[])?;
         let attended = model.linear(&at("attn.proj"), mixed, [width, width], false)?;
         let inner = model.linear(&at("mlp.fc"), normal, [4 * width, width], true)?;
-        let active = Activation { kind: ActivationKind::GeluTanh };
+        let active = Activation { kind: Nonlinearity::GeluTanh };
         let active = model.builder.node(active, at("mlp.act"), &[inner], &[])?;
         let fed = model.linear(&at("mlp.proj"), active, [width, 4 * width], true)?;
         let branches = model.builder.node(Add, at("branches"), &[attended, fed], &[])?;

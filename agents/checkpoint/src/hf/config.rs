@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use millrace_emulator::ops::ActivationKind;
+use millrace_emulator::ops::Nonlinearity;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -17,22 +17,22 @@ const MOST_POSITIONS: usize = 1 << 22;
 
 /// Activations: the name in `config.json`, the name in params, and the function. Exports use the first name of a
 /// function.
-const ACTIVATIONS: &[(&str, &str, ActivationKind)] = &[
-    ("gelu", "gelu", ActivationKind::Gelu),
-    ("gelu_new", "gelu_new", ActivationKind::GeluTanh),
-    ("gelu_pytorch_tanh", "gelu_new", ActivationKind::GeluTanh),
-    ("quick_gelu", "quick_gelu", ActivationKind::QuickGelu),
-    ("relu", "relu", ActivationKind::Relu),
-    ("relu2", "relu2", ActivationKind::SquaredRelu),
-    ("silu", "silu", ActivationKind::Silu),
-    ("swish", "silu", ActivationKind::Silu),
-    ("sigmoid", "sigmoid", ActivationKind::Sigmoid),
-    ("tanh", "tanh", ActivationKind::Tanh),
-    ("linear", "linear", ActivationKind::Identity),
+const ACTIVATIONS: &[(&str, &str, Nonlinearity)] = &[
+    ("gelu", "gelu", Nonlinearity::Gelu),
+    ("gelu_new", "gelu_new", Nonlinearity::GeluTanh),
+    ("gelu_pytorch_tanh", "gelu_new", Nonlinearity::GeluTanh),
+    ("quick_gelu", "quick_gelu", Nonlinearity::QuickGelu),
+    ("relu", "relu", Nonlinearity::Relu),
+    ("relu2", "relu2", Nonlinearity::SquaredRelu),
+    ("silu", "silu", Nonlinearity::Silu),
+    ("swish", "silu", Nonlinearity::Silu),
+    ("sigmoid", "sigmoid", Nonlinearity::Sigmoid),
+    ("tanh", "tanh", Nonlinearity::Tanh),
+    ("linear", "linear", Nonlinearity::Identity),
 ];
 
 /// Returns the name of a function in `config.json`; `None` if transformers does not have it.
-pub(super) fn hf_activation_name(function: ActivationKind) -> Option<&'static str> {
+pub(super) fn hf_activation_name(function: Nonlinearity) -> Option<&'static str> {
     ACTIVATIONS.iter().find(|(_, _, kind)| *kind == function).map(|(name, ..)| *name)
 }
 
@@ -98,7 +98,7 @@ impl Gpt2Config {
     }
 
     /// Returns the activation of the feed-forward network; `None` if Millrace does not have it.
-    pub fn activation(&self) -> Option<ActivationKind> {
+    pub fn activation(&self) -> Option<Nonlinearity> {
         ACTIVATIONS.iter().find(|(name, ..)| *name == self.activation_function).map(|(_, _, kind)| *kind)
     }
 

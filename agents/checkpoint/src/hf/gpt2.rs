@@ -1,7 +1,7 @@
 //! Recognizes GPT-2 in a graph: embeddings, pre-norm blocks of attention and MLP, a final norm, and the head.
 
 use millrace_emulator::graph::{Graph, OpNode, TensorId, ValueId};
-use millrace_emulator::ops::{Activation, ActivationKind, CausalAttention, Dropout, LayerNorm, OpKind};
+use millrace_emulator::ops::{Activation, CausalAttention, Dropout, LayerNorm, Nonlinearity, OpKind};
 
 use crate::error::{Error, Result};
 
@@ -45,7 +45,7 @@ pub(super) struct Gpt2 {
     pub positions: usize,
     pub vocabulary: usize,
     pub epsilon: f32,
-    pub activation: ActivationKind,
+    pub activation: Nonlinearity,
     pub rates: DropoutRates,
 }
 
@@ -282,7 +282,7 @@ impl GraphMatcher<'_> {
         normed: ValueId,
         stream: &mut ValueId,
         rates: &mut DropoutRates,
-    ) -> Result<(TransformerBlock, usize, ActivationKind)> {
+    ) -> Result<(TransformerBlock, usize, Nonlinearity)> {
         let (qkv, x) = self.linear(normed)?;
         let attention = |op: &OpKind| match *op {
             OpKind::CausalAttention(CausalAttention {

@@ -139,18 +139,20 @@ pub struct RotaryPositions {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum RotaryScaling {
-    /// All frequencies are divided by the factor.
+    /// All frequencies are divided by `factor`: positions are interpolated.
     Linear {
         /// The divisor.
         factor: f64,
     },
-    /// Low frequencies are divided by the factor, high ones stay, and those between are interpolated (LLaMA 3.1).
+    /// As in LLaMA 3.1: frequencies with wavelengths beyond `original_positions / low_frequency_factor` are divided by
+    /// `factor`, those with wavelengths below `original_positions / high_frequency_factor` stay, and those between are
+    /// interpolated.
     Llama3 {
         /// The divisor.
         factor: f64,
-        /// Share of the original context that the wavelengths of interpolated frequencies exceed, as a divisor.
+        /// Divisor of the positions that gives the longest interpolated wavelength.
         low_frequency_factor: f64,
-        /// Share of the original context below which wavelengths stay, as a divisor.
+        /// Divisor of the positions that gives the shortest interpolated wavelength.
         high_frequency_factor: f64,
         /// Number of positions of the original training.
         original_positions: f64,
