@@ -6,6 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::core::Status;
 use kube::runtime::events::Recorder;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
@@ -166,16 +167,16 @@ impl World for ClusterWorld {
 
     async fn record_progress(&self, job: &ObjectRef<TrainJob>, uid: &str, progress: &JobProgress) -> Result<(), Error> {
         let jobs: Api<TrainJob> = Api::namespaced(self.client.clone(), job.namespace.as_deref().unwrap_or_default());
-        // An API server does not compare the UID in a patch of the status: it replaces the metadata first. So a new job
-        // of the same name is recognized here, unless it is created between the two requests.
-        let found = jobs.get_metadata_opt(&job.name).await.map_err(Error::api("read the job's UID"))?;
-        if found.is_none_or(|found| found.metadata.uid.as_deref() != Some(uid)) {
-            return Ok(());
+        let patch = progress_patch(uid, progress).map_err(Error::api("record the job's progress"))?;
+        let params = PatchParams { field_manager: Some(PROGRESS_FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        match jobs.patch_status(&job.name, &params, &patch).await {
+            Ok(_) => Ok(()),
+            // A deleted job, or a new job of the same name.
+            Err(kube::Error::Api(refused)) if refused.is_not_found() || is_failed_test(&refused, "/metadata/uid") => {
+                Ok(())
+            }
+            Err(error) => Err(Error::api("record the job's progress")(error)),
         }
-        let patch = document::<TrainJob>(json!({"uid": uid}), &json!({"progress": progress}));
-        let params = PatchParams::apply(PROGRESS_FIELD_MANAGER).force();
-        let result = jobs.patch_status(&job.name, &params, &Patch::Apply(&patch)).await;
-        result.map(drop).map_err(Error::api("record the job's progress"))
     }
 
     async fn record_ledger(&self, appliance: &Appliance, mut status: ApplianceStatus) -> Result<bool, Error> {
@@ -263,6 +264,21 @@ where
         Err(kube::Error::Api(refused)) if refused.is_conflict() || refused.is_not_found() => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Returns the JSON patch that replaces the progress of the job with this UID. In patches of other types the UID has no
+/// effect, because a patch of a status cannot change the metadata.
+fn progress_patch(uid: &str, progress: &JobProgress) -> Result<Patch<()>, kube::Error> {
+    let operations = json!([
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "add", "path": "/status/progress", "value": progress},
+    ]);
+    serde_json::from_value(operations).map(Patch::Json).map_err(kube::Error::SerdeError)
+}
+
+/// Whether a JSON patch was rejected because its test of `path` failed.
+fn is_failed_test(refused: &Status, path: &str) -> bool {
+    refused.is_invalid() && refused.message.contains(path)
 }
 
 fn document<K: Resource<DynamicType = ()>>(metadata: Value, status: &Value) -> Value {

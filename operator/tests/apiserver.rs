@@ -1,6 +1,8 @@
-//! Tests the operator on a real API server without nodes: `cargo test -p millrace-operator --test apiserver --
-//! --ignored`, with KUBECONFIG set and kubectl in PATH. Nothing else may run there. Pods never start, so jobs stay in
-//! the state Starting, in which they hold systems.
+//! Tests the operator on a real API server without nodes, with the rights that the chart gives it: run by `tests/run
+//! operator`. Nothing else may run there. Pods never start, so jobs stay in the state Starting, in which they hold
+//! systems.
+
+mod service_account;
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -11,7 +13,6 @@ use std::time::{Duration, Instant};
 use millrace_crds::{definitions, internal_definitions};
 use serde_json::{Value, json};
 
-const SYSTEM_NAMESPACE: &str = "millrace-system";
 const TEAM_NAMESPACE: &str = "team";
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of the deletion of a job without history.
@@ -58,16 +59,36 @@ fn until<T>(description: &str, mut poll: impl FnMut() -> Option<T>) -> T {
 struct Operator(Child);
 
 impl Operator {
+    /// Starts an operator that reads the chart's values from `appliance`, and waits until it leads.
     fn start(identity: &str, appliance: &Path) -> Self {
+        let kubeconfig = appliance.with_file_name("kubeconfig");
+        std::fs::write(&kubeconfig, serde_json::to_vec(&service_account::create()).unwrap()).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_millrace-operator"))
-            .args(["--namespace", SYSTEM_NAMESPACE, "--identity", identity, "--image", "localhost/millrace:test"])
+            .args([
+                "--namespace",
+                service_account::NAMESPACE,
+                "--identity",
+                identity,
+                "--image",
+                "localhost/millrace:test",
+            ])
             .args(["--listen", "127.0.0.1:0", "--rest-server", "false", "--appliance"])
             .arg(appliance)
+            .env("KUBECONFIG", kubeconfig)
             .spawn()
             .unwrap();
         until(&format!("{identity} leads"), || {
             let lease = kubectl(
-                &["get", "lease", "millrace-operator", "-n", SYSTEM_NAMESPACE, "--ignore-not-found", "-o", "json"],
+                &[
+                    "get",
+                    "lease",
+                    "millrace-operator",
+                    "-n",
+                    service_account::NAMESPACE,
+                    "--ignore-not-found",
+                    "-o",
+                    "json",
+                ],
                 &Value::Null,
             );
             let lease: Value = serde_json::from_str(&lease).unwrap_or_default();
@@ -159,7 +180,7 @@ fn install() {
     }
     let kinds = ["crd/trainjobs.millrace.dev", "crd/appliances.millrace.dev", "crd/filereaders.millrace.dev"];
     kubectl(&[&["wait", "--for=condition=Established"][..], &kinds].concat(), &Value::Null);
-    for name in [SYSTEM_NAMESPACE, TEAM_NAMESPACE] {
+    for name in [service_account::NAMESPACE, TEAM_NAMESPACE] {
         kubectl(&["create", "namespace", name], &Value::Null);
     }
 }

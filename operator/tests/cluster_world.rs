@@ -1,8 +1,9 @@
-//! Checks the contract of `World` on a real API server without nodes: `cargo test -p millrace-operator --test
-//! cluster_world -- --ignored`, with KUBECONFIG set. No operator may run there.
+//! Checks the contract of `World` on a real API server without nodes, with the operator's rights of the chart. Run by
+//! `tests/run operator`. No operator may run there.
 
 #[path = "../control/tests/conformance/mod.rs"]
 mod conformance;
+mod service_account;
 
 use std::sync::Arc;
 
@@ -10,9 +11,10 @@ use clap::Parser;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::config::KubeConfigOptions;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::wait::{await_condition, conditions};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Config, ResourceExt};
 use millrace_cluster::pod_site::PodSite;
 use millrace_control::JobSite;
 use millrace_control::metrics::Metrics;
@@ -21,11 +23,12 @@ use millrace_operator::authority::CertificateManager;
 use millrace_operator::cli::OperatorArgs;
 use millrace_operator::world::ClusterWorld;
 
-const SYSTEM_NAMESPACE: &str = "conformance-system";
 const IMAGE: &str = "localhost/millrace:test";
 
 struct ClusterFixture {
+    /// Has the operator's rights.
     world: ClusterWorld,
+    /// Has all rights.
     client: Client,
 }
 
@@ -68,10 +71,11 @@ async fn install(client: &Client) {
         all.patch(&name, &params, &Patch::Apply(&definition)).await.unwrap();
         await_condition(all.clone(), &name, conditions::is_crd_established()).await.unwrap();
     }
-    for name in [SYSTEM_NAMESPACE, "conformance"] {
+    for name in [service_account::NAMESPACE, "conformance"] {
         let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
         let namespace = Namespace { metadata, ..Namespace::default() };
-        Api::all(client.clone()).create(&PostParams::default(), &namespace).await.unwrap();
+        let params = PatchParams::apply("conformance");
+        Api::<Namespace>::all(client.clone()).patch(name, &params, &Patch::Apply(&namespace)).await.unwrap();
     }
     let appliance = Appliance::new("conformance", ApplianceSpec::default());
     Api::all(client.clone()).create(&PostParams::default(), &appliance).await.unwrap();
@@ -82,11 +86,14 @@ async fn install(client: &Client) {
 async fn cluster_world_keeps_the_contract() {
     let client = Client::try_default().await.unwrap();
     install(&client).await;
-    let args = OperatorArgs::parse_from(["operator", "--namespace", SYSTEM_NAMESPACE, "--image", IMAGE]);
+    let context = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(service_account::create(), &context).await.unwrap();
+    let operator = Client::try_from(config).unwrap();
+    let args = OperatorArgs::parse_from(["operator", "--namespace", service_account::NAMESPACE, "--image", IMAGE]);
     let metrics = Arc::new(Metrics::default());
     let (authority, identity) = (&args.authority, &args.api_identity);
-    let keeper = CertificateManager::load_or_create(&client, &args.namespace, authority, identity, metrics).await;
-    let recorder = Recorder::new(client.clone(), Reporter::from("conformance"));
-    let world = ClusterWorld::new(client.clone(), Arc::new(keeper.unwrap()), recorder, 1, &args);
+    let keeper = CertificateManager::load_or_create(&operator, &args.namespace, authority, identity, metrics).await;
+    let recorder = Recorder::new(operator.clone(), Reporter::from("conformance"));
+    let world = ClusterWorld::new(operator, Arc::new(keeper.unwrap()), recorder, 1, &args);
     conformance::check_world(&ClusterFixture { world, client }).await;
 }
