@@ -351,4 +351,53 @@ mod tests {
         assert_eq!(event_bytes(3, 2.25), first, "another value is another point");
         assert_eq!(metrics_log::read(dir.path()).unwrap().len(), 3, "metrics.jsonl has every evaluation");
     }
+
+    /// Environment variable with a directory on a small file system, for [`begin_on_a_full_disk`].
+    const SMALL_DISK: &str = "MILLRACE_TEST_SMALL_DISK";
+
+    /// Runs [`begin_on_a_full_disk`] in a mount namespace with a file system of 64 KiB.
+    #[test]
+    fn full_disk_at_the_beginning_names_file_and_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = format!("{}::begin_on_a_full_disk", module_path!().split_once("::").unwrap().1);
+        let script = "mount -t tmpfs -o size=64k none \"$0\" || exit 99; exec \"$@\"";
+        let output = std::process::Command::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+            .args([dir.path(), &std::env::current_exe().unwrap()])
+            .args(["--exact", &name, "--ignored", "--nocapture"])
+            .env(SMALL_DISK, dir.path())
+            .output();
+        match output {
+            Ok(output) if output.status.code() != Some(99) && !output.stdout.is_empty() => {
+                let stdout = String::from_utf8_lossy(&output.stdout);
+                let stderr = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}\n{stderr}");
+            }
+            refused => println!("SKIPPED full_disk_at_the_beginning_names_file_and_remedy: can't mount: {refused:?}"),
+        }
+    }
+
+    #[test]
+    #[ignore = "is run by full_disk_at_the_beginning_names_file_and_remedy, in a mount namespace"]
+    fn begin_on_a_full_disk() {
+        let Some(dir) = std::env::var_os(SMALL_DISK).map(PathBuf::from) else { return };
+        let mut launch = local_run().launch;
+        launch.model_dir = dir.clone();
+        std::fs::write(dir.join("metrics.jsonl"), "{\"step\":1,\"loss\":2}\n{\"step\":2,\"loss\":1}\n").unwrap();
+        let mut files = RunFiles::open(&launch, 1, TerminationReport::default()).unwrap();
+        let mut ballast = std::fs::File::create(dir.join("ballast")).unwrap();
+        while std::io::Write::write_all(&mut ballast, &[1; 512]).is_ok() {}
+        let after = |step| ResumeHistory { shared: step, ..ResumeHistory::default() };
+        // A run that continues after step 1 replaces metrics.jsonl without step 2; every run creates an event file.
+        for (step, file) in [(1, "metrics.jsonl"), (2, "events.out.tfevents.")] {
+            let error = files.begin(step, &after(step)).unwrap_err();
+            assert_eq!((error.reason(), error.exit().code()), (OutcomeReason::OutOfSpace, 1), "{error}");
+            let path = dir.join(file).display().to_string();
+            assert!(error.message().contains(&path) && error.message().contains("No space left"), "{error}");
+            assert!(error.hint.as_ref().unwrap().contains("free some space"), "{error}");
+        }
+        assert_eq!(metrics_log::read(&dir).unwrap().len(), 2);
+        ballast.set_len(0).unwrap();
+        files.begin(2, &after(2)).unwrap();
+    }
 }
