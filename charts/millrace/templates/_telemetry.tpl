@@ -10,6 +10,32 @@
 {{- end }}
 {{- end }}
 
+{{/* The ConfigMap with the authority of an https collector; nothing for other endpoints. */}}
+{{- define "millrace.collector.authority" -}}
+{{- if hasPrefix "https://" .Values.tracing.endpoint }}
+{{- with .Values.tracing.caConfigMapName }}
+{{- . }}
+{{- else }}
+{{- fail "tracing.endpoint begins with https://, and the image has no certificate authorities: name a ConfigMap whose key ca.crt has the collector's authority in tracing.caConfigMapName" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The volume with this authority, and its mount. */}}
+{{- define "millrace.collector.volume" -}}
+{{- with include "millrace.collector.authority" . }}
+- name: collector-authority
+  configMap:
+    name: {{ . }}
+    items: [{key: ca.crt, path: ca.crt}]
+{{- end }}
+{{- end }}
+{{- define "millrace.collector.mount" -}}
+{{- if include "millrace.collector.authority" . }}
+- {name: collector-authority, mountPath: /etc/millrace-collector, readOnly: true}
+{{- end }}
+{{- end }}
+
 {{/* How operator and REST server write their logs, and where their traces go. */}}
 {{- define "millrace.telemetry" -}}
 - name: MILLRACE_LOG_FORMAT
@@ -17,6 +43,10 @@
 {{- with .Values.tracing.endpoint }}
 - name: OTEL_EXPORTER_OTLP_ENDPOINT
   value: {{ . | quote }}
+{{- if include "millrace.collector.authority" $ }}
+- name: OTEL_EXPORTER_OTLP_CERTIFICATE
+  value: /etc/millrace-collector/ca.crt
+{{- end }}
 {{- if lt (float64 $.Values.tracing.sampleRatio) 1.0 }}
 - name: OTEL_TRACES_SAMPLER
   value: parentbased_traceidratio

@@ -143,6 +143,30 @@ fn agents_send_traces_where_the_collector_is_known() {
     assert_eq!(environment(pod, "OTEL_TRACES_SAMPLER_ARG"), "0.25");
 }
 
+#[test]
+#[ignore = "needs helm"]
+fn https_collector_is_verified_by_the_authority_of_the_values() {
+    for (values, expected) in [(alone(), true), (everything(), false)] {
+        let (_, documents) = template(&chart(), &values);
+        for name in ["millrace-operator", "millrace-api"] {
+            let pod = &find(&documents, "Deployment", name)["spec"]["template"]["spec"];
+            let named = |list: &Value, key: &str| {
+                list.as_array().into_iter().flatten().find(|it| it["name"] == key).cloned().unwrap_or_default()
+            };
+            let variable = named(&pod["containers"][0]["env"], "OTEL_EXPORTER_OTLP_CERTIFICATE");
+            let mount = named(&pod["containers"][0]["volumeMounts"], "collector-authority");
+            let volume = named(&pod["volumes"], "collector-authority");
+            let found = [variable.is_object(), mount.is_object(), volume.is_object()];
+            assert_eq!(found, [expected; 3], "{name}: {pod}");
+            if expected {
+                assert_eq!(variable["value"], format!("{}/ca.crt", mount["mountPath"].as_str().unwrap()));
+                assert_eq!(volume["configMap"]["name"], "collector-authority");
+                assert_eq!(volume["configMap"]["items"], json!([{"key": "ca.crt", "path": "ca.crt"}]));
+            }
+        }
+    }
+}
+
 /// One lost node takes no two replicas with it, and neither keeps the other from being replaced during a rollout.
 #[test]
 #[ignore = "needs helm"]
@@ -296,6 +320,7 @@ fn wrong_values_are_refused() {
         ),
         (json!({"monitoring": {"namespaces": ["Monitoring"]}}), "/monitoring/namespaces/0"),
         (json!({"tracing": {"endpoint": "http://user:password@host:4317"}}), "/tracing/endpoint"),
+        (json!({"tracing": {"endpoint": "https://host:4317"}}), "in tracing.caConfigMapName"),
         (json!({"tracing": {"collector": {"cidr": "0.0.0.0/0", "namespace": "a"}}}), "/tracing/collector/namespace"),
         (json!({"api": {"tls": {"names": ["https://millrace.example.org"]}}}), "/api/tls/names/0"),
     ] {

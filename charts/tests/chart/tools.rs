@@ -151,7 +151,10 @@ pub fn alone() -> Value {
             "tls": {"names": ["millrace.example.org", "192.0.2.1", "2001:db8::1"]},
             "networkPolicy": {"enabled": false},
         },
-        "tracing": {"endpoint": "http://192.0.2.7:4317", "collector": {"cidr": "192.0.2.0/24"}},
+        "tracing": {
+            "endpoint": "https://192.0.2.7:4317", "caConfigMapName": "collector-authority",
+            "collector": {"cidr": "192.0.2.0/24"},
+        },
     })
 }
 
