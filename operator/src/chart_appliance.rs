@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use kube::api::{Patch, PatchParams};
 use kube::core::Status;
-use kube::runtime::events::Recorder;
 use kube::{Api, Client, Resource, ResourceExt};
 use millrace_cluster::client::api_message;
 use millrace_crds::{Appliance, ApplianceSpec};
@@ -21,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::is_temporary;
-use crate::events::publish;
+use crate::events::EventPublisher;
 
 /// Field manager of the fields in the chart's values.
 const CHART_FIELD_MANAGER: &str = "millrace-chart";
@@ -116,11 +115,11 @@ fn differences(named: &Value, desired: &Value, current: &Value, path: &str, edit
 ///
 /// # Errors
 /// [`ChartApplianceError`]. The cluster's Appliance is unchanged then.
-pub async fn apply(client: &Client, path: &Path, recorder: &Recorder) -> Result<(), ChartApplianceError> {
+pub async fn apply(client: &Client, path: &Path, events: &EventPublisher) -> Result<(), ChartApplianceError> {
     let ChartAppliance(document) = ChartAppliance::read(path)?;
     let appliances: Api<Appliance> = Api::all(client.clone());
     loop {
-        match apply_once(&appliances, &document, recorder).await {
+        match apply_once(&appliances, &document, events).await {
             Ok(()) => return Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() => {
                 tracing::info!("the kind Appliance is not defined yet")
@@ -141,7 +140,7 @@ pub async fn apply(client: &Client, path: &Path, recorder: &Recorder) -> Result<
 async fn apply_once(
     appliances: &Api<Appliance>,
     document: &ApplianceFile,
-    recorder: &Recorder,
+    events: &EventPublisher,
 ) -> Result<(), kube::Error> {
     let name = &document.metadata.name;
     let digest = document.digest();
@@ -163,7 +162,7 @@ async fn apply_once(
             tracing::warn!(appliance = %name, "Appliance: {message}");
             let reason = "ManualEditReplaced".to_owned();
             let event = JobEvent { warning: true, reason, message, ..JobEvent::default() };
-            publish(recorder, &appliance.object_ref(&()), &event).await;
+            events.publish(appliance.object_ref(&()), &event);
             Ok(())
         }
         applied => applied.map(drop),

@@ -3,7 +3,8 @@
 //! * The number of changes of leadership is the *fencing epoch*, which every write of a status contains. The API server
 //!   rejects an epoch lower than the stored one, so that a leader that was suspended while another took over can't
 //!   write a status.
-//! * All other writes, especially deletions, are bounded by the [`LeaderTerm`], which ends before the lease does.
+//! * All other writes but events, especially deletions, are bounded by the [`LeaderTerm`], which ends before the lease
+//!   does.
 //! * An operator that can't renew in time ends its leadership and becomes a candidate again, for a leadership with an
 //!   epoch of its own.
 

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::runtime::Controller;
-use kube::runtime::events::{Recorder, Reporter};
 use millrace_cluster::client::connect;
 use millrace_cluster::pod_site::PodSite;
 use millrace_control::metrics::Metrics;
@@ -22,6 +21,7 @@ use tokio::sync::{mpsc, watch};
 use crate::authority::CertificateManager;
 use crate::chart_appliance::ChartAppliance;
 use crate::cli::OperatorArgs;
+use crate::events::EventPublisher;
 use crate::readers;
 use crate::serving_certificate::ServingCertificate;
 use crate::term::LeaderTerm;
@@ -34,7 +34,7 @@ const LEADER_THREADS: usize = 2;
 /// Everything that a leadership needs.
 pub struct Leadership {
     pub args: OperatorArgs,
-    pub reporter: Reporter,
+    pub events: EventPublisher,
     pub metrics: Arc<Metrics>,
     /// Detects that this leadership is stuck.
     pub watchdog: Arc<Watchdog>,
@@ -60,10 +60,9 @@ impl Leadership {
     }
 
     async fn control(self, ending: watch::Receiver<bool>) -> anyhow::Result<()> {
-        let Self { args, reporter, metrics, watchdog, term, epoch } = self;
+        let Self { args, events, metrics, watchdog, term, epoch } = self;
         // The client must belong to these threads, so that the tasks of its connections end with them.
         let client = term.client(&connect().await?);
-        let recorder = Recorder::new(client.clone(), reporter);
         let keeper = CertificateManager::load_or_create(
             &client,
             &args.namespace,
@@ -78,18 +77,18 @@ impl Leadership {
             let (secret, hosts) = (&args.api_certificate, &args.api_hosts);
             tokio::spawn(ServingCertificate::new(&client, &args.namespace, secret, hosts).run_renewal());
         }
-        let (jobs, changed_jobs) = store_of::<TrainJob>(&client, recorder.clone());
-        let (appliances, changed_appliances) = store_of::<Appliance>(&client, recorder.clone());
+        let (jobs, changed_jobs) = store_of::<TrainJob>(&client, events.clone());
+        let (appliances, changed_appliances) = store_of::<Appliance>(&client, events.clone());
         let reading = readers::run(
             client.clone(),
-            recorder.clone(),
+            events.clone(),
             keeper.clone(),
             appliances.clone(),
             args.image.clone(),
             ending.clone(),
         );
         let values = args.appliance.as_deref().map(ChartAppliance::read).transpose()?;
-        let world = ClusterWorld::new(client.clone(), keeper, recorder, epoch, &args).with_values(values);
+        let world = ClusterWorld::new(client.clone(), keeper, events, epoch, &args).with_values(values);
         let site = Arc::new(PodSite { image: args.image });
         let (reconcile_requests, received_requests) = mpsc::unbounded_channel();
         let workers = WorkerPool::for_this_machine();

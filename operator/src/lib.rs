@@ -17,7 +17,7 @@
 //!   from deletion.
 //! * [`leader`]: elects one leader among the operators; [`term`]: prevents writes after a leader's term. [`watch`]:
 //!   watches that unreadable objects don't stop; [`leadership`]: runs everything that a leader does; [`run`](mod@run):
-//!   the life of an operator, candidate and leader by turns.
+//!   the life of an operator, candidate and leader by turns. [`events`]: publishes events across leaderships.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]

@@ -16,7 +16,6 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::PartialObjectMeta;
 use kube::runtime::controller::{Action, Config};
-use kube::runtime::events::Recorder;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{Controller, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -34,6 +33,7 @@ use tokio::sync::watch;
 use crate::authority::CertificateManager;
 use crate::children::{READER_LABEL, ReaderPod, reader_policy};
 use crate::error::{ChildError, Error};
+use crate::events::EventPublisher;
 use crate::observe::{condition, has_condition};
 use crate::watch::store_of;
 
@@ -88,13 +88,13 @@ impl ReaderState {
 /// Runs the controller of readers until `ending` becomes true.
 pub async fn run(
     client: Client,
-    recorder: Recorder,
+    events: EventPublisher,
     keeper: Arc<CertificateManager>,
     appliances: Store<Appliance>,
     image: String,
     ending: watch::Receiver<bool>,
 ) {
-    let (requests, changed) = store_of::<FileReader>(&client, recorder);
+    let (requests, changed) = store_of::<FileReader>(&client, events);
     let readers = Arc::new(ReaderController { client: client.clone(), keeper, appliances, requests, image });
     let controller = Controller::for_stream(changed, readers.requests.clone())
         .with_config(Config::default().concurrency(4))

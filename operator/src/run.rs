@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use kube::api::{DynamicObject, ListParams};
 use kube::core::ApiResource;
-use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::events::Reporter;
 use kube::{Api, Client};
 use millrace_cluster::client::{connect, wait_for_api_server};
 use millrace_cluster::names::FIELD_MANAGER;
@@ -33,6 +33,7 @@ use tokio::time::sleep;
 use tracing::level_filters::LevelFilter;
 
 use crate::cli::OperatorArgs;
+use crate::events::EventPublisher;
 use crate::leader::Candidate;
 use crate::leadership::Leadership;
 use crate::{chart_appliance, http};
@@ -60,7 +61,9 @@ pub async fn run(args: OperatorArgs) -> anyhow::Result<()> {
     let served = http::serve(&args.listen, metrics.clone(), watchdog.clone(), ready.clone()).await;
     served.context("can't serve metrics and probes")?;
     let ending = shutdown_signals().context("can't listen for signals")?;
-    let operator = OperatorProcess { args, client, metrics, watchdog, ready };
+    let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(args.identity.clone()) };
+    let events = EventPublisher::start(client.clone(), reporter);
+    let operator = OperatorProcess { args, client, events, metrics, watchdog, ready };
     tokio::select! {
         prepared = operator.prepare() => prepared?,
         () = wait_for_shutdown(ending.clone()) => return Ok(()),
@@ -70,7 +73,7 @@ pub async fn run(args: OperatorArgs) -> anyhow::Result<()> {
         operator.metrics.set_leader(false);
         operator.watchdog.clear();
         match led {
-            Ok(LeadershipEnd::Shutdown) => return Ok(()),
+            Ok(LeadershipEnd::Shutdown) => break,
             Ok(LeadershipEnd::LeaseLost) => {
                 tracing::warn!("lost leadership: another operator holds the lease, or it was not renewed in time")
             }
@@ -81,15 +84,19 @@ pub async fn run(args: OperatorArgs) -> anyhow::Result<()> {
         }
         tokio::select! {
             () = sleep(ELECTION_RETRY_INTERVAL) => {}
-            () = wait_for_shutdown(ending.clone()) => return Ok(()),
+            () = wait_for_shutdown(ending.clone()) => break,
         }
     }
+    operator.events.flush().await;
+    Ok(())
 }
 
 /// State that is kept between leaderships.
 struct OperatorProcess {
     args: OperatorArgs,
     client: Client,
+    /// Outlives leaderships.
+    events: EventPublisher,
     metrics: Arc<Metrics>,
     watchdog: Arc<Watchdog>,
     ready: Arc<AtomicBool>,
@@ -100,14 +107,10 @@ impl OperatorProcess {
     async fn prepare(&self) -> anyhow::Result<()> {
         wait_for_api_server(&self.client).await;
         if let Some(path) = &self.args.appliance {
-            chart_appliance::apply(&self.client, path, &Recorder::new(self.client.clone(), self.reporter())).await?;
+            chart_appliance::apply(&self.client, path, &self.events).await?;
         }
         self.ready.store(true, Ordering::Relaxed);
         Ok(())
-    }
-
-    fn reporter(&self) -> Reporter {
-        Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(self.args.identity.clone()) }
     }
 
     /// Waits for the lease, and leads until the lease is lost or `ending` becomes true.
@@ -133,7 +136,7 @@ impl OperatorProcess {
         self.ready.store(true, Ordering::Relaxed);
         let leadership = Leadership {
             args: self.args.clone(),
-            reporter: self.reporter(),
+            events: self.events.clone(),
             metrics: self.metrics.clone(),
             watchdog: self.watchdog.clone(),
             term: term.clone(),

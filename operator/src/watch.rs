@@ -20,7 +20,6 @@ use futures::stream::BoxStream;
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
-use kube::runtime::events::Recorder;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::watcher;
@@ -30,20 +29,19 @@ use millrace_cluster::watch::{readable_events, watch_selected};
 use millrace_lifecycle::JobEvent;
 use serde::de::DeserializeOwned;
 
-use crate::events::publish;
+use crate::events::EventPublisher;
 
 /// Watches every object of the cluster. Returns a store that follows the stream, and a stream of objects that were
 /// created or changed. An unreadable object is reported by an event; the store keeps its last readable version.
-pub fn store_of<K>(client: &Client, recorder: Recorder) -> (Store<K>, BoxStream<'static, watcher::Result<K>>)
+pub fn store_of<K>(client: &Client, events: EventPublisher) -> (Store<K>, BoxStream<'static, watcher::Result<K>>)
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     K::DynamicType: Default + Clone + Eq + Hash + Send + Sync,
 {
     let writer = Writer::default();
     let (store, known) = (writer.as_reader(), writer.as_reader());
-    let events =
-        readable_events(client, known, move |unreadable| report_unreadable::<K>(unreadable, recorder.clone())).map(Ok);
-    (store, reflector::reflector(writer, events).applied_objects().boxed())
+    let changes = readable_events(client, known, move |unreadable| report_unreadable::<K>(unreadable, &events)).map(Ok);
+    (store, reflector::reflector(writer, changes).applied_objects().boxed())
 }
 
 /// Returns a stream of readable objects that were created, changed or deleted.
@@ -65,8 +63,8 @@ where
     watch_selected::<PartialObjectMeta<K>>(client, ours).map(Ok).touched_objects().boxed()
 }
 
-/// Reports an unreadable object, in a task of its own, so that the watch does not wait.
-fn report_unreadable<K>(unreadable: InvalidObject, recorder: Recorder)
+/// Reports an unreadable object by a line of the log and an event.
+fn report_unreadable<K>(unreadable: InvalidObject, events: &EventPublisher)
 where
     K: Resource + Clone,
     K::DynamicType: Default,
@@ -83,6 +81,5 @@ where
         ),
         ..JobEvent::default()
     };
-    let reference = object.object_ref(&K::DynamicType::default());
-    tokio::spawn(async move { publish(&recorder, &reference, &event).await });
+    events.publish(object.object_ref(&K::DynamicType::default()), &event);
 }

@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::core::Status;
-use kube::runtime::events::Recorder;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
 use millrace_cluster::address::{expected_coordinator, journal_address};
@@ -27,8 +26,9 @@ use crate::chart_appliance::ChartAppliance;
 use crate::children::EXTRA_TERMINATION_GRACE_SECONDS;
 use crate::cli::OperatorArgs;
 use crate::error::Error;
+use crate::events::EventPublisher;
 use crate::observe::{agent, termination_report};
-use crate::{appliance_finalizer, events, missing_config_maps};
+use crate::{appliance_finalizer, missing_config_maps};
 
 /// Grace period of the pods of a deleted job without state to save, in seconds.
 const NO_STEPS_GRACE_SECONDS: u32 = 2;
@@ -41,7 +41,7 @@ pub struct ClusterWorld {
     client: Client,
     /// Issues certificates.
     keeper: Arc<CertificateManager>,
-    recorder: Recorder,
+    events: EventPublisher,
     /// The fencing epoch of this leadership.
     epoch: u64,
     /// Whether a REST server copies the history of deleted jobs.
@@ -58,12 +58,12 @@ impl ClusterWorld {
     pub fn new(
         client: Client,
         keeper: Arc<CertificateManager>,
-        recorder: Recorder,
+        events: EventPublisher,
         epoch: u64,
         args: &OperatorArgs,
     ) -> Self {
         let creator = ChildCreator::new(client.clone(), keeper.clone(), args);
-        Self { client, keeper, recorder, epoch, rest_server: args.rest_server, values: None, creator }
+        Self { client, keeper, events, epoch, rest_server: args.rest_server, values: None, creator }
     }
 
     /// Sets the values to compare the appliance with.
@@ -191,11 +191,11 @@ impl World for ClusterWorld {
     }
 
     async fn publish_job_event(&self, job: &TrainJob, event: &JobEvent) {
-        events::publish(&self.recorder, &job.object_ref(&()), event).await;
+        self.events.publish(job.object_ref(&()), event);
     }
 
     async fn publish_appliance_event(&self, appliance: &Appliance, event: &JobEvent) {
-        events::publish(&self.recorder, &appliance.object_ref(&()), event).await;
+        self.events.publish(appliance.object_ref(&()), event);
     }
 
     fn manual_edits(&self, appliance: &Appliance) -> Option<Vec<String>> {

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::config::KubeConfigOptions;
-use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::events::Reporter;
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client, Config, ResourceExt};
 use millrace_cluster::pod_site::PodSite;
@@ -21,6 +21,7 @@ use millrace_control::metrics::Metrics;
 use millrace_crds::{Appliance, ApplianceSpec, TrainJob, definitions, internal_definitions};
 use millrace_operator::authority::CertificateManager;
 use millrace_operator::cli::OperatorArgs;
+use millrace_operator::events::EventPublisher;
 use millrace_operator::world::ClusterWorld;
 
 const IMAGE: &str = "localhost/millrace:test";
@@ -93,7 +94,8 @@ async fn cluster_world_keeps_the_contract() {
     let metrics = Arc::new(Metrics::default());
     let (authority, identity) = (&args.authority, &args.api_identity);
     let keeper = CertificateManager::load_or_create(&operator, &args.namespace, authority, identity, metrics).await;
-    let recorder = Recorder::new(operator.clone(), Reporter::from("conformance"));
-    let world = ClusterWorld::new(operator, Arc::new(keeper.unwrap()), recorder, 1, &args);
+    let events = EventPublisher::start(operator.clone(), Reporter::from("conformance"));
+    let world = ClusterWorld::new(operator, Arc::new(keeper.unwrap()), events.clone(), 1, &args);
     conformance::check_world(&ClusterFixture { world, client }).await;
+    events.flush().await;
 }
