@@ -87,6 +87,10 @@ pub struct Welcome {
     /// Id of the job: the same for all of its coordinators, and different from that of every other job.
     #[prost(string, tag = "5")]
     pub uid: ::prost::alloc::string::String,
+    /// The coordinator's span, a `traceparent` of W3C Trace Context, which the agent's spans continue; empty without
+    /// traces.
+    #[prost(string, tag = "6")]
+    pub traceparent: ::prost::alloc::string::String,
 }
 /// A line of an agent's log.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -17,7 +17,7 @@ use millrace_protocol::{codec, error_chain};
 use millrace_telemetry::logs::{LogRecord, Logger};
 use millrace_telemetry::memory::ProcessMemory;
 use millrace_telemetry::metric_definitions::{ByteDirection as Way, RoleMetrics};
-use millrace_telemetry::stall::StallReason;
+use millrace_telemetry::stall::{StallClock, StallReason};
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
@@ -26,6 +26,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use super::job::{CompiledJob, JobDocument};
+use super::spans::AgentSpans;
 use crate::error::AgentError;
 use crate::member::Member;
 
@@ -63,24 +64,27 @@ const MAX_QUEUED_MESSAGES: usize = 8192;
 /// coordinator. Messages to a broken stream are dropped; [`ControlSession::next`] reports the break. A message is also
 /// dropped if [`MAX_QUEUED_MESSAGES`] wait.
 #[derive(Clone, Debug)]
-pub struct MessageSender(Arc<Mutex<mpsc::Sender<proto::FromAgent>>>);
+pub struct MessageSender {
+    messages: Arc<Mutex<mpsc::Sender<proto::FromAgent>>>,
+    spans: AgentSpans,
+}
 
 impl MessageSender {
     /// Creates a sender, and the receiver of its messages.
     fn new() -> (Self, mpsc::Receiver<proto::FromAgent>) {
         let (sender, messages) = mpsc::channel(MAX_QUEUED_MESSAGES);
-        (Self(Arc::new(Mutex::new(sender))), messages)
+        (Self { messages: Arc::new(Mutex::new(sender)), spans: AgentSpans::default() }, messages)
     }
 
     /// Switches to a new stream and returns its receiver.
     fn replace_stream(&self) -> mpsc::Receiver<proto::FromAgent> {
         let (sender, messages) = mpsc::channel(MAX_QUEUED_MESSAGES);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sender;
+        *self.messages.lock().unwrap_or_else(PoisonError::into_inner) = sender;
         messages
     }
 
     fn send(&self, message: from_agent::Message) {
-        let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(message, from_agent::Message::Log(_)) && sender.capacity() <= MAX_QUEUED_MESSAGES / 2 {
             return;
         }
@@ -93,6 +97,7 @@ impl MessageSender {
     }
 
     pub fn send_report(&self, report: &AgentReport) {
+        self.spans.on_report(report);
         self.send(from_agent::Message::Report(codec::encode(report)));
     }
 
@@ -156,13 +161,22 @@ pub struct ControlSession {
     pub job: CompiledJob,
     /// Sends messages to the coordinator.
     pub outbox: MessageSender,
+    /// The agent's trace spans.
+    pub spans: AgentSpans,
     connector: ControlConnector,
     stream: Streaming<proto::ToAgent>,
 }
 
+/// An agent that has failed or left does nothing more that a span could describe.
+impl Drop for ControlSession {
+    fn drop(&mut self) {
+        self.spans.end();
+    }
+}
+
 impl ControlSession {
     /// Joins the coordinator at `address`: waits until it is reachable, and then for the job, which it sends when the
-    /// instruction sets of all agents are known. `terminate` receives SIGTERM.
+    /// instruction sets of all agents are known. `stall` measures the agent's waits, `terminate` receives SIGTERM.
     ///
     /// # Errors
     /// The coordinator can't be reached in time, rejects this agent, or has another plan; the process received SIGTERM.
@@ -171,9 +185,10 @@ impl ControlSession {
         member: Member,
         introduction: AgentInfo,
         logger: &Logger,
+        stall: StallClock,
         terminate: Signal,
     ) -> Result<Self, AgentError> {
-        let (outbox, messages) = MessageSender::new();
+        let (mut outbox, messages) = MessageSender::new();
         let mut connector = ControlConnector { address: address.to_owned(), member, introduction, terminate };
         let (welcome, stream) = connector.join(&outbox, messages).await?;
         let job = compile_job_document(&welcome)?;
@@ -183,7 +198,9 @@ impl ControlSession {
         tracing::info!(attempt, %plan, "joined attempt {attempt} with plan {plan}, {profile}");
         // From now on, the agent computes this job with this instruction set, also for later coordinators.
         (connector.introduction.isa, connector.introduction.uid) = (job.profile.isa, welcome.uid);
-        Ok(Self { job, outbox, connector, stream })
+        let spans = AgentSpans::begin(connector.introduction.me, attempt, &welcome.traceparent, stall);
+        outbox.spans = spans.clone();
+        Ok(Self { job, outbox, spans, connector, stream })
     }
 
     /// Joins the next coordinator of the same job, with the current state of a shard. Messages that are sent in the
@@ -193,12 +210,14 @@ impl ControlSession {
     /// See [`ControlSession::join`]; also if the coordinator of another job answers.
     pub async fn rejoin(&mut self, shard: Option<ShardState>) -> Result<(), AgentError> {
         let messages = self.outbox.replace_stream();
+        self.spans.on_coordinator_lost();
         tracing::warn!(coordinator = %self.connector.address, "lost the coordinator; reconnecting");
         self.connector.introduction.shard = shard;
         let (welcome, stream) = self.connector.join(&self.outbox, messages).await?;
         self.check(&welcome)?;
         self.stream = stream;
         let attempt = welcome.attempt;
+        self.spans.on_rejoin(attempt, &welcome.traceparent);
         tracing::info!(attempt, "joined attempt {attempt}");
         Ok(())
     }
@@ -230,7 +249,9 @@ impl ControlSession {
         };
         match message {
             Ok(Some(proto::ToAgent { message: Some(to_agent::Message::Command(command)) })) => {
-                codec::decode(&command).map(SessionEvent::Command).map_err(AgentError::local)
+                let command = codec::decode(&command).map_err(AgentError::local)?;
+                self.spans.on_command(&command);
+                Ok(SessionEvent::Command(command))
             }
             Ok(Some(_)) => Err(AgentError::local(codec::CodecError::Message)),
             Ok(None) | Err(_) => Ok(SessionEvent::Lost),
@@ -239,6 +260,7 @@ impl ControlSession {
 
     /// Leaves the job: sends the usage of the process, and waits until the coordinator closes the stream.
     pub async fn leave(mut self, metrics: &RoleMetrics, work: ComputeUsage) {
+        self.spans.end();
         self.outbox.send_usage(metrics, work);
         self.outbox.send(from_agent::Message::Disconnect(proto::Disconnect {}));
         while let Ok(Some(_)) = self.stream.message().await {}

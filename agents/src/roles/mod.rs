@@ -166,7 +166,8 @@ impl RoleContext {
         let coordinator = coordinator.ok_or_else(|| AgentError::bad_input("an agent needs --coordinator HOST:PORT"))?;
         let isa = self.args.isa.unwrap_or_else(Isa::detect);
         let introduction = AgentInfo { me: self.me(), address, isa, shard, uid: String::new() };
-        ControlSession::join(coordinator, self.args.member.clone(), introduction, &self.logger, terminate).await
+        let stall = self.metrics.stall().clone();
+        ControlSession::join(coordinator, self.args.member.clone(), introduction, &self.logger, stall, terminate).await
     }
 
     /// Opens the data port; returns the listener and the address that other agents dial.

@@ -15,6 +15,7 @@ use super::RoleContext;
 use super::link_senders::{IterationSteps, LinkSenders};
 use crate::control::client::{ComputeUsage, ControlSession, SessionEvent};
 use crate::control::job::CompiledJob;
+use crate::control::spans::{AgentSpans, StepPhase};
 use crate::error::AgentError;
 use crate::links::{LinkEvent, LinkEventKind, LinkEventQueue, LinkJob, LinkService, LinkSettings, dial};
 
@@ -100,7 +101,7 @@ impl SwarmDriver {
     fn execute(&mut self, result: Result<(), LinkError>, commands: Vec<SwarmCommand>) {
         let Some(node) = &mut self.node else { return };
         match result {
-            Ok(()) => node.carry(commands, &self.session.job),
+            Ok(()) => node.carry(commands, &self.session.job, &self.session.spans),
             Err(LinkError { from, source }) => {
                 let peer = match from {
                     Neighbour::Parent(link) => node.parents.get(link),
@@ -176,16 +177,18 @@ impl SwarmDriver {
 }
 
 impl SwarmEpoch {
-    fn carry(&mut self, commands: Vec<SwarmCommand>, job: &CompiledJob) {
+    fn carry(&mut self, commands: Vec<SwarmCommand>, job: &CompiledJob, spans: &AgentSpans) {
         for command in commands {
             match command {
                 SwarmCommand::Down(child, frame) => {
+                    spans.begin_phase(frame.key.iteration, StepPhase::DistributeWeights);
                     let step = self.steps.of(frame.key.iteration);
                     let context =
                         LinkContext { plan: job.hash, encoding: job.plan.chunk_encoding(frame.key.chunk), step };
                     self.ends.send_frame(self.children[child], codec::pack(frame, context));
                 }
                 SwarmCommand::Up(link, frame) => {
+                    spans.begin_phase(frame.key.iteration, StepPhase::ReduceGradients);
                     let step = self.steps.of(frame.key.iteration);
                     let context = LinkContext { plan: job.hash, encoding: Encoding::F32, step };
                     self.ends.send_frame(self.parents[link], codec::pack(frame, context));

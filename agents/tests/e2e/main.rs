@@ -15,4 +15,5 @@ mod pods;
 mod ports;
 mod reproducibility;
 mod termination;
+mod traces;
 mod unauthorized_peers;

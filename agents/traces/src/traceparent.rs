@@ -31,9 +31,12 @@ impl TraceParent {
 
     /// Returns the current span; `None` if this program sends no traces.
     pub fn current() -> Option<Self> {
-        let context = Span::current().context();
-        let span = context.span();
-        Self::of(span.span_context())
+        Self::of_span(&Span::current())
+    }
+
+    /// Returns `span` as a parent; `None` if this program sends no traces.
+    pub fn of_span(span: &Span) -> Option<Self> {
+        Self::of(span.context().span().span_context())
     }
 
     fn of(span: &SpanContext) -> Option<Self> {

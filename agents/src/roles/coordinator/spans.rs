@@ -1,5 +1,5 @@
-//! The trace spans of the coordinator: one for the run, with a child for each checkpoint and each evaluation. Steps
-//! have no span, because a run has millions of them.
+//! The trace spans of the coordinator: one for the run, with a child for each checkpoint and each evaluation. The spans
+//! of the other agents ([`AgentSpans`](crate::control::spans::AgentSpans)) are children of the run's.
 
 use millrace_engine::coordinator::{CoordinatorCommand, CoordinatorEvent};
 use millrace_traces::TraceParent;
@@ -21,6 +21,11 @@ impl Spans {
             parent.adopt(&run);
         }
         Self { run, checkpoint: None, evaluation: None }
+    }
+
+    /// Returns the span of the run for the other agents; empty without traces.
+    pub fn traceparent(&self) -> String {
+        TraceParent::of_span(&self.run).map(|parent| parent.to_string()).unwrap_or_default()
     }
 
     /// Ends the span that `event` finishes.

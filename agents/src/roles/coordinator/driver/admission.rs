@@ -156,6 +156,7 @@ impl CoordinatorDriver {
             attempt: self.lock.attempt(),
             isa: compiled.profile.isa.to_string(),
             uid: self.uid(),
+            traceparent: self.spans.traceparent(),
         });
         match hello.address.as_str() {
             "" => tracing::info!(peer = %hello.agent, "{} has joined", hello.agent),
