@@ -9,7 +9,7 @@ use millrace_checkpoint::{
     Checkpoint, CheckpointMetadata, LoadStrictness, LockRequest, ModelDirLock, Moments, PlanReader, Section,
 };
 use millrace_emulator::compile::compile_job;
-use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
+use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, InputData, LeafInput};
 use millrace_emulator::kernels::Simd;
 use millrace_emulator::plan::{Encoding, StreamPlan};
 use millrace_params::{FlagOverrides, MachineSpec, Params};
@@ -106,8 +106,9 @@ fn import_has_logits_of_transformers_and_export_is_identical() {
             let labels: Vec<Vec<i32>> = (0..VOCABULARY as i32)
                 .map(|word| (0..plan.sequence).map(|at| if at == place { word } else { -1 }).collect())
                 .collect();
-            let leaf = |(leaf, labels)| LeafInput { leaf, first_sample: 0, input_ids, labels };
-            let leaves: Vec<_> = (0..).zip(labels.iter().map(Vec::as_slice)).map(leaf).collect();
+            let inputs: Vec<_> = labels.iter().map(|labels| [input_ids, labels].map(InputData::I32)).collect();
+            let leaf = |(leaf, inputs)| LeafInput { leaf, first_sample: 0, inputs };
+            let leaves: Vec<_> = (0..).zip(inputs.iter().map(<[_; 2]>::as_slice)).map(leaf).collect();
             let computed = losses(&mut device, &plan, &mut reader, &leaves);
             let at = (sample * plan.sequence + place) * VOCABULARY;
             let expected = losses_of_words(&logits[at..at + VOCABULARY]);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace_emulator::compile::{BatchSpec, CompileRequest, compile, system_bytes};
-use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
+use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, InputData, LeafInput};
 use millrace_emulator::families;
 use millrace_emulator::kernels::{ComputeThreads, Simd, peak};
 use millrace_emulator::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, Pass, StreamPlan};
@@ -71,9 +71,14 @@ fn step(device: &mut CpuDevice, plan: &StreamPlan, payloads: &[Vec<u8>], tokens:
     let leaf = |leaf: u32| {
         let at = leaf as usize * width;
         let first_sample = u64::from(leaf * plan.leaves.samples);
-        LeafInput { leaf, first_sample, input_ids: &tokens[at..at + width], labels: &tokens[at + 1..at + width + 1] }
+        let inputs = [&tokens[at..at + width], &tokens[at + 1..at + width + 1]].map(InputData::I32);
+        (leaf, first_sample, inputs)
     };
-    let leaves: Vec<LeafInput<'_>> = (0..plan.leaves.count).map(leaf).collect();
+    let samples: Vec<_> = (0..plan.leaves.count).map(leaf).collect();
+    let leaves: Vec<LeafInput<'_>> = samples
+        .iter()
+        .map(|(leaf, first_sample, inputs)| LeafInput { leaf: *leaf, first_sample: *first_sample, inputs })
+        .collect();
     device.begin(true, &[plan.leaves.tree().root()], &leaves)?;
     let forward = (0..plan.layers.len()).map(|layer| (Pass::Forward, layer));
     let backward = (0..plan.layers.len()).rev().map(|layer| (Pass::Backward, layer));

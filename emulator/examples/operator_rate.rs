@@ -77,7 +77,7 @@ fn loss_rate(cx: Context<'_>, tokens: usize, hidden: usize, vocabulary: usize) -
     let mut ws = LossWorkspace::new();
     let seconds = time(|| {
         let accumulate = Accumulate::Add;
-        let gradients = LossGradients { dx: &mut dx, dweights: Some(&mut dw), dbias: None, accumulate };
+        let gradients = LossGradients { dx: Some(&mut dx), dweights: Some(&mut dw), dbias: None, accumulate };
         black_box(loss::forward(cx, &classifier, tokens_in, &mut lse, &mut logits, &mut ws));
         loss::backward(cx, &classifier, tokens_in, &lse, gradients, &mut logits, &mut ws);
     });

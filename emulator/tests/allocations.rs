@@ -57,7 +57,8 @@ fn second_step_allocates_nothing() {
                     .collect()
             })
             .collect();
-        let leaves = samples.leaves(plan.sequence, plan.leaves, 0..6);
+        let samples = samples.leaves(plan.sequence, plan.leaves, 0..6);
+        let leaves: Vec<_> = samples.iter().map(Leaf::input).collect();
         let nodes = plan.leaves.tree().cover(0..6);
         let mut step = || {
             for training in [true, false] {

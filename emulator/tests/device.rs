@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use common::*;
 use millrace_emulator::compile::{BatchSpec, system_bytes};
-use millrace_emulator::device::{CpuDevice, Device, DeviceError, LeafInput, LeafLoss};
+use millrace_emulator::device::InputData::{self, F32, I32};
+use millrace_emulator::device::{CpuDevice, Device, DeviceError, LeafLoss};
 use millrace_emulator::families;
 use millrace_emulator::graph::Graph;
 use millrace_emulator::kernels::Simd;
@@ -205,7 +206,17 @@ fn non_finite_value_is_traced_to_its_layer() {
     }
 }
 
-type Attempt = fn(&mut CpuDevice, &StreamPlan, &[LeafInput<'_>]) -> Result<(), DeviceError>;
+fn with_inputs<'a>(leaf: &Leaf<'_>, inputs: &[InputData<'a>]) -> Leaf<'a> {
+    Leaf { leaf: leaf.leaf, first_sample: leaf.first_sample, inputs: inputs.to_vec() }
+}
+
+const NEGATIVE_THEN_64: [i32; 40] = {
+    let mut labels = [-1; 40];
+    labels[7] = 64;
+    labels
+};
+
+type Attempt = fn(&mut CpuDevice, &StreamPlan, &[Leaf<'_>]) -> Result<(), DeviceError>;
 
 #[test]
 fn model_that_does_not_fit_is_rejected_and_named() {
@@ -213,18 +224,30 @@ fn model_that_does_not_fit_is_rejected_and_named() {
     let samples = Samples::random(&plan, WORDS, 2);
     let leaves = samples.leaves(plan.sequence, plan.leaves, 0..6);
     const ALL: &[Node] = &[Node::new(0, 6)];
-    let cases: [(&str, Attempt); 11] = [
-        ("leaves [0, 2]", |d, _, l| d.begin(true, ALL, &[l[0], l[2]])),
-        ("leaves [6]", |d, _, l| d.begin(true, &[Node::new(6, 7)], &[LeafInput { leaf: 6, ..l[0] }])),
-        ("partial sums [0,3) and [3,6)", |d, _, l| d.begin(true, &[Node::new(0, 3), Node::new(3, 6)], l)),
-        ("39 tokens", |d, _, l| d.begin(false, &[], &[LeafInput { input_ids: &l[0].input_ids[1..], ..l[0] }])),
-        ("token 64", |d, _, l| d.begin(false, &[], &[LeafInput { input_ids: &[64; 40], ..l[0] }])),
-        ("token -1", |d, _, l| d.begin(false, &[], &[LeafInput { input_ids: &[-1; 40], ..l[0] }])),
-        ("label 64", |d, _, l| d.begin(false, &[], &[LeafInput { labels: &[64; 40], ..l[0] }])),
+    let cases: [(&str, Attempt); 14] = [
+        ("leaves [0, 2]", |d, _, l| begin(d, true, ALL, &[l[0].clone(), l[2].clone()])),
+        ("leaves [6]", |d, _, l| begin(d, true, &[Node::new(6, 7)], &[Leaf { leaf: 6, ..l[0].clone() }])),
+        ("partial sums [0,3) and [3,6)", |d, _, l| begin(d, true, &[Node::new(0, 3), Node::new(3, 6)], l)),
+        ("1 inputs", |d, _, l| begin(d, false, &[], &[with_inputs(&l[0], &l[0].inputs[..1])])),
+        ("39 elements", |d, _, l| begin(d, false, &[], &[with_inputs(&l[0], &[I32(&[0; 39]), l[0].inputs[1]])])),
+        ("not of the element type", |d, _, l| begin(d, false, &[], &[with_inputs(&l[0], &[F32(&[0.0; 40]); 2])])),
+        ("input_ids of leaf 0 is 64", |d, _, l| {
+            begin(d, false, &[], &[with_inputs(&l[0], &[I32(&[64; 40]), l[0].inputs[1]])])
+        }),
+        ("input_ids of leaf 0 is -1", |d, _, l| {
+            begin(d, false, &[], &[with_inputs(&l[0], &[I32(&[-1; 40]), l[0].inputs[1]])])
+        }),
+        ("labels of leaf 0 is 64", |d, _, l| {
+            begin(d, false, &[], &[with_inputs(&l[0], &[l[0].inputs[0], I32(&[64; 40])])])
+        }),
+        ("labels of leaf 0 is 64", |d, _, l| {
+            // The first bad element is named, not the first ignored one.
+            begin(d, false, &[], &[with_inputs(&l[0], &[l[0].inputs[0], I32(&NEGATIVE_THEN_64)])])
+        }),
         ("chunk 1000", |d, _, _| d.load(1000, Encoding::F32, &[])),
         ("3 bytes", |d, _, _| d.load(0, Encoding::F32, &[0; 3])),
-        ("chunk 0 of its weights is missing", |d, _, l| d.begin(true, ALL, l).and_then(|()| d.forward(0))),
-        ("out of order", |d, _, l| d.begin(true, ALL, l).and_then(|()| d.forward(1))),
+        ("chunk 0 of its weights is missing", |d, _, l| begin(d, true, ALL, l).and_then(|()| d.forward(0))),
+        ("out of order", |d, _, l| begin(d, true, ALL, l).and_then(|()| d.forward(1))),
     ];
     let mut device = device(&plan, 1);
     for (expected, attempt) in cases {

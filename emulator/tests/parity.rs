@@ -312,7 +312,7 @@ fn check_logits(fixture: &Fixture, run: &mut Run) {
         (0..sequence).for_each(|place| labels[place * sequence + place] = word(place) as i32);
         let samples = Samples { input_ids: fixture.input_ids[..sequence].repeat(sequence), labels, first: 0 };
         let leaves = samples.leaves(sequence, plan.eval_leaves, 0..plan.eval_leaves.count);
-        run.device.begin(false, &[], &leaves).unwrap();
+        begin(&mut run.device, false, &[], &leaves).unwrap();
         for layer in 0..plan.layers.len() {
             load(&mut run.device, plan, &run.weights, Pass::Forward, layer);
             run.device.forward(layer).unwrap();

@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millrace_emulator::graph::{Graph, Initializer, Layer, OpNode, Tensor, TensorRole, Value, ValueType};
+use millrace_emulator::graph::{
+    Graph, INPUT_IDS, Initializer, LABELS, Layer, OpNode, Shape, Tensor, TensorRole, Value,
+};
 use millrace_emulator::ops::{
     Activation, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, LayerNorm, Linear, Nonlinearity,
     OpKind,
@@ -48,8 +50,7 @@ impl Builder {
 
     fn node(&mut self, op: impl Into<OpKind>, inputs: &[usize], params: &[usize]) -> usize {
         let (op, out) = (op.into(), self.graph.values.len());
-        let kind = ValueType::Float;
-        self.graph.values.push(Value { name: format!("v{out}"), rows: POSITIONS, columns: HIDDEN, kind });
+        self.graph.values.push(Value { name: format!("v{out}"), shape: Shape::matrix(POSITIONS, HIDDEN) });
         self.graph.nodes.push(OpNode { op, inputs: inputs.to_vec(), params: params.to_vec(), output: Some(out) });
         out
     }
@@ -85,15 +86,8 @@ impl Builder {
 }
 
 pub fn graph(model: Model) -> Graph {
-    let token = |name: &str| Value { name: name.into(), rows: POSITIONS, columns: 1, kind: ValueType::Token };
-    let empty = Graph {
-        tensors: Vec::new(),
-        values: vec![token("tokens"), token("labels")],
-        nodes: Vec::new(),
-        layers: Vec::new(),
-        tokens: 0,
-        labels: 1,
-    };
+    let integers = |name: &str| Value { name: name.into(), shape: Shape::integers(POSITIONS) };
+    let empty = Graph { values: vec![integers(INPUT_IDS), integers(LABELS)], inputs: vec![0, 1], ..Graph::default() };
     let mut b = Builder { graph: empty, bias: model.bias };
     let (wte, wpe) =
         (b.tensor("wte.weight", &[model.vocabulary, HIDDEN]), b.tensor("wpe.weight", &[POSITIONS, HIDDEN]));

@@ -148,7 +148,7 @@ pub struct SamplesRequest {
     #[prost(uint32, tag = "7")]
     pub epoch: u32,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SamplesReply {
     #[prost(uint64, tag = "1")]
     pub iteration: u64,
@@ -158,12 +158,19 @@ pub struct SamplesReply {
     pub attempt: u32,
     #[prost(uint32, tag = "4")]
     pub epoch: u32,
-    /// \[count, T\] int32, little-endian.
-    #[prost(bytes = "bytes", tag = "5")]
-    pub input_ids: ::prost::bytes::Bytes,
-    /// \[count, T\] int32, little-endian; negative values are ignored.
-    #[prost(bytes = "bytes", tag = "6")]
-    pub labels: ::prost::bytes::Bytes,
+    /// The inputs of the model.
+    #[prost(message, repeated, tag = "7")]
+    pub inputs: ::prost::alloc::vec::Vec<SampleInput>,
+}
+/// One input of all samples of a reply.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SampleInput {
+    /// Name of the input in the graph.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Sample after sample; elements of four bytes, little-endian.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub elements: ::prost::bytes::Bytes,
 }
 /// Generated client implementations.
 pub mod control_client {

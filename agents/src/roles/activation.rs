@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, BytesMut};
 use millrace_data::{DataError, Dataset};
+use millrace_emulator::graph::{INPUT_IDS, LABELS};
 use millrace_engine::message::{AgentCommand, AgentReport};
 use millrace_engine::types::Role;
 use millrace_protocol::security::{AuthenticatedIncoming, Peer};
@@ -149,12 +150,12 @@ fn read_samples(inputs: &JobInputs, request: &proto::SamplesRequest) -> Result<p
     if u64::from(request.count) > max_samples {
         return Err(Status::out_of_range(format!("requested more than {max_samples} samples")).into());
     }
-    let (input_ids, labels) = read(dataset, request.first, request.count).map_err(ReadError::Data)?;
+    let inputs = read(dataset, request.first, request.count).map_err(ReadError::Data)?;
     let &proto::SamplesRequest { iteration, round, attempt, epoch, .. } = request;
-    Ok(proto::SamplesReply { iteration, round, attempt, epoch, input_ids, labels })
+    Ok(proto::SamplesReply { iteration, round, attempt, epoch, inputs })
 }
 
-fn read(dataset: &Dataset, first: u64, count: u32) -> Result<(Bytes, Bytes), DataError> {
+fn read(dataset: &Dataset, first: u64, count: u32) -> Result<Vec<proto::SampleInput>, DataError> {
     let length = dataset.seq_len();
     let (mut ids, mut labels) = (vec![0; length], vec![0; length]);
     let mut bytes = [BytesMut::with_capacity(4 * length * count as usize), BytesMut::new()];
@@ -164,6 +165,7 @@ fn read(dataset: &Dataset, first: u64, count: u32) -> Result<(Bytes, Bytes), Dat
         ids.iter().for_each(|&id| bytes[0].put_i32_le(id));
         labels.iter().for_each(|&label| bytes[1].put_i32_le(label));
     }
-    let [ids, labels] = bytes;
-    Ok((ids.freeze(), labels.freeze()))
+    let input =
+        |(name, elements): (&str, BytesMut)| proto::SampleInput { name: name.to_owned(), elements: elements.freeze() };
+    Ok([INPUT_IDS, LABELS].into_iter().zip(bytes).map(input).collect())
 }

@@ -4,10 +4,10 @@
 //! whose backward pass reads it last. Saved are the inputs of a layer and, unless the layer is recomputed, what its
 //! operators save. Samples are held during all passes.
 
-use crate::graph::{Graph, NodeId, ValueId};
+use crate::graph::{Graph, NodeId};
 use crate::schedule::{Liveness, PassMemory, PassSchedule, StorageKind, StorageSlot};
 
-/// Bytes of an extra number or a token, on every machine.
+/// Bytes of an extra number or an element of an input, on every machine.
 const ELEMENT_BYTES: u64 = 4;
 
 /// Bytes per sample.
@@ -76,7 +76,7 @@ impl<'a, const N: usize> MemoryAnalysis<'a, N> {
         let size = |piece: &StorageSlot| size_of_piece(piece, self.activation_bytes[machine]);
         let (train, eval) = (schedule.demand(size), &self.evaluation[machine]);
         let saved = saved_bytes_by_layer(self.graph, schedule, size);
-        let samples = token_bytes(self.graph, self.graph.tokens) + token_bytes(self.graph, self.graph.labels);
+        let samples = self.graph.input_bytes();
         let layer = |layer: usize| {
             let (forward, backward) = (train[layer], train[schedule.backward_pass(layer)]);
             LayerMemory {
@@ -111,18 +111,14 @@ fn saved_bytes_by_layer(graph: &Graph, schedule: &PassSchedule, size: impl Fn(&S
             saved[2 * layers - 1 - last] += size(piece);
         }
     }
-    for value in [graph.tokens, graph.labels] {
+    for &value in &graph.inputs {
         let reads =
             |nodes: &std::ops::Range<NodeId>| graph.nodes[nodes.clone()].iter().any(|n| n.inputs.contains(&value));
         if let Some(layer) = graph.layers.iter().position(|layer| reads(&layer.nodes)) {
-            saved[layer] += token_bytes(graph, value);
+            saved[layer] += graph.values[value].shape.elements() * ELEMENT_BYTES;
         }
     }
     saved
-}
-
-fn token_bytes(graph: &Graph, value: ValueId) -> u64 {
-    graph.values[value].rows as u64 * ELEMENT_BYTES
 }
 
 /// Returns for each layer the operators that its backward pass repeats if the layer is recomputed, in order: those that

@@ -109,7 +109,7 @@ pub fn compile(request: CompileRequest) -> Result<StreamPlan, CompileError> {
     let (groups, chunks) = cut.into_chunks(&graph, chunk_elements);
     let orders = stream_order::StreamOrders::new(&layers, &groups, &fit.resident);
     Ok(StreamPlan {
-        sequence: graph.values[graph.tokens].rows,
+        sequence: graph.sequence(),
         graph,
         leaves: fit.train,
         eval_leaves: fit.eval,

@@ -234,10 +234,10 @@ fn recomputation_repeats_only_what_the_backward_pass_needs() {
 #[test]
 fn long_skip_is_held_until_last_use() {
     let (rows, width) = (8u64, 64u64);
-    let mut builder = GraphBuilder::new(rows as usize);
+    let mut builder = GraphBuilder::new();
+    let [tokens, labels] = builder.token_inputs(rows as usize);
     let init = Initializer::Constant { value: 0.0 };
     let table = builder.tensor("table", &[16, width as usize], init, TensorRole::Embedding);
-    let (tokens, labels) = (builder.tokens(), builder.labels());
     let x = builder.node(Embedding, "x", &[tokens], &[table]).unwrap();
     builder.end_layer("first");
     let y = builder.node(Activation { kind: Nonlinearity::Gelu }, "y", &[x], &[]).unwrap();

@@ -18,6 +18,7 @@ mod activations;
 mod cpu;
 mod gradients;
 mod packs;
+mod samples;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -31,10 +32,32 @@ pub struct LeafInput<'a> {
     pub leaf: u32,
     /// Number of its first sample since the start of the job; the key of its dropout masks.
     pub first_sample: u64,
-    /// Tokens, sample after sample.
-    pub input_ids: &'a [i32],
-    /// Labels, sample after sample; negative labels are ignored.
-    pub labels: &'a [i32],
+    /// The inputs of the graph, in its order, each sample after sample.
+    pub inputs: &'a [InputData<'a>],
+}
+
+/// An input of the samples of one leaf.
+#[derive(Clone, Copy, Debug)]
+pub enum InputData<'a> {
+    /// An input of type f32.
+    F32(&'a [f32]),
+    /// An input of type i32.
+    I32(&'a [i32]),
+}
+
+impl InputData<'_> {
+    /// Returns the number of elements.
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::F32(numbers) => numbers.len(),
+            Self::I32(integers) => integers.len(),
+        }
+    }
+
+    /// Returns whether there are no elements.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 /// The results of one leaf.
@@ -73,7 +96,7 @@ pub trait Device: Send {
     /// no sums.
     ///
     /// # Errors
-    /// Leaves, samples or nodes do not match the plan, or a token is not in the vocabulary.
+    /// Leaves, samples or nodes do not match the plan, or an integer is outside the table that it indexes.
     fn begin(&mut self, training: bool, nodes: &[Node], leaves: &[LeafInput<'_>]) -> Result<(), DeviceError>;
 
     /// Loads a chunk of weights onto the wafer.
@@ -123,26 +146,36 @@ pub enum DeviceError {
         most: usize,
         leaves: u32,
     },
-    /// A leaf has the wrong number of tokens or labels.
-    #[error("leaf {leaf} has {found} {what}, but the plan's leaves have {expected}")]
+    /// A leaf has the wrong number of inputs.
+    #[error("leaf {leaf} has {found} inputs, but the plan's graph has {expected}")]
+    Inputs { leaf: u32, expected: usize, found: usize },
+    /// An input of a leaf has another element type.
+    #[error("{input} of leaf {leaf} is not of the element type of the plan's graph")]
+    InputType {
+        leaf: u32,
+        /// Name of the input.
+        input: String,
+    },
+    /// An input of a leaf has the wrong number of elements.
+    #[error("{input} of leaf {leaf} has {found} elements, but the plan's leaves have {expected}")]
     Samples {
         leaf: u32,
-        /// Tokens or labels.
-        what: &'static str,
+        /// Name of the input.
+        input: String,
         expected: usize,
         found: usize,
     },
-    /// A token or label is outside the vocabulary.
-    #[error("leaf {leaf} has {what} {token} at position {place}, but the vocabulary has {vocabulary} entries")]
-    Token {
+    /// An integer is outside the table that it indexes.
+    #[error("{input} of leaf {leaf} is {value} at position {place}, but must be less than {entries}, and at least 0")]
+    Index {
         leaf: u32,
-        /// Token or label.
-        what: &'static str,
-        token: i32,
-        /// Its position in the leaf.
+        /// Name of the input.
+        input: String,
+        value: i32,
+        /// Position in the leaf.
         place: usize,
-        /// Entries of the vocabulary.
-        vocabulary: usize,
+        /// Entries of the table.
+        entries: usize,
     },
     /// The requested partial sums are not the cover of the leaves.
     #[error("partial sums {wanted} were requested, but the leaves of the round produce {made}")]

@@ -26,7 +26,9 @@ use crate::ops::{
 /// The sequence is longer than the model supports, or the specification is inconsistent.
 pub fn decoder(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
     super::check_blocks(spec)?;
-    let mut decoder = Decoder { spec, builder: GraphBuilder::new(sequence) };
+    let mut builder = GraphBuilder::new();
+    let [input_ids, labels] = builder.token_inputs(sequence);
+    let mut decoder = Decoder { spec, builder, input_ids, labels };
     let (table, mut stream) = decoder.embed()?;
     for block in 0..spec.num_hidden_layers {
         stream = decoder.block(block, stream)?;
@@ -41,6 +43,8 @@ const ONE: Initializer = Initializer::Constant { value: 1.0 };
 struct Decoder<'a> {
     spec: &'a ModelSpec,
     builder: GraphBuilder,
+    input_ids: ValueId,
+    labels: ValueId,
 }
 
 impl Decoder<'_> {
@@ -49,8 +53,7 @@ impl Decoder<'_> {
         let (width, init) = (self.spec.hidden_size, initial_values(self.spec.initializers.embedding));
         let vocabulary = [self.spec.vocab_size, width];
         let table = self.builder.tensor("wte.weight", &vocabulary, init, TensorRole::Embedding);
-        let tokens = self.builder.tokens();
-        let mut stream = self.builder.node(Embedding, "embed.tokens", &[tokens], &[table])?;
+        let mut stream = self.builder.node(Embedding, "embed.tokens", &[self.input_ids], &[table])?;
         if self.spec.use_position_embedding && self.spec.decoder.positions == Positions::Learned {
             let positions = [self.spec.max_position_embeddings, width];
             let table = self.builder.tensor("wpe.weight", &positions, init, TensorRole::Embedding);
@@ -143,8 +146,7 @@ impl Decoder<'_> {
         if self.spec.use_bias_in_output {
             params.push(self.builder.tensor("lm_head.bias", &[entries], ZERO, TensorRole::Bias));
         }
-        let labels = self.builder.labels();
-        self.builder.loss(CrossEntropy, &[normal, labels], &params)?;
+        self.builder.loss(CrossEntropy, &[normal, self.labels], &params)?;
         self.builder.end_layer("head");
         Ok(())
     }

@@ -1,38 +1,39 @@
 //! Builds a graph operator by operator and infers shapes.
 
-use super::{Graph, GraphError, Initializer, Layer, OpNode, Tensor, TensorId, TensorRole, Value, ValueId, ValueType};
+use super::{
+    Graph, GraphError, INPUT_IDS, Initializer, LABELS, Layer, OpNode, Shape, Tensor, TensorId, TensorRole, Value,
+    ValueId,
+};
 use crate::ops::{OpKind, Signature};
 
 /// A graph under construction. Operators are added in computation order; [`GraphBuilder::end_layer`] ends a layer after
 /// the last one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct GraphBuilder {
     graph: Graph,
 }
 
 impl GraphBuilder {
-    /// Creates a graph whose samples are `sequence` tokens and as many labels.
-    pub fn new(sequence: usize) -> Self {
-        let value = |name: &str| Value { name: name.to_owned(), rows: sequence, columns: 1, kind: ValueType::Token };
-        let graph = Graph {
-            tensors: Vec::new(),
-            values: vec![value("tokens"), value("labels")],
-            nodes: Vec::new(),
-            layers: Vec::new(),
-            tokens: 0,
-            labels: 1,
-        };
-        Self { graph }
+    /// Creates an empty graph.
+    pub fn new() -> Self {
+        Self::default()
     }
 
-    /// Returns the value that holds the tokens of a sample.
-    pub const fn tokens(&self) -> ValueId {
-        self.graph.tokens
+    /// Adds an input.
+    pub fn input(&mut self, name: impl Into<String>, shape: Shape) -> ValueId {
+        let input = self.value(name.into(), shape);
+        self.graph.inputs.push(input);
+        input
     }
 
-    /// Returns the value that holds the labels of a sample.
-    pub const fn labels(&self) -> ValueId {
-        self.graph.labels
+    /// Adds the inputs of a language model with samples of `sequence` tokens: token ids, and as many labels.
+    pub fn token_inputs(&mut self, sequence: usize) -> [ValueId; 2] {
+        [INPUT_IDS, LABELS].map(|name| self.input(name, Shape::integers(sequence)))
+    }
+
+    fn value(&mut self, name: String, shape: Shape) -> ValueId {
+        self.graph.values.push(Value { name, shape });
+        self.graph.values.len() - 1
     }
 
     /// Adds a trained parameter.
@@ -66,8 +67,7 @@ impl GraphBuilder {
             .output(&Signature::of(&self.graph, &node))
             .map_err(|source| GraphError::Op { at: at(), source })?
             .ok_or_else(|| GraphError::Loss(format!("{} has no output", at())))?;
-        let output = self.graph.values.len();
-        self.graph.values.push(Value { name, rows: shape.rows, columns: shape.columns, kind: shape.kind });
+        let output = self.value(name, shape);
         self.graph.nodes.push(OpNode { output: Some(output), ..node });
         Ok(output)
     }

@@ -1,9 +1,10 @@
 //! The model as a typed graph of operators, cut into layers.
 //!
-//! Model families emit it, and importers of other formats can: nothing here is specific to GPT. Values are matrices of
-//! `rows x columns` per sample (a sequence of T tokens with H features is `T x H`); a leaf stacks the rows of its
-//! samples. Tensors are the trained parameters. A layer is a contiguous run of operators whose weights are streamed
-//! together. A value may be used in any later layer, a tensor in any number of layers.
+//! Model families emit it, and importers of other formats can: nothing here is specific to GPT. A value has an element
+//! type and up to six dimensions per sample (a sequence of T tokens with H features is `f32 [T, H]`); a leaf stacks its
+//! samples. Inputs are values with a name that a data source delivers. Tensors are the trained parameters. A layer is a
+//! contiguous run of operators whose weights are streamed together. A value may be used in any later layer, a tensor in
+//! any number of layers.
 
 use std::ops::Range;
 
@@ -12,11 +13,19 @@ use serde::{Deserialize, Serialize};
 use crate::ops::OpKind;
 
 mod builder;
+mod document;
+mod shape;
 mod validate;
 
 pub use crate::numerics::init::Initializer;
 pub use builder::GraphBuilder;
+pub use shape::{DType, MAX_DIMENSIONS, Shape};
 pub use validate::GraphError;
+
+/// Name of the input of token ids.
+pub const INPUT_IDS: &str = "input_ids";
+/// Name of the input of labels. A negative label is ignored.
+pub const LABELS: &str = "labels";
 
 /// Index into [`Graph::tensors`].
 pub type TensorId = usize;
@@ -75,27 +84,13 @@ impl Tensor {
     }
 }
 
-/// Element type of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ValueType {
-    /// Token numbers, i32.
-    Token,
-    /// Activations.
-    Float,
-}
-
-/// A value passed between operators: `rows x columns` per sample.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A value passed between operators.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// Name, for error messages.
+    /// Name of an input; of other values only for messages.
     pub name: String,
-    /// Rows per sample.
-    pub rows: usize,
-    /// Columns.
-    pub columns: usize,
-    /// Element type.
-    pub kind: ValueType,
+    /// Element type, and dimensions per sample.
+    pub shape: Shape,
 }
 
 /// An operator with the values it reads and writes and the tensors it uses.
@@ -122,8 +117,8 @@ pub struct Layer {
     pub block: Option<String>,
 }
 
-/// A model; see the module documentation.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A model; see the module documentation. The default has no operators, and is therefore not valid.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
     /// Trained parameters.
     pub tensors: Vec<Tensor>,
@@ -133,16 +128,29 @@ pub struct Graph {
     pub nodes: Vec<OpNode>,
     /// Layers, which cover every node in order.
     pub layers: Vec<Layer>,
-    /// The value that holds the tokens of a sample.
-    pub tokens: ValueId,
-    /// The value that holds the labels of a sample.
-    pub labels: ValueId,
+    /// The values that a data source delivers, in the order in which samples contain them.
+    pub inputs: Vec<ValueId>,
 }
 
 impl Graph {
     /// Returns the number of trained scalars.
     pub fn parameters(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.elements() as u64).sum()
+    }
+
+    /// Returns the input called `name`.
+    pub fn input(&self, name: &str) -> Option<ValueId> {
+        self.inputs.iter().copied().find(|&input| self.values[input].name == name)
+    }
+
+    /// Returns the number of token ids of a sample: the unit of rates. 1 if the model reads no token ids.
+    pub fn sequence(&self) -> usize {
+        self.input(INPUT_IDS).map_or(1, |input| self.values[input].shape.elements() as usize)
+    }
+
+    /// Returns the bytes of all inputs of a sample.
+    pub fn input_bytes(&self) -> u64 {
+        self.inputs.iter().map(|&input| self.values[input].shape.elements().saturating_mul(4)).sum()
     }
 
     /// Returns the graph with the parts of each block joined to one layer, and the joined layer of each original layer.

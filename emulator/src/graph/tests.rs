@@ -12,16 +12,21 @@ fn faults_of_graph_are_named() {
         (|g| g.tensors[1].name = g.tensors[0].name.clone(), "two tensors are called \"wte.weight\""),
         (|g| g.tensors[0].shape = vec![0, 64], "\"wte.weight\" has dimensions"),
         (|g| g.tensors[0].shape = vec![1 << 40, 2], "at most 2^40"),
-        (|g| g.values[3].rows = 0, "has dimensions [0, 64]"),
-        (|g| g.tokens = 99, "the graph's tokens refers to value 99"),
-        (|g| g.labels = 2, "labels must be"),
+        (|g| g.values[3].shape = Shape::matrix(0, 64), "has dimensions [0, 64]"),
+        (|g| g.inputs.clear(), "no inputs"),
+        (|g| g.inputs[0] = 99, "the list of inputs refers to value 99"),
+        (|g| g.inputs[1] = 0, "two inputs are called \"input_ids\""),
+        (|g| g.values[1].name = "input_ids".into(), "two inputs are called \"input_ids\""),
+        (|g| g.inputs.push(2), "which exists already"),
+        (|g| g.values[1].shape = Shape::new(DType::Bool, &[128]).unwrap(), "\"labels\" is of type bool"),
+        (|g| g.values[1].shape = Shape::integers(64), "input 1 must be i32 [128], not i32 [64]"),
         (|g| g.nodes[0].inputs = vec![77], "value 77"),
         (|g| g.nodes[0].params = vec![99, 0], "tensor 99"),
         (|g| g.nodes[3].inputs = vec![12], "no earlier operator produces"),
         (|g| g.nodes[3].output = Some(2), "exists already"),
         (|g| g.nodes[3].output = Some(99), "value 99"),
-        (|g| g.values[5].columns = 7, "but the graph declares"),
-        (|g| g.nodes[2].output = None, "produces 128 x 64 floats, but the graph declares a loss"),
+        (|g| g.values[5].shape = Shape::matrix(128, 7), "but the graph declares"),
+        (|g| g.nodes[2].output = None, "produces f32 [128, 64], but the graph declares a loss"),
         (|g| drop(g.nodes.pop()), "an end at operator"),
         (|g| g.layers[1].nodes.start += 1, "begins at operator 3"),
         (|g| g.layers.last_mut().unwrap().nodes.end += 1, "an end at operator"),
@@ -44,10 +49,10 @@ fn faults_of_graph_are_named() {
 
 #[test]
 fn graph_ends_with_its_only_loss() {
-    let mut builder = GraphBuilder::new(4);
+    let mut builder = GraphBuilder::new();
+    let [tokens, labels] = builder.token_inputs(4);
     let init = Initializer::Constant { value: 0.0 };
     let table = builder.tensor("table", &[9, 2], init, TensorRole::Embedding);
-    let (tokens, labels) = (builder.tokens(), builder.labels());
     let x = builder.node(Embedding, "x", &[tokens], &[table]).unwrap();
     assert!(builder.node(CrossEntropy, "loss", &[x, labels], &[table]).is_err());
     assert!(builder.node(Add, "sum", &[x, 99], &[]).is_err());

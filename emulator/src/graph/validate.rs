@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use super::{Graph, Layer, NodeId, OpNode, TensorId, Value, ValueId, ValueType};
-use crate::ops::{OpError, Shape, Signature};
+use super::{DType, Graph, Layer, NodeId, OpNode, Shape, TensorId, Value, ValueId};
+use crate::ops::{OpError, Signature};
 
 /// Maximum elements of a tensor, or of a value per sample. Keeps every product of sizes far below 2^64.
 const MAX_ELEMENTS: u64 = 1 << 40;
@@ -25,9 +25,12 @@ pub enum GraphError {
         what: String,
         dimensions: Vec<usize>,
     },
-    /// Tokens or labels are not one per row.
-    #[error("the {0} must be a value of tokens with one column")]
-    NotTokens(&'static str),
+    /// Two inputs have the same name, or are the same value.
+    #[error("two inputs are called {0:?}; names must be unique")]
+    RepeatedInput(String),
+    /// No data source delivers such an input.
+    #[error("input {0:?} is of type bool; inputs must be of type f32 or i32")]
+    InputType(String),
     /// An index is out of range.
     #[error("{at} refers to {what} {index}, but there are only {count}")]
     Index {
@@ -45,7 +48,7 @@ pub enum GraphError {
         at: String,
         value: String,
     },
-    /// A value is computed twice, or the token input is computed by an operator.
+    /// A value is computed twice, or an input is computed by an operator.
     #[error("{at} produces {value:?}, which exists already")]
     MadeTwice {
         /// The operator.
@@ -135,12 +138,19 @@ impl Graph {
 
     fn check_values(&self) -> Result<(), GraphError> {
         for value in &self.values {
-            check_dimensions(|| format!("value {:?}", value.name), &[value.rows, value.columns])?;
+            check_dimensions(|| format!("value {:?}", value.name), value.shape.dimensions())?;
         }
-        for (name, id) in [("tokens", self.tokens), ("labels", self.labels)] {
-            let value = self.value(id, || format!("the graph's {name}"))?;
-            if value.kind != ValueType::Token || value.columns != 1 {
-                return Err(GraphError::NotTokens(name));
+        if self.inputs.is_empty() {
+            return Err(GraphError::Empty("inputs"));
+        }
+        let mut names = HashSet::new();
+        for &input in &self.inputs {
+            let value = self.value(input, || "the list of inputs".to_owned())?;
+            if !names.insert(&value.name) {
+                return Err(GraphError::RepeatedInput(value.name.clone()));
+            }
+            if value.shape.dtype() == DType::Bool {
+                return Err(GraphError::InputType(value.name.clone()));
             }
         }
         Ok(())
@@ -172,8 +182,7 @@ impl Graph {
 
     fn check_nodes(&self) -> Result<(), GraphError> {
         let mut made = vec![false; self.values.len()];
-        made[self.tokens] = true;
-        made[self.labels] = true;
+        self.inputs.iter().for_each(|&input| made[input] = true);
         let last = self.nodes.len() - 1;
         for (id, node) in self.nodes.iter().enumerate() {
             self.check_node(id, node, &mut made)?;
@@ -209,7 +218,7 @@ impl Graph {
                 if std::mem::replace(&mut made[id], true) {
                     return Err(GraphError::MadeTwice { at: at(), value: value.name.clone() });
                 }
-                Some(Shape { rows: value.rows, columns: value.columns, kind: value.kind })
+                Some(value.shape)
             }
         };
         if output != declared {

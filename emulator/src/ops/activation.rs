@@ -3,8 +3,8 @@
 use millrace_params::Nonlinearity;
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
-use crate::graph::ValueType;
+use super::{GradientForm, OpError, Operator, SavedForBackward, Signature};
+use crate::graph::{DType, Shape};
 
 /// See the module documentation. Saves its input, which determines the derivative.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,7 +15,7 @@ pub struct Activation {
 
 impl Operator for Activation {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [x] = io.inputs([ValueType::Float])?;
+        let [x] = io.inputs([DType::F32])?;
         io.params(&[], 0)?;
         Ok(Some(x))
     }

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, Shape, Signature};
-use crate::graph::ValueType;
+use super::{GradientForm, OpError, Operator, Signature};
+use crate::graph::{DType, Shape};
 
 /// See the module documentation. The gradient of both inputs is that of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -11,10 +11,10 @@ pub struct Add;
 
 impl Operator for Add {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [a, b] = io.inputs([ValueType::Float; 2])?;
+        let [a, b] = io.inputs([DType::F32; 2])?;
         io.params(&[], 0)?;
         if a != b {
-            return Err(OpError::InputShape { input: 1, expected: a, found: b });
+            return Err(OpError::input_shape(1, a, b));
         }
         Ok(Some(a))
     }
@@ -74,7 +74,7 @@ mod tests {
         fn shape_cases() -> Vec<ShapeCase> {
             vec![
                 accepts(Add, &[X, X], &[], X),
-                rejects(Add, &[X, WIDE], &[], "8 x 4"),
+                rejects(Add, &[X, WIDE], &[], "must be f32 [8, 4]"),
                 rejects(Add, &[X], &[], "reads 2 values, not 1"),
             ]
         }

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, Shape, Signature};
-use crate::graph::ValueType;
+use super::{GradientForm, OpError, Operator, Signature};
+use crate::graph::Shape;
 
 /// See the module documentation. The backward pass needs only the gradient, which passes unchanged; the gradient of the
 /// table is its sum over samples.
@@ -12,11 +12,11 @@ pub struct AddPosition;
 
 impl Operator for AddPosition {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [x] = io.inputs([ValueType::Float])?;
+        let x = io.sequence()?;
         let positions = io.matrix_dimension(0, 0)?;
-        io.params(&[&[positions, x.columns]], 1)?;
-        if positions < x.rows {
-            return Err(OpError::TooFewPositions { positions, rows: x.rows });
+        io.params(&[&[positions, x.columns()]], 1)?;
+        if positions < x.rows() {
+            return Err(OpError::TooFewPositions { positions, rows: x.rows() });
         }
         Ok(Some(x))
     }

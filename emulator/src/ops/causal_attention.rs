@@ -4,8 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Flops, OpError, Operator, SavedForBackward, Shape, Signature, check_rate};
-use crate::graph::ValueType;
+use super::{Flops, OpError, Operator, SavedForBackward, Signature, check_rate};
+use crate::graph::Shape;
 
 /// See the module documentation. Saves input, output and the log-sum-exp of each row and head; the backward pass
 /// recomputes the probabilities, tile by tile.
@@ -58,7 +58,7 @@ impl CausalAttention {
 
 impl Operator for CausalAttention {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [qkv] = io.inputs([ValueType::Float])?;
+        let qkv = io.sequence()?;
         io.params(&[], 0)?;
         check_rate("dropout", self.dropout)?;
         if !self.scale.is_finite() {
@@ -67,11 +67,11 @@ impl Operator for CausalAttention {
         if self.window == Some(0) {
             return Err(OpError::Attribute { name: "window", value: 0.0, range: "at least 1" });
         }
-        let Some(head_dim) = self.head_dim(qkv.columns) else {
-            let (columns, heads, key_heads) = (qkv.columns, self.heads, self.key_heads());
+        let Some(head_dim) = self.head_dim(qkv.columns()) else {
+            let (columns, heads, key_heads) = (qkv.columns(), self.heads, self.key_heads());
             return Err(OpError::Heads { columns, heads, key_heads });
         };
-        Ok(Some(Shape::float(qkv.rows, head_dim * self.heads)))
+        Ok(Some(qkv.with_columns(head_dim * self.heads)))
     }
 
     fn flops(&self, io: &Signature<'_>) -> Flops {
@@ -170,14 +170,15 @@ mod run {
 mod tests {
     use super::CausalAttention;
     use crate::graph::Graph;
+    use crate::graph::Shape;
     use crate::kernels::attention::alibi_slope;
     use crate::numerics::random::subkey;
     use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, WIDE, WIDTH, X, accepts, rejects};
-    use crate::ops::{Operator, Shape, Signature};
+    use crate::ops::{Operator, Signature};
 
     impl OperatorTests for CausalAttention {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
-            let (qkv, columns, heads) = (args.inputs[0], args.io.inputs[0].columns, self.heads);
+            let (qkv, columns, heads) = (args.inputs[0], args.io.inputs[0].columns(), self.heads);
             let (dim, group) = (self.head_dim(columns).unwrap(), heads / self.key_heads());
             let (width, rows) = (heads * dim, qkv.len() / columns);
             let part = |row: usize, first: usize, head: usize| &qkv[row * columns + first + head * dim..][..dim];
@@ -213,7 +214,7 @@ mod tests {
             let grouped = |heads, key_heads| CausalAttention { key_heads: Some(key_heads), ..attention(heads, 0.0) };
             vec![
                 accepts(attention(2, 0.1), &[WIDE], &[], X),
-                accepts(grouped(4, 1), &[WIDE], &[], Shape::float(8, 8)),
+                accepts(grouped(4, 1), &[WIDE], &[], Shape::matrix(8, 8)),
                 accepts(CausalAttention { window: Some(3), alibi: true, ..attention(2, 0.0) }, &[WIDE], &[], X),
                 rejects(attention(3, 0.1), &[WIDE], &[], "3 heads of queries"),
                 rejects(attention(0, 0.1), &[WIDE], &[], "0 heads of queries"),
@@ -245,12 +246,12 @@ mod tests {
     #[test]
     fn half_of_the_pairs_of_rows_count() {
         let op = CausalAttention::new(2, 0.5, 0.0);
-        let flops = op.flops(&Signature { inputs: vec![Shape::float(8, 12)], params: vec![] });
+        let flops = op.flops(&Signature { inputs: vec![Shape::matrix(8, 12)], params: vec![] });
         // 8 rows attend to 1, 2, ... 8 rows: 36 pairs, scores and values over 4 features.
         assert_eq!(flops.forward, 36 * 2 * 2 * 4);
         // With a window of 3 rows: 1 + 2 + 6 times 3.
         let op = CausalAttention { window: Some(3), ..op };
-        let flops = op.flops(&Signature { inputs: vec![Shape::float(8, 12)], params: vec![] });
+        let flops = op.flops(&Signature { inputs: vec![Shape::matrix(8, 12)], params: vec![] });
         assert_eq!(flops.forward, 21 * 2 * 2 * 4);
     }
 }

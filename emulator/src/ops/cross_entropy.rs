@@ -1,10 +1,10 @@
-//! `(x [rows x H], labels [rows x 1]; weight [V, H], bias [V]?) -> loss`: the sum over rows with label >= 0 of the
+//! `(x [.., H], labels [..]; weight [V, H], bias [V]?) -> loss`: the sum over rows with label >= 0 of the
 //! cross-entropy of `x weight^T + bias`, in blocks of the vocabulary. Ends the graph.
 
 use serde::{Deserialize, Serialize};
 
-use super::{Flops, OpError, Operator, SavedForBackward, Shape, Signature};
-use crate::graph::ValueType;
+use super::{Flops, OpError, Operator, SavedForBackward, Signature};
+use crate::graph::{DType, Shape};
 
 /// Vocabulary entries whose logits exist at the same time.
 pub const VOCABULARY_BLOCK: usize = 2048;
@@ -16,13 +16,13 @@ pub struct CrossEntropy;
 
 impl Operator for CrossEntropy {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [x, labels] = io.inputs([ValueType::Float, ValueType::Token])?;
-        let expected = Shape::tokens(x.rows);
+        let [x, labels] = io.inputs([DType::F32, DType::I32])?;
+        let expected = x.one_integer_per_row();
         if labels != expected {
-            return Err(OpError::InputShape { input: 1, expected, found: labels });
+            return Err(OpError::input_shape(1, expected, labels));
         }
         let entries = io.matrix_dimension(0, 0)?;
-        io.params(&[&[entries, x.columns], &[entries]], 1)?;
+        io.params(&[&[entries, x.columns()], &[entries]], 1)?;
         Ok(None)
     }
 
@@ -36,8 +36,12 @@ impl Operator for CrossEntropy {
         SavedForBackward { inputs: &[0, 1], output: false, floats: rows }
     }
 
-    fn token_bound(&self, io: &Signature<'_>, input: usize) -> Option<usize> {
+    fn index_bound(&self, io: &Signature<'_>, input: usize) -> Option<usize> {
         io.matrix_dimension(0, 0).ok().filter(|_| input == 1)
+    }
+
+    fn ignores_negative(&self, input: usize) -> bool {
+        input == 1
     }
 
     fn has_input_gradient(&self, input: usize) -> bool {
@@ -72,15 +76,16 @@ mod run {
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let classifier = classifier(io.shape, &io.weights);
             let [x, labels] = io.inputs;
-            let tokens = ClassifierInput { x: x.values(), labels: labels.tokens() };
+            let tokens = ClassifierInput { x: x.values(), labels: labels.integers() };
             *kit.sums = loss::forward(kit.cx, &classifier, tokens, io.extra, io.scratch, kit.loss);
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let [TargetMut::Memory(dx, _), _] = io.targets else { return };
+            let [target, _] = io.targets;
+            let dx = if let TargetMut::Memory(dx, _) = target { Some(dx) } else { None };
             let classifier = classifier(io.shape, &io.weights);
             let [x, labels] = io.inputs;
-            let tokens = ClassifierInput { x: x.values(), labels: labels.tokens() };
+            let tokens = ClassifierInput { x: x.values(), labels: labels.integers() };
             let [weight, bias] = io.tensors;
             let accumulate = weight.as_ref().map_or(Accumulate::Store, |weight| weight.accumulate);
             let gradients =
@@ -94,7 +99,7 @@ mod run {
 mod tests {
     use super::CrossEntropy;
     use crate::graph::Graph;
-    use crate::ops::Shape;
+    use crate::graph::Shape;
     use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TOKENS, TestGraph, X, accepts, rejects};
 
     impl OperatorTests for CrossEntropy {
@@ -112,7 +117,7 @@ mod tests {
             vec![
                 accepts(CrossEntropy, &[X, TOKENS], &[&[50, 4]], None),
                 accepts(CrossEntropy, &[X, TOKENS], &[&[50, 4], &[50]], None),
-                rejects(CrossEntropy, &[X, Shape::tokens(7)], &[&[50, 4]], "input 1"),
+                rejects(CrossEntropy, &[X, Shape::integers(7)], &[&[50, 4]], "input 1"),
             ]
         }
 

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, Shape, Signature, check_rate};
-use crate::graph::ValueType;
+use super::{GradientForm, OpError, Operator, Signature, check_rate};
+use crate::graph::{DType, Shape};
 
 /// See the module documentation. The mask is a function of (seed, sample, node, element); the backward pass recomputes
 /// it.
@@ -15,7 +15,7 @@ pub struct Dropout {
 
 impl Operator for Dropout {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [x] = io.inputs([ValueType::Float])?;
+        let [x] = io.inputs([DType::F32])?;
         io.params(&[], 0)?;
         check_rate("rate", self.rate)?;
         Ok(Some(x))

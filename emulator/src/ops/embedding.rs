@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{OpError, Operator, SavedForBackward, Shape, Signature};
-use crate::graph::ValueType;
+use super::{OpError, Operator, SavedForBackward, Signature};
+use crate::graph::{DType, Shape};
 
 /// See the module documentation. The backward pass adds rows of the gradient to rows of the table's gradient and reads
 /// no weights.
@@ -12,17 +12,18 @@ pub struct Embedding;
 
 impl Operator for Embedding {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [tokens] = io.inputs([ValueType::Token])?;
+        let [tokens] = io.inputs([DType::I32])?;
         let (entries, width) = (io.matrix_dimension(0, 0)?, io.matrix_dimension(0, 1)?);
         io.params(&[&[entries, width]], 1)?;
-        Ok(Some(Shape::float(tokens.rows, width)))
+        let most = tokens.dimensions().len();
+        tokens.with_features(width).map(Some).ok_or(OpError::TooManyDimensions { input: 0, most })
     }
 
     fn saved(&self, _: &Signature<'_>) -> SavedForBackward {
         SavedForBackward { inputs: &[0], ..SavedForBackward::default() }
     }
 
-    fn token_bound(&self, io: &Signature<'_>, _: usize) -> Option<usize> {
+    fn index_bound(&self, io: &Signature<'_>, _: usize) -> Option<usize> {
         io.matrix_dimension(0, 0).ok()
     }
 
@@ -41,7 +42,7 @@ mod run {
     impl Executor for Embedding {
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (simd, table, (_, width)) = (kit.cx.simd, io.weights.tensors[0], io.shape.matrix());
-            let tokens = io.inputs[0].tokens();
+            let tokens = io.inputs[0].integers();
             let data = (rows(tokens, 1), rows_mut(io.output, width));
             kit.cx.pool.for_each_rows(tokens.len(), ROW_GRAIN, data, |_, (tokens, out)| {
                 embedding::gather(simd, table, width, tokens.data, out.data);
@@ -55,7 +56,7 @@ mod run {
                 let zero = rows_mut(&mut *table.data, width);
                 kit.cx.pool.for_each_rows(entries, ROW_GRAIN, zero, |_, zero| zero.data.fill(0.0));
             }
-            embedding::scatter_add(kit.cx.simd, io.gradient, width, io.inputs[0].tokens(), 0, width, table.data);
+            embedding::scatter_add(kit.cx.simd, io.gradient, width, io.inputs[0].integers(), 0, width, table.data);
         }
 
         /// Tokens are added one by one to the previous content.
@@ -80,7 +81,7 @@ mod tests {
         fn shape_cases() -> Vec<ShapeCase> {
             vec![
                 accepts(Embedding, &[TOKENS], &[&[50, 4]], X),
-                rejects(Embedding, &[X], &[&[50, 4]], "type Token"),
+                rejects(Embedding, &[X], &[&[50, 4]], "type i32, not f32 [8, 4]"),
                 rejects(Embedding, &[TOKENS], &[], "1 to 1 tensors, not 0"),
             ]
         }

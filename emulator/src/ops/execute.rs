@@ -3,8 +3,8 @@
 //! An operator works on one leaf at a time: the rows of its samples, one sample after the other. It allocates nothing,
 //! and its result does not depend on the number of threads.
 
-use super::{Operator, Shape, Signature};
-use crate::graph::{Graph, OpNode};
+use super::{Operator, Signature};
+use crate::graph::{Graph, OpNode, Shape};
 use crate::kernels::attention::AttentionWorkspace;
 use crate::kernels::loss::{LossSums, LossWorkspace};
 use crate::kernels::rotary::RotaryTable;
@@ -37,12 +37,12 @@ impl NodeShape {
 
     /// Rows of the first input, per sample.
     pub(super) fn rows(&self) -> usize {
-        self.inputs[0].rows
+        self.inputs[0].rows()
     }
 
     /// Columns of the first input.
     pub(super) fn columns(&self) -> usize {
-        self.inputs[0].columns
+        self.inputs[0].columns()
     }
 
     /// Rows and columns of the first tensor, which is a matrix.
@@ -79,23 +79,23 @@ pub struct OperatorContext<'a> {
 pub enum OperatorInput<'a> {
     /// Not needed, or not available.
     Absent,
-    /// Token numbers.
-    Tokens(&'a [i32]),
-    /// Activations.
+    /// Integers.
+    Integers(&'a [i32]),
+    /// Numbers.
     Values(&'a [f32]),
-    /// Activations in the memory that the output is written to.
+    /// Numbers in the memory that the output is written to.
     Overwritten,
 }
 
 impl<'a> OperatorInput<'a> {
-    /// Returns the activations; empty if there are none, or they are in the output's memory.
+    /// Returns the numbers; empty if there are none, or they are in the output's memory.
     pub(super) fn values(self) -> &'a [f32] {
         if let OperatorInput::Values(values) = self { values } else { &[] }
     }
 
-    /// Returns the tokens; empty if there are none.
-    pub(super) fn tokens(self) -> &'a [i32] {
-        if let OperatorInput::Tokens(tokens) = self { tokens } else { &[] }
+    /// Returns the integers; empty if there are none.
+    pub(super) fn integers(self) -> &'a [i32] {
+        if let OperatorInput::Integers(integers) = self { integers } else { &[] }
     }
 }
 

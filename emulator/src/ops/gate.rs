@@ -3,8 +3,8 @@
 use millrace_params::Nonlinearity;
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
-use crate::graph::ValueType;
+use super::{GradientForm, OpError, Operator, SavedForBackward, Signature};
+use crate::graph::{DType, Shape};
 
 /// See the module documentation. Saves both inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,10 +15,10 @@ pub struct Gate {
 
 impl Operator for Gate {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [gate, value] = io.inputs([ValueType::Float; 2])?;
+        let [gate, value] = io.inputs([DType::F32; 2])?;
         io.params(&[], 0)?;
         if gate != value {
-            return Err(OpError::InputShape { input: 1, expected: gate, found: value });
+            return Err(OpError::input_shape(1, gate, value));
         }
         Ok(Some(gate))
     }

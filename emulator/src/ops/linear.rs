@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Flops, GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
-use crate::graph::ValueType;
+use super::{Flops, GradientForm, OpError, Operator, SavedForBackward, Signature};
+use crate::graph::{DType, Shape};
 
 /// See the module documentation. Backward: `dx = dy weight`, `dweight = dy^T x`; `dbias` is the sum of the rows of
 /// `dy`.
@@ -12,10 +12,10 @@ pub struct Linear;
 
 impl Operator for Linear {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [x] = io.inputs([ValueType::Float])?;
+        let [x] = io.inputs([DType::F32])?;
         let outputs = io.matrix_dimension(0, 0)?;
-        io.params(&[&[outputs, x.columns], &[outputs]], 1)?;
-        Ok(Some(Shape::float(x.rows, outputs)))
+        io.params(&[&[outputs, x.columns()], &[outputs]], 1)?;
+        Ok(Some(x.with_columns(outputs)))
     }
 
     fn flops(&self, io: &Signature<'_>) -> Flops {

@@ -49,7 +49,7 @@ pub use cross_entropy::VOCABULARY_BLOCK;
 pub use millrace_params::{Nonlinearity, RotaryScaling};
 pub use operator::{Flops, GradientForm, Operator, SavedForBackward};
 pub use rotary::RotaryPairing;
-pub use signature::{OpError, Shape, Signature};
+pub use signature::{OpError, Signature};
 
 use operator::check_rate;
 

@@ -1,6 +1,7 @@
 //! The static properties of an operator, which the compiler needs.
 
-use super::{OpError, Shape, Signature};
+use super::{OpError, Signature};
+use crate::graph::Shape;
 
 /// Work of an operator on one sample.
 ///
@@ -81,11 +82,17 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
         SavedForBackward::default()
     }
 
-    /// Returns the number of entries of the table that the tokens of input `input` index, and that each token must
+    /// Returns the number of entries of the table that the integers of input `input` index, and that each must
     /// therefore be less than; `None` if they index nothing.
-    fn token_bound(&self, io: &Signature<'_>, input: usize) -> Option<usize> {
+    fn index_bound(&self, io: &Signature<'_>, input: usize) -> Option<usize> {
         let _ = (io, input);
         None
+    }
+
+    /// Returns whether negative integers of input `input` are ignored rather than invalid.
+    fn ignores_negative(&self, input: usize) -> bool {
+        let _ = input;
+        false
     }
 
     /// Returns whether the backward pass computes a gradient of input `input`.

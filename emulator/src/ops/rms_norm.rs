@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, SavedForBackward, Shape, Signature};
-use crate::graph::ValueType;
+use super::{GradientForm, OpError, Operator, SavedForBackward, Signature};
+use crate::graph::{DType, Shape};
 
 /// See the module documentation. Saves its input with the reciprocal root mean square of each row.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,8 +14,8 @@ pub struct RmsNorm {
 
 impl Operator for RmsNorm {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [x] = io.inputs([ValueType::Float])?;
-        io.params(&[&[x.columns]], 1)?;
+        let [x] = io.inputs([DType::F32])?;
+        io.params(&[&[x.columns()]], 1)?;
         if !(self.epsilon > 0.0 && self.epsilon.is_finite()) {
             return Err(OpError::Attribute { name: "epsilon", value: self.epsilon, range: "positive" });
         }

@@ -4,8 +4,8 @@
 use millrace_params::RotaryScaling;
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, Shape, Signature};
-use crate::graph::ValueType;
+use super::{GradientForm, OpError, Operator, Signature};
+use crate::graph::Shape;
 
 /// Which elements of a head are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,13 +76,13 @@ impl Rotary {
 
 impl Operator for Rotary {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [x] = io.inputs([ValueType::Float])?;
+        let x = io.sequence()?;
         io.params(&[], 0)?;
         self.check_attributes()?;
         let Self { heads, head_dim, dimensions, .. } = *self;
-        let fits = heads.checked_mul(head_dim).is_some_and(|columns| (1..=x.columns).contains(&columns));
+        let fits = heads.checked_mul(head_dim).is_some_and(|columns| (1..=x.columns()).contains(&columns));
         if !fits || dimensions == 0 || dimensions > head_dim || !dimensions.is_multiple_of(2) {
-            return Err(OpError::RotatedHeads { columns: x.columns, heads, head_dim, dimensions });
+            return Err(OpError::RotatedHeads { columns: x.columns(), heads, head_dim, dimensions });
         }
         Ok(Some(x))
     }
@@ -150,7 +150,7 @@ mod tests {
     impl OperatorTests for Rotary {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let mut y = args.inputs[0].to_vec();
-            for (position, row) in y.chunks_mut(args.io.inputs[0].columns).enumerate() {
+            for (position, row) in y.chunks_mut(args.io.inputs[0].columns()).enumerate() {
                 for head in row.chunks_mut(self.head_dim).take(self.heads) {
                     for pair in 0..self.dimensions / 2 {
                         let (a, b) = match self.pairing {

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, Shape, Signature};
-use crate::graph::ValueType;
+use super::{GradientForm, OpError, Operator, Signature};
+use crate::graph::{DType, Shape};
 
 /// Multiplies by a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,7 +14,7 @@ pub struct Scale {
 
 impl Operator for Scale {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [x] = io.inputs([ValueType::Float])?;
+        let [x] = io.inputs([DType::F32])?;
         io.params(&[], 0)?;
         if !self.factor.is_finite() {
             return Err(OpError::Attribute { name: "factor", value: self.factor, range: "finite" });

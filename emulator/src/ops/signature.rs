@@ -1,41 +1,6 @@
 //! The shapes that an operator reads and makes, and the reasons to reject them.
 
-use crate::graph::{Graph, OpNode, ValueType};
-
-/// Shape of a value: `rows x columns` per sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Rows per sample.
-    pub rows: usize,
-    /// Columns.
-    pub columns: usize,
-    /// Element type.
-    pub kind: ValueType,
-}
-
-impl Shape {
-    /// Activations of `rows x columns`.
-    pub const fn float(rows: usize, columns: usize) -> Self {
-        Self { rows, columns, kind: ValueType::Float }
-    }
-
-    /// Token numbers, one per row.
-    pub const fn tokens(rows: usize) -> Self {
-        Self { rows, columns: 1, kind: ValueType::Token }
-    }
-
-    /// Returns the elements of one sample.
-    pub const fn elements(self) -> u64 {
-        self.rows as u64 * self.columns as u64
-    }
-}
-
-impl std::fmt::Display for Shape {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kind = if self.kind == ValueType::Token { "tokens" } else { "floats" };
-        write!(f, "{} x {} {kind}", self.rows, self.columns)
-    }
-}
+use crate::graph::{DType, Graph, OpNode, Shape};
 
 /// The inputs and tensors of an operator.
 #[derive(Clone, Debug)]
@@ -49,24 +14,26 @@ pub struct Signature<'a> {
 impl<'a> Signature<'a> {
     /// Returns the signature of `node`, whose indices must be in range of `graph` (see [`Graph::validate`]).
     pub fn of(graph: &'a Graph, node: &OpNode) -> Self {
-        let shape = |&value: &usize| {
-            let value = &graph.values[value];
-            Shape { rows: value.rows, columns: value.columns, kind: value.kind }
-        };
         Self {
-            inputs: node.inputs.iter().map(shape).collect(),
+            inputs: node.inputs.iter().map(|&value| graph.values[value].shape).collect(),
             params: node.params.iter().map(|&tensor| graph.tensors[tensor].shape.as_slice()).collect(),
         }
     }
 
     /// Returns the inputs, if there are exactly `N` of these element types.
-    pub(super) fn inputs<const N: usize>(&self, kinds: [ValueType; N]) -> Result<[Shape; N], OpError> {
+    pub(super) fn inputs<const N: usize>(&self, dtypes: [DType; N]) -> Result<[Shape; N], OpError> {
         let inputs: [Shape; N] =
             self.inputs.as_slice().try_into().map_err(|_| OpError::Inputs { expected: N, found: self.inputs.len() })?;
-        match inputs.iter().zip(kinds).position(|(input, kind)| input.kind != kind) {
-            Some(input) => Err(OpError::InputKind { input, expected: kinds[input] }),
+        match inputs.iter().zip(dtypes).position(|(input, dtype)| input.dtype() != dtype) {
+            Some(input) => Err(OpError::InputType { input, expected: dtypes[input], found: inputs[input].to_string() }),
             None => Ok(inputs),
         }
+    }
+
+    /// Returns the only input, if it is a sequence: f32 of two dimensions, positions and features.
+    pub(super) fn sequence(&self) -> Result<Shape, OpError> {
+        let [x] = self.inputs([DType::F32])?;
+        if x.dimensions().len() == 2 { Ok(x) } else { Err(OpError::NotASequence { input: 0, found: x.to_string() }) }
     }
 
     /// Checks that the tensors are `expected`; those from index `required` on may be missing.
@@ -101,7 +68,14 @@ impl<'a> Signature<'a> {
 
     /// Returns rows and columns of input `input`, or `(0, 0)` if [`Operator::output`] would reject it.
     pub(super) fn input(&self, input: usize) -> (u64, u64) {
-        self.inputs.get(input).map_or((0, 0), |shape| (shape.rows as u64, shape.columns as u64))
+        self.inputs.get(input).map_or((0, 0), |shape| (shape.rows() as u64, shape.columns() as u64))
+    }
+}
+
+impl OpError {
+    /// Returns the error of an input that must have another shape.
+    pub(super) fn input_shape(input: usize, expected: Shape, found: Shape) -> Self {
+        Self::InputShape { input, expected: expected.to_string(), found: found.to_string() }
     }
 }
 
@@ -115,20 +89,35 @@ pub enum OpError {
         expected: usize,
         found: usize,
     },
-    /// Tokens instead of activations, or the reverse.
-    #[error("its input {input} must be of type {expected:?}")]
-    InputKind {
+    /// An input has another element type.
+    #[error("its input {input} must be of type {expected}, not {found}")]
+    InputType {
         /// Position of the value.
         input: usize,
-        expected: ValueType,
+        expected: DType,
+        found: String,
+    },
+    /// An input must have two dimensions, positions and features, and has not.
+    #[error("its input {input} must have two dimensions, positions and features, not {found}")]
+    NotASequence {
+        /// Position of the value.
+        input: usize,
+        found: String,
+    },
+    /// The output would have too many dimensions.
+    #[error("its input {input} has {most} dimensions, so that its output would have more than is supported")]
+    TooManyDimensions {
+        /// Position of the value.
+        input: usize,
+        most: usize,
     },
     /// Two values that must agree differ.
     #[error("its input {input} must be {expected}, not {found}")]
     InputShape {
         /// Position of the value.
         input: usize,
-        expected: Shape,
-        found: Shape,
+        expected: String,
+        found: String,
     },
     #[error("it uses {least} to {most} tensors, not {found}")]
     Params { least: usize, most: usize, found: usize },

@@ -5,17 +5,17 @@
 
 use std::sync::Arc;
 
-use super::{Add, CrossEntropy, Embedding, LayerNorm, Linear, OpKind, Operator, Shape, Signature};
+use super::{Add, CrossEntropy, Embedding, LayerNorm, Linear, OpKind, Operator, Signature};
 use crate::common::{LARGE, Samples, device, initial_weights, plan, recomputing, round, step, to_f64, total};
 use crate::compile::BatchSpec;
-use crate::graph::{Graph, GraphBuilder, Initializer, TensorId, TensorRole, ValueId};
+use crate::graph::{Graph, GraphBuilder, Initializer, Shape, TensorId, TensorRole, ValueId};
 use crate::numerics::random::{DropoutMask, key};
 use crate::plan::{Encoding, StreamPlan};
 
 /// Values for shape cases.
-pub(crate) const X: Shape = Shape::float(8, 4);
-pub(crate) const WIDE: Shape = Shape::float(8, 12);
-pub(crate) const TOKENS: Shape = Shape::tokens(8);
+pub(crate) const X: Shape = Shape::matrix(8, 4);
+pub(crate) const WIDE: Shape = Shape::matrix(8, 12);
+pub(crate) const TOKENS: Shape = Shape::integers(8);
 
 /// Rows of a sample of test graphs.
 pub(crate) const ROWS: usize = 5;
@@ -61,7 +61,7 @@ impl ReferenceArgs<'_> {
 
     /// Returns the product of input 0 with the transposed tensor 0, plus tensor 1 if there is one.
     pub fn product(&self) -> Vec<f64> {
-        let (inputs, weight, bias) = (self.io.inputs[0].columns, self.params[0], self.params.get(1));
+        let (inputs, weight, bias) = (self.io.inputs[0].columns(), self.params[0], self.params.get(1));
         let row = |x: &[f64]| -> Vec<f64> {
             let product = |w: &[f64]| x.iter().zip(w).map(|(x, w)| x * w).sum::<f64>();
             weight.chunks(inputs).enumerate().map(|(o, w)| product(w) + bias.map_or(0.0, |bias| bias[o])).collect()
@@ -108,16 +108,15 @@ impl TestGraph {
 
     /// Like [`TestGraph::build`], with a bias in the loss if `biased`.
     pub fn build_with_head(biased: bool, make: impl FnOnce(&mut Self, ValueId) -> ValueId) -> Graph {
-        let mut graph = Self { builder: GraphBuilder::new(ROWS), names: 0 };
+        let mut graph = Self { builder: GraphBuilder::new(), names: 0 };
+        let [tokens, labels] = graph.builder.token_inputs(ROWS);
         let table = graph.tensor(&[VOCABULARY, WIDTH]);
-        let tokens = graph.builder.tokens();
         let x = graph.node(Embedding, &[tokens], &[table]);
         let x = make(&mut graph, x);
         let mut params = vec![graph.tensor(&[VOCABULARY, WIDTH])];
         if biased {
             params.push(graph.tensor(&[VOCABULARY]));
         }
-        let labels = graph.builder.labels();
         graph.builder.loss(CrossEntropy, &[x, labels], &params).unwrap();
         graph.end_layer();
         graph.builder.finish().unwrap()
@@ -219,16 +218,16 @@ pub(crate) fn check_plan(name: &str, plan: &Arc<StreamPlan>, vocabulary: usize, 
 
 /// Returns the sum of the losses of all samples, for tensors in f64. With `training`, dropout is applied.
 pub(crate) fn reference_loss(graph: &Graph, tensors: &[Vec<f64>], samples: &Samples, training: bool) -> f64 {
-    let count = samples.input_ids.len() / graph.values[graph.tokens].rows;
+    let count = samples.input_ids.len() / graph.sequence();
     (0..count).map(|sample| sample_loss(graph, tensors, samples, sample, training)).sum()
 }
 
 fn sample_loss(graph: &Graph, tensors: &[Vec<f64>], samples: &Samples, sample: usize, training: bool) -> f64 {
-    let sequence = graph.values[graph.tokens].rows;
+    let sequence = graph.sequence();
     let tokens = |all: &[i32]| all[sample * sequence..][..sequence].iter().map(|&token| f64::from(token)).collect();
     let mut values: Vec<Vec<f64>> = vec![Vec::new(); graph.values.len()];
-    values[graph.tokens] = tokens(&samples.input_ids);
-    values[graph.labels] = tokens(&samples.labels);
+    values[graph.inputs[0]] = tokens(&samples.input_ids);
+    values[graph.inputs[1]] = tokens(&samples.labels);
     for (id, node) in graph.nodes.iter().enumerate() {
         let output = node.op.reference().reference(&ReferenceArgs {
             io: Signature::of(graph, node),

@@ -94,7 +94,7 @@ fn swarm_bytes(placement: &Placement, link: &LinkSpec) -> u64 {
 }
 
 fn activation_bytes(plan: &StreamPlan, placement: &Placement) -> u64 {
-    let sample = 2 * plan.sequence as u64 * 4;
+    let sample = plan.graph.input_bytes();
     let mut samples = std::collections::BTreeMap::new();
     let leaves = [(&placement.rounds, plan.leaves.samples), (&placement.eval_rounds, plan.eval_leaves.samples)];
     let resident_bytes = |index: usize| {

@@ -8,8 +8,6 @@ use crate::plan::{DownSlot, StreamPlan};
 
 /// Bytes of a gradient on the wire.
 const GRADIENT_BYTES: u64 = 4;
-/// Bytes of a token on the wire.
-const TOKEN_BYTES: u64 = 4;
 
 /// Payload bytes of a step over all links together, without headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +57,7 @@ pub fn traffic(plan: &StreamPlan, placement: &Placement) -> Traffic {
             max_partial_sums = max_partial_sums.max(count as u32);
         }
     }
-    let sample = 2 * plan.sequence as u64 * TOKEN_BYTES;
+    let sample = plan.graph.input_bytes();
     Traffic {
         links,
         weights_down: down(&plan.down_train, placement.rounds.len()),

@@ -4,7 +4,7 @@ use super::{
     BackwardStep, ForwardStep, GradientTarget, InputSource, Liveness, PassSchedule, Step, StorageId, StorageKind,
     StorageSlot,
 };
-use crate::graph::{Graph, LayerId, NodeId, ValueId, ValueType};
+use crate::graph::{Graph, LayerId, NodeId, ValueId};
 use crate::ops::{GradientForm, Operator, Signature};
 
 /// Purpose of a forward traversal; decides what is kept after it.
@@ -138,7 +138,10 @@ impl<'a> ScheduleBuilder<'a> {
             return;
         }
         // The gradient of the output is overwritten at the end, and only if no other gradient shares its storage.
-        let forms: Vec<GradientForm> = (0..node.inputs.len()).map(|at| operator.gradient(at)).collect();
+        let form = |(at, &input)| {
+            if self.lives.depends_on_tensor(input) { operator.gradient(at) } else { GradientForm::None }
+        };
+        let forms: Vec<GradientForm> = node.inputs.iter().enumerate().map(form).collect();
         let gradient = match gradient {
             Some(shared) if forms.contains(&GradientForm::Overwrite) => Some(self.make_exclusive(shared)),
             other => other,
@@ -265,15 +268,14 @@ impl<'a> ScheduleBuilder<'a> {
     }
 
     fn source(&self, value: ValueId) -> InputSource {
-        match self.graph.values[value].kind {
-            ValueType::Token => InputSource::Tokens(value),
-            ValueType::Float => self.stored_at[value].map_or(InputSource::Absent, InputSource::Stored),
+        match self.graph.inputs.iter().position(|&input| input == value) {
+            Some(input) => InputSource::Sample(input),
+            None => self.stored_at[value].map_or(InputSource::Absent, InputSource::Stored),
         }
     }
 
     fn elements(&self, value: ValueId) -> u64 {
-        let value = &self.graph.values[value];
-        value.rows as u64 * value.columns as u64
+        self.graph.values[value].shape.elements()
     }
 
     fn allocate(&mut self, elements: u64) -> StorageId {

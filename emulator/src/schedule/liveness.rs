@@ -6,10 +6,12 @@ use crate::ops::Signature;
 /// Producers and readers of every value of a valid graph.
 pub(crate) struct Liveness {
     layer_of: Vec<LayerId>,
-    /// Producer of each value, `None` for tokens and labels.
+    /// Producer of each value, `None` for an input.
     maker: Vec<Option<NodeId>>,
     /// Nodes that read each value, ascending.
     readers: Vec<Vec<NodeId>>,
+    /// Whether each value depends on a tensor.
+    trained: Vec<bool>,
 }
 
 impl Liveness {
@@ -20,18 +22,25 @@ impl Liveness {
         }
         let mut maker = vec![None; graph.values.len()];
         let mut readers = vec![Vec::new(); graph.values.len()];
+        let mut trained = vec![false; graph.values.len()];
         for (id, node) in graph.nodes.iter().enumerate() {
             node.inputs.iter().for_each(|&input| readers[input].push(id));
             if let Some(output) = node.output {
                 maker[output] = Some(id);
+                trained[output] = !node.params.is_empty() || node.inputs.iter().any(|&input| trained[input]);
             }
         }
-        Self { layer_of, maker, readers }
+        Self { layer_of, maker, readers, trained }
     }
 
-    /// Returns the operator that computes `value`; `None` for tokens and labels.
+    /// Returns the operator that computes `value`; `None` for an input.
     pub fn producer(&self, value: ValueId) -> Option<NodeId> {
         self.maker[value]
+    }
+
+    /// Returns whether `value` depends on a tensor, and therefore has a gradient.
+    pub fn depends_on_tensor(&self, value: ValueId) -> bool {
+        self.trained[value]
     }
 
     /// Returns the layer of an operator.
@@ -39,7 +48,7 @@ impl Liveness {
         self.layer_of.get(node).copied()
     }
 
-    /// Returns the layer that computes `value`; `None` for tokens and labels.
+    /// Returns the layer that computes `value`; `None` for an input.
     pub fn defining_layer(&self, value: ValueId) -> Option<LayerId> {
         self.maker[value].map(|node| self.layer_of[node])
     }

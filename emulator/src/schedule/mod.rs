@@ -12,9 +12,10 @@
 //! * An operator overwrites its input if it supports that and nothing reads the input later. A gradient overwrites the
 //!   input it belongs to if the operator was the last reader of that input. Equal gradients share storage until one of
 //!   them is modified.
+//! * A value that depends on no tensor, such as a mask that is computed from an input, has no gradient.
 //! * The gradient of a value with several uses is summed in the order of the backward pass: last use first.
 
-use crate::graph::{Graph, LayerId, NodeId, ValueId};
+use crate::graph::{Graph, LayerId, NodeId};
 
 mod build;
 mod demand;
@@ -62,8 +63,8 @@ impl StorageSlot {
 pub enum InputSource {
     /// The input is not needed.
     Absent,
-    /// The tokens or labels of the samples: the given value.
-    Tokens(ValueId),
+    /// The given input of the graph, which is part of the samples: a position in [`Graph::inputs`].
+    Sample(usize),
     /// The given slot.
     Stored(StorageId),
     /// The slot that the output is written to.

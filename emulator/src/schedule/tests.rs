@@ -1,11 +1,12 @@
 use super::*;
-use crate::graph::{GraphBuilder, Initializer, TensorRole};
+use crate::graph::{GraphBuilder, Initializer, TensorRole, ValueId};
 use crate::ops::{Add, CausalAttention, CrossEntropy, Dropout, Embedding, Linear, OpKind};
 use crate::testing::TINY;
 
 /// A stream that skips layers, is added to itself and has dropout, with sizes in an order that provokes bad layouts.
 fn skip_connection_graph() -> Graph {
-    let mut builder = GraphBuilder::new(16);
+    let mut builder = GraphBuilder::new();
+    let [tokens, labels] = builder.token_inputs(16);
     let mut names = 0;
     let mut node = |builder: &mut GraphBuilder, op: OpKind, inputs: &[ValueId], shape: Option<[usize; 2]>| {
         names += 1;
@@ -14,7 +15,6 @@ fn skip_connection_graph() -> Graph {
             shape.iter().map(|shape| builder.tensor(format!("t{names}"), shape, init, TensorRole::Weight)).collect();
         builder.node(op, format!("v{names}"), inputs, &params).unwrap()
     };
-    let (tokens, labels) = (builder.tokens(), builder.labels());
     let b = &mut builder;
     let x = node(b, Embedding.into(), &[tokens], Some([10, 16]));
     let wide = node(b, Linear.into(), &[x], Some([96, 16]));

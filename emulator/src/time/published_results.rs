@@ -175,10 +175,10 @@ fn gpt(layers: usize, hidden: usize, heads: usize) -> ModelSpec {
 /// bias. Rotary positions are omitted, because there is no operator for them; they have no weights and no products.
 pub(super) fn gpt_j() -> Result<Graph, GraphError> {
     let (width, heads, vocabulary) = (4096, 16, 50_400);
-    let mut model = GptJ { builder: GraphBuilder::new(SEQUENCE) };
+    let mut model = GptJ { builder: GraphBuilder::new() };
+    let [input_ids, labels] = model.builder.token_inputs(SEQUENCE);
     let table = model.tensor("wte.weight", &[vocabulary, width], TensorRole::Embedding);
-    let tokens = model.builder.tokens();
-    let mut stream = model.builder.node(Embedding, "embed", &[tokens], &[table])?;
+    let mut stream = model.builder.node(Embedding, "embed", &[input_ids], &[table])?;
     model.builder.end_layer("embed");
     for block in 0..28 {
         let at = |part: &str| format!("h.{block}.{part}");
@@ -198,7 +198,6 @@ pub(super) fn gpt_j() -> Result<Graph, GraphError> {
     let normal = model.norm("ln_f", stream, width)?;
     let weight = model.tensor("lm_head.weight", &[vocabulary, width], TensorRole::Weight);
     let bias = model.tensor("lm_head.bias", &[vocabulary], TensorRole::Bias);
-    let labels = model.builder.labels();
     model.builder.loss(CrossEntropy, &[normal, labels], &[weight, bias])?;
     model.builder.end_layer("head");
     model.builder.finish()

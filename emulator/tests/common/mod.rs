@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
-use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput, LeafLoss};
+use millrace_emulator::device::{CpuDevice, Device, DeviceError, DeviceOptions, InputData, LeafInput, LeafLoss};
 use millrace_emulator::families;
 use millrace_emulator::graph::Graph;
 use millrace_emulator::kernels::Simd;
@@ -117,19 +117,38 @@ impl Samples {
     }
 
     /// The leaves `range` of a batch cut into `leaves`.
-    pub fn leaves(&self, sequence: usize, leaves: LeafLayout, range: std::ops::Range<u32>) -> Vec<LeafInput<'_>> {
+    pub fn leaves(&self, sequence: usize, leaves: LeafLayout, range: std::ops::Range<u32>) -> Vec<Leaf<'_>> {
         let width = leaves.samples as usize * sequence;
         let leaf = |leaf: u32| {
             let at = leaf as usize * width..(leaf as usize + 1) * width;
-            LeafInput {
+            Leaf {
                 leaf,
                 first_sample: self.first + u64::from(leaf * leaves.samples),
-                input_ids: &self.input_ids[at.clone()],
-                labels: &self.labels[at],
+                inputs: [&self.input_ids[at.clone()], &self.labels[at]].map(InputData::I32).to_vec(),
             }
         };
         range.map(leaf).collect()
     }
+}
+
+/// The samples of a leaf: what a [`LeafInput`] refers to.
+#[derive(Clone)]
+pub struct Leaf<'a> {
+    pub leaf: u32,
+    pub first_sample: u64,
+    pub inputs: Vec<InputData<'a>>,
+}
+
+impl Leaf<'_> {
+    pub fn input(&self) -> LeafInput<'_> {
+        LeafInput { leaf: self.leaf, first_sample: self.first_sample, inputs: &self.inputs }
+    }
+}
+
+/// Begins a round of `leaves`.
+pub fn begin(device: &mut CpuDevice, training: bool, nodes: &[Node], leaves: &[Leaf<'_>]) -> Result<(), DeviceError> {
+    let inputs: Vec<LeafInput<'_>> = leaves.iter().map(Leaf::input).collect();
+    device.begin(training, nodes, &inputs)
 }
 
 /// All tensors in f64.
@@ -202,7 +221,7 @@ pub fn round_as(
     range: std::ops::Range<u32>,
 ) -> (Vec<LeafLoss>, UpStream) {
     let nodes = plan.leaves.tree().cover(range.clone());
-    device.begin(true, &nodes, &samples.leaves(plan.sequence, plan.leaves, range)).unwrap();
+    begin(device, true, &nodes, &samples.leaves(plan.sequence, plan.leaves, range)).unwrap();
     for layer in 0..plan.layers.len() {
         load_as(encoding, device, plan, weights, Pass::Forward, layer);
         device.forward(layer).unwrap();
@@ -225,7 +244,7 @@ pub fn round_as(
 /// Runs an evaluation of the whole batch on one device.
 pub fn evaluate(device: &mut CpuDevice, plan: &StreamPlan, weights: &[Vec<f32>], samples: &Samples) -> Vec<LeafLoss> {
     let leaves = samples.leaves(plan.sequence, plan.eval_leaves, 0..plan.eval_leaves.count);
-    device.begin(false, &[], &leaves).unwrap();
+    begin(device, false, &[], &leaves).unwrap();
     for layer in 0..plan.layers.len() {
         load(device, plan, weights, Pass::Forward, layer);
         device.forward(layer).unwrap();

@@ -1,6 +1,6 @@
 //! Recognizes GPT-2 in a graph: embeddings, pre-norm blocks of attention and MLP, a final norm, and the head.
 
-use millrace_emulator::graph::{Graph, OpNode, TensorId, ValueId};
+use millrace_emulator::graph::{Graph, INPUT_IDS, OpNode, TensorId, ValueId};
 use millrace_emulator::ops::{Activation, CausalAttention, Dropout, LayerNorm, Nonlinearity, OpKind};
 
 use crate::error::{Error, Result};
@@ -222,9 +222,9 @@ impl GraphMatcher<'_> {
     }
 
     fn embedding(&mut self) -> Result<(TensorId, ValueId)> {
-        let tokens = self.graph.tokens;
+        let Some(input_ids) = self.graph.input(INPUT_IDS) else { return Err(self.unexpected("token ids")) };
         let (_, params, out) =
-            self.expect_op("the token embedding", &[tokens], |op| matches!(op, OpKind::Embedding(_)).then_some(()))?;
+            self.expect_op("the token embedding", &[input_ids], |op| matches!(op, OpKind::Embedding(_)).then_some(()))?;
         Ok((self.one(&params)?, out))
     }
 

@@ -81,7 +81,7 @@ fn group(name: String, chunks: &mut Vec<Chunk>, group: GroupId, random: &mut Ran
 
 fn graph(layers: usize) -> Graph {
     let layers = (0..layers).map(|at| Layer { name: format!("layer.{at}"), nodes: 0..0, block: None }).collect();
-    Graph { tensors: Vec::new(), values: Vec::new(), nodes: Vec::new(), layers, tokens: 0, labels: 0 }
+    Graph { layers, ..Graph::default() }
 }
 
 /// Chunks to stream if a group stays on the wafer only if it is resident.

@@ -19,7 +19,8 @@ use millrace_protocol::proto;
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use millrace_telemetry::stall::StallReason;
 
-use super::{ComputeInput, EpochStart, NO_USAGE, tokens};
+use super::samples::RoundInputs;
+use super::{ComputeInput, EpochStart, NO_USAGE};
 use crate::control::client::{ComputeUsage, MessageSender};
 use crate::control::job::CompiledJob;
 use crate::error::AgentError;
@@ -341,20 +342,17 @@ impl ComputeWorker {
         let (IterationKind::Train { step } | IterationKind::Eval { step, .. }) = iteration.task;
         current.step = step;
         let (first, of_leaf, evaluation) = self.batch(iteration.task);
-        let (ids, labels) = (tokens(&reply.input_ids), tokens(&reply.labels));
-        let length = of_leaf as usize * self.job.plan.sequence;
-        if ids.len() != leaves.len() * length || labels.len() != ids.len() {
-            let reason = "received a different number of samples than requested".to_owned();
-            return Err(EpochError::Peer(current.server(), reason));
-        }
+        let count = leaves.len() as u64 * u64::from(of_leaf);
+        let decoded = RoundInputs::decode(&self.job.plan.graph, reply, count)
+            .map_err(|error| EpochError::Peer(current.server(), error.to_string()))?;
+        let samples: Vec<_> = (0..leaves.len()).map(|at| decoded.of_leaf(at, leaves.len())).collect();
         let inputs: Vec<LeafInput<'_>> = leaves
             .clone()
-            .zip(ids.chunks(length).zip(labels.chunks(length)))
-            .map(|(leaf, (input_ids, labels))| LeafInput {
+            .zip(&samples)
+            .map(|(leaf, inputs)| LeafInput {
                 leaf,
                 first_sample: first + u64::from(leaf) * u64::from(of_leaf),
-                input_ids,
-                labels,
+                inputs,
             })
             .collect();
         let nodes = if evaluation { Vec::new() } else { current.start.placement.tree.cover(leaves) };

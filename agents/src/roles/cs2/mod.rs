@@ -4,11 +4,11 @@
 //! state machine, drives the [`Device`](millrace_emulator::device::Device), and sends frames and reports itself.
 
 mod compute;
+mod samples;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc as blocking};
 
-use bytes::Bytes;
 use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::StreamPlan;
 use millrace_engine::frame::Frame;
@@ -224,11 +224,10 @@ impl SystemDriver {
     }
 }
 
-/// Returns the maximum bytes of a reply with samples: those of a whole batch (8 bytes per token: input id and label),
-/// plus 64 KiB for the encoding.
+/// Returns the maximum bytes of a reply with samples: those of a whole batch, plus 64 KiB for the encoding.
 fn most_sample_bytes(plan: &StreamPlan) -> usize {
     let samples = plan.leaves.batch().max(plan.eval_leaves.batch());
-    let bytes = samples.saturating_mul(8 * plan.sequence as u64).saturating_add(64 << 10);
+    let bytes = samples.saturating_mul(plan.graph.input_bytes()).saturating_add(64 << 10);
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
@@ -270,11 +269,6 @@ async fn fetch(
         }
     }
     Ok(())
-}
-
-/// Decodes `[count, T]` little-endian int32 values.
-pub(super) fn tokens(bytes: &Bytes) -> Vec<i32> {
-    bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
 }
 
 /// The work of a system that has not computed yet.

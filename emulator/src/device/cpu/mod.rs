@@ -4,9 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::activations::{Arena, RoundKind, RoundSamples};
+use super::activations::{Arena, RoundKind};
 use super::gradients::{LayerGradients, PartialGradients};
 use super::packs::PackedWeights;
+use super::samples::RoundSamples;
 use super::weights::LoadedWeights;
 use super::{Device, DeviceError, DeviceMemory, LeafInput, LeafLoss};
 use crate::graph::{Graph, LayerId, OpNode};
@@ -306,7 +307,7 @@ impl Device for CpuDevice {
             let (wanted, made) = (format_nodes(nodes), format_nodes(&kind.leaves.tree().cover(range)));
             return Err(DeviceError::Nodes { wanted, made });
         }
-        self.samples.take(leaves, kind.leaves.samples as usize * self.plan.sequence)?;
+        self.samples.take(leaves, kind.leaves.samples as usize)?;
         self.arena.reserve(kind, most);
         self.training = training;
         self.passes = 0;

@@ -4,9 +4,10 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::{OperatorTable, Scratch};
-use crate::device::activations::{RoundKind, RoundSamples};
+use crate::device::activations::RoundKind;
 use crate::device::gradients::{LayerGradients, PartialGradients};
 use crate::device::packs::{PackedWeights, tensors};
+use crate::device::samples::RoundSamples;
 use crate::device::weights::LoadedWeights;
 use crate::graph::{LayerId, NodeId};
 use crate::kernels::loss::LossSums;
@@ -207,7 +208,7 @@ fn read<'a>(
     let stored = [a, if repeated { a } else { b }];
     std::array::from_fn(|at| match sources.get(at) {
         None | Some(InputSource::Absent) => OperatorInput::Absent,
-        Some(InputSource::Tokens(value)) => OperatorInput::Tokens(samples.of(*value, leaf)),
+        Some(InputSource::Sample(input)) => samples.of(*input, leaf),
         Some(InputSource::Stored(_)) => OperatorInput::Values(stored[at]),
         Some(InputSource::Overwritten) => OperatorInput::Overwritten,
     })

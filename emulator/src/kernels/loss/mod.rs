@@ -56,8 +56,8 @@ pub struct LossSums {
 /// Destinations of the gradients.
 #[derive(Debug)]
 pub struct LossGradients<'a> {
-    /// Gradient of x, tokens x hidden.
-    pub dx: &'a mut [f32],
+    /// Gradient of x, tokens x hidden; `None` if not required.
+    pub dx: Option<&'a mut [f32]>,
     /// Gradient of W, vocabulary x hidden; `None` if not required.
     pub dweights: Option<&'a mut [f32]>,
     /// Gradient of the bias.
@@ -160,9 +160,10 @@ pub fn backward(
     workspace: &mut LossWorkspace,
 ) {
     classifier.check(x, labels);
-    let LossGradients { dx, mut dweights, mut dbias, accumulate } = gradients;
+    let LossGradients { mut dx, mut dweights, mut dbias, accumulate } = gradients;
     let (count, hidden) = (labels.len(), classifier.hidden);
-    assert!(lse.len() == count && dx.len() == x.len());
+    assert_eq!(lse.len(), count);
+    assert!(dx.as_ref().is_none_or(|dx| dx.len() == x.len()));
     assert!(dweights.as_ref().is_none_or(|d| d.len() == classifier.weights.len()));
     assert!(dbias.as_ref().is_none_or(|d| d.len() == classifier.vocabulary));
     let LossWorkspace { packed_x, gemm: scratch, .. } = workspace;
@@ -178,9 +179,12 @@ pub fn backward(
             logits_to_gradients(cx.simd, errors.data, width, block.start, labels.data, lse.data);
         });
         let errors = MatRef::row_major(errors, count, width);
-        let weights = MatRef::row_major(&classifier.weights[block.start * hidden..block.end * hidden], width, hidden);
-        gemm(cx, errors, weights, MatMut::row_major(dx, count, hidden), dx_mode, None, scratch);
-        dx_mode = Accumulate::Add;
+        if let Some(dx) = &mut dx {
+            let weights = &classifier.weights[block.start * hidden..block.end * hidden];
+            let weights = MatRef::row_major(weights, width, hidden);
+            gemm(cx, errors, weights, MatMut::row_major(dx, count, hidden), dx_mode, None, scratch);
+            dx_mode = Accumulate::Add;
+        }
         if let Some(dweights) = &mut dweights {
             let dweights = &mut dweights[block.start * hidden..block.end * hidden];
             gemm(cx, errors.t(), &*packed_x, MatMut::row_major(dweights, width, hidden), accumulate, None, scratch);

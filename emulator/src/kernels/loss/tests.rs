@@ -37,7 +37,7 @@ fn run(simd: Simd, threads: usize, case: &Case, all: &[f32]) -> (LossSums, Vec<f
     let mut grads = vec![0.25; all.len()];
     let (dx, rest) = grads.split_at_mut(x.len());
     let (dw, db) = rest.split_at_mut(weights.len());
-    let gradients = LossGradients { dx, dweights: Some(dw), dbias: Some(db), accumulate: Accumulate::Add };
+    let gradients = LossGradients { dx: Some(dx), dweights: Some(dw), dbias: Some(db), accumulate: Accumulate::Add };
     let mut workspace = LossWorkspace::new();
     let tokens = ClassifierInput { x, labels: &case.labels };
     let mut lse = vec![f32::NAN; case.tokens];

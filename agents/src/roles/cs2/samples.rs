@@ -1,0 +1,65 @@
+//! Decodes the samples that an activation server sends.
+
+use bytes::Bytes;
+use millrace_emulator::device::InputData;
+use millrace_emulator::graph::{DType, Graph};
+use millrace_protocol::proto;
+
+/// The samples of a round: one array for each input of the graph, in its order.
+pub(super) struct RoundInputs(Vec<Elements>);
+
+/// Why the samples of an activation server can't be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum InputError {
+    #[error("received samples without {0}")]
+    Missing(String),
+    #[error("received {found} bytes of {name} instead of {expected}")]
+    Length { name: String, expected: u64, found: usize },
+}
+
+enum Elements {
+    F32(Vec<f32>),
+    I32(Vec<i32>),
+}
+
+impl RoundInputs {
+    /// Decodes `samples` samples.
+    ///
+    /// # Errors
+    /// An input of the graph is missing, or has another number of bytes. The device checks the elements.
+    pub fn decode(graph: &Graph, reply: &proto::SamplesReply, samples: u64) -> Result<Self, InputError> {
+        let decode = |&id: &usize| {
+            let value = &graph.values[id];
+            let name = &value.name;
+            let input = reply.inputs.iter().find(|input| input.name == *name);
+            let elements = &input.ok_or_else(|| InputError::Missing(name.clone()))?.elements;
+            let expected = value.shape.elements().saturating_mul(4).saturating_mul(samples);
+            if elements.len() as u64 != expected {
+                let found = elements.len();
+                return Err(InputError::Length { name: name.clone(), expected, found });
+            }
+            Ok(match value.shape.dtype() {
+                DType::F32 => Elements::F32(decode(elements, f32::from_le_bytes)),
+                DType::I32 | DType::Bool => Elements::I32(decode(elements, i32::from_le_bytes)),
+            })
+        };
+        graph.inputs.iter().map(decode).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Returns the inputs of leaf `at` of `leaves`.
+    pub fn of_leaf(&self, at: usize, leaves: usize) -> Vec<InputData<'_>> {
+        fn part<T>(all: &[T], at: usize, leaves: usize) -> &[T] {
+            let width = all.len() / leaves;
+            &all[at * width..][..width]
+        }
+        let inputs = self.0.iter().map(|elements| match elements {
+            Elements::F32(all) => InputData::F32(part(all, at, leaves)),
+            Elements::I32(all) => InputData::I32(part(all, at, leaves)),
+        });
+        inputs.collect()
+    }
+}
+
+fn decode<T>(bytes: &Bytes, from_bytes: fn([u8; 4]) -> T) -> Vec<T> {
+    bytes.as_chunks::<4>().0.iter().map(|bytes| from_bytes(*bytes)).collect()
+}

@@ -1,0 +1,181 @@
+//! The document of a graph: versioned JSON, part of plans and checkpoints.
+//!
+//! ```json
+//! {"version": 2, "inputs": [0, 1], "tensors": [...],
+//!  "values": [{"name": "input_ids", "dtype": "i32", "shape": [128]}, ...],
+//!  "nodes": [{"op": {"op": "embedding"}, "inputs": [0], "params": [0], "output": 2}, ...], "layers": [...]}
+//! ```
+//!
+//! Version 1, of release 0.1.0, has no `version`. Its values are `rows x columns` of `float` or `token`, and its inputs
+//! are `tokens` and `labels`. It is read, but no longer written.
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::{DType, Graph, INPUT_IDS, LABELS, Layer, OpNode, Shape, Tensor, Value, ValueId};
+
+/// Version of the documents that are written.
+const VERSION: u32 = 2;
+
+#[derive(Serialize)]
+struct DocumentRef<'a> {
+    version: u32,
+    inputs: &'a [ValueId],
+    tensors: &'a [Tensor],
+    values: &'a [Value],
+    nodes: &'a [OpNode],
+    layers: &'a [Layer],
+}
+
+impl Serialize for Graph {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { tensors, values, nodes, layers, inputs } = self;
+        DocumentRef { version: VERSION, inputs, tensors, values, nodes, layers }.serialize(serializer)
+    }
+}
+
+/// A document of any version.
+#[derive(Deserialize)]
+struct Document {
+    version: Option<u32>,
+    inputs: Option<Vec<ValueId>>,
+    /// Version 1 only.
+    tokens: Option<ValueId>,
+    /// Version 1 only.
+    labels: Option<ValueId>,
+    tensors: Vec<Tensor>,
+    values: Vec<AnyValue>,
+    nodes: Vec<OpNode>,
+    layers: Vec<Layer>,
+}
+
+impl<'de> Deserialize<'de> for Graph {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let document = Document::deserialize(deserializer)?;
+        let mut values: Vec<Value> = document.values.into_iter().map(Value::from).collect();
+        let inputs = match (document.version, document.inputs, document.tokens, document.labels) {
+            (Some(VERSION), Some(inputs), None, None) => inputs,
+            (None, None, Some(tokens), Some(labels)) => {
+                for (id, name) in [(tokens, INPUT_IDS), (labels, LABELS)] {
+                    if let Some(value) = values.get_mut(id) {
+                        name.clone_into(&mut value.name);
+                    }
+                }
+                vec![tokens, labels]
+            }
+            (None | Some(VERSION), ..) => {
+                return Err(D::Error::custom(
+                    "a graph has version 2 and inputs, or no version, tokens and labels (release 0.1.0)",
+                ));
+            }
+            (Some(version), ..) => {
+                return Err(D::Error::custom(format!(
+                    "the graph document has version {version}; this release reads versions 1 and {VERSION}"
+                )));
+            }
+        };
+        let Document { tensors, nodes, layers, .. } = document;
+        Ok(Self { tensors, values, nodes, layers, inputs })
+    }
+}
+
+/// A value of version 2.
+#[derive(Serialize, Deserialize)]
+struct ValueDocument<N> {
+    name: N,
+    dtype: DType,
+    shape: Vec<usize>,
+}
+
+impl Serialize for Value {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { name, shape } = self;
+        ValueDocument { name, dtype: shape.dtype(), shape: shape.dimensions().to_vec() }.serialize(serializer)
+    }
+}
+
+/// A value of any version.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum AnyValue {
+    Second(#[serde(deserialize_with = "second")] Value),
+    First { name: String, rows: usize, columns: usize, kind: FirstType },
+}
+
+/// Element type of version 1.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum FirstType {
+    Float,
+    Token,
+}
+
+fn second<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
+    let ValueDocument { name, dtype, shape } = ValueDocument::deserialize(deserializer)?;
+    let shape = Shape::new(dtype, &shape).ok_or_else(|| D::Error::custom("a value has more than 6 dimensions"))?;
+    Ok(Value { name, shape })
+}
+
+impl From<AnyValue> for Value {
+    fn from(value: AnyValue) -> Self {
+        match value {
+            AnyValue::Second(value) => value,
+            AnyValue::First { name, rows, columns, kind } => {
+                let shape = match kind {
+                    FirstType::Float => Shape::matrix(rows, columns),
+                    FirstType::Token => Shape::integers(rows.saturating_mul(columns)),
+                };
+                Self { name, shape }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::TINY;
+
+    #[test]
+    fn documents_of_both_versions_are_read() {
+        let graph = TINY.graph();
+        let mut document = serde_json::to_value(&graph).unwrap();
+        assert_eq!(document["version"], 2);
+        assert_eq!(document["values"][0], json!({"name": "input_ids", "dtype": "i32", "shape": [128]}));
+        assert_eq!(serde_json::from_value::<Graph>(document.clone()).unwrap(), graph);
+
+        let first: Vec<_> = graph
+            .values
+            .iter()
+            .map(|Value { name, shape }| match shape.dtype() {
+                DType::F32 => json!({"name": name, "rows": shape.rows(), "columns": shape.columns(), "kind": "float"}),
+                _ => json!({"name": name, "rows": shape.columns(), "columns": 1, "kind": "token"}),
+            })
+            .collect();
+        let object = document.as_object_mut().unwrap();
+        object.remove("version");
+        object.remove("inputs");
+        object.extend([("tokens".to_owned(), json!(0)), ("labels".to_owned(), json!(1))]);
+        object.insert("values".to_owned(), first.into());
+        object["values"][0]["name"] = json!("tokens");
+        assert_eq!(serde_json::from_value::<Graph>(document).unwrap(), graph);
+    }
+
+    #[test]
+    fn unreadable_documents_are_rejected() {
+        let document = serde_json::to_value(TINY.graph()).unwrap();
+        let rejected = |change: &dyn Fn(&mut serde_json::Map<String, serde_json::Value>), part: &str| {
+            let mut document = document.clone();
+            change(document.as_object_mut().unwrap());
+            let error = serde_json::from_value::<Graph>(document).unwrap_err().to_string();
+            assert!(error.contains(part), "{error} does not contain {part:?}");
+        };
+        rejected(&|graph| graph["version"] = json!(3), "has version 3");
+        rejected(&|graph| drop(graph.remove("version")), "a graph has version 2");
+        rejected(&|graph| drop(graph.insert("tokens".into(), json!(0))), "a graph has version 2");
+        rejected(&|graph| graph["values"][2]["shape"] = json!([1, 1, 1, 1, 1, 1, 1]), "AnyValue");
+        rejected(&|graph| graph["values"][2]["dtype"] = json!("f64"), "AnyValue");
+    }
+}
