@@ -18,12 +18,13 @@ pub mod mutate;
 /// A target: its name, which is also its directory in `corpus/`, and the function that is run with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 19] = [
+pub const TARGETS: [Target; 20] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
     ("names", names::names),
     ("paths", names::paths),
+    ("graph", wire::graph),
     ("launch", wire::launch),
     ("role_command", wire::role_command),
     ("frame", wire::frame),
