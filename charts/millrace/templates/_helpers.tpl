@@ -1,5 +1,5 @@
-{{/* Names are fixed: definitions and cluster roles exist once, so a cluster has one release, and the Lease and the certificate
-authority, which the operator makes itself, are found again by the next one. */}}
+{{/* Names are fixed: definitions and cluster roles exist once, so a cluster has one release. The next release finds the
+Lease and the certificate authority, which the operator creates, by their names. */}}
 
 {{- define "millrace.labels" -}}
 app.kubernetes.io/name: millrace
@@ -22,7 +22,7 @@ app.kubernetes.io/component: {{ last . }}
 app.kubernetes.io/component: {{ last . }}
 {{- end }}
 
-{{/* How the pods of a component run, and where: all of a pod's spec but containers and volumes. */}}
+{{/* The spec of a component's pods, except containers and volumes. */}}
 {{- define "millrace.pod" -}}
 {{- $root := first . -}}
 {{- $values := get $root.Values (last .) -}}
@@ -47,7 +47,7 @@ topologySpreadConstraints:
   {{- end }}
 affinity:
   podAntiAffinity:
-    {{- /* Of one revision: during a rollout the next one may stand beside it, so that none has to go first. */}}
+    {{- /* Only pods of the same revision: during a rollout a new pod may share the node of an old one. */}}
     {{- if gt (int $values.replicas) 1 }}
     requiredDuringSchedulingIgnoredDuringExecution:
       - topologyKey: kubernetes.io/hostname
@@ -72,7 +72,7 @@ nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 tolerations:
-  {{- /* As the pods of jobs: others take over half a minute after a node is lost, and not after five. */}}
+  {{- /* As for the pods of jobs: pods of a lost node are replaced after half a minute instead of five. */}}
   {{- range list "not-ready" "unreachable" }}
   - {key: node.kubernetes.io/{{ . }}, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
   {{- end }}
@@ -84,7 +84,7 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* What no container of the chart may. */}}
+{{/* Security context of all containers of the chart. */}}
 {{- define "millrace.container.security" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -101,26 +101,26 @@ capabilities: {drop: [ALL]}
 {{- $spec := dict "imagePullPolicy" .Values.image.pullPolicy -}}
 {{- with .Values.image.pullSecrets }}{{ $_ := set $spec "imagePullSecrets" . }}{{ end -}}
 {{- range $key, $value := omit .Values.appliance "create" -}}
-{{- /* What is empty has the Appliance's default, but for the list of what is allowed: empty, it allows nothing. */}}
+{{- /* An empty value has the Appliance's default, but an empty list of allowed values allows nothing. */}}
 {{- if or (eq $key "priorityClasses") (not (and (or (kindIs "map" $value) (kindIs "slice" $value)) (empty $value))) }}{{ $_ := set $spec $key $value }}{{ end -}}
 {{- end -}}
 {{- dict "apiVersion" "millrace.dev/v1alpha1" "kind" "Appliance" "metadata" (dict "name" "default") "spec" $spec | toPrettyJson }}
 {{- end }}
 
-{{/* Reading, which editors and admins may too. */}}
+{{/* Rules for reading; editors and admins have them, too. */}}
 {{- define "millrace.rules.view" -}}
 - apiGroups: [millrace.dev]
   resources: [trainjobs, trainjobs/status, trainjobs/scale, appliances, appliances/status]
   verbs: [get, list, watch]
-# What jobs have written is read by way of Millrace, which asks for this right.
+# Files of jobs are read through the REST server, which checks this permission.
 - apiGroups: [millrace.dev]
   resources: [trainjobs/logs]
   verbs: [get]
-# What a job can mount.
+# Claims that a job can mount.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch]
-# What kubectl describe and kubectl logs show of a job.
+# For kubectl describe and kubectl logs.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
@@ -132,7 +132,7 @@ capabilities: {drop: [ALL]}
   verbs: [get, list, watch]
 {{- end }}
 
-{{/* Training, which admins may too. Nobody but the operator writes a status. */}}
+{{/* Rules for training; admins have them, too. Only the operator writes a status. */}}
 {{- define "millrace.rules.edit" -}}
 - apiGroups: [millrace.dev]
   resources: [trainjobs]
@@ -140,13 +140,13 @@ capabilities: {drop: [ALL]}
 - apiGroups: [millrace.dev]
   resources: [trainjobs/scale]
   verbs: [update, patch]
-# Checkpoints and whatever else lies in model_dir.
+# Checkpoints and the other files of a model_dir.
 - apiGroups: [millrace.dev]
   resources: [trainjobs/files]
   verbs: [get]
 {{- end }}
 
-{{/* Names and addresses that the REST server's own certificate is for, by commas. */}}
+{{/* Names and addresses in the REST server's own certificate, separated by commas. */}}
 {{- define "millrace.api.names" -}}
 {{- $own := "millrace-api" -}}
 {{- $space := printf "%s.%s" $own .Release.Namespace -}}
@@ -155,7 +155,7 @@ capabilities: {drop: [ALL]}
 {{- concat $names .Values.api.tls.names | uniq | sortAlpha | join "," }}
 {{- end }}
 
-{{/* The Secret with the certificate that it shows. */}}
+{{/* The Secret with the REST server's certificate. */}}
 {{- define "millrace.api.certificate" -}}
 {{ .Values.api.tls.secretName | default "millrace-api-tls" }}
 {{- end }}

@@ -1,4 +1,4 @@
-{{/* The collector of traces as a peer of a NetworkPolicy, in JSON; nothing where the values do not say where it is. */}}
+{{/* The collector of traces as a peer of a NetworkPolicy, in JSON; empty if the values name none. */}}
 {{- define "millrace.collector" -}}
 {{- with .Values.tracing.collector }}
 {{- if .cidr }}
@@ -10,7 +10,7 @@
 {{- end }}
 {{- end }}
 
-{{/* The ConfigMap with the authority of an https collector; nothing for other endpoints. */}}
+{{/* The ConfigMap with the certificate authority of an https collector; empty for other endpoints. */}}
 {{- define "millrace.collector.authority" -}}
 {{- if hasPrefix "https://" .Values.tracing.endpoint }}
 {{- with .Values.tracing.caConfigMapName }}
@@ -36,7 +36,7 @@
 {{- end }}
 {{- end }}
 
-{{/* How operator and REST server write their logs, and where their traces go. */}}
+{{/* Log format and trace exporter of the operator and the REST server. */}}
 {{- define "millrace.telemetry" -}}
 - name: MILLRACE_LOG_FORMAT
   value: {{ .Values.logFormat }}
