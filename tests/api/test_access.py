@@ -139,7 +139,7 @@ def test_public_routes(guarded: Guarded) -> None:
 def test_submitter_is_recorded(guarded: Guarded) -> None:
     """The annotation names the token that submitted a job, whatever the submission contains."""
     user = guarded.server.user_with(guarded.tokens["editor"])
-    body: dict[str, Any] = {"metadata": {"name": "mine", "annotations": {"millrace.dev/submitted-by": "somebody else"}}}
+    body: dict[str, Any] = {"metadata": {"name": "mine", "annotations": {"millrace.dev/submitted-by": "another user"}}}
     body["spec"] = {**guarded.job.spec, "suspend": True}
     made = user.http.post(f"/v1/namespaces/{user.namespace}/trainjobs", json=body).raise_for_status().json()
     assert made["metadata"]["annotations"]["millrace.dev/submitted-by"] == "editor here"
@@ -150,19 +150,19 @@ def test_submitter_is_recorded(guarded: Guarded) -> None:
 def test_log_names_the_principal(guarded: Guarded) -> None:
     """Every request that may change something is logged with its request ID; metrics contain no names of jobs."""
     user = guarded.server.user_with(guarded.tokens["editor"])
-    body = {"metadata": {"name": "told"}, "spec": {**guarded.job.spec, "suspend": True}}
+    body = {"metadata": {"name": "named-job"}, "spec": {**guarded.job.spec, "suspend": True}}
     made = user.http.post(f"/v1/namespaces/{user.namespace}/trainjobs", json=body).raise_for_status()
-    user.millrace("cancel", "told", "--yes")
-    stranger = guarded.ask(Route("POST", f"{JOB}/suspend", "editor"), None)
+    user.millrace("cancel", "named-job", "--yes")
+    unauthorized = guarded.ask(Route("POST", f"{JOB}/suspend", "editor"), None)
     place = f"/v1/namespaces/{user.namespace}/trainjobs"
-    logged = ((made, f'201 Created POST {place}/told by "editor here"'), (stranger, "401 Unauthorized POST"))
+    logged = ((made, f'201 Created POST {place}/named-job by "editor here"'), (unauthorized, "401 Unauthorized POST"))
     for answer, said in logged:
         lines = [line for line in guarded.server.log.splitlines() if answer.headers["x-request-id"] in line]
         assert len(lines) == 1 and said in lines[0], lines
-    assert user.http.get("/metrics").status_code == 404, "numbers are not for whoever reaches the server"
+    assert user.http.get("/metrics").status_code == 404, "metrics are not served on the API port"
     numbers = guarded.server.metrics()
     labels = 'code="201",method="POST",route="/v1/namespaces/{namespace}/trainjobs"'
-    assert f"millrace_api_request_duration_seconds_count{{{labels}}}" in numbers and "told" not in numbers
+    assert f"millrace_api_request_duration_seconds_count{{{labels}}}" in numbers and "named-job" not in numbers
 
 
 def test_tokens_are_created_and_revoked_over_http(guarded: Guarded) -> None:
@@ -191,11 +191,11 @@ def test_stream_ends_with_its_token(guarded: Guarded) -> None:
     job = admin.submit("streamed", 1_000_000)
     listener = guarded.server.user_with(made["token"]).http
     with listener.stream("GET", f"{path(job)}/follow", timeout=30) as answer:
-        heard = answer.iter_lines()
-        next(heard)
+        lines = answer.iter_lines()
+        next(lines)
         assert admin.http.delete(f"/v1/tokens/{made['id']}").status_code == 200
         revoked = time.monotonic()
-        assert "event: end" not in list(heard)
+        assert "event: end" not in list(lines)
     assert time.monotonic() - revoked < 20
     admin.millrace("cancel", "streamed", "--yes")
 

@@ -17,7 +17,7 @@ class BadParamsCase:
     """A mistake in the params, as a text and its replacement, or in the flags."""
 
     name: str
-    told: str
+    message: str
     """Part of the expected message."""
     text: str = ""
     instead: str = ""
@@ -91,7 +91,7 @@ def test_bad_input(shared: Server, finished: Job, tmp_path: Path, case: BadParam
     before = names(user)
     bad = params(tmp_path, case.text, case.instead)
     done = user.millrace("train", "-p", bad, "--detach", *case.flags, code=2)
-    assert case.told.replace("{ns}", user.namespace) in done.error
+    assert case.message.replace("{ns}", user.namespace) in done.error
     assert done.out == "" and names(user) == before
 
 

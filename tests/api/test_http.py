@@ -140,7 +140,7 @@ def test_every_response_has_a_request_id(shared: Server, refusals: list[tuple[Re
 
 
 def test_pages_contain_every_job_once(server: Server, finished: Job) -> None:
-    """Pages contain all jobs, newest first and once, even if jobs are created and deleted meanwhile."""
+    """Pages contain all jobs, newest first and once, even if jobs are created and deleted between pages."""
     user, jobs = server.user, JOBS.replace("{ns}", server.namespace)
 
     def create(number: int) -> None:

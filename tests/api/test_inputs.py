@@ -147,8 +147,8 @@ def test_missing_data_are_rejected(serve: Serve, tmp_path: Path) -> None:
     done = user.millrace("train", "-p", write(tmp_path / "params.yaml", "empty.txt"), code=2)
     assert "train_input: the uploaded file empty.txt is empty" in done.error
     # The message does not reveal whether the target of a link exists.
-    told = [refusals[f"/data/{name}.txt"].replace(name, "NAME") for name in ("secret", "nothing")]
-    assert told[0] == told[1]
+    errors = [refusals[f"/data/{name}.txt"].replace(name, "NAME") for name in ("secret", "nothing")]
+    assert errors[0] == errors[1]
     assert list(user.appliance.jobs()) == []
 
     (corpus / "kjv.txt").write_text(KJV.read_text()[:65_537])

@@ -57,9 +57,9 @@ def test_job_created_by_kubectl_is_visible_to_clients(
         applied.refresh()
         return bool((there["spec"], there["status"]) == (applied.spec, applied.status))
 
-    until("both tell the same", same, 10)
-    told = {event["reason"] for event in shared.get("events", "--field-selector=involvedObject.name=applied")["items"]}
-    assert {event.reason for event in applied.events()} <= told
+    until("both clients have the same job", same, 10)
+    events = shared.get("events", "--field-selector=involvedObject.name=applied")["items"]
+    assert {event.reason for event in applied.events()} <= {event["reason"] for event in events}
 
 
 def test_history_of_a_job_deleted_by_kubectl_is_readable(shared: KubernetesServer, applied: Job) -> None:
@@ -111,7 +111,7 @@ def test_quota_errors_are_quoted(shared: KubernetesServer) -> None:
         # Until the quota's controller has processed it, requests fail with another message.
         return (answer.status_code, answer.json()["reason"]) == (403, "Forbidden") and "quota: none" in answer.text
 
-    until("the quota is told", refused, 20)
+    until("the quota is reported", refused, 20)
 
 
 def test_uploaded_files_are_deleted_with_their_job(shared: KubernetesServer, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from harness import CommandResult, KubernetesServer, Reference, User, serving, trainjob, until, until_job, until_step
 from millrace import Job
 
-# No other test can use the server meanwhile.
+# No other test can use the server at the same time.
 pytestmark = [pytest.mark.needs("cluster"), pytest.mark.last]
 
 STEPS = 600
@@ -68,7 +68,7 @@ class Submissions:
 
 @dataclass(frozen=True)
 class Survivor:
-    """A job during which the REST server was killed, the output of its follower, and the submissions meanwhile."""
+    """A job during which the REST server was killed, its follower's output, and the submissions."""
 
     server: KubernetesServer
     job: Job
@@ -102,14 +102,14 @@ def test_follower_reconnects_after_a_kill(survivor: Survivor, reference: Callabl
     """The follower reconnects and prints every point once."""
     seen = survivor.seen
     assert seen.code == 0 and "retrying" in seen.err, seen.err
-    told = [(int(step), loss) for step, loss in re.findall(r"Step=(\d+), Loss=([\d.]+)", seen.out)]
-    assert told == [(step, f"{float(loss):.5f}") for step, loss in reference(STEPS).curve]
+    printed = [(int(step), loss) for step, loss in re.findall(r"Step=(\d+), Loss=([\d.]+)", seen.out)]
+    assert printed == [(step, f"{float(loss):.5f}") for step, loss in reference(STEPS).curve]
 
 
 def test_submissions_around_a_kill_create_one_job_each(survivor: Survivor) -> None:
     """Each submission around the kill creates exactly one job, also if it was repeated."""
     tries, uids = survivor.submissions.tries, survivor.submissions.uids
-    assert any(0 in statuses for statuses in tries.values()), "the kill was in nobody's way"
+    assert any(0 in statuses for statuses in tries.values()), "no submission failed while the server was down"
     assert {status for statuses in tries.values() for status in statuses} <= {0, 200, 201, 503}
     there = {each["metadata"]["uid"] for each in survivor.server.get("trainjobs")["items"]}
     # The last submissions may have created jobs without a response.

@@ -29,12 +29,12 @@ def test_next_job_in_queue_starts(serve: Serve, tmp_path: Path) -> None:
     """A job queues behind the running one, not behind one that can never run; it starts when the first is cancelled."""
     user, _, too_large = crowd(serve, tmp_path)
     second = user.submit("second", 200, "--num_csx", 2)
-    place = until("its place is told", lambda: second.refresh().status.get("queue"))
+    place = until("its position is reported", lambda: second.refresh().status.get("queue"))
     assert (second.state, place["position"], place["reason"]) == ("Queued", 1, "Waiting")
     following = user.begin("attach", "second")
     following.wait_for_output("Queued: .*; position 1")
     third = user.submit("third", 200)
-    place = until("its place is told", lambda: third.refresh().status.get("queue"))
+    place = until("its position is reported", lambda: third.refresh().status.get("queue"))
     assert place["position"] == 2
     assert [job["name"] for job in user.appliance.cluster()["queue"]] == ["second", "third", "too-large"]
 
@@ -62,7 +62,7 @@ def test_too_large_job_has_a_reason(crowded: tuple[User, Job, Job]) -> None:
     """A job that requests more systems than exist has a reason and no position."""
     user, _, too_large = crowded
     until_state(too_large, "Queued")
-    queue = until("why it waits is told", lambda: too_large.refresh().status.get("queue"))
+    queue = until("the reason is reported", lambda: too_large.refresh().status.get("queue"))
     assert queue["reason"] == "ExceedsAppliance" and "position" not in queue
     assert "3 systems" in queue["message"] and "2" in queue["message"]
     planned = user.millrace("plan", "-p", PARAMS, "--num_csx", 3, "-o", "json", code=1).json

@@ -62,8 +62,8 @@ def test_follower_reconnects_after_a_kill(survivor: RestartedJob, reference: Cal
     assert seen.code == 0, seen.err
     assert "retrying" in seen.err and f"Succeeded: step {STEPS} of {STEPS}" in seen.err, seen.err
     # Steps after the last checkpoint were computed twice; the last output is the final curve.
-    told = {int(step): loss for step, loss in re.findall(r"Step=(\d+), Loss=([\d.]+)", seen.out)}
-    assert told == {step: f"{float(loss):.5f}" for step, loss in reference(STEPS).curve}
+    printed = {int(step): loss for step, loss in re.findall(r"Step=(\d+), Loss=([\d.]+)", seen.out)}
+    assert printed == {step: f"{float(loss):.5f}" for step, loss in reference(STEPS).curve}
 
 
 def test_repeated_steps_are_in_the_curve_once(

@@ -37,13 +37,13 @@ def listen(user: User, job: Job, what: str, last: str = "", **query: Any) -> Ite
                 yield StreamEvent(event.event, event.id, json.loads(event.data, parse_float=str))
 
 
-def numbered(told: list[StreamEvent]) -> list[StreamEvent]:
-    return [each for each in told if each.id]
+def numbered(received: list[StreamEvent]) -> list[StreamEvent]:
+    return [each for each in received if each.id]
 
 
-def kinds_and_data(told: list[StreamEvent], *, events: bool) -> list[tuple[str, dict[str, Any]]]:
+def kinds_and_data(received: list[StreamEvent], *, events: bool) -> list[tuple[str, dict[str, Any]]]:
     """Returns the events, or the journal entries; each of the two has its own order."""
-    return [(each.kind, each.data) for each in told if (each.kind == "event") == events]
+    return [(each.kind, each.data) for each in received if (each.kind == "event") == events]
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ def interrupted(shared: Server) -> InterruptedClient:
     ended = False
     while not ended:
         connections += 1
-        for told in listen(user, job, "follow", seen[-1].id if seen else ""):
-            ended = told.kind == "end"
-            if told.id:
-                seen.append(told)
+        for received in listen(user, job, "follow", seen[-1].id if seen else ""):
+            ended = received.kind == "end"
+            if received.id:
+                seen.append(received)
                 break
     job.wait(10)
     return InterruptedClient(job, seen, connections)
@@ -83,31 +83,31 @@ def test_streams_and_pages_are_equal(shared: Server, small: Job) -> None:
     """Streams and pages have the same entries, in rising order; a stream finishes with `end`."""
     user = shared.user
     for what, kind in (("metrics", "metric"), ("logs", "log"), ("events", "event")):
-        told = list(listen(user, small, what))
-        assert told[-1].kind == "end" and not told[-1].id
-        assert {each.kind for each in told[:-1]} == {kind}
-        assert [each.data for each in told[:-1]] == list(user.pages(small, what, limit=7))
-        numbers = [int(each.id) for each in told[:-1]]
-        assert numbers == [each.data["number"] for each in told[:-1]]
+        received = list(listen(user, small, what))
+        assert received[-1].kind == "end" and not received[-1].id
+        assert {each.kind for each in received[:-1]} == {kind}
+        assert [each.data for each in received[:-1]] == list(user.pages(small, what, limit=7))
+        numbers = [int(each.id) for each in received[:-1]]
+        assert numbers == [each.data["number"] for each in received[:-1]]
         assert numbers == sorted(set(numbers)) and numbers
 
 
 def test_follow_stream_is_complete(shared: Server, small: Job) -> None:
     """`follow` has the whole journal, numbered from 1 without gaps, the job and its events."""
-    told = list(listen(shared.user, small, "follow"))
-    assert told[0].kind == "job" and told[0].data["metadata"] == small.refresh().document["metadata"]
-    entries = [each for each in numbered(told) if each.kind != "event"]
+    received = list(listen(shared.user, small, "follow"))
+    assert received[0].kind == "job" and received[0].data["metadata"] == small.refresh().document["metadata"]
+    entries = [each for each in numbered(received) if each.kind != "event"]
     assert [each.data["number"] for each in entries] == list(range(1, len(entries) + 1))
     assert {each.kind for each in entries} == {"metric", "log", "state", "checkpoint", "outcome"}
-    assert [each.data["reason"] for each in told if each.kind == "event"] == [
+    assert [each.data["reason"] for each in received if each.kind == "event"] == [
         "Queued",
         "Starting",
         "Training",
         "Succeeded",
     ]
     for kind, what in (("metric", "metrics"), ("log", "logs")):
-        assert [each.data for each in told if each.kind == kind] == list(shared.user.pages(small, what))
-    assert told[-1].kind == "end"
+        assert [each.data for each in received if each.kind == kind] == list(shared.user.pages(small, what))
+    assert received[-1].kind == "end"
 
 
 @pytest.mark.parametrize("what", ["follow", "metrics"])

@@ -22,8 +22,8 @@ def test_train_end_to_end(server: Server, reference: Callable[[int], Reference])
     steps = [int(match[1]) for match in map(LINE.fullmatch, done.out.splitlines()) if match]
     assert len(steps) == len(done.out.splitlines()), done.out
     assert steps == sorted(set(steps)) and steps[-1] == 200
-    told = ["submitted job main", "saved a checkpoint at step 100", "saved a checkpoint at step 200"]
-    assert [line for line in done.err.splitlines() if line in told] == told, done.err
+    expected = ["submitted job main", "saved a checkpoint at step 100", "saved a checkpoint at step 200"]
+    assert [line for line in done.err.splitlines() if line in expected] == expected, done.err
 
     document = user.millrace("get", "job", "main", "-o", "json").json
     assert document["kind"] == "TrainJob" and document["spec"]["numCsx"] == 2
@@ -72,8 +72,8 @@ def test_suspend_scale_and_resume_keep_the_bits(server: Server, reference: Calla
     reference(500).assert_same(user, job)
     assert job.status["restarts"] == 0 and job.spec["numCsx"] == 4
     reasons = [event.reason for event in job.events()]
-    told = ["Training", "Suspending", "Suspended", "Resizing", "Succeeded"]
-    assert [reason for reason in reasons if reason in told] == [
+    expected = ["Training", "Suspending", "Suspended", "Resizing", "Succeeded"]
+    assert [reason for reason in reasons if reason in expected] == [
         "Training",
         "Suspending",
         "Suspended",
@@ -91,9 +91,9 @@ def test_job_reports_that_it_resumes_an_earlier_one_of_its_name(server: Server) 
     again = ("train", "-p", PARAMS, "-n", "again")
     user.millrace(*again, "--max_steps", 20)
     assert "a new job named again with the same model_dir resumes" in user.millrace("cancel", "again", "--yes").err
-    told = "the job resumes from checkpoint_20, which an earlier job has left in the same model_dir"
-    assert told in user.millrace(*again, "--max_steps", 30, "--validate_only").out
-    assert told in user.millrace(*again, "--max_steps", 30).err
+    expected = "the job resumes from checkpoint_20, which an earlier job has left in the same model_dir"
+    assert expected in user.millrace(*again, "--max_steps", 30, "--validate_only").out
+    assert expected in user.millrace(*again, "--max_steps", 30).err
     nowhere = ("--checkpoint_path", "nowhere/checkpoint_3", "--validate_only")
     assert "runconfig.checkpoint_path nowhere/checkpoint_3" in user.millrace(*again, *nowhere, code=2).error
 
@@ -111,7 +111,7 @@ def test_ctrl_c_stops_following_but_not_the_job(server: Server, reference: Calla
     assert job.state == "Training"
     attached = user.millrace("attach", "kept", "--every", 0)
     steps = [int(found) for found in re.findall("Step=(\\d+),", attached.out)]
-    assert steps == list(range(1, 501)), "what was missed is told, too"
+    assert steps == list(range(1, 501)), "steps that were missed are printed, too"
     reference(500).assert_same(user, job)
 
 

@@ -1,4 +1,4 @@
-"""Floods of requests by one user, and the latency of another user meanwhile.
+"""Floods of requests by one user, and the latency of another user during them.
 
 Used by test_floods.py, which asserts bounds, and by tests/bench/floods, which prints the figures.
 """

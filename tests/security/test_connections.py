@@ -30,8 +30,8 @@ def train(out: Path, *flags: str) -> subprocess.Popen[str]:
 def digest(out: Path) -> str:
     """Returns the digest of the run's last checkpoint."""
     command = [AGENT, "checkpoint", "info", out / f"checkpoint_{STEPS}", "--json"]
-    told = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout
-    return str(json.loads(told)["parameters_blake3"])
+    output = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout
+    return str(json.loads(output)["parameters_blake3"])
 
 
 def descendants(pid: int) -> Iterator[int]:

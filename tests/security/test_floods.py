@@ -42,15 +42,15 @@ def test_flood_does_not_delay_other_users(serve: Serve, name: str) -> None:
     with flooded(busy, flood) as statuses:
         # The first responses may take minutes; from now on requests are being processed.
         until("a second of the flood is over", lambda over=time.monotonic() + 1: time.monotonic() > over)
-        meanwhile = other.latencies(TRIES)
+        during = other.latencies(TRIES)
     after = other.latencies(TRIES)
-    figures = {"before": before, "meanwhile": meanwhile, "after": after}
+    figures = {"before": before, "during": during, "after": after}
     print(json.dumps({when: {what: asdict(each) for what, each in all.items()} for when, all in figures.items()}))
     print(f"{statuses.qsize()} answers")
     # How much slower this machine is than an idle one, apart from the flood.
     slowness = [calm[what].median / usual for what, usual in IDLE_SECONDS.items() for calm in (before, after)]
     slower = max(DEBUG_SLOWDOWN if PROGRAMS.name == "debug" else 1.0, *slowness)
-    for what, latency in meanwhile.items():
+    for what, latency in during.items():
         assert latency.median <= LIMIT_SECONDS * slower, f"{what}: {figures}"
 
 

@@ -505,14 +505,14 @@ def test_volumes_are_limited_to_their_namespaces(serve: Serve, volume: Path) -> 
         items = user.http.get(f"/v1/namespaces/{namespace}/volumes").raise_for_status().json()["items"]
         return {item["name"] for item in items}
 
-    assert (listed("default"), listed("team"), listed("strangers")) == (
+    assert (listed("default"), listed("team"), listed("others")) == (
         {"shared", "other"},
         {"shared", "other", "ro"},
         {"shared"},
     )
-    for namespace, claim, model_dir, told in (
-        ("strangers", "other", "/v/strangers/run", "offers no volume other to namespace strangers (shared)"),
-        ("strangers", "ro", "/v/strangers/run", "offers no volume ro to namespace strangers"),
+    for namespace, claim, model_dir, message in (
+        ("others", "other", "/v/others/run", "offers no volume other to namespace others (shared)"),
+        ("others", "ro", "/v/others/run", "offers no volume ro to namespace others"),
         ("team", "ro", "/v/team/run", "the volume ro is read-only"),
         ("team", "other", "/v", "the volume other is shared with other namespaces"),
         ("team", "other", "/v/default/run", "write below its directory team/"),
@@ -521,7 +521,7 @@ def test_volumes_are_limited_to_their_namespaces(serve: Serve, volume: Path) -> 
         for ending in ("", ":plan", "?dryRun=All"):
             answer = asked(namespace, claim, model_dir, ending)
             refused = answer.status_code == 422 or ending == ":plan" and not answer.json().get("fits", True)
-            assert refused and told in answer.text, (namespace, claim, model_dir, ending, answer.text)
+            assert refused and message in answer.text, (namespace, claim, model_dir, ending, answer.text)
     for namespace, claim in (("team", "other"), ("default", "shared")):
         assert asked(namespace, claim, f"/v/{namespace}/run").status_code == 201
 

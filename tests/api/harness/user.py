@@ -35,13 +35,13 @@ class User:
     def http(self) -> httpx.Client:
         """An HTTP client."""
         # `kubectl port-forward` ends when a connection through it breaks, and is restarted.
-        return self.connection(patience=5 if self.ca else 0)
+        return self.connection(retries=5 if self.ca else 0)
 
-    def connection(self, patience: int = 0) -> httpx.Client:
-        """Returns an HTTP client that retries to connect `patience` times."""
+    def connection(self, retries: int = 0) -> httpx.Client:
+        """Returns an HTTP client that retries to connect `retries` times."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         trusted = ssl.create_default_context(cafile=self.ca) if self.ca else True
-        way = httpx.HTTPTransport(verify=trusted, trust_env=False, retries=patience)
+        way = httpx.HTTPTransport(verify=trusted, trust_env=False, retries=retries)
         return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False, transport=way)
 
     def begin(self, *words: object) -> RunningCommand:

@@ -46,7 +46,7 @@ key() {
   (cd "$repository" && find "$@" -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c 1-12)
 }
 
-# Whether the process of this pid file is alive and was started here: its command line names a file in the cache.
+# Whether the process of this pid file is running and was started here: its command line names a file in the cache.
 ours() {
   local pid
   pid="$(cat "$1" 2>/dev/null)" && [[ -n $pid ]] && grep -qsF "$cache" "/proc/$pid/cmdline"
