@@ -35,6 +35,8 @@ const MANIFEST_NAME: &str = "backup.json";
 const DATABASE_NAME: &str = "millrace.db";
 /// Paths that are copied besides the database: a file, and directories.
 const MACHINE_ID_FILE: &str = ".machine";
+/// Directory of the jobs' files, which is not copied.
+const MODEL_DIRS_NAME: &str = "model_dirs";
 const BACKED_UP_DIRS: [&str; 3] = ["texts", "last", "tls"];
 /// Directory in which restored files are collected before they are moved into place.
 const RESTORE_STAGING_DIR: &str = ".restoring";
@@ -89,11 +91,11 @@ pub async fn backup(args: BackupArgs) -> anyhow::Result<()> {
     // The scratch directory only holds the copy of the database.
     let _ = fs::remove_dir_all(&scratch);
     let (files, bytes) = result?;
-    eprintln!(
-        "wrote a backup of {}: {files} file(s), {bytes} bytes; checkpoints are not included: copy {} as well",
-        data.display(),
-        data.join("model_dirs").display()
-    );
+    eprintln!("wrote a backup of {}: {files} file(s), {bytes} bytes", data.display());
+    let model_dirs = data.join(MODEL_DIRS_NAME);
+    if model_dirs.is_dir() {
+        eprintln!("checkpoints are not included: copy {} as well", model_dirs.display());
+    }
     Ok(())
 }
 
@@ -219,7 +221,11 @@ pub fn restore(args: &RestoreArgs) -> anyhow::Result<()> {
             data.display()
         );
     }
-    eprintln!("copy its model_dirs to {} before you start the server", data.join("model_dirs").display());
+    // The server of a cluster has no model_dirs: those of its jobs are on their claims.
+    if manifest.files.contains_key(MACHINE_ID_FILE) {
+        let model_dirs = data.join(MODEL_DIRS_NAME);
+        eprintln!("copy its {MODEL_DIRS_NAME} to {} before you start the server", model_dirs.display());
+    }
     Ok(())
 }
 
