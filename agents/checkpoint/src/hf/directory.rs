@@ -9,12 +9,10 @@ use serde::Deserialize;
 
 use super::config::Gpt2Config;
 use super::dtype::widen;
+use super::json_file::{not_importable, read_json};
 use crate::error::{Error, ModelDifference, Result};
-use crate::files::{read_limited, stays_inside};
+use crate::files::stays_inside;
 use crate::safetensors_header::{self, TensorEntry, element_bytes};
-
-/// Maximum length of an index or configuration.
-const MAX_JSON_BYTES: u64 = 64 << 20;
 
 #[derive(Deserialize)]
 struct WeightIndex {
@@ -36,14 +34,14 @@ impl HfDirectory {
         let config = Gpt2Config::read(dir)?;
         let index = dir.join("model.safetensors.index.json");
         let names = if millrace_roots::is_file(&index) {
-            json::<WeightIndex>(&index, "download the directory again")?.weight_map.into_values().collect()
+            read_json::<WeightIndex>(&index, "download the directory again")?.weight_map.into_values().collect()
         } else {
             BTreeSet::from(["model.safetensors".to_owned()])
         };
         let mut source = Self { dir: dir.to_owned(), config, files: Vec::new(), tensors: BTreeMap::new() };
         for name in names {
             if !stays_inside(&name) {
-                return Err(refuse(
+                return Err(not_importable(
                     &index,
                     format!("it names {name:?}, outside the directory"),
                     "download the directory again",
@@ -56,7 +54,7 @@ impl HfDirectory {
 
     fn add(&mut self, path: &Path) -> Result<()> {
         let file = millrace_roots::open(path).map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => refuse(
+            std::io::ErrorKind::NotFound => not_importable(
                 path,
                 "it is missing".into(),
                 "name a directory with safetensors weights; save others with `save_pretrained(..., safe_serialization=True)` first",
@@ -64,7 +62,7 @@ impl HfDirectory {
             _ => Error::io("read", path, e),
         })?;
         let (entries, data) = safetensors_header::read(&file).map_err(|e| match e.kind() {
-            std::io::ErrorKind::InvalidData => refuse(path, e.to_string(), "download the file again"),
+            std::io::ErrorKind::InvalidData => not_importable(path, e.to_string(), "download the file again"),
             _ => Error::io("read", path, e),
         })?;
         for (name, entry) in entries {
@@ -98,7 +96,7 @@ impl HfDirectory {
         let (path, file, data) = self.files.get(*file).ok_or_else(missing)?;
         let size = element_bytes(&entry.dtype).ok_or_else(|| {
             let hint = "convert the weights to float32, float16 or bfloat16 first";
-            refuse(path, format!("{name} is of type {}", entry.dtype), hint)
+            not_importable(path, format!("{name} is of type {}", entry.dtype), hint)
         })?;
         let (mut at, end) = (data + entry.data_offsets.0, data + entry.data_offsets.1);
         let mut values = Vec::with_capacity(((end - at) / size) as usize);
@@ -111,18 +109,4 @@ impl HfDirectory {
         }
         Ok(values)
     }
-}
-
-pub(super) fn refuse(path: &Path, reason: String, hint: &str) -> Error {
-    Error::NotImportable { path: path.to_owned(), reason, hint: hint.to_owned() }
-}
-
-/// Reads a JSON file of at most [`MAX_JSON_BYTES`] bytes.
-pub(super) fn json<T: serde::de::DeserializeOwned>(path: &Path, hint: &str) -> Result<T> {
-    let text = read_limited(path, MAX_JSON_BYTES).map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => refuse(path, "it is missing".into(), hint),
-        std::io::ErrorKind::InvalidData => refuse(path, e.to_string(), hint),
-        _ => Error::io("read", path, e),
-    })?;
-    serde_json::from_slice(&text).map_err(|e| refuse(path, e.to_string(), hint))
 }

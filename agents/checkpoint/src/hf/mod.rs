@@ -13,6 +13,7 @@ mod dtype;
 mod export;
 mod gpt2;
 mod import;
+mod json_file;
 mod params;
 
 pub use export::{ExportSummary, export_hf};
