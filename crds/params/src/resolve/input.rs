@@ -1,6 +1,7 @@
 //! Resolves `train_input` and `eval_input` together, because evaluation takes its defaults from training.
 
 use super::check::ResolveContext;
+use super::input_section::InputSection;
 use super::selection::{data_subset, num_samples};
 use super::source::source;
 use crate::document::{InputParams, MicroBatchSetting, Params};
@@ -71,20 +72,6 @@ pub(super) fn resolve(
         train.split = split(check, &t, fraction, SplitName::Train);
     }
     ResolvedInputs { train, eval }
-}
-
-/// One of the two sections.
-pub(super) struct InputSection<'a> {
-    pub name: &'static str,
-    pub given: &'a InputParams,
-    /// Whether the section is missing: that is recorded already, so no problems with its keys are.
-    pub inherits_silently: bool,
-}
-
-impl InputSection<'_> {
-    pub(super) fn key(&self, key: &str) -> String {
-        format!("{}.{key}", self.name)
-    }
 }
 
 fn input(

@@ -4,6 +4,7 @@ mod check;
 mod decoder;
 mod initializer;
 mod input;
+mod input_section;
 mod model;
 mod optimizer;
 mod run;

@@ -1,7 +1,7 @@
 //! Resolves which samples of the data an input reads: `data_subset` and `num_samples`.
 
 use super::check::ResolveContext;
-use super::input::InputSection;
+use super::input_section::InputSection;
 
 /// Maximum ranges of a subset.
 const MAX_RANGES: usize = 100;

@@ -1,7 +1,7 @@
 //! Resolves the source of an input's tokens: processor, files and tokenizer.
 
 use super::check::ResolveContext;
-use super::input::InputSection;
+use super::input_section::InputSection;
 use crate::document::{MixtureParams, OneOrMany};
 use crate::job::{DataSource, MixturePart, ModelSpec, TokenizerName};
 use crate::keywords::{PROCESSORS, Processor, TOKENIZERS};

@@ -1,0 +1,17 @@
+//! A section of input as the params have it: `train_input` or `eval_input`.
+
+use crate::document::InputParams;
+
+/// One of the two sections, while it is resolved.
+pub(super) struct InputSection<'a> {
+    pub name: &'static str,
+    pub given: &'a InputParams,
+    /// Whether the section is missing: that is recorded already, so no problems with its keys are.
+    pub inherits_silently: bool,
+}
+
+impl InputSection<'_> {
+    pub(super) fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.name)
+    }
+}
