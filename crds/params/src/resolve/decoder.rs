@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn families_without_a_name_are_told_by_their_keys() {
+    fn unnamed_family_is_recognized_by_its_keys() {
         let rotary = "position_embedding_type: rotary";
         let gptj = model(&[rotary, "residual_dropout_rate: 0.0"]).unwrap();
         let neox = model(&[rotary, "residual_dropout_rate: 0.0", "use_untied_layer_norm: True"]).unwrap();
