@@ -25,6 +25,7 @@ mod appliance;
 mod document;
 mod error;
 mod job;
+mod keys;
 mod keywords;
 mod name;
 pub mod optimizers;

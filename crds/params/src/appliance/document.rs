@@ -2,7 +2,7 @@
 
 use super::ByteSize;
 use crate::error::ParamsError;
-use crate::reference::facts::{default, otherwise};
+use crate::keys::facts::{default, otherwise};
 use crate::yaml::{KeyStyle, LineNumbers, YamlValue, parse, read_tree, section};
 
 section! {

@@ -4,9 +4,9 @@
 //! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
 use super::{MicroBatchSetting, OneOrMany};
+use crate::keys::SectionReference;
+use crate::keys::facts::{default, default_from, otherwise, required, required_if};
 use crate::keywords::{MICRO_BATCH_RULES, PROCESSORS, SPLIT_NAMES, TOKENIZERS};
-use crate::reference::SectionReference;
-use crate::reference::facts::{default, default_from, otherwise, required, required_if};
 use crate::yaml::{FromNode, TreeReader, YamlNode, YamlValue, section};
 
 section! {

@@ -22,7 +22,8 @@ pub use unions::{
 };
 
 use crate::error::ParamsError;
-use crate::reference::facts::{otherwise, required, required_if};
+use crate::keys::SectionReference;
+use crate::keys::facts::{otherwise, required, required_if};
 use crate::trainer::{self, ClassicDocument, WrittenNames};
 use crate::yaml::{KeyStyle, LineNumbers, ParamsSection, YamlNode, parse, read_tree, section};
 
@@ -121,8 +122,13 @@ impl Params {
 
 const KEY_STYLE: KeyStyle = KeyStyle { camel_case: false, sections_with_key };
 
+/// Returns the sections of the document with their names. `train_input` and `eval_input` have the same keys.
+pub fn sections() -> impl Iterator<Item = (&'static str, &'static SectionReference)> {
+    Params::REFERENCE.keys.iter().filter_map(|key| Some((key.name, key.section?)))
+}
+
 /// Returns the sections that have `key`, for a key in the wrong section.
 fn sections_with_key(key: &str) -> Vec<&'static str> {
-    let inputs_once = crate::reference::sections().filter(|(name, _)| *name != "eval_input");
+    let inputs_once = sections().filter(|(name, _)| *name != "eval_input");
     inputs_once.filter(|(_, section)| section.key(key).is_some()).map(|(name, _)| name).collect()
 }

@@ -4,11 +4,11 @@
 //! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
 use super::InitializerSetting;
+use crate::keys::facts::{alias_of, default, default_from, otherwise, required, required_if};
 use crate::keywords::{
     ATTENTION_MODULES, ATTENTION_TYPES, FAMILIES, HALF_TYPES, INITIALIZERS, LOSS_SCALINGS, NONLINEARITIES, NORMS,
     POSITION_EMBEDDINGS, ROTARY_SCALINGS,
 };
-use crate::reference::facts::{alias_of, default, default_from, otherwise, required, required_if};
 use crate::yaml::section;
 
 section! {

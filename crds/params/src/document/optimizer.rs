@@ -4,8 +4,8 @@
 //! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
 use super::LearningRateSetting;
+use crate::keys::facts::{alias_of, default, no_effect, required};
 use crate::optimizers::OPTIMIZERS;
-use crate::reference::facts::{alias_of, default, no_effect, required};
 use crate::yaml::section;
 
 section! {

@@ -4,8 +4,8 @@
 //! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
 use super::OneOrMany;
+use crate::keys::facts::{alias_of, default, default_from, otherwise, required_if};
 use crate::keywords::{LOG_LEVELS, MODES};
-use crate::reference::facts::{alias_of, default, default_from, otherwise, required_if};
 use crate::yaml::section;
 
 section! {

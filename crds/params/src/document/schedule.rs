@@ -7,8 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::keys::facts::{alias_of, default, default_from, no_effect, otherwise, required, required_if};
 use crate::keywords::{ANNEAL_STRATEGIES, CYCLE_MODES, SCHEDULERS};
-use crate::reference::facts::{alias_of, default, default_from, no_effect, otherwise, required, required_if};
 use crate::yaml::{FromNode, TreeReader, YamlNode, YamlValue, section};
 
 section! {

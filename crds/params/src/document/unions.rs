@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::ScheduleParams;
+use crate::keys::SectionReference;
+use crate::keys::facts::{default, otherwise, required};
 use crate::keywords::{INITIALIZERS, MICRO_BATCH_RULES};
-use crate::reference::SectionReference;
-use crate::reference::facts::{default, otherwise, required};
 use crate::yaml::{FromNode, TreeReader, YamlNode, YamlValue, section};
 
 /// One string or a list of them.

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use super::{KeyReference, SectionReference, quoted, wrap};
+use super::{KeyReference, SectionReference, wrap};
 use crate::document::Params;
+use crate::keys::quoted;
 
 /// Width of the text, in characters.
 const WIDTH: usize = 118;

@@ -14,7 +14,6 @@
 //! * A key without a description or a default does not compile. Tests compare defaults, choices and aliases with what
 
 mod explain;
-pub(crate) mod facts;
 mod markdown;
 #[cfg(feature = "schema")]
 mod schema;
@@ -23,154 +22,12 @@ mod trainer;
 mod trainer_schema;
 
 pub use explain::{UnknownKeyError, explain, overview};
-pub use facts::{DefaultValue, KeyFacts};
 pub use markdown::to_markdown;
-#[cfg(feature = "schema")]
-pub(crate) use schema::describe_keys;
 #[cfg(feature = "schema")]
 pub use schema::editor_schema;
 
-use crate::document::Params;
-use crate::yaml::FromNode;
-
-/// One section of the document, and the keys it may have.
-pub struct SectionReference {
-    /// Name of the Rust type, which is also the name of its JSON schema.
-    pub type_name: &'static str,
-    pub(crate) description: &'static str,
-    /// The keys, in the order in which they are documented.
-    pub keys: &'static [KeyReference],
-    /// Keys of the public model zoo that are not supported yet, each with what to do instead.
-    pub unsupported: &'static [(&'static str, &'static str)],
-}
-
-/// One key of a section.
-pub struct KeyReference {
-    /// The name, in snake case.
-    pub name: &'static str,
-    description: &'static str,
-    /// The type of its values, as a phrase such as "a whole number".
-    pub value_type: &'static str,
-    /// The section that its value is, or may be.
-    pub section: Option<&'static SectionReference>,
-    facts: KeyFacts,
-}
-
-impl KeyReference {
-    pub(crate) const fn new<T: FromNode>(name: &'static str, description: &'static str, facts: KeyFacts) -> Self {
-        Self { name, description, value_type: T::TYPE, section: T::SECTION, facts }
-    }
-
-    /// Returns the description: what the key does, without its default and choices.
-    pub fn description(&self) -> &'static str {
-        self.description.trim()
-    }
-
-    /// Returns what applies if the key is omitted, in `train_input` if the section is an input.
-    pub fn default(&self) -> DefaultValue {
-        self.facts.default
-    }
-
-    /// Returns the default in `eval_input`, if it differs.
-    pub fn eval_default(&self) -> Option<DefaultValue> {
-        self.facts.eval_default
-    }
-
-    /// Returns the keywords that the key accepts; empty if it does not take keywords.
-    pub fn choices(&self) -> Vec<&'static str> {
-        self.facts.keywords.map(|keywords| keywords.names()).unwrap_or_default()
-    }
-
-    /// Returns the keywords of the public model zoo that are not supported yet.
-    pub fn unsupported_choices(&self) -> &'static [&'static str] {
-        self.facts.keywords.map(|keywords| keywords.unsupported()).unwrap_or_default()
-    }
-
-    /// Returns whether no other value than the default is supported yet.
-    pub fn is_fixed(&self) -> bool {
-        self.facts.is_fixed
-    }
-
-    /// Returns the key of the same section of which this one is another spelling.
-    pub fn alias_of(&self) -> Option<&'static str> {
-        self.facts.alias_of
-    }
-
-    /// Returns whether the key changes anything; the others are accepted and reported as ignored.
-    pub fn has_effect(&self) -> bool {
-        self.facts.has_effect
-    }
-
-    /// Returns the description with the default and the choices, as schemas and lists show it.
-    pub fn summary(&self) -> String {
-        let mut text = self.description().to_owned();
-        if !self.has_effect() {
-            text.push_str(" Has no effect here.");
-        } else if self.alias_of().is_none() {
-            text.push(' ');
-            text.push_str(&self.default_sentences());
-            let choices = self.choices();
-            if choices.len() > 1 {
-                text.push_str(&format!(" Choices: {}.", quoted(&choices)));
-            }
-        }
-        text
-    }
-
-    /// Returns the sentences about the default, and about the default in `eval_input` if that differs.
-    fn default_sentences(&self) -> String {
-        let mut text = match self.default() {
-            DefaultValue::Yaml(yaml) if self.is_fixed() => format!("Must be `{yaml}`."),
-            default => default.sentence("Default"),
-        };
-        if let Some(eval) = self.eval_default() {
-            let subject = if self.is_fixed() { "In `eval_input`" } else { "Default in `eval_input`" };
-            text.push(' ');
-            text.push_str(&eval.sentence(subject));
-        }
-        text
-    }
-}
-
-impl DefaultValue {
-    fn sentence(self, subject: &str) -> String {
-        match self {
-            Self::Required => "Required.".to_owned(),
-            Self::RequiredIf(condition) => format!("Required if {condition}."),
-            Self::Yaml(yaml) => format!("{subject}: `{yaml}`."),
-            Self::FromKey(path) => format!("{subject}: the value of `{path}`."),
-            Self::Described(words) => format!("{subject}: {words}."),
-        }
-    }
-}
-
-impl SectionReference {
-    /// Returns the description of the section.
-    pub fn description(&self) -> &'static str {
-        self.description.trim()
-    }
-
-    /// Returns the key with this name.
-    pub fn key(&self, name: &str) -> Option<&'static KeyReference> {
-        self.keys.iter().find(|key| key.name == name)
-    }
-
-    /// Returns the other spellings of a key.
-    pub fn aliases_of(&self, name: &str) -> impl Iterator<Item = &'static KeyReference> {
-        self.keys.iter().filter(move |key| key.alias_of() == Some(name))
-    }
-}
-
-/// Returns the sections of the document with their names. `train_input` and `eval_input` have the same keys.
-pub fn sections() -> impl Iterator<Item = (&'static str, &'static SectionReference)> {
-    Params::REFERENCE.keys.iter().filter_map(|key| Some((key.name, key.section?)))
-}
-
-/// Lists words in backquotes.
-fn quoted(words: &[&str]) -> String {
-    let words: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();
-    words.join(", ")
-}
+pub use crate::document::sections;
+pub use crate::keys::{DefaultValue, KeyFacts, KeyReference, SectionReference};
 
 /// Breaks a text into lines of at most `width` characters, each after the first with `indent` before it. Words in
 /// backquotes that contain spaces may be broken, because Markdown joins lines again.

@@ -1,4 +1,4 @@
-//! JSON schemas: descriptions in all of them, and the stricter schema for editors.
+//! The JSON schema for editors, which is stricter than those of custom resources.
 
 use schemars::Schema;
 use schemars::transform::{RecursiveTransform, Transform};
@@ -6,21 +6,6 @@ use serde_json::{Map, Value, json};
 
 use super::{DefaultValue, KeyReference, SectionReference, trainer_schema};
 use crate::document::Params;
-use crate::yaml::camel_case;
-
-/// Returns a transform that adds defaults and choices to the descriptions of a section's properties.
-pub(crate) fn describe_keys(section: &'static SectionReference) -> impl Transform {
-    move |schema: &mut Schema| {
-        let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else { return };
-        for key in section.keys {
-            for name in [key.name.to_owned(), camel_case(key.name)] {
-                if let Some(property) = properties.get_mut(&name).and_then(Value::as_object_mut) {
-                    property.insert("description".into(), key.summary().into());
-                }
-            }
-        }
-    }
-}
 
 /// Returns `docs/reference/params.schema.json`: the schema of the document for editors.
 ///

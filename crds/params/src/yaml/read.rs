@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::scalar::{ScalarKind, classify_scalar, parse_yaml11_bool};
 use super::tree::{MapEntry, YamlNode, YamlValue};
 use crate::error::{ParamsError, ParamsProblem, ParamsProblemKind};
-use crate::reference::SectionReference;
+use crate::keys::SectionReference;
 use crate::yaml::closest_match;
 
 /// Lines by key path (`model.hidden_size`): kept with the document so that later checks can report the line.

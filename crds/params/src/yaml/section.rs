@@ -1,7 +1,7 @@
 //! `section!`: one table per section of a document.
 //!
 //! The table generates the serde type, the JSON schema, the strict reader, the list of ignored keys, and the section's
-//! [`SectionReference`](crate::reference::SectionReference), so that they always agree.
+//! [`SectionReference`](crate::keys::SectionReference), so that they always agree.
 
 /// Defines a section in which every key is optional for the reader.
 ///
@@ -20,7 +20,7 @@
 /// ```
 ///
 /// * The struct's fields are keys that are used (or rejected with a reason when they are resolved). Each has a
-///   description and [`KeyFacts`](crate::reference::facts::KeyFacts): without one of them the table does not compile.
+///   description and [`KeyFacts`](crate::keys::facts::KeyFacts): without one of them the table does not compile.
 /// * `ignored` has keys that only configure the real machine: typed, accepted, and reported once to the user.
 /// * `unsupported` has keys of the public model zoo that are rejected by name, each with a remedy.
 /// * `read_elsewhere` has keys of the same document that other readers use: ignored here.
@@ -42,7 +42,7 @@ macro_rules! section {
     ) => {
         #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-        #[cfg_attr(feature = "schema", schemars(transform = $crate::reference::describe_keys($name::REFERENCE)))]
+        #[cfg_attr(feature = "schema", schemars(transform = $crate::yaml::describe_keys($name::REFERENCE)))]
         $( #[doc = $doc] )+
         $( #[serde($($serde)*)] )?
         pub struct $name {
@@ -65,15 +65,18 @@ macro_rules! section {
 
         impl $name {
             /// The keys of this section with their types, defaults and choices.
-            pub const REFERENCE: &'static $crate::reference::SectionReference = &$crate::reference::SectionReference {
+            pub const REFERENCE: &'static $crate::keys::SectionReference = &$crate::keys::SectionReference {
                 type_name: stringify!($name),
                 description: concat!($($doc),+),
                 keys: &[
-                    $( $crate::reference::KeyReference::new::<$ty>(
-                        stringify!($field), concat!($($fdoc),+), $facts,
+                    $( $crate::keys::KeyReference::new(
+                        stringify!($field), concat!($($fdoc),+),
+                        (<$ty as $crate::yaml::FromNode>::TYPE, <$ty as $crate::yaml::FromNode>::SECTION), $facts,
                     ), )*
-                    $( $crate::reference::KeyReference::new::<$ity>(
-                        stringify!($ifield), concat!($($idoc),+), $crate::reference::facts::no_effect(),
+                    $( $crate::keys::KeyReference::new(
+                        stringify!($ifield), concat!($($idoc),+),
+                        (<$ity as $crate::yaml::FromNode>::TYPE, <$ity as $crate::yaml::FromNode>::SECTION),
+                        $crate::keys::facts::no_effect(),
                     ), )*
                 ],
                 unsupported: &[$( ($ukey, $remedy), )*],
@@ -94,7 +97,7 @@ macro_rules! section {
 
         impl $crate::yaml::FromNode for $name {
             const TYPE: &'static str = "a mapping of keys to values";
-            const SECTION: Option<&'static $crate::reference::SectionReference> = Some($name::REFERENCE);
+            const SECTION: Option<&'static $crate::keys::SectionReference> = Some($name::REFERENCE);
 
             fn from_node(node: &$crate::yaml::YamlNode, reader: &mut $crate::yaml::TreeReader) -> Option<Self> {
                 let mut section = Self::default();
