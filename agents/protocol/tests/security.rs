@@ -191,7 +191,7 @@ impl std::io::Write for ThreadLog {
 /// Peers without TLS or without a certificate are rejected and logged; peers that send nothing more are dropped for
 /// others.
 #[tokio::test]
-async fn rejected_connections_are_logged_and_block_nobody() {
+async fn rejected_connections_are_logged_and_block_no_other() {
     let ours = Authority::new(valid_for_a_day()).unwrap();
     let server = ours.issue_for_hosts(&coordinator(), &["localhost".into()], valid_for_a_day()).unwrap();
     let address = serve(Identity::new(&server).unwrap(), AdmissionPolicy::Agents, Protection::Encrypted).await;
@@ -214,11 +214,11 @@ async fn rejected_connections_are_logged_and_block_nobody() {
     let tcp = TcpStream::connect(&address).await.unwrap();
     let host = ServerName::try_from("localhost").unwrap();
     let anonymous = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(host, tcp).await;
-    let heard = match anonymous {
+    let answer = match anonymous {
         Ok(mut tls) => tls.read_u8().await,
         Err(error) => Err(error),
     };
-    assert!(heard.is_err(), "without a certificate");
+    assert!(answer.is_err(), "without a certificate");
 
     let mut idle = Vec::new();
     for _ in 0..MAX_HANDSHAKES + 40 {

@@ -133,9 +133,9 @@ fn all_params_errors_are_reported_together() {
     let place = TestDir::new();
     place.params("bad.yaml", &[("hidden_size: 32", "hiden_size: 32"), ("max_steps: 6", "maxsteps: 6")]);
     let ended = place.run("train -p bad.yaml -o m");
-    let told = ended.stderr.lines().filter(|line| line.starts_with("error: ")).count();
+    let errors = ended.stderr.lines().filter(|line| line.starts_with("error: ")).count();
     assert!(
-        told >= 2 && ended.stderr.contains("hidden_size") && ended.stderr.contains("max_steps"),
+        errors >= 2 && ended.stderr.contains("hidden_size") && ended.stderr.contains("max_steps"),
         "{}",
         ended.stderr
     );

@@ -97,7 +97,7 @@ fn run_survives_temporarily_full_disk() {
     let of = format!("{}\n{}", ended.stdout, ended.stderr);
     assert_eq!(ended.code(), 0, "{of}");
     assert_eq!(place.processes(), [""; 0], "{of}");
-    assert_eq!(ended.stderr.matches("are kept in memory").count(), 1, "it is told once: {of}");
+    assert_eq!(ended.stderr.matches("are kept in memory").count(), 1, "the warning is printed once: {of}");
     assert!(ended.stderr.contains("metrics and the journal are written again dropped=0"), "{of}");
     let steps: Vec<u64> = metrics_log::read(&place.path("kept")).unwrap().iter().map(MetricPoint::step).collect();
     assert_eq!(steps, (1..=300).collect::<Vec<u64>>());

@@ -41,8 +41,8 @@ fn data_paths_are_checked_beside_params_before_start() {
     assert_eq!(planned["host"]["fits"], true);
     assert!(planned["host"]["step"]["seconds"].as_f64() > Some(0.0), "{}", planned["host"]);
     let trained = place.succeed("train -o out -p project/params.yaml");
-    let told = "One epoch of the training data is 77 samples, 1,232 tokens, 9.6 steps.";
-    assert!(trained.stdout.contains(told), "{}", trained.stdout);
+    let epoch = "One epoch of the training data is 77 samples, 1,232 tokens, 9.6 steps.";
+    assert!(trained.stdout.contains(epoch), "{}", trained.stdout);
     // 154 samples are 19 complete batches of 8.
     let epochs = [TEXT, VOCABULARY, ("max_steps: 6", "max_epochs: 2\n    log_steps: 19"), ("    log_steps: 1\n", "")];
     place.params("project/epochs.yaml", &epochs);

@@ -356,7 +356,7 @@ pub fn wait_until_ended(processes: &[(String, u32)]) {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "nobody tells when a process that is not a child has gone")]
+#[expect(clippy::disallowed_methods, reason = "the end of a process that is not a child is not notified")]
 fn poll_delay() {
     std::thread::sleep(Duration::from_millis(20));
 }

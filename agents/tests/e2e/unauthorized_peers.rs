@@ -71,7 +71,7 @@ async fn join(channel: Channel, name: &str) -> Status {
 }
 
 /// Requests weights as `name`; returns status and text of the response.
-async fn ask_for_link(mut channel: Channel, name: &str) -> (StatusCode, String) {
+async fn request_link(mut channel: Channel, name: &str) -> (StatusCode, String) {
     let request = Request::post(packet::LINK_DOWN_PATH).header(EPOCH_HEADER, "1.1").header(AGENT_HEADER, name);
     let request = request.body(Body::empty()).unwrap();
     poll_fn(|cx| channel.poll_ready(cx)).await.unwrap();
@@ -112,15 +112,15 @@ async fn unauthorized_peers_are_rejected_at_every_port() {
     let shard = agent(&this, "memoryx-0");
     let mut forged = other.issue(&shard, today()).unwrap();
     forged.authority = ours.certificate().to_owned();
-    let strangers = [
+    let unauthorized = [
         (Identity::new(&forged).unwrap(), "alert"),
         (identity(&ours, &agent(&AttemptName::new("another", 1).unwrap(), "memoryx-0")), "of job another"),
         (identity(&ours, &agent(&AttemptName::new(this.job(), 0).unwrap(), "memoryx-0")), "of attempt 0"),
         (identity(&ours, &MemberName::Service(Service::RestServer)), "is not authorized for this port"),
     ];
-    for (stranger, reason) in &strangers {
+    for (peer, reason) in &unauthorized {
         for (port, of) in [(&control, "coordinator-0"), (&data, "memoryx-0"), (&link_port, "swarmx-0")] {
-            let error = dial(port, stranger, of, Protection::Encrypted).await.unwrap_err();
+            let error = dial(port, peer, of, Protection::Encrypted).await.unwrap_err();
             assert!(error.contains(reason), "{of}: {error}");
         }
     }
@@ -131,18 +131,18 @@ async fn unauthorized_peers_are_rejected_at_every_port() {
         join(dial(&control, &system, "coordinator-0", Protection::Encrypted).await.unwrap(), "memoryx-0").await;
     assert_eq!(status.code(), Code::PermissionDenied, "{status}");
     let channel = dial(&link_port, &system, "swarmx-0", Protection::Encrypted).await.unwrap();
-    let (status, text) = ask_for_link(channel.clone(), "cs2-0").await;
+    let (status, text) = request_link(channel.clone(), "cs2-0").await;
     assert_eq!((status, text.as_str()), (StatusCode::FORBIDDEN, "cs2-1 requested a link of cs2-0"));
     // A second process with the name of a live one.
-    let (status, text) = ask_for_link(channel, "cs2-1").await;
+    let (status, text) = request_link(channel, "cs2-1").await;
     assert_eq!(status, StatusCode::CONFLICT, "{text}");
     let shard = identity(&ours, &shard);
     let status = join(dial(&control, &shard, "coordinator-0", Protection::Encrypted).await.unwrap(), "memoryx-0").await;
     assert_eq!(status.code(), Code::AlreadyExists, "{status}");
 
     // The journal admits the launcher of the attempt and the control plane only.
-    for stranger in [agent(&this, "cs2-1"), MemberName::Launcher(AttemptName::new("another", 1).unwrap())] {
-        journal(&journal_port, &this, &ours, &stranger).connect().await.unwrap_err();
+    for peer in [agent(&this, "cs2-1"), MemberName::Launcher(AttemptName::new("another", 1).unwrap())] {
+        journal(&journal_port, &this, &ours, &peer).connect().await.unwrap_err();
     }
     let mut operator =
         journal(&journal_port, &this, &ours, &MemberName::Service(Service::Operator)).connect().await.unwrap();

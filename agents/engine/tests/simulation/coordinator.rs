@@ -56,7 +56,7 @@ pub struct SimulatedCoordinator {
     background_tasks: Vec<BackgroundTask>,
     directories: u64,
     /// The newest step reported in this attempt.
-    told: Option<u64>,
+    reported: Option<u64>,
     /// The step of the most recent evaluation source.
     source: Option<u64>,
     /// Reports to be replayed in a later epoch: they must have no effect.
@@ -70,7 +70,7 @@ impl SimulatedCoordinator {
             streams: BTreeMap::new(),
             background_tasks: Vec::new(),
             directories: 0,
-            told: None,
+            reported: None,
             source: None,
             stale_messages: Vec::new(),
         }
@@ -204,10 +204,10 @@ impl SimulatedCoordinator {
         let last = history.steps.last().map_or(0, |last| last.step);
         match record.step {
             step if step == last + 1 => history.steps.push(record),
-            step if step == last && self.told.is_none() => {}
-            step => return Err(format!("step {step} is told after {last}")),
+            step if step == last && self.reported.is_none() => {}
+            step => return Err(format!("step {step} is reported after {last}")),
         }
-        self.told = Some(record.step);
+        self.reported = Some(record.step);
         Ok(())
     }
 

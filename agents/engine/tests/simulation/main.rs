@@ -49,7 +49,7 @@ fn check(job: &SimulatedJob, history: &History) -> Result<(), String> {
         return Err(format!("only the steps {:?} were saved", history.saved));
     }
     if policy.train && history.steps != job.reference.commits {
-        return Err("not every step was told once".to_owned());
+        return Err("not every step was reported once".to_owned());
     }
     if let Some(EvalPolicy { every, .. }) = policy.eval {
         let last = policy.max_steps;
@@ -61,7 +61,7 @@ fn check(job: &SimulatedJob, history: &History) -> Result<(), String> {
         // A run that only evaluates restarts with every coordinator.
         let times = if policy.train { 1 } else { 1 + history.restarts + history.stops };
         if history.evaluated.values().any(|evaluated| *evaluated > times) {
-            return Err("an evaluation was told twice by one coordinator".to_owned());
+            return Err("one coordinator reported an evaluation twice".to_owned());
         }
     }
     Ok(())

@@ -14,9 +14,9 @@ use crate::reference::Reference;
 /// A fault or a request of the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// An agent dies and is restarted some time later.
+    /// An agent fails and is restarted some time later.
     Crash(Role),
-    /// An agent dies permanently.
+    /// An agent fails permanently.
     Vanish(Role),
     /// A system leaves permanently, if enough are left; another one may join.
     Leave,

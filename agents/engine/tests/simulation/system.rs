@@ -95,7 +95,7 @@ impl SystemBody {
 
     pub fn samples(&mut self, samples: Vec<u64>) -> Result<(), String> {
         let Some(run) = &mut self.run else { return Ok(()) };
-        let leaves = run.asked.take().ok_or("samples came that nobody asked for")?;
+        let leaves = run.asked.take().ok_or("received samples that were not requested")?;
         if leaves.len() != samples.len() {
             return Err("each leaf has its samples".to_owned());
         }

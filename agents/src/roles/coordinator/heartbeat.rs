@@ -145,8 +145,8 @@ mod tests {
         for (step, is_stopping) in [(20, false), (7, true)] {
             let doing = RunActivity::after_step(step, 20, is_stopping);
             heartbeat.set_activity(doing, start);
-            let told = heartbeat.next_message(start + HEARTBEAT_INTERVAL).unwrap();
-            assert_eq!(told, format!("Still saving the checkpoint of step {step}: 0:00:30 so far."));
+            let message = heartbeat.next_message(start + HEARTBEAT_INTERVAL).unwrap();
+            assert_eq!(message, format!("Still saving the checkpoint of step {step}: 0:00:30 so far."));
         }
     }
 }

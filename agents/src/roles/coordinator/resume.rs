@@ -352,8 +352,8 @@ mod tests {
         assert_eq!(kept.plan.chunks, small.plan.chunks);
         assert!(message.is_some());
         // Every agent compiles the same plan from the document that it receives.
-        let told: JobDocument = serde_json::from_str(&serde_json::to_string(&kept.document()).unwrap()).unwrap();
-        assert_eq!(told.compile(Isa::Portable).unwrap().hash, kept.hash);
+        let received: JobDocument = serde_json::from_str(&serde_json::to_string(&kept.document()).unwrap()).unwrap();
+        assert_eq!(received.compile(Isa::Portable).unwrap().hash, kept.hash);
         // If nothing changed, the job is not compiled again and nothing is reported.
         let (same, message) = with_cuts_of(&profile, small).unwrap();
         assert_eq!((same.hash, message), (hash, None));

@@ -194,9 +194,9 @@ mod tests {
         assert!(!backlog.exceeded());
         backlog.add();
         assert!(backlog.exceeded());
-        let told: Vec<bool> = (0..5).map(|_| backlog.take()).collect();
-        assert_eq!(told, [false, false, true, false, false]);
+        let notified: Vec<bool> = (0..5).map(|_| backlog.take()).collect();
+        assert_eq!(notified, [false, false, true, false, false]);
         backlog.add();
-        assert!(!backlog.take(), "nobody waits");
+        assert!(!backlog.take(), "no grant is held back");
     }
 }

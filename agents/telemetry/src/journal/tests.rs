@@ -104,9 +104,9 @@ fn follower_receives_each_entry_once() {
     }
     let late = journal.follow(2500);
 
-    let (heard, hearing) = mpsc::channel();
+    let (notified, notifications) = mpsc::channel();
     let subscription = journal.subscribe(move |seq| {
-        let _ = heard.send(seq);
+        let _ = notified.send(seq);
     });
     std::thread::scope(|scope| {
         for (mut follower, mut next) in [(early, 1), (late, 2500)] {
@@ -128,7 +128,7 @@ fn follower_receives_each_entry_once() {
     });
     drop(subscription);
     journal.append(outcome()).unwrap();
-    assert_eq!(hearing.iter().last(), Some(ENTRIES));
+    assert_eq!(notifications.iter().last(), Some(ENTRIES));
     assert!(journal.follow(ENTRIES + 2).wait(1, Duration::ZERO).unwrap().is_empty());
 }
 
@@ -201,9 +201,9 @@ fn events_beyond_what_may_wait_are_counted_in_the_journal() {
     journal.state().file.set_refusing(false);
     let mut follower = journal.follow(last + 1);
     assert_eq!(journal.append(state(RunPhase::Evaluating)).unwrap(), last + 2);
-    let told = follower.poll(9).unwrap();
-    assert_eq!(told[0].event, JournalEvent::Dropped(Dropped { metrics: 6, ..Dropped::default() }));
-    assert_eq!((told[0].seq, told[1].seq, journal.dropped()), (last + 1, last + 2, 6));
+    let entries = follower.poll(9).unwrap();
+    assert_eq!(entries[0].event, JournalEvent::Dropped(Dropped { metrics: 6, ..Dropped::default() }));
+    assert_eq!((entries[0].seq, entries[1].seq, journal.dropped()), (last + 1, last + 2, 6));
     let of_first: Vec<_> = read_all(dir.path(), 1).into_iter().filter(|(attempt, _)| *attempt == 1).collect();
     assert_eq!(of_first, (1..=last + 2).map(|seq| (1, seq)).collect::<Vec<_>>());
     journal.append(metric(7)).unwrap();

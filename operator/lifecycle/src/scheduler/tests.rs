@@ -47,7 +47,7 @@ fn grants_and_places() {
     );
     let eight = amounts(8, 8, None);
     let table: Vec<Row> = vec![
-        ("nobody asks", eight, vec![], vec![], &[], &[]),
+        ("no job waits", eight, vec![], vec![], &[], &[]),
         ("lowest names first", eight, vec![], vec![ask("a", 0, 1, 2)], &[("a", "csx-0 csx-1")], &[]),
         ("gaps are filled", eight, vec![holds("x", &[0, 2])], vec![ask("a", 0, 1, 2)], &[("a", "csx-1 csx-3")], &[]),
         (
@@ -87,7 +87,7 @@ fn grants_and_places() {
             ],
         ),
         (
-            "what never fits blocks nobody",
+            "a job that never fits blocks no other",
             eight,
             vec![],
             vec![ask("huge", 9, 1, 9), ask("a", 0, 2, 1)],
@@ -207,12 +207,12 @@ fn check(capacity: &ResourceAmounts, ledger: &[Grant], asks: &[SystemRequest], d
     let orders: Vec<_> = queue.iter().map(|place| order(asked[place.uid.as_str()])).collect();
     assert!(orders.is_sorted());
     if let Some(first) = orders.first() {
-        assert!(decided.grants.iter().all(|grant| order(asked[grant.uid.as_str()]) < *first), "nobody overtakes");
+        assert!(decided.grants.iter().all(|grant| order(asked[grant.uid.as_str()]) < *first), "no later job overtakes");
     }
 }
 
 #[test]
-fn random_queues_keep_invariants_and_nobody_starves() {
+fn random_queues_keep_invariants_without_starvation() {
     // Long enough after the last submission for every job to end.
     for seed in 0..60 {
         let mut random = Random(seed);
@@ -245,6 +245,9 @@ fn random_queues_keep_invariants_and_nobody_starves() {
             }
         }
         let possible = asks.iter().filter(|ask| exceeds_capacity(&capacity, ask).is_none());
-        assert!(possible.clone().all(|ask| served.contains(&ask.uid)), "seed {seed}: somebody never had a turn");
+        assert!(
+            possible.clone().all(|ask| served.contains(&ask.uid)),
+            "seed {seed}: a job that fits was never started"
+        );
     }
 }

@@ -151,7 +151,7 @@ impl JobFixture {
 
     fn outcome(&mut self, exit_code: u8, reason: &str) {
         let outcome =
-            ReportedOutcome { exit_code, reason: reason.to_owned(), message: "told".to_owned(), failed_agent: None };
+            ReportedOutcome { exit_code, reason: reason.to_owned(), message: "text".to_owned(), failed_agent: None };
         self.report(|report| report.outcome = Some(outcome));
     }
 
@@ -240,8 +240,8 @@ fn job_runs_to_completion_and_releases_everything() {
     assert_eq!(world.visit(), JobState::Succeeded);
     assert!(!world.is(ConditionType::Admitted) && world.status().systems.is_empty());
     assert_eq!(world.status().checkpoint.unwrap().digest.as_deref(), Some("digest"));
-    let told = ["Queued", "Starting", "Training", "CheckpointWriteFailed", "Evaluating", "Succeeded"];
-    assert_eq!(world.events, told, "each once");
+    let expected = ["Queued", "Starting", "Training", "CheckpointWriteFailed", "Evaluating", "Succeeded"];
+    assert_eq!(world.events, expected, "each once");
 }
 
 #[test]
@@ -347,7 +347,11 @@ fn terminated_shard_is_the_cause_in_any_order() {
     }
     let mut world = JobFixture::training(2);
     world.outcome(130, "Interrupted");
-    assert_eq!((world.visit(), world.status().restarts), (JobState::Restarting, Some(1)), "nobody here asked for it");
+    assert_eq!(
+        (world.visit(), world.status().restarts),
+        (JobState::Restarting, Some(1)),
+        "the restart was not requested by the user"
+    );
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn unreadable_record_is_reported_in_every_state() {
             JobState::Starting,
         ),
         (
-            "its agents ended while nobody looked",
+            "its agents ended while no operator was running",
             || {
                 let mut world = JobFixture::training(2);
                 world.remove_agents();
@@ -90,10 +90,10 @@ fn unreadable_record_is_reported_in_every_state() {
                 "{case}: nothing is started"
             );
             let followed = world.last.contains(&JobCommand::FollowCoordinator { attempt: world.attempt() });
-            assert_eq!(followed, expected != JobState::Queued, "{case}: what its coordinator tells is heard");
+            assert_eq!(followed, expected != JobState::Queued, "{case}: its coordinator's journal is followed");
             let accepted = world.status().condition(ConditionType::Accepted).cloned().unwrap();
-            let told = (accepted.status.as_str(), accepted.reason.as_str(), accepted.message.as_str());
-            assert_eq!(told, ("False", "ResolvedUnreadable", UNUSABLE), "{case}");
+            let found = (accepted.status.as_str(), accepted.reason.as_str(), accepted.message.as_str());
+            assert_eq!(found, ("False", "ResolvedUnreadable", UNUSABLE), "{case}");
             if expected == JobState::Queued {
                 assert_eq!(world.reason(ConditionType::Admitted), "ResolvedUnreadable", "{case}");
                 assert!(world.status().systems.is_empty(), "{case}: it holds nothing");
@@ -126,7 +126,7 @@ fn attempt_with_unreadable_record_still_ends() {
     let mut world = JobFixture::training(2);
     world.lose_the_record();
     world.seen.agents.retain(|agent| agent.role != Role::SwarmX);
-    assert_eq!(world.visit_without_record(), JobState::Restarting, "the status tells who must be there");
+    assert_eq!(world.visit_without_record(), JobState::Restarting, "the status says which agents must exist");
     assert!(world.status().failure.unwrap().message.unwrap().contains("swarmx"));
 }
 
@@ -140,9 +140,10 @@ fn unsupported_agents_finish_their_attempt() {
     world.spec().num_csx = 1;
     assert_eq!(world.visit(), JobState::Training, "the attempt under way goes on as it is");
     assert_eq!(runs(&world), Some((1, 2)));
-    let told = |world: &JobFixture, of| world.status().condition(of).map(|it| (it.reason.clone(), it.message.clone()));
+    let condition =
+        |world: &JobFixture, of| world.status().condition(of).map(|it| (it.reason.clone(), it.message.clone()));
     let refused = Some(("AgentsUnsupported".to_owned(), REFUSED.to_owned()));
-    assert_eq!(told(&world, ConditionType::Accepted), refused, "another number of systems takes another attempt");
+    assert_eq!(condition(&world, ConditionType::Accepted), refused, "another number of systems takes another attempt");
     world.spec().num_csx = 2;
     assert_eq!(world.visit(), JobState::Training);
     assert!(world.is(ConditionType::Accepted));
@@ -152,7 +153,7 @@ fn unsupported_agents_finish_their_attempt() {
     for _ in 0..2 {
         assert_eq!(world.visit(), JobState::Queued);
         assert_eq!((runs(&world), world.attempt()), (None, 1), "no second attempt");
-        assert_eq!(told(&world, ConditionType::Admitted), refused);
+        assert_eq!(condition(&world, ConditionType::Admitted), refused);
         assert!(world.status().systems.is_empty(), "it holds nothing");
     }
     world.grant();

@@ -223,7 +223,7 @@ fn drain_has_no_backoff_and_suspension_clears_it() {
     assert_eq!(world.visit(), JobState::Suspended);
     world.spec().suspend = false;
     world.grant();
-    assert_eq!(world.visit(), JobState::Starting, "whoever resumes the job wants it to start");
+    assert_eq!(world.visit(), JobState::Starting, "a resumed job starts without a backoff");
 }
 
 #[test]

@@ -156,7 +156,7 @@ impl<'a> Simulation<'a> {
         }
         let moment =
             |(when, _): &(FaultTrigger, Fault)| if let FaultTrigger::Tick(tick) = when { Some(*tick) } else { None };
-        self.tick = self.faults.iter().filter_map(moment).min().ok_or("nobody can go on")?;
+        self.tick = self.faults.iter().filter_map(moment).min().ok_or("no agent can continue")?;
         self.inject_fault()?;
         self.choose()
     }
@@ -397,9 +397,9 @@ impl<'a> Simulation<'a> {
         if self.ended.iter().any(|shard| *shard != committed) {
             return Err(format!("the shards end at {:?}", self.ended));
         }
-        let told = self.history.steps.last().map_or(0, |last| last.step);
-        if told != committed {
-            return Err(format!("step {committed} is committed, but {told} the last that was told"));
+        let reported = self.history.steps.last().map_or(0, |last| last.step);
+        if reported != committed {
+            return Err(format!("step {committed} is committed, but the last reported step is {reported}"));
         }
         let trained = committed > self.source.step();
         if trained && !self.network.published.contains_key(&committed) {
