@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_tell_which_systems_they_are() {
+    fn systems_are_counted_by_their_pods() {
         let pod = |uid: &str, system: &str| ObjectMeta {
             namespace: Some("team".to_owned()),
             labels: Some(

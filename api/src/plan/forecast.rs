@@ -98,7 +98,7 @@ mod tests {
         let (_, start) = plan(&[running("a", 2, Some(200)), running("b", 2, Some(300))], &[], 4);
         assert_eq!(start, Some(at(300)));
         let (place, start) = plan(&[running("a", 4, Some(200))], &[request_of("w", 4, 10)], 2);
-        assert_eq!((place.unwrap_err().position, start), (Some(2), None), "nobody knows how long `w` will take");
+        assert_eq!((place.unwrap_err().position, start), (Some(2), None), "the duration of `w` is unknown");
         let (place, start) = plan(&[], &[], 5);
         assert_eq!((place.unwrap_err().position, start), (None, None));
     }

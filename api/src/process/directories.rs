@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(locate_text("/data/x.txt").unwrap(), "/vol/books/x.txt");
         assert_eq!(locate_text("/data/deep/x").unwrap(), "/vol/books/b/c/x");
         let written = "/srv/data/model_dirs/team/other/model_dir/checkpoint_3";
-        assert_eq!(locate_text(written).unwrap(), written, "as its status tells it");
+        assert_eq!(locate_text(written).unwrap(), written, "the same text as in its status");
         job.spec.volumes.push(JobVolume {
             name: "t".to_owned(),
             persistent_volume_claim: None,

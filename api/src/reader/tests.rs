@@ -265,16 +265,16 @@ async fn journal_is_served_from_a_sequence_number() {
         }
     }
     let (remote, _end) = served(&reads, LONG_TIMEOUT).await;
-    let told = async |from| {
+    let entries_from = async |from| {
         let entries =
             remote.journal().follow(FollowRequest { from, from_current_state: false }).await.unwrap().into_inner();
         let entries: Vec<Entry> = entries.try_collect().await.unwrap();
         entries.into_iter().map(|entry| (entry.number, entry.attempt, entry.kind)).collect::<Vec<_>>()
     };
     let entry = |number, kind: &str| (number, 1, kind.to_owned());
-    assert_eq!(told(5).await, [entry(5, "checkpoint"), entry(6, "outcome")]);
-    assert_eq!(told(0).await, [entry(4, "checkpoint"), entry(5, "checkpoint"), entry(6, "outcome")]);
-    assert_eq!(told(7).await, []);
+    assert_eq!(entries_from(5).await, [entry(5, "checkpoint"), entry(6, "outcome")]);
+    assert_eq!(entries_from(0).await, [entry(4, "checkpoint"), entry(5, "checkpoint"), entry(6, "outcome")]);
+    assert_eq!(entries_from(7).await, []);
     // The journal of a job that had the model_dir before is not served, and a stream of the newest entries is not
     // supported.
     assert!(journal_files::entries(reads.model_dir.clone(), "another".to_owned(), 0).recv().await.is_none());

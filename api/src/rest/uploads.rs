@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(params["train_input"]["data_dir"], format!("{UPLOADS_DIR}/0-*"));
         assert!(
             attach_uploads(&mut params, &mut spec, vec![("z".to_owned(), Bytes::new())]).is_err(),
-            "nobody names it"
+            "the params name no file of this name"
         );
     }
 

@@ -131,8 +131,8 @@ mod tests {
 
     #[test]
     fn unreadable_object_keeps_its_last_readable_version() {
-        let told = std::cell::Cell::new(0);
-        let report = |_| told.set(told.get() + 1);
+        let reported = std::cell::Cell::new(0);
+        let report = |_| reported.set(reported.get() + 1);
         let mut writer = Writer::<ConfigMap>::default();
         let store = writer.as_reader();
         let (good, bad) = (|| object(json!({"key": "value"})), || object(json!(["a list"])));
@@ -150,6 +150,6 @@ mod tests {
         let gone = readable(Event::Delete(bad()), &store, &report).unwrap();
         writer.apply_watcher_event(&gone);
         assert!(store.state().is_empty());
-        assert_eq!(told.get(), 3, "a deletion is nothing to tell of");
+        assert_eq!(reported.get(), 3, "deletions are not reported");
     }
 }

@@ -394,5 +394,5 @@ fn reader_has_one_read_only_claim_and_no_credentials() {
     assert_eq!(mount.sub_path.as_deref(), Some("a/b"));
     let issued = Credentials { certificate: "C".to_owned(), key: "K".to_owned(), authority: "OPERATORS".to_owned() };
     let secret = reader.secret(issued).data.unwrap();
-    assert_eq!(secret["ca.crt"].0, b"CLIENTS", "only clients of whoever asked are let in");
+    assert_eq!(secret["ca.crt"].0, b"CLIENTS", "only clients of the server that requested the reader are admitted");
 }

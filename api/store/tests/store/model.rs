@@ -7,7 +7,7 @@ use millrace_store::{CreateResult, IdempotencyKey, JobContent, JobFilter, JobRec
 use crate::random::Random;
 use crate::scratch::Scratch;
 
-behaviours![jobs_are_as_the_model_says];
+behaviours![jobs_agree_with_the_model];
 
 const DAY: i64 = 24 * 3_600_000;
 
@@ -156,7 +156,7 @@ async fn agree(store: &Store, model: &mut Model, namespace: &str, name: &str) {
     assert_eq!(store.jobs(&all, None, 1000).await.unwrap().items, model.jobs);
 }
 
-async fn jobs_are_as_the_model_says(Scratch { store, .. }: &Scratch) {
+async fn jobs_agree_with_the_model(Scratch { store, .. }: &Scratch) {
     let (mut random, mut model, mut now) = (Random(42), Model::default(), 0);
     let mut outcomes = Vec::new();
     for number in 1..=500 {
