@@ -57,6 +57,11 @@ impl Document {
         match path {
             "train_input.tokenizer" | "eval_input.tokenizer" => document.set("model.vocab_size", "50257"),
             "optimizer.momentum" => document.set("optimizer.optimizer_type", "SGD"),
+            "optimizer.alpha" | "optimizer.centered" => document.set("optimizer.optimizer_type", "RMSprop"),
+            "optimizer.lr_decay" | "optimizer.initial_accumulator_value" => {
+                document.set("optimizer.optimizer_type", "Adagrad")
+            }
+            "optimizer.momentum_decay" => document.set("optimizer.optimizer_type", "NAdam"),
             _ if path.starts_with("optimizer.learning_rate.") => {
                 let key = path.trim_start_matches("optimizer.learning_rate.");
                 document.set("optimizer.learning_rate", schedule_with(key))
@@ -194,6 +199,8 @@ fn described(path: &str) -> Option<&'static str> {
         "train_input.max_sequence_length" => Some("256"),
         "train_input.split" => Some("train"),
         "eval_input.split" => Some("validation"),
+        "optimizer.betas" => Some("[0.9, 0.999]"),
+        "optimizer.eps" => Some("1e-6"),
         "runconfig.eval_frequency" => Some("100"),
         "runconfig.log_steps" => Some("1"),
         "runconfig.job_labels" => Some("[]"),

@@ -34,6 +34,13 @@ fn omitted_keys_have_model_zoo_defaults() {
 
 /// Each case has one invalid value, with the expected key, line, kind and a word of the hint.
 #[test]
+fn centered_rmsprop_has_no_momentum() {
+    let text = with("optimizer", "optimizer_type: RMSprop\n  momentum: 0.5\n  centered: true");
+    let report = resolve(&text).unwrap_err().report();
+    assert!(report.contains("optimizer.centered") && report.contains("three tensors for each weight"), "{report}");
+}
+
+#[test]
 fn every_check_names_its_key() {
     use ParamsProblemKind::*;
     for (section, line, key, kind, hint) in [

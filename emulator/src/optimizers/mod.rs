@@ -16,7 +16,12 @@ use millrace_params::OptimizerKind;
 #[cfg(feature = "kernels")]
 use crate::kernels::Simd;
 
+mod adagrad;
 mod adam;
+mod lion;
+mod nadam;
+mod radam;
+mod rmsprop;
 mod sgd;
 
 /// Maximum state tensors of an optimizer. The memory and the bandwidth of MemoryX are planned for this many.
@@ -91,6 +96,11 @@ optimizers! {
     adam::AdamW,
     adam::Adam,
     sgd::Sgd,
+    lion::Lion,
+    rmsprop::RmsProp,
+    adagrad::Adagrad,
+    nadam::NAdam,
+    radam::RAdam,
 }
 
 #[cfg(all(test, feature = "kernels"))]

@@ -7,7 +7,8 @@ use crate::kernels::testing::{assert_close, every_simd, uniform};
 
 /// Elements of the updated piece: no multiple of a vector.
 const ELEMENTS: usize = 53;
-const STEPS: u64 = 5;
+/// So many that RAdam uses both of its formulas.
+const STEPS: u64 = 8;
 
 /// What the tests of an optimizer need from its file.
 pub(super) trait OptimizerTests: Optimizer + Sized + Into<OptimizerKind> {

@@ -4,7 +4,7 @@
 //! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
 use super::LearningRateSetting;
-use crate::keys::facts::{alias_of, default, no_effect, required};
+use crate::keys::facts::{alias_of, default, no_effect, otherwise, required};
 use crate::optimizers::OPTIMIZERS;
 use crate::yaml::section;
 
@@ -15,14 +15,14 @@ section! {
         optimizer_type: String = required().one_of(&OPTIMIZERS),
         /// Learning rate: a number, one schedule, or a list of schedules that follow each other.
         learning_rate: LearningRateSetting = required(),
-        /// Decay rates of Adam's two moments.
-        betas: Vec<f64> = default("[0.9, 0.999]"),
+        /// Decay rates of the two moments of Adam, AdamW, NAdam and RAdam; for Lion, of direction and momentum.
+        betas: Vec<f64> = otherwise("[0.9, 0.999]; for Lion [0.9, 0.99]"),
         /// Older spelling of the first number of `betas`.
         beta1: f64 = alias_of("betas"),
         /// Older spelling of the second number of `betas`.
         beta2: f64 = alias_of("betas"),
-        /// Number added to the denominator of Adam's update.
-        eps: f64 = default("1e-6"),
+        /// Number added to the denominator of the update.
+        eps: f64 = otherwise("1e-6; for RMSprop, NAdam and RAdam 1e-8; for Adagrad 1e-10"),
         /// Older spelling of `eps`.
         epsilon: f64 = alias_of("eps"),
         /// Weight decay, which is not applied to biases and norms.
@@ -33,8 +33,18 @@ section! {
         correct_bias: bool = default("true"),
         /// Older spelling of `correct_bias`.
         use_bias_correction: bool = alias_of("correct_bias"),
-        /// Momentum of SGD.
+        /// Momentum of SGD and RMSprop.
         momentum: f64 = default("0"),
+        /// Decay rate of RMSprop's mean of squares.
+        alpha: f64 = default("0.99"),
+        /// Whether RMSprop subtracts the mean of the gradient from the mean of squares. Not together with `momentum`.
+        centered: bool = default("false"),
+        /// Decay of Adagrad's learning rate, which is divided by 1 + (step - 1) lr_decay.
+        lr_decay: f64 = default("0"),
+        /// First value of Adagrad's sum of squares.
+        initial_accumulator_value: f64 = default("0"),
+        /// Rate at which NAdam's momentum approaches the first of `betas`.
+        momentum_decay: f64 = default("0.004"),
         /// Whether SGD uses Nesterov's momentum.
         nesterov: bool = default("false").fixed(),
         /// Older spelling of `nesterov`.

@@ -33,8 +33,6 @@ impl FromParams for Adam {
         &["betas", "beta1", "beta2", "eps", "epsilon", "correct_bias", "use_bias_correction"];
 
     fn from_params(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Self {
-        let eps = check.either_spelling("optimizer.eps", params.eps, "optimizer.epsilon", params.epsilon);
-        let eps_key = if params.eps.is_some() { "optimizer.eps" } else { "optimizer.epsilon" };
         let correct_bias = check.either_spelling(
             "optimizer.correct_bias",
             params.correct_bias,
@@ -42,8 +40,8 @@ impl FromParams for Adam {
             params.use_bias_correction,
         );
         Self {
-            betas: betas(check, params),
-            eps: check.positive(eps_key, eps, 1e-6),
+            betas: betas(check, params, [0.9, 0.999]),
+            eps: eps(check, params, 1e-6),
             correct_bias: correct_bias.unwrap_or(true),
         }
     }
@@ -58,7 +56,15 @@ impl FromParams for AdamW {
     }
 }
 
-pub(super) fn betas(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> [f64; 2] {
+/// Reads `eps`, in both spellings.
+pub(super) fn eps(check: &mut ResolveContext<'_>, params: &OptimizerParams, default: f64) -> f64 {
+    let given = check.either_spelling("optimizer.eps", params.eps, "optimizer.epsilon", params.epsilon);
+    let key = if params.eps.is_some() { "optimizer.eps" } else { "optimizer.epsilon" };
+    check.positive(key, given, default)
+}
+
+/// Reads `betas`, in both spellings.
+pub(super) fn betas(check: &mut ResolveContext<'_>, p: &OptimizerParams, default: [f64; 2]) -> [f64; 2] {
     if p.betas.is_some() && (p.beta1.is_some() || p.beta2.is_some()) {
         check.report_invalid(
             "optimizer.betas",
@@ -76,5 +82,8 @@ pub(super) fn betas(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> [f64
         }
     };
     let key = |older| if p.betas.is_some() { "optimizer.betas" } else { older };
-    [check.probability(key("optimizer.beta1"), first, 0.9), check.probability(key("optimizer.beta2"), second, 0.999)]
+    [
+        check.probability(key("optimizer.beta1"), first, default[0]),
+        check.probability(key("optimizer.beta2"), second, default[1]),
+    ]
 }

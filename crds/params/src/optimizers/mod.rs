@@ -15,7 +15,12 @@ use crate::keywords::Keywords;
 use crate::resolve::ResolveContext;
 use crate::yaml::ParamsSection;
 
+mod adagrad;
 mod adam;
+mod lion;
+mod nadam;
+mod radam;
+mod rmsprop;
 mod sgd;
 
 /// An optimizer's settings, read from params.
@@ -84,8 +89,7 @@ macro_rules! optimizers {
         pub(crate) static OPTIMIZERS: Keywords<OptimizerName> = Keywords {
             values: &[$(($keyword, OptimizerName::$Name),)*],
             unsupported: &[
-                "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "Lamb", "Lion", "NAdam", "RAdam", "RMSprop",
-                "Rprop",
+                "Adadelta", "Adafactor", "Adamax", "ASGD", "Lamb", "Rprop",
             ],
         };
     };
@@ -95,6 +99,11 @@ optimizers! {
     adam::AdamW, "adamw", "AdamW";
     adam::Adam, "adam", "Adam";
     sgd::Sgd, "sgd", "SGD";
+    lion::Lion, "lion", "Lion";
+    rmsprop::RmsProp, "rmsprop", "RMSprop";
+    adagrad::Adagrad, "adagrad", "Adagrad";
+    nadam::NAdam, "nadam", "NAdam";
+    radam::RAdam, "radam", "RAdam";
 }
 
 /// Resolves `optimizer_type` and the keys of the optimizer that it names.
@@ -150,6 +159,20 @@ mod tests {
                 r#"{"name":"adam","betas":[0.5,0.75],"eps":0.25,"correct_bias":true}"#,
             ),
             (Sgd { momentum: 0.5 }.into(), r#"{"name":"sgd","momentum":0.5}"#),
+            (Lion { betas }.into(), r#"{"name":"lion","betas":[0.5,0.75]}"#),
+            (
+                RmsProp { alpha: 0.5, eps, momentum: 0.5, centered: false }.into(),
+                r#"{"name":"rmsprop","alpha":0.5,"eps":0.25,"momentum":0.5,"centered":false}"#,
+            ),
+            (
+                Adagrad { lr_decay: 0.5, initial_accumulator_value: 0.5, eps }.into(),
+                r#"{"name":"adagrad","lr_decay":0.5,"initial_accumulator_value":0.5,"eps":0.25}"#,
+            ),
+            (
+                NAdam { betas, eps, momentum_decay: 0.5 }.into(),
+                r#"{"name":"nadam","betas":[0.5,0.75],"eps":0.25,"momentum_decay":0.5}"#,
+            ),
+            (RAdam { betas, eps }.into(), r#"{"name":"radam","betas":[0.5,0.75],"eps":0.25}"#),
         ];
         assert_eq!(cases.len(), OptimizerName::ALL.len(), "a line for each optimizer");
         for (kind, document) in cases {
