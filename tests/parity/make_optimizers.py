@@ -3,8 +3,8 @@
 
     python tests/parity/make_optimizers.py tests/parity/fixtures/optimizers.json
 
-Weights and gradients are formulas of step and element, the same here and there. PyTorch has no Lion: its formula is that
-of the paper (arXiv:2302.06675, program 1).
+Weights and gradients are formulas of step and element, the same here and there. PyTorch has no Lion: its formula is
+that of the paper (arXiv:2302.06675, program 1).
 """
 
 import argparse
