@@ -68,7 +68,7 @@ impl EventPublisher {
         }
     }
 
-    /// Waits until the events that are queued are published, at most [`FLUSH_TIMEOUT`].
+    /// Waits until the events that are queued are published, at most 5 s.
     pub async fn flush(&self) {
         let flushed = timeout(FLUSH_TIMEOUT, async {
             let (sender, done) = oneshot::channel();
