@@ -1,8 +1,8 @@
 //! The reference of the params: every key with its type, default, choices, aliases and description.
 //!
-//! It is made of the tables that also generate the reader ([`Params::REFERENCE`] and its sections), and is shown in
-//! three forms: [`explain`] for terminals, [`to_markdown`] for `docs/reference/params.md`, and `editor_schema` (with
-//! the feature `schema`) for editors.
+//! It is made of the tables that also generate the reader ([`Params::REFERENCE`](crate::Params::REFERENCE) and its
+//! sections), and is shown in three forms: [`explain`] for terminals, [`to_markdown`] for `docs/reference/params.md`,
+//! and `editor_schema` (with the feature `schema`) for editors.
 //!
 //! ```
 //! let text = millrace_params::reference::explain("model.nonlinearity").unwrap();
