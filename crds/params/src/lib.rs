@@ -40,16 +40,16 @@ pub use appliance::{
     SwarmXSpec, WaferDocument, WaferSpec,
 };
 pub use document::{
-    AttentionParams, InitializerParams, InitializerSetting, InputParams, LearningRateSetting, MicroBatchRange,
-    MicroBatchSetting, MixtureParams, ModelParams, NestedSchedules, OneOrMany, OptimizerParams, Params,
-    RotaryScalingParams, RunParams, ScheduleParams,
+    AttentionParams, InitializerParams, InitializerSetting, InputParams, LearningRateScaleParams, LearningRateSetting,
+    MicroBatchRange, MicroBatchSetting, MixtureParams, ModelParams, NestedSchedules, OneOrMany, OptimizerParams,
+    Params, RotaryScalingParams, RunParams, ScheduleParams,
 };
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
     AnnealStrategy, CheckpointStates, CycleAmplitude, DataSource, DecoderOptions, InitializerSpec, Initializers,
-    InputSpec, JobSpec, LogLevel, LossScaling, MixturePart, Mode, ModelFamily, ModelSize, ModelSpec, Nonlinearity,
-    Norm, OptimizerSpec, ParallelBlocks, Positions, Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec,
-    Schedule, ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
+    InputSpec, JobSpec, LearningRateScale, LogLevel, LossScaling, MixturePart, Mode, ModelFamily, ModelSize, ModelSpec,
+    Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, Positions, Precision, ResolveOutput, RotaryPositions,
+    RotaryScaling, RunSpec, Schedule, ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

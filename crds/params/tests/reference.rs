@@ -66,6 +66,9 @@ impl Document {
                 let key = path.trim_start_matches("optimizer.learning_rate.");
                 document.set("optimizer.learning_rate", schedule_with(key))
             }
+            _ if path.starts_with("optimizer.adjust_learning_rate.") => {
+                document.set("optimizer.adjust_learning_rate", "{}")
+            }
             "model.residual_dropout_rate" => document.set("model.name", "gpt2"),
             "model.use_untied_layer_norm" => document.set("model.name", "gptj"),
             "model.rotary_dim" | "model.rope_theta" | "model.pos_scaling_factor" | "model.pos_scaling_type" => {
@@ -163,6 +166,7 @@ fn schedule_with(key: &str) -> &'static str {
 fn sample(path: &str) -> &'static str {
     match path {
         "model.dropout_rate" => "0.25",
+        "model.initializer" => "{name: normal, std: 0.25}",
         "model.max_position_embeddings" | "train_input.max_sequence_length" => "128",
         "model.vocab_size" => "256",
         "train_input.batch_size" => "16",
@@ -187,11 +191,14 @@ fn sample(path: &str) -> &'static str {
 fn described(path: &str) -> Option<&'static str> {
     match path {
         "model.filter_size" => Some("256"),
+        "model.attention_inner_dim" => Some("64"),
         "model.name" => Some("gpt2"),
         "model.rotary_dim" => Some("16"),
         "model.extra_attention_params" => Some("{num_kv_groups: 1}"),
         "model.embedding_initializer" | "model.initializer" => Some("{name: truncated_normal, std: 0.02}"),
-        "model.output_layer_initializer" => Some("{name: truncated_normal, std: 0.01}"),
+        "model.output_layer_initializer" | "model.ffn_output_layer_initializer" => {
+            Some("{name: truncated_normal, std: 0.01}")
+        }
         "model.fp16_type" => Some("float16"),
         "eval_input.data_processor" => Some("GptTextDataProcessor"),
         "eval_input.data_dir" | "eval_input.data_files" => Some("[a.txt, b.txt]"),
@@ -199,6 +206,8 @@ fn described(path: &str) -> Option<&'static str> {
         "train_input.max_sequence_length" => Some("256"),
         "train_input.split" => Some("train"),
         "eval_input.split" => Some("validation"),
+        "optimizer.adjust_learning_rate" => Some("{decoder_kernel: 1}"),
+        path if path.starts_with("optimizer.adjust_learning_rate.") => Some("1"),
         "optimizer.betas" => Some("[0.9, 0.999]"),
         "optimizer.eps" => Some("1e-6"),
         "runconfig.eval_frequency" => Some("100"),
@@ -211,6 +220,8 @@ fn described(path: &str) -> Option<&'static str> {
         | "runconfig.eval_steps"
         | "runconfig.max_checkpoints"
         | "runconfig.checkpoint_path"
+        | "model.mup_base_hidden_size"
+        | "model.mup_base_filter_size"
         | "model.attention_sliding_window_length" => None,
         path if path.ends_with("_input.mixture") || path.ends_with("_input.num_samples") => None,
         _ => match path.split_once("initializer.") {

@@ -93,8 +93,13 @@ fn gradients_of_whole_models_agree_with_the_reference() {
     for (name, mut spec) in cases {
         // Weights of a size at which every part affects the result.
         let normal = InitializerSpec::Normal { mean: 0.0, std: 0.3 };
-        spec.initializers =
-            Initializers { embedding: normal, hidden: normal, residual_output: normal, lm_head: normal };
+        spec.initializers = Initializers {
+            embedding: normal,
+            hidden: normal,
+            residual_output: normal,
+            lm_head: normal,
+            ..spec.initializers
+        };
         let graph = families::decoder(&spec, 8).unwrap();
         let batch = BatchSpec { samples: 4, leaf_bound: 2 };
         check_plan(name, &plan(graph.clone(), batch, Encoding::F32, LARGE), 24, 37);

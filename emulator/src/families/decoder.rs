@@ -59,10 +59,10 @@ impl Decoder<'_> {
             let table = self.builder.tensor("wpe.weight", &positions, init, TensorRole::Embedding);
             stream = self.builder.node(AddPosition, "embed.sum", &[stream], &[table])?;
         }
-        stream = self.scale(self.spec.decoder.embeddings_scale, "embed.scale", stream)?;
         if self.spec.decoder.is_embedding_normalized {
             stream = self.norm("ln_embed", stream)?;
         }
+        stream = self.scale(self.spec.decoder.embeddings_scale, "embed.scale", stream)?;
         stream = self.dropout(self.spec.embedding_dropout_rate, "embed.drop", stream)?;
         self.builder.end_layer("embed");
         Ok((table, stream))
@@ -74,7 +74,7 @@ impl Decoder<'_> {
         let at = |part: &str| format!("{name}.{part}");
 
         let normal = self.norm(&at("ln_1"), stream)?;
-        let branch = self.attention(&name, normal)?;
+        let branch = self.attention(block, normal)?;
         let sum = self.builder.node(Add, at("attn.sum"), &[stream, branch], &[])?;
         self.builder.end_block_layer(&name, at("attn"));
 
@@ -89,13 +89,15 @@ impl Decoder<'_> {
         Ok(sum)
     }
 
-    fn attention(&mut self, block: &str, x: ValueId) -> Result<ValueId, GraphError> {
-        let at = |part: &str| format!("{block}.attn{part}");
+    fn attention(&mut self, block: usize, x: ValueId) -> Result<ValueId, GraphError> {
+        let at = |part: &str| format!("h.{block}.attn{part}");
         let (spec, width) = (self.spec, self.spec.hidden_size);
         let heads = spec.num_heads;
         let key_heads = spec.decoder.num_key_heads.unwrap_or(heads);
-        let head_dim = width.checked_div(heads).unwrap_or(0);
-        let columns = head_dim.saturating_mul(key_heads).saturating_mul(2).saturating_add(width);
+        let inner = spec.decoder.attention_width.unwrap_or(width);
+        let head_dim = inner.checked_div(heads).unwrap_or(0);
+        let columns = head_dim.saturating_mul(key_heads).saturating_mul(2).saturating_add(inner);
+        let scale = spec.attention_scale / if spec.decoder.is_attention_scaled_by_block { block + 1 } else { 1 } as f64;
         let biased = spec.use_projection_bias_in_attention;
         let mut qkv = self.linear(&at(".qkv"), x, [columns, width], spec.initializers.hidden, biased)?;
         if let (true, Positions::Rotary(rotary)) = (spec.use_position_embedding, spec.decoder.positions) {
@@ -106,18 +108,19 @@ impl Decoder<'_> {
             key_heads: spec.decoder.num_key_heads,
             window: spec.decoder.attention_window,
             alibi: spec.use_position_embedding && spec.decoder.positions == Positions::Alibi,
-            ..CausalAttention::new(heads, spec.attention_scale as f32, spec.attention_dropout_rate as f32)
+            ..CausalAttention::new(heads, scale as f32, spec.attention_dropout_rate as f32)
         };
         let mixed = self.builder.node(attention, at(""), &[qkv], &[])?;
         let biased = spec.use_ffn_bias_in_attention;
-        let branch = self.linear(&at(".proj"), mixed, [width, width], spec.initializers.residual_output, biased)?;
+        let branch = self.linear(&at(".proj"), mixed, [width, inner], spec.initializers.residual_output, biased)?;
         self.dropout(spec.dropout_rate, &at(".drop"), branch)
     }
 
     fn feed_forward(&mut self, block: &str, x: ValueId) -> Result<ValueId, GraphError> {
         let at = |part: &str| format!("{block}.mlp.{part}");
         let (spec, width, inner) = (self.spec, self.spec.hidden_size, self.spec.filter_size);
-        let (hidden, output) = (spec.initializers.hidden, spec.initializers.residual_output);
+        let of = &spec.initializers;
+        let (hidden, output) = (of.ffn_hidden.unwrap_or(of.hidden), of.ffn_output.unwrap_or(of.residual_output));
         let kind = spec.nonlinearity;
         let active = if spec.decoder.is_gated {
             let gate = self.linear(&at("gate"), x, [inner, width], hidden, spec.use_ffn_bias)?;
@@ -270,23 +273,92 @@ mod tests {
             hidden: normal(2.0),
             residual_output: InitializerSpec::TruncatedNormal { mean: 0.0, std: 3.0, a: -6.0, b: 5.0 },
             lm_head: normal(4.0),
+            ffn_hidden: Some(normal(5.0)),
+            ffn_output: Some(normal(6.0)),
         };
         let spec = ModelSpec { initializers, share_embedding_weights: false, ..TINY.spec() };
         for tensor in decoder(&spec, TINY.sequence).unwrap().tensors {
             let expected = match tensor.name.as_str() {
                 "wte.weight" | "wpe.weight" => Initializer::Normal { mean: 0.0, std: 1.0 },
                 "lm_head.weight" => Initializer::Normal { mean: 0.0, std: 4.0 },
+                name if name.ends_with("mlp.fc.weight") => Initializer::Normal { mean: 0.0, std: 5.0 },
+                name if name.ends_with("mlp.proj.weight") => Initializer::Normal { mean: 0.0, std: 6.0 },
                 name if name.ends_with("proj.weight") => {
                     Initializer::TruncatedNormal { mean: 0.0, std: 3.0, low: -6.0, high: 5.0 }
                 }
-                name if name.ends_with("qkv.weight") || name.ends_with("fc.weight") => {
-                    Initializer::Normal { mean: 0.0, std: 2.0 }
-                }
+                name if name.ends_with("qkv.weight") => Initializer::Normal { mean: 0.0, std: 2.0 },
                 name if name.contains("ln_") && name.ends_with("weight") => ONE,
                 _ => ZERO,
             };
             assert_eq!(tensor.init, expected, "{}", tensor.name);
             assert_eq!(tensor.role.decays(), !name_is_exempt(&tensor.name), "{}", tensor.name);
+        }
+    }
+
+    #[test]
+    fn width_and_scale_of_the_attention_follow_the_spec() {
+        let decoder_options = millrace_params::DecoderOptions {
+            attention_width: Some(48),
+            num_key_heads: Some(1),
+            is_attention_scaled_by_block: true,
+            ..millrace_params::DecoderOptions::default()
+        };
+        let spec =
+            ModelSpec { hidden_size: 32, num_heads: 4, attention_scale: 0.5, decoder: decoder_options, ..TINY.spec() };
+        let graph = decoder(&ModelSpec { num_hidden_layers: 2, ..spec }, TINY.sequence).unwrap();
+        let shape = |name: &str| &graph.tensors.iter().find(|tensor| tensor.name == name).unwrap().shape;
+        // 4 heads of 12 for queries, one for keys and one for values.
+        assert_eq!(shape("h.1.attn.qkv.weight"), &[72, 32]);
+        assert_eq!(shape("h.1.attn.proj.weight"), &[32, 48]);
+        let scale = |node: &crate::graph::OpNode| match node.op {
+            OpKind::CausalAttention(CausalAttention { scale, .. }) => Some(scale),
+            _ => None,
+        };
+        assert_eq!(graph.nodes.iter().filter_map(scale).collect::<Vec<_>>(), [0.5, 0.25]);
+    }
+
+    #[test]
+    fn embedding_is_scaled_after_its_norm_and_logits_before_the_head() {
+        let decoder_options = millrace_params::DecoderOptions {
+            is_embedding_normalized: true,
+            embeddings_scale: 10.0,
+            logits_scale: 0.25,
+            ..millrace_params::DecoderOptions::default()
+        };
+        let spec = ModelSpec { decoder: decoder_options, ..TINY.spec() };
+        let graph = decoder(&spec, TINY.sequence).unwrap();
+        let value = |name: &str| graph.values.iter().position(|value| value.name == name).unwrap();
+        let scales: Vec<_> = graph.nodes.iter().filter(|node| matches!(node.op, OpKind::Scale(_))).collect();
+        let [embedding, logits] = scales.as_slice() else { panic!("{scales:?}") };
+        assert_eq!(
+            (embedding.op.clone(), &embedding.inputs),
+            (Scale { factor: 10.0 }.into(), &vec![value("ln_embed")])
+        );
+        assert_eq!((logits.op.clone(), &logits.inputs), (Scale { factor: 0.25 }.into(), &vec![value("ln_f")]));
+        assert_eq!(graph.nodes.last().unwrap().inputs[0], logits.output.unwrap());
+    }
+
+    /// The groups of `optimizer.adjust_learning_rate` name the tensors of this file.
+    #[test]
+    fn groups_of_learning_rates_cover_their_tensors() {
+        let text = "train_input: {data_processor: GptTokenDataProcessor, data_files: x, batch_size: 8}\n\
+                    model: {vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 4, nonlinearity: swiglu,\
+                    \x20embedding_layer_norm: True, share_embedding_weights: False}\n\
+                    optimizer: {optimizer_type: AdamW, learning_rate: 0.1, adjust_learning_rate: {embedding: 2,\
+                    \x20decoder_attention: 3, decoder_input_ffn: 4, decoder_output_ffn: 5}}\n\
+                    runconfig: {max_steps: 1}\n";
+        let params = millrace_params::Params::parse_yaml(text).unwrap();
+        let job = params.resolve(&millrace_params::FlagOverrides::default()).unwrap().job;
+        for tensor in decoder(&job.model, 16).unwrap().tensors {
+            let expected = match tensor.name.rsplit_once("h.1.").map_or(tensor.name.as_str(), |(_, part)| part) {
+                "wte.weight" | "wpe.weight" | "ln_embed.weight" => 2.0,
+                "attn.qkv.weight" | "attn.proj.weight" => 3.0,
+                "mlp.fc.weight" | "mlp.gate.weight" => 4.0,
+                "mlp.proj.weight" => 5.0,
+                name if name.starts_with("h.0.") => continue,
+                _ => 1.0,
+            };
+            assert_eq!(job.optimizer.learning_rate_scale(&tensor.name), expected, "{}", tensor.name);
         }
     }
 

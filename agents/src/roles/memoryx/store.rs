@@ -66,10 +66,11 @@ impl chunk_store::ChunkOps for OptimizerOps {
         let mut arrays: Vec<&mut [f32]> = numbers.arrays().collect();
         let [weights, state @ .., gradient] = arrays.as_mut_slice() else { return };
         for (tensor, _, range) in plan.chunk_pieces(chunk) {
+            let about = &plan.graph.tensors[tensor];
             let step = UpdateStep {
                 step: record.step,
-                learning_rate: f64::from(record.learning_rate),
-                weight_decay: if plan.graph.tensors[tensor].role.decays() { settings.weight_decay } else { 0.0 },
+                learning_rate: f64::from(record.learning_rate) * settings.learning_rate_scale(&about.name),
+                weight_decay: if about.role.decays() { settings.weight_decay } else { 0.0 },
                 gradient_scale: record.scale,
             };
             let mut state = state.iter_mut().map(|array| &mut array[range.clone()]);
@@ -316,7 +317,11 @@ mod tests {
     /// Returns the only shard of the smallest example, with its initial parameters.
     fn small_store() -> ShardStore {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-tiny.yaml");
-        let params = Params::parse_yaml(&std::fs::read_to_string(path).unwrap()).unwrap();
+        store(&std::fs::read_to_string(path).unwrap())
+    }
+
+    fn store(params: &str) -> ShardStore {
+        let params = Params::parse_yaml(params).unwrap();
         let job = params.resolve(&FlagOverrides::default()).unwrap().job;
         let mut appliance = MachineSpec::default();
         appliance.link.chunk_bytes = 1 << 14;
@@ -343,6 +348,37 @@ mod tests {
         let next = || cursor.next(&store.chunks).unwrap();
         let bits = |(chunk, numbers): (ChunkId, Vec<f32>)| (chunk, numbers.iter().map(|x| x.to_bits()).collect());
         std::iter::from_fn(next).map(bits).collect()
+    }
+
+    /// SGD moves each element by the gradient times the learning rate times the factor of the tensor.
+    #[test]
+    fn learning_rate_of_a_tensor_has_its_factor() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-tiny.yaml");
+        let text = std::fs::read_to_string(path).unwrap();
+        let (before, optimizer) = text.split_once("\noptimizer:").unwrap();
+        let (_, after) = optimizer.split_once("\nrunconfig:").unwrap();
+        let sgd = "{optimizer_type: SGD, learning_rate: 1.0, adjust_learning_rate: {decoder_kernel: 0.25}}";
+        let store = store(&format!("{before}\noptimizer: {sgd}\nrunconfig:{after}"));
+        let weights = |store: &ShardStore| rest_of(store, store.begin_snapshot(0));
+        let before = weights(&store);
+        store.abandon_snapshot();
+        train(&store, 1);
+        let plan = &store.ops().job.plan;
+        let mut scaled = 0;
+        for ((chunk, old), (_, new)) in before.into_iter().zip(rest_of(&store, store.begin_snapshot(1))) {
+            let gradient = 1.0 + chunk as f32;
+            for (tensor, _, range) in plan.chunk_pieces(chunk) {
+                let name = &plan.graph.tensors[tensor].name;
+                let is_kernel = name.ends_with("weight") && (name.contains(".attn.") || name.contains(".mlp."));
+                scaled += usize::from(is_kernel);
+                let rate = if is_kernel { 0.1f32 * 0.25 } else { 0.1 };
+                for (old, new) in old[range.clone()].iter().zip(&new[range]) {
+                    let expected = gradient.mul_add(-rate, f32::from_bits(*old));
+                    assert_eq!(f32::from_bits(*new), expected, "{name}");
+                }
+            }
+        }
+        assert!(scaled > 0);
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod unions;
 
 pub use input::{InputParams, MixtureParams};
 pub use model::{AttentionParams, ModelParams, RotaryScalingParams};
-pub use optimizer::OptimizerParams;
+pub use optimizer::{LearningRateScaleParams, OptimizerParams};
 pub use run::RunParams;
 pub use schedule::{NestedSchedules, ScheduleParams};
 pub use unions::{

@@ -23,8 +23,10 @@ section! {
         hidden_size: u64 = required(),
         /// Number of decoder blocks.
         num_hidden_layers: u64 = required(),
-        /// Number of attention heads; must divide `hidden_size`.
+        /// Number of attention heads; must divide `hidden_size`, or `attention_inner_dim` if that is given.
         num_heads: u64 = required(),
+        /// Width of all heads of queries together.
+        attention_inner_dim: u64 = otherwise("`hidden_size`"),
         /// Width of the feed-forward network.
         filter_size: u64 = otherwise("4 times `hidden_size`"),
         /// Length of the longest sequence that a trained position embedding covers, in tokens.
@@ -51,7 +53,7 @@ section! {
         share_embedding_weights: bool = default("true"),
         /// Whether the embedding is normalized.
         embedding_layer_norm: bool = default("false"),
-        /// Factor of the embedding.
+        /// Factor of the embedding, after its norm.
         embeddings_scale: f64 = default("1"),
         /// Dropout rate of the residual branches.
         dropout_rate: f64 = default("0.1"),
@@ -72,8 +74,13 @@ section! {
         use_untied_layer_norm: bool = default("false"),
         /// Whether products of queries and keys are divided by the square root of the head's width.
         attention_type: String = default("scaled_dot_product").one_of(&ATTENTION_TYPES),
-        /// Whether products of queries and keys are divided by the head's width instead of its square root.
+        /// Whether products of queries and keys are divided by the head's width instead of its square root. Has no
+        /// effect with `attention_type: dot_product`.
         scale_qk_dot_by_d: bool = default("false"),
+        /// Whether products of queries and keys are also divided by the number of the block, which begins with 1.
+        scale_qk_dot_by_layer_idx: bool = default("false"),
+        /// Further factor of the products of queries and keys.
+        attention_logits_alpha: f64 = default("1"),
         /// Attention module: each head has its own keys and values, or heads share them.
         attention_module: String = default("aiayn_attention").one_of(&ATTENTION_MODULES),
         /// Settings of `attention_module: multiquery_attention`.
@@ -93,8 +100,25 @@ section! {
         use_ff_layer1_dropout: bool = default("false").fixed(),
         /// Whether the output layer has a bias.
         use_bias_in_output: bool = default("false"),
-        /// Factor of the logits.
+        /// Factor of the logits, before the bias of the output layer. Not together with `mup_base_hidden_size`, from
+        /// which it follows.
         output_logits_scale: f64 = default("1"),
+        /// Width of the residual stream of the base model of muP (maximal update parametrization). If it is given, the
+        /// initial values, the factor of the logits and the learning rates of a model are those that make the
+        /// hyperparameters of the base model the best ones for it, too. With m = `hidden_size` /
+        /// `mup_base_hidden_size`: the standard deviations of all layers of a block but the last are divided by the
+        /// square root of m, the learning rates of their weights by m, and the logits are multiplied by
+        /// `output_logits_alpha` / m. The standard deviations of the layers that add to the residual stream are also
+        /// divided by sqrt(2 `num_hidden_layers`).
+        mup_base_hidden_size: f64 = otherwise("the standard parametrization"),
+        /// Width of the feed-forward network of the base model of muP; required with `mup_base_hidden_size`. With m =
+        /// `filter_size` / `mup_base_filter_size`: the standard deviation of the second feed-forward layer is divided
+        /// by the square root of m, the learning rate of its weights by m.
+        mup_base_filter_size: f64 = otherwise("the standard parametrization"),
+        /// Factor of the logits with muP, before their division.
+        output_logits_alpha: f64 = default("1"),
+        /// Whether muP divides the logits by m instead of its square root.
+        scale_output_logits_by_d: bool = default("true"),
         /// Standard deviation of the default initializers.
         initializer_range: f64 = default("0.02"),
         /// Initial values of the token and position embeddings: an initializer's name, or a mapping with its name and
@@ -109,6 +133,14 @@ section! {
         /// Initial values of the layers that add to the residual stream.
         output_layer_initializer: InitializerSetting = otherwise(
             "`truncated_normal` with `initializer_range` / sqrt(2 `num_hidden_layers`) as `std`",
+        ).one_of(&INITIALIZERS),
+        /// Initial values of the first feed-forward layer.
+        ffn_initializer: InitializerSetting = default_from("model.initializer").one_of(&INITIALIZERS),
+        /// Initial values of the second feed-forward layer. As in the public model zoo, with muP its default is not
+        /// `output_layer_initializer` but `truncated_normal` with `initializer_range` as `std`, except in `gptj` and
+        /// `falcon`.
+        ffn_output_layer_initializer: InitializerSetting = otherwise(
+            "the value of `output_layer_initializer`",
         ).one_of(&INITIALIZERS),
         /// Divisor of the summed loss: the number of labelled tokens in the batch, or its number of samples.
         loss_scaling: String = default("num_tokens").one_of(&LOSS_SCALINGS),
@@ -159,12 +191,7 @@ section! {
         "parallel_blocks" => "leave it out for sequential blocks",
         "dtype" => "use mixed_precision",
         "lora_params" => "leave it out to train all weights",
-        "mup_base_hidden_size" => "leave it out for the standard parametrization",
-        "mup_base_filter_size" => "leave it out for the standard parametrization",
-        "attention_logits_alpha" => "leave it out for the standard parametrization",
-        "output_logits_alpha" => "leave it out for the standard parametrization",
-        "scale_output_logits_by_d" => "leave it out for the standard parametrization",
-        "lr_adjustment_groups" => "leave it out for the standard parametrization",
+        "lr_adjustment_groups" => "use adjust_learning_rate of the optimizer",
         "label_smoothing" => "leave it out",
         "z_loss_eps" => "leave it out",
         "start_token" => "leave it out; a training job does no inference",

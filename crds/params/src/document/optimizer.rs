@@ -60,6 +60,8 @@ section! {
         /// Whether the schedules of a list all count their steps from step 0 of the run, instead of each from the step
         /// at which it begins.
         disable_lr_steps_reset: bool = default("false"),
+        /// Factors of the learning rate of some weights. They replace those that follow from muP.
+        adjust_learning_rate: LearningRateScaleParams = otherwise("1 for all weights; with muP, those of muP"),
         /// Loss scale of fp16, `dynamic` or a number; bfloat16 needs none.
         loss_scaling_factor: serde_json::Value = no_effect(),
         /// First loss scale of fp16; bfloat16 needs none.
@@ -82,9 +84,27 @@ section! {
         use_cstorch_optimizer_step: bool,
     }
     unsupported {
-        "adjust_learning_rate" => "leave it out; all parameters share one learning rate",
-        "lr_adjustment_groups" => "leave it out; all parameters share one learning rate",
-        "params" => "leave it out; all parameters share one learning rate",
+        "lr_adjustment_groups" => "use adjust_learning_rate",
+        "params" => "use adjust_learning_rate",
         "grad_accum_steps" => "set train_input.micro_batch_size instead",
     }
+}
+
+section! {
+    /// Factors of the learning rate of groups of a decoder's weights. A weight in two groups has the factor of the
+    /// first, if that is not 1.
+    pub struct LearningRateScaleParams {
+        /// Factor of the token and position embeddings, and of the gain of their norm.
+        embedding: f64 = default("1"),
+        /// Factor of all weights of the blocks but those of norms.
+        decoder_kernel: f64 = default("1"),
+        /// Factor of the weights of the attention.
+        decoder_attention: f64 = otherwise("1; with muP `mup_base_hidden_size` / `hidden_size`"),
+        /// Factor of the weights of the first feed-forward layer, and of the layer that it is multiplied by.
+        decoder_input_ffn: f64 = otherwise("1; with muP `mup_base_hidden_size` / `hidden_size`"),
+        /// Factor of the weights of the second feed-forward layer.
+        decoder_output_ffn: f64 = otherwise("1; with muP `mup_base_filter_size` / `filter_size`"),
+    }
+    ignored {}
+    unsupported {}
 }

@@ -18,7 +18,7 @@ pub use model::{
     DecoderOptions, InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm,
     ParallelBlocks, Positions, Precision, RotaryPositions, RotaryScaling,
 };
-pub use optimizer::OptimizerSpec;
+pub use optimizer::{LearningRateScale, OptimizerSpec};
 pub(crate) use run::default_checkpoint_seconds;
 pub use run::{CheckpointStates, LogLevel, Mode, RunSpec};
 pub use schedule::{AnnealStrategy, CycleAmplitude, Schedule, ScheduleSegment, ScheduleSegmentKind};

@@ -16,7 +16,7 @@ pub struct ModelSpec {
     pub hidden_size: usize,
     /// Number of decoder blocks.
     pub num_hidden_layers: usize,
-    /// Number of attention heads; divides `hidden_size`.
+    /// Number of attention heads; divides the width of the attention.
     pub num_heads: usize,
     /// Width of the feed-forward network.
     pub filter_size: usize,
@@ -78,11 +78,15 @@ pub struct DecoderOptions {
     pub num_key_heads: Option<usize>,
     /// Number of tokens that a token attends to, itself included; `None` for all before it.
     pub attention_window: Option<usize>,
+    /// Width of all heads of queries together; `None` for that of the residual stream.
+    pub attention_width: Option<usize>,
+    /// Whether `attention_scale` is divided by the number of the block, which begins with 1.
+    pub is_attention_scaled_by_block: bool,
     /// Whether the feed-forward network multiplies its activation by a second projection.
     pub is_gated: bool,
-    /// Factor of the sum of embeddings.
+    /// Factor of the sum of embeddings, after their norm.
     pub embeddings_scale: f64,
-    /// Factor of the logits.
+    /// Factor of the logits, before the bias of the output layer.
     pub logits_scale: f64,
 }
 
@@ -95,6 +99,8 @@ impl Default for DecoderOptions {
             parallel_blocks: None,
             num_key_heads: None,
             attention_window: None,
+            attention_width: None,
+            is_attention_scaled_by_block: false,
             is_gated: false,
             embeddings_scale: 1.0,
             logits_scale: 1.0,
@@ -222,7 +228,14 @@ impl ModelSpec {
             use_ffn_bias_in_attention: true,
             use_ffn_bias: true,
             use_bias_in_output: false,
-            initializers: Initializers { embedding: normal, hidden: normal, residual_output: normal, lm_head: normal },
+            initializers: Initializers {
+                embedding: normal,
+                hidden: normal,
+                residual_output: normal,
+                lm_head: normal,
+                ffn_hidden: None,
+                ffn_output: None,
+            },
             precision: Precision::F32,
             loss_scaling: LossScaling::NumTokens,
             loss_weight: 1.0,
@@ -233,7 +246,7 @@ impl ModelSpec {
 
     /// Returns the width of one attention head.
     pub fn head_size(&self) -> usize {
-        self.hidden_size / self.num_heads
+        self.decoder.attention_width.unwrap_or(self.hidden_size) / self.num_heads
     }
 }
 
@@ -322,8 +335,14 @@ pub struct Initializers {
     pub embedding: InitializerSpec,
     /// Query, key and value projections and the first feed-forward layer.
     pub hidden: InitializerSpec,
+    /// The first feed-forward layer, if it differs from `hidden`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ffn_hidden: Option<InitializerSpec>,
     /// The layers that add to the residual stream: attention output and second feed-forward layer.
     pub residual_output: InitializerSpec,
+    /// The second feed-forward layer, if it differs from `residual_output`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ffn_output: Option<InitializerSpec>,
     /// The output layer over the vocabulary, if it does not share the embedding's weights.
     pub lm_head: InitializerSpec,
 }
@@ -368,5 +387,16 @@ impl InitializerSpec {
     /// Returns a normal distribution around 0, truncated at two standard deviations.
     pub fn truncated_normal(std: f64) -> Self {
         Self::TruncatedNormal { mean: 0.0, std, a: -2.0 * std, b: 2.0 * std }
+    }
+
+    /// Returns the distribution with its spread and bounds multiplied by `factor`; `None` if it is not normal.
+    pub fn scaled(self, factor: f64) -> Option<Self> {
+        match self {
+            Self::Normal { mean, std } => Some(Self::Normal { mean, std: std * factor }),
+            Self::TruncatedNormal { mean, std, a, b } => {
+                Some(Self::TruncatedNormal { mean, std: std * factor, a: a * factor, b: b * factor })
+            }
+            Self::Uniform { .. } | Self::Constant { .. } => None,
+        }
     }
 }

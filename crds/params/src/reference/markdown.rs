@@ -53,7 +53,12 @@ pub fn to_markdown() -> String {
             if let (Some(keys), false) = (nested.section, is_repeated(section, nested)) {
                 let same = section.keys.iter().filter(|other| section_type(other) == section_type(nested));
                 let names: Vec<&str> = same.map(|other| other.name).collect();
-                let title = format!("Keys of {} in `{}`", quoted(&names), key.name);
+                let title = match names.as_slice() {
+                    [first, others @ ..] if others.len() > 3 => {
+                        format!("Keys of `{first}` and {} others in `{}`", others.len(), key.name)
+                    }
+                    names => format!("Keys of {} in `{}`", quoted(names), key.name),
+                };
                 let _ = write!(text, "\n### {title}\n{}\n", keys.description());
                 list(&mut text, keys);
             }

@@ -2,6 +2,7 @@
 
 use super::check::ResolveContext;
 use super::model::{MAX_POSITIONS, MAX_WIDTH, ModelSizes};
+use super::mup::{self, WidthRatios};
 use crate::document::{ModelParams, RotaryScalingParams};
 use crate::job::{DecoderOptions, ModelFamily, ParallelBlocks, Positions, RotaryPositions, RotaryScaling};
 use crate::keywords::{
@@ -38,6 +39,7 @@ pub(super) fn resolve(
     p: &ModelParams,
     family: ModelFamily,
     sizes: &ModelSizes,
+    ratios: Option<WidthRatios>,
 ) -> DecoderOptions {
     let parallel_blocks = parallel_blocks(check, p, family);
     let window = p
@@ -51,9 +53,11 @@ pub(super) fn resolve(
         parallel_blocks,
         num_key_heads: key_heads(check, p, sizes.heads),
         attention_window: window,
+        attention_width: (sizes.attention != sizes.hidden).then_some(sizes.attention),
+        is_attention_scaled_by_block: p.scale_qk_dot_by_layer_idx.unwrap_or(false),
         is_gated: p.nonlinearity.as_deref().and_then(|name| NONLINEARITIES.get(name)).is_some_and(|(_, gated)| gated),
         embeddings_scale: check.positive("model.embeddings_scale", p.embeddings_scale, 1.0),
-        logits_scale: check.positive("model.output_logits_scale", p.output_logits_scale, 1.0),
+        logits_scale: mup::logits_scale(check, p, ratios),
     }
 }
 
@@ -104,7 +108,7 @@ fn positions(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamil
     match kind {
         PositionKind::Learned => Positions::Learned,
         PositionKind::Alibi => Positions::Alibi,
-        PositionKind::Rotary => Positions::Rotary(rotary(check, p, family, sizes.hidden / sizes.heads)),
+        PositionKind::Rotary => Positions::Rotary(rotary(check, p, family, sizes.head())),
     }
 }
 

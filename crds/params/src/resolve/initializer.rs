@@ -1,32 +1,78 @@
 //! Resolves the model's initializers.
 
 use super::check::ResolveContext;
+use super::mup::WidthRatios;
 use crate::document::{InitializerParams, InitializerSetting, ModelParams};
-use crate::job::{InitializerSpec, Initializers};
+use crate::job::{InitializerSpec, Initializers, ModelFamily};
 use crate::keywords::{INITIALIZERS, InitializerKind};
 
 /// Default of the standard deviation, and of half the width of a uniform distribution.
 const DEFAULT_STD: f64 = 0.05;
 
-pub(super) fn resolve(check: &mut ResolveContext<'_>, p: &ModelParams, layers: usize) -> Initializers {
+/// Resolves the initializers of a model with this number of blocks, scaled for muP if there are `ratios`.
+pub(super) fn resolve(
+    check: &mut ResolveContext<'_>,
+    p: &ModelParams,
+    layers: usize,
+    family: ModelFamily,
+    ratios: Option<WidthRatios>,
+) -> Initializers {
     let range = check.positive("model.initializer_range", p.initializer_range, 0.02);
     let default = InitializerSpec::truncated_normal(range);
     // Two layers of each block add to the residual stream: with this factor its variance stays near that of the
     // embedding.
-    let output = InitializerSpec::truncated_normal(range / (2.0 * layers as f64).sqrt());
-    let mut read = |key: &str, given: &Option<InitializerSetting>, default| match given {
-        None => default,
-        Some(InitializerSetting::Detailed(full)) => initializer(check, key, full),
+    let depth = (2.0 * layers as f64).sqrt();
+    let mut read = |key: &str, given: &Option<InitializerSetting>| match given {
+        None => None,
+        Some(InitializerSetting::Detailed(full)) => Some(initializer(check, key, full)),
         Some(InitializerSetting::Name(name)) => {
             let full = InitializerParams { name: Some(name.clone()), ..InitializerParams::default() };
-            initializer(check, key, &full)
+            Some(initializer(check, key, &full))
         }
     };
+    let embedding = read("model.embedding_initializer", &p.embedding_initializer).unwrap_or(default);
+    let hidden = read("model.initializer", &p.initializer).unwrap_or(default);
+    let ffn_hidden = read("model.ffn_initializer", &p.ffn_initializer).unwrap_or(hidden);
+    let output = read("model.output_layer_initializer", &p.output_layer_initializer);
+    let ffn_output = read("model.ffn_output_layer_initializer", &p.ffn_output_layer_initializer);
+    let lm_head = InitializerSpec::Normal { mean: 0.0, std: range };
+    let Some(WidthRatios { hidden: hidden_ratio, filter: filter_ratio }) = ratios else {
+        let output = output.unwrap_or(InitializerSpec::truncated_normal(range / depth));
+        return initializers(embedding, [hidden, ffn_hidden], [output, ffn_output.unwrap_or(output)], lm_head);
+    };
+    let [width, filter_width] = [hidden_ratio, filter_ratio].map(|ratio| ratio.sqrt().recip());
+    let output = output.unwrap_or(default);
+    let is_parallel = matches!(family, ModelFamily::Gptj | ModelFamily::Falcon);
+    let ffn_output = ffn_output.unwrap_or(if is_parallel { output } else { default });
+    let mut scale = |key: &str, given: InitializerSpec, factor: f64| match given.scaled(factor) {
+        Some(scaled) => scaled,
+        None => {
+            let says = "is not a normal distribution, which muP needs";
+            check.report_invalid(key, says, "use normal or truncated_normal");
+            given
+        }
+    };
+    let hidden = scale("model.initializer", hidden, width);
+    let ffn_hidden = scale("model.ffn_initializer", ffn_hidden, width);
+    let output = scale("model.output_layer_initializer", output, width / depth);
+    let ffn_output = scale("model.ffn_output_layer_initializer", ffn_output, filter_width / depth);
+    initializers(embedding, [hidden, ffn_hidden], [output, ffn_output], lm_head)
+}
+
+/// Returns the initializers of all weights. Those of the feed-forward network are listed only where they differ.
+fn initializers(
+    embedding: InitializerSpec,
+    [hidden, ffn_hidden]: [InitializerSpec; 2],
+    [residual_output, ffn_output]: [InitializerSpec; 2],
+    lm_head: InitializerSpec,
+) -> Initializers {
     Initializers {
-        embedding: read("model.embedding_initializer", &p.embedding_initializer, default),
-        hidden: read("model.initializer", &p.initializer, default),
-        residual_output: read("model.output_layer_initializer", &p.output_layer_initializer, output),
-        lm_head: InitializerSpec::Normal { mean: 0.0, std: range },
+        embedding,
+        hidden,
+        ffn_hidden: (ffn_hidden != hidden).then_some(ffn_hidden),
+        residual_output,
+        ffn_output: (ffn_output != residual_output).then_some(ffn_output),
+        lm_head,
     }
 }
 

@@ -6,6 +6,7 @@ mod initializer;
 mod input;
 mod input_section;
 mod model;
+mod mup;
 mod optimizer;
 mod run;
 mod schedule;
@@ -59,8 +60,8 @@ impl Params {
     /// collected, with their lines if the document came from YAML.
     pub fn resolve(&self, overrides: &FlagOverrides) -> Result<ResolveOutput, ParamsError> {
         let mut check = ResolveContext::new(&self.origin.lines);
-        let model = model::resolve(&mut check, self, overrides.model.as_deref());
-        let optimizer = optimizer::resolve(&mut check, self.optimizer.as_ref());
+        let (model, ratios) = model::resolve(&mut check, self, overrides.model.as_deref());
+        let optimizer = optimizer::resolve(&mut check, self.optimizer.as_ref(), ratios);
         let mut run = run::resolve(&mut check, self.runconfig.as_ref(), overrides);
         if check.problems.is_empty() && run.mode.trains() {
             let steps = run.known_max_steps().unwrap_or(0);

@@ -1,6 +1,7 @@
 //! Resolves `model`.
 
 use super::check::ResolveContext;
+use super::mup::{self, WidthRatios};
 use super::{decoder, initializer};
 use crate::document::{ModelParams, Params};
 use crate::job::{LossScaling, ModelSpec, Nonlinearity, Precision};
@@ -12,8 +13,12 @@ pub(super) const MAX_WIDTH: usize = 1 << 20;
 const MAX_LAYERS: usize = 1 << 14;
 pub(super) const MAX_POSITIONS: usize = 1 << 22;
 
-/// Resolves the section. `flag` is the family of `--model`.
-pub(super) fn resolve(check: &mut ResolveContext<'_>, params: &Params, flag: Option<&str>) -> ModelSpec {
+/// Resolves the section. `flag` is the family of `--model`. With muP, also returns the ratios to the base model.
+pub(super) fn resolve(
+    check: &mut ResolveContext<'_>,
+    params: &Params,
+    flag: Option<&str>,
+) -> (ModelSpec, Option<WidthRatios>) {
     let given = params.model.as_ref();
     if given.is_none() {
         check.report_missing(
@@ -37,7 +42,8 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, params: &Params, flag: Opt
     let family = decoder::family(check, p, flag);
     let [dropout_rate, embedding_dropout_rate, attention_dropout_rate] = dropout(check, p);
     let (loss_scaling, loss_weight) = loss(check, p);
-    ModelSpec {
+    let ratios = mup::width_ratios(check, p, sizes.hidden, sizes.filter);
+    let spec = ModelSpec {
         family,
         vocab_size: sizes.vocab,
         hidden_size: sizes.hidden,
@@ -51,19 +57,20 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, params: &Params, flag: Opt
         embedding_dropout_rate,
         attention_dropout_rate,
         layer_norm_epsilon: check.positive("model.layer_norm_epsilon", p.layer_norm_epsilon, 1e-5),
-        attention_scale: attention_scale(check, p, sizes.hidden / sizes.heads),
+        attention_scale: attention_scale(check, p, sizes.head()),
         nonlinearity: nonlinearity(check, p),
         use_projection_bias_in_attention: p.use_projection_bias_in_attention.unwrap_or(true),
         use_ffn_bias_in_attention: p.use_ffn_bias_in_attention.unwrap_or(true),
         use_ffn_bias: p.use_ffn_bias.unwrap_or(true),
         use_bias_in_output: p.use_bias_in_output.unwrap_or(false),
-        initializers: initializer::resolve(check, p, sizes.layers),
+        initializers: initializer::resolve(check, p, sizes.layers, family, ratios),
         precision: precision(check, p),
         loss_scaling,
         loss_weight,
         compute_eval_metrics: p.compute_eval_metrics.unwrap_or(true),
-        decoder: decoder::resolve(check, p, family, &sizes),
-    }
+        decoder: decoder::resolve(check, p, family, &sizes, ratios),
+    };
+    (spec, ratios)
 }
 
 pub(super) struct ModelSizes {
@@ -71,17 +78,28 @@ pub(super) struct ModelSizes {
     pub(super) hidden: usize,
     layers: usize,
     pub(super) heads: usize,
+    /// Width of all heads of queries together.
+    pub(super) attention: usize,
     filter: usize,
     positions: usize,
+}
+
+impl ModelSizes {
+    /// Returns the width of a head.
+    pub(super) const fn head(&self) -> usize {
+        self.attention / self.heads
+    }
 }
 
 fn sizes(check: &mut ResolveContext<'_>, p: &ModelParams, vocab_size: Option<u64>) -> ModelSizes {
     let hidden = check.required_count("model.hidden_size", p.hidden_size, MAX_WIDTH);
     let heads = check.required_count("model.num_heads", p.num_heads, MAX_WIDTH);
+    let attention = check.count("model.attention_inner_dim", p.attention_inner_dim, hidden, MAX_WIDTH);
     let both_fine = p.hidden_size == Some(hidden as u64) && p.num_heads == Some(heads as u64);
-    if both_fine && !hidden.is_multiple_of(heads) {
-        let says = format!("is {heads}, which does not divide model.hidden_size {hidden}");
-        check.report_invalid("model.num_heads", says, "choose a number of heads that divides hidden_size");
+    if both_fine && !attention.is_multiple_of(heads) {
+        let key = if p.attention_inner_dim.is_some() { "attention_inner_dim" } else { "hidden_size" };
+        let says = format!("is {heads}, which does not divide model.{key} {attention}");
+        check.report_invalid("model.num_heads", says, format!("choose a number of heads that divides {key}"));
     }
     let vocab = check.required_count("model.vocab_size", vocab_size, MAX_VOCABULARY);
     ModelSizes {
@@ -90,6 +108,7 @@ fn sizes(check: &mut ResolveContext<'_>, p: &ModelParams, vocab_size: Option<u64
         hidden,
         layers: check.required_count("model.num_hidden_layers", p.num_hidden_layers, MAX_LAYERS),
         heads,
+        attention,
         filter: check.count("model.filter_size", p.filter_size, 4 * hidden, MAX_WIDTH),
         positions: check.count("model.max_position_embeddings", p.max_position_embeddings, 1024, MAX_POSITIONS),
     }
@@ -114,11 +133,17 @@ fn dropout(check: &mut ResolveContext<'_>, p: &ModelParams) -> [f64; 3] {
 fn attention_scale(check: &mut ResolveContext<'_>, p: &ModelParams, head_size: usize) -> f64 {
     let width = head_size.max(1) as f64;
     let is_scaled = check.keyword("model.attention_type", p.attention_type.as_deref(), true, &ATTENTION_TYPES);
-    match (is_scaled, p.scale_qk_dot_by_d.unwrap_or(false)) {
-        (_, true) => width.recip(),
+    let alpha = check.positive("model.attention_logits_alpha", p.attention_logits_alpha, 1.0);
+    let by_width = match (is_scaled, p.scale_qk_dot_by_d.unwrap_or(false)) {
+        (true, true) => width.recip(),
         (true, false) => width.sqrt().recip(),
+        (false, true) => {
+            check.note("model.scale_qk_dot_by_d has no effect with attention_type: dot_product");
+            1.0
+        }
         (false, false) => 1.0,
-    }
+    };
+    alpha * by_width
 }
 
 fn nonlinearity(check: &mut ResolveContext<'_>, p: &ModelParams) -> Nonlinearity {

@@ -1,12 +1,18 @@
 //! Resolves `optimizer`: what all optimizers have. The keys of a single one are resolved in its file.
 
 use super::check::ResolveContext;
+use super::mup::{self, WidthRatios};
 use super::schedule;
 use crate::document::OptimizerParams;
 use crate::job::{OptimizerSpec, Schedule};
 use crate::optimizers::{self, Sgd};
 
-pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&OptimizerParams>) -> OptimizerSpec {
+/// Resolves the section, for a model with these ratios of muP.
+pub(super) fn resolve(
+    check: &mut ResolveContext<'_>,
+    given: Option<&OptimizerParams>,
+    ratios: Option<WidthRatios>,
+) -> OptimizerSpec {
     let Some(p) = given else {
         check.report_missing("optimizer", "give at least optimizer_type and learning_rate");
         return OptimizerSpec {
@@ -14,6 +20,7 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&OptimizerPa
             weight_decay: 0.0,
             max_gradient_norm: None,
             schedule: Schedule::constant(0.0),
+            learning_rate_scales: Vec::new(),
         };
     };
     check.require_value("optimizer.nesterov", p.nesterov, false);
@@ -33,6 +40,7 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&OptimizerPa
         weight_decay: check.non_negative("optimizer.weight_decay", decay, 0.0),
         max_gradient_norm: max_gradient_norm(check, p),
         schedule: schedule::resolve(check, p.learning_rate.as_ref(), p.disable_lr_steps_reset.unwrap_or(false)),
+        learning_rate_scales: mup::learning_rate_scales(check, p.adjust_learning_rate.as_ref(), ratios),
     }
 }
 
