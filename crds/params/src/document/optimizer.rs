@@ -91,8 +91,7 @@ section! {
 }
 
 section! {
-    /// Factors of the learning rate of groups of a decoder's weights. A weight in two groups has the factor of the
-    /// first, if that is not 1.
+    /// Factors of the learning rate of groups of weights. A weight in two groups has the first factor that is not 1.
     pub struct LearningRateScaleParams {
         /// Factor of the token and position embeddings, and of the gain of their norm.
         embedding: f64 = default("1"),
