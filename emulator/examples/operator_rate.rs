@@ -52,8 +52,10 @@ fn attention_rate(
         key_heads: heads,
         head_dim,
         scale,
+        causal: true,
         window: None,
         alibi: false,
+        key_mask: None,
         dropout,
         sample_keys: &sample_keys,
     };
@@ -77,7 +79,8 @@ fn loss_rate(cx: Context<'_>, tokens: usize, hidden: usize, vocabulary: usize) -
     let mut ws = LossWorkspace::new();
     let seconds = time(|| {
         let accumulate = Accumulate::Add;
-        let gradients = LossGradients { dx: Some(&mut dx), dweights: Some(&mut dw), dbias: None, accumulate };
+        let gradients =
+            LossGradients { dx: Some(&mut dx), dweights: Some(&mut dw), dbias: None, accumulate, factor: 1.0 };
         black_box(loss::forward(cx, &classifier, tokens_in, &mut lse, &mut logits, &mut ws));
         loss::backward(cx, &classifier, tokens_in, &lse, gradients, &mut logits, &mut ws);
     });

@@ -48,7 +48,7 @@ fn second_step_allocates_nothing() {
     for wafer in [LARGE, 1 << 20] {
         let plan = gpt_plan(&spec, 20, BatchSpec { samples: 12, leaf_bound: 2 }, wafer);
         let mut device = device(&plan, 1);
-        let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, 64, 2));
+        let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, 2));
         let payloads: Vec<Vec<u8>> = (0..plan.chunks.len())
             .map(|chunk| {
                 weights[plan.chunks[chunk].group][plan.chunk_range(chunk)]
@@ -57,7 +57,7 @@ fn second_step_allocates_nothing() {
                     .collect()
             })
             .collect();
-        let samples = samples.leaves(plan.sequence, plan.leaves, 0..6);
+        let samples = samples.leaves(plan.leaves, 0..6);
         let leaves: Vec<_> = samples.iter().map(Leaf::input).collect();
         let nodes = plan.leaves.tree().cover(0..6);
         let mut step = || {

@@ -55,7 +55,7 @@ impl Recorded {
         Self {
             spec: model_spec(&json["model"], length),
             weights: weights.iter().map(|(name, view)| (name.to_owned(), floats(view.data()))).collect(),
-            samples: Samples { input_ids: tokens("input_ids"), labels: tokens("labels"), first: 0 },
+            samples: Samples { inputs: vec![tokens("input_ids"), tokens("labels")], first: 0 },
             losses: list(&json["loss"]).iter().map(|loss| loss.as_f64().unwrap()).collect(),
             batch,
             length,
@@ -102,7 +102,7 @@ fn train(recorded: &Recorded) -> Vec<f64> {
     let mut moments = [weights.clone(), weights.clone()];
     moments.iter_mut().flatten().for_each(|values| values.fill(0.0));
     let mut losses = Vec::new();
-    let tokens = recorded.samples.labels.iter().filter(|label| **label >= 0).count() as f64;
+    let tokens = recorded.samples.inputs[1].iter().filter(|label| **label >= 0).count() as f64;
     for step_number in 1..=recorded.losses.len() as u64 {
         let (sum, gradients) = step(&mut device, &plan, &weights, &recorded.samples);
         losses.push(sum / tokens);

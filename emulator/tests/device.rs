@@ -66,7 +66,7 @@ const WHOLE: Shares = &[&[(0, 6)]];
 
 /// Losses and gradients of a step whose leaves are distributed over devices, in rounds.
 fn run_on_devices(plan: &Arc<StreamPlan>, devices: &mut [CpuDevice], shares: Shares) -> (Vec<LeafLoss>, Vec<Vec<f32>>) {
-    let (weights, samples) = (initial_weights(plan, 1), Samples::random(plan, WORDS, 2));
+    let (weights, samples) = (initial_weights(plan, 1), Samples::random(plan, 2));
     let (mut losses, mut sums) = (Vec::new(), Vec::new());
     for shares in shares {
         for (device, &(start, end)) in devices.iter_mut().zip(*shares) {
@@ -153,12 +153,12 @@ fn same_bits_with_avx2_and_avx512() {
 fn device_is_reusable_and_dropout_follows_samples() {
     let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
     let mut device = device(&plan, 1);
-    let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, WORDS, 2));
+    let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, 2));
     let (_, first) = step(&mut device, &plan, &weights, &samples);
     evaluate(&mut device, &plan, &weights, &samples);
     let (_, again) = step(&mut device, &plan, &weights, &samples);
     assert_eq!(bits(&first), bits(&again));
-    let moved = Samples { first: samples.first + 1, ..Samples::random(&plan, WORDS, 2) };
+    let moved = Samples { first: samples.first + 1, ..Samples::random(&plan, 2) };
     let (_, other) = step(&mut device, &plan, &weights, &moved);
     assert_ne!(bits(&first), bits(&other));
 }
@@ -173,7 +173,7 @@ fn memory_is_what_the_plan_says() {
         let plan = if recompute { recomputing(graph, batch) } else { plan(graph, batch, Encoding::F32, LARGE) };
         let leaves = plan.leaves_per_round.min(plan.leaves.count);
         let mut device = device(&plan, 1);
-        round(&mut device, &plan, &initial_weights(&plan, 1), &Samples::random(&plan, 256, 2), 0..leaves);
+        round(&mut device, &plan, &initial_weights(&plan, 1), &Samples::random(&plan, 2), 0..leaves);
         let (memory, expected) =
             (device.memory(), system_bytes(&plan, plan.leaves.count, true, &MachineSpec::default().link).host);
         let apart = memory.activations as f64 / expected.activations as f64 - 1.0;
@@ -192,7 +192,7 @@ fn memory_is_what_the_plan_says() {
 #[test]
 fn non_finite_value_is_traced_to_its_layer() {
     let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
-    let samples = Samples::random(&plan, WORDS, 2);
+    let samples = Samples::random(&plan, 2);
     for (bad, name) in ["embed", "h.1.attn", "head"].into_iter().enumerate() {
         let layer = plan.graph.layers.iter().position(|layer| layer.name == name).unwrap();
         let group = plan.groups.iter().position(|group| group.name == name).unwrap();
@@ -221,8 +221,8 @@ type Attempt = fn(&mut CpuDevice, &StreamPlan, &[Leaf<'_>]) -> Result<(), Device
 #[test]
 fn model_that_does_not_fit_is_rejected_and_named() {
     let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
-    let samples = Samples::random(&plan, WORDS, 2);
-    let leaves = samples.leaves(plan.sequence, plan.leaves, 0..6);
+    let samples = Samples::random(&plan, 2);
+    let leaves = samples.leaves(plan.leaves, 0..6);
     const ALL: &[Node] = &[Node::new(0, 6)];
     let cases: [(&str, Attempt); 14] = [
         ("leaves [0, 2]", |d, _, l| begin(d, true, ALL, &[l[0].clone(), l[2].clone()])),

@@ -103,7 +103,7 @@ pub fn graph(model: Model) -> Graph {
     if model.head_bias {
         head.push(b.tensor("lm_head.bias", &[model.vocabulary]));
     }
-    b.graph.nodes.push(OpNode { op: CrossEntropy.into(), inputs: vec![x, 1], params: head, output: None });
+    b.graph.nodes.push(OpNode { op: CrossEntropy::new().into(), inputs: vec![x, 1], params: head, output: None });
     cuts.push(b.graph.nodes.len());
     let names = ["embed", "h.0", "h.1", "head"];
     b.graph.layers = names

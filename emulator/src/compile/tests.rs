@@ -245,7 +245,7 @@ fn long_skip_is_held_until_last_use() {
     let z = builder.node(Activation { kind: Nonlinearity::Gelu }, "z", &[y], &[]).unwrap();
     builder.end_layer("third");
     let sum = builder.node(Add, "sum", &[z, x], &[]).unwrap();
-    builder.loss(CrossEntropy, &[sum, labels], &[table]).unwrap();
+    builder.loss(CrossEntropy::new(), &[sum, labels], &[table]).unwrap();
     builder.end_layer("last");
     let graph = builder.finish().unwrap();
 

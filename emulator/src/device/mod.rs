@@ -65,11 +65,11 @@ impl InputData<'_> {
 pub struct LeafLoss {
     /// Its index in the batch.
     pub leaf: u32,
-    /// Sum of the losses of its tokens.
+    /// Sum of the losses of its tokens: of all losses of the graph, each times its factor.
     pub loss: f64,
-    /// Number of tokens that count.
+    /// Number of tokens that count in the main loss.
     pub tokens: u64,
-    /// Number of tokens whose label has the highest logit.
+    /// Number of tokens whose label has the highest logit in the main loss.
     pub correct: u64,
     /// If a loss is not finite: the first layer that computed a non-finite number. Always `None` in an evaluation,
     /// which keeps no activations.

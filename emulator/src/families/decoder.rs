@@ -149,7 +149,7 @@ impl Decoder<'_> {
         if self.spec.use_bias_in_output {
             params.push(self.builder.tensor("lm_head.bias", &[entries], ZERO, TensorRole::Bias));
         }
-        self.builder.loss(CrossEntropy, &[normal, self.labels], &params)?;
+        self.builder.loss(CrossEntropy::new(), &[normal, self.labels], &params)?;
         self.builder.end_layer("head");
         Ok(())
     }

@@ -31,6 +31,14 @@ impl GraphBuilder {
         [INPUT_IDS, LABELS].map(|name| self.input(name, Shape::integers(sequence)))
     }
 
+    /// Returns the shape of a value of this graph.
+    ///
+    /// # Panics
+    /// If there is no such value.
+    pub fn shape(&self, value: ValueId) -> Shape {
+        self.graph.values[value].shape
+    }
+
     fn value(&mut self, name: String, shape: Shape) -> ValueId {
         self.graph.values.push(Value { name, shape });
         self.graph.values.len() - 1
@@ -72,7 +80,7 @@ impl GraphBuilder {
         Ok(output)
     }
 
-    /// Adds the loss operator.
+    /// Adds a loss. The last operator of a graph is its main loss.
     ///
     /// # Errors
     /// An index is out of range. [`GraphBuilder::finish`] checks the rest.

@@ -5,6 +5,9 @@
 //! samples. Inputs are values with a name that a data source delivers. Tensors are the trained parameters. A layer is a
 //! contiguous run of operators whose weights are streamed together. A value may be used in any later layer, a tensor in
 //! any number of layers.
+//!
+//! A model has one or more losses, which are operators without an output. What training minimizes is the sum of the
+//! losses, each times its factor. The last operator is the main loss: its tokens and correct predictions are reported.
 
 use std::ops::Range;
 
@@ -20,7 +23,7 @@ mod validate;
 pub use crate::numerics::init::Initializer;
 pub use builder::GraphBuilder;
 pub use shape::{DType, MAX_DIMENSIONS, Shape};
-pub use validate::GraphError;
+pub use validate::{GraphError, MAX_LOSSES};
 
 /// Name of the input of token ids.
 pub const INPUT_IDS: &str = "input_ids";
@@ -102,7 +105,7 @@ pub struct OpNode {
     pub inputs: Vec<ValueId>,
     /// Tensors it uses, in the order of the operator's parameters.
     pub params: Vec<TensorId>,
-    /// The value it computes; `None` for the loss.
+    /// The value it computes; `None` for a loss.
     pub output: Option<ValueId>,
 }
 

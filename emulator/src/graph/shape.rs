@@ -92,6 +92,16 @@ impl Shape {
         self
     }
 
+    /// Returns the shape of one row: the last dimension alone; a scalar stays a scalar.
+    #[must_use]
+    pub fn row(self) -> Self {
+        let mut row = Self { dtype: self.dtype, rank: self.rank.min(1), sizes: [0; MAX_DIMENSIONS] };
+        if self.rank > 0 {
+            row.sizes[0] = self.columns();
+        }
+        row
+    }
+
     /// Returns the f32 shape with one more dimension at the end; `None` if there are already [`MAX_DIMENSIONS`].
     pub fn with_features(mut self, size: usize) -> Option<Self> {
         *self.sizes.get_mut(self.rank)? = size;
@@ -139,6 +149,7 @@ mod tests {
         assert_eq!(shape(&[1; MAX_DIMENSIONS]).with_features(2), None);
         assert_eq!(Shape::integers(5).with_features(4), Some(Shape::matrix(5, 4)));
         assert_eq!(Shape::matrix(5, 4).one_integer_per_row(), Shape::integers(5));
+        assert_eq!(Shape::matrix(5, 4).row(), shape(&[4]));
         assert_eq!(shape(&[usize::MAX, 4]).elements(), u64::MAX, "saturates");
     }
 }

@@ -28,6 +28,7 @@ fn faults_of_graph_are_named() {
         (|g| g.values[5].shape = Shape::matrix(128, 7), "but the graph declares"),
         (|g| g.nodes[2].output = None, "produces f32 [128, 64], but the graph declares a loss"),
         (|g| drop(g.nodes.pop()), "an end at operator"),
+        (|g| drop((g.nodes.pop(), g.layers.last_mut().unwrap().nodes.end -= 1)), "the last one produces a value"),
         (|g| g.layers[1].nodes.start += 1, "begins at operator 3"),
         (|g| g.layers.last_mut().unwrap().nodes.end += 1, "an end at operator"),
         (|g| g.layers.insert(1, Layer { name: "void".into(), nodes: 2..2, block: None }), "\"void\" has no operators"),
@@ -48,17 +49,21 @@ fn faults_of_graph_are_named() {
 }
 
 #[test]
-fn graph_ends_with_its_only_loss() {
+fn graph_ends_with_a_loss() {
     let mut builder = GraphBuilder::new();
     let [tokens, labels] = builder.token_inputs(4);
     let init = Initializer::Constant { value: 0.0 };
     let table = builder.tensor("table", &[9, 2], init, TensorRole::Embedding);
     let x = builder.node(Embedding, "x", &[tokens], &[table]).unwrap();
-    assert!(builder.node(CrossEntropy, "loss", &[x, labels], &[table]).is_err());
+    assert!(builder.node(CrossEntropy::new(), "loss", &[x, labels], &[table]).is_err());
     assert!(builder.node(Add, "sum", &[x, 99], &[]).is_err());
-    builder.loss(CrossEntropy, &[x, labels], &[table]).unwrap();
-    builder.loss(CrossEntropy, &[x, labels], &[table]).unwrap();
+    for _ in 0..MAX_LOSSES {
+        builder.loss(CrossEntropy::new(), &[x, labels], &[table]).unwrap();
+    }
     builder.end_layer("all");
-    let error = builder.finish().unwrap_err();
-    assert!(matches!(error, GraphError::Loss(_)), "{error}");
+    let mut graph = builder.finish().unwrap();
+    graph.nodes.push(graph.nodes[1].clone());
+    graph.layers[0].nodes.end += 1;
+    let error = graph.validate().unwrap_err().to_string();
+    assert!(error.ends_with("this one has 5"), "{error}");
 }

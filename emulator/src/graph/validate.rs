@@ -5,6 +5,9 @@ use std::collections::HashSet;
 use super::{DType, Graph, Layer, NodeId, OpNode, Shape, TensorId, Value, ValueId};
 use crate::ops::{OpError, Signature};
 
+/// Maximum number of losses of a graph.
+pub const MAX_LOSSES: usize = 4;
+
 /// Maximum elements of a tensor, or of a value per sample. Keeps every product of sizes far below 2^64.
 const MAX_ELEMENTS: u64 = 1 << 40;
 
@@ -72,8 +75,8 @@ pub enum GraphError {
         /// Shape that the graph declares.
         declared: String,
     },
-    /// There is not exactly one loss at the end.
-    #[error("a model has one loss, produced by its last operator; {0}")]
+    /// The last operator is not a loss, or there are too many losses.
+    #[error("the last operator of a model is a loss, and it has at most {MAX_LOSSES} losses; {0}")]
     Loss(String),
     /// Layers do not cover the operators in order.
     #[error("layer {layer:?} begins at operator {start}, but the one before ends at {expected}")]
@@ -101,7 +104,7 @@ pub enum GraphError {
 
 impl Graph {
     /// Checks that the graph is valid: indices are in range, every value is computed once and before it is read, shapes
-    /// agree, layers cover the operators in order, and the last operator is the only loss.
+    /// agree, layers cover the operators in order, and the last operator is one of at most [`MAX_LOSSES`] losses.
     ///
     /// A valid graph can be compiled without further checks of its structure.
     ///
@@ -183,16 +186,17 @@ impl Graph {
     fn check_nodes(&self) -> Result<(), GraphError> {
         let mut made = vec![false; self.values.len()];
         self.inputs.iter().for_each(|&input| made[input] = true);
-        let last = self.nodes.len() - 1;
         for (id, node) in self.nodes.iter().enumerate() {
             self.check_node(id, node, &mut made)?;
-            if node.output.is_none() != (id == last) {
-                let what =
-                    if id == last { "the last one produces a value" } else { "an earlier one produces a loss, too" };
-                return Err(GraphError::Loss(format!("here, {what}: {}", self.node_name(id))));
-            }
         }
-        Ok(())
+        let last = self.nodes.len() - 1;
+        if self.nodes[last].output.is_some() {
+            return Err(GraphError::Loss(format!("the last one produces a value: {}", self.node_name(last))));
+        }
+        match self.nodes.iter().filter(|node| node.output.is_none()).count() {
+            0..=MAX_LOSSES => Ok(()),
+            losses => Err(GraphError::Loss(format!("this one has {losses}"))),
+        }
     }
 
     fn check_node(&self, id: NodeId, node: &OpNode, made: &mut [bool]) -> Result<(), GraphError> {

@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::heads::HeadLayout;
 use super::{Flops, OpError, Operator, SavedForBackward, Signature, check_rate};
 use crate::graph::Shape;
 
@@ -40,12 +41,9 @@ impl CausalAttention {
         self.key_heads.unwrap_or(self.heads)
     }
 
-    /// Returns the number of elements of a head in rows of `columns`, if they can be divided into heads.
-    fn head_dim(&self, columns: usize) -> Option<usize> {
-        let key_heads = self.key_heads();
-        let heads = key_heads.checked_mul(2)?.checked_add(self.heads)?;
-        let divides = key_heads > 0 && self.heads.is_multiple_of(key_heads);
-        (divides && self.heads > 0 && columns.is_multiple_of(heads)).then(|| columns / heads)
+    /// Divides rows of `columns` into heads.
+    fn layout(&self, columns: usize) -> Result<HeadLayout, OpError> {
+        HeadLayout::of(self.heads, self.key_heads(), columns)
     }
 
     /// Returns the number of pairs of rows that attend to each other.
@@ -67,31 +65,12 @@ impl Operator for CausalAttention {
         if self.window == Some(0) {
             return Err(OpError::Attribute { name: "window", value: 0.0, range: "at least 1" });
         }
-        let Some(head_dim) = self.head_dim(qkv.columns()) else {
-            let (columns, heads, key_heads) = (qkv.columns(), self.heads, self.key_heads());
-            return Err(OpError::Heads { columns, heads, key_heads });
-        };
-        Ok(Some(qkv.with_columns(head_dim * self.heads)))
+        Ok(Some(qkv.with_columns(self.layout(qkv.columns())?.width())))
     }
 
     fn flops(&self, io: &Signature<'_>) -> Flops {
-        // Each pair of rows takes a product of H for the score and one for the value.
         let (rows, columns) = io.input(0);
-        let pairs = self.pairs(rows);
-        let head_dim = self.head_dim(columns as usize).unwrap_or(0) as u64;
-        let (width, key_width) = (head_dim * self.heads as u64, head_dim * self.key_heads() as u64);
-        let forward = 4u64.saturating_mul(pairs).saturating_mul(width);
-        // The features of a head are on 1 / heads of the cores of the whole width, so the sums of its scores cost
-        // proportionally less: all heads together cost one number per pair. Values and the gradients of queries, keys
-        // and values are summed over rows.
-        let row = rows.saturating_mul(width);
-        let gradients = rows.saturating_mul(width + 2 * key_width);
-        Flops {
-            forward,
-            backward: forward.saturating_mul(2),
-            forward_sums: pairs.saturating_add(row),
-            backward_sums: pairs.saturating_add(gradients),
-        }
+        self.layout(columns as usize).map_or(Flops::default(), |heads| heads.flops(rows, self.pairs(rows)))
     }
 
     fn saved(&self, io: &Signature<'_>) -> SavedForBackward {
@@ -100,12 +79,8 @@ impl Operator for CausalAttention {
     }
 
     fn scratch(&self, io: &Signature<'_>) -> u64 {
-        // Backward: the gradients of shared keys and values for each head of queries, before they are summed, and the
-        // product of output and its gradient, for each row and head.
         let (rows, columns) = io.input(0);
-        let head_dim = self.head_dim(columns as usize).unwrap_or(0) as u64;
-        let partial = if self.key_heads() == self.heads { 0 } else { 2 * head_dim };
-        rows * self.heads as u64 * (partial + 1)
+        self.layout(columns as usize).map_or(0, |heads| heads.scratch(rows))
     }
 }
 
@@ -113,9 +88,9 @@ impl Operator for CausalAttention {
 mod run {
     use super::CausalAttention;
     use crate::kernels::attention::{self, AttentionParams, QkvLayout};
-    use crate::numerics::{GEMM_INNER_BLOCK, random};
+    use crate::numerics::random;
     use crate::ops::execute::{
-        BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, TargetMut, UnsupportedOperator,
+        self, BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, TargetMut, UnsupportedOperator,
     };
 
     impl CausalAttention {
@@ -133,10 +108,12 @@ mod run {
                 tokens: shape.rows(),
                 heads: self.heads,
                 key_heads: self.key_heads(),
-                head_dim: self.head_dim(shape.columns()).unwrap_or(0),
+                head_dim: self.layout(shape.columns()).map_or(0, |heads| heads.head_dim),
                 scale: self.scale,
+                causal: true,
                 window: self.window,
                 alibi: self.alibi,
+                key_mask: None,
                 dropout,
                 sample_keys: keys,
             }
@@ -145,8 +122,7 @@ mod run {
 
     impl Executor for CausalAttention {
         fn check_supported(&self, shape: &NodeShape) -> Result<(), UnsupportedOperator> {
-            let elements = self.head_dim(shape.columns()).unwrap_or(usize::MAX);
-            if elements <= GEMM_INNER_BLOCK { Ok(()) } else { Err(UnsupportedOperator::WideHeads { elements }) }
+            execute::check_head_width(self.layout(shape.columns()).map_or(usize::MAX, |heads| heads.head_dim))
         }
 
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
@@ -179,7 +155,7 @@ mod tests {
     impl OperatorTests for CausalAttention {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let (qkv, columns, heads) = (args.inputs[0], args.io.inputs[0].columns(), self.heads);
-            let (dim, group) = (self.head_dim(columns).unwrap(), heads / self.key_heads());
+            let (dim, group) = (self.layout(columns).unwrap().head_dim, heads / self.key_heads());
             let (width, rows) = (heads * dim, qkv.len() / columns);
             let part = |row: usize, first: usize, head: usize| &qkv[row * columns + first + head * dim..][..dim];
             let (keys, values) = (width, width + self.key_heads() * dim);

@@ -1,5 +1,5 @@
 //! `(x [.., H], labels [..]; weight [V, H], bias [V]?) -> loss`: the sum over rows with label >= 0 of the
-//! cross-entropy of `x weight^T + bias`, in blocks of the vocabulary. Ends the graph.
+//! cross-entropy of `x weight^T + bias`, in blocks of the vocabulary, times a factor.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,33 @@ pub const VOCABULARY_BLOCK: usize = 2048;
 /// See the module documentation. Saves its inputs and the log-sum-exp of each row; the backward pass recomputes the
 /// logits, block by block.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CrossEntropy;
+pub struct CrossEntropy {
+    /// Weight of this loss in the sum of the graph's losses.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub factor: f32,
+}
+
+impl CrossEntropy {
+    /// Returns the loss with factor 1.
+    pub const fn new() -> Self {
+        Self { factor: 1.0 }
+    }
+}
+
+impl Default for CrossEntropy {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+const fn one() -> f32 {
+    1.0
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, clippy::float_cmp, reason = "serde's signature; exactly the default")]
+fn is_one(factor: &f32) -> bool {
+    *factor == 1.0
+}
 
 impl Operator for CrossEntropy {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
@@ -23,6 +49,9 @@ impl Operator for CrossEntropy {
         }
         let entries = io.matrix_dimension(0, 0)?;
         io.params(&[&[entries, x.columns()], &[entries]], 1)?;
+        if !self.factor.is_finite() {
+            return Err(OpError::Attribute { name: "factor", value: self.factor, range: "finite" });
+        }
         Ok(None)
     }
 
@@ -78,6 +107,7 @@ mod run {
             let [x, labels] = io.inputs;
             let tokens = ClassifierInput { x: x.values(), labels: labels.integers() };
             *kit.sums = loss::forward(kit.cx, &classifier, tokens, io.extra, io.scratch, kit.loss);
+            kit.sums.loss *= f64::from(self.factor);
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
@@ -88,8 +118,8 @@ mod run {
             let tokens = ClassifierInput { x: x.values(), labels: labels.integers() };
             let [weight, bias] = io.tensors;
             let accumulate = weight.as_ref().map_or(Accumulate::Store, |weight| weight.accumulate);
-            let gradients =
-                LossGradients { dx, dweights: weight.map(|g| g.data), dbias: bias.map(|g| g.data), accumulate };
+            let (dweights, dbias) = (weight.map(|g| g.data), bias.map(|g| g.data));
+            let gradients = LossGradients { dx, dweights, dbias, accumulate, factor: self.factor };
             loss::backward(kit.cx, &classifier, tokens, io.extra, gradients, io.scratch, kit.loss);
         }
     }
@@ -100,7 +130,9 @@ mod tests {
     use super::CrossEntropy;
     use crate::graph::Graph;
     use crate::graph::Shape;
-    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TOKENS, TestGraph, X, accepts, rejects};
+    use crate::ops::testing::{
+        OperatorTests, ReferenceArgs, ShapeCase, TOKENS, TestGraph, VOCABULARY, WIDTH, X, accepts, rejects,
+    };
 
     impl OperatorTests for CrossEntropy {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
@@ -110,19 +142,28 @@ mod tests {
                 let sum: f64 = row.iter().map(|logit| (logit - most).exp()).sum();
                 if label < 0.0 { 0.0 } else { most + sum.ln() - row[label as usize] }
             };
-            vec![logits.chunks(logits.len() / labels.len()).zip(labels).map(row).sum()]
+            let sum: f64 = logits.chunks(logits.len() / labels.len()).zip(labels).map(row).sum();
+            vec![f64::from(self.factor) * sum]
         }
 
         fn shape_cases() -> Vec<ShapeCase> {
             vec![
-                accepts(CrossEntropy, &[X, TOKENS], &[&[50, 4]], None),
-                accepts(CrossEntropy, &[X, TOKENS], &[&[50, 4], &[50]], None),
-                rejects(CrossEntropy, &[X, Shape::integers(7)], &[&[50, 4]], "input 1"),
+                accepts(CrossEntropy::new(), &[X, TOKENS], &[&[50, 4]], None),
+                accepts(CrossEntropy::new(), &[X, TOKENS], &[&[50, 4], &[50]], None),
+                rejects(CrossEntropy::new(), &[X, Shape::integers(7)], &[&[50, 4]], "input 1"),
+                rejects(CrossEntropy { factor: f32::NAN }, &[X, TOKENS], &[&[50, 4]], "factor"),
             ]
         }
 
         fn graphs() -> Vec<Graph> {
-            [false, true].map(|biased| TestGraph::build_with_head(biased, |_, x| x)).into()
+            let two_losses = TestGraph::build(|s, x| {
+                let y = s.linear(x, WIDTH, true);
+                let params = [s.tensor(&[VOCABULARY, WIDTH]), s.tensor(&[VOCABULARY])];
+                s.loss(CrossEntropy { factor: 0.3 }, y, &params);
+                s.end_layer();
+                s.linear(y, WIDTH, false)
+            });
+            vec![TestGraph::build_with_head(false, |_, x| x), TestGraph::build_with_head(true, |_, x| x), two_losses]
         }
     }
 }

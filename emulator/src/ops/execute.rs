@@ -200,6 +200,11 @@ pub enum UnsupportedOperator {
     },
 }
 
+/// Checks that the kernels support heads of `elements`.
+pub(super) const fn check_head_width(elements: usize) -> Result<(), UnsupportedOperator> {
+    if elements <= GEMM_INNER_BLOCK { Ok(()) } else { Err(UnsupportedOperator::WideHeads { elements }) }
+}
+
 /// The execution of an operator.
 pub trait Executor: Operator {
     /// Checks that the kernels support this operator with these shapes.

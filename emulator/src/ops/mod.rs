@@ -28,6 +28,7 @@ use crate::graph::{Graph, LayerId, NodeId};
 mod activation;
 mod add;
 mod add_position;
+mod attention;
 mod causal_attention;
 mod cross_entropy;
 mod dropout;
@@ -35,12 +36,15 @@ mod embedding;
 #[cfg(feature = "kernels")]
 pub mod execute;
 mod gate;
+mod gather_rows;
+mod heads;
 mod layer_norm;
 mod linear;
 mod operator;
 mod rms_norm;
 mod rotary;
 mod scale;
+mod select_row;
 mod signature;
 #[cfg(all(test, feature = "kernels"))]
 pub(crate) mod testing;
@@ -149,6 +153,9 @@ operators! {
     rms_norm::RmsNorm,
     rotary::Rotary,
     gate::Gate,
+    attention::Attention,
+    gather_rows::GatherRows,
+    select_row::SelectRow,
 }
 
 /// Returns the work of an operator of a valid graph on one sample.
@@ -187,7 +194,7 @@ mod tests {
                 CausalAttention::new(2, 0.5, 0.25).into(),
                 r#"{"op":"causal_attention","heads":2,"scale":0.5,"dropout":0.25}"#,
             ),
-            (CrossEntropy.into(), r#"{"op":"cross_entropy"}"#),
+            (CrossEntropy::new().into(), r#"{"op":"cross_entropy"}"#),
             (Scale { factor: 0.5 }.into(), r#"{"op":"scale","factor":0.5}"#),
             (RmsNorm { epsilon: 0.25 }.into(), r#"{"op":"rms_norm","epsilon":0.25}"#),
             (
@@ -203,6 +210,12 @@ mod tests {
                 r#"{"op":"rotary","heads":2,"head_dim":8,"dimensions":4,"base":10000.0,"pairing":"halves"}"#,
             ),
             (Gate { kind: Nonlinearity::Silu }.into(), r#"{"op":"gate","kind":"silu"}"#),
+            (
+                Attention { heads: 2, scale: 0.5, dropout: 0.25 }.into(),
+                r#"{"op":"attention","heads":2,"scale":0.5,"dropout":0.25}"#,
+            ),
+            (GatherRows.into(), r#"{"op":"gather_rows"}"#),
+            (SelectRow { row: 3 }.into(), r#"{"op":"select_row","row":3}"#),
         ];
         assert_eq!(
             cases.iter().map(|(op, _)| op.name()).collect::<Vec<_>>(),
@@ -213,7 +226,8 @@ mod tests {
             CausalAttention { key_heads: Some(1), window: Some(9), alibi: true, ..CausalAttention::new(2, 0.5, 0.0) };
         let document =
             r#"{"op":"causal_attention","heads":2,"scale":0.5,"dropout":0.0,"key_heads":1,"window":9,"alibi":true}"#;
-        for (op, document) in cases.into_iter().chain([(grouped.into(), document)]) {
+        let weighted = (CrossEntropy { factor: 0.5 }.into(), r#"{"op":"cross_entropy","factor":0.5}"#);
+        for (op, document) in cases.into_iter().chain([(grouped.into(), document), weighted]) {
             assert_eq!(serde_json::to_string(&op).unwrap(), document);
             assert_eq!(serde_json::from_str::<OpKind>(document).unwrap(), op);
         }

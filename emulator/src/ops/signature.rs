@@ -144,6 +144,16 @@ pub enum OpError {
         /// Rows of a sample.
         rows: usize,
     },
+    /// An input must have one dimension and has not.
+    #[error("its input {input} must have one dimension, not {found}")]
+    NotAVector {
+        /// Position of the value.
+        input: usize,
+        found: String,
+    },
+    /// A row does not exist.
+    #[error("it selects row {row}, but its input has {rows}")]
+    RowOutside { row: usize, rows: usize },
     /// Columns can't be divided into heads of queries, keys and values.
     #[error("{columns} columns can't be split into {heads} heads of queries and {key_heads} each of keys and values")]
     Heads { columns: usize, heads: usize, key_heads: usize },

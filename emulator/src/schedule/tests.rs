@@ -29,7 +29,7 @@ fn skip_connection_graph() -> Graph {
     b.end_layer("c");
     let narrow = node(b, Linear.into(), &[z], Some([32, 16]));
     let head = builder.tensor("head", &[10, 32], Initializer::Constant { value: 0.0 }, TensorRole::Weight);
-    builder.loss(CrossEntropy, &[narrow, labels], &[head]).unwrap();
+    builder.loss(CrossEntropy::new(), &[narrow, labels], &[head]).unwrap();
     builder.end_layer("d");
     builder.finish().unwrap()
 }

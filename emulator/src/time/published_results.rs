@@ -198,7 +198,7 @@ pub(super) fn gpt_j() -> Result<Graph, GraphError> {
     let normal = model.norm("ln_f", stream, width)?;
     let weight = model.tensor("lm_head.weight", &[vocabulary, width], TensorRole::Weight);
     let bias = model.tensor("lm_head.bias", &[vocabulary], TensorRole::Bias);
-    model.builder.loss(CrossEntropy, &[normal, labels], &[weight, bias])?;
+    model.builder.loss(CrossEntropy::new(), &[normal, labels], &[weight, bias])?;
     model.builder.end_layer("head");
     model.builder.finish()
 }

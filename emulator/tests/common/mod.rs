@@ -6,10 +6,11 @@ use std::sync::Arc;
 use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
 use millrace_emulator::device::{CpuDevice, Device, DeviceError, DeviceOptions, InputData, LeafInput, LeafLoss};
 use millrace_emulator::families;
-use millrace_emulator::graph::Graph;
+use millrace_emulator::graph::{Graph, ValueId};
 use millrace_emulator::kernels::Simd;
 use millrace_emulator::numerics::bf16;
 use millrace_emulator::numerics::init::{Initializer, tensor_key};
+use millrace_emulator::ops::Signature;
 use millrace_emulator::plan::{ChunkId, DEFAULT_CHUNK_ELEMENTS, Encoding, LeafLayout, Pass, StreamPlan};
 use millrace_emulator::tree::{LeafTree, Node, PartialSums};
 use millrace_params::{ModelSize, ModelSpec};
@@ -96,39 +97,62 @@ pub fn initial_weights(plan: &StreamPlan, seed: u64) -> Vec<Vec<f32>> {
     plan.groups.iter().map(group).collect()
 }
 
-/// Samples of a whole batch: tokens, and labels shifted by one.
+/// Samples of a whole batch.
 pub struct Samples {
-    pub input_ids: Vec<i32>,
-    pub labels: Vec<i32>,
+    /// For each input of the graph: its integers, sample after sample.
+    pub inputs: Vec<Vec<i32>>,
     /// Number of the first sample.
     pub first: u64,
 }
 
 impl Samples {
-    /// Random tokens; one label in eight is negative.
-    pub fn random(plan: &StreamPlan, vocabulary: usize, seed: u64) -> Self {
-        let count = plan.leaves.batch() as usize * plan.sequence;
-        let mut values = vec![0.0; count + 1];
-        Initializer::Uniform { low: 0.0, high: vocabulary as f64 }.fill(seed, 0, &mut values);
-        let token = |value: &f32| (*value as i32).min(vocabulary as i32 - 1);
-        let input_ids: Vec<i32> = values[..count].iter().map(token).collect();
-        let labels = values[1..].iter().enumerate().map(|(at, value)| if at % 8 == 5 { -100 } else { token(value) });
-        Self { labels: labels.collect(), input_ids, first: 1000 }
+    /// Random integers that the operators which read them accept: those of a table's rows, otherwise 0 or 1. Where
+    /// negative integers are accepted, one in eight is negative.
+    pub fn random(plan: &StreamPlan, seed: u64) -> Self {
+        let samples = plan.leaves.batch() as usize;
+        let input = |(position, &input): (usize, &ValueId)| {
+            let count = samples * plan.graph.values[input].shape.elements() as usize;
+            let (entries, ignores_negative) = integers_of(&plan.graph, input);
+            let mut values = vec![0.0; count];
+            Initializer::Uniform { low: 0.0, high: entries as f64 }.fill(seed + position as u64, 0, &mut values);
+            let integer = |(at, value): (usize, &f32)| {
+                let is_ignored = ignores_negative && at % 8 == 5;
+                if is_ignored { -100 } else { (*value as i32).min(entries as i32 - 1) }
+            };
+            values.iter().enumerate().map(integer).collect()
+        };
+        Self { inputs: plan.graph.inputs.iter().enumerate().map(input).collect(), first: 1000 }
     }
 
     /// The leaves `range` of a batch cut into `leaves`.
-    pub fn leaves(&self, sequence: usize, leaves: LeafLayout, range: std::ops::Range<u32>) -> Vec<Leaf<'_>> {
-        let width = leaves.samples as usize * sequence;
+    pub fn leaves(&self, leaves: LeafLayout, range: std::ops::Range<u32>) -> Vec<Leaf<'_>> {
+        let samples = (leaves.count * leaves.samples) as usize;
         let leaf = |leaf: u32| {
-            let at = leaf as usize * width..(leaf as usize + 1) * width;
+            let input = |input: &'_ Vec<i32>| {
+                let width = input.len() / samples * leaves.samples as usize;
+                leaf as usize * width..(leaf as usize + 1) * width
+            };
             Leaf {
                 leaf,
                 first_sample: self.first + u64::from(leaf * leaves.samples),
-                inputs: [&self.input_ids[at.clone()], &self.labels[at]].map(InputData::I32).to_vec(),
+                inputs: self.inputs.iter().map(|integers| InputData::I32(&integers[input(integers)])).collect(),
             }
         };
         range.map(leaf).collect()
     }
+}
+
+/// Returns how many integers from 0 on every operator that reads `input` accepts, and whether all accept negative ones.
+fn integers_of(graph: &Graph, input: ValueId) -> (usize, bool) {
+    let uses = graph.nodes.iter().flat_map(|node| {
+        let at = node.inputs.iter().enumerate().filter(move |(_, read)| **read == input).map(|(at, _)| at);
+        at.filter_map(move |at| {
+            let operator = node.op.operator();
+            let entries = operator.index_bound(&Signature::of(graph, node), at)?;
+            Some((entries, operator.ignores_negative(at)))
+        })
+    });
+    uses.reduce(|a, b| (a.0.min(b.0), a.1 && b.1)).unwrap_or((2, false))
 }
 
 /// The samples of a leaf: what a [`LeafInput`] refers to.
@@ -221,7 +245,7 @@ pub fn round_as(
     range: std::ops::Range<u32>,
 ) -> (Vec<LeafLoss>, UpStream) {
     let nodes = plan.leaves.tree().cover(range.clone());
-    begin(device, true, &nodes, &samples.leaves(plan.sequence, plan.leaves, range)).unwrap();
+    begin(device, true, &nodes, &samples.leaves(plan.leaves, range)).unwrap();
     for layer in 0..plan.layers.len() {
         load_as(encoding, device, plan, weights, Pass::Forward, layer);
         device.forward(layer).unwrap();
@@ -243,7 +267,7 @@ pub fn round_as(
 
 /// Runs an evaluation of the whole batch on one device.
 pub fn evaluate(device: &mut CpuDevice, plan: &StreamPlan, weights: &[Vec<f32>], samples: &Samples) -> Vec<LeafLoss> {
-    let leaves = samples.leaves(plan.sequence, plan.eval_leaves, 0..plan.eval_leaves.count);
+    let leaves = samples.leaves(plan.eval_leaves, 0..plan.eval_leaves.count);
     begin(device, false, &[], &leaves).unwrap();
     for layer in 0..plan.layers.len() {
         load(device, plan, weights, Pass::Forward, layer);

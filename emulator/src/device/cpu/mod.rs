@@ -109,6 +109,8 @@ pub struct CpuDevice {
     gradients: PartialGradients,
     scratch: Scratch,
     times: Vec<OperatorTime>,
+    /// For each leaf of the round: the sums of the losses computed so far.
+    loss_sums: Vec<LossSums>,
     losses: Vec<LeafLoss>,
     training: bool,
     /// Number of passes of the round that are finished.
@@ -154,6 +156,7 @@ impl CpuDevice {
             gradients: PartialGradients::new(&plan),
             scratch: Scratch::default(),
             times,
+            loss_sums: Vec::new(),
             losses: Vec::new(),
             training: false,
             passes: 0,
@@ -216,9 +219,9 @@ impl CpuDevice {
                 self.gradients.begin_layer(layer);
             }
             for leaf in 0..self.samples.leaves.len() {
-                let loss = self.runner(cx, layer).leaf(pass, leaf);
+                self.runner(cx, layer).leaf(pass, leaf);
                 if pass == Pass::Forward && layer + 1 == self.plan.layers.len() {
-                    self.record_loss(leaf, loss);
+                    self.record_loss(leaf, self.loss_sums[leaf]);
                 }
             }
         });
@@ -256,13 +259,14 @@ impl CpuDevice {
             packs: &self.packs,
             gradients: &mut self.gradients,
             scratch: &mut self.scratch,
+            loss_sums: &mut self.loss_sums,
             times: &mut self.times,
             training: self.training,
             seed: self.options.seed,
         }
     }
 
-    /// Records the loss of a leaf.
+    /// Records the losses of a leaf.
     fn record_loss(&mut self, leaf: usize, LossSums { loss, tokens, correct }: LossSums) {
         let bad_layer = if loss.is_finite() { None } else { self.find_bad_layer(leaf) };
         self.losses.push(LeafLoss { leaf: self.samples.leaves[leaf].leaf, loss, tokens, correct, bad_layer });
@@ -309,6 +313,8 @@ impl Device for CpuDevice {
         }
         self.samples.take(leaves, kind.leaves.samples as usize)?;
         self.arena.reserve(kind, most);
+        self.loss_sums.clear();
+        self.loss_sums.resize(leaves.len(), LossSums::default());
         self.training = training;
         self.passes = 0;
         Ok(())

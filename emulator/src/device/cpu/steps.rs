@@ -35,6 +35,8 @@ pub(super) struct StepRunner<'a> {
     pub packs: &'a PackedWeights,
     pub gradients: &'a mut PartialGradients,
     pub scratch: &'a mut Scratch,
+    /// The sums of the losses of each leaf of the round.
+    pub loss_sums: &'a mut [LossSums],
     pub times: &'a mut [super::OperatorTime],
     pub training: bool,
     pub seed: u64,
@@ -51,10 +53,9 @@ enum BackwardPart {
 }
 
 impl StepRunner<'_> {
-    /// Executes all steps of a pass for the leaf at position `leaf` of the round. Returns the sums of a loss operator.
-    pub fn leaf(mut self, pass: Pass, leaf: usize) -> LossSums {
+    /// Executes all steps of a pass for the leaf at position `leaf` of the round.
+    pub fn leaf(mut self, pass: Pass, leaf: usize) {
         let (kind, layer) = (self.kind, self.layer);
-        self.scratch.sums = LossSums::default();
         let index = self.samples.leaves[leaf].leaf;
         if pass == Pass::Backward {
             self.gradients.begin_leaf(self.plan, self.layer_gradients, index);
@@ -65,7 +66,6 @@ impl StepRunner<'_> {
         if pass == Pass::Backward {
             self.gradients.end_leaf(self.cx, self.plan.layers[layer].groups.len(), index);
         }
-        self.scratch.sums
     }
 
     fn step(&mut self, step: &Step, leaf: usize) {
@@ -104,6 +104,11 @@ impl StepRunner<'_> {
             .op
             .executor()
             .forward(&mut kit, execute::ForwardArgs { shape, inputs, weights, output, extra, scratch });
+        if self.plan.graph.nodes[node].output.is_none() {
+            // The last loss is the main one, whose tokens are reported.
+            let loss = self.loss_sums[leaf].loss + self.scratch.sums.loss;
+            self.loss_sums[leaf] = LossSums { loss, ..self.scratch.sums };
+        }
     }
 
     fn backward(&mut self, step: &BackwardStep, leaf: usize) {

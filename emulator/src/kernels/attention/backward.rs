@@ -169,13 +169,13 @@ fn backward_pair<'s>(
         gradient
     });
 
-    let adjustment = ScoreAdjustment::of(attention, pair % attention.heads);
+    let adjustment = ScoreAdjustment::of(attention, pair);
     let score_scale = if adjustment.is_some() { 1.0 } else { attention.scale };
     for k_first in (0..tokens).step_by(KEY_BLOCK) {
         let q_end = attention.query_end(k_first + KEY_BLOCK - 1);
-        for q_first in (k_first..q_end).step_by(QUERY_BLOCK) {
-            let rows = QUERY_BLOCK.min(tokens - q_first);
-            let block = AttentionBlock { q_first, k_first, rows, keys: KEY_BLOCK.min(q_first + rows - k_first) };
+        for q_first in (attention.first_query(k_first)..q_end).step_by(QUERY_BLOCK) {
+            let block = AttentionBlock::new(attention, q_first, k_first);
+            let rows = block.rows;
             block.queries_by_keys(simd, q_left, k_cols, scores);
             block.queries_by_keys(simd, do_left, v_cols, dprobs);
             if let Some(adjustment) = adjustment {
@@ -214,8 +214,9 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// `scores` becomes P∘F and `dprobs`, on entry dO Vᵀ, becomes scale · dS; both zero above the diagonal and
-    /// rounded to `precision`. `scales` are the factors of `scores` and of dS, `row_values` the rows' lse and D.
+    /// `scores` becomes P∘F and `dprobs`, on entry dO Vᵀ, becomes scale · dS; both zero where a query does not
+    /// attend, and rounded to `precision`. `scales` are the factors of `scores` and of dS, `row_values` the rows' lse
+    /// and D.
     fn gradient_rows(
         block: AttentionBlock,
         scales: (f32, f32),

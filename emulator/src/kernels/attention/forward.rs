@@ -10,7 +10,7 @@ use crate::kernels::{Context, elementwise};
 use crate::numerics::random::{DropoutMask, subkey};
 use crate::numerics::{Precision, bf16};
 
-/// Computes out = softmax(scale · Q Kᵀ, causal) V for every sample and head. `out` has rows of
+/// Computes out = softmax(scale · Q Kᵀ) V for every sample and head. `out` has rows of
 /// [`AttentionParams::hidden`] elements; `lse` receives [`AttentionParams::saved_len`] logarithms of sums of
 /// exponentials.
 ///
@@ -55,6 +55,15 @@ struct OnlineSoftmax {
     rescale: [f32; QUERY_BLOCK],
 }
 
+impl OnlineSoftmax {
+    /// Returns the factor of the values of a finished row, and the logarithm of its sum of exponentials. Both are 0 for
+    /// a query that attends to no key: its output is 0, and so are the probabilities that the backward pass recomputes.
+    fn row(&self, row: usize) -> (f32, f32) {
+        let (max, sum) = (self.max[row], self.sum[row]);
+        if max == f32::NEG_INFINITY { (0.0, 0.0) } else { (1.0 / sum, max + libm::logf(sum)) }
+    }
+}
+
 /// Computes one head of one sample. `put(token, factor, values)` receives the rows of the output.
 #[allow(clippy::too_many_arguments)]
 fn forward_pair(
@@ -80,7 +89,7 @@ fn forward_pair(
     let scores = scores.resize(QUERY_BLOCK * KEY_BLOCK);
     let acc = acc.resize(QUERY_BLOCK * dim);
     let dropout = attention.head_dropout(pair);
-    let adjustment = ScoreAdjustment::of(attention, pair % attention.heads);
+    let adjustment = ScoreAdjustment::of(attention, pair);
     let scale = if adjustment.is_some() { 1.0 } else { attention.scale };
 
     for q_first in (0..tokens).step_by(QUERY_BLOCK) {
@@ -92,8 +101,8 @@ fn forward_pair(
         };
         acc.fill(0.0);
         let k_begin = attention.first_key(q_first) / KEY_BLOCK * KEY_BLOCK;
-        for k_first in (k_begin..q_first + rows).step_by(KEY_BLOCK) {
-            let block = AttentionBlock { q_first, k_first, rows, keys: KEY_BLOCK.min(q_first + rows - k_first) };
+        for k_first in (k_begin..attention.key_end(q_first + rows - 1)).step_by(KEY_BLOCK) {
+            let block = AttentionBlock::new(attention, q_first, k_first);
             block.queries_by_keys(simd, q, k, scores);
             if let Some(adjustment) = adjustment {
                 adjustment.apply(simd, block, scores);
@@ -107,15 +116,16 @@ fn forward_pair(
             block.times_keys(simd, scores, v.block(k_first), dim, acc);
         }
         for (i, values) in acc.chunks_exact(dim).enumerate().take(rows) {
-            put(q_first + i, 1.0 / running.sum[i], values);
-            lse[q_first + i] = running.max[i] + libm::logf(running.sum[i]);
+            let (factor, log) = running.row(i);
+            put(q_first + i, factor, values);
+            lse[q_first + i] = log;
         }
     }
 }
 
 simd_fn! {
-    /// Replaces scores by exp(scale · score - running maximum), zero above the diagonal, with dropout if any and
-    /// rounded to `precision`. The running sums are those before dropout and rounding.
+    /// Replaces scores by exp(scale · score - running maximum), zero where a query does not attend, with dropout if
+    /// any, and rounded to `precision`. The running sums are those before dropout and rounding.
     fn softmax_rows(
         block: AttentionBlock,
         scale: f32,
@@ -139,7 +149,7 @@ simd_fn! {
                 }
             }
             let highest = max_lanes(highest).max(running.max[i]);
-            // A window may leave no key of this block to the row: all probabilities are then 0.
+            // A window or a mask may leave no key of this block to the row: all probabilities are then 0.
             let max = if highest == f32::NEG_INFINITY { 0.0 } else { highest };
             let mut sums = [0.0f32; REDUCTION_LANES];
             for vector in vectors.iter_mut() {

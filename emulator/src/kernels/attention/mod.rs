@@ -1,9 +1,10 @@
-//! Causal attention without a T x T matrix in memory: multi-head, grouped-query and multi-query, with a sliding window
-//! and linear biases.
+//! Attention without a T x T matrix in memory, causal or not: multi-head, grouped-query and multi-query, with a sliding
+//! window, linear biases, and a mask of keys.
 //!
 //! Scores are computed by blocks of 96 queries and 384 keys (constants: part of the numerics) with a running maximum
 //! and sum (online softmax). Forward saves the output and, for each row, the logarithm of the sum of exponentials;
-//! backward recomputes the probabilities from those. Blocks and kernel tiles above the diagonal are skipped.
+//! backward recomputes the probabilities from those. With causal attention, blocks and kernel tiles above the
+//! diagonal are skipped.
 //!
 //! Pairs of (sample, query head) are distributed over the threads. Within a pair the order is fixed: key blocks in
 //! ascending order, and within each the query blocks in ascending order (forward: the other way round). Gradients of
@@ -46,10 +47,16 @@ pub struct AttentionParams<'a> {
     pub head_dim: usize,
     /// Factor of the scores, usually 1/√head_dim.
     pub scale: f32,
-    /// Number of tokens that a query attends to, itself included; `None` for all before it.
+    /// Whether a query attends only to itself and the tokens before it.
+    pub causal: bool,
+    /// Number of tokens that a query attends to, itself included; `None` for all before it. Causal attention only.
     pub window: Option<usize>,
-    /// Whether a score is decreased in proportion to the distance of query and key (ALiBi), see [`alibi_slope`].
+    /// Whether a score is decreased in proportion to the distance of query and key (ALiBi), see [`alibi_slope`]. Causal
+    /// attention only.
     pub alibi: bool,
+    /// One integer for each token of each sample; no query attends to a token whose integer is 0. The output of a query
+    /// that attends to no token is 0. `None` for no such token.
+    pub key_mask: Option<&'a [i32]>,
     /// Dropout on the probabilities.
     pub dropout: Option<DropoutMask>,
     /// With dropout: one key for each sample, from (seed, sample number, layer).
@@ -110,6 +117,8 @@ impl AttentionParams<'_> {
         assert!(self.key_heads > 0 && self.heads.is_multiple_of(self.key_heads), "{} key heads", self.key_heads);
         assert!(self.head_dim <= GEMM_INNER_BLOCK, "a head of {} elements", self.head_dim);
         assert!(self.dropout.is_none() || self.sample_keys.len() == self.samples, "one dropout key for each sample");
+        assert!(self.causal || (self.window.is_none() && !self.alibi), "windows and ALiBi are causal");
+        assert!(self.key_mask.is_none_or(|mask| mask.len() == self.rows()), "one integer for each token");
     }
 
     /// Returns the key of a head's dropout. The key of query i is `subkey(_, i)`, and the elements are the indices of

@@ -1,4 +1,4 @@
-//! Changes of the scores before the softmax: linear biases (ALiBi) and the sliding window.
+//! Changes of the scores before the softmax: linear biases (ALiBi), the sliding window, and the mask of keys.
 
 use super::block::AttentionBlock;
 use super::{AttentionParams, KEY_BLOCK};
@@ -22,6 +22,16 @@ impl AttentionParams<'_> {
         self.window.map_or(0, |window| (query + 1).saturating_sub(window))
     }
 
+    /// Returns the end of the keys that query `query` attends to.
+    pub(super) fn key_end(&self, query: usize) -> usize {
+        if self.causal { query + 1 } else { self.tokens }
+    }
+
+    /// Returns the first query that attends to key `key`.
+    pub(super) fn first_query(&self, key: usize) -> usize {
+        if self.causal { key } else { 0 }
+    }
+
     /// Returns the end of the queries that attend to key `key`.
     pub(super) fn query_end(&self, key: usize) -> usize {
         self.window.map_or(self.tokens, |window| self.tokens.min(key.saturating_add(window)))
@@ -30,40 +40,51 @@ impl AttentionParams<'_> {
 
 /// What happens to the products of the queries and keys of one head. Without any adjustment, they are only scaled.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ScoreAdjustment {
+pub(super) struct ScoreAdjustment<'a> {
     scale: f32,
     /// Added for each token between query and key: 0 or negative.
     per_distance: f32,
     /// Number of keys that a query attends to.
     window: usize,
+    /// The mask of the sample's keys.
+    key_mask: Option<&'a [i32]>,
 }
 
-impl ScoreAdjustment {
-    /// Returns the adjustment of a query head, if there is one.
-    pub fn of(attention: &AttentionParams<'_>, head: usize) -> Option<Self> {
+impl<'a> ScoreAdjustment<'a> {
+    /// Returns the adjustment of a pair of sample and query head, if there is one.
+    pub fn of(attention: &AttentionParams<'a>, pair: usize) -> Option<Self> {
+        let (sample, head) = (pair / attention.heads, pair % attention.heads);
+        let key_mask = attention.key_mask.map(|mask| &mask[sample * attention.tokens..][..attention.tokens]);
         let window = attention.window.filter(|window| *window < attention.tokens);
         let per_distance = if attention.alibi { -alibi_slope(attention.heads, head) } else { 0.0 };
-        let is_needed = attention.alibi || window.is_some();
-        is_needed.then_some(Self { scale: attention.scale, per_distance, window: window.unwrap_or(usize::MAX) })
+        let is_needed = attention.alibi || window.is_some() || key_mask.is_some();
+        let window = window.unwrap_or(usize::MAX);
+        is_needed.then_some(Self { scale: attention.scale, per_distance, window, key_mask })
     }
 
-    /// Replaces the products of a block by scores; those of keys outside of the window by negative infinity.
+    /// Replaces the products of a block by scores; those of keys that are masked or outside of the window by
+    /// negative infinity.
     pub fn apply(self, simd: crate::kernels::Simd, block: AttentionBlock, scores: &mut [f32]) {
         adjust_rows(simd, block, self, scores);
     }
 }
 
 simd_fn! {
-    fn adjust_rows(block: AttentionBlock, adjustment: ScoreAdjustment, scores: &mut [f32]) {
-        let ScoreAdjustment { scale, per_distance, window } = adjustment;
+    fn adjust_rows(block: AttentionBlock, adjustment: ScoreAdjustment<'_>, scores: &mut [f32]) {
+        let ScoreAdjustment { scale, per_distance, window, key_mask } = adjustment;
         for (i, row) in scores.chunks_exact_mut(KEY_BLOCK).enumerate().take(block.rows) {
             let query = block.q_first + i;
-            let distance = (query - block.k_first) as i32;
+            let distance = query as i32 - block.k_first as i32;
             for (j, x) in (0i32..).zip(&mut row[..block.visible(i)]) {
                 *x = x.mul_add(scale, per_distance * (distance - j) as f32);
             }
             let outside = (query + 1).saturating_sub(window).saturating_sub(block.k_first);
             row[..outside.min(block.keys)].fill(f32::NEG_INFINITY);
+            if let Some(mask) = key_mask {
+                for (x, &mask) in row[..block.visible(i)].iter_mut().zip(&mask[block.k_first..]) {
+                    *x = if mask == 0 { f32::NEG_INFINITY } else { *x };
+                }
+            }
         }
     }
 }

@@ -17,21 +17,22 @@ fn at(a: &AttentionParams<'_>, pair: usize, token: usize, part: usize, e: usize)
 
 /// The score of query `i` and key `j` of a pair; `None` if the query does not attend to the key.
 fn score(a: &AttentionParams<'_>, qkv: &[f64], pair: usize, i: usize, j: usize) -> Option<f64> {
-    if j > i || a.window.is_some_and(|window| i - j >= window) {
+    let is_masked = a.key_mask.is_some_and(|mask| mask[pair / a.heads * a.tokens + j] == 0);
+    if is_masked || (a.causal && j > i) || a.window.is_some_and(|window| i - j >= window) {
         return None;
     }
     let product: f64 = (0..a.head_dim).map(|e| qkv[at(a, pair, i, 0, e)] * qkv[at(a, pair, j, 1, e)]).sum();
     let slope = if a.alibi { f64::from(alibi_slope(a.heads, pair % a.heads)) } else { 0.0 };
-    Some(f64::from(a.scale) * product - slope * (i - j) as f64)
+    Some(f64::from(a.scale) * product - slope * i.abs_diff(j) as f64)
 }
 
-/// The probabilities of query `i` of a pair, for the keys up to it.
+/// The probabilities of query `i` of a pair; none if it attends to no key.
 fn probabilities(a: &AttentionParams<'_>, qkv: &[f64], pair: usize, i: usize) -> Vec<f64> {
-    let scores: Vec<Option<f64>> = (0..=i).map(|j| score(a, qkv, pair, i, j)).collect();
+    let scores: Vec<Option<f64>> = (0..a.tokens).map(|j| score(a, qkv, pair, i, j)).collect();
     let max = scores.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|score| score.map_or(0.0, |score| (score - max).exp())).collect();
     let sum: f64 = weights.iter().sum();
-    weights.into_iter().map(|weight| weight / sum).collect()
+    weights.into_iter().map(|weight| if sum == 0.0 { 0.0 } else { weight / sum }).collect()
 }
 
 /// The factor of dropout on a probability.
@@ -87,8 +88,10 @@ fn shape(samples: usize, tokens: usize, heads: usize, head_dim: usize) -> Attent
         key_heads: heads,
         head_dim,
         scale,
+        causal: true,
         window: None,
         alibi: false,
+        key_mask: None,
         dropout: None,
         sample_keys: &KEYS[..samples],
     }
@@ -102,7 +105,18 @@ fn packed_len(a: &AttentionParams<'_>) -> usize {
 #[test]
 fn gradients_agree_with_differences_of_f64() {
     let grouped = AttentionParams { key_heads: 2, alibi: true, window: Some(3), ..shape(1, 7, 6, 5) };
-    for (mut a, rate) in [(shape(2, 7, 2, 5), 0.0), (shape(1, 18, 1, 16), 0.3), (grouped, 0.2)] {
+    let bidirectional = AttentionParams { causal: false, ..shape(2, 7, 2, 5) };
+    // The last sample has no key at all.
+    let masked = AttentionParams { key_mask: Some(&[1, 0, 1, 1, 0, 0, 0, 0, 0, 0]), ..shape(2, 5, 2, 4) };
+    let masked_bidirectional = AttentionParams { causal: false, ..masked };
+    for (mut a, rate) in [
+        (shape(2, 7, 2, 5), 0.0),
+        (shape(1, 18, 1, 16), 0.3),
+        (grouped, 0.2),
+        (bidirectional, 0.3),
+        (masked, 0.0),
+        (masked_bidirectional, 0.2),
+    ] {
         a.dropout = DropoutMask::new(rate);
         let qkv = uniform(packed_len(&a), -1.5, 1.5, 1);
         let dout = uniform(a.rows() * a.hidden(), -1.0, 1.0, 2);
@@ -126,9 +140,9 @@ fn reference_gradient(a: &AttentionParams<'_>, qkv: &[f64], dout: &[f32]) -> Vec
             let grad = |e: usize| f64::from(dout[(sample * t + i) * hidden + head * d + e]);
             let factor = |j: usize| factor(a, pair, i, j);
             let dp: Vec<f64> =
-                (0..=i).map(|j| factor(j) * (0..d).map(|e| grad(e) * qkv[at(j, 2, e)]).sum::<f64>()).collect();
+                (0..t).map(|j| factor(j) * (0..d).map(|e| grad(e) * qkv[at(j, 2, e)]).sum::<f64>()).collect();
             let mean: f64 = dp.iter().zip(&probabilities).map(|(dp, p)| dp * p).sum();
-            for j in 0..=i {
+            for j in 0..t {
                 let (p, ds) = (probabilities[j], probabilities[j] * (dp[j] - mean) * scale);
                 for e in 0..d {
                     dqkv[at(i, 0, e)] += ds * qkv[at(j, 1, e)];
@@ -145,6 +159,8 @@ fn reference_gradient(a: &AttentionParams<'_>, qkv: &[f64], dout: &[f32]) -> Vec
 fn blocks_fit_together_and_bits_do_not_depend_on_the_machine() {
     let window = |window: usize, a| AttentionParams { window: Some(window), ..a };
     let grouped = |key_heads: usize, a| AttentionParams { key_heads, alibi: true, ..a };
+    let mask: Vec<i32> = (0..500).map(|key| i32::from(key % 7 != 0 && key < 450)).collect();
+    let both = |mask, a| AttentionParams { causal: false, key_mask: Some(mask), ..a };
     // Around the edges of query blocks (96) and key blocks (384), and odd heads. Windows that end inside of a block, at
     // its edge, and that leave whole blocks out.
     for (a, rate) in [
@@ -157,6 +173,8 @@ fn blocks_fit_together_and_bits_do_not_depend_on_the_machine() {
         (window(1, shape(1, 100, 1, 8)), 0.0),
         (window(50, shape(1, 500, 1, 8)), 0.1),
         (window(384, grouped(1, shape(1, 900, 2, 8))), 0.0),
+        (both(&mask[..], shape(1, 500, 2, 24)), 0.1),
+        (both(&mask[..97], shape(1, 97, 1, 64)), 0.0),
     ] {
         let a = AttentionParams { dropout: DropoutMask::new(rate), ..a };
         let qkv = uniform(packed_len(&a), -1.5, 1.5, 1);

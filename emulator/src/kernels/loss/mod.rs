@@ -5,7 +5,7 @@
 //! ascending order with a running maximum and sum; the backward pass iterates in descending order and recomputes the
 //! logits.
 //!
-//! Gradients are those of the *sum* of the tokens' losses.
+//! Gradients are those of the *sum* of the tokens' losses, times a factor.
 
 use super::gemm::{Accumulate, GemmWorkspace, PackedB, gemm};
 use super::isa::{REDUCTION_LANES, max_lanes, simd_fn, sum_lanes};
@@ -64,6 +64,8 @@ pub struct LossGradients<'a> {
     pub dbias: Option<&'a mut [f32]>,
     /// Whether `dweights` and `dbias` are stored or accumulated; `dx` is always stored.
     pub accumulate: Accumulate,
+    /// Factor of all gradients.
+    pub factor: f32,
 }
 
 /// Scratch memory; grows to the largest use and is then reused.
@@ -145,8 +147,8 @@ pub fn forward(
     sums
 }
 
-/// Computes the gradients of the sum of losses from what [`forward`] saved. `logits` is memory of [`logits_len`]
-/// elements.
+/// Computes the gradients of the sum of losses, times a factor, from what [`forward`] saved. `logits` is memory of
+/// [`logits_len`] elements.
 ///
 /// # Panics
 /// If lengths do not match or a label is not a word.
@@ -160,7 +162,7 @@ pub fn backward(
     workspace: &mut LossWorkspace,
 ) {
     classifier.check(x, labels);
-    let LossGradients { mut dx, mut dweights, mut dbias, accumulate } = gradients;
+    let LossGradients { mut dx, mut dweights, mut dbias, accumulate, factor } = gradients;
     let (count, hidden) = (labels.len(), classifier.hidden);
     assert_eq!(lse.len(), count);
     assert!(dx.as_ref().is_none_or(|dx| dx.len() == x.len()));
@@ -176,7 +178,7 @@ pub fn backward(
         let errors = classifier.logits(cx, x, count, block.clone(), logits, scratch);
         let data = (rows_mut(errors, width), rows(labels, 1), rows(lse, 1));
         cx.pool.for_each_rows(count, GRAIN_ROWS, data, |_, (errors, labels, lse)| {
-            logits_to_gradients(cx.simd, errors.data, width, block.start, labels.data, lse.data);
+            logits_to_gradients(cx.simd, errors.data, width, block.start, labels.data, lse.data, factor);
         });
         let errors = MatRef::row_major(errors, count, width);
         if let Some(dx) = &mut dx {
@@ -269,9 +271,16 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// Replaces logits by the gradient of the sum of losses with respect to them: probabilities, minus one at the
-    /// label; zero for a skipped token.
-    fn logits_to_gradients(logits: &mut [f32], width: usize, first: usize, labels: &[i32], lse: &[f32]) {
+    /// Replaces logits by the gradient of the sum of losses with respect to them, times `factor`: probabilities, minus
+    /// one at the label; zero for a skipped token.
+    fn logits_to_gradients(
+        logits: &mut [f32],
+        width: usize,
+        first: usize,
+        labels: &[i32],
+        lse: &[f32],
+        factor: f32,
+    ) {
         for ((row, label), lse) in logits.chunks_exact_mut(width).zip(labels).zip(lse) {
             if *label < 0 {
                 row.fill(0.0);
@@ -282,6 +291,9 @@ simd_fn! {
             }
             if let Some(column) = label_column(*label, first, width) {
                 row[column] -= 1.0;
+            }
+            if factor != 1.0 {
+                row.iter_mut().for_each(|x| *x *= factor);
             }
         }
     }

@@ -27,8 +27,12 @@ fn reference(case: &Case, all: &[f64]) -> f64 {
     total
 }
 
-/// Sums, then the gradients of x, W and bias one after the other.
+/// Sums, then the gradients of x, W and bias one after the other, with factor 1.
 fn run(simd: Simd, threads: usize, case: &Case, all: &[f32]) -> (LossSums, Vec<f32>) {
+    run_with_factor(simd, threads, case, all, 1.0)
+}
+
+fn run_with_factor(simd: Simd, threads: usize, case: &Case, all: &[f32], factor: f32) -> (LossSums, Vec<f32>) {
     let pool = ComputeThreads::new(threads).unwrap();
     let cx = Context { simd, pool: &pool, precision: Precision::F32 };
     let (x, rest) = all.split_at(case.tokens * case.hidden);
@@ -37,7 +41,8 @@ fn run(simd: Simd, threads: usize, case: &Case, all: &[f32]) -> (LossSums, Vec<f
     let mut grads = vec![0.25; all.len()];
     let (dx, rest) = grads.split_at_mut(x.len());
     let (dw, db) = rest.split_at_mut(weights.len());
-    let gradients = LossGradients { dx: Some(dx), dweights: Some(dw), dbias: Some(db), accumulate: Accumulate::Add };
+    let (dweights, dbias) = (Some(dw), Some(db));
+    let gradients = LossGradients { dx: Some(dx), dweights, dbias, accumulate: Accumulate::Add, factor };
     let mut workspace = LossWorkspace::new();
     let tokens = ClassifierInput { x, labels: &case.labels };
     let mut lse = vec![f32::NAN; case.tokens];
@@ -63,6 +68,12 @@ fn gradients_agree_with_differences_of_f64() {
     expected[case.tokens * case.hidden..].iter_mut().for_each(|e| *e += 0.25);
     assert_close(&grads, &expected, 1e-6);
     assert_eq!(grads[case.hidden..2 * case.hidden], [0.0; 7], "the token left out");
+    let (_, scaled) = every_simd(|simd| run_with_factor(simd, 1, &case, &all, 0.5));
+    for (position, (scaled, gradient)) in scaled.iter().zip(&grads).enumerate() {
+        // The tensors' gradients are added to 0.25.
+        let before = if position < case.tokens * case.hidden { 0.0 } else { 0.25 };
+        assert!((scaled - before - 0.5 * (gradient - before)).abs() < 1e-6, "element {position}");
+    }
 }
 
 #[test]

@@ -1,0 +1,192 @@
+//! `(qkv [rows x 3H], mask i32 [rows]?) -> [rows x H]`: attention of each row to all rows, in both directions; columns
+//! are queries, keys and values, each divided into heads of the same width. No row attends to one whose integer in the
+//! mask is 0. A row that attends to none gets 0.
+
+use serde::{Deserialize, Serialize};
+
+use super::heads::HeadLayout;
+use super::{Flops, OpError, Operator, SavedForBackward, Signature, check_rate};
+use crate::graph::{DType, Shape};
+
+/// See the module documentation. Saves its inputs, the output, and the log-sum-exp of each row and head; the backward
+/// pass recomputes the probabilities, tile by tile.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Attention {
+    /// Number of heads; divides H.
+    pub heads: usize,
+    /// Factor on query-key products.
+    pub scale: f32,
+    /// Dropout on probabilities.
+    pub dropout: f32,
+}
+
+impl Attention {
+    /// Divides rows of `columns` into heads.
+    fn layout(&self, columns: usize) -> Result<HeadLayout, OpError> {
+        HeadLayout::of(self.heads, self.heads, columns)
+    }
+}
+
+impl Operator for Attention {
+    fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
+        let qkv = if io.inputs.len() == 1 {
+            io.inputs([DType::F32])?[0]
+        } else {
+            let [qkv, mask] = io.inputs([DType::F32, DType::I32])?;
+            if mask != qkv.one_integer_per_row() {
+                return Err(OpError::input_shape(1, qkv.one_integer_per_row(), mask));
+            }
+            qkv
+        };
+        if qkv.dimensions().len() != 2 {
+            return Err(OpError::NotASequence { input: 0, found: qkv.to_string() });
+        }
+        io.params(&[], 0)?;
+        check_rate("dropout", self.dropout)?;
+        if !self.scale.is_finite() {
+            return Err(OpError::Attribute { name: "scale", value: self.scale, range: "finite" });
+        }
+        Ok(Some(qkv.with_columns(self.layout(qkv.columns())?.width())))
+    }
+
+    fn flops(&self, io: &Signature<'_>) -> Flops {
+        let (rows, columns) = io.input(0);
+        self.layout(columns as usize).map_or(Flops::default(), |heads| heads.flops(rows, rows.saturating_mul(rows)))
+    }
+
+    fn saved(&self, io: &Signature<'_>) -> SavedForBackward {
+        let (rows, _) = io.input(0);
+        let inputs: &[usize] = if io.inputs.len() == 1 { &[0] } else { &[0, 1] };
+        SavedForBackward { inputs, output: true, floats: rows * self.heads as u64 }
+    }
+
+    fn has_input_gradient(&self, input: usize) -> bool {
+        input == 0
+    }
+
+    fn scratch(&self, io: &Signature<'_>) -> u64 {
+        let (rows, columns) = io.input(0);
+        self.layout(columns as usize).map_or(0, |heads| heads.scratch(rows))
+    }
+}
+
+#[cfg(feature = "kernels")]
+mod run {
+    use super::Attention;
+    use crate::kernels::attention::{self, AttentionParams, QkvLayout};
+    use crate::numerics::random::DropoutMask;
+    use crate::ops::execute::{
+        self, BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, OperatorInput, TargetMut,
+        UnsupportedOperator,
+    };
+
+    impl Attention {
+        fn kernel<'a>(
+            &self,
+            shape: &NodeShape,
+            mask: OperatorInput<'a>,
+            kit: &OperatorContext<'a>,
+        ) -> AttentionParams<'a> {
+            let dropout = DropoutMask::new(f64::from(self.dropout)).filter(|mask| kit.training && !mask.is_off());
+            AttentionParams {
+                samples: kit.samples,
+                tokens: shape.rows(),
+                heads: self.heads,
+                key_heads: self.heads,
+                head_dim: self.layout(shape.columns()).map_or(0, |heads| heads.head_dim),
+                scale: self.scale,
+                causal: false,
+                window: None,
+                alibi: false,
+                key_mask: (shape.inputs.len() > 1).then(|| mask.integers()),
+                dropout,
+                sample_keys: kit.keys,
+            }
+        }
+    }
+
+    impl Executor for Attention {
+        fn check_supported(&self, shape: &NodeShape) -> Result<(), UnsupportedOperator> {
+            execute::check_head_width(self.layout(shape.columns()).map_or(usize::MAX, |heads| heads.head_dim))
+        }
+
+        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let [qkv, mask] = io.inputs;
+            let params = self.kernel(io.shape, mask, kit);
+            let layout = QkvLayout::packed(&params);
+            attention::forward(kit.cx, &params, qkv.values(), layout, io.output, io.extra, kit.attention);
+        }
+
+        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+            let [TargetMut::Memory(dqkv, _), _] = io.targets else { return };
+            let [qkv, mask] = io.inputs;
+            let params = self.kernel(io.shape, mask, kit);
+            let layout = QkvLayout::packed(&params);
+            let (qkv, out, dout, workspace) = (qkv.values(), io.output, io.gradient, &mut *kit.attention);
+            attention::backward(kit.cx, &params, qkv, layout, out, io.extra, dout, dqkv, io.scratch, workspace);
+        }
+    }
+}
+
+#[cfg(all(test, feature = "kernels"))]
+mod tests {
+    use super::Attention;
+    use crate::graph::{Graph, Shape};
+    use crate::numerics::random::subkey;
+    use crate::ops::testing::{
+        OperatorTests, ROWS, ReferenceArgs, ShapeCase, TOKENS, TestGraph, WIDE, WIDTH, X, accepts, rejects,
+    };
+
+    impl OperatorTests for Attention {
+        fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
+            let (qkv, columns) = (args.inputs[0], args.io.inputs[0].columns());
+            let (width, rows) = (columns / 3, qkv.len() / columns);
+            let dim = width / self.heads;
+            let part = |row: usize, part: usize, head: usize| &qkv[row * columns + part * width + head * dim..][..dim];
+            let attends = |key: usize| args.inputs.get(1).is_none_or(|mask| mask[key] != 0.0);
+            let mut out = vec![0.0; rows * width];
+            for (head, query) in (0..self.heads).flat_map(|head| (0..rows).map(move |query| (head, query))) {
+                let score = |key: usize| {
+                    let product: f64 = part(query, 0, head).iter().zip(part(key, 1, head)).map(|(q, k)| q * k).sum();
+                    attends(key).then_some(product * f64::from(self.scale))
+                };
+                let exps: Vec<f64> = (0..rows).map(|key| score(key).map_or(0.0, f64::exp)).collect();
+                let sum: f64 = exps.iter().sum();
+                for (key, exp) in exps.iter().enumerate().filter(|(_, exp)| **exp > 0.0) {
+                    let dropout_key = subkey(subkey(args.key, head as u64), query as u64);
+                    let share = exp / sum * args.dropout_factor(self.dropout, dropout_key, key);
+                    let to = &mut out[query * width + head * dim..][..dim];
+                    to.iter_mut().zip(part(key, 2, head)).for_each(|(to, value)| *to += share * value);
+                }
+            }
+            out
+        }
+
+        fn shape_cases() -> Vec<ShapeCase> {
+            let attention = |heads| Attention { heads, scale: 0.5, dropout: 0.1 };
+            vec![
+                accepts(attention(2), &[WIDE], &[], X),
+                accepts(attention(2), &[WIDE, TOKENS], &[], X),
+                rejects(attention(2), &[WIDE, Shape::integers(7)], &[], "input 1"),
+                rejects(attention(2), &[WIDE, X], &[], "type i32"),
+                rejects(attention(2), &[WIDE.row()], &[], "two dimensions"),
+                rejects(attention(3), &[WIDE], &[], "3 heads of queries"),
+                rejects(attention(0), &[WIDE], &[], "0 heads of queries"),
+                rejects(Attention { scale: f32::NAN, ..attention(2) }, &[WIDE], &[], "scale"),
+                rejects(Attention { dropout: 1.0, ..attention(2) }, &[WIDE], &[], "dropout"),
+            ]
+        }
+
+        fn graphs() -> Vec<Graph> {
+            let of = |is_masked: bool| {
+                TestGraph::build(|s, x| {
+                    let qkv = s.linear(x, 3 * WIDTH, true);
+                    let mask = is_masked.then(|| s.integers(Shape::integers(ROWS)));
+                    let inputs: Vec<usize> = [qkv].into_iter().chain(mask).collect();
+                    s.node(Attention { heads: 3, scale: 0.6, dropout: 0.2 }, &inputs, &[])
+                })
+            };
+            vec![of(false), of(true)]
+        }
+    }
+}
