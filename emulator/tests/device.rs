@@ -15,7 +15,10 @@ use millrace_emulator::numerics::Isa;
 use millrace_emulator::plan::{Encoding, Pass, StreamPlan};
 use millrace_emulator::tree::Node;
 use millrace_emulator::{kernels, ops};
-use millrace_params::{DecoderOptions, MachineSpec, ModelSpec, Norm, ParallelBlocks, Positions, RotaryPositions};
+use millrace_params::{
+    DecoderOptions, EncoderOptions, EncoderTask, MachineSpec, ModelSpec, Nonlinearity, Norm, ParallelBlocks, Positions,
+    RotaryPositions,
+};
 
 const WORDS: usize = 64;
 
@@ -26,8 +29,8 @@ fn graph() -> Graph {
     families::decoder(&with_dropout(spec(3, 48, 3, WORDS, 20), 0.1), 20).unwrap()
 }
 
-/// A graph of each kind of decoder, with dropout everywhere.
-fn decoders() -> Vec<Graph> {
+/// A graph of each kind of model, with dropout everywhere.
+fn models() -> Vec<Graph> {
     let rotary =
         |is_adjacent| Positions::Rotary(RotaryPositions { dimensions: 8, base: 100.0, is_adjacent, scaling: None });
     let llama = DecoderOptions {
@@ -56,7 +59,22 @@ fn decoders() -> Vec<Graph> {
         let spec = ModelSpec { decoder, ..with_dropout(spec(3, 48, 3, WORDS, 20), 0.1) };
         families::decoder(&spec, 20).unwrap()
     };
-    [DecoderOptions::default(), llama, gptj, neox, bloom].map(graph).into()
+    [DecoderOptions::default(), llama, gptj, neox, bloom].map(graph).into_iter().chain(encoders()).collect()
+}
+
+/// BERT with both losses of pretraining, and as a classifier of samples.
+fn encoders() -> [Graph; 2] {
+    let pretraining = EncoderTask::Pretraining {
+        max_predictions: Some(5),
+        masked_token_weight: 0.3,
+        nonlinearity: Nonlinearity::Gelu,
+        predicts_next_sentence: true,
+    };
+    [pretraining, EncoderTask::Classifier { classes: 3, dropout_rate: 0.1 }].map(|task| {
+        let options = EncoderOptions { use_segment_embedding: true, pooler_nonlinearity: Nonlinearity::Tanh, task };
+        let spec = ModelSpec { encoder: Some(options), ..with_dropout(spec(3, 48, 3, WORDS, 20), 0.1) };
+        families::graph(&spec, 20).unwrap()
+    })
 }
 
 /// The leaves of each device in each round: first, and one past the last.
@@ -85,8 +103,7 @@ fn bits(groups: &[Vec<f32>]) -> Vec<u32> {
 #[test]
 fn bits_do_not_depend_on_the_division_of_work() {
     let encodings = [Encoding::F32, Encoding::Bf16];
-    for (graph, encoding) in
-        decoders().into_iter().flat_map(|graph| encodings.map(|encoding| (graph.clone(), encoding)))
+    for (graph, encoding) in models().into_iter().flat_map(|graph| encodings.map(|encoding| (graph.clone(), encoding)))
     {
         let plan = plan(graph, BATCH, encoding, LARGE);
         assert_eq!(plan.leaves.count, 6);
@@ -112,7 +129,7 @@ fn bits_do_not_depend_on_the_division_of_work() {
 
 #[test]
 fn same_bits_when_layers_are_recomputed() {
-    for graph in decoders() {
+    for graph in models() {
         let saving = plan(graph.clone(), BATCH, Encoding::F32, LARGE);
         let recomputing = recomputing(graph, BATCH);
         assert!(!saving.layers.iter().any(|layer| layer.recompute));
@@ -127,7 +144,7 @@ fn same_bits_when_layers_are_recomputed() {
 /// The kernels guarantee it for all instruction sets with fused multiply-add.
 #[test]
 fn same_bits_with_avx2_and_avx512() {
-    let plans: Vec<_> = decoders().into_iter().map(|graph| plan(graph, BATCH, Encoding::F32, LARGE)).collect();
+    let plans: Vec<_> = models().into_iter().map(|graph| plan(graph, BATCH, Encoding::F32, LARGE)).collect();
     let of = |simd: Simd| -> Vec<_> {
         plans.iter().map(|plan| run_on_devices(plan, &mut [device_on(plan, 1, simd)], WHOLE)).collect()
     };

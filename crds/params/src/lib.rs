@@ -46,10 +46,11 @@ pub use document::{
 };
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
-    AnnealStrategy, CheckpointStates, CycleAmplitude, DataSource, DecoderOptions, InitializerSpec, Initializers,
-    InputSpec, JobSpec, LearningRateScale, LogLevel, LossScaling, MixturePart, Mode, ModelFamily, ModelSize, ModelSpec,
-    Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, Positions, Precision, ResolveOutput, RotaryPositions,
-    RotaryScaling, RunSpec, Schedule, ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
+    AnnealStrategy, CheckpointStates, CycleAmplitude, DataSource, DecoderOptions, EncoderOptions, EncoderTask,
+    InitializerSpec, Initializers, InputSpec, JobSpec, LearningRateScale, LogLevel, LossScaling, MixturePart, Mode,
+    ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, Positions, Precision,
+    ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, Schedule, ScheduleSegment, ScheduleSegmentKind, Split,
+    TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

@@ -13,11 +13,11 @@
 
 use millrace_params::{InitializerSpec, ModelSpec, Norm, ParallelBlocks, Positions, RotaryPositions};
 
-use super::initial_values;
-use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorId, TensorRole, ValueId};
+use super::{ONE, ZERO, initial_values};
+use crate::graph::{Graph, GraphBuilder, GraphError, TensorId, TensorRole, ValueId};
 use crate::ops::{
-    Activation, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, Gate, LayerNorm, Linear, RmsNorm,
-    Rotary, RotaryPairing, Scale,
+    Activation, Add, AddPosition, CausalAttention, CrossEntropy, Embedding, Gate, LayerNorm, RmsNorm, Rotary,
+    RotaryPairing, Scale,
 };
 
 /// Returns the graph of a decoder that reads samples of `sequence` tokens.
@@ -36,9 +36,6 @@ pub fn decoder(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
     decoder.head(table, stream)?;
     decoder.builder.finish()
 }
-
-const ZERO: Initializer = Initializer::Constant { value: 0.0 };
-const ONE: Initializer = Initializer::Constant { value: 1.0 };
 
 struct Decoder<'a> {
     spec: &'a ModelSpec,
@@ -175,12 +172,7 @@ impl Decoder<'_> {
         weights: InitializerSpec,
         biased: bool,
     ) -> Result<ValueId, GraphError> {
-        let mut params =
-            vec![self.builder.tensor(format!("{name}.weight"), &shape, initial_values(weights), TensorRole::Weight)];
-        if biased {
-            params.push(self.builder.tensor(format!("{name}.bias"), &shape[..1], ZERO, TensorRole::Bias));
-        }
-        self.builder.node(Linear, name, &[x], &params)
+        super::add_linear(&mut self.builder, name, x, shape, weights, biased)
     }
 
     fn scale(&mut self, factor: f64, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
@@ -191,10 +183,7 @@ impl Decoder<'_> {
     }
 
     fn dropout(&mut self, rate: f64, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
-        if rate == 0.0 {
-            return Ok(x);
-        }
-        self.builder.node(Dropout { rate: rate as f32 }, name, &[x], &[])
+        super::add_dropout(&mut self.builder, rate, name, x)
     }
 }
 
@@ -209,7 +198,8 @@ mod tests {
     use millrace_params::Nonlinearity;
 
     use super::*;
-    use crate::ops::OpKind;
+    use crate::graph::Initializer;
+    use crate::ops::{Dropout, OpKind};
     use crate::testing::{Size, TINY};
 
     fn names(graph: &Graph) -> Vec<&str> {

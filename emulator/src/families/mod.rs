@@ -6,11 +6,17 @@
 
 use millrace_params::{InitializerSpec, ModelFamily, ModelSpec};
 
-use crate::graph::{Graph, GraphError, Initializer};
+use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorRole, ValueId};
+use crate::ops::{Dropout, Linear};
 
 mod decoder;
+mod encoder;
 
 pub use decoder::decoder;
+pub use encoder::encoder;
+
+const ZERO: Initializer = Initializer::Constant { value: 0.0 };
+const ONE: Initializer = Initializer::Constant { value: 1.0 };
 
 /// Maximum number of blocks. A mistyped number must not exhaust memory.
 const MAX_BLOCKS: usize = 10_000;
@@ -20,6 +26,9 @@ const MAX_BLOCKS: usize = 10_000;
 /// # Errors
 /// The sequence is longer than the model supports, or the specification is inconsistent.
 pub fn graph(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
+    if let Some(options) = &spec.encoder {
+        return encoder(spec, options, sequence);
+    }
     match spec.family {
         ModelFamily::Gpt2
         | ModelFamily::Gpt3
@@ -42,6 +51,31 @@ fn check_blocks(spec: &ModelSpec) -> Result<(), GraphError> {
         return Err(GraphError::TooManyLayers { layers: spec.num_hidden_layers, most: MAX_BLOCKS });
     }
     Ok(())
+}
+
+/// Adds a layer `x weight^T + bias` with the tensors `NAME.weight`, of `shape` [out, in], and `NAME.bias`.
+fn add_linear(
+    builder: &mut GraphBuilder,
+    name: &str,
+    x: ValueId,
+    shape: [usize; 2],
+    weights: InitializerSpec,
+    biased: bool,
+) -> Result<ValueId, GraphError> {
+    let mut params =
+        vec![builder.tensor(format!("{name}.weight"), &shape, initial_values(weights), TensorRole::Weight)];
+    if biased {
+        params.push(builder.tensor(format!("{name}.bias"), &shape[..1], ZERO, TensorRole::Bias));
+    }
+    builder.node(Linear, name, &[x], &params)
+}
+
+/// Adds dropout, unless the rate is 0.
+fn add_dropout(builder: &mut GraphBuilder, rate: f64, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
+    if rate == 0.0 {
+        return Ok(x);
+    }
+    builder.node(Dropout { rate: rate as f32 }, name, &[x], &[])
 }
 
 /// Returns the initial values that an initializer of the params describes.

@@ -6,6 +6,7 @@
 //! * Its JSON is canonical (fields in order of declaration, sorted maps, shortest decimals that parse to the same f64),
 //!   so two agents with the same job have the same bytes.
 
+mod encoder;
 mod input;
 mod model;
 mod optimizer;
@@ -13,6 +14,7 @@ mod run;
 mod schedule;
 mod schedule_curves;
 
+pub use encoder::{EncoderOptions, EncoderTask};
 pub use input::{DataSource, InputSpec, MixturePart, Split, TokenizerName};
 pub use model::{
     DecoderOptions, InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm,

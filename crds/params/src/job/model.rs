@@ -4,8 +4,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A completely specified decoder: blocks that normalize their input, a final norm, and an output layer over the
-/// vocabulary. What differs from GPT-2 is in [`DecoderOptions`].
+use super::encoder::EncoderOptions;
+
+/// A completely specified decoder or encoder. A decoder has blocks that normalize their input, a final norm, and an
+/// output layer over the vocabulary; what differs from GPT-2 is in [`DecoderOptions`]. What an encoder has is in
+/// [`EncoderOptions`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
     /// The family, named in reports and exports.
@@ -60,6 +63,9 @@ pub struct ModelSpec {
     /// What the decoder has instead of the parts of GPT-2.
     #[serde(default, skip_serializing_if = "DecoderOptions::is_gpt2")]
     pub decoder: DecoderOptions,
+    /// What an encoder has; `None` if the model is a decoder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoder: Option<EncoderOptions>,
 }
 
 /// What a decoder has instead of the parts of GPT-2. The default is GPT-2.
@@ -241,6 +247,7 @@ impl ModelSpec {
             loss_weight: 1.0,
             compute_eval_metrics: false,
             decoder: DecoderOptions::default(),
+            encoder: None,
         }
     }
 

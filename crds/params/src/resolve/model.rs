@@ -69,6 +69,7 @@ pub(super) fn resolve(
         loss_weight,
         compute_eval_metrics: p.compute_eval_metrics.unwrap_or(true),
         decoder: decoder::resolve(check, p, family, &sizes, ratios),
+        encoder: None,
     };
     (spec, ratios)
 }

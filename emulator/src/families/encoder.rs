@@ -1,0 +1,247 @@
+//! Encoders: BERT and RoBERTa, whose blocks attend in both directions and normalize their output.
+//!
+//! ```text
+//! block        x = norm(x + attention(x));  x = norm(x + mlp(x))
+//! pooler       p = tanh(linear(x of the first token))
+//! pretraining  masked tokens from x, next sentence from p        two losses
+//! classifier   class of the sample from p
+//! token classifier   class of each token from x
+//! ```
+//!
+//! Layers are `embed`, `h.<i>.attn` and `h.<i>.mlp` for each block `h.<i>`, `head.nsp` (next sentence) and `head`.
+//! Tensors are called as those of the [decoders](super::decoder()) where both have them. Parts without an effect, such
+//! as a dropout of rate 0, are no operators.
+//!
+//! | input | shape | |
+//! |---|---|---|
+//! | `input_ids` | `[T]` | |
+//! | `attention_mask` | `[T]` | 0 at padding |
+//! | `token_type_ids` | `[T]` | 0 or 1, the segment; with segment embeddings |
+//! | `masked_lm_positions` | `[P]` | with a maximum of P predictions |
+//! | `labels` | `[P]` or `[T]`, of a classifier `[]` | -100 where there is nothing to predict |
+//! | `next_sentence_label` | `[]` | 0 or 1; if next sentences are predicted |
+
+use millrace_params::{EncoderOptions, EncoderTask, InitializerSpec, ModelSpec, Nonlinearity};
+
+use super::{ONE, ZERO, initial_values};
+use crate::graph::{Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, Shape, TensorId, TensorRole, ValueId};
+use crate::ops::{Activation, Add, AddPosition, Attention, CrossEntropy, Embedding, GatherRows, LayerNorm, SelectRow};
+
+/// Number of segments of a sample.
+const SEGMENTS: usize = 2;
+
+/// Returns the graph of an encoder that reads samples of `sequence` tokens.
+///
+/// # Errors
+/// The sequence is longer than the model supports, or the specification is inconsistent.
+pub fn encoder(spec: &ModelSpec, options: &EncoderOptions, sequence: usize) -> Result<Graph, GraphError> {
+    super::check_blocks(spec)?;
+    let mut builder = GraphBuilder::new();
+    let input_ids = builder.input(INPUT_IDS, Shape::integers(sequence));
+    let attention_mask = builder.input("attention_mask", Shape::integers(sequence));
+    let mut encoder = Encoder { spec, builder, attention_mask };
+    let (table, mut stream) = encoder.embed(input_ids, options, sequence)?;
+    for block in 0..spec.num_hidden_layers {
+        stream = encoder.block(block, stream)?;
+    }
+    match options.task {
+        EncoderTask::Pretraining { max_predictions, masked_token_weight, nonlinearity, predicts_next_sentence } => {
+            if predicts_next_sentence {
+                encoder.next_sentence(options.pooler_nonlinearity, stream)?;
+            }
+            let rows = encoder.predicted_rows(stream, max_predictions, sequence)?;
+            encoder.masked_tokens(table, rows, nonlinearity, masked_token_weight)?;
+        }
+        EncoderTask::Classifier { classes, dropout_rate } => {
+            let pooled = encoder.pooler(options.pooler_nonlinearity, stream)?;
+            encoder.classifier(pooled, classes, dropout_rate)?;
+        }
+        EncoderTask::TokenClassifier { classes, dropout_rate } => encoder.classifier(stream, classes, dropout_rate)?,
+    }
+    encoder.builder.finish()
+}
+
+struct Encoder<'a> {
+    spec: &'a ModelSpec,
+    builder: GraphBuilder,
+    attention_mask: ValueId,
+}
+
+/// The rows whose tokens are predicted, and their labels.
+struct PredictedRows {
+    rows: ValueId,
+    labels: ValueId,
+}
+
+impl Encoder<'_> {
+    /// Adds the layer `embed`: the sum of the embeddings of tokens, positions and segments, normalized. Returns the
+    /// token table and the start of the stream.
+    fn embed(
+        &mut self,
+        input_ids: ValueId,
+        options: &EncoderOptions,
+        sequence: usize,
+    ) -> Result<(TensorId, ValueId), GraphError> {
+        let (width, init) = (self.spec.hidden_size, initial_values(self.spec.initializers.embedding));
+        let table = self.builder.tensor("wte.weight", &[self.spec.vocab_size, width], init, TensorRole::Embedding);
+        let mut stream = self.builder.node(Embedding, "embed.tokens", &[input_ids], &[table])?;
+        if self.spec.use_position_embedding {
+            let shape = [self.spec.max_position_embeddings, width];
+            let positions = self.builder.tensor("wpe.weight", &shape, init, TensorRole::Embedding);
+            stream = self.builder.node(AddPosition, "embed.positions.sum", &[stream], &[positions])?;
+        }
+        if options.use_segment_embedding {
+            let segment_ids = self.builder.input("token_type_ids", Shape::integers(sequence));
+            let segments = self.builder.tensor("wse.weight", &[SEGMENTS, width], init, TensorRole::Embedding);
+            let segments = self.builder.node(Embedding, "embed.segments", &[segment_ids], &[segments])?;
+            stream = self.builder.node(Add, "embed.segments.sum", &[stream, segments], &[])?;
+        }
+        stream = self.norm("ln_embed", stream)?;
+        stream = self.dropout(self.spec.embedding_dropout_rate, "embed.drop", stream)?;
+        self.builder.end_layer("embed");
+        Ok((table, stream))
+    }
+
+    /// Adds the layers of `h.<block>`: attention and feed-forward network, each added to its input and normalized.
+    fn block(&mut self, block: usize, stream: ValueId) -> Result<ValueId, GraphError> {
+        let name = format!("h.{block}");
+        let at = |part: &str| format!("{name}.{part}");
+        let branch = self.attention(&name, stream)?;
+        let sum = self.builder.node(Add, at("attn.sum"), &[stream, branch], &[])?;
+        let stream = self.norm(&at("ln_1"), sum)?;
+        self.builder.end_block_layer(&name, at("attn"));
+
+        let branch = self.feed_forward(&name, stream)?;
+        let sum = self.builder.node(Add, at("mlp.sum"), &[stream, branch], &[])?;
+        let stream = self.norm(&at("ln_2"), sum)?;
+        self.builder.end_block_layer(&name, at("mlp"));
+        Ok(stream)
+    }
+
+    fn attention(&mut self, block: &str, x: ValueId) -> Result<ValueId, GraphError> {
+        let at = |part: &str| format!("{block}.attn{part}");
+        let (spec, width) = (self.spec, self.spec.hidden_size);
+        let init = spec.initializers.hidden;
+        let qkv = [width.saturating_mul(3), width];
+        let qkv = self.linear(&at(".qkv"), x, qkv, init, spec.use_projection_bias_in_attention)?;
+        let attention = Attention {
+            heads: spec.num_heads,
+            scale: spec.attention_scale as f32,
+            dropout: spec.attention_dropout_rate as f32,
+        };
+        let mixed = self.builder.node(attention, at(""), &[qkv, self.attention_mask], &[])?;
+        let init = spec.initializers.residual_output;
+        let branch = self.linear(&at(".proj"), mixed, [width, width], init, spec.use_ffn_bias_in_attention)?;
+        self.dropout(spec.dropout_rate, &at(".drop"), branch)
+    }
+
+    fn feed_forward(&mut self, block: &str, x: ValueId) -> Result<ValueId, GraphError> {
+        let at = |part: &str| format!("{block}.mlp.{part}");
+        let (spec, width, inner) = (self.spec, self.spec.hidden_size, self.spec.filter_size);
+        let fc = self.linear(&at("fc"), x, [inner, width], spec.initializers.hidden, spec.use_ffn_bias)?;
+        let active = self.builder.node(Activation { kind: spec.nonlinearity }, at("act"), &[fc], &[])?;
+        let init = spec.initializers.residual_output;
+        let branch = self.linear(&at("proj"), active, [width, inner], init, spec.use_ffn_bias)?;
+        self.dropout(spec.dropout_rate, &at("drop"), branch)
+    }
+
+    /// Adds the pooler: a layer over the row of the first token.
+    fn pooler(&mut self, kind: Nonlinearity, stream: ValueId) -> Result<ValueId, GraphError> {
+        let (width, init) = (self.spec.hidden_size, self.spec.initializers.hidden);
+        let first = self.builder.node(SelectRow { row: 0 }, "pooler.first", &[stream], &[])?;
+        let pooled = self.linear("pooler", first, [width, width], init, true)?;
+        self.builder.node(Activation { kind }, "pooler.act", &[pooled], &[])
+    }
+
+    /// Adds the layer `head.nsp`: pooler, and the loss of the prediction whether the second segment follows the first.
+    fn next_sentence(&mut self, pooler: Nonlinearity, stream: ValueId) -> Result<(), GraphError> {
+        let pooled = self.pooler(pooler, stream)?;
+        let label = self.builder.input("next_sentence_label", scalar());
+        self.loss(pooled, label, "nsp", 2, 1.0)?;
+        self.builder.end_layer("head.nsp");
+        Ok(())
+    }
+
+    /// Returns the rows of the stream whose tokens are predicted: all, or those of an input of positions.
+    fn predicted_rows(
+        &mut self,
+        stream: ValueId,
+        max_predictions: Option<usize>,
+        sequence: usize,
+    ) -> Result<PredictedRows, GraphError> {
+        let Some(count) = max_predictions else {
+            return Ok(PredictedRows { rows: stream, labels: self.builder.input(LABELS, Shape::integers(sequence)) });
+        };
+        let positions = self.builder.input("masked_lm_positions", Shape::integers(count));
+        let rows = self.builder.node(GatherRows, "head.rows", &[stream, positions], &[])?;
+        Ok(PredictedRows { rows, labels: self.builder.input(LABELS, Shape::integers(count)) })
+    }
+
+    /// Adds the layer `head`: the loss of the prediction of tokens.
+    fn masked_tokens(
+        &mut self,
+        table: TensorId,
+        PredictedRows { rows, labels }: PredictedRows,
+        kind: Nonlinearity,
+        factor: f64,
+    ) -> Result<(), GraphError> {
+        let (width, entries) = (self.spec.hidden_size, self.spec.vocab_size);
+        let dense = self.linear("head.dense", rows, [width, width], self.spec.initializers.hidden, true)?;
+        let active = self.builder.node(Activation { kind }, "head.act", &[dense], &[])?;
+        let normal = self.norm("ln_f", active)?;
+        let weight = if self.spec.share_embedding_weights {
+            table
+        } else {
+            let init = initial_values(self.spec.initializers.lm_head);
+            self.builder.tensor("lm_head.weight", &[entries, width], init, TensorRole::Weight)
+        };
+        let bias = self.builder.tensor("lm_head.bias", &[entries], ZERO, TensorRole::Bias);
+        self.builder.loss(CrossEntropy { factor: factor as f32 }, &[normal, labels], &[weight, bias])?;
+        self.builder.end_layer("head");
+        Ok(())
+    }
+
+    /// Adds the layer `head`: the loss of the prediction of one of `classes` for each row of `x`; a vector is one row.
+    fn classifier(&mut self, x: ValueId, classes: usize, dropout_rate: f64) -> Result<(), GraphError> {
+        let x = self.dropout(dropout_rate, "head.drop", x)?;
+        let labels = self.builder.shape(x).one_integer_per_row();
+        let labels = self.builder.input(LABELS, labels);
+        self.loss(x, labels, "classifier", classes, 1.0)?;
+        self.builder.end_layer("head");
+        Ok(())
+    }
+
+    fn loss(&mut self, x: ValueId, labels: ValueId, name: &str, classes: usize, factor: f32) -> Result<(), GraphError> {
+        let (width, init) = (self.spec.hidden_size, initial_values(self.spec.initializers.lm_head));
+        let weight = self.builder.tensor(format!("{name}.weight"), &[classes, width], init, TensorRole::Weight);
+        let bias = self.builder.tensor(format!("{name}.bias"), &[classes], ZERO, TensorRole::Bias);
+        self.builder.loss(CrossEntropy { factor }, &[x, labels], &[weight, bias])
+    }
+
+    fn norm(&mut self, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
+        let (shape, epsilon) = ([self.spec.hidden_size], self.spec.layer_norm_epsilon as f32);
+        let gain = self.builder.tensor(format!("{name}.weight"), &shape, ONE, TensorRole::Norm);
+        let offset = self.builder.tensor(format!("{name}.bias"), &shape, ZERO, TensorRole::Norm);
+        self.builder.node(LayerNorm { epsilon }, name, &[x], &[gain, offset])
+    }
+
+    fn linear(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        shape: [usize; 2],
+        weights: InitializerSpec,
+        biased: bool,
+    ) -> Result<ValueId, GraphError> {
+        super::add_linear(&mut self.builder, name, x, shape, weights, biased)
+    }
+
+    fn dropout(&mut self, rate: f64, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
+        super::add_dropout(&mut self.builder, rate, name, x)
+    }
+}
+
+/// Returns the shape of one integer per sample.
+fn scalar() -> Shape {
+    Shape::integers(1).one_integer_per_row()
+}

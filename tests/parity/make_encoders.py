@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Makes the fixtures that `emulator/tests/encoders.rs` compares with: a small BERT of `transformers` for each task,
+trained for ten steps of AdamW.
+
+    python tests/parity/make_encoders.py tests/parity/fixtures/encoders
+
+writes for each task `NAME.safetensors`, the initial weights with Millrace's names and layout, and `NAME.json`:
+`encoder` (the encoder options of a resolved job), the `inputs` of the batch, and the `loss` of each step: the sum of
+all losses, divided by the number of samples. All steps train on the same batch. Samples are padded, one of them from
+its second token on.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+from make_decoders import both
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+SEED, STEPS, BATCH, LENGTH, POSITIONS, PREDICTIONS = 5, 10, 4, 40, 50, 7
+HIDDEN, HEADS, LAYERS, VOCABULARY, FILTER, EPSILON, CLASSES = 36, 3, 2, 53, 60, 1e-5, 5
+LEARNING_RATE, BETAS, ADAM_EPSILON, WEIGHT_DECAY = 1e-2, (0.9, 0.95), 1e-8, 0.1
+MASKED_TOKEN_WEIGHT = 0.3
+
+CONFIG = transformers.BertConfig(
+    vocab_size=VOCABULARY, hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+    intermediate_size=FILTER, hidden_act="gelu", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    max_position_embeddings=POSITIONS, layer_norm_eps=EPSILON, num_labels=CLASSES,
+    # Otherwise the gradient of this token's embedding is zero, even where it is not padding.
+    pad_token_id=None,
+)  # fmt: skip
+
+Inputs = dict[str, Tensor]
+Names = dict[str, str]
+
+
+def encoder() -> Names:
+    names = {
+        "wte.weight": "bert.embeddings.word_embeddings.weight",
+        "wpe.weight": "bert.embeddings.position_embeddings.weight",
+        "wse.weight": "bert.embeddings.token_type_embeddings.weight",
+    } | both("ln_embed", "bert.embeddings.LayerNorm")
+    for i in range(LAYERS):
+        theirs, ours = f"bert.encoder.layer.{i}", f"h.{i}"
+        names |= both(f"{ours}.attn.proj", f"{theirs}.attention.output.dense")
+        names |= both(f"{ours}.ln_1", f"{theirs}.attention.output.LayerNorm")
+        names |= both(f"{ours}.mlp.fc", f"{theirs}.intermediate.dense")
+        names |= both(f"{ours}.mlp.proj", f"{theirs}.output.dense")
+        names |= both(f"{ours}.ln_2", f"{theirs}.output.LayerNorm")
+    return names
+
+
+def masked_token_head() -> Names:
+    names = both("head.dense", "cls.predictions.transform.dense") | both("ln_f", "cls.predictions.transform.LayerNorm")
+    return names | {"lm_head.bias": "cls.predictions.bias"}
+
+
+def padded_inputs() -> Inputs:
+    """Tokens, padding and segments."""
+    lengths = torch.tensor([LENGTH, 1, 23, 31])[:, None]
+    places = torch.arange(LENGTH)[None, :]
+    return {
+        "input_ids": torch.randint(VOCABULARY, (BATCH, LENGTH)),
+        "attention_mask": (places < lengths).long(),
+        "token_type_ids": (places >= lengths // 2).long(),
+    }
+
+
+def run(model: transformers.PreTrainedModel, inputs: Inputs) -> transformers.utils.ModelOutput:
+    return model(**{name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids")})
+
+
+def sum_of_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="sum")
+
+
+def pretraining() -> tuple:
+    """Both losses; masked tokens at given positions, fewer of them in the second sample."""
+    inputs = padded_inputs()
+    inputs["masked_lm_positions"] = torch.stack([torch.randperm(LENGTH)[:PREDICTIONS] for _ in range(BATCH)])
+    inputs["labels"] = torch.randint(VOCABULARY, (BATCH, PREDICTIONS))
+    inputs["masked_lm_positions"][1, 2:], inputs["labels"][1, 2:] = 0, -100
+    inputs["next_sentence_label"] = torch.tensor([0, 1, 1, 0])
+
+    def loss(model: transformers.PreTrainedModel) -> Tensor:
+        output = run(model, inputs)
+        rows = inputs["masked_lm_positions"][:, :, None].expand(-1, -1, VOCABULARY)
+        masked = sum_of_losses(output.prediction_logits.gather(1, rows), inputs["labels"])
+        next_sentence = sum_of_losses(output.seq_relationship_logits, inputs["next_sentence_label"])
+        return MASKED_TOKEN_WEIGHT * masked + next_sentence
+
+    task = {
+        "name": "pretraining", "max_predictions": PREDICTIONS, "masked_token_weight": MASKED_TOKEN_WEIGHT,
+        "nonlinearity": "gelu", "predicts_next_sentence": True,
+    }  # fmt: skip
+    names = encoder() | masked_token_head() | both("pooler", "bert.pooler.dense") | both("nsp", "cls.seq_relationship")
+    return transformers.BertForPreTraining(CONFIG), task, names, inputs, loss
+
+
+def masked_tokens() -> tuple:
+    """One loss; labels at all positions."""
+    inputs = padded_inputs()
+    inputs["labels"] = torch.where(torch.rand(BATCH, LENGTH) < 0.2, inputs["input_ids"], -100)
+
+    def loss(model: transformers.PreTrainedModel) -> Tensor:
+        return sum_of_losses(run(model, inputs).logits, inputs["labels"])
+
+    task = {
+        "name": "pretraining", "max_predictions": None, "masked_token_weight": 1.0, "nonlinearity": "gelu",
+        "predicts_next_sentence": False,
+    }  # fmt: skip
+    return transformers.BertForMaskedLM(CONFIG), task, encoder() | masked_token_head(), inputs, loss
+
+
+def classifier() -> tuple:
+    inputs = padded_inputs() | {"labels": torch.tensor([3, 0, 4, 3])}
+
+    def loss(model: transformers.PreTrainedModel) -> Tensor:
+        return sum_of_losses(run(model, inputs).logits, inputs["labels"])
+
+    names = encoder() | both("pooler", "bert.pooler.dense") | both("classifier", "classifier")
+    task = {"name": "classifier", "classes": CLASSES, "dropout_rate": 0.0}
+    return transformers.BertForSequenceClassification(CONFIG), task, names, inputs, loss
+
+
+def token_classifier() -> tuple:
+    inputs = padded_inputs() | {"labels": torch.randint(CLASSES, (BATCH, LENGTH))}
+    inputs["labels"][inputs["attention_mask"] == 0] = -100
+
+    def loss(model: transformers.PreTrainedModel) -> Tensor:
+        return sum_of_losses(run(model, inputs).logits, inputs["labels"])
+
+    task = {"name": "token_classifier", "classes": CLASSES, "dropout_rate": 0.0}
+    names = encoder() | both("classifier", "classifier")
+    return transformers.BertForTokenClassification(CONFIG), task, names, inputs, loss
+
+
+TASKS = [pretraining, masked_tokens, classifier, token_classifier]
+
+
+def train(
+    model: transformers.PreTrainedModel, loss_of: Callable[[transformers.PreTrainedModel], Tensor]
+) -> list[float]:
+    """Trains on a batch. Vectors do not decay, as in Millrace."""
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, eps=ADAM_EPSILON)
+    losses = []
+    for _ in range(STEPS):
+        loss = loss_of(model) / BATCH
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def make(directory: Path, task: Callable[[], tuple]) -> None:
+    torch.manual_seed(SEED)
+    model, options, names, inputs, loss_of = task()
+    model.train()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            # Off the usual zeros, ones and tiny weights, or a test could not see one missing.
+            tensor.add_(torch.randn_like(tensor), alpha=0.1)
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    ours = {name: weights[source] for name, source in names.items()}
+    for i in range(LAYERS):
+        for kind in ("weight", "bias"):
+            parts = [f"bert.encoder.layer.{i}.attention.self.{part}.{kind}" for part in ("query", "key", "value")]
+            ours[f"h.{i}.attn.qkv.{kind}"] = torch.cat([weights[part] for part in parts])
+    losses = train(model, loss_of)
+    save_file({name: tensor.contiguous() for name, tensor in ours.items()}, directory / f"{task.__name__}.safetensors")
+    record = {
+        "encoder": {"use_segment_embedding": True, "pooler_nonlinearity": "tanh", "task": options},
+        "inputs": {name: values.tolist() for name, values in inputs.items()},
+        "loss": losses,
+    }
+    (directory / f"{task.__name__}.json").write_text(json.dumps(record, separators=(",", ":")) + "\n")
+    print(task.__name__, [round(loss, 4) for loss in losses])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    directory = parser.parse_args().directory
+    directory.mkdir(parents=True, exist_ok=True)
+    for task in TASKS:
+        make(directory, task)
+
+
+if __name__ == "__main__":
+    main()
