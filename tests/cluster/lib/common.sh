@@ -52,8 +52,8 @@ ours() {
   pid="$(cat "$1" 2>/dev/null)" && [[ -n $pid ]] && grep -qsF "$cache" "/proc/$pid/cmdline"
 }
 
-# Whether the process of this pid file, a background job of this script, still runs. `ours` does not know it until it has
-# executed its program, which takes seconds on a busy machine.
+# Whether the process of this pid file, a background job of this script, still runs. `ours` does not know it until it
+# has executed its program, which takes seconds on a busy machine.
 job_runs() { kill -0 "$(cat "$1")" 2>/dev/null; }
 
 # stop FILE [SIGNAL]: stops the process of a pid file and waits for its end.
