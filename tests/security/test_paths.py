@@ -146,12 +146,13 @@ OTHER_FIELDS = {
     ),
     *(
         f"spec.params.model.{key}"
-        for key in ("embedding_initializer", "fp16_type", "initializer", "loss_scaling", "name", "nonlinearity")
+        for key in ("embedding_initializer", "fp16_type", "ffn_initializer", "initializer", "loss_scaling", "name")
     ),
     *(
         f"spec.params.model.{key}"
-        for key in ("norm_type", "output_layer_initializer", "pos_scaling_type", "position_embedding_type")
+        for key in ("ffn_output_layer_initializer", "nonlinearity", "norm_type", "output_layer_initializer")
     ),
+    *(f"spec.params.model.{key}" for key in ("pos_scaling_type", "position_embedding_type")),
     *(f"spec.params.optimizer.{key}" for key in ("learning_rate", "loss_scaling_factor", "optimizer_type")),
     *(
         f"spec.params.runconfig.{key}"

@@ -417,12 +417,14 @@ fn compile_job_document(welcome: &proto::Welcome) -> Result<CompiledJob, AgentEr
 
 #[cfg(test)]
 mod tests {
+    use std::sync::PoisonError;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use millrace_telemetry::logs::{AgentName, Level};
     use tracing::span;
 
     use super::*;
+    use crate::control::TEST_SUBSCRIBER;
 
     /// Forwards log records to a sender, as the logger of an agent does.
     struct ForwardingSubscriber {
@@ -456,6 +458,7 @@ mod tests {
 
     #[test]
     fn message_dropped_by_a_full_queue_is_logged() {
+        let _only = TEST_SUBSCRIBER.lock().unwrap_or_else(PoisonError::into_inner);
         let (sender, receiver) = MessageSender::new();
         let records = Arc::new(AtomicUsize::new(0));
         let subscriber = ForwardingSubscriber { sender: sender.clone(), records: records.clone() };

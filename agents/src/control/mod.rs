@@ -4,3 +4,8 @@ pub mod client;
 pub mod job;
 pub mod server;
 pub mod spans;
+
+/// Locked by tests that install a subscriber. While two subscribers exist, tracing asks both whether a call site is
+/// enabled, and a span that one of them wants is then not disabled for the other.
+#[cfg(test)]
+static TEST_SUBSCRIBER: std::sync::Mutex<()> = std::sync::Mutex::new(());

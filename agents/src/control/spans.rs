@@ -289,6 +289,7 @@ mod tests {
     use tracing_subscriber::registry::Registry;
 
     use super::*;
+    use crate::control::TEST_SUBSCRIBER;
 
     /// Records the spans of a subscriber.
     #[derive(Clone, Default)]
@@ -346,6 +347,7 @@ mod tests {
     // One test: a call site that two threads reach with different subscribers may be disabled for both.
     #[test]
     fn spans_of_a_shard_exist_only_with_a_collector() {
+        let _only = TEST_SUBSCRIBER.lock().unwrap_or_else(PoisonError::into_inner);
         let shard = AgentId::new(Role::MemoryX, 0);
         let begin = || AgentSpans::begin(shard, 1, "", StallClock::new());
         let name = AgentName::new("memoryx", 0).unwrap();

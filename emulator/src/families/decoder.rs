@@ -320,11 +320,8 @@ mod tests {
         let value = |name: &str| graph.values.iter().position(|value| value.name == name).unwrap();
         let scales: Vec<_> = graph.nodes.iter().filter(|node| matches!(node.op, OpKind::Scale(_))).collect();
         let [embedding, logits] = scales.as_slice() else { panic!("{scales:?}") };
-        assert_eq!(
-            (embedding.op.clone(), &embedding.inputs),
-            (Scale { factor: 10.0 }.into(), &vec![value("ln_embed")])
-        );
-        assert_eq!((logits.op.clone(), &logits.inputs), (Scale { factor: 0.25 }.into(), &vec![value("ln_f")]));
+        assert_eq!((embedding.op, &embedding.inputs), (Scale { factor: 10.0 }.into(), &vec![value("ln_embed")]));
+        assert_eq!((logits.op, &logits.inputs), (Scale { factor: 0.25 }.into(), &vec![value("ln_f")]));
         assert_eq!(graph.nodes.last().unwrap().inputs[0], logits.output.unwrap());
     }
 
