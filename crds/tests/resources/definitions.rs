@@ -15,6 +15,8 @@ const OPEN: &[&str] = &[
     "spec.params.eval_input.micro_batch_size",
     "spec.params.eval_input.mixture.[].data_dir",
     "spec.params.model.embedding_initializer",
+    "spec.params.model.ffn_initializer",
+    "spec.params.model.ffn_output_layer_initializer",
     "spec.params.model.initializer",
     "spec.params.model.output_layer_initializer",
     "spec.params.optimizer.learning_rate",
