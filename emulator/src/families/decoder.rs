@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn embedding_is_scaled_after_its_norm_and_logits_before_the_head() {
+    fn embedding_and_logits_are_scaled() {
         let decoder_options = millrace_params::DecoderOptions {
             is_embedding_normalized: true,
             embeddings_scale: 10.0,

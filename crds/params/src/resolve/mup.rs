@@ -74,16 +74,15 @@ pub(super) fn learning_rate_scales(
     ratios: Option<WidthRatios>,
 ) -> Vec<LearningRateScale> {
     let none = LearningRateScaleParams::default();
-    let LearningRateScaleParams { embedding, decoder_kernel, decoder_attention, decoder_input_ffn, decoder_output_ffn } =
-        given.unwrap_or(&none);
+    let params = given.unwrap_or(&none);
     let by_hidden = ratios.map_or(1.0, |ratios| ratios.hidden.recip());
     let by_filter = ratios.map_or(1.0, |ratios| ratios.filter.recip());
     let groups: [(&str, Option<f64>, f64, &[&str]); 5] = [
-        ("embedding", *embedding, 1.0, &["wte.weight", "wpe.weight", "ln_embed.weight"]),
-        ("decoder_kernel", *decoder_kernel, 1.0, &[ATTENTION, INPUT_FFN[0], INPUT_FFN[1], OUTPUT_FFN]),
-        ("decoder_attention", *decoder_attention, by_hidden, &[ATTENTION]),
-        ("decoder_input_ffn", *decoder_input_ffn, by_hidden, INPUT_FFN),
-        ("decoder_output_ffn", *decoder_output_ffn, by_filter, &[OUTPUT_FFN]),
+        ("embedding", params.embedding, 1.0, &["wte.weight", "wpe.weight", "ln_embed.weight"]),
+        ("decoder_kernel", params.decoder_kernel, 1.0, &[ATTENTION, INPUT_FFN[0], INPUT_FFN[1], OUTPUT_FFN]),
+        ("decoder_attention", params.decoder_attention, by_hidden, &[ATTENTION]),
+        ("decoder_input_ffn", params.decoder_input_ffn, by_hidden, INPUT_FFN),
+        ("decoder_output_ffn", params.decoder_output_ffn, by_filter, &[OUTPUT_FFN]),
     ];
     let mut scales = Vec::new();
     for (group, given, default, patterns) in groups {
@@ -119,7 +118,7 @@ mod tests {
 
     /// Compares with the formulas of the public model zoo: ratios of 4 and 16, a depth of 6.
     #[test]
-    fn base_sizes_determine_initial_values_logits_and_learning_rates() {
+    fn base_sizes_scale_initial_values_logits_and_rates() {
         let given = [
             "initializer: {name: normal, std: 0.5}",
             "embedding_initializer: {name: normal, std: 0.25}",
