@@ -186,11 +186,18 @@ impl Decider<'_> {
         )
     }
 
-    /// Describes where the next attempt begins.
+    /// Describes where the next attempt begins. It may begin later than at the newest checkpoint of now: agents that are
+    /// left save the last committed step before they stop.
     fn resume_message(&self) -> String {
         match self.status.checkpoint.as_ref().and_then(|saved| saved.step) {
-            Some(step) => format!("the job resumes from its newest checkpoint, step {step}"),
-            None => "no checkpoint has been written yet, so the job restarts from the beginning".to_owned(),
+            Some(step) => {
+                format!(
+                    "the job resumes from step {step}, or from a newer checkpoint that its agents save while they stop"
+                )
+            }
+            None => {
+                "the job restarts from the beginning, unless its agents save a checkpoint while they stop".to_owned()
+            }
         }
     }
 
