@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use millrace_emulator::kernels::attention::{self, AttentionParams, AttentionWorkspace, QkvLayout};
+use millrace_emulator::kernels::attention::{self, AttentionParams, AttentionWorkspace, Qkv, QkvGradient};
 use millrace_emulator::kernels::loss::{self, Classifier, ClassifierInput, LossGradients, LossWorkspace};
 use millrace_emulator::kernels::{Accumulate, ComputeThreads, Context, Simd, activation, dropout, norm, peak};
 use millrace_emulator::numerics::Precision;
@@ -48,6 +48,7 @@ fn attention_rate(
     let a = AttentionParams {
         samples,
         tokens,
+        key_tokens: tokens,
         heads,
         key_heads: heads,
         head_dim,
@@ -55,17 +56,22 @@ fn attention_rate(
         causal: true,
         window: None,
         alibi: false,
+        softcap: None,
+        relative: None,
         key_mask: None,
         dropout,
         sample_keys: &sample_keys,
     };
-    let layout = QkvLayout::packed(&a);
     let (qkv, dout) = (values(a.rows() * 3 * a.hidden()), values(a.rows() * a.hidden()));
     let (mut out, mut lse, mut dqkv) = (dout.clone(), vec![0.0; a.saved_len()], qkv.clone());
     let mut ws = AttentionWorkspace::new();
     let product = (samples * heads * tokens * (tokens + 1) / 2 * head_dim * 2) as f64 / 1e9;
-    let forward = time(|| attention::forward(cx, &a, &qkv, layout, &mut out, &mut lse, &mut ws));
-    let backward = time(|| attention::backward(cx, &a, &qkv, layout, &out, &lse, &dout, &mut dqkv, &mut [], &mut ws));
+    let packed = Qkv::packed(&a, &qkv);
+    let forward = time(|| attention::forward(cx, &a, packed, &mut out, &mut lse, &mut ws));
+    let backward = time(|| {
+        let dqkv = QkvGradient::Together(&mut dqkv);
+        attention::backward(cx, &a, packed, &out, &lse, &dout, dqkv, &mut [], &mut ws);
+    });
     [2.0 * product / forward, 5.0 * product / backward]
 }
 
@@ -73,7 +79,7 @@ fn loss_rate(cx: Context<'_>, tokens: usize, hidden: usize, vocabulary: usize) -
     let (x, w) = (values(tokens * hidden), values(vocabulary * hidden));
     let (mut dx, mut dw) = (x.clone(), w.clone());
     let labels: Vec<i32> = (0..tokens).map(|t| (t * 7919 % vocabulary) as i32).collect();
-    let classifier = Classifier { weights: &w, vocabulary, hidden, bias: None };
+    let classifier = Classifier { weights: &w, vocabulary, hidden, bias: None, softcap: None };
     let tokens_in = ClassifierInput { x: &x, labels: &labels };
     let (mut lse, mut logits) = (vec![0.0; tokens], vec![0.0; loss::logits_len(tokens, vocabulary)]);
     let mut ws = LossWorkspace::new();

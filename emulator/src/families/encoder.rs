@@ -196,7 +196,7 @@ impl Encoder<'_> {
             self.builder.tensor("lm_head.weight", &[entries, width], init, TensorRole::Weight)
         };
         let bias = self.builder.tensor("lm_head.bias", &[entries], ZERO, TensorRole::Bias);
-        self.builder.loss(CrossEntropy { factor: factor as f32 }, &[normal, labels], &[weight, bias])?;
+        self.builder.loss(CrossEntropy::with_factor(factor as f32), &[normal, labels], &[weight, bias])?;
         self.builder.end_layer("head");
         Ok(())
     }
@@ -215,7 +215,7 @@ impl Encoder<'_> {
         let (width, init) = (self.spec.hidden_size, initial_values(self.spec.initializers.lm_head));
         let weight = self.builder.tensor(format!("{name}.weight"), &[classes, width], init, TensorRole::Weight);
         let bias = self.builder.tensor(format!("{name}.bias"), &[classes], ZERO, TensorRole::Bias);
-        self.builder.loss(CrossEntropy { factor }, &[x, labels], &[weight, bias])
+        self.builder.loss(CrossEntropy::with_factor(factor), &[x, labels], &[weight, bias])
     }
 
     fn norm(&mut self, name: &str, x: ValueId) -> Result<ValueId, GraphError> {

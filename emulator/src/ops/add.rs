@@ -40,13 +40,13 @@ mod run {
             let (simd, width) = (kit.cx.simd, io.shape.columns());
             let count = kit.samples * io.shape.rows();
             match io.inputs {
-                [OperatorInput::Values(a), OperatorInput::Values(b)] => {
+                [OperatorInput::Values(a), OperatorInput::Values(b), ..] => {
                     let data = (rows(a, width), rows(b, width), rows_mut(io.output, width));
                     kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (a, b, out)| {
                         elementwise::add(simd, a.data, b.data, out.data);
                     });
                 }
-                [one, other] => {
+                [one, other, ..] => {
                     let apart = if let OperatorInput::Values(values) = one { values } else { other.values() };
                     let data = (rows(apart, width), rows_mut(io.output, width));
                     kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, out)| {

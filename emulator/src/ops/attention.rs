@@ -73,7 +73,7 @@ impl Operator for Attention {
 #[cfg(feature = "kernels")]
 mod run {
     use super::Attention;
-    use crate::kernels::attention::{self, AttentionParams, QkvLayout};
+    use crate::kernels::attention::{self, AttentionParams, Qkv, QkvGradient};
     use crate::numerics::random::DropoutMask;
     use crate::ops::execute::{
         self, BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, OperatorInput, TargetMut,
@@ -91,6 +91,7 @@ mod run {
             AttentionParams {
                 samples: kit.samples,
                 tokens: shape.rows(),
+                key_tokens: shape.rows(),
                 heads: self.heads,
                 key_heads: self.heads,
                 head_dim: self.layout(shape.columns()).map_or(0, |heads| heads.head_dim),
@@ -98,6 +99,8 @@ mod run {
                 causal: false,
                 window: None,
                 alibi: false,
+                softcap: None,
+                relative: None,
                 key_mask: (shape.inputs.len() > 1).then(|| mask.integers()),
                 dropout,
                 sample_keys: kit.keys,
@@ -111,19 +114,19 @@ mod run {
         }
 
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let [qkv, mask] = io.inputs;
+            let [qkv, mask, ..] = io.inputs;
             let params = self.kernel(io.shape, mask, kit);
-            let layout = QkvLayout::packed(&params);
-            attention::forward(kit.cx, &params, qkv.values(), layout, io.output, io.extra, kit.attention);
+            let qkv = Qkv::packed(&params, qkv.values());
+            attention::forward(kit.cx, &params, qkv, io.output, io.extra, kit.attention);
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dqkv, _), _] = io.targets else { return };
-            let [qkv, mask] = io.inputs;
+            let [qkv, mask, ..] = io.inputs;
             let params = self.kernel(io.shape, mask, kit);
-            let layout = QkvLayout::packed(&params);
-            let (qkv, out, dout, workspace) = (qkv.values(), io.output, io.gradient, &mut *kit.attention);
-            attention::backward(kit.cx, &params, qkv, layout, out, io.extra, dout, dqkv, io.scratch, workspace);
+            let (qkv, dqkv) = (Qkv::packed(&params, qkv.values()), QkvGradient::Together(dqkv));
+            let (out, dout, workspace) = (io.output, io.gradient, &mut *kit.attention);
+            attention::backward(kit.cx, &params, qkv, out, io.extra, dout, dqkv, io.scratch, workspace);
         }
     }
 }

@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::heads::HeadLayout;
+use super::operator::check_softcap;
 use super::{Flops, OpError, Operator, SavedForBackward, Signature, check_rate};
 use crate::graph::Shape;
 
@@ -28,12 +29,15 @@ pub struct CausalAttention {
     /// Whether scores are decreased in proportion to the distance of query and key (ALiBi).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub alibi: bool,
+    /// Bound of the scores: a score s becomes `softcap` tanh(s / `softcap`). `None` for none. Not with `alibi`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub softcap: Option<f32>,
 }
 
 impl CausalAttention {
     /// Returns attention in which each head has its own keys and values and attends to all rows before it.
     pub const fn new(heads: usize, scale: f32, dropout: f32) -> Self {
-        Self { heads, scale, dropout, key_heads: None, window: None, alibi: false }
+        Self { heads, scale, dropout, key_heads: None, window: None, alibi: false, softcap: None }
     }
 
     /// Returns the number of heads of keys and values.
@@ -62,6 +66,10 @@ impl Operator for CausalAttention {
         if !self.scale.is_finite() {
             return Err(OpError::Attribute { name: "scale", value: self.scale, range: "finite" });
         }
+        check_softcap(self.softcap)?;
+        if let Some(value) = self.softcap.filter(|_| self.alibi) {
+            return Err(OpError::Attribute { name: "softcap", value, range: "absent if there are linear biases" });
+        }
         if self.window == Some(0) {
             return Err(OpError::Attribute { name: "window", value: 0.0, range: "at least 1" });
         }
@@ -87,7 +95,7 @@ impl Operator for CausalAttention {
 #[cfg(feature = "kernels")]
 mod run {
     use super::CausalAttention;
-    use crate::kernels::attention::{self, AttentionParams, QkvLayout};
+    use crate::kernels::attention::{self, AttentionParams, Qkv, QkvGradient};
     use crate::numerics::random;
     use crate::ops::execute::{
         self, BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, TargetMut, UnsupportedOperator,
@@ -106,6 +114,7 @@ mod run {
             AttentionParams {
                 samples,
                 tokens: shape.rows(),
+                key_tokens: shape.rows(),
                 heads: self.heads,
                 key_heads: self.key_heads(),
                 head_dim: self.layout(shape.columns()).map_or(0, |heads| heads.head_dim),
@@ -113,6 +122,8 @@ mod run {
                 causal: true,
                 window: self.window,
                 alibi: self.alibi,
+                softcap: self.softcap,
+                relative: None,
                 key_mask: None,
                 dropout,
                 sample_keys: keys,
@@ -127,17 +138,16 @@ mod run {
 
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples);
-            let layout = QkvLayout::packed(&what);
-            attention::forward(kit.cx, &what, io.inputs[0].values(), layout, io.output, io.extra, kit.attention);
+            let qkv = Qkv::packed(&what, io.inputs[0].values());
+            attention::forward(kit.cx, &what, qkv, io.output, io.extra, kit.attention);
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dqkv, _), _] = io.targets else { return };
             let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples);
-            let layout = QkvLayout::packed(&what);
-            let qkv = io.inputs[0].values();
+            let (qkv, dqkv) = (Qkv::packed(&what, io.inputs[0].values()), QkvGradient::Together(dqkv));
             let (out, dout, workspace) = (io.output, io.gradient, &mut *kit.attention);
-            attention::backward(kit.cx, &what, qkv, layout, out, io.extra, dout, dqkv, io.scratch, workspace);
+            attention::backward(kit.cx, &what, qkv, out, io.extra, dout, dqkv, io.scratch, workspace);
         }
     }
 }
@@ -167,7 +177,9 @@ mod tests {
                 for query in 0..rows {
                     let score = |key: usize| {
                         let product = dot(part(query, 0, head), part(key, keys, head / group));
-                        product * f64::from(self.scale) - slope * (query - key) as f64
+                        let product = product * f64::from(self.scale);
+                        let cap = |cap: f32| f64::from(cap) * (product / f64::from(cap)).tanh();
+                        self.softcap.map_or(product, cap) - slope * (query - key) as f64
                     };
                     let first = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
                     let scores: Vec<f64> = (first..=query).map(score).collect();
@@ -200,6 +212,13 @@ mod tests {
                 rejects(attention(2, -0.1), &[WIDE], &[], "dropout"),
                 rejects(CausalAttention::new(2, f32::NAN, 0.0), &[WIDE], &[], "scale"),
                 rejects(CausalAttention { window: Some(0), ..attention(2, 0.0) }, &[WIDE], &[], "window"),
+                rejects(CausalAttention { softcap: Some(-1.0), ..attention(2, 0.0) }, &[WIDE], &[], "softcap"),
+                rejects(
+                    CausalAttention { softcap: Some(1.0), alibi: true, ..attention(2, 0.0) },
+                    &[WIDE],
+                    &[],
+                    "softcap",
+                ),
             ]
         }
 
@@ -215,6 +234,7 @@ mod tests {
                 of(plain, 3 * WIDTH),
                 of(CausalAttention { heads: 4, key_heads: Some(2), alibi: true, ..plain }, WIDTH * 2),
                 of(CausalAttention { key_heads: Some(1), window: Some(2), ..plain }, WIDTH / 3 * 5),
+                of(CausalAttention { softcap: Some(0.7), key_heads: Some(1), ..plain }, WIDTH / 3 * 5),
             ]
         }
     }

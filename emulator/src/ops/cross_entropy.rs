@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::operator::check_softcap;
 use super::{Flops, OpError, Operator, SavedForBackward, Signature};
 use crate::graph::{DType, Shape};
 
@@ -16,12 +17,20 @@ pub struct CrossEntropy {
     /// Weight of this loss in the sum of the graph's losses.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub factor: f32,
+    /// Bound of the logits: a logit l becomes `softcap` tanh(l / `softcap`). `None` for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub softcap: Option<f32>,
 }
 
 impl CrossEntropy {
     /// Returns the loss with factor 1.
     pub const fn new() -> Self {
-        Self { factor: 1.0 }
+        Self::with_factor(1.0)
+    }
+
+    /// Returns the loss times a factor.
+    pub const fn with_factor(factor: f32) -> Self {
+        Self { factor, softcap: None }
     }
 }
 
@@ -52,6 +61,7 @@ impl Operator for CrossEntropy {
         if !self.factor.is_finite() {
             return Err(OpError::Attribute { name: "factor", value: self.factor, range: "finite" });
         }
+        check_softcap(self.softcap)?;
         Ok(None)
     }
 
@@ -96,15 +106,18 @@ mod run {
         BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, OperatorWeights, TargetMut,
     };
 
-    fn classifier<'a>(shape: &NodeShape, weights: &OperatorWeights<'a>) -> Classifier<'a> {
-        let (vocabulary, hidden) = shape.matrix();
-        Classifier { weights: weights.tensors[0], vocabulary, hidden, bias: weights.bias(shape) }
+    impl CrossEntropy {
+        fn classifier<'a>(&self, shape: &NodeShape, weights: &OperatorWeights<'a>) -> Classifier<'a> {
+            let (vocabulary, hidden) = shape.matrix();
+            let (weights, bias) = (weights.tensors[0], weights.bias(shape));
+            Classifier { weights, vocabulary, hidden, bias, softcap: self.softcap }
+        }
     }
 
     impl Executor for CrossEntropy {
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let classifier = classifier(io.shape, &io.weights);
-            let [x, labels] = io.inputs;
+            let classifier = self.classifier(io.shape, &io.weights);
+            let [x, labels, ..] = io.inputs;
             let tokens = ClassifierInput { x: x.values(), labels: labels.integers() };
             *kit.sums = loss::forward(kit.cx, &classifier, tokens, io.extra, io.scratch, kit.loss);
             kit.sums.loss *= f64::from(self.factor);
@@ -113,8 +126,8 @@ mod run {
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [target, _] = io.targets;
             let dx = if let TargetMut::Memory(dx, _) = target { Some(dx) } else { None };
-            let classifier = classifier(io.shape, &io.weights);
-            let [x, labels] = io.inputs;
+            let classifier = self.classifier(io.shape, &io.weights);
+            let [x, labels, ..] = io.inputs;
             let tokens = ClassifierInput { x: x.values(), labels: labels.integers() };
             let [weight, bias] = io.tensors;
             let accumulate = weight.as_ref().map_or(Accumulate::Store, |weight| weight.accumulate);
@@ -136,12 +149,17 @@ mod tests {
 
     impl OperatorTests for CrossEntropy {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
-            let (logits, labels) = (args.product(), args.inputs[1]);
+            let (mut logits, labels) = (args.product(), args.inputs[1]);
             let row = |(row, &label): (&[f64], &f64)| {
                 let most = row.iter().fold(f64::MIN, |most, &logit| most.max(logit));
                 let sum: f64 = row.iter().map(|logit| (logit - most).exp()).sum();
                 if label < 0.0 { 0.0 } else { most + sum.ln() - row[label as usize] }
             };
+            let cap = |logit: &mut f64| {
+                let Some(cap) = self.softcap.map(f64::from) else { return };
+                *logit = cap * (*logit / cap).tanh();
+            };
+            logits.iter_mut().for_each(cap);
             let sum: f64 = logits.chunks(logits.len() / labels.len()).zip(labels).map(row).sum();
             vec![f64::from(self.factor) * sum]
         }
@@ -151,7 +169,13 @@ mod tests {
                 accepts(CrossEntropy::new(), &[X, TOKENS], &[&[50, 4]], None),
                 accepts(CrossEntropy::new(), &[X, TOKENS], &[&[50, 4], &[50]], None),
                 rejects(CrossEntropy::new(), &[X, Shape::integers(7)], &[&[50, 4]], "input 1"),
-                rejects(CrossEntropy { factor: f32::NAN }, &[X, TOKENS], &[&[50, 4]], "factor"),
+                rejects(CrossEntropy::with_factor(f32::NAN), &[X, TOKENS], &[&[50, 4]], "factor"),
+                rejects(
+                    CrossEntropy { softcap: Some(0.0), ..CrossEntropy::new() },
+                    &[X, TOKENS],
+                    &[&[50, 4]],
+                    "softcap",
+                ),
             ]
         }
 
@@ -159,7 +183,7 @@ mod tests {
             let two_losses = TestGraph::build(|s, x| {
                 let y = s.linear(x, WIDTH, true);
                 let params = [s.tensor(&[VOCABULARY, WIDTH]), s.tensor(&[VOCABULARY])];
-                s.loss(CrossEntropy { factor: 0.3 }, y, &params);
+                s.loss(CrossEntropy { factor: 0.3, softcap: Some(1.5) }, y, &params);
                 s.end_layer();
                 s.linear(y, WIDTH, false)
             });

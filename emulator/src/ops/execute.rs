@@ -12,7 +12,9 @@ use crate::kernels::{Accumulate, Context, GemmWorkspace, PackedB};
 use crate::numerics::GEMM_INNER_BLOCK;
 
 /// Maximum inputs of an operator.
-pub const MAX_INPUTS: usize = 2;
+pub const MAX_INPUTS: usize = 3;
+/// Maximum inputs of an operator that may be results of others. Those beyond are inputs of the graph, without gradients.
+pub const MAX_COMPUTED_INPUTS: usize = 2;
 /// Maximum tensors of an operator.
 pub const MAX_PARAMS: usize = 2;
 
@@ -178,7 +180,7 @@ pub struct BackwardArgs<'a> {
     /// loss.
     pub gradient: &'a mut [f32],
     /// Destinations of the gradients of inputs.
-    pub targets: [TargetMut<'a>; MAX_INPUTS],
+    pub targets: [TargetMut<'a>; MAX_COMPUTED_INPUTS],
     /// Destinations of the gradients of tensors. Those of a loss are all stored or all added.
     pub tensors: [Option<TensorGradient<'a>>; MAX_PARAMS],
 }

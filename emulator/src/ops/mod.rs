@@ -28,8 +28,10 @@ use crate::graph::{Graph, LayerId, NodeId};
 mod activation;
 mod add;
 mod add_position;
+mod add_sinusoids;
 mod attention;
 mod causal_attention;
+mod cross_attention;
 mod cross_entropy;
 mod dropout;
 mod embedding;
@@ -41,6 +43,7 @@ mod heads;
 mod layer_norm;
 mod linear;
 mod operator;
+mod relative_positions;
 mod rms_norm;
 mod rotary;
 mod scale;
@@ -52,6 +55,7 @@ pub(crate) mod testing;
 pub use cross_entropy::VOCABULARY_BLOCK;
 pub use millrace_params::{Nonlinearity, RotaryScaling};
 pub use operator::{Flops, GradientForm, Operator, SavedForBackward};
+pub use relative_positions::RelativePositions;
 pub use rotary::RotaryPairing;
 pub use signature::{OpError, Signature};
 
@@ -154,6 +158,8 @@ operators! {
     rotary::Rotary,
     gate::Gate,
     attention::Attention,
+    cross_attention::CrossAttention,
+    add_sinusoids::AddSinusoids,
     gather_rows::GatherRows,
     select_row::SelectRow,
 }
@@ -214,6 +220,11 @@ mod tests {
                 Attention { heads: 2, scale: 0.5, dropout: 0.25 }.into(),
                 r#"{"op":"attention","heads":2,"scale":0.5,"dropout":0.25}"#,
             ),
+            (
+                CrossAttention::new(2, 0.5, 0.25).into(),
+                r#"{"op":"cross_attention","heads":2,"scale":0.5,"dropout":0.25}"#,
+            ),
+            (AddSinusoids.into(), r#"{"op":"add_sinusoids"}"#),
             (GatherRows.into(), r#"{"op":"gather_rows"}"#),
             (SelectRow { row: 3 }.into(), r#"{"op":"select_row","row":3}"#),
         ];
@@ -226,7 +237,7 @@ mod tests {
             CausalAttention { key_heads: Some(1), window: Some(9), alibi: true, ..CausalAttention::new(2, 0.5, 0.0) };
         let document =
             r#"{"op":"causal_attention","heads":2,"scale":0.5,"dropout":0.0,"key_heads":1,"window":9,"alibi":true}"#;
-        let weighted = (CrossEntropy { factor: 0.5 }.into(), r#"{"op":"cross_entropy","factor":0.5}"#);
+        let weighted = (CrossEntropy::with_factor(0.5).into(), r#"{"op":"cross_entropy","factor":0.5}"#);
         for (op, document) in cases.into_iter().chain([(grouped.into(), document), weighted]) {
             assert_eq!(serde_json::to_string(&op).unwrap(), document);
             assert_eq!(serde_json::from_str::<OpKind>(document).unwrap(), op);

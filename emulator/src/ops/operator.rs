@@ -146,3 +146,13 @@ pub(super) fn check_rate(name: &'static str, rate: f32) -> Result<(), OpError> {
     }
     Err(OpError::Attribute { name, value: rate, range: "at least 0 and less than 1" })
 }
+
+/// Checks that a bound of soft-capping is a positive number.
+pub(super) fn check_softcap(softcap: Option<f32>) -> Result<(), OpError> {
+    match softcap {
+        Some(value) if !(value.is_finite() && value > 0.0) => {
+            Err(OpError::Attribute { name: "softcap", value, range: "greater than 0" })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,7 +1,7 @@
 //! Recognizes GPT-2 in a graph: embeddings, pre-norm blocks of attention and MLP, a final norm, and the head.
 
 use millrace_emulator::graph::{Graph, INPUT_IDS, OpNode, TensorId, ValueId};
-use millrace_emulator::ops::{Activation, CausalAttention, Dropout, LayerNorm, Nonlinearity, OpKind};
+use millrace_emulator::ops::{Activation, CausalAttention, CrossEntropy, Dropout, LayerNorm, Nonlinearity, OpKind};
 
 use crate::error::{Error, Result};
 
@@ -292,6 +292,7 @@ impl GraphMatcher<'_> {
                 key_heads: None,
                 window: None,
                 alibi: false,
+                softcap: None,
             }) => Some((heads, scale, dropout)),
             _ => None,
         };
@@ -312,7 +313,8 @@ impl GraphMatcher<'_> {
     }
 
     fn is_at_end(&self) -> bool {
-        matches!(self.graph.nodes.get(self.at).map(|node| &node.op), Some(OpKind::CrossEntropy(_)))
+        let plain = |op: &OpKind| matches!(op, OpKind::CrossEntropy(CrossEntropy { softcap: None, .. }));
+        self.graph.nodes.get(self.at).is_some_and(|node| plain(&node.op))
     }
 
     fn head(&self, x: ValueId) -> Result<LinearIds> {

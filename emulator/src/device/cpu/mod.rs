@@ -17,7 +17,7 @@ use crate::kernels::pool::PoolError;
 use crate::kernels::rotary::RotaryTable;
 use crate::kernels::{ComputeThreads, Context, GemmWorkspace, Simd};
 use crate::numerics::{NumericsProfile, Precision};
-use crate::ops::execute::{MAX_INPUTS, MAX_PARAMS, NodeShape, UnsupportedOperator};
+use crate::ops::execute::{MAX_COMPUTED_INPUTS, MAX_INPUTS, MAX_PARAMS, NodeShape, UnsupportedOperator};
 use crate::plan::{ChunkId, Encoding, Pass, StreamPlan};
 use crate::schedule::{ForwardStep, PassSchedule, Step};
 use crate::tree::{LeafTree, Node};
@@ -390,7 +390,9 @@ fn check(graph: &Graph) -> Result<(), DeviceStartError> {
 }
 
 fn check_operator(graph: &Graph, node: &OpNode) -> Result<(), UnsupportedOperator> {
-    if node.inputs.len() > MAX_INPUTS || node.params.len() > MAX_PARAMS {
+    let mut uncomputed = node.inputs.iter().skip(MAX_COMPUTED_INPUTS);
+    let is_computed = uncomputed.any(|input| !graph.inputs.contains(input));
+    if node.inputs.len() > MAX_INPUTS || is_computed || node.params.len() > MAX_PARAMS {
         return Err(UnsupportedOperator::TooManyOperands);
     }
     if matches!(node.params[..], [one, other] if one == other) {

@@ -14,7 +14,7 @@ use crate::kernels::loss::LossSums;
 use crate::kernels::pool::{rows, rows_mut};
 use crate::kernels::{Accumulate, Context, elementwise};
 use crate::numerics::random;
-use crate::ops::execute::{self, MAX_INPUTS, OperatorContext, OperatorInput, TargetMut};
+use crate::ops::execute::{self, MAX_COMPUTED_INPUTS, MAX_INPUTS, OperatorContext, OperatorInput, TargetMut};
 use crate::plan::{Pass, StreamPlan};
 use crate::schedule::{BackwardStep, ForwardStep, GradientTarget, InputSource, Step, StorageId};
 
@@ -185,7 +185,7 @@ impl StepRunner<'_> {
     }
 
     /// Returns the ranges of the inputs; a repeated input appears once.
-    fn inputs(&self, sources: &[InputSource], leaf: usize) -> [Range<usize>; MAX_INPUTS] {
+    fn inputs(&self, sources: &[InputSource], leaf: usize) -> [Range<usize>; MAX_COMPUTED_INPUTS] {
         std::array::from_fn(|at| match sources.get(at) {
             Some(InputSource::Stored(storage)) if !sources[..at].contains(&sources[at]) => {
                 self.range(Some(*storage), leaf)
@@ -214,7 +214,9 @@ fn read<'a>(
     std::array::from_fn(|at| match sources.get(at) {
         None | Some(InputSource::Absent) => OperatorInput::Absent,
         Some(InputSource::Sample(input)) => samples.of(*input, leaf),
-        Some(InputSource::Stored(_)) => OperatorInput::Values(stored[at]),
+        Some(InputSource::Stored(_)) => {
+            stored.get(at).map_or(OperatorInput::Absent, |stored| OperatorInput::Values(stored))
+        }
         Some(InputSource::Overwritten) => OperatorInput::Overwritten,
     })
 }

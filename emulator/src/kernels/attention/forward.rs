@@ -2,7 +2,7 @@
 
 use super::block::{AttentionBlock, RowBlocks, left_rows};
 use super::scores::ScoreAdjustment;
-use super::{AttentionParams, AttentionWorkspace, HeadScratch, KEY_BLOCK, QUERY_BLOCK, QkvLayout, SharedRows};
+use super::{AttentionParams, AttentionWorkspace, HeadScratch, KEY_BLOCK, QUERY_BLOCK, Qkv, SharedRows};
 use crate::kernels::gemm::PanelBlock;
 use crate::kernels::isa::{REDUCTION_LANES, max_lanes, simd_fn, sum_lanes};
 use crate::kernels::math::exp;
@@ -19,8 +19,7 @@ use crate::numerics::{Precision, bf16};
 pub fn forward(
     cx: Context<'_>,
     attention: &AttentionParams<'_>,
-    qkv: &[f32],
-    layout: QkvLayout,
+    qkv: Qkv<'_>,
     out: &mut [f32],
     lse: &mut [f32],
     workspace: &mut AttentionWorkspace,
@@ -43,7 +42,7 @@ pub fn forward(
             let row = unsafe { out.segment(sample * attention.tokens + token, head * values.len(), values.len()) };
             elementwise::scaled_copy(cx.simd, factor, values, row);
         };
-        forward_pair(cx, attention, qkv, layout, pair, scratch, lse, put);
+        forward_pair(cx, attention, qkv, pair, scratch, lse, put);
     });
 }
 
@@ -69,27 +68,28 @@ impl OnlineSoftmax {
 fn forward_pair(
     cx: Context<'_>,
     attention: &AttentionParams<'_>,
-    qkv: &[f32],
-    layout: QkvLayout,
+    qkv: Qkv<'_>,
     pair: usize,
     scratch: &mut HeadScratch,
     lse: &mut [f32],
     put: impl Fn(usize, f32, &[f32]),
 ) {
     let Context { simd, precision, .. } = cx;
-    let (tokens, dim) = (attention.tokens, attention.head_dim);
+    let (tokens, key_tokens, dim) = (attention.tokens, attention.key_tokens, attention.head_dim);
     let [q_left, k_right, v_right, scores, acc, ..] = &mut scratch.buffers;
-    let view = |offset| attention.key_head(qkv, layout.row_stride, offset, pair);
-    let queries = attention.head(qkv, layout.row_stride, layout.q, pair);
+    let layout = qkv.layout;
+    let view = |offset| attention.key_head(qkv.keys, layout.key_stride, offset, pair);
+    let queries = attention.head(qkv.queries, layout.row_stride, layout.q, pair);
+    let biases = attention.biases_by_distance(pair, &mut scratch.biases);
 
     let q = left_rows(simd, precision, queries, q_left);
-    let k_right = k_right.resize(PanelBlock::right_len(simd, tokens, dim));
+    let k_right = k_right.resize(PanelBlock::right_len(simd, key_tokens, dim));
     let k = PanelBlock::pack_right(simd, precision, view(layout.k).t(), k_right);
     let v = RowBlocks::pack(simd, precision, view(layout.v), KEY_BLOCK, v_right);
     let scores = scores.resize(QUERY_BLOCK * KEY_BLOCK);
     let acc = acc.resize(QUERY_BLOCK * dim);
     let dropout = attention.head_dropout(pair);
-    let adjustment = ScoreAdjustment::of(attention, pair);
+    let adjustment = ScoreAdjustment::of(attention, pair, biases);
     let scale = if adjustment.is_some() { 1.0 } else { attention.scale };
 
     for q_first in (0..tokens).step_by(QUERY_BLOCK) {

@@ -1,5 +1,5 @@
 //! Attention without a T x T matrix in memory, causal or not: multi-head, grouped-query and multi-query, with a sliding
-//! window, linear biases, and a mask of keys.
+//! window, linear or trained biases, soft-capped scores, a mask of keys, and keys of another sequence.
 //!
 //! Scores are computed by blocks of 96 queries and 384 keys (constants: part of the numerics) with a running maximum
 //! and sum (online softmax). Forward saves the output and, for each row, the logarithm of the sum of exponentials;
@@ -15,10 +15,12 @@
 mod backward;
 mod block;
 mod forward;
+mod relative;
 mod scores;
 
 pub use backward::backward;
 pub use forward::forward;
+pub use relative::RelativeBias;
 pub use scores::alibi_slope;
 
 use super::buffer::Buffer;
@@ -37,8 +39,10 @@ const KEY_BLOCK: usize = 384;
 pub struct AttentionParams<'a> {
     /// Number of samples.
     pub samples: usize,
-    /// Tokens of a sample, T.
+    /// Tokens of a sample that are queries, T.
     pub tokens: usize,
+    /// Tokens of a sample that are keys; T if attention is causal.
+    pub key_tokens: usize,
     /// Number of heads of queries.
     pub heads: usize,
     /// Number of heads of keys and values; divides `heads`. Adjacent heads of queries share one.
@@ -54,7 +58,11 @@ pub struct AttentionParams<'a> {
     /// Whether a score is decreased in proportion to the distance of query and key (ALiBi), see [`alibi_slope`]. Causal
     /// attention only.
     pub alibi: bool,
-    /// One integer for each token of each sample; no query attends to a token whose integer is 0. The output of a query
+    /// Bound of the scores: a score s becomes `softcap` tanh(s / `softcap`). Not with biases.
+    pub softcap: Option<f32>,
+    /// Trained bias of the scores, by distance. Each head of queries has its own keys.
+    pub relative: Option<RelativeBias<'a>>,
+    /// One integer for each key token of each sample; no query attends to a token whose integer is 0. The output of a query
     /// that attends to no token is 0. `None` for no such token.
     pub key_mask: Option<&'a [i32]>,
     /// Dropout on the probabilities.
@@ -68,8 +76,10 @@ pub struct AttentionParams<'a> {
 /// as well: `row_stride` is then their width, and the offsets their first elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QkvLayout {
-    /// Distance between rows.
+    /// Distance between rows of queries.
     pub row_stride: usize,
+    /// Distance between rows of keys and values.
+    pub key_stride: usize,
     /// Offset of the queries.
     pub q: usize,
     /// Offset of the keys.
@@ -82,7 +92,14 @@ impl QkvLayout {
     /// Creates the layout of rows of queries, keys, values.
     pub const fn packed(attention: &AttentionParams<'_>) -> Self {
         let (hidden, keys) = (attention.heads * attention.head_dim, attention.key_heads * attention.head_dim);
-        QkvLayout { row_stride: hidden + 2 * keys, q: 0, k: hidden, v: hidden + keys }
+        let row_stride = hidden + 2 * keys;
+        QkvLayout { row_stride, key_stride: row_stride, q: 0, k: hidden, v: hidden + keys }
+    }
+
+    /// Creates the layout of rows of queries, and other rows of keys, values.
+    pub const fn separate(attention: &AttentionParams<'_>) -> Self {
+        let (hidden, keys) = (attention.heads * attention.head_dim, attention.key_heads * attention.head_dim);
+        QkvLayout { row_stride: hidden, key_stride: 2 * keys, q: 0, k: 0, v: keys }
     }
 }
 
@@ -102,10 +119,11 @@ impl AttentionParams<'_> {
         self.samples * self.heads * self.tokens
     }
 
-    /// Elements that [`backward()`] needs for the gradients of keys and values before query heads are summed: none if
-    /// each query head has its own.
+    /// Elements that [`backward()`] needs: for the gradients of keys and values before query heads are summed, unless
+    /// each query head has its own, or for the gradients of trained biases before samples are summed.
     pub fn partial_len(&self) -> usize {
-        if self.key_heads == self.heads { 0 } else { 2 * self.rows() * self.hidden() }
+        let biases = self.relative.map_or(0, |relative| self.samples * self.heads * relative.buckets);
+        if self.key_heads == self.heads { biases } else { 2 * self.samples * self.key_tokens * self.hidden() }
     }
 
     /// Returns the number of query heads that share a head of keys and values.
@@ -118,7 +136,11 @@ impl AttentionParams<'_> {
         assert!(self.head_dim <= GEMM_INNER_BLOCK, "a head of {} elements", self.head_dim);
         assert!(self.dropout.is_none() || self.sample_keys.len() == self.samples, "one dropout key for each sample");
         assert!(self.causal || (self.window.is_none() && !self.alibi), "windows and ALiBi are causal");
-        assert!(self.key_mask.is_none_or(|mask| mask.len() == self.rows()), "one integer for each token");
+        assert!(!self.causal || self.key_tokens == self.tokens, "causal attention is that of one sequence");
+        assert!(self.softcap.is_none() || (self.relative.is_none() && !self.alibi), "soft-capping excludes biases");
+        assert!(self.relative.is_none() || self.key_heads == self.heads, "biases are those of heads with own keys");
+        let keys = self.samples * self.key_tokens;
+        assert!(self.key_mask.is_none_or(|mask| mask.len() == keys), "one integer for each token");
     }
 
     /// Returns the key of a head's dropout. The key of query i is `subkey(_, i)`, and the elements are the indices of
@@ -130,18 +152,49 @@ impl AttentionParams<'_> {
 
     /// Tokens x head_dim of the query head of pair `pair` in rows of `row_stride` that begin at `offset`.
     fn head<'d>(&self, data: &'d [f32], row_stride: usize, offset: usize, pair: usize) -> MatRef<'d> {
-        self.view(data, row_stride, offset, pair / self.heads, pair % self.heads)
-    }
-
-    /// Tokens x head_dim of the keys or values of pair `pair`, which begin at `offset`.
-    fn key_head<'d>(&self, data: &'d [f32], row_stride: usize, offset: usize, pair: usize) -> MatRef<'d> {
-        self.view(data, row_stride, offset, pair / self.heads, pair % self.heads / self.group())
-    }
-
-    fn view<'d>(&self, data: &'d [f32], row_stride: usize, offset: usize, sample: usize, head: usize) -> MatRef<'d> {
+        let (sample, head) = (pair / self.heads, pair % self.heads);
         let first = sample * self.tokens * row_stride + offset + head * self.head_dim;
         MatRef::new(&data[first..], self.tokens, self.head_dim, row_stride, 1)
     }
+
+    /// Key tokens x head_dim of the keys or values of pair `pair`, which begin at `offset`.
+    fn key_head<'d>(&self, data: &'d [f32], row_stride: usize, offset: usize, pair: usize) -> MatRef<'d> {
+        let (sample, head) = (pair / self.heads, pair % self.heads / self.group());
+        let first = sample * self.key_tokens * row_stride + offset + head * self.head_dim;
+        MatRef::new(&data[first..], self.key_tokens, self.head_dim, row_stride, 1)
+    }
+}
+
+/// Queries, keys and values.
+#[derive(Clone, Copy, Debug)]
+pub struct Qkv<'a> {
+    /// Memory of the queries.
+    pub queries: &'a [f32],
+    /// Memory of the keys and values; may be that of the queries.
+    pub keys: &'a [f32],
+    /// Where each begins.
+    pub layout: QkvLayout,
+}
+
+impl<'a> Qkv<'a> {
+    /// Returns the parts of rows of queries, keys, values.
+    pub const fn packed(attention: &AttentionParams<'_>, qkv: &'a [f32]) -> Self {
+        Self { queries: qkv, keys: qkv, layout: QkvLayout::packed(attention) }
+    }
+}
+
+/// Destination of the gradients of queries, keys and values, with the layout of the [`Qkv`].
+#[derive(Debug)]
+pub enum QkvGradient<'a> {
+    /// Queries, keys and values are in the same memory.
+    Together(&'a mut [f32]),
+    /// Keys and values are in memory of their own.
+    Separate {
+        /// Of the queries.
+        queries: &'a mut [f32],
+        /// Of keys and values.
+        keys: &'a mut [f32],
+    },
 }
 
 /// Scratch memory of [`forward()`] and [`backward()`]; grows to the largest use and stays.
@@ -158,7 +211,11 @@ impl AttentionWorkspace {
 
     /// Bytes of memory held.
     pub fn bytes(&self) -> usize {
-        self.heads.iter().flat_map(|h| &h.buffers).map(Buffer::bytes).sum()
+        let buffers = |h: &HeadScratch| {
+            let all = h.buffers.iter().chain([&h.biases, &h.bias_gradients]);
+            all.map(Buffer::bytes).sum::<usize>()
+        };
+        self.heads.iter().map(buffers).sum()
     }
 
     fn for_threads(&mut self, threads: usize) -> &mut [HeadScratch] {
@@ -173,6 +230,9 @@ impl AttentionWorkspace {
 #[derive(Debug, Default)]
 struct HeadScratch {
     buffers: [Buffer; 13],
+    /// Biases by distance, and their gradients.
+    biases: Buffer,
+    bias_gradients: Buffer,
 }
 
 /// A matrix to whose rows several threads write, each to its own columns.

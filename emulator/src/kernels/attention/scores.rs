@@ -1,8 +1,10 @@
-//! Changes of the scores before the softmax: linear biases (ALiBi), the sliding window, and the mask of keys.
+//! Changes of the scores before the softmax: linear and trained biases, soft-capping, the sliding window, and the mask
+//! of keys.
 
 use super::block::AttentionBlock;
 use super::{AttentionParams, KEY_BLOCK};
 use crate::kernels::isa::simd_fn;
+use crate::kernels::math::tanh;
 
 /// Returns the factor of the distance in the bias of head `head` of `heads`: 2^(-8 (head + 1) / heads) if that number
 /// is a power of two. Otherwise the first heads have the slopes of the largest power of two below, and the others every
@@ -24,7 +26,7 @@ impl AttentionParams<'_> {
 
     /// Returns the end of the keys that query `query` attends to.
     pub(super) fn key_end(&self, query: usize) -> usize {
-        if self.causal { query + 1 } else { self.tokens }
+        if self.causal { query + 1 } else { self.key_tokens }
     }
 
     /// Returns the first query that attends to key `key`.
@@ -46,20 +48,30 @@ pub(super) struct ScoreAdjustment<'a> {
     per_distance: f32,
     /// Number of keys that a query attends to.
     window: usize,
+    /// Bound of the scores.
+    softcap: Option<f32>,
+    /// The biases by distance: that of the last query and the first key is the first.
+    biases: Option<&'a [f32]>,
+    /// Position of the last query.
+    last_query: usize,
     /// The mask of the sample's keys.
     key_mask: Option<&'a [i32]>,
 }
 
 impl<'a> ScoreAdjustment<'a> {
-    /// Returns the adjustment of a pair of sample and query head, if there is one.
-    pub fn of(attention: &AttentionParams<'a>, pair: usize) -> Option<Self> {
+    /// Returns the adjustment of a pair of sample and query head, if there is one. `biases` are those of the head, by
+    /// distance.
+    pub fn of(attention: &AttentionParams<'a>, pair: usize, biases: Option<&'a [f32]>) -> Option<Self> {
         let (sample, head) = (pair / attention.heads, pair % attention.heads);
-        let key_mask = attention.key_mask.map(|mask| &mask[sample * attention.tokens..][..attention.tokens]);
+        let key_mask = attention.key_mask.map(|mask| &mask[sample * attention.key_tokens..][..attention.key_tokens]);
         let window = attention.window.filter(|window| *window < attention.tokens);
         let per_distance = if attention.alibi { -alibi_slope(attention.heads, head) } else { 0.0 };
-        let is_needed = attention.alibi || window.is_some() || key_mask.is_some();
+        let softcap = attention.softcap;
+        let is_needed =
+            attention.alibi || window.is_some() || key_mask.is_some() || softcap.is_some() || biases.is_some();
         let window = window.unwrap_or(usize::MAX);
-        is_needed.then_some(Self { scale: attention.scale, per_distance, window, key_mask })
+        let (scale, last_query) = (attention.scale, attention.tokens - 1);
+        is_needed.then_some(Self { scale, per_distance, window, softcap, biases, last_query, key_mask })
     }
 
     /// Replaces the products of a block by scores; those of keys that are masked or outside of the window by
@@ -71,12 +83,20 @@ impl<'a> ScoreAdjustment<'a> {
 
 simd_fn! {
     fn adjust_rows(block: AttentionBlock, adjustment: ScoreAdjustment<'_>, scores: &mut [f32]) {
-        let ScoreAdjustment { scale, per_distance, window, key_mask } = adjustment;
+        let ScoreAdjustment { scale, per_distance, window, softcap, biases, last_query, key_mask } = adjustment;
         for (i, row) in scores.chunks_exact_mut(KEY_BLOCK).enumerate().take(block.rows) {
             let query = block.q_first + i;
             let distance = query as i32 - block.k_first as i32;
             for (j, x) in (0i32..).zip(&mut row[..block.visible(i)]) {
                 *x = x.mul_add(scale, per_distance * (distance - j) as f32);
+            }
+            if let Some(cap) = softcap {
+                let inverse = 1.0 / cap;
+                row[..block.visible(i)].iter_mut().for_each(|x| *x = cap * tanh(*x * inverse));
+            }
+            if let Some(biases) = biases {
+                let biases = &biases[block.k_first + last_query - query..];
+                row[..block.visible(i)].iter_mut().zip(biases).for_each(|(x, bias)| *x += bias);
             }
             let outside = (query + 1).saturating_sub(window).saturating_sub(block.k_first);
             row[..outside.min(block.keys)].fill(f32::NEG_INFINITY);

@@ -23,7 +23,9 @@ fn score(a: &AttentionParams<'_>, qkv: &[f64], pair: usize, i: usize, j: usize) 
     }
     let product: f64 = (0..a.head_dim).map(|e| qkv[at(a, pair, i, 0, e)] * qkv[at(a, pair, j, 1, e)]).sum();
     let slope = if a.alibi { f64::from(alibi_slope(a.heads, pair % a.heads)) } else { 0.0 };
-    Some(f64::from(a.scale) * product - slope * i.abs_diff(j) as f64)
+    let product = f64::from(a.scale) * product;
+    let capped = a.softcap.map_or(product, |cap| f64::from(cap) * (product / f64::from(cap)).tanh());
+    Some(capped - slope * i.abs_diff(j) as f64)
 }
 
 /// The probabilities of query `i` of a pair; none if it attends to no key.
@@ -69,12 +71,13 @@ fn run(
 ) -> [Vec<f32>; 3] {
     let pool = ComputeThreads::new(threads).unwrap();
     let cx = Context { simd, pool: &pool, precision };
-    let layout = QkvLayout::packed(a);
+    let packed = Qkv::packed(a, qkv);
     let [mut out, mut lse, mut dqkv, mut partial] =
         [dout.len(), a.saved_len(), qkv.len(), a.partial_len()].map(|len| vec![f32::NAN; len]);
     let mut workspace = AttentionWorkspace::new();
-    forward(cx, a, qkv, layout, &mut out, &mut lse, &mut workspace);
-    backward(cx, a, qkv, layout, &out, &lse, dout, &mut dqkv, &mut partial, &mut workspace);
+    forward(cx, a, packed, &mut out, &mut lse, &mut workspace);
+    let gradient = QkvGradient::Together(&mut dqkv);
+    backward(cx, a, packed, &out, &lse, dout, gradient, &mut partial, &mut workspace);
     [out, lse, dqkv]
 }
 
@@ -84,6 +87,7 @@ fn shape(samples: usize, tokens: usize, heads: usize, head_dim: usize) -> Attent
     AttentionParams {
         samples,
         tokens,
+        key_tokens: tokens,
         heads,
         key_heads: heads,
         head_dim,
@@ -91,6 +95,8 @@ fn shape(samples: usize, tokens: usize, heads: usize, head_dim: usize) -> Attent
         causal: true,
         window: None,
         alibi: false,
+        softcap: None,
+        relative: None,
         key_mask: None,
         dropout: None,
         sample_keys: &KEYS[..samples],
@@ -105,11 +111,14 @@ fn packed_len(a: &AttentionParams<'_>) -> usize {
 #[test]
 fn gradients_agree_with_differences_of_f64() {
     let grouped = AttentionParams { key_heads: 2, alibi: true, window: Some(3), ..shape(1, 7, 6, 5) };
+    let grouped_plain = AttentionParams { alibi: false, ..grouped };
     let bidirectional = AttentionParams { causal: false, ..shape(2, 7, 2, 5) };
     // The last sample has no key at all.
     let masked = AttentionParams { key_mask: Some(&[1, 0, 1, 1, 0, 0, 0, 0, 0, 0]), ..shape(2, 5, 2, 4) };
     let masked_bidirectional = AttentionParams { causal: false, ..masked };
+    let capped = AttentionParams { softcap: Some(0.8), ..grouped_plain };
     for (mut a, rate) in [
+        (capped, 0.2),
         (shape(2, 7, 2, 5), 0.0),
         (shape(1, 18, 1, 16), 0.3),
         (grouped, 0.2),
@@ -212,12 +221,15 @@ fn separate_matrices_are_a_layout_too() {
     let apart = |packed: &[f32]| -> Vec<f32> {
         (0..3).flat_map(|part| packed.chunks(hidden).skip(part).step_by(3).flatten().copied()).collect()
     };
-    let layout = QkvLayout { row_stride: hidden, q: 0, k: rows * hidden, v: 2 * rows * hidden };
+    let layout = QkvLayout { row_stride: hidden, key_stride: hidden, q: 0, k: rows * hidden, v: 2 * rows * hidden };
     let pool = ComputeThreads::inline();
     let cx = Context { simd: Simd::detect(), pool: &pool, precision: Precision::F32 };
     let (mut out2, mut lse2, mut dqkv2) = (out.clone(), lse.clone(), vec![0.0; packed.len()]);
     let mut workspace = AttentionWorkspace::new();
-    forward(cx, &a, &apart(&packed), layout, &mut out2, &mut lse2, &mut workspace);
-    backward(cx, &a, &apart(&packed), layout, &out2, &lse2, &dout, &mut dqkv2, &mut [], &mut workspace);
+    let parts = apart(&packed);
+    let qkv = Qkv { queries: &parts, keys: &parts, layout };
+    forward(cx, &a, qkv, &mut out2, &mut lse2, &mut workspace);
+    let gradient = QkvGradient::Together(&mut dqkv2);
+    backward(cx, &a, qkv, &out2, &lse2, &dout, gradient, &mut [], &mut workspace);
     assert!(out2 == out && lse2 == lse && dqkv2 == apart(&dqkv));
 }

@@ -9,7 +9,7 @@
 
 use super::gemm::{Accumulate, GemmWorkspace, PackedB, gemm};
 use super::isa::{REDUCTION_LANES, max_lanes, simd_fn, sum_lanes};
-use super::math::exp;
+use super::math::{exp, tanh};
 use super::matrix::{MatMut, MatRef};
 use super::pool::{rows, rows_mut};
 use super::{Context, elementwise};
@@ -31,6 +31,8 @@ pub struct Classifier<'a> {
     pub hidden: usize,
     /// One value for each word.
     pub bias: Option<&'a [f32]>,
+    /// Bound of the logits: a logit l becomes `softcap` tanh(l / `softcap`).
+    pub softcap: Option<f32>,
 }
 
 /// The tokens that the classifier predicts, and their labels.
@@ -177,8 +179,14 @@ pub fn backward(
         let width = block.len();
         let errors = classifier.logits(cx, x, count, block.clone(), logits, scratch);
         let data = (rows_mut(errors, width), rows(labels, 1), rows(lse, 1));
-        cx.pool.for_each_rows(count, GRAIN_ROWS, data, |_, (errors, labels, lse)| {
-            logits_to_gradients(cx.simd, errors.data, width, block.start, labels.data, lse.data, factor);
+        cx.pool.for_each_rows(count, GRAIN_ROWS, data, |_, (errors, labels, lse)| match classifier.softcap {
+            None => {
+                logits_to_gradients(cx.simd, errors.data, width, block.start, labels.data, lse.data, factor);
+            }
+            Some(cap) => {
+                let scales = (factor, 1.0 / cap);
+                capped_to_gradients(cx.simd, errors.data, width, block.start, labels.data, lse.data, scales);
+            }
         });
         let errors = MatRef::row_major(errors, count, width);
         if let Some(dx) = &mut dx {
@@ -230,6 +238,11 @@ impl Classifier<'_> {
             MatRef::row_major(&self.weights[block.start * self.hidden..block.end * self.hidden], width, self.hidden);
         let (x, c) = (MatRef::row_major(x, tokens, self.hidden), MatMut::row_major(logits, tokens, width));
         gemm(cx, x, weights.t(), c, Accumulate::Store, self.bias.map(|bias| &bias[block]), workspace);
+        if let Some(cap) = self.softcap {
+            cx.pool.for_each_rows(tokens, GRAIN_ROWS, rows_mut(logits, width), |_, logits| {
+                soft_cap(cx.simd, logits.data, cap);
+            });
+        }
         logits
     }
 }
@@ -294,6 +307,39 @@ simd_fn! {
             }
             if factor != 1.0 {
                 row.iter_mut().for_each(|x| *x *= factor);
+            }
+        }
+    }
+}
+
+simd_fn! {
+    fn soft_cap(logits: &mut [f32], cap: f32) {
+        let inverse = 1.0 / cap;
+        logits.iter_mut().for_each(|x| *x = cap * tanh(*x * inverse));
+    }
+}
+
+simd_fn! {
+    /// As `logits_to_gradients`, for soft-capped logits. `scales` are the factor and one over the cap.
+    fn capped_to_gradients(
+        logits: &mut [f32],
+        width: usize,
+        first: usize,
+        labels: &[i32],
+        lse: &[f32],
+        scales: (f32, f32),
+    ) {
+        let (factor, inverse) = scales;
+        for ((row, label), lse) in logits.chunks_exact_mut(width).zip(labels).zip(lse) {
+            if *label < 0 {
+                row.fill(0.0);
+                continue;
+            }
+            let slope = |x: f32| (x * inverse).mul_add(-(x * inverse), 1.0) * factor;
+            let label = label_column(*label, first, width).map(|column| (column, row[column]));
+            row.iter_mut().for_each(|x| *x = exp(*x - lse) * slope(*x));
+            if let Some((column, logit)) = label {
+                row[column] = (exp(logit - lse) - 1.0) * slope(logit);
             }
         }
     }

@@ -37,7 +37,8 @@ fn run_with_factor(simd: Simd, threads: usize, case: &Case, all: &[f32], factor:
     let cx = Context { simd, pool: &pool, precision: Precision::F32 };
     let (x, rest) = all.split_at(case.tokens * case.hidden);
     let (weights, bias) = rest.split_at(case.vocabulary * case.hidden);
-    let classifier = Classifier { weights, vocabulary: case.vocabulary, hidden: case.hidden, bias: Some(bias) };
+    let classifier =
+        Classifier { weights, vocabulary: case.vocabulary, hidden: case.hidden, bias: Some(bias), softcap: None };
     let mut grads = vec![0.25; all.len()];
     let (dx, rest) = grads.split_at_mut(x.len());
     let (dw, db) = rest.split_at_mut(weights.len());
