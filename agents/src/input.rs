@@ -35,6 +35,8 @@ pub fn source_spec(input: &InputSpec, vocab_size: usize) -> SourceSpec {
                 vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
             }
         }
+        // Rejected before anything is read, see `check_readable`.
+        DataSource::Planned { .. } => SourceKind::Tokens { paths: Vec::new() },
         DataSource::Synthetic {} => SourceKind::Synthetic {
             vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
             seed: input.shuffle_seed,
@@ -78,9 +80,17 @@ pub(crate) fn sample_failure(error: DataError) -> AgentError {
 /// # Errors
 /// Files are missing, empty, or of another format.
 pub(crate) fn survey(input: &InputSpec, vocab_size: usize) -> Result<(DataSummary, Option<u64>), AgentError> {
+    check_readable(input)?;
     let spec = source_spec(input, vocab_size);
     let found = survey_source(&spec).and_then(|found| Ok((found, found.samples(&spec)?)));
     found.map_err(data_failure)
+}
+
+/// Checks that this release can read the source, and not only plan the job.
+fn check_readable(input: &InputSpec) -> Result<(), AgentError> {
+    let DataSource::Planned { processor } = &input.source else { return Ok(()) };
+    let hint = "plan the job; this release reads no samples of two sequences".to_owned();
+    Err(AgentError::bad_input(format!("{processor} is not supported yet for running a job")).hint(hint))
 }
 
 /// Opens one input. `progress` receives the bytes done and the total while the input is tokenized.
@@ -92,6 +102,7 @@ pub(crate) fn open(
     vocab_size: usize,
     progress: impl FnMut(u64, u64),
 ) -> Result<Dataset, AgentError> {
+    check_readable(input)?;
     let dataset = Dataset::open(&source_spec(input, vocab_size), progress).map_err(data_failure)?;
     dataset.check_vocab(vocab_size as u64).map_err(data_failure)?;
     Ok(dataset)

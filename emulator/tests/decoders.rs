@@ -10,7 +10,7 @@ use millrace_params::{FlagOverrides, ModelSpec, Params};
 use recorded::{LEARNING_RATE, Recorded, check_names, integers};
 use serde_json::{Value, json};
 
-const FAMILIES: [&str; 8] = ["llama", "mistral", "gptj", "gpt_neox", "falcon", "bloom", "mpt", "starcoder"];
+const FAMILIES: [&str; 9] = ["llama", "mistral", "gptj", "gpt_neox", "falcon", "bloom", "mpt", "starcoder", "gemma2"];
 
 /// Resolves a section `model`.
 fn model_spec(model: &Value, length: usize) -> ModelSpec {

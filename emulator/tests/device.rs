@@ -17,7 +17,7 @@ use millrace_emulator::tree::Node;
 use millrace_emulator::{kernels, ops};
 use millrace_params::{
     DecoderOptions, EncoderOptions, EncoderTask, MachineSpec, ModelSpec, Nonlinearity, Norm, ParallelBlocks, Positions,
-    RotaryPositions,
+    RotaryPositions, Seq2SeqOptions, Seq2SeqPositions,
 };
 
 const WORDS: usize = 64;
@@ -55,11 +55,44 @@ fn models() -> Vec<Graph> {
         logits_scale: 0.5,
         ..DecoderOptions::default()
     };
+    let gemma2 = DecoderOptions {
+        is_window_alternating: true,
+        attention_softcap: Some(0.5),
+        logits_softcap: Some(1.5),
+        is_branch_normalized: true,
+        ..llama.clone()
+    };
     let graph = |decoder| {
         let spec = ModelSpec { decoder, ..with_dropout(spec(3, 48, 3, WORDS, 20), 0.1) };
         families::decoder(&spec, 20).unwrap()
     };
-    [DecoderOptions::default(), llama, gptj, neox, bloom].map(graph).into_iter().chain(encoders()).collect()
+    let decoders = [DecoderOptions::default(), llama, gptj, neox, bloom, gemma2].map(graph);
+    decoders.into_iter().chain(encoders()).chain(seq2seq()).collect()
+}
+
+/// T5 and the Transformer.
+fn seq2seq() -> [Graph; 2] {
+    let base = with_dropout(spec(2, 48, 3, WORDS, 20), 0.1);
+    let initializer = base.initializers.hidden;
+    let relative = Seq2SeqPositions::Relative { buckets: 8, max_distance: 16, initializer };
+    [(relative, true), (Seq2SeqPositions::Fixed, false)].map(|(positions, norm_first)| {
+        let options = Seq2SeqOptions {
+            target_vocab_size: WORDS,
+            target_length: 13,
+            num_decoder_layers: 2,
+            shares_embedding: norm_first,
+            positions,
+            norm_first,
+            decoder_nonlinearity: Nonlinearity::Relu,
+            is_decoder_gated: false,
+            ffn_dropout_rate: 0.1,
+            input_dropout_rate: 0.1,
+            output_dropout_rate: 0.1,
+            query_initializer: initializer,
+        };
+        let decoder = DecoderOptions { norm: Norm::RmsNorm, attention_width: Some(36), ..DecoderOptions::default() };
+        families::graph(&ModelSpec { seq2seq: Some(options), decoder, ..base.clone() }, 20).unwrap()
+    })
 }
 
 /// BERT with both losses of pretraining, and as a classifier of samples.

@@ -258,7 +258,51 @@ def starcoder() -> tuple[transformers.PreTrainedModel, dict, Names]:
     return transformers.AutoModelForCausalLM.from_config(config), params, names
 
 
-FAMILIES = [llama, mistral, gptj, gpt_neox, falcon, bloom, mpt, starcoder]
+def gemma2() -> tuple[transformers.PreTrainedModel, dict, Names]:
+    """Gemma 2: norms around each part of a block, a window in every other block, soft-capped scores and logits. The
+    caps are low enough to matter. Its norms have gains that begin at 0, to which 1 is added."""
+    scalar, window, attention_cap, logits_cap = 20, 7, 1.5, 2.5
+    config = transformers.Gemma2Config(
+        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=FILTER, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=1, head_dim=HEAD, max_position_embeddings=LENGTH,
+        rms_norm_eps=EPSILON, hidden_activation="gelu", query_pre_attn_scalar=scalar, sliding_window=window,
+        attn_logit_softcapping=attention_cap, final_logit_softcapping=logits_cap, attn_implementation="eager",
+        tie_word_embeddings=True, pad_token_id=None,
+    )  # fmt: skip
+    params = {
+        **COMMON, "name": "gemma2", "position_embedding_type": "rotary", "rotary_dim": HEAD, "norm_type": "rmsnorm",
+        "nonlinearity": "geglu", "attention_module": "multiquery_attention",
+        "extra_attention_params": {"num_kv_groups": 1}, "use_projection_bias_in_attention": False,
+        "use_ffn_bias_in_attention": False, "use_ffn_bias": False, "norm_first_sandwich": True,
+        "sliding_window_every_other_decoder_layer": True, "attention_sliding_window_length": window,
+        "attention_logit_softcapping": attention_cap, "final_logit_softcapping": logits_cap,
+        "embeddings_scale": HIDDEN**0.5, "attention_logits_alpha": (HEAD / scalar) ** 0.5,
+    }  # fmt: skip
+
+    def gain(name: str) -> Callable[[Weights], Tensor]:
+        return lambda weights: 1 + weights[name]
+
+    def qkv(block: str) -> Callable[[Weights], Tensor]:
+        return lambda weights: torch.cat([weights[f"{block}.self_attn.{part}_proj.weight"] for part in "qkv"])
+
+    names: Names = {"wte.weight": "model.embed_tokens.weight", "ln_f.weight": gain("model.norm.weight")}
+    for i in range(LAYERS):
+        theirs, ours = f"model.layers.{i}", f"h.{i}"
+        names |= {
+            f"{ours}.ln_1.weight": gain(f"{theirs}.input_layernorm.weight"),
+            f"{ours}.attn.qkv.weight": qkv(theirs),
+            f"{ours}.attn.proj.weight": f"{theirs}.self_attn.o_proj.weight",
+            f"{ours}.ln_1_post.weight": gain(f"{theirs}.post_attention_layernorm.weight"),
+            f"{ours}.ln_2.weight": gain(f"{theirs}.pre_feedforward_layernorm.weight"),
+            f"{ours}.mlp.gate.weight": f"{theirs}.mlp.gate_proj.weight",
+            f"{ours}.mlp.fc.weight": f"{theirs}.mlp.up_proj.weight",
+            f"{ours}.mlp.proj.weight": f"{theirs}.mlp.down_proj.weight",
+            f"{ours}.ln_2_post.weight": gain(f"{theirs}.post_feedforward_layernorm.weight"),
+        }
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"), params, names
+
+
+FAMILIES = [llama, mistral, gptj, gpt_neox, falcon, bloom, mpt, starcoder, gemma2]
 
 
 def train(model: transformers.PreTrainedModel, inputs: Tensor, labels: Tensor) -> list[float]:

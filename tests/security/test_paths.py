@@ -140,6 +140,14 @@ OTHER_FIELDS = {
         for name in ("train", "eval")
         for key in ("data_processor", "data_subset", "micro_batch_size", "split", "tokenizer")
     ),
+    # Never read: the processors that have these keys can only be planned.
+    *(
+        f"spec.params.{name}_input.{key}"
+        for name in ("train", "eval")
+        for key in ("src_data_dir", "src_vocab_file", "tgt_data_dir", "tgt_vocab_file", "vocab_file")
+    ),
+    "spec.params.csconfig",
+    *(f"spec.params.model.{key}" for key in ("decoder_nonlinearity", "encoder_nonlinearity", "mlm_loss_scaling")),
     *(
         f"spec.params.model.{key}"
         for key in ("alibi_implementation", "attention_kernel", "attention_module", "attention_type")

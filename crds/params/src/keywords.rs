@@ -50,6 +50,8 @@ pub(crate) enum Processor {
     Tokens,
     Hdf5,
     Synthetic,
+    /// Can be planned but not read yet.
+    Planned,
 }
 
 pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
@@ -59,6 +61,8 @@ pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
         ("GptHDF5DataProcessor", Processor::Hdf5),
         ("GptHDF5MapDataProcessor", Processor::Hdf5),
         ("SyntheticDataProcessor", Processor::Synthetic),
+        ("T5DynamicDataProcessor", Processor::Planned),
+        ("TransformerDynamicDataProcessor", Processor::Planned),
     ],
     unsupported: &[
         "HuggingFaceDataProcessorEli5",
@@ -107,11 +111,12 @@ pub(crate) static FAMILIES: Keywords<ModelFamily> = Keywords {
         ("gpt-neox", ModelFamily::Gptj), ("llama", ModelFamily::Llama), ("mistral", ModelFamily::Mistral),
         ("falcon", ModelFamily::Falcon), ("bloom", ModelFamily::Bloom), ("mpt", ModelFamily::Mpt),
         ("btlm", ModelFamily::Btlm), ("jais", ModelFamily::Jais), ("starcoder", ModelFamily::Starcoder),
-        ("santacoder", ModelFamily::Santacoder),
+        ("santacoder", ModelFamily::Santacoder), ("gemma2", ModelFamily::Gemma2),
+        ("t5", ModelFamily::T5), ("transformer", ModelFamily::Transformer),
     ],
     unsupported: &[
         "bert", "bert/classifier", "bert/token_classifier", "bert/extractive_summarization", "bert/qa", "dit", "dino",
-        "dpo", "dpr", "esm2", "fc_mnist", "gemma2", "llava", "mixtral", "multimodal_simple", "t5", "transformer",
+        "dpo", "dpr", "esm2", "fc_mnist", "llava", "mixtral", "multimodal_simple",
         "unet", "vision_transformer",
     ],
 };
@@ -122,11 +127,19 @@ pub(crate) enum PositionKind {
     Learned,
     Rotary,
     Alibi,
+    Fixed,
+    Relative,
 }
 
 pub(crate) static POSITION_EMBEDDINGS: Keywords<PositionKind> = Keywords {
-    values: &[("learned", PositionKind::Learned), ("rotary", PositionKind::Rotary), ("alibi", PositionKind::Alibi)],
-    unsupported: &["fixed", "relative"],
+    values: &[
+        ("learned", PositionKind::Learned),
+        ("rotary", PositionKind::Rotary),
+        ("alibi", PositionKind::Alibi),
+        ("fixed", PositionKind::Fixed),
+        ("relative", PositionKind::Relative),
+    ],
+    unsupported: &[],
 };
 
 /// A rule for the frequencies of rotary position embeddings.
@@ -172,6 +185,16 @@ pub(crate) static NONLINEARITIES: Keywords<(Nonlinearity, bool)> = Keywords {
         ("reglu", (Nonlinearity::Relu, true)), ("liglu", (Nonlinearity::Identity, true)),
     ],
     unsupported: &["leaky_relu"],
+};
+
+/// The divisors of the loss of T5 and the Transformer.
+pub(crate) static SEQ2SEQ_LOSS_SCALINGS: Keywords<LossScaling> = Keywords {
+    values: &[
+        ("batch_size", LossScaling::BatchSize),
+        ("num_masked", LossScaling::NumTokens),
+        ("precomputed_num_masked", LossScaling::NumTokens),
+    ],
+    unsupported: &[],
 };
 
 pub(crate) static LOSS_SCALINGS: Keywords<LossScaling> = Keywords {

@@ -49,8 +49,8 @@ pub use job::{
     AnnealStrategy, CheckpointStates, CycleAmplitude, DataSource, DecoderOptions, EncoderOptions, EncoderTask,
     InitializerSpec, Initializers, InputSpec, JobSpec, LearningRateScale, LogLevel, LossScaling, MixturePart, Mode,
     ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, Positions, Precision,
-    ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, Schedule, ScheduleSegment, ScheduleSegmentKind, Split,
-    TokenizerName,
+    ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, Schedule, ScheduleSegment, ScheduleSegmentKind,
+    Seq2SeqOptions, Seq2SeqPositions, Split, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

@@ -9,6 +9,7 @@
 //! ```text
 //! sequential   x = x + attention(norm(x));  x = x + mlp(norm(x))
 //! parallel     x = x + attention(norm(x)) + mlp(norm(x))          one norm, or one for each part
+//! sandwich     x = x + norm(attention(norm(x)));  x = x + norm(mlp(norm(x)))
 //! ```
 
 use millrace_params::{InitializerSpec, ModelSpec, Norm, ParallelBlocks, Positions, RotaryPositions};
@@ -72,6 +73,7 @@ impl Decoder<'_> {
 
         let normal = self.norm(&at("ln_1"), stream)?;
         let branch = self.attention(block, normal)?;
+        let branch = self.branch_norm(&at("ln_1_post"), branch)?;
         let sum = self.builder.node(Add, at("attn.sum"), &[stream, branch], &[])?;
         self.builder.end_block_layer(&name, at("attn"));
 
@@ -81,6 +83,7 @@ impl Decoder<'_> {
             Some(ParallelBlocks::TwoNorms) => self.norm(&at("ln_2"), stream)?,
         };
         let branch = self.feed_forward(&name, normal)?;
+        let branch = self.branch_norm(&at("ln_2_post"), branch)?;
         let sum = self.builder.node(Add, at("mlp.sum"), &[sum, branch], &[])?;
         self.builder.end_block_layer(&name, at("mlp"));
         Ok(sum)
@@ -103,7 +106,8 @@ impl Decoder<'_> {
         }
         let attention = CausalAttention {
             key_heads: spec.decoder.num_key_heads,
-            window: spec.decoder.attention_window,
+            window: spec.decoder.attention_window.filter(|_| block % 2 == 0 || !spec.decoder.is_window_alternating),
+            softcap: spec.decoder.attention_softcap.map(|cap| cap as f32),
             alibi: spec.use_position_embedding && spec.decoder.positions == Positions::Alibi,
             ..CausalAttention::new(heads, scale as f32, spec.attention_dropout_rate as f32)
         };
@@ -146,9 +150,16 @@ impl Decoder<'_> {
         if self.spec.use_bias_in_output {
             params.push(self.builder.tensor("lm_head.bias", &[entries], ZERO, TensorRole::Bias));
         }
-        self.builder.loss(CrossEntropy::new(), &[normal, self.labels], &params)?;
+        let softcap = self.spec.decoder.logits_softcap.map(|cap| cap as f32);
+        let loss = CrossEntropy { softcap, ..CrossEntropy::new() };
+        self.builder.loss(loss, &[normal, self.labels], &params)?;
         self.builder.end_layer("head");
         Ok(())
+    }
+
+    /// Normalizes the output of a part of a block, if the model does.
+    fn branch_norm(&mut self, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
+        if self.spec.decoder.is_branch_normalized { self.norm(name, x) } else { Ok(x) }
     }
 
     fn norm(&mut self, name: &str, x: ValueId) -> Result<ValueId, GraphError> {

@@ -11,9 +11,11 @@ use crate::ops::{Dropout, Linear};
 
 mod decoder;
 mod encoder;
+mod seq2seq;
 
 pub use decoder::decoder;
 pub use encoder::encoder;
+pub use seq2seq::seq2seq;
 
 const ZERO: Initializer = Initializer::Constant { value: 0.0 };
 const ONE: Initializer = Initializer::Constant { value: 1.0 };
@@ -29,6 +31,9 @@ pub fn graph(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
     if let Some(options) = &spec.encoder {
         return encoder(spec, options, sequence);
     }
+    if let Some(options) = &spec.seq2seq {
+        return seq2seq(spec, options, sequence);
+    }
     match spec.family {
         ModelFamily::Gpt2
         | ModelFamily::Gpt3
@@ -41,7 +46,10 @@ pub fn graph(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
         | ModelFamily::Btlm
         | ModelFamily::Jais
         | ModelFamily::Starcoder
-        | ModelFamily::Santacoder => decoder(spec, sequence),
+        | ModelFamily::Santacoder
+        | ModelFamily::Gemma2
+        | ModelFamily::T5
+        | ModelFamily::Transformer => decoder(spec, sequence),
     }
 }
 

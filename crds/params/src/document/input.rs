@@ -5,7 +5,7 @@
 
 use super::{MicroBatchSetting, OneOrMany};
 use crate::keys::SectionReference;
-use crate::keys::facts::{default, default_from, otherwise, required, required_if};
+use crate::keys::facts::{alias_of, default, default_from, otherwise, required, required_if};
 use crate::keywords::{MICRO_BATCH_RULES, PROCESSORS, SPLIT_NAMES, TOKENIZERS};
 use crate::yaml::{FromNode, TreeReader, YamlNode, YamlValue, section};
 
@@ -67,6 +67,11 @@ section! {
         vocab_size: u64 = default_from("model.vocab_size"),
         /// Whether the files of a directory are read in the order of their names.
         sort_files: bool = default("true").fixed(),
+        /// Number of tokens that the encoder of `t5` or `transformer` reads.
+        src_max_sequence_length: u64 = alias_of("max_sequence_length"),
+        /// Number of tokens that the decoder of `t5` or `transformer` reads.
+        tgt_max_sequence_length: u64 = default_from("model.tgt_max_position_embeddings")
+            .in_eval_input(default_from("train_input.tgt_max_sequence_length")),
         /// Whether samples are packed sequences of variable length, with rows of attention spans and positions.
         use_vsl: bool = default("false").fixed(),
         /// Whether the data starts again at its end: always for training, never for evaluation.
@@ -85,6 +90,20 @@ section! {
         use_worker_cache: bool,
         /// Number of samples that are shuffled at a time; Millrace shuffles all samples.
         shuffle_buffer: u64,
+        /// Texts of the source, for data processors that can only be planned.
+        src_data_dir: String,
+        /// Texts of the target, for data processors that can only be planned.
+        tgt_data_dir: String,
+        /// Vocabulary of the source, for data processors that can only be planned.
+        src_vocab_file: String,
+        /// Vocabulary of the target, for data processors that can only be planned.
+        tgt_vocab_file: String,
+        /// Vocabulary of both, for data processors that can only be planned.
+        vocab_file: String,
+        /// Number of tokens that stand for replaced spans; `model.extra_ids` adds them to the vocabulary.
+        extra_ids: u64,
+        /// Number of lengths by which samples are sorted; Millrace pads all samples to one length.
+        buckets: u64,
         /// Whether an incomplete last batch is left out; Millrace always leaves it out.
         drop_last: bool,
         /// Whether input features are 16-bit numbers; token ids are integers.

@@ -41,7 +41,10 @@ section! {
         /// Length, intervals, directories and systems of the run.
         runconfig: RunParams = otherwise("the default of each key"),
     }
-    ignored {}
+    ignored {
+        /// Settings of the real machine in an older release.
+        csconfig: serde_json::Value,
+    }
     unsupported {
         "sparsity" => "leave the section out to train dense weights",
         "inference_input" => "leave the section out; a training job does no inference",

@@ -7,22 +7,25 @@ use super::InitializerSetting;
 use crate::keys::facts::{alias_of, default, default_from, otherwise, required, required_if};
 use crate::keywords::{
     ATTENTION_MODULES, ATTENTION_TYPES, FAMILIES, HALF_TYPES, INITIALIZERS, LOSS_SCALINGS, NONLINEARITIES, NORMS,
-    POSITION_EMBEDDINGS, ROTARY_SCALINGS,
+    POSITION_EMBEDDINGS, ROTARY_SCALINGS, SEQ2SEQ_LOSS_SCALINGS,
 };
 use crate::yaml::section;
 
 section! {
-    /// A decoder model: GPT-2 and its descendants.
+    /// A model: a decoder (GPT-2 and its descendants), or an encoder with a decoder (T5, Transformer).
     pub struct ModelParams {
-        /// Family of the model. All are decoders whose parts the other keys choose; `gptj` and `falcon` have parallel
-        /// blocks. A model with `residual_dropout_rate` or `use_untied_layer_norm` is a `gptj`.
-        name: String = otherwise("`gpt2`, or `gptj` if a key of GPT-J is given").one_of(&FAMILIES),
+        /// Family of the model. Most are decoders whose parts the other keys choose; `gptj` and `falcon` have parallel
+        /// blocks. A model with `residual_dropout_rate` or `use_untied_layer_norm` is a `gptj`. `t5` and `transformer`
+        /// are an encoder with a decoder; a model with `encoder_num_hidden_layers` is one of them.
+        name: String = otherwise(
+            "`gpt2`, or `gptj` if a key of GPT-J is given, or `t5` if a key of T5 is given",
+        ).one_of(&FAMILIES),
         /// Number of different tokens: 50,257 for GPT-2's encoding, 256 for bytes.
         vocab_size: u64 = required_if("`train_input.vocab_size`, where older files have it, is omitted too"),
         /// Width of the residual stream.
-        hidden_size: u64 = required(),
+        hidden_size: u64 = required_if("`d_model` is omitted"),
         /// Number of decoder blocks.
-        num_hidden_layers: u64 = required(),
+        num_hidden_layers: u64 = required_if("`name` is not `t5` or `transformer`"),
         /// Number of attention heads; must divide `hidden_size`, or `attention_inner_dim` if that is given.
         num_heads: u64 = required(),
         /// Width of all heads of queries together.
@@ -34,8 +37,11 @@ section! {
         /// Whether the model knows the positions of tokens.
         use_position_embedding: bool = default("true"),
         /// How the model knows the positions of tokens: by a trained embedding, by rotating queries and keys, or by
-        /// decreasing attention scores in proportion to the distance (ALiBi).
-        position_embedding_type: String = default("learned").one_of(&POSITION_EMBEDDINGS),
+        /// decreasing attention scores in proportion to the distance (ALiBi). In `t5` and `transformer` by trained
+        /// biases of attention scores (`relative`), or by sines and cosines that are added to the embedding (`fixed`).
+        position_embedding_type: String = otherwise(
+            "`learned`; `relative` in `t5`, `fixed` in `transformer`",
+        ).one_of(&POSITION_EMBEDDINGS),
         /// Number of elements of each head that are rotated; even.
         rotary_dim: u64 = otherwise("the width of a head"),
         /// Base of the frequencies of rotary positions.
@@ -66,9 +72,11 @@ section! {
         /// Number added to the variance in layer normalization.
         layer_norm_epsilon: f64 = default("1e-5"),
         /// Kind of normalization.
-        norm_type: String = default("layernorm").one_of(&NORMS),
+        norm_type: String = otherwise("`layernorm`; `rmsnorm` in `t5`").one_of(&NORMS),
         /// Whether blocks normalize their input instead of their output.
         norm_first: bool = default("true").fixed(),
+        /// Whether blocks also normalize the outputs of attention and feed-forward network, before these are added.
+        norm_first_sandwich: bool = default("false"),
         /// Whether attention and feed-forward network of a block have a norm each; in GPT-J's family only, whose two
         /// parts read the same input.
         use_untied_layer_norm: bool = default("false"),
@@ -87,6 +95,10 @@ section! {
         extra_attention_params: AttentionParams = otherwise("one group for all heads"),
         /// Number of tokens that a token attends to, itself included.
         attention_sliding_window_length: u64 = otherwise("all tokens before it"),
+        /// Whether only every other block, beginning with the first, has this bound.
+        sliding_window_every_other_decoder_layer: bool = default("false"),
+        /// Bound c of the products s of queries and keys, which become c tanh(s / c). Not with ALiBi.
+        attention_logit_softcapping: f64 = otherwise("no bound"),
         /// Whether the query, key and value projections have biases.
         use_projection_bias_in_attention: bool = default("true"),
         /// Whether the output projection of the attention has a bias.
@@ -103,6 +115,8 @@ section! {
         /// Factor of the logits, before the bias of the output layer. Not together with `mup_base_hidden_size`, from
         /// which it follows.
         output_logits_scale: f64 = default("1"),
+        /// Bound c of the logits l, which become c tanh(l / c).
+        final_logit_softcapping: f64 = otherwise("no bound"),
         /// Width of the residual stream of the base model of muP (maximal update parametrization). If it is given, the
         /// initial values, the factor of the logits and the learning rates of a model are those that make the
         /// hyperparameters of the base model the best ones for it, too. With m = `hidden_size` /
@@ -155,6 +169,54 @@ section! {
         fp16_type: String = otherwise("the type that `use_bfloat16` selects").one_of(&HALF_TYPES),
         /// Whether samples of variable length are packed.
         use_vsl: bool = default("false").fixed(),
+        /// Number of tokens in the vocabulary of the encoder of `t5` or `transformer`, without `extra_ids`.
+        src_vocab_size: u64 = default("32128"),
+        /// Number of tokens in the vocabulary of the decoder, without `extra_ids`.
+        tgt_vocab_size: u64 = default_from("model.src_vocab_size"),
+        /// Number of tokens that are added to both vocabularies, to stand for replaced spans.
+        extra_ids: u64 = default("0"),
+        /// Spelling of `hidden_size` in `t5` and `transformer`.
+        d_model: u64 = alias_of("hidden_size"),
+        /// Spelling of `filter_size` in `t5` and `transformer`.
+        d_ff: u64 = alias_of("filter_size"),
+        /// Width of a head in `t5` and `transformer`.
+        d_kv: u64 = otherwise("`hidden_size` / `num_heads`"),
+        /// Number of encoder blocks of `t5` and `transformer`.
+        encoder_num_hidden_layers: u64 = required_if("`name` is `t5` or `transformer`"),
+        /// Number of decoder blocks of `t5` and `transformer`.
+        decoder_num_hidden_layers: u64 = default_from("model.encoder_num_hidden_layers"),
+        /// Activation function of the encoder of `t5` and `transformer`.
+        encoder_nonlinearity: String = default("relu").one_of(&NONLINEARITIES),
+        /// Activation function of the decoder of `t5` and `transformer`.
+        decoder_nonlinearity: String = default_from("model.encoder_nonlinearity").one_of(&NONLINEARITIES),
+        /// Length of the longest sequence of the encoder of `t5` and `transformer`; nothing depends on it.
+        src_max_position_embeddings: u64 = default_from("train_input.src_max_sequence_length"),
+        /// Number of tokens that the decoder of `t5` and `transformer` reads, if the input does not say it.
+        tgt_max_position_embeddings: u64 = default_from("train_input.tgt_max_sequence_length"),
+        /// Whether encoder and decoder of `t5` and `transformer` share the token embedding.
+        share_encoder_decoder_embedding: bool = default("true"),
+        /// Older spelling of `norm_type: rmsnorm` in `t5` and `transformer`.
+        use_t5_layer_norm: bool = otherwise("what `norm_type` says"),
+        /// Older spelling of `position_embedding_type: relative` in `t5`.
+        use_relative_attention_bias: bool = otherwise("what `position_embedding_type` says"),
+        /// Number of buckets of distances with biases of their own, in `t5`; even.
+        relative_attention_num_buckets: u64 = default("32"),
+        /// Dropout of the activation of feed-forward networks of `t5` and `transformer`.
+        relu_dropout_rate: f64 = default_from("model.dropout_rate"),
+        /// Whether there is a second dropout of both embeddings of `t5` and `transformer`.
+        use_pre_encoder_decoder_dropout: bool = default("false"),
+        /// Whether blocks of `t5` and `transformer` normalize their input instead of their output.
+        use_pre_encoder_decoder_layer_norm: bool = otherwise("true in `t5`, false in `transformer`"),
+        /// Whether there is dropout after the last norm of encoder and decoder of `t5` and `transformer`.
+        use_dropout_outside_residual_path: bool = otherwise("true in `t5`, false in `transformer`"),
+        /// Whether initial values of `t5` and `transformer` are those of the Transformer (scaled Xavier) instead of
+        /// T5's. Products of queries and keys are then divided by the square root of a head's width, unless
+        /// `attention_type` says otherwise.
+        use_transformer_initialization: bool = otherwise("false in `t5`, true in `transformer`"),
+        /// Factor of the loss of `t5` and `transformer` with `mlm_loss_scaling: batch_size`.
+        lm_loss_weight: f64 = default("1"),
+        /// Divisor of the summed loss of `t5` and `transformer`: the number of samples, or that of labelled tokens.
+        mlm_loss_scaling: String = default("batch_size").one_of(&SEQ2SEQ_LOSS_SCALINGS),
         /// Whether evaluation reports perplexity and accuracy in addition to the loss.
         compute_eval_metrics: bool = default("true"),
     }
@@ -173,15 +235,24 @@ section! {
         tf_summary: bool,
         /// Seed of the initial weights of an older release; `runconfig.seed` determines them.
         weight_initialization_seed: u64,
+        /// Tensors of variable length in an older release.
+        enable_vts: bool,
+        /// Seed of dropout in an older release; `runconfig.seed` determines it.
+        dropout_seed: u64,
         /// Whether several systems may work together; on Millrace they always may.
         allow_multireplica: bool,
     }
     unsupported {
         "num_relative_attention_buckets" => "use position_embedding_type: learned",
         "fixed_sparse_attention" => "leave it out for dense attention",
+        "mup_base_d_model" => "leave it out; muP is supported for decoders only",
+        "mup_base_d_ff" => "leave it out; muP is supported for decoders only",
+        "scale_encoder_qk_dot_by_d" => "leave it out; muP is supported for decoders only",
+        "scale_decoder_qk_dot_by_d" => "leave it out; muP is supported for decoders only",
+        "encoder_attention_logits_alpha" => "leave it out; muP is supported for decoders only",
+        "decoder_attention_logits_alpha" => "leave it out; muP is supported for decoders only",
+        "embeddings_alpha" => "leave it out; muP is supported for decoders only",
         "attention_sink_tokens" => "leave it out for full attention",
-        "attention_logit_softcapping" => "leave it out",
-        "final_logit_softcapping" => "leave it out",
         "attention_qk_norm_layer" => "leave it out",
         "extra_ffn_params" => "leave it out",
         "moe_params" => "leave it out for a dense feed-forward network",

@@ -48,7 +48,7 @@ impl InputSpec {
     pub fn paths(&self) -> &[String] {
         match &self.source {
             DataSource::Text { paths, .. } | DataSource::Tokens { paths } | DataSource::Hdf5 { paths, .. } => paths,
-            DataSource::Synthetic {} => &[],
+            DataSource::Synthetic {} | DataSource::Planned { .. } => &[],
         }
     }
 
@@ -58,7 +58,7 @@ impl InputSpec {
             DataSource::Text { paths, .. } | DataSource::Tokens { paths } | DataSource::Hdf5 { paths, .. } => {
                 Some(paths)
             }
-            DataSource::Synthetic {} => None,
+            DataSource::Synthetic {} | DataSource::Planned { .. } => None,
         }
     }
 
@@ -94,6 +94,11 @@ pub enum DataSource {
     },
     /// Generated tokens, a function of seed and sample number, without end.
     Synthetic {},
+    /// A source that can be planned but not read yet.
+    Planned {
+        /// The data processor, as the params name it.
+        processor: String,
+    },
 }
 
 /// One source of a mixture.

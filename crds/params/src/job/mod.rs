@@ -13,6 +13,7 @@ mod optimizer;
 mod run;
 mod schedule;
 mod schedule_curves;
+mod seq2seq;
 
 pub use encoder::{EncoderOptions, EncoderTask};
 pub use input::{DataSource, InputSpec, MixturePart, Split, TokenizerName};
@@ -24,6 +25,7 @@ pub use optimizer::{LearningRateScale, OptimizerSpec};
 pub(crate) use run::default_checkpoint_seconds;
 pub use run::{CheckpointStates, LogLevel, Mode, RunSpec};
 pub use schedule::{AnnealStrategy, CycleAmplitude, Schedule, ScheduleSegment, ScheduleSegmentKind};
+pub use seq2seq::{Seq2SeqOptions, Seq2SeqPositions};
 
 use serde::{Deserialize, Serialize};
 

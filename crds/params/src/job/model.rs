@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::encoder::EncoderOptions;
+use super::seq2seq::Seq2SeqOptions;
 
 /// A completely specified decoder or encoder. A decoder has blocks that normalize their input, a final norm, and an
 /// output layer over the vocabulary; what differs from GPT-2 is in [`DecoderOptions`]. What an encoder has is in
@@ -66,6 +67,9 @@ pub struct ModelSpec {
     /// What an encoder has; `None` if the model is a decoder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoder: Option<EncoderOptions>,
+    /// What an encoder with a decoder has; `None` if the model has one sequence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq2seq: Option<Seq2SeqOptions>,
 }
 
 /// What a decoder has instead of the parts of GPT-2. The default is GPT-2.
@@ -84,16 +88,24 @@ pub struct DecoderOptions {
     pub num_key_heads: Option<usize>,
     /// Number of tokens that a token attends to, itself included; `None` for all before it.
     pub attention_window: Option<usize>,
+    /// Whether only every other block, beginning with the first, has this bound.
+    pub is_window_alternating: bool,
+    /// Bound of the products of queries and keys, by a tangent.
+    pub attention_softcap: Option<f64>,
     /// Width of all heads of queries together; `None` for that of the residual stream.
     pub attention_width: Option<usize>,
     /// Whether `attention_scale` is divided by the number of the block, which begins with 1.
     pub is_attention_scaled_by_block: bool,
     /// Whether the feed-forward network multiplies its activation by a second projection.
     pub is_gated: bool,
+    /// Whether the outputs of attention and feed-forward network are normalized before they are added.
+    pub is_branch_normalized: bool,
     /// Factor of the sum of embeddings, after their norm.
     pub embeddings_scale: f64,
     /// Factor of the logits, before the bias of the output layer.
     pub logits_scale: f64,
+    /// Bound of the logits, by a tangent.
+    pub logits_softcap: Option<f64>,
 }
 
 impl Default for DecoderOptions {
@@ -105,11 +117,15 @@ impl Default for DecoderOptions {
             parallel_blocks: None,
             num_key_heads: None,
             attention_window: None,
+            is_window_alternating: false,
+            attention_softcap: None,
             attention_width: None,
             is_attention_scaled_by_block: false,
             is_gated: false,
+            is_branch_normalized: false,
             embeddings_scale: 1.0,
             logits_scale: 1.0,
+            logits_softcap: None,
         }
     }
 }
@@ -248,6 +264,7 @@ impl ModelSpec {
             compute_eval_metrics: false,
             decoder: DecoderOptions::default(),
             encoder: None,
+            seq2seq: None,
         }
     }
 
@@ -276,6 +293,17 @@ pub enum ModelFamily {
     Jais,
     Starcoder,
     Santacoder,
+    Gemma2,
+    T5,
+    /// An encoder and a decoder of the first Transformer.
+    Transformer,
+}
+
+impl ModelFamily {
+    /// Returns whether models of the family read one sequence and predict another.
+    pub const fn is_seq2seq(self) -> bool {
+        matches!(self, Self::T5 | Self::Transformer)
+    }
 }
 
 /// An activation function.

@@ -3,7 +3,8 @@
 use super::check::ResolveContext;
 use super::model::{MAX_POSITIONS, MAX_WIDTH, ModelSizes};
 use super::mup::{self, WidthRatios};
-use crate::document::{ModelParams, RotaryScalingParams};
+use super::seq2seq;
+use crate::document::{ModelParams, Params, RotaryScalingParams};
 use crate::job::{DecoderOptions, ModelFamily, ParallelBlocks, Positions, RotaryPositions, RotaryScaling};
 use crate::keywords::{
     ATTENTION_MODULES, FAMILIES, NONLINEARITIES, NORMS, POSITION_EMBEDDINGS, PositionKind, ROTARY_SCALINGS,
@@ -11,14 +12,20 @@ use crate::keywords::{
 };
 
 /// Resolves `model.name`, or else the flag `--model`; both must agree. Without either, as in older files, their keys
-/// tell GPT-J and its relatives from GPT-2.
-pub(super) fn family(check: &mut ResolveContext<'_>, p: &ModelParams, flag: Option<&str>) -> ModelFamily {
+/// tell GPT-J and its relatives, and models with an encoder, from GPT-2.
+pub(super) fn family(
+    check: &mut ResolveContext<'_>,
+    params: &Params,
+    p: &ModelParams,
+    flag: Option<&str>,
+) -> ModelFamily {
     let has_gptj_keys = p.residual_dropout_rate.is_some() || p.use_untied_layer_norm.is_some();
     let default = match (has_gptj_keys, is_multiquery(check, p)) {
         (false, _) => ModelFamily::Gpt2,
         (true, false) => ModelFamily::Gptj,
         (true, true) => ModelFamily::Falcon,
     };
+    let default = seq2seq::recognize(params, p).unwrap_or(default);
     match (p.name.as_deref(), flag) {
         (None, Some(flag)) => check.keyword("--model", Some(flag), default, &FAMILIES),
         (given, flag) => {
@@ -45,20 +52,44 @@ pub(super) fn resolve(
     let window = p
         .attention_sliding_window_length
         .map(|length| check.count("model.attention_sliding_window_length", Some(length), MAX_POSITIONS, MAX_POSITIONS));
+    let is_window_alternating = p.sliding_window_every_other_decoder_layer.unwrap_or(false);
+    if is_window_alternating && window.is_none() {
+        let hint = "sliding_window_every_other_decoder_layer needs the length of the window";
+        check.report_missing("model.attention_sliding_window_length", hint);
+    }
     let defaults = DecoderOptions::default();
+    let positions = positions(check, p, family, sizes);
+    let softcap_key = "model.attention_logit_softcapping";
+    let attention_softcap = softcap(check, softcap_key, p.attention_logit_softcapping);
+    if attention_softcap.is_some() && positions == Positions::Alibi {
+        check.report_invalid(softcap_key, "excludes position_embedding_type: alibi", "leave one of the two out");
+    }
+    let is_branch_normalized = p.norm_first_sandwich.unwrap_or(false);
+    if is_branch_normalized && parallel_blocks.is_some() {
+        let says = "is true, but blocks of gptj and falcon have one sum of both outputs";
+        check.report_invalid("model.norm_first_sandwich", says, "leave it out, or set model.name");
+    }
     DecoderOptions {
-        positions: positions(check, p, family, sizes),
+        positions,
         norm: check.keyword("model.norm_type", p.norm_type.as_deref(), defaults.norm, &NORMS),
         is_embedding_normalized: p.embedding_layer_norm.unwrap_or(false),
         parallel_blocks,
         num_key_heads: key_heads(check, p, sizes.heads),
         attention_window: window,
+        is_window_alternating,
+        attention_softcap,
         attention_width: (sizes.attention != sizes.hidden).then_some(sizes.attention),
         is_attention_scaled_by_block: p.scale_qk_dot_by_layer_idx.unwrap_or(false),
         is_gated: p.nonlinearity.as_deref().and_then(|name| NONLINEARITIES.get(name)).is_some_and(|(_, gated)| gated),
+        is_branch_normalized,
         embeddings_scale: check.positive("model.embeddings_scale", p.embeddings_scale, 1.0),
         logits_scale: mup::logits_scale(check, p, ratios),
+        logits_softcap: softcap(check, "model.final_logit_softcapping", p.final_logit_softcapping),
     }
+}
+
+fn softcap(check: &mut ResolveContext<'_>, key: &str, given: Option<f64>) -> Option<f64> {
+    given.map(|_| check.positive(key, given, 1.0))
 }
 
 fn is_multiquery(check: &mut ResolveContext<'_>, p: &ModelParams) -> bool {
@@ -109,6 +140,11 @@ fn positions(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamil
         PositionKind::Learned => Positions::Learned,
         PositionKind::Alibi => Positions::Alibi,
         PositionKind::Rotary => Positions::Rotary(rotary(check, p, family, sizes.head())),
+        PositionKind::Fixed | PositionKind::Relative => {
+            let key = "model.position_embedding_type";
+            check.unsupported(key, given.unwrap_or_default(), "use learned, rotary or alibi in a decoder");
+            Positions::Learned
+        }
     }
 }
 
@@ -269,6 +305,16 @@ mod tests {
                 "num_kv_groups is 5, which does not divide",
             ),
             (vec!["extra_attention_params: {num_kv_groups: 4}"], "num_kv_groups has no meaning"),
+            (
+                vec!["sliding_window_every_other_decoder_layer: true"],
+                "model.attention_sliding_window_length is missing",
+            ),
+            (vec!["attention_logit_softcapping: 0"], "model.attention_logit_softcapping is 0"),
+            (
+                vec!["attention_logit_softcapping: 50", "position_embedding_type: alibi"],
+                "model.attention_logit_softcapping excludes",
+            ),
+            (vec!["name: gptj", "norm_first_sandwich: true"], "model.norm_first_sandwich is true"),
             (
                 vec!["dropout_rate: 0.1", "residual_dropout_rate: 0.2"],
                 "model.residual_dropout_rate is another spelling",

@@ -117,7 +117,9 @@ fn max_sequence_length(
     model: &ModelSpec,
 ) -> usize {
     let key = s.key("max_sequence_length");
-    let given = s.given.max_sequence_length;
+    let older = s.key("src_max_sequence_length");
+    let given = check.either_spelling(&key, s.given.max_sequence_length, &older, s.given.src_max_sequence_length);
+    check_target_length(check, s, model);
     let default = train.map_or(model.max_position_embeddings, |t| t.max_sequence_length);
     let tokens = check.count(&key, given, default, MAX_SEQUENCE_TOKENS);
     let longest = model.max_position_embeddings;
@@ -129,6 +131,20 @@ fn max_sequence_length(
         );
     }
     tokens
+}
+
+/// Checks that the samples of both inputs have the length that the decoder of the model has.
+fn check_target_length(check: &mut ResolveContext<'_>, s: &InputSection<'_>, model: &ModelSpec) {
+    let Some(given) = s.given.tgt_max_sequence_length else { return };
+    let key = s.key("tgt_max_sequence_length");
+    match &model.seq2seq {
+        None => check.report_invalid(&key, "has no meaning for this model", "leave it out"),
+        Some(options) if options.target_length as u64 != given => {
+            let says = format!("is {given}, but the decoder reads {} tokens", options.target_length);
+            check.report_invalid(&key, says, "give both inputs the same length");
+        }
+        Some(_) => {}
+    }
 }
 
 /// Returns the bound on a leaf's samples for `auto`. It depends only on the batch and the length of a sample, because

@@ -12,6 +12,7 @@ mod run;
 mod schedule;
 mod schedule_piece;
 mod selection;
+mod seq2seq;
 mod source;
 
 use crate::document::Params;

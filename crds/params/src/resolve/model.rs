@@ -2,15 +2,15 @@
 
 use super::check::ResolveContext;
 use super::mup::{self, WidthRatios};
-use super::{decoder, initializer};
+use super::{decoder, initializer, seq2seq};
 use crate::document::{ModelParams, Params};
 use crate::job::{LossScaling, ModelSpec, Nonlinearity, Precision};
 use crate::keywords::{ATTENTION_TYPES, HALF_TYPES, LOSS_SCALINGS, NONLINEARITIES};
 
 /// Bounds far above any real model, so that products of these numbers can't overflow.
-const MAX_VOCABULARY: usize = 1 << 24;
+pub(super) const MAX_VOCABULARY: usize = 1 << 24;
 pub(super) const MAX_WIDTH: usize = 1 << 20;
-const MAX_LAYERS: usize = 1 << 14;
+pub(super) const MAX_LAYERS: usize = 1 << 14;
 pub(super) const MAX_POSITIONS: usize = 1 << 22;
 
 /// Resolves the section. `flag` is the family of `--model`. With muP, also returns the ratios to the base model.
@@ -35,11 +35,15 @@ pub(super) fn resolve(
         ..ModelParams::default()
     };
     let p = given.unwrap_or(&absent);
+    let family = decoder::family(check, params, p, flag);
+    if family.is_seq2seq() {
+        return (seq2seq::resolve(check, params, p, family), None);
+    }
+    seq2seq::reject_keys(check, p);
     check_supported_kinds(check, p);
     // Older files have the vocabulary's size only beside the data.
     let vocab_size = p.vocab_size.or(params.train_input.as_ref().and_then(|input| input.vocab_size));
     let sizes = sizes(check, p, vocab_size);
-    let family = decoder::family(check, p, flag);
     let [dropout_rate, embedding_dropout_rate, attention_dropout_rate] = dropout(check, p);
     let (loss_scaling, loss_weight) = loss(check, p);
     let ratios = mup::width_ratios(check, p, sizes.hidden, sizes.filter);
@@ -70,6 +74,7 @@ pub(super) fn resolve(
         compute_eval_metrics: p.compute_eval_metrics.unwrap_or(true),
         decoder: decoder::resolve(check, p, family, &sizes, ratios),
         encoder: None,
+        seq2seq: None,
     };
     (spec, ratios)
 }
@@ -172,7 +177,7 @@ fn loss(check: &mut ResolveContext<'_>, p: &ModelParams) -> (LossScaling, f64) {
     (scaling, weight)
 }
 
-fn precision(check: &mut ResolveContext<'_>, p: &ModelParams) -> Precision {
+pub(super) fn precision(check: &mut ResolveContext<'_>, p: &ModelParams) -> Precision {
     let by_name = p.fp16_type.as_deref().map(|name| check.keyword("model.fp16_type", Some(name), true, &HALF_TYPES));
     if !p.mixed_precision.unwrap_or(false) {
         if p.use_bfloat16 == Some(true) {

@@ -33,6 +33,7 @@ pub(super) fn source(
         (None, Some(DataSource::Tokens { .. })) => Processor::Tokens,
         (None, Some(DataSource::Hdf5 { .. })) => Processor::Hdf5,
         (None, Some(DataSource::Synthetic {})) => Processor::Synthetic,
+        (None, Some(DataSource::Planned { .. })) => Processor::Planned,
         (None, None) => {
             if !s.inherits_silently {
                 check.report_missing(&s.key("data_processor"), PROCESSOR_HINT);
@@ -52,6 +53,7 @@ pub(super) fn source(
             }
             DataSource::Synthetic {}
         }
+        Processor::Planned => planned_source(check, s, model),
         Processor::Tokens => DataSource::Tokens { paths },
         Processor::Hdf5 => DataSource::Hdf5 { paths, mixture },
         Processor::Text => DataSource::Text { paths, tokenizer: tokenizer(check, s, train, model) },
@@ -66,6 +68,17 @@ pub(super) fn source(
         check.note(format!("{} is not used: its samples are tokens already", s.key("tokenizer")));
     }
     source
+}
+
+/// Returns a source of pairs of sequences, which can be planned but not read yet.
+fn planned_source(check: &mut ResolveContext<'_>, s: &InputSection<'_>, model: &ModelSpec) -> DataSource {
+    let processor = s.given.data_processor.clone().unwrap_or_default();
+    if model.seq2seq.is_none() {
+        let says = format!("{processor} has samples of two sequences, but the model reads one");
+        check.report_invalid(&s.key("data_processor"), says, "set model.name to t5 or transformer");
+    }
+    check.note(format!("{processor} can be planned, but not read yet: this job can't be run"));
+    DataSource::Planned { processor }
 }
 
 /// Returns the parts of the mixture, and adds their paths to `paths`.
