@@ -1,5 +1,5 @@
-//! Trains small models with an encoder and a decoder for ten steps, and compares their losses with those that PyTorch and
-//! `transformers` recorded in `tests/parity/fixtures/seq2seq`.
+//! Trains small models with an encoder and a decoder for ten steps, and compares their losses with those that PyTorch
+//! and `transformers` recorded in `tests/parity/fixtures/seq2seq`.
 
 mod common;
 #[path = "common/recorded.rs"]

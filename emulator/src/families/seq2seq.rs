@@ -1,10 +1,11 @@
 //! Encoders with a decoder: T5 and the Transformer.
 //!
 //! Layers are `encoder.embed`, `encoder.h.<i>.attn` and `.mlp` for each block, `encoder.final`, `decoder.embed`,
-//! `decoder.h.<i>.attn`, `.cross` and `.mlp`, and `head`. Tensors of a block are `ln_1` (before or after the attention),
-//! `attn.q`, `attn.kv`, `attn.proj`, in a decoder also `ln_cross`, `cross.q`, `cross.kv` and `cross.proj`, and `ln_2`,
-//! `mlp.fc`, `mlp.gate` (in a gated network) and `mlp.proj`. The tables of biases are `encoder.relative.weight` and
-//! `decoder.relative.weight`, each shared by all blocks. Parts without an effect are no operators.
+//! `decoder.h.<i>.attn`, `.cross` and `.mlp`, and `head`. Tensors of a block are `ln_1` (before or after the
+//! attention), `attn.q`, `attn.kv`, `attn.proj`, in a decoder also `ln_cross`, `cross.q`, `cross.kv` and `cross.proj`,
+//! and `ln_2`, `mlp.fc`, `mlp.gate` (in a gated network) and `mlp.proj`. The tables of biases are
+//! `encoder.relative.weight` and `decoder.relative.weight`, each shared by all blocks. Parts without an effect are no
+//! operators.
 //!
 //! | input | shape | |
 //! |---|---|---|

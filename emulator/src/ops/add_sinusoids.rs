@@ -7,8 +7,8 @@ use super::{GradientForm, OpError, Operator, Signature};
 use crate::graph::Shape;
 
 /// See the module documentation. Columns 2i and 2i + 1 get sine and cosine of the position divided by
-/// 10,000^(i / (H / 2 - 1)); an odd last column gets nothing. Source: the published code of Vaswani et al., "Attention Is
-/// All You Need" (2017).
+/// 10,000^(i / (H / 2 - 1)); an odd last column gets nothing. Source: the published code of Vaswani et al., "Attention
+/// Is All You Need" (2017).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AddSinusoids;
 

@@ -1,6 +1,6 @@
 //! `(queries [rows x H], keys and values [keys x 2H], mask i32 [keys]?; biases [buckets, heads]?) -> [rows x H]`:
-//! attention of each row to the rows of another sequence, or of the same one; columns are divided into heads of the same
-//! width. No row attends to a key whose integer in the mask is 0. A row that attends to none gets 0.
+//! attention of each row to the rows of another sequence, or of the same one; columns are divided into heads of the
+//! same width. No row attends to a key whose integer in the mask is 0. A row that attends to none gets 0.
 
 use serde::{Deserialize, Serialize};
 

@@ -13,7 +13,8 @@ use crate::numerics::GEMM_INNER_BLOCK;
 
 /// Maximum inputs of an operator.
 pub const MAX_INPUTS: usize = 3;
-/// Maximum inputs of an operator that may be results of others. Those beyond are inputs of the graph, without gradients.
+/// Maximum inputs of an operator that may be results of others. Those beyond are inputs of the graph, without
+/// gradients.
 pub const MAX_COMPUTED_INPUTS: usize = 2;
 /// Maximum tensors of an operator.
 pub const MAX_PARAMS: usize = 2;

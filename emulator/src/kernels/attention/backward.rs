@@ -19,8 +19,8 @@ use crate::numerics::{Precision, bf16};
 
 /// Gradients of queries, keys and values, stored to `dqkv`, which has the layout of `qkv`. `out` and `lse` are those
 /// of [`forward()`](super::forward()), `dout` is the gradient of `out`; `partial` is scratch memory of
-/// [`AttentionParams::partial_len`] elements. With trained biases it receives their gradients: those of each bucket, for
-/// each head of each sample.
+/// [`AttentionParams::partial_len`] elements. With trained biases it receives their gradients: those of each bucket,
+/// for each head of each sample.
 ///
 /// # Panics
 /// If lengths do not match.

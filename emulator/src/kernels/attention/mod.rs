@@ -62,8 +62,8 @@ pub struct AttentionParams<'a> {
     pub softcap: Option<f32>,
     /// Trained bias of the scores, by distance. Each head of queries has its own keys.
     pub relative: Option<RelativeBias<'a>>,
-    /// One integer for each key token of each sample; no query attends to a token whose integer is 0. The output of a query
-    /// that attends to no token is 0. `None` for no such token.
+    /// One integer for each key token of each sample; no query attends to a token whose integer is 0. The output of a
+    /// query that attends to no token is 0. `None` for no such token.
     pub key_mask: Option<&'a [i32]>,
     /// Dropout on the probabilities.
     pub dropout: Option<DropoutMask>,

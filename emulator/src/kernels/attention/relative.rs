@@ -4,8 +4,8 @@ use super::AttentionParams;
 use crate::kernels::buffer::Buffer;
 
 /// A table of biases: one for each bucket of distances and each head. Near distances have buckets of their own, those
-/// beyond half of the buckets share buckets that grow in proportion to the distance, and all beyond `max_distance` share
-/// the last. Source: Raffel et al., "Exploring the Limits of Transfer Learning" (2020), and its published code.
+/// beyond half of the buckets share buckets that grow in proportion to the distance, and all beyond `max_distance`
+/// share the last. Source: Raffel et al., "Exploring the Limits of Transfer Learning" (2020), and its published code.
 #[derive(Clone, Copy, Debug)]
 pub struct RelativeBias<'a> {
     /// Buckets x heads.
