@@ -272,7 +272,7 @@ fn model_flag_names_the_family_of_params_without_name() {
     assert_eq!(with_flag(&unnamed, "gpt3").unwrap(), resolved(TRAINER).job);
     let error = with_flag(TRAINER, "gpt2").unwrap_err();
     assert_eq!(error.to_string(), "--model is gpt2, but trainer.init.model.name is gpt3");
-    assert_eq!(with_flag(&unnamed, "t5").unwrap_err().to_string(), "--model t5 is not supported yet");
+    assert_eq!(with_flag(&unnamed, "mixtral").unwrap_err().to_string(), "--model mixtral is not supported yet");
 }
 
 #[test]

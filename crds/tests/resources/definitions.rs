@@ -10,6 +10,7 @@ use crate::schemas::{all, of};
 /// Keys for which the public model zoo allows several shapes, which no API server can distinguish. Nothing else is
 /// open.
 const OPEN: &[&str] = &[
+    "spec.params.csconfig",
     "spec.params.eval_input.data_dir",
     "spec.params.eval_input.data_files",
     "spec.params.eval_input.micro_batch_size",

@@ -118,6 +118,9 @@ impl Params {
                 section.ignored_keys(name, &mut keys);
             }
         }
+        if self.csconfig.is_some() {
+            keys.push("csconfig".to_owned());
+        }
         let names = &self.origin.names;
         keys.iter().map(|key| names.written(key)).chain(self.origin.ignored.iter().cloned()).collect()
     }
