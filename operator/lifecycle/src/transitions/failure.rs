@@ -186,8 +186,8 @@ impl Decider<'_> {
         )
     }
 
-    /// Describes where the next attempt begins. It may begin later than at the newest checkpoint of now: agents that are
-    /// left save the last committed step before they stop.
+    /// Describes where the next attempt begins. It may begin after the newest checkpoint of now: agents that are left
+    /// save the last committed step before they stop.
     fn resume_message(&self) -> String {
         match self.status.checkpoint.as_ref().and_then(|saved| saved.step) {
             Some(step) => {
