@@ -1,8 +1,8 @@
 //! Opens the inputs of a job as datasets.
 
+use millrace_data::{CsvRows, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind};
 pub use millrace_data::{DataError, DataSummary, SourceSpec, inspect as survey_source};
-use millrace_data::{Dataset, SourceKind};
-use millrace_params::{DataSource, InputSpec, JobSpec, MixturePart, Split};
+use millrace_params::{DataSource, EncoderOptions, EncoderTask, InputSpec, JobSpec, MixturePart, ModelSpec, Split};
 
 use crate::error::AgentError;
 
@@ -17,7 +17,8 @@ pub(crate) struct JobInputs {
 }
 
 /// Returns the specification of the dataset of `input`.
-pub fn source_spec(input: &InputSpec, vocab_size: usize) -> SourceSpec {
+pub fn source_spec(input: &InputSpec, model: &ModelSpec) -> SourceSpec {
+    let vocab_size = model.vocab_size;
     let kind = match &input.source {
         DataSource::Text { paths, tokenizer } => SourceKind::Text {
             paths: paths.clone(),
@@ -37,6 +38,9 @@ pub fn source_spec(input: &InputSpec, vocab_size: usize) -> SourceSpec {
         }
         // Rejected before anything is read, see `check_readable`.
         DataSource::Planned { .. } => SourceKind::Tokens { paths: Vec::new() },
+        DataSource::Csv { paths, rows, is_lower_case } => {
+            SourceKind::Csv { paths: paths.clone(), rows: csv_rows(*rows), is_lower_case: *is_lower_case }
+        }
         DataSource::Synthetic {} => SourceKind::Synthetic {
             vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
             seed: input.shuffle_seed,
@@ -57,6 +61,42 @@ pub fn source_spec(input: &InputSpec, vocab_size: usize) -> SourceSpec {
         subset: input.data_subset.clone(),
         num_samples: input.num_samples,
         cache_dir: None,
+        encoder: model.encoder.as_ref().map(|encoder| encoder_samples(encoder, input, vocab_size)),
+    }
+}
+
+const fn csv_rows(rows: millrace_params::CsvRows) -> CsvRows {
+    match rows {
+        millrace_params::CsvRows::Words => CsvRows::Words,
+        millrace_params::CsvRows::Masked => CsvRows::Masked,
+        millrace_params::CsvRows::Sentences => CsvRows::Sentences,
+        millrace_params::CsvRows::SentencePairs => CsvRows::SentencePairs,
+        millrace_params::CsvRows::TokenClasses => CsvRows::TokenClasses,
+        millrace_params::CsvRows::Summaries => CsvRows::Summaries,
+    }
+}
+
+/// Returns what the samples of an encoder contain: one array for each input of its graph.
+fn encoder_samples(encoder: &EncoderOptions, input: &InputSpec, vocab_size: usize) -> EncoderSamples {
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let task = match encoder.task {
+        EncoderTask::Pretraining { max_predictions, predicts_next_sentence, .. } => {
+            EncoderLabels::Tokens { max_predictions, predicts_next_sentence }
+        }
+        EncoderTask::Classifier { classes, .. } => EncoderLabels::Class { classes: count(classes) },
+        EncoderTask::TokenClassifier { classes, counts_padding, .. } => {
+            EncoderLabels::TokenClasses { classes: count(classes), counts_padding }
+        }
+        EncoderTask::Summarization { max_sentences } => EncoderLabels::Sentences { max_sentences },
+    };
+    EncoderSamples {
+        task,
+        has_segments: encoder.use_segment_embedding,
+        vocab_size: count(vocab_size),
+        masking: input
+            .masking
+            .map(|masking| Masking { probability: masking.probability, whole_words: masking.whole_words }),
+        seed: input.shuffle_seed,
     }
 }
 
@@ -79,9 +119,9 @@ pub(crate) fn sample_failure(error: DataError) -> AgentError {
 ///
 /// # Errors
 /// Files are missing, empty, or of another format.
-pub(crate) fn survey(input: &InputSpec, vocab_size: usize) -> Result<(DataSummary, Option<u64>), AgentError> {
+pub(crate) fn survey(input: &InputSpec, model: &ModelSpec) -> Result<(DataSummary, Option<u64>), AgentError> {
     check_readable(input)?;
-    let spec = source_spec(input, vocab_size);
+    let spec = source_spec(input, model);
     let found = survey_source(&spec).and_then(|found| Ok((found, found.samples(&spec)?)));
     found.map_err(data_failure)
 }
@@ -99,12 +139,12 @@ fn check_readable(input: &InputSpec) -> Result<(), AgentError> {
 /// Files are missing, empty or not text; tokens are outside the vocabulary.
 pub(crate) fn open(
     input: &InputSpec,
-    vocab_size: usize,
+    model: &ModelSpec,
     progress: impl FnMut(u64, u64),
 ) -> Result<Dataset, AgentError> {
     check_readable(input)?;
-    let dataset = Dataset::open(&source_spec(input, vocab_size), progress).map_err(data_failure)?;
-    dataset.check_vocab(vocab_size as u64).map_err(data_failure)?;
+    let dataset = Dataset::open(&source_spec(input, model), progress).map_err(data_failure)?;
+    dataset.check_vocab(model.vocab_size as u64).map_err(data_failure)?;
     Ok(dataset)
 }
 
@@ -114,12 +154,12 @@ impl JobInputs {
     /// # Errors
     /// See [`open`].
     pub fn open(job: &JobSpec, mut progress: impl FnMut(u64, u64)) -> Result<Self, AgentError> {
-        let vocab = job.model.vocab_size;
-        let train = job.run.mode.trains().then(|| open(&job.train_input, vocab, &mut progress)).transpose()?;
+        let model = &job.model;
+        let train = job.run.mode.trains().then(|| open(&job.train_input, model, &mut progress)).transpose()?;
         let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates());
         let batches = [Some(&job.train_input), eval].into_iter().flatten().map(|input| input.batch_size as u64);
         let most_samples = batches.max().unwrap_or(0);
-        let eval = eval.map(|input| open(input, vocab, &mut progress)).transpose()?;
+        let eval = eval.map(|input| open(input, model, &mut progress)).transpose()?;
         Ok(Self { train, eval, max_samples: most_samples })
     }
 }

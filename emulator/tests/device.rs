@@ -95,19 +95,34 @@ fn seq2seq() -> [Graph; 2] {
     })
 }
 
-/// BERT with both losses of pretraining, and as a classifier of samples.
-fn encoders() -> [Graph; 2] {
+/// BERT with both losses of pretraining, and as a classifier of samples; and an encoder whose blocks normalize their
+/// input and rotate queries and keys.
+fn encoders() -> [Graph; 3] {
     let pretraining = EncoderTask::Pretraining {
         max_predictions: Some(5),
         masked_token_weight: 0.3,
         nonlinearity: Nonlinearity::Gelu,
         predicts_next_sentence: true,
     };
-    [pretraining, EncoderTask::Classifier { classes: 3, dropout_rate: 0.1 }].map(|task| {
-        let options = EncoderOptions { use_segment_embedding: true, pooler_nonlinearity: Nonlinearity::Tanh, task };
-        let spec = ModelSpec { encoder: Some(options), ..with_dropout(spec(3, 48, 3, WORDS, 20), 0.1) };
+    let graph = |task, norm_first: bool, positions| {
+        let options = EncoderOptions {
+            use_segment_embedding: !norm_first,
+            pooler_nonlinearity: Nonlinearity::Tanh,
+            task,
+            norm_first,
+            is_embedding_plain: norm_first,
+        };
+        let decoder = DecoderOptions { positions, ..DecoderOptions::default() };
+        let spec = ModelSpec { encoder: Some(options), decoder, ..with_dropout(spec(3, 48, 3, WORDS, 20), 0.1) };
         families::graph(&spec, 20).unwrap()
-    })
+    };
+    let rotary = Positions::Rotary(RotaryPositions { dimensions: 8, base: 100.0, is_adjacent: false, scaling: None });
+    let classifier = EncoderTask::Classifier { classes: 3, dropout_rate: 0.1 };
+    [
+        graph(pretraining, false, Positions::Learned),
+        graph(classifier, false, Positions::Learned),
+        graph(EncoderTask::Summarization { max_sentences: 3 }, true, rotary),
+    ]
 }
 
 /// The leaves of each device in each round: first, and one past the last.

@@ -119,6 +119,11 @@ PATH_FIELDS = {
     "spec.params.eval_input.data_files",
     "spec.params.train_input.mixture[].data_dir",
     "spec.params.eval_input.mixture[].data_dir",
+    *(
+        f"spec.params.{section}.{key}"
+        for section in ("train_input", "eval_input", "model")
+        for key in ("label_vocab_file", "vocab_file")
+    ),
     "spec.params.runconfig.model_dir",
     "spec.params.runconfig.summary_dir",
     "spec.params.runconfig.checkpoint_path",
@@ -161,6 +166,12 @@ OTHER_FIELDS = {
         for key in ("ffn_output_layer_initializer", "nonlinearity", "norm_type", "output_layer_initializer")
     ),
     *(f"spec.params.model.{key}" for key in ("pos_scaling_type", "position_embedding_type")),
+    *(
+        f"spec.params.model.{key}"
+        for key in ("encoder_nonlinearity", "mlm_nonlinearity", "pooler_nonlinearity", "problem_type")
+    ),
+    # Keys of other programs and releases without effect here.
+    *("spec.params.predict_input", "spec.params.train_input.buckets", "spec.params.eval_input.buckets"),
     *(f"spec.params.optimizer.{key}" for key in ("learning_rate", "loss_scaling_factor", "optimizer_type")),
     *(
         f"spec.params.runconfig.{key}"
@@ -247,6 +258,17 @@ def test_invalid_names_are_rejected(shared: Server, unchanged_filesystem: Callab
     unchanged_filesystem()
 
 
+def read_classes_of_words(params: dict[str, Any], *, from_model: bool) -> None:
+    """Makes the inputs those of a classifier of tokens, which reads both vocabularies."""
+    files = {"vocab_file": "data/words.txt", "label_vocab_file": "data/classes.json"}
+    params["model"] |= {"name": "bert/token_classifier", "num_classes": 3} | (files if from_model else {})
+    for source in (params[name] for name in ("train_input", "eval_input") if name in params):
+        for key in ("data_files", "tokenizer"):
+            source.pop(key, None)
+        source |= {"data_processor": "BertTokenClassifierDataProcessor", "data_dir": "data"}
+        source |= {} if from_model else files
+
+
 @pytest.mark.needs("local paths")
 @pytest.mark.parametrize("field", sorted(PATH_FIELDS))
 def test_paths_outside_are_rejected(shared: Server, unchanged_filesystem: Callable[[], None], field: str) -> None:
@@ -264,6 +286,8 @@ def test_paths_outside_are_rejected(shared: Server, unchanged_filesystem: Callab
             for key in ("data_dir", "data_files", "tokenizer"):
                 source.pop(key, None)
             source |= {"data_processor": "GptHDF5DataProcessor", "mixture": [{"data_dir": "data", "weight": 1}]}
+        if field.endswith("vocab_file"):
+            read_classes_of_words(body["spec"]["params"], from_model=".model." in field)
         put(body, field, text)
         answer = shared.user.http.post(jobs, json=body)
         if answer.status_code == 201:

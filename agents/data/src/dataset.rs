@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::cache::{self, CacheDir, CacheOutcome};
+use crate::encoder::EncoderSource;
 use crate::files::expand;
 use crate::hdf5::{Hdf5Size, Hdf5Store};
 use crate::inspect::inspect_files;
@@ -27,6 +28,7 @@ pub struct Dataset {
 
 enum DatasetContent {
     Source(OrderedSource),
+    Encoder(Box<EncoderSource>),
     Mixture {
         order: MixtureOrder,
         members: Vec<Dataset>,
@@ -56,6 +58,12 @@ impl Dataset {
     /// tokenized or token files are read. It is not called for cached text and for HDF5 files.
     pub fn open(spec: &SourceSpec, mut progress: impl FnMut(u64, u64)) -> Result<Self, DataError> {
         spec.check()?;
+        if let Some(samples) = &spec.encoder {
+            let source = EncoderSource::open(spec, samples, progress)?;
+            let fingerprint = source.fingerprint;
+            let content = DatasetContent::Encoder(Box::new(source));
+            return Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded });
+        }
         let (source, cache) = match &spec.kind {
             SourceKind::Text { paths, tokenizer } => {
                 let (store, cache) = open_text(spec, paths, *tokenizer, &mut progress)?;
@@ -74,6 +82,7 @@ impl Dataset {
                 let store = Hdf5Store::open(&expand(paths, "h5")?, spec.seq_len, *vocab_size)?;
                 (TokenSource::Hdf5(store), CacheOutcome::NotNeeded)
             }
+            SourceKind::Csv { .. } => return Err(DataError::NotForDecoders),
             SourceKind::Synthetic { vocab_size, seed } => {
                 (TokenSource::Synthetic(Synthetic::new(*vocab_size, *seed)), CacheOutcome::NotNeeded)
             }
@@ -113,6 +122,27 @@ impl Dataset {
         Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded })
     }
 
+    /// Returns the names of the arrays of a sample, and the number of elements of each: `input_ids` and `labels`, or
+    /// those of an encoder.
+    pub fn arrays(&self) -> Vec<(&'static str, usize)> {
+        match &self.content {
+            DatasetContent::Encoder(source) => source.arrays(),
+            _ => vec![("input_ids", self.seq_len), ("labels", self.seq_len)],
+        }
+    }
+
+    /// Reads sample `n` into `arrays`, which have the sizes of [`Dataset::arrays`].
+    ///
+    /// # Errors
+    /// See [`Dataset::sample`]; also a row of a CSV file that can't be used.
+    pub fn read(&self, n: u64, arrays: &mut [Vec<i32>]) -> Result<(), DataError> {
+        match (&self.content, arrays) {
+            (DatasetContent::Encoder(source), arrays) => source.read(n, arrays),
+            (_, [input_ids, labels]) => self.sample(n, input_ids, labels),
+            (_, _) => Err(DataError::NotForDecoders),
+        }
+    }
+
     /// Returns the tokens of `input_ids` and of `labels` in one sample (T).
     pub fn seq_len(&self) -> usize {
         self.seq_len
@@ -124,6 +154,7 @@ impl Dataset {
     pub fn windows(&self) -> u64 {
         match &self.content {
             DatasetContent::Source(source) => source.order.samples_per_pass(),
+            DatasetContent::Encoder(source) => source.samples_per_pass(),
             DatasetContent::Mixture { samples, .. } => *samples,
         }
     }
@@ -137,6 +168,7 @@ impl Dataset {
                 TokenSource::Hdf5(store) => store.vocab_size().saturating_sub(1),
                 TokenSource::Synthetic(synthetic) => synthetic.max_token(),
             },
+            DatasetContent::Encoder(source) => source.vocab_size().saturating_sub(1),
             DatasetContent::Mixture { members, .. } => members.iter().map(Self::max_token).max().unwrap_or(0),
         }
     }
@@ -183,6 +215,7 @@ impl Dataset {
         );
         match &self.content {
             DatasetContent::Source(source) => source.read(source.order.window(n), input_ids, labels),
+            DatasetContent::Encoder(_) => Err(DataError::NotForDecoders),
             DatasetContent::Mixture { order, members, .. } => {
                 let (member, number) = order.locate(n);
                 members[member].sample(number, input_ids, labels)
@@ -269,7 +302,7 @@ fn open_text(
 }
 
 /// Returns the range of `total` tokens, or windows, that belongs to the split.
-fn split_range(spec: &SourceSpec, total: u64) -> Range<u64> {
+pub(crate) fn split_range(spec: &SourceSpec, total: u64) -> Range<u64> {
     // Rounded down, and limited to the total, which the f64 may exceed after rounding.
     let kept = ((total as f64 * spec.validation_fraction) as u64).min(total);
     match spec.split {

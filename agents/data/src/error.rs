@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::SplitPart;
+use crate::encoder::{CsvProblem, VocabularyProblem};
 use crate::hdf5::{Hdf5Problem, SampleProblem};
 
 /// The format that [`DataError::WrongFormat`] names for a source of HDF5 files.
@@ -80,6 +81,20 @@ pub enum DataError {
         /// The end of the sentence.
         problem: Hdf5Problem,
     },
+    /// A CSV file can't be used.
+    #[error("data file {} {problem}", path.display())]
+    Csv {
+        path: PathBuf,
+        /// The end of the sentence.
+        problem: CsvProblem,
+    },
+    /// A file of words can't be used.
+    #[error("vocabulary {} {problem}", path.display())]
+    Vocabulary {
+        path: PathBuf,
+        /// The end of the sentence.
+        problem: VocabularyProblem,
+    },
     /// A sample can't be used. Unlike the other errors it may occur after the source was opened.
     #[error("{unit} {number} of {}: {problem}", path.display())]
     BadSample {
@@ -100,6 +115,9 @@ pub enum DataError {
         /// Tokens needed: T + 1.
         needed: u64,
     },
+    /// The samples of the source are those of an encoder.
+    #[error("the samples of this source are for encoders")]
+    NotForDecoders,
     /// The model's vocabulary is too small for the data.
     #[error("the vocabulary of {vocab_size} is too small for the data, whose largest token is {max_token}")]
     VocabularyTooSmall {
@@ -170,6 +188,10 @@ impl DataError {
                 "a token file is a sequence of little-endian 16-bit numbers without a header; write it again".into()
             }
             Hdf5 { problem, .. } => problem.hint(),
+            Csv { .. } => "prepare the data again, or use the data_processor of its columns".into(),
+            Vocabulary { .. } => {
+                "a vocabulary has one word in a line, among them [PAD], [UNK], [CLS], [SEP] and [MASK]".into()
+            }
             BadSample { problem, .. } => problem.hint(),
             NoSamples { .. } => "give more data, or read a larger part of it".into(),
             TooShort { split: SplitPart::Train, .. } => {
@@ -178,6 +200,7 @@ impl DataError {
             TooShort { split: SplitPart::Validation, .. } => {
                 "give more data, a smaller max_sequence_length, or a larger validation fraction".into()
             }
+            NotForDecoders => "set model.name to a family of bert, or use other data".into(),
             VocabularyTooSmall { max_token, .. } => {
                 format!("set vocab_size to at least {}, or use another tokenizer", u64::from(*max_token) + 1)
             }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::{DataError, Dataset};
 
-/// Writes `steps` batches of `batch` samples, starting with sample `first_sample`, as safetensors with `input_ids` and
-/// `labels`, each `[steps, batch, T]` of int32.
+/// Writes `steps` batches of `batch` samples, starting with sample `first_sample`, as safetensors with the
+/// [arrays](Dataset::arrays) of samples, each `[steps, batch, elements]` of int32.
 ///
 /// Sample `first_sample + step * batch + i` is element `[step, i]`. A file at `path` is replaced atomically. Samples
 /// are written as they are computed: memory use does not grow with the file.
@@ -18,11 +18,12 @@ pub fn write_samples(
     first_sample: u64,
     path: &Path,
 ) -> Result<(), DataError> {
-    let seq_len = dataset.seq_len() as u64;
+    let arrays = dataset.arrays();
+    let elements = arrays.iter().map(|(_, elements)| *elements as u64).sum::<u64>();
     let too_many = || DataError::FileTooLarge { steps, batch };
     let samples = steps.checked_mul(batch).filter(|n| first_sample.checked_add(*n).is_some()).ok_or_else(too_many)?;
-    // Both tensors and the header must have lengths that a file position can express.
-    let bytes = samples.checked_mul(seq_len * 4).filter(|b| *b < i64::MAX as u64 / 4).ok_or_else(too_many)?;
+    // All tensors and the header must have lengths that a file position can express.
+    samples.checked_mul(elements * 4).filter(|bytes| *bytes < i64::MAX as u64 / 2).ok_or_else(too_many)?;
 
     let error = |path: &Path| {
         let path = path.to_path_buf();
@@ -32,10 +33,12 @@ pub fn write_samples(
     let write = || -> Result<(), DataError> {
         let file = File::create(&unfinished).map_err(error(&unfinished))?;
         let mut out = BufWriter::with_capacity(1 << 20, file);
-        out.write_all(&header([steps, batch, seq_len], bytes)).map_err(error(&unfinished))?;
-        for tensor in [SampleTensor::InputIds, SampleTensor::Labels] {
+        out.write_all(&header(&arrays, steps, batch)).map_err(error(&unfinished))?;
+        let mut sample: Vec<Vec<i32>> = arrays.iter().map(|(_, elements)| vec![0; *elements]).collect();
+        for array in 0..arrays.len() {
             for number in first_sample..first_sample + samples {
-                let bytes = sample_bytes(dataset, number, tensor)?;
+                dataset.read(number, &mut sample)?;
+                let bytes: Vec<u8> = sample[array].iter().flat_map(|element| element.to_le_bytes()).collect();
                 out.write_all(&bytes).map_err(error(&unfinished))?;
             }
         }
@@ -51,28 +54,18 @@ pub fn write_samples(
     done
 }
 
-#[derive(Clone, Copy)]
-enum SampleTensor {
-    InputIds,
-    Labels,
-}
-
-/// Returns one of the tensors of a sample as little-endian int32.
-fn sample_bytes(dataset: &Dataset, number: u64, tensor: SampleTensor) -> Result<Vec<u8>, DataError> {
-    let (mut input_ids, mut labels) = (vec![0; dataset.seq_len()], vec![0; dataset.seq_len()]);
-    dataset.sample(number, &mut input_ids, &mut labels)?;
-    let tokens = match tensor {
-        SampleTensor::InputIds => input_ids,
-        SampleTensor::Labels => labels,
-    };
-    Ok(tokens.iter().flat_map(|token| token.to_le_bytes()).collect())
-}
-
 /// Returns the header of a safetensors file: its length, then JSON, padded so that the tensors are aligned to 8 bytes.
-fn header(shape: [u64; 3], bytes: u64) -> Vec<u8> {
-    let tensor =
-        |name, from, to| format!(r#""{name}":{{"dtype":"I32","shape":{shape:?},"data_offsets":[{from},{to}]}}"#);
-    let mut json = format!("{{{},{}}}", tensor("input_ids", 0, bytes), tensor("labels", bytes, 2 * bytes));
+fn header(arrays: &[(&'static str, usize)], steps: u64, batch: u64) -> Vec<u8> {
+    let mut from = 0;
+    let tensors = arrays.iter().map(|&(name, elements)| {
+        let to = from + steps * batch * elements as u64 * 4;
+        let tensor = format!(
+            r#""{name}":{{"dtype":"I32","shape":[{steps}, {batch}, {elements}],"data_offsets":[{from},{to}]}}"#
+        );
+        from = to;
+        tensor
+    });
+    let mut json = format!("{{{}}}", tensors.collect::<Vec<_>>().join(","));
     while json.len() % 8 != 0 {
         json.push(' ');
     }

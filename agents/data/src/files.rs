@@ -80,7 +80,7 @@ fn matches(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-fn working_directory() -> PathBuf {
+pub(crate) fn working_directory() -> PathBuf {
     std::env::current_dir().unwrap_or_else(|_| Path::new(".").into())
 }
 

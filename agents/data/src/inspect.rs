@@ -9,6 +9,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::dataset::{order_of, windows_of_split};
+use crate::encoder::data_and_vocabulary;
 use crate::error::HDF5_FILE;
 use crate::files::expand;
 use crate::hdf5::{DataFile, FileShape};
@@ -41,7 +42,7 @@ pub struct DataSummary {
     pub files: u64,
     /// Total bytes of all files.
     pub bytes: u64,
-    /// Samples in a pass over HDF5 files.
+    /// Samples in a pass over HDF5 or CSV files.
     pub hdf5_samples: Option<u64>,
 }
 
@@ -70,10 +71,11 @@ impl DataSummary {
             // There is a separator between two documents.
             SourceKind::Text { tokenizer: Tokenizer::Bytes, .. } => self.bytes.saturating_add(self.files.max(1) - 1),
             SourceKind::Tokens { .. } => self.bytes / TOKEN_BYTES as u64,
-            SourceKind::Hdf5 { .. } => return Ok(self.hdf5_samples),
+            SourceKind::Hdf5 { .. } | SourceKind::Csv { .. } => return Ok(self.hdf5_samples),
             SourceKind::Text { .. } | SourceKind::Synthetic { .. } => return Ok(None),
         };
-        let (_, windows) = windows_of_split(spec, tokens)?;
+        let windows = spec.encoder.as_ref().map(|samples| spec.windows_of_encoder(samples));
+        let (_, windows) = windows_of_split(windows.as_ref().unwrap_or(spec), tokens)?;
         order_of(spec, 0..windows).map(|order| Some(order.samples_per_pass()))
     }
 }
@@ -87,7 +89,10 @@ pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
     let (paths, extension) = match &spec.kind {
         SourceKind::Text { paths, .. } => (paths, "txt"),
         SourceKind::Tokens { paths } => (paths, "bin"),
-        SourceKind::Hdf5 { paths, .. } => return inspect_hdf5(spec, paths),
+        SourceKind::Hdf5 { paths, .. } => return inspect_stored(spec, paths, "h5"),
+        SourceKind::Csv { paths, rows, .. } => {
+            return inspect_stored(spec, data_and_vocabulary(paths, *rows).0, rows.extension());
+        }
         SourceKind::Synthetic { .. } => return Ok(DataSummary::default()),
     };
     inspect_files(&spec.kind, &expand(paths, extension)?)
@@ -103,9 +108,9 @@ pub fn stored_sample_length(spec: &SourceSpec) -> Option<usize> {
     }
 }
 
-/// Opens HDF5 files, which reads their headers and one sample.
-fn inspect_hdf5(spec: &SourceSpec, paths: &[String]) -> Result<DataSummary, DataError> {
-    let files = expand(paths, "h5")?;
+/// Opens HDF5 files, which reads their headers and one sample, or CSV files, which are read as a whole.
+fn inspect_stored(spec: &SourceSpec, paths: &[String], extension: &'static str) -> Result<DataSummary, DataError> {
+    let files = expand(paths, extension)?;
     let bytes = files.iter().map(|path| size_of(path)).sum::<Result<u64, _>>()?;
     let samples = Dataset::open(spec, |_, _| {})?.windows();
     Ok(DataSummary { files: files.len() as u64, bytes, hdf5_samples: Some(samples) })
@@ -169,6 +174,7 @@ const fn expected_format(kind: &SourceKind) -> &'static str {
     match kind {
         SourceKind::Tokens { .. } => "a file of little-endian 16-bit tokens",
         SourceKind::Hdf5 { .. } => HDF5_FILE,
+        SourceKind::Csv { .. } => "a CSV file",
         SourceKind::Text { .. } | SourceKind::Synthetic { .. } => "UTF-8 text",
     }
 }
@@ -189,6 +195,7 @@ mod tests {
             subset: Vec::new(),
             num_samples: None,
             cache_dir: None,
+            encoder: None,
         }
     }
 

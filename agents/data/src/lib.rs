@@ -23,6 +23,7 @@
 
 mod cache;
 mod dataset;
+mod encoder;
 mod error;
 mod export;
 mod files;
@@ -39,6 +40,7 @@ mod tokenizer;
 
 pub use cache::CacheOutcome;
 pub use dataset::Dataset;
+pub use encoder::{CsvProblem, CsvRows, EncoderLabels, EncoderSamples, Masking, VocabularyProblem};
 pub use error::DataError;
 pub use export::write_samples;
 pub use files::MATCH_OPTIONS;

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::{DataError, Tokenizer};
+use crate::encoder::SPECIAL_TOKENS;
+use crate::{CsvRows, DataError, EncoderSamples, Tokenizer};
 
 /// The source of the tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +31,16 @@ pub enum SourceKind {
         mixture: Vec<MixturePart>,
         /// Size of the vocabulary: larger tokens are rejected when they are read.
         vocab_size: u32,
+    },
+    /// CSV files with a row for each sample of an encoder.
+    Csv {
+        /// As for text; for a directory, all `*.csv` files in it, or `*.tsv` for rows with tabs. The last path is that
+        /// of the vocabulary, if rows contain words.
+        paths: Vec<String>,
+        /// What a row contains.
+        rows: CsvRows,
+        /// Whether words are converted to lower case.
+        is_lower_case: bool,
     },
     /// A seeded stream with structure that a model can learn, for tests and benchmarks without data.
     Synthetic {
@@ -90,9 +101,20 @@ pub struct SourceSpec {
     /// Directory for tokenized text, which must be writable. `None` means `$XDG_CACHE_HOME/millrace` or
     /// `~/.cache/millrace`, or no cache if that is not writable.
     pub cache_dir: Option<PathBuf>,
+    /// What samples contain, if they are those of an encoder; `None` for tokens, and labels that are the next tokens.
+    pub encoder: Option<EncoderSamples>,
 }
 
 impl SourceSpec {
+    /// Returns the source of the windows from which samples of an encoder are assembled.
+    pub(crate) fn windows_of_encoder(&self, samples: &EncoderSamples) -> Self {
+        let mut windows = Self { seq_len: samples.window_length(self.seq_len), encoder: None, ..self.clone() };
+        if let SourceKind::Synthetic { vocab_size, .. } | SourceKind::Hdf5 { vocab_size, .. } = &mut windows.kind {
+            *vocab_size = vocab_size.saturating_sub(SPECIAL_TOKENS);
+        }
+        windows
+    }
+
     /// Checks values that no source could satisfy.
     pub(crate) fn check(&self) -> Result<(), DataError> {
         if self.seq_len == 0 || self.seq_len > i32::MAX as usize {

@@ -21,6 +21,7 @@ fn spec(dir: &Path, paths: &[&str]) -> SourceSpec {
         subset: Vec::new(),
         num_samples: None,
         cache_dir: Some(dir.join("cache")),
+        encoder: None,
     }
 }
 

@@ -32,6 +32,7 @@ fn spec(paths: &[PathBuf]) -> SourceSpec {
         subset: Vec::new(),
         num_samples: None,
         cache_dir: None,
+        encoder: None,
     }
 }
 

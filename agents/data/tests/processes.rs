@@ -53,6 +53,7 @@ fn report(dir: &Path) {
         subset: Vec::new(),
         num_samples: None,
         cache_dir: Some(dir.join("cache")),
+        encoder: None,
     };
     std::thread::scope(|scope| {
         for _ in 0..THREADS {

@@ -62,12 +62,12 @@ pub fn check_memory(prepared: &PreparedJob) -> Result<(), CliError> {
 /// is unknown or the job does not train.
 pub fn epoch(job: &JobSpec) -> Result<Option<DatasetEpoch>, CliError> {
     if let Some(input) = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()) {
-        input::survey(input, job.model.vocab_size)?;
+        input::survey(input, &job.model)?;
     }
     if !job.run.mode.trains() {
         return Ok(None);
     }
-    let (found, samples) = input::survey(&job.train_input, job.model.vocab_size)?;
+    let (found, samples) = input::survey(&job.train_input, &job.model)?;
     let samples = match samples {
         None if (1..=MAX_PLANNED_TEXT_BYTES).contains(&found.bytes) => {
             Some(open_dataset(job, &job.train_input)?.windows())
@@ -80,7 +80,7 @@ pub fn epoch(job: &JobSpec) -> Result<Option<DatasetEpoch>, CliError> {
 /// Opens an input's data, tokenizing text that is not in the cache, and checks its tokens against the vocabulary.
 pub fn open_dataset(job: &JobSpec, input: &InputSpec) -> Result<Dataset, CliError> {
     let bar = TokenizeProgress::default();
-    let dataset = input::open(input, job.model.vocab_size, |done, all| bar.show(done, all))?;
+    let dataset = input::open(input, &job.model, |done, all| bar.show(done, all))?;
     bar.0.finish_and_clear();
     Ok(dataset)
 }

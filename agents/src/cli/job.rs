@@ -102,7 +102,7 @@ pub fn prepare(
 /// what they were resolved to.
 fn with_stored_length(params: &Params, job: &JobSpec) -> Option<Params> {
     let given = params.train_input.as_ref()?;
-    let spec = source_spec(&job.train_input, job.model.vocab_size);
+    let spec = source_spec(&job.train_input, &job.model);
     let length = given.max_sequence_length.is_none().then(|| stored_sample_length(&spec)).flatten();
     let length = length.filter(|length| *length != job.train_input.max_sequence_length)?;
     let mut params = params.clone();

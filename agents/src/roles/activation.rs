@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use bytes::{BufMut, BytesMut};
 use millrace_data::{DataError, Dataset};
-use millrace_emulator::graph::{INPUT_IDS, LABELS};
 use millrace_engine::message::{AgentCommand, AgentReport};
 use millrace_engine::types::Role;
 use millrace_protocol::security::{AuthenticatedIncoming, Peer};
@@ -156,16 +155,19 @@ fn read_samples(inputs: &JobInputs, request: &proto::SamplesRequest) -> Result<p
 }
 
 fn read(dataset: &Dataset, first: u64, count: u32) -> Result<Vec<proto::SampleInput>, DataError> {
-    let length = dataset.seq_len();
-    let (mut ids, mut labels) = (vec![0; length], vec![0; length]);
-    let mut bytes = [BytesMut::with_capacity(4 * length * count as usize), BytesMut::new()];
-    bytes[1].reserve(4 * length * count as usize);
-    for sample in first..first + u64::from(count) {
-        dataset.sample(sample, &mut ids, &mut labels)?;
-        ids.iter().for_each(|&id| bytes[0].put_i32_le(id));
-        labels.iter().for_each(|&label| bytes[1].put_i32_le(label));
+    let arrays = dataset.arrays();
+    let mut sample: Vec<Vec<i32>> = arrays.iter().map(|(_, elements)| vec![0; *elements]).collect();
+    let mut bytes: Vec<BytesMut> =
+        arrays.iter().map(|(_, elements)| BytesMut::with_capacity(4 * elements * count as usize)).collect();
+    for number in first..first + u64::from(count) {
+        dataset.read(number, &mut sample)?;
+        for (bytes, array) in bytes.iter_mut().zip(&sample) {
+            array.iter().for_each(|&element| bytes.put_i32_le(element));
+        }
     }
-    let input =
-        |(name, elements): (&str, BytesMut)| proto::SampleInput { name: name.to_owned(), elements: elements.freeze() };
-    Ok([INPUT_IDS, LABELS].into_iter().zip(bytes).map(input).collect())
+    let input = |((name, _), elements): ((&str, usize), BytesMut)| proto::SampleInput {
+        name: name.to_owned(),
+        elements: elements.freeze(),
+    };
+    Ok(arrays.into_iter().zip(bytes).map(input).collect())
 }

@@ -1,6 +1,7 @@
 //! Tests of whole runs with the built program: every role is a process, connected over loopback.
 
 mod bad_input;
+mod bert;
 mod checkpoints;
 mod disk;
 mod first_use;

@@ -9,7 +9,7 @@ use glob::Pattern;
 use millrace_agents::dataset_epoch::DatasetEpoch;
 use millrace_agents::input::{DataError, DataSummary, source_spec, survey_source};
 use millrace_crds::TrainJob;
-use millrace_params::{InputSpec, JobSpec, LabelName};
+use millrace_params::{InputSpec, JobSpec, LabelName, ModelSpec};
 
 use super::directories::ServerDirectories;
 use super::path_error::PathError;
@@ -74,7 +74,7 @@ pub fn check_inputs(
     directories.check_mounts(job)?;
     let mut epoch = None;
     for (key, input) in resolved.active_inputs() {
-        let samples = InputCheck { directories, job, key }.at(input, resolved.model.vocab_size, texts)?;
+        let samples = InputCheck { directories, job, key }.at(input, &resolved.model, texts)?;
         if key == "train_input" {
             epoch = samples.map(|samples| DatasetEpoch::new(samples, input));
         }
@@ -95,7 +95,7 @@ impl InputCheck<'_> {
     fn at(
         &self,
         input: &InputSpec,
-        vocab_size: usize,
+        model: &ModelSpec,
         texts: Option<&UploadedFiles>,
     ) -> Result<Option<u64>, InputError> {
         let (mut uploaded, mut located, mut first_upload) = (DataSummary::default(), Vec::new(), None);
@@ -122,7 +122,7 @@ impl InputCheck<'_> {
         if let Some(paths) = on_disk.paths_mut() {
             *paths = located.iter().map(|(_, path)| path.display().to_string()).collect();
         }
-        let spec = source_spec(&on_disk, vocab_size);
+        let spec = source_spec(&on_disk, model);
         let found = match located.is_empty() {
             true => Ok(DataSummary::default()),
             false => survey_source(&spec),

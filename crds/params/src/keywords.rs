@@ -3,7 +3,9 @@
 //! Each table is used three times: by `resolve` to look up a value, by the [`reference`](crate::reference) to list the
 //! choices, and by the JSON schema for editors. Keywords are compared without regard to case.
 
-use crate::job::{AnnealStrategy, LogLevel, LossScaling, Mode, ModelFamily, Nonlinearity, Norm, TokenizerName};
+use crate::job::{
+    AnnealStrategy, CsvRows, LogLevel, LossScaling, Mode, ModelFamily, Nonlinearity, Norm, TokenizerName,
+};
 
 /// The keywords of one key.
 pub(crate) struct Keywords<T: 'static> {
@@ -52,6 +54,8 @@ pub(crate) enum Processor {
     Synthetic,
     /// Can be planned but not read yet.
     Planned,
+    /// CSV files with rows for an encoder.
+    Csv(CsvRows),
 }
 
 pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
@@ -63,8 +67,21 @@ pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
         ("SyntheticDataProcessor", Processor::Synthetic),
         ("T5DynamicDataProcessor", Processor::Planned),
         ("TransformerDynamicDataProcessor", Processor::Planned),
+        ("BertCSVDynamicMaskDataProcessor", Processor::Csv(CsvRows::Words)),
+        ("BertCSVDataProcessor", Processor::Csv(CsvRows::Masked)),
+        ("SST2DataProcessor", Processor::Csv(CsvRows::Sentences)),
+        ("MNLIDataProcessor", Processor::Csv(CsvRows::SentencePairs)),
+        ("BertTokenClassifierDataProcessor", Processor::Csv(CsvRows::TokenClasses)),
+        ("BertSumCSVDataProcessor", Processor::Csv(CsvRows::Summaries)),
     ],
     unsupported: &[
+        "BertTfRecordsProcessor",
+        "BertSumTfRecordsProcessor",
+        "BertQADataProcessor",
+        "BertHDF5DataProcessor",
+        "BertMlmOnlyTfRecordsDynamicMaskProcessor",
+        "QuestionAnsweringDataProcessor",
+        "NerDataProcessor",
         "HuggingFaceDataProcessorEli5",
         "HuggingFaceIterableDataProcessorEli5",
         "DummyDataProcessor",
@@ -113,12 +130,20 @@ pub(crate) static FAMILIES: Keywords<ModelFamily> = Keywords {
         ("btlm", ModelFamily::Btlm), ("jais", ModelFamily::Jais), ("starcoder", ModelFamily::Starcoder),
         ("santacoder", ModelFamily::Santacoder), ("gemma2", ModelFamily::Gemma2),
         ("t5", ModelFamily::T5), ("transformer", ModelFamily::Transformer),
+        ("bert", ModelFamily::Bert), ("roberta", ModelFamily::Bert),
+        ("bert/classifier", ModelFamily::BertClassifier), ("bert/token_classifier", ModelFamily::BertTokenClassifier),
+        ("bert/extractive_summarization", ModelFamily::BertSummarization), ("esm2", ModelFamily::Esm2),
     ],
     unsupported: &[
-        "bert", "bert/classifier", "bert/token_classifier", "bert/extractive_summarization", "bert/qa", "dit", "dino",
-        "dpo", "dpr", "esm2", "fc_mnist", "llava", "mixtral", "multimodal_simple",
-        "unet", "vision_transformer",
+        "bert/qa", "dit", "dino", "dpo", "dpr", "fc_mnist", "llava", "mixtral", "multimodal_simple", "unet",
+        "vision_transformer",
     ],
+};
+
+/// The kinds of classification of samples.
+pub(crate) static PROBLEM_TYPES: Keywords<()> = Keywords {
+    values: &[("single_label_classification", ())],
+    unsupported: &["regression", "multi_label_classification"],
 };
 
 /// A kind of position embedding.
@@ -195,6 +220,17 @@ pub(crate) static SEQ2SEQ_LOSS_SCALINGS: Keywords<LossScaling> = Keywords {
         ("precomputed_num_masked", LossScaling::NumTokens),
     ],
     unsupported: &[],
+};
+
+/// The activation functions of single layers, which multiply nothing.
+#[rustfmt::skip]
+pub(crate) static LAYER_NONLINEARITIES: Keywords<Nonlinearity> = Keywords {
+    values: &[
+        ("gelu", Nonlinearity::Gelu), ("gelu_new", Nonlinearity::GeluTanh), ("gelu_fast", Nonlinearity::GeluTanh),
+        ("relu", Nonlinearity::Relu), ("silu", Nonlinearity::Silu), ("swish", Nonlinearity::Silu),
+        ("tanh", Nonlinearity::Tanh), ("sigmoid", Nonlinearity::Sigmoid), ("linear", Nonlinearity::Identity),
+    ],
+    unsupported: &["leaky_relu", "swiglu", "geglu", "reglu", "liglu"],
 };
 
 pub(crate) static LOSS_SCALINGS: Keywords<LossScaling> = Keywords {

@@ -46,10 +46,10 @@ pub use document::{
 };
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
-    AnnealStrategy, CheckpointStates, CycleAmplitude, DataSource, DecoderOptions, EncoderOptions, EncoderTask,
-    InitializerSpec, Initializers, InputSpec, JobSpec, LearningRateScale, LogLevel, LossScaling, MixturePart, Mode,
-    ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, Positions, Precision,
-    ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, Schedule, ScheduleSegment, ScheduleSegmentKind,
+    AnnealStrategy, CheckpointStates, CsvRows, CycleAmplitude, DataSource, DecoderOptions, EncoderOptions, EncoderTask,
+    InitializerSpec, Initializers, InputSpec, JobSpec, LearningRateScale, LogLevel, LossScaling, MaskingSpec,
+    MixturePart, Mode, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, Positions,
+    Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, Schedule, ScheduleSegment, ScheduleSegmentKind,
     Seq2SeqOptions, Seq2SeqPositions, Split, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};

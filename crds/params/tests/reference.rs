@@ -69,6 +69,13 @@ impl Document {
             _ if path.starts_with("optimizer.adjust_learning_rate.") => {
                 document.set("optimizer.adjust_learning_rate", "{}")
             }
+            "model.num_labels" | "model.task_dropout" | "model.problem_type" => document.with_sentences(),
+            "train_input.vocab_file" | "eval_input.vocab_file" => document.with_sentences(),
+            "model.num_classes" | "model.encoder_output_dropout_rate" | "model.include_padding_in_loss" => {
+                document.with_classes_of_words()
+            }
+            "train_input.label_vocab_file" | "eval_input.label_vocab_file" => document.with_classes_of_words(),
+            _ if ENCODER_KEYS.contains(&path) => document.set("model.name", "bert").set("model.vocab_size", "260"),
             "model.residual_dropout_rate" => document.set("model.name", "gpt2"),
             "model.use_untied_layer_norm" => document.set("model.name", "gptj"),
             "model.rotary_dim" | "model.rope_theta" | "model.pos_scaling_factor" | "model.pos_scaling_type" => {
@@ -90,6 +97,19 @@ impl Document {
                 None => document,
             },
         }
+    }
+
+    /// Makes the model a classifier of sentences.
+    fn with_sentences(self) -> Self {
+        self.set("train_input.data_processor", "SST2DataProcessor").set("train_input.vocab_file", "vocab.txt")
+    }
+
+    /// Makes the model a classifier of tokens.
+    fn with_classes_of_words(self) -> Self {
+        self.set("train_input.data_processor", "BertTokenClassifierDataProcessor")
+            .set("train_input.vocab_file", "vocab.txt")
+            .set("train_input.label_vocab_file", "classes.json")
+            .set("model.num_classes", "3")
     }
 
     fn parent(&mut self, path: &str) -> &mut Map<String, Value> {
@@ -133,6 +153,18 @@ impl Document {
     }
 }
 
+/// Keys that only encoders have, whatever their task.
+const ENCODER_KEYS: &[&str] = &[
+    "model.pooler_nonlinearity",
+    "model.mlm_nonlinearity",
+    "model.mlm_loss_weight",
+    "model.disable_nsp",
+    "model.use_segment_embedding",
+    "model.num_segments",
+    "model.use_final_layer_norm",
+    "model.token_dropout",
+];
+
 /// Returns a schedule that may have the key.
 fn schedule_with(key: &str) -> &'static str {
     const EACH: &[(&[&str], &str)] = &[
@@ -168,7 +200,9 @@ fn sample(path: &str) -> &'static str {
         "model.dropout_rate" => "0.25",
         "model.initializer" => "{name: normal, std: 0.25}",
         "model.max_position_embeddings" | "train_input.max_sequence_length" => "128",
+        "model.nonlinearity" => "relu",
         "model.vocab_size" => "256",
+        "train_input.mask_whole_word" | "eval_input.mask_whole_word" => "true",
         "train_input.batch_size" => "16",
         "train_input.tokenizer" => "bytes",
         "runconfig.seed" => "7",
@@ -193,6 +227,8 @@ fn described(path: &str) -> Option<&'static str> {
         "model.filter_size" => Some("256"),
         "model.attention_inner_dim" => Some("64"),
         "model.name" => Some("gpt2"),
+        "model.norm_first" | "model.use_segment_embedding" => Some("true"),
+        "model.use_final_layer_norm" => Some("false"),
         "model.rotary_dim" => Some("16"),
         "model.extra_attention_params" => Some("{num_kv_groups: 1}"),
         "model.embedding_initializer" | "model.initializer" => Some("{name: truncated_normal, std: 0.02}"),
@@ -223,6 +259,7 @@ fn described(path: &str) -> Option<&'static str> {
         | "model.mup_base_hidden_size"
         | "model.mup_base_filter_size"
         | "model.attention_sliding_window_length" => None,
+        path if path.ends_with("vocab_file") || path.ends_with("_input.max_predictions_per_seq") => None,
         path if path.ends_with("_input.mixture") || path.ends_with("_input.num_samples") => None,
         _ => match path.split_once("initializer.") {
             Some((_, "a")) => Some("-0.05"),
@@ -311,6 +348,10 @@ fn documented_choices_equal_those_of_the_resolver() {
             if path == "eval_input.tokenizer" {
                 // Both inputs have the same tokenizer.
                 document = document.set("train_input.tokenizer", yaml);
+            }
+            if path == "eval_input.data_processor" {
+                // Both inputs are for the same kind of model.
+                document = document.set("train_input.data_processor", yaml);
             }
             document.problem(reported)
         };

@@ -11,6 +11,7 @@ use crate::schemas::{all, of};
 /// open.
 const OPEN: &[&str] = &[
     "spec.params.csconfig",
+    "spec.params.eval_input.buckets",
     "spec.params.eval_input.data_dir",
     "spec.params.eval_input.data_files",
     "spec.params.eval_input.micro_batch_size",
@@ -22,6 +23,7 @@ const OPEN: &[&str] = &[
     "spec.params.model.output_layer_initializer",
     "spec.params.optimizer.learning_rate",
     "spec.params.optimizer.loss_scaling_factor",
+    "spec.params.predict_input",
     "spec.params.runconfig.debug_args",
     "spec.params.runconfig.fabric_type_blacklist",
     "spec.params.runconfig.ini",
@@ -29,6 +31,7 @@ const OPEN: &[&str] = &[
     "spec.params.runconfig.mount_dirs",
     "spec.params.runconfig.python_paths",
     "spec.params.runconfig.wsc_log_level",
+    "spec.params.train_input.buckets",
     "spec.params.train_input.data_dir",
     "spec.params.train_input.data_files",
     "spec.params.train_input.micro_batch_size",

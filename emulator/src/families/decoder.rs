@@ -12,14 +12,11 @@
 //! sandwich     x = x + norm(attention(norm(x)));  x = x + norm(mlp(norm(x)))
 //! ```
 
-use millrace_params::{InitializerSpec, ModelSpec, Norm, ParallelBlocks, Positions, RotaryPositions};
+use millrace_params::{InitializerSpec, ModelSpec, Norm, ParallelBlocks, Positions};
 
 use super::{ONE, ZERO, initial_values};
 use crate::graph::{Graph, GraphBuilder, GraphError, TensorId, TensorRole, ValueId};
-use crate::ops::{
-    Activation, Add, AddPosition, CausalAttention, CrossEntropy, Embedding, Gate, LayerNorm, RmsNorm, Rotary,
-    RotaryPairing, Scale,
-};
+use crate::ops::{Activation, Add, AddPosition, CausalAttention, CrossEntropy, Embedding, Gate, LayerNorm, RmsNorm};
 
 /// Returns the graph of a decoder that reads samples of `sequence` tokens.
 ///
@@ -101,7 +98,7 @@ impl Decoder<'_> {
         let biased = spec.use_projection_bias_in_attention;
         let mut qkv = self.linear(&at(".qkv"), x, [columns, width], spec.initializers.hidden, biased)?;
         if let (true, Positions::Rotary(rotary)) = (spec.use_position_embedding, spec.decoder.positions) {
-            let rotary = rotary_operator(rotary, heads.saturating_add(key_heads), head_dim);
+            let rotary = super::rotary_operator(rotary, heads.saturating_add(key_heads), head_dim);
             qkv = self.builder.node(rotary, at(".rotary"), &[qkv], &[])?;
         }
         let attention = CausalAttention {
@@ -187,21 +184,12 @@ impl Decoder<'_> {
     }
 
     fn scale(&mut self, factor: f64, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
-        if factor == 1.0 {
-            return Ok(x);
-        }
-        self.builder.node(Scale { factor: factor as f32 }, name, &[x], &[])
+        super::add_scale(&mut self.builder, factor, name, x)
     }
 
     fn dropout(&mut self, rate: f64, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
         super::add_dropout(&mut self.builder, rate, name, x)
     }
-}
-
-fn rotary_operator(positions: RotaryPositions, heads: usize, head_dim: usize) -> Rotary {
-    let RotaryPositions { dimensions, base, is_adjacent, scaling } = positions;
-    let pairing = if is_adjacent { RotaryPairing::Adjacent } else { RotaryPairing::Halves };
-    Rotary { heads, head_dim, dimensions, base, pairing, scaling }
 }
 
 #[cfg(test)]
@@ -210,7 +198,7 @@ mod tests {
 
     use super::*;
     use crate::graph::Initializer;
-    use crate::ops::{Dropout, OpKind};
+    use crate::ops::{Dropout, OpKind, Scale};
     use crate::testing::{Size, TINY};
 
     fn names(graph: &Graph) -> Vec<&str> {

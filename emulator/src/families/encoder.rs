@@ -1,11 +1,13 @@
-//! Encoders: BERT and RoBERTa, whose blocks attend in both directions and normalize their output.
+//! Encoders: BERT, RoBERTa and ESM-2, whose blocks attend in both directions.
 //!
 //! ```text
 //! block        x = norm(x + attention(x));  x = norm(x + mlp(x))
+//! norm_first   x = x + attention(norm(x));  x = x + mlp(norm(x));  a norm after the last block
 //! pooler       p = tanh(linear(x of the first token))
 //! pretraining  masked tokens from x, next sentence from p        two losses
 //! classifier   class of the sample from p
 //! token classifier   class of each token from x
+//! summarization      class of each sentence from x of the token before it, 0 or 1
 //! ```
 //!
 //! Layers are `embed`, `h.<i>.attn` and `h.<i>.mlp` for each block `h.<i>`, `head.nsp` (next sentence) and `head`.
@@ -18,10 +20,11 @@
 //! | `attention_mask` | `[T]` | 0 at padding |
 //! | `token_type_ids` | `[T]` | 0 or 1, the segment; with segment embeddings |
 //! | `masked_lm_positions` | `[P]` | with a maximum of P predictions |
+//! | `cls_token_positions` | `[P]` | of P sentences |
 //! | `labels` | `[P]` or `[T]`, of a classifier `[]` | -100 where there is nothing to predict |
 //! | `next_sentence_label` | `[]` | 0 or 1; if next sentences are predicted |
 
-use millrace_params::{EncoderOptions, EncoderTask, InitializerSpec, ModelSpec, Nonlinearity};
+use millrace_params::{EncoderOptions, EncoderTask, InitializerSpec, ModelSpec, Nonlinearity, Positions};
 
 use super::{ONE, ZERO, initial_values};
 use crate::graph::{Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, Shape, TensorId, TensorRole, ValueId};
@@ -39,10 +42,14 @@ pub fn encoder(spec: &ModelSpec, options: &EncoderOptions, sequence: usize) -> R
     let mut builder = GraphBuilder::new();
     let input_ids = builder.input(INPUT_IDS, Shape::integers(sequence));
     let attention_mask = builder.input("attention_mask", Shape::integers(sequence));
-    let mut encoder = Encoder { spec, builder, attention_mask };
+    let mut encoder = Encoder { spec, options, builder, attention_mask };
     let (table, mut stream) = encoder.embed(input_ids, options, sequence)?;
     for block in 0..spec.num_hidden_layers {
         stream = encoder.block(block, stream)?;
+    }
+    if options.norm_first {
+        stream = encoder.norm("ln_out", stream)?;
+        encoder.builder.end_layer("ln_out");
     }
     match options.task {
         EncoderTask::Pretraining { max_predictions, masked_token_weight, nonlinearity, predicts_next_sentence } => {
@@ -56,13 +63,21 @@ pub fn encoder(spec: &ModelSpec, options: &EncoderOptions, sequence: usize) -> R
             let pooled = encoder.pooler(options.pooler_nonlinearity, stream)?;
             encoder.classifier(pooled, classes, dropout_rate)?;
         }
-        EncoderTask::TokenClassifier { classes, dropout_rate } => encoder.classifier(stream, classes, dropout_rate)?,
+        EncoderTask::TokenClassifier { classes, dropout_rate, .. } => {
+            encoder.classifier(stream, classes, dropout_rate)?
+        }
+        EncoderTask::Summarization { max_sentences } => {
+            let positions = encoder.builder.input("cls_token_positions", Shape::integers(max_sentences));
+            let rows = encoder.builder.node(GatherRows, "head.rows", &[stream, positions], &[])?;
+            encoder.classifier(rows, 2, 0.0)?;
+        }
     }
     encoder.builder.finish()
 }
 
 struct Encoder<'a> {
     spec: &'a ModelSpec,
+    options: &'a EncoderOptions,
     builder: GraphBuilder,
     attention_mask: ValueId,
 }
@@ -85,7 +100,7 @@ impl Encoder<'_> {
         let (width, init) = (self.spec.hidden_size, initial_values(self.spec.initializers.embedding));
         let table = self.builder.tensor("wte.weight", &[self.spec.vocab_size, width], init, TensorRole::Embedding);
         let mut stream = self.builder.node(Embedding, "embed.tokens", &[input_ids], &[table])?;
-        if self.spec.use_position_embedding {
+        if self.spec.use_position_embedding && self.spec.decoder.positions == Positions::Learned {
             let shape = [self.spec.max_position_embeddings, width];
             let positions = self.builder.tensor("wpe.weight", &shape, init, TensorRole::Embedding);
             stream = self.builder.node(AddPosition, "embed.positions.sum", &[stream], &[positions])?;
@@ -96,25 +111,33 @@ impl Encoder<'_> {
             let segments = self.builder.node(Embedding, "embed.segments", &[segment_ids], &[segments])?;
             stream = self.builder.node(Add, "embed.segments.sum", &[stream, segments], &[])?;
         }
-        stream = self.norm("ln_embed", stream)?;
+        if !options.is_embedding_plain {
+            stream = self.norm("ln_embed", stream)?;
+        }
+        stream = super::add_scale(&mut self.builder, self.spec.decoder.embeddings_scale, "embed.scale", stream)?;
         stream = self.dropout(self.spec.embedding_dropout_rate, "embed.drop", stream)?;
         self.builder.end_layer("embed");
         Ok((table, stream))
     }
 
-    /// Adds the layers of `h.<block>`: attention and feed-forward network, each added to its input and normalized.
+    /// Adds the layers of `h.<block>`: attention and feed-forward network, each added to its input. The sums, or the
+    /// inputs, are normalized.
     fn block(&mut self, block: usize, stream: ValueId) -> Result<ValueId, GraphError> {
         let name = format!("h.{block}");
         let at = |part: &str| format!("{name}.{part}");
-        let branch = self.attention(&name, stream)?;
-        let sum = self.builder.node(Add, at("attn.sum"), &[stream, branch], &[])?;
-        let stream = self.norm(&at("ln_1"), sum)?;
-        self.builder.end_block_layer(&name, at("attn"));
-
-        let branch = self.feed_forward(&name, stream)?;
-        let sum = self.builder.node(Add, at("mlp.sum"), &[stream, branch], &[])?;
-        let stream = self.norm(&at("ln_2"), sum)?;
-        self.builder.end_block_layer(&name, at("mlp"));
+        let mut stream = stream;
+        for (part, norm) in [("attn", at("ln_1")), ("mlp", at("ln_2"))] {
+            let input = if self.options.norm_first { self.norm(&norm, stream)? } else { stream };
+            let branch = match part {
+                "attn" => self.attention(&name, input)?,
+                _ => self.feed_forward(&name, input)?,
+            };
+            stream = self.builder.node(Add, at(&format!("{part}.sum")), &[stream, branch], &[])?;
+            if !self.options.norm_first {
+                stream = self.norm(&norm, stream)?;
+            }
+            self.builder.end_block_layer(&name, at(part));
+        }
         Ok(stream)
     }
 
@@ -123,7 +146,12 @@ impl Encoder<'_> {
         let (spec, width) = (self.spec, self.spec.hidden_size);
         let init = spec.initializers.hidden;
         let qkv = [width.saturating_mul(3), width];
-        let qkv = self.linear(&at(".qkv"), x, qkv, init, spec.use_projection_bias_in_attention)?;
+        let mut qkv = self.linear(&at(".qkv"), x, qkv, init, spec.use_projection_bias_in_attention)?;
+        if let (true, Positions::Rotary(rotary)) = (spec.use_position_embedding, spec.decoder.positions) {
+            let rotated = spec.num_heads.saturating_mul(2);
+            let rotary = super::rotary_operator(rotary, rotated, width.checked_div(spec.num_heads).unwrap_or(0));
+            qkv = self.builder.node(rotary, at(".rotary"), &[qkv], &[])?;
+        }
         let attention = Attention {
             heads: spec.num_heads,
             scale: spec.attention_scale as f32,
@@ -138,10 +166,11 @@ impl Encoder<'_> {
     fn feed_forward(&mut self, block: &str, x: ValueId) -> Result<ValueId, GraphError> {
         let at = |part: &str| format!("{block}.mlp.{part}");
         let (spec, width, inner) = (self.spec, self.spec.hidden_size, self.spec.filter_size);
-        let fc = self.linear(&at("fc"), x, [inner, width], spec.initializers.hidden, spec.use_ffn_bias)?;
+        let of = &spec.initializers;
+        let (hidden, output) = (of.ffn_hidden.unwrap_or(of.hidden), of.ffn_output.unwrap_or(of.residual_output));
+        let fc = self.linear(&at("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
         let active = self.builder.node(Activation { kind: spec.nonlinearity }, at("act"), &[fc], &[])?;
-        let init = spec.initializers.residual_output;
-        let branch = self.linear(&at("proj"), active, [width, inner], init, spec.use_ffn_bias)?;
+        let branch = self.linear(&at("proj"), active, [width, inner], output, spec.use_ffn_bias)?;
         self.dropout(spec.dropout_rate, &at("drop"), branch)
     }
 
@@ -189,6 +218,7 @@ impl Encoder<'_> {
         let dense = self.linear("head.dense", rows, [width, width], self.spec.initializers.hidden, true)?;
         let active = self.builder.node(Activation { kind }, "head.act", &[dense], &[])?;
         let normal = self.norm("ln_f", active)?;
+        let normal = super::add_scale(&mut self.builder, self.spec.decoder.logits_scale, "head.scale", normal)?;
         let weight = if self.spec.share_embedding_weights {
             table
         } else {

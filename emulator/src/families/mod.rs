@@ -4,10 +4,10 @@
 //! Names of layers and tensors are part of the format of checkpoints. `docs/dev/add-a-model-family.md` describes each
 //! step.
 
-use millrace_params::{InitializerSpec, ModelFamily, ModelSpec};
+use millrace_params::{InitializerSpec, ModelFamily, ModelSpec, RotaryPositions};
 
 use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorRole, ValueId};
-use crate::ops::{Dropout, Linear};
+use crate::ops::{Dropout, Linear, Rotary, RotaryPairing, Scale};
 
 mod decoder;
 mod encoder;
@@ -49,7 +49,12 @@ pub fn graph(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
         | ModelFamily::Santacoder
         | ModelFamily::Gemma2
         | ModelFamily::T5
-        | ModelFamily::Transformer => decoder(spec, sequence),
+        | ModelFamily::Transformer
+        | ModelFamily::Bert
+        | ModelFamily::BertClassifier
+        | ModelFamily::BertTokenClassifier
+        | ModelFamily::BertSummarization
+        | ModelFamily::Esm2 => decoder(spec, sequence),
     }
 }
 
@@ -84,6 +89,20 @@ fn add_dropout(builder: &mut GraphBuilder, rate: f64, name: &str, x: ValueId) ->
         return Ok(x);
     }
     builder.node(Dropout { rate: rate as f32 }, name, &[x], &[])
+}
+
+/// Adds a product with a number, unless it is 1.
+fn add_scale(builder: &mut GraphBuilder, factor: f64, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
+    if factor == 1.0 {
+        return Ok(x);
+    }
+    builder.node(Scale { factor: factor as f32 }, name, &[x], &[])
+}
+
+fn rotary_operator(positions: RotaryPositions, heads: usize, head_dim: usize) -> Rotary {
+    let RotaryPositions { dimensions, base, is_adjacent, scaling } = positions;
+    let pairing = if is_adjacent { RotaryPairing::Adjacent } else { RotaryPairing::Halves };
+    Rotary { heads, head_dim, dimensions, base, pairing, scaling }
 }
 
 /// Returns the initial values that an initializer of the params describes.

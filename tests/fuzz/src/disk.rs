@@ -1,12 +1,12 @@
 //! Targets for files on disk: journal, checkpoint, safetensors, config.json of an imported model, token files,
-//! HDF5 files.
+//! HDF5 files, CSV files.
 
 use std::cell::OnceCell;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use millrace_checkpoint::{Checkpoint, hf};
-use millrace_data::{Dataset, SourceKind, SourceSpec, SplitPart};
+use millrace_data::{CsvRows, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind, SourceSpec, SplitPart};
 use millrace_params::{FlagOverrides, Params};
 use millrace_telemetry::journal::{JournalEvent, JournalReader, JournalWriter, RunPhase, RunState};
 use tempfile::TempDir;
@@ -136,6 +136,7 @@ pub fn tokens(bytes: &[u8]) {
                 subset: Vec::new(),
                 num_samples: None,
                 cache_dir: None,
+                encoder: None,
             };
             let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
             let (mut input_ids, mut labels) = ([0; 4], [0; 4]);
@@ -165,6 +166,7 @@ pub fn hdf5(bytes: &[u8]) {
             subset: Vec::new(),
             num_samples: None,
             cache_dir: None,
+            encoder: None,
         };
         let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { return };
         let (mut input_ids, mut labels) = ([0; LENGTH], [0; LENGTH]);
@@ -172,6 +174,60 @@ pub fn hdf5(bytes: &[u8]) {
             if dataset.sample(sample, &mut input_ids, &mut labels).is_ok() {
                 assert!(input_ids.iter().all(|token| (0..64).contains(token)));
                 assert!(labels.iter().all(|label| (-1..64).contains(label)));
+            }
+        }
+    });
+}
+
+/// Opens a CSV file as rows of each kind, and reads samples of it.
+pub fn csv(bytes: &[u8]) {
+    const LENGTH: usize = 16;
+    const WORDS: &[u8] = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##s\n";
+    let tokens = EncoderLabels::Tokens { max_predictions: Some(4), predicts_next_sentence: true };
+    let masking = Some(Masking { probability: 0.2, whole_words: true });
+    let kinds = [
+        (CsvRows::Words, tokens, masking),
+        (CsvRows::Masked, tokens, None),
+        (CsvRows::SentencePairs, EncoderLabels::Class { classes: 3 }, None),
+        (CsvRows::TokenClasses, EncoderLabels::TokenClasses { classes: 2, counts_padding: false }, None),
+        (CsvRows::Summaries, EncoderLabels::Sentences { max_sentences: 3 }, None),
+    ];
+    with_dir("csv", |dir| {
+        let file = |name: &str, bytes: &[u8]| {
+            write(&dir.join(name), bytes);
+            dir.join(name).display().to_string()
+        };
+        let (data, classes) = (file("data.csv", bytes), file("classes.json", br#"{"O": 0, "B": 1}"#));
+        let words = file("vocab.txt", WORDS);
+        for (rows, task, masking) in kinds {
+            let mut paths = vec![data.clone()];
+            if rows == CsvRows::TokenClasses {
+                paths.push(classes.clone());
+            }
+            if !matches!(rows, CsvRows::Masked | CsvRows::Summaries) {
+                paths.push(words.clone());
+            }
+            let spec = SourceSpec {
+                kind: SourceKind::Csv { paths, rows, is_lower_case: true },
+                seq_len: LENGTH,
+                split: SplitPart::Train,
+                validation_fraction: 0.0,
+                shuffle: true,
+                shuffle_seed: 7,
+                subset: Vec::new(),
+                num_samples: None,
+                cache_dir: None,
+                encoder: Some(EncoderSamples { task, has_segments: true, vocab_size: 8, masking, seed: 1 }),
+            };
+            let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
+            let mut sample: Vec<Vec<i32>> = dataset.arrays().iter().map(|(_, elements)| vec![0; *elements]).collect();
+            for number in [0, 1, dataset.windows(), u64::MAX] {
+                if dataset.read(number, &mut sample).is_ok() {
+                    assert!(sample[0].iter().all(|token| (0..8).contains(token)));
+                    assert!(
+                        dataset.arrays().iter().zip(&sample).all(|((_, elements), array)| *elements == array.len())
+                    );
+                }
             }
         }
     });

@@ -18,7 +18,7 @@ pub mod mutate;
 /// A target: its name, which is also its directory in `corpus/`, and the function that is run with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 20] = [
+pub const TARGETS: [Target; 21] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
@@ -37,6 +37,7 @@ pub const TARGETS: [Target; 20] = [
     ("hf_config", disk::hf_config),
     ("tokens", disk::tokens),
     ("hdf5", disk::hdf5),
+    ("csv", disk::csv),
     ("upload", rest::upload),
     ("body", rest::body),
 ];

@@ -54,6 +54,16 @@ pub enum SampleProblem {
     LabelOutsideVocabulary { label: i64, vocab_size: u32 },
     #[error("a loss mask has the value {value}; expected 0 or 1")]
     MaskValue { value: i32 },
+    #[error("the column {column} is not {expected}")]
+    Malformed { column: &'static str, expected: &'static str },
+    #[error("it has {found} tokens, more than max_sequence_length {expected}")]
+    TooLong { found: usize, expected: usize },
+    #[error("it has {found} labels, more than the {expected} that the model predicts")]
+    TooManyLabels { found: usize, expected: usize },
+    #[error("the position {position} of a label is outside of the {length} tokens")]
+    PositionOutside { position: usize, length: usize },
+    #[error("its words need a vocabulary")]
+    NoVocabulary,
     #[error("it can't be read: {0}")]
     Unreadable(Hdf5ReadError),
 }
@@ -68,6 +78,12 @@ impl SampleProblem {
             Self::MaskValue { .. } => {
                 "0 excludes a label from the loss, 1 includes it; prepare the data again".to_owned()
             }
+            Self::Malformed { .. } | Self::PositionOutside { .. } => "prepare the data again".to_owned(),
+            Self::TooLong { .. } => "raise max_sequence_length to that of the data".to_owned(),
+            Self::TooManyLabels { .. } => {
+                "raise max_predictions_per_seq, or max_cls_tokens, to that of the data".to_owned()
+            }
+            Self::NoVocabulary => "set vocab_file".to_owned(),
             Self::Unreadable(_) => "copy or write the file again".to_owned(),
         }
     }

@@ -169,9 +169,15 @@ impl RunFiles {
 
     /// Writes an evaluation. An equal one that an earlier run has written to the event files is not written there
     /// again.
-    pub fn evaluation(&mut self, evaluation: &Evaluation, loss: f32, seconds: f64, rates: Rates) {
-        let (perplexity, accuracy) = (evaluation.perplexity() as f32, evaluation.accuracy() as f32);
-        let metrics = [("eval/lm_perplexity", perplexity), ("eval/accuracy", accuracy)];
+    pub fn evaluation(
+        &mut self,
+        evaluation: &Evaluation,
+        metrics: &[(&'static str, f64)],
+        loss: f32,
+        seconds: f64,
+        rates: Rates,
+    ) {
+        let metrics: Vec<(&str, f32)> = metrics.iter().map(|&(name, value)| (name, value as f32)).collect();
         let (step, tokens) = (evaluation.step, evaluation.tokens);
         let by_name = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         self.point(EvalMetrics { step, loss, tokens, seconds, rate: rates.global_rate, metrics: by_name }.into());
@@ -342,7 +348,7 @@ mod tests {
         let event_bytes = |attempt, loss: f64| {
             let mut files = RunFiles::open(&launch, attempt, TerminationReport::default()).unwrap();
             files.begin(3, &ResumeHistory::default()).unwrap();
-            files.evaluation(&evaluation(loss), loss as f32, 0.5, Rates::default());
+            files.evaluation(&evaluation(loss), &[("eval/accuracy", 0.125)], loss as f32, 0.5, Rates::default());
             std::fs::metadata(files.points.unwrap().events.path()).unwrap().len()
         };
         let first = event_bytes(1, 2.5);

@@ -4,6 +4,7 @@
 mod checkpoint_writer;
 mod console;
 mod driver;
+mod eval_metrics;
 mod files;
 mod heartbeat;
 mod journal;

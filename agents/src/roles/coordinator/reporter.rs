@@ -19,6 +19,7 @@ use millrace_telemetry::progress::{
 
 use super::checkpoint_writer::PublishedCheckpoint;
 use super::console::{Console, is_shown};
+use super::eval_metrics::eval_metrics;
 use super::files::RunFiles;
 use super::heartbeat::{ProgressHeartbeat, RunActivity};
 use super::run_end::RunEnd;
@@ -331,16 +332,14 @@ impl Reporter {
             self.console.line(EvalLine { global_step, batch, loss, rates, remaining: None });
         }
         self.console.line(avg_eval_loss(global_step, loss));
-        self.console.line(format!(
-            "Evaluation metrics: eval/accuracy = {:.5}, eval/lm_perplexity = {:.5}",
-            evaluation.accuracy(),
-            evaluation.perplexity()
-        ));
+        let metrics = eval_metrics(&self.job.model, evaluation);
+        let named: Vec<String> = metrics.iter().map(|(name, value)| format!("{name} = {value:.5}")).collect();
+        self.console.line(format!("Evaluation metrics: {}", named.join(", ")));
         self.gauges.eval_loss.set(loss.into());
         let pause = now.duration_since(began);
         self.progress.meter.exclude(pause);
         self.progress.mark = now;
-        self.files.evaluation(evaluation, loss, pause.as_secs_f64(), rates);
+        self.files.evaluation(evaluation, &metrics, loss, pause.as_secs_f64(), rates);
         if !self.mode.trains() {
             return;
         }

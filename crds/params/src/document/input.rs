@@ -17,6 +17,8 @@ section! {
         /// (samples, 3, length) with the rows input_ids, loss mask and labels; or a corpus, uint8, uint16 or uint32 of
         /// shape (tokens), from which samples are cut as from token files. Where the mask is 0, or the label is -100,
         /// the label does not count.
+        /// Encoders read CSV files with the columns of the zoo's processors, or all others but HDF5 samples, which are
+        /// then masked when they are read.
         data_processor: String = required()
             .one_of(&PROCESSORS)
             .in_eval_input(otherwise("that of `train_input`")),
@@ -52,6 +54,25 @@ section! {
             .in_eval_input(default_from("train_input.max_sequence_length")),
         /// Conversion of text to tokens: GPT-2's byte-pair encoding with 50,257 tokens, or one token for each byte.
         tokenizer: String = default("gpt2").one_of(&TOKENIZERS).in_eval_input(default_from("train_input.tokenizer")),
+        /// Vocabulary of words in CSV files: a text file with one word in a line, whose number is that of the line.
+        vocab_file: String = required_if("the rows of `data_processor` contain words")
+            .in_eval_input(otherwise("that of `train_input`")),
+        /// Names of the classes of tokens: a JSON file that maps each to its number, from 0.
+        label_vocab_file: String = required_if("`data_processor` is `BertTokenClassifierDataProcessor`")
+            .in_eval_input(otherwise("that of `train_input`")),
+        /// Whether words are converted to lower case.
+        do_lower: bool = default("false"),
+        /// Maximum number of predicted tokens in a sample of an encoder.
+        max_predictions_per_seq: u64 = otherwise("labels at all positions"),
+        /// Share of the tokens that an encoder has to predict. Of these, 80% are masked, 10% are replaced by random
+        /// tokens and 10% stay.
+        masked_lm_prob: f64 = default("0.15"),
+        /// Whether all tokens of a word are masked together.
+        mask_whole_word: bool = default("false"),
+        /// Older spelling of `mask_whole_word`.
+        whole_word_masking: bool = alias_of("mask_whole_word"),
+        /// Maximum number of sentences in a sample of an extractive summarization.
+        max_cls_tokens: u64 = default("50"),
         /// Share of the tokens, at the end of the data, that is kept for evaluation if both inputs read the same files.
         validation_fraction: f64 = default("0")
             .in_eval_input(otherwise("that of `train_input` if both read the same files, else 0")),
@@ -98,18 +119,26 @@ section! {
         src_vocab_file: String,
         /// Vocabulary of the target, for data processors that can only be planned.
         tgt_vocab_file: String,
-        /// Vocabulary of both, for data processors that can only be planned.
-        vocab_file: String,
         /// Number of tokens that stand for replaced spans; `model.extra_ids` adds them to the vocabulary.
         extra_ids: u64,
-        /// Number of lengths by which samples are sorted; Millrace pads all samples to one length.
-        buckets: u64,
         /// Whether an incomplete last batch is left out; Millrace always leaves it out.
         drop_last: bool,
         /// Whether input features are 16-bit numbers; token ids are integers.
         mixed_precision: bool,
         /// Whether the 16-bit type of input features is bfloat16; token ids are integers.
         use_bfloat16: bool,
+        /// Lengths by which samples are grouped into batches; Millrace keeps their order.
+        buckets: serde_json::Value,
+        /// Whether the loss is a mean over the masked tokens of a batch; `model.mlm_loss_weight` scales it instead.
+        dynamic_mlm_scale: bool,
+        /// Whether the data are those of training; `eval_input` reads those of evaluation.
+        is_training: bool,
+        /// Whether samples have special tokens; those of encoders always do.
+        add_special_tokens: bool,
+        /// Older spelling of `dynamic_mlm_scale`.
+        scale_mlm_weights: bool,
+        /// Whether the model predicts the next sentence; `model.disable_nsp` decides it.
+        disable_nsp: bool,
     }
     unsupported {
         "num_examples" => "bound the run by max_steps or eval_steps",

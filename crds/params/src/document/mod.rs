@@ -34,7 +34,7 @@ section! {
         train_input: InputParams = required(),
         /// Data that the model is evaluated on. Some of its keys default to the values in `train_input`.
         eval_input: InputParams = required_if("the mode evaluates"),
-        /// Model: a decoder of a supported family, its sizes, parts, initial values and precision.
+        /// Model: a decoder or encoder of a supported family, its sizes, parts, initial values and precision.
         model: ModelParams = required(),
         /// Optimizer, its learning rate, and the clipping of gradients.
         optimizer: OptimizerParams = required(),
@@ -44,6 +44,8 @@ section! {
     ignored {
         /// Settings of the real machine in an older release.
         csconfig: serde_json::Value,
+        /// Data for predictions; a training job makes none.
+        predict_input: serde_json::Value,
     }
     unsupported {
         "sparsity" => "leave the section out to train dense weights",
@@ -121,6 +123,7 @@ impl Params {
         if self.csconfig.is_some() {
             keys.push("csconfig".to_owned());
         }
+        keys.extend(self.predict_input.is_some().then(|| "predict_input".to_owned()));
         let names = &self.origin.names;
         keys.iter().map(|key| names.written(key)).chain(self.origin.ignored.iter().cloned()).collect()
     }

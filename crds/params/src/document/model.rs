@@ -6,22 +6,27 @@
 use super::InitializerSetting;
 use crate::keys::facts::{alias_of, default, default_from, otherwise, required, required_if};
 use crate::keywords::{
-    ATTENTION_MODULES, ATTENTION_TYPES, FAMILIES, HALF_TYPES, INITIALIZERS, LOSS_SCALINGS, NONLINEARITIES, NORMS,
-    POSITION_EMBEDDINGS, ROTARY_SCALINGS, SEQ2SEQ_LOSS_SCALINGS,
+    ATTENTION_MODULES, ATTENTION_TYPES, FAMILIES, HALF_TYPES, INITIALIZERS, LAYER_NONLINEARITIES, LOSS_SCALINGS,
+    NONLINEARITIES, NORMS, POSITION_EMBEDDINGS, PROBLEM_TYPES, ROTARY_SCALINGS, SEQ2SEQ_LOSS_SCALINGS,
 };
 use crate::yaml::section;
 
 section! {
-    /// A model: a decoder (GPT-2 and its descendants), or an encoder with a decoder (T5, Transformer).
+    /// A model: a decoder (GPT-2 and its descendants), an encoder (BERT, RoBERTa, ESM-2), or an encoder with a decoder
+    /// (T5, Transformer).
     pub struct ModelParams {
         /// Family of the model. Most are decoders whose parts the other keys choose; `gptj` and `falcon` have parallel
-        /// blocks. A model with `residual_dropout_rate` or `use_untied_layer_norm` is a `gptj`. `t5` and `transformer`
-        /// are an encoder with a decoder; a model with `encoder_num_hidden_layers` is one of them.
+        /// blocks. A model with `residual_dropout_rate` or `use_untied_layer_norm` is a `gptj`. The families of `bert`,
+        /// and `esm2`, are encoders: they predict masked tokens, or do what the second part of the name says. A model
+        /// whose data processor is one of BERT's is the `bert` that reads these data. `t5` and `transformer` are an
+        /// encoder with a decoder; a model with `encoder_num_hidden_layers` is one of them.
         name: String = otherwise(
-            "`gpt2`, or `gptj` if a key of GPT-J is given, or `t5` if a key of T5 is given",
+            "`gpt2`, or `gptj`, `t5` or one of the families of `bert` if their keys or data are given",
         ).one_of(&FAMILIES),
         /// Number of different tokens: 50,257 for GPT-2's encoding, 256 for bytes.
-        vocab_size: u64 = required_if("`train_input.vocab_size`, where older files have it, is omitted too"),
+        vocab_size: u64 = required_if(
+            "`train_input.vocab_size`, where older files have it, is omitted too; 30,522 in families of `bert`",
+        ),
         /// Width of the residual stream.
         hidden_size: u64 = required_if("`d_model` is omitted"),
         /// Number of decoder blocks.
@@ -74,7 +79,7 @@ section! {
         /// Kind of normalization.
         norm_type: String = otherwise("`layernorm`; `rmsnorm` in `t5`").one_of(&NORMS),
         /// Whether blocks normalize their input instead of their output.
-        norm_first: bool = default("true").fixed(),
+        norm_first: bool = otherwise("true, which decoders need; in families of `bert` false"),
         /// Whether blocks also normalize the outputs of attention and feed-forward network, before these are added.
         norm_first_sandwich: bool = default("false"),
         /// Whether attention and feed-forward network of a block have a norm each; in GPT-J's family only, whose two
@@ -106,6 +111,38 @@ section! {
         /// Activation function of the feed-forward network; `gelu` is exact, `gelu_new` and `gelu_fast` are its
         /// approximation by tanh. The names that end in `glu` multiply the function of one projection by a second.
         nonlinearity: String = default("gelu").one_of(&NONLINEARITIES),
+        /// Activation function of an encoder's layer over the first token, from which the sample is classified.
+        pooler_nonlinearity: String = default("tanh").one_of(&LAYER_NONLINEARITIES),
+        /// Activation function of an encoder's layer before the prediction of masked tokens.
+        mlm_nonlinearity: String = default("gelu").one_of(&LAYER_NONLINEARITIES),
+        /// Factor of the loss of masked tokens, whose sum is divided by the number of samples.
+        mlm_loss_weight: f64 = default("1"),
+        /// Whether an encoder does not predict if the second segment of a sample follows the first.
+        disable_nsp: bool = default("false"),
+        /// Whether the tokens of an encoder belong to two segments, which have an embedding.
+        use_segment_embedding: bool = otherwise("true, unless `disable_nsp` is true"),
+        /// Number of segments.
+        num_segments: u64 = default("2"),
+        /// Whether a norm follows the last block of an encoder; required with `norm_first`, and by it.
+        use_final_layer_norm: bool = otherwise("the value of `norm_first`"),
+        /// Whether embeddings of masked tokens are 0, and all others are scaled by their share (ESM-2).
+        token_dropout: bool = default("false").fixed(),
+        /// Number of classes of a classifier of tokens.
+        num_classes: u64 = required_if("`name` is `bert/token_classifier`"),
+        /// Number of classes of a classifier of samples.
+        num_labels: u64 = default("2"),
+        /// Kind of classification of samples: one class for each.
+        problem_type: String = default("single_label_classification").one_of(&PROBLEM_TYPES),
+        /// Dropout before the output layer of a classifier of samples.
+        task_dropout: f64 = default_from("model.dropout_rate"),
+        /// Dropout before the output layer of a classifier of tokens.
+        encoder_output_dropout_rate: f64 = default("0"),
+        /// Whether labels of padding count in the loss of a classifier of tokens.
+        include_padding_in_loss: bool = default("false"),
+        /// Vocabulary of the data, where newer files have it; see `vocab_file` of the inputs.
+        vocab_file: String = otherwise("that of the inputs"),
+        /// Names of classes of tokens, where newer files have it; see `label_vocab_file` of the inputs.
+        label_vocab_file: String = otherwise("that of the inputs"),
         /// Whether the feed-forward layers have biases.
         use_ffn_bias: bool = default("true"),
         /// Whether there is dropout after the activation function.
@@ -185,7 +222,8 @@ section! {
         encoder_num_hidden_layers: u64 = required_if("`name` is `t5` or `transformer`"),
         /// Number of decoder blocks of `t5` and `transformer`.
         decoder_num_hidden_layers: u64 = default_from("model.encoder_num_hidden_layers"),
-        /// Activation function of the encoder of `t5` and `transformer`.
+        /// Activation function of the encoder of `t5` and `transformer`; in families of `bert`, another spelling of
+        /// `nonlinearity`.
         encoder_nonlinearity: String = default("relu").one_of(&NONLINEARITIES),
         /// Activation function of the decoder of `t5` and `transformer`.
         decoder_nonlinearity: String = default_from("model.encoder_nonlinearity").one_of(&NONLINEARITIES),
@@ -241,8 +279,17 @@ section! {
         dropout_seed: u64,
         /// Whether several systems may work together; on Millrace they always may.
         allow_multireplica: bool,
+        /// Number of the token that masks others; the data have it.
+        mask_token_id: u64,
+        /// Padding token; the mask of attention says which tokens are padding.
+        pad_token_id: u64,
+        /// Whether padding has no position embedding; nothing depends on it.
+        mask_padding_in_positional_embed: bool,
+        /// Whether the output layer of a summarization has a bias; Millrace always has one.
+        use_cls_bias: bool,
     }
     unsupported {
+        "pretrain_params_path" => "copy the keys of the section model of that file",
         "num_relative_attention_buckets" => "use position_embedding_type: learned",
         "fixed_sparse_attention" => "leave it out for dense attention",
         "mup_base_d_model" => "leave it out; muP is supported for decoders only",

@@ -4,8 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::model::Nonlinearity;
 
-/// What a model has if it is an encoder: blocks that attend in both directions and normalize their output, and a head
-/// for one task (BERT, RoBERTa).
+/// What a model has if it is an encoder: blocks that attend in both directions, and a head for one task (BERT, RoBERTa,
+/// ESM-2). Positions, and factors of embeddings and logits, are those of its
+/// [`DecoderOptions`](crate::DecoderOptions).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EncoderOptions {
     /// Whether each token belongs to one of two segments, which have an embedding.
@@ -14,6 +15,12 @@ pub struct EncoderOptions {
     pub pooler_nonlinearity: Nonlinearity,
     /// What the model is trained for.
     pub task: EncoderTask,
+    /// Whether blocks normalize their input instead of their output (ESM-2). The last block is then followed by a norm.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub norm_first: bool,
+    /// Whether the sum of embeddings is not normalized (ESM-2).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_embedding_plain: bool,
 }
 
 /// What an encoder is trained for.
@@ -44,5 +51,22 @@ pub enum EncoderTask {
         classes: usize,
         /// Dropout before the output layer, in [0, 1).
         dropout_rate: f64,
+        /// Whether padding counts, as class 0.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        counts_padding: bool,
     },
+    /// To decide of each sentence whether it belongs to the summary, from the token before it.
+    Summarization {
+        /// Number of sentences of a sample; fewer are padded.
+        max_sentences: usize,
+    },
+}
+
+/// How tokens are chosen whose prediction an encoder is trained for, if the data do not say so.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct MaskingSpec {
+    /// Share of the tokens that are predicted, in (0, 1).
+    pub probability: f64,
+    /// Whether all tokens of a word are chosen together.
+    pub whole_words: bool,
 }

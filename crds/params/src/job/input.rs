@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::encoder::MaskingSpec;
+
 /// One of the two inputs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InputSpec {
@@ -28,8 +30,11 @@ pub struct InputSpec {
     pub max_sequence_length: usize,
     /// Whether samples are read in a random order, a different one in each epoch.
     pub shuffle: bool,
-    /// Seed of that order.
+    /// Seed of that order, and of the choice of masked tokens.
     pub shuffle_seed: u64,
+    /// How masked tokens are chosen; `None` if the model does not predict them, or the data contain them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masking: Option<MaskingSpec>,
 }
 
 impl InputSpec {
@@ -47,7 +52,10 @@ impl InputSpec {
     /// Returns the files, directories and globs of the input; empty for a synthetic source.
     pub fn paths(&self) -> &[String] {
         match &self.source {
-            DataSource::Text { paths, .. } | DataSource::Tokens { paths } | DataSource::Hdf5 { paths, .. } => paths,
+            DataSource::Text { paths, .. }
+            | DataSource::Tokens { paths }
+            | DataSource::Hdf5 { paths, .. }
+            | DataSource::Csv { paths, .. } => paths,
             DataSource::Synthetic {} | DataSource::Planned { .. } => &[],
         }
     }
@@ -55,9 +63,10 @@ impl InputSpec {
     /// Returns [`InputSpec::paths`] for modification; `None` for a synthetic source.
     pub fn paths_mut(&mut self) -> Option<&mut Vec<String>> {
         match &mut self.source {
-            DataSource::Text { paths, .. } | DataSource::Tokens { paths } | DataSource::Hdf5 { paths, .. } => {
-                Some(paths)
-            }
+            DataSource::Text { paths, .. }
+            | DataSource::Tokens { paths }
+            | DataSource::Hdf5 { paths, .. }
+            | DataSource::Csv { paths, .. } => Some(paths),
             DataSource::Synthetic {} | DataSource::Planned { .. } => None,
         }
     }
@@ -92,6 +101,17 @@ pub enum DataSource {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         mixture: Vec<MixturePart>,
     },
+    /// CSV files with a row for each sample of an encoder.
+    Csv {
+        /// Files, directories (their `*.csv`, sorted by name) or globs, in order; at least one. The last path is that
+        /// of the vocabulary, if rows contain words.
+        paths: Vec<String>,
+        /// What a row contains.
+        rows: CsvRows,
+        /// Whether words are converted to lower case.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_lower_case: bool,
+    },
     /// Generated tokens, a function of seed and sample number, without end.
     Synthetic {},
     /// A source that can be planned but not read yet.
@@ -99,6 +119,31 @@ pub enum DataSource {
         /// The data processor, as the params name it.
         processor: String,
     },
+}
+
+/// What a row of a CSV file contains: one of the formats of the public model zoo.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CsvRows {
+    /// Words of a vocabulary; tokens are masked when they are read.
+    Words,
+    /// Numbers of tokens that are masked already.
+    Masked,
+    /// Sentences and their class, separated by tabs (SST-2).
+    Sentences,
+    /// Pairs of sentences and their class, separated by tabs (MNLI).
+    SentencePairs,
+    /// Words with the name of a class for each; the path before the vocabulary is that of the names.
+    TokenClasses,
+    /// Texts with the places of their sentences, and whether each belongs to the summary.
+    Summaries,
+}
+
+impl CsvRows {
+    /// Returns whether the rows contain words, so that a vocabulary is needed.
+    pub const fn has_words(self) -> bool {
+        matches!(self, Self::Words | Self::Sentences | Self::SentencePairs | Self::TokenClasses)
+    }
 }
 
 /// One source of a mixture.

@@ -15,8 +15,8 @@ mod schedule;
 mod schedule_curves;
 mod seq2seq;
 
-pub use encoder::{EncoderOptions, EncoderTask};
-pub use input::{DataSource, InputSpec, MixturePart, Split, TokenizerName};
+pub use encoder::{EncoderOptions, EncoderTask, MaskingSpec};
+pub use input::{CsvRows, DataSource, InputSpec, MixturePart, Split, TokenizerName};
 pub use model::{
     DecoderOptions, InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm,
     ParallelBlocks, Positions, Precision, RotaryPositions, RotaryScaling,

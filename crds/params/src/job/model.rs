@@ -274,7 +274,7 @@ impl ModelSpec {
     }
 }
 
-/// A family of models, named in reports. All are decoders, and differ in the defaults of their params.
+/// A family of models, named in reports. Families of decoders, and of encoders, differ in the defaults of their params.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "names of models")]
@@ -297,9 +297,23 @@ pub enum ModelFamily {
     T5,
     /// An encoder and a decoder of the first Transformer.
     Transformer,
+    /// BERT and RoBERTa, pre-trained with masked tokens.
+    Bert,
+    BertClassifier,
+    BertTokenClassifier,
+    BertSummarization,
+    Esm2,
 }
 
 impl ModelFamily {
+    /// Returns whether models of this family are encoders.
+    pub const fn is_encoder(self) -> bool {
+        matches!(
+            self,
+            Self::Bert | Self::BertClassifier | Self::BertTokenClassifier | Self::BertSummarization | Self::Esm2
+        )
+    }
+
     /// Returns whether models of the family read one sequence and predict another.
     pub const fn is_seq2seq(self) -> bool {
         matches!(self, Self::T5 | Self::Transformer)

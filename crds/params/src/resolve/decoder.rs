@@ -12,12 +12,13 @@ use crate::keywords::{
 };
 
 /// Resolves `model.name`, or else the flag `--model`; both must agree. Without either, as in older files, their keys
-/// tell GPT-J and its relatives, and models with an encoder, from GPT-2.
+/// tell GPT-J and its relatives, and models with an encoder, from GPT-2. `encoder` is the family that the data show.
 pub(super) fn family(
     check: &mut ResolveContext<'_>,
     params: &Params,
     p: &ModelParams,
     flag: Option<&str>,
+    encoder: Option<ModelFamily>,
 ) -> ModelFamily {
     let has_gptj_keys = p.residual_dropout_rate.is_some() || p.use_untied_layer_norm.is_some();
     let default = match (has_gptj_keys, is_multiquery(check, p)) {
@@ -25,7 +26,7 @@ pub(super) fn family(
         (true, false) => ModelFamily::Gptj,
         (true, true) => ModelFamily::Falcon,
     };
-    let default = seq2seq::recognize(params, p).unwrap_or(default);
+    let default = seq2seq::recognize(params, p).or(encoder).unwrap_or(default);
     match (p.name.as_deref(), flag) {
         (None, Some(flag)) => check.keyword("--model", Some(flag), default, &FAMILIES),
         (given, flag) => {
@@ -80,7 +81,12 @@ pub(super) fn resolve(
         attention_softcap,
         attention_width: (sizes.attention != sizes.hidden).then_some(sizes.attention),
         is_attention_scaled_by_block: p.scale_qk_dot_by_layer_idx.unwrap_or(false),
-        is_gated: p.nonlinearity.as_deref().and_then(|name| NONLINEARITIES.get(name)).is_some_and(|(_, gated)| gated),
+        is_gated: p
+            .nonlinearity
+            .as_deref()
+            .or(p.encoder_nonlinearity.as_deref())
+            .and_then(|name| NONLINEARITIES.get(name))
+            .is_some_and(|(_, gated)| gated),
         is_branch_normalized,
         embeddings_scale: check.positive("model.embeddings_scale", p.embeddings_scale, 1.0),
         logits_scale: mup::logits_scale(check, p, ratios),

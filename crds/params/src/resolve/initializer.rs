@@ -37,7 +37,9 @@ pub(super) fn resolve(
     let ffn_output = read("model.ffn_output_layer_initializer", &p.ffn_output_layer_initializer);
     let lm_head = InitializerSpec::Normal { mean: 0.0, std: range };
     let Some(WidthRatios { hidden: hidden_ratio, filter: filter_ratio }) = ratios else {
-        let output = output.unwrap_or(InitializerSpec::truncated_normal(range / depth));
+        // Blocks of an encoder normalize their output, so that its variance does not grow with depth.
+        let output_range = if family.is_encoder() { range } else { range / depth };
+        let output = output.unwrap_or(InitializerSpec::truncated_normal(output_range));
         return initializers(embedding, [hidden, ffn_hidden], [output, ffn_output.unwrap_or(output)], lm_head);
     };
     let [width, filter_width] = [hidden_ratio, filter_ratio].map(|ratio| ratio.sqrt().recip());

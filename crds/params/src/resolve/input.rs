@@ -1,6 +1,7 @@
 //! Resolves `train_input` and `eval_input` together, because evaluation takes its defaults from training.
 
 use super::check::ResolveContext;
+use super::encoder_input;
 use super::input_section::InputSection;
 use super::selection::{data_subset, num_samples};
 use super::source::source;
@@ -43,14 +44,21 @@ pub(super) fn resolve(
     if params.eval_input.is_none() && run.mode.evaluates() {
         check.report_missing("eval_input", format!("mode {} evaluates: describe the evaluation data", run.mode));
     }
+    let given = params.train_input.as_ref().unwrap_or(&none);
+    let of_model = params.model.as_ref().and_then(|model| model.vocab_file.as_deref());
+    let classes_of_model = params.model.as_ref().and_then(|model| model.label_vocab_file.as_deref());
     let t = InputSection {
         name: "train_input",
-        given: params.train_input.as_ref().unwrap_or(&none),
+        given,
+        vocab_file: given.vocab_file.as_deref().or(of_model),
+        label_vocab_file: given.label_vocab_file.as_deref().or(classes_of_model),
         inherits_silently: params.train_input.is_none(),
     };
     let mut train = input(check, &t, None, model, run);
     let eval = params.eval_input.as_ref().map(|given| {
-        let e = InputSection { name: "eval_input", given, inherits_silently: false };
+        let vocab_file = given.vocab_file.as_deref().or(t.vocab_file);
+        let label_vocab_file = given.label_vocab_file.as_deref().or(t.label_vocab_file);
+        let e = InputSection { name: "eval_input", given, vocab_file, label_vocab_file, inherits_silently: false };
         let mut eval = input(check, &e, Some(&train), model, run);
         let [train_fraction, eval_fraction] = fractions(check, [&t, &e], [&train.source, &eval.source]);
         train.split = split(check, &t, train_fraction, SplitName::Train);
@@ -96,6 +104,7 @@ fn input(
     check.require_value(&s.key("repeat"), p.repeat, train.is_none());
     check.require_value(&s.key("sort_files"), p.sort_files, true);
     check.require_value(&s.key("use_vsl"), p.use_vsl, false);
+    let masking = encoder_input::masking(check, s, &source, model);
     InputSpec {
         source,
         split: Split::All {},
@@ -107,6 +116,7 @@ fn input(
         max_sequence_length: tokens,
         shuffle: p.shuffle.unwrap_or(false),
         shuffle_seed: p.shuffle_seed.unwrap_or(run.seed),
+        masking,
     }
 }
 

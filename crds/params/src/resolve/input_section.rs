@@ -6,6 +6,10 @@ use crate::document::InputParams;
 pub(super) struct InputSection<'a> {
     pub name: &'static str,
     pub given: &'a InputParams,
+    /// Vocabulary of words: that of the section, of training, or of the model.
+    pub vocab_file: Option<&'a str>,
+    /// Names of the classes of tokens, likewise.
+    pub label_vocab_file: Option<&'a str>,
     /// Whether the section is missing: that is recorded already, so no problems with its keys are.
     pub inherits_silently: bool,
 }

@@ -2,6 +2,8 @@
 
 mod check;
 mod decoder;
+mod encoder;
+mod encoder_input;
 mod initializer;
 mod input;
 mod input_section;

@@ -2,9 +2,9 @@
 
 use super::check::ResolveContext;
 use super::mup::{self, WidthRatios};
-use super::{decoder, initializer, seq2seq};
+use super::{decoder, encoder, initializer, seq2seq};
 use crate::document::{ModelParams, Params};
-use crate::job::{LossScaling, ModelSpec, Nonlinearity, Precision};
+use crate::job::{LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision};
 use crate::keywords::{ATTENTION_TYPES, HALF_TYPES, LOSS_SCALINGS, NONLINEARITIES};
 
 /// Bounds far above any real model, so that products of these numbers can't overflow.
@@ -35,17 +35,19 @@ pub(super) fn resolve(
         ..ModelParams::default()
     };
     let p = given.unwrap_or(&absent);
-    let family = decoder::family(check, params, p, flag);
+    let family = decoder::family(check, params, p, flag, encoder::recognize(params, p));
     if family.is_seq2seq() {
         return (seq2seq::resolve(check, params, p, family), None);
     }
-    seq2seq::reject_keys(check, p);
-    check_supported_kinds(check, p);
-    // Older files have the vocabulary's size only beside the data.
-    let vocab_size = p.vocab_size.or(params.train_input.as_ref().and_then(|input| input.vocab_size));
-    let sizes = sizes(check, p, vocab_size);
+    seq2seq::reject_keys(check, p, family);
+    check_supported_kinds(check, p, family);
+    let vocab_size = vocab_size(check, params, p, family);
+    let mut sizes = sizes(check, p, vocab_size);
+    if family.is_encoder() {
+        extend_positions(check, params, p, &mut sizes);
+    }
     let [dropout_rate, embedding_dropout_rate, attention_dropout_rate] = dropout(check, p);
-    let (loss_scaling, loss_weight) = loss(check, p);
+    let (loss_scaling, loss_weight) = loss(check, p, family);
     let ratios = mup::width_ratios(check, p, sizes.hidden, sizes.filter);
     let spec = ModelSpec {
         family,
@@ -73,10 +75,36 @@ pub(super) fn resolve(
         loss_weight,
         compute_eval_metrics: p.compute_eval_metrics.unwrap_or(true),
         decoder: decoder::resolve(check, p, family, &sizes, ratios),
-        encoder: None,
+        encoder: encoder::resolve(check, params, p, family),
         seq2seq: None,
     };
+    if family.is_encoder() {
+        encoder::check_decoder_options(check, &spec.decoder);
+    }
     (spec, ratios)
+}
+
+/// Returns the size of the vocabulary. Older files have it only beside the data, and those of BERT nowhere.
+fn vocab_size(check: &mut ResolveContext<'_>, params: &Params, p: &ModelParams, family: ModelFamily) -> Option<u64> {
+    let given = p.vocab_size.or(params.train_input.as_ref().and_then(|input| input.vocab_size));
+    if given.is_none() && family.is_encoder() && family != ModelFamily::Esm2 && params.model.is_some() {
+        let entries = encoder::BERT_VOCABULARY;
+        check.note(format!("model.vocab_size is omitted: the model has {entries} tokens, as BERT's vocabularies have"));
+        return Some(entries);
+    }
+    given
+}
+
+/// Gives an encoder the positions of its samples, if these are longer than the params say, as in some files of the zoo.
+fn extend_positions(check: &mut ResolveContext<'_>, params: &Params, p: &ModelParams, sizes: &mut ModelSizes) {
+    let Some(tokens) = params.train_input.as_ref().and_then(|input| input.max_sequence_length) else { return };
+    let tokens = usize::try_from(tokens).unwrap_or(usize::MAX).min(MAX_POSITIONS);
+    if tokens > sizes.positions {
+        if p.max_position_embeddings.is_some() {
+            check.note(format!("model.max_position_embeddings is {tokens}, the length of a sample in train_input"));
+        }
+        sizes.positions = tokens;
+    }
 }
 
 pub(super) struct ModelSizes {
@@ -153,21 +181,38 @@ fn attention_scale(check: &mut ResolveContext<'_>, p: &ModelParams, head_size: u
 }
 
 fn nonlinearity(check: &mut ResolveContext<'_>, p: &ModelParams) -> Nonlinearity {
-    let given = p.nonlinearity.as_deref();
+    let given = check.either_spelling(
+        "model.nonlinearity",
+        p.nonlinearity.as_deref(),
+        "model.encoder_nonlinearity",
+        p.encoder_nonlinearity.as_deref(),
+    );
     check.keyword("model.nonlinearity", given, (Nonlinearity::Gelu, false), &NONLINEARITIES).0
 }
 
 /// Checks the keys of which only one kind is supported.
-fn check_supported_kinds(check: &mut ResolveContext<'_>, p: &ModelParams) {
-    check.require_value("model.norm_first", p.norm_first, true);
+fn check_supported_kinds(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily) {
+    if family.is_encoder() {
+        if p.use_vsl == Some(true) {
+            check.note("model.use_vsl has no effect: samples of encoders are padded");
+        }
+    } else {
+        check.require_value("model.norm_first", p.norm_first, true);
+        check.require_value("model.use_vsl", p.use_vsl, false);
+    }
     check.require_value("model.use_ff_layer1_dropout", p.use_ff_layer1_dropout, false);
-    check.require_value("model.use_vsl", p.use_vsl, false);
 }
 
-fn loss(check: &mut ResolveContext<'_>, p: &ModelParams) -> (LossScaling, f64) {
+fn loss(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily) -> (LossScaling, f64) {
     let scaling =
         check.keyword("model.loss_scaling", p.loss_scaling.as_deref(), LossScaling::NumTokens, &LOSS_SCALINGS);
     let weight = check.positive("model.loss_weight", p.loss_weight, 1.0);
+    if family.is_encoder() {
+        if p.loss_scaling.is_some() && scaling == LossScaling::NumTokens {
+            check.unsupported("model.loss_scaling", "num_tokens in an encoder", "leave it out, or use batch_size");
+        }
+        return (LossScaling::BatchSize, weight);
+    }
     if scaling == LossScaling::NumTokens && weight != 1.0 {
         check.note(format!(
             "model.loss_weight {weight} requires loss_scaling: batch_size, which is used instead of num_tokens"

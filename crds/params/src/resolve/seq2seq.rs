@@ -77,8 +77,9 @@ pub(super) fn recognize(params: &Params, p: &ModelParams) -> Option<ModelFamily>
 }
 
 /// Rejects the keys of these families in others.
-pub(super) fn reject_keys(check: &mut ResolveContext<'_>, p: &ModelParams) {
-    for key in given_keys(p).filter(|key| OWN_KEYS.contains(key)) {
+pub(super) fn reject_keys(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily) {
+    let is_shared = |key: &str| family.is_encoder() && key == "encoder_nonlinearity";
+    for key in given_keys(p).filter(|key| OWN_KEYS.contains(key) && !is_shared(key)) {
         let says = "has a meaning in t5 and transformer only";
         check.report_invalid(&format!("model.{key}"), says, "leave it out, or set model.name");
     }

@@ -1,6 +1,7 @@
 //! Resolves the source of an input's tokens: processor, files and tokenizer.
 
 use super::check::ResolveContext;
+use super::encoder_input;
 use super::input_section::InputSection;
 use crate::document::{MixtureParams, OneOrMany};
 use crate::job::{DataSource, MixturePart, ModelSpec, TokenizerName};
@@ -32,6 +33,7 @@ pub(super) fn source(
         (None, Some(DataSource::Text { .. })) => Processor::Text,
         (None, Some(DataSource::Tokens { .. })) => Processor::Tokens,
         (None, Some(DataSource::Hdf5 { .. })) => Processor::Hdf5,
+        (None, Some(DataSource::Csv { rows, .. })) => Processor::Csv(*rows),
         (None, Some(DataSource::Synthetic {})) => Processor::Synthetic,
         (None, Some(DataSource::Planned { .. })) => Processor::Planned,
         (None, None) => {
@@ -56,6 +58,7 @@ pub(super) fn source(
         Processor::Planned => planned_source(check, s, model),
         Processor::Tokens => DataSource::Tokens { paths },
         Processor::Hdf5 => DataSource::Hdf5 { paths, mixture },
+        Processor::Csv(rows) => encoder_input::csv(check, s, paths, rows),
         Processor::Text => DataSource::Text { paths, tokenizer: tokenizer(check, s, train, model) },
     };
     if let DataSource::Text { paths, .. } | DataSource::Tokens { paths } | DataSource::Hdf5 { paths, .. } = &source

@@ -1,0 +1,391 @@
+//! Samples of encoders (BERT): tokens with a mask of attention, segments, and what is predicted.
+//!
+//! ```text
+//! windows of a text   [CLS] first half [SEP] second half, or one of another place [SEP]   masked when they are read
+//! rows of CSV files   words, masked tokens, sentences with classes, texts with sentences
+//! HDF5 files          masked tokens
+//! ```
+//!
+//! * A sample is a function of (source, specification, number), masks and random tokens included.
+//! * Every token is below the size of the vocabulary, every label below the number of classes, and every position
+//!   inside of the sample: otherwise the file and the row are named.
+//! * The special tokens of a text, which has no words, are the last four of the vocabulary: mask, beginning, end, and
+//!   padding.
+
+mod csv;
+mod masking;
+mod row;
+mod words;
+
+use std::path::PathBuf;
+
+pub use csv::CsvProblem;
+pub use masking::Masking;
+pub use row::CsvRows;
+pub use words::VocabularyProblem;
+
+use crate::dataset::{order_of, split_range};
+use crate::files::expand;
+use crate::hdf5::SampleProblem;
+use crate::order::SampleOrder;
+use crate::{DataError, Dataset, SourceKind, SourceSpec};
+use csv::CsvFiles;
+use masking::{SampleRandom, SpecialTokens};
+use row::Row;
+use words::Vocabulary;
+
+/// A label that does not count.
+const NO_LABEL: i32 = -1;
+/// Number of special tokens at the end of the vocabulary of a text.
+pub(crate) const SPECIAL_TOKENS: u32 = 4;
+
+/// What a sample of an encoder contains.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderSamples {
+    /// What is predicted.
+    pub task: EncoderLabels,
+    /// Whether there are segments.
+    pub has_segments: bool,
+    /// Size of the model's vocabulary.
+    pub vocab_size: u32,
+    /// How tokens are masked; `None` if the data contain masked tokens, or none are predicted.
+    pub masking: Option<Masking>,
+    /// Seed of the masks.
+    pub seed: u64,
+}
+
+/// What an encoder predicts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EncoderLabels {
+    /// Masked tokens.
+    Tokens {
+        /// Maximum number in a sample, whose positions are an input; `None` for labels at all positions.
+        max_predictions: Option<usize>,
+        /// Whether the model also predicts that the second segment does not follow the first.
+        predicts_next_sentence: bool,
+    },
+    /// The class of the sample, below this number.
+    Class { classes: u32 },
+    /// The class of each token, below this number.
+    TokenClasses {
+        classes: u32,
+        /// Whether padding counts, as class 0.
+        counts_padding: bool,
+    },
+    /// Of each sentence, whether it belongs to the summary.
+    Sentences { max_sentences: usize },
+}
+
+impl EncoderSamples {
+    fn predicts_next_sentence(&self) -> bool {
+        matches!(self.task, EncoderLabels::Tokens { predicts_next_sentence: true, .. })
+    }
+
+    /// Returns the tokens of a window of a text, beside the special tokens of a sample of `length`.
+    pub(crate) fn window_length(&self, length: usize) -> usize {
+        length.saturating_sub(if self.predicts_next_sentence() { 3 } else { 2 }).max(1)
+    }
+
+    /// Returns the names of the arrays of a sample, and the number of elements of each.
+    fn arrays(&self, length: usize) -> Vec<(&'static str, usize)> {
+        let mut arrays = vec![("input_ids", length), ("attention_mask", length)];
+        if self.has_segments {
+            arrays.push(("token_type_ids", length));
+        }
+        match self.task {
+            EncoderLabels::Tokens { max_predictions: Some(count), .. } => {
+                arrays.extend([("masked_lm_positions", count), ("labels", count)]);
+            }
+            EncoderLabels::Tokens { max_predictions: None, .. } | EncoderLabels::TokenClasses { .. } => {
+                arrays.push(("labels", length));
+            }
+            EncoderLabels::Class { .. } => arrays.push(("labels", 1)),
+            EncoderLabels::Sentences { max_sentences } => {
+                arrays.extend([("cls_token_positions", max_sentences), ("labels", max_sentences)]);
+            }
+        }
+        if self.predicts_next_sentence() {
+            arrays.push(("next_sentence_label", 1));
+        }
+        arrays
+    }
+
+    fn hash(&self, hasher: &mut blake3::Hasher) {
+        let (kind, count) = match self.task {
+            EncoderLabels::Tokens { max_predictions, .. } => (0, max_predictions.map_or(0, |count| count as u64 + 1)),
+            EncoderLabels::Class { classes } => (1, u64::from(classes)),
+            EncoderLabels::Sentences { max_sentences } => (2, max_sentences as u64),
+            EncoderLabels::TokenClasses { classes, counts_padding: false } => (3, u64::from(classes)),
+            EncoderLabels::TokenClasses { classes, counts_padding: true } => (4, u64::from(classes)),
+        };
+        let flags = u64::from(self.has_segments) + 2 * u64::from(self.predicts_next_sentence());
+        for number in [kind, count, flags, self.vocab_size.into(), self.seed] {
+            hasher.update(&number.to_le_bytes());
+        }
+        if let Some(masking) = self.masking {
+            hasher.update(&masking.probability.to_le_bytes()).update(&[u8::from(masking.whole_words)]);
+        }
+    }
+}
+
+/// An open source of samples of an encoder.
+pub(crate) struct EncoderSource {
+    samples: EncoderSamples,
+    length: usize,
+    rows: RowSource,
+    special: SpecialTokens,
+    pub fingerprint: [u8; 32],
+}
+
+enum RowSource {
+    Windows(Box<Dataset>),
+    Csv { files: CsvFiles, rows: CsvRows, vocabulary: Option<Vocabulary>, order: SampleOrder },
+}
+
+/// Where a sample comes from, for messages.
+struct Place {
+    path: PathBuf,
+    unit: &'static str,
+    number: u64,
+}
+
+impl EncoderSource {
+    /// Opens the source of `spec` as samples of an encoder.
+    pub fn open(
+        spec: &SourceSpec,
+        samples: &EncoderSamples,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<Self, DataError> {
+        let mut hasher = blake3::Hasher::new_derive_key("millrace samples of encoders, version 1");
+        samples.hash(&mut hasher);
+        hasher.update(&(spec.seq_len as u64).to_le_bytes());
+        let (rows, special) = match &spec.kind {
+            SourceKind::Csv { paths, rows, is_lower_case } => {
+                let (source, special) = open_csv(spec, samples, paths, *rows, *is_lower_case)?;
+                if let RowSource::Csv { files, vocabulary, order, .. } = &source {
+                    hasher.update(&files.digest);
+                    hasher.update(&vocabulary.as_ref().map_or([0; 32], |vocabulary| vocabulary.digest));
+                    order.hash(&mut hasher);
+                }
+                (source, special)
+            }
+            _ => {
+                let windows = Dataset::open(&spec.windows_of_encoder(samples), progress)?;
+                hasher.update(&windows.fingerprint());
+                let words = samples.vocab_size.saturating_sub(SPECIAL_TOKENS);
+                if windows.max_token() >= words && !matches!(spec.kind, SourceKind::Hdf5 { .. }) {
+                    let max_token = windows.max_token().saturating_add(SPECIAL_TOKENS);
+                    return Err(DataError::VocabularyTooSmall { vocab_size: samples.vocab_size.into(), max_token });
+                }
+                let first = words as i32;
+                let special = SpecialTokens { mask: first, begin: first + 1, end: first + 2, padding: first + 3 };
+                (RowSource::Windows(Box::new(windows)), special)
+            }
+        };
+        let fingerprint = *hasher.finalize().as_bytes();
+        let source = Self { samples: samples.clone(), length: spec.seq_len, rows, special, fingerprint };
+        // A row that can't be read is found before training begins.
+        source.read(0, &mut source.empty())?;
+        Ok(source)
+    }
+
+    /// Returns the number of samples in a pass.
+    pub fn samples_per_pass(&self) -> u64 {
+        match &self.rows {
+            RowSource::Windows(windows) => windows.windows(),
+            RowSource::Csv { order, .. } => order.samples_per_pass(),
+        }
+    }
+
+    pub fn vocab_size(&self) -> u32 {
+        self.samples.vocab_size
+    }
+
+    pub fn arrays(&self) -> Vec<(&'static str, usize)> {
+        self.samples.arrays(self.length)
+    }
+
+    fn empty(&self) -> Vec<Vec<i32>> {
+        self.arrays().into_iter().map(|(_, count)| vec![0; count]).collect()
+    }
+
+    /// Writes sample `n` to arrays of the sizes of [`EncoderSource::arrays`].
+    pub fn read(&self, n: u64, arrays: &mut [Vec<i32>]) -> Result<(), DataError> {
+        let mut random = SampleRandom::new(self.samples.seed, n);
+        let (mut row, place) = match &self.rows {
+            RowSource::Windows(windows) => (self.window(windows, n, &mut random)?, None),
+            RowSource::Csv { files, rows, vocabulary, order } => {
+                let found = files.row(order.window(n));
+                let place = Place { path: found.path.to_owned(), unit: "row", number: found.number };
+                let next = self.samples.predicts_next_sentence();
+                let row = row::read(*rows, &found, vocabulary.as_ref(), self.length, next);
+                (row.map_err(|problem| place.error(problem))?, Some(place))
+            }
+        };
+        if let (Some(masking), EncoderLabels::Tokens { max_predictions, .. }) =
+            (self.samples.masking, self.samples.task)
+        {
+            let most = max_predictions.unwrap_or(self.length);
+            let size = self.samples.vocab_size;
+            let (tokens, continues) = (&mut row.tokens, &row.continues);
+            row.predictions = masking::mask(masking, most, self.special, size, &mut random, tokens, continues);
+        }
+        let filled = self.fill(&row, arrays);
+        filled.map_err(|problem| {
+            place.unwrap_or_else(|| Place { path: PathBuf::from("the data"), unit: "sample", number: n }).error(problem)
+        })
+    }
+
+    /// Returns a window of a text, with another one as its second segment in half of the samples.
+    fn window(&self, windows: &Dataset, n: u64, random: &mut SampleRandom) -> Result<Row, DataError> {
+        let length = windows.seq_len();
+        let (mut content, mut ignored) = (vec![0; length], vec![0; length]);
+        windows.sample(n, &mut content, &mut ignored)?;
+        let SpecialTokens { begin, end, .. } = self.special;
+        if !self.samples.predicts_next_sentence() {
+            let tokens = [&[begin], content.as_slice(), &[end]].concat();
+            return Ok(Row { tokens, ..Row::default() });
+        }
+        let half = length / 2;
+        let is_random = random.below(2) == 1 && windows.windows() > 1;
+        if is_random {
+            let others = windows.windows() - 1;
+            let other = n.wrapping_add(1 + random.below(others)) % windows.windows();
+            let mut from_other = vec![0; length];
+            windows.sample(other, &mut from_other, &mut ignored)?;
+            content[half..].copy_from_slice(&from_other[half..]);
+        }
+        let tokens = [&[begin], &content[..half], &[end], &content[half..], &[end]].concat();
+        let mut segments = vec![0; half + 2];
+        segments.resize(tokens.len(), 1);
+        Ok(Row { tokens, segments, label: i32::from(is_random), ..Row::default() })
+    }
+
+    /// Writes a row to the arrays, padded.
+    fn fill(&self, row: &Row, arrays: &mut [Vec<i32>]) -> Result<(), SampleProblem> {
+        let (length, vocab_size) = (self.length, self.samples.vocab_size);
+        let used = row.tokens.len();
+        if used > length {
+            return Err(SampleProblem::TooLong { found: used, expected: length });
+        }
+        let is_token = |token: i32| u32::try_from(token).is_ok_and(|token| token < vocab_size);
+        if let Some(&token) = row.tokens.iter().find(|token| !is_token(**token)) {
+            return Err(SampleProblem::TokenOutsideVocabulary { token: token.into(), vocab_size });
+        }
+        let bound = match self.samples.task {
+            EncoderLabels::Tokens { .. } => vocab_size,
+            EncoderLabels::Class { classes } | EncoderLabels::TokenClasses { classes, .. } => classes,
+            EncoderLabels::Sentences { .. } => 2,
+        };
+        let check = |label: i32, bound: u32| match u32::try_from(label) {
+            Ok(number) if number < bound => Ok(label),
+            _ => Err(SampleProblem::LabelOutsideVocabulary { label: label.into(), vocab_size: bound }),
+        };
+        for ((name, count), array) in self.arrays().into_iter().zip(arrays) {
+            array.clear();
+            match name {
+                "input_ids" => {
+                    array.extend_from_slice(&row.tokens);
+                    array.resize(count, self.special.padding);
+                }
+                "attention_mask" => {
+                    array.resize(used, 1);
+                    array.resize(count, 0);
+                }
+                "token_type_ids" => {
+                    array.extend(row.segments.iter().take(used).map(|segment| i32::from(*segment != 0)));
+                    array.resize(count, 0);
+                }
+                "next_sentence_label" => array.push(check(row.label, 2)?),
+                "labels" if matches!(self.samples.task, EncoderLabels::Class { .. }) => {
+                    array.push(check(row.label, bound)?);
+                }
+                _ => {
+                    if row.predictions.len() > count {
+                        return Err(SampleProblem::TooManyLabels { found: row.predictions.len(), expected: count });
+                    }
+                    if let Some((position, _)) = row.predictions.iter().find(|(position, _)| *position >= length) {
+                        return Err(SampleProblem::PositionOutside { position: *position, length });
+                    }
+                    self.fill_predictions(name, row, bound, array, count, check)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fill_predictions(
+        &self,
+        name: &str,
+        row: &Row,
+        bound: u32,
+        array: &mut Vec<i32>,
+        count: usize,
+        check: impl Fn(i32, u32) -> Result<i32, SampleProblem>,
+    ) -> Result<(), SampleProblem> {
+        let dense = match self.samples.task {
+            EncoderLabels::Tokens { max_predictions: None, .. } => Some(NO_LABEL),
+            EncoderLabels::TokenClasses { counts_padding, .. } => Some(if counts_padding { 0 } else { NO_LABEL }),
+            _ => None,
+        };
+        if let Some(padding) = dense {
+            array.resize(count, padding);
+            for &(position, label) in &row.predictions {
+                array[position] = check(label, bound)?;
+            }
+        } else if name == "labels" {
+            for &(_, label) in &row.predictions {
+                array.push(check(label, bound)?);
+            }
+            array.resize(count, NO_LABEL);
+        } else {
+            array.extend(row.predictions.iter().map(|(position, _)| *position as i32));
+            array.resize(count, 0);
+        }
+        Ok(())
+    }
+}
+
+impl Place {
+    fn error(&self, problem: SampleProblem) -> DataError {
+        DataError::BadSample { path: self.path.clone(), unit: self.unit, number: self.number, problem }
+    }
+}
+
+fn open_csv(
+    spec: &SourceSpec,
+    samples: &EncoderSamples,
+    paths: &[String],
+    rows: CsvRows,
+    is_lower_case: bool,
+) -> Result<(RowSource, SpecialTokens), DataError> {
+    let (data, others) = data_and_vocabulary(paths, rows);
+    let files = expand(data, rows.extension())?;
+    let vocabulary = match others {
+        [] => None,
+        [words] => Some(Vocabulary::open(words.as_ref(), is_lower_case)?),
+        [classes, words, ..] => Some(Vocabulary::open(words.as_ref(), is_lower_case)?.with_classes(classes.as_ref())?),
+    };
+    if let Some(entries) = vocabulary.as_ref().map(|vocabulary| vocabulary.entries)
+        && entries > samples.vocab_size
+    {
+        return Err(DataError::VocabularyTooSmall { vocab_size: samples.vocab_size.into(), max_token: entries - 1 });
+    }
+    let files = CsvFiles::open(&files, rows.dialect(), &rows.columns(samples.predicts_next_sentence()))?;
+    let order = order_of(spec, split_range(spec, files.rows()))?;
+    // Without a vocabulary, only padding is needed, which nothing attends to.
+    let none = SpecialTokens { mask: 0, begin: 0, end: 0, padding: 0 };
+    let special = vocabulary.as_ref().map_or(none, |vocabulary| vocabulary.special);
+    Ok((RowSource::Csv { files, rows, vocabulary, order }, special))
+}
+
+/// Divides the paths of CSV files: the last one is that of the vocabulary, if rows contain words, and the one before it
+/// that of the names of classes, if rows contain these.
+pub(crate) fn data_and_vocabulary(paths: &[String], rows: CsvRows) -> (&[String], &[String]) {
+    let others = match rows {
+        CsvRows::Words | CsvRows::Sentences | CsvRows::SentencePairs => 1,
+        CsvRows::TokenClasses => 2,
+        CsvRows::Masked | CsvRows::Summaries => 0,
+    };
+    paths.split_at(paths.len().saturating_sub(others))
+}

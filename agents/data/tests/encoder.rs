@@ -1,0 +1,199 @@
+//! Tests samples of encoders, from each kind of source.
+
+use std::path::Path;
+
+use millrace_data::{
+    CsvRows, DataError, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind, SourceSpec, SplitPart, Tokenizer,
+};
+
+const VOCABULARY: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nin\nthe\nbegin\n##ning\nwas\nword\n";
+const PRETRAINING: EncoderLabels = EncoderLabels::Tokens { max_predictions: Some(4), predicts_next_sentence: true };
+
+fn samples(task: EncoderLabels, masking: Option<Masking>) -> EncoderSamples {
+    EncoderSamples { task, has_segments: true, vocab_size: 11, masking, seed: 3 }
+}
+
+fn masking(whole_words: bool) -> Option<Masking> {
+    Some(Masking { probability: 0.3, whole_words })
+}
+
+fn spec(kind: SourceKind, encoder: EncoderSamples) -> SourceSpec {
+    SourceSpec {
+        kind,
+        seq_len: 12,
+        split: SplitPart::Train,
+        validation_fraction: 0.0,
+        subset: Vec::new(),
+        num_samples: None,
+        shuffle: false,
+        shuffle_seed: 3,
+        cache_dir: None,
+        encoder: Some(encoder),
+    }
+}
+
+/// Writes the files of a source of CSV rows, and returns it.
+fn csv(dir: &Path, rows: CsvRows, text: &str) -> SourceKind {
+    let write = |name: &str, text: &str| {
+        let path = dir.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let mut paths = vec![write("data.csv", text)];
+    if rows == CsvRows::TokenClasses {
+        paths.push(write("classes.json", r#"{"O": 0, "B": 1, "I": 2}"#));
+    }
+    if !matches!(rows, CsvRows::Masked | CsvRows::Summaries) {
+        paths.push(write("vocab.txt", VOCABULARY));
+    }
+    SourceKind::Csv { paths, rows, is_lower_case: true }
+}
+
+fn open(spec: &SourceSpec) -> Result<Dataset, DataError> {
+    Dataset::open(spec, |_, _| {})
+}
+
+fn read(dataset: &Dataset, n: u64) -> Vec<(&'static str, Vec<i32>)> {
+    let arrays = dataset.arrays();
+    let mut sample: Vec<Vec<i32>> = arrays.iter().map(|(_, elements)| vec![0; *elements]).collect();
+    dataset.read(n, &mut sample).unwrap();
+    assert!(arrays.iter().zip(&sample).all(|((_, elements), array)| *elements == array.len()));
+    arrays.into_iter().map(|(name, _)| name).zip(sample).collect()
+}
+
+fn array<'a>(sample: &'a [(&'static str, Vec<i32>)], name: &str) -> &'a [i32] {
+    &sample.iter().find(|(known, _)| *known == name).unwrap().1
+}
+
+#[test]
+fn words_are_masked_by_number_of_the_sample() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "tokens,segment_ids,is_random_next\n\
+                \"['[CLS]', 'In', 'the', 'begin', '##ning', '[SEP]', 'was', 'x', '[SEP]']\",\
+                \"[0, 0, 0, 0, 0, 0, 1, 1, 1]\",1\n";
+    let source = |whole_words| spec(csv(dir.path(), CsvRows::Words, text), samples(PRETRAINING, masking(whole_words)));
+    let dataset = open(&source(false)).unwrap();
+    let plain = [2, 5, 6, 7, 8, 3, 9, 1, 3];
+    let mut masked = std::collections::BTreeSet::new();
+    for n in 0..40 {
+        let sample = read(&dataset, n);
+        assert_eq!(array(&sample, "attention_mask"), [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0]);
+        assert_eq!(array(&sample, "token_type_ids"), [0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0]);
+        assert_eq!(array(&sample, "next_sentence_label"), [1]);
+        let (positions, labels) = (array(&sample, "masked_lm_positions"), array(&sample, "labels"));
+        assert_eq!((positions.len(), labels[3]), (4, -1), "three of nine tokens are predicted");
+        for (at, &token) in array(&sample, "input_ids")[..9].iter().enumerate() {
+            let label = positions[..3].iter().position(|position| *position == at as i32).map(|at| labels[at]);
+            assert!(label.is_none_or(|label| label == plain[at]) && (label.is_some() || token == plain[at]));
+        }
+        assert!(positions[..3].iter().all(|position| ![0, 5, 8].contains(position)), "{positions:?}");
+        masked.insert(positions.to_vec());
+        assert_eq!(read(&dataset, n), sample);
+    }
+    assert!(masked.len() > 10, "{masked:?}");
+    let whole = open(&source(true)).unwrap();
+    assert_ne!(whole.fingerprint(), dataset.fingerprint());
+    for n in 0..40 {
+        let sample = read(&whole, n);
+        let used =
+            &array(&sample, "masked_lm_positions")[..array(&sample, "labels").iter().filter(|l| **l >= 0).count()];
+        assert_eq!(used.contains(&3), used.contains(&4), "{used:?}");
+    }
+}
+
+#[test]
+fn masked_rows_are_read_with_and_without_positions() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "input_ids,attention_mask,labels,masked_lm_positions,masked_lm_weights,token_type_ids,\
+                next_sentence_label\n\
+                \"[2, 4, 6, 3, 0]\",\"[1, 1, 1, 1, 0]\",\"[5, 0]\",\"[1, 0]\",\"[1.0, 0.0]\",\"[0, 0, 1, 1, 0]\",0\n";
+    let source = spec(csv(dir.path(), CsvRows::Masked, text), samples(PRETRAINING, None));
+    let sample = read(&open(&source).unwrap(), 7);
+    assert_eq!(array(&sample, "input_ids")[..5], [2, 4, 6, 3, 0]);
+    assert_eq!(array(&sample, "attention_mask"), [1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!((array(&sample, "masked_lm_positions")[0], array(&sample, "labels")), (1, &[5, -1, -1, -1][..]));
+
+    let text = "input_ids,attention_mask,labels\n\"[2, 4, 3]\",\"[1, 1, 1]\",\"[-100, 5, -100]\"\n";
+    let everywhere = EncoderLabels::Tokens { max_predictions: None, predicts_next_sentence: false };
+    let source = spec(csv(dir.path(), CsvRows::Masked, text), samples(everywhere, None));
+    let sample = read(&open(&source).unwrap(), 0);
+    assert_eq!(array(&sample, "labels"), [-1, 5, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1]);
+}
+
+#[test]
+fn classes_of_sentences_tokens_and_summaries_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let class = samples(EncoderLabels::Class { classes: 3 }, None);
+    let pairs = "sentence1\tsentence2\tgold_label\nThe \"word\tthe beginning\tcontradiction\n";
+    let sample = read(&open(&spec(csv(dir.path(), CsvRows::SentencePairs, pairs), class.clone())).unwrap(), 0);
+    assert_eq!(array(&sample, "input_ids")[..8], [2, 6, 1, 10, 3, 6, 7, 8]);
+    assert_eq!(array(&sample, "token_type_ids")[..9], [0, 0, 0, 0, 0, 1, 1, 1, 1]);
+    assert_eq!(array(&sample, "labels"), [2]);
+
+    let one = "sentence\tlabel\nin the beginning was the word in the beginning was the word\t1\n";
+    let sample = read(&open(&spec(csv(dir.path(), CsvRows::Sentences, one), class.clone())).unwrap(), 0);
+    assert_eq!(array(&sample, "input_ids"), [2, 5, 6, 7, 8, 9, 6, 10, 5, 6, 7, 3], "cut to the length of a sample");
+
+    let classes = EncoderLabels::TokenClasses { classes: 3, counts_padding: false };
+    let tokens = "tokens,labels\n[CLS] in the [SEP],O B I O\n";
+    let sample = read(&open(&spec(csv(dir.path(), CsvRows::TokenClasses, tokens), samples(classes, None))).unwrap(), 0);
+    assert_eq!(array(&sample, "labels"), [0, 1, 2, 0, -1, -1, -1, -1, -1, -1, -1, -1]);
+
+    let summary = samples(EncoderLabels::Sentences { max_sentences: 3 }, None);
+    let text = "input_token_ids,labels,segment_ids,cls_indices\n\"2,6,3,2,9,3\",\"0,1\",\"0,0,0,1,1,1\",\"0,3\"\n";
+    let sample = read(&open(&spec(csv(dir.path(), CsvRows::Summaries, text), summary)).unwrap(), 0);
+    assert_eq!((array(&sample, "cls_token_positions"), array(&sample, "labels")), (&[0, 3, 0][..], &[0, 1, -1][..]));
+}
+
+#[test]
+fn windows_of_a_text_have_special_tokens_and_random_halves() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("text.txt");
+    std::fs::write(&path, "abcdefghi".repeat(20)).unwrap();
+    let kind = SourceKind::Text { paths: vec![path.display().to_string()], tokenizer: Tokenizer::Bytes };
+    let encoder = EncoderSamples { vocab_size: 260, ..samples(PRETRAINING, masking(false)) };
+    let source = SourceSpec { cache_dir: Some(dir.path().join("cache")), ..spec(kind, encoder) };
+    let dataset = open(&source).unwrap();
+    let mut random = 0;
+    for n in 0..19 {
+        let sample = read(&dataset, n);
+        let mut tokens = array(&sample, "input_ids").to_vec();
+        for (at, label) in array(&sample, "masked_lm_positions").iter().zip(array(&sample, "labels")) {
+            if *label >= 0 {
+                tokens[*at as usize] = *label;
+            }
+        }
+        let first: Vec<i32> = b"abcd".iter().map(|&byte| byte.into()).collect();
+        assert_eq!((tokens[0], &tokens[1..5], tokens[5], tokens[11]), (257, &first[..], 258, 258), "{n}");
+        random += array(&sample, "next_sentence_label")[0];
+    }
+    assert!((3..17).contains(&random), "{random}");
+    let small = EncoderSamples { vocab_size: 100, ..samples(PRETRAINING, masking(false)) };
+    let error = open(&SourceSpec { encoder: Some(small), ..source }).err().unwrap();
+    assert!(matches!(error, DataError::VocabularyTooSmall { .. }), "{error}");
+}
+
+#[test]
+fn bad_rows_are_named_by_file_and_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let masked = |row: &str| format!("input_ids,attention_mask,labels,token_type_ids,next_sentence_label\n{row}\n");
+    for (row, says) in [
+        ("\"[2, 11]\",\"[1, 1]\",\"[-1, -1]\",[0],0", "token 11 is outside the vocabulary of 11"),
+        ("\"[2, 1]\",\"[1, 1]\",\"[-1, 12]\",[0],0", "label 12"),
+        ("\"[2, 1]\",\"[1, 1]\",\"[-1, 1]\",[0],2", "label 2"),
+        ("\"[2, 1]\",\"[1, 1]\",\"[1, 1, 1, 1, 1]\",[0],0", "it has 5 labels, more than the 4"),
+        ("\"[2, x]\",\"[1, 1]\",\"[1]\",[0],0", "the column input_ids is not a list of integers"),
+        ("\"[2, 1]\",\"[1, 1]\"", "the column labels is not a field"),
+    ] {
+        let source = spec(csv(dir.path(), CsvRows::Masked, &masked(row)), samples(PRETRAINING, None));
+        let error = open(&source).err().expect(says).to_string();
+        assert!(error.starts_with("row 0 of ") && error.contains(says), "{row}: {error}");
+    }
+    let long = masked(&format!("\"{:?}\",\"{:?}\",[1],[0],0", [2; 13], [1; 13]));
+    let error = open(&spec(csv(dir.path(), CsvRows::Masked, &long), samples(PRETRAINING, None))).err().unwrap();
+    assert!(error.to_string().contains("13 tokens, more than max_sequence_length 12"), "{error}");
+    let pair = "sentence1\tsentence2\tgold_label\na\tb\t-\n";
+    let class = samples(EncoderLabels::Class { classes: 3 }, None);
+    let error = open(&spec(csv(dir.path(), CsvRows::SentencePairs, pair), class)).err().unwrap();
+    assert!(error.to_string().contains("gold_label is not entailment, neutral or contradiction"), "{error}");
+}

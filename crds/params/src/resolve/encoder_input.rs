@@ -1,0 +1,128 @@
+//! Resolves the keys of an input that only encoders have, and checks that its data suit the model's task.
+
+use super::check::ResolveContext;
+use super::input_section::InputSection;
+use crate::job::{CsvRows, DataSource, EncoderTask, MaskingSpec, ModelSpec};
+
+/// Special tokens that follow the words of a source without words of its own: mask, beginning, end and padding.
+const SPECIAL_TOKENS: usize = 4;
+
+/// Returns the source of CSV files, which are read in the order of `paths`.
+pub(super) fn csv(
+    check: &mut ResolveContext<'_>,
+    s: &InputSection<'_>,
+    mut paths: Vec<String>,
+    rows: CsvRows,
+) -> DataSource {
+    if paths.is_empty() || paths.iter().any(|path| path.trim().is_empty()) {
+        check.report_missing(&s.key("data_dir"), "name at least one file, directory or glob");
+    }
+    if matches!(rows, CsvRows::Sentences | CsvRows::SentencePairs) {
+        paths.iter_mut().for_each(|path| name_files_of_split(path, s.name == "eval_input"));
+    }
+    if rows == CsvRows::TokenClasses {
+        match s.label_vocab_file {
+            Some(file) if !file.trim().is_empty() => paths.push(file.to_owned()),
+            _ => check.report_missing(&s.key("label_vocab_file"), "name the JSON file with the number of each class"),
+        }
+    }
+    if rows.has_words() {
+        match s.vocab_file {
+            Some(file) if !file.trim().is_empty() => paths.push(file.to_owned()),
+            _ => {
+                check.report_missing(&s.key("vocab_file"), "name the text file with a word of the vocabulary per line")
+            }
+        }
+    }
+    DataSource::Csv { paths, rows, is_lower_case: s.given.do_lower.unwrap_or(false) && rows.has_words() }
+}
+
+/// Names the files of a directory of GLUE that training and evaluation read.
+fn name_files_of_split(path: &mut String, is_evaluation: bool) {
+    let is_file = path.ends_with(".tsv") || path.contains(['*', '?', '[']);
+    if !is_file && !path.trim().is_empty() {
+        let name = if is_evaluation { "dev*.tsv" } else { "train.tsv" };
+        *path = format!("{}/{name}", path.trim_end_matches('/'));
+    }
+}
+
+/// Checks that the data of an input are those of the model's task, and returns how its tokens are masked.
+pub(super) fn masking(
+    check: &mut ResolveContext<'_>,
+    s: &InputSection<'_>,
+    source: &DataSource,
+    model: &ModelSpec,
+) -> Option<MaskingSpec> {
+    let key = s.key("data_processor");
+    let probability = check.probability(&s.key("masked_lm_prob"), s.given.masked_lm_prob, 0.15);
+    let whole_words = check.either_spelling(
+        &s.key("mask_whole_word"),
+        s.given.mask_whole_word,
+        &s.key("whole_word_masking"),
+        s.given.whole_word_masking,
+    );
+    if probability == 0.0 {
+        check.report_invalid(&s.key("masked_lm_prob"), "is 0, so that nothing is predicted", "use 0.15");
+    }
+    let name = s.given.data_processor.as_deref().unwrap_or("that of train_input");
+    let Some(encoder) = &model.encoder else {
+        if matches!(source, DataSource::Csv { .. }) {
+            let says = format!("is {name}, whose samples are for encoders, but the model is a decoder");
+            check.report_invalid(&key, says, "set model.name to a family of bert, or use other data");
+        } else {
+            note_unused_keys(check, s);
+        }
+        return None;
+    };
+    let is_suitable = match (&encoder.task, source) {
+        (EncoderTask::Pretraining { .. }, DataSource::Csv { rows, .. }) => {
+            matches!(rows, CsvRows::Words | CsvRows::Masked)
+        }
+        (EncoderTask::Pretraining { .. }, _) => true,
+        (EncoderTask::Classifier { .. }, DataSource::Csv { rows, .. }) => {
+            matches!(rows, CsvRows::Sentences | CsvRows::SentencePairs)
+        }
+        (EncoderTask::TokenClassifier { .. }, DataSource::Csv { rows, .. }) => *rows == CsvRows::TokenClasses,
+        (EncoderTask::Summarization { .. }, DataSource::Csv { rows, .. }) => *rows == CsvRows::Summaries,
+        _ => false,
+    };
+    if !is_suitable && !check.has_problem(&key) && !s.inherits_silently {
+        let says = format!("is {name}, whose samples are not those of the model's task");
+        check.report_invalid(&key, says, "use the data processor of the task, or name another model");
+    }
+    check_special_tokens(check, source, model);
+    let is_masked_when_read = !matches!(source, DataSource::Csv { rows: CsvRows::Masked, .. });
+    let is_pretraining = matches!(encoder.task, EncoderTask::Pretraining { .. });
+    (is_pretraining && is_masked_when_read)
+        .then_some(MaskingSpec { probability, whole_words: whole_words.unwrap_or(false) })
+}
+
+/// Notes keys of encoders in an input of a decoder.
+fn note_unused_keys(check: &mut ResolveContext<'_>, s: &InputSection<'_>) {
+    let given = [
+        ("vocab_file", s.given.vocab_file.is_some()),
+        ("label_vocab_file", s.given.label_vocab_file.is_some()),
+        ("do_lower", s.given.do_lower.is_some()),
+        ("max_predictions_per_seq", s.given.max_predictions_per_seq.is_some()),
+        ("masked_lm_prob", s.given.masked_lm_prob.is_some()),
+        ("mask_whole_word", s.given.mask_whole_word.or(s.given.whole_word_masking).is_some()),
+        ("max_cls_tokens", s.given.max_cls_tokens.is_some()),
+    ];
+    for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+        check.note(format!("{} has no effect: the model is a decoder", s.key(key)));
+    }
+}
+
+/// Checks that the vocabulary has room for the special tokens of a text, which are its last four.
+fn check_special_tokens(check: &mut ResolveContext<'_>, source: &DataSource, model: &ModelSpec) {
+    let words = match source {
+        DataSource::Text { tokenizer, .. } => tokenizer.vocab_size(),
+        DataSource::Synthetic {} => 2,
+        _ => return,
+    };
+    let needed = words + SPECIAL_TOKENS;
+    if model.vocab_size < needed && !check.has_problem("model.vocab_size") {
+        let says = format!("is {}, too small for {words} tokens and {SPECIAL_TOKENS} special ones", model.vocab_size);
+        check.report_invalid("model.vocab_size", says, format!("set it to {needed}"));
+    }
+}
