@@ -33,7 +33,7 @@ fn ten_steps_of_every_family_agree_with_transformers() {
         let length = inputs[0].len() / batch;
         let tokens = inputs[1].iter().filter(|label| **label >= 0).count();
         let graph = families::decoder(&model_spec(&recorded.json["model"], length), length).unwrap();
-        recorded.compare(graph, inputs.to_vec(), batch, tokens as f64);
+        recorded.compare(graph, inputs.map(Elements::I32).to_vec(), batch, tokens as f64);
     }
 }
 

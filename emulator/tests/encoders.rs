@@ -5,6 +5,7 @@ mod common;
 #[path = "common/recorded.rs"]
 mod recorded;
 
+use common::Elements;
 use millrace_emulator::families;
 use millrace_params::{EncoderOptions, ModelSize, ModelSpec};
 use recorded::{Recorded, check_names, integers};
@@ -24,7 +25,7 @@ fn ten_steps_of_every_task_agree_with_transformers() {
         let spec = ModelSpec { filter_size: FILTER_SIZE, encoder: Some(options), ..ModelSpec::gpt2(SIZE) };
         let input_ids = recorded.json["inputs"]["input_ids"].as_array().unwrap();
         let graph = families::graph(&spec, input_ids[0].as_array().unwrap().len()).unwrap();
-        let input = |&input: &usize| integers(&recorded.json["inputs"][&graph.values[input].name]);
+        let input = |&input: &usize| Elements::I32(integers(&recorded.json["inputs"][&graph.values[input].name]));
         let inputs = graph.inputs.iter().map(input).collect();
         recorded.compare(graph, inputs, input_ids.len(), input_ids.len() as f64);
     }

@@ -106,7 +106,10 @@ impl Fixture {
     fn step(&self, plan: &StreamPlan, step: usize) -> Samples {
         let width = plan.leaves.batch() as usize * plan.sequence;
         let at = step * width..(step + 1) * width;
-        Samples { inputs: vec![self.input_ids[at.clone()].to_vec(), self.labels[at].to_vec()], first: 0 }
+        Samples {
+            inputs: [&self.input_ids[at.clone()], &self.labels[at]].map(|all| Elements::I32(all.to_vec())).into(),
+            first: 0,
+        }
     }
 }
 
@@ -310,7 +313,10 @@ fn check_logits(fixture: &Fixture, run: &mut Run) {
         let word = |place: usize| (place * 37 + turn * 101) % vocabulary;
         let mut labels = vec![-1; sequence * sequence];
         (0..sequence).for_each(|place| labels[place * sequence + place] = word(place) as i32);
-        let samples = Samples { inputs: vec![fixture.input_ids[..sequence].repeat(sequence), labels], first: 0 };
+        let samples = Samples {
+            inputs: [fixture.input_ids[..sequence].repeat(sequence), labels].map(Elements::I32).into(),
+            first: 0,
+        };
         let leaves = samples.leaves(plan.eval_leaves, 0..plan.eval_leaves.count);
         begin(&mut run.device, false, &[], &leaves).unwrap();
         for layer in 0..plan.layers.len() {

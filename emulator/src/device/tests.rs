@@ -3,7 +3,9 @@
 
 use millrace_params::{InitializerSpec, Initializers, ModelSpec, Nonlinearity};
 
-use crate::common::{LARGE, Samples, device, evaluate, initial_weights, plan, recomputing, spec, to_f64, with_dropout};
+use crate::common::{
+    Elements, LARGE, Samples, device, evaluate, initial_weights, plan, recomputing, spec, to_f64, with_dropout,
+};
 use crate::compile::BatchSpec;
 use crate::families;
 use crate::graph::Graph;
@@ -119,13 +121,13 @@ fn evaluation_drops_nothing_and_counts_right_answers() {
     assert!((loss / expected - 1.0).abs() < 1e-6, "{loss} for {expected}");
     assert_eq!(
         losses.iter().map(|leaf| leaf.tokens).sum::<u64>(),
-        samples.inputs[1].iter().filter(|l| **l >= 0).count() as u64
+        samples.inputs[1].integers().iter().filter(|l| **l >= 0).count() as u64
     );
     // Labels that are the most likely words: try every word for one token; exactly one is correct.
     let right = (0..WORDS as i32).map(|word| {
         let mut labels = vec![-1; samples.inputs[1].len()];
         labels[17] = word;
-        let one = Samples { inputs: vec![samples.inputs[0].clone(), labels], first: samples.first };
+        let one = Samples { inputs: vec![samples.inputs[0].clone(), Elements::I32(labels)], first: samples.first };
         evaluate(&mut device(&plan, 1), &plan, &weights, &one).iter().map(|leaf| leaf.correct).sum::<u64>()
     });
     assert_eq!(right.sum::<u64>(), 1);

@@ -29,6 +29,8 @@ pub use validate::{GraphError, MAX_LOSSES};
 pub const INPUT_IDS: &str = "input_ids";
 /// Name of the input of labels. A negative label is ignored.
 pub const LABELS: &str = "labels";
+/// Name of the input of an image: channels, rows and columns of pixels.
+pub const IMAGE: &str = "image";
 
 /// Index into [`Graph::tensors`].
 pub type TensorId = usize;

@@ -108,6 +108,14 @@ impl Shape {
         Some(Self { dtype: DType::F32, rank: self.rank + 1, ..self })
     }
 
+    /// Returns the shape with all dimensions joined to one.
+    #[must_use]
+    pub fn flattened(self) -> Self {
+        let mut flat = Self { dtype: self.dtype, rank: 1, sizes: [0; MAX_DIMENSIONS] };
+        flat.sizes[0] = usize::try_from(self.elements()).unwrap_or(usize::MAX);
+        flat
+    }
+
     /// Returns the shape of one i32 for each row.
     #[must_use]
     pub const fn one_integer_per_row(mut self) -> Self {

@@ -37,12 +37,15 @@ mod dropout;
 mod embedding;
 #[cfg(feature = "kernels")]
 pub mod execute;
+mod flatten;
 mod gate;
 mod gather_rows;
 mod heads;
 mod layer_norm;
 mod linear;
 mod operator;
+mod patches;
+mod prepend_row;
 mod relative_positions;
 mod rms_norm;
 mod rotary;
@@ -162,6 +165,9 @@ operators! {
     add_sinusoids::AddSinusoids,
     gather_rows::GatherRows,
     select_row::SelectRow,
+    flatten::Flatten,
+    patches::Patches,
+    prepend_row::PrependRow,
 }
 
 /// Returns the work of an operator of a valid graph on one sample.
@@ -227,6 +233,9 @@ mod tests {
             (AddSinusoids.into(), r#"{"op":"add_sinusoids"}"#),
             (GatherRows.into(), r#"{"op":"gather_rows"}"#),
             (SelectRow { row: 3 }.into(), r#"{"op":"select_row","row":3}"#),
+            (Flatten.into(), r#"{"op":"flatten"}"#),
+            (Patches { height: 2, width: 3 }.into(), r#"{"op":"patches","height":2,"width":3}"#),
+            (PrependRow.into(), r#"{"op":"prepend_row"}"#),
         ];
         assert_eq!(
             cases.iter().map(|(op, _)| op.name()).collect::<Vec<_>>(),

@@ -151,6 +151,16 @@ pub enum OpError {
         input: usize,
         found: String,
     },
+    /// An input must be an image and is not.
+    #[error("its input {input} must have three dimensions, channels, rows and columns, not {found}")]
+    NotAnImage {
+        /// Position of the value.
+        input: usize,
+        found: String,
+    },
+    /// An image can't be divided into patches.
+    #[error("patches of {height} x {width} do not divide {found}")]
+    Patches { height: usize, width: usize, found: String },
     /// A row does not exist.
     #[error("it selects row {row}, but its input has {rows}")]
     RowOutside { row: usize, rows: usize },

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{Add, CrossEntropy, Embedding, LayerNorm, Linear, OpKind, Operator, Signature};
 use crate::common::{LARGE, Samples, device, initial_weights, plan, recomputing, round, step, to_f64, total};
 use crate::compile::BatchSpec;
-use crate::graph::{Graph, GraphBuilder, Initializer, Shape, TensorId, TensorRole, ValueId};
+use crate::graph::{DType, Graph, GraphBuilder, Initializer, Shape, TensorId, TensorRole, ValueId};
 use crate::numerics::random::{DropoutMask, key};
 use crate::plan::{Encoding, StreamPlan};
 
@@ -130,6 +130,12 @@ impl TestGraph {
         self.builder.input(format!("i{}", self.names), shape)
     }
 
+    /// Adds an input of numbers.
+    pub fn numbers(&mut self, dimensions: &[usize]) -> ValueId {
+        self.names += 1;
+        self.builder.input(format!("i{}", self.names), Shape::new(DType::F32, dimensions).unwrap())
+    }
+
     /// Adds a loss of the labels besides the last one.
     pub fn loss(&mut self, loss: CrossEntropy, x: ValueId, params: &[TensorId]) {
         self.loss_of(loss, &[x, self.labels], params);
@@ -242,9 +248,9 @@ pub(crate) fn reference_loss(graph: &Graph, tensors: &[Vec<f64>], samples: &Samp
 
 fn sample_loss(graph: &Graph, tensors: &[Vec<f64>], samples: &Samples, sample: usize, training: bool) -> f64 {
     let mut values: Vec<Vec<f64>> = vec![Vec::new(); graph.values.len()];
-    for (&input, integers) in graph.inputs.iter().zip(&samples.inputs) {
+    for (&input, given) in graph.inputs.iter().zip(&samples.inputs) {
         let width = graph.values[input].shape.elements() as usize;
-        values[input] = integers[sample * width..][..width].iter().map(|&integer| f64::from(integer)).collect();
+        values[input] = given.to_f64(sample * width..(sample + 1) * width);
     }
     let mut loss = 0.0;
     for (id, node) in graph.nodes.iter().enumerate() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
 use millrace_emulator::device::{CpuDevice, Device, DeviceError, DeviceOptions, InputData, LeafInput, LeafLoss};
 use millrace_emulator::families;
-use millrace_emulator::graph::{Graph, ValueId};
+use millrace_emulator::graph::{DType, Graph, ValueId};
 use millrace_emulator::kernels::Simd;
 use millrace_emulator::numerics::bf16;
 use millrace_emulator::numerics::init::{Initializer, tensor_key};
@@ -97,21 +97,61 @@ pub fn initial_weights(plan: &StreamPlan, seed: u64) -> Vec<Vec<f32>> {
     plan.groups.iter().map(group).collect()
 }
 
+/// The elements of an input.
+#[derive(Clone)]
+pub enum Elements {
+    I32(Vec<i32>),
+    F32(Vec<f32>),
+}
+
+impl Elements {
+    pub fn len(&self) -> usize {
+        match self {
+            Self::I32(integers) => integers.len(),
+            Self::F32(numbers) => numbers.len(),
+        }
+    }
+
+    pub fn to_f64(&self, range: std::ops::Range<usize>) -> Vec<f64> {
+        match self {
+            Self::I32(integers) => integers[range].iter().map(|&integer| f64::from(integer)).collect(),
+            Self::F32(numbers) => numbers[range].iter().map(|&number| f64::from(number)).collect(),
+        }
+    }
+
+    pub fn integers(&self) -> &[i32] {
+        if let Self::I32(integers) = self { integers } else { &[] }
+    }
+
+    fn part(&self, range: std::ops::Range<usize>) -> InputData<'_> {
+        match self {
+            Self::I32(integers) => InputData::I32(&integers[range]),
+            Self::F32(numbers) => InputData::F32(&numbers[range]),
+        }
+    }
+}
+
 /// Samples of a whole batch.
 pub struct Samples {
-    /// For each input of the graph: its integers, sample after sample.
-    pub inputs: Vec<Vec<i32>>,
+    /// For each input of the graph: its elements, sample after sample.
+    pub inputs: Vec<Elements>,
     /// Number of the first sample.
     pub first: u64,
 }
 
 impl Samples {
-    /// Random integers that the operators which read them accept: those of a table's rows, otherwise 0 or 1. Where
-    /// negative integers are accepted, one in eight is negative.
+    /// Random numbers from -1 to 1, and random integers that the operators which read them accept: those of a table's
+    /// rows, otherwise 0 or 1. Where negative integers are accepted, one in eight is negative.
     pub fn random(plan: &StreamPlan, seed: u64) -> Self {
         let samples = plan.leaves.batch() as usize;
         let input = |(position, &input): (usize, &ValueId)| {
-            let count = samples * plan.graph.values[input].shape.elements() as usize;
+            let shape = plan.graph.values[input].shape;
+            let count = samples * shape.elements() as usize;
+            if shape.dtype() == DType::F32 {
+                let mut values = vec![0.0; count];
+                Initializer::Uniform { low: -1.0, high: 1.0 }.fill(seed + position as u64, 0, &mut values);
+                return Elements::F32(values);
+            }
             let (entries, ignores_negative) = integers_of(&plan.graph, input);
             let mut values = vec![0.0; count];
             Initializer::Uniform { low: 0.0, high: entries as f64 }.fill(seed + position as u64, 0, &mut values);
@@ -119,7 +159,7 @@ impl Samples {
                 let is_ignored = ignores_negative && at % 8 == 5;
                 if is_ignored { -100 } else { (*value as i32).min(entries as i32 - 1) }
             };
-            values.iter().enumerate().map(integer).collect()
+            Elements::I32(values.iter().enumerate().map(integer).collect())
         };
         Self { inputs: plan.graph.inputs.iter().enumerate().map(input).collect(), first: 1000 }
     }
@@ -128,14 +168,14 @@ impl Samples {
     pub fn leaves(&self, leaves: LeafLayout, range: std::ops::Range<u32>) -> Vec<Leaf<'_>> {
         let samples = (leaves.count * leaves.samples) as usize;
         let leaf = |leaf: u32| {
-            let input = |input: &'_ Vec<i32>| {
+            let input = |input: &'_ Elements| {
                 let width = input.len() / samples * leaves.samples as usize;
                 leaf as usize * width..(leaf as usize + 1) * width
             };
             Leaf {
                 leaf,
                 first_sample: self.first + u64::from(leaf * leaves.samples),
-                inputs: self.inputs.iter().map(|integers| InputData::I32(&integers[input(integers)])).collect(),
+                inputs: self.inputs.iter().map(|elements| elements.part(input(elements))).collect(),
             }
         };
         range.map(leaf).collect()

@@ -12,7 +12,7 @@ use millrace_params::optimizers::AdamW;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-use super::common::{LARGE, Samples, device, plan, step};
+use super::common::{Elements, LARGE, Samples, device, plan, step};
 
 /// The settings of the recorded runs.
 const ADAMW: AdamW = AdamW { betas: [0.9, 0.95], eps: 1e-8, correct_bias: true };
@@ -91,7 +91,7 @@ impl Recorded {
 
     /// Trains `graph` on these inputs of `batch` samples, and compares the loss of each step. The sum of losses is
     /// divided by `divisor`.
-    pub fn compare(&self, graph: Graph, inputs: Vec<Vec<i32>>, batch: usize, divisor: f64) {
+    pub fn compare(&self, graph: Graph, inputs: Vec<Elements>, batch: usize, divisor: f64) {
         let samples = Samples { inputs, first: 0 };
         let plan = plan(graph, BatchSpec { samples: batch, leaf_bound: 1 }, Encoding::F32, LARGE);
         let mut device = device(&plan, 1);
