@@ -41,6 +41,7 @@ pub fn source_spec(input: &InputSpec, model: &ModelSpec) -> SourceSpec {
         DataSource::Csv { paths, rows, is_lower_case } => {
             SourceKind::Csv { paths: paths.clone(), rows: csv_rows(*rows), is_lower_case: *is_lower_case }
         }
+        DataSource::Images { paths, images } => SourceKind::Images { paths: paths.clone(), images: images.clone() },
         DataSource::Synthetic {} => SourceKind::Synthetic {
             vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
             seed: input.shuffle_seed,

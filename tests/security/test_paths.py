@@ -131,6 +131,8 @@ PATH_FIELDS = {
 """Fields with a path that a job reads or writes."""
 
 OTHER_FIELDS = {
+    *("spec.params.csconfig", "spec.params.description"),
+    *("spec.params.model.activation_fn", "spec.params.model.pooler_nonlinearity"),
     *("apiVersion", "kind", "metadata.annotations.*", "metadata.labels.*", "spec.labels.*"),
     # The server sets these itself.
     *("metadata.creationTimestamp", "metadata.deletionTimestamp", "metadata.resourceVersion", "metadata.selfLink"),
@@ -143,7 +145,10 @@ OTHER_FIELDS = {
     *(
         f"spec.params.{name}_input.{key}"
         for name in ("train", "eval")
-        for key in ("data_processor", "data_subset", "micro_batch_size", "split", "tokenizer")
+        for key in (
+            *("data_processor", "data_subset", "micro_batch_size", "split", "tokenizer"),
+            *("transforms[].interpolation", "transforms[].name"),
+        )
     ),
     # Never read: the processors that have these keys can only be planned.
     *(

@@ -2,10 +2,13 @@
 
 use std::ops::Range;
 
+use millrace_params::ImageSource;
+
 use crate::cache::{self, CacheDir, CacheOutcome};
 use crate::encoder::EncoderSource;
 use crate::files::expand;
 use crate::hdf5::{Hdf5Size, Hdf5Store};
+use crate::images::ImageStore;
 use crate::inspect::inspect_files;
 use crate::mixture::MixtureOrder;
 use crate::order::SampleOrder;
@@ -29,6 +32,10 @@ pub struct Dataset {
 enum DatasetContent {
     Source(OrderedSource),
     Encoder(Box<EncoderSource>),
+    Images {
+        store: ImageStore,
+        order: SampleOrder,
+    },
     Mixture {
         order: MixtureOrder,
         members: Vec<Dataset>,
@@ -83,6 +90,7 @@ impl Dataset {
                 (TokenSource::Hdf5(store), CacheOutcome::NotNeeded)
             }
             SourceKind::Csv { .. } => return Err(DataError::NotForDecoders),
+            SourceKind::Images { paths, images } => return Self::open_images(spec, paths, images),
             SourceKind::Synthetic { vocab_size, seed } => {
                 (TokenSource::Synthetic(Synthetic::new(*vocab_size, *seed)), CacheOutcome::NotNeeded)
             }
@@ -92,6 +100,19 @@ impl Dataset {
         let fingerprint = source.fingerprint(spec.seq_len);
         source.check_first_window(spec.seq_len)?;
         Ok(Self { content: DatasetContent::Source(source), seq_len: spec.seq_len, fingerprint, cache })
+    }
+
+    /// Opens images, and reads the first one.
+    fn open_images(spec: &SourceSpec, paths: &[String], images: &ImageSource) -> Result<Self, DataError> {
+        let store = ImageStore::open(paths, images, spec.shuffle_seed)?;
+        let order = order_of(spec, 0..store.count())?;
+        store.read(order.first_window(), 0)?;
+        let mut hasher = blake3::Hasher::new_derive_key("millrace images, version 1");
+        store.hash(&mut hasher);
+        order.hash(&mut hasher);
+        let fingerprint = *hasher.finalize().as_bytes();
+        let content = DatasetContent::Images { store, order };
+        Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded })
     }
 
     /// Opens the sources of a mixture of HDF5 files.
@@ -122,27 +143,6 @@ impl Dataset {
         Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded })
     }
 
-    /// Returns the names of the arrays of a sample, and the number of elements of each: `input_ids` and `labels`, or
-    /// those of an encoder.
-    pub fn arrays(&self) -> Vec<(&'static str, usize)> {
-        match &self.content {
-            DatasetContent::Encoder(source) => source.arrays(),
-            _ => vec![("input_ids", self.seq_len), ("labels", self.seq_len)],
-        }
-    }
-
-    /// Reads sample `n` into `arrays`, which have the sizes of [`Dataset::arrays`].
-    ///
-    /// # Errors
-    /// See [`Dataset::sample`]; also a row of a CSV file that can't be used.
-    pub fn read(&self, n: u64, arrays: &mut [Vec<i32>]) -> Result<(), DataError> {
-        match (&self.content, arrays) {
-            (DatasetContent::Encoder(source), arrays) => source.read(n, arrays),
-            (_, [input_ids, labels]) => self.sample(n, input_ids, labels),
-            (_, _) => Err(DataError::NotForDecoders),
-        }
-    }
-
     /// Returns the tokens of `input_ids` and of `labels` in one sample (T).
     pub fn seq_len(&self) -> usize {
         self.seq_len
@@ -155,12 +155,13 @@ impl Dataset {
         match &self.content {
             DatasetContent::Source(source) => source.order.samples_per_pass(),
             DatasetContent::Encoder(source) => source.samples_per_pass(),
+            DatasetContent::Images { order, .. } => order.samples_per_pass(),
             DatasetContent::Mixture { samples, .. } => *samples,
         }
     }
 
-    /// Returns the largest token of the source, both splits together. For HDF5 files, whose tokens are checked when
-    /// they are read, it is the largest token of the vocabulary.
+    /// Returns the largest token of the source, both splits together; of images, the largest class. For HDF5 files,
+    /// whose tokens are checked when they are read, it is the largest token of the vocabulary.
     pub fn max_token(&self) -> u32 {
         match &self.content {
             DatasetContent::Source(source) => match &source.source {
@@ -169,6 +170,7 @@ impl Dataset {
                 TokenSource::Synthetic(synthetic) => synthetic.max_token(),
             },
             DatasetContent::Encoder(source) => source.vocab_size().saturating_sub(1),
+            DatasetContent::Images { store, .. } => store.classes().saturating_sub(1).try_into().unwrap_or(u32::MAX),
             DatasetContent::Mixture { members, .. } => members.iter().map(Self::max_token).max().unwrap_or(0),
         }
     }
@@ -202,7 +204,8 @@ impl Dataset {
     /// order of a pass is the [`Permutation`](crate::Permutation) keyed by (shuffle seed, pass).
     ///
     /// # Errors
-    /// An HDF5 file can't be read, or a token in it is not in the vocabulary. Other sources have no errors.
+    /// An HDF5 file can't be read, or a token in it is not in the vocabulary; the samples are images. Other sources
+    /// have no errors.
     ///
     /// # Panics
     /// If one of the slices is not T long.
@@ -216,12 +219,91 @@ impl Dataset {
         match &self.content {
             DatasetContent::Source(source) => source.read(source.order.window(n), input_ids, labels),
             DatasetContent::Encoder(_) => Err(DataError::NotForDecoders),
+            DatasetContent::Images { .. } => Err(DataError::NoTokens),
             DatasetContent::Mixture { order, members, .. } => {
                 let (member, number) = order.locate(n);
                 members[member].sample(number, input_ids, labels)
             }
         }
     }
+
+    /// Returns the inputs that a sample consists of, by the names that a model's graph has.
+    pub fn inputs(&self) -> Vec<SampleInput> {
+        let input = |name, element_type, shape: &[usize]| SampleInput { name, element_type, shape: shape.to_vec() };
+        match &self.content {
+            DatasetContent::Images { store, .. } => {
+                vec![input("image", ElementType::F32, &store.dimensions()), input("labels", ElementType::I32, &[])]
+            }
+            DatasetContent::Encoder(source) => source.inputs(),
+            DatasetContent::Source(_) | DatasetContent::Mixture { .. } => {
+                ["input_ids", "labels"].map(|name| input(name, ElementType::I32, &[self.seq_len])).into()
+            }
+        }
+    }
+
+    /// Reads `count` samples from number `first` on: for each of [`Dataset::inputs`] its elements, sample after sample,
+    /// each of four bytes, little-endian.
+    ///
+    /// # Errors
+    /// A file can't be read, or contains an image or a token that the model does not accept.
+    pub fn read(&self, first: u64, count: u32) -> Result<Vec<Vec<u8>>, DataError> {
+        let bytes = |input: SampleInput| Vec::with_capacity(input.bytes().saturating_mul(count as usize));
+        let mut arrays: Vec<Vec<u8>> = self.inputs().into_iter().map(bytes).collect();
+        let mut sample_arrays = match &self.content {
+            DatasetContent::Encoder(source) => source.empty(),
+            _ => vec![vec![0; self.seq_len]; 2],
+        };
+        for sample in (0..u64::from(count)).map(|at| first.saturating_add(at)) {
+            match (&self.content, sample_arrays.as_mut_slice()) {
+                (DatasetContent::Images { store, order }, _) => {
+                    let (pixels, class) = store.read(order.window(sample), sample)?;
+                    let pixels = pixels.iter().flat_map(|pixel| pixel.to_le_bytes()).collect();
+                    append_all(&mut arrays, [pixels, class.to_le_bytes().to_vec()]);
+                    continue;
+                }
+                (DatasetContent::Encoder(source), sample_arrays) => source.read(sample, sample_arrays)?,
+                (_, [input_ids, labels]) => self.sample(sample, input_ids, labels)?,
+                (_, _) => return Err(DataError::NoTokens),
+            }
+            append_all(&mut arrays, sample_arrays.iter().map(|array| integer_bytes(array)));
+        }
+        Ok(arrays)
+    }
+}
+
+fn integer_bytes(integers: &[i32]) -> Vec<u8> {
+    integers.iter().flat_map(|integer| integer.to_le_bytes()).collect()
+}
+
+fn append_all(arrays: &mut [Vec<u8>], parts: impl IntoIterator<Item = Vec<u8>>) {
+    arrays.iter_mut().zip(parts).for_each(|(array, part)| array.extend_from_slice(&part));
+}
+
+/// An input that samples consist of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SampleInput {
+    /// The name.
+    pub name: &'static str,
+    /// Type of its elements.
+    pub element_type: ElementType,
+    /// Its dimensions; none for a single element.
+    pub shape: Vec<usize>,
+}
+
+impl SampleInput {
+    /// Returns the bytes of one sample.
+    pub fn bytes(&self) -> usize {
+        self.shape.iter().fold(4, |bytes: usize, &size| bytes.saturating_mul(size))
+    }
+}
+
+/// Type of the elements of an input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ElementType {
+    /// 32-bit floating point.
+    F32,
+    /// 32-bit integers.
+    I32,
 }
 
 impl OrderedSource {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::SplitPart;
 use crate::encoder::{CsvProblem, VocabularyProblem};
 use crate::hdf5::{Hdf5Problem, SampleProblem};
+use crate::images::ImageProblem;
 
 /// The format that [`DataError::WrongFormat`] names for a source of HDF5 files.
 pub(crate) const HDF5_FILE: &str = "an HDF5 file";
@@ -95,6 +96,16 @@ pub enum DataError {
         /// The end of the sentence.
         problem: VocabularyProblem,
     },
+    /// A file or directory of images can't be used.
+    #[error("{} {problem}", path.display())]
+    Images {
+        path: PathBuf,
+        /// The end of the sentence.
+        problem: ImageProblem,
+    },
+    /// Tokens were requested from a source of images.
+    #[error("the samples of this source are images, not tokens")]
+    NoTokens,
     /// A sample can't be used. Unlike the other errors it may occur after the source was opened.
     #[error("{unit} {number} of {}: {problem}", path.display())]
     BadSample {
@@ -193,6 +204,8 @@ impl DataError {
                 "a vocabulary has one word in a line, among them [PAD], [UNK], [CLS], [SEP] and [MASK]".into()
             }
             BadSample { problem, .. } => problem.hint(),
+            Images { problem, .. } => problem.hint(),
+            NoTokens => "use a data_processor of tokens".into(),
             NoSamples { .. } => "give more data, or read a larger part of it".into(),
             TooShort { split: SplitPart::Train, .. } => {
                 "give more data, a smaller max_sequence_length, or a smaller validation fraction".into()

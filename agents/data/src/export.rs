@@ -4,10 +4,10 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use crate::{DataError, Dataset};
+use crate::{DataError, Dataset, ElementType, SampleInput};
 
-/// Writes `steps` batches of `batch` samples, starting with sample `first_sample`, as safetensors with the
-/// [arrays](Dataset::arrays) of samples, each `[steps, batch, elements]` of int32.
+/// Writes `steps` batches of `batch` samples, starting with sample `first_sample`, as safetensors with a tensor
+/// for each input, such as `input_ids` and `labels`, each `[steps, batch, T]` of int32.
 ///
 /// Sample `first_sample + step * batch + i` is element `[step, i]`. A file at `path` is replaced atomically. Samples
 /// are written as they are computed: memory use does not grow with the file.
@@ -18,12 +18,13 @@ pub fn write_samples(
     first_sample: u64,
     path: &Path,
 ) -> Result<(), DataError> {
-    let arrays = dataset.arrays();
-    let elements = arrays.iter().map(|(_, elements)| *elements as u64).sum::<u64>();
+    let inputs = dataset.inputs();
     let too_many = || DataError::FileTooLarge { steps, batch };
     let samples = steps.checked_mul(batch).filter(|n| first_sample.checked_add(*n).is_some()).ok_or_else(too_many)?;
     // All tensors and the header must have lengths that a file position can express.
-    samples.checked_mul(elements * 4).filter(|bytes| *bytes < i64::MAX as u64 / 2).ok_or_else(too_many)?;
+    let sizes = inputs.iter().map(|input| samples.checked_mul(input.bytes() as u64));
+    let sizes: Vec<u64> =
+        sizes.map(|size| size.filter(|b| *b < i64::MAX as u64 / 4)).collect::<Option<_>>().ok_or_else(too_many)?;
 
     let error = |path: &Path| {
         let path = path.to_path_buf();
@@ -33,13 +34,11 @@ pub fn write_samples(
     let write = || -> Result<(), DataError> {
         let file = File::create(&unfinished).map_err(error(&unfinished))?;
         let mut out = BufWriter::with_capacity(1 << 20, file);
-        out.write_all(&header(&arrays, steps, batch)).map_err(error(&unfinished))?;
-        let mut sample: Vec<Vec<i32>> = arrays.iter().map(|(_, elements)| vec![0; *elements]).collect();
-        for array in 0..arrays.len() {
+        out.write_all(&header(&inputs, [steps, batch], &sizes)).map_err(error(&unfinished))?;
+        for tensor in 0..inputs.len() {
             for number in first_sample..first_sample + samples {
-                dataset.read(number, &mut sample)?;
-                let bytes: Vec<u8> = sample[array].iter().flat_map(|element| element.to_le_bytes()).collect();
-                out.write_all(&bytes).map_err(error(&unfinished))?;
+                let arrays = dataset.read(number, 1)?;
+                out.write_all(&arrays[tensor]).map_err(error(&unfinished))?;
             }
         }
         let written = out.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| file.sync_all());
@@ -55,17 +54,17 @@ pub fn write_samples(
 }
 
 /// Returns the header of a safetensors file: its length, then JSON, padded so that the tensors are aligned to 8 bytes.
-fn header(arrays: &[(&'static str, usize)], steps: u64, batch: u64) -> Vec<u8> {
+fn header(inputs: &[SampleInput], [steps, batch]: [u64; 2], sizes: &[u64]) -> Vec<u8> {
     let mut from = 0;
-    let tensors = arrays.iter().map(|&(name, elements)| {
-        let to = from + steps * batch * elements as u64 * 4;
-        let tensor = format!(
-            r#""{name}":{{"dtype":"I32","shape":[{steps}, {batch}, {elements}],"data_offsets":[{from},{to}]}}"#
-        );
+    let mut tensors = Vec::with_capacity(inputs.len());
+    for (input, size) in inputs.iter().zip(sizes) {
+        let shape: Vec<u64> = [steps, batch].into_iter().chain(input.shape.iter().map(|&size| size as u64)).collect();
+        let (name, dtype) = (input.name, if input.element_type == ElementType::F32 { "F32" } else { "I32" });
+        let to = from + size;
+        tensors.push(format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{from},{to}]}}"#));
         from = to;
-        tensor
-    });
-    let mut json = format!("{{{}}}", tensors.collect::<Vec<_>>().join(","));
+    }
+    let mut json = format!("{{{}}}", tensors.join(","));
     while json.len() % 8 != 0 {
         json.push(' ');
     }

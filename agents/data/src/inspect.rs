@@ -42,7 +42,7 @@ pub struct DataSummary {
     pub files: u64,
     /// Total bytes of all files.
     pub bytes: u64,
-    /// Samples in a pass over HDF5 or CSV files.
+    /// Samples in a pass over HDF5 or CSV files, or images.
     pub hdf5_samples: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ impl DataSummary {
         Self {
             files: self.files.saturating_add(other.files),
             bytes: self.bytes.saturating_add(other.bytes),
-            // HDF5 files are inspected together.
+            // HDF5 files and images are inspected together.
             hdf5_samples: match self.hdf5_samples {
                 None => other.hdf5_samples,
                 known => known,
@@ -71,7 +71,9 @@ impl DataSummary {
             // There is a separator between two documents.
             SourceKind::Text { tokenizer: Tokenizer::Bytes, .. } => self.bytes.saturating_add(self.files.max(1) - 1),
             SourceKind::Tokens { .. } => self.bytes / TOKEN_BYTES as u64,
-            SourceKind::Hdf5 { .. } | SourceKind::Csv { .. } => return Ok(self.hdf5_samples),
+            SourceKind::Hdf5 { .. } | SourceKind::Csv { .. } | SourceKind::Images { .. } => {
+                return Ok(self.hdf5_samples);
+            }
             SourceKind::Text { .. } | SourceKind::Synthetic { .. } => return Ok(None),
         };
         let windows = spec.encoder.as_ref().map(|samples| spec.windows_of_encoder(samples));
@@ -93,6 +95,7 @@ pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
         SourceKind::Csv { paths, rows, .. } => {
             return inspect_stored(spec, data_and_vocabulary(paths, *rows).0, rows.extension());
         }
+        SourceKind::Images { .. } => return inspect_images(spec),
         SourceKind::Synthetic { .. } => return Ok(DataSummary::default()),
     };
     inspect_files(&spec.kind, &expand(paths, extension)?)
@@ -114,6 +117,12 @@ fn inspect_stored(spec: &SourceSpec, paths: &[String], extension: &'static str) 
     let bytes = files.iter().map(|path| size_of(path)).sum::<Result<u64, _>>()?;
     let samples = Dataset::open(spec, |_, _| {})?.windows();
     Ok(DataSummary { files: files.len() as u64, bytes, hdf5_samples: Some(samples) })
+}
+
+/// Opens images, which reads the files of an idx source and decodes one image of a directory.
+fn inspect_images(spec: &SourceSpec) -> Result<DataSummary, DataError> {
+    let samples = Dataset::open(spec, |_, _| {})?.windows();
+    Ok(DataSummary { files: samples, bytes: 0, hdf5_samples: Some(samples) })
 }
 
 /// Returns the format of a file that is none of ours, if its first bytes show it.
@@ -175,6 +184,7 @@ const fn expected_format(kind: &SourceKind) -> &'static str {
         SourceKind::Tokens { .. } => "a file of little-endian 16-bit tokens",
         SourceKind::Hdf5 { .. } => HDF5_FILE,
         SourceKind::Csv { .. } => "a CSV file",
+        SourceKind::Images { .. } => "images",
         SourceKind::Text { .. } | SourceKind::Synthetic { .. } => "UTF-8 text",
     }
 }

@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
+use millrace_params::ImageSource;
+
 use crate::encoder::SPECIAL_TOKENS;
 use crate::{CsvRows, DataError, EncoderSamples, Tokenizer};
 
-/// The source of the tokens.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The source of the samples.
+#[derive(Debug, Clone, PartialEq)]
 pub enum SourceKind {
     /// UTF-8 text, each file one document.
     ///
@@ -41,6 +43,13 @@ pub enum SourceKind {
         rows: CsvRows,
         /// Whether words are converted to lower case.
         is_lower_case: bool,
+    },
+    /// Images with a class each.
+    Images {
+        /// Directories, or idx files of images.
+        paths: Vec<String>,
+        /// How they are stored, and what is done with them.
+        images: ImageSource,
     },
     /// A seeded stream with structure that a model can learn, for tests and benchmarks without data.
     Synthetic {

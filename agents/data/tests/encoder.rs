@@ -54,11 +54,11 @@ fn open(spec: &SourceSpec) -> Result<Dataset, DataError> {
 }
 
 fn read(dataset: &Dataset, n: u64) -> Vec<(&'static str, Vec<i32>)> {
-    let arrays = dataset.arrays();
-    let mut sample: Vec<Vec<i32>> = arrays.iter().map(|(_, elements)| vec![0; *elements]).collect();
-    dataset.read(n, &mut sample).unwrap();
-    assert!(arrays.iter().zip(&sample).all(|((_, elements), array)| *elements == array.len()));
-    arrays.into_iter().map(|(name, _)| name).zip(sample).collect()
+    let integers =
+        |bytes: Vec<u8>| bytes.chunks(4).map(|chunk| i32::from_le_bytes(chunk.try_into().unwrap())).collect();
+    let arrays = dataset.read(n, 1).unwrap();
+    assert!(dataset.inputs().iter().zip(&arrays).all(|(input, array)| input.bytes() == array.len()));
+    dataset.inputs().into_iter().map(|input| input.name).zip(arrays.into_iter().map(integers)).collect()
 }
 
 fn array<'a>(sample: &'a [(&'static str, Vec<i32>)], name: &str) -> &'a [i32] {

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use bytes::{BufMut, BytesMut};
 use millrace_data::{DataError, Dataset};
 use millrace_engine::message::{AgentCommand, AgentReport};
 use millrace_engine::types::Role;
@@ -155,19 +154,10 @@ fn read_samples(inputs: &JobInputs, request: &proto::SamplesRequest) -> Result<p
 }
 
 fn read(dataset: &Dataset, first: u64, count: u32) -> Result<Vec<proto::SampleInput>, DataError> {
-    let arrays = dataset.arrays();
-    let mut sample: Vec<Vec<i32>> = arrays.iter().map(|(_, elements)| vec![0; *elements]).collect();
-    let mut bytes: Vec<BytesMut> =
-        arrays.iter().map(|(_, elements)| BytesMut::with_capacity(4 * elements * count as usize)).collect();
-    for number in first..first + u64::from(count) {
-        dataset.read(number, &mut sample)?;
-        for (bytes, array) in bytes.iter_mut().zip(&sample) {
-            array.iter().for_each(|&element| bytes.put_i32_le(element));
-        }
-    }
-    let input = |((name, _), elements): ((&str, usize), BytesMut)| proto::SampleInput {
-        name: name.to_owned(),
-        elements: elements.freeze(),
+    let arrays = dataset.read(first, count)?;
+    let input = |(input, elements): (millrace_data::SampleInput, Vec<u8>)| proto::SampleInput {
+        name: input.name.to_owned(),
+        elements: elements.into(),
     };
-    Ok(arrays.into_iter().zip(bytes).map(input).collect())
+    Ok(dataset.inputs().into_iter().zip(arrays).map(input).collect())
 }

@@ -4,7 +4,7 @@
 //! choices, and by the JSON schema for editors. Keywords are compared without regard to case.
 
 use crate::job::{
-    AnnealStrategy, CsvRows, LogLevel, LossScaling, Mode, ModelFamily, Nonlinearity, Norm, TokenizerName,
+    AnnealStrategy, CsvRows, ImageFormat, LogLevel, LossScaling, Mode, ModelFamily, Nonlinearity, Norm, TokenizerName,
 };
 
 /// The keywords of one key.
@@ -51,6 +51,7 @@ pub(crate) enum Processor {
     Text,
     Tokens,
     Hdf5,
+    Images(ImageFormat),
     Synthetic,
     /// Can be planned but not read yet.
     Planned,
@@ -64,6 +65,8 @@ pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
         ("GptTokenDataProcessor", Processor::Tokens),
         ("GptHDF5DataProcessor", Processor::Hdf5),
         ("GptHDF5MapDataProcessor", Processor::Hdf5),
+        ("MNISTDataProcessor", Processor::Images(ImageFormat::Idx)),
+        ("ImageNet1KProcessor", Processor::Images(ImageFormat::Folder)),
         ("SyntheticDataProcessor", Processor::Synthetic),
         ("T5DynamicDataProcessor", Processor::Planned),
         ("TransformerDynamicDataProcessor", Processor::Planned),
@@ -103,7 +106,12 @@ pub(crate) enum SplitName {
 }
 
 pub(crate) static SPLIT_NAMES: Keywords<SplitName> = Keywords {
-    values: &[("all", SplitName::All), ("train", SplitName::Train), ("validation", SplitName::Validation)],
+    values: &[
+        ("all", SplitName::All),
+        ("train", SplitName::Train),
+        ("validation", SplitName::Validation),
+        ("val", SplitName::Validation),
+    ],
     unsupported: &[],
 };
 
@@ -133,10 +141,10 @@ pub(crate) static FAMILIES: Keywords<ModelFamily> = Keywords {
         ("bert", ModelFamily::Bert), ("roberta", ModelFamily::Bert),
         ("bert/classifier", ModelFamily::BertClassifier), ("bert/token_classifier", ModelFamily::BertTokenClassifier),
         ("bert/extractive_summarization", ModelFamily::BertSummarization), ("esm2", ModelFamily::Esm2),
+        ("fc_mnist", ModelFamily::FcMnist), ("vision_transformer", ModelFamily::VisionTransformer),
     ],
     unsupported: &[
-        "bert/qa", "dit", "dino", "dpo", "dpr", "fc_mnist", "llava", "mixtral", "multimodal_simple", "unet",
-        "vision_transformer",
+        "bert/qa", "dit", "dino", "dpo", "dpr", "llava", "mixtral", "multimodal_simple", "unet",
     ],
 };
 
@@ -166,6 +174,34 @@ pub(crate) static POSITION_EMBEDDINGS: Keywords<PositionKind> = Keywords {
     ],
     unsupported: &[],
 };
+
+/// A change of an image, without its arguments.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum TransformKind {
+    Resize,
+    CenterCrop,
+    RandomResizedCrop,
+    RandomHorizontalFlip,
+    ToTensor,
+    Normalize,
+}
+
+#[rustfmt::skip]
+pub(crate) static TRANSFORMS: Keywords<TransformKind> = Keywords {
+    values: &[
+        ("resize", TransformKind::Resize), ("center_crop", TransformKind::CenterCrop),
+        ("random_resized_crop", TransformKind::RandomResizedCrop),
+        ("random_horizontal_flip", TransformKind::RandomHorizontalFlip), ("to_tensor", TransformKind::ToTensor),
+        ("normalize", TransformKind::Normalize),
+    ],
+    unsupported: &[
+        "expand", "random_vertical_flip", "resize_center_crop", "random_crop", "color_jitter", "gaussian_blur",
+        "random_grayscale", "pad", "lambda", "to_dtype", "auto_augment", "rand_augment", "random_erasing",
+    ],
+};
+
+pub(crate) static INTERPOLATIONS: Keywords<()> =
+    Keywords { values: &[("bilinear", ())], unsupported: &["nearest", "bicubic", "lanczos", "box", "hamming"] };
 
 /// A rule for the frequencies of rotary position embeddings.
 #[derive(Clone, Copy, PartialEq)]

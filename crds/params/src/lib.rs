@@ -40,16 +40,17 @@ pub use appliance::{
     SwarmXSpec, WaferDocument, WaferSpec,
 };
 pub use document::{
-    AttentionParams, InitializerParams, InitializerSetting, InputParams, LearningRateScaleParams, LearningRateSetting,
-    MicroBatchRange, MicroBatchSetting, MixtureParams, ModelParams, NestedSchedules, OneOrMany, OptimizerParams,
-    Params, RotaryScalingParams, RunParams, ScheduleParams,
+    AttentionParams, ImageSize, ImageTransformParams, InitializerParams, InitializerSetting, InputParams,
+    LearningRateScaleParams, LearningRateSetting, MicroBatchRange, MicroBatchSetting, MixtureParams, ModelParams,
+    NestedSchedules, OneOrMany, OptimizerParams, Params, RotaryScalingParams, RunParams, ScheduleParams,
 };
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
     AnnealStrategy, CheckpointStates, CsvRows, CycleAmplitude, DataSource, DecoderOptions, EncoderOptions, EncoderTask,
-    InitializerSpec, Initializers, InputSpec, JobSpec, LearningRateScale, LogLevel, LossScaling, MaskingSpec,
-    MixturePart, Mode, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, Positions,
-    Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, Schedule, ScheduleSegment, ScheduleSegmentKind,
+    ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape, ImageSource, ImageTransform, InitializerSpec,
+    Initializers, InputSpec, JobSpec, LearningRateScale, LogLevel, LossScaling, MaskingSpec, MixturePart, Mode,
+    ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, Positions, Precision,
+    ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, Schedule, ScheduleSegment, ScheduleSegmentKind,
     Seq2SeqOptions, Seq2SeqPositions, Split, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};

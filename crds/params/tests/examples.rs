@@ -3,7 +3,7 @@
 mod common;
 
 use common::resolved;
-use millrace_params::{DataSource, JobSpec};
+use millrace_params::{DataSource, ImageFormat, ImagePart, JobSpec};
 
 fn example(name: &str) -> (String, JobSpec) {
     let path = format!("{}/../../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
@@ -43,6 +43,19 @@ fn main_example_has_eight_leaves_on_two_systems() {
     let DataSource::Text { paths, .. } = &job.train_input.source else { panic!("{:?}", job.train_input.source) };
     for path in paths {
         assert!(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path).is_file(), "{path}");
+    }
+}
+
+#[test]
+fn examples_of_images_name_files_of_the_repository() {
+    for name in ["mlp-digits", "vit-digits"] {
+        let (_, job) = example(name);
+        let eval = job.eval_input.as_ref().unwrap();
+        for (input, wanted) in [(&job.train_input, ImagePart::Train), (eval, ImagePart::Validation)] {
+            let DataSource::Images { paths, images } = &input.source else { panic!("{:?}", input.source) };
+            assert_eq!((images.part, images.format, images.classes), (wanted, ImageFormat::Idx, 10));
+            assert!(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(&paths[0]).is_dir());
+        }
     }
 }
 

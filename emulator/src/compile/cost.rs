@@ -28,7 +28,9 @@ pub fn planning_bytes(job: &JobSpec, appliance: &MachineSpec) -> u64 {
     .map(|number| number as u64);
     let block = hidden.saturating_mul(hidden.saturating_mul(4).saturating_add(filter.saturating_mul(2)));
     let tables = vocabulary.saturating_mul(2).saturating_add(positions).saturating_mul(hidden);
-    let elements = block.saturating_mul(blocks).saturating_add(tables);
+    // The first layer of a model of images.
+    let pixels = model.image.as_ref().map_or(0, |image| image.shape.elements() as u64).saturating_mul(hidden);
+    let elements = block.saturating_mul(blocks).saturating_add(tables).saturating_add(pixels);
     let chunks = (elements / (appliance.link.chunk_bytes / 4).max(1)).min(MAX_CHUNKS as u64);
     let chunks = chunks.saturating_add(blocks.saturating_mul(GROUPS_PER_BLOCK));
     BASE_BYTES.saturating_add(blocks.saturating_mul(BLOCK_BYTES)).saturating_add(chunks.saturating_mul(CHUNK_BYTES))

@@ -26,9 +26,9 @@
 
 use millrace_params::{EncoderOptions, EncoderTask, InitializerSpec, ModelSpec, Nonlinearity, Positions};
 
-use super::{ONE, ZERO, initial_values};
+use super::{ZERO, initial_values};
 use crate::graph::{Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, Shape, TensorId, TensorRole, ValueId};
-use crate::ops::{Activation, Add, AddPosition, Attention, CrossEntropy, Embedding, GatherRows, LayerNorm, SelectRow};
+use crate::ops::{Activation, Add, AddPosition, Attention, CrossEntropy, Embedding, GatherRows, SelectRow};
 
 /// Number of segments of a sample.
 const SEGMENTS: usize = 2;
@@ -249,10 +249,8 @@ impl Encoder<'_> {
     }
 
     fn norm(&mut self, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
-        let (shape, epsilon) = ([self.spec.hidden_size], self.spec.layer_norm_epsilon as f32);
-        let gain = self.builder.tensor(format!("{name}.weight"), &shape, ONE, TensorRole::Norm);
-        let offset = self.builder.tensor(format!("{name}.bias"), &shape, ZERO, TensorRole::Norm);
-        self.builder.node(LayerNorm { epsilon }, name, &[x], &[gain, offset])
+        let (width, epsilon) = (self.spec.hidden_size, self.spec.layer_norm_epsilon);
+        super::add_layer_norm(&mut self.builder, name, x, width, epsilon)
     }
 
     fn linear(

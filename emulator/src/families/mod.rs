@@ -7,14 +7,16 @@
 use millrace_params::{InitializerSpec, ModelFamily, ModelSpec, RotaryPositions};
 
 use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorRole, ValueId};
-use crate::ops::{Dropout, Linear, Rotary, RotaryPairing, Scale};
+use crate::ops::{Dropout, LayerNorm, Linear, Rotary, RotaryPairing, Scale};
 
 mod decoder;
 mod encoder;
+mod image;
 mod seq2seq;
 
 pub use decoder::decoder;
 pub use encoder::encoder;
+pub use image::image_classifier;
 pub use seq2seq::seq2seq;
 
 const ZERO: Initializer = Initializer::Constant { value: 0.0 };
@@ -23,7 +25,7 @@ const ONE: Initializer = Initializer::Constant { value: 1.0 };
 /// Maximum number of blocks. A mistyped number must not exhaust memory.
 const MAX_BLOCKS: usize = 10_000;
 
-/// Returns the graph of a model that reads samples of `sequence` tokens.
+/// Returns the graph of a model that reads samples of `sequence` tokens, or images.
 ///
 /// # Errors
 /// The sequence is longer than the model supports, or the specification is inconsistent.
@@ -33,6 +35,9 @@ pub fn graph(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
     }
     if let Some(options) = &spec.seq2seq {
         return seq2seq(spec, options, sequence);
+    }
+    if let Some(options) = &spec.image {
+        return image_classifier(spec, options);
     }
     match spec.family {
         ModelFamily::Gpt2
@@ -47,14 +52,17 @@ pub fn graph(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
         | ModelFamily::Jais
         | ModelFamily::Starcoder
         | ModelFamily::Santacoder
-        | ModelFamily::Gemma2
-        | ModelFamily::T5
+        | ModelFamily::Gemma2 => decoder(spec, sequence),
+        // Not reached: these families have options of their own.
+        ModelFamily::T5
         | ModelFamily::Transformer
         | ModelFamily::Bert
         | ModelFamily::BertClassifier
         | ModelFamily::BertTokenClassifier
         | ModelFamily::BertSummarization
-        | ModelFamily::Esm2 => decoder(spec, sequence),
+        | ModelFamily::Esm2
+        | ModelFamily::FcMnist
+        | ModelFamily::VisionTransformer => decoder(spec, sequence),
     }
 }
 
@@ -81,6 +89,19 @@ fn add_linear(
         params.push(builder.tensor(format!("{name}.bias"), &shape[..1], ZERO, TensorRole::Bias));
     }
     builder.node(Linear, name, &[x], &params)
+}
+
+/// Adds a layer norm over rows of `width` with the tensors `NAME.weight` and `NAME.bias`.
+fn add_layer_norm(
+    builder: &mut GraphBuilder,
+    name: &str,
+    x: ValueId,
+    width: usize,
+    epsilon: f64,
+) -> Result<ValueId, GraphError> {
+    let gain = builder.tensor(format!("{name}.weight"), &[width], ONE, TensorRole::Norm);
+    let offset = builder.tensor(format!("{name}.bias"), &[width], ZERO, TensorRole::Norm);
+    builder.node(LayerNorm { epsilon: epsilon as f32 }, name, &[x], &[gain, offset])
 }
 
 /// Adds dropout, unless the rate is 0.

@@ -40,7 +40,7 @@ const BOUNDARIES: &[Boundary] = &[
     Boundary { name: "millrace-engine", workspace: &["emulator", "outcome", "params"], forbidden: NO_IO },
     Boundary { name: "millrace-outcome", workspace: &[], forbidden: NO_IO },
     Boundary { name: "millrace-roots", workspace: &[], forbidden: NO_IO },
-    Boundary { name: "millrace-data", workspace: &["roots"], forbidden: NO_IO },
+    Boundary { name: "millrace-data", workspace: &["params", "roots"], forbidden: NO_IO },
     Boundary { name: "millrace-checkpoint", workspace: &["emulator", "roots"], forbidden: NO_IO },
     Boundary { name: "millrace-telemetry", workspace: &["outcome", "roots"], forbidden: NO_IO },
     Boundary { name: "millrace-traces", workspace: &[], forbidden: &[KUBERNETES, SQL] },

@@ -28,7 +28,7 @@ use crate::dataset::{order_of, split_range};
 use crate::files::expand;
 use crate::hdf5::SampleProblem;
 use crate::order::SampleOrder;
-use crate::{DataError, Dataset, SourceKind, SourceSpec};
+use crate::{DataError, Dataset, ElementType, SampleInput, SourceKind, SourceSpec};
 use csv::CsvFiles;
 use masking::{SampleRandom, SpecialTokens};
 use row::Row;
@@ -201,15 +201,27 @@ impl EncoderSource {
         self.samples.vocab_size
     }
 
-    pub fn arrays(&self) -> Vec<(&'static str, usize)> {
+    fn arrays(&self) -> Vec<(&'static str, usize)> {
         self.samples.arrays(self.length)
     }
 
-    fn empty(&self) -> Vec<Vec<i32>> {
+    /// Returns the inputs that a sample consists of.
+    pub fn inputs(&self) -> Vec<SampleInput> {
+        let is_class = |name| matches!(self.samples.task, EncoderLabels::Class { .. }) && name == "labels";
+        let shape = |name, elements| {
+            if name == "next_sentence_label" || is_class(name) { Vec::new() } else { vec![elements] }
+        };
+        let input =
+            |(name, elements)| SampleInput { name, element_type: ElementType::I32, shape: shape(name, elements) };
+        self.arrays().into_iter().map(input).collect()
+    }
+
+    /// Returns arrays for [`EncoderSource::read`].
+    pub fn empty(&self) -> Vec<Vec<i32>> {
         self.arrays().into_iter().map(|(_, count)| vec![0; count]).collect()
     }
 
-    /// Writes sample `n` to arrays of the sizes of [`EncoderSource::arrays`].
+    /// Writes sample `n` to `arrays`, whose sizes are those of [`EncoderSource::empty`].
     pub fn read(&self, n: u64, arrays: &mut [Vec<i32>]) -> Result<(), DataError> {
         let mut random = SampleRandom::new(self.samples.seed, n);
         let (mut row, place) = match &self.rows {

@@ -2,6 +2,8 @@
 
 use hdf5_reader::error::Error as ReadError;
 
+use crate::images::ImageProblem;
+
 /// What is wrong with an HDF5 file, as the end of a sentence that names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum Hdf5Problem {
@@ -64,6 +66,11 @@ pub enum SampleProblem {
     PositionOutside { position: usize, length: usize },
     #[error("its words need a vocabulary")]
     NoVocabulary,
+    #[error("label {label} is not below the number of classes, {classes}")]
+    LabelOutsideClasses { label: u32, classes: usize },
+    /// An image of a file of several.
+    #[error("it {0}")]
+    Image(ImageProblem),
     #[error("it can't be read: {0}")]
     Unreadable(Hdf5ReadError),
 }
@@ -84,6 +91,8 @@ impl SampleProblem {
                 "raise max_predictions_per_seq, or max_cls_tokens, to that of the data".to_owned()
             }
             Self::NoVocabulary => "set vocab_file".to_owned(),
+            Self::LabelOutsideClasses { .. } => "set model.num_classes, or check the labels".to_owned(),
+            Self::Image(problem) => problem.hint(),
             Self::Unreadable(_) => "copy or write the file again".to_owned(),
         }
     }

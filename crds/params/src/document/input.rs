@@ -3,7 +3,7 @@
 //! Lists the keys that Millrace uses, keys that only configure the real machine (`ignored`), and keys that are rejected
 //! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
-use super::{MicroBatchSetting, OneOrMany};
+use super::{ImageTransformParams, MicroBatchSetting, OneOrMany};
 use crate::keys::SectionReference;
 use crate::keys::facts::{alias_of, default, default_from, otherwise, required, required_if};
 use crate::keywords::{MICRO_BATCH_RULES, PROCESSORS, SPLIT_NAMES, TOKENIZERS};
@@ -16,7 +16,8 @@ section! {
         /// zoo mean the same), or generated samples. An HDF5 file has a dataset `data`: samples, int32 of shape
         /// (samples, 3, length) with the rows input_ids, loss mask and labels; or a corpus, uint8, uint16 or uint32 of
         /// shape (tokens), from which samples are cut as from token files. Where the mask is 0, or the label is -100,
-        /// the label does not count.
+        /// the label does not count. `MNISTDataProcessor` reads the files of the MNIST database, `ImageNet1KProcessor`
+        /// a directory of PNG and JPEG files for each class.
         /// Encoders read CSV files with the columns of the zoo's processors, or all others but HDF5 samples, which are
         /// then masked when they are read.
         data_processor: String = required()
@@ -76,10 +77,22 @@ section! {
         /// Share of the tokens, at the end of the data, that is kept for evaluation if both inputs read the same files.
         validation_fraction: f64 = default("0")
             .in_eval_input(otherwise("that of `train_input` if both read the same files, else 0")),
-        /// Part of the data that is read: all of it, all but the validation fraction, or the validation fraction.
+        /// Part of the data that is read: all of it, all but the validation fraction, or the validation fraction. Of
+        /// images, those to train on (`train-*` files or the directory `train`) or those to evaluate on (`t10k-*` files
+        /// or the directory `val`).
         split: String = otherwise(
-            "`all`; if a validation fraction is set, `train` in `train_input` and `validation` in `eval_input`",
+            "`all`; if a validation fraction is set or images are read, `train` in `train_input` and `validation` in \
+             `eval_input`",
         ).one_of(&SPLIT_NAMES),
+        /// What is done with each image, in order.
+        transforms: Vec<ImageTransformParams> = otherwise(
+            "of `MNISTDataProcessor`, `normalize` with mean 0.1307 and std 0.3081; of `ImageNet1KProcessor`, `resize`, \
+             `to_tensor` and `normalize` with mean 0.5 and std 0.5; in `eval_input` not those of `train_input`",
+        ),
+        /// Rows and columns of an image, which newer files repeat here; must equal those of the model.
+        image_size: Vec<u64> = default_from("model.image_size"),
+        /// Number of classes, which newer files repeat here; must equal that of the model.
+        num_classes: u64 = default_from("model.num_classes"),
         /// Whether samples are read in a random order, a different one in each epoch.
         shuffle: bool = default("false"),
         /// Seed of the random order.
@@ -123,6 +136,12 @@ section! {
         extra_ids: u64,
         /// Whether an incomplete last batch is left out; Millrace always leaves it out.
         drop_last: bool,
+        /// Spelling of `drop_last` in files of images.
+        drop_last_batch: bool,
+        /// Whether images are 16-bit numbers; Millrace sends them as 32-bit numbers.
+        to_float16: bool,
+        /// Number of input threads of an older release.
+        num_parallel_calls: u64,
         /// Whether input features are 16-bit numbers; token ids are integers.
         mixed_precision: bool,
         /// Whether the 16-bit type of input features is bfloat16; token ids are integers.

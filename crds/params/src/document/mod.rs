@@ -5,6 +5,7 @@
 //! unions and checks keys against each other. Keys that only tune the real machine are part of the types, so that a
 //! document can be stored and shown unchanged; [`Params::ignored_keys`] lists them.
 
+mod image;
 mod input;
 mod model;
 mod optimizer;
@@ -12,6 +13,7 @@ mod run;
 mod schedule;
 mod unions;
 
+pub use image::{ImageSize, ImageTransformParams};
 pub use input::{InputParams, MixtureParams};
 pub use model::{AttentionParams, ModelParams, RotaryScalingParams};
 pub use optimizer::{LearningRateScaleParams, OptimizerParams};
@@ -34,7 +36,8 @@ section! {
         train_input: InputParams = required(),
         /// Data that the model is evaluated on. Some of its keys default to the values in `train_input`.
         eval_input: InputParams = required_if("the mode evaluates"),
-        /// Model: a decoder or encoder of a supported family, its sizes, parts, initial values and precision.
+        /// Model: a decoder, an encoder or a model of images of a supported family, its sizes, parts, initial values and
+        /// precision.
         model: ModelParams = required(),
         /// Optimizer, its learning rate, and the clipping of gradients.
         optimizer: OptimizerParams = required(),
@@ -42,6 +45,8 @@ section! {
         runconfig: RunParams = otherwise("the default of each key"),
     }
     ignored {
+        /// Description of the params.
+        description: String,
         /// Settings of the real machine in an older release.
         csconfig: serde_json::Value,
         /// Data for predictions; a training job makes none.
@@ -109,6 +114,9 @@ impl Params {
             section.as_ref().map(|section| section as &dyn ParamsSection)
         }
         let mut keys = Vec::new();
+        if self.csconfig.is_some() {
+            keys.push("csconfig".to_owned());
+        }
         for (name, section) in [
             ("train_input", given(&self.train_input)),
             ("eval_input", given(&self.eval_input)),

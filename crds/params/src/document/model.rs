@@ -12,27 +12,46 @@ use crate::keywords::{
 use crate::yaml::section;
 
 section! {
-    /// A model: a decoder (GPT-2 and its descendants), an encoder (BERT, RoBERTa, ESM-2), or an encoder with a decoder
-    /// (T5, Transformer).
+    /// A model: a decoder (GPT-2 and its descendants), an encoder (BERT, RoBERTa, ESM-2), an encoder with a decoder (T5,
+    /// Transformer), or a model that assigns a class to each image.
     pub struct ModelParams {
         /// Family of the model. Most are decoders whose parts the other keys choose; `gptj` and `falcon` have parallel
         /// blocks. A model with `residual_dropout_rate` or `use_untied_layer_norm` is a `gptj`. The families of `bert`,
         /// and `esm2`, are encoders: they predict masked tokens, or do what the second part of the name says. A model
         /// whose data processor is one of BERT's is the `bert` that reads these data. `t5` and `transformer` are an
-        /// encoder with a decoder; a model with `encoder_num_hidden_layers` is one of them.
-        name: String = otherwise(
-            "`gpt2`, or `gptj`, `t5` or one of the families of `bert` if their keys or data are given",
-        ).one_of(&FAMILIES),
+        /// encoder with a decoder; a model with `encoder_num_hidden_layers` is one of them. `fc_mnist` and
+        /// `vision_transformer` read images; a model with `hidden_sizes` or `depth` is a `fc_mnist`.
+        name: String = otherwise("`gpt2`, or the family whose keys or data are given").one_of(&FAMILIES),
         /// Number of different tokens: 50,257 for GPT-2's encoding, 256 for bytes.
         vocab_size: u64 = required_if(
             "`train_input.vocab_size`, where older files have it, is omitted too; 30,522 in families of `bert`",
         ),
-        /// Width of the residual stream.
+        /// Width of the residual stream; of `fc_mnist`, of each layer.
         hidden_size: u64 = required_if("`d_model` is omitted"),
-        /// Number of decoder blocks.
+        /// Number of blocks.
         num_hidden_layers: u64 = required_if("`name` is not `t5` or `transformer`"),
         /// Number of attention heads; must divide `hidden_size`, or `attention_inner_dim` if that is given.
         num_heads: u64 = required(),
+        /// Width of each layer of `fc_mnist` but the output layer, instead of `depth` and `hidden_size`.
+        hidden_sizes: Vec<u64> = otherwise("`depth` times `hidden_size`"),
+        /// Number of layers of `fc_mnist` without the output layer.
+        depth: u64 = required_if("the model is a `fc_mnist` without `hidden_sizes`"),
+        /// Spelling of `dropout_rate` in files of `fc_mnist`, whose default is 0.
+        dropout: f64 = alias_of("dropout_rate"),
+        /// Activation function of `fc_mnist`.
+        activation_fn: String = default("relu").one_of(&LAYER_NONLINEARITIES),
+        /// Rows and columns of an image.
+        image_size: Vec<u64> = otherwise("[28, 28] for `fc_mnist`, [224, 224] for `vision_transformer`"),
+        /// Number of channels of an image: 1 for gray, 3 for color.
+        num_channels: u64 = otherwise("1 for `fc_mnist`, 3 for `vision_transformer`"),
+        /// Rows and columns of a patch of `vision_transformer`; must divide those of the image.
+        patch_size: Vec<u64> = default("[16, 16]"),
+        /// Whether the projection of patches has a bias.
+        use_embed_proj_bias: bool = default("true"),
+        /// Whether a trained row is put before the patches, whose output is classified.
+        prepend_cls_token: bool = default("true").fixed(),
+        /// Whether there is a layer, with `pooler_nonlinearity`, before the output layer of `vision_transformer`.
+        use_encoder_pooler_layer: bool = default("false"),
         /// Width of all heads of queries together.
         attention_inner_dim: u64 = otherwise("`hidden_size`"),
         /// Width of the feed-forward network.
@@ -111,7 +130,8 @@ section! {
         /// Activation function of the feed-forward network; `gelu` is exact, `gelu_new` and `gelu_fast` are its
         /// approximation by tanh. The names that end in `glu` multiply the function of one projection by a second.
         nonlinearity: String = default("gelu").one_of(&NONLINEARITIES),
-        /// Activation function of an encoder's layer over the first token, from which the sample is classified.
+        /// Activation function of the layer over the first token of an encoder, or over the first row of a
+        /// `vision_transformer`, from which the sample is classified.
         pooler_nonlinearity: String = default("tanh").one_of(&LAYER_NONLINEARITIES),
         /// Activation function of an encoder's layer before the prediction of masked tokens.
         mlm_nonlinearity: String = default("gelu").one_of(&LAYER_NONLINEARITIES),
@@ -127,8 +147,10 @@ section! {
         use_final_layer_norm: bool = otherwise("the value of `norm_first`"),
         /// Whether embeddings of masked tokens are 0, and all others are scaled by their share (ESM-2).
         token_dropout: bool = default("false").fixed(),
-        /// Number of classes of a classifier of tokens.
-        num_classes: u64 = required_if("`name` is `bert/token_classifier`"),
+        /// Number of classes of images, or of a classifier of tokens.
+        num_classes: u64 = required_if(
+            "`name` is `bert/token_classifier`; 10 for `fc_mnist`, 2 for `vision_transformer`",
+        ),
         /// Number of classes of a classifier of samples.
         num_labels: u64 = default("2"),
         /// Kind of classification of samples: one class for each.
@@ -259,6 +281,10 @@ section! {
         compute_eval_metrics: bool = default("true"),
     }
     ignored {
+        /// Whether images are 16-bit numbers; Millrace sends them as 32-bit numbers.
+        to_float16: bool,
+        /// Whether patches are projected by a convolution; it is the same product.
+        use_conv_patchified_embedding: bool,
         /// Trade-off between precision and speed on the real machine.
         precision_opt_level: u64,
         /// Whether the softmax is computed in f32; Millrace always does so.

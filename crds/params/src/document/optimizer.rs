@@ -4,7 +4,7 @@
 //! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
 use super::LearningRateSetting;
-use crate::keys::facts::{alias_of, default, no_effect, otherwise, required};
+use crate::keys::facts::{alias_of, default, no_effect, otherwise, required, required_if};
 use crate::optimizers::OPTIMIZERS;
 use crate::yaml::section;
 
@@ -12,7 +12,7 @@ section! {
     /// The algorithm by which gradients change the weights.
     pub struct OptimizerParams {
         /// Algorithm.
-        optimizer_type: String = required().one_of(&OPTIMIZERS),
+        optimizer_type: String = required_if("`beta1` is omitted; with it, the default is `Adam`").one_of(&OPTIMIZERS),
         /// Learning rate: a number, one schedule, or a list of schedules that follow each other.
         learning_rate: LearningRateSetting = required(),
         /// Decay rates of the two moments of Adam, AdamW, NAdam and RAdam; for Lion, of direction and momentum.

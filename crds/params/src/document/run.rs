@@ -25,6 +25,9 @@ section! {
         max_epochs: u64 = otherwise("no limit"),
         /// Other spelling of `max_epochs`.
         num_epochs: u64 = alias_of("max_epochs"),
+        /// Number of steps in an epoch. If it is given, `max_epochs` counts epochs of this length instead of passes
+        /// over the data.
+        steps_per_epoch: u64 = otherwise("a pass over the training data"),
         /// Number of batches in an evaluation.
         eval_steps: u64 = otherwise("all batches of `eval_input`"),
         /// Number of steps between evaluations in mode `train_and_eval`; the last step is always evaluated.
@@ -196,7 +199,6 @@ section! {
     }
     unsupported {
         "num_steps" => "set max_steps, the step to train to",
-        "steps_per_epoch" => "set max_steps, the step to train to, or max_epochs",
         "is_pretrained_checkpoint" => "set load_checkpoint_states: model",
         "dump_activations" => "leave it out",
         "op_profiler_config" => "leave it out",

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::encoder::MaskingSpec;
+use super::image::ImageSource;
 
 /// One of the two inputs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,7 +56,8 @@ impl InputSpec {
             DataSource::Text { paths, .. }
             | DataSource::Tokens { paths }
             | DataSource::Hdf5 { paths, .. }
-            | DataSource::Csv { paths, .. } => paths,
+            | DataSource::Csv { paths, .. }
+            | DataSource::Images { paths, .. } => paths,
             DataSource::Synthetic {} | DataSource::Planned { .. } => &[],
         }
     }
@@ -66,7 +68,8 @@ impl InputSpec {
             DataSource::Text { paths, .. }
             | DataSource::Tokens { paths }
             | DataSource::Hdf5 { paths, .. }
-            | DataSource::Csv { paths, .. } => Some(paths),
+            | DataSource::Csv { paths, .. }
+            | DataSource::Images { paths, .. } => Some(paths),
             DataSource::Synthetic {} | DataSource::Planned { .. } => None,
         }
     }
@@ -77,8 +80,8 @@ impl InputSpec {
     }
 }
 
-/// Source of an input's tokens.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Source of an input's samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum DataSource {
     /// UTF-8 text files.
@@ -111,6 +114,13 @@ pub enum DataSource {
         /// Whether words are converted to lower case.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_lower_case: bool,
+    },
+    /// Images with a class each.
+    Images {
+        /// Directories, or the files of an idx source, in order; at least one.
+        paths: Vec<String>,
+        /// What the directories contain, and what is done with it.
+        images: ImageSource,
     },
     /// Generated tokens, a function of seed and sample number, without end.
     Synthetic {},

@@ -7,6 +7,7 @@
 //!   so two agents with the same job have the same bytes.
 
 mod encoder;
+mod image;
 mod input;
 mod model;
 mod optimizer;
@@ -16,6 +17,7 @@ mod schedule_curves;
 mod seq2seq;
 
 pub use encoder::{EncoderOptions, EncoderTask, MaskingSpec};
+pub use image::{ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape, ImageSource, ImageTransform};
 pub use input::{CsvRows, DataSource, InputSpec, MixturePart, Split, TokenizerName};
 pub use model::{
     DecoderOptions, InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm,

@@ -5,11 +5,12 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::encoder::EncoderOptions;
+use super::image::ImageOptions;
 use super::seq2seq::Seq2SeqOptions;
 
-/// A completely specified decoder or encoder. A decoder has blocks that normalize their input, a final norm, and an
-/// output layer over the vocabulary; what differs from GPT-2 is in [`DecoderOptions`]. What an encoder has is in
-/// [`EncoderOptions`].
+/// A completely specified decoder, encoder or model of images. A decoder has blocks that normalize their input, a final
+/// norm, and an output layer over the vocabulary; what differs from GPT-2 is in [`DecoderOptions`]. What an encoder has
+/// is in [`EncoderOptions`], what a model of images has in [`ImageOptions`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
     /// The family, named in reports and exports.
@@ -70,6 +71,9 @@ pub struct ModelSpec {
     /// What an encoder with a decoder has; `None` if the model has one sequence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq2seq: Option<Seq2SeqOptions>,
+    /// What a model of images has; `None` if the model reads tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageOptions>,
 }
 
 /// What a decoder has instead of the parts of GPT-2. The default is GPT-2.
@@ -265,6 +269,7 @@ impl ModelSpec {
             decoder: DecoderOptions::default(),
             encoder: None,
             seq2seq: None,
+            image: None,
         }
     }
 
@@ -303,6 +308,9 @@ pub enum ModelFamily {
     BertTokenClassifier,
     BertSummarization,
     Esm2,
+    /// Linear layers over the pixels of an image.
+    FcMnist,
+    VisionTransformer,
 }
 
 impl ModelFamily {
@@ -394,6 +402,13 @@ pub struct Initializers {
     pub ffn_output: Option<InitializerSpec>,
     /// The output layer over the vocabulary, if it does not share the embedding's weights.
     pub lm_head: InitializerSpec,
+}
+
+impl Initializers {
+    /// Returns the same initial values for all weights.
+    pub const fn uniform(all: InitializerSpec) -> Self {
+        Self { embedding: all, hidden: all, ffn_hidden: None, residual_output: all, ffn_output: None, lm_head: all }
+    }
 }
 
 /// A distribution of initial values.

@@ -108,7 +108,8 @@ optimizers! {
 
 /// Resolves `optimizer_type` and the keys of the optimizer that it names.
 pub(crate) fn resolve(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> OptimizerKind {
-    let given = params.optimizer_type.as_deref();
+    // Older files of `fc_mnist` have keys of Adam only, which is what they mean.
+    let given = params.optimizer_type.as_deref().or(params.beta1.and(Some("Adam")));
     if given.is_none() {
         let names: Vec<&str> = OPTIMIZERS.values.iter().map(|(keyword, _)| *keyword).collect();
         let (last, others) = names.split_last().map_or(("", &[][..]), |(last, others)| (*last, others));

@@ -1,6 +1,7 @@
 //! Resolves the keys of `model` by which decoders differ from GPT-2.
 
 use super::check::ResolveContext;
+use super::image;
 use super::model::{MAX_POSITIONS, MAX_WIDTH, ModelSizes};
 use super::mup::{self, WidthRatios};
 use super::seq2seq;
@@ -12,7 +13,8 @@ use crate::keywords::{
 };
 
 /// Resolves `model.name`, or else the flag `--model`; both must agree. Without either, as in older files, their keys
-/// tell GPT-J and its relatives, and models with an encoder, from GPT-2. `encoder` is the family that the data show.
+/// tell GPT-J and its relatives, models with an encoder, and `fc_mnist`, from GPT-2. `encoder` is the family that the
+/// data show.
 pub(super) fn family(
     check: &mut ResolveContext<'_>,
     params: &Params,
@@ -22,6 +24,7 @@ pub(super) fn family(
 ) -> ModelFamily {
     let has_gptj_keys = p.residual_dropout_rate.is_some() || p.use_untied_layer_norm.is_some();
     let default = match (has_gptj_keys, is_multiquery(check, p)) {
+        (false, _) if image::has_mlp_keys(p) => ModelFamily::FcMnist,
         (false, _) => ModelFamily::Gpt2,
         (true, false) => ModelFamily::Gptj,
         (true, true) => ModelFamily::Falcon,

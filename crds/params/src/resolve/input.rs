@@ -6,7 +6,7 @@ use super::input_section::InputSection;
 use super::selection::{data_subset, num_samples};
 use super::source::source;
 use crate::document::{InputParams, MicroBatchSetting, Params};
-use crate::job::{DataSource, InputSpec, ModelSpec, RunSpec, Split};
+use crate::job::{DataSource, ImageOptions, InputSpec, ModelSpec, RunSpec, Split};
 use crate::keywords::{MICRO_BATCH_RULES, MicroBatchRule, SPLIT_NAMES, SplitName};
 
 /// Maximum number of samples, so that products with the sequence length can't overflow.
@@ -61,8 +61,8 @@ pub(super) fn resolve(
         let e = InputSection { name: "eval_input", given, vocab_file, label_vocab_file, inherits_silently: false };
         let mut eval = input(check, &e, Some(&train), model, run);
         let [train_fraction, eval_fraction] = fractions(check, [&t, &e], [&train.source, &eval.source]);
-        train.split = split(check, &t, train_fraction, SplitName::Train);
-        eval.split = split(check, &e, eval_fraction, SplitName::Validation);
+        train.split = split(check, &t, &train.source, train_fraction, SplitName::Train);
+        eval.split = split(check, &e, &eval.source, eval_fraction, SplitName::Validation);
         let is_same_part = train.data_subset == eval.data_subset;
         let overlap = is_same_part
             && train.source == eval.source
@@ -77,7 +77,7 @@ pub(super) fn resolve(
     });
     if eval.is_none() {
         let fraction = fraction(check, &t);
-        train.split = split(check, &t, fraction, SplitName::Train);
+        train.split = split(check, &t, &train.source, fraction, SplitName::Train);
     }
     ResolvedInputs { train, eval }
 }
@@ -97,6 +97,7 @@ fn input(
         (given, _) => check.required_count(&s.key("batch_size"), given, MAX_BATCH_SAMPLES),
     };
     let tokens = max_sequence_length(check, s, train, model);
+    let image_rows = model.image.as_ref().map_or(1, ImageOptions::rows);
     if let Some(vocabulary) = p.vocab_size.filter(|v| *v != model.vocab_size as u64) {
         let says = format!("is {vocabulary}, but model.vocab_size is {}", model.vocab_size);
         check.report_invalid(&s.key("vocab_size"), says, "leave it out");
@@ -111,7 +112,7 @@ fn input(
         data_subset: data_subset(check, s),
         num_samples: num_samples(check, s),
         batch_size,
-        micro_batch_size: micro_batch_size(check, s, batch_size, tokens),
+        micro_batch_size: micro_batch_size(check, s, batch_size, tokens.saturating_mul(image_rows)),
         is_micro_batch_auto: is_micro_batch_auto(p.micro_batch_size.as_ref()),
         max_sequence_length: tokens,
         shuffle: p.shuffle.unwrap_or(false),
@@ -227,8 +228,26 @@ fn fractions(
     [of_train.or(of_eval).or(synthetic); 2]
 }
 
+/// Returns whether a source has a part for training and one for evaluation, so that none is split.
+const fn has_parts(source: &DataSource) -> bool {
+    matches!(source, DataSource::Images { .. })
+}
+
 /// Returns the part that an input reads: the given one, else `own` if a fraction is set, else all.
-fn split(check: &mut ResolveContext<'_>, s: &InputSection<'_>, fraction: Option<f64>, own: SplitName) -> Split {
+fn split(
+    check: &mut ResolveContext<'_>,
+    s: &InputSection<'_>,
+    source: &DataSource,
+    fraction: Option<f64>,
+    own: SplitName,
+) -> Split {
+    if has_parts(source) {
+        if fraction.is_some() {
+            let hint = "leave it out: images to evaluate on are files of their own";
+            check.unsupported(&s.key("validation_fraction"), "of images", hint);
+        }
+        return Split::All {};
+    }
     let default = if fraction.is_some() { own } else { SplitName::All };
     let part = check.keyword(&s.key("split"), s.given.split.as_deref(), default, &SPLIT_NAMES);
     if matches!(part, SplitName::All) {

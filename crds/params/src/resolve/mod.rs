@@ -4,6 +4,7 @@ mod check;
 mod decoder;
 mod encoder;
 mod encoder_input;
+mod image;
 mod initializer;
 mod input;
 mod input_section;
@@ -16,6 +17,7 @@ mod schedule_piece;
 mod selection;
 mod seq2seq;
 mod source;
+mod transforms;
 
 use crate::document::Params;
 use crate::error::ParamsError;

@@ -2,7 +2,7 @@
 
 use super::check::ResolveContext;
 use super::mup::{self, WidthRatios};
-use super::{decoder, encoder, initializer, seq2seq};
+use super::{decoder, encoder, image, initializer, seq2seq};
 use crate::document::{ModelParams, Params};
 use crate::job::{LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision};
 use crate::keywords::{ATTENTION_TYPES, HALF_TYPES, LOSS_SCALINGS, NONLINEARITIES};
@@ -41,22 +41,29 @@ pub(super) fn resolve(
     }
     seq2seq::reject_keys(check, p, family);
     check_supported_kinds(check, p, family);
-    let vocab_size = vocab_size(check, params, p, family);
-    let mut sizes = sizes(check, p, vocab_size);
-    if family.is_encoder() {
-        extend_positions(check, params, p, &mut sizes);
+    if image::reads_images(family) {
+        return (image::resolve(check, p, family), None);
     }
+    image::refuse_image_keys(check, p);
+    let vocab_size = vocab_size(check, params, p, family);
+    let sizes = block_sizes(check, p);
+    let vocab_size = vocabulary(check, vocab_size);
+    let positions = check.count("model.max_position_embeddings", p.max_position_embeddings, 1024, MAX_POSITIONS);
     let [dropout_rate, embedding_dropout_rate, attention_dropout_rate] = dropout(check, p);
     let (loss_scaling, loss_weight) = loss(check, p, family);
     let ratios = mup::width_ratios(check, p, sizes.hidden, sizes.filter);
     let spec = ModelSpec {
         family,
-        vocab_size: sizes.vocab,
+        vocab_size,
         hidden_size: sizes.hidden,
         num_hidden_layers: sizes.layers,
         num_heads: sizes.heads,
         filter_size: sizes.filter,
-        max_position_embeddings: sizes.positions,
+        max_position_embeddings: if family.is_encoder() {
+            extend_positions(check, params, p, positions)
+        } else {
+            positions
+        },
         use_position_embedding: p.use_position_embedding.unwrap_or(true),
         share_embedding_weights: p.share_embedding_weights.unwrap_or(true),
         dropout_rate,
@@ -77,6 +84,7 @@ pub(super) fn resolve(
         decoder: decoder::resolve(check, p, family, &sizes, ratios),
         encoder: encoder::resolve(check, params, p, family),
         seq2seq: None,
+        image: None,
     };
     if family.is_encoder() {
         encoder::check_decoder_options(check, &spec.decoder);
@@ -95,27 +103,26 @@ fn vocab_size(check: &mut ResolveContext<'_>, params: &Params, p: &ModelParams, 
     given
 }
 
-/// Gives an encoder the positions of its samples, if these are longer than the params say, as in some files of the zoo.
-fn extend_positions(check: &mut ResolveContext<'_>, params: &Params, p: &ModelParams, sizes: &mut ModelSizes) {
-    let Some(tokens) = params.train_input.as_ref().and_then(|input| input.max_sequence_length) else { return };
+/// Returns the positions of an encoder: those of its samples, if these are longer than the params say, as in some files
+/// of the zoo.
+fn extend_positions(check: &mut ResolveContext<'_>, params: &Params, p: &ModelParams, positions: usize) -> usize {
+    let Some(tokens) = params.train_input.as_ref().and_then(|input| input.max_sequence_length) else {
+        return positions;
+    };
     let tokens = usize::try_from(tokens).unwrap_or(usize::MAX).min(MAX_POSITIONS);
-    if tokens > sizes.positions {
-        if p.max_position_embeddings.is_some() {
-            check.note(format!("model.max_position_embeddings is {tokens}, the length of a sample in train_input"));
-        }
-        sizes.positions = tokens;
+    if tokens > positions && p.max_position_embeddings.is_some() {
+        check.note(format!("model.max_position_embeddings is {tokens}, the length of a sample in train_input"));
     }
+    tokens.max(positions)
 }
 
 pub(super) struct ModelSizes {
-    vocab: usize,
     pub(super) hidden: usize,
-    layers: usize,
+    pub(super) layers: usize,
     pub(super) heads: usize,
     /// Width of all heads of queries together.
     pub(super) attention: usize,
-    filter: usize,
-    positions: usize,
+    pub(super) filter: usize,
 }
 
 impl ModelSizes {
@@ -125,7 +132,8 @@ impl ModelSizes {
     }
 }
 
-fn sizes(check: &mut ResolveContext<'_>, p: &ModelParams, vocab_size: Option<u64>) -> ModelSizes {
+/// Resolves the sizes of the blocks.
+pub(super) fn block_sizes(check: &mut ResolveContext<'_>, p: &ModelParams) -> ModelSizes {
     let hidden = check.required_count("model.hidden_size", p.hidden_size, MAX_WIDTH);
     let heads = check.required_count("model.num_heads", p.num_heads, MAX_WIDTH);
     let attention = check.count("model.attention_inner_dim", p.attention_inner_dim, hidden, MAX_WIDTH);
@@ -135,17 +143,19 @@ fn sizes(check: &mut ResolveContext<'_>, p: &ModelParams, vocab_size: Option<u64
         let says = format!("is {heads}, which does not divide model.{key} {attention}");
         check.report_invalid("model.num_heads", says, format!("choose a number of heads that divides {key}"));
     }
-    let vocab = check.required_count("model.vocab_size", vocab_size, MAX_VOCABULARY);
     ModelSizes {
-        // A missing or invalid vocabulary must not also be reported as too small for the tokens.
-        vocab: if vocab_size == Some(vocab as u64) { vocab } else { MAX_VOCABULARY },
         hidden,
         layers: check.required_count("model.num_hidden_layers", p.num_hidden_layers, MAX_LAYERS),
         heads,
         attention,
         filter: check.count("model.filter_size", p.filter_size, 4 * hidden, MAX_WIDTH),
-        positions: check.count("model.max_position_embeddings", p.max_position_embeddings, 1024, MAX_POSITIONS),
     }
+}
+
+fn vocabulary(check: &mut ResolveContext<'_>, given: Option<u64>) -> usize {
+    let vocab = check.required_count("model.vocab_size", given, MAX_VOCABULARY);
+    // A missing or invalid vocabulary must not also be reported as too small for the tokens.
+    if given == Some(vocab as u64) { vocab } else { MAX_VOCABULARY }
 }
 
 /// Returns the dropout rates of the residual branches, of the embedding and of the attention weights.
@@ -164,7 +174,7 @@ fn dropout(check: &mut ResolveContext<'_>, p: &ModelParams) -> [f64; 3] {
     ]
 }
 
-fn attention_scale(check: &mut ResolveContext<'_>, p: &ModelParams, head_size: usize) -> f64 {
+pub(super) fn attention_scale(check: &mut ResolveContext<'_>, p: &ModelParams, head_size: usize) -> f64 {
     let width = head_size.max(1) as f64;
     let is_scaled = check.keyword("model.attention_type", p.attention_type.as_deref(), true, &ATTENTION_TYPES);
     let alpha = check.positive("model.attention_logits_alpha", p.attention_logits_alpha, 1.0);
@@ -203,7 +213,7 @@ fn check_supported_kinds(check: &mut ResolveContext<'_>, p: &ModelParams, family
     check.require_value("model.use_ff_layer1_dropout", p.use_ff_layer1_dropout, false);
 }
 
-fn loss(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily) -> (LossScaling, f64) {
+pub(super) fn loss(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily) -> (LossScaling, f64) {
     let scaling =
         check.keyword("model.loss_scaling", p.loss_scaling.as_deref(), LossScaling::NumTokens, &LOSS_SCALINGS);
     let weight = check.positive("model.loss_weight", p.loss_weight, 1.0);

@@ -108,6 +108,9 @@ fn max_steps(check: &mut ResolveContext<'_>, p: &RunParams, over: &FlagOverrides
     if !mode.trains() {
         return 0;
     }
+    if let Some(epochs) = steps_of_epochs(check, p) {
+        return check.count(key, steps, usize::MAX, usize::MAX).min(epochs) as u64;
+    }
     if steps.is_none() && p.max_epochs.or(p.num_epochs).is_some() {
         return RunSpec::STEPS_BOUND_BY_EPOCHS;
     }
@@ -120,11 +123,21 @@ fn max_steps(check: &mut ResolveContext<'_>, p: &RunParams, over: &FlagOverrides
     check.count(key, steps, 1, usize::MAX) as u64
 }
 
+/// Returns the steps of all epochs, if an epoch is a number of steps.
+fn steps_of_epochs(check: &mut ResolveContext<'_>, p: &RunParams) -> Option<usize> {
+    let per_epoch = check.count("runconfig.steps_per_epoch", Some(p.steps_per_epoch?), 1, usize::MAX);
+    let epochs = usize::try_from(p.max_epochs.or(p.num_epochs)?).unwrap_or(usize::MAX);
+    // 0 epochs are reported by `max_epochs`.
+    Some(per_epoch.saturating_mul(epochs.max(1)))
+}
+
 fn max_epochs(check: &mut ResolveContext<'_>, p: &RunParams) -> Option<u64> {
     let (key, other) = ("runconfig.max_epochs", "runconfig.num_epochs");
     let given = check.either_spelling(key, p.max_epochs, other, p.num_epochs);
     let key = if p.max_epochs.is_some() { key } else { other };
-    given.map(|most| check.count(key, Some(most), 1, usize::MAX) as u64)
+    let given = given.map(|most| check.count(key, Some(most), 1, usize::MAX) as u64);
+    // Otherwise they are part of the last step.
+    given.filter(|_| p.steps_per_epoch.is_none())
 }
 
 fn checkpoint_steps(check: &mut ResolveContext<'_>, p: &RunParams) -> u64 {

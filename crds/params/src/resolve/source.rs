@@ -3,8 +3,9 @@
 use super::check::ResolveContext;
 use super::encoder_input;
 use super::input_section::InputSection;
+use super::transforms::images;
 use crate::document::{MixtureParams, OneOrMany};
-use crate::job::{DataSource, MixturePart, ModelSpec, TokenizerName};
+use crate::job::{DataSource, ImageFormat, MixturePart, ModelFamily, ModelSpec, TokenizerName};
 use crate::keywords::{PROCESSORS, Processor, TOKENIZERS};
 
 const PROCESSOR_HINT: &str = "use GptTextDataProcessor (UTF-8 text files), GptTokenDataProcessor (.bin files of u16 \
@@ -26,6 +27,8 @@ pub(super) fn source(
     let paths = [&p.data_dir, &p.data_files].into_iter().flatten().flat_map(OneOrMany::as_slice);
     let mut paths: Vec<String> = paths.cloned().collect();
     let processor = match (&p.data_processor, train) {
+        (None, Some(DataSource::Images { images, .. })) => Processor::Images(images.format),
+        (None, _) if model.image.is_some() => Processor::Images(image_format(model)),
         (None, Some(train)) if paths.is_empty() && p.mixture.is_none() => {
             check_tokenizer(check, s, train);
             return train.clone();
@@ -47,6 +50,10 @@ pub(super) fn source(
             None => return placeholder_source(),
         },
     };
+    check_processor(check, s, processor, model);
+    if let (true, Some(train @ DataSource::Images { .. })) = (paths.is_empty(), train) {
+        paths = images_paths(train);
+    }
     let mixture = mixture(check, s, processor, &mut paths);
     let source = match processor {
         Processor::Synthetic => {
@@ -59,9 +66,16 @@ pub(super) fn source(
         Processor::Tokens => DataSource::Tokens { paths },
         Processor::Hdf5 => DataSource::Hdf5 { paths, mixture },
         Processor::Csv(rows) => encoder_input::csv(check, s, paths, rows),
+        Processor::Images(format) => {
+            DataSource::Images { paths, images: images(check, s, format, model, train.is_some()) }
+        }
         Processor::Text => DataSource::Text { paths, tokenizer: tokenizer(check, s, train, model) },
     };
-    if let DataSource::Text { paths, .. } | DataSource::Tokens { paths } | DataSource::Hdf5 { paths, .. } = &source
+    if let DataSource::Text { paths, .. }
+    | DataSource::Tokens { paths }
+    | DataSource::Hdf5 { paths, .. }
+    | DataSource::Images { paths, .. } = &source
+        && !s.inherits_silently
         && p.mixture.is_none()
         && (paths.is_empty() || paths.iter().any(|path| path.trim().is_empty()))
     {
@@ -82,6 +96,30 @@ fn planned_source(check: &mut ResolveContext<'_>, s: &InputSection<'_>, model: &
     }
     check.note(format!("{processor} can be planned, but not read yet: this job can't be run"));
     DataSource::Planned { processor }
+}
+
+/// Returns how the images of a model are stored if the params do not say it.
+fn image_format(model: &ModelSpec) -> ImageFormat {
+    if model.family == ModelFamily::FcMnist { ImageFormat::Idx } else { ImageFormat::Folder }
+}
+
+/// Returns the paths of the training data, of which an evaluation without its own reads the other part.
+fn images_paths(train: &DataSource) -> Vec<String> {
+    if let DataSource::Images { paths, .. } = train { paths.clone() } else { Vec::new() }
+}
+
+/// Checks that the samples are what the model reads: images or tokens.
+fn check_processor(check: &mut ResolveContext<'_>, s: &InputSection<'_>, processor: Processor, model: &ModelSpec) {
+    let key = s.key("data_processor");
+    let name = s.given.data_processor.as_deref().unwrap_or_default();
+    match (matches!(processor, Processor::Images(_)), model.image.is_some()) {
+        (false, true) => {
+            let hint = "use MNISTDataProcessor or ImageNet1KProcessor";
+            check.report_invalid(&key, format!("is {name}, but the model reads images"), hint);
+        }
+        (true, false) => check.report_invalid(&key, format!("is {name}, but the model reads tokens"), PROCESSOR_HINT),
+        _ => {}
+    }
 }
 
 /// Returns the parts of the mixture, and adds their paths to `paths`.
