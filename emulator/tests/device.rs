@@ -16,8 +16,8 @@ use millrace_emulator::plan::{Encoding, Pass, StreamPlan};
 use millrace_emulator::tree::Node;
 use millrace_emulator::{kernels, ops};
 use millrace_params::{
-    DecoderOptions, EncoderOptions, EncoderTask, MachineSpec, ModelSpec, Nonlinearity, Norm, ParallelBlocks, Positions,
-    RotaryPositions, Seq2SeqOptions, Seq2SeqPositions,
+    DecoderOptions, EncoderOptions, EncoderTask, ImageNetwork, ImageOptions, ImageShape, MachineSpec, ModelSpec,
+    Nonlinearity, Norm, ParallelBlocks, Positions, RotaryPositions, Seq2SeqOptions, Seq2SeqPositions,
 };
 
 const WORDS: usize = 64;
@@ -67,7 +67,7 @@ fn models() -> Vec<Graph> {
         families::decoder(&spec, 20).unwrap()
     };
     let decoders = [DecoderOptions::default(), llama, gptj, neox, bloom, gemma2].map(graph);
-    decoders.into_iter().chain(encoders()).chain(seq2seq()).collect()
+    decoders.into_iter().chain(encoders()).chain(seq2seq()).chain(image_classifiers()).collect()
 }
 
 /// T5 and the Transformer.
@@ -123,6 +123,18 @@ fn encoders() -> [Graph; 3] {
         graph(classifier, false, Positions::Learned),
         graph(EncoderTask::Summarization { max_sentences: 3 }, true, rotary),
     ]
+}
+
+/// Linear layers, and a vision transformer.
+fn image_classifiers() -> [Graph; 2] {
+    let transformer =
+        ImageNetwork::Transformer { patch_size: [3, 5], has_projection_bias: true, pooler_nonlinearity: None };
+    let shape = ImageShape { channels: 3, height: 9, width: 10 };
+    [ImageNetwork::Mlp { hidden_sizes: vec![50, 30, 20] }, transformer].map(|network| {
+        let image = Some(ImageOptions { shape, network });
+        let spec = ModelSpec { image, ..with_dropout(spec(3, 48, 3, 7, 1), 0.1) };
+        families::graph(&spec, 1).unwrap()
+    })
 }
 
 /// The leaves of each device in each round: first, and one past the last.

@@ -8,6 +8,7 @@ mod first_use;
 mod harness;
 mod hdf5;
 mod identities;
+mod images;
 mod job;
 mod membership;
 mod next_job;

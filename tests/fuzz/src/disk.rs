@@ -1,5 +1,5 @@
 //! Targets for files on disk: journal, checkpoint, safetensors, config.json of an imported model, token files,
-//! HDF5 files, CSV files.
+//! HDF5 files, CSV files, images.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use millrace_checkpoint::{Checkpoint, hf};
 use millrace_data::{CsvRows, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind, SourceSpec, SplitPart};
-use millrace_params::{FlagOverrides, Params};
+use millrace_params::{FlagOverrides, ImageFormat, ImagePart, ImageShape, ImageSource, ImageTransform, Params};
 use millrace_telemetry::journal::{JournalEvent, JournalReader, JournalWriter, RunPhase, RunState};
 use tempfile::TempDir;
 
@@ -225,6 +225,41 @@ pub fn csv(bytes: &[u8]) {
                     let ids = arrays[0].chunks(4).map(|id| i32::from_le_bytes(id.try_into().unwrap()));
                     assert!(ids.into_iter().all(|token| (0..8).contains(&token)));
                     assert!(dataset.inputs().iter().zip(&arrays).all(|(input, array)| input.bytes() == array.len()));
+                }
+            }
+        }
+    });
+}
+
+/// Opens the bytes as an idx file of images, and as an image of a class, and reads samples.
+pub fn images(bytes: &[u8]) {
+    const LABELS: [u8; 10] = [0, 0, 8, 1, 0, 0, 0, 2, 0, 1];
+    with_dir("images", |dir| {
+        fs::create_dir_all(dir.join("folder/a")).expect("a directory");
+        write(&dir.join("train-images-idx3-ubyte"), bytes);
+        write(&dir.join("train-labels-idx1-ubyte"), &LABELS);
+        write(&dir.join("folder/a/x.png"), bytes);
+        let shape = ImageShape { channels: 3, height: 4, width: 5 };
+        let crop = ImageTransform::RandomResizedCrop { size: [4, 5], scale: [0.1, 1.0], ratio: [0.5, 2.0] };
+        for (format, path) in [(ImageFormat::Idx, dir.to_owned()), (ImageFormat::Folder, dir.join("folder"))] {
+            let images =
+                ImageSource { format, part: ImagePart::Train, shape, classes: 2, transforms: vec![crop.clone()] };
+            let spec = SourceSpec {
+                kind: SourceKind::Images { paths: vec![path.display().to_string()], images },
+                seq_len: 1,
+                split: SplitPart::Train,
+                validation_fraction: 0.0,
+                shuffle: true,
+                shuffle_seed: 7,
+                subset: Vec::new(),
+                num_samples: None,
+                cache_dir: None,
+                encoder: None,
+            };
+            let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
+            for sample in [0, 1, dataset.windows(), u64::MAX - 1] {
+                if let Ok(arrays) = dataset.read(sample, 1) {
+                    assert_eq!((arrays[0].len(), arrays[1].len()), (4 * shape.elements(), 4));
                 }
             }
         }

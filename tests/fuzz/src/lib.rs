@@ -18,7 +18,7 @@ pub mod mutate;
 /// A target: its name, which is also its directory in `corpus/`, and the function that is run with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 21] = [
+pub const TARGETS: [Target; 22] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
@@ -38,6 +38,7 @@ pub const TARGETS: [Target; 21] = [
     ("tokens", disk::tokens),
     ("hdf5", disk::hdf5),
     ("csv", disk::csv),
+    ("images", disk::images),
     ("upload", rest::upload),
     ("body", rest::body),
 ];
