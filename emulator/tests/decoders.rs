@@ -5,6 +5,7 @@ mod common;
 #[path = "common/recorded.rs"]
 mod recorded;
 
+use common::Elements;
 use millrace_emulator::families;
 use millrace_params::{FlagOverrides, ModelSpec, Params};
 use recorded::{LEARNING_RATE, Recorded, check_names, integers};

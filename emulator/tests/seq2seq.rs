@@ -5,6 +5,7 @@ mod common;
 #[path = "common/recorded.rs"]
 mod recorded;
 
+use common::Elements;
 use millrace_emulator::families;
 use millrace_params::{FlagOverrides, ModelSpec, Params};
 use recorded::{LEARNING_RATE, Recorded, check_names, integers};
@@ -34,7 +35,7 @@ fn ten_steps_of_every_model_agree_with_the_recorded_ones() {
         let tokens = of("labels").iter().filter(|label| **label >= 0).count();
         let spec = model_spec(&recorded.json["model"], source, target);
         let graph = families::graph(&spec, source).unwrap();
-        let inputs = graph.inputs.iter().map(|input| of(&graph.values[*input].name)).collect();
+        let inputs = graph.inputs.iter().map(|input| Elements::I32(of(&graph.values[*input].name))).collect();
         recorded.compare(graph, inputs, batch, tokens as f64);
     }
 }

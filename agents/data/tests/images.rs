@@ -27,6 +27,7 @@ fn spec(dir: &Path, images: ImageSource) -> SourceSpec {
         shuffle: false,
         shuffle_seed: 5,
         cache_dir: None,
+        encoder: None,
     }
 }
 
@@ -81,7 +82,8 @@ fn idx_files_are_read_plain_and_compressed() {
         ("MNIST/raw/t10k-labels-idx1-ubyte.gz", &compressed(&labels)),
     ]);
     let normalize = ImageTransform::Normalize { mean: vec![0.25], std: vec![0.5] };
-    let one = open(plain.path(), source(ImageFormat::Idx, ImagePart::Train, 1, &[normalize.clone()])).unwrap();
+    let one =
+        open(plain.path(), source(ImageFormat::Idx, ImagePart::Train, 1, std::slice::from_ref(&normalize))).unwrap();
     let other = open(packed.path(), source(ImageFormat::Idx, ImagePart::Validation, 1, &[normalize])).unwrap();
     assert_eq!((one.windows(), other.windows()), (5, 5));
     let inputs: Vec<_> = one.inputs().into_iter().map(|input| (input.name, input.shape)).collect();

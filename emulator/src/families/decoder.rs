@@ -103,7 +103,10 @@ impl Decoder<'_> {
         }
         let attention = CausalAttention {
             key_heads: spec.decoder.num_key_heads,
-            window: spec.decoder.attention_window.filter(|_| block % 2 == 0 || !spec.decoder.is_window_alternating),
+            window: spec
+                .decoder
+                .attention_window
+                .filter(|_| block.is_multiple_of(2) || !spec.decoder.is_window_alternating),
             softcap: spec.decoder.attention_softcap.map(|cap| cap as f32),
             alibi: spec.use_position_embedding && spec.decoder.positions == Positions::Alibi,
             ..CausalAttention::new(heads, scale as f32, spec.attention_dropout_rate as f32)

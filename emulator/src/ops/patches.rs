@@ -133,7 +133,7 @@ mod tests {
                 let row = s.node(SelectRow { row: 2 }, &[rows], &[]);
                 let label = s.integers(Shape::new(DType::I32, &[]).unwrap());
                 let params = [s.tensor(&[3, WIDTH]), s.tensor(&[3])];
-                s.loss_of(CrossEntropy { factor: 2.0 }, &[row, label], &params);
+                s.loss_of(CrossEntropy::with_factor(2.0), &[row, label], &params);
                 s.end_layer();
                 x
             })]

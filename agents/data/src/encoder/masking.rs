@@ -143,7 +143,7 @@ mod tests {
         }
         // Of 12,000, with a standard deviation of at most 44.
         for (count, expected) in counts.into_iter().zip([9600, 1188, 1212]) {
-            assert!((count - expected as i32).abs() < 200, "{counts:?}");
+            assert!(i32::abs(count - expected) < 200, "{counts:?}");
         }
     }
 

@@ -138,7 +138,7 @@ pub(crate) struct EncoderSource {
 }
 
 enum RowSource {
-    Windows(Box<Dataset>),
+    Windows(Dataset),
     Csv { files: CsvFiles, rows: CsvRows, vocabulary: Option<Vocabulary>, order: SampleOrder },
 }
 
@@ -179,7 +179,7 @@ impl EncoderSource {
                 }
                 let first = words as i32;
                 let special = SpecialTokens { mask: first, begin: first + 1, end: first + 2, padding: first + 3 };
-                (RowSource::Windows(Box::new(windows)), special)
+                (RowSource::Windows(windows), special)
             }
         };
         let fingerprint = *hasher.finalize().as_bytes();
