@@ -16,6 +16,8 @@ pub mod device;
 pub mod families;
 pub mod graph;
 #[cfg(feature = "kernels")]
+pub mod inference;
+#[cfg(feature = "kernels")]
 pub mod kernels;
 pub mod numerics;
 pub mod ops;

@@ -23,6 +23,7 @@ mod samples;
 mod tests;
 mod weights;
 
+pub(crate) use cpu::check_operator;
 pub use cpu::{CpuDevice, DeviceOptions, DeviceStartError, OperatorTime};
 
 /// The samples of one leaf.

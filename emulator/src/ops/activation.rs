@@ -3,7 +3,7 @@
 use millrace_params::Nonlinearity;
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, SavedForBackward, Signature};
+use super::{GradientForm, OpError, Operator, RowDependency, SavedForBackward, Signature};
 use crate::graph::{DType, Shape};
 
 /// See the module documentation. Saves its input, which determines the derivative.
@@ -18,6 +18,10 @@ impl Operator for Activation {
         let [x] = io.inputs([DType::F32])?;
         io.params(&[], 0)?;
         Ok(Some(x))
+    }
+
+    fn row_dependency(&self) -> RowDependency {
+        RowDependency::Same
     }
 
     fn saved(&self, _: &Signature<'_>) -> SavedForBackward {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, Signature};
+use super::{GradientForm, OpError, Operator, RowDependency, Signature};
 use crate::graph::{DType, Shape};
 
 /// See the module documentation. The gradient of both inputs is that of the output.
@@ -17,6 +17,10 @@ impl Operator for Add {
             return Err(OpError::input_shape(1, a, b));
         }
         Ok(Some(a))
+    }
+
+    fn row_dependency(&self) -> RowDependency {
+        RowDependency::Same
     }
 
     fn gradient(&self, _: usize) -> GradientForm {

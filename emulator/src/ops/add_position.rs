@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, Signature};
+use super::{GradientForm, OpError, Operator, RowDependency, Signature};
 use crate::graph::Shape;
 
 /// See the module documentation. The backward pass needs only the gradient, which passes unchanged; the gradient of the
@@ -19,6 +19,10 @@ impl Operator for AddPosition {
             return Err(OpError::TooFewPositions { positions, rows: x.rows() });
         }
         Ok(Some(x))
+    }
+
+    fn row_dependency(&self) -> RowDependency {
+        RowDependency::Same
     }
 
     fn gradient(&self, _: usize) -> GradientForm {
@@ -39,8 +43,12 @@ mod run {
 
     impl Executor for AddPosition {
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            self.forward_rows(kit, 0, io);
+        }
+
+        fn forward_rows(&self, kit: &mut OperatorContext<'_>, first: usize, io: ForwardArgs<'_>) {
             let (simd, width, length) = (kit.cx.simd, io.shape.columns(), io.shape.rows());
-            let table = &io.weights.tensors[0][..length * width];
+            let table = &io.weights.tensors[0][first * width..][..length * width];
             let source = if let OperatorInput::Values(values) = io.inputs[0] { Some(values) } else { None };
             for (sample, out) in io.output.chunks_exact_mut(length * width).enumerate() {
                 let data = (rows(table, width), rows_mut(out, width));

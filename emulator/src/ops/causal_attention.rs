@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::heads::HeadLayout;
 use super::operator::check_softcap;
-use super::{Flops, OpError, Operator, SavedForBackward, Signature, check_rate};
+use super::{Flops, OpError, Operator, RowDependency, SavedForBackward, Signature, check_rate};
 use crate::graph::Shape;
 
 /// See the module documentation. Saves input, output and the log-sum-exp of each row and head; the backward pass
@@ -76,6 +76,10 @@ impl Operator for CausalAttention {
         Ok(Some(qkv.with_columns(self.layout(qkv.columns())?.width())))
     }
 
+    fn row_dependency(&self) -> RowDependency {
+        RowDependency::Earlier
+    }
+
     fn flops(&self, io: &Signature<'_>) -> Flops {
         let (rows, columns) = io.input(0);
         self.layout(columns as usize).map_or(Flops::default(), |heads| heads.flops(rows, self.pairs(rows)))
@@ -140,6 +144,12 @@ mod run {
             let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples);
             let qkv = Qkv::packed(&what, io.inputs[0].values());
             attention::forward(kit.cx, &what, qkv, io.output, io.extra, kit.attention);
+        }
+
+        fn forward_rows(&self, kit: &mut OperatorContext<'_>, first: usize, io: ForwardArgs<'_>) {
+            let what = self.kernel(io.shape, false, &[], 1);
+            let qkv = Qkv::packed(&what, io.inputs[0].values());
+            attention::forward_rows(kit.cx, &what, first, qkv, io.output, kit.attention);
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, Signature, check_rate};
+use super::{GradientForm, OpError, Operator, RowDependency, Signature, check_rate};
 use crate::graph::{DType, Shape};
 
 /// See the module documentation. The mask is a function of (seed, sample, node, element); the backward pass recomputes
@@ -19,6 +19,10 @@ impl Operator for Dropout {
         io.params(&[], 0)?;
         check_rate("rate", self.rate)?;
         Ok(Some(x))
+    }
+
+    fn row_dependency(&self) -> RowDependency {
+        RowDependency::Same
     }
 
     fn gradient(&self, _: usize) -> GradientForm {

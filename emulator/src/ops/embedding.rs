@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{OpError, Operator, SavedForBackward, Signature};
+use super::{OpError, Operator, RowDependency, SavedForBackward, Signature};
 use crate::graph::{DType, Shape};
 
 /// See the module documentation. The backward pass adds rows of the gradient to rows of the table's gradient and reads
@@ -17,6 +17,10 @@ impl Operator for Embedding {
         io.params(&[&[entries, width]], 1)?;
         let most = tokens.dimensions().len();
         tokens.with_features(width).map(Some).ok_or(OpError::TooManyDimensions { input: 0, most })
+    }
+
+    fn row_dependency(&self) -> RowDependency {
+        RowDependency::Same
     }
 
     fn saved(&self, _: &Signature<'_>) -> SavedForBackward {

@@ -3,7 +3,7 @@
 use millrace_params::Nonlinearity;
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, SavedForBackward, Signature};
+use super::{GradientForm, OpError, Operator, RowDependency, SavedForBackward, Signature};
 use crate::graph::{DType, Shape};
 
 /// See the module documentation. Saves both inputs.
@@ -21,6 +21,10 @@ impl Operator for Gate {
             return Err(OpError::input_shape(1, gate, value));
         }
         Ok(Some(gate))
+    }
+
+    fn row_dependency(&self) -> RowDependency {
+        RowDependency::Same
     }
 
     fn saved(&self, _: &Signature<'_>) -> SavedForBackward {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Flops, GradientForm, OpError, Operator, SavedForBackward, Signature};
+use super::{Flops, GradientForm, OpError, Operator, RowDependency, SavedForBackward, Signature};
 use crate::graph::{DType, Shape};
 
 /// See the module documentation. Backward: `dx = dy weight`, `dweight = dy^T x`; `dbias` is the sum of the rows of
@@ -16,6 +16,10 @@ impl Operator for Linear {
         let outputs = io.matrix_dimension(0, 0)?;
         io.params(&[&[outputs, x.columns()], &[outputs]], 1)?;
         Ok(Some(x.with_columns(outputs)))
+    }
+
+    fn row_dependency(&self) -> RowDependency {
+        RowDependency::Same
     }
 
     fn flops(&self, io: &Signature<'_>) -> Flops {

@@ -57,7 +57,7 @@ pub(crate) mod testing;
 
 pub use cross_entropy::VOCABULARY_BLOCK;
 pub use millrace_params::{Nonlinearity, RotaryScaling};
-pub use operator::{Flops, GradientForm, Operator, SavedForBackward};
+pub use operator::{Flops, GradientForm, Operator, RowDependency, SavedForBackward};
 pub use relative_positions::RelativePositions;
 pub use rotary::RotaryPairing;
 pub use signature::{OpError, Signature};

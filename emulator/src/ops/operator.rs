@@ -60,6 +60,17 @@ pub enum GradientForm {
     StoreOrAdd,
 }
 
+/// The rows of its inputs that a row of an operator's output is computed from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowDependency {
+    /// All rows, or the inputs do not have as many rows as the output.
+    All,
+    /// The row of the same number and those before it.
+    Earlier,
+    /// The row of the same number only.
+    Same,
+}
+
 /// The static properties of an operator. Shapes are per sample; [the module](super) defines *saved*.
 ///
 /// All methods except [`Operator::output`] may assume a signature that `output` accepts.
@@ -104,6 +115,11 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
     /// Returns how the backward pass computes the gradient of input `input`.
     fn gradient(&self, input: usize) -> GradientForm {
         if self.has_input_gradient(input) { GradientForm::Store } else { GradientForm::None }
+    }
+
+    /// Returns the rows of its inputs that a row of the output is computed from. Text is generated row by row.
+    fn row_dependency(&self) -> RowDependency {
+        RowDependency::All
     }
 
     /// Returns whether the gradient of input 0 may overwrite that input. The backward pass then first computes the

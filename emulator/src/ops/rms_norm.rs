@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, SavedForBackward, Signature};
+use super::{GradientForm, OpError, Operator, RowDependency, SavedForBackward, Signature};
 use crate::graph::{DType, Shape};
 
 /// See the module documentation. Saves its input with the reciprocal root mean square of each row.
@@ -20,6 +20,10 @@ impl Operator for RmsNorm {
             return Err(OpError::Attribute { name: "epsilon", value: self.epsilon, range: "positive" });
         }
         Ok(Some(x))
+    }
+
+    fn row_dependency(&self) -> RowDependency {
+        RowDependency::Same
     }
 
     fn saved(&self, io: &Signature<'_>) -> SavedForBackward {

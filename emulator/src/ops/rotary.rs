@@ -4,7 +4,7 @@
 use millrace_params::RotaryScaling;
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, Signature};
+use super::{GradientForm, OpError, Operator, RowDependency, Signature};
 use crate::graph::Shape;
 
 /// Which elements of a head are rotated together.
@@ -87,6 +87,10 @@ impl Operator for Rotary {
         Ok(Some(x))
     }
 
+    fn row_dependency(&self) -> RowDependency {
+        RowDependency::Same
+    }
+
     fn gradient(&self, _: usize) -> GradientForm {
         GradientForm::Overwrite
     }
@@ -106,17 +110,25 @@ mod run {
     };
 
     impl Rotary {
-        fn rotate(&self, kit: &mut OperatorContext<'_>, shape: &NodeShape, is_reverse: bool, x: &mut [f32]) {
-            kit.rotary.prepare(shape.rows(), self.dimensions / 2, |pair| self.frequency(pair));
+        /// Rotates samples whose first row is at position `first`.
+        fn rotate(
+            &self,
+            kit: &mut OperatorContext<'_>,
+            shape: &NodeShape,
+            first: usize,
+            is_reverse: bool,
+            x: &mut [f32],
+        ) {
+            kit.rotary.prepare(first + shape.rows(), self.dimensions / 2, |pair| self.frequency(pair));
             let (simd, table, rows, width) = (kit.cx.simd, &*kit.rotary, shape.rows(), shape.columns());
             let pairs = match self.pairing {
                 RotaryPairing::Halves => RotaryPairs::Halves,
                 RotaryPairing::Adjacent => RotaryPairs::Adjacent,
             };
             let rotation = Rotation { pairs, head_dim: self.head_dim, heads: self.heads, is_reverse };
-            kit.cx.pool.for_each_rows(kit.samples * rows, ROW_GRAIN, rows_mut(x, width), |first, x| {
-                for (row, x) in (first..).zip(x.data.chunks_exact_mut(width)) {
-                    rotate_row(simd, table, rotation, row % rows, x);
+            kit.cx.pool.for_each_rows(kit.samples * rows, ROW_GRAIN, rows_mut(x, width), |at, x| {
+                for (row, x) in (at..).zip(x.data.chunks_exact_mut(width)) {
+                    rotate_row(simd, table, rotation, first + row % rows, x);
                 }
             });
         }
@@ -124,14 +136,18 @@ mod run {
 
     impl Executor for Rotary {
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            self.forward_rows(kit, 0, io);
+        }
+
+        fn forward_rows(&self, kit: &mut OperatorContext<'_>, first: usize, io: ForwardArgs<'_>) {
             if let OperatorInput::Values(x) = io.inputs[0] {
                 io.output.copy_from_slice(x);
             }
-            self.rotate(kit, io.shape, false, io.output);
+            self.rotate(kit, io.shape, first, false, io.output);
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            self.rotate(kit, io.shape, true, io.gradient);
+            self.rotate(kit, io.shape, 0, true, io.gradient);
         }
     }
 }

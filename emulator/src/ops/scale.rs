@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, Signature};
+use super::{GradientForm, OpError, Operator, RowDependency, Signature};
 use crate::graph::{DType, Shape};
 
 /// Multiplies by a constant.
@@ -20,6 +20,10 @@ impl Operator for Scale {
             return Err(OpError::Attribute { name: "factor", value: self.factor, range: "finite" });
         }
         Ok(Some(x))
+    }
+
+    fn row_dependency(&self) -> RowDependency {
+        RowDependency::Same
     }
 
     fn gradient(&self, _: usize) -> GradientForm {

@@ -389,7 +389,8 @@ fn check(graph: &Graph) -> Result<(), DeviceStartError> {
     Ok(())
 }
 
-fn check_operator(graph: &Graph, node: &OpNode) -> Result<(), UnsupportedOperator> {
+/// Checks that the kernels support an operator.
+pub(crate) fn check_operator(graph: &Graph, node: &OpNode) -> Result<(), UnsupportedOperator> {
     let mut uncomputed = node.inputs.iter().skip(MAX_COMPUTED_INPUTS);
     let is_computed = uncomputed.any(|input| !graph.inputs.contains(input));
     if node.inputs.len() > MAX_INPUTS || is_computed || node.params.len() > MAX_PARAMS {

@@ -3,7 +3,7 @@
 use super::block::{AttentionBlock, RowBlocks, left_rows};
 use super::scores::ScoreAdjustment;
 use super::{AttentionParams, AttentionWorkspace, HeadScratch, KEY_BLOCK, QUERY_BLOCK, Qkv, SharedRows};
-use crate::kernels::gemm::PanelBlock;
+use crate::kernels::gemm::{LeftOperand, PanelBlock};
 use crate::kernels::isa::{REDUCTION_LANES, max_lanes, simd_fn, sum_lanes};
 use crate::kernels::math::exp;
 use crate::kernels::{Context, elementwise};
@@ -37,12 +37,46 @@ pub fn forward(
         // SAFETY: each pair has its own row of `lse`.
         let lse = unsafe { lse.segment(pair, 0, attention.tokens) };
         let (sample, head) = (pair / attention.heads, pair % attention.heads);
-        let put = |token: usize, factor: f32, values: &[f32]| {
+        let put = |token: usize, (factor, log): (f32, f32), values: &[f32]| {
             // SAFETY: each pair has its own columns of its sample's rows.
             let row = unsafe { out.segment(sample * attention.tokens + token, head * values.len(), values.len()) };
             elementwise::scaled_copy(cx.simd, factor, values, row);
+            lse[token] = log;
         };
-        forward_pair(cx, attention, qkv, pair, scratch, lse, put);
+        forward_pair(cx, attention, qkv, (pair, 0), scratch, put);
+    });
+}
+
+/// Computes the rows of the output from token `first` on of one sample, with the bits of [`forward()`]. `qkv` has all
+/// tokens, `out` only rows from `first` on.
+///
+/// # Panics
+/// If lengths do not match, or attention is not causal.
+pub fn forward_rows(
+    cx: Context<'_>,
+    attention: &AttentionParams<'_>,
+    first: usize,
+    qkv: Qkv<'_>,
+    out: &mut [f32],
+    workspace: &mut AttentionWorkspace,
+) {
+    attention.check();
+    let (hidden, rows) = (attention.hidden(), attention.tokens - first);
+    assert!(attention.samples == 1 && attention.causal && out.len() == rows * hidden, "rows of one sample");
+    if out.is_empty() {
+        return;
+    }
+    let out = SharedRows::new(out, rows, hidden, hidden);
+    let scratch = workspace.for_threads(cx.pool.threads());
+    cx.pool.for_each_tile_with(scratch, attention.heads, |scratch, head| {
+        let put = |token: usize, (factor, _): (f32, f32), values: &[f32]| {
+            // The first block begins at a tile of the kernels, which may have earlier tokens.
+            let Some(row) = token.checked_sub(first) else { return };
+            // SAFETY: each head has its own columns.
+            let row = unsafe { out.segment(row, head * values.len(), values.len()) };
+            elementwise::scaled_copy(cx.simd, factor, values, row);
+        };
+        forward_pair(cx, attention, qkv, (head, first), scratch, put);
     });
 }
 
@@ -63,16 +97,16 @@ impl OnlineSoftmax {
     }
 }
 
-/// Computes one head of one sample. `put(token, factor, values)` receives the rows of the output.
+/// Computes one head of one sample, for the queries from `first` on and perhaps some before. `put` receives the rows of
+/// the output: token, factor and logarithm of [`OnlineSoftmax::row`], values.
 #[allow(clippy::too_many_arguments)]
 fn forward_pair(
     cx: Context<'_>,
     attention: &AttentionParams<'_>,
     qkv: Qkv<'_>,
-    pair: usize,
+    (pair, first): (usize, usize),
     scratch: &mut HeadScratch,
-    lse: &mut [f32],
-    put: impl Fn(usize, f32, &[f32]),
+    mut put: impl FnMut(usize, (f32, f32), &[f32]),
 ) {
     let Context { simd, precision, .. } = cx;
     let (tokens, key_tokens, dim) = (attention.tokens, attention.key_tokens, attention.head_dim);
@@ -92,7 +126,8 @@ fn forward_pair(
     let adjustment = ScoreAdjustment::of(attention, pair, biases);
     let scale = if adjustment.is_some() { 1.0 } else { attention.scale };
 
-    for q_first in (0..tokens).step_by(QUERY_BLOCK) {
+    let height = LeftOperand::height(simd);
+    for q_first in (first / height * height..tokens).step_by(QUERY_BLOCK) {
         let rows = QUERY_BLOCK.min(tokens - q_first);
         let mut running = OnlineSoftmax {
             max: [f32::NEG_INFINITY; QUERY_BLOCK],
@@ -116,9 +151,7 @@ fn forward_pair(
             block.times_keys(simd, scores, v.block(k_first), dim, acc);
         }
         for (i, values) in acc.chunks_exact(dim).enumerate().take(rows) {
-            let (factor, log) = running.row(i);
-            put(q_first + i, factor, values);
-            lse[q_first + i] = log;
+            put(q_first + i, running.row(i), values);
         }
     }
 }

@@ -19,7 +19,7 @@ mod relative;
 mod scores;
 
 pub use backward::backward;
-pub use forward::forward;
+pub use forward::{forward, forward_rows};
 pub use relative::RelativeBias;
 pub use scores::alibi_slope;
 
