@@ -57,6 +57,8 @@ pub enum CliCommand {
         #[command(flatten)]
         flags: JobArgs,
     },
+    /// Continue a text with the model of a checkpoint
+    Generate(GenerateArgs),
     /// Describe a key or a section of the params; without KEY, list them
     Explain {
         /// Key or section, such as model.nonlinearity or model
@@ -74,6 +76,48 @@ pub enum CliCommand {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         _arguments: Vec<OsString>,
     },
+}
+
+/// The text to generate.
+#[derive(Clone, Debug, Args)]
+#[command(rename_all = "snake_case")]
+pub struct GenerateArgs {
+    /// Directory of the checkpoint, or of a run: its newest checkpoint
+    #[arg(short, long, value_name = "DIR")]
+    pub checkpoint: PathBuf,
+    /// Text to continue; by default an empty document
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub prompt: String,
+    /// Token ids to continue, separated by commas; the output is then token ids, too
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "prompt")]
+    pub prompt_tokens: Vec<u32>,
+    /// Tokenizer, if the checkpoint's training data were not text: gpt2 or bytes
+    #[arg(long, value_name = "NAME", value_parser = ["gpt2", "bytes"])]
+    pub tokenizer: Option<String>,
+    /// Maximum number of tokens to generate
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
+    pub max_tokens: u64,
+    /// Divisor of the logits; 0 always chooses the most probable token
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub temperature: f64,
+    /// Choose from the K most probable tokens only
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Choose from the most probable tokens that have the probability P together
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub top_p: f64,
+    /// Seed of random choices
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Continue after the end of the document
+    #[arg(long)]
+    pub ignore_end: bool,
+    /// Pin the instruction set: avx512, avx2 or portable
+    #[arg(long)]
+    pub isa: Option<Isa>,
+    /// Number of compute threads; by default the machine's cores
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
 }
 
 /// Commands for checkpoints.
@@ -353,6 +397,8 @@ mod tests {
             "run -p a.yaml -m train --isa avx2 --threads 2 --base_port 7000 --appliance b.yaml --logging DEBUG",
             "plan -p a.yaml --json --num_csx 4 --model gpt3",
             "samples -p a.yaml --steps 3 -o samples.safetensors",
+            "generate -c m/checkpoint_5 --prompt text --temperature 0.8 --top-k 40 --top_p 0.9 --seed 3 -n 20",
+            "generate --checkpoint m --prompt_tokens 1,2,3 --tokenizer bytes --ignore_end --threads 2 --isa avx2",
             "checkpoint info m/checkpoint_5 --json",
             "checkpoint verify m/checkpoint_5",
             "checkpoint export m/checkpoint_5 --to hf out",

@@ -10,6 +10,7 @@ mod checkpoint;
 mod data_paths;
 mod error;
 mod explain;
+mod generate;
 mod import;
 mod job;
 mod plan;
@@ -65,6 +66,7 @@ fn dispatch(command: CliCommand) -> Result<Exit, CliError> {
         CliCommand::Run { mode, flags } => run::run(&flags, mode.as_deref()),
         CliCommand::Plan { json, flags } => plan::print(&flags, json),
         CliCommand::Samples { steps, out, flags } => samples::write(&flags, steps, &out),
+        CliCommand::Generate(flags) => generate::run(&flags),
         CliCommand::Explain { key } => explain::print(key.as_deref()),
         CliCommand::Checkpoint { task } => checkpoint::run(&task),
         CliCommand::Role { .. } => Err(CliError::bad_input("the command role is internal: a launcher runs it")

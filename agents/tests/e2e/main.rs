@@ -5,6 +5,7 @@ mod bert;
 mod checkpoints;
 mod disk;
 mod first_use;
+mod generate;
 mod harness;
 mod hdf5;
 mod identities;
