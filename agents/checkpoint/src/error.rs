@@ -50,8 +50,8 @@ pub enum Error {
     /// The checkpoint, or a directory to import, belongs to another model.
     #[error("{} holds a different model than the params describe: {difference}", path.display())]
     ModelMismatch { path: PathBuf, difference: ModelDifference },
-    /// The model can't be exported as a Hugging Face GPT-2.
-    #[error("this model can't be exported as a Hugging Face GPT-2: {reason}")]
+    /// The model can't be exported to Hugging Face's transformers.
+    #[error("this model can't be exported to Hugging Face: {reason}")]
     NotExportable {
         reason: String,
         /// What it would have to be.

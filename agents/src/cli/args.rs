@@ -141,7 +141,7 @@ pub enum CheckpointCommand {
     Export {
         /// Directory of the checkpoint
         dir: PathBuf,
-        /// Format: hf, a directory that `transformers` loads as GPT-2
+        /// Format: hf, a directory that `transformers` loads
         #[arg(long, value_parser = ["hf"])]
         to: String,
         /// Directory to write

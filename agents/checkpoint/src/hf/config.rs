@@ -121,7 +121,7 @@ impl Gpt2Config {
             return Ok(());
         }
         let reason = format!("its config.json has model_type {:?}", self.model_type);
-        Err(not_importable(dir, reason, "only GPT-2 directories can be imported"))
+        Err(not_importable(dir, reason, "give existing params with -p: --write_params writes those of GPT-2 only"))
     }
 
     /// Checks the model in `dir` for keys that request something Millrace can't train.

@@ -67,8 +67,9 @@ impl HfDirectory {
         })?;
         for (name, entry) in entries {
             let name = name.strip_prefix("transformer.").map_or(name.clone(), str::to_owned);
-            // Causal masks, which older versions save as buffers.
-            if !name.ends_with(".attn.bias") && !name.ends_with(".attn.masked_bias") {
+            // Causal masks and frequencies, which older versions save as buffers.
+            let is_buffer = [".attn.bias", ".masked_bias", ".attention.bias", ".inv_freq"];
+            if !is_buffer.iter().any(|buffer| name.ends_with(buffer)) {
                 self.tensors.insert(name, (self.files.len(), entry));
             }
         }

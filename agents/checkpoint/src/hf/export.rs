@@ -1,4 +1,4 @@
-//! Writes a Hugging Face GPT-2 directory.
+//! Writes a Hugging Face directory.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::config::hf_activation_name;
 use super::gpt2::{Gpt2, TensorMapping};
-use super::transpose;
+use super::{families, tokenizer, transpose};
 use crate::error::{Error, Result};
 use crate::files::{parent, remove_dir, rename_synced, to_le_bytes, write_synced};
 use crate::layout::ELEMENT_BYTES;
@@ -26,14 +26,29 @@ pub struct ExportSummary {
     pub bytes: u64,
 }
 
-/// Writes the parameters of `checkpoint` as a directory that `transformers.GPT2LMHeadModel` loads. The directory must
-/// not exist or be empty; it appears when it is complete.
+/// Writes the parameters of `checkpoint` as a directory that `transformers.AutoModelForCausalLM` loads, with the
+/// tokenizer if the training data were bytes of text. The directory must not exist or be empty; it appears when it is
+/// complete.
 ///
 /// # Errors
-/// [`Error::NotExportable`] if the model is not a GPT-2, [`Error::Exists`], [`Error::Damaged`], or an error of the file
-/// system.
+/// [`Error::NotExportable`] if `transformers` has no such model, [`Error::Exists`], [`Error::Damaged`], or an error of
+/// the file system.
 pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<ExportSummary> {
-    let model = Gpt2::from_graph(checkpoint.layout().graph())?;
+    let graph = checkpoint.layout().graph();
+    let Ok(model) = Gpt2::from_graph(graph) else {
+        let mut model = families::describe(graph)?;
+        let end = tokenizer::end_token(checkpoint.job());
+        for key in ["bos_token_id", "eos_token_id"] {
+            // Without a value, transformers assumes the token of the family's original vocabulary.
+            model.config[key] = end.into();
+        }
+        let shapes = model.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect();
+        return write_directory(checkpoint, out_dir, model.config, shapes, |at| {
+            let mapped = &model.tensors[at];
+            let Some(tensor) = mapped.ours else { return Ok(vec![0.0; mapped.shape.iter().product()]) };
+            Ok(mapped.export(&checkpoint.read_tensor(tensor, Section::Parameters)?))
+        });
+    };
     if model.head_bias.is_some() {
         return Err(Error::NotExportable {
             reason: "its head has a bias, which Hugging Face's GPT-2 doesn't support".into(),
@@ -46,6 +61,22 @@ pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<ExportSummar
             hint: "use `checkpoint info` and the safetensors files of the checkpoint".into(),
         });
     };
+    let mut mapping = model.mapping();
+    for mapped in mapping.iter_mut().filter(|mapped| mapped.name != "lm_head.weight") {
+        mapped.name.insert_str(0, "transformer.");
+    }
+    let shapes = mapping.iter().map(|mapped| (mapped.name.clone(), mapped.shape.clone())).collect();
+    write_directory(checkpoint, out_dir, config(&model, activation), shapes, |at| values(checkpoint, &mapping[at]))
+}
+
+/// Writes a directory with these tensors, whose values `values` returns.
+fn write_directory(
+    checkpoint: &Checkpoint,
+    out_dir: &Path,
+    config: serde_json::Value,
+    tensors: Vec<(String, Vec<usize>)>,
+    values: impl FnMut(usize) -> Result<Vec<f32>>,
+) -> Result<ExportSummary> {
     if millrace_roots::read_dir(out_dir).is_ok_and(|entries| !entries.is_empty()) || millrace_roots::is_file(out_dir) {
         return Err(Error::Exists { path: out_dir.to_owned() });
     }
@@ -53,9 +84,13 @@ pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<ExportSummar
     let draft = TempDir(parent(out_dir).join(format!("{name}.partial-{}", std::process::id())));
     remove_dir(&draft.0)?;
     millrace_roots::create_dir_all(&draft.0).map_err(|e| Error::io("create", &draft.0, e))?;
-    let exported = write_tensors(checkpoint, &model, &draft.0.join("model.safetensors"))?;
-    let config = serde_json::to_vec_pretty(&config(&model, activation)).map_err(Error::argument)?;
-    write_synced(&draft.0.join("config.json"), &config)?;
+    let exported = write_tensors(&draft.0.join("model.safetensors"), &tensors, values)?;
+    let mut files = tokenizer::files(checkpoint.job());
+    files.push(("config.json", config));
+    for (name, document) in files {
+        let text = serde_json::to_vec_pretty(&document).map_err(Error::argument)?;
+        write_synced(&draft.0.join(name), &text)?;
+    }
     crate::files::sync_dir(&draft.0)?;
     rename_synced(&draft.0, out_dir)?;
     Ok(ExportSummary { path: out_dir.to_owned(), ..exported })
@@ -71,26 +106,26 @@ impl Drop for TempDir {
     }
 }
 
-fn write_tensors(checkpoint: &Checkpoint, model: &Gpt2, path: &Path) -> Result<ExportSummary> {
-    let mut mapping = model.mapping();
-    for mapped in mapping.iter_mut().filter(|mapped| mapped.name != "lm_head.weight") {
-        mapped.name.insert_str(0, "transformer.");
-    }
+fn write_tensors(
+    path: &Path,
+    tensors: &[(String, Vec<usize>)],
+    mut values: impl FnMut(usize) -> Result<Vec<f32>>,
+) -> Result<ExportSummary> {
     let mut end = 0;
-    let header = safetensors_header::write(mapping.iter().map(|mapped| {
+    let header = safetensors_header::write(tensors.iter().map(|(name, shape)| {
         let start = end;
-        end += mapped.shape.iter().product::<usize>() as u64 * ELEMENT_BYTES;
-        (mapped.name.as_str(), mapped.shape.as_slice(), start)
+        end += shape.iter().product::<usize>() as u64 * ELEMENT_BYTES;
+        (name.as_str(), shape.as_slice(), start)
     }));
     let io = |e| Error::io("write", path, e);
     let mut out =
         BufWriter::with_capacity(1 << 20, millrace_roots::create(path).map_err(|e| Error::io("create", path, e))?);
     out.write_all(&header).map_err(io)?;
-    for mapped in &mapping {
-        write_f32(&mut out, &values(checkpoint, mapped)?).map_err(io)?;
+    for tensor in 0..tensors.len() {
+        write_f32(&mut out, &values(tensor)?).map_err(io)?;
     }
     out.flush().and_then(|()| out.get_ref().sync_all()).map_err(io)?;
-    Ok(ExportSummary { path: path.to_owned(), tensors: mapping.len(), bytes: header.len() as u64 + end })
+    Ok(ExportSummary { path: path.to_owned(), tensors: tensors.len(), bytes: header.len() as u64 + end })
 }
 
 fn values(checkpoint: &Checkpoint, mapped: &TensorMapping) -> Result<Vec<f32>> {

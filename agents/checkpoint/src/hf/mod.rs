@@ -1,20 +1,23 @@
-//! Imports and exports GPT-2 directories of the Hugging Face `transformers` library.
+//! Imports and exports directories of the Hugging Face `transformers` library.
 //!
-//! Such a directory has `model.safetensors` (or several files with an index) and `config.json`. The tensors differ from
-//! ours in three ways: names; `Conv1D` weights are `[in, out]`, the transpose of ours; and there is always a bias. The
-//! graph's operators decide whether a model is a GPT-2, not tensor names, so any graph with that structure can be
-//! exported.
+//! Such a directory has `model.safetensors` (or several files with an index) and `config.json`. The tensors of a
+//! GPT-2 differ from ours in three ways: names; `Conv1D` weights are `[in, out]`, the transpose of ours; and there is
+//! always a bias. Other decoders are described by `families`. The graph's operators decide what a model is, not tensor
+//! names, so any graph with such a structure can be exported.
 //!
 //! Both directions hold one tensor in memory at a time, and leave no incomplete files.
 
 mod config;
+mod decoder;
 mod directory;
 mod dtype;
 mod export;
+mod families;
 mod gpt2;
 mod import;
 mod json_file;
 mod params;
+mod tokenizer;
 
 pub use export::{ExportSummary, export_hf};
 pub use import::import_hf;

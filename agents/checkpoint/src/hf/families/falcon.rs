@@ -1,0 +1,71 @@
+//! Falcon: parallel blocks with one norm, or two (40B and later), rotary positions.
+
+use millrace_emulator::ops::RotaryPairing;
+
+use super::*;
+
+pub(super) fn defaults() -> Value {
+    json!({"activation": "gelu", "layer_norm_epsilon": 1e-5, "rope_theta": 10_000.0, "rope_scaling": null,
+        "multi_query": true, "parallel_attn": true, "bias": false, "alibi": false, "new_decoder_architecture": false,
+        "tie_word_embeddings": true})
+}
+
+pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
+    let block = &decoder.block;
+    let is_new = block.form == BlockForm::ParallelTwoNorms;
+    require(&[
+        (decoder.norm == NormForm::Layer, "has layer norms with offsets"),
+        (block.form != BlockForm::Sequential, "has parallel blocks"),
+        (!block.is_gated, "has no gated feed-forward network"),
+        (is_new || block.key_heads == 1 || block.key_heads == block.heads, "has one head of keys, or one for each"),
+        (block.window.is_none() && !block.alibi && decoder.learned_positions.is_none(), "has rotary positions only"),
+        (!decoder.is_embedding_normalized, "does not normalize embeddings"),
+        (!decoder.has("lm_head.bias"), "has no bias in the output layer"),
+        (decoder.head_dim * block.heads == decoder.hidden, "has heads of the width of the model"),
+    ])?;
+    let rotary = block.rotary.ok_or("has rotary positions")?;
+    require(&[
+        (rotary.pairing == RotaryPairing::Halves, "rotates elements of two halves"),
+        (rotary.dimensions == decoder.head_dim && rotary.scaling.is_none(), "rotates whole heads"),
+    ])?;
+    let is_biased =
+        ["attn.qkv", "attn.proj", "mlp.fc", "mlp.proj"].iter().any(|part| decoder.has(&format!("h.0.{part}.bias")));
+    let config = json!({
+        "architectures": ["FalconForCausalLM"],
+        "hidden_size": decoder.hidden,
+        "ffn_hidden_size": decoder.inner,
+        "num_hidden_layers": decoder.layers,
+        "num_attention_heads": block.heads,
+        "num_kv_heads": block.key_heads,
+        "max_position_embeddings": decoder.sequence,
+        "activation": activation(decoder)?,
+        "layer_norm_epsilon": decimal(decoder.epsilon),
+        "rope_theta": rotary.base,
+        "multi_query": !is_new && block.key_heads == 1,
+        "parallel_attn": true,
+        "new_decoder_architecture": is_new,
+        "alibi": false,
+        "bias": is_biased,
+        "attention_dropout": decimal(decoder.rates.attention),
+        "hidden_dropout": decimal(decoder.rates.residual),
+    });
+    let mut tensors = Tensors::new(decoder);
+    tensors.layer("transformer.word_embeddings", "wte");
+    for block in 0..decoder.layers {
+        let theirs = |part: &str| format!("transformer.h.{block}.{part}");
+        let ours = |part: &str| format!("h.{block}.{part}");
+        tensors.layer(&theirs(if is_new { "ln_attn" } else { "input_layernorm" }), &ours("ln_1"));
+        tensors.layer(&theirs("ln_mlp"), &ours("ln_2"));
+        tensors.by_key_head(&theirs("self_attention.query_key_value"), &ours("attn.qkv"), is_biased);
+        for (theirs, ours) in [
+            (theirs("self_attention.dense"), ours("attn.proj")),
+            (theirs("mlp.dense_h_to_4h"), ours("mlp.fc")),
+            (theirs("mlp.dense_4h_to_h"), ours("mlp.proj")),
+        ] {
+            if is_biased { tensors.biased_layer(&theirs, &ours) } else { tensors.layer(&theirs, &ours) }
+        }
+    }
+    tensors.layer("transformer.ln_f", "ln_f");
+    tensors.head("lm_head");
+    Ok(HfModel { config, tensors: tensors.all })
+}

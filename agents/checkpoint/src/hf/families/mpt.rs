@@ -1,0 +1,58 @@
+//! MPT: ALiBi, layer norms without offsets, no biases.
+
+use millrace_emulator::ops::Nonlinearity;
+
+use super::*;
+
+pub(super) fn defaults() -> Value {
+    json!({"layer_norm_epsilon": 1e-5, "no_bias": true, "tie_word_embeddings": true})
+}
+
+pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
+    let block = &decoder.block;
+    require(&[
+        (decoder.norm == NormForm::BiaslessLayer, "has layer norms without offsets"),
+        (block.alibi && block.rotary.is_none() && decoder.learned_positions.is_none(), "has ALiBi only"),
+        (!decoder.is_embedding_normalized, "does not normalize embeddings"),
+        (block.form == BlockForm::Sequential, "has no parallel blocks"),
+        (!block.is_gated && decoder.inner == 4 * decoder.hidden, "has a network 4 times as wide as the model"),
+        (block.activation == Nonlinearity::Gelu, "has the activation gelu"),
+        (block.key_heads == block.heads, "has keys and values for each head"),
+        (block.window.is_none(), "has no attention window"),
+        (decoder.head_dim * block.heads == decoder.hidden, "has heads of the width of the model"),
+        (
+            ["attn.qkv", "attn.proj", "mlp.fc", "mlp.proj"]
+                .iter()
+                .all(|part| !decoder.has(&format!("h.0.{part}.bias"))),
+            "has no biases",
+        ),
+        (!decoder.has("lm_head.bias"), "has no bias in the output layer"),
+    ])?;
+    let config = json!({
+        "architectures": ["MptForCausalLM"],
+        "d_model": decoder.hidden,
+        "n_layers": decoder.layers,
+        "n_heads": block.heads,
+        "expansion_ratio": 4,
+        "max_seq_len": decoder.sequence,
+        "layer_norm_epsilon": decimal(decoder.epsilon),
+        "no_bias": true,
+        "emb_pdrop": decimal(decoder.rates.embedding),
+        "resid_pdrop": decimal(decoder.rates.residual),
+    });
+    let mut tensors = Tensors::new(decoder);
+    tensors.layer("transformer.wte", "wte");
+    for block in 0..decoder.layers {
+        let theirs = |part: &str| format!("transformer.blocks.{block}.{part}");
+        let ours = |part: &str| format!("h.{block}.{part}");
+        tensors.layer(&theirs("norm_1"), &ours("ln_1"));
+        tensors.layer(&theirs("attn.Wqkv"), &ours("attn.qkv"));
+        tensors.layer(&theirs("attn.out_proj"), &ours("attn.proj"));
+        tensors.layer(&theirs("norm_2"), &ours("ln_2"));
+        tensors.layer(&theirs("ffn.up_proj"), &ours("mlp.fc"));
+        tensors.layer(&theirs("ffn.down_proj"), &ours("mlp.proj"));
+    }
+    tensors.layer("transformer.norm_f", "ln_f");
+    tensors.head("lm_head");
+    Ok(HfModel { config, tensors: tensors.all })
+}
