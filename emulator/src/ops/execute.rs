@@ -245,9 +245,9 @@ pub trait Executor: Operator {
     fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>);
 
     /// Computes the rows from `first` on of the output of one sample, with the bits of [`Executor::forward`]. The
-    /// shapes are those of the operands given: if a row depends on [earlier](super::RowDependency::Earlier) ones, inputs
-    /// have all rows and `output` those from `first` on, otherwise both have the rows from `first` on. Called for
-    /// operators whose [`Operator::row_dependency`] is not [`All`](super::RowDependency::All).
+    /// shapes are those of the operands given. If a row depends on [earlier](super::RowDependency::Earlier) ones,
+    /// inputs have all rows and `output` those from `first` on; otherwise both have the rows from `first` on. Called
+    /// for operators whose [`Operator::row_dependency`] is not [`All`](super::RowDependency::All).
     fn forward_rows(&self, kit: &mut OperatorContext<'_>, first: usize, io: ForwardArgs<'_>) {
         let _ = first;
         self.forward(kit, io);
