@@ -7,6 +7,7 @@ use crate::SplitPart;
 use crate::encoder::{CsvProblem, VocabularyProblem};
 use crate::hdf5::{Hdf5Problem, SampleProblem};
 use crate::images::ImageProblem;
+use crate::json_lines::JsonLineProblem;
 
 /// The format that [`DataError::WrongFormat`] names for a source of HDF5 files.
 pub(crate) const HDF5_FILE: &str = "an HDF5 file";
@@ -69,6 +70,15 @@ pub enum DataError {
         path: PathBuf,
         /// Offset of the first invalid byte.
         offset: u64,
+    },
+    /// A line of a JSON Lines file has no text.
+    #[error("line {line} of {} {problem}", path.display())]
+    JsonLine {
+        path: PathBuf,
+        /// From 1 on.
+        line: u64,
+        /// The end of the sentence.
+        problem: JsonLineProblem,
     },
     #[error("the data source is empty: {files} file(s) with 0 bytes, the first is {}", first.display())]
     Empty { files: usize, first: PathBuf },
@@ -194,6 +204,7 @@ impl DataError {
             Read { .. } => "check that the file is readable by this user".into(),
             Changed { .. } => "start again once nothing writes to it any more".into(),
             InvalidUtf8 { .. } => "convert the file to UTF-8, for example with iconv".into(),
+            JsonLine { .. } => "each line of a .jsonl file is an object such as {\"text\": \"...\"}".into(),
             Empty { .. } => "point the data source at files with content".into(),
             OddLength { .. } => {
                 "a token file is a sequence of little-endian 16-bit numbers without a header; write it again".into()

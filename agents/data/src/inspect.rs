@@ -13,6 +13,7 @@ use crate::encoder::data_and_vocabulary;
 use crate::error::HDF5_FILE;
 use crate::files::expand;
 use crate::hdf5::{DataFile, FileShape};
+use crate::json_lines::is_json_lines;
 use crate::token_store::TOKEN_BYTES;
 use crate::{DataError, Dataset, SourceKind, SourceSpec, Tokenizer};
 
@@ -44,6 +45,8 @@ pub struct DataSummary {
     pub bytes: u64,
     /// Samples in a pass over HDF5 or CSV files, or images.
     pub hdf5_samples: Option<u64>,
+    /// Whether some files are JSON Lines, whose sizes do not show the number of tokens.
+    pub has_json_lines: bool,
 }
 
 impl DataSummary {
@@ -58,6 +61,7 @@ impl DataSummary {
                 None => other.hdf5_samples,
                 known => known,
             },
+            has_json_lines: self.has_json_lines || other.has_json_lines,
         }
     }
 
@@ -68,6 +72,7 @@ impl DataSummary {
     /// There are too few tokens for one sample.
     pub fn samples(self, spec: &SourceSpec) -> Result<Option<u64>, DataError> {
         let tokens = match &spec.kind {
+            SourceKind::Text { .. } if self.has_json_lines => return Ok(None),
             // There is a separator between two documents.
             SourceKind::Text { tokenizer: Tokenizer::Bytes, .. } => self.bytes.saturating_add(self.files.max(1) - 1),
             SourceKind::Tokens { .. } => self.bytes / TOKEN_BYTES as u64,
@@ -116,7 +121,7 @@ fn inspect_stored(spec: &SourceSpec, paths: &[String], extension: &'static str) 
     let files = expand(paths, extension)?;
     let bytes = files.iter().map(|path| size_of(path)).sum::<Result<u64, _>>()?;
     let samples = Dataset::open(spec, |_, _| {})?.windows();
-    Ok(DataSummary { files: files.len() as u64, bytes, hdf5_samples: Some(samples) })
+    Ok(DataSummary { files: files.len() as u64, bytes, hdf5_samples: Some(samples), has_json_lines: false })
 }
 
 /// Opens images, which reads the files of an idx source and decodes one image of a directory.
@@ -141,7 +146,8 @@ pub(crate) fn inspect_files(kind: &SourceKind, paths: &[PathBuf]) -> Result<Data
     let mut found = DataSummary::default();
     for (at, path) in paths.iter().enumerate() {
         let size = if at < MAX_INSPECTED_FILES { check_file_header(kind, path)? } else { size_of(path)? };
-        found = found.add(DataSummary { files: u64::from(size > 0), bytes: size, hdf5_samples: None });
+        let (files, has_json_lines) = (u64::from(size > 0), is_json_lines(path));
+        found = found.add(DataSummary { files, bytes: size, hdf5_samples: None, has_json_lines });
     }
     match paths.first() {
         Some(first) if found.bytes == 0 => Err(DataError::Empty { files: paths.len(), first: first.clone() }),
@@ -227,7 +233,7 @@ mod tests {
                 ..spec(SourceKind::Text { paths: paths.clone(), tokenizer })
             };
             let found = inspect(&spec).unwrap();
-            assert_eq!(found, DataSummary { files: 2, bytes: 104, hdf5_samples: None });
+            assert_eq!(found, DataSummary { files: 2, bytes: 104, ..DataSummary::default() });
             let read = Dataset::open(&spec, |_, _| {}).unwrap().windows();
             assert_eq!(found.samples(&spec).unwrap(), (tokenizer == Tokenizer::Bytes).then_some(read));
         }

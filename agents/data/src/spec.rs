@@ -13,7 +13,7 @@ pub enum SourceKind {
     /// UTF-8 text, each file one document.
     ///
     /// Files are read in the order of `paths`, with the tokenizer's [separator](Tokenizer::separator) between
-    /// documents. Empty files are skipped.
+    /// documents. Empty files are skipped. Files `*.jsonl` have a document on each line, as `{"text": "..."}`.
     Text {
         /// Files, globs, or directories (all `*.txt` files in them). The matches of one entry are sorted by path; a
         /// file named twice is read once, at its first position.

@@ -3,7 +3,7 @@
 //! A file is read in blocks. Each block is cut where the tokenizer allows it ([`Tokenizer::last_cut`]), divided into
 //! pieces that threads encode independently, and sent on in order. The tokens are therefore those of the whole text,
 //! for any number of threads, and neither text nor tokens are ever completely in memory.
-//! number of threads, and neither text nor tokens are ever in memory as a whole.
+//! Of a JSON Lines file, one line is in memory at a time; each of its texts is a document.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,6 +11,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::json_lines::{JsonLines, is_json_lines};
 use crate::{DataError, Tokenizer};
 
 /// Bytes read at once; also the interval of progress reports.
@@ -57,6 +58,9 @@ impl Corpus {
         hasher.update(self.tokenizer.id().as_bytes());
         hasher.update(&[0]);
         for document in &self.documents {
+            if is_json_lines(&document.path) {
+                hasher.update(b"json lines, version 1");
+            }
             hasher.update(document.digest.as_bytes());
         }
         *hasher.finalize().as_bytes()
@@ -67,11 +71,18 @@ impl Corpus {
         let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
         let total = self.documents.iter().map(|d| d.bytes).sum();
         let mut done = 0;
+        let mut is_first = true;
         progress(done, total);
-        for (i, document) in self.documents.iter().enumerate() {
-            if i > 0 {
-                sink(&[self.tokenizer.separator()])?;
+        for document in &self.documents {
+            if is_json_lines(&document.path) {
+                self.tokenise_lines(document, threads, &mut is_first, sink, &mut |bytes| {
+                    progress(done + bytes, total)
+                })?;
+                done += document.bytes;
+                progress(done, total);
+                continue;
             }
+            self.separate(&mut is_first, sink)?;
             let mut blocks = DocumentBlocks::open(document, self.tokenizer)?;
             while let Some(text) = blocks.next()? {
                 for tokens in encode(self.tokenizer, text, threads) {
@@ -82,6 +93,54 @@ impl Corpus {
             }
         }
         Ok(())
+    }
+
+    /// Sends a separator, unless the next document is the first.
+    fn separate(&self, is_first: &mut bool, sink: &mut TokenSink) -> Result<(), DataError> {
+        if std::mem::replace(is_first, false) { Ok(()) } else { sink(&[self.tokenizer.separator()]) }
+    }
+
+    /// Sends the tokens of each line of a JSON Lines file. `progress` receives the bytes of the file that are done.
+    fn tokenise_lines(
+        &self,
+        document: &Document,
+        threads: usize,
+        is_first: &mut bool,
+        sink: &mut TokenSink,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), DataError> {
+        let file = millrace_roots::open(&document.path).map_err(|source| read_error(document, source))?;
+        let mut lines = JsonLines::new(&document.path, HashedReader { file, hasher: blake3::Hasher::new() });
+        let (mut done, mut reported) = (0, 0);
+        while let Some((text, bytes)) = lines.next()? {
+            if !text.is_empty() {
+                self.separate(is_first, sink)?;
+                for tokens in encode(self.tokenizer, &text, threads) {
+                    sink(&tokens)?;
+                }
+            }
+            done += bytes;
+            if done - reported >= READ_BLOCK_BYTES as u64 {
+                // A file that grows is rejected at its end.
+                progress(done.min(document.bytes));
+                reported = done;
+            }
+        }
+        document.check_unchanged(&lines.into_inner().hasher)
+    }
+}
+
+/// Computes the digest of what is read from a file.
+struct HashedReader {
+    file: File,
+    hasher: blake3::Hasher,
+}
+
+impl Read for HashedReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        self.hasher.update(&buffer[..read]);
+        Ok(read)
     }
 }
 
@@ -99,6 +158,11 @@ impl Document {
             }
         }
         Ok(Self { path: path.into(), bytes: hasher.count(), digest: hasher.finalize() })
+    }
+
+    /// The cache key was computed in an earlier pass; tokens of another text must not be cached under it.
+    fn check_unchanged(&self, hasher: &blake3::Hasher) -> Result<(), DataError> {
+        if hasher.finalize() == self.digest { Ok(()) } else { Err(DataError::Changed { path: self.path.clone() }) }
     }
 }
 
@@ -131,7 +195,7 @@ impl<'a> DocumentBlocks<'a> {
             let ended = self.read(more)? < more;
             let valid = self.valid(ended)?;
             if ended {
-                self.check_unchanged()?;
+                self.document.check_unchanged(&self.hasher)?;
                 break self.buffer.len();
             }
             if let Some(cut) = self.tokenizer.last_cut(valid) {
@@ -163,14 +227,6 @@ impl<'a> DocumentBlocks<'a> {
             path: self.document.path.clone(),
             offset: self.offset + e.valid_up_to() as u64,
         })
-    }
-
-    /// The cache key was computed in an earlier pass; tokens of another text must not be cached under it.
-    fn check_unchanged(&self) -> Result<(), DataError> {
-        if self.hasher.finalize() != self.document.digest {
-            return Err(DataError::Changed { path: self.document.path.clone() });
-        }
-        Ok(())
     }
 }
 
@@ -277,6 +333,26 @@ mod tests {
         assert_eq!(key(&paths, Tokenizer::Gpt2), key(&[paths[1].clone(), paths[3].clone()], Tokenizer::Gpt2));
         assert_ne!(key(&paths, Tokenizer::Gpt2), key(&paths, Tokenizer::Bytes));
         assert_ne!(key(&paths, Tokenizer::Gpt2), key(&[paths[3].clone(), paths[1].clone()], Tokenizer::Gpt2));
+    }
+
+    #[test]
+    fn each_line_of_json_lines_is_a_document() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, content: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, content).unwrap();
+            path
+        };
+        let long = "word ".repeat(READ_BLOCK_BYTES / 4);
+        let lines = format!("{{\"text\": \"\"}}\n{{\"text\": \"a\"}}\n{{\"text\": \"{long}\"}}\n");
+        let paths = [write("a.txt", "b"), write("b.jsonl", &lines), write("c.JSONL", "{\"text\": \"c\"}")];
+        let expected: Vec<u16> = format!("b\0a\0{long}\0c").bytes().map(u16::from).collect();
+        assert!(tokens(&paths, Tokenizer::Bytes).unwrap() == expected);
+        let key = |paths: &[PathBuf]| Corpus::open(paths, Tokenizer::Bytes).unwrap().key();
+        assert_ne!(key(&[write("same.txt", &lines)]), key(&paths[1..2]));
+        let bad = write("bad.jsonl", "{\"text\": \"a\"}\nnull\n");
+        let error = tokens(&[bad], Tokenizer::Bytes).unwrap_err();
+        assert!(matches!(error, DataError::JsonLine { line: 2, .. }) && error.is_bad_input(), "{error}");
     }
 
     #[test]

@@ -108,9 +108,12 @@ impl InputCheck<'_> {
                 Some(found) => {
                     first_upload = first_upload.or(found.first().copied());
                     // Empty files are not documents, as among files on disk.
-                    let sizes = found.iter().map(|file| file.content.len() as u64).filter(|&bytes| bytes > 0);
-                    uploaded =
-                        sizes.fold(uploaded, |sum, bytes| sum.add(DataSummary { files: 1, bytes, hdf5_samples: None }));
+                    for file in found.iter().filter(|file| !file.content.is_empty()) {
+                        let (bytes, name) = (file.content.len() as u64, file.name.as_str());
+                        let has_json_lines =
+                            Path::new(name).extension().is_some_and(|e| e.eq_ignore_ascii_case("jsonl"));
+                        uploaded = uploaded.add(DataSummary { files: 1, bytes, hdf5_samples: None, has_json_lines });
+                    }
                 }
                 None => located.push((written.as_str(), path)),
             }

@@ -6,7 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use millrace_checkpoint::{Checkpoint, hf};
-use millrace_data::{CsvRows, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind, SourceSpec, SplitPart};
+use millrace_data::{
+    CsvRows, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind, SourceSpec, SplitPart, Tokenizer,
+};
 use millrace_params::{FlagOverrides, ImageFormat, ImagePart, ImageShape, ImageSource, ImageTransform, Params};
 use millrace_telemetry::journal::{JournalEvent, JournalReader, JournalWriter, RunPhase, RunState};
 use tempfile::TempDir;
@@ -116,6 +118,30 @@ pub fn hf_config(bytes: &[u8]) {
             // Only the name of the directory may be invalid.
             Err(error) => assert!(error.problems().all(|problem| problem.key == "runconfig.model_dir"), "{error}"),
         }
+    });
+}
+
+/// Opens a file of texts on JSON lines. Its tokens are bytes.
+pub fn json_lines(bytes: &[u8]) {
+    with_dir("json_lines", |dir| {
+        let path = dir.join("texts.jsonl");
+        write(&path, bytes);
+        let spec = SourceSpec {
+            kind: SourceKind::Text { paths: vec![path.display().to_string()], tokenizer: Tokenizer::Bytes },
+            seq_len: 4,
+            split: SplitPart::Train,
+            validation_fraction: 0.0,
+            shuffle: false,
+            shuffle_seed: 0,
+            subset: Vec::new(),
+            num_samples: None,
+            cache_dir: Some(dir.join("cache")),
+        };
+        if let Ok(dataset) = Dataset::open(&spec, |done, total| assert!(done <= total)) {
+            assert!(dataset.windows() as usize <= bytes.len() && dataset.max_token() < 256);
+        }
+        // Otherwise each input leaves its tokens.
+        drop(fs::remove_dir_all(dir.join("cache")));
     });
 }
 
