@@ -5,7 +5,7 @@ mod common;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use common::{LARGE, Samples, device, evaluate, initial_weights, plan, spec};
+use common::{Elements, LARGE, Samples, device, evaluate, initial_weights, plan, spec};
 use millrace_emulator::compile::BatchSpec;
 use millrace_emulator::families::decoder;
 use millrace_emulator::graph::Graph;
@@ -104,7 +104,7 @@ fn logits_give_the_loss_of_an_evaluation() {
             let groups: Vec<Vec<f32>> = plan.groups.iter().map(group).collect();
             let ids: Vec<i32> = tokens().iter().map(|token| *token as i32).collect();
             let labels: Vec<i32> = ids.iter().map(|id| (id + 3) % 50).collect();
-            let samples = Samples { inputs: vec![ids, labels.clone()], first: 0 };
+            let samples = Samples { inputs: [ids, labels.clone()].map(Elements::I32).to_vec(), first: 0 };
             let expected = evaluate(&mut device(&plan, 1), &plan, &groups, &samples)[0].loss;
             let loss = |(logits, label): (&Vec<f32>, &i32)| {
                 let most = logits.iter().copied().fold(f32::MIN, f32::max);

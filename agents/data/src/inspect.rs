@@ -127,7 +127,7 @@ fn inspect_stored(spec: &SourceSpec, paths: &[String], extension: &'static str) 
 /// Opens images, which reads the files of an idx source and decodes one image of a directory.
 fn inspect_images(spec: &SourceSpec) -> Result<DataSummary, DataError> {
     let samples = Dataset::open(spec, |_, _| {})?.windows();
-    Ok(DataSummary { files: samples, bytes: 0, hdf5_samples: Some(samples) })
+    Ok(DataSummary { files: samples, bytes: 0, hdf5_samples: Some(samples), has_json_lines: false })
 }
 
 /// Returns the format of a file that is none of ours, if its first bytes show it.

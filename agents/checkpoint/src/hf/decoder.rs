@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use millrace_emulator::graph::{Graph, INPUT_IDS, OpNode, TensorId, ValueId};
 use millrace_emulator::ops::{
-    Activation, CausalAttention, Dropout, Gate, LayerNorm, Nonlinearity, OpKind, RmsNorm, Rotary,
+    Activation, CausalAttention, CrossEntropy, Dropout, Gate, LayerNorm, Nonlinearity, OpKind, RmsNorm, Rotary,
 };
 
 use super::gpt2::DropoutRates;
@@ -269,7 +269,10 @@ impl Walk<'_> {
         let (rotary, qkv) = self.take_if(&[qkv], "", rotary)?.map_or((None, qkv), |(op, out)| (Some(op), out));
         let attention = |op: &OpKind| if let OpKind::CausalAttention(op) = *op { Some(op) } else { None };
         let (attention, x) = self.take("causal attention", &[qkv], "", attention)?;
-        let CausalAttention { heads, scale, dropout, window, alibi, .. } = attention;
+        let CausalAttention { heads, scale, dropout, window, alibi, softcap, .. } = attention;
+        if softcap.is_some() {
+            return Err(refuse("its attention scores are capped".into()));
+        }
         self.rates.attention = dropout;
         let x = self.linear(x, &at("attn.proj"))?;
         let sum = self.add(x, *stream)?;
@@ -305,6 +308,9 @@ impl Walk<'_> {
 
     fn head(&mut self, x: ValueId) -> Result<()> {
         let last = self.at + 1 == self.graph.nodes.len();
+        if let Some(OpKind::CrossEntropy(CrossEntropy { softcap: Some(_), .. })) = self.node(0).map(|node| node.op) {
+            return Err(refuse("its logits are capped".into()));
+        }
         match self.graph.nodes.get(self.at) {
             Some(node) if last && node.inputs.first() == Some(&x) => self.record(&node.params, "lm_head"),
             _ => Err(refuse("its last operator is not an output layer over the last norm".into())),
