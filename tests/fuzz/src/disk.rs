@@ -136,6 +136,7 @@ pub fn json_lines(bytes: &[u8]) {
             subset: Vec::new(),
             num_samples: None,
             cache_dir: Some(dir.join("cache")),
+            encoder: None,
         };
         if let Ok(dataset) = Dataset::open(&spec, |done, total| assert!(done <= total)) {
             assert!(dataset.windows() as usize <= bytes.len() && dataset.max_token() < 256);
