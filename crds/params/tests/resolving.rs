@@ -76,7 +76,7 @@ fn every_check_names_its_key() {
         ("train_input", "data_files: ''", "data_files", Missing, "at least one"),
         ("train_input", "tokenizer: sentencepiece", "tokenizer", Invalid, "gpt2 or bytes"),
         ("train_input", "repeat: False", "repeat", NotSupported, "leave it out"),
-        ("train_input", "split: test", "split", Invalid, "all, train or validation"),
+        ("train_input", "split: test", "split", Invalid, "all, train, validation or val"),
         ("eval_input", "validation_fraction: 0.2", "validation_fraction", Invalid, "one of the two"),
         ("eval_input", "tokenizer: gpt2", "tokenizer", Invalid, "leave it out"),
         ("model", "hidden_size: 0", "hidden_size", Invalid, "from 1"),

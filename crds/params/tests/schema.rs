@@ -113,7 +113,7 @@ fn editor_schema_rejects_mistakes() {
         ("model", "nonlinearity", "gulu".into()),
         ("model", "nonlinearity", "leaky_relu".into()),
         ("model", "num_heads", "4".into()),
-        ("model", "norm_first", false.into()),
+        ("model", "prepend_cls_token", false.into()),
         ("model", "num_experts", 4.into()),
         ("optimizer", "learning_rate", serde_json::json!([{"schedular": "Linear"}])),
         ("train_input", "data_processor", "BertHDF5DataProcessor".into()),
@@ -123,6 +123,6 @@ fn editor_schema_rejects_mistakes() {
         assert!(!accepts(section, key, value.clone()), "{section}.{key}: {value}");
     }
     let mut incomplete = document.clone();
-    incomplete["model"].as_object_mut().unwrap().remove("hidden_size");
+    incomplete["optimizer"].as_object_mut().unwrap().remove("learning_rate");
     assert!(!validator.is_valid(&incomplete));
 }

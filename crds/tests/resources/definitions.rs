@@ -16,6 +16,7 @@ const OPEN: &[&str] = &[
     "spec.params.eval_input.data_files",
     "spec.params.eval_input.micro_batch_size",
     "spec.params.eval_input.mixture.[].data_dir",
+    "spec.params.eval_input.transforms.[].size",
     "spec.params.model.embedding_initializer",
     "spec.params.model.ffn_initializer",
     "spec.params.model.ffn_output_layer_initializer",
@@ -36,6 +37,7 @@ const OPEN: &[&str] = &[
     "spec.params.train_input.data_files",
     "spec.params.train_input.micro_batch_size",
     "spec.params.train_input.mixture.[].data_dir",
+    "spec.params.train_input.transforms.[].size",
 ];
 
 fn assert_none(what: &str, found: Vec<String>) {

@@ -36,8 +36,7 @@ section! {
         train_input: InputParams = required(),
         /// Data that the model is evaluated on. Some of its keys default to the values in `train_input`.
         eval_input: InputParams = required_if("the mode evaluates"),
-        /// Model: a decoder, an encoder or a model of images of a supported family, its sizes, parts, initial values and
-        /// precision.
+        /// Model: its family, sizes, parts, initial values and precision.
         model: ModelParams = required(),
         /// Optimizer, its learning rate, and the clipping of gradients.
         optimizer: OptimizerParams = required(),

@@ -12,7 +12,7 @@ use crate::keywords::{
 use crate::yaml::section;
 
 section! {
-    /// A model: a decoder (GPT-2 and its descendants), an encoder (BERT, RoBERTa, ESM-2), an encoder with a decoder (T5,
+    /// A model: a decoder (GPT-2 and its descendants), an encoder (BERT, RoBERTa), an encoder with a decoder (T5,
     /// Transformer), or a model that assigns a class to each image.
     pub struct ModelParams {
         /// Family of the model. Most are decoders whose parts the other keys choose; `gptj` and `falcon` have parallel
@@ -27,11 +27,11 @@ section! {
             "`train_input.vocab_size`, where older files have it, is omitted too; 30,522 in families of `bert`",
         ),
         /// Width of the residual stream; of `fc_mnist`, of each layer.
-        hidden_size: u64 = required_if("`d_model` is omitted"),
+        hidden_size: u64 = required_if("`d_model` and `hidden_sizes` are omitted"),
         /// Number of blocks.
         num_hidden_layers: u64 = required_if("`name` is not `t5` or `transformer`"),
         /// Number of attention heads; must divide `hidden_size`, or `attention_inner_dim` if that is given.
-        num_heads: u64 = required(),
+        num_heads: u64 = required_if("the model is not a `fc_mnist`"),
         /// Width of each layer of `fc_mnist` but the output layer, instead of `depth` and `hidden_size`.
         hidden_sizes: Vec<u64> = otherwise("`depth` times `hidden_size`"),
         /// Number of layers of `fc_mnist` without the output layer.
@@ -250,7 +250,7 @@ section! {
         /// Activation function of the decoder of `t5` and `transformer`.
         decoder_nonlinearity: String = default_from("model.encoder_nonlinearity").one_of(&NONLINEARITIES),
         /// Length of the longest sequence of the encoder of `t5` and `transformer`; nothing depends on it.
-        src_max_position_embeddings: u64 = default_from("train_input.src_max_sequence_length"),
+        src_max_position_embeddings: u64 = default_from("train_input.max_sequence_length"),
         /// Number of tokens that the decoder of `t5` and `transformer` reads, if the input does not say it.
         tgt_max_position_embeddings: u64 = default_from("train_input.tgt_max_sequence_length"),
         /// Whether encoder and decoder of `t5` and `transformer` share the token embedding.

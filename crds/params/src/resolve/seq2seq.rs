@@ -118,7 +118,8 @@ pub(super) fn resolve(
     let (nonlinearity, is_gated) = activation(check, "model.encoder_nonlinearity", p.encoder_nonlinearity.as_deref());
     let shares_output = p.share_embedding_weights.unwrap_or(true);
     let (loss_scaling, loss_weight) = loss(check, p);
-    let source_length = params.train_input.as_ref().and_then(|input| input.src_max_sequence_length);
+    let source_length =
+        params.train_input.as_ref().and_then(|input| input.max_sequence_length.or(input.src_max_sequence_length));
     let attention_width = sizes.heads.saturating_mul(sizes.head);
     ModelSpec {
         family,
