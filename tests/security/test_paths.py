@@ -147,7 +147,7 @@ OTHER_FIELDS = {
         for name in ("train", "eval")
         for key in (
             *("data_processor", "data_subset", "micro_batch_size", "split", "tokenizer"),
-            *("transforms[].interpolation", "transforms[].name"),
+            *("transforms[].interpolation", "transforms[].name", "transforms[].size"),
         )
     ),
     # Never read: the processors that have these keys can only be planned.

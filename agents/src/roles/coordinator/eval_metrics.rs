@@ -5,10 +5,11 @@ use millrace_params::{EncoderTask, ModelSpec};
 
 /// Returns what an evaluation of a model reports besides its loss.
 ///
-/// The perplexity of an encoder is not reported: its loss is a weighted sum of several.
+/// Only models that predict the next token have a perplexity.
 pub fn eval_metrics(model: &ModelSpec, evaluation: &Evaluation) -> Vec<(&'static str, f64)> {
     let accuracy = evaluation.accuracy();
     match model.encoder.as_ref().map(|encoder| &encoder.task) {
+        None if model.image.is_some() => vec![("eval/accuracy", accuracy)],
         None => vec![("eval/accuracy", accuracy), ("eval/lm_perplexity", evaluation.perplexity())],
         Some(EncoderTask::Pretraining { .. }) => vec![("eval/accuracy_masked_lm", accuracy)],
         Some(_) => vec![("eval/accuracy", accuracy)],
