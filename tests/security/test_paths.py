@@ -154,7 +154,7 @@ OTHER_FIELDS = {
     *(
         f"spec.params.{name}_input.{key}"
         for name in ("train", "eval")
-        for key in ("src_data_dir", "src_vocab_file", "tgt_data_dir", "tgt_vocab_file", "vocab_file")
+        for key in ("src_data_dir", "src_vocab_file", "tgt_data_dir", "tgt_vocab_file")
     ),
     "spec.params.csconfig",
     *(f"spec.params.model.{key}" for key in ("decoder_nonlinearity", "encoder_nonlinearity", "mlm_loss_scaling")),

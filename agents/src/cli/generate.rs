@@ -36,8 +36,9 @@ pub fn run(flags: &GenerateArgs) -> Result<Exit, CliError> {
     let job = JobSpec::from_json(checkpoint.job()).map_err(|error| {
         AgentError::local(error).context(format!("can't read the job of {}", checkpoint.path().display()))
     })?;
-    let prompt = Prompt::new(flags, &job)?;
+    // What the model can't do is reported before what the prompt lacks.
     let model = load(&checkpoint, &job, flags)?;
+    let prompt = Prompt::new(flags, &job)?;
     let mut text = TextWriter { tokenizer: prompt.tokenizer, out: io::stdout().lock(), pending: Vec::new() };
     match generate(model, sampler, &prompt, flags, &mut text) {
         // The reader has closed standard output (`| head`), and needs no more.

@@ -4,7 +4,7 @@
 //! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
 use super::InitializerSetting;
-use crate::keys::facts::{alias_of, default, default_from, otherwise, required, required_if};
+use crate::keys::facts::{alias_of, default, default_from, otherwise, required_if};
 use crate::keywords::{
     ATTENTION_MODULES, ATTENTION_TYPES, FAMILIES, HALF_TYPES, INITIALIZERS, LAYER_NONLINEARITIES, LOSS_SCALINGS,
     NONLINEARITIES, NORMS, POSITION_EMBEDDINGS, PROBLEM_TYPES, ROTARY_SCALINGS, SEQ2SEQ_LOSS_SCALINGS,
