@@ -14,10 +14,20 @@ const MAX_LINE_BYTES: u64 = 64 << 20;
 /// A line that has no text.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonLineProblem {
-    #[error("is not an object with a string `text`: {0}")]
-    Invalid(#[source] serde_json::Error),
+    #[error("is not an object with a string `text`: {}", without_line(.0))]
+    Invalid(serde_json::Error),
     #[error("is longer than {MAX_LINE_BYTES} bytes")]
     TooLong,
+}
+
+/// Returns the message of an error without its line, which is always 1: each line is parsed alone.
+fn without_line(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    let (line, column) = (error.line(), error.column());
+    match message.strip_suffix(&format!(" at line {line} column {column}")) {
+        Some(message) => format!("{message} at column {column}"),
+        None => message,
+    }
 }
 
 #[derive(Deserialize)]
