@@ -12,11 +12,11 @@
 //! sandwich     x = x + norm(attention(norm(x)));  x = x + norm(mlp(norm(x)))
 //! ```
 
-use millrace_params::{InitializerSpec, ModelSpec, Norm, ParallelBlocks, Positions};
+use millrace_params::{InitializerSpec, ModelSpec, ParallelBlocks, Positions};
 
-use super::{ONE, ZERO, initial_values};
+use super::{ZERO, initial_values};
 use crate::graph::{Graph, GraphBuilder, GraphError, TensorId, TensorRole, ValueId};
-use crate::ops::{Activation, Add, AddPosition, CausalAttention, CrossEntropy, Embedding, Gate, LayerNorm, RmsNorm};
+use crate::ops::{Activation, Add, AddPosition, CausalAttention, CrossEntropy, Embedding, Gate};
 
 /// Returns the graph of a decoder that reads samples of `sequence` tokens.
 ///
@@ -163,16 +163,7 @@ impl Decoder<'_> {
     }
 
     fn norm(&mut self, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
-        let (shape, epsilon) = ([self.spec.hidden_size], self.spec.layer_norm_epsilon as f32);
-        let gain = self.builder.tensor(format!("{name}.weight"), &shape, ONE, TensorRole::Norm);
-        match self.spec.decoder.norm {
-            Norm::RmsNorm => self.builder.node(RmsNorm { epsilon }, name, &[x], &[gain]),
-            Norm::BiaslessLayerNorm => self.builder.node(LayerNorm { epsilon }, name, &[x], &[gain]),
-            Norm::LayerNorm => {
-                let offset = self.builder.tensor(format!("{name}.bias"), &shape, ZERO, TensorRole::Norm);
-                self.builder.node(LayerNorm { epsilon }, name, &[x], &[gain, offset])
-            }
-        }
+        super::add_norm(&mut self.builder, self.spec, name, x)
     }
 
     fn linear(
@@ -199,6 +190,7 @@ impl Decoder<'_> {
 mod tests {
     use millrace_params::Nonlinearity;
 
+    use super::super::ONE;
     use super::*;
     use crate::graph::Initializer;
     use crate::ops::{Dropout, OpKind, Scale};

@@ -4,10 +4,10 @@
 //! Names of layers and tensors are part of the format of checkpoints. `docs/dev/add-a-model-family.md` describes each
 //! step.
 
-use millrace_params::{InitializerSpec, ModelFamily, ModelSpec, RotaryPositions};
+use millrace_params::{InitializerSpec, ModelFamily, ModelSpec, Norm, RotaryPositions};
 
 use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorRole, ValueId};
-use crate::ops::{Dropout, LayerNorm, Linear, Rotary, RotaryPairing, Scale};
+use crate::ops::{Dropout, LayerNorm, Linear, RmsNorm, Rotary, RotaryPairing, Scale};
 
 mod decoder;
 mod encoder;
@@ -102,6 +102,20 @@ fn add_layer_norm(
     let gain = builder.tensor(format!("{name}.weight"), &[width], ONE, TensorRole::Norm);
     let offset = builder.tensor(format!("{name}.bias"), &[width], ZERO, TensorRole::Norm);
     builder.node(LayerNorm { epsilon: epsilon as f32 }, name, &[x], &[gain, offset])
+}
+
+/// Adds the norm of a decoder over its width, with the tensors `NAME.weight` and, of a layer norm, `NAME.bias`.
+fn add_norm(builder: &mut GraphBuilder, spec: &ModelSpec, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
+    let (shape, epsilon) = ([spec.hidden_size], spec.layer_norm_epsilon as f32);
+    let gain = builder.tensor(format!("{name}.weight"), &shape, ONE, TensorRole::Norm);
+    match spec.decoder.norm {
+        Norm::RmsNorm => builder.node(RmsNorm { epsilon }, name, &[x], &[gain]),
+        Norm::BiaslessLayerNorm => builder.node(LayerNorm { epsilon }, name, &[x], &[gain]),
+        Norm::LayerNorm => {
+            let offset = builder.tensor(format!("{name}.bias"), &shape, ZERO, TensorRole::Norm);
+            builder.node(LayerNorm { epsilon }, name, &[x], &[gain, offset])
+        }
+    }
 }
 
 /// Adds dropout, unless the rate is 0.

@@ -15,13 +15,12 @@
 //! | `decoder_attention_mask` | `[T]` | 0 at padding |
 //! | `labels` | `[T]` | -100 where there is nothing to predict |
 
-use millrace_params::{InitializerSpec, ModelSpec, Nonlinearity, Norm, Seq2SeqOptions, Seq2SeqPositions};
+use millrace_params::{InitializerSpec, ModelSpec, Nonlinearity, Seq2SeqOptions, Seq2SeqPositions};
 
-use super::{ONE, ZERO, initial_values};
+use super::initial_values;
 use crate::graph::{Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, Shape, TensorId, TensorRole, ValueId};
 use crate::ops::{
-    Activation, Add, AddSinusoids, CrossAttention, CrossEntropy, Embedding, Gate, LayerNorm, RelativePositions,
-    RmsNorm, Scale,
+    Activation, Add, AddSinusoids, CrossAttention, CrossEntropy, Embedding, Gate, RelativePositions, Scale,
 };
 
 /// Returns the graph of a model whose encoder reads `sequence` tokens.
@@ -234,16 +233,7 @@ impl Seq2Seq<'_> {
     }
 
     fn norm(&mut self, name: &str, x: ValueId) -> Result<ValueId, GraphError> {
-        let (shape, epsilon) = ([self.spec.hidden_size], self.spec.layer_norm_epsilon as f32);
-        let gain = self.builder.tensor(format!("{name}.weight"), &shape, ONE, TensorRole::Norm);
-        match self.spec.decoder.norm {
-            Norm::RmsNorm => self.builder.node(RmsNorm { epsilon }, name, &[x], &[gain]),
-            Norm::BiaslessLayerNorm => self.builder.node(LayerNorm { epsilon }, name, &[x], &[gain]),
-            Norm::LayerNorm => {
-                let offset = self.builder.tensor(format!("{name}.bias"), &shape, ZERO, TensorRole::Norm);
-                self.builder.node(LayerNorm { epsilon }, name, &[x], &[gain, offset])
-            }
-        }
+        super::add_norm(&mut self.builder, self.spec, name, x)
     }
 
     fn linear(
