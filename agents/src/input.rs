@@ -94,6 +94,7 @@ fn encoder_samples(encoder: &EncoderOptions, input: &InputSpec, vocab_size: usiz
         task,
         has_segments: encoder.use_segment_embedding,
         vocab_size: count(vocab_size),
+        mask_token: encoder.mask_token,
         masking: input
             .masking
             .map(|masking| Masking { probability: masking.probability, whole_words: masking.whole_words }),

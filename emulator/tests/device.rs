@@ -111,6 +111,8 @@ fn encoders() -> [Graph; 3] {
             task,
             norm_first,
             is_embedding_plain: norm_first,
+            mask_token: norm_first.then_some(1),
+            has_token_dropout: norm_first,
         };
         let decoder = DecoderOptions { positions, ..DecoderOptions::default() };
         let spec = ModelSpec { encoder: Some(options), decoder, ..with_dropout(spec(3, 48, 3, WORDS, 20), 0.1) };

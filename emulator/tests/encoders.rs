@@ -1,4 +1,4 @@
-//! Trains a small BERT of each task for ten steps, and compares its losses with those that PyTorch and `transformers`
+//! Trains a small BERT of each task, and a small ESM-2, for ten steps, and compares its losses with those that PyTorch and `transformers`
 //! recorded in `tests/parity/fixtures/encoders`.
 
 mod common;
@@ -7,10 +7,10 @@ mod recorded;
 
 use common::Elements;
 use millrace_emulator::families;
-use millrace_params::{EncoderOptions, ModelSize, ModelSpec};
+use millrace_params::{DecoderOptions, EncoderOptions, ModelSize, ModelSpec};
 use recorded::{Recorded, check_names, integers};
 
-const TASKS: [&str; 4] = ["pretraining", "masked_tokens", "classifier", "token_classifier"];
+const TASKS: [&str; 5] = ["pretraining", "masked_tokens", "classifier", "token_classifier", "esm2"];
 
 /// The sizes of `tests/parity/make_encoders.py`.
 const SIZE: ModelSize =
@@ -22,7 +22,9 @@ fn ten_steps_of_every_task_agree_with_transformers() {
     for task in TASKS {
         let recorded = Recorded::read("encoders", task);
         let options: EncoderOptions = serde_json::from_value(recorded.json["encoder"].clone()).unwrap();
-        let spec = ModelSpec { filter_size: FILTER_SIZE, encoder: Some(options), ..ModelSpec::gpt2(SIZE) };
+        let positions = serde_json::from_value(recorded.json["positions"].clone()).unwrap();
+        let decoder = DecoderOptions { positions, ..DecoderOptions::default() };
+        let spec = ModelSpec { filter_size: FILTER_SIZE, encoder: Some(options), decoder, ..ModelSpec::gpt2(SIZE) };
         let input_ids = recorded.json["inputs"]["input_ids"].as_array().unwrap();
         let graph = families::graph(&spec, input_ids[0].as_array().unwrap().len()).unwrap();
         let input = |&input: &usize| Elements::I32(integers(&recorded.json["inputs"][&graph.values[input].name]));

@@ -4,8 +4,8 @@ trained for ten steps of AdamW.
 
     python tests/parity/make_encoders.py tests/parity/fixtures/encoders
 
-writes for each task `NAME.safetensors`, the initial weights with Millrace's names and layout, and `NAME.json`:
-`encoder` (the encoder options of a resolved job), the `inputs` of the batch, and the `loss` of each step: the sum of
+writes for each task, and for a small ESM-2, `NAME.safetensors`, the initial weights with Millrace's names and layout,
+and `NAME.json`: `encoder` and `positions` (the options of a resolved job), the `inputs` of the batch, and the `loss` of each step: the sum of
 all losses, divided by the number of samples. All steps train on the same batch. Samples are padded, one of them from
 its second token on.
 """
@@ -33,6 +33,15 @@ CONFIG = transformers.BertConfig(
     max_position_embeddings=POSITIONS, layer_norm_eps=EPSILON, num_labels=CLASSES,
     # Otherwise the gradient of this token's embedding is zero, even where it is not padding.
     pad_token_id=None,
+)  # fmt: skip
+
+# No sample has the token of padding, whose embedding `transformers` does not train.
+MASK_TOKEN, PAD_TOKEN = 7, VOCABULARY - 1
+ESM_CONFIG = transformers.EsmConfig(
+    vocab_size=VOCABULARY, hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+    intermediate_size=FILTER, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    max_position_embeddings=POSITIONS, layer_norm_eps=EPSILON, position_embedding_type="rotary", token_dropout=True,
+    emb_layer_norm_before=False, mask_token_id=MASK_TOKEN, pad_token_id=PAD_TOKEN, tie_word_embeddings=True,
 )  # fmt: skip
 
 Inputs = dict[str, Tensor]
@@ -140,7 +149,40 @@ def token_classifier() -> tuple:
     return transformers.BertForTokenClassification(CONFIG), task, names, inputs, loss
 
 
-TASKS = [pretraining, masked_tokens, classifier, token_classifier]
+def esm2() -> tuple:
+    """Rotary positions, blocks that normalize their input, and no embeddings of masked tokens."""
+    inputs = padded_inputs()
+    del inputs["token_type_ids"]
+    inputs["input_ids"] %= PAD_TOKEN
+    # The sample of one token has no mask, because `transformers` divides by the share of the other tokens.
+    chosen = (torch.rand(BATCH, LENGTH) < 0.2) & (inputs["attention_mask"] == 1)
+    chosen[1] = False
+    inputs["labels"] = torch.where(chosen, inputs["input_ids"], -100)
+    inputs["input_ids"][chosen] = MASK_TOKEN
+
+    def loss(model: transformers.PreTrainedModel) -> Tensor:
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        return sum_of_losses(logits, inputs["labels"])
+
+    names = {"wte.weight": "esm.embeddings.word_embeddings.weight", "lm_head.bias": "lm_head.bias"}
+    names |= both("ln_out", "esm.encoder.emb_layer_norm_after")
+    names |= both("head.dense", "lm_head.dense") | both("ln_f", "lm_head.layer_norm")
+    for i in range(LAYERS):
+        theirs, ours = f"esm.encoder.layer.{i}", f"h.{i}"
+        names |= both(f"{ours}.attn.proj", f"{theirs}.attention.output.dense")
+        names |= both(f"{ours}.ln_1", f"{theirs}.attention.LayerNorm") | both(f"{ours}.ln_2", f"{theirs}.LayerNorm")
+        names |= both(f"{ours}.mlp.fc", f"{theirs}.intermediate.dense")
+        names |= both(f"{ours}.mlp.proj", f"{theirs}.output.dense")
+    options = masked_tokens()[1]
+    return transformers.EsmForMaskedLM(ESM_CONFIG), options, names, inputs, loss
+
+
+TASKS = [pretraining, masked_tokens, classifier, token_classifier, esm2]
+ESM_POSITIONS = {"rotary": {"dimensions": HIDDEN // HEADS, "base": 10000.0, "is_adjacent": False, "scaling": None}}
+ESM_OPTIONS = {
+    "use_segment_embedding": False, "norm_first": True, "is_embedding_plain": True, "mask_token": MASK_TOKEN,
+    "has_token_dropout": True,
+}  # fmt: skip
 
 
 def train(
@@ -174,12 +216,14 @@ def make(directory: Path, task: Callable[[], tuple]) -> None:
     ours = {name: weights[source] for name, source in names.items()}
     for i in range(LAYERS):
         for kind in ("weight", "bias"):
-            parts = [f"bert.encoder.layer.{i}.attention.self.{part}.{kind}" for part in ("query", "key", "value")]
+            parts = [f"{model.base_model_prefix}.encoder.layer.{i}.attention.self.{part}.{kind}" for part in ("query", "key", "value")]
             ours[f"h.{i}.attn.qkv.{kind}"] = torch.cat([weights[part] for part in parts])
     losses = train(model, loss_of)
     save_file({name: tensor.contiguous() for name, tensor in ours.items()}, directory / f"{task.__name__}.safetensors")
+    own = ESM_OPTIONS if task is esm2 else {}
     record = {
-        "encoder": {"use_segment_embedding": True, "pooler_nonlinearity": "tanh", "task": options},
+        "encoder": {"use_segment_embedding": True, "pooler_nonlinearity": "tanh", "task": options} | own,
+        "positions": ESM_POSITIONS if task is esm2 else "learned",
         "inputs": {name: values.tolist() for name, values in inputs.items()},
         "loss": losses,
     }

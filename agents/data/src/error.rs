@@ -146,6 +146,9 @@ pub enum DataError {
         /// The largest token of the source.
         max_token: u32,
     },
+    /// The mask of the params is not that of the data.
+    #[error("model.mask_token_id is {token}, but the data are masked by token {expected}")]
+    WrongMaskToken { token: u32, expected: u32 },
     /// The sequence length is zero or exceeds what the model can index.
     #[error("a sequence length of {seq_len} is out of range")]
     BadSequenceLength { seq_len: usize },
@@ -228,6 +231,7 @@ impl DataError {
             VocabularyTooSmall { max_token, .. } => {
                 format!("set vocab_size to at least {}, or use another tokenizer", u64::from(*max_token) + 1)
             }
+            WrongMaskToken { expected, .. } => format!("set model.mask_token_id to {expected}"),
             BadSequenceLength { .. } => "set max_sequence_length to 1 or more".into(),
             BadFraction { .. } => "0.1 keeps the last tenth of the text for validation".into(),
             BadVocabulary { .. } => "use a vocab_size from 2 to 2147483647".into(),

@@ -10,7 +10,7 @@ const VOCABULARY: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nin\nthe\nbegin\n##
 const PRETRAINING: EncoderLabels = EncoderLabels::Tokens { max_predictions: Some(4), predicts_next_sentence: true };
 
 fn samples(task: EncoderLabels, masking: Option<Masking>) -> EncoderSamples {
-    EncoderSamples { task, has_segments: true, vocab_size: 11, masking, seed: 3 }
+    EncoderSamples { task, has_segments: true, vocab_size: 11, mask_token: None, masking, seed: 3 }
 }
 
 fn masking(whole_words: bool) -> Option<Masking> {

@@ -28,8 +28,10 @@ use millrace_params::{EncoderOptions, EncoderTask, InitializerSpec, ModelSpec, N
 
 use super::{ZERO, initial_values};
 use crate::graph::{Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, Shape, TensorId, TensorRole, ValueId};
-use crate::ops::{Activation, Add, AddPosition, Attention, CrossEntropy, Embedding, GatherRows, SelectRow};
+use crate::ops::{Activation, Add, AddPosition, Attention, CrossEntropy, Embedding, GatherRows, SelectRow, TokenDropout};
 
+/// Share of the tokens that are replaced by the mask in ESM-2's training: 80% of the 15% that are predicted.
+const MASKED_IN_TRAINING: f32 = 0.15 * 0.8;
 /// Number of segments of a sample.
 const SEGMENTS: usize = 2;
 
@@ -100,6 +102,10 @@ impl Encoder<'_> {
         let (width, init) = (self.spec.hidden_size, initial_values(self.spec.initializers.embedding));
         let table = self.builder.tensor("wte.weight", &[self.spec.vocab_size, width], init, TensorRole::Embedding);
         let mut stream = self.builder.node(Embedding, "embed.tokens", &[input_ids], &[table])?;
+        if let (true, Some(mask_token)) = (options.has_token_dropout, options.mask_token) {
+            let dropout = TokenDropout { mask_token, expected: MASKED_IN_TRAINING };
+            stream = self.builder.node(dropout, "embed.tokens.drop", &[stream, input_ids, self.attention_mask], &[])?;
+        }
         if self.spec.use_position_embedding && self.spec.decoder.positions == Positions::Learned {
             let shape = [self.spec.max_position_embeddings, width];
             let positions = self.builder.tensor("wpe.weight", &shape, init, TensorRole::Embedding);

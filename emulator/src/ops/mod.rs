@@ -54,6 +54,7 @@ mod select_row;
 mod signature;
 #[cfg(all(test, feature = "kernels"))]
 pub(crate) mod testing;
+mod token_dropout;
 
 pub use cross_entropy::VOCABULARY_BLOCK;
 pub use millrace_params::{Nonlinearity, RotaryScaling};
@@ -168,6 +169,7 @@ operators! {
     flatten::Flatten,
     patches::Patches,
     prepend_row::PrependRow,
+    token_dropout::TokenDropout,
 }
 
 /// Returns the work of an operator of a valid graph on one sample.
@@ -236,6 +238,10 @@ mod tests {
             (Flatten.into(), r#"{"op":"flatten"}"#),
             (Patches { height: 2, width: 3 }.into(), r#"{"op":"patches","height":2,"width":3}"#),
             (PrependRow.into(), r#"{"op":"prepend_row"}"#),
+            (
+                TokenDropout { mask_token: 32, expected: 0.25 }.into(),
+                r#"{"op":"token_dropout","mask_token":32,"expected":0.25}"#,
+            ),
         ];
         assert_eq!(
             cases.iter().map(|(op, _)| op.name()).collect::<Vec<_>>(),

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use super::SPECIAL_TOKENS;
+use crate::DataError;
 use crate::permute::{key, splitmix64};
 
 /// Separates these random numbers from those of the order of samples, which has the same seed.
@@ -33,6 +35,21 @@ pub(super) struct SpecialTokens {
 }
 
 impl SpecialTokens {
+    /// Returns the special tokens of a vocabulary in which they begin at `first`.
+    ///
+    /// # Errors
+    /// The mask is not one of them.
+    pub fn following(first: u32, mask: Option<u32>) -> Result<Self, DataError> {
+        let tokens = first..first.saturating_add(SPECIAL_TOKENS);
+        let mask = mask.unwrap_or(first);
+        if !tokens.contains(&mask) {
+            return Err(DataError::WrongMaskToken { token: mask, expected: first });
+        }
+        let mut others = tokens.filter(|&token| token != mask).map(|token| token as i32);
+        let mut next = || others.next().unwrap_or_default();
+        Ok(Self { mask: mask as i32, begin: next(), end: next(), padding: next() })
+    }
+
     pub fn contains(self, token: i32) -> bool {
         [self.mask, self.begin, self.end, self.padding].contains(&token)
     }

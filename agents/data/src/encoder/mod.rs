@@ -10,7 +10,7 @@
 //! * Every token is below the size of the vocabulary, every label below the number of classes, and every position
 //!   inside of the sample: otherwise the file and the row are named.
 //! * The special tokens of a text, which has no words, are the last four of the vocabulary: mask, beginning, end, and
-//!   padding.
+//!   padding. If another of them is the mask, the others follow in this order.
 
 mod csv;
 mod masking;
@@ -48,6 +48,8 @@ pub struct EncoderSamples {
     pub has_segments: bool,
     /// Size of the model's vocabulary.
     pub vocab_size: u32,
+    /// The token that masks others; `None` for that of the words, or the first special token of a text.
+    pub mask_token: Option<u32>,
     /// How tokens are masked; `None` if the data contain masked tokens, or none are predicted.
     pub masking: Option<Masking>,
     /// Seed of the masks.
@@ -177,9 +179,7 @@ impl EncoderSource {
                     let max_token = windows.max_token().saturating_add(SPECIAL_TOKENS);
                     return Err(DataError::VocabularyTooSmall { vocab_size: samples.vocab_size.into(), max_token });
                 }
-                let first = words as i32;
-                let special = SpecialTokens { mask: first, begin: first + 1, end: first + 2, padding: first + 3 };
-                (RowSource::Windows(windows), special)
+                (RowSource::Windows(windows), SpecialTokens::following(words, samples.mask_token)?)
             }
         };
         let fingerprint = *hasher.finalize().as_bytes();
@@ -388,6 +388,11 @@ fn open_csv(
     // Without a vocabulary, only padding is needed, which nothing attends to.
     let none = SpecialTokens { mask: 0, begin: 0, end: 0, padding: 0 };
     let special = vocabulary.as_ref().map_or(none, |vocabulary| vocabulary.special);
+    if let (Some(token), true) = (samples.mask_token, vocabulary.is_some())
+        && i64::from(token) != i64::from(special.mask)
+    {
+        return Err(DataError::WrongMaskToken { token, expected: special.mask as u32 });
+    }
     Ok((RowSource::Csv { files, rows, vocabulary, order }, special))
 }
 

@@ -37,6 +37,8 @@ mod tests {
                 task,
                 norm_first: false,
                 is_embedding_plain: false,
+                mask_token: None,
+                has_token_dropout: false,
             };
             eval_metrics(&ModelSpec { encoder: Some(encoder), ..decoder.clone() }, &evaluation)
         };

@@ -145,8 +145,11 @@ section! {
         num_segments: u64 = default("2"),
         /// Whether a norm follows the last block of an encoder; required with `norm_first`, and by it.
         use_final_layer_norm: bool = otherwise("the value of `norm_first`"),
-        /// Whether embeddings of masked tokens are 0, and all others are scaled by their share (ESM-2).
-        token_dropout: bool = default("false").fixed(),
+        /// Whether embeddings of masked tokens are 0, and all others are scaled by the share that is left (ESM-2).
+        token_dropout: bool = default("false"),
+        /// Number of the token that masks others. In data without words, such as a text, it is one of the last four
+        /// tokens of the vocabulary; in others it is that of `[MASK]`. Required if `token_dropout` is true.
+        mask_token_id: u64 = otherwise("the token of `[MASK]`, or the fourth from the end of the vocabulary"),
         /// Number of classes of images, or of a classifier of tokens.
         num_classes: u64 = required_if(
             "`name` is `bert/token_classifier`; 10 for `fc_mnist`, 2 for `vision_transformer`",
@@ -305,8 +308,6 @@ section! {
         dropout_seed: u64,
         /// Whether several systems may work together; on Millrace they always may.
         allow_multireplica: bool,
-        /// Number of the token that masks others; the data have it.
-        mask_token_id: u64,
         /// Padding token; the mask of attention says which tokens are padding.
         pad_token_id: u64,
         /// Whether padding has no position embedding; nothing depends on it.

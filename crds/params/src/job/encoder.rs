@@ -21,6 +21,13 @@ pub struct EncoderOptions {
     /// Whether the sum of embeddings is not normalized (ESM-2).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_embedding_plain: bool,
+    /// The token that masks others, if the params name it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mask_token: Option<u32>,
+    /// Whether embeddings of `mask_token`, which is then present, are 0, and all others are scaled by the share that is
+    /// left (ESM-2).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_token_dropout: bool,
 }
 
 /// What an encoder is trained for.

@@ -39,7 +39,6 @@ pub(super) fn resolve(
         reject_foreign_keys(check, p, family);
         return None;
     }
-    check.require_value("model.token_dropout", p.token_dropout, false);
     check.keyword("model.problem_type", p.problem_type.as_deref(), (), &PROBLEM_TYPES);
     let norm_first = p.norm_first.unwrap_or(family == ModelFamily::Esm2);
     if p.use_final_layer_norm.is_some_and(|given| given != norm_first) {
@@ -55,6 +54,10 @@ pub(super) fn resolve(
         ModelFamily::Esm2 => false,
         _ => !p.disable_nsp.unwrap_or(false),
     };
+    let has_token_dropout = p.token_dropout.unwrap_or(false);
+    if has_token_dropout && p.mask_token_id.is_none() {
+        check.report_missing("model.mask_token_id", "give the number of the token that masks others");
+    }
     Some(EncoderOptions {
         use_segment_embedding: p.use_segment_embedding.unwrap_or(has_segments),
         pooler_nonlinearity: nonlinearity(
@@ -66,7 +69,21 @@ pub(super) fn resolve(
         task: task(check, p, input, family, predicts_next_sentence),
         norm_first,
         is_embedding_plain: !p.embedding_layer_norm.unwrap_or(true),
+        mask_token: mask_token(check, p),
+        has_token_dropout,
     })
+}
+
+/// Returns the token that masks others, which is in the vocabulary.
+fn mask_token(check: &mut ResolveContext<'_>, p: &ModelParams) -> Option<u32> {
+    let given = p.mask_token_id?;
+    let entries = p.vocab_size.unwrap_or(BERT_VOCABULARY);
+    if given < entries {
+        return u32::try_from(given).ok();
+    }
+    let says = format!("is {given}, but the vocabulary has {entries} tokens");
+    check.report_invalid("model.mask_token_id", says, "give a number below model.vocab_size");
+    None
 }
 
 fn task(
@@ -147,6 +164,7 @@ fn reject_foreign_keys(check: &mut ResolveContext<'_>, p: &ModelParams, family: 
         ("mlm_loss_weight", p.mlm_loss_weight.is_some()),
         ("disable_nsp", p.disable_nsp.is_some()),
         ("token_dropout", p.token_dropout.is_some()),
+        ("mask_token_id", p.mask_token_id.is_some()),
         ("num_classes", p.num_classes.is_some()),
         ("num_labels", p.num_labels.is_some()),
     ];
@@ -209,21 +227,26 @@ mod tests {
         };
         assert_eq!(options.task, task);
         let esm = "name: esm2, vocab_size: 33, disable_nsp: True, embedding_layer_norm: False, \
-                   mask_token_id: 32, use_final_layer_norm: True, position_embedding_type: rotary";
+                   mask_token_id: 32, token_dropout: True, use_final_layer_norm: True, \
+                   position_embedding_type: rotary";
         let options = model("data_processor: BertCSVDataProcessor", esm).unwrap().encoder.unwrap();
         assert!(options.norm_first && options.is_embedding_plain && !options.use_segment_embedding);
+        assert_eq!((options.mask_token, options.has_token_dropout), (Some(32), true));
     }
 
     #[test]
     fn settings_that_do_not_fit_are_rejected_by_key() {
         let csv = "data_processor: BertCSVDataProcessor";
+        let text = "data_processor: GptTextDataProcessor, tokenizer: bytes";
         for (input, keys, says) in [
             (csv, "norm_type: rmsnorm", "model.norm_type"),
             (csv, "position_embedding_type: alibi", "model.position_embedding_type"),
             (csv, "attention_sliding_window_length: 8", "model.attention_sliding_window_length"),
             (csv, "pooler_nonlinearity: swiglu", "model.pooler_nonlinearity swiglu"),
             (csv, "use_final_layer_norm: True", "model.use_final_layer_norm is true"),
-            (csv, "token_dropout: True", "model.token_dropout true is not supported yet"),
+            (csv, "token_dropout: True", "model.mask_token_id is missing"),
+            (csv, "token_dropout: True, vocab_size: 9, mask_token_id: 9", "the vocabulary has 9 tokens"),
+            (text, "vocab_size: 260, mask_token_id: 7", "must be one of the last 4 tokens"),
             (csv, "name: bert/token_classifier", "model.num_classes is missing"),
             (csv, "name: bert/classifier, num_labels: 2", "BertCSVDataProcessor"),
             ("data_processor: BertCSVDynamicMaskDataProcessor", "", "train_input.vocab_file is missing"),

@@ -118,11 +118,18 @@ fn check_special_tokens(check: &mut ResolveContext<'_>, source: &DataSource, mod
     let words = match source {
         DataSource::Text { tokenizer, .. } => tokenizer.vocab_size(),
         DataSource::Synthetic {} => 2,
+        DataSource::Tokens { .. } | DataSource::Hdf5 { .. } => 1,
         _ => return,
     };
     let needed = words + SPECIAL_TOKENS;
     if model.vocab_size < needed && !check.has_problem("model.vocab_size") {
         let says = format!("is {}, too small for {words} tokens and {SPECIAL_TOKENS} special ones", model.vocab_size);
         check.report_invalid("model.vocab_size", says, format!("set it to {needed}"));
+    }
+    let mask_token = model.encoder.as_ref().and_then(|encoder| encoder.mask_token);
+    let first = model.vocab_size.saturating_sub(SPECIAL_TOKENS);
+    if mask_token.is_some_and(|token| (token as usize) < first) && !check.has_problem("model.mask_token_id") {
+        let says = format!("must be one of the last {SPECIAL_TOKENS} tokens of the vocabulary, which are special");
+        check.report_invalid("model.mask_token_id", says, format!("use {first}, or leave it out"));
     }
 }
