@@ -4,7 +4,8 @@
 //! choices, and by the JSON schema for editors. Keywords are compared without regard to case.
 
 use crate::job::{
-    AnnealStrategy, CsvRows, ImageFormat, LogLevel, LossScaling, Mode, ModelFamily, Nonlinearity, Norm, TokenizerName,
+    AnnealStrategy, CsvRows, Fan, ImageFormat, LogLevel, LossScaling, Mode, ModelFamily, Nonlinearity, Norm,
+    ScalingDistribution, TokenizerName,
 };
 
 /// The keywords of one key.
@@ -288,6 +289,24 @@ pub(crate) enum InitializerKind {
     Uniform,
     Constant,
     Fixed(f64),
+    /// A variance divided by a size; `None` where the params give the part.
+    Scaling {
+        scale: Option<f64>,
+        fan: Option<Fan>,
+        distribution: Option<ScalingDistribution>,
+    },
+    /// Normal, with the inverse of a size of the model as its variance.
+    ByModelSize,
+}
+
+/// Returns an initializer that divides `scale` by the number of inputs, unless the params say otherwise.
+const fn by_inputs(scale: f64, distribution: ScalingDistribution) -> InitializerKind {
+    InitializerKind::Scaling { scale: Some(scale), fan: None, distribution: Some(distribution) }
+}
+
+/// Returns an initializer of Xavier, which has a gain.
+const fn by_average(distribution: ScalingDistribution) -> InitializerKind {
+    InitializerKind::Scaling { scale: Some(1.0), fan: Some(Fan::Average), distribution: Some(distribution) }
 }
 
 #[rustfmt::skip]
@@ -299,12 +318,53 @@ pub(crate) static INITIALIZERS: Keywords<InitializerKind> = Keywords {
         ("constant", InitializerKind::Constant),
         ("zeros", InitializerKind::Fixed(0.0)),
         ("ones", InitializerKind::Fixed(1.0)),
+        ("variance_scaling", InitializerKind::Scaling { scale: None, fan: None, distribution: None }),
+        ("xavier_normal", by_average(ScalingDistribution::Normal)),
+        ("xavier_uniform", by_average(ScalingDistribution::Uniform)),
+        ("glorot_normal", by_average(ScalingDistribution::Normal)),
+        ("glorot_uniform", by_average(ScalingDistribution::Uniform)),
+        ("kaiming_normal", by_inputs(2.0, ScalingDistribution::Normal)),
+        ("kaiming_uniform", by_inputs(2.0, ScalingDistribution::Uniform)),
+        ("lecun_normal", by_inputs(1.0, ScalingDistribution::TruncatedNormal)),
+        ("lecun_uniform", by_inputs(1.0, ScalingDistribution::Uniform)),
+        ("scaled_init_normal", InitializerKind::ByModelSize),
     ],
-    unsupported: &[
-        "eye", "xavier_normal", "xavier_uniform", "glorot_normal", "glorot_uniform", "kaiming_normal",
-        "kaiming_uniform", "variance_scaling", "lecun_normal", "lecun_uniform",
-    ],
+    unsupported: &["eye"],
 };
+
+pub(crate) static FAN_MODES: Keywords<Fan> =
+    Keywords { values: &[("fan_in", Fan::In), ("fan_out", Fan::Out), ("fan_avg", Fan::Average)], unsupported: &[] };
+
+#[rustfmt::skip]
+pub(crate) static SCALING_DISTRIBUTIONS: Keywords<ScalingDistribution> = Keywords {
+    values: &[
+        ("truncated_normal", ScalingDistribution::TruncatedNormal), ("normal", ScalingDistribution::Normal),
+        ("untruncated_normal", ScalingDistribution::Normal), ("uniform", ScalingDistribution::Uniform),
+    ],
+    unsupported: &[],
+};
+
+/// A scale that depends on the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScaleType {
+    /// 0.4.
+    Small,
+    /// 4, divided by the square of the number of blocks.
+    Wang,
+}
+
+pub(crate) static SCALE_TYPES: Keywords<ScaleType> =
+    Keywords { values: &[("small_init", ScaleType::Small), ("wang_init", ScaleType::Wang)], unsupported: &[] };
+
+/// A size of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SizeKey {
+    Vocabulary,
+    Hidden,
+}
+
+pub(crate) static SIZE_KEYS: Keywords<SizeKey> =
+    Keywords { values: &[("vocab_size", SizeKey::Vocabulary), ("hidden_size", SizeKey::Hidden)], unsupported: &[] };
 
 /// A schedule of the learning rate, without its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]

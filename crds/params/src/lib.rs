@@ -47,11 +47,11 @@ pub use document::{
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
     AnnealStrategy, CheckpointStates, CsvRows, CycleAmplitude, DataSource, DecoderOptions, EncoderOptions, EncoderTask,
-    ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape, ImageSource, ImageTransform, InitializerSpec,
+    Fan, ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape, ImageSource, ImageTransform, InitializerSpec,
     Initializers, InputSpec, JobSpec, LearningRateScale, LogLevel, LossScaling, MaskingSpec, MixturePart, Mode,
     ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, Positions, Precision,
-    ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, Schedule, ScheduleSegment, ScheduleSegmentKind,
-    Seq2SeqOptions, Seq2SeqPositions, Split, TokenizerName,
+    ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution, Schedule, ScheduleSegment,
+    ScheduleSegmentKind, Seq2SeqOptions, Seq2SeqPositions, Split, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

@@ -103,7 +103,13 @@ impl Document {
             }
             _ => match path.split_once("initializer.") {
                 Some((_, argument)) => {
-                    let name = if argument == "val" { "constant" } else { "normal" };
+                    let name = match argument {
+                        "val" => "constant",
+                        "scale" | "scale_type" | "mode" | "distribution" => "variance_scaling",
+                        "gain" => "xavier_normal",
+                        "key" => "scaled_init_normal",
+                        _ => "normal",
+                    };
                     let parent = path.rsplit_once('.').unwrap().0;
                     document.set(parent, &json!({ "name": name }).to_string())
                 }
@@ -210,6 +216,7 @@ const ENCODER_KEYS: &[&str] = &[
     "model.num_segments",
     "model.use_final_layer_norm",
     "model.token_dropout",
+    "model.mask_token_id",
 ];
 
 /// Keys that only models with an encoder and a decoder have.
@@ -316,7 +323,9 @@ fn described(path: &str) -> Option<&'static str> {
         "model.filter_size" => Some("256"),
         "model.attention_inner_dim" => Some("64"),
         "model.name" => Some("gpt2"),
-        "model.norm_first" | "model.use_segment_embedding" => Some("true"),
+        "model.norm_first" | "model.use_segment_embedding" | "model.use_position_embeddings" => Some("true"),
+        // The job records only a token that is given.
+        "model.mask_token_id" => None,
         "model.use_final_layer_norm" => Some("false"),
         "model.rotary_dim" => Some("16"),
         "model.extra_attention_params" => Some("{num_kv_groups: 1}"),
@@ -368,6 +377,8 @@ fn described(path: &str) -> Option<&'static str> {
         _ => match path.split_once("initializer.") {
             Some((_, "a")) => Some("-0.05"),
             Some((_, "b")) => Some("0.05"),
+            // No name stands for the default scale, 1.
+            Some((_, "scale_type")) => None,
             _ => panic!("the default of {path} is missing in this test"),
         },
     }

@@ -100,7 +100,7 @@ fn every_check_names_its_key() {
         ("model", "attention_logits_alpha: 0", "attention_logits_alpha", Invalid, "greater than 0"),
         ("model", "lr_adjustment_groups: {}", "lr_adjustment_groups", NotSupported, "adjust_learning_rate"),
         ("model", "norm_first: False", "norm_first", NotSupported, "true"),
-        ("model", "initializer: xavier_uniform", "initializer", NotSupported, "truncated_normal"),
+        ("model", "initializer: eye", "initializer", NotSupported, "truncated_normal"),
         ("model", "initializer: {std: 0.1}", "initializer.name", Missing, "name"),
         ("model", "initializer: {name: normal, a: 1}", "initializer.a", Invalid, "leave it out"),
         ("model", "initializer: {name: normal, std: -1}", "initializer.std", Invalid, "at least 0"),

@@ -214,7 +214,10 @@ fn columns_scale_and_explain() {
     let zero = namespace.kubectl(&["scale", "trainjob/shown", "--replicas=0"], &Value::Null).unwrap_err();
     assert!(zero.contains("greater than or equal to 1"), "{zero}");
     for (field, says) in [
-        ("trainjob.spec.params.model", "hidden_size <integer> Width of the residual stream; of `fc_mnist`, of each layer."),
+        (
+            "trainjob.spec.params.model",
+            "hidden_size <integer> Width of the residual stream; of `fc_mnist`, of each layer.",
+        ),
         ("trainjob.spec.params.optimizer.learning_rate", "schedules that follow each other"),
         ("trainjob.status.conditions", "Finished becomes true on success and on failure"),
         ("appliance.spec.wafer", "Size of the memory. Default: `40GB`."),

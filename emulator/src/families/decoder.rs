@@ -14,7 +14,7 @@
 
 use millrace_params::{InitializerSpec, ModelSpec, ParallelBlocks, Positions};
 
-use super::{ZERO, initial_values};
+use super::{ZERO, add_table, add_weight};
 use crate::graph::{Graph, GraphBuilder, GraphError, TensorId, TensorRole, ValueId};
 use crate::ops::{Activation, Add, AddPosition, CausalAttention, CrossEntropy, Embedding, Gate};
 
@@ -45,13 +45,12 @@ struct Decoder<'a> {
 impl Decoder<'_> {
     /// Adds the layer `embed`: the token table and the start of the residual stream.
     fn embed(&mut self) -> Result<(TensorId, ValueId), GraphError> {
-        let (width, init) = (self.spec.hidden_size, initial_values(self.spec.initializers.embedding));
-        let vocabulary = [self.spec.vocab_size, width];
-        let table = self.builder.tensor("wte.weight", &vocabulary, init, TensorRole::Embedding);
+        let (width, embedding) = (self.spec.hidden_size, self.spec.initializers.embedding);
+        let table = add_table(&mut self.builder, "wte.weight", [self.spec.vocab_size, width], embedding);
         let mut stream = self.builder.node(Embedding, "embed.tokens", &[self.input_ids], &[table])?;
         if self.spec.use_position_embedding && self.spec.decoder.positions == Positions::Learned {
             let positions = [self.spec.max_position_embeddings, width];
-            let table = self.builder.tensor("wpe.weight", &positions, init, TensorRole::Embedding);
+            let table = add_table(&mut self.builder, "wpe.weight", positions, embedding);
             stream = self.builder.node(AddPosition, "embed.sum", &[stream], &[table])?;
         }
         if self.spec.decoder.is_embedding_normalized {
@@ -143,8 +142,7 @@ impl Decoder<'_> {
         let weight = if self.spec.share_embedding_weights {
             table
         } else {
-            let init = initial_values(self.spec.initializers.lm_head);
-            self.builder.tensor("lm_head.weight", &[entries, width], init, TensorRole::Weight)
+            add_weight(&mut self.builder, "lm_head.weight", [entries, width], self.spec.initializers.lm_head)
         };
         let mut params = vec![weight];
         if self.spec.use_bias_in_output {

@@ -26,9 +26,11 @@
 
 use millrace_params::{EncoderOptions, EncoderTask, InitializerSpec, ModelSpec, Nonlinearity, Positions};
 
-use super::{ZERO, initial_values};
+use super::{ZERO, add_table, add_weight};
 use crate::graph::{Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, Shape, TensorId, TensorRole, ValueId};
-use crate::ops::{Activation, Add, AddPosition, Attention, CrossEntropy, Embedding, GatherRows, SelectRow, TokenDropout};
+use crate::ops::{
+    Activation, Add, AddPosition, Attention, CrossEntropy, Embedding, GatherRows, SelectRow, TokenDropout,
+};
 
 /// Share of the tokens that are replaced by the mask in ESM-2's training: 80% of the 15% that are predicted.
 const MASKED_IN_TRAINING: f32 = 0.15 * 0.8;
@@ -99,8 +101,8 @@ impl Encoder<'_> {
         options: &EncoderOptions,
         sequence: usize,
     ) -> Result<(TensorId, ValueId), GraphError> {
-        let (width, init) = (self.spec.hidden_size, initial_values(self.spec.initializers.embedding));
-        let table = self.builder.tensor("wte.weight", &[self.spec.vocab_size, width], init, TensorRole::Embedding);
+        let (width, init) = (self.spec.hidden_size, self.spec.initializers.embedding);
+        let table = add_table(&mut self.builder, "wte.weight", [self.spec.vocab_size, width], init);
         let mut stream = self.builder.node(Embedding, "embed.tokens", &[input_ids], &[table])?;
         if let (true, Some(mask_token)) = (options.has_token_dropout, options.mask_token) {
             let dropout = TokenDropout { mask_token, expected: MASKED_IN_TRAINING };
@@ -108,12 +110,12 @@ impl Encoder<'_> {
         }
         if self.spec.use_position_embedding && self.spec.decoder.positions == Positions::Learned {
             let shape = [self.spec.max_position_embeddings, width];
-            let positions = self.builder.tensor("wpe.weight", &shape, init, TensorRole::Embedding);
+            let positions = add_table(&mut self.builder, "wpe.weight", shape, init);
             stream = self.builder.node(AddPosition, "embed.positions.sum", &[stream], &[positions])?;
         }
         if options.use_segment_embedding {
             let segment_ids = self.builder.input("token_type_ids", Shape::integers(sequence));
-            let segments = self.builder.tensor("wse.weight", &[SEGMENTS, width], init, TensorRole::Embedding);
+            let segments = add_table(&mut self.builder, "wse.weight", [SEGMENTS, width], init);
             let segments = self.builder.node(Embedding, "embed.segments", &[segment_ids], &[segments])?;
             stream = self.builder.node(Add, "embed.segments.sum", &[stream, segments], &[])?;
         }
@@ -228,8 +230,7 @@ impl Encoder<'_> {
         let weight = if self.spec.share_embedding_weights {
             table
         } else {
-            let init = initial_values(self.spec.initializers.lm_head);
-            self.builder.tensor("lm_head.weight", &[entries, width], init, TensorRole::Weight)
+            add_weight(&mut self.builder, "lm_head.weight", [entries, width], self.spec.initializers.lm_head)
         };
         let bias = self.builder.tensor("lm_head.bias", &[entries], ZERO, TensorRole::Bias);
         self.builder.loss(CrossEntropy::with_factor(factor as f32), &[normal, labels], &[weight, bias])?;
@@ -248,8 +249,8 @@ impl Encoder<'_> {
     }
 
     fn loss(&mut self, x: ValueId, labels: ValueId, name: &str, classes: usize, factor: f32) -> Result<(), GraphError> {
-        let (width, init) = (self.spec.hidden_size, initial_values(self.spec.initializers.lm_head));
-        let weight = self.builder.tensor(format!("{name}.weight"), &[classes, width], init, TensorRole::Weight);
+        let (shape, init) = ([classes, self.spec.hidden_size], self.spec.initializers.lm_head);
+        let weight = add_weight(&mut self.builder, &format!("{name}.weight"), shape, init);
         let bias = self.builder.tensor(format!("{name}.bias"), &[classes], ZERO, TensorRole::Bias);
         self.builder.loss(CrossEntropy::with_factor(factor), &[x, labels], &[weight, bias])
     }

@@ -19,8 +19,8 @@
 
 use millrace_params::{ImageNetwork, ImageOptions, InitializerSpec, ModelSpec, Nonlinearity};
 
-use super::{add_dropout, add_layer_norm, add_linear, initial_values};
-use crate::graph::{DType, Graph, GraphBuilder, GraphError, IMAGE, LABELS, Shape, TensorRole, ValueId};
+use super::{add_dropout, add_layer_norm, add_linear, add_table, add_weight};
+use crate::graph::{DType, Graph, GraphBuilder, GraphError, IMAGE, Initializer, LABELS, Shape, TensorRole, ValueId};
 use crate::ops::{
     Activation, Add, AddPosition, Attention, CrossEntropy, Flatten, Linear, Patches, PrependRow, SelectRow,
 };
@@ -72,7 +72,7 @@ impl Classifier<'_> {
     fn uniform_layer(&mut self, name: &str, x: ValueId, outputs: usize) -> [usize; 2] {
         let inputs = self.builder.shape(x).columns();
         let bound = (inputs.max(1) as f64).sqrt().recip();
-        let init = initial_values(InitializerSpec::Uniform { a: -bound, b: bound });
+        let init = Initializer::Uniform { low: -bound, high: bound };
         let weight = self.builder.tensor(format!("{name}.weight"), &[outputs, inputs], init, TensorRole::Weight);
         [weight, self.builder.tensor(format!("{name}.bias"), &[outputs], init, TensorRole::Bias)]
     }
@@ -83,11 +83,10 @@ impl Classifier<'_> {
         let rows = self.builder.node(Patches { height, width }, "embed.patches", &[image], &[])?;
         let shape = [hidden, self.builder.shape(rows).columns()];
         let rows = add_linear(&mut self.builder, "patch", rows, shape, init, biased)?;
-        let init = initial_values(init);
-        let class = self.builder.tensor("cls.weight", &[1, hidden], init, TensorRole::Embedding);
+        let class = add_table(&mut self.builder, "cls.weight", [1, hidden], init);
         let rows = self.builder.node(PrependRow, "embed.class", &[rows], &[class])?;
         let count = self.builder.shape(rows).rows();
-        let positions = self.builder.tensor("wpe.weight", &[count, hidden], init, TensorRole::Embedding);
+        let positions = add_table(&mut self.builder, "wpe.weight", [count, hidden], init);
         let stream = self.builder.node(AddPosition, "embed.positions.sum", &[rows], &[positions])?;
         let stream = add_dropout(&mut self.builder, self.spec.embedding_dropout_rate, "embed.drop", stream)?;
         self.builder.end_layer("embed");
@@ -112,8 +111,8 @@ impl Classifier<'_> {
             x = add_linear(&mut self.builder, "pooler", x, [width, width], init.hidden, true)?;
             x = self.builder.node(Activation { kind }, "pooler.act", &[x], &[])?;
         }
-        let (shape, init) = ([self.spec.vocab_size, width], initial_values(init.lm_head));
-        let weight = self.builder.tensor("classifier.weight", &shape, init, TensorRole::Weight);
+        let shape = [self.spec.vocab_size, width];
+        let weight = add_weight(&mut self.builder, "classifier.weight", shape, init.lm_head);
         let bias = self.builder.tensor("classifier.bias", &shape[..1], super::ZERO, TensorRole::Bias);
         self.loss(x, &[weight, bias])
     }

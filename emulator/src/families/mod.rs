@@ -6,12 +6,14 @@
 
 use millrace_params::{InitializerSpec, ModelFamily, ModelSpec, Norm, RotaryPositions};
 
-use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorRole, ValueId};
+use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorId, TensorRole, ValueId};
 use crate::ops::{Dropout, LayerNorm, Linear, RmsNorm, Rotary, RotaryPairing, Scale};
+use initial_values::initial_values;
 
 mod decoder;
 mod encoder;
 mod image;
+mod initial_values;
 mod seq2seq;
 
 pub use decoder::decoder;
@@ -74,6 +76,16 @@ fn check_blocks(spec: &ModelSpec) -> Result<(), GraphError> {
     Ok(())
 }
 
+/// Adds a matrix of weights of `shape` [out, in].
+fn add_weight(builder: &mut GraphBuilder, name: &str, shape: [usize; 2], weights: InitializerSpec) -> TensorId {
+    builder.tensor(name, &shape, initial_values(weights, shape, TensorRole::Weight), TensorRole::Weight)
+}
+
+/// Adds a table with a row for each entry.
+fn add_table(builder: &mut GraphBuilder, name: &str, shape: [usize; 2], rows: InitializerSpec) -> TensorId {
+    builder.tensor(name, &shape, initial_values(rows, shape, TensorRole::Embedding), TensorRole::Embedding)
+}
+
 /// Adds a layer `x weight^T + bias` with the tensors `NAME.weight`, of `shape` [out, in], and `NAME.bias`.
 fn add_linear(
     builder: &mut GraphBuilder,
@@ -83,8 +95,7 @@ fn add_linear(
     weights: InitializerSpec,
     biased: bool,
 ) -> Result<ValueId, GraphError> {
-    let mut params =
-        vec![builder.tensor(format!("{name}.weight"), &shape, initial_values(weights), TensorRole::Weight)];
+    let mut params = vec![add_weight(builder, &format!("{name}.weight"), shape, weights)];
     if biased {
         params.push(builder.tensor(format!("{name}.bias"), &shape[..1], ZERO, TensorRole::Bias));
     }
@@ -138,16 +149,4 @@ fn rotary_operator(positions: RotaryPositions, heads: usize, head_dim: usize) ->
     let RotaryPositions { dimensions, base, is_adjacent, scaling } = positions;
     let pairing = if is_adjacent { RotaryPairing::Adjacent } else { RotaryPairing::Halves };
     Rotary { heads, head_dim, dimensions, base, pairing, scaling }
-}
-
-/// Returns the initial values that an initializer of the params describes.
-const fn initial_values(initializer: InitializerSpec) -> Initializer {
-    match initializer {
-        InitializerSpec::Normal { mean, std } => Initializer::Normal { mean, std },
-        InitializerSpec::TruncatedNormal { mean, std, a, b } => {
-            Initializer::TruncatedNormal { mean, std, low: a, high: b }
-        }
-        InitializerSpec::Uniform { a, b } => Initializer::Uniform { low: a, high: b },
-        InitializerSpec::Constant { val } => Initializer::Constant { value: val },
-    }
 }

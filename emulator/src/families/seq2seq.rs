@@ -17,8 +17,8 @@
 
 use millrace_params::{InitializerSpec, ModelSpec, Nonlinearity, Seq2SeqOptions, Seq2SeqPositions};
 
-use super::initial_values;
-use crate::graph::{Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, Shape, TensorId, TensorRole, ValueId};
+use super::{add_table, add_weight};
+use crate::graph::{Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, Shape, TensorId, ValueId};
 use crate::ops::{
     Activation, Add, AddSinusoids, CrossAttention, CrossEntropy, Embedding, Gate, RelativePositions, Scale,
 };
@@ -93,8 +93,8 @@ struct Keys {
 
 impl Seq2Seq<'_> {
     fn table(&mut self, name: &str, entries: usize) -> TensorId {
-        let init = initial_values(self.spec.initializers.embedding);
-        self.builder.tensor(name, &[entries, self.spec.hidden_size], init, TensorRole::Embedding)
+        let init = self.spec.initializers.embedding;
+        add_table(&mut self.builder, name, [entries, self.spec.hidden_size], init)
     }
 
     /// Adds embedding, blocks and last norm. The last layer is not ended. Returns the output, and the table.
@@ -123,9 +123,8 @@ impl Seq2Seq<'_> {
         };
         let (name, shape) = (format!("{}.relative.weight", stack.name), [buckets, self.spec.num_heads]);
         // Without blocks there would be nothing that uses it.
-        let init = initial_values(initializer);
         (stack.blocks > 0).then(|| {
-            let table = self.builder.tensor(name, &shape, init, TensorRole::Embedding);
+            let table = add_table(&mut self.builder, &name, shape, initializer);
             (RelativePositions { buckets, max_distance }, table)
         })
     }
@@ -224,8 +223,7 @@ impl Seq2Seq<'_> {
             table
         } else {
             let shape = [self.options.target_vocab_size, self.spec.hidden_size];
-            let init = initial_values(self.spec.initializers.lm_head);
-            self.builder.tensor("lm_head.weight", &shape, init, TensorRole::Weight)
+            add_weight(&mut self.builder, "lm_head.weight", shape, self.spec.initializers.lm_head)
         };
         self.builder.loss(CrossEntropy::new(), &[stream, labels], &[weight])?;
         self.builder.end_layer("head");

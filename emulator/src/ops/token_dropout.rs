@@ -138,7 +138,8 @@ mod tests {
             let observed = if masked < length { masked / length } else { f64::from(self.expected) };
             let factor = (1.0 - f64::from(self.expected)) / (1.0 - observed);
             let rows = x.chunks(args.io.inputs[0].columns()).zip(tokens);
-            let scaled = rows.flat_map(|(x, &token)| x.iter().map(move |x| if is_masked(token) { 0.0 } else { x * factor }));
+            let scaled =
+                rows.flat_map(|(x, &token)| x.iter().map(move |x| if is_masked(token) { 0.0 } else { x * factor }));
             scaled.collect()
         }
 

@@ -244,7 +244,14 @@ pub fn csv(bytes: &[u8]) {
                 subset: Vec::new(),
                 num_samples: None,
                 cache_dir: None,
-                encoder: Some(EncoderSamples { task, has_segments: true, vocab_size: 8, mask_token: None, masking, seed: 1 }),
+                encoder: Some(EncoderSamples {
+                    task,
+                    has_segments: true,
+                    vocab_size: 8,
+                    mask_token: None,
+                    masking,
+                    seed: 1,
+                }),
             };
             let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
             for number in [0, 1, dataset.windows(), u64::MAX] {

@@ -60,6 +60,8 @@ section! {
         max_position_embeddings: u64 = default("1024"),
         /// Whether the model knows the positions of tokens.
         use_position_embedding: bool = default("true"),
+        /// Older spelling of `use_position_embedding`. Has no effect in GPT-J's family, whose positions are rotary.
+        use_position_embeddings: bool = otherwise("the value of `use_position_embedding`"),
         /// How the model knows the positions of tokens: by a trained embedding, by rotating queries and keys, or by
         /// decreasing attention scores in proportion to the distance (ALiBi). In `t5` and `transformer` by trained
         /// biases of attention scores (`relative`), or by sines and cosines that are added to the embedding (`fixed`).

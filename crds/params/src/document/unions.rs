@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::ScheduleParams;
 use crate::keys::SectionReference;
 use crate::keys::facts::{default, otherwise, required};
-use crate::keywords::{INITIALIZERS, MICRO_BATCH_RULES};
+use crate::keywords::{FAN_MODES, INITIALIZERS, MICRO_BATCH_RULES, SCALE_TYPES, SCALING_DISTRIBUTIONS, SIZE_KEYS};
 use crate::yaml::{FromNode, TreeReader, YamlNode, YamlValue, section};
 
 /// One string or a list of them.
@@ -113,7 +113,7 @@ section! {
     unsupported {}
 }
 
-/// How a tensor's initial values are drawn: a name alone, or a name with its arguments.
+/// How a tensor's initial values are drawn: a name alone, or a name with its arguments, which may be in a list of one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
@@ -125,17 +125,21 @@ pub enum InitializerSetting {
 }
 
 impl FromNode for InitializerSetting {
-    const TYPE: &'static str = "an initializer's name or a mapping with its name";
+    const TYPE: &'static str = "an initializer's name, or a mapping with its name, or a list of one";
     const SECTION: Option<&'static SectionReference> = Some(InitializerParams::REFERENCE);
 
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         match &node.value {
             YamlValue::Map(_) => reader.value(node).map(Self::Detailed),
             YamlValue::Scalar { .. } => reader.value(node).map(Self::Name),
-            YamlValue::List(_) => {
-                reader.wrong_type(node, Self::TYPE);
-                None
-            }
+            YamlValue::List(items) => match items.as_slice() {
+                // Older files have a list of one.
+                [one] if !matches!(one.value, YamlValue::List(_)) => reader.value(one),
+                _ => {
+                    reader.wrong_type(node, Self::TYPE);
+                    None
+                }
+            },
         }
     }
 }
@@ -155,13 +159,23 @@ section! {
         b: f64 = otherwise("0.05 for `uniform`, 2 `std` for `truncated_normal`"),
         /// Value of `constant`.
         val: f64 = default("0"),
+        /// Variance of `variance_scaling`, times the size that `mode` names.
+        scale: f64 = default("1"),
+        /// Another way to give `scale`: `small_init` is 0.4, and `wang_init` 4, divided by the square of the number of
+        /// blocks.
+        scale_type: String = otherwise("the value of `scale`").one_of(&SCALE_TYPES),
+        /// Size by which `variance_scaling` or an initializer of Kaiming divides: the number of inputs or outputs of
+        /// the layer, or their mean. Entries of an embedding are inputs.
+        mode: String = default("fan_in").one_of(&FAN_MODES),
+        /// Distribution of `variance_scaling`.
+        distribution: String = default("truncated_normal").one_of(&SCALING_DISTRIBUTIONS),
+        /// Factor of the standard deviation of an initializer of Xavier.
+        gain: f64 = default("1"),
+        /// Size of the model whose inverse is the variance of `scaled_init_normal`.
+        key: String = default("vocab_size").one_of(&SIZE_KEYS),
     }
     ignored {}
     unsupported {
-        "gain" => "use normal or truncated_normal with an explicit std",
-        "scale" => "use normal or truncated_normal with an explicit std",
-        "mode" => "use normal or truncated_normal with an explicit std",
-        "distribution" => "use normal or truncated_normal with an explicit std",
-        "nonlinearity" => "use normal or truncated_normal with an explicit std",
+        "nonlinearity" => "use variance_scaling with an explicit scale",
     }
 }

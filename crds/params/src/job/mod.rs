@@ -20,8 +20,8 @@ pub use encoder::{EncoderOptions, EncoderTask, MaskingSpec};
 pub use image::{ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape, ImageSource, ImageTransform};
 pub use input::{CsvRows, DataSource, InputSpec, MixturePart, Split, TokenizerName};
 pub use model::{
-    DecoderOptions, InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm,
-    ParallelBlocks, Positions, Precision, RotaryPositions, RotaryScaling,
+    DecoderOptions, Fan, InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity,
+    Norm, ParallelBlocks, Positions, Precision, RotaryPositions, RotaryScaling, ScalingDistribution,
 };
 pub use optimizer::{LearningRateScale, OptimizerSpec};
 pub(crate) use run::default_checkpoint_seconds;

@@ -445,6 +445,39 @@ pub enum InitializerSpec {
         /// The value.
         val: f64,
     },
+    /// A distribution around 0 whose variance is `scale`, divided by a size of the tensor.
+    VarianceScaling {
+        /// The variance times that size.
+        scale: f64,
+        /// The size.
+        fan: Fan,
+        /// The distribution.
+        distribution: ScalingDistribution,
+    },
+}
+
+/// The size of a tensor by which a variance is divided. An embedding has an input for each of its entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fan {
+    /// Number of inputs.
+    In,
+    /// Number of outputs.
+    Out,
+    /// The mean of both.
+    Average,
+}
+
+/// A distribution with a given variance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScalingDistribution {
+    /// Normal.
+    Normal,
+    /// Normal, truncated at two standard deviations.
+    TruncatedNormal,
+    /// Uniform.
+    Uniform,
 }
 
 impl InitializerSpec {
@@ -453,12 +486,16 @@ impl InitializerSpec {
         Self::TruncatedNormal { mean: 0.0, std, a: -2.0 * std, b: 2.0 * std }
     }
 
-    /// Returns the distribution with its spread and bounds multiplied by `factor`; `None` if it is not normal.
+    /// Returns the distribution with its spread and bounds multiplied by `factor`; `None` if it is uniform or
+    /// constant.
     pub fn scaled(self, factor: f64) -> Option<Self> {
         match self {
             Self::Normal { mean, std } => Some(Self::Normal { mean, std: std * factor }),
             Self::TruncatedNormal { mean, std, a, b } => {
                 Some(Self::TruncatedNormal { mean, std: std * factor, a: a * factor, b: b * factor })
+            }
+            Self::VarianceScaling { scale, fan, distribution } => {
+                Some(Self::VarianceScaling { scale: scale * factor * factor, fan, distribution })
             }
             Self::Uniform { .. } | Self::Constant { .. } => None,
         }

@@ -246,7 +246,7 @@ mod tests {
             (csv, "use_final_layer_norm: True", "model.use_final_layer_norm is true"),
             (csv, "token_dropout: True", "model.mask_token_id is missing"),
             (csv, "token_dropout: True, vocab_size: 9, mask_token_id: 9", "the vocabulary has 9 tokens"),
-            (text, "vocab_size: 260, mask_token_id: 7", "must be one of the last 4 tokens"),
+            (text, "name: bert, vocab_size: 260, mask_token_id: 7", "must be one of the last 4 tokens"),
             (csv, "name: bert/token_classifier", "model.num_classes is missing"),
             (csv, "name: bert/classifier, num_labels: 2", "BertCSVDataProcessor"),
             ("data_processor: BertCSVDynamicMaskDataProcessor", "", "train_input.vocab_file is missing"),

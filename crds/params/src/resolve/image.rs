@@ -1,7 +1,7 @@
 //! Resolves `model` of the families that read images.
 
 use super::check::ResolveContext;
-use super::initializer;
+use super::initializer::{self, InitializerSizes};
 use super::model::{self, MAX_LAYERS, MAX_WIDTH};
 use crate::document::ModelParams;
 use crate::job::{
@@ -201,6 +201,7 @@ fn transformer(check: &mut ResolveContext<'_>, p: &ModelParams) -> ModelSpec {
     let (nonlinearity, is_gated) =
         check.keyword("model.nonlinearity", p.nonlinearity.as_deref(), (Nonlinearity::Gelu, false), &NONLINEARITIES);
     refuse_gated(check, "model.nonlinearity", p.nonlinearity.as_deref(), is_gated);
+    let extent = InitializerSizes { layers: sizes.layers, vocabulary: spec.vocab_size, hidden: sizes.hidden };
     ModelSpec {
         hidden_size: sizes.hidden,
         num_hidden_layers: sizes.layers,
@@ -215,7 +216,7 @@ fn transformer(check: &mut ResolveContext<'_>, p: &ModelParams) -> ModelSpec {
         use_projection_bias_in_attention: p.use_projection_bias_in_attention.unwrap_or(true),
         use_ffn_bias_in_attention: p.use_ffn_bias_in_attention.unwrap_or(true),
         use_ffn_bias: p.use_ffn_bias.unwrap_or(true),
-        initializers: initializer::resolve(check, p, sizes.layers, ModelFamily::VisionTransformer, None),
+        initializers: initializer::resolve(check, p, extent, ModelFamily::VisionTransformer, None),
         ..spec
     }
 }

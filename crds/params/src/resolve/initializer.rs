@@ -3,17 +3,30 @@
 use super::check::ResolveContext;
 use super::mup::WidthRatios;
 use crate::document::{InitializerParams, InitializerSetting, ModelParams};
-use crate::job::{InitializerSpec, Initializers, ModelFamily};
-use crate::keywords::{INITIALIZERS, InitializerKind};
+use crate::job::{Fan, InitializerSpec, Initializers, ModelFamily, ScalingDistribution};
+use crate::keywords::{
+    FAN_MODES, INITIALIZERS, InitializerKind, SCALE_TYPES, SCALING_DISTRIBUTIONS, SIZE_KEYS, ScaleType, SizeKey,
+};
 
 /// Default of the standard deviation, and of half the width of a uniform distribution.
 const DEFAULT_STD: f64 = 0.05;
 
-/// Resolves the initializers of a model with this number of blocks, scaled for muP if there are `ratios`.
+/// The sizes that initializers may depend on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InitializerSizes {
+    /// Number of blocks.
+    pub layers: usize,
+    /// Size of the vocabulary.
+    pub vocabulary: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+}
+
+/// Resolves the initializers of a model of these sizes, scaled for muP if there are `ratios`.
 pub(super) fn resolve(
     check: &mut ResolveContext<'_>,
     p: &ModelParams,
-    layers: usize,
+    sizes: InitializerSizes,
     family: ModelFamily,
     ratios: Option<WidthRatios>,
 ) -> Initializers {
@@ -21,13 +34,13 @@ pub(super) fn resolve(
     let default = InitializerSpec::truncated_normal(range);
     // Two layers of each block add to the residual stream: with this factor its variance stays near that of the
     // embedding.
-    let depth = (2.0 * layers as f64).sqrt();
+    let depth = (2.0 * sizes.layers as f64).sqrt();
     let mut read = |key: &str, given: &Option<InitializerSetting>| match given {
         None => None,
-        Some(InitializerSetting::Detailed(full)) => Some(initializer(check, key, full)),
+        Some(InitializerSetting::Detailed(full)) => Some(initializer(check, key, full, sizes)),
         Some(InitializerSetting::Name(name)) => {
             let full = InitializerParams { name: Some(name.clone()), ..InitializerParams::default() };
-            Some(initializer(check, key, &full))
+            Some(initializer(check, key, &full, sizes))
         }
     };
     let embedding = read("model.embedding_initializer", &p.embedding_initializer).unwrap_or(default);
@@ -78,7 +91,12 @@ fn initializers(
     }
 }
 
-fn initializer(check: &mut ResolveContext<'_>, key: &str, p: &InitializerParams) -> InitializerSpec {
+fn initializer(
+    check: &mut ResolveContext<'_>,
+    key: &str,
+    p: &InitializerParams,
+    sizes: InitializerSizes,
+) -> InitializerSpec {
     if p.name.is_none() {
         check.report_missing(&format!("{key}.name"), "name an initializer, as in name: truncated_normal");
         return InitializerSpec::Constant { val: 0.0 };
@@ -104,6 +122,40 @@ fn initializer(check: &mut ResolveContext<'_>, key: &str, p: &InitializerParams)
         }
         InitializerKind::Constant => InitializerSpec::Constant { val: p.val.unwrap_or(0.0) },
         InitializerKind::Fixed(val) => InitializerSpec::Constant { val },
+        InitializerKind::Scaling { scale, fan, distribution } => {
+            let gain = check.positive(&format!("{key}.gain"), p.gain, 1.0);
+            InitializerSpec::VarianceScaling {
+                scale: scale.unwrap_or_else(|| given_scale(check, key, p, sizes)) * gain * gain,
+                fan: fan
+                    .unwrap_or_else(|| check.keyword(&format!("{key}.mode"), p.mode.as_deref(), Fan::In, &FAN_MODES)),
+                distribution: distribution.unwrap_or_else(|| {
+                    let default = ScalingDistribution::TruncatedNormal;
+                    let key = format!("{key}.distribution");
+                    check.keyword(&key, p.distribution.as_deref(), default, &SCALING_DISTRIBUTIONS)
+                }),
+            }
+        }
+        InitializerKind::ByModelSize => {
+            let size = check.keyword(&format!("{key}.key"), p.key.as_deref(), SizeKey::Vocabulary, &SIZE_KEYS);
+            let size = match size {
+                SizeKey::Vocabulary => sizes.vocabulary,
+                SizeKey::Hidden => sizes.hidden,
+            };
+            InitializerSpec::Normal { mean: 0.0, std: (size.max(1) as f64).sqrt().recip() }
+        }
+    }
+}
+
+/// Returns the scale of `variance_scaling`.
+fn given_scale(check: &mut ResolveContext<'_>, key: &str, p: &InitializerParams, sizes: InitializerSizes) -> f64 {
+    let scale = check.positive(&format!("{key}.scale"), p.scale, 1.0);
+    let Some(name) = p.scale_type.as_deref() else { return scale };
+    if p.scale.is_some() {
+        check.report_invalid(&format!("{key}.scale_type"), "is given beside scale", "leave one of them out");
+    }
+    match check.keyword(&format!("{key}.scale_type"), Some(name), ScaleType::Small, &SCALE_TYPES) {
+        ScaleType::Small => 0.4,
+        ScaleType::Wang => 4.0 / (sizes.layers.max(1) as f64).powi(2),
     }
 }
 
@@ -127,11 +179,82 @@ fn refuse_foreign_arguments(check: &mut ResolveContext<'_>, key: &str, p: &Initi
         InitializerKind::Uniform => &["a", "b"],
         InitializerKind::Constant => &["val"],
         InitializerKind::Fixed(_) => &[],
+        InitializerKind::Scaling { scale: None, .. } => &["scale", "scale_type", "mode", "distribution"],
+        InitializerKind::Scaling { fan: Some(_), .. } => &["gain"],
+        InitializerKind::Scaling { .. } => &["mode"],
+        InitializerKind::ByModelSize => &["key"],
     };
-    for (argument, given) in [("mean", p.mean), ("std", p.std), ("a", p.a), ("b", p.b), ("val", p.val)] {
-        if given.is_some() && !used.contains(&argument) {
+    let given = [
+        ("mean", p.mean.is_some()),
+        ("std", p.std.is_some()),
+        ("a", p.a.is_some()),
+        ("b", p.b.is_some()),
+        ("val", p.val.is_some()),
+        ("scale", p.scale.is_some()),
+        ("scale_type", p.scale_type.is_some()),
+        ("mode", p.mode.is_some()),
+        ("distribution", p.distribution.is_some()),
+        ("gain", p.gain.is_some()),
+        ("key", p.key.is_some()),
+    ];
+    for (argument, is_given) in given {
+        if is_given && !used.contains(&argument) {
             let name = p.name.as_deref().unwrap_or_default();
             check.report_invalid(&format!("{key}.{argument}"), format!("has no meaning for {name}"), "leave it out");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FlagOverrides, Params, ParamsError};
+
+    /// Resolves the initializer of the hidden layers of a model of 10 blocks.
+    fn hidden(given: &str) -> Result<InitializerSpec, ParamsError> {
+        let text = format!(
+            "train_input: {{data_processor: GptTokenDataProcessor, data_files: x, batch_size: 8}}\n\
+             model: {{vocab_size: 400, hidden_size: 64, num_hidden_layers: 10, num_heads: 4, initializer: {given}}}\n\
+             optimizer: {{optimizer_type: AdamW, learning_rate: 0.1}}\nrunconfig: {{max_steps: 1}}\n"
+        );
+        Ok(Params::parse_yaml(&text)?.resolve(&FlagOverrides::default())?.job.model.initializers.hidden)
+    }
+
+    #[test]
+    fn initializers_that_depend_on_sizes_are_resolved() {
+        let scaled = |scale, fan, distribution| InitializerSpec::VarianceScaling { scale, fan, distribution };
+        for (given, expected) in [
+            ("variance_scaling", scaled(1.0, Fan::In, ScalingDistribution::TruncatedNormal)),
+            (
+                "{name: variance_scaling, scale: 3, mode: fan_out, distribution: normal}",
+                scaled(3.0, Fan::Out, ScalingDistribution::Normal),
+            ),
+            ("[{name: variance_scaling, scale_type: small_init}]", scaled(0.4, Fan::In, TRUNCATED)),
+            ("{name: variance_scaling, scale_type: wang_init}", scaled(0.04, Fan::In, TRUNCATED)),
+            ("{name: xavier_uniform, gain: 2}", scaled(4.0, Fan::Average, ScalingDistribution::Uniform)),
+            ("kaiming_normal", scaled(2.0, Fan::In, ScalingDistribution::Normal)),
+            ("lecun_normal", scaled(1.0, Fan::In, TRUNCATED)),
+            ("[{name: scaled_init_normal, key: vocab_size}]", InitializerSpec::Normal { mean: 0.0, std: 0.05 }),
+        ] {
+            assert_eq!(hidden(given).unwrap(), expected, "{given}");
+        }
+    }
+
+    const TRUNCATED: ScalingDistribution = ScalingDistribution::TruncatedNormal;
+
+    #[test]
+    fn arguments_that_do_not_fit_are_rejected() {
+        for (given, says) in [
+            ("{name: variance_scaling, std: 1}", "model.initializer.std has no meaning for variance_scaling"),
+            ("{name: variance_scaling, scale: 0}", "model.initializer.scale is 0"),
+            ("{name: variance_scaling, scale: 1, scale_type: wang_init}", "scale_type is given beside scale"),
+            ("{name: variance_scaling, mode: fan}", "model.initializer.mode is \"fan\""),
+            ("{name: xavier_normal, mode: fan_in}", "model.initializer.mode has no meaning"),
+            ("{name: scaled_init_normal, key: seed}", "model.initializer.key is \"seed\""),
+            ("[normal, normal]", "model.initializer must be an initializer's name"),
+        ] {
+            let error = hidden(given).unwrap_err().report();
+            assert!(error.contains(says), "{given}: {error}");
         }
     }
 }

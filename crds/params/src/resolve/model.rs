@@ -1,8 +1,9 @@
 //! Resolves `model`.
 
 use super::check::ResolveContext;
+use super::initializer::{self, InitializerSizes};
 use super::mup::{self, WidthRatios};
-use super::{decoder, encoder, image, initializer, seq2seq};
+use super::{decoder, encoder, image, seq2seq};
 use crate::document::{ModelParams, Params};
 use crate::job::{LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision};
 use crate::keywords::{ATTENTION_TYPES, HALF_TYPES, LOSS_SCALINGS, NONLINEARITIES};
@@ -52,6 +53,7 @@ pub(super) fn resolve(
     let [dropout_rate, embedding_dropout_rate, attention_dropout_rate] = dropout(check, p);
     let (loss_scaling, loss_weight) = loss(check, p, family);
     let ratios = mup::width_ratios(check, p, sizes.hidden, sizes.filter);
+    let extent = InitializerSizes { layers: sizes.layers, vocabulary: vocab_size, hidden: sizes.hidden };
     let spec = ModelSpec {
         family,
         vocab_size,
@@ -64,7 +66,7 @@ pub(super) fn resolve(
         } else {
             positions
         },
-        use_position_embedding: p.use_position_embedding.unwrap_or(true),
+        use_position_embedding: use_position_embedding(check, p, family),
         share_embedding_weights: p.share_embedding_weights.unwrap_or(true),
         dropout_rate,
         embedding_dropout_rate,
@@ -76,7 +78,7 @@ pub(super) fn resolve(
         use_ffn_bias_in_attention: p.use_ffn_bias_in_attention.unwrap_or(true),
         use_ffn_bias: p.use_ffn_bias.unwrap_or(true),
         use_bias_in_output: p.use_bias_in_output.unwrap_or(false),
-        initializers: initializer::resolve(check, p, sizes.layers, family, ratios),
+        initializers: initializer::resolve(check, p, extent, family, ratios),
         precision: precision(check, p),
         loss_scaling,
         loss_weight,
@@ -230,6 +232,13 @@ pub(super) fn loss(check: &mut ResolveContext<'_>, p: &ModelParams, family: Mode
         return (LossScaling::BatchSize, weight);
     }
     (scaling, weight)
+}
+
+fn use_position_embedding(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily) -> bool {
+    let older_key = "model.use_position_embeddings";
+    // Older files of GPT-J say by it that no table of positions is added; queries and keys are rotated nevertheless.
+    let older = p.use_position_embeddings.filter(|_| family != ModelFamily::Gptj);
+    check.either_spelling("model.use_position_embedding", p.use_position_embedding, older_key, older).unwrap_or(true)
 }
 
 pub(super) fn precision(check: &mut ResolveContext<'_>, p: &ModelParams) -> Precision {
