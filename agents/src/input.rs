@@ -74,6 +74,7 @@ const fn csv_rows(rows: millrace_params::CsvRows) -> CsvRows {
         millrace_params::CsvRows::SentencePairs => CsvRows::SentencePairs,
         millrace_params::CsvRows::TokenClasses => CsvRows::TokenClasses,
         millrace_params::CsvRows::Summaries => CsvRows::Summaries,
+        millrace_params::CsvRows::Answers => CsvRows::Answers,
     }
 }
 
@@ -89,6 +90,7 @@ fn encoder_samples(encoder: &EncoderOptions, input: &InputSpec, vocab_size: usiz
             EncoderLabels::TokenClasses { classes: count(classes), counts_padding }
         }
         EncoderTask::Summarization { max_sentences } => EncoderLabels::Sentences { max_sentences },
+        EncoderTask::QuestionAnswering {} => EncoderLabels::Span,
     };
     EncoderSamples {
         task,

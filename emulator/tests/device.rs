@@ -95,9 +95,9 @@ fn seq2seq() -> [Graph; 2] {
     })
 }
 
-/// BERT with both losses of pretraining, and as a classifier of samples; and an encoder whose blocks normalize their
-/// input and rotate queries and keys.
-fn encoders() -> [Graph; 3] {
+/// BERT with both losses of pretraining, as a classifier of samples, and for answers; and an encoder whose blocks
+/// normalize their input and rotate queries and keys.
+fn encoders() -> [Graph; 4] {
     let pretraining = EncoderTask::Pretraining {
         max_predictions: Some(5),
         masked_token_weight: 0.3,
@@ -124,6 +124,7 @@ fn encoders() -> [Graph; 3] {
         graph(pretraining, false, Positions::Learned),
         graph(classifier, false, Positions::Learned),
         graph(EncoderTask::Summarization { max_sentences: 3 }, true, rotary),
+        graph(EncoderTask::QuestionAnswering {}, false, Positions::Learned),
     ]
 }
 

@@ -10,7 +10,8 @@ use millrace_emulator::families;
 use millrace_params::{DecoderOptions, EncoderOptions, ModelSize, ModelSpec};
 use recorded::{Recorded, check_names, integers};
 
-const TASKS: [&str; 5] = ["pretraining", "masked_tokens", "classifier", "token_classifier", "esm2"];
+const TASKS: [&str; 6] =
+    ["pretraining", "masked_tokens", "classifier", "token_classifier", "question_answering", "esm2"];
 
 /// The sizes of `tests/parity/make_encoders.py`.
 const SIZE: ModelSize =

@@ -35,6 +35,8 @@ CONFIG = transformers.BertConfig(
     pad_token_id=None,
 )  # fmt: skip
 
+# The head of answers has as many outputs as there are labels.
+QA_CONFIG = transformers.BertConfig(**CONFIG.to_dict() | {"num_labels": 2})
 # No sample has the token of padding, whose embedding `transformers` does not train.
 MASK_TOKEN, PAD_TOKEN = 7, VOCABULARY - 1
 ESM_CONFIG = transformers.EsmConfig(
@@ -149,6 +151,19 @@ def token_classifier() -> tuple:
     return transformers.BertForTokenClassification(CONFIG), task, names, inputs, loss
 
 
+def question_answering() -> tuple:
+    """First and last position of an answer; the first one of the second sample does not count."""
+    inputs = padded_inputs() | {"labels": torch.tensor([[3, 7], [-100, 0], [22, 22], [0, 30]])}
+
+    def loss(model: transformers.PreTrainedModel) -> Tensor:
+        output = run(model, inputs)
+        logits = torch.stack([output.start_logits, output.end_logits], dim=1)
+        return sum_of_losses(logits, inputs["labels"]) / 2
+
+    names = encoder() | both("classifier", "qa_outputs")
+    return transformers.BertForQuestionAnswering(QA_CONFIG), {"name": "question_answering"}, names, inputs, loss
+
+
 def esm2() -> tuple:
     """Rotary positions, blocks that normalize their input, and no embeddings of masked tokens."""
     inputs = padded_inputs()
@@ -177,7 +192,7 @@ def esm2() -> tuple:
     return transformers.EsmForMaskedLM(ESM_CONFIG), options, names, inputs, loss
 
 
-TASKS = [pretraining, masked_tokens, classifier, token_classifier, esm2]
+TASKS = [pretraining, masked_tokens, classifier, token_classifier, question_answering, esm2]
 ESM_POSITIONS = {"rotary": {"dimensions": HIDDEN // HEADS, "base": 10000.0, "is_adjacent": False, "scaling": None}}
 ESM_OPTIONS = {
     "use_segment_embedding": False, "norm_first": True, "is_embedding_plain": True, "mask_token": MASK_TOKEN,

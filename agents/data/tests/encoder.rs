@@ -43,7 +43,7 @@ fn csv(dir: &Path, rows: CsvRows, text: &str) -> SourceKind {
     if rows == CsvRows::TokenClasses {
         paths.push(write("classes.json", r#"{"O": 0, "B": 1, "I": 2}"#));
     }
-    if !matches!(rows, CsvRows::Masked | CsvRows::Summaries) {
+    if !matches!(rows, CsvRows::Masked | CsvRows::Summaries | CsvRows::Answers) {
         paths.push(write("vocab.txt", VOCABULARY));
     }
     SourceKind::Csv { paths, rows, is_lower_case: true }
@@ -143,6 +143,26 @@ fn classes_of_sentences_tokens_and_summaries_are_read() {
     let text = "input_token_ids,labels,segment_ids,cls_indices\n\"2,6,3,2,9,3\",\"0,1\",\"0,0,0,1,1,1\",\"0,3\"\n";
     let sample = read(&open(&spec(csv(dir.path(), CsvRows::Summaries, text), summary)).unwrap(), 0);
     assert_eq!((array(&sample, "cls_token_positions"), array(&sample, "labels")), (&[0, 3, 0][..], &[0, 1, -1][..]));
+}
+
+#[test]
+fn answers_beyond_the_sample_do_not_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let header = "unique_id,input_ids,input_mask,segment_ids,start_position,end_position";
+    let text = format!(
+        "{header}\n7,\"[2, 6, 3, 2, 9, 3, 0]\",\"[1, 1, 1, 1, 1, 1, 0]\",\"[0, 0, 0, 1, 1, 1, 0]\",3,4\n\
+         8,\"[2, 6]\",\"[1, 1]\",\"[0, 0]\",1,12\n9,\"[2, 6]\",\"[1, 1]\",\"[0, 0]\",,\n"
+    );
+    let source = spec(csv(dir.path(), CsvRows::Answers, &text), samples(EncoderLabels::Span, None));
+    let dataset = open(&source).unwrap();
+    let sample = read(&dataset, 0);
+    assert_eq!(array(&sample, "input_ids")[..6], [2, 6, 3, 2, 9, 3]);
+    assert_eq!(array(&sample, "attention_mask")[4..8], [1, 1, 0, 0]);
+    assert_eq!(array(&sample, "token_type_ids")[2..7], [0, 1, 1, 1, 0]);
+    assert_eq!(array(&sample, "labels"), [3, 4]);
+    assert_eq!(array(&read(&dataset, 1), "labels"), [1, -1], "cut from a longer text");
+    let error = dataset.read(2, 1).unwrap_err().to_string();
+    assert!(error.contains("start_position") && error.contains("an integer"), "{error}");
 }
 
 #[test]

@@ -77,11 +77,11 @@ pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
         ("MNLIDataProcessor", Processor::Csv(CsvRows::SentencePairs)),
         ("BertTokenClassifierDataProcessor", Processor::Csv(CsvRows::TokenClasses)),
         ("BertSumCSVDataProcessor", Processor::Csv(CsvRows::Summaries)),
+        ("BertQADataProcessor", Processor::Csv(CsvRows::Answers)),
     ],
     unsupported: &[
         "BertTfRecordsProcessor",
         "BertSumTfRecordsProcessor",
-        "BertQADataProcessor",
         "BertHDF5DataProcessor",
         "BertMlmOnlyTfRecordsDynamicMaskProcessor",
         "QuestionAnsweringDataProcessor",
@@ -141,11 +141,12 @@ pub(crate) static FAMILIES: Keywords<ModelFamily> = Keywords {
         ("t5", ModelFamily::T5), ("transformer", ModelFamily::Transformer),
         ("bert", ModelFamily::Bert), ("roberta", ModelFamily::Bert),
         ("bert/classifier", ModelFamily::BertClassifier), ("bert/token_classifier", ModelFamily::BertTokenClassifier),
-        ("bert/extractive_summarization", ModelFamily::BertSummarization), ("esm2", ModelFamily::Esm2),
+        ("bert/extractive_summarization", ModelFamily::BertSummarization), ("bert/qa", ModelFamily::BertQa),
+        ("esm2", ModelFamily::Esm2),
         ("fc_mnist", ModelFamily::FcMnist), ("vision_transformer", ModelFamily::VisionTransformer),
     ],
     unsupported: &[
-        "bert/qa", "dit", "dino", "dpo", "dpr", "llava", "mixtral", "multimodal_simple", "unet",
+        "dit", "dino", "dpo", "dpr", "llava", "mixtral", "multimodal_simple", "unet",
     ],
 };
 

@@ -8,6 +8,7 @@
 //! classifier   class of the sample from p
 //! token classifier   class of each token from x
 //! summarization      class of each sentence from x of the token before it, 0 or 1
+//! question answering    first and last token of the answer: over all tokens, softmax of two products with x
 //! ```
 //!
 //! Layers are `embed`, `h.<i>.attn` and `h.<i>.mlp` for each block `h.<i>`, `head.nsp` (next sentence) and `head`.
@@ -21,7 +22,7 @@
 //! | `token_type_ids` | `[T]` | 0 or 1, the segment; with segment embeddings |
 //! | `masked_lm_positions` | `[P]` | with a maximum of P predictions |
 //! | `cls_token_positions` | `[P]` | of P sentences |
-//! | `labels` | `[P]` or `[T]`, of a classifier `[]` | -100 where there is nothing to predict |
+//! | `labels` | `[P]` or `[T]`, of a classifier `[]`, of answers `[2]` | -100 where there is nothing to predict |
 //! | `next_sentence_label` | `[]` | 0 or 1; if next sentences are predicted |
 
 use millrace_params::{EncoderOptions, EncoderTask, InitializerSpec, ModelSpec, Nonlinearity, Positions};
@@ -29,7 +30,8 @@ use millrace_params::{EncoderOptions, EncoderTask, InitializerSpec, ModelSpec, N
 use super::{ZERO, add_table, add_weight};
 use crate::graph::{Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, Shape, TensorId, TensorRole, ValueId};
 use crate::ops::{
-    Activation, Add, AddPosition, Attention, CrossEntropy, Embedding, GatherRows, SelectRow, TokenDropout,
+    Activation, Add, AddPosition, Attention, CrossEntropy, Embedding, GatherRows, LogitsCrossEntropy, SelectRow,
+    TokenDropout, Transpose,
 };
 
 /// Share of the tokens that are replaced by the mask in ESM-2's training: 80% of the 15% that are predicted.
@@ -75,6 +77,7 @@ pub fn encoder(spec: &ModelSpec, options: &EncoderOptions, sequence: usize) -> R
             let rows = encoder.builder.node(GatherRows, "head.rows", &[stream, positions], &[])?;
             encoder.classifier(rows, 2, 0.0)?;
         }
+        EncoderTask::QuestionAnswering {} => encoder.answer(stream)?,
     }
     encoder.builder.finish()
 }
@@ -244,6 +247,17 @@ impl Encoder<'_> {
         let labels = self.builder.shape(x).one_integer_per_row();
         let labels = self.builder.input(LABELS, labels);
         self.loss(x, labels, "classifier", classes, 1.0)?;
+        self.builder.end_layer("head");
+        Ok(())
+    }
+
+    /// Adds the layer `head`: the mean of the losses of the first and the last position of an answer.
+    fn answer(&mut self, stream: ValueId) -> Result<(), GraphError> {
+        let (width, init) = (self.spec.hidden_size, self.spec.initializers.lm_head);
+        let scores = self.linear("classifier", stream, [2, width], init, true)?;
+        let scores = self.builder.node(Transpose, "head.scores", &[scores], &[])?;
+        let labels = self.builder.input(LABELS, Shape::integers(2));
+        self.builder.loss(LogitsCrossEntropy { factor: 0.5 }, &[scores, labels], &[])?;
         self.builder.end_layer("head");
         Ok(())
     }

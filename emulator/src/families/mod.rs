@@ -62,6 +62,7 @@ pub fn graph(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
         | ModelFamily::BertClassifier
         | ModelFamily::BertTokenClassifier
         | ModelFamily::BertSummarization
+        | ModelFamily::BertQa
         | ModelFamily::Esm2
         | ModelFamily::FcMnist
         | ModelFamily::VisionTransformer => decoder(spec, sequence),

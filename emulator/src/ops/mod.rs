@@ -43,6 +43,7 @@ mod gather_rows;
 mod heads;
 mod layer_norm;
 mod linear;
+mod logits_cross_entropy;
 mod operator;
 mod patches;
 mod prepend_row;
@@ -55,6 +56,7 @@ mod signature;
 #[cfg(all(test, feature = "kernels"))]
 pub(crate) mod testing;
 mod token_dropout;
+mod transpose;
 
 pub use cross_entropy::VOCABULARY_BLOCK;
 pub use millrace_params::{Nonlinearity, RotaryScaling};
@@ -170,6 +172,8 @@ operators! {
     patches::Patches,
     prepend_row::PrependRow,
     token_dropout::TokenDropout,
+    logits_cross_entropy::LogitsCrossEntropy,
+    transpose::Transpose,
 }
 
 /// Returns the work of an operator of a valid graph on one sample.
@@ -242,6 +246,8 @@ mod tests {
                 TokenDropout { mask_token: 32, expected: 0.25 }.into(),
                 r#"{"op":"token_dropout","mask_token":32,"expected":0.25}"#,
             ),
+            (LogitsCrossEntropy { factor: 0.5 }.into(), r#"{"op":"logits_cross_entropy","factor":0.5}"#),
+            (Transpose.into(), r#"{"op":"transpose"}"#),
         ];
         assert_eq!(
             cases.iter().map(|(op, _)| op.name()).collect::<Vec<_>>(),

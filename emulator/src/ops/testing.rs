@@ -136,13 +136,18 @@ impl TestGraph {
         self.builder.input(format!("i{}", self.names), Shape::new(DType::F32, dimensions).unwrap())
     }
 
+    /// Adds an input of an integer for each row of a value.
+    pub fn labels_of(&mut self, x: ValueId) -> ValueId {
+        self.integers(self.builder.shape(x).one_integer_per_row())
+    }
+
     /// Adds a loss of the labels besides the last one.
     pub fn loss(&mut self, loss: CrossEntropy, x: ValueId, params: &[TensorId]) {
         self.loss_of(loss, &[x, self.labels], params);
     }
 
     /// Adds a loss of these inputs besides the last one.
-    pub fn loss_of(&mut self, loss: CrossEntropy, inputs: &[ValueId], params: &[TensorId]) {
+    pub fn loss_of(&mut self, loss: impl Into<OpKind>, inputs: &[ValueId], params: &[TensorId]) {
         self.builder.loss(loss, inputs, params).unwrap();
     }
 

@@ -218,6 +218,7 @@ pub fn csv(bytes: &[u8]) {
         (CsvRows::SentencePairs, EncoderLabels::Class { classes: 3 }, None),
         (CsvRows::TokenClasses, EncoderLabels::TokenClasses { classes: 2, counts_padding: false }, None),
         (CsvRows::Summaries, EncoderLabels::Sentences { max_sentences: 3 }, None),
+        (CsvRows::Answers, EncoderLabels::Span, None),
     ];
     with_dir("csv", |dir| {
         let file = |name: &str, bytes: &[u8]| {
@@ -231,7 +232,7 @@ pub fn csv(bytes: &[u8]) {
             if rows == CsvRows::TokenClasses {
                 paths.push(classes.clone());
             }
-            if !matches!(rows, CsvRows::Masked | CsvRows::Summaries) {
+            if !matches!(rows, CsvRows::Masked | CsvRows::Summaries | CsvRows::Answers) {
                 paths.push(words.clone());
             }
             let spec = SourceSpec {

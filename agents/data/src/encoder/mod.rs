@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! windows of a text   [CLS] first half [SEP] second half, or one of another place [SEP]   masked when they are read
-//! rows of CSV files   words, masked tokens, sentences with classes, texts with sentences
+//! rows of CSV files   words, masked tokens, sentences with classes, texts with sentences, questions with answers
 //! HDF5 files          masked tokens
 //! ```
 //!
@@ -76,6 +76,8 @@ pub enum EncoderLabels {
     },
     /// Of each sentence, whether it belongs to the summary.
     Sentences { max_sentences: usize },
+    /// The first and the last position of an answer.
+    Span,
 }
 
 impl EncoderSamples {
@@ -102,6 +104,7 @@ impl EncoderSamples {
                 arrays.push(("labels", length));
             }
             EncoderLabels::Class { .. } => arrays.push(("labels", 1)),
+            EncoderLabels::Span => arrays.push(("labels", 2)),
             EncoderLabels::Sentences { max_sentences } => {
                 arrays.extend([("cls_token_positions", max_sentences), ("labels", max_sentences)]);
             }
@@ -119,6 +122,7 @@ impl EncoderSamples {
             EncoderLabels::Sentences { max_sentences } => (2, max_sentences as u64),
             EncoderLabels::TokenClasses { classes, counts_padding: false } => (3, u64::from(classes)),
             EncoderLabels::TokenClasses { classes, counts_padding: true } => (4, u64::from(classes)),
+            EncoderLabels::Span => (5, 2),
         };
         let flags = u64::from(self.has_segments) + 2 * u64::from(self.predicts_next_sentence());
         for number in [kind, count, flags, self.vocab_size.into(), self.seed] {
@@ -288,6 +292,7 @@ impl EncoderSource {
             EncoderLabels::Tokens { .. } => vocab_size,
             EncoderLabels::Class { classes } | EncoderLabels::TokenClasses { classes, .. } => classes,
             EncoderLabels::Sentences { .. } => 2,
+            EncoderLabels::Span => u32::try_from(length).unwrap_or(u32::MAX),
         };
         let check = |label: i32, bound: u32| match u32::try_from(label) {
             Ok(number) if number < bound => Ok(label),
@@ -311,6 +316,11 @@ impl EncoderSource {
                 "next_sentence_label" => array.push(check(row.label, 2)?),
                 "labels" if matches!(self.samples.task, EncoderLabels::Class { .. }) => {
                     array.push(check(row.label, bound)?);
+                }
+                "labels" if self.samples.task == EncoderLabels::Span => {
+                    for &(_, position) in &row.predictions {
+                        array.push(if position == NO_LABEL { NO_LABEL } else { check(position, bound)? });
+                    }
                 }
                 _ => {
                     if row.predictions.len() > count {
@@ -402,7 +412,7 @@ pub(crate) fn data_and_vocabulary(paths: &[String], rows: CsvRows) -> (&[String]
     let others = match rows {
         CsvRows::Words | CsvRows::Sentences | CsvRows::SentencePairs => 1,
         CsvRows::TokenClasses => 2,
-        CsvRows::Masked | CsvRows::Summaries => 0,
+        CsvRows::Masked | CsvRows::Summaries | CsvRows::Answers => 0,
     };
     paths.split_at(paths.len().saturating_sub(others))
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use super::NO_LABEL;
 use super::csv::{CsvRow, Dialect};
 use super::words::Vocabulary;
 use crate::hdf5::SampleProblem;
@@ -21,6 +22,9 @@ pub enum CsvRows {
     TokenClasses,
     /// Numbers of tokens, the places of sentences, and whether each belongs to the summary.
     Summaries,
+    /// Numbers of the tokens of a question and a text, and the positions of the answer (`input_ids`, `input_mask`,
+    /// `segment_ids`, `start_position`, `end_position`).
+    Answers,
 }
 
 /// Names of the classes of pairs of sentences (MNLI).
@@ -58,6 +62,13 @@ impl CsvRows {
             Self::Summaries => {
                 vec![("input_token_ids", true), ("labels", true), ("segment_ids", true), ("cls_indices", true)]
             }
+            Self::Answers => vec![
+                ("input_ids", true),
+                ("input_mask", true),
+                ("segment_ids", true),
+                ("start_position", true),
+                ("end_position", true),
+            ],
         }
     }
 }
@@ -91,6 +102,7 @@ pub(super) fn read(
         (CsvRows::TokenClasses, Some(vocabulary)) => token_classes(&fields, vocabulary),
         (CsvRows::Masked, _) => masked(&fields, predicts_next_sentence),
         (CsvRows::Summaries, _) => summary(&fields),
+        (CsvRows::Answers, _) => answer(&fields, length),
         (CsvRows::Words | CsvRows::Sentences | CsvRows::SentencePairs | CsvRows::TokenClasses, None) => {
             Err(SampleProblem::NoVocabulary)
         }
@@ -160,9 +172,7 @@ fn masked(fields: &Fields<'_>, predicts_next_sentence: bool) -> Result<Row, Samp
     let column = |at| Ok::<_, SampleProblem>(fields.integers(at)?.unwrap_or_default());
     let (mut tokens, attended, labels, positions) = (column(0)?, column(1)?, column(2)?, fields.integers(3)?);
     let weights = fields.integers(4)?;
-    // Padding is at the end.
-    let used = attended.iter().rposition(|attended| *attended != 0).map_or(0, |last| last + 1);
-    tokens.truncate(used);
+    tokens.truncate(used_tokens(&attended));
     let counts = |at: usize| weights.as_ref().is_none_or(|weights| weights.get(at).is_some_and(|weight| *weight != 0));
     let place = |at: usize| match &positions {
         None => Some(at),
@@ -180,6 +190,26 @@ fn masked(fields: &Fields<'_>, predicts_next_sentence: bool) -> Result<Row, Samp
         predictions,
         label: if predicts_next_sentence { fields.integer(6)? } else { 0 },
     })
+}
+
+/// Returns the number of tokens before the padding, which is at the end.
+fn used_tokens(attended: &[i32]) -> usize {
+    attended.iter().rposition(|attended| *attended != 0).map_or(0, |last| last + 1)
+}
+
+/// Reads a question with its text. A position beyond the sample, from which the text was cut, does not count.
+fn answer(fields: &Fields<'_>, length: usize) -> Result<Row, SampleProblem> {
+    let column = |at| Ok::<_, SampleProblem>(fields.integers(at)?.unwrap_or_default());
+    let (mut tokens, segments) = (column(0)?, column(2)?);
+    tokens.truncate(used_tokens(&column(1)?));
+    let position = |at: usize| {
+        let malformed = SampleProblem::Malformed { column: fields.columns[at].0, expected: "a position" };
+        let given = fields.integer(at)?;
+        let position = usize::try_from(given).map_err(|_| malformed)?;
+        Ok::<_, SampleProblem>((0, if position < length { given } else { NO_LABEL }))
+    };
+    let predictions = vec![position(3)?, position(4)?];
+    Ok(Row { tokens, segments, predictions, ..Row::default() })
 }
 
 fn sentences(rows: CsvRows, fields: &Fields<'_>, vocabulary: &Vocabulary, length: usize) -> Result<Row, SampleProblem> {

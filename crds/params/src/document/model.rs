@@ -306,6 +306,8 @@ section! {
         weight_initialization_seed: u64,
         /// Tensors of variable length in an older release.
         enable_vts: bool,
+        /// Cache of generation in an older release; generation always has one.
+        use_cache: bool,
         /// Seed of dropout in an older release; `runconfig.seed` determines it.
         dropout_seed: u64,
         /// Whether several systems may work together; on Millrace they always may.

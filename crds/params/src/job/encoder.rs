@@ -67,6 +67,8 @@ pub enum EncoderTask {
         /// Number of sentences of a sample; fewer are padded.
         max_sentences: usize,
     },
+    /// To find the first and the last token of an answer in a text.
+    QuestionAnswering {},
 }
 
 /// How tokens are chosen whose prediction an encoder is trained for, if the data do not say so.

@@ -147,6 +147,8 @@ pub enum CsvRows {
     TokenClasses,
     /// Texts with the places of their sentences, and whether each belongs to the summary.
     Summaries,
+    /// A question and a text, with the first and the last position of the answer.
+    Answers,
 }
 
 impl CsvRows {

@@ -307,6 +307,7 @@ pub enum ModelFamily {
     BertClassifier,
     BertTokenClassifier,
     BertSummarization,
+    BertQa,
     Esm2,
     /// Linear layers over the pixels of an image.
     FcMnist,
@@ -318,7 +319,12 @@ impl ModelFamily {
     pub const fn is_encoder(self) -> bool {
         matches!(
             self,
-            Self::Bert | Self::BertClassifier | Self::BertTokenClassifier | Self::BertSummarization | Self::Esm2
+            Self::Bert
+                | Self::BertClassifier
+                | Self::BertTokenClassifier
+                | Self::BertSummarization
+                | Self::BertQa
+                | Self::Esm2
         )
     }
 

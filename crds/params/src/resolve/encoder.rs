@@ -20,6 +20,7 @@ pub(super) fn recognize(params: &Params, p: &ModelParams) -> Option<ModelFamily>
             CsvRows::Sentences | CsvRows::SentencePairs => ModelFamily::BertClassifier,
             CsvRows::TokenClasses => ModelFamily::BertTokenClassifier,
             CsvRows::Summaries => ModelFamily::BertSummarization,
+            CsvRows::Answers => ModelFamily::BertQa,
         }),
         _ => {
             let has_keys = p.encoder_nonlinearity.is_some() || p.mlm_loss_weight.is_some() || p.disable_nsp.is_some();
@@ -109,6 +110,7 @@ fn task(
             let max_sentences = check.count("train_input.max_cls_tokens", given, 50, MAX_POSITIONS);
             EncoderTask::Summarization { max_sentences }
         }
+        ModelFamily::BertQa => EncoderTask::QuestionAnswering {},
         _ => {
             let given = input.and_then(|input| input.max_predictions_per_seq);
             EncoderTask::Pretraining {
@@ -204,6 +206,7 @@ mod tests {
                 ModelFamily::BertTokenClassifier,
             ),
             ("BertSumCSVDataProcessor", words, "use_cls_bias: True", ModelFamily::BertSummarization),
+            ("BertQADataProcessor", words, "", ModelFamily::BertQa),
         ] {
             let spec = model(&format!("data_processor: {processor}, {more}"), keys).unwrap();
             assert_eq!((spec.family, spec.vocab_size), (family, 30_522), "{processor}");

@@ -84,6 +84,7 @@ pub(super) fn masking(
         }
         (EncoderTask::TokenClassifier { .. }, DataSource::Csv { rows, .. }) => *rows == CsvRows::TokenClasses,
         (EncoderTask::Summarization { .. }, DataSource::Csv { rows, .. }) => *rows == CsvRows::Summaries,
+        (EncoderTask::QuestionAnswering {}, DataSource::Csv { rows, .. }) => *rows == CsvRows::Answers,
         _ => false,
     };
     if !is_suitable && !check.has_problem(&key) && !s.inherits_silently {

@@ -7,6 +7,10 @@
 //!
 //! Gradients are those of the *sum* of the tokens' losses, times a factor.
 
+mod of_logits;
+
+pub use of_logits::{backward_of_logits, forward_of_logits};
+
 use super::gemm::{Accumulate, GemmWorkspace, PackedB, gemm};
 use super::isa::{REDUCTION_LANES, max_lanes, simd_fn, sum_lanes};
 use super::math::{exp, tanh};
@@ -126,8 +130,7 @@ pub fn forward(
     classifier.check(x, labels);
     assert_eq!(lse.len(), labels.len());
     let LossWorkspace { tokens, gemm, .. } = workspace;
-    tokens.clear();
-    tokens.resize(labels.len(), TokenState { max: f32::NEG_INFINITY, sum: 0.0, label_logit: 0.0 });
+    begin(tokens, labels.len());
     for block in classifier.blocks() {
         let width = block.len();
         let logits = classifier.logits(cx, x, labels.len(), block.clone(), logits, gemm);
@@ -136,6 +139,17 @@ pub fn forward(
             advance(cx.simd, logits.data, width, block.start, labels.data, tokens.data);
         });
     }
+    finish(tokens, labels, lse)
+}
+
+/// Prepares the running values of `count` tokens.
+fn begin(tokens: &mut Vec<TokenState>, count: usize) {
+    tokens.clear();
+    tokens.resize(count, TokenState { max: f32::NEG_INFINITY, sum: 0.0, label_logit: 0.0 });
+}
+
+/// Returns the sums over the tokens, and writes ln Σ exp(logit) of each to `lse`.
+fn finish(tokens: &[TokenState], labels: &[i32], lse: &mut [f32]) -> LossSums {
     let mut sums = LossSums::default();
     for ((token, label), lse) in tokens.iter().zip(labels).zip(lse) {
         let log_sum = f64::from(token.max) + libm::log(f64::from(token.sum));
