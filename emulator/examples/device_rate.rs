@@ -51,6 +51,7 @@ impl Model {
             chunk_elements: DEFAULT_CHUNK_ELEMENTS,
             window_chunks: 8,
             memoryx_memory: u64::MAX,
+            whole_tensor_state: None,
         })?)
     }
 }

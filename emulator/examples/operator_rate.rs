@@ -155,7 +155,7 @@ fn elementwise_rates(simd: Simd) {
     let adamw = AdamW { betas: [0.9, 0.95], eps: 1e-8, correct_bias: true };
     let step = UpdateStep { step: 10, learning_rate: 1e-3, weight_decay: 0.1, gradient_scale: 1.0 };
     let seconds = time(|| {
-        let arrays = UpdateArrays { weights: &mut *weights, gradient, state: [&mut *m, &mut *v] };
+        let arrays = UpdateArrays { weights: &mut *weights, gradient, state: [&mut *m, &mut *v, &mut []], shape: &[] };
         adamw.update(simd, &step, arrays);
     });
     println!(

@@ -34,6 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         chunk_elements: DEFAULT_CHUNK_ELEMENTS,
         window_chunks: appliance.link.window_chunks,
         memoryx_memory: appliance.memoryx.memory_bytes,
+        whole_tensor_state: None,
     })?;
     lap("compile");
     println!("         {} parameters, {} chunks, plan {}", plan.parameters(), plan.chunks.len(), plan.hash());

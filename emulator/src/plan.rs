@@ -74,6 +74,36 @@ impl From<Encoding> for Precision {
     }
 }
 
+/// Shape of a tensor of optimizer state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateShape {
+    /// That of the tensor of weights.
+    #[default]
+    Full,
+    /// One number for each row: all dimensions but the last. That of a vector is full.
+    Rows,
+    /// One number for each column: all dimensions but the second last. A vector has none.
+    Columns,
+}
+
+impl StateShape {
+    /// Returns the dimensions of the state of a tensor with these dimensions; one that is 0 if it has none.
+    pub fn dimensions(self, tensor: &[usize]) -> Vec<usize> {
+        match (self, tensor) {
+            (Self::Columns, [] | [_]) => vec![0],
+            (Self::Full, _) | (Self::Rows, [] | [_]) => tensor.to_vec(),
+            (Self::Rows, [rows @ .., _]) => rows.to_vec(),
+            (Self::Columns, [matrices @ .., _, columns]) => [matrices, &[*columns]].concat(),
+        }
+    }
+
+    /// Returns the number of elements of the state of a tensor with these dimensions.
+    pub fn elements(self, tensor: &[usize]) -> usize {
+        if tensor.contains(&0) { 0 } else { self.dimensions(tensor).iter().product() }
+    }
+}
+
 /// Tensors that are always used together, laid out contiguously without gaps. A checkpoint file stores groups; chunks
 /// are pieces of groups.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -203,6 +233,10 @@ pub struct StreamPlan {
     pub encoding: Encoding,
     /// Maximum leaves that one system can hold at once. The placement divides a larger batch into rounds.
     pub leaves_per_round: u32,
+    /// Shapes of the optimizer's state if it updates whole tensors: a shard then owns all chunks of a group, and updates
+    /// them together. `None` if it updates single elements.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole_tensor_state: Option<Vec<StateShape>>,
     /// Order of weights in a training round.
     pub down_train: Vec<DownSlot>,
     /// Order of weights in an evaluation round.
@@ -232,6 +266,26 @@ impl StreamPlan {
         let mut first = [0; 8];
         first.copy_from_slice(&writer.get_ref().0.finalize().as_bytes()[..8]);
         PlanHash(u64::from_le_bytes(first))
+    }
+
+    /// Returns the elements of a group's state of this shape, and the range of each of its tensors in it.
+    pub fn state_ranges(&self, group: GroupId, shape: StateShape) -> (usize, Vec<Range<usize>>) {
+        let mut end = 0;
+        let range = |(tensor, _): &(TensorId, Range<usize>)| {
+            let start = end;
+            end += shape.elements(&self.graph.tensors[*tensor].shape);
+            start..end
+        };
+        let ranges = self.groups[group].tensors.iter().map(range).collect();
+        (end, ranges)
+    }
+
+    /// Returns the chunks that are owned and updated together with `chunk`.
+    pub fn chunks_updated_with(&self, chunk: ChunkId) -> Range<ChunkId> {
+        match self.whole_tensor_state {
+            Some(_) => self.groups[self.chunks[chunk].group].chunks.clone(),
+            None => chunk..chunk + 1,
+        }
     }
 
     /// Returns the number of trained scalars.

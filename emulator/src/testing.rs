@@ -89,6 +89,7 @@ impl Size {
             chunk_elements: DEFAULT_CHUNK_ELEMENTS,
             window_chunks: LINK.window_chunks,
             memoryx_memory: 2_400_000_000_000_000,
+            whole_tensor_state: None,
         }
     }
 

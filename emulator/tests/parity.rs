@@ -97,6 +97,7 @@ impl Fixture {
                 chunk_elements: DEFAULT_CHUNK_ELEMENTS,
                 window_chunks: 8,
                 memoryx_memory: u64::MAX,
+                whole_tensor_state: None,
             })
             .unwrap(),
         )
@@ -202,9 +203,10 @@ impl Optimizer {
                     weight_decay: if decays { number(&self.settings["weight_decay"]) } else { 0.0 },
                     gradient_scale: scale,
                 };
-                let state = [&mut self.first, &mut self.second].map(|state| &mut state[id][range.clone()]);
+                let [m, v] = [&mut self.first, &mut self.second].map(|state| &mut state[id][range.clone()]);
                 let (weights, gradient) = (&mut weights[id][range.clone()], &gradients[id][range.clone()]);
-                adamw.update(Simd::detect(), &step, UpdateArrays { weights, gradient, state });
+                let arrays = UpdateArrays { weights, gradient, state: [m, v, &mut []], shape: &[] };
+                adamw.update(Simd::detect(), &step, arrays);
             }
         }
     }

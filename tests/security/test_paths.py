@@ -177,7 +177,7 @@ OTHER_FIELDS = {
     ),
     # Keys of other programs and releases without effect here.
     *("spec.params.predict_input", "spec.params.train_input.buckets", "spec.params.eval_input.buckets"),
-    *(f"spec.params.optimizer.{key}" for key in ("learning_rate", "loss_scaling_factor", "optimizer_type")),
+    *(f"spec.params.optimizer.{key}" for key in ("eps", "learning_rate", "loss_scaling_factor", "optimizer_type")),
     *(
         f"spec.params.runconfig.{key}"
         for key in ("job_labels", "job_priority", "load_checkpoint_states", "logging", "mode")

@@ -90,7 +90,11 @@ impl CheckpointInfo {
 impl fmt::Display for CheckpointInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = |value: Option<f32>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
-        let moments = if self.moments.is_empty() { "none".to_owned() } else { self.moments.names().join(", ") };
+        let moments = if self.moments.is_empty() {
+            "none".to_owned()
+        } else {
+            self.moments.names().collect::<Vec<_>>().join(", ")
+        };
         writeln!(f, "{}", self.path.display())?;
         writeln!(f, "  step               {}", self.step)?;
         writeln!(f, "  loss, grad norm    {}, {}", number(self.loss), number(self.grad_norm))?;

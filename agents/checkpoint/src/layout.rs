@@ -6,13 +6,15 @@
 //!
 //! * Every tensor is in exactly one group, and groups have no gaps.
 //! * The chunks of the groups, group by group, are all chunks in order, and divide each group without gaps.
+//! * A moment has the shape of the weights, or one number for each row or column; see [`StateShape`]. The latter belongs
+//!   to the first chunk of the group.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use millrace_emulator::graph::{Graph, TensorId};
 use millrace_emulator::optimizers::Optimizer;
-use millrace_emulator::plan::{Chunk, ChunkId, Group, GroupId, StreamPlan};
+use millrace_emulator::plan::{Chunk, ChunkId, Group, GroupId, StateShape, StreamPlan};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -22,18 +24,58 @@ use crate::section::Section;
 /// Bytes of an element on disk: parameters and moments are f32, whatever the encoding on links.
 pub(crate) const ELEMENT_BYTES: u64 = 4;
 
-/// The names of an optimizer's moments, in order. File names end with them.
+/// The optimizer's moments, in order. File names end with their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Moments(Vec<String>);
+pub struct Moments(Vec<Moment>);
+
+/// A tensor of optimizer state for each tensor of weights.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "MomentDocument", into = "MomentDocument")]
+struct Moment {
+    name: String,
+    shape: StateShape,
+}
+
+/// A moment in a manifest: a name alone if it has the shape of the weights.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum MomentDocument {
+    Name(String),
+    Shaped { name: String, shape: StateShape },
+}
+
+impl From<MomentDocument> for Moment {
+    fn from(document: MomentDocument) -> Self {
+        match document {
+            MomentDocument::Name(name) => Self { name, shape: StateShape::Full },
+            MomentDocument::Shaped { name, shape } => Self { name, shape },
+        }
+    }
+}
+
+impl From<Moment> for MomentDocument {
+    fn from(Moment { name, shape }: Moment) -> Self {
+        if shape == StateShape::Full { Self::Name(name) } else { Self::Shaped { name, shape } }
+    }
+}
 
 impl Moments {
-    /// Creates moments with the given names.
+    /// Creates moments with the given names, each with the shape of the weights.
     ///
     /// # Errors
     /// A name is empty, has characters other than `a-z`, `0-9` and `_`, or is repeated.
     pub fn new<S: Into<String>>(names: impl IntoIterator<Item = S>) -> Result<Self> {
-        let moments = Self(names.into_iter().map(Into::into).collect());
+        Self::with_shapes(names.into_iter().map(|name| (name, StateShape::Full)))
+    }
+
+    /// Creates moments with the given names and shapes.
+    ///
+    /// # Errors
+    /// See [`Moments::new`].
+    pub fn with_shapes<S: Into<String>>(moments: impl IntoIterator<Item = (S, StateShape)>) -> Result<Self> {
+        let moments = moments.into_iter().map(|(name, shape)| Moment { name: name.into(), shape });
+        let moments = Self(moments.collect());
         moments.check().map_err(Error::argument)?;
         Ok(moments)
     }
@@ -45,12 +87,15 @@ impl Moments {
 
     /// Returns the moments that an optimizer keeps.
     pub fn of_optimizer(optimizer: &dyn Optimizer) -> Self {
-        Self(optimizer.state().iter().copied().map(String::from).collect())
+        let shapes = optimizer.whole_tensor_state().unwrap_or_default();
+        let shape = |at: usize| shapes.get(at).copied().unwrap_or_default();
+        let names = optimizer.state().iter().enumerate();
+        Self(names.map(|(at, name)| Moment { name: (*name).to_owned(), shape: shape(at) }).collect())
     }
 
     /// Returns the names of the moments, in the order in which the optimizer stores them.
-    pub fn names(&self) -> &[String] {
-        &self.0
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|moment| moment.name.as_str())
     }
 
     /// Returns the number of moments.
@@ -63,18 +108,36 @@ impl Moments {
         self.0.is_empty()
     }
 
+    /// Returns whether every moment has the shape of the weights.
+    pub(crate) fn are_full(&self) -> bool {
+        self.0.iter().all(|moment| moment.shape == StateShape::Full)
+    }
+
+    /// Returns the shape of a section's tensors.
+    pub fn shape(&self, section: Section) -> StateShape {
+        match section {
+            Section::Parameters => StateShape::Full,
+            Section::Moment(at) => self.0.get(at).map_or(StateShape::Full, |moment| moment.shape),
+        }
+    }
+
+    /// Returns the section of these moments that has the name and the shape of moment `at` of `other`.
+    pub(crate) fn section_like(&self, other: &Self, at: usize) -> Option<Section> {
+        self.0.iter().position(|moment| Some(moment) == other.0.get(at)).map(Section::Moment)
+    }
+
     /// Returns all sections: parameters, then every moment.
     pub fn sections(&self) -> impl Iterator<Item = Section> + use<> {
         (0..=self.0.len()).map(Section::from_index)
     }
 
     pub(crate) fn check(&self) -> Result<(), MomentsError> {
-        for (at, name) in self.0.iter().enumerate() {
+        for (at, Moment { name, .. }) in self.0.iter().enumerate() {
             let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
             if name.is_empty() || !name.bytes().all(plain) {
                 return Err(MomentsError::Name(name.clone()));
             }
-            if self.0[..at].contains(name) {
+            if self.0[..at].iter().any(|moment| moment.name == *name) {
                 return Err(MomentsError::Repeated(name.clone()));
             }
         }
@@ -190,31 +253,75 @@ impl Layout {
         self.groups.iter().map(|group| group.elements as u64).sum()
     }
 
-    /// Returns the group of every tensor, and its element range in that group.
-    pub(crate) fn tensor_ranges(&self) -> Vec<(GroupId, Range<usize>)> {
+    /// Returns the number of elements of a group in sections of this shape.
+    pub(crate) fn section_elements(&self, group: GroupId, shape: StateShape) -> usize {
+        match shape {
+            StateShape::Full => self.groups[group].elements,
+            StateShape::Rows | StateShape::Columns => {
+                let tensors = self.groups[group].tensors.iter();
+                tensors.map(|(tensor, _)| shape.elements(&self.graph.tensors[*tensor].shape)).sum()
+            }
+        }
+    }
+
+    /// Returns the tensors of a group in sections of this shape, with their element ranges.
+    pub(crate) fn section_tensors(&self, group: GroupId, shape: StateShape) -> Vec<(TensorId, Range<usize>)> {
+        let tensors = &self.groups[group].tensors;
+        if shape == StateShape::Full {
+            return tensors.clone();
+        }
+        let mut end = 0;
+        let range = |(tensor, _): &(TensorId, Range<usize>)| {
+            let start = end;
+            end += shape.elements(&self.graph.tensors[*tensor].shape);
+            (*tensor, start..end)
+        };
+        tensors.iter().map(range).collect()
+    }
+
+    /// Returns the elements of a chunk in its group's section of this shape. State of rows or columns belongs to the
+    /// first chunk of its group; the other chunks have none.
+    pub(crate) fn chunk_range(&self, chunk: ChunkId, shape: StateShape) -> Option<Range<usize>> {
+        let Chunk { group, start, elements } = *self.chunks.get(chunk)?;
+        Some(match shape {
+            StateShape::Full => start..start + elements,
+            StateShape::Rows | StateShape::Columns => {
+                let all = self.section_elements(group, shape);
+                if chunk == self.groups[group].chunks.start { 0..all } else { all..all }
+            }
+        })
+    }
+
+    /// Returns the group of every tensor, and its element range in that group's section of this shape.
+    pub(crate) fn tensor_ranges(&self, shape: StateShape) -> Vec<(GroupId, Range<usize>)> {
         let mut places = vec![(0, 0..0); self.graph.tensors.len()];
-        for (group, members) in self.groups.iter().enumerate() {
-            for (tensor, range) in &members.tensors {
-                places[*tensor] = (group, range.clone());
+        for group in 0..self.groups.len() {
+            for (tensor, range) in self.section_tensors(group, shape) {
+                places[tensor] = (group, range);
             }
         }
         places
     }
 
-    /// Returns the chunks of `group` that overlap `range`, with their elements in the group.
+    /// Returns the chunks of `group` that overlap `range` of its section of this shape, with their elements in it.
     pub(crate) fn overlapping(
         &self,
         group: GroupId,
         range: Range<usize>,
+        shape: StateShape,
     ) -> impl Iterator<Item = (ChunkId, Range<usize>)> {
-        let ids = self.groups[group].chunks.clone();
+        let mut ids = self.groups[group].chunks.clone();
+        if shape != StateShape::Full {
+            ids.end = ids.end.min(ids.start + 1);
+        }
         let chunks = &self.chunks[ids.clone()];
-        let first = chunks.partition_point(|chunk| chunk.start + chunk.elements <= range.start);
-        chunks[first..]
-            .iter()
-            .take_while(move |chunk| chunk.start < range.end)
-            .enumerate()
-            .map(move |(at, chunk)| (ids.start + first + at, chunk.start..chunk.start + chunk.elements))
+        let first = match shape {
+            StateShape::Full => chunks.partition_point(|chunk| chunk.start + chunk.elements <= range.start),
+            StateShape::Rows | StateShape::Columns => 0,
+        };
+        (ids.start + first..ids.end)
+            .map(move |chunk| (chunk, self.chunk_range(chunk, shape).unwrap_or_default()))
+            .take_while(move |(_, elements)| elements.start < range.end)
     }
 
     /// Returns the names of the tensors in elements `range` of `group`.
@@ -231,25 +338,29 @@ impl Layout {
 
     /// Returns every file, section by section, group by group.
     pub(crate) fn files(&self, moments: &Moments) -> Vec<FileSpec> {
-        let endings = std::iter::once(None).chain(moments.names().iter().map(Some));
-        let with_groups =
-            endings.flat_map(|ending| self.groups.iter().enumerate().map(move |(at, group)| (ending, at, group)));
-        with_groups
-            .map(|(moment, at, group)| {
-                let header = safetensors_header::write(group.tensors.iter().map(|(tensor, range)| {
-                    let tensor = &self.graph.tensors[*tensor];
-                    (tensor.name.as_str(), tensor.shape.as_slice(), range.start as u64 * ELEMENT_BYTES)
-                }));
-                let bytes = header.len() as u64 + group.elements as u64 * ELEMENT_BYTES;
-                FileSpec { path: file_name(at, &group.name, moment), header, bytes }
-            })
+        let endings = std::iter::once(None).chain(moments.names().map(Some));
+        let sections = moments.sections().map(|section| moments.shape(section)).zip(endings);
+        sections
+            .flat_map(|(shape, ending)| (0..self.groups.len()).map(move |at| self.file(at, shape, ending)))
             .collect()
+    }
+
+    fn file(&self, group: GroupId, shape: StateShape, moment: Option<&str>) -> FileSpec {
+        let members = self.section_tensors(group, shape).into_iter().map(|(tensor, range)| {
+            let tensor = &self.graph.tensors[tensor];
+            (tensor.name.as_str(), shape.dimensions(&tensor.shape), range.start as u64 * ELEMENT_BYTES)
+        });
+        // A vector has no state of columns.
+        let members = members.filter(|(_, dimensions, _)| shape == StateShape::Full || !dimensions.contains(&0));
+        let header = safetensors_header::write(members);
+        let bytes = header.len() as u64 + self.section_elements(group, shape) as u64 * ELEMENT_BYTES;
+        FileSpec { path: file_name(group, &self.groups[group].name, moment), header, bytes }
     }
 }
 
 /// Returns names such as `parameters/00003-h.3.safetensors` and `optimizer/00003-h.3.m.safetensors`. The number
 /// distinguishes names that differ only in characters that a file system may not support.
-fn file_name(at: GroupId, group: &str, moment: Option<&String>) -> String {
+fn file_name(at: GroupId, group: &str, moment: Option<&str>) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
     let name: String = group.chars().map(plain).take(100).collect();
     match moment {

@@ -15,8 +15,10 @@ use crate::files::{read_limited, stays_inside};
 use crate::layout::{Layout, Moments, MomentsError};
 use crate::section::Section;
 
-/// Version of the format this program writes, and the highest it reads.
-pub const FORMAT_VERSION: u32 = 1;
+/// Highest version of the format that this program reads and writes.
+pub const FORMAT_VERSION: u32 = 2;
+/// Version of a checkpoint whose moments have the shape of the weights. Releases before 0.2.0 read no other.
+const FORMAT_OF_FULL_MOMENTS: u32 = 1;
 
 /// File name of the manifest.
 pub const MANIFEST_FILE: &str = "manifest.json";
@@ -145,7 +147,7 @@ impl Manifest {
             chunks: chunks.get(group.chunks.clone()).unwrap_or_default().to_vec(),
         });
         Self {
-            format: FORMAT_VERSION,
+            format: if moments.are_full() { FORMAT_OF_FULL_MOMENTS } else { FORMAT_VERSION },
             step,
             epoch,
             written_by: concat!("millrace ", env!("CARGO_PKG_VERSION")).to_owned(),

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use millrace_emulator::plan::{ChunkId, GroupId, StreamPlan};
+use millrace_emulator::plan::{ChunkId, GroupId, StateShape, StreamPlan};
 
 use crate::error::{Error, ModelDifference, Result};
 use crate::layout::{Layout, Moments};
@@ -23,21 +23,26 @@ pub enum LoadStrictness {
     AllowMissing,
 }
 
+/// Group and elements of a tensor.
+type TensorPlace = Option<(GroupId, Range<usize>)>;
+
 /// Reads the chunks of a plan; see the module documentation.
 #[derive(Debug)]
 pub struct PlanReader {
     from: Checkpoint,
     layout: Layout,
-    /// Position of each of the plan's tensors in the checkpoint; `None` if it does not have the tensor in that shape.
-    places: Vec<Option<(GroupId, Range<usize>)>>,
+    moments: Moments,
+    /// Position of each of the plan's tensors in the checkpoint's sections of a shape; `None` if it does not have the
+    /// tensor in the shape of the plan.
+    places: HashMap<StateShape, Vec<TensorPlace>>,
     /// The checkpoint's section for each section of the plan; `None` if it does not have it.
     sections: Vec<Option<Section>>,
-    missing_tensors: Vec<String>,
+    missing_moments: Vec<String>,
     cache: RangeCache,
 }
 
 impl PlanReader {
-    /// Creates a reader of `from` by the chunks of `plan`. Moments are matched by name.
+    /// Creates a reader of `from` by the chunks of `plan`. Moments are matched by name and shape.
     ///
     /// # Errors
     /// [`Error::ModelMismatch`] if strict, with the first tensor that is missing, has another shape or is unknown to
@@ -51,22 +56,20 @@ impl PlanReader {
                 return Err(Error::ModelMismatch { path: from.path().to_owned(), difference });
             }
         }
-        let all = from.layout().tensor_ranges();
-        let tensors = from.layout().graph().tensors.iter().zip(all);
-        let known: HashMap<_, _> =
-            tensors.map(|(tensor, location)| ((&tensor.name, &tensor.shape), location)).collect();
-        let wanted = layout.graph().tensors.iter();
-        let places = wanted.map(|tensor| known.get(&(&tensor.name, &tensor.shape)).cloned()).collect();
-        let known = |name: &String| from.moments().names().iter().position(|held| held == name).map(Section::Moment);
-        let sections = std::iter::once(Some(Section::Parameters)).chain(moments.names().iter().map(known)).collect();
-        let missing_tensors = moments.names().iter().filter(|name| known(name).is_none()).cloned().collect();
-        Ok(Self { layout, places, sections, missing_tensors, cache: RangeCache::default(), from })
+        let shapes = moments.sections().map(|section| moments.shape(section));
+        let places = shapes.map(|shape| (shape, places(&layout, from.layout(), shape))).collect();
+        let known = |at: usize| from.moments().section_like(moments, at);
+        let sections = std::iter::once(Some(Section::Parameters)).chain((0..moments.len()).map(known)).collect();
+        let missing = moments.names().enumerate().filter(|(at, _)| known(*at).is_none());
+        let missing_moments = missing.map(|(_, name)| name.to_owned()).collect();
+        let (moments, cache) = (moments.clone(), RangeCache::default());
+        Ok(Self { layout, moments, places, sections, missing_moments, cache, from })
     }
 
     /// Returns the plan's tensors that the checkpoint does not have; empty unless the reader uses
     /// [`LoadStrictness::AllowMissing`].
     pub fn missing_tensors(&self) -> Vec<&str> {
-        let tensors = self.layout.graph().tensors.iter().zip(&self.places);
+        let tensors = self.layout.graph().tensors.iter().zip(&self.places[&StateShape::Full]);
         tensors.filter(|(_, location)| location.is_none()).map(|(tensor, _)| tensor.name.as_str()).collect()
     }
 
@@ -78,7 +81,7 @@ impl PlanReader {
     /// Returns the plan's moments that the checkpoint does not have (an imported model has none); they are read as
     /// zeros.
     pub fn missing_moments(&self) -> &[String] {
-        &self.missing_tensors
+        &self.missing_moments
     }
 
     /// Reads a chunk of the plan. `section` counts the moments given to [`PlanReader::new`]. Parameters of a missing
@@ -87,35 +90,37 @@ impl PlanReader {
     /// # Errors
     /// [`Error::Damaged`] if a chunk that contains it does not match its digest.
     pub fn read_chunk(&mut self, chunk: ChunkId, section: Section, out: &mut [f32]) -> Result<()> {
-        let located = self.layout.chunks().get(chunk).zip(self.sections.get(section.index()));
-        let (chunk_place, source) = located.ok_or_else(|| Error::argument(format!("{section} of chunk {chunk}")))?;
-        if out.len() != chunk_place.elements {
-            let given = out.len();
+        let shape = self.moments.shape(section);
+        let located = self.layout.chunk_range(chunk, shape).zip(self.sections.get(section.index()));
+        let (range, source) = located.ok_or_else(|| Error::argument(format!("{section} of chunk {chunk}")))?;
+        if out.len() != range.len() {
+            let (given, needed) = (out.len(), range.len());
             return Err(Error::argument(format!(
-                "{given} elements for chunk {chunk}, which has {}",
-                chunk_place.elements
+                "{given} elements for {section} of chunk {chunk}, which has {needed}"
             )));
         }
         if section != Section::Parameters {
             out.fill(0.0);
         }
         let Some(source) = *source else { return Ok(()) };
-        let end = chunk_place.start + chunk_place.elements;
-        for (tensor, lies) in &self.layout.groups()[chunk_place.group].tensors {
-            let (first, last) = (lies.start.max(chunk_place.start), lies.end.min(end));
-            if let (true, Some((group, there))) = (first < last, &self.places[*tensor]) {
-                let range = there.start + first - lies.start..there.start + last - lies.start;
-                self.cache.read(
-                    &self.from,
-                    *group,
-                    range,
-                    source,
-                    &mut out[first - chunk_place.start..last - chunk_place.start],
-                )?;
+        for (tensor, lies) in self.layout.section_tensors(self.layout.chunks()[chunk].group, shape) {
+            let (first, last) = (lies.start.max(range.start), lies.end.min(range.end));
+            if let (true, Some((group, there))) = (first < last, &self.places[&shape][tensor]) {
+                let elements = there.start + first - lies.start..there.start + last - lies.start;
+                let out = &mut out[first - range.start..last - range.start];
+                self.cache.read(&self.from, *group, elements, source, out)?;
             }
         }
         Ok(())
     }
+}
+
+/// Returns the place of each tensor of `wanted` in the sections of this shape of `found`.
+fn places(wanted: &Layout, found: &Layout, shape: StateShape) -> Vec<TensorPlace> {
+    let tensors = found.graph().tensors.iter().zip(found.tensor_ranges(shape));
+    let known: HashMap<_, _> = tensors.map(|(tensor, location)| ((&tensor.name, &tensor.shape), location)).collect();
+    let wanted = wanted.graph().tensors.iter();
+    wanted.map(|tensor| known.get(&(&tensor.name, &tensor.shape)).cloned()).collect()
 }
 
 /// Returns the first difference between the model of `expected` and the tensors found: in the order of the model, then

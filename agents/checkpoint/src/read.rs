@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use millrace_emulator::graph::TensorId;
-use millrace_emulator::plan::{ChunkId, GroupId};
+use millrace_emulator::plan::{ChunkId, GroupId, StateShape};
 use serde::Serialize;
 
 use crate::digest::Digest;
@@ -154,17 +154,17 @@ impl Checkpoint {
         let unknown_chunk = || Error::argument(format!("{section} of chunk {chunk}"));
         let expected = self.digest(section, chunk).ok_or_else(unknown_chunk)?;
         let location = *self.layout.chunks().get(chunk).ok_or_else(unknown_chunk)?;
-        if out.len() != location.elements {
-            let given = out.len();
+        let range = self.layout.chunk_range(chunk, self.moments().shape(section)).ok_or_else(unknown_chunk)?;
+        if out.len() != range.len() {
+            let (given, needed) = (out.len(), range.len());
             return Err(Error::argument(format!(
-                "{given} elements for chunk {chunk}, which has {}",
-                location.elements
+                "{given} elements for {section} of chunk {chunk}, which has {needed}"
             )));
         }
         let at = self.layout.file_of(location.group, section);
-        let range = location.start..location.start + location.elements;
         let bytes = self.file_range(at, &range);
-        let damaged = |reason: &str| self.damage(at, location.group, &range, reason);
+        let is_full = self.moments().shape(section) == StateShape::Full;
+        let damaged = |reason: &str| self.damage(at, location.group, &range, is_full, reason);
         let read = self.file(at).and_then(|file| read_f32(file, bytes.start, out));
         match read {
             Ok(found) if found == expected => Ok(()),
@@ -180,7 +180,7 @@ impl Checkpoint {
     /// # Errors
     /// See [`Checkpoint::read_chunk`].
     pub fn read_tensor(&self, tensor: TensorId, section: Section) -> Result<Vec<f32>> {
-        let places = self.layout.tensor_ranges();
+        let places = self.layout.tensor_ranges(self.moments().shape(section));
         let (group, range) = places.get(tensor).ok_or_else(|| Error::argument(format!("tensor {tensor}")))?;
         let mut values = vec![0.0; range.len()];
         RangeCache::default().read(self, *group, range.clone(), section, &mut values)?;
@@ -199,7 +199,8 @@ impl Checkpoint {
                 let file = self.dir.join(&self.manifest.files[self.layout.file_of(location.group, section)].path);
                 // A missing or truncated file was already reported.
                 if !found.iter().any(|damage| damage.file == file && damage.bytes.is_none()) {
-                    values.resize(location.elements, 0.0);
+                    let range = self.layout.chunk_range(chunk, self.moments().shape(section)).unwrap_or_default();
+                    values.resize(range.len(), 0.0);
                     match self.read_chunk(chunk, section, &mut values) {
                         Err(Error::Damaged(damage)) => found.push(damage),
                         read => read?,
@@ -256,11 +257,14 @@ impl Checkpoint {
         first + range.start as u64 * ELEMENT_BYTES..first + range.end as u64 * ELEMENT_BYTES
     }
 
-    fn damage(&self, at: usize, group: GroupId, range: &Range<usize>, reason: &str) -> Error {
+    /// Returns damage of elements `range` of a group in file `at`. Without `is_full`, they are state of rows or columns
+    /// of all of its tensors.
+    fn damage(&self, at: usize, group: GroupId, range: &Range<usize>, is_full: bool, reason: &str) -> Error {
+        let of_weights = if is_full { range.clone() } else { 0..usize::MAX };
         Error::Damaged(Damage {
             file: self.dir.join(&self.manifest.files[at].path),
             bytes: Some(self.file_range(at, range)),
-            tensors: self.layout.tensor_names(group, range),
+            tensors: self.layout.tensor_names(group, &of_weights),
             reason: reason.to_owned(),
         })
     }
@@ -318,12 +322,16 @@ fn check_files(layout: &Layout, manifest: &Manifest) -> Result<(), FileListError
     if manifest.files.len() != groups.len() * (1 + manifest.moments.len()) {
         return Err(FileListError::Count);
     }
-    let fits = |(file, group): (&DataFile, &millrace_emulator::plan::Group)| {
-        file.chunks.len() == group.chunks.len()
-            && file.header_bytes.checked_add(group.elements as u64 * ELEMENT_BYTES) == Some(file.bytes)
+    let fits = |file: &DataFile, group: GroupId, section: Section| {
+        let elements = layout.section_elements(group, manifest.moments.shape(section)) as u64;
+        file.chunks.len() == groups[group].chunks.len()
+            && file.header_bytes.checked_add(elements * ELEMENT_BYTES) == Some(file.bytes)
     };
-    match manifest.files.iter().zip(groups.iter().cycle()).find(|(file, group)| !fits((*file, *group))) {
-        Some((file, group)) => Err(FileListError::Size { file: file.path.clone(), group: group.name.clone() }),
+    let parts = manifest.moments.sections().flat_map(|section| (0..groups.len()).map(move |group| (group, section)));
+    match manifest.files.iter().zip(parts).find(|(file, (group, section))| !fits(file, *group, *section)) {
+        Some((file, (group, _))) => {
+            Err(FileListError::Size { file: file.path.clone(), group: groups[group].name.clone() })
+        }
         None => Ok(()),
     }
 }
@@ -359,7 +367,7 @@ impl RangeCache {
         section: Section,
         out: &mut [f32],
     ) -> Result<()> {
-        for (chunk, elements) in from.layout.overlapping(group, range.clone()) {
+        for (chunk, elements) in from.layout.overlapping(group, range.clone(), from.moments().shape(section)) {
             let part = elements.start.max(range.start)..elements.end.min(range.end);
             let target = &mut out[part.start - range.start..part.end - range.start];
             if part == elements {

@@ -32,11 +32,11 @@ pub(crate) struct TensorEntry {
 }
 
 /// Creates the header of a file of f32 tensors: name, shape and first byte of each, without gaps, offsets ascending.
-pub(crate) fn write<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize], u64)>) -> Vec<u8> {
+pub(crate) fn write<'a>(tensors: impl Iterator<Item = (&'a str, Vec<usize>, u64)>) -> Vec<u8> {
     let mut json = format!("{{\"{METADATA_KEY}\":{{\"format\":\"pt\"}}");
     for (name, shape, start) in tensors {
         let end = start + 4 * shape.iter().product::<usize>() as u64;
-        let entry = TensorEntry { dtype: "F32".into(), shape: shape.to_vec(), data_offsets: (start, end) };
+        let entry = TensorEntry { dtype: "F32".into(), shape, data_offsets: (start, end) };
         // Writing strings and numbers to memory can't fail.
         let text = |value: serde_json::Result<String>| value.unwrap_or_default();
         json += &format!(",{}:{}", text(serde_json::to_string(name)), text(serde_json::to_string(&entry)));

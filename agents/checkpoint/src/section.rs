@@ -15,7 +15,8 @@ pub enum Section {
 }
 
 impl Section {
-    pub(crate) const fn index(self) -> usize {
+    /// Returns the position among the sections of a chunk: 0 for the parameters.
+    pub const fn index(self) -> usize {
         match self {
             Self::Parameters => 0,
             Self::Moment(at) => at.saturating_add(1),

@@ -11,9 +11,9 @@ use millrace_emulator::ops::{
     Activation, Add, AddPosition, CausalAttention, CrossEntropy, Dropout, Embedding, LayerNorm, Linear, Nonlinearity,
     OpKind,
 };
-use millrace_emulator::plan::{Chunk, Encoding, Group, LeafLayout, PlanHash, StreamPlan};
+use millrace_emulator::plan::{Chunk, Encoding, Group, LeafLayout, PlanHash, StateShape, StreamPlan};
 
-use crate::{CheckpointMetadata, LockRequest, ModelDirLock, Moments, RangeWriter, Staging, WriterEpoch};
+use crate::{CheckpointMetadata, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging, WriterEpoch};
 
 /// A GPT-2 of two blocks, hidden 8, two heads.
 #[derive(Clone, Copy)]
@@ -127,6 +127,7 @@ pub fn plan_of(graph: Graph, groups: usize, most: usize) -> StreamPlan {
         resident: Vec::new(),
         encoding: Encoding::F32,
         leaves_per_round: 2,
+        whole_tensor_state: None,
         down_train: Vec::new(),
         down_eval: Vec::new(),
         up: Vec::new(),
@@ -195,9 +196,26 @@ pub fn lock(dir: &Path) -> Arc<ModelDirLock> {
 
 /// The content of a tensor's section, independent of the plan.
 pub fn tensor_values(plan: &StreamPlan, tensor: usize, section: usize) -> Vec<f32> {
+    values_of_shape(plan, tensor, section, StateShape::Full)
+}
+
+fn values_of_shape(plan: &StreamPlan, tensor: usize, section: usize, shape: StateShape) -> Vec<f32> {
     let tensor = &plan.graph.tensors[tensor];
     let seed = tensor.name.bytes().fold(section as u64 + 1, |seed, byte| seed.wrapping_mul(31) + u64::from(byte));
-    random_bits(seed, tensor.elements())
+    random_bits(seed, shape.elements(&tensor.shape))
+}
+
+/// The content of a chunk's section: the state of rows or columns of a group belongs to its first chunk.
+pub fn section_values(plan: &StreamPlan, moments: &Moments, chunk: usize, section: Section) -> Vec<f32> {
+    let (shape, group) = (moments.shape(section), &plan.groups[plan.chunks[chunk].group]);
+    match shape {
+        StateShape::Full => chunk_values(plan, chunk, section.index()),
+        _ if chunk != group.chunks.start => Vec::new(),
+        _ => {
+            let tensors = group.tensors.iter();
+            tensors.flat_map(|(tensor, _)| values_of_shape(plan, *tensor, section.index(), shape)).collect()
+        }
+    }
 }
 
 /// The content of a chunk's section.
@@ -230,7 +248,7 @@ pub fn write_of_kind(
         let mut written = Vec::new();
         for chunk in (shard..plan.chunks.len()).step_by(2) {
             for section in moments.sections() {
-                let values = chunk_values(plan, chunk, section.index());
+                let values = section_values(plan, moments, chunk, section);
                 written.push((section, chunk, writer.write_chunk(chunk, section, &values).unwrap()));
             }
         }
@@ -244,6 +262,12 @@ pub fn write_of_kind(
 
 pub fn adam_moments() -> Moments {
     Moments::new(["m", "v"]).unwrap()
+}
+
+/// The moments of Adafactor with a mean of updates.
+pub fn adafactor_moments() -> Moments {
+    let shapes = [("v_row", StateShape::Rows), ("v_col", StateShape::Columns), ("m", StateShape::Full)];
+    Moments::with_shapes(shapes).unwrap()
 }
 
 /// The moment of SGD with momentum.

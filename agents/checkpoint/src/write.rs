@@ -11,6 +11,7 @@
 //! Because the epoch is in the name, writers of an abandoned attempt can't write to the next one's files.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -216,7 +217,7 @@ fn check_length(path: &Path, expected: u64) -> Result<()> {
 pub struct RangeWriter {
     path: PathBuf,
     layout: Layout,
-    sections: usize,
+    moments: Moments,
     specs: Vec<FileSpec>,
     open: Vec<OnceLock<File>>,
     block: Vec<u8>,
@@ -234,7 +235,18 @@ impl RangeWriter {
         millrace_roots::metadata(&path).map_err(|e| Error::io("open", &path, e))?;
         let specs = layout.files(moments);
         let open = specs.iter().map(|_| OnceLock::new()).collect();
-        Ok(Self { path, layout, sections: 1 + moments.len(), specs, open, block: Vec::new() })
+        Ok(Self { path, layout, moments: moments.clone(), specs, open, block: Vec::new() })
+    }
+
+    /// Returns the elements of a chunk's section in its file. State of rows or columns belongs to the first chunk of its
+    /// group.
+    ///
+    /// # Errors
+    /// There is no such chunk or section.
+    pub fn range(&self, chunk: ChunkId, section: Section) -> Result<Range<usize>> {
+        let range = self.layout.chunk_range(chunk, self.moments.shape(section));
+        let range = range.filter(|_| section.index() <= self.moments.len());
+        range.ok_or_else(|| Error::argument(format!("{section} of chunk {chunk}")))
     }
 
     /// Writes one chunk's section and returns the digest to report after [`RangeWriter::finish`].
@@ -242,15 +254,19 @@ impl RangeWriter {
     /// # Errors
     /// There is no such chunk, `values` has the wrong length, or an error of the file system.
     pub fn write_chunk(&mut self, chunk: ChunkId, section: Section, values: &[f32]) -> Result<Digest> {
-        let location = self.layout.chunks().get(chunk).copied().filter(|_| section.index() < self.sections);
-        let location = location.ok_or_else(|| Error::argument(format!("{section} of chunk {chunk}")))?;
-        if values.len() != location.elements {
-            let (given, needed) = (values.len(), location.elements);
-            return Err(Error::argument(format!("{given} elements for chunk {chunk}, which has {needed}")));
+        let range = self.range(chunk, section)?;
+        if values.len() != range.len() {
+            let (given, needed) = (values.len(), range.len());
+            return Err(Error::argument(format!(
+                "{given} elements for {section} of chunk {chunk}, which has {needed}"
+            )));
+        }
+        if range.is_empty() {
+            return Ok(Digest::of(&[]));
         }
         to_le_bytes(values, &mut self.block);
-        let at = self.layout.file_of(location.group, section);
-        let offset = self.specs[at].header.len() as u64 + location.start as u64 * ELEMENT_BYTES;
+        let at = self.layout.file_of(self.layout.chunks()[chunk].group, section);
+        let offset = self.specs[at].header.len() as u64 + range.start as u64 * ELEMENT_BYTES;
         let written = self.file(at)?.write_all_at(&self.block, offset);
         written.map_err(|e| Error::io("write", self.path.join(&self.specs[at].path), e))?;
         Ok(Digest::of(&self.block))

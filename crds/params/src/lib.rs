@@ -40,7 +40,7 @@ pub use appliance::{
     SwarmXSpec, WaferDocument, WaferSpec,
 };
 pub use document::{
-    AttentionParams, ImageSize, ImageTransformParams, InitializerParams, InitializerSetting, InputParams,
+    AttentionParams, EpsSetting, ImageSize, ImageTransformParams, InitializerParams, InitializerSetting, InputParams,
     LearningRateScaleParams, LearningRateSetting, MicroBatchRange, MicroBatchSetting, MixtureParams, ModelParams,
     NestedSchedules, OneOrMany, OptimizerParams, Params, RotaryScalingParams, RunParams, ScheduleParams,
 };

@@ -62,6 +62,12 @@ impl Document {
                 document.set("optimizer.optimizer_type", "Adagrad")
             }
             "optimizer.momentum_decay" => document.set("optimizer.optimizer_type", "NAdam"),
+            "optimizer.adam" => document.set("optimizer.optimizer_type", "LAMB"),
+            "optimizer.clip_threshold"
+            | "optimizer.decay_rate"
+            | "optimizer.scale_parameter"
+            | "optimizer.relative_step"
+            | "optimizer.warmup_init" => document.set("optimizer.optimizer_type", "AdaFactor"),
             _ if path.starts_with("optimizer.learning_rate.") => {
                 let key = path.trim_start_matches("optimizer.learning_rate.");
                 document.set("optimizer.learning_rate", schedule_with(key))

@@ -123,6 +123,6 @@ fn editor_schema_rejects_mistakes() {
         assert!(!accepts(section, key, value.clone()), "{section}.{key}: {value}");
     }
     let mut incomplete = document.clone();
-    incomplete["optimizer"].as_object_mut().unwrap().remove("learning_rate");
+    incomplete["train_input"].as_object_mut().unwrap().remove("batch_size");
     assert!(!validator.is_valid(&incomplete));
 }

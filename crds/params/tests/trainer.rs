@@ -161,7 +161,7 @@ fn problems_name_the_keys_that_were_written() {
             "trainer.init.model.num_heads",
             "trainer.init.model.hidden_size 64",
         ),
-        ("AdamW", "Lamb", "", NotSupported, "trainer.init.optimizer", "Lamb is not supported"),
+        ("AdamW", "Rprop", "", NotSupported, "trainer.init.optimizer", "Rprop is not supported"),
         ("weight_decay: 0.1", "momentum: 1", "", Invalid, "trainer.init.optimizer.AdamW.momentum", "for AdamW"),
         (
             "total_iters: 10",

@@ -22,6 +22,7 @@ const OPEN: &[&str] = &[
     "spec.params.model.ffn_output_layer_initializer",
     "spec.params.model.initializer",
     "spec.params.model.output_layer_initializer",
+    "spec.params.optimizer.eps",
     "spec.params.optimizer.learning_rate",
     "spec.params.optimizer.loss_scaling_factor",
     "spec.params.predict_input",

@@ -16,8 +16,8 @@
 
 use crate::graph::{Graph, NodeId};
 use crate::ops::{layer_flops, node_flops};
-use crate::optimizers::MAX_STATE_TENSORS;
-use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, LayerPlan, MachineBytes, StreamPlan};
+use crate::optimizers::MAX_ELEMENT_STATE_TENSORS;
+use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, LayerPlan, MachineBytes, StateShape, StreamPlan};
 
 mod activation_memory;
 mod cost;
@@ -60,10 +60,21 @@ pub struct CompileRequest {
     pub window_chunks: usize,
     /// Memory of all MemoryX shards of the modelled machine together, in bytes.
     pub memoryx_memory: u64,
+    /// See [`StreamPlan::whole_tensor_state`].
+    pub whole_tensor_state: Option<Vec<StateShape>>,
 }
 
-/// Bytes that MemoryX holds per parameter: weight, gradient and the state of any optimizer, in f32.
-pub const MEMORYX_BYTES_PER_PARAMETER: u64 = 4 * (2 + MAX_STATE_TENSORS as u64);
+/// Bytes that MemoryX holds per parameter: weight, gradient and the state of any optimizer of single elements, in f32.
+const BYTES_PER_PARAMETER: u64 = 4 * (2 + MAX_ELEMENT_STATE_TENSORS as u64);
+
+/// Returns the bytes that MemoryX holds of a tensor with these dimensions: weights, gradient and optimizer state.
+pub fn memoryx_bytes(shape: &[usize], whole_tensor_state: Option<&[StateShape]>) -> u64 {
+    let elements = |dimensions: &[usize]| dimensions.iter().fold(1u64, |all, size| all.saturating_mul(*size as u64));
+    let weights = elements(shape);
+    let Some(state) = whole_tensor_state else { return weights.saturating_mul(BYTES_PER_PARAMETER) };
+    let state = state.iter().map(|state| elements(&state.dimensions(shape)));
+    state.fold(weights.saturating_mul(2), u64::saturating_add).saturating_mul(4)
+}
 
 /// Compiles a plan.
 ///
@@ -81,12 +92,14 @@ pub fn compile(request: CompileRequest) -> Result<StreamPlan, CompileError> {
         chunk_elements,
         window_chunks,
         memoryx_memory,
+        whole_tensor_state,
     } = request;
     graph.validate()?;
     let eval = eval.unwrap_or(train);
     train.check("train_input")?;
     eval.check("eval_input")?;
-    let needed = graph.parameters().saturating_mul(MEMORYX_BYTES_PER_PARAMETER);
+    let bytes = graph.tensors.iter().map(|tensor| memoryx_bytes(&tensor.shape, whole_tensor_state.as_deref()));
+    let needed = bytes.fold(0, u64::saturating_add);
     if needed > memoryx_memory {
         return Err(CompileError::MemoryXTooSmall { needed, available: memoryx_memory });
     }
@@ -119,6 +132,7 @@ pub fn compile(request: CompileRequest) -> Result<StreamPlan, CompileError> {
         resident: fit.resident,
         encoding,
         leaves_per_round: fit.leaves_per_round,
+        whole_tensor_state,
         down_train: orders.down_train,
         down_eval: orders.down_eval,
         up: orders.up,

@@ -12,7 +12,7 @@ impl Optimizer for Adagrad {
 
     #[cfg(feature = "kernels")]
     fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep, arrays: super::UpdateArrays<'_>) {
-        let super::UpdateArrays { weights, gradient, state: [v, _] } = arrays;
+        let super::UpdateArrays { weights, gradient, state: [v, ..], .. } = arrays;
         if step.step <= 1 {
             v.fill(self.initial_accumulator_value as f32);
         }

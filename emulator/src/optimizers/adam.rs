@@ -76,7 +76,7 @@ mod run {
             inv_root_correction2: (1.0 / libm::sqrt(correction(beta2))) as f32,
             epsilon: adam.eps as f32,
         };
-        let UpdateArrays { weights, gradient, state: [m, v] } = arrays;
+        let UpdateArrays { weights, gradient, state: [m, v, ..], .. } = arrays;
         pass(simd, scalars, weights, gradient, m, v);
     }
 

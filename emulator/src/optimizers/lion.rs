@@ -11,7 +11,7 @@ impl Optimizer for Lion {
 
     #[cfg(feature = "kernels")]
     fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep, arrays: super::UpdateArrays<'_>) {
-        let super::UpdateArrays { weights, gradient, state: [m, _] } = arrays;
+        let super::UpdateArrays { weights, gradient, state: [m, ..], .. } = arrays;
         let [beta1, beta2] = self.betas;
         let scalars = run::Scalars {
             gradient_scale: step.gradient_scale,

@@ -5,7 +5,8 @@
 //!
 //! * An update is the formula of `torch.optim` in f32; its scalars are computed in f64, once per call.
 //! * An update is a function of single elements: a tensor may be updated in any pieces, on any shards, with the same
-//!   bits.
+//!   bits. An optimizer that needs statistics of whole tensors says so by [`Optimizer::whole_tensor_state`] and gets
+//!   whole tensors; it adds in an order of its own, so that its bits do not depend on shards and chunks either.
 //! * Gradient, weights and state are read once and written once, because updates are bound by memory bandwidth.
 //! * Names of state tensors are part of the format of checkpoints.
 
@@ -15,17 +16,23 @@ use millrace_params::OptimizerKind;
 
 #[cfg(feature = "kernels")]
 use crate::kernels::Simd;
+use crate::plan::StateShape;
 
+mod adafactor;
 mod adagrad;
 mod adam;
+mod lamb;
 mod lion;
 mod nadam;
 mod radam;
 mod rmsprop;
 mod sgd;
 
-/// Maximum state tensors of an optimizer. The memory and the bandwidth of MemoryX are planned for this many.
-pub const MAX_STATE_TENSORS: usize = 2;
+/// Maximum state tensors of an optimizer.
+pub const MAX_STATE_TENSORS: usize = 3;
+/// Maximum state tensors of an optimizer that updates single elements. The memory and the bandwidth of MemoryX are
+/// planned for this many, whichever of these optimizers a job has.
+pub const MAX_ELEMENT_STATE_TENSORS: usize = 2;
 
 /// State and arithmetic of an optimizer.
 pub trait Optimizer: Debug + Send + Sync {
@@ -34,10 +41,16 @@ pub trait Optimizer: Debug + Send + Sync {
     /// `0-9` and `_`.
     fn state(&self) -> &'static [&'static str];
 
-    /// Updates a piece of a tensor.
+    /// Returns the shape of each tensor of [`Optimizer::state`] if an update depends on sums over a whole tensor;
+    /// `None` if it is a function of single elements, whose state has the shape of the weights.
+    fn whole_tensor_state(&self) -> Option<&'static [StateShape]> {
+        None
+    }
+
+    /// Updates a piece of a tensor; the whole tensor if [`Optimizer::whole_tensor_state`] returns shapes.
     ///
     /// # Panics
-    /// If the lengths of the arrays differ.
+    /// If the lengths of the arrays do not fit each other.
     #[cfg(feature = "kernels")]
     fn update(&self, simd: Simd, step: &UpdateStep, arrays: UpdateArrays<'_>);
 }
@@ -64,6 +77,22 @@ pub struct UpdateArrays<'a> {
     pub gradient: &'a [f32],
     /// State, in the order of [`Optimizer::state`]; further ones are empty.
     pub state: [&'a mut [f32]; MAX_STATE_TENSORS],
+    /// Dimensions of the whole tensor.
+    pub shape: &'a [usize],
+}
+
+/// Sums the lanes of a reduction in f64 by halves, as `squared_norm` does.
+#[cfg(feature = "kernels")]
+#[inline(always)]
+fn sum_of_lanes(mut lanes: [f64; crate::kernels::isa::REDUCTION_LANES]) -> f64 {
+    let mut half = lanes.len() / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] += lanes[i + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
 }
 
 /// Registers the implementations of all kinds of optimizers.
@@ -101,6 +130,8 @@ optimizers! {
     adagrad::Adagrad,
     nadam::NAdam,
     radam::RAdam,
+    lamb::Lamb,
+    adafactor::Adafactor,
 }
 
 #[cfg(all(test, feature = "kernels"))]

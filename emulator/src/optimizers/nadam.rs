@@ -12,7 +12,7 @@ impl Optimizer for NAdam {
 
     #[cfg(feature = "kernels")]
     fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep, arrays: super::UpdateArrays<'_>) {
-        let super::UpdateArrays { weights, gradient, state: [m, v] } = arrays;
+        let super::UpdateArrays { weights, gradient, state: [m, v, ..], .. } = arrays;
         let [beta1, beta2] = self.betas;
         let (product, next_product) =
             (run::momentum_product(self, step.step), run::momentum_product(self, step.step + 1));

@@ -13,7 +13,7 @@ impl Optimizer for RAdam {
 
     #[cfg(feature = "kernels")]
     fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep, arrays: super::UpdateArrays<'_>) {
-        let super::UpdateArrays { weights, gradient, state: [m, v] } = arrays;
+        let super::UpdateArrays { weights, gradient, state: [m, v, ..], .. } = arrays;
         let [beta1, beta2] = self.betas;
         let count = step.step as f64;
         let rate = step.learning_rate / (1.0 - libm::pow(beta1, count));

@@ -16,7 +16,7 @@ impl Optimizer for RmsProp {
 
     #[cfg(feature = "kernels")]
     fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep, arrays: super::UpdateArrays<'_>) {
-        let super::UpdateArrays { weights, gradient, state: [v, other] } = arrays;
+        let super::UpdateArrays { weights, gradient, state: [v, other, ..], .. } = arrays;
         let scalars = run::Scalars {
             gradient_scale: step.gradient_scale,
             weight_decay: step.weight_decay as f32,

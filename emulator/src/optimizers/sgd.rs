@@ -38,7 +38,7 @@ mod run {
             momentum: sgd.momentum as f32,
             learning_rate: step.learning_rate as f32,
         };
-        let UpdateArrays { weights, gradient, state: [momentum, _] } = arrays;
+        let UpdateArrays { weights, gradient, state: [momentum, ..], .. } = arrays;
         if sgd.momentum == 0.0 {
             plain_pass(simd, scalars, weights, gradient);
         } else {
@@ -100,7 +100,12 @@ mod tests {
     fn first_step_replaces_the_momentum() {
         let (mut weights, mut momentum) = ([1.0], [f32::NAN]);
         let step = UpdateStep { step: 1, learning_rate: 0.5, weight_decay: 0.0, gradient_scale: 1.0 };
-        let arrays = UpdateArrays { weights: &mut weights, gradient: &[1.0], state: [&mut momentum, &mut []] };
+        let arrays = UpdateArrays {
+            weights: &mut weights,
+            gradient: &[1.0],
+            state: [&mut momentum, &mut [], &mut []],
+            shape: &[1],
+        };
         Sgd { momentum: 0.9 }.update(Simd::detect(), &step, arrays);
         assert_eq!((weights, momentum), ([0.5], [1.0]));
     }

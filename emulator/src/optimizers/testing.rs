@@ -2,18 +2,35 @@
 
 use millrace_params::OptimizerKind;
 
-use super::{MAX_STATE_TENSORS, Optimizer, UpdateArrays, UpdateStep};
+use super::{MAX_ELEMENT_STATE_TENSORS, MAX_STATE_TENSORS, Optimizer, UpdateArrays, UpdateStep};
 use crate::kernels::testing::{assert_close, every_simd, uniform};
 
-/// Elements of the updated piece: no multiple of a vector.
-const ELEMENTS: usize = 53;
 /// So many that RAdam uses both of its formulas.
 const STEPS: u64 = 8;
 
-/// What the tests of an optimizer need from its file.
+/// A tensor and its state in f64.
+pub(super) struct TensorF64 {
+    pub shape: Vec<usize>,
+    pub weights: Vec<f64>,
+    /// In the order of [`Optimizer::state`].
+    pub state: Vec<Vec<f64>>,
+}
+
+/// What the tests of an optimizer need from its file: one of the two references.
 pub(super) trait OptimizerTests: Optimizer + Sized + Into<OptimizerKind> {
     /// Updates one weight in f64. `gradient` is scaled; `state` has the values of [`Optimizer::state`].
-    fn reference(&self, step: &UpdateStep, weight: &mut f64, gradient: f64, state: &mut [f64]);
+    fn reference(&self, _: &UpdateStep, _: &mut f64, _: f64, _: &mut [f64]) {
+        panic!("{self:?} needs a reference");
+    }
+
+    /// Updates a tensor in f64.
+    fn reference_tensor(&self, step: &UpdateStep, tensor: &mut TensorF64, gradient: &[f64]) {
+        for (at, (weight, gradient)) in tensor.weights.iter_mut().zip(gradient).enumerate() {
+            let mut state: Vec<f64> = tensor.state.iter().map(|state| state[at]).collect();
+            self.reference(step, weight, *gradient, &mut state);
+            tensor.state.iter_mut().zip(state).for_each(|(kept, new)| kept[at] = new);
+        }
+    }
 
     /// Returns settings to test, among them every choice.
     fn cases() -> Vec<Self>;
@@ -27,41 +44,57 @@ pub(super) fn check_updates<T: OptimizerTests + Copy>() {
         check_names(optimizer.state());
         // What the table registers for this kind, and not a type that has the same name.
         assert_eq!(format!("{:?}", super::optimizer(&optimizer.into())), format!("{optimizer:?}"));
-        for weight_decay in [0.0, 0.1] {
-            check_steps(&optimizer, weight_decay);
+        // No multiples of a vector.
+        let whole = optimizer.whole_tensor_state().is_some();
+        let shapes: &[&[usize]] = if whole { &[&[53], &[7, 19], &[2, 3, 17]] } else { &[&[53]] };
+        for (shape, weight_decay) in shapes.iter().flat_map(|shape| [(shape, 0.0), (shape, 0.1)]) {
+            check_steps(&optimizer, shape, weight_decay);
         }
     }
 }
 
-fn check_steps(optimizer: &impl OptimizerTests, weight_decay: f64) {
+fn state_sizes(optimizer: &impl Optimizer, shape: &[usize]) -> Vec<usize> {
+    let names = optimizer.state();
+    let Some(shapes) = optimizer.whole_tensor_state() else {
+        assert!(names.len() <= MAX_ELEMENT_STATE_TENSORS, "MemoryX is planned for {MAX_ELEMENT_STATE_TENSORS}");
+        return vec![shape.iter().product(); names.len()];
+    };
+    assert_eq!(shapes.len(), names.len(), "a shape for each name");
+    shapes.iter().map(|state| state.elements(shape)).collect()
+}
+
+fn check_steps(optimizer: &impl OptimizerTests, shape: &[usize], weight_decay: f64) {
+    let elements = shape.iter().product();
     let at = |step| UpdateStep { step, learning_rate: 1e-2, weight_decay, gradient_scale: 0.5 };
-    let initial = uniform(ELEMENTS, -1.0, 1.0, 1);
-    let gradient = |step| uniform(ELEMENTS, -1.0, 1.0, 10 + step);
-    let names = optimizer.state().len();
+    let initial = uniform(elements, -1.0, 1.0, 1);
+    let gradient = |step| uniform(elements, -1.0, 1.0, 10 + step);
+    let sizes = state_sizes(optimizer, shape);
     let weights = every_simd(|simd| {
         let mut weights = initial.clone();
         let mut state: [Vec<f32>; MAX_STATE_TENSORS] =
-            std::array::from_fn(|at| vec![0.0; if at < names { ELEMENTS } else { 0 }]);
+            std::array::from_fn(|at| vec![0.0; sizes.get(at).copied().unwrap_or(0)]);
         for step in 1..=STEPS {
             let state = state.each_mut().map(Vec::as_mut_slice);
-            let arrays = UpdateArrays { weights: &mut weights, gradient: &gradient(step), state };
+            let arrays = UpdateArrays { weights: &mut weights, gradient: &gradient(step), state, shape };
             optimizer.update(simd, &at(step), arrays);
         }
         weights
     });
-    let mut expected: Vec<f64> = initial.iter().copied().map(f64::from).collect();
-    let mut states = vec![vec![0.0; names]; ELEMENTS];
+    let mut expected = TensorF64 {
+        shape: shape.to_vec(),
+        weights: initial.iter().copied().map(f64::from).collect(),
+        state: sizes.iter().map(|size| vec![0.0; *size]).collect(),
+    };
     for step in 1..=STEPS {
-        for ((weight, gradient), state) in expected.iter_mut().zip(gradient(step)).zip(&mut states) {
-            optimizer.reference(&at(step), weight, 0.5 * f64::from(gradient), state);
-        }
+        let gradient: Vec<f64> = gradient(step).into_iter().map(|g| 0.5 * f64::from(g)).collect();
+        optimizer.reference_tensor(&at(step), &mut expected, &gradient);
     }
-    assert_close(&weights, &expected, 1e-6);
+    assert_close(&weights, &expected.weights, 1e-6);
 }
 
 /// Checks the names of state tensors, which become names of files.
 fn check_names(names: &[&str]) {
-    assert!(names.len() <= MAX_STATE_TENSORS, "MemoryX is planned for {MAX_STATE_TENSORS} state tensors");
+    assert!(names.len() <= MAX_STATE_TENSORS, "an update gets {MAX_STATE_TENSORS} state tensors");
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     for (at, name) in names.iter().enumerate() {
         assert!(!name.is_empty() && name.chars().all(is_plain) && !names[..at].contains(name), "{name:?}");

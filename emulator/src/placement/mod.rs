@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{ChunkId, StreamPlan};
+use crate::plan::{ChunkId, Group, StreamPlan};
 use crate::tree::{LeafTree, Node};
 
 /// Index of a system's agent, `cs2-<index>`.
@@ -75,6 +75,15 @@ pub struct PlacedSystem {
     pub activation: u32,
 }
 
+/// The shard that owns a whole group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupOwner {
+    /// One past the last chunk of the group. Groups ascend.
+    pub end: ChunkId,
+    /// The shard.
+    pub shard: ShardId,
+}
+
 /// Part of a step for which the weights are streamed once: contiguous leaves, divided among the systems.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Round {
@@ -94,6 +103,8 @@ pub struct Placement {
     pub swarm: Vec<SwarmNode>,
     /// Number of MemoryX shards.
     pub shards: u32,
+    /// Owners of whole groups; empty if the chunks of a group are divided among the shards.
+    pub group_owners: Vec<GroupOwner>,
     /// Rounds of a training step.
     pub rounds: Vec<Round>,
     /// Rounds of an evaluation step.
@@ -161,6 +172,27 @@ pub fn swarm_nodes(systems: usize, fan_out: u32) -> usize {
     }
 }
 
+/// Returns the owners of whole groups if the optimizer updates whole tensors; otherwise nothing. Each group goes to the
+/// shard with the fewest elements so far.
+pub fn group_owners(plan: &StreamPlan, shards: u32) -> Vec<GroupOwner> {
+    if plan.whole_tensor_state.is_none() {
+        return Vec::new();
+    }
+    let mut elements = vec![0u64; shards.max(1) as usize];
+    let owner = |group: &Group| {
+        let shard = elements.iter().enumerate().min_by_key(|(_, elements)| **elements).map_or(0, |(shard, _)| shard);
+        elements[shard] += group.elements as u64;
+        GroupOwner { end: group.chunks.end, shard: shard as ShardId }
+    };
+    plan.groups.iter().map(owner).collect()
+}
+
+/// Returns the shard that owns `chunk`, for owners of whole groups as from [`group_owners`].
+pub fn owner_of_chunk(group_owners: &[GroupOwner], shards: u32, chunk: ChunkId) -> ShardId {
+    let group = group_owners.partition_point(|owner| owner.end <= chunk);
+    group_owners.get(group).map_or((chunk % shards.max(1) as usize) as ShardId, |owner| owner.shard)
+}
+
 impl Placement {
     /// Computes the placement of `plan` on `members`.
     ///
@@ -195,6 +227,7 @@ impl Placement {
             systems: members.systems.iter().enumerate().map(index).collect(),
             swarm,
             shards: members.shards,
+            group_owners: group_owners(plan, members.shards),
             rounds: rounds(leaves, systems, plan.leaves_per_round),
             eval_rounds: rounds(plan.eval_leaves.count, systems, plan.leaves_per_round),
             tree: plan.leaves.tree(),
@@ -202,8 +235,8 @@ impl Placement {
     }
 
     /// Returns the shard that owns `chunk`.
-    pub const fn shard_of(&self, chunk: ChunkId) -> ShardId {
-        (chunk % self.shards as usize) as ShardId
+    pub fn shard_of(&self, chunk: ChunkId) -> ShardId {
+        owner_of_chunk(&self.group_owners, self.shards, chunk)
     }
 
     /// Returns the partial sums that the system at index `index` sends for every chunk of `round`.

@@ -3,7 +3,7 @@
 use millrace_params::LinkSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::compile::{MEMORYX_BYTES_PER_PARAMETER, PlanMemory, SystemMemory};
+use crate::compile::{PlanMemory, SystemMemory, memoryx_bytes};
 use crate::placement::{Placement, Round, SwarmChild};
 use crate::plan::{GroupId, StreamPlan};
 
@@ -65,9 +65,16 @@ fn shard_bytes(plan: &StreamPlan, placement: &Placement) -> Vec<u64> {
     let depth = max_open_sums(placement);
     let further = |group: GroupId| if depth == 0 { 0 } else { uses[group] * depth - 1 };
     let mut shards = vec![0; placement.shards as usize];
-    for (id, chunk) in plan.chunks.iter().enumerate() {
-        let bytes = MEMORYX_BYTES_PER_PARAMETER + 4 * further(chunk.group);
-        shards[placement.shard_of(id) as usize] += bytes * chunk.elements as u64;
+    for (id, group) in plan.groups.iter().enumerate() {
+        let shapes = group.tensors.iter().map(|(tensor, _)| plan.graph.tensors[*tensor].shape.as_slice());
+        let state = plan.whole_tensor_state.as_deref();
+        let bytes: u64 = shapes.map(|shape| memoryx_bytes(shape, state)).sum();
+        // Groups are divided among shards by elements, except those that one shard owns as a whole.
+        for chunk in group.chunks.clone() {
+            let elements = plan.chunks[chunk].elements as u64;
+            let share = (u128::from(bytes) * u128::from(elements) / (group.elements.max(1) as u128)) as u64;
+            shards[placement.shard_of(chunk) as usize] += share + 4 * further(id) * elements;
+        }
     }
     shards
 }

@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::compile::recomputed_nodes;
 use crate::ops::{Signature, node_flops};
-use crate::optimizers::MAX_STATE_TENSORS;
+use crate::optimizers::MAX_ELEMENT_STATE_TENSORS;
 use crate::placement::{Placement, PlacementError, PlacementMembers, swarm_nodes};
-use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Pass, StreamPlan};
+use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Pass, StateShape, StreamPlan};
 use crate::wafer::WaferModel;
 
 mod published_results;
@@ -29,8 +29,17 @@ pub use published_results::{
     PUBLISHED_RESULTS, ProjectionError, PublishedModel, PublishedResult, PublishedResultUse, projection_errors,
 };
 
-/// Bytes that MemoryX moves to update one parameter: reads weight, gradient and state; writes weight and state.
-const UPDATE_BYTES: f64 = 4.0 * (3 + 2 * MAX_STATE_TENSORS) as f64;
+/// Returns the bytes that MemoryX moves to update one parameter: it reads weight, gradient and state, and writes weight
+/// and state. An optimizer with sums over whole tensors reads all of them twice.
+fn update_bytes(plan: &StreamPlan) -> f64 {
+    let values = match &plan.whole_tensor_state {
+        None => 3 + 2 * MAX_ELEMENT_STATE_TENSORS,
+        // State of rows and columns has far fewer elements than the weights.
+        Some(state) => 5 + 3 * state.iter().filter(|shape| **shape == StateShape::Full).count(),
+    };
+    4.0 * values as f64
+}
+
 /// Bytes of a gradient on the wire.
 const GRADIENT_BYTES: f64 = 4.0;
 /// Seconds for a SwarmX node to forward a chunk: switch, copy and queue of a 100 GbE network (estimate).
@@ -226,6 +235,7 @@ struct TimeModel<'a> {
     wafer: WaferModel<'a>,
     memoryx_bandwidth: f64,
     weight_bytes: f64,
+    update_bytes: f64,
     layers: Vec<LayerTime>,
     /// Returns the number of SwarmX nodes between MemoryX and a system.
     depth: f64,
@@ -244,6 +254,7 @@ impl<'a> TimeModel<'a> {
             wafer,
             memoryx_bandwidth: appliance.memoryx.memory_bandwidth,
             weight_bytes: plan.encoding.bytes() as f64,
+            update_bytes: update_bytes(plan),
             layers: layer_times(plan, wafer),
             depth,
         }
@@ -263,7 +274,7 @@ impl<'a> TimeModel<'a> {
         for layer in &self.layers {
             let compute = layer.forward * samples;
             let down = self.wafer.broadcast_seconds(layer.down_forward);
-            let update = if updated { layer.down_forward / self.weight_bytes * UPDATE_BYTES } else { 0.0 };
+            let update = if updated { layer.down_forward / self.weight_bytes * self.update_bytes } else { 0.0 };
             let update = update / self.memoryx_bandwidth;
             busy += compute;
             let excess = down.max(update).max(compute) - compute;
@@ -283,7 +294,7 @@ impl<'a> TimeModel<'a> {
     /// Returns the seconds of the commit and of the update of the first layer.
     fn boundary(&self) -> f64 {
         let first = self.layers.first().map_or(0.0, |layer| layer.down_forward) / self.weight_bytes;
-        COMMIT_SECONDS + first * UPDATE_BYTES / self.memoryx_bandwidth
+        COMMIT_SECONDS + first * self.update_bytes / self.memoryx_bandwidth
     }
 }
 

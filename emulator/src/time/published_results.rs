@@ -151,6 +151,7 @@ impl PublishedResult {
             chunk_elements: DEFAULT_CHUNK_ELEMENTS,
             window_chunks: appliance.link.window_chunks,
             memoryx_memory: appliance.memoryx.memory_bytes,
+            whole_tensor_state: None,
         })
         .ok()
     }

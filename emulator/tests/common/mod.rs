@@ -55,6 +55,7 @@ pub fn plan(graph: Graph, train: BatchSpec, encoding: Encoding, wafer_memory: u6
         chunk_elements: DEFAULT_CHUNK_ELEMENTS,
         window_chunks: 8,
         memoryx_memory: u64::MAX,
+        whole_tensor_state: None,
     };
     Arc::new(compile(request).unwrap())
 }
@@ -75,6 +76,7 @@ pub fn recomputing(graph: Graph, train: BatchSpec) -> Arc<StreamPlan> {
             chunk_elements,
             window_chunks: 8,
             memoryx_memory,
+            whole_tensor_state: None,
         };
         match compile(request) {
             Ok(plan) if plan.layers.iter().any(|layer| layer.recompute) => return Arc::new(plan),

@@ -111,9 +111,10 @@ impl Recorded {
                         weight_decay: if decays { WEIGHT_DECAY } else { 0.0 },
                         gradient_scale: (1.0 / divisor) as f32,
                     };
-                    let state = moments.each_mut().map(|moment| &mut moment[id][range.clone()]);
+                    let [m, v] = moments.each_mut().map(|moment| &mut moment[id][range.clone()]);
                     let (weights, gradient) = (&mut weights[id][range.clone()], &gradients[id][range.clone()]);
-                    ADAMW.update(Simd::detect(), &update, UpdateArrays { weights, gradient, state });
+                    let arrays = UpdateArrays { weights, gradient, state: [m, v, &mut []], shape: &[] };
+                    ADAMW.update(Simd::detect(), &update, arrays);
                 }
             }
         }

@@ -115,7 +115,7 @@ fn write_tensors(
     let header = safetensors_header::write(tensors.iter().map(|(name, shape)| {
         let start = end;
         end += shape.iter().product::<usize>() as u64 * ELEMENT_BYTES;
-        (name.as_str(), shape.as_slice(), start)
+        (name.as_str(), shape.clone(), start)
     }));
     let io = |e| Error::io("write", path, e);
     let mut out =

@@ -3,7 +3,8 @@
 use safetensors::SafeTensors;
 
 use crate::testing::{
-    Model, adam_moments, bits, chunk_values, facts, graph, lock, plan, plan_of, sgd_moments, tensor_values, write,
+    Model, adafactor_moments, adam_moments, bits, chunk_values, facts, graph, lock, plan, plan_of, section_values,
+    sgd_moments, tensor_values, write,
 };
 use crate::{Checkpoint, Digest, LoadStrictness, Moments, PlanReader, Section};
 
@@ -94,6 +95,45 @@ fn checkpoint_is_readable_by_any_plan_of_the_model() {
             assert!(out.iter().all(|value| value.to_bits() == 0));
         }
     }
+}
+
+/// State of rows and columns is as small on disk as it is in memory, has files of its own, and is read by any plan.
+#[test]
+fn state_of_rows_and_columns_round_trips() {
+    let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), adafactor_moments());
+    let path = write(&lock(dir.path()), &plan, 3, &moments);
+    let checkpoint = Checkpoint::open_verified(&path).unwrap();
+    assert_eq!((checkpoint.moments(), checkpoint.info().format), (&moments, 2));
+    let file = std::fs::read_dir(path.join("optimizer")).unwrap().map(|file| file.unwrap().path());
+    let mut rows: Vec<_> = file.filter(|file| file.to_string_lossy().ends_with(".v_row.safetensors")).collect();
+    rows.sort();
+    let bytes = std::fs::read(&rows[0]).unwrap();
+    let view = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(view.tensor("wte.weight").unwrap().shape(), [11]);
+
+    for (groups, most) in [(1, 1 << 20), (4, 100), (7, 33), (50, 8)] {
+        let plan = plan_of(graph(Model::default()), groups, most);
+        let open = || Checkpoint::open(&path).unwrap();
+        let mut reader = PlanReader::new(open(), &plan, &moments, LoadStrictness::Strict).unwrap();
+        for (chunk, section) in (0..plan.chunks.len()).flat_map(|chunk| moments.sections().map(move |at| (chunk, at))) {
+            let expected = section_values(&plan, &moments, chunk, section);
+            let mut out = vec![1.0; expected.len()];
+            reader.read_chunk(chunk, section, &mut out).unwrap();
+            assert_eq!(bits(&out), bits(&expected), "{groups} groups, {section} of chunk {chunk}");
+        }
+        // A moment of the same name and another shape is another moment.
+        let full = Moments::new(["v_row", "m"]).unwrap();
+        let reader = PlanReader::new(open(), &plan, &full, LoadStrictness::Strict).unwrap();
+        assert_eq!(reader.missing_moments(), ["v_row"]);
+    }
+
+    let mut damaged = bytes.clone();
+    let last = damaged.len() - 1;
+    damaged[last] ^= 1;
+    std::fs::write(&rows[0], damaged).unwrap();
+    let found = crate::verify(&path, |_| ()).unwrap();
+    assert_eq!(found.len(), 1);
+    assert!(found[0].tensors.contains(&"wte.weight".to_owned()), "{:?}", found[0]);
 }
 
 #[test]

@@ -1,15 +1,21 @@
 //! The chunk store: parameters, moments and gradients of one shard, in DRAM.
 //!
 //! [`millrace_engine::chunk_store`] decides when an update is applied and what a snapshot holds. This module has the
-//! data: initial values, reading and writing of checkpoints, the one-pass update.
+//! data: initial values, reading and writing of checkpoints, the update.
+//!
+//! A *cell* is what is updated at once: a chunk, or all chunks of a group if the optimizer needs whole tensors. It has the
+//! number of its first chunk.
+
+use std::ops::Range;
 
 use bytes::Bytes;
-use millrace_checkpoint::{Moments, PlanReader, RangeWriter};
+use millrace_checkpoint::{Moments, PlanReader, RangeWriter, Section};
+use millrace_emulator::graph::TensorId;
 use millrace_emulator::kernels::{Simd, convert, elementwise};
 use millrace_emulator::numerics::init::tensor_key;
 use millrace_emulator::optimizers::{self, UpdateArrays, UpdateStep};
-use millrace_emulator::placement::ShardId;
-use millrace_emulator::plan::{Chunk, ChunkId, Encoding};
+use millrace_emulator::placement::{self, ShardId};
+use millrace_emulator::plan::{ChunkId, Encoding, StateShape};
 use millrace_engine::chunk_store::{self, SnapshotCursor, StoreError};
 use millrace_engine::payload::{self, Payload};
 use millrace_engine::types::CommitRecord;
@@ -25,25 +31,30 @@ const MAX_SNAPSHOT_COPIES: usize = 16;
 /// other from the caches, and an update takes several times as long.
 const ARRAY_STAGGER_ELEMENTS: usize = 272;
 
-/// The data of one chunk: w, moments, g, with [`ARRAY_STAGGER_ELEMENTS`] elements after each.
+/// The data of a cell: w, moments, g, with [`ARRAY_STAGGER_ELEMENTS`] elements after each.
 pub struct ChunkArrays {
     numbers: Vec<f32>,
-    elements: usize,
+    /// Elements of each array.
+    lengths: Vec<usize>,
 }
 
 impl ChunkArrays {
-    fn zeros(arrays: usize, elements: usize) -> Self {
-        Self { numbers: vec![0.0; arrays * (elements + ARRAY_STAGGER_ELEMENTS)], elements }
+    fn zeros(lengths: Vec<usize>) -> Self {
+        let numbers = lengths.iter().map(|length| length + ARRAY_STAGGER_ELEMENTS).sum();
+        Self { numbers: vec![0.0; numbers], lengths }
     }
 
     fn array(&mut self, index: usize) -> &mut [f32] {
-        let start = index * (self.elements + ARRAY_STAGGER_ELEMENTS);
-        &mut self.numbers[start..start + self.elements]
+        let start: usize = self.lengths[..index].iter().map(|length| length + ARRAY_STAGGER_ELEMENTS).sum();
+        &mut self.numbers[start..start + self.lengths[index]]
     }
 
     fn arrays(&mut self) -> impl Iterator<Item = &mut [f32]> {
-        let elements = self.elements;
-        self.numbers.chunks_mut(elements + ARRAY_STAGGER_ELEMENTS).map(move |array| &mut array[..elements])
+        let mut rest = self.numbers.as_mut_slice();
+        self.lengths.iter().map_while(move |&length| {
+            let own = rest.split_off_mut(..length + ARRAY_STAGGER_ELEMENTS)?;
+            own.get_mut(..length)
+        })
     }
 }
 
@@ -59,13 +70,13 @@ impl chunk_store::ChunkOps for OptimizerOps {
     /// Weights and moments, concatenated.
     type SnapshotData = Vec<f32>;
 
-    fn update(&self, chunk: ChunkId, numbers: &mut ChunkArrays, record: &CommitRecord) {
+    fn update(&self, cell: ChunkId, numbers: &mut ChunkArrays, record: &CommitRecord) {
         let settings = self.job.optimizer();
         let optimizer = optimizers::optimizer(&settings.kind);
         let plan = &self.job.plan;
         let mut arrays: Vec<&mut [f32]> = numbers.arrays().collect();
         let [weights, state @ .., gradient] = arrays.as_mut_slice() else { return };
-        for (tensor, _, range) in plan.chunk_pieces(chunk) {
+        for Piece { tensor, range, state: ranges } in self.pieces(cell) {
             let about = &plan.graph.tensors[tensor];
             let step = UpdateStep {
                 step: record.step,
@@ -73,11 +84,12 @@ impl chunk_store::ChunkOps for OptimizerOps {
                 weight_decay: if about.role.decays() { settings.weight_decay } else { 0.0 },
                 gradient_scale: record.scale,
             };
-            let mut state = state.iter_mut().map(|array| &mut array[range.clone()]);
+            let mut state = state.iter_mut().zip(ranges).map(|(array, range)| &mut array[range]);
             let arrays = UpdateArrays {
                 weights: &mut weights[range.clone()],
-                gradient: &gradient[range.clone()],
+                gradient: &gradient[range],
                 state: std::array::from_fn(|_| state.next().unwrap_or_default()),
+                shape: &about.shape,
             };
             optimizer.update(self.simd, &step, arrays);
         }
@@ -85,9 +97,78 @@ impl chunk_store::ChunkOps for OptimizerOps {
 
     fn save(&self, numbers: &mut ChunkArrays) -> Vec<f32> {
         let saved = 1 + self.moments.len();
-        let mut copy = Vec::with_capacity(saved * numbers.elements);
+        let mut copy = Vec::with_capacity(numbers.lengths.iter().take(saved).sum());
         numbers.arrays().take(saved).for_each(|array| copy.extend_from_slice(array));
         copy
+    }
+}
+
+/// A part of a tensor in a cell.
+struct Piece {
+    tensor: TensorId,
+    /// Its elements in the arrays of weights and gradients.
+    range: Range<usize>,
+    /// Its elements in each array of state.
+    state: Vec<Range<usize>>,
+}
+
+impl OptimizerOps {
+    /// Returns the cell that has a chunk: the first of the chunks that are updated together.
+    fn cell_of(&self, chunk: ChunkId) -> ChunkId {
+        self.job.plan.chunks_updated_with(chunk).start
+    }
+
+    /// Returns the elements of a chunk in the weights of its cell.
+    fn range_in_cell(&self, chunk: ChunkId) -> Range<usize> {
+        let range = self.job.plan.chunk_range(chunk);
+        let first = self.job.plan.chunks[self.cell_of(chunk)].start;
+        range.start - first..range.end - first
+    }
+
+    /// Returns the elements of a chunk's section in the array of its cell. State of rows or columns belongs to the first
+    /// chunk of a group.
+    fn section_range(&self, moments: &Moments, chunk: ChunkId, section: Section) -> Range<usize> {
+        match moments.shape(section) {
+            StateShape::Full => self.range_in_cell(chunk),
+            shape => {
+                let elements = self.job.plan.state_ranges(self.job.plan.chunks[chunk].group, shape).0;
+                if chunk == self.cell_of(chunk) { 0..elements } else { elements..elements }
+            }
+        }
+    }
+
+    /// Returns the length of each array of a cell: weights, moments, gradient.
+    fn lengths(&self, cell: ChunkId) -> Vec<usize> {
+        let plan = &self.job.plan;
+        let weights = plan.chunks_updated_with(cell).map(|chunk| plan.chunks[chunk].elements).sum();
+        let moment = |section| match self.moments.shape(section) {
+            StateShape::Full => weights,
+            shape => plan.state_ranges(plan.chunks[cell].group, shape).0,
+        };
+        self.moments.sections().map(moment).chain([weights]).collect()
+    }
+
+    /// Returns the parts of tensors in a cell: whole tensors if the optimizer needs them.
+    fn pieces(&self, cell: ChunkId) -> Vec<Piece> {
+        let plan = &self.job.plan;
+        let Some(shapes) = &plan.whole_tensor_state else {
+            let moments = self.moments.len();
+            let piece = |(tensor, _, range): (TensorId, usize, Range<usize>)| Piece {
+                tensor,
+                state: vec![range.clone(); moments],
+                range,
+            };
+            return plan.chunk_pieces(cell).into_iter().map(piece).collect();
+        };
+        let group = plan.chunks[cell].group;
+        let ranges: Vec<_> = shapes.iter().map(|&shape| plan.state_ranges(group, shape).1).collect();
+        let tensors = plan.groups[group].tensors.iter().enumerate();
+        let piece = |(at, (tensor, range)): (usize, &(TensorId, Range<usize>))| Piece {
+            tensor: *tensor,
+            range: range.clone(),
+            state: ranges.iter().map(|ranges| ranges[at].clone()).collect(),
+        };
+        tensors.map(piece).collect()
     }
 }
 
@@ -105,15 +186,17 @@ impl ShardStore {
     pub fn new(job: CompiledJob, id: ShardId, shards: u32, stall: StallClock) -> Result<Self, AgentError> {
         let simd = Simd::new(job.profile.isa).map_err(AgentError::local)?;
         let moments = job.moments();
-        let (plan, arrays) = (job.plan.clone(), 2 + moments.len());
-        let numbers = |(chunk, plan): (usize, &Chunk)| {
-            let owned = chunk % shards.max(1) as usize == id as usize;
-            owned.then(|| ChunkArrays::zeros(arrays, plan.elements))
-        };
+        let plan = job.plan.clone();
+        let owners = placement::group_owners(&plan, shards);
         let arithmetic = OptimizerOps { job, simd, moments };
-        let chunks =
-            chunk_store::ChunkStore::new(arithmetic, plan.chunks.iter().enumerate().map(numbers), MAX_SNAPSHOT_COPIES);
-        Ok(Self { chunks, stall })
+        let numbers = |chunk: ChunkId| {
+            let owned = placement::owner_of_chunk(&owners, shards, chunk) == id;
+            (owned && arithmetic.cell_of(chunk) == chunk).then(|| ChunkArrays::zeros(arithmetic.lengths(chunk)))
+        };
+        let cells: Vec<_> = (0..plan.chunks.len()).map(numbers).collect();
+        let largest = (0..plan.chunks.len()).map(|chunk| plan.chunks_updated_with(chunk).len()).max().unwrap_or(1);
+        let copies = (MAX_SNAPSHOT_COPIES / largest.max(1)).max(1);
+        Ok(Self { chunks: chunk_store::ChunkStore::new(arithmetic, cells, copies), stall })
     }
 
     fn ops(&self) -> &OptimizerOps {
@@ -127,12 +210,14 @@ impl ShardStore {
     pub fn initialise(&self) -> Result<(), StoreError> {
         let OptimizerOps { job, .. } = self.ops();
         let (plan, seed) = (&job.plan, job.job.run.seed);
-        for chunk in self.chunks.owned_chunks() {
-            self.chunks.fill(chunk, 0, |numbers| {
-                let weights = numbers.array(0);
-                for (tensor, first, range) in plan.chunk_pieces(chunk) {
-                    let init = plan.graph.tensors[tensor].init;
-                    init.fill(tensor_key(seed, tensor as u64), first as u64, &mut weights[range]);
+        for cell in self.chunks.owned_chunks() {
+            self.chunks.fill(cell, 0, |numbers| {
+                for chunk in plan.chunks_updated_with(cell) {
+                    let weights = &mut numbers.array(0)[self.ops().range_in_cell(chunk)];
+                    for (tensor, first, range) in plan.chunk_pieces(chunk) {
+                        let init = plan.graph.tensors[tensor].init;
+                        init.fill(tensor_key(seed, tensor as u64), first as u64, &mut weights[range]);
+                    }
                 }
             })?;
         }
@@ -154,12 +239,16 @@ impl ShardStore {
             // Tensors that the checkpoint lacks keep their initial values.
             self.initialise().map_err(AgentError::local)?;
         }
-        for chunk in self.chunks.owned_chunks() {
+        for cell in self.chunks.owned_chunks() {
             let mut read = |numbers: &mut ChunkArrays| {
-                let mut sections = moments.sections().enumerate();
-                sections.try_for_each(|(index, section)| reader.read_chunk(chunk, section, numbers.array(index)))
+                let chunks = job.plan.chunks_updated_with(cell);
+                let mut parts = chunks.flat_map(|chunk| moments.sections().map(move |section| (chunk, section)));
+                parts.try_for_each(|(chunk, section)| {
+                    let range = self.ops().section_range(&moments, chunk, section);
+                    reader.read_chunk(chunk, section, &mut numbers.array(section.index())[range])
+                })
             };
-            self.chunks.fill(chunk, step, &mut read).map_err(AgentError::local)?.map_err(failed)?;
+            self.chunks.fill(cell, step, &mut read).map_err(AgentError::local)?.map_err(failed)?;
         }
         Ok(())
     }
@@ -171,9 +260,10 @@ impl ShardStore {
     /// The chunk belongs to another shard, its gradient is still needed by a pending update, or the sum has another
     /// length than the chunk.
     pub fn gather(&self, chunk: ChunkId, first: bool, last: bool, sum: &Payload) -> Result<Option<f64>, StoreError> {
-        let OptimizerOps { simd, moments, .. } = self.ops();
-        self.chunks.gather(chunk, |numbers| {
-            let gradient = numbers.array(1 + moments.len());
+        let ops = self.ops();
+        let OptimizerOps { simd, moments, .. } = ops;
+        self.chunks.gather(ops.cell_of(chunk), |numbers| {
+            let gradient = &mut numbers.array(1 + moments.len())[ops.range_in_cell(chunk)];
             let elements = gradient.len();
             take_sum(*simd, sum, first, gradient).ok_or(StoreError::WrongLength { chunk, elements })?;
             Ok(last.then(|| elementwise::squared_norm(*simd, gradient)))
@@ -191,12 +281,17 @@ impl ShardStore {
     /// # Errors
     /// The chunk belongs to another shard, or an update was skipped.
     pub fn read(&self, chunk: ChunkId) -> Result<(Encoding, Bytes), StoreError> {
-        let OptimizerOps { job, simd, .. } = self.ops();
+        let ops = self.ops();
+        let OptimizerOps { job, simd, .. } = ops;
         let encoding = job.plan.chunk_encoding(chunk);
+        let (cell, range) = (ops.cell_of(chunk), ops.range_in_cell(chunk));
         loop {
-            let bytes = self.chunks.read(chunk, |numbers| match encoding {
-                Encoding::F32 => convert::f32_bytes(*simd, numbers.array(0)),
-                Encoding::Bf16 => convert::bf16_bytes(*simd, numbers.array(0)),
+            let bytes = self.chunks.read(cell, |numbers| {
+                let weights = &numbers.array(0)[range.clone()];
+                match encoding {
+                    Encoding::F32 => convert::f32_bytes(*simd, weights),
+                    Encoding::Bf16 => convert::bf16_bytes(*simd, weights),
+                }
             })?;
             if let Some(bytes) = bytes {
                 return Ok((encoding, bytes.into()));
@@ -221,16 +316,23 @@ impl ShardStore {
 
     fn write_chunks(&self, mut cursor: SnapshotCursor, path: &str) -> Result<ChunkDigestList, AgentError> {
         let failed = checkpoint_failure;
-        let OptimizerOps { job, moments, .. } = self.ops();
+        let ops = self.ops();
+        let OptimizerOps { job, moments, .. } = ops;
         let mut writer = RangeWriter::open(path, &job.plan, moments).map_err(failed)?;
         let mut digests = Vec::new();
-        while let Some((chunk, numbers)) = cursor.next(&self.chunks).map_err(AgentError::local)? {
-            let elements = job.plan.chunks[chunk].elements.max(1);
-            let mut of_chunk = Vec::with_capacity(1 + moments.len());
-            for (section, values) in moments.sections().zip(numbers.chunks(elements)) {
-                of_chunk.push(writer.write_chunk(chunk, section, values).map_err(failed)?.0);
+        while let Some((cell, numbers)) = cursor.next(&self.chunks).map_err(AgentError::local)? {
+            let lengths = ops.lengths(cell);
+            for chunk in job.plan.chunks_updated_with(cell) {
+                let mut of_chunk = Vec::with_capacity(1 + moments.len());
+                let mut rest = numbers.as_slice();
+                for (section, length) in moments.sections().zip(&lengths) {
+                    let (values, others) = rest.split_at(*length);
+                    let values = &values[ops.section_range(moments, chunk, section)];
+                    of_chunk.push(writer.write_chunk(chunk, section, values).map_err(failed)?.0);
+                    rest = others;
+                }
+                digests.push((chunk, of_chunk));
             }
-            digests.push((chunk, of_chunk));
         }
         writer.finish().map_err(failed)?;
         Ok(digests)
@@ -261,6 +363,13 @@ fn take_sum(simd: Simd, sum: &Payload, first: bool, gradient: &mut [f32]) -> Opt
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::path::{Path, PathBuf};
+    use std::sync::Arc;
+
+    use millrace_checkpoint::{
+        Checkpoint, CheckpointMetadata, Digest, LockRequest, ModelDirLock, Staging, WriterEpoch,
+    };
     use millrace_emulator::kernels::ftz;
     use millrace_emulator::numerics::Isa;
     use millrace_emulator::numerics::random::hash64;
@@ -329,6 +438,123 @@ mod tests {
         let store = ShardStore::new(job, 0, 1, StallClock::new()).unwrap();
         store.initialise().unwrap();
         store
+    }
+
+    /// Returns the smallest example with another optimizer, on links with chunks of `chunk_bytes`.
+    fn job_with(optimizer: &str, chunk_bytes: u64) -> CompiledJob {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-tiny.yaml");
+        let text = std::fs::read_to_string(path).unwrap();
+        let (before, section) = text.split_once("\noptimizer:").unwrap();
+        let (_, after) = section.split_once("\nrunconfig:").unwrap();
+        let params = Params::parse_yaml(&format!("{before}\noptimizer: {optimizer}\nrunconfig:{after}")).unwrap();
+        let job = params.resolve(&FlagOverrides::default()).unwrap().job;
+        let mut appliance = MachineSpec::default();
+        appliance.link.chunk_bytes = chunk_bytes;
+        JobDocument { job, appliance, cuts: None }.compile(Isa::detect()).unwrap()
+    }
+
+    /// Weights and state of every tensor, by name.
+    type Tensors = BTreeMap<String, Vec<Vec<u32>>>;
+
+    /// Trains on `shards` shards with gradients that depend on tensor and element only. After `resume_at` steps, state
+    /// is written to a checkpoint, and other shards continue from it.
+    fn train_on(job: &CompiledJob, shards: u32, steps: u64, resume: Option<(u64, u32)>) -> Tensors {
+        let new = |shards: u32| -> Vec<ShardStore> {
+            (0..shards).map(|id| ShardStore::new(job.clone(), id, shards, StallClock::new()).unwrap()).collect()
+        };
+        let mut stores = new(shards);
+        stores.iter().for_each(|store| store.initialise().unwrap());
+        let dir = tempfile::tempdir().unwrap();
+        for step in 1..=steps {
+            let owners = placement::group_owners(&job.plan, stores.len() as u32);
+            for chunk in 0..job.plan.chunks.len() {
+                let shard = placement::owner_of_chunk(&owners, stores.len() as u32, chunk);
+                let store = &stores[shard as usize];
+                store.read(chunk).unwrap();
+                let mut gradient = vec![0.0; job.plan.chunks[chunk].elements];
+                for (tensor, first, range) in job.plan.chunk_pieces(chunk) {
+                    for (at, gradient) in gradient[range].iter_mut().enumerate() {
+                        let hash = hash64(step << 32 | tensor as u64, (first + at) as u64);
+                        *gradient = (hash >> 40) as f32 / (1 << 23) as f32 - 1.0;
+                    }
+                }
+                store.gather(chunk, true, true, &dense(&gradient)).unwrap().unwrap();
+            }
+            let record = CommitRecord { step, scale: 0.5, learning_rate: 0.1, loss: 1.0, norm: 1.0, tokens: 1 };
+            stores.iter().for_each(|store| store.commit(record));
+            if let Some((_, shards)) = resume.filter(|(at, _)| *at == step) {
+                let path = write_checkpoint(job, &stores, step, dir.path());
+                stores = new(shards);
+                stores.iter().for_each(|store| store.restore(path.to_str().unwrap(), true, step).unwrap());
+            }
+        }
+        let path = write_checkpoint(job, &stores, steps, dir.path());
+        let checkpoint = Checkpoint::open_verified(path).unwrap();
+        let tensors = checkpoint.layout().graph().tensors.iter().enumerate();
+        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+        let all = |tensor| {
+            let sections = checkpoint.moments().sections();
+            sections.map(|section| bits(checkpoint.read_tensor(tensor, section).unwrap())).collect()
+        };
+        tensors.map(|(tensor, about)| (about.name.clone(), all(tensor))).collect()
+    }
+
+    fn write_checkpoint(job: &CompiledJob, stores: &[ShardStore], step: u64, dir: &Path) -> PathBuf {
+        let lock = Arc::new(ModelDirLock::acquire(dir, &LockRequest::local()).unwrap());
+        let epoch = WriterEpoch { attempt: lock.attempt(), number: 1 };
+        let mut staging = Staging::create(&lock, &job.plan, step, epoch, &job.moments()).unwrap();
+        for store in stores {
+            let cursor = store.begin_snapshot(step);
+            let digests = store.write_snapshot(cursor, staging.path().to_str().unwrap()).unwrap();
+            for (chunk, digests) in digests {
+                for (section, digest) in job.moments().sections().zip(digests) {
+                    staging.record_digest(section, chunk, Digest(digest)).unwrap();
+                }
+            }
+        }
+        let metadata = CheckpointMetadata {
+            plan: job.hash,
+            seed: 0,
+            next_sample: 0,
+            numerics_profile: job.profile_json(),
+            precision: "f32".into(),
+            optimizer: job.optimizer().kind.name().into(),
+            loss: None,
+            grad_norm: None,
+            notes: Vec::new(),
+            job: job.job.to_json(),
+            recovery: false,
+        };
+        staging.publish(metadata).unwrap()
+    }
+
+    /// Sums over a tensor have the same order on any shards and in any chunks, and continue from a checkpoint.
+    #[test]
+    fn whole_tensor_updates_depend_on_neither_shards_nor_chunks() {
+        let _flush = ftz::scoped();
+        let lamb = "{optimizer_type: LAMB, learning_rate: 0.1, weight_decay: 0.1}";
+        let adafactor = "{optimizer_type: AdaFactor, learning_rate: 0.1, beta1: 0.9, weight_decay: 0.1}";
+        for optimizer in [lamb, adafactor] {
+            let small = job_with(optimizer, 1 << 14);
+            assert!(small.plan.groups.iter().any(|group| group.chunks.len() > 2), "tensors are cut into chunks");
+            let expected = train_on(&small, 1, 3, None);
+            for (shards, resume) in [(3, None), (2, Some((2, 3))), (100, None)] {
+                assert!(train_on(&small, shards, 3, resume) == expected, "{optimizer} on {shards} shards, {resume:?}");
+            }
+            assert!(train_on(&job_with(optimizer, 1 << 20), 2, 3, None) == expected, "{optimizer} in larger chunks");
+        }
+    }
+
+    /// The state of Adafactor is so small that a shard holds little more than weights and gradients.
+    #[test]
+    fn adafactor_keeps_rows_and_columns_only() {
+        let job = job_with("{optimizer_type: Adafactor, learning_rate: 0.1}", 1 << 14);
+        let store = ShardStore::new(job, 0, 1, StallClock::new()).unwrap();
+        let plan = store.ops().job.plan.clone();
+        let cells: Vec<ChunkId> = store.chunks.owned_chunks().collect();
+        let held: usize = cells.into_iter().map(|cell| store.ops().lengths(cell).iter().sum::<usize>()).sum();
+        assert!((held as f64) < 2.1 * plan.parameters() as f64, "{held} numbers for {} parameters", plan.parameters());
+        store.chunks.fill(0, 0, |numbers| assert_eq!(numbers.arrays().count(), 4)).unwrap();
     }
 
     /// Streams every chunk, gathers its gradient of `step`, and commits the step.

@@ -20,7 +20,8 @@ pub use optimizer::{LearningRateScaleParams, OptimizerParams};
 pub use run::RunParams;
 pub use schedule::{NestedSchedules, ScheduleParams};
 pub use unions::{
-    InitializerParams, InitializerSetting, LearningRateSetting, MicroBatchRange, MicroBatchSetting, OneOrMany,
+    EpsSetting, InitializerParams, InitializerSetting, LearningRateSetting, MicroBatchRange, MicroBatchSetting,
+    OneOrMany,
 };
 
 use crate::error::ParamsError;

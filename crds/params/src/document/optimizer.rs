@@ -3,8 +3,8 @@
 //! Lists the keys that Millrace uses, keys that only configure the real machine (`ignored`), and keys that are rejected
 //! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
-use super::LearningRateSetting;
-use crate::keys::facts::{alias_of, default, no_effect, otherwise, required, required_if};
+use super::{EpsSetting, LearningRateSetting};
+use crate::keys::facts::{alias_of, default, no_effect, otherwise, required_if};
 use crate::optimizers::OPTIMIZERS;
 use crate::yaml::section;
 
@@ -14,15 +14,19 @@ section! {
         /// Algorithm.
         optimizer_type: String = required_if("`beta1` is omitted; with it, the default is `Adam`").one_of(&OPTIMIZERS),
         /// Learning rate: a number, one schedule, or a list of schedules that follow each other.
-        learning_rate: LearningRateSetting = required(),
-        /// Decay rates of the two moments of Adam, AdamW, NAdam and RAdam; for Lion, of direction and momentum.
+        learning_rate: LearningRateSetting = required_if("`relative_step` is false"),
+        /// Decay rates of the two moments of Adam, AdamW, NAdam, RAdam and LAMB; for Lion, of direction and momentum.
         betas: Vec<f64> = otherwise("[0.9, 0.999]; for Lion [0.9, 0.99]"),
-        /// Older spelling of the first number of `betas`.
+        /// Older spelling of the first number of `betas`; for Adafactor, the decay rate of a mean of updates, which is
+        /// not kept if `beta1` is omitted.
         beta1: f64 = alias_of("betas"),
         /// Older spelling of the second number of `betas`.
         beta2: f64 = alias_of("betas"),
-        /// Number added to the denominator of the update.
-        eps: f64 = otherwise("1e-6; for RMSprop, NAdam and RAdam 1e-8; for Adagrad 1e-10"),
+        /// Number added to the denominator of the update. For Adafactor two numbers: one added to the squared gradient,
+        /// and the least root mean square of a tensor for `scale_parameter`.
+        eps: EpsSetting = otherwise(
+            "1e-6; for RMSprop, NAdam and RAdam 1e-8; for Adagrad 1e-10; for Adafactor [1e-30, 1e-3]"
+        ),
         /// Older spelling of `eps`.
         epsilon: f64 = alias_of("eps"),
         /// Weight decay, which is not applied to biases and norms.
@@ -45,6 +49,18 @@ section! {
         initial_accumulator_value: f64 = default("0"),
         /// Rate at which NAdam's momentum approaches the first of `betas`.
         momentum_decay: f64 = default("0.004"),
+        /// Whether every trust ratio of LAMB is 1, which is AdamW.
+        adam: bool = default("false"),
+        /// Maximum root mean square of Adafactor's update of a tensor, to which larger ones are scaled down.
+        clip_threshold: f64 = default("1"),
+        /// Exponent of Adafactor's second moment, whose decay rate at a step is 1 - step^decay_rate; at most 0.
+        decay_rate: f64 = default("-0.8"),
+        /// Whether Adafactor multiplies the learning rate by the root mean square of the tensor.
+        scale_parameter: bool = default("true"),
+        /// Whether Adafactor's learning rate is 1/sqrt(step), but at most 0.01. Excludes `learning_rate`.
+        relative_step: bool = default("false"),
+        /// Whether the rate of `relative_step` is at most 1e-6 step, instead of at most 0.01.
+        warmup_init: bool = default("false"),
         /// Whether SGD uses Nesterov's momentum.
         nesterov: bool = default("false").fixed(),
         /// Older spelling of `nesterov`.

@@ -70,6 +70,32 @@ impl FromNode for LearningRateSetting {
     }
 }
 
+/// The terms that keep an optimizer from dividing by zero: one number, or the two of Adafactor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(untagged)]
+pub enum EpsSetting {
+    /// One number.
+    Number(f64),
+    /// A list of numbers.
+    Terms(Vec<f64>),
+}
+
+impl FromNode for EpsSetting {
+    const TYPE: &'static str = "a number or a list of two numbers";
+
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
+        match &node.value {
+            YamlValue::List(items) => reader.items(items).map(Self::Terms),
+            YamlValue::Scalar { .. } => reader.value(node).map(Self::Number),
+            YamlValue::Map(_) => {
+                reader.wrong_type(node, Self::TYPE);
+                None
+            }
+        }
+    }
+}
+
 /// The bound on a leaf: a number of samples, or how to find one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

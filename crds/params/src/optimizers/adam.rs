@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::FromParams;
-use crate::document::OptimizerParams;
+use crate::document::{EpsSetting, OptimizerParams};
 use crate::resolve::ResolveContext;
 
 /// Adam, with weight decay as part of the gradient.
@@ -33,16 +33,10 @@ impl FromParams for Adam {
         &["betas", "beta1", "beta2", "eps", "epsilon", "correct_bias", "use_bias_correction"];
 
     fn from_params(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Self {
-        let correct_bias = check.either_spelling(
-            "optimizer.correct_bias",
-            params.correct_bias,
-            "optimizer.use_bias_correction",
-            params.use_bias_correction,
-        );
         Self {
+            correct_bias: correct_bias(check, params),
             betas: betas(check, params, [0.9, 0.999]),
             eps: eps(check, params, 1e-6),
-            correct_bias: correct_bias.unwrap_or(true),
         }
     }
 }
@@ -58,9 +52,28 @@ impl FromParams for AdamW {
 
 /// Reads `eps`, in both spellings.
 pub(super) fn eps(check: &mut ResolveContext<'_>, params: &OptimizerParams, default: f64) -> f64 {
-    let given = check.either_spelling("optimizer.eps", params.eps, "optimizer.epsilon", params.epsilon);
+    let own = match &params.eps {
+        Some(EpsSetting::Terms(_)) => {
+            check.report_invalid("optimizer.eps", "is a list, which only Adafactor has", "give one number");
+            None
+        }
+        Some(EpsSetting::Number(number)) => Some(*number),
+        None => None,
+    };
+    let given = check.either_spelling("optimizer.eps", own, "optimizer.epsilon", params.epsilon);
     let key = if params.eps.is_some() { "optimizer.eps" } else { "optimizer.epsilon" };
     check.positive(key, given, default)
+}
+
+/// Reads `correct_bias`, in both spellings.
+pub(super) fn correct_bias(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> bool {
+    let given = check.either_spelling(
+        "optimizer.correct_bias",
+        params.correct_bias,
+        "optimizer.use_bias_correction",
+        params.use_bias_correction,
+    );
+    given.unwrap_or(true)
 }
 
 /// Reads `betas`, in both spellings.

@@ -15,8 +15,10 @@ use crate::keywords::Keywords;
 use crate::resolve::ResolveContext;
 use crate::yaml::ParamsSection;
 
+pub(crate) mod adafactor;
 mod adagrad;
 mod adam;
+mod lamb;
 mod lion;
 mod nadam;
 mod radam;
@@ -89,7 +91,7 @@ macro_rules! optimizers {
         pub(crate) static OPTIMIZERS: Keywords<OptimizerName> = Keywords {
             values: &[$(($keyword, OptimizerName::$Name),)*],
             unsupported: &[
-                "Adadelta", "Adafactor", "Adamax", "ASGD", "Lamb", "Rprop",
+                "Adadelta", "Adamax", "ASGD", "Rprop",
             ],
         };
     };
@@ -104,6 +106,8 @@ optimizers! {
     adagrad::Adagrad, "adagrad", "Adagrad";
     nadam::NAdam, "nadam", "NAdam";
     radam::RAdam, "radam", "RAdam";
+    lamb::Lamb, "lamb", "Lamb";
+    adafactor::Adafactor, "adafactor", "Adafactor";
 }
 
 /// Resolves `optimizer_type` and the keys of the optimizer that it names.
@@ -174,6 +178,21 @@ mod tests {
                 r#"{"name":"nadam","betas":[0.5,0.75],"eps":0.25,"momentum_decay":0.5}"#,
             ),
             (RAdam { betas, eps }.into(), r#"{"name":"radam","betas":[0.5,0.75],"eps":0.25}"#),
+            (
+                Lamb { betas, eps, correct_bias, adam: false }.into(),
+                r#"{"name":"lamb","betas":[0.5,0.75],"eps":0.25,"correct_bias":true,"adam":false}"#,
+            ),
+            (
+                Adafactor {
+                    eps: betas,
+                    clip_threshold: 1.5,
+                    decay_rate: -0.75,
+                    beta1: Some(0.5),
+                    scale_parameter: true,
+                }
+                .into(),
+                r#"{"name":"adafactor","eps":[0.5,0.75],"clip_threshold":1.5,"decay_rate":-0.75,"beta1":0.5,"scale_parameter":true}"#,
+            ),
         ];
         assert_eq!(cases.len(), OptimizerName::ALL.len(), "a line for each optimizer");
         for (kind, document) in cases {

@@ -35,11 +35,13 @@ pub(super) fn resolve(
         "optimizer.weight_decay_rate",
         p.weight_decay_rate,
     );
+    let relative_step = optimizers::adafactor::relative_step(check, p);
+    let no_resets = p.disable_lr_steps_reset.unwrap_or(false);
     OptimizerSpec {
         kind,
         weight_decay: check.non_negative("optimizer.weight_decay", decay, 0.0),
         max_gradient_norm: max_gradient_norm(check, p),
-        schedule: schedule::resolve(check, p.learning_rate.as_ref(), p.disable_lr_steps_reset.unwrap_or(false)),
+        schedule: relative_step.unwrap_or_else(|| schedule::resolve(check, p.learning_rate.as_ref(), no_resets)),
         learning_rate_scales: mup::learning_rate_scales(check, p.adjust_learning_rate.as_ref(), ratios),
     }
 }
