@@ -26,6 +26,7 @@ pub mod placement;
 pub mod plan;
 pub mod report;
 pub mod schedule;
+pub mod sparsity;
 #[cfg(test)]
 mod testing;
 pub mod time;

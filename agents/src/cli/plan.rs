@@ -3,7 +3,9 @@
 
 use std::fmt;
 
-use millrace_emulator::report::PlanReport;
+use millrace_emulator::compile::CompileError;
+use millrace_emulator::report::{PlanReport, format_thousands};
+use millrace_emulator::sparsity::SparsityMasks;
 use serde::Serialize;
 
 use super::args::JobArgs;
@@ -22,6 +24,9 @@ struct PlanOutput {
     /// Epoch of the training data; `None` if the job does not train, the data are unlimited, or a large text would have
     /// to be tokenized.
     epoch: Option<DatasetEpoch>,
+    /// Parameters that stay zero; `None` if the job has no `sparsity`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    masked_parameters: Option<u64>,
     /// Why the data can't be used on this host, if so. The plan does not depend on them.
     #[serde(skip_serializing_if = "Option::is_none")]
     data_problem: Option<String>,
@@ -30,6 +35,9 @@ struct PlanOutput {
 impl fmt::Display for PlanOutput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.report, self.host)?;
+        if let Some(masked) = self.masked_parameters {
+            writeln!(f, "  masked          {} of the parameters stay zero", format_thousands(masked))?;
+        }
         if let Some(problem) = &self.data_problem {
             writeln!(f, "  data            can't be used: {problem}")?;
         }
@@ -57,7 +65,18 @@ pub fn print_prepared(prepared: &PreparedJob, json: bool) -> Result<HostPlan, Cl
         Ok(epoch) => (epoch, None),
         Err(error) => (None, Some(error.summary())),
     };
-    let output = PlanOutput { host: HostPlan::new(report.host_bytes, report.host_work), epoch, data_problem, report };
+    let job = &prepared.resolved.job;
+    let masked_parameters = match &job.sparsity {
+        Some(_) => Some(SparsityMasks::new(job, &prepared.plan.graph).map_err(CompileError::from)?.zeros()),
+        None => None,
+    };
+    let output = PlanOutput {
+        masked_parameters,
+        host: HostPlan::new(report.host_bytes, report.host_work),
+        epoch,
+        data_problem,
+        report,
+    };
     if json {
         super::print_line(super::to_pretty_json(&output)?);
     } else {

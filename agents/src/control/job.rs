@@ -100,6 +100,7 @@ impl JobDocument {
             && this.train_input == other.train_input
             && this.eval_input == other.eval_input
             && this.run.seed == other.run.seed
+            && this.sparsity == other.sparsity
     }
 }
 

@@ -451,3 +451,11 @@ pub(crate) static LOG_LEVELS: Keywords<LogLevel> = Keywords {
     ],
     unsupported: &[],
 };
+
+/// How the zeros of sparse weights change.
+pub(crate) static SPARSITY_ALGORITHMS: Keywords<()> =
+    Keywords { values: &[("static", ())], unsupported: &["set", "rigl", "gmp", "dynamic"] };
+
+/// How the zeros of sparse weights are chosen.
+pub(crate) static SPARSITY_MASKS: Keywords<()> =
+    Keywords { values: &[("random", ())], unsupported: &["topk", "balanced-topk", "checkerboard", "from_zeros"] };

@@ -85,10 +85,10 @@ fn every_mistake_has_its_line_and_its_hint() {
             "dense",
         ),
         (
-            format!("{SMALL}sparsity:\n  type: set\n"),
+            format!("{SMALL}inference_input:\n  batch_size: 1\n"),
             21,
             NotSupported,
-            "sparsity",
+            "inference_input",
             "not supported yet",
             "leave the section out",
         ),

@@ -62,6 +62,7 @@ impl Document {
                 document.set("optimizer.optimizer_type", "Adagrad")
             }
             "optimizer.momentum_decay" => document.set("optimizer.optimizer_type", "NAdam"),
+            _ if path.starts_with("sparsity.") => document.set("sparsity", "{sparsity: 0.5}"),
             "optimizer.adam" => document.set("optimizer.optimizer_type", "LAMB"),
             "optimizer.clip_threshold"
             | "optimizer.decay_rate"
@@ -315,6 +316,7 @@ fn sample(path: &str) -> &'static str {
         "optimizer.eps" => "1e-5",
         "optimizer.correct_bias" => "false",
         "optimizer.nesterov" => "false",
+        "sparsity.algorithm" => "static",
         "optimizer.learning_rate.total_iters" => "20",
         "optimizer.learning_rate.learning_rate" => "0.25",
         "optimizer.learning_rate.step_size_up" => "5",
@@ -347,6 +349,7 @@ fn described(path: &str) -> Option<&'static str> {
         "train_input.split" => Some("train"),
         "eval_input.split" => Some("validation"),
         "optimizer.adjust_learning_rate" => Some("{decoder_kernel: 1}"),
+        "sparsity.param_filter" | "sparsity.param_name_patterns" => None,
         path if path.starts_with("optimizer.adjust_learning_rate.") => Some("1"),
         "optimizer.betas" => Some("[0.9, 0.999]"),
         "optimizer.eps" => Some("1e-6"),
@@ -582,7 +585,7 @@ fn explain_finds_keys_aliases_and_near_misses() {
         ("runconfig.target_device", "none: the key is accepted"),
         ("model.pos_scaling_extra_args.low_freq_factor", "original_max_position_embeddings"),
         ("model.moe", "not supported yet: leave it out for a dense feed-forward network"),
-        ("sparsity", "not supported yet"),
+        ("inference_input", "not supported yet"),
     ] {
         let text = reference::explain(path).unwrap_or_else(|error| panic!("{error}"));
         assert!(text.contains(expected), "{expected:?} in {text}");

@@ -190,11 +190,11 @@ fn problems_name_the_keys_that_were_written() {
         ("- ComputeNorm: {}", "- Lora: {}", "", NotSupported, "trainer.init.callbacks.3.Lora", "callback Lora"),
         (
             "    loggers:",
-            "    sparsity: {type: set}\n    loggers:",
+            "    sparsity: {sparsity: 0.5, algorithm: rigl, drop_fraction: {type: cosine}}\n    loggers:",
             "sparsity",
             NotSupported,
-            "trainer.init.sparsity",
-            "dense",
+            "trainer.init.sparsity.algorithm",
+            "rigl is not supported yet",
         ),
         ("batch_size: 4", "batch_size: 0", "", Invalid, "trainer.fit.val_dataloader.batch_size", "from 1"),
         (
@@ -287,7 +287,7 @@ fn keys_of_trainer_are_explained() {
             "stands for optimizer.learning_rate.gamma",
         ),
         ("trainer.fit.train_dataloader", "stands for train_input"),
-        ("trainer.init.sparsity", "not supported yet"),
+        ("trainer.init.sparsity", "stands for sparsity"),
     ] {
         assert!(explain(path).unwrap().contains(says), "{path}: {:?}", explain(path));
     }

@@ -2,6 +2,7 @@
 
 use crate::graph::GraphError;
 use crate::plan::{MAX_FRAME_ELEMENTS, StreamPlan};
+use crate::sparsity::SparsityError;
 
 /// Reason why a job can't be compiled. `Display` is one sentence; [`CompileError::hint`] returns the remedy.
 #[allow(missing_docs, reason = "the messages describe variants and fields")]
@@ -40,6 +41,8 @@ pub enum CompileError {
     /// More parameters than the emulation can stream.
     #[error("a model of {parameters} parameters can be planned, but is too large for this emulation to stream")]
     TooLargeToStream { parameters: u64 },
+    #[error(transparent)]
+    Sparsity(#[from] SparsityError),
     /// One sample is too large for the wafer.
     #[error(
         "layer {layer:?} needs {} of wafer memory for a single sample ({} of it for windows of weights and gradients), but the wafer has {}",
@@ -71,6 +74,7 @@ impl CompileError {
             Self::Batch { .. } => Some("give batch_size and micro_batch_size as numbers of samples, at least 1"),
             Self::SequencesDiffer { .. } => Some("give both inputs the same max_sequence_length"),
             Self::MemoryXTooSmall { .. } => Some("choose a smaller model, or an appliance with more MemoryX memory"),
+            Self::Sparsity(_) => Some("compare the pattern with the names in docs/reference/sparsity.md"),
             Self::TooLargeToStream { .. } => Some("use `plan` or `train --compile_only`, or choose a smaller model"),
             Self::DoesNotFit { needed, weights, available, .. }
                 if weights.saturating_mul(2) > (*needed).min(*available) =>

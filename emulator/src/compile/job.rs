@@ -6,6 +6,7 @@ use super::{BatchSpec, CompileError, CompileRequest, compile};
 use crate::families;
 use crate::optimizers::optimizer;
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, StreamPlan};
+use crate::sparsity::SparsityMasks;
 
 /// Builds the compile request of a job.
 ///
@@ -18,8 +19,10 @@ pub fn request(job: &JobSpec, appliance: &MachineSpec) -> Result<CompileRequest,
         return Err(CompileError::SequencesDiffer { train: sequence, eval });
     }
     let batch = |input: &InputSpec| BatchSpec { samples: input.batch_size, leaf_bound: input.micro_batch_size };
+    let graph = families::graph(&job.model, sequence)?;
+    SparsityMasks::new(job, &graph)?;
     Ok(CompileRequest {
-        graph: families::graph(&job.model, sequence)?,
+        graph,
         train: batch(&job.train_input),
         trains: job.run.mode.trains(),
         eval: eval.map(batch),

@@ -133,9 +133,10 @@ impl From<CompileError> for ResolveError {
             CompileError::MemoryXTooSmall { .. }
             | CompileError::DoesNotFit { .. }
             | CompileError::TooLargeToStream { .. } => JobTooLarge::Model(error).into(),
-            CompileError::Graph(_) | CompileError::Batch { .. } | CompileError::SequencesDiffer { .. } => {
-                InvalidJob::Compile(error).into()
-            }
+            CompileError::Graph(_)
+            | CompileError::Batch { .. }
+            | CompileError::SequencesDiffer { .. }
+            | CompileError::Sparsity(_) => InvalidJob::Compile(error).into(),
         }
     }
 }

@@ -21,8 +21,10 @@ use std::time::{Duration, Instant};
 
 use millrace_checkpoint::lock::LOCK_LEASE;
 use millrace_checkpoint::{LockError, LockRequest, ModelDirLock};
+use millrace_emulator::compile::CompileError;
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::report::{PlanReport, format_rough_duration};
+use millrace_emulator::sparsity::SparsityMasks;
 use millrace_params::DataSource;
 use millrace_protocol::security::{AttemptName, AuthenticatedIncoming};
 use millrace_protocol::{proto, transport};
@@ -301,6 +303,10 @@ fn print_plan(
         report.leaves.samples,
         compiled.profile
     ));
+    let zeros = SparsityMasks::new(&compiled.job, &compiled.plan.graph).map_err(CompileError::from)?.zeros();
+    if zeros > 0 {
+        console.line(format!("{zeros} of the parameters are masked: they stay zero."));
+    }
     console.line(format!(
         "Projection (not a measurement): {systems} real system(s) would take {:.1} ms a step, {:.1} samples/sec.",
         1e3 * report.projection.step_seconds,

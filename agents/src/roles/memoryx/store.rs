@@ -16,9 +16,11 @@ use millrace_emulator::numerics::init::tensor_key;
 use millrace_emulator::optimizers::{self, UpdateArrays, UpdateStep};
 use millrace_emulator::placement::{self, ShardId};
 use millrace_emulator::plan::{ChunkId, Encoding, StateShape};
+use millrace_emulator::sparsity::SparsityMasks;
 use millrace_engine::chunk_store::{self, SnapshotCursor, StoreError};
 use millrace_engine::payload::{self, Payload};
 use millrace_engine::types::CommitRecord;
+use millrace_params::JobSpec;
 use millrace_telemetry::stall::{StallClock, StallReason};
 
 use crate::checkpoints::checkpoint_failure;
@@ -63,6 +65,7 @@ struct OptimizerOps {
     job: CompiledJob,
     simd: Simd,
     moments: Moments,
+    masks: SparsityMasks,
 }
 
 impl chunk_store::ChunkOps for OptimizerOps {
@@ -113,6 +116,15 @@ struct Piece {
 }
 
 impl OptimizerOps {
+    /// Sets the values of a chunk whose weights stay zero to zero.
+    fn mask(&self, chunk: ChunkId, values: &mut [f32]) {
+        if self.job.job.sparsity.is_some() {
+            for (tensor, first, range) in self.job.plan.chunk_pieces(chunk) {
+                self.masks.apply(self.simd, self.job.job.run.seed, tensor, first, &mut values[range]);
+            }
+        }
+    }
+
     /// Returns the cell that has a chunk: the first of the chunks that are updated together.
     fn cell_of(&self, chunk: ChunkId) -> ChunkId {
         self.job.plan.chunks_updated_with(chunk).start
@@ -188,10 +200,15 @@ impl ShardStore {
         let moments = job.moments();
         let plan = job.plan.clone();
         let owners = placement::group_owners(&plan, shards);
-        let arithmetic = OptimizerOps { job, simd, moments };
+        let is_owned = |chunk: ChunkId| placement::owner_of_chunk(&owners, shards, chunk) == id;
+        let mut masks = SparsityMasks::new(&job.job, &plan.graph).map_err(AgentError::local)?;
+        let owned = (0..plan.chunks.len()).filter(|chunk| is_owned(*chunk));
+        let tensors = owned.flat_map(|chunk| plan.chunk_pieces(chunk)).map(|(tensor, _, _)| tensor);
+        masks.find_bounds(job.job.run.seed, tensors);
+        let arithmetic = OptimizerOps { job, simd, moments, masks };
         let numbers = |chunk: ChunkId| {
-            let owned = placement::owner_of_chunk(&owners, shards, chunk) == id;
-            (owned && arithmetic.cell_of(chunk) == chunk).then(|| ChunkArrays::zeros(arithmetic.lengths(chunk)))
+            (is_owned(chunk) && arithmetic.cell_of(chunk) == chunk)
+                .then(|| ChunkArrays::zeros(arithmetic.lengths(chunk)))
         };
         let cells: Vec<_> = (0..plan.chunks.len()).map(numbers).collect();
         let largest = (0..plan.chunks.len()).map(|chunk| plan.chunks_updated_with(chunk).len()).max().unwrap_or(1);
@@ -218,6 +235,7 @@ impl ShardStore {
                         let init = plan.graph.tensors[tensor].init;
                         init.fill(tensor_key(seed, tensor as u64), first as u64, &mut weights[range]);
                     }
+                    self.ops().mask(chunk, weights);
                 }
             })?;
         }
@@ -232,6 +250,9 @@ impl ShardStore {
         let OptimizerOps { job, moments, .. } = self.ops();
         let failed = checkpoint_failure;
         let checkpoint = millrace_checkpoint::Checkpoint::open(path).map_err(failed)?;
+        let writer = JobSpec::from_json(checkpoint.job()).ok();
+        let had_masks =
+            writer.is_some_and(|writer| writer.sparsity == job.job.sparsity && writer.run.seed == job.job.run.seed);
         let moments = if optimizer { moments.clone() } else { Moments::none() };
         let strictness = crate::checkpoints::load_strictness(&job.job);
         let mut reader = PlanReader::new(checkpoint, &job.plan, &moments, strictness).map_err(failed)?;
@@ -245,7 +266,12 @@ impl ShardStore {
                 let mut parts = chunks.flat_map(|chunk| moments.sections().map(move |section| (chunk, section)));
                 parts.try_for_each(|(chunk, section)| {
                     let range = self.ops().section_range(&moments, chunk, section);
-                    reader.read_chunk(chunk, section, &mut numbers.array(section.index())[range])
+                    let values = &mut numbers.array(section.index())[range];
+                    reader.read_chunk(chunk, section, values)?;
+                    if !had_masks && moments.shape(section) == StateShape::Full {
+                        self.ops().mask(chunk, values);
+                    }
+                    Ok(())
                 })
             };
             self.chunks.fill(cell, step, &mut read).map_err(AgentError::local)?.map_err(failed)?;
@@ -266,6 +292,9 @@ impl ShardStore {
             let gradient = &mut numbers.array(1 + moments.len())[ops.range_in_cell(chunk)];
             let elements = gradient.len();
             take_sum(*simd, sum, first, gradient).ok_or(StoreError::WrongLength { chunk, elements })?;
+            if last {
+                ops.mask(chunk, gradient);
+            }
             Ok(last.then(|| elementwise::squared_norm(*simd, gradient)))
         })?
     }
@@ -542,6 +571,48 @@ mod tests {
                 assert!(train_on(&small, shards, 3, resume) == expected, "{optimizer} on {shards} shards, {resume:?}");
             }
             assert!(train_on(&job_with(optimizer, 1 << 20), 2, 3, None) == expected, "{optimizer} in larger chunks");
+        }
+    }
+
+    /// Weights that the mask selects are zero, with their moments, on any shards and after a resume; the others train.
+    #[test]
+    fn masked_weights_stay_zero_under_every_optimizer() {
+        let _flush = ftz::scoped();
+        let all = [
+            "AdamW, betas: [0.9, 0.95]",
+            "SGD, momentum: 0.9",
+            "Lion",
+            "RMSprop, centered: true",
+            "Adagrad, initial_accumulator_value: 0.1",
+            "NAdam",
+            "RAdam",
+            "LAMB",
+            "Adafactor, beta1: 0.9",
+        ];
+        for optimizer in all {
+            let optimizer = format!("{{optimizer_type: {optimizer}, learning_rate: 0.1, weight_decay: 0.1}}");
+            let sparsity = "{sparsity: 0.75, param_filter: ['*proj_q_dense_layer.weight', '*linear_layer.weight']}";
+            let job = job_with(&format!("{optimizer}\nsparsity: {sparsity}"), 1 << 14);
+            let zeros = SparsityMasks::new(&job.job, &job.plan.graph).unwrap().zeros();
+            let trained = train_on(&job, 1, 3, None);
+            let at_zero = |sections: &Vec<Vec<u32>>, section: usize| {
+                let zero = |at: &usize| f32::from_bits(sections[section][*at]) == 0.0;
+                (0..sections[section].len()).filter(zero).collect::<Vec<_>>()
+            };
+            let sparse = trained.iter().filter(|(name, _)| name.contains("mlp.") || name.contains("qkv"));
+            let sparse: Vec<_> = sparse.filter(|(name, _)| name.ends_with("weight")).collect();
+            let found: usize = sparse.iter().map(|(_, sections)| at_zero(sections, 0).len()).sum();
+            assert_eq!(found as u64, zeros, "{optimizer}: the others have values");
+            for (name, sections) in sparse {
+                let masked = at_zero(sections, 0);
+                // Adagrad's sum of squares begins with its setting.
+                let is_full = |section: &usize| sections[*section].len() == sections[0].len();
+                for section in (1..sections.len()).filter(is_full).filter(|_| !optimizer.contains("Adagrad")) {
+                    let zero = |at: &usize| f32::from_bits(sections[section][*at]) == 0.0;
+                    assert!(masked.iter().all(zero), "{optimizer}: section {section} of {name}");
+                }
+            }
+            assert!(train_on(&job, 2, 3, Some((2, 3))) == trained, "{optimizer} on other shards");
         }
     }
 

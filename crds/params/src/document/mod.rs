@@ -11,6 +11,7 @@ mod model;
 mod optimizer;
 mod run;
 mod schedule;
+mod sparsity;
 mod unions;
 
 pub use image::{ImageSize, ImageTransformParams};
@@ -19,6 +20,7 @@ pub use model::{AttentionParams, ModelParams, RotaryScalingParams};
 pub use optimizer::{LearningRateScaleParams, OptimizerParams};
 pub use run::RunParams;
 pub use schedule::{NestedSchedules, ScheduleParams};
+pub use sparsity::SparsityParams;
 pub use unions::{
     EpsSetting, InitializerParams, InitializerSetting, LearningRateSetting, MicroBatchRange, MicroBatchSetting,
     OneOrMany,
@@ -43,6 +45,8 @@ section! {
         optimizer: OptimizerParams = required(),
         /// Length, intervals, directories and systems of the run.
         runconfig: RunParams = otherwise("the default of each key"),
+        /// Weights that stay zero.
+        sparsity: SparsityParams = otherwise("no such weights"),
     }
     ignored {
         /// Description of the params.
@@ -53,7 +57,6 @@ section! {
         predict_input: serde_json::Value,
     }
     unsupported {
-        "sparsity" => "leave the section out to train dense weights",
         "inference_input" => "leave the section out; a training job does no inference",
     }
     internal {
@@ -123,6 +126,7 @@ impl Params {
             ("model", given(&self.model)),
             ("optimizer", given(&self.optimizer)),
             ("runconfig", given(&self.runconfig)),
+            ("sparsity", given(&self.sparsity)),
         ] {
             if let Some(section) = section {
                 section.ignored_keys(name, &mut keys);

@@ -15,6 +15,7 @@ mod run;
 mod schedule;
 mod schedule_curves;
 mod seq2seq;
+mod sparsity;
 
 pub use encoder::{EncoderOptions, EncoderTask, MaskingSpec};
 pub use image::{ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape, ImageSource, ImageTransform};
@@ -28,6 +29,8 @@ pub(crate) use run::default_checkpoint_seconds;
 pub use run::{CheckpointStates, LogLevel, Mode, RunSpec};
 pub use schedule::{AnnealStrategy, CycleAmplitude, Schedule, ScheduleSegment, ScheduleSegmentKind};
 pub use seq2seq::{Seq2SeqOptions, Seq2SeqPositions};
+pub use sparsity::{ParameterFilter, SparsitySpec};
+pub(crate) use sparsity::{compile as compile_pattern, regex_of_glob};
 
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +49,9 @@ pub struct JobSpec {
     pub eval_input: Option<InputSpec>,
     /// Lengths, intervals, directories and systems of the run.
     pub run: RunSpec,
+    /// Weights that stay zero; `None` if all are trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sparsity: Option<SparsitySpec>,
 }
 
 impl JobSpec {

@@ -29,6 +29,20 @@ pub struct KeyReference {
     facts: KeyFacts,
 }
 
+/// Prefix of a field whose name is a keyword of Rust.
+const RAW_PREFIX: &str = "r#";
+
+/// Returns the key of a field of a section: without the prefix of a keyword.
+pub(crate) const fn key_of_field(field: &'static str) -> &'static str {
+    let bytes = field.as_bytes();
+    if bytes.len() > 2 && bytes[0] == b'r' && bytes[1] == b'#' { field.split_at(RAW_PREFIX.len()).1 } else { field }
+}
+
+/// Returns the field of a key, as `stringify!` writes it.
+pub(crate) fn field_of_key(key: &str) -> &str {
+    if key == "type" { "r#type" } else { key }
+}
+
 impl KeyReference {
     /// Creates the reference of a key with values of the type `value`: its phrase, and the section that it is.
     pub(crate) const fn new(
@@ -37,7 +51,7 @@ impl KeyReference {
         value: (&'static str, Option<&'static SectionReference>),
         facts: KeyFacts,
     ) -> Self {
-        Self { name, description, value_type: value.0, section: value.1, facts }
+        Self { name: key_of_field(name), description, value_type: value.0, section: value.1, facts }
     }
 
     /// Returns the description: what the key does, without its default and choices.

@@ -17,6 +17,7 @@ mod schedule_piece;
 mod selection;
 mod seq2seq;
 mod source;
+mod sparsity;
 mod transforms;
 
 use crate::document::Params;
@@ -73,13 +74,14 @@ impl Params {
             schedule::check_last_rate(&mut check, &optimizer.schedule, steps);
         }
         let inputs = input::resolve(&mut check, self, &model, &run);
+        let sparsity = sparsity::resolve(&mut check, self.sparsity.as_ref());
         run::check_against_inputs(&mut check, &mut run, &inputs, overrides);
         let ResolveContext { problems, notes, .. } = check;
         let names = &self.origin.names;
         ParamsError::check(problems).map_err(|error| error.map_problems(|problem| names.rename(problem)))?;
         let notes = notes.iter().map(|note| names.rename_in(note)).collect();
         Ok(ResolveOutput {
-            job: JobSpec { model, optimizer, train_input: inputs.train, eval_input: inputs.eval, run },
+            job: JobSpec { model, optimizer, train_input: inputs.train, eval_input: inputs.eval, run, sparsity },
             notes,
             ignored_keys: self.ignored_keys(),
         })

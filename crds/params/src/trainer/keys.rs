@@ -66,7 +66,7 @@ pub(crate) const TRAINER_KEYS: &[(&str, TrainerKey)] = &[
     ("init.logging.enable_act_frequency", Same("runconfig.enable_act_frequency")),
     ("init.callbacks", Callbacks),
     ("init.loggers", NoEffect("Loggers; Millrace writes its log, metrics and TensorBoard's events in any case.")),
-    ("init.sparsity", Unsupported("leave the section out to train dense weights")),
+    ("init.sparsity", Section("sparsity")),
     ("init.autorestart", NoEffect("Restarts of the real cluster; a TrainJob has restart policies instead.")),
     ("init.backend.backend_type", Same("runconfig.target_device")),
     ("init.backend.compile_dir", Same("runconfig.compile_dir")),

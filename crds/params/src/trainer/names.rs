@@ -6,7 +6,7 @@ use super::keys::trainer_key_of;
 use crate::error::ParamsProblem;
 
 /// The sections whose keys are renamed in messages.
-const SECTIONS: [&str; 5] = ["train_input", "eval_input", "model", "optimizer", "runconfig"];
+const SECTIONS: [&str; 6] = ["train_input", "eval_input", "model", "optimizer", "runconfig", "sparsity"];
 
 /// The names of keys in the user's document, if it had the `trainer` layout; empty for the classic layout.
 #[derive(Debug, Clone, Default)]

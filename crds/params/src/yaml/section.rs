@@ -23,6 +23,7 @@
 ///   description and [`KeyFacts`](crate::keys::facts::KeyFacts): without one of them the table does not compile.
 /// * `ignored` has keys that only configure the real machine: typed, accepted, and reported once to the user.
 /// * `unsupported` has keys of the public model zoo that are rejected by name, each with a remedy.
+/// * A key that is a keyword of Rust is written as an identifier, `r#type`.
 /// * `read_elsewhere` has keys of the same document that other readers use: ignored here.
 /// * `internal` is a field that is not a key.
 ///
@@ -90,7 +91,7 @@ macro_rules! section {
             }
 
             fn given_keys(&self) -> Vec<&'static str> {
-                let all = [$( (stringify!($field), self.$field.is_some()), )*];
+                let all = [$( ($crate::keys::key_of_field(stringify!($field)), self.$field.is_some()), )*];
                 all.into_iter().filter_map(|(key, is_given)| is_given.then_some(key)).collect()
             }
         }
@@ -102,7 +103,8 @@ macro_rules! section {
             fn from_node(node: &$crate::yaml::YamlNode, reader: &mut $crate::yaml::TreeReader) -> Option<Self> {
                 let mut section = Self::default();
                 for entry in reader.entries(node)? {
-                    match reader.key(entry).as_ref() {
+                    let key = reader.key(entry);
+                    match $crate::keys::field_of_key(key.as_ref()) {
                         $( stringify!($field) => reader.field(entry, &mut section.$field), )*
                         $( stringify!($ifield) => reader.field(entry, &mut section.$ifield), )*
                         $( $( $ekey => {} )* )?
