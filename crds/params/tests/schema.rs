@@ -123,6 +123,6 @@ fn editor_schema_rejects_mistakes() {
         assert!(!accepts(section, key, value.clone()), "{section}.{key}: {value}");
     }
     let mut incomplete = document.clone();
-    incomplete["train_input"].as_object_mut().unwrap().remove("batch_size");
+    incomplete["sparsity"] = serde_json::json!({"param_filter": "*linear_layer.weight"});
     assert!(!validator.is_valid(&incomplete));
 }

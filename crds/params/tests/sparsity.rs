@@ -16,7 +16,8 @@ fn spec(section: &str) -> SparsitySpec {
 
 #[test]
 fn older_and_newer_patterns_select_the_same_parameters() {
-    let older = "  type: static\n  init_method: random\n  param_name_patterns:\n    - .*proj_[qkv]_dense_layer.weight\n";
+    let older =
+        "  type: static\n  init_method: random\n  param_name_patterns:\n    - .*proj_[qkv]_dense_layer.weight\n";
     let newer = "  init_method: random\n  param_filter: ['*proj_[qkv]_dense_layer.weight']\n";
     let found = [older, newer].map(|section| {
         let spec = spec(section);
