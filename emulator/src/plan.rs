@@ -233,7 +233,7 @@ pub struct StreamPlan {
     pub encoding: Encoding,
     /// Maximum leaves that one system can hold at once. The placement divides a larger batch into rounds.
     pub leaves_per_round: u32,
-    /// Shapes of the optimizer's state if it updates whole tensors: a shard then owns all chunks of a group, and updates
+    /// Shapes of the optimizer's state if it updates whole tensors: a shard then owns all chunks of a group and updates
     /// them together. `None` if it updates single elements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole_tensor_state: Option<Vec<StateShape>>,

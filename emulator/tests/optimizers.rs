@@ -39,22 +39,17 @@ fn train(case: &Case) -> Vec<f32> {
         Some(shapes) => shapes.get(at).map_or(0, |state: &StateShape| state.elements(&case.shape)),
     };
     let mut state: [Vec<f32>; MAX_STATE_TENSORS] = std::array::from_fn(|at| vec![0.0; size(at)]);
-    let pieces = if shapes.is_none() { vec![0..17, 17..elements] } else { vec![0..elements] };
+    let cut = if shapes.is_none() { 17 } else { elements };
+    let pieces = [0..cut, cut..elements];
     for step in 1..=STEPS {
         let gradient = gradient(elements, step);
-        for piece in &pieces {
-            let of_piece = |state: &mut Vec<f32>| {
-                if pieces.len() == 1 || state.is_empty() { 0..state.len() } else { piece.clone() }
-            };
-            let arrays = UpdateArrays {
-                weights: &mut weights[piece.clone()],
-                gradient: &gradient[piece.clone()],
-                state: state.each_mut().map(|state| {
-                    let range = of_piece(state);
-                    &mut state[range]
-                }),
-                shape: &case.shape,
-            };
+        for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
+            let state = state.each_mut().map(|state| match shapes {
+                None if !state.is_empty() => &mut state[piece.clone()],
+                _ => state.as_mut_slice(),
+            });
+            let (weights, gradient) = (&mut weights[piece.clone()], &gradient[piece.clone()]);
+            let arrays = UpdateArrays { weights, gradient, state, shape: &case.shape };
             let step =
                 UpdateStep { step, learning_rate: LEARNING_RATE, weight_decay: case.weight_decay, gradient_scale: 1.0 };
             optimizer.update(Simd::detect(), &step, arrays);

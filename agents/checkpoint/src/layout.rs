@@ -6,8 +6,8 @@
 //!
 //! * Every tensor is in exactly one group, and groups have no gaps.
 //! * The chunks of the groups, group by group, are all chunks in order, and divide each group without gaps.
-//! * A moment has the shape of the weights, or one number for each row or column; see [`StateShape`]. The latter belongs
-//!   to the first chunk of the group.
+//! * A moment has the shape of the weights, or one number for each row or column; see [`StateShape`]. The latter
+//!   belongs to the first chunk of the group.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -238,8 +238,8 @@ impl RangeWriter {
         Ok(Self { path, layout, moments: moments.clone(), specs, open, block: Vec::new() })
     }
 
-    /// Returns the elements of a chunk's section in its file. State of rows or columns belongs to the first chunk of its
-    /// group.
+    /// Returns the elements of a chunk's section in its file. State of rows or columns belongs to the first chunk of
+    /// its group.
     ///
     /// # Errors
     /// There is no such chunk or section.

@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use common::SMALL;
+use common::{SMALL, optimizer_with};
 use millrace_params::reference::{self, DefaultValue, KeyReference, SectionReference};
 use millrace_params::{FlagOverrides, JobSpec, MachineDocument, MachineSpec, Params, ParamsProblem, ParamsProblemKind};
 use serde_json::{Map, Value, json};
@@ -56,19 +56,10 @@ impl Document {
         let document = Self(serde_json::to_value(params).unwrap());
         match path {
             "train_input.tokenizer" | "eval_input.tokenizer" => document.set("model.vocab_size", "50257"),
-            "optimizer.momentum" => document.set("optimizer.optimizer_type", "SGD"),
-            "optimizer.alpha" | "optimizer.centered" => document.set("optimizer.optimizer_type", "RMSprop"),
-            "optimizer.lr_decay" | "optimizer.initial_accumulator_value" => {
-                document.set("optimizer.optimizer_type", "Adagrad")
-            }
-            "optimizer.momentum_decay" => document.set("optimizer.optimizer_type", "NAdam"),
             _ if path.starts_with("sparsity.") => document.set("sparsity", "{sparsity: 0.5}"),
-            "optimizer.adam" => document.set("optimizer.optimizer_type", "LAMB"),
-            "optimizer.clip_threshold"
-            | "optimizer.decay_rate"
-            | "optimizer.scale_parameter"
-            | "optimizer.relative_step"
-            | "optimizer.warmup_init" => document.set("optimizer.optimizer_type", "AdaFactor"),
+            _ if optimizer_with(path).is_some() => {
+                document.set("optimizer.optimizer_type", optimizer_with(path).unwrap_or_default())
+            }
             _ if path.starts_with("optimizer.learning_rate.") => {
                 let key = path.trim_start_matches("optimizer.learning_rate.");
                 document.set("optimizer.learning_rate", schedule_with(key))

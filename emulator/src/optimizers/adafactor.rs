@@ -1,4 +1,4 @@
-//! Adafactor, as `transformers.optimization.Adafactor`. With β₂ = 1 - t^decay_rate and the means over rows r and columns
+//! Adafactor, as `transformers.optimization.Adafactor`. With β₂ = 1 - t^decay_rate and means over rows r and columns
 //! c of g² + ε₁, each kept with rate β₂: u = g / √(r·c / mean(r)), and for a vector u = g / √v. Then
 //! u ← lr · max(ε₂, RMS(w)) · u / max(1, RMS(u)/clip), m ← β₁m + (1-β₁)u, w ← w - lr · max(ε₂, RMS(w)) · decay·w - m.
 //!

@@ -6,7 +6,8 @@
 //! | `attn.q`, `attn.kv` | the same, with keys and values in one tensor |
 //! | `attn.proj` | `self_attn.proj_output_dense_layer` |
 //! | `cross.q`, `cross.kv`, `cross.proj` | the same names below `multihead_attn` |
-//! | `mlp.fc`, `mlp.gate`, `mlp.proj` | `ffn.ffn.0.linear_layer`, `ffn.ffn.0.linear_layer_for_glu`, `ffn.ffn.1.linear_layer` |
+//! | `mlp.fc`, `mlp.proj` | `ffn.ffn.0.linear_layer`, `ffn.ffn.1.linear_layer` |
+//! | `mlp.gate` | `ffn.ffn.0.linear_layer_for_glu` |
 //! | `ln_1`, `ln_2` | `norm1`, `norm2` |
 //!
 //! Blocks are `transformer_decoder.layers.N`; of encoders `bert_encoder.transformer_encoder.layers.N`; of models with

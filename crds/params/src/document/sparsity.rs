@@ -6,9 +6,9 @@ use crate::keywords::{SPARSITY_ALGORITHMS, SPARSITY_MASKS};
 use crate::yaml::section;
 
 section! {
-    /// Weights that are zero from the first step to the last. Patterns are compared with the names that the public model
-    /// zoo gives to parameters, such as `transformer_decoder.layers.0.self_attn.proj_q_dense_layer.weight`, and with
-    /// those of Millrace's tensors, such as `h.0.attn.qkv.weight`.
+    /// Weights that are zero from the first step to the last. Patterns are compared with the names that the public
+    /// model zoo gives to parameters, such as `transformer_decoder.layers.0.self_attn.proj_q_dense_layer.weight`, and
+    /// with those of Millrace's tensors, such as `h.0.attn.qkv.weight`.
     pub struct SparsityParams {
         /// Share of the weights of each parameter that are zero, at least 0 and less than 1.
         sparsity: f64 = required(),

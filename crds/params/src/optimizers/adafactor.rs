@@ -10,7 +10,7 @@ use crate::resolve::ResolveContext;
 /// Step from which the relative step is 1/sqrt(step).
 const RELATIVE_STEP_WARMUP_STEPS: u64 = 10_000;
 
-/// Adafactor, whose second moment of a matrix is the product of means over its rows and columns; decoupled weight decay.
+/// Adafactor, whose second moment of a matrix is a product of means over its rows and columns; decoupled weight decay.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Adafactor {
     /// Terms added to the squared gradient, and least root mean square of a tensor for `scale_parameter`.
@@ -65,7 +65,7 @@ fn eps(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> [f64; 2] {
     }
 }
 
-/// Returns the learning rate of `relative_step`, 1/sqrt(step) but at most 0.01, or with `warmup_init` at most 1e-6 step;
+/// Returns the learning rate of `relative_step`: 1/sqrt(step), at most 0.01, or with `warmup_init` at most 1e-6 step.
 /// `None` if the params do not ask for it. Steps count from 1.
 pub(crate) fn relative_step(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Option<Schedule> {
     let relative = params.relative_step.unwrap_or(false);

@@ -64,3 +64,16 @@ pub fn resolved(text: &str) -> ResolveOutput {
         Err(e) => panic!("{}", e.report()),
     }
 }
+
+/// Returns an optimizer that has the key, for a key that AdamW does not have.
+pub fn optimizer_with(path: &str) -> Option<&'static str> {
+    Some(match path.strip_prefix("optimizer.")? {
+        "momentum" => "SGD",
+        "alpha" | "centered" => "RMSprop",
+        "lr_decay" | "initial_accumulator_value" => "Adagrad",
+        "momentum_decay" => "NAdam",
+        "adam" => "LAMB",
+        "clip_threshold" | "decay_rate" | "scale_parameter" | "relative_step" | "warmup_init" => "AdaFactor",
+        _ => return None,
+    })
+}
