@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use common::{SMALL, optimizer_with};
+use common::{SEQUENCE_KEYS, SMALL, optimizer_with};
 use millrace_params::reference::{self, DefaultValue, KeyReference, SectionReference};
 use millrace_params::{FlagOverrides, JobSpec, MachineDocument, MachineSpec, Params, ParamsProblem, ParamsProblemKind};
 use serde_json::{Map, Value, json};
@@ -215,35 +215,6 @@ const ENCODER_KEYS: &[&str] = &[
     "model.use_final_layer_norm",
     "model.token_dropout",
     "model.mask_token_id",
-];
-
-/// Keys that only models with an encoder and a decoder have.
-const SEQUENCE_KEYS: &[&str] = &[
-    "src_vocab_size",
-    "tgt_vocab_size",
-    "extra_ids",
-    "d_model",
-    "d_ff",
-    "d_kv",
-    "encoder_num_hidden_layers",
-    "decoder_num_hidden_layers",
-    "encoder_nonlinearity",
-    "decoder_nonlinearity",
-    "src_max_position_embeddings",
-    "tgt_max_position_embeddings",
-    "src_max_sequence_length",
-    "tgt_max_sequence_length",
-    "share_encoder_decoder_embedding",
-    "use_t5_layer_norm",
-    "use_relative_attention_bias",
-    "relative_attention_num_buckets",
-    "relu_dropout_rate",
-    "use_pre_encoder_decoder_dropout",
-    "use_pre_encoder_decoder_layer_norm",
-    "use_dropout_outside_residual_path",
-    "use_transformer_initialization",
-    "lm_loss_weight",
-    "mlm_loss_scaling",
 ];
 
 /// Returns whether a key belongs to the items of a list, which `resolving.rs` and `images.rs` test.

@@ -77,3 +77,32 @@ pub fn optimizer_with(path: &str) -> Option<&'static str> {
         _ => return None,
     })
 }
+
+/// Keys that only models with an encoder and a decoder have.
+pub const SEQUENCE_KEYS: &[&str] = &[
+    "src_vocab_size",
+    "tgt_vocab_size",
+    "extra_ids",
+    "d_model",
+    "d_ff",
+    "d_kv",
+    "encoder_num_hidden_layers",
+    "decoder_num_hidden_layers",
+    "encoder_nonlinearity",
+    "decoder_nonlinearity",
+    "src_max_position_embeddings",
+    "tgt_max_position_embeddings",
+    "src_max_sequence_length",
+    "tgt_max_sequence_length",
+    "share_encoder_decoder_embedding",
+    "use_t5_layer_norm",
+    "use_relative_attention_bias",
+    "relative_attention_num_buckets",
+    "relu_dropout_rate",
+    "use_pre_encoder_decoder_dropout",
+    "use_pre_encoder_decoder_layer_norm",
+    "use_dropout_outside_residual_path",
+    "use_transformer_initialization",
+    "lm_loss_weight",
+    "mlm_loss_scaling",
+];
