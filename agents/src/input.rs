@@ -1,8 +1,12 @@
 //! Opens the inputs of a job as datasets.
 
-use millrace_data::{CsvRows, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind};
+use millrace_data::{
+    CsvRows, Dataset, EncoderLabels, EncoderSamples, LineFiles, LineRows, Masking, Seq2SeqSamples, SourceKind,
+};
 pub use millrace_data::{DataError, DataSummary, SourceSpec, inspect as survey_source};
-use millrace_params::{DataSource, EncoderOptions, EncoderTask, InputSpec, JobSpec, MixturePart, ModelSpec, Split};
+use millrace_params::{
+    DataSource, EncoderOptions, EncoderTask, InputSpec, JobSpec, MixturePart, ModelSpec, Seq2SeqOptions, Split,
+};
 
 use crate::error::AgentError;
 
@@ -36,11 +40,19 @@ pub fn source_spec(input: &InputSpec, model: &ModelSpec) -> SourceSpec {
                 vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
             }
         }
-        // Rejected before anything is read, see `check_readable`.
-        DataSource::Planned { .. } => SourceKind::Tokens { paths: Vec::new() },
         DataSource::Csv { paths, rows, is_lower_case } => {
             SourceKind::Csv { paths: paths.clone(), rows: csv_rows(*rows), is_lower_case: *is_lower_case }
         }
+        DataSource::Lines { paths, rows, targets, vocabularies, is_lower_case } => SourceKind::Lines(LineFiles {
+            paths: paths.clone(),
+            rows: match rows {
+                millrace_params::LineRows::Spans => LineRows::Spans,
+                millrace_params::LineRows::Pairs => LineRows::Pairs,
+            },
+            targets: *targets,
+            vocabularies: *vocabularies,
+            is_lower_case: *is_lower_case,
+        }),
         DataSource::Images { paths, images } => SourceKind::Images { paths: paths.clone(), images: images.clone() },
         DataSource::Synthetic {} => SourceKind::Synthetic {
             vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
@@ -63,6 +75,7 @@ pub fn source_spec(input: &InputSpec, model: &ModelSpec) -> SourceSpec {
         num_samples: input.num_samples,
         cache_dir: None,
         encoder: model.encoder.as_ref().map(|encoder| encoder_samples(encoder, input, vocab_size)),
+        seq2seq: model.seq2seq.as_ref().map(|options| seq2seq_samples(options, input, vocab_size)),
     }
 }
 
@@ -104,6 +117,17 @@ fn encoder_samples(encoder: &EncoderOptions, input: &InputSpec, vocab_size: usiz
     }
 }
 
+/// Returns what the samples of an encoder with a decoder contain.
+fn seq2seq_samples(options: &Seq2SeqOptions, input: &InputSpec, vocab_size: usize) -> Seq2SeqSamples {
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    Seq2SeqSamples {
+        target_length: options.target_length,
+        vocab_size: count(vocab_size),
+        target_vocab_size: count(options.target_vocab_size),
+        seed: input.shuffle_seed,
+    }
+}
+
 /// Converts a data error to a failure with its hint.
 pub(crate) fn data_failure(error: DataError) -> AgentError {
     let hint = error.hint();
@@ -124,17 +148,9 @@ pub(crate) fn sample_failure(error: DataError) -> AgentError {
 /// # Errors
 /// Files are missing, empty, or of another format.
 pub(crate) fn survey(input: &InputSpec, model: &ModelSpec) -> Result<(DataSummary, Option<u64>), AgentError> {
-    check_readable(input)?;
     let spec = source_spec(input, model);
     let found = survey_source(&spec).and_then(|found| Ok((found, found.samples(&spec)?)));
     found.map_err(data_failure)
-}
-
-/// Checks that this release can read the source, and not only plan the job.
-fn check_readable(input: &InputSpec) -> Result<(), AgentError> {
-    let DataSource::Planned { processor } = &input.source else { return Ok(()) };
-    let hint = "plan the job; this release reads no samples of two sequences".to_owned();
-    Err(AgentError::bad_input(format!("{processor} is not supported yet for running a job")).hint(hint))
 }
 
 /// Opens one input. `progress` receives the bytes done and the total while the input is tokenized.
@@ -146,7 +162,6 @@ pub(crate) fn open(
     model: &ModelSpec,
     progress: impl FnMut(u64, u64),
 ) -> Result<Dataset, AgentError> {
-    check_readable(input)?;
     let dataset = Dataset::open(&source_spec(input, model), progress).map_err(data_failure)?;
     dataset.check_vocab(model.vocab_size as u64).map_err(data_failure)?;
     Ok(dataset)

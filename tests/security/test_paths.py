@@ -124,6 +124,11 @@ PATH_FIELDS = {
         for section in ("train_input", "eval_input", "model")
         for key in ("label_vocab_file", "vocab_file")
     ),
+    *(
+        f"spec.params.{section}.{key}"
+        for section in ("train_input", "eval_input")
+        for key in ("src_data_dir", "src_vocab_file", "tgt_data_dir", "tgt_vocab_file")
+    ),
     "spec.params.runconfig.model_dir",
     "spec.params.runconfig.summary_dir",
     "spec.params.runconfig.checkpoint_path",
@@ -149,12 +154,6 @@ OTHER_FIELDS = {
             *("data_processor", "data_subset", "micro_batch_size", "split", "tokenizer"),
             *("transforms[].interpolation", "transforms[].name", "transforms[].size"),
         )
-    ),
-    # Never read: the processors that have these keys can only be planned.
-    *(
-        f"spec.params.{name}_input.{key}"
-        for name in ("train", "eval")
-        for key in ("src_data_dir", "src_vocab_file", "tgt_data_dir", "tgt_vocab_file")
     ),
     "spec.params.csconfig",
     *(f"spec.params.model.{key}" for key in ("decoder_nonlinearity", "encoder_nonlinearity", "mlm_loss_scaling")),
@@ -276,6 +275,18 @@ def read_classes_of_words(params: dict[str, Any], *, from_model: bool) -> None:
         source |= {} if from_model else files
 
 
+def read_translations(params: dict[str, Any]) -> None:
+    """Makes the model a Transformer, whose inputs read texts with their translations and the vocabularies of both."""
+    sizes = {"hidden_size": 64, "num_heads": 4, "encoder_num_hidden_layers": 2, "src_vocab_size": 512}
+    params["model"] = {"name": "transformer", **sizes}
+    for source in (params[name] for name in ("train_input", "eval_input") if name in params):
+        for key in ("data_dir", "data_files", "tokenizer"):
+            source.pop(key, None)
+        source |= {"data_processor": "TransformerDynamicDataProcessor", "tgt_max_sequence_length": 32}
+        source |= {"src_data_dir": "data", "tgt_data_dir": "data"}
+        source |= {"src_vocab_file": "data/source.txt", "tgt_vocab_file": "data/target.txt"}
+
+
 @pytest.mark.needs("local paths")
 @pytest.mark.parametrize("field", sorted(PATH_FIELDS))
 def test_paths_outside_are_rejected(shared: Server, unchanged_filesystem: Callable[[], None], field: str) -> None:
@@ -293,7 +304,9 @@ def test_paths_outside_are_rejected(shared: Server, unchanged_filesystem: Callab
             for key in ("data_dir", "data_files", "tokenizer"):
                 source.pop(key, None)
             source |= {"data_processor": "GptHDF5DataProcessor", "mixture": [{"data_dir": "data", "weight": 1}]}
-        if field.endswith("vocab_file"):
+        if "_input.src_" in field or "_input.tgt_" in field:
+            read_translations(body["spec"]["params"])
+        elif field.endswith("vocab_file"):
             read_classes_of_words(body["spec"]["params"], from_model=".model." in field)
         put(body, field, text)
         answer = shared.user.http.post(jobs, json=body)

@@ -12,6 +12,7 @@ use crate::images::ImageStore;
 use crate::inspect::inspect_files;
 use crate::mixture::MixtureOrder;
 use crate::order::SampleOrder;
+use crate::seq2seq::Seq2SeqSource;
 use crate::spec::MixturePart;
 use crate::synthetic::{self, Synthetic};
 use crate::text::Corpus;
@@ -32,6 +33,7 @@ pub struct Dataset {
 enum DatasetContent {
     Source(OrderedSource),
     Encoder(Box<EncoderSource>),
+    Seq2Seq(Box<Seq2SeqSource>),
     Images {
         store: ImageStore,
         order: SampleOrder,
@@ -71,6 +73,12 @@ impl Dataset {
             let content = DatasetContent::Encoder(Box::new(source));
             return Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded });
         }
+        if let Some(samples) = &spec.seq2seq {
+            let source = Seq2SeqSource::open(spec, samples, progress)?;
+            let fingerprint = source.fingerprint;
+            let content = DatasetContent::Seq2Seq(Box::new(source));
+            return Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded });
+        }
         let (source, cache) = match &spec.kind {
             SourceKind::Text { paths, tokenizer } => {
                 let (store, cache) = open_text(spec, paths, *tokenizer, &mut progress)?;
@@ -89,7 +97,7 @@ impl Dataset {
                 let store = Hdf5Store::open(&expand(paths, "h5")?, spec.seq_len, *vocab_size)?;
                 (TokenSource::Hdf5(store), CacheOutcome::NotNeeded)
             }
-            SourceKind::Csv { .. } => return Err(DataError::NotForDecoders),
+            SourceKind::Csv { .. } | SourceKind::Lines(_) => return Err(DataError::NotForDecoders),
             SourceKind::Images { paths, images } => return Self::open_images(spec, paths, images),
             SourceKind::Synthetic { vocab_size, seed } => {
                 (TokenSource::Synthetic(Synthetic::new(*vocab_size, *seed)), CacheOutcome::NotNeeded)
@@ -155,6 +163,7 @@ impl Dataset {
         match &self.content {
             DatasetContent::Source(source) => source.order.samples_per_pass(),
             DatasetContent::Encoder(source) => source.samples_per_pass(),
+            DatasetContent::Seq2Seq(source) => source.samples_per_pass(),
             DatasetContent::Images { order, .. } => order.samples_per_pass(),
             DatasetContent::Mixture { samples, .. } => *samples,
         }
@@ -170,6 +179,7 @@ impl Dataset {
                 TokenSource::Synthetic(synthetic) => synthetic.max_token(),
             },
             DatasetContent::Encoder(source) => source.vocab_size().saturating_sub(1),
+            DatasetContent::Seq2Seq(source) => source.vocab_size().saturating_sub(1),
             DatasetContent::Images { store, .. } => store.classes().saturating_sub(1).try_into().unwrap_or(u32::MAX),
             DatasetContent::Mixture { members, .. } => members.iter().map(Self::max_token).max().unwrap_or(0),
         }
@@ -218,7 +228,7 @@ impl Dataset {
         );
         match &self.content {
             DatasetContent::Source(source) => source.read(source.order.window(n), input_ids, labels),
-            DatasetContent::Encoder(_) => Err(DataError::NotForDecoders),
+            DatasetContent::Encoder(_) | DatasetContent::Seq2Seq(_) => Err(DataError::NotForDecoders),
             DatasetContent::Images { .. } => Err(DataError::NoTokens),
             DatasetContent::Mixture { order, members, .. } => {
                 let (member, number) = order.locate(n);
@@ -235,6 +245,7 @@ impl Dataset {
                 vec![input("image", ElementType::F32, &store.dimensions()), input("labels", ElementType::I32, &[])]
             }
             DatasetContent::Encoder(source) => source.inputs(),
+            DatasetContent::Seq2Seq(source) => source.inputs(),
             DatasetContent::Source(_) | DatasetContent::Mixture { .. } => {
                 ["input_ids", "labels"].map(|name| input(name, ElementType::I32, &[self.seq_len])).into()
             }
@@ -251,6 +262,7 @@ impl Dataset {
         let mut arrays: Vec<Vec<u8>> = self.inputs().into_iter().map(bytes).collect();
         let mut sample_arrays = match &self.content {
             DatasetContent::Encoder(source) => source.empty(),
+            DatasetContent::Seq2Seq(source) => source.empty(),
             _ => vec![vec![0; self.seq_len]; 2],
         };
         for sample in (0..u64::from(count)).map(|at| first.saturating_add(at)) {
@@ -262,6 +274,7 @@ impl Dataset {
                     continue;
                 }
                 (DatasetContent::Encoder(source), sample_arrays) => source.read(sample, sample_arrays)?,
+                (DatasetContent::Seq2Seq(source), sample_arrays) => source.read(sample, sample_arrays)?,
                 (_, [input_ids, labels]) => self.sample(sample, input_ids, labels)?,
                 (_, _) => return Err(DataError::NoTokens),
             }

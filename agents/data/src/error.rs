@@ -8,6 +8,7 @@ use crate::encoder::{CsvProblem, VocabularyProblem};
 use crate::hdf5::{Hdf5Problem, SampleProblem};
 use crate::images::ImageProblem;
 use crate::json_lines::JsonLineProblem;
+use crate::seq2seq::LinesProblem;
 
 /// The format that [`DataError::WrongFormat`] names for a source of HDF5 files.
 pub(crate) const HDF5_FILE: &str = "an HDF5 file";
@@ -99,6 +100,16 @@ pub enum DataError {
         /// The end of the sentence.
         problem: CsvProblem,
     },
+    /// A file of lines of words can't be used.
+    #[error("data file {} {problem}", path.display())]
+    Lines {
+        path: PathBuf,
+        /// The end of the sentence.
+        problem: LinesProblem,
+    },
+    /// Two sequences have no room for a text with replaced spans.
+    #[error("samples of {source_length} and {target_length} tokens have no room for a text with replaced spans")]
+    ShortSequences { source_length: usize, target_length: usize },
     /// A file of words can't be used.
     #[error("vocabulary {} {problem}", path.display())]
     Vocabulary {
@@ -136,8 +147,8 @@ pub enum DataError {
         /// Tokens needed: T + 1.
         needed: u64,
     },
-    /// The samples of the source are those of an encoder.
-    #[error("the samples of this source are for encoders")]
+    /// The samples of the source are not those of a decoder.
+    #[error("the samples of this source are not for decoders")]
     NotForDecoders,
     /// The model's vocabulary is too small for the data.
     #[error("the vocabulary of {vocab_size} is too small for the data, whose largest token is {max_token}")]
@@ -214,8 +225,10 @@ impl DataError {
             }
             Hdf5 { problem, .. } => problem.hint(),
             Csv { .. } => "prepare the data again, or use the data_processor of its columns".into(),
-            Vocabulary { .. } => {
-                "a vocabulary has one word in a line, among them [PAD], [UNK], [CLS], [SEP] and [MASK]".into()
+            Vocabulary { problem, .. } => problem.hint(),
+            Lines { problem, .. } => problem.hint(),
+            ShortSequences { .. } => {
+                "raise src_max_sequence_length and tgt_max_sequence_length, for example to 512 and 114".into()
             }
             BadSample { problem, .. } => problem.hint(),
             Images { problem, .. } => problem.hint(),
@@ -227,7 +240,7 @@ impl DataError {
             TooShort { split: SplitPart::Validation, .. } => {
                 "give more data, a smaller max_sequence_length, or a larger validation fraction".into()
             }
-            NotForDecoders => "set model.name to a family of bert, or use other data".into(),
+            NotForDecoders => "set model.name to a family that reads them (bert, t5), or use other data".into(),
             VocabularyTooSmall { max_token, .. } => {
                 format!("set vocab_size to at least {}, or use another tokenizer", u64::from(*max_token) + 1)
             }

@@ -14,8 +14,9 @@ use crate::error::HDF5_FILE;
 use crate::files::expand;
 use crate::hdf5::{DataFile, FileShape};
 use crate::json_lines::is_json_lines;
+use crate::seq2seq::line_files;
 use crate::token_store::TOKEN_BYTES;
-use crate::{DataError, Dataset, SourceKind, SourceSpec, Tokenizer};
+use crate::{DataError, Dataset, LineFiles, SourceKind, SourceSpec, Tokenizer};
 
 /// Bytes at the beginning of a file that are inspected.
 const MAX_HEADER_BYTES: u64 = 4096;
@@ -43,7 +44,7 @@ pub struct DataSummary {
     pub files: u64,
     /// Total bytes of all files.
     pub bytes: u64,
-    /// Samples in a pass over HDF5 or CSV files, or images.
+    /// Samples in a pass over HDF5 or CSV files, lines, or images.
     pub hdf5_samples: Option<u64>,
     /// Whether some files are JSON Lines, whose sizes do not show the number of tokens.
     pub has_json_lines: bool,
@@ -76,12 +77,16 @@ impl DataSummary {
             // There is a separator between two documents.
             SourceKind::Text { tokenizer: Tokenizer::Bytes, .. } => self.bytes.saturating_add(self.files.max(1) - 1),
             SourceKind::Tokens { .. } => self.bytes / TOKEN_BYTES as u64,
-            SourceKind::Hdf5 { .. } | SourceKind::Csv { .. } | SourceKind::Images { .. } => {
+            SourceKind::Hdf5 { .. } | SourceKind::Csv { .. } | SourceKind::Lines(_) | SourceKind::Images { .. } => {
                 return Ok(self.hdf5_samples);
             }
             SourceKind::Text { .. } | SourceKind::Synthetic { .. } => return Ok(None),
         };
-        let windows = spec.encoder.as_ref().map(|samples| spec.windows_of_encoder(samples));
+        let windows = match (&spec.encoder, &spec.seq2seq) {
+            (Some(samples), _) => Some(spec.windows_of_encoder(samples)),
+            (_, Some(samples)) => Some(spec.windows_of_seq2seq(samples)?),
+            (None, None) => None,
+        };
         let (_, windows) = windows_of_split(windows.as_ref().unwrap_or(spec), tokens)?;
         order_of(spec, 0..windows).map(|order| Some(order.samples_per_pass()))
     }
@@ -100,6 +105,7 @@ pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
         SourceKind::Csv { paths, rows, .. } => {
             return inspect_stored(spec, data_and_vocabulary(paths, *rows).0, rows.extension());
         }
+        SourceKind::Lines(files) => return inspect_lines(spec, files),
         SourceKind::Images { .. } => return inspect_images(spec),
         SourceKind::Synthetic { .. } => return Ok(DataSummary::default()),
     };
@@ -119,6 +125,14 @@ pub fn stored_sample_length(spec: &SourceSpec) -> Option<usize> {
 /// Opens HDF5 files, which reads their headers and one sample, or CSV files, which are read as a whole.
 fn inspect_stored(spec: &SourceSpec, paths: &[String], extension: &'static str) -> Result<DataSummary, DataError> {
     let files = expand(paths, extension)?;
+    let bytes = files.iter().map(|path| size_of(path)).sum::<Result<u64, _>>()?;
+    let samples = Dataset::open(spec, |_, _| {})?.windows();
+    Ok(DataSummary { files: files.len() as u64, bytes, hdf5_samples: Some(samples), has_json_lines: false })
+}
+
+/// Opens files of lines, which are read as a whole.
+fn inspect_lines(spec: &SourceSpec, files: &LineFiles) -> Result<DataSummary, DataError> {
+    let files = line_files(files)?.concat();
     let bytes = files.iter().map(|path| size_of(path)).sum::<Result<u64, _>>()?;
     let samples = Dataset::open(spec, |_, _| {})?.windows();
     Ok(DataSummary { files: files.len() as u64, bytes, hdf5_samples: Some(samples), has_json_lines: false })
@@ -191,7 +205,7 @@ const fn expected_format(kind: &SourceKind) -> &'static str {
         SourceKind::Hdf5 { .. } => HDF5_FILE,
         SourceKind::Csv { .. } => "a CSV file",
         SourceKind::Images { .. } => "images",
-        SourceKind::Text { .. } | SourceKind::Synthetic { .. } => "UTF-8 text",
+        SourceKind::Text { .. } | SourceKind::Lines(_) | SourceKind::Synthetic { .. } => "UTF-8 text",
     }
 }
 
@@ -212,6 +226,7 @@ mod tests {
             num_samples: None,
             cache_dir: None,
             encoder: None,
+            seq2seq: None,
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use millrace_params::ImageSource;
 
 use crate::encoder::SPECIAL_TOKENS;
-use crate::{CsvRows, DataError, EncoderSamples, Tokenizer};
+use crate::{CsvRows, DataError, EncoderSamples, Seq2SeqSamples, Tokenizer};
 
 /// The source of the samples.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,6 +44,8 @@ pub enum SourceKind {
         /// Whether words are converted to lower case.
         is_lower_case: bool,
     },
+    /// Lines of words, for an encoder with a decoder.
+    Lines(LineFiles),
     /// Images with a class each.
     Images {
         /// Directories, or idx files of images.
@@ -58,6 +60,40 @@ pub enum SourceKind {
         /// Seed of the stream.
         seed: u64,
     },
+}
+
+/// Files of lines whose words are separated by white space.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LineFiles {
+    /// Files, globs, or directories: the files that `meta.dat` in them names, or all `*.txt` files. The sources, then
+    /// `targets` paths of translations, then `vocabularies` paths of vocabularies: of both sides, or one of each.
+    pub paths: Vec<String>,
+    /// What a sample is made from.
+    pub rows: LineRows,
+    /// Number of paths of translations. If it is 0, the lists of the sources name the translations of pairs.
+    pub targets: usize,
+    /// Number of paths of vocabularies, 1 or 2.
+    pub vocabularies: usize,
+    /// Whether words are converted to lower case.
+    pub is_lower_case: bool,
+}
+
+/// What a sample is made from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LineRows {
+    /// A part of a line, in which spans are replaced.
+    Spans,
+    /// A line, and the line with the same number of another file.
+    Pairs,
+}
+
+impl LineFiles {
+    /// Returns the paths of sources, targets and vocabularies.
+    pub(crate) fn divided(&self) -> [&[String]; 3] {
+        let (files, vocabularies) = self.paths.split_at(self.paths.len().saturating_sub(self.vocabularies));
+        let (sources, targets) = files.split_at(files.len().saturating_sub(self.targets));
+        [sources, targets, vocabularies]
+    }
 }
 
 /// One source of a mixture.
@@ -112,14 +148,27 @@ pub struct SourceSpec {
     pub cache_dir: Option<PathBuf>,
     /// What samples contain, if they are those of an encoder; `None` for tokens, and labels that are the next tokens.
     pub encoder: Option<EncoderSamples>,
+    /// What samples contain, if they are those of an encoder with a decoder.
+    pub seq2seq: Option<Seq2SeqSamples>,
 }
 
 impl SourceSpec {
     /// Returns the source of the windows from which samples of an encoder are assembled.
     pub(crate) fn windows_of_encoder(&self, samples: &EncoderSamples) -> Self {
-        let mut windows = Self { seq_len: samples.window_length(self.seq_len), encoder: None, ..self.clone() };
+        self.windows_of(samples.window_length(self.seq_len), SPECIAL_TOKENS)
+    }
+
+    /// Returns the source of the windows from which samples of an encoder with a decoder are assembled.
+    pub(crate) fn windows_of_seq2seq(&self, samples: &Seq2SeqSamples) -> Result<Self, DataError> {
+        let length = samples.text_length(self.seq_len)?;
+        Ok(self.windows_of(length, samples.special_tokens(length)))
+    }
+
+    /// Returns the source of windows of `length` tokens, in a vocabulary whose last tokens are special.
+    fn windows_of(&self, length: usize, special_tokens: u32) -> Self {
+        let mut windows = Self { seq_len: length, encoder: None, seq2seq: None, ..self.clone() };
         if let SourceKind::Synthetic { vocab_size, .. } | SourceKind::Hdf5 { vocab_size, .. } = &mut windows.kind {
-            *vocab_size = vocab_size.saturating_sub(SPECIAL_TOKENS);
+            *vocab_size = vocab_size.saturating_sub(special_tokens);
         }
         windows
     }

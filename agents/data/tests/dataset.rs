@@ -22,6 +22,7 @@ fn spec(dir: &Path, paths: &[&str]) -> SourceSpec {
         num_samples: None,
         cache_dir: Some(dir.join("cache")),
         encoder: None,
+        seq2seq: None,
     }
 }
 

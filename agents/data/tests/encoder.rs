@@ -29,6 +29,7 @@ fn spec(kind: SourceKind, encoder: EncoderSamples) -> SourceSpec {
         shuffle_seed: 3,
         cache_dir: None,
         encoder: Some(encoder),
+        seq2seq: None,
     }
 }
 

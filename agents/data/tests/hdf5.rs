@@ -33,6 +33,7 @@ fn spec(paths: &[PathBuf]) -> SourceSpec {
         num_samples: None,
         cache_dir: None,
         encoder: None,
+        seq2seq: None,
     }
 }
 

@@ -28,6 +28,7 @@ fn spec(dir: &Path, images: ImageSource) -> SourceSpec {
         shuffle_seed: 5,
         cache_dir: None,
         encoder: None,
+        seq2seq: None,
     }
 }
 

@@ -54,6 +54,7 @@ fn report(dir: &Path) {
         num_samples: None,
         cache_dir: Some(dir.join("cache")),
         encoder: None,
+        seq2seq: None,
     };
     std::thread::scope(|scope| {
         for _ in 0..THREADS {

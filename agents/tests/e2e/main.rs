@@ -17,6 +17,7 @@ mod outputs;
 mod pods;
 mod ports;
 mod reproducibility;
+mod t5;
 mod termination;
 mod traces;
 mod unauthorized_peers;

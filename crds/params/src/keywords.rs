@@ -4,7 +4,7 @@
 //! choices, and by the JSON schema for editors. Keywords are compared without regard to case.
 
 use crate::job::{
-    AnnealStrategy, CsvRows, Fan, ImageFormat, LogLevel, LossScaling, Mode, ModelFamily, Nonlinearity, Norm,
+    AnnealStrategy, CsvRows, Fan, ImageFormat, LineRows, LogLevel, LossScaling, Mode, ModelFamily, Nonlinearity, Norm,
     ScalingDistribution, TokenizerName,
 };
 
@@ -54,8 +54,8 @@ pub(crate) enum Processor {
     Hdf5,
     Images(ImageFormat),
     Synthetic,
-    /// Can be planned but not read yet.
-    Planned,
+    /// Files of lines for an encoder with a decoder.
+    Lines(LineRows),
     /// CSV files with rows for an encoder.
     Csv(CsvRows),
 }
@@ -69,8 +69,8 @@ pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
         ("MNISTDataProcessor", Processor::Images(ImageFormat::Idx)),
         ("ImageNet1KProcessor", Processor::Images(ImageFormat::Folder)),
         ("SyntheticDataProcessor", Processor::Synthetic),
-        ("T5DynamicDataProcessor", Processor::Planned),
-        ("TransformerDynamicDataProcessor", Processor::Planned),
+        ("T5DynamicDataProcessor", Processor::Lines(LineRows::Spans)),
+        ("TransformerDynamicDataProcessor", Processor::Lines(LineRows::Pairs)),
         ("BertCSVDynamicMaskDataProcessor", Processor::Csv(CsvRows::Words)),
         ("BertCSVDataProcessor", Processor::Csv(CsvRows::Masked)),
         ("SST2DataProcessor", Processor::Csv(CsvRows::Sentences)),

@@ -49,10 +49,10 @@ pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
     AnnealStrategy, CheckpointStates, CsvRows, CycleAmplitude, DataSource, DecoderOptions, EncoderOptions, EncoderTask,
     Fan, ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape, ImageSource, ImageTransform, InitializerSpec,
-    Initializers, InputSpec, JobSpec, LearningRateScale, LogLevel, LossScaling, MaskingSpec, MixturePart, Mode,
-    ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, ParameterFilter, Positions,
-    Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution, Schedule, ScheduleSegment,
-    ScheduleSegmentKind, Seq2SeqOptions, Seq2SeqPositions, SparsitySpec, Split, TokenizerName,
+    Initializers, InputSpec, JobSpec, LearningRateScale, LineRows, LogLevel, LossScaling, MaskingSpec, MixturePart,
+    Mode, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, ParameterFilter,
+    Positions, Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution, Schedule,
+    ScheduleSegment, ScheduleSegmentKind, Seq2SeqOptions, Seq2SeqPositions, SparsitySpec, Split, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

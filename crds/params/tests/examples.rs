@@ -40,9 +40,18 @@ fn sizes_are_as_named() {
 fn main_example_has_eight_leaves_on_two_systems() {
     let (_, job) = example("gpt2-kjv");
     assert_eq!((job.train_input.leaves(), job.run.num_csx), (8, 2));
-    let DataSource::Text { paths, .. } = &job.train_input.source else { panic!("{:?}", job.train_input.source) };
-    for path in paths {
-        assert!(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path).is_file(), "{path}");
+}
+
+#[test]
+fn examples_of_text_name_files_of_the_repository() {
+    for name in ["gpt2-kjv", "llama-kjv", "bert-kjv", "t5-kjv"] {
+        let (_, job) = example(name);
+        let DataSource::Text { paths, .. } = &job.train_input.source else { panic!("{:?}", job.train_input.source) };
+        for path in paths {
+            assert!(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path).is_file(), "{path}");
+        }
+        let eval = job.eval_input.as_ref().unwrap();
+        assert_ne!((&eval.source, eval.split), (&job.train_input.source, job.train_input.split), "{name}");
     }
 }
 

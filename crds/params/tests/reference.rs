@@ -72,6 +72,12 @@ impl Document {
             "model.num_classes" | "model.encoder_output_dropout_rate" | "model.include_padding_in_loss" => {
                 document.with_classes_of_words()
             }
+            "train_input.tgt_data_dir"
+            | "eval_input.tgt_data_dir"
+            | "train_input.tgt_vocab_file"
+            | "eval_input.tgt_vocab_file" => {
+                document.with_sequences().set("train_input.data_processor", "TransformerDynamicDataProcessor")
+            }
             "train_input.label_vocab_file" | "eval_input.label_vocab_file" => document.with_classes_of_words(),
             "model.hidden_sizes" | "model.depth" => {
                 document.with_layers().set("model", "{name: fc_mnist, depth: 2, hidden_size: 16}")
@@ -146,7 +152,7 @@ impl Document {
     fn with_sequences(self) -> Self {
         let model = "{hidden_size: 64, d_kv: 8, filter_size: 96, num_heads: 4, encoder_num_hidden_layers: 2, name: t5}";
         let input = "{data_processor: T5DynamicDataProcessor, batch_size: 8, max_sequence_length: 64, \
-                     tgt_max_sequence_length: 24}";
+                     tgt_max_sequence_length: 24, data_dir: text, vocab_file: vocab.txt}";
         self.set("train_input", input).set("model", model)
     }
 
@@ -264,6 +270,8 @@ fn sample(path: &str) -> &'static str {
         "model.encoder_num_hidden_layers" | "model.num_hidden_layers" => "3",
         "train_input.tgt_max_sequence_length" | "model.tgt_max_position_embeddings" => "16",
         "train_input.drop_last" => "true",
+        "train_input.data_dir" | "eval_input.data_dir" => "corpus",
+        "train_input.vocab_file" | "eval_input.vocab_file" | "train_input.tgt_vocab_file" => "words.txt",
         "model.nonlinearity" => "relu",
         "model.encoder_nonlinearity" => "gelu",
         "model.vocab_size" => "256",
@@ -330,7 +338,7 @@ fn described(path: &str) -> Option<&'static str> {
         | "model.mup_base_filter_size"
         | "model.attention_sliding_window_length" => None,
         path if path.ends_with("vocab_file") || path.ends_with("_input.max_predictions_per_seq") => None,
-        path if path.ends_with("_input.transforms") => None,
+        path if path.ends_with("_input.transforms") || path.ends_with("_input.tgt_data_dir") => None,
         "model.d_kv" => Some("16"),
         "model.hidden_sizes" => Some("[16, 16]"),
         "model.num_classes" => None,

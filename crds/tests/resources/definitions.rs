@@ -16,6 +16,8 @@ const OPEN: &[&str] = &[
     "spec.params.eval_input.data_files",
     "spec.params.eval_input.micro_batch_size",
     "spec.params.eval_input.mixture.[].data_dir",
+    "spec.params.eval_input.src_data_dir",
+    "spec.params.eval_input.tgt_data_dir",
     "spec.params.eval_input.transforms.[].size",
     "spec.params.model.embedding_initializer",
     "spec.params.model.ffn_initializer",
@@ -43,6 +45,8 @@ const OPEN: &[&str] = &[
     "spec.params.train_input.data_files",
     "spec.params.train_input.micro_batch_size",
     "spec.params.train_input.mixture.[].data_dir",
+    "spec.params.train_input.src_data_dir",
+    "spec.params.train_input.tgt_data_dir",
     "spec.params.train_input.transforms.[].size",
 ];
 

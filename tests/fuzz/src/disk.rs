@@ -137,6 +137,7 @@ pub fn json_lines(bytes: &[u8]) {
             num_samples: None,
             cache_dir: Some(dir.join("cache")),
             encoder: None,
+            seq2seq: None,
         };
         if let Ok(dataset) = Dataset::open(&spec, |done, total| assert!(done <= total)) {
             assert!(dataset.windows() as usize <= bytes.len() && dataset.max_token() < 256);
@@ -164,6 +165,7 @@ pub fn tokens(bytes: &[u8]) {
                 num_samples: None,
                 cache_dir: None,
                 encoder: None,
+                seq2seq: None,
             };
             let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
             let (mut input_ids, mut labels) = ([0; 4], [0; 4]);
@@ -194,6 +196,7 @@ pub fn hdf5(bytes: &[u8]) {
             num_samples: None,
             cache_dir: None,
             encoder: None,
+            seq2seq: None,
         };
         let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { return };
         let (mut input_ids, mut labels) = ([0; LENGTH], [0; LENGTH]);
@@ -253,6 +256,7 @@ pub fn csv(bytes: &[u8]) {
                     masking,
                     seed: 1,
                 }),
+                seq2seq: None,
             };
             let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
             for number in [0, 1, dataset.windows(), u64::MAX] {
@@ -290,6 +294,7 @@ pub fn images(bytes: &[u8]) {
                 num_samples: None,
                 cache_dir: None,
                 encoder: None,
+                seq2seq: None,
             };
             let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
             for sample in [0, 1, dataset.windows(), u64::MAX - 1] {

@@ -9,6 +9,7 @@
 
 mod cluster;
 mod disk;
+mod lines;
 mod names;
 mod rest;
 mod wire;
@@ -18,7 +19,7 @@ pub mod mutate;
 /// A target: its name, which is also its directory in `corpus/`, and the function that is run with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 23] = [
+pub const TARGETS: [Target; 24] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
@@ -40,6 +41,7 @@ pub const TARGETS: [Target; 23] = [
     ("csv", disk::csv),
     ("images", disk::images),
     ("json_lines", disk::json_lines),
+    ("lines", lines::lines),
     ("upload", rest::upload),
     ("body", rest::body),
 ];

@@ -56,7 +56,7 @@ impl SpecialTokens {
 }
 
 /// Random numbers of a sample.
-pub(super) struct SampleRandom(u64);
+pub(crate) struct SampleRandom(u64);
 
 impl SampleRandom {
     pub fn new(seed: u64, sample: u64) -> Self {

@@ -21,8 +21,10 @@ use std::path::PathBuf;
 
 pub use csv::CsvProblem;
 pub use masking::Masking;
+pub(crate) use masking::SampleRandom;
 pub use row::CsvRows;
 pub use words::VocabularyProblem;
+pub(crate) use words::read_vocabulary;
 
 use crate::dataset::{order_of, split_range};
 use crate::files::expand;
@@ -30,7 +32,7 @@ use crate::hdf5::SampleProblem;
 use crate::order::SampleOrder;
 use crate::{DataError, Dataset, ElementType, SampleInput, SourceKind, SourceSpec};
 use csv::CsvFiles;
-use masking::{SampleRandom, SpecialTokens};
+use masking::SpecialTokens;
 use row::Row;
 use words::Vocabulary;
 

@@ -25,6 +25,8 @@ const MAX_WORD_CHARACTERS: usize = 100;
 pub enum VocabularyProblem {
     #[error("has no word {word}")]
     MissingWord { word: &'static str },
+    #[error("has no word {word}")]
+    MissingToken { word: &'static str },
     #[error("does not map the names of classes to numbers, as JSON")]
     NotClasses,
     #[error("has {bytes} bytes, more than a vocabulary needs")]
@@ -42,6 +44,17 @@ pub(super) struct Vocabulary {
     pub entries: u32,
     /// Digest of the file and of how it is used.
     pub digest: [u8; 32],
+}
+
+impl VocabularyProblem {
+    /// Returns what the user can do about it.
+    pub(crate) fn hint(&self) -> String {
+        let words = match self {
+            Self::MissingToken { .. } => "<unk>, </s>, and <s> or <pad>",
+            _ => "[PAD], [UNK], [CLS], [SEP] and [MASK]",
+        };
+        format!("a vocabulary has one word in a line, among them {words}")
+    }
 }
 
 impl Vocabulary {
@@ -144,6 +157,12 @@ impl Vocabulary {
             rest = &rest[end..];
         }
     }
+}
+
+/// Reads the text of a vocabulary.
+pub(crate) fn read_vocabulary(path: &Path) -> Result<String, DataError> {
+    String::from_utf8(read_small(path)?)
+        .map_err(|error| DataError::InvalidUtf8 { path: path.into(), offset: error.utf8_error().valid_up_to() as u64 })
 }
 
 /// Reads a file that is not larger than any vocabulary.

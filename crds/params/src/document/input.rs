@@ -19,7 +19,12 @@ section! {
         /// the label does not count. `MNISTDataProcessor` reads the files of the MNIST database, `ImageNet1KProcessor`
         /// a directory of PNG and JPEG files for each class.
         /// Encoders read CSV files with the columns of the zoo's processors, or all others but HDF5 samples, which are
-        /// then masked when they are read.
+        /// then masked when they are read. `t5` and `transformer` read lines of words that are divided already:
+        /// `T5DynamicDataProcessor` replaces spans of them by sentinels when they are read (15% of the tokens, 3 in a
+        /// span on average) and predicts these, and `TransformerDynamicDataProcessor` reads translations. Of all other
+        /// sources of tokens, spans are replaced likewise. The last tokens of the vocabulary are the sentinels; of
+        /// sources without a vocabulary file, the last two are padding, which also begins a target, and before it the
+        /// end of a sequence.
         data_processor: String = required()
             .one_of(&PROCESSORS)
             .in_eval_input(otherwise("that of `train_input`")),
@@ -55,9 +60,22 @@ section! {
             .in_eval_input(default_from("train_input.max_sequence_length")),
         /// Conversion of text to tokens: GPT-2's byte-pair encoding with 50,257 tokens, or one token for each byte.
         tokenizer: String = default("gpt2").one_of(&TOKENIZERS).in_eval_input(default_from("train_input.tokenizer")),
-        /// Vocabulary of words in CSV files: a text file with one word in a line, whose number is that of the line.
+        /// Vocabulary of words in CSV files and lines: a text file with one word in a line, whose number is that of the
+        /// line.
         vocab_file: String = required_if("the rows of `data_processor` contain words")
             .in_eval_input(otherwise("that of `train_input`")),
+        /// Spelling of `data_dir` in files of `t5` and `transformer`.
+        src_data_dir: OneOrMany = alias_of("data_dir"),
+        /// Files, directories or globs with the translations of those of `data_dir`, line by line.
+        tgt_data_dir: OneOrMany = otherwise(
+            "what `meta.dat` in the directories of the source names, for `TransformerDynamicDataProcessor`",
+        )
+            .in_eval_input(otherwise("as in `train_input`")),
+        /// Spelling of `vocab_file` in files of `t5` and `transformer`.
+        src_vocab_file: String = alias_of("vocab_file"),
+        /// Vocabulary of the translations, likewise a word in a line.
+        tgt_vocab_file: String = default_from("train_input.vocab_file")
+            .in_eval_input(default_from("train_input.tgt_vocab_file")),
         /// Names of the classes of tokens: a JSON file that maps each to its number, from 0.
         label_vocab_file: String = required_if("`data_processor` is `BertTokenClassifierDataProcessor`")
             .in_eval_input(otherwise("that of `train_input`")),
@@ -124,14 +142,6 @@ section! {
         use_worker_cache: bool,
         /// Number of samples that are shuffled at a time; Millrace shuffles all samples.
         shuffle_buffer: u64,
-        /// Texts of the source, for data processors that can only be planned.
-        src_data_dir: String,
-        /// Texts of the target, for data processors that can only be planned.
-        tgt_data_dir: String,
-        /// Vocabulary of the source, for data processors that can only be planned.
-        src_vocab_file: String,
-        /// Vocabulary of the target, for data processors that can only be planned.
-        tgt_vocab_file: String,
         /// Number of tokens that stand for replaced spans; `model.extra_ids` adds them to the vocabulary.
         extra_ids: u64,
         /// Whether an incomplete last batch is left out; Millrace always leaves it out.

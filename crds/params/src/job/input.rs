@@ -57,8 +57,9 @@ impl InputSpec {
             | DataSource::Tokens { paths }
             | DataSource::Hdf5 { paths, .. }
             | DataSource::Csv { paths, .. }
+            | DataSource::Lines { paths, .. }
             | DataSource::Images { paths, .. } => paths,
-            DataSource::Synthetic {} | DataSource::Planned { .. } => &[],
+            DataSource::Synthetic {} => &[],
         }
     }
 
@@ -69,8 +70,9 @@ impl InputSpec {
             | DataSource::Tokens { paths }
             | DataSource::Hdf5 { paths, .. }
             | DataSource::Csv { paths, .. }
+            | DataSource::Lines { paths, .. }
             | DataSource::Images { paths, .. } => Some(paths),
-            DataSource::Synthetic {} | DataSource::Planned { .. } => None,
+            DataSource::Synthetic {} => None,
         }
     }
 
@@ -124,11 +126,37 @@ pub enum DataSource {
     },
     /// Generated tokens, a function of seed and sample number, without end.
     Synthetic {},
-    /// A source that can be planned but not read yet.
-    Planned {
-        /// The data processor, as the params name it.
-        processor: String,
+    /// Files of lines whose words are separated by white space, for an encoder with a decoder.
+    Lines {
+        /// Files, directories (those that their `meta.dat` names, or their `*.txt`) or globs, in order. The sources,
+        /// then `targets` paths of translations, then `vocabularies` paths of vocabularies: of both sides, or of each.
+        paths: Vec<String>,
+        /// What a sample is made from.
+        rows: LineRows,
+        /// Number of paths of translations; 0 if lists of the sources name them, or there are none.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        targets: usize,
+        /// Number of paths of vocabularies, 1 or 2.
+        vocabularies: usize,
+        /// Whether words are converted to lower case.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_lower_case: bool,
     },
+}
+
+/// What a sample of files of lines is made from: one of the formats of the public model zoo.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LineRows {
+    /// A part of a line, in which spans are replaced (T5).
+    Spans,
+    /// A line, and the line with the same number of another file.
+    Pairs,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+const fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// What a row of a CSV file contains: one of the formats of the public model zoo.

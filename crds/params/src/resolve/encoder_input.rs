@@ -66,11 +66,11 @@ pub(super) fn masking(
     }
     let name = s.given.data_processor.as_deref().unwrap_or("that of train_input");
     let Some(encoder) = &model.encoder else {
-        if matches!(source, DataSource::Csv { .. }) {
+        if matches!(source, DataSource::Csv { .. }) && model.seq2seq.is_none() {
             let says = format!("is {name}, whose samples are for encoders, but the model is a decoder");
             check.report_invalid(&key, says, "set model.name to a family of bert, or use other data");
         } else {
-            note_unused_keys(check, s);
+            note_unused_keys(check, s, matches!(source, DataSource::Lines { .. }));
         }
         return None;
     };
@@ -99,11 +99,11 @@ pub(super) fn masking(
 }
 
 /// Notes keys of encoders in an input of a decoder.
-fn note_unused_keys(check: &mut ResolveContext<'_>, s: &InputSection<'_>) {
+fn note_unused_keys(check: &mut ResolveContext<'_>, s: &InputSection<'_>, has_words: bool) {
     let given = [
-        ("vocab_file", s.given.vocab_file.is_some()),
+        ("vocab_file", s.given.vocab_file.is_some() && !has_words),
         ("label_vocab_file", s.given.label_vocab_file.is_some()),
-        ("do_lower", s.given.do_lower.is_some()),
+        ("do_lower", s.given.do_lower.is_some() && !has_words),
         ("max_predictions_per_seq", s.given.max_predictions_per_seq.is_some()),
         ("masked_lm_prob", s.given.masked_lm_prob.is_some()),
         ("mask_whole_word", s.given.mask_whole_word.or(s.given.whole_word_masking).is_some()),

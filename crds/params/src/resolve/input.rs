@@ -3,6 +3,7 @@
 use super::check::ResolveContext;
 use super::encoder_input;
 use super::input_section::InputSection;
+use super::line_input;
 use super::selection::{data_subset, num_samples};
 use super::source::source;
 use crate::document::{InputParams, MicroBatchSetting, Params};
@@ -50,15 +51,24 @@ pub(super) fn resolve(
     let t = InputSection {
         name: "train_input",
         given,
-        vocab_file: given.vocab_file.as_deref().or(of_model),
+        vocab_file: vocab_file(given).or(of_model),
+        tgt_vocab_file: given.tgt_vocab_file.as_deref(),
         label_vocab_file: given.label_vocab_file.as_deref().or(classes_of_model),
         inherits_silently: params.train_input.is_none(),
     };
     let mut train = input(check, &t, None, model, run);
     let eval = params.eval_input.as_ref().map(|given| {
-        let vocab_file = given.vocab_file.as_deref().or(t.vocab_file);
+        let vocab_file = vocab_file(given).or(t.vocab_file);
+        let tgt_vocab_file = given.tgt_vocab_file.as_deref().or(t.tgt_vocab_file);
         let label_vocab_file = given.label_vocab_file.as_deref().or(t.label_vocab_file);
-        let e = InputSection { name: "eval_input", given, vocab_file, label_vocab_file, inherits_silently: false };
+        let e = InputSection {
+            name: "eval_input",
+            given,
+            vocab_file,
+            tgt_vocab_file,
+            label_vocab_file,
+            inherits_silently: false,
+        };
         let mut eval = input(check, &e, Some(&train), model, run);
         let [train_fraction, eval_fraction] = fractions(check, [&t, &e], [&train.source, &eval.source]);
         train.split = split(check, &t, &train.source, train_fraction, SplitName::Train);
@@ -80,6 +90,11 @@ pub(super) fn resolve(
         train.split = split(check, &t, &train.source, fraction, SplitName::Train);
     }
     ResolvedInputs { train, eval }
+}
+
+/// Returns the vocabulary of words, in either spelling.
+fn vocab_file(given: &InputParams) -> Option<&str> {
+    given.src_vocab_file.as_deref().or(given.vocab_file.as_deref())
 }
 
 fn input(
@@ -105,6 +120,7 @@ fn input(
     check.require_value(&s.key("repeat"), p.repeat, train.is_none());
     check.require_value(&s.key("sort_files"), p.sort_files, true);
     check.require_value(&s.key("use_vsl"), p.use_vsl, false);
+    line_input::check_special_tokens(check, &source, model);
     let masking = encoder_input::masking(check, s, &source, model);
     InputSpec {
         source,

@@ -8,6 +8,8 @@ pub(super) struct InputSection<'a> {
     pub given: &'a InputParams,
     /// Vocabulary of words: that of the section, of training, or of the model.
     pub vocab_file: Option<&'a str>,
+    /// Vocabulary of the target: that of the section, or of training.
+    pub tgt_vocab_file: Option<&'a str>,
     /// Names of the classes of tokens, likewise.
     pub label_vocab_file: Option<&'a str>,
     /// Whether the section is missing: that is recorded already, so no problems with its keys are.

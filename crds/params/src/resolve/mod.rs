@@ -8,6 +8,7 @@ mod image;
 mod initializer;
 mod input;
 mod input_section;
+mod line_input;
 mod model;
 mod mup;
 mod optimizer;

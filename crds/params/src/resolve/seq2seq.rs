@@ -366,7 +366,7 @@ mod tests {
     fn model(processor: &str, section: &str) -> Result<ModelSpec, ParamsError> {
         let text = format!(
             "train_input: {{data_processor: {processor}, batch_size: 8, src_max_sequence_length: 64, \
-             tgt_max_sequence_length: 24}}\n\
+             tgt_max_sequence_length: 24, src_data_dir: text, src_vocab_file: vocab.txt}}\n\
              model: {{d_model: 64, d_kv: 8, d_ff: 96, num_heads: 4, encoder_num_hidden_layers: 2{section}}}\n\
              optimizer: {{optimizer_type: AdamW, learning_rate: 0.1}}\nrunconfig: {{max_steps: 1}}\n"
         );

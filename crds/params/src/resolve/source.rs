@@ -3,6 +3,7 @@
 use super::check::ResolveContext;
 use super::encoder_input;
 use super::input_section::InputSection;
+use super::line_input;
 use super::transforms::images;
 use crate::document::{MixtureParams, OneOrMany};
 use crate::job::{DataSource, ImageFormat, MixturePart, ModelFamily, ModelSpec, TokenizerName};
@@ -24,7 +25,9 @@ pub(super) fn source(
     model: &ModelSpec,
 ) -> DataSource {
     let p = s.given;
-    let paths = [&p.data_dir, &p.data_files].into_iter().flatten().flat_map(OneOrMany::as_slice);
+    let directories =
+        check.either_spelling(&s.key("data_dir"), p.data_dir.as_ref(), &s.key("src_data_dir"), p.src_data_dir.as_ref());
+    let paths = [directories, p.data_files.as_ref()].into_iter().flatten().flat_map(OneOrMany::as_slice);
     let mut paths: Vec<String> = paths.cloned().collect();
     let processor = match (&p.data_processor, train) {
         (None, Some(DataSource::Images { images, .. })) => Processor::Images(images.format),
@@ -38,7 +41,7 @@ pub(super) fn source(
         (None, Some(DataSource::Hdf5 { .. })) => Processor::Hdf5,
         (None, Some(DataSource::Csv { rows, .. })) => Processor::Csv(*rows),
         (None, Some(DataSource::Synthetic {})) => Processor::Synthetic,
-        (None, Some(DataSource::Planned { .. })) => Processor::Planned,
+        (None, Some(DataSource::Lines { rows, .. })) => Processor::Lines(*rows),
         (None, None) => {
             if !s.inherits_silently {
                 check.report_missing(&s.key("data_processor"), PROCESSOR_HINT);
@@ -62,7 +65,7 @@ pub(super) fn source(
             }
             DataSource::Synthetic {}
         }
-        Processor::Planned => planned_source(check, s, model),
+        Processor::Lines(rows) => line_input::lines(check, s, paths, rows),
         Processor::Tokens => DataSource::Tokens { paths },
         Processor::Hdf5 => DataSource::Hdf5 { paths, mixture },
         Processor::Csv(rows) => encoder_input::csv(check, s, paths, rows),
@@ -87,17 +90,6 @@ pub(super) fn source(
     source
 }
 
-/// Returns a source of pairs of sequences, which can be planned but not read yet.
-fn planned_source(check: &mut ResolveContext<'_>, s: &InputSection<'_>, model: &ModelSpec) -> DataSource {
-    let processor = s.given.data_processor.clone().unwrap_or_default();
-    if model.seq2seq.is_none() {
-        let says = format!("{processor} has samples of two sequences, but the model reads one");
-        check.report_invalid(&s.key("data_processor"), says, "set model.name to t5 or transformer");
-    }
-    check.note(format!("{processor} can be planned, but not read yet: this job can't be run"));
-    DataSource::Planned { processor }
-}
-
 /// Returns how the images of a model are stored if the params do not say it.
 fn image_format(model: &ModelSpec) -> ImageFormat {
     if model.family == ModelFamily::FcMnist { ImageFormat::Idx } else { ImageFormat::Folder }
@@ -120,6 +112,7 @@ fn check_processor(check: &mut ResolveContext<'_>, s: &InputSection<'_>, process
         (true, false) => check.report_invalid(&key, format!("is {name}, but the model reads tokens"), PROCESSOR_HINT),
         _ => {}
     }
+    line_input::check_processor(check, s, processor, model);
 }
 
 /// Returns the parts of the mixture, and adds their paths to `paths`.
@@ -223,7 +216,7 @@ fn tokenizer(
         let (tokens, vocabulary) = (tokenizer.vocab_size(), model.vocab_size);
         let says = format!("is {vocabulary}, too small for the {tokens} tokens of {}'s tokenizer", s.name);
         check.report_invalid(
-            "model.vocab_size",
+            line_input::vocabulary_key(model),
             says,
             format!("set it to {tokens}, or choose tokenizer: bytes with vocab_size: 256"),
         );

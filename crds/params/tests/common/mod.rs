@@ -105,4 +105,6 @@ pub const SEQUENCE_KEYS: &[&str] = &[
     "use_transformer_initialization",
     "lm_loss_weight",
     "mlm_loss_scaling",
+    "src_data_dir",
+    "src_vocab_file",
 ];
