@@ -1,5 +1,5 @@
-//! Trains a small BERT of each task, and a small ESM-2, for ten steps, and compares its losses with those that PyTorch and `transformers`
-//! recorded in `tests/parity/fixtures/encoders`.
+//! Trains a small BERT of each task, and a small ESM-2, for ten steps, and compares the losses with those that PyTorch
+//! and `transformers` recorded in `tests/parity/fixtures/encoders`.
 
 mod common;
 #[path = "common/recorded.rs"]

@@ -5,9 +5,9 @@ trained for ten steps of AdamW.
     python tests/parity/make_encoders.py tests/parity/fixtures/encoders
 
 writes for each task, and for a small ESM-2, `NAME.safetensors`, the initial weights with Millrace's names and layout,
-and `NAME.json`: `encoder` and `positions` (the options of a resolved job), the `inputs` of the batch, and the `loss` of each step: the sum of
-all losses, divided by the number of samples. All steps train on the same batch. Samples are padded, one of them from
-its second token on.
+and `NAME.json`: `encoder` and `positions` (the options of a resolved job), the `inputs` of the batch, and the `loss` of
+each step: the sum of all losses, divided by the number of samples. All steps train on the same batch. Samples are
+padded, one of them from its second token on.
 """
 
 import argparse
@@ -231,7 +231,8 @@ def make(directory: Path, task: Callable[[], tuple]) -> None:
     ours = {name: weights[source] for name, source in names.items()}
     for i in range(LAYERS):
         for kind in ("weight", "bias"):
-            parts = [f"{model.base_model_prefix}.encoder.layer.{i}.attention.self.{part}.{kind}" for part in ("query", "key", "value")]
+            theirs = f"{model.base_model_prefix}.encoder.layer.{i}.attention.self"
+            parts = [f"{theirs}.{part}.{kind}" for part in ("query", "key", "value")]
             ours[f"h.{i}.attn.qkv.{kind}"] = torch.cat([weights[part] for part in parts])
     losses = train(model, loss_of)
     save_file({name: tensor.contiguous() for name, tensor in ours.items()}, directory / f"{task.__name__}.safetensors")
