@@ -147,7 +147,7 @@ pub enum InitializerSetting {
     /// An initializer with its default arguments.
     Name(String),
     /// An initializer with arguments.
-    Detailed(InitializerParams),
+    Detailed(Box<InitializerParams>),
 }
 
 impl FromNode for InitializerSetting {
@@ -156,7 +156,7 @@ impl FromNode for InitializerSetting {
 
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
         match &node.value {
-            YamlValue::Map(_) => reader.value(node).map(Self::Detailed),
+            YamlValue::Map(_) => reader.value(node).map(|params| Self::Detailed(Box::new(params))),
             YamlValue::Scalar { .. } => reader.value(node).map(Self::Name),
             YamlValue::List(items) => match items.as_slice() {
                 // Older files have a list of one.
