@@ -17,7 +17,8 @@ const MODELS: [&str; 3] = ["t5", "t5_gated", "transformer"];
 fn model_spec(model: &Value, source: usize, target: usize) -> ModelSpec {
     let document = json!({
         "train_input": {"data_processor": "T5DynamicDataProcessor", "batch_size": 3,
-            "src_max_sequence_length": source, "tgt_max_sequence_length": target},
+            "src_data_dir": "x", "src_vocab_file": "x", "src_max_sequence_length": source,
+            "tgt_max_sequence_length": target},
         "model": model,
         "optimizer": {"optimizer_type": "AdamW", "learning_rate": LEARNING_RATE},
         "runconfig": {"max_steps": 1},

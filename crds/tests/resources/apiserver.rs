@@ -133,7 +133,7 @@ fn mistakes_are_refused_where_they_are_made() {
         ("/numCsx", json!("2"), "spec.numCsx in body must be of type integer"),
         ("/numCsx", Value::Null, "spec.numCsx: Required value"),
         ("/params", Value::Null, "spec.params: Required value"),
-        ("/params/optimizer/eps", json!("1e-8"), "spec.params.optimizer.eps in body must be of type number"),
+        ("/params/optimizer/momentum", json!("0.9"), "spec.params.optimizer.momentum in body must be of type number"),
         (
             "/params/model/hidden_size",
             json!(0),
