@@ -118,6 +118,32 @@ pub struct Group {
     pub elements: usize,
 }
 
+impl Group {
+    /// Returns the number of elements of optimizer state of this shape.
+    pub fn state_elements(&self, graph: &Graph, shape: StateShape) -> usize {
+        match shape {
+            StateShape::Full => self.elements,
+            StateShape::Rows | StateShape::Columns => {
+                self.tensors.iter().map(|(tensor, _)| shape.elements(&graph.tensors[*tensor].shape)).sum()
+            }
+        }
+    }
+
+    /// Returns the tensors, with the range of each in optimizer state of this shape.
+    pub fn state_tensors(&self, graph: &Graph, shape: StateShape) -> Vec<(TensorId, Range<usize>)> {
+        if shape == StateShape::Full {
+            return self.tensors.clone();
+        }
+        let mut end = 0;
+        let range = |(tensor, _): &(TensorId, Range<usize>)| {
+            let start = end;
+            end += shape.elements(&graph.tensors[*tensor].shape);
+            (*tensor, start..end)
+        };
+        self.tensors.iter().map(range).collect()
+    }
+}
+
 /// A piece of a group, sent in one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunk {
@@ -266,18 +292,6 @@ impl StreamPlan {
         let mut first = [0; 8];
         first.copy_from_slice(&writer.get_ref().0.finalize().as_bytes()[..8]);
         PlanHash(u64::from_le_bytes(first))
-    }
-
-    /// Returns the elements of a group's state of this shape, and the range of each of its tensors in it.
-    pub fn state_ranges(&self, group: GroupId, shape: StateShape) -> (usize, Vec<Range<usize>>) {
-        let mut end = 0;
-        let range = |(tensor, _): &(TensorId, Range<usize>)| {
-            let start = end;
-            end += shape.elements(&self.graph.tensors[*tensor].shape);
-            start..end
-        };
-        let ranges = self.groups[group].tensors.iter().map(range).collect();
-        (end, ranges)
     }
 
     /// Returns the chunks that are owned and updated together with `chunk`.

@@ -255,28 +255,12 @@ impl Layout {
 
     /// Returns the number of elements of a group in sections of this shape.
     pub(crate) fn section_elements(&self, group: GroupId, shape: StateShape) -> usize {
-        match shape {
-            StateShape::Full => self.groups[group].elements,
-            StateShape::Rows | StateShape::Columns => {
-                let tensors = self.groups[group].tensors.iter();
-                tensors.map(|(tensor, _)| shape.elements(&self.graph.tensors[*tensor].shape)).sum()
-            }
-        }
+        self.groups[group].state_elements(&self.graph, shape)
     }
 
     /// Returns the tensors of a group in sections of this shape, with their element ranges.
     pub(crate) fn section_tensors(&self, group: GroupId, shape: StateShape) -> Vec<(TensorId, Range<usize>)> {
-        let tensors = &self.groups[group].tensors;
-        if shape == StateShape::Full {
-            return tensors.clone();
-        }
-        let mut end = 0;
-        let range = |(tensor, _): &(TensorId, Range<usize>)| {
-            let start = end;
-            end += shape.elements(&self.graph.tensors[*tensor].shape);
-            (*tensor, start..end)
-        };
-        tensors.iter().map(range).collect()
+        self.groups[group].state_tensors(&self.graph, shape)
     }
 
     /// Returns the elements of a chunk in its group's section of this shape. State of rows or columns belongs to the

@@ -143,10 +143,16 @@ impl OptimizerOps {
         match moments.shape(section) {
             StateShape::Full => self.range_in_cell(chunk),
             shape => {
-                let elements = self.job.plan.state_ranges(self.job.plan.chunks[chunk].group, shape).0;
+                let elements = self.state_elements(chunk, shape);
                 if chunk == self.cell_of(chunk) { 0..elements } else { elements..elements }
             }
         }
+    }
+
+    /// Returns the elements of this shape that the group of a chunk has.
+    fn state_elements(&self, chunk: ChunkId, shape: StateShape) -> usize {
+        let plan = &self.job.plan;
+        plan.groups[plan.chunks[chunk].group].state_elements(&plan.graph, shape)
     }
 
     /// Returns the length of each array of a cell: weights, moments, gradient.
@@ -155,7 +161,7 @@ impl OptimizerOps {
         let weights = plan.chunks_updated_with(cell).map(|chunk| plan.chunks[chunk].elements).sum();
         let moment = |section| match self.moments.shape(section) {
             StateShape::Full => weights,
-            shape => plan.state_ranges(plan.chunks[cell].group, shape).0,
+            shape => self.state_elements(cell, shape),
         };
         self.moments.sections().map(moment).chain([weights]).collect()
     }
@@ -172,13 +178,13 @@ impl OptimizerOps {
             };
             return plan.chunk_pieces(cell).into_iter().map(piece).collect();
         };
-        let group = plan.chunks[cell].group;
-        let ranges: Vec<_> = shapes.iter().map(|&shape| plan.state_ranges(group, shape).1).collect();
-        let tensors = plan.groups[group].tensors.iter().enumerate();
+        let group = &plan.groups[plan.chunks[cell].group];
+        let ranges: Vec<_> = shapes.iter().map(|&shape| group.state_tensors(&plan.graph, shape)).collect();
+        let tensors = group.tensors.iter().enumerate();
         let piece = |(at, (tensor, range)): (usize, &(TensorId, Range<usize>))| Piece {
             tensor: *tensor,
             range: range.clone(),
-            state: ranges.iter().map(|ranges| ranges[at].clone()).collect(),
+            state: ranges.iter().map(|tensors| tensors[at].1.clone()).collect(),
         };
         tensors.map(piece).collect()
     }
