@@ -41,9 +41,9 @@ pub fn backward_of_logits(
 ) {
     assert_eq!((lse.len(), gradient.len()), (labels.len(), logits.len()));
     let width = width(logits, labels);
-    gradient.copy_from_slice(logits);
-    let data = (rows_mut(gradient, width), rows(labels, 1), rows(lse, 1));
-    cx.pool.for_each_rows(labels.len(), GRAIN_ROWS, data, |_, (gradient, labels, lse)| {
+    let data = (rows(logits, width), rows_mut(gradient, width), rows(labels, 1), rows(lse, 1));
+    cx.pool.for_each_rows(labels.len(), GRAIN_ROWS, data, |_, (logits, gradient, labels, lse)| {
+        gradient.data.copy_from_slice(logits.data);
         logits_to_gradients(cx.simd, gradient.data, width, 0, labels.data, lse.data, factor);
     });
 }
