@@ -400,7 +400,7 @@ fn open_csv(
     // Without a vocabulary, only padding is needed, which nothing attends to.
     let none = SpecialTokens { mask: 0, begin: 0, end: 0, padding: 0 };
     let special = vocabulary.as_ref().map_or(none, |vocabulary| vocabulary.special);
-    if let (Some(token), true) = (samples.mask_token, vocabulary.is_some())
+    if let (Some(token), Some(_)) = (samples.mask_token, &vocabulary)
         && i64::from(token) != i64::from(special.mask)
     {
         return Err(DataError::WrongMaskToken { token, expected: special.mask as u32 });
@@ -411,10 +411,6 @@ fn open_csv(
 /// Divides the paths of CSV files: the last one is that of the vocabulary, if rows contain words, and the one before it
 /// that of the names of classes, if rows contain these.
 pub(crate) fn data_and_vocabulary(paths: &[String], rows: CsvRows) -> (&[String], &[String]) {
-    let others = match rows {
-        CsvRows::Words | CsvRows::Sentences | CsvRows::SentencePairs => 1,
-        CsvRows::TokenClasses => 2,
-        CsvRows::Masked | CsvRows::Summaries | CsvRows::Answers => 0,
-    };
+    let others = usize::from(rows.has_words()) + usize::from(rows == CsvRows::TokenClasses);
     paths.split_at(paths.len().saturating_sub(others))
 }

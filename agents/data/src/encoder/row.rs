@@ -38,6 +38,11 @@ impl CsvRows {
         }
     }
 
+    /// Returns whether the rows contain words, so that the last path is that of a vocabulary.
+    pub const fn has_words(self) -> bool {
+        matches!(self, Self::Words | Self::Sentences | Self::SentencePairs | Self::TokenClasses)
+    }
+
     pub(crate) fn extension(self) -> &'static str {
         if self.dialect() == Dialect::Tabs { "tsv" } else { "csv" }
     }

@@ -60,16 +60,12 @@ impl VocabularyProblem {
 impl Vocabulary {
     pub fn open(path: &Path, is_lower_case: bool) -> Result<Self, DataError> {
         let problem = |problem| DataError::Vocabulary { path: path.into(), problem };
-        let text = read_small(path)?;
+        let text = read_vocabulary(path)?;
         let digest = *blake3::Hasher::new_derive_key("millrace vocabulary of words, version 1")
             .update(&[u8::from(is_lower_case)])
-            .update(&text)
+            .update(text.as_bytes())
             .finalize()
             .as_bytes();
-        let text = String::from_utf8(text).map_err(|error| DataError::InvalidUtf8 {
-            path: path.into(),
-            offset: error.utf8_error().valid_up_to() as u64,
-        })?;
         let (mut words, mut entries) = (HashMap::new(), 0_u32);
         for line in text.lines() {
             let word = line.trim();
