@@ -212,22 +212,10 @@ const fn expected_format(kind: &SourceKind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dataset, SplitPart};
+    use crate::Dataset;
 
     fn spec(kind: SourceKind) -> SourceSpec {
-        SourceSpec {
-            kind,
-            seq_len: 8,
-            split: SplitPart::Train,
-            validation_fraction: 0.25,
-            shuffle: false,
-            shuffle_seed: 0,
-            subset: Vec::new(),
-            num_samples: None,
-            cache_dir: None,
-            encoder: None,
-            seq2seq: None,
-        }
+        SourceSpec { validation_fraction: 0.25, ..SourceSpec::new(kind, 8) }
     }
 
     fn write(dir: &Path, name: &str, content: &[u8]) -> String {

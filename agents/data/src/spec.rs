@@ -153,6 +153,23 @@ pub struct SourceSpec {
 }
 
 impl SourceSpec {
+    /// Returns samples of `seq_len` tokens of the whole source, in its order.
+    pub const fn new(kind: SourceKind, seq_len: usize) -> Self {
+        Self {
+            kind,
+            seq_len,
+            split: SplitPart::Train,
+            validation_fraction: 0.0,
+            subset: Vec::new(),
+            num_samples: None,
+            shuffle: false,
+            shuffle_seed: 0,
+            cache_dir: None,
+            encoder: None,
+            seq2seq: None,
+        }
+    }
+
     /// Returns the source of the windows from which samples of an encoder are assembled.
     pub(crate) fn windows_of_encoder(&self, samples: &EncoderSamples) -> Self {
         self.windows_of(samples.window_length(self.seq_len), SPECIAL_TOKENS)

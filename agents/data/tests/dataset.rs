@@ -12,17 +12,11 @@ const T: usize = 8;
 fn spec(dir: &Path, paths: &[&str]) -> SourceSpec {
     let paths = paths.iter().map(|p| format!("{}/{p}", dir.display())).collect();
     SourceSpec {
-        kind: SourceKind::Text { paths, tokenizer: Tokenizer::Bytes },
-        seq_len: T,
-        split: SplitPart::Train,
         validation_fraction: 0.25,
         shuffle: true,
         shuffle_seed: 1,
-        subset: Vec::new(),
-        num_samples: None,
         cache_dir: Some(dir.join("cache")),
-        encoder: None,
-        seq2seq: None,
+        ..SourceSpec::new(SourceKind::Text { paths, tokenizer: Tokenizer::Bytes }, T)
     }
 }
 

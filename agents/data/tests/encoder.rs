@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use millrace_data::{
-    CsvRows, DataError, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind, SourceSpec, SplitPart, Tokenizer,
+    CsvRows, DataError, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind, SourceSpec, Tokenizer,
 };
 
 const VOCABULARY: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nin\nthe\nbegin\n##ning\nwas\nword\n";
@@ -18,19 +18,7 @@ fn masking(whole_words: bool) -> Option<Masking> {
 }
 
 fn spec(kind: SourceKind, encoder: EncoderSamples) -> SourceSpec {
-    SourceSpec {
-        kind,
-        seq_len: 12,
-        split: SplitPart::Train,
-        validation_fraction: 0.0,
-        subset: Vec::new(),
-        num_samples: None,
-        shuffle: false,
-        shuffle_seed: 3,
-        cache_dir: None,
-        encoder: Some(encoder),
-        seq2seq: None,
-    }
+    SourceSpec { shuffle_seed: 3, encoder: Some(encoder), ..SourceSpec::new(kind, 12) }
 }
 
 /// Writes the files of a source of CSV rows, and returns it.
@@ -44,7 +32,7 @@ fn csv(dir: &Path, rows: CsvRows, text: &str) -> SourceKind {
     if rows == CsvRows::TokenClasses {
         paths.push(write("classes.json", r#"{"O": 0, "B": 1, "I": 2}"#));
     }
-    if !matches!(rows, CsvRows::Masked | CsvRows::Summaries | CsvRows::Answers) {
+    if rows.has_words() {
         paths.push(write("vocab.txt", VOCABULARY));
     }
     SourceKind::Csv { paths, rows, is_lower_case: true }

@@ -23,17 +23,8 @@ fn fixture(name: &str) -> PathBuf {
 fn spec(paths: &[PathBuf]) -> SourceSpec {
     let paths = paths.iter().map(|path| path.display().to_string()).collect();
     SourceSpec {
-        kind: SourceKind::Hdf5 { paths, mixture: Vec::new(), vocab_size: 64 },
-        seq_len: T,
-        split: SplitPart::Train,
-        validation_fraction: 0.0,
-        shuffle: false,
         shuffle_seed: 1,
-        subset: Vec::new(),
-        num_samples: None,
-        cache_dir: None,
-        encoder: None,
-        seq2seq: None,
+        ..SourceSpec::new(SourceKind::Hdf5 { paths, mixture: Vec::new(), vocab_size: 64 }, T)
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use image::{GrayImage, ImageFormat as FileFormat, RgbImage};
-use millrace_data::{DataError, Dataset, SourceKind, SourceSpec, SplitPart};
+use millrace_data::{DataError, Dataset, SourceKind, SourceSpec};
 use millrace_params::{ImageFormat, ImagePart, ImageShape, ImageSource, ImageTransform};
 
 const NORMALIZE: ImageTransform = ImageTransform::Normalize { mean: Vec::new(), std: Vec::new() };
@@ -18,17 +18,8 @@ fn source(format: ImageFormat, part: ImagePart, channels: usize, transforms: &[I
 
 fn spec(dir: &Path, images: ImageSource) -> SourceSpec {
     SourceSpec {
-        kind: SourceKind::Images { paths: vec![dir.display().to_string()], images },
-        seq_len: 1,
-        split: SplitPart::Train,
-        validation_fraction: 0.0,
-        subset: Vec::new(),
-        num_samples: None,
-        shuffle: false,
         shuffle_seed: 5,
-        cache_dir: None,
-        encoder: None,
-        seq2seq: None,
+        ..SourceSpec::new(SourceKind::Images { paths: vec![dir.display().to_string()], images }, 1)
     }
 }
 

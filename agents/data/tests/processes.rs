@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use millrace_data::{CacheOutcome, Dataset, SourceKind, SourceSpec, SplitPart, Tokenizer};
+use millrace_data::{CacheOutcome, Dataset, SourceKind, SourceSpec, Tokenizer};
 
 /// Environment variable of a child process: the directory with the text.
 const CHILD: &str = "MILLRACE_DATA_TEST_CHILD";
@@ -44,17 +44,11 @@ fn concurrent_processes_tokenize_once() {
 
 fn report(dir: &Path) {
     let spec = SourceSpec {
-        kind: SourceKind::Text { paths: vec![dir.join("text").display().to_string()], tokenizer: Tokenizer::Gpt2 },
-        seq_len: 64,
-        split: SplitPart::Train,
-        validation_fraction: 0.0,
-        shuffle: false,
-        shuffle_seed: 0,
-        subset: Vec::new(),
-        num_samples: None,
         cache_dir: Some(dir.join("cache")),
-        encoder: None,
-        seq2seq: None,
+        ..SourceSpec::new(
+            SourceKind::Text { paths: vec![dir.join("text").display().to_string()], tokenizer: Tokenizer::Gpt2 },
+            64,
+        )
     };
     std::thread::scope(|scope| {
         for _ in 0..THREADS {

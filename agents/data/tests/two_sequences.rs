@@ -3,24 +3,17 @@
 use std::path::Path;
 
 use millrace_data::{
-    DataError, Dataset, LineFiles, LineRows, Seq2SeqSamples, SourceKind, SourceSpec, SplitPart, Tokenizer, inspect,
+    DataError, Dataset, LineFiles, LineRows, Seq2SeqSamples, SourceKind, SourceSpec, Tokenizer, inspect,
 };
 
 const NO_LABEL: i32 = -100;
 
 fn spec(kind: SourceKind, lengths: [usize; 2], vocab_size: u32) -> SourceSpec {
     SourceSpec {
-        kind,
-        seq_len: lengths[0],
-        split: SplitPart::Train,
-        validation_fraction: 0.0,
-        subset: Vec::new(),
-        num_samples: None,
-        shuffle: false,
         shuffle_seed: 3,
         cache_dir: Some(std::env::temp_dir().join("millrace-test-cache")),
-        encoder: None,
         seq2seq: Some(Seq2SeqSamples { target_length: lengths[1], vocab_size, target_vocab_size: vocab_size, seed: 3 }),
+        ..SourceSpec::new(kind, lengths[0])
     }
 }
 

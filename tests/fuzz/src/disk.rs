@@ -127,17 +127,11 @@ pub fn json_lines(bytes: &[u8]) {
         let path = dir.join("texts.jsonl");
         write(&path, bytes);
         let spec = SourceSpec {
-            kind: SourceKind::Text { paths: vec![path.display().to_string()], tokenizer: Tokenizer::Bytes },
-            seq_len: 4,
-            split: SplitPart::Train,
-            validation_fraction: 0.0,
-            shuffle: false,
-            shuffle_seed: 0,
-            subset: Vec::new(),
-            num_samples: None,
             cache_dir: Some(dir.join("cache")),
-            encoder: None,
-            seq2seq: None,
+            ..SourceSpec::new(
+                SourceKind::Text { paths: vec![path.display().to_string()], tokenizer: Tokenizer::Bytes },
+                4,
+            )
         };
         if let Ok(dataset) = Dataset::open(&spec, |done, total| assert!(done <= total)) {
             assert!(dataset.windows() as usize <= bytes.len() && dataset.max_token() < 256);
@@ -155,17 +149,11 @@ pub fn tokens(bytes: &[u8]) {
         let paths = vec![path.display().to_string()];
         for split in [SplitPart::Train, SplitPart::Validation] {
             let spec = SourceSpec {
-                kind: SourceKind::Tokens { paths: paths.clone() },
-                seq_len: 4,
                 split,
                 validation_fraction: 0.25,
                 shuffle: true,
                 shuffle_seed: 7,
-                subset: Vec::new(),
-                num_samples: None,
-                cache_dir: None,
-                encoder: None,
-                seq2seq: None,
+                ..SourceSpec::new(SourceKind::Tokens { paths: paths.clone() }, 4)
             };
             let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
             let (mut input_ids, mut labels) = ([0; 4], [0; 4]);
@@ -186,17 +174,12 @@ pub fn hdf5(bytes: &[u8]) {
         let path = dir.join("data.h5");
         write(&path, bytes);
         let spec = SourceSpec {
-            kind: SourceKind::Hdf5 { paths: vec![path.display().to_string()], mixture: Vec::new(), vocab_size: 64 },
-            seq_len: LENGTH,
-            split: SplitPart::Train,
-            validation_fraction: 0.0,
             shuffle: true,
             shuffle_seed: 7,
-            subset: Vec::new(),
-            num_samples: None,
-            cache_dir: None,
-            encoder: None,
-            seq2seq: None,
+            ..SourceSpec::new(
+                SourceKind::Hdf5 { paths: vec![path.display().to_string()], mixture: Vec::new(), vocab_size: 64 },
+                LENGTH,
+            )
         };
         let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { return };
         let (mut input_ids, mut labels) = ([0; LENGTH], [0; LENGTH]);
@@ -235,19 +218,12 @@ pub fn csv(bytes: &[u8]) {
             if rows == CsvRows::TokenClasses {
                 paths.push(classes.clone());
             }
-            if !matches!(rows, CsvRows::Masked | CsvRows::Summaries | CsvRows::Answers) {
+            if rows.has_words() {
                 paths.push(words.clone());
             }
             let spec = SourceSpec {
-                kind: SourceKind::Csv { paths, rows, is_lower_case: true },
-                seq_len: LENGTH,
-                split: SplitPart::Train,
-                validation_fraction: 0.0,
                 shuffle: true,
                 shuffle_seed: 7,
-                subset: Vec::new(),
-                num_samples: None,
-                cache_dir: None,
                 encoder: Some(EncoderSamples {
                     task,
                     has_segments: true,
@@ -256,7 +232,7 @@ pub fn csv(bytes: &[u8]) {
                     masking,
                     seed: 1,
                 }),
-                seq2seq: None,
+                ..SourceSpec::new(SourceKind::Csv { paths, rows, is_lower_case: true }, LENGTH)
             };
             let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
             for number in [0, 1, dataset.windows(), u64::MAX] {
@@ -284,17 +260,9 @@ pub fn images(bytes: &[u8]) {
             let images =
                 ImageSource { format, part: ImagePart::Train, shape, classes: 2, transforms: vec![crop.clone()] };
             let spec = SourceSpec {
-                kind: SourceKind::Images { paths: vec![path.display().to_string()], images },
-                seq_len: 1,
-                split: SplitPart::Train,
-                validation_fraction: 0.0,
                 shuffle: true,
                 shuffle_seed: 7,
-                subset: Vec::new(),
-                num_samples: None,
-                cache_dir: None,
-                encoder: None,
-                seq2seq: None,
+                ..SourceSpec::new(SourceKind::Images { paths: vec![path.display().to_string()], images }, 1)
             };
             let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
             for sample in [0, 1, dataset.windows(), u64::MAX - 1] {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use millrace_data::{Dataset, LineFiles, LineRows, Seq2SeqSamples, SourceKind, SourceSpec, SplitPart};
+use millrace_data::{Dataset, LineFiles, LineRows, Seq2SeqSamples, SourceKind, SourceSpec};
 use tempfile::TempDir;
 
 const WORDS: &[u8] = b"<pad>\n</s>\n<unk>\nthe\nword\n";
@@ -30,22 +30,15 @@ pub fn lines(bytes: &[u8]) {
     ] {
         let files = LineFiles { paths, rows, targets, vocabularies: 1, is_lower_case: true };
         let spec = SourceSpec {
-            kind: SourceKind::Lines(files),
-            seq_len: 6,
-            split: SplitPart::Train,
-            validation_fraction: 0.0,
             shuffle: true,
             shuffle_seed: 7,
-            subset: Vec::new(),
-            num_samples: None,
-            cache_dir: None,
-            encoder: None,
             seq2seq: Some(Seq2SeqSamples {
                 target_length: 5,
                 vocab_size: VOCABULARY,
                 target_vocab_size: VOCABULARY,
                 seed: 1,
             }),
+            ..SourceSpec::new(SourceKind::Lines(files), 6)
         };
         let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
         for number in [0, 1, dataset.windows(), u64::MAX] {
