@@ -177,6 +177,16 @@ fn windows_of_a_text_have_special_tokens_and_random_halves() {
         random += array(&sample, "next_sentence_label")[0];
     }
     assert!((3..17).contains(&random), "{random}");
+    // Another special token may be the mask; the others keep their order.
+    let with_mask = |mask_token| {
+        let encoder = EncoderSamples { mask_token, vocab_size: 260, ..samples(PRETRAINING, masking(false)) };
+        open(&SourceSpec { encoder: Some(encoder), ..source.clone() })
+    };
+    let last = with_mask(Some(259)).unwrap();
+    assert_eq!((array(&read(&last, 0), "input_ids")[0], array(&read(&last, 0), "input_ids")[5]), (256, 257));
+    assert_ne!(last.fingerprint(), dataset.fingerprint());
+    let error = with_mask(Some(255)).err().unwrap();
+    assert!(matches!(error, DataError::WrongMaskToken { token: 255, expected: 256 }), "{error}");
     let small = EncoderSamples { vocab_size: 100, ..samples(PRETRAINING, masking(false)) };
     let error = open(&SourceSpec { encoder: Some(small), ..source }).err().unwrap();
     assert!(matches!(error, DataError::VocabularyTooSmall { .. }), "{error}");

@@ -130,6 +130,9 @@ impl EncoderSamples {
         for number in [kind, count, flags, self.vocab_size.into(), self.seed] {
             hasher.update(&number.to_le_bytes());
         }
+        if let Some(token) = self.mask_token {
+            hasher.update(b"mask").update(&token.to_le_bytes());
+        }
         if let Some(masking) = self.masking {
             hasher.update(&masking.probability.to_le_bytes()).update(&[u8::from(masking.whole_words)]);
         }

@@ -119,7 +119,9 @@ impl Seq2SeqSource {
         progress: impl FnMut(u64, u64),
     ) -> Result<Self, DataError> {
         let mut hasher = blake3::Hasher::new_derive_key("millrace samples of two sequences, version 1");
-        for number in [spec.seq_len as u64, samples.target_length as u64, samples.vocab_size.into(), samples.seed] {
+        let [source_length, target_length] = [spec.seq_len, samples.target_length].map(|length| length as u64);
+        let [vocab_size, target_vocab_size] = [samples.vocab_size, samples.target_vocab_size].map(u64::from);
+        for number in [source_length, target_length, vocab_size, target_vocab_size, samples.seed] {
             hasher.update(&number.to_le_bytes());
         }
         let content = match &spec.kind {
