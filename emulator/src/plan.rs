@@ -200,7 +200,8 @@ pub struct LayerPlan {
     pub backward_flops: u64,
     /// Floating-point operations per sample of the operators that recomputation repeats; 0 if not recomputed.
     pub recompute_flops: u64,
-    /// Bytes held between forward and backward pass per sample, according to `recompute`.
+    /// Bytes held between forward and backward pass per sample, according to `recompute`. If samples are divided into
+    /// tiles, those of the modelled machine are held by an activation server instead of the wafer.
     pub saved: MachineBytes,
     /// Bytes of working memory during computation, per leaf.
     pub working: MachineBytes,
@@ -259,6 +260,9 @@ pub struct StreamPlan {
     pub encoding: Encoding,
     /// Maximum leaves that one system can hold at once. The placement divides a larger batch into rounds.
     pub leaves_per_round: u32,
+    /// Number of tiles that the modelled wafer divides each sample into; 1 if it holds whole samples.
+    #[serde(default = "one_tile", skip_serializing_if = "is_one_tile")]
+    pub tiles: u32,
     /// Shapes of the optimizer's state if it updates whole tensors: a shard then owns all chunks of a group and updates
     /// them together. `None` if it updates single elements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -269,6 +273,15 @@ pub struct StreamPlan {
     pub down_eval: Vec<DownSlot>,
     /// Order of gradients in a training round.
     pub up: Vec<UpSlot>,
+}
+
+const fn one_tile() -> u32 {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+const fn is_one_tile(tiles: &u32) -> bool {
+    *tiles == 1
 }
 
 /// A plan's hash: the first eight bytes of the blake3 of its canonical JSON, little-endian.

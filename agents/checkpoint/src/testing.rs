@@ -127,6 +127,7 @@ pub fn plan_of(graph: Graph, groups: usize, most: usize) -> StreamPlan {
         resident: Vec::new(),
         encoding: Encoding::F32,
         leaves_per_round: 2,
+        tiles: 1,
         whole_tensor_state: None,
         down_train: Vec::new(),
         down_eval: Vec::new(),

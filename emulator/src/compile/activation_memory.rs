@@ -4,7 +4,10 @@
 //! whose backward pass reads it last. Saved are the inputs of a layer and, unless the layer is recomputed, what its
 //! operators save. Samples are held during all passes.
 
+use super::tiles::SampleTiling;
+use super::{HOST_ACTIVATION_BYTES, wafer_activation_bytes};
 use crate::graph::{Graph, NodeId};
+use crate::plan::Encoding;
 use crate::schedule::{Liveness, PassMemory, PassSchedule, StorageKind, StorageSlot};
 
 /// Bytes of an extra number or an element of an input, on every machine.
@@ -50,6 +53,17 @@ pub(super) struct TrainingMemory<const N: usize> {
     pub layers: [Vec<LayerMemory>; N],
     /// Elements that each layer holds between its passes.
     saved_elements: Vec<u64>,
+}
+
+/// Computes the memory of training on the modelled wafer, which divides a sample into `tiles`, and in the emulating
+/// process.
+pub(super) fn of_machines(graph: &Graph, encoding: Encoding, recompute: &[bool], tiles: u32) -> [Vec<LayerMemory>; 2] {
+    let bytes = wafer_activation_bytes(encoding);
+    let [mut wafer, host] = MemoryAnalysis::new(graph, [bytes, HOST_ACTIVATION_BYTES]).training(recompute).layers;
+    if let (2.., Some(tiling)) = (tiles, SampleTiling::new(graph)) {
+        wafer = tiling.memory(&wafer, bytes, tiles);
+    }
+    [wafer, host]
 }
 
 impl<'a, const N: usize> MemoryAnalysis<'a, N> {

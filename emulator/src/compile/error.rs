@@ -45,7 +45,7 @@ pub enum CompileError {
     Sparsity(#[from] SparsityError),
     /// One sample is too large for the wafer.
     #[error(
-        "layer {layer:?} needs {} of wafer memory for a single sample ({} of it for windows of weights and gradients), but the wafer has {}",
+        "layer {layer:?} needs {} of wafer memory for a single sample ({} of it for weights and gradients), but the wafer has {}",
         format_bytes(*.needed), format_bytes(*.weights), format_bytes(*.available)
     )]
     DoesNotFit {
@@ -53,10 +53,12 @@ pub enum CompileError {
         layer: String,
         /// Bytes needed with every layer recomputed.
         needed: u64,
-        /// Part of `needed` that the windows of weights and gradients take.
+        /// Part of `needed` that weights and gradients take.
         weights: u64,
         /// Bytes of the wafer.
         available: u64,
+        /// Tiles that the sample is divided into.
+        tiles: u32,
     },
 }
 
@@ -76,7 +78,7 @@ impl CompileError {
             Self::MemoryXTooSmall { .. } => Some("choose a smaller model, or an appliance with more MemoryX memory"),
             Self::Sparsity(_) => Some("compare the pattern with the names in docs/reference/sparsity.md"),
             Self::TooLargeToStream { .. } => Some("use `plan` or `train --compile_only`, or choose a smaller model"),
-            Self::DoesNotFit { needed, weights, available, .. }
+            Self::DoesNotFit { needed, weights, available, tiles: 1, .. }
                 if weights.saturating_mul(2) > (*needed).min(*available) =>
             {
                 Some("choose smaller link.chunkBytes or link.windowChunks, or an appliance with a larger wafer")

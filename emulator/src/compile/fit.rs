@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::activation_memory::{LayerMemory, MemoryAnalysis};
 use super::groups::TensorGroups;
 use super::leaves::BatchSpec;
+use super::tiles::SampleTiling;
 use super::{CompileError, wafer_activation_bytes};
 use crate::graph::Graph;
 use crate::plan::{Encoding, GroupId, LeafLayout};
@@ -22,6 +23,7 @@ pub(super) struct Fit {
     pub resident: Vec<GroupId>,
     pub recompute: Vec<bool>,
     pub leaves_per_round: u32,
+    pub tiles: u32,
 }
 
 /// Weight elements that a system holds.
@@ -109,6 +111,15 @@ pub(super) struct FitSearch<'a> {
     pub window: u64,
 }
 
+impl Fit {
+    /// Returns a division into leaves of one sample, one of which a system holds at a time, in `tiles`.
+    fn of_single_samples(train: BatchSpec, eval: BatchSpec, tiles: u32) -> Self {
+        let single = |batch: BatchSpec| LeafLayout { count: batch.samples as u32, samples: 1 };
+        let (train, eval) = (single(train), single(eval));
+        Self { train, eval, resident: Vec::new(), recompute: Vec::new(), leaves_per_round: 1, tiles }
+    }
+}
+
 /// Candidates for the number of last layers that stay on the wafer, best first.
 const RESIDENT_LAYER_CANDIDATES: [usize; 3] = [2, 1, 0];
 /// Resident weights may reduce the leaves of a round by one part in this many.
@@ -149,10 +160,13 @@ impl FitSearch<'_> {
                 let unbound = leaves.count.max(eval.count);
                 let or_any = |maximum, leaves: LeafLayout| if maximum == leaves.count { unbound } else { maximum };
                 let leaves_per_round = or_any(maximum, leaves).min(or_any(maximum_eval, eval));
-                return Ok(Fit { train: leaves, eval, resident, recompute: recompute.clone(), leaves_per_round });
+                let recompute = recompute.clone();
+                return Ok(Fit { train: leaves, eval, resident, recompute, leaves_per_round, tiles: 1 });
             }
         }
-        Err(self.does_not_fit_error(&recomputing.0.layers[0], Workload::Training))
+        let (memory, recompute) = &*recomputing;
+        let tiles = self.fit_in_tiles(&memory.layers[0], Workload::Training)?;
+        Ok(Fit { recompute: recompute.clone(), ..Fit::of_single_samples(train, eval, tiles) })
     }
 
     /// Returns what fits for a job that only evaluates. Nothing is saved, so nothing is recomputed. The training batch,
@@ -167,9 +181,28 @@ impl FitSearch<'_> {
             let least = leaves_per_round - leaves_per_round / RESIDENT_SLACK;
             let resident = self.max_resident_groups(|weights| fitting(weights) >= least);
             let leaves_per_round = fitting(self.weights(&resident));
-            return Ok(Fit { train, eval, resident, recompute, leaves_per_round });
+            return Ok(Fit { train, eval, resident, recompute, leaves_per_round, tiles: 1 });
         }
-        Err(self.does_not_fit_error(&layers, Workload::Evaluation))
+        let tiles = self.fit_in_tiles(&layers, Workload::Evaluation)?;
+        Ok(Fit { recompute, ..Fit::of_single_samples(train, eval, tiles) })
+    }
+
+    /// Returns the smallest number of tiles in which one sample fits, also in an evaluation. `memory` is that of whole
+    /// samples. See [`super::tiles`].
+    fn fit_in_tiles(&self, memory: &[LayerMemory], pass: Workload) -> Result<u32, CompileError> {
+        let mut error = self.does_not_fit_error(memory, pass, 1);
+        let Some(tiling) = SampleTiling::new(self.graph) else { return Err(error) };
+        let bytes = wafer_activation_bytes(self.encoding);
+        let search = Self { window: u64::MAX, ..*self };
+        for tiles in tiling.possible_tiles() {
+            let layers = tiling.memory(memory, bytes, tiles);
+            let fits = |pass| search.bytes_needed(&layers, search.weights(&[]), 1, 1, pass).0 <= search.memory;
+            if fits(pass) && fits(Workload::Evaluation) {
+                return Ok(tiles);
+            }
+            error = search.does_not_fit_error(&layers, pass, tiles);
+        }
+        Err(error)
     }
 
     /// Returns the largest set of groups that may stay on the wafer.
@@ -246,7 +279,7 @@ impl FitSearch<'_> {
             .find(|&(_, maximum)| maximum > 0)
     }
 
-    fn does_not_fit_error(&self, layers: &[LayerMemory], pass: Workload) -> CompileError {
+    fn does_not_fit_error(&self, layers: &[LayerMemory], pass: Workload, tiles: u32) -> CompileError {
         let weights = self.weights(&[]);
         let (needed, at) = self.bytes_needed(layers, weights, 1, 1, pass);
         CompileError::DoesNotFit {
@@ -254,6 +287,7 @@ impl FitSearch<'_> {
             needed,
             weights: self.weight_bytes(weights, pass).total(),
             available: self.memory,
+            tiles,
         }
     }
 }

@@ -9,7 +9,7 @@
 //! * The wafer holds activations, a window of weights, a window of gradients (both counted in chunks) and resident
 //!   weights. The size of a layer does not matter.
 //! * If a job does not fit, the compiler tries in this order: recompute layers; divide the batch into rounds; reduce
-//!   the leaf size (a given `micro_batch_size` is an upper bound). Recomputation is chosen if one system could not hold
+//!   the leaf size (a given `micro_batch_size` is an upper bound); divide single samples into [`tiles`]. Recomputation is chosen if one system could not hold
 //!   the whole batch without it. Weights of the last layers, and weights that layers share, stay on the wafer if that
 //!   costs at most one sixteenth of the leaves of a round. A job that fits in none of these ways is rejected with
 //!   layer, bytes and remedy.
@@ -28,6 +28,7 @@ mod job;
 mod leaves;
 mod stream_order;
 mod system;
+mod tiles;
 
 pub use activation_memory::recomputed_nodes;
 pub use cost::planning_bytes;
@@ -37,6 +38,7 @@ pub use fit::{WeightBytes, WeightElements};
 pub use job::{compile_job, request};
 pub use leaves::BatchSpec;
 pub use system::{PlanMemory, SystemBytes, SystemMemory, system_bytes};
+pub(crate) use tiles::{SampleTiling, TiledLayer};
 
 /// Input of the compiler.
 #[derive(Clone, Debug)]
@@ -132,6 +134,7 @@ pub fn compile(request: CompileRequest) -> Result<StreamPlan, CompileError> {
         resident: fit.resident,
         encoding,
         leaves_per_round: fit.leaves_per_round,
+        tiles: fit.tiles,
         whole_tensor_state,
         down_train: orders.down_train,
         down_eval: orders.down_eval,
@@ -154,8 +157,7 @@ pub(crate) const fn wafer_activation_bytes(encoding: Encoding) -> u64 {
 pub(crate) const HOST_ACTIVATION_BYTES: u64 = 4;
 
 fn layer_plans(graph: &Graph, cut: &groups::TensorGroups, encoding: Encoding, fit: &fit::Fit) -> Vec<LayerPlan> {
-    let machines = [wafer_activation_bytes(encoding), HOST_ACTIVATION_BYTES];
-    let [wafer, host] = activation_memory::MemoryAnalysis::new(graph, machines).training(&fit.recompute).layers;
+    let [wafer, host] = activation_memory::of_machines(graph, encoding, &fit.recompute, fit.tiles);
     let repeated = activation_memory::recomputed_nodes(graph);
     let leaf = u64::from(fit.train.samples);
     let plan = |layer: usize| {

@@ -3,8 +3,8 @@
 use millrace_params::LinkSpec;
 use serde::{Deserialize, Serialize};
 
-use super::activation_memory::{LayerMemory, MemoryAnalysis};
-use super::{HOST_ACTIVATION_BYTES, WeightBytes, WeightElements, job, wafer_activation_bytes, window_elements};
+use super::activation_memory::{self, LayerMemory};
+use super::{WeightBytes, WeightElements, job, window_elements};
 use crate::graph::OpNode;
 use crate::ops::Signature;
 use crate::plan::StreamPlan;
@@ -53,8 +53,7 @@ impl<'a> PlanMemory<'a> {
     /// Analyzes the layers of `plan`.
     pub fn new(plan: &'a StreamPlan) -> Self {
         let recompute: Vec<bool> = plan.layers.iter().map(|layer| layer.recompute).collect();
-        let machines = [wafer_activation_bytes(plan.encoding), HOST_ACTIVATION_BYTES];
-        let [wafer, host] = MemoryAnalysis::new(&plan.graph, machines).training(&recompute).layers;
+        let [wafer, host] = activation_memory::of_machines(&plan.graph, plan.encoding, &recompute, plan.tiles);
         Self { plan, wafer, host }
     }
 
@@ -63,7 +62,10 @@ impl<'a> PlanMemory<'a> {
         let plan = self.plan;
         let layers = plan.layers.iter().map(|layer| layer.groups.as_slice());
         let elements = WeightElements::new(layers, |group| plan.groups[group].elements as u64, &plan.resident);
-        let window = window_elements(job::chunk_elements(link), link.window_chunks);
+        let window = match plan.tiles {
+            1 => window_elements(job::chunk_elements(link), link.window_chunks),
+            _ => u64::MAX,
+        };
         let (mut wafer, mut host) = (elements.on_wafer(plan.encoding.bytes() as u64, window), elements.on_host(leaves));
         if !training {
             (wafer.gradients, host.gradients) = (0, 0);

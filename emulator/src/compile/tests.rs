@@ -270,3 +270,23 @@ fn model_larger_than_memoryx_is_rejected() {
     let error = compile(request).unwrap_err();
     assert!(matches!(error, CompileError::MemoryXTooSmall { .. }), "{error}");
 }
+
+/// A sample of 2^17 tokens is divided into tiles: its values between layers do not fit on the wafer.
+#[test]
+fn long_samples_are_divided_into_tiles() {
+    let size = Size { name: "long", sequence: 1 << 17, batch: 2, ..GPT3_6_7B };
+    let plan = size.plan(2, 2, CS2).unwrap();
+    assert!(plan.tiles > 1 && plan.tiles <= 512, "{}", plan.tiles);
+    assert_eq!((plan.leaves.samples, plan.leaves_per_round), (1, 1));
+    assert!(system_bytes(&plan, 1, true, &LINK).wafer.total() <= CS2);
+    let between: u64 = plan.layers.iter().map(|layer| layer.saved.wafer).sum();
+    assert!(between > CS2 / 2, "{between}");
+    // Half of the wafer holds whole layers, but not the rows that attention reads: more tiles do not help.
+    let larger = Size { hidden: 16_384, ..size.clone() };
+    let error = larger.plan(2, 2, CS2 / 2).unwrap_err();
+    assert!(matches!(error, CompileError::DoesNotFit { tiles: 512, .. }), "{error}");
+    assert!(error.hint().unwrap().contains("max_sequence_length"), "{error}");
+    // The hash of other plans does not depend on tiles.
+    let text = serde_json::to_string(&TINY.plan(16, 2, CS2).unwrap()).unwrap();
+    assert!(!text.contains("tiles"));
+}

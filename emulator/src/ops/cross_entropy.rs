@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::operator::check_softcap;
-use super::{Flops, OpError, Operator, SavedForBackward, Signature};
+use super::{Flops, OpError, Operator, RowDependency, SavedForBackward, Signature};
 use crate::graph::{DType, Shape};
 
 /// Vocabulary entries whose logits exist at the same time.
@@ -63,6 +63,10 @@ impl Operator for CrossEntropy {
         }
         check_softcap(self.softcap)?;
         Ok(None)
+    }
+
+    fn row_dependency(&self) -> RowDependency {
+        RowDependency::Same
     }
 
     fn flops(&self, io: &Signature<'_>) -> Flops {

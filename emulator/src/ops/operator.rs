@@ -60,7 +60,7 @@ pub enum GradientForm {
     StoreOrAdd,
 }
 
-/// The rows of its inputs that a row of an operator's output is computed from.
+/// The rows of its inputs that a row of an operator's output, or a row's part of a loss, is computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowDependency {
     /// All rows, or the inputs do not have as many rows as the output.

@@ -51,6 +51,8 @@ pub struct PlanReport {
     pub resident: Vec<String>,
     /// Whether any layer is recomputed.
     pub recompute: bool,
+    /// Tiles that the modelled wafer divides each sample into; 1 if it holds whole samples.
+    pub tiles: u32,
     /// Counted floating-point operations of a training step.
     pub step_flops: u64,
     /// Operations repeated by recomputation, in addition.
@@ -132,6 +134,7 @@ impl PlanReport {
             chunks: plan.chunks.len(),
             resident: plan.resident.iter().map(|&group| plan.groups[group].name.clone()).collect(),
             recompute: plan.layers.iter().any(|layer| layer.recompute),
+            tiles: plan.tiles,
             step_flops: sum(|layer| layer.forward_flops.saturating_add(layer.backward_flops)),
             recompute_flops: sum(|layer| layer.recompute_flops),
             placement: PlacementReport::new(&placement),

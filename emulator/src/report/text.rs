@@ -52,6 +52,16 @@ impl PlanReport {
         writeln!(f, "  kept on wafer   {resident}: weights not streamed again for the backward pass")?;
         let again = if self.recompute { "layers recomputed inside" } else { "everything saved" };
         writeln!(f, "  activations     {again}, {:.3e} FLOP a step", self.step_flops as f64)?;
+        if self.tiles > 1 {
+            let held = self.layers.iter().map(|layer| layer.saved.wafer).fold(0, u64::saturating_add);
+            writeln!(
+                f,
+                "  tiles           {} of {} tokens; values between layers, {} a sample, are on the activation servers",
+                self.tiles,
+                self.sequence.div_ceil(self.tiles as usize),
+                format_bytes(held)
+            )?;
+        }
         writeln!(f, "\n  layer             parameters  chunks   FLOP/sample   saved/sample: wafer, host   recomputed")?;
         let mut shown: Vec<&LayerReport> = Vec::new();
         let mut repeated = 0;
@@ -138,6 +148,10 @@ impl PlanReport {
             Bottleneck::Latency => {
                 writeln!(f, "  bound by        latency: the tree's hops and the commit take {percent:.0}% of the step")?
             }
+            Bottleneck::Activations => writeln!(
+                f,
+                "  bound by        values between layers on the links to activation servers: systems wait for them for {percent:.0}% of the step"
+            )?,
             Bottleneck::MemoryX => writeln!(
                 f,
                 "  bound by        MemoryX's memory: systems wait for updates of weights for {percent:.0}% of the step"

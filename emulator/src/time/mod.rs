@@ -9,22 +9,23 @@
 //! Each link carries down the weights of every pass, twice for the backward pass of a recomputed layer, because the
 //! wafer does not keep a layer. It carries up one f32 gradient of each parameter per round: a real system accumulates
 //! the gradients of all its samples, and SwarmX those of its children. The partial sums of the leaf tree exist only in
-//! the emulation; [`Traffic`](crate::report::Traffic) counts them.
+//! the emulation; [`Traffic`](crate::report::Traffic) counts them. If samples are divided into tiles, the link also
+//! carries the values between layers, to the activation server and back, and the wafer keeps a layer during its pass.
 
 use std::collections::BTreeMap;
 
 use millrace_params::MachineSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::compile::recomputed_nodes;
-use crate::ops::{Signature, node_flops};
 use crate::optimizers::MAX_ELEMENT_STATE_TENSORS;
 use crate::placement::{Placement, PlacementError, PlacementMembers, swarm_nodes};
-use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Pass, StateShape, StreamPlan};
+use crate::plan::{DEFAULT_CHUNK_ELEMENTS, StateShape, StreamPlan};
 use crate::wafer::WaferModel;
 
+mod layer;
 mod published_results;
 
+use layer::{LayerTime, PassSeconds, layer_times};
 pub use published_results::{
     PUBLISHED_RESULTS, ProjectionError, PublishedModel, PublishedResult, PublishedResultUse, projection_errors,
 };
@@ -40,8 +41,6 @@ fn update_bytes(plan: &StreamPlan) -> f64 {
     4.0 * values as f64
 }
 
-/// Bytes of a gradient on the wire.
-const GRADIENT_BYTES: f64 = 4.0;
 /// Seconds for a SwarmX node to forward a chunk: switch, copy and queue of a 100 GbE network (estimate).
 const HOP_SECONDS: f64 = 10e-6;
 /// Seconds for the two phases of a commit: four messages (estimate).
@@ -85,6 +84,8 @@ pub struct WaitSeconds {
     pub memoryx: f64,
     /// The hops of the tree, at both ends of a round.
     pub hops: f64,
+    /// Values between layers on the links to and from activation servers.
+    pub activations: f64,
 }
 
 /// The bottleneck of a step.
@@ -99,6 +100,8 @@ pub enum Bottleneck {
     GradientsUp,
     /// The memory of MemoryX, in which weights are updated.
     MemoryX,
+    /// Values between layers of samples that are divided into tiles, on the links to and from activation servers.
+    Activations,
     /// The hops of the tree and the commit: the time of a step with an arbitrarily small model.
     Latency,
 }
@@ -108,7 +111,7 @@ const MIN_BOTTLENECK_SHARE: f64 = 0.05;
 
 impl WaitSeconds {
     const fn total(&self) -> f64 {
-        self.weights + self.gradients + self.memoryx + self.hops
+        self.weights + self.gradients + self.memoryx + self.hops + self.activations
     }
 
     fn add(&mut self, other: &Self, times: f64) {
@@ -116,6 +119,7 @@ impl WaitSeconds {
         self.gradients += other.gradients * times;
         self.memoryx += other.memoryx * times;
         self.hops += other.hops * times;
+        self.activations += other.activations * times;
     }
 }
 
@@ -127,6 +131,7 @@ impl Projection {
             (Bottleneck::WeightsDown, self.waits.weights),
             (Bottleneck::GradientsUp, self.waits.gradients),
             (Bottleneck::MemoryX, self.waits.memoryx),
+            (Bottleneck::Activations, self.waits.activations),
             (Bottleneck::Latency, self.waits.hops + self.boundary_seconds),
         ];
         let (bound, seconds) =
@@ -213,23 +218,6 @@ pub fn nominal_placement(
     Placement::new(plan, &members)
 }
 
-/// The values of a layer that do not depend on the round.
-#[derive(Clone, Copy, Default)]
-struct LayerTime {
-    /// Seconds a sample takes forward.
-    forward: f64,
-    /// Seconds a sample takes backward, recomputation included.
-    backward: f64,
-    /// Seconds to sum the gradients of its tensors over the wafer, for any number of samples.
-    summing: f64,
-    /// Weight bytes streamed for the forward pass.
-    down_forward: f64,
-    /// Weight bytes streamed for the backward pass.
-    down_backward: f64,
-    /// Bytes of its gradients.
-    up: f64,
-}
-
 struct TimeModel<'a> {
     leaf_samples: f64,
     wafer: WaferModel<'a>,
@@ -272,21 +260,27 @@ impl<'a> TimeModel<'a> {
         let mut waits = WaitSeconds { hops: 2.0 * self.hops(), ..WaitSeconds::default() };
         let mut busy = 0.0;
         for layer in &self.layers {
-            let compute = layer.forward * samples;
-            let down = self.wafer.broadcast_seconds(layer.down_forward);
             let update = if updated { layer.down_forward / self.weight_bytes * self.update_bytes } else { 0.0 };
-            let update = update / self.memoryx_bandwidth;
-            busy += compute;
-            let excess = down.max(update).max(compute) - compute;
-            *(if update > down { &mut waits.memoryx } else { &mut waits.weights }) += excess;
+            let pass = PassSeconds {
+                compute: layer.forward * samples,
+                down: self.wafer.broadcast_seconds(layer.down_forward),
+                up: 0.0,
+                update: update / self.memoryx_bandwidth,
+                values: layer.values_forward.map(|bytes| self.wafer.link_seconds(bytes * samples)),
+            };
+            busy += pass.compute;
+            pass.add_wait(&mut waits);
         }
         for layer in &self.layers {
-            let compute = layer.backward * samples + layer.summing;
-            let down = self.wafer.broadcast_seconds(layer.down_backward);
-            let up = self.wafer.link_seconds(layer.up);
-            busy += compute;
-            let excess = down.max(up).max(compute) - compute;
-            *(if down > up { &mut waits.weights } else { &mut waits.gradients }) += excess;
+            let pass = PassSeconds {
+                compute: layer.backward * samples + layer.summing,
+                down: self.wafer.broadcast_seconds(layer.down_backward),
+                up: self.wafer.link_seconds(layer.up),
+                update: 0.0,
+                values: layer.values_backward.map(|bytes| self.wafer.link_seconds(bytes * samples)),
+            };
+            busy += pass.compute;
+            pass.add_wait(&mut waits);
         }
         (busy, waits)
     }
@@ -296,46 +290,6 @@ impl<'a> TimeModel<'a> {
         let first = self.layers.first().map_or(0.0, |layer| layer.down_forward) / self.weight_bytes;
         COMMIT_SECONDS + first * self.update_bytes / self.memoryx_bandwidth
     }
-}
-
-/// Returns the times of all layers: products at the wafer's rate, and every value read or written once.
-fn layer_times(plan: &StreamPlan, wafer: WaferModel<'_>) -> Vec<LayerTime> {
-    let graph = &plan.graph;
-    let mut layers = vec![LayerTime::default(); plan.layers.len()];
-    let again = recomputed_nodes(graph);
-    for (at, layer) in layers.iter_mut().enumerate() {
-        let recompute = plan.layers[at].recompute;
-        for id in graph.layers[at].nodes.clone() {
-            let flops = node_flops(graph, id);
-            let node = &graph.nodes[id];
-            let io = Signature::of(graph, node);
-            let output = node.op.operator().output(&io).ok().flatten().map_or(0, |shape| shape.elements());
-            let elements = io.inputs.iter().map(|shape| shape.elements()).sum::<u64>() + output;
-            let memory = wafer.memory_seconds((elements * plan.encoding.bytes() as u64) as f64);
-            let forward = wafer.product_seconds(flops.forward as f64, flops.forward_sums as f64) + memory;
-            layer.forward += forward;
-            layer.backward += wafer.product_seconds(flops.backward as f64, flops.backward_sums as f64) + 2.0 * memory;
-            if recompute && again[at].contains(&id) {
-                layer.backward += forward;
-            }
-        }
-        let weights: usize = plan.layers[at].groups.iter().map(|&group| plan.groups[group].elements).sum();
-        layer.summing = wafer.product_seconds(0.0, weights as f64);
-    }
-    for slot in &plan.down_train {
-        let bytes = (plan.chunks[slot.chunk].elements * plan.chunk_encoding(slot.chunk).bytes()) as f64;
-        let layer = &mut layers[slot.layer];
-        match slot.pass {
-            Pass::Forward => layer.down_forward += bytes,
-            // Twice: to recompute the layer, and for the gradients.
-            Pass::Backward if plan.layers[slot.layer].recompute => layer.down_backward += 2.0 * bytes,
-            Pass::Backward => layer.down_backward += bytes,
-        }
-    }
-    for slot in &plan.up {
-        layers[slot.layer].up += plan.chunks[slot.chunk].elements as f64 * GRADIENT_BYTES;
-    }
-    layers
 }
 
 #[cfg(test)]

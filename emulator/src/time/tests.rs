@@ -172,4 +172,8 @@ fn bound_is_named_with_its_share() {
     assert_eq!(of(&recomputing, slow_links), Bottleneck::WeightsDown);
     assert_eq!(of(&saving, slow_links), Bottleneck::GradientsUp);
     assert_eq!(of(&recomputing, |appliance| appliance.memoryx.memory_bandwidth /= 1000.0), Bottleneck::MemoryX);
+    // A sample's values between layers are larger than the layers.
+    let tiled = Size { name: "long", sequence: 1 << 17, ..GPT3_6_7B }.plan(4, 1, CS2).unwrap();
+    assert_eq!(of(&tiled, |_| ()), Bottleneck::Compute);
+    assert_eq!(of(&tiled, slow_links), Bottleneck::Activations);
 }

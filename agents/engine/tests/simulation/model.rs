@@ -56,6 +56,7 @@ pub fn plan(random: &mut Random) -> StreamPlan {
         layers: layer_plans,
         encoding: Encoding::F32,
         leaves_per_round: random.pick(&[1, 1, 1, 2, 3, 5]).unwrap_or(1),
+        tiles: 1,
         whole_tensor_state: None,
         down_train: Vec::new(),
         down_eval: Vec::new(),
