@@ -5,7 +5,8 @@ use millrace_data::{
 };
 pub use millrace_data::{DataError, DataSummary, SourceSpec, inspect as survey_source};
 use millrace_params::{
-    DataSource, EncoderOptions, EncoderTask, InputSpec, JobSpec, MixturePart, ModelSpec, Seq2SeqOptions, Split,
+    DataSource, EncoderOptions, EncoderTask, InputSpec, JobSpec, MixturePart, ModelSpec, Seq2SeqOptions, SinkTokens,
+    Split,
 };
 
 use crate::error::AgentError;
@@ -74,6 +75,12 @@ pub fn source_spec(input: &InputSpec, model: &ModelSpec) -> SourceSpec {
         subset: input.data_subset.clone(),
         num_samples: input.num_samples,
         cache_dir: None,
+        sinks: input.sinks.map(|SinkTokens { token, count, position, keeps_length }| millrace_data::SinkTokens {
+            token,
+            count,
+            position,
+            keeps_length,
+        }),
         encoder: model.encoder.as_ref().map(|encoder| encoder_samples(encoder, input, vocab_size)),
         seq2seq: model.seq2seq.as_ref().map(|options| seq2seq_samples(options, input, vocab_size)),
     }

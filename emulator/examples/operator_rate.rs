@@ -55,6 +55,7 @@ fn attention_rate(
         scale,
         causal: true,
         window: None,
+        sinks: 0,
         alibi: false,
         softcap: None,
         relative: None,

@@ -69,7 +69,7 @@ OTHER_FIELDS = {
         for name in ("train", "eval")
         for key in (
             *("data_processor", "data_subset", "micro_batch_size", "split", "tokenizer"),
-            *("transforms[].interpolation", "transforms[].name", "transforms[].size"),
+            *("data_transforms[].name", "transforms[].interpolation", "transforms[].name", "transforms[].size"),
         )
     ),
     *(f"spec.params.model.{key}" for key in ("decoder_nonlinearity", "encoder_nonlinearity", "mlm_loss_scaling")),

@@ -17,7 +17,7 @@ use crate::spec::MixturePart;
 use crate::synthetic::{self, Synthetic};
 use crate::text::Corpus;
 use crate::token_store::TokenStore;
-use crate::{DataError, SourceKind, SourceSpec, SplitPart, Tokenizer};
+use crate::{DataError, SinkTokens, SourceKind, SourceSpec, SplitPart, Tokenizer};
 
 /// An open data source: a pure function from sample number to tokens.
 ///
@@ -38,6 +38,8 @@ enum DatasetContent {
         store: ImageStore,
         order: SampleOrder,
     },
+    /// A dataset into whose samples tokens are inserted.
+    WithSinks(Box<Dataset>, SinkTokens),
     Mixture {
         order: MixtureOrder,
         members: Vec<Dataset>,
@@ -67,6 +69,9 @@ impl Dataset {
     /// tokenized or token files are read. It is not called for cached text and for HDF5 files.
     pub fn open(spec: &SourceSpec, mut progress: impl FnMut(u64, u64)) -> Result<Self, DataError> {
         spec.check()?;
+        if let Some(sinks) = spec.sinks {
+            return Self::open_with_sinks(spec, sinks, progress);
+        }
         if let Some(samples) = &spec.encoder {
             let source = EncoderSource::open(spec, samples, progress)?;
             let fingerprint = source.fingerprint;
@@ -108,6 +113,21 @@ impl Dataset {
         let fingerprint = source.fingerprint(spec.seq_len);
         source.check_first_window(spec.seq_len)?;
         Ok(Self { content: DatasetContent::Source(source), seq_len: spec.seq_len, fingerprint, cache })
+    }
+
+    /// Opens the source of samples that tokens are inserted into.
+    fn open_with_sinks(
+        spec: &SourceSpec,
+        sinks: SinkTokens,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<Self, DataError> {
+        let samples = Self::open(&spec.without_sinks(sinks), progress)?;
+        let mut hasher = blake3::Hasher::new_derive_key("millrace samples with sinks, version 1");
+        hasher.update(&samples.fingerprint);
+        sinks.hash(&mut hasher);
+        let (fingerprint, cache) = (*hasher.finalize().as_bytes(), samples.cache.clone());
+        let content = DatasetContent::WithSinks(Box::new(samples), sinks);
+        Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache })
     }
 
     /// Opens images, and reads the first one.
@@ -165,6 +185,7 @@ impl Dataset {
             DatasetContent::Encoder(source) => source.samples_per_pass(),
             DatasetContent::Seq2Seq(source) => source.samples_per_pass(),
             DatasetContent::Images { order, .. } => order.samples_per_pass(),
+            DatasetContent::WithSinks(samples, _) => samples.windows(),
             DatasetContent::Mixture { samples, .. } => *samples,
         }
     }
@@ -181,6 +202,7 @@ impl Dataset {
             DatasetContent::Encoder(source) => source.vocab_size().saturating_sub(1),
             DatasetContent::Seq2Seq(source) => source.vocab_size().saturating_sub(1),
             DatasetContent::Images { store, .. } => store.classes().saturating_sub(1).try_into().unwrap_or(u32::MAX),
+            DatasetContent::WithSinks(samples, sinks) => samples.max_token().max(sinks.token),
             DatasetContent::Mixture { members, .. } => members.iter().map(Self::max_token).max().unwrap_or(0),
         }
     }
@@ -230,6 +252,13 @@ impl Dataset {
             DatasetContent::Source(source) => source.read(source.order.window(n), input_ids, labels),
             DatasetContent::Encoder(_) | DatasetContent::Seq2Seq(_) => Err(DataError::NotForDecoders),
             DatasetContent::Images { .. } => Err(DataError::NoTokens),
+            DatasetContent::WithSinks(samples, sinks) => {
+                let mut sample = [vec![0; samples.seq_len], vec![0; samples.seq_len]];
+                let [tokens, own_labels] = &mut sample;
+                samples.sample(n, tokens, own_labels)?;
+                sinks.insert([tokens, own_labels], input_ids, labels);
+                Ok(())
+            }
             DatasetContent::Mixture { order, members, .. } => {
                 let (member, number) = order.locate(n);
                 members[member].sample(number, input_ids, labels)
@@ -246,7 +275,7 @@ impl Dataset {
             }
             DatasetContent::Encoder(source) => source.inputs(),
             DatasetContent::Seq2Seq(source) => source.inputs(),
-            DatasetContent::Source(_) | DatasetContent::Mixture { .. } => {
+            DatasetContent::Source(_) | DatasetContent::Mixture { .. } | DatasetContent::WithSinks(..) => {
                 ["input_ids", "labels"].map(|name| input(name, ElementType::I32, &[self.seq_len])).into()
             }
         }

@@ -85,7 +85,7 @@ impl DataSummary {
         let windows = match (&spec.encoder, &spec.seq2seq) {
             (Some(samples), _) => Some(spec.windows_of_encoder(samples)),
             (_, Some(samples)) => Some(spec.windows_of_seq2seq(samples)?),
-            (None, None) => None,
+            (None, None) => spec.sinks.map(|sinks| spec.without_sinks(sinks)),
         };
         let (_, windows) = windows_of_split(windows.as_ref().unwrap_or(spec), tokens)?;
         order_of(spec, 0..windows).map(|order| Some(order.samples_per_pass()))
@@ -112,12 +112,15 @@ pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
     inspect_files(&spec.kind, &expand(paths, extension)?)
 }
 
-/// Returns the length of the samples in the first HDF5 file of `spec`; `None` if it contains a corpus, can't be read,
-/// or the source has another format.
+/// Returns the length of the samples in the first HDF5 file of `spec`, with the tokens that are inserted; `None` if it
+/// contains a corpus, can't be read, or the source has another format.
 pub fn stored_sample_length(spec: &SourceSpec) -> Option<usize> {
     let SourceKind::Hdf5 { paths, .. } = &spec.kind else { return None };
     match DataFile::open(expand(paths, "h5").ok()?.first()?).ok()?.shape {
-        FileShape::Samples { length, .. } => usize::try_from(length).ok(),
+        FileShape::Samples { length, .. } => {
+            let length = usize::try_from(length).ok()?;
+            Some(spec.sinks.map_or(length, |sinks| sinks.length_with(length)))
+        }
         FileShape::Corpus { .. } => None,
     }
 }

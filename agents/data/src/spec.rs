@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use millrace_params::ImageSource;
 
 use crate::encoder::SPECIAL_TOKENS;
-use crate::{CsvRows, DataError, EncoderSamples, Seq2SeqSamples, Tokenizer};
+use crate::{CsvRows, DataError, EncoderSamples, Seq2SeqSamples, SinkTokens, Tokenizer};
 
 /// The source of the samples.
 #[derive(Debug, Clone, PartialEq)]
@@ -150,6 +150,8 @@ pub struct SourceSpec {
     pub encoder: Option<EncoderSamples>,
     /// What samples contain, if they are those of an encoder with a decoder.
     pub seq2seq: Option<Seq2SeqSamples>,
+    /// Tokens that are inserted into every sample of a decoder, and count in `seq_len`.
+    pub sinks: Option<SinkTokens>,
 }
 
 impl SourceSpec {
@@ -167,6 +169,7 @@ impl SourceSpec {
             cache_dir: None,
             encoder: None,
             seq2seq: None,
+            sinks: None,
         }
     }
 
@@ -188,6 +191,11 @@ impl SourceSpec {
             *vocab_size = vocab_size.saturating_sub(special_tokens);
         }
         windows
+    }
+
+    /// Returns the source of the samples that `sinks` are inserted into.
+    pub(crate) fn without_sinks(&self, sinks: SinkTokens) -> Self {
+        Self { seq_len: sinks.length_without(self.seq_len), sinks: None, ..self.clone() }
     }
 
     /// Checks values that no source could satisfy.

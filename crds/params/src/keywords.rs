@@ -459,3 +459,7 @@ pub(crate) static SPARSITY_ALGORITHMS: Keywords<()> =
 /// How the zeros of sparse weights are chosen.
 pub(crate) static SPARSITY_MASKS: Keywords<()> =
     Keywords { values: &[("random", ())], unsupported: &["topk", "balanced-topk", "checkerboard", "from_zeros"] };
+
+/// Changes of samples of tokens.
+pub(crate) static SAMPLE_TRANSFORMS: Keywords<()> =
+    Keywords { values: &[("add_sink_tokens", ())], unsupported: &["add_memory_tokens"] };

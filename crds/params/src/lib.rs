@@ -42,8 +42,8 @@ pub use appliance::{
 pub use document::{
     AttentionParams, EpsSetting, ImageSize, ImageTransformParams, InitializerParams, InitializerSetting, InputParams,
     LearningRateScaleParams, LearningRateSetting, MicroBatchRange, MicroBatchSetting, MixtureParams, ModelParams,
-    NestedSchedules, OneOrMany, OptimizerParams, Params, RotaryScalingParams, RunParams, ScheduleParams,
-    SparsityParams,
+    NestedSchedules, OneOrMany, OptimizerParams, Params, RotaryScalingParams, RunParams, SampleTransformParams,
+    ScheduleParams, SparsityParams,
 };
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
@@ -52,7 +52,8 @@ pub use job::{
     Initializers, InputSpec, JobSpec, LearningRateScale, LineRows, LogLevel, LossScaling, MaskingSpec, MixturePart,
     Mode, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, ParameterFilter,
     Positions, Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution, Schedule,
-    ScheduleSegment, ScheduleSegmentKind, Seq2SeqOptions, Seq2SeqPositions, SparsitySpec, Split, TokenizerName,
+    ScheduleSegment, ScheduleSegmentKind, Seq2SeqOptions, Seq2SeqPositions, SinkTokens, SparsitySpec, Split,
+    TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

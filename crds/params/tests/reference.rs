@@ -223,9 +223,9 @@ const ENCODER_KEYS: &[&str] = &[
     "model.mask_token_id",
 ];
 
-/// Returns whether a key belongs to the items of a list, which `resolving.rs` and `images.rs` test.
+/// Returns whether a key belongs to the items of a list, which other tests cover.
 fn is_in_a_list(path: &str) -> bool {
-    path.contains("_input.mixture.") || path.contains("_input.transforms.")
+    ["_input.mixture.", "_input.transforms.", "_input.data_transforms."].iter().any(|list| path.contains(list))
 }
 
 /// Returns a schedule that may have the key.
@@ -338,7 +338,7 @@ fn described(path: &str) -> Option<&'static str> {
         | "model.mup_base_filter_size"
         | "model.attention_sliding_window_length" => None,
         path if path.ends_with("vocab_file") || path.ends_with("_input.max_predictions_per_seq") => None,
-        path if path.ends_with("_input.transforms") || path.ends_with("_input.tgt_data_dir") => None,
+        path if path.ends_with("transforms") || path.ends_with("_input.tgt_data_dir") => None,
         "model.d_kv" => Some("16"),
         "model.hidden_sizes" => Some("[16, 16]"),
         "model.num_classes" => None,

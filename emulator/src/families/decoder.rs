@@ -100,12 +100,12 @@ impl Decoder<'_> {
             let rotary = super::rotary_operator(rotary, heads.saturating_add(key_heads), head_dim);
             qkv = self.builder.node(rotary, at(".rotary"), &[qkv], &[])?;
         }
+        let is_windowed = block.is_multiple_of(2) || !spec.decoder.is_window_alternating;
+        let window = spec.decoder.attention_window.filter(|_| is_windowed);
         let attention = CausalAttention {
             key_heads: spec.decoder.num_key_heads,
-            window: spec
-                .decoder
-                .attention_window
-                .filter(|_| block.is_multiple_of(2) || !spec.decoder.is_window_alternating),
+            window,
+            sinks: window.map_or(0, |_| spec.decoder.attention_sinks),
             softcap: spec.decoder.attention_softcap.map(|cap| cap as f32),
             alibi: spec.use_position_embedding && spec.decoder.positions == Positions::Alibi,
             ..CausalAttention::new(heads, scale as f32, spec.attention_dropout_rate as f32)

@@ -98,6 +98,7 @@ mod run {
                 scale: self.scale,
                 causal: false,
                 window: None,
+                sinks: 0,
                 alibi: false,
                 softcap: None,
                 relative: None,

@@ -26,6 +26,9 @@ pub struct CausalAttention {
     /// Number of rows that a row attends to, itself included; `None` for all before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
+    /// Number of first rows, the sinks, that every later row attends to besides its window.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub sinks: usize,
     /// Whether scores are decreased in proportion to the distance of query and key (ALiBi).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub alibi: bool,
@@ -37,7 +40,7 @@ pub struct CausalAttention {
 impl CausalAttention {
     /// Returns attention in which each head has its own keys and values and attends to all rows before it.
     pub const fn new(heads: usize, scale: f32, dropout: f32) -> Self {
-        Self { heads, scale, dropout, key_heads: None, window: None, alibi: false, softcap: None }
+        Self { heads, scale, dropout, key_heads: None, window: None, sinks: 0, alibi: false, softcap: None }
     }
 
     /// Returns the number of heads of keys and values.
@@ -54,8 +57,17 @@ impl CausalAttention {
     fn pairs(&self, rows: u64) -> u64 {
         let window = self.window.map_or(rows, |window| rows.min(window as u64));
         let growing = window.saturating_mul(window + 1) / 2;
-        growing.saturating_add((rows - window).saturating_mul(window))
+        let after = rows - window;
+        // Row `window + i` attends to i + 1 rows before its window, but at most to the sinks.
+        let sinks = after.min(self.sinks as u64);
+        let of_sinks = (sinks.saturating_mul(sinks + 1) / 2).saturating_add((after - sinks).saturating_mul(sinks));
+        growing.saturating_add(after.saturating_mul(window)).saturating_add(of_sinks)
     }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+const fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 impl Operator for CausalAttention {
@@ -72,6 +84,9 @@ impl Operator for CausalAttention {
         }
         if self.window == Some(0) {
             return Err(OpError::Attribute { name: "window", value: 0.0, range: "at least 1" });
+        }
+        if self.sinks > 0 && self.window.is_none() {
+            return Err(OpError::Attribute { name: "sinks", value: self.sinks as f32, range: "0 without a window" });
         }
         Ok(Some(qkv.with_columns(self.layout(qkv.columns())?.width())))
     }
@@ -125,6 +140,7 @@ mod run {
                 scale: self.scale,
                 causal: true,
                 window: self.window,
+                sinks: self.sinks,
                 alibi: self.alibi,
                 softcap: self.softcap,
                 relative: None,
@@ -192,10 +208,11 @@ mod tests {
                         self.softcap.map_or(product, cap) - slope * (query - key) as f64
                     };
                     let first = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
-                    let scores: Vec<f64> = (first..=query).map(score).collect();
+                    let attended: Vec<usize> = (0..self.sinks.min(first)).chain(first..=query).collect();
+                    let scores: Vec<f64> = attended.iter().map(|&key| score(key)).collect();
                     let most = scores.iter().fold(f64::MIN, |most, &score| most.max(score));
                     let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
-                    for (key, score) in (first..).zip(&scores) {
+                    for (&key, score) in attended.iter().zip(&scores) {
                         let factor = args.dropout_factor(self.dropout, subkey(head_key, query as u64), key);
                         let share = (score - most).exp() / sum * factor;
                         let to = &mut out[query * width + head * dim..][..dim];
@@ -222,6 +239,8 @@ mod tests {
                 rejects(attention(2, -0.1), &[WIDE], &[], "dropout"),
                 rejects(CausalAttention::new(2, f32::NAN, 0.0), &[WIDE], &[], "scale"),
                 rejects(CausalAttention { window: Some(0), ..attention(2, 0.0) }, &[WIDE], &[], "window"),
+                accepts(CausalAttention { window: Some(2), sinks: 3, ..attention(2, 0.0) }, &[WIDE], &[], X),
+                rejects(CausalAttention { sinks: 3, ..attention(2, 0.0) }, &[WIDE], &[], "sinks"),
                 rejects(CausalAttention { softcap: Some(-1.0), ..attention(2, 0.0) }, &[WIDE], &[], "softcap"),
                 rejects(
                     CausalAttention { softcap: Some(1.0), alibi: true, ..attention(2, 0.0) },
@@ -244,6 +263,7 @@ mod tests {
                 of(plain, 3 * WIDTH),
                 of(CausalAttention { heads: 4, key_heads: Some(2), alibi: true, ..plain }, WIDTH * 2),
                 of(CausalAttention { key_heads: Some(1), window: Some(2), ..plain }, WIDTH / 3 * 5),
+                of(CausalAttention { window: Some(2), sinks: 1, ..plain }, 3 * WIDTH),
                 of(CausalAttention { softcap: Some(0.7), key_heads: Some(1), ..plain }, WIDTH / 3 * 5),
             ]
         }
@@ -259,5 +279,9 @@ mod tests {
         let op = CausalAttention { window: Some(3), ..op };
         let flops = op.flops(&Signature { inputs: vec![Shape::matrix(8, 12)], params: vec![] });
         assert_eq!(flops.forward, 21 * 2 * 2 * 4);
+        // With 2 sinks: one more row for row 4, and two for rows 5 to 8.
+        let op = CausalAttention { sinks: 2, ..op };
+        let flops = op.flops(&Signature { inputs: vec![Shape::matrix(8, 12)], params: vec![] });
+        assert_eq!(flops.forward, 30 * 2 * 2 * 4);
     }
 }

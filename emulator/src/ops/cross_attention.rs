@@ -128,6 +128,7 @@ mod run {
                 scale: self.scale,
                 causal: self.causal,
                 window: None,
+                sinks: 0,
                 alibi: false,
                 softcap: None,
                 relative: self.relative.map(|relative| relative.bias(table, !self.causal)),

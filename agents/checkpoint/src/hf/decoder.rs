@@ -269,7 +269,10 @@ impl Walk<'_> {
         let (rotary, qkv) = self.take_if(&[qkv], "", rotary)?.map_or((None, qkv), |(op, out)| (Some(op), out));
         let attention = |op: &OpKind| if let OpKind::CausalAttention(op) = *op { Some(op) } else { None };
         let (attention, x) = self.take("causal attention", &[qkv], "", attention)?;
-        let CausalAttention { heads, scale, dropout, window, alibi, softcap, .. } = attention;
+        let CausalAttention { heads, scale, dropout, window, sinks, alibi, softcap, .. } = attention;
+        if sinks > 0 {
+            return Err(refuse("its attention has sinks".into()));
+        }
         if softcap.is_some() {
             return Err(refuse("its attention scores are capped".into()));
         }

@@ -291,6 +291,7 @@ impl GraphMatcher<'_> {
                 dropout,
                 key_heads: None,
                 window: None,
+                sinks: 0,
                 alibi: false,
                 softcap: None,
             }) => Some((heads, scale, dropout)),

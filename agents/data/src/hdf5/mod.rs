@@ -27,7 +27,7 @@ use crate::DataError;
 /// Maximum files that are open at a time: a quarter of the usual limit of descriptors, and 256 MiB of decoded chunks.
 const MAX_OPEN_FILES: usize = 64;
 /// A label without a token.
-const NO_LABEL: i32 = -1;
+pub(crate) const NO_LABEL: i32 = -1;
 /// The label that PyTorch's cross-entropy ignores.
 const IGNORED_LABEL: i32 = -100;
 

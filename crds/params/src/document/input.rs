@@ -6,7 +6,7 @@
 use super::{ImageTransformParams, MicroBatchSetting, OneOrMany};
 use crate::keys::SectionReference;
 use crate::keys::facts::{alias_of, default, default_from, otherwise, required, required_if};
-use crate::keywords::{MICRO_BATCH_RULES, PROCESSORS, SPLIT_NAMES, TOKENIZERS};
+use crate::keywords::{MICRO_BATCH_RULES, PROCESSORS, SAMPLE_TRANSFORMS, SPLIT_NAMES, TOKENIZERS};
 use crate::yaml::{FromNode, TreeReader, YamlNode, YamlValue, section};
 
 section! {
@@ -107,6 +107,8 @@ section! {
             "of `MNISTDataProcessor`, `normalize` with mean 0.1307 and std 0.3081; of `ImageNet1KProcessor`, `resize`, \
              `to_tensor` and `normalize` with mean 0.5 and std 0.5; in `eval_input` not those of `train_input`",
         ),
+        /// What is done with each sample of tokens, in order.
+        data_transforms: Vec<SampleTransformParams> = otherwise("nothing; in `eval_input` not those of `train_input`"),
         /// Rows and columns of an image, which newer files repeat here; must equal those of the model.
         image_size: Vec<u64> = default_from("model.image_size"),
         /// Number of classes, which newer files repeat here; must equal that of the model.
@@ -179,6 +181,25 @@ section! {
 }
 
 section! {
+    /// A change of each sample of tokens.
+    pub struct SampleTransformParams {
+        /// What is done: `add_sink_tokens` inserts tokens that are not predicted. They count in `max_sequence_length`,
+        /// so samples in files have fewer tokens.
+        name: String = required().one_of(&SAMPLE_TRANSFORMS),
+        /// The token that is inserted.
+        sink_token_id: u64 = default("0"),
+        /// How often it is inserted.
+        num_sink_tokens: u64 = default("1"),
+        /// Number of tokens of the sample before it.
+        sink_token_start_pos: u64 = default("0"),
+        /// Whether samples keep their length, so that as many tokens at their ends are lost.
+        truncate_to_original_length: bool = default("false"),
+    }
+    ignored {}
+    unsupported {}
+}
+
+section! {
     /// A source of a mixture.
     pub struct MixtureParams {
         /// Files, directories or globs of the source, as in `data_dir` of the input.
@@ -188,6 +209,21 @@ section! {
     }
     ignored {}
     unsupported {}
+}
+
+impl FromNode for Vec<SampleTransformParams> {
+    const TYPE: &'static str = "a list of mappings with a name";
+    const SECTION: Option<&'static SectionReference> = Some(SampleTransformParams::REFERENCE);
+
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
+        match &node.value {
+            YamlValue::List(items) => reader.items(items),
+            _ => {
+                reader.wrong_type(node, Self::TYPE);
+                None
+            }
+        }
+    }
 }
 
 impl FromNode for Vec<MixtureParams> {

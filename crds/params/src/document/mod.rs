@@ -15,7 +15,7 @@ mod sparsity;
 mod unions;
 
 pub use image::{ImageSize, ImageTransformParams};
-pub use input::{InputParams, MixtureParams};
+pub use input::{InputParams, MixtureParams, SampleTransformParams};
 pub use model::{AttentionParams, ModelParams, RotaryScalingParams};
 pub use optimizer::{LearningRateScaleParams, OptimizerParams};
 pub use run::RunParams;

@@ -121,6 +121,9 @@ section! {
         extra_attention_params: AttentionParams = otherwise("one group for all heads"),
         /// Number of tokens that a token attends to, itself included.
         attention_sliding_window_length: u64 = otherwise("all tokens before it"),
+        /// Number of first tokens of a sample, its sinks, that a token attends to besides those of the window. With
+        /// `data_transforms` of the input, these are tokens of their own.
+        attention_sink_tokens: u64 = default("0"),
         /// Whether only every other block, beginning with the first, has this bound.
         sliding_window_every_other_decoder_layer: bool = default("false"),
         /// Bound c of the products s of queries and keys, which become c tanh(s / c). Not with ALiBi.

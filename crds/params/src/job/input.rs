@@ -36,6 +36,22 @@ pub struct InputSpec {
     /// How masked tokens are chosen; `None` if the model does not predict them, or the data contain them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masking: Option<MaskingSpec>,
+    /// Tokens that are inserted into every sample, and count in `max_sequence_length`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sinks: Option<SinkTokens>,
+}
+
+/// Tokens that are inserted into every sample, and are not predicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SinkTokens {
+    /// The token; less than the size of the vocabulary.
+    pub token: u32,
+    /// How often it is inserted: at least 1, and less than the length of the sample.
+    pub count: usize,
+    /// Number of tokens of the sample before them.
+    pub position: usize,
+    /// Whether the sample keeps its length, so that as many tokens at its end are lost.
+    pub keeps_length: bool,
 }
 
 impl InputSpec {

@@ -92,6 +92,9 @@ pub struct DecoderOptions {
     pub num_key_heads: Option<usize>,
     /// Number of tokens that a token attends to, itself included; `None` for all before it.
     pub attention_window: Option<usize>,
+    /// Number of first tokens that a token attends to besides; 0 without a window.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub attention_sinks: usize,
     /// Whether only every other block, beginning with the first, has this bound.
     pub is_window_alternating: bool,
     /// Bound of the products of queries and keys, by a tangent.
@@ -121,6 +124,7 @@ impl Default for DecoderOptions {
             parallel_blocks: None,
             num_key_heads: None,
             attention_window: None,
+            attention_sinks: 0,
             is_window_alternating: false,
             attention_softcap: None,
             attention_width: None,
@@ -132,6 +136,11 @@ impl Default for DecoderOptions {
             logits_softcap: None,
         }
     }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+const fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 impl DecoderOptions {

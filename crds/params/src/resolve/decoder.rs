@@ -56,6 +56,7 @@ pub(super) fn resolve(
     let window = p
         .attention_sliding_window_length
         .map(|length| check.count("model.attention_sliding_window_length", Some(length), MAX_POSITIONS, MAX_POSITIONS));
+    let attention_sinks = attention_sinks(check, p);
     let is_window_alternating = p.sliding_window_every_other_decoder_layer.unwrap_or(false);
     if is_window_alternating && window.is_none() {
         let hint = "sliding_window_every_other_decoder_layer needs the length of the window";
@@ -80,6 +81,7 @@ pub(super) fn resolve(
         parallel_blocks,
         num_key_heads: key_heads(check, p, sizes.heads),
         attention_window: window,
+        attention_sinks,
         is_window_alternating,
         attention_softcap,
         attention_width: (sizes.attention != sizes.hidden).then_some(sizes.attention),
@@ -95,6 +97,18 @@ pub(super) fn resolve(
         logits_scale: mup::logits_scale(check, p, ratios),
         logits_softcap: softcap(check, "model.final_logit_softcapping", p.final_logit_softcapping),
     }
+}
+
+/// Returns the number of tokens that are attended to besides those of the window.
+fn attention_sinks(check: &mut ResolveContext<'_>, p: &ModelParams) -> usize {
+    let key = "model.attention_sink_tokens";
+    let Some(given) = p.attention_sink_tokens.filter(|sinks| *sinks > 0) else { return 0 };
+    let sinks = check.count(key, Some(given), 1, MAX_POSITIONS);
+    if p.attention_sliding_window_length.is_some() {
+        return sinks;
+    }
+    check.note(format!("{key} has no effect without attention_sliding_window_length"));
+    0
 }
 
 fn softcap(check: &mut ResolveContext<'_>, key: &str, given: Option<f64>) -> Option<f64> {
@@ -257,6 +271,7 @@ mod tests {
             "attention_module: multiquery_attention",
             "extra_attention_params: {num_kv_groups: 4}",
             "attention_sliding_window_length: 4096",
+            "attention_sink_tokens: 64",
             "pos_scaling_type: llama3",
             "pos_scaling_factor: 8",
             "pos_scaling_extra_args: {low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 8192}",
@@ -273,6 +288,7 @@ mod tests {
             norm: Norm::RmsNorm,
             num_key_heads: Some(4),
             attention_window: Some(4096),
+            attention_sinks: 64,
             is_gated: true,
             ..DecoderOptions::default()
         };

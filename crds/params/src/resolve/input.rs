@@ -4,6 +4,7 @@ use super::check::ResolveContext;
 use super::encoder_input;
 use super::input_section::InputSection;
 use super::line_input;
+use super::sample_transforms;
 use super::selection::{data_subset, num_samples};
 use super::source::source;
 use crate::document::{InputParams, MicroBatchSetting, Params};
@@ -134,6 +135,7 @@ fn input(
         shuffle: p.shuffle.unwrap_or(false),
         shuffle_seed: p.shuffle_seed.unwrap_or(run.seed),
         masking,
+        sinks: sample_transforms::sinks(check, s, model, tokens),
     }
 }
 

@@ -13,6 +13,7 @@ mod model;
 mod mup;
 mod optimizer;
 mod run;
+mod sample_transforms;
 mod schedule;
 mod schedule_piece;
 mod selection;

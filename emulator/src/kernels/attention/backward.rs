@@ -203,7 +203,7 @@ fn backward_pair<'s>(
     let adjustment = ScoreAdjustment::of(attention, pair, biases);
     let score_scale = if adjustment.is_some() { 1.0 } else { attention.scale };
     for k_first in (0..key_tokens).step_by(KEY_BLOCK) {
-        let q_end = attention.query_end(k_first + KEY_BLOCK - 1);
+        let q_end = attention.query_end(k_first);
         for q_first in (attention.first_query(k_first)..q_end).step_by(QUERY_BLOCK) {
             let block = AttentionBlock::new(attention, q_first, k_first);
             let rows = block.rows;

@@ -135,15 +135,14 @@ fn forward_pair(
             rescale: [0.0; QUERY_BLOCK],
         };
         acc.fill(0.0);
-        let k_begin = attention.first_key(q_first) / KEY_BLOCK * KEY_BLOCK;
-        for k_first in (k_begin..attention.key_end(q_first + rows - 1)).step_by(KEY_BLOCK) {
+        for (at, k_first) in attention.key_blocks(q_first, rows).enumerate() {
             let block = AttentionBlock::new(attention, q_first, k_first);
             block.queries_by_keys(simd, q, k, scores);
             if let Some(adjustment) = adjustment {
                 adjustment.apply(simd, block, scores);
             }
             softmax_rows(simd, block, scale, dropout, precision, scores, &mut running);
-            if k_first > k_begin {
+            if at > 0 {
                 for (row, factor) in acc.chunks_exact_mut(dim).zip(&running.rescale[..rows]) {
                     elementwise::scale(simd, *factor, row);
                 }

@@ -1,5 +1,5 @@
 //! Attention without a T x T matrix in memory, causal or not: multi-head, grouped-query and multi-query, with a sliding
-//! window, linear or trained biases, soft-capped scores, a mask of keys, and keys of another sequence.
+//! window and sinks, linear or trained biases, soft-capped scores, a mask of keys, and keys of another sequence.
 //!
 //! Scores are computed by blocks of 96 queries and 384 keys (constants: part of the numerics) with a running maximum
 //! and sum (online softmax). Forward saves the output and, for each row, the logarithm of the sum of exponentials;
@@ -55,6 +55,8 @@ pub struct AttentionParams<'a> {
     pub causal: bool,
     /// Number of tokens that a query attends to, itself included; `None` for all before it. Causal attention only.
     pub window: Option<usize>,
+    /// Number of first tokens that every later query attends to besides the window. Only with a window.
+    pub sinks: usize,
     /// Whether a score is decreased in proportion to the distance of query and key (ALiBi), see [`alibi_slope`]. Causal
     /// attention only.
     pub alibi: bool,

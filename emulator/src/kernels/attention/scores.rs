@@ -19,9 +19,11 @@ pub fn alibi_slope(heads: usize, head: usize) -> f32 {
 }
 
 impl AttentionParams<'_> {
-    /// Returns the first key that query `query` attends to.
-    pub(super) fn first_key(&self, query: usize) -> usize {
-        self.window.map_or(0, |window| (query + 1).saturating_sub(window))
+    /// Returns the first key of each block of keys that queries `q_first..q_first + rows` attend to, ascending.
+    pub(super) fn key_blocks(&self, q_first: usize, rows: usize) -> impl Iterator<Item = usize> {
+        let first = self.window.map_or(0, |window| (q_first + 1).saturating_sub(window));
+        let (begin, end) = (first / KEY_BLOCK * KEY_BLOCK, self.key_end(q_first + rows - 1));
+        (0..self.sinks.min(begin)).step_by(KEY_BLOCK).chain((begin..end).step_by(KEY_BLOCK))
     }
 
     /// Returns the end of the keys that query `query` attends to.
@@ -34,9 +36,12 @@ impl AttentionParams<'_> {
         if self.causal { key } else { 0 }
     }
 
-    /// Returns the end of the queries that attend to key `key`.
-    pub(super) fn query_end(&self, key: usize) -> usize {
-        self.window.map_or(self.tokens, |window| self.tokens.min(key.saturating_add(window)))
+    /// Returns the end of the queries that attend to a key of the block that begins at key `k_first`.
+    pub(super) fn query_end(&self, k_first: usize) -> usize {
+        match self.window {
+            Some(window) if k_first >= self.sinks => self.tokens.min((k_first + KEY_BLOCK - 1).saturating_add(window)),
+            Some(_) | None => self.tokens,
+        }
     }
 }
 
@@ -48,6 +53,8 @@ pub(super) struct ScoreAdjustment<'a> {
     per_distance: f32,
     /// Number of keys that a query attends to.
     window: usize,
+    /// Number of first keys that a query attends to besides.
+    sinks: usize,
     /// Bound of the scores.
     softcap: Option<f32>,
     /// The biases by distance: that of the last query and the first key is the first.
@@ -70,8 +77,8 @@ impl<'a> ScoreAdjustment<'a> {
         let is_needed =
             attention.alibi || window.is_some() || key_mask.is_some() || softcap.is_some() || biases.is_some();
         let window = window.unwrap_or(usize::MAX);
-        let (scale, last_query) = (attention.scale, attention.tokens - 1);
-        is_needed.then_some(Self { scale, per_distance, window, softcap, biases, last_query, key_mask })
+        let (scale, last_query, sinks) = (attention.scale, attention.tokens - 1, attention.sinks);
+        is_needed.then_some(Self { scale, per_distance, window, sinks, softcap, biases, last_query, key_mask })
     }
 
     /// Replaces the products of a block by scores; those of keys that are masked or outside of the window by
@@ -83,7 +90,7 @@ impl<'a> ScoreAdjustment<'a> {
 
 simd_fn! {
     fn adjust_rows(block: AttentionBlock, adjustment: ScoreAdjustment<'_>, scores: &mut [f32]) {
-        let ScoreAdjustment { scale, per_distance, window, softcap, biases, last_query, key_mask } = adjustment;
+        let ScoreAdjustment { scale, per_distance, window, sinks, softcap, biases, last_query, key_mask } = adjustment;
         for (i, row) in scores.chunks_exact_mut(KEY_BLOCK).enumerate().take(block.rows) {
             let query = block.q_first + i;
             let distance = query as i32 - block.k_first as i32;
@@ -99,7 +106,8 @@ simd_fn! {
                 row[..block.visible(i)].iter_mut().zip(biases).for_each(|(x, bias)| *x += bias);
             }
             let outside = (query + 1).saturating_sub(window).saturating_sub(block.k_first);
-            row[..outside.min(block.keys)].fill(f32::NEG_INFINITY);
+            let (sinks, outside) = (sinks.saturating_sub(block.k_first), outside.min(block.keys));
+            row[sinks.min(outside)..outside].fill(f32::NEG_INFINITY);
             if let Some(mask) = key_mask {
                 for (x, &mask) in row[..block.visible(i)].iter_mut().zip(&mask[block.k_first..]) {
                     *x = if mask == 0 { f32::NEG_INFINITY } else { *x };

@@ -18,7 +18,7 @@ fn at(a: &AttentionParams<'_>, pair: usize, token: usize, part: usize, e: usize)
 /// The score of query `i` and key `j` of a pair; `None` if the query does not attend to the key.
 fn score(a: &AttentionParams<'_>, qkv: &[f64], pair: usize, i: usize, j: usize) -> Option<f64> {
     let is_masked = a.key_mask.is_some_and(|mask| mask[pair / a.heads * a.tokens + j] == 0);
-    if is_masked || (a.causal && j > i) || a.window.is_some_and(|window| i - j >= window) {
+    if is_masked || (a.causal && j > i) || a.window.is_some_and(|window| i - j >= window && j >= a.sinks) {
         return None;
     }
     let product: f64 = (0..a.head_dim).map(|e| qkv[at(a, pair, i, 0, e)] * qkv[at(a, pair, j, 1, e)]).sum();
@@ -94,6 +94,7 @@ fn shape(samples: usize, tokens: usize, heads: usize, head_dim: usize) -> Attent
         scale,
         causal: true,
         window: None,
+        sinks: 0,
         alibi: false,
         softcap: None,
         relative: None,
@@ -171,7 +172,7 @@ fn blocks_fit_together_and_bits_do_not_depend_on_the_machine() {
     let mask: Vec<i32> = (0..500).map(|key| i32::from(key % 7 != 0 && key < 450)).collect();
     let both = |mask, a| AttentionParams { causal: false, key_mask: Some(mask), ..a };
     // Around the edges of query blocks (96) and key blocks (384), and odd heads. Windows that end inside of a block, at
-    // its edge, and that leave whole blocks out.
+    // its edge, and that leave whole blocks out; sinks inside of a block and beyond one.
     for (a, rate) in [
         (shape(2, 97, 1, 64), 0.1),
         (shape(1, 500, 2, 24), 0.0),
@@ -182,6 +183,8 @@ fn blocks_fit_together_and_bits_do_not_depend_on_the_machine() {
         (window(1, shape(1, 100, 1, 8)), 0.0),
         (window(50, shape(1, 500, 1, 8)), 0.1),
         (window(384, grouped(1, shape(1, 900, 2, 8))), 0.0),
+        (AttentionParams { sinks: 5, ..window(50, shape(1, 500, 1, 8)) }, 0.1),
+        (AttentionParams { sinks: 400, ..window(30, grouped(1, shape(1, 900, 2, 8))) }, 0.0),
         (both(&mask[..], shape(1, 500, 2, 24)), 0.1),
         (both(&mask[..97], shape(1, 97, 1, 64)), 0.0),
     ] {
