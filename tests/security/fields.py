@@ -94,7 +94,7 @@ OTHER_FIELDS = {
     *("spec.params.predict_input", "spec.params.train_input.buckets", "spec.params.eval_input.buckets"),
     *(f"spec.params.optimizer.{key}" for key in ("eps", "learning_rate", "loss_scaling_factor", "optimizer_type")),
     *(f"spec.params.sparsity.{key}" for key in ("algorithm", "init_method", "param_filter", "param_name_patterns")),
-    *(f"spec.params.sparsity.{key}" for key in ("drop_fraction", "schedule", "type", "update")),
+    *(f"spec.params.sparsity.{key}" for key in ("drop_fraction", "type")),
     *(
         f"spec.params.runconfig.{key}"
         for key in ("job_labels", "job_priority", "load_checkpoint_states", "logging", "mode")

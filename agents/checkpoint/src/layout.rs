@@ -93,6 +93,15 @@ impl Moments {
         Self(names.map(|(at, name)| Moment { name: (*name).to_owned(), shape: shape(at) }).collect())
     }
 
+    /// Adds a moment with the shape of the weights, unless there is one of this name.
+    #[must_use]
+    pub fn with_full(mut self, name: &str) -> Self {
+        if self.names().all(|other| other != name) {
+            self.0.push(Moment { name: name.to_owned(), shape: StateShape::Full });
+        }
+        self
+    }
+
     /// Returns the names of the moments, in the order in which the optimizer stores them.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|moment| moment.name.as_str())

@@ -7,6 +7,7 @@ use millrace_emulator::compile::{CompileRequest, compile, request};
 use millrace_emulator::numerics::{Isa, NumericsProfile};
 use millrace_emulator::optimizers::optimizer;
 use millrace_emulator::plan::{PlanHash, StreamPlan};
+use millrace_emulator::sparsity::{MASK_STATE, mask_update};
 use millrace_params::{JobSpec, MachineSpec};
 use serde::{Deserialize, Serialize};
 
@@ -121,7 +122,8 @@ impl CompiledJob {
 
     /// Returns the moments that the optimizer keeps.
     pub fn moments(&self) -> Moments {
-        Moments::of_optimizer(optimizer(&self.job.optimizer.kind))
+        let moments = Moments::of_optimizer(optimizer(&self.job.optimizer.kind));
+        if mask_update(&self.job).is_some() { moments.with_full(MASK_STATE) } else { moments }
     }
 
     /// Returns the compute threads of a system on this machine.

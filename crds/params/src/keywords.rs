@@ -4,8 +4,8 @@
 //! choices, and by the JSON schema for editors. Keywords are compared without regard to case.
 
 use crate::job::{
-    AnnealStrategy, CsvRows, Fan, ImageFormat, LineRows, LogLevel, LossScaling, Mode, ModelFamily, Nonlinearity, Norm,
-    ScalingDistribution, TokenizerName,
+    AnnealStrategy, CsvRows, Fan, ImageFormat, LineRows, LogLevel, LossScaling, MaskGrowth, Mode, ModelFamily,
+    Nonlinearity, Norm, ScalingDistribution, TokenizerName,
 };
 
 /// The keywords of one key.
@@ -452,9 +452,15 @@ pub(crate) static LOG_LEVELS: Keywords<LogLevel> = Keywords {
     unsupported: &[],
 };
 
-/// How the zeros of sparse weights change.
-pub(crate) static SPARSITY_ALGORITHMS: Keywords<()> =
-    Keywords { values: &[("static", ())], unsupported: &["set", "rigl", "gmp", "dynamic"] };
+/// How the zeros of sparse weights change; `None` if they do not.
+pub(crate) static SPARSITY_ALGORITHMS: Keywords<Option<MaskGrowth>> = Keywords {
+    values: &[("static", None), ("set", Some(MaskGrowth::Random)), ("rigl", Some(MaskGrowth::Gradient))],
+    unsupported: &["gmp", "dynamic"],
+};
+
+/// How the share of weights that become zero changes; the value is whether it does.
+pub(crate) static DROP_FRACTIONS: Keywords<bool> =
+    Keywords { values: &[("constant", false), ("cosine", true)], unsupported: &["linear", "exp", "power"] };
 
 /// How the zeros of sparse weights are chosen.
 pub(crate) static SPARSITY_MASKS: Keywords<()> =

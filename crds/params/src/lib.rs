@@ -40,20 +40,20 @@ pub use appliance::{
     SwarmXSpec, WaferDocument, WaferSpec,
 };
 pub use document::{
-    AttentionParams, EpsSetting, ImageSize, ImageTransformParams, InitializerParams, InitializerSetting, InputParams,
-    LearningRateScaleParams, LearningRateSetting, MicroBatchRange, MicroBatchSetting, MixtureParams, ModelParams,
-    NestedSchedules, OneOrMany, OptimizerParams, Params, RotaryScalingParams, RunParams, SampleTransformParams,
-    ScheduleParams, SparsityParams,
+    AttentionParams, DropFractionParams, DropFractionSetting, EpsSetting, ImageSize, ImageTransformParams,
+    InitializerParams, InitializerSetting, InputParams, LearningRateScaleParams, LearningRateSetting, MaskUpdateParams,
+    MicroBatchRange, MicroBatchSetting, MixtureParams, ModelParams, NestedSchedules, OneOrMany, OptimizerParams,
+    Params, RotaryScalingParams, RunParams, SampleTransformParams, ScheduleParams, SparsityParams,
 };
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
-    AnnealStrategy, CheckpointStates, CsvRows, CycleAmplitude, DataSource, DecoderOptions, EncoderOptions, EncoderTask,
-    Fan, ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape, ImageSource, ImageTransform, InitializerSpec,
-    Initializers, InputSpec, JobSpec, LearningRateScale, LineRows, LogLevel, LossScaling, MaskingSpec, MixturePart,
-    Mode, ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, ParameterFilter,
-    Positions, Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution, Schedule,
-    ScheduleSegment, ScheduleSegmentKind, Seq2SeqOptions, Seq2SeqPositions, SinkTokens, SparsitySpec, Split,
-    TokenizerName,
+    AnnealStrategy, CheckpointStates, CsvRows, CycleAmplitude, DataSource, DecoderOptions, DropFraction,
+    EncoderOptions, EncoderTask, Fan, ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape, ImageSource,
+    ImageTransform, InitializerSpec, Initializers, InputSpec, JobSpec, LearningRateScale, LineRows, LogLevel,
+    LossScaling, MaskGrowth, MaskUpdate, MaskingSpec, MixturePart, Mode, ModelFamily, ModelSize, ModelSpec,
+    Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, ParameterFilter, Positions, Precision, ResolveOutput,
+    RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution, Schedule, ScheduleSegment, ScheduleSegmentKind,
+    Seq2SeqOptions, Seq2SeqPositions, SinkTokens, SparsitySpec, Split, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

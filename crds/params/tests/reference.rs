@@ -56,7 +56,7 @@ impl Document {
         let document = Self(serde_json::to_value(params).unwrap());
         match path {
             "train_input.tokenizer" | "eval_input.tokenizer" => document.set("model.vocab_size", "50257"),
-            _ if path.starts_with("sparsity.") => document.set("sparsity", "{sparsity: 0.5}"),
+            _ if path.starts_with("sparsity.") => document.set("sparsity", sparsity_with(path)),
             _ if optimizer_with(path).is_some() => {
                 document.set("optimizer.optimizer_type", optimizer_with(path).unwrap_or_default())
             }
@@ -228,6 +228,19 @@ fn is_in_a_list(path: &str) -> bool {
     ["_input.mixture.", "_input.transforms.", "_input.data_transforms."].iter().any(|list| path.contains(list))
 }
 
+/// Returns a section that may have the key.
+fn sparsity_with(path: &str) -> &'static str {
+    match path.split('.').nth(1) {
+        Some("drop_fraction") if path.matches('.').count() > 1 => {
+            "{sparsity: 0.5, algorithm: set, update: {freq: 1}, drop_fraction: {type: cosine, half_period: 9}}"
+        }
+        Some("schedule") => "{sparsity: 0.5, algorithm: set, schedule: {freq: 1}}",
+        Some("drop_fraction" | "update") => "{sparsity: 0.5, algorithm: set, update: {freq: 1}}",
+        Some("algorithm" | "type") => "{sparsity: 0.5, update: {freq: 1}}",
+        _ => "{sparsity: 0.5}",
+    }
+}
+
 /// Returns a schedule that may have the key.
 fn schedule_with(key: &str) -> &'static str {
     const EACH: &[(&[&str], &str)] = &[
@@ -287,6 +300,7 @@ fn sample(path: &str) -> &'static str {
         "optimizer.correct_bias" => "false",
         "optimizer.nesterov" => "false",
         "sparsity.algorithm" => "static",
+        "sparsity.update" => "{freq: 3}",
         "optimizer.learning_rate.total_iters" => "20",
         "optimizer.learning_rate.learning_rate" => "0.25",
         "optimizer.learning_rate.step_size_up" => "5",
@@ -320,6 +334,7 @@ fn described(path: &str) -> Option<&'static str> {
         "eval_input.split" => Some("validation"),
         "optimizer.adjust_learning_rate" => Some("{decoder_kernel: 1}"),
         "sparsity.param_filter" | "sparsity.param_name_patterns" => None,
+        "sparsity.update.stop" | "sparsity.schedule.stop" => None,
         path if path.starts_with("optimizer.adjust_learning_rate.") => Some("1"),
         "optimizer.betas" => Some("[0.9, 0.999]"),
         "optimizer.eps" => Some("1e-6"),

@@ -190,11 +190,11 @@ fn problems_name_the_keys_that_were_written() {
         ("- ComputeNorm: {}", "- Lora: {}", "", NotSupported, "trainer.init.callbacks.3.Lora", "callback Lora"),
         (
             "    loggers:",
-            "    sparsity: {sparsity: 0.5, algorithm: rigl, drop_fraction: {type: cosine}}\n    loggers:",
+            "    sparsity: {sparsity: 0.5, algorithm: gmp}\n    loggers:",
             "sparsity",
             NotSupported,
             "trainer.init.sparsity.algorithm",
-            "rigl is not supported yet",
+            "gmp is not supported yet",
         ),
         ("batch_size: 4", "batch_size: 0", "", Invalid, "trainer.fit.val_dataloader.batch_size", "from 1"),
         (

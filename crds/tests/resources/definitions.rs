@@ -38,8 +38,6 @@ const OPEN: &[&str] = &[
     "spec.params.sparsity.drop_fraction",
     "spec.params.sparsity.param_filter",
     "spec.params.sparsity.param_name_patterns",
-    "spec.params.sparsity.schedule",
-    "spec.params.sparsity.update",
     "spec.params.train_input.buckets",
     "spec.params.train_input.data_dir",
     "spec.params.train_input.data_files",

@@ -4,9 +4,8 @@ use millrace_params::{InputSpec, JobSpec, LinkSpec, MachineSpec};
 
 use super::{BatchSpec, CompileError, CompileRequest, compile};
 use crate::families;
-use crate::optimizers::optimizer;
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, StreamPlan};
-use crate::sparsity::SparsityMasks;
+use crate::sparsity::{SparsityMasks, whole_tensor_state};
 
 /// Builds the compile request of a job.
 ///
@@ -31,7 +30,7 @@ pub fn request(job: &JobSpec, appliance: &MachineSpec) -> Result<CompileRequest,
         chunk_elements: chunk_elements(&appliance.link),
         window_chunks: appliance.link.window_chunks,
         memoryx_memory: appliance.memoryx.memory_bytes,
-        whole_tensor_state: optimizer(&job.optimizer.kind).whole_tensor_state().map(<[_]>::to_vec),
+        whole_tensor_state: whole_tensor_state(job),
     })
 }
 

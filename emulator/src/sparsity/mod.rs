@@ -1,27 +1,57 @@
-//! Weights that stay zero: which elements of which tensors, as a function of seed, tensor and element.
+//! Weights that are zero: which elements of which tensors, as a function of seed, tensor and element.
 //!
-//! An element is zero if its hash is among the smallest of its parameter, as many as `round(sparsity * elements)`. The
+//! At first, an element is zero if its hash is among the smallest of its parameter, as many as `round(sparsity * elements)`. The
 //! hash is a bijection of the element, so the number is exact, and nothing is stored: the masks of a resumed run are
 //! those of the run before. A *parameter* is one of the public model zoo, such as the rows of queries in a tensor of
 //! queries, keys and values.
 //!
 //! Weights are masked when they are drawn or loaded, gradients when they are complete, so that weights and moments of
 //! these elements stay zero under every optimizer.
+//!
+//! Unless the job is static, the masks change during training, see [`update`]. They are then state of MemoryX, which is
+//! kept beside that of the optimizer and saved as [`MASK_STATE`].
 
 use std::ops::Range;
 
-use millrace_params::{JobSpec, ParameterFilter, SparsitySpec};
+use millrace_params::{JobSpec, MaskUpdate, ParameterFilter, SparsitySpec};
 
 use crate::graph::{Graph, Tensor, TensorId, TensorRole};
 use crate::numerics::random::{hash64, key};
+use crate::optimizers::optimizer;
+use crate::plan::StateShape;
 
 mod names;
+mod update;
+
+pub use update::MaskArrays;
+
+/// Name of the state in which checkpoints have masks that change.
+pub const MASK_STATE: &str = "mask";
 
 /// Operator number for masks, so that no key of dropout or of initial values equals a mask's key.
 const MASK_OPERATOR_ID: u64 = u64::MAX - 1;
 
 /// Elements whose hashes are counted at once, by their upper bits.
 const BUCKET_BITS: u32 = 16;
+
+/// Returns how the masks of a job change; `None` if they do not.
+pub fn mask_update(job: &JobSpec) -> Option<&MaskUpdate> {
+    job.sparsity.as_ref()?.update.as_ref()
+}
+
+/// Returns the shapes of the state of a job that updates whole tensors: that of the optimizer, and masks that change.
+/// `None` if it updates single elements.
+pub fn whole_tensor_state(job: &JobSpec) -> Option<Vec<StateShape>> {
+    let optimizer = optimizer(&job.optimizer.kind);
+    let own = optimizer.whole_tensor_state();
+    if mask_update(job).is_none() {
+        return own.map(<[_]>::to_vec);
+    }
+    let full = || vec![StateShape::Full; optimizer.state().len()];
+    let mut shapes = own.map_or_else(full, <[_]>::to_vec);
+    shapes.push(StateShape::Full);
+    Some(shapes)
+}
 
 /// A sparsity that does not fit the model.
 #[allow(missing_docs, reason = "the messages describe variants and fields")]
@@ -68,7 +98,7 @@ impl SparsityMasks {
         }
     }
 
-    /// Returns the number of weights that stay zero.
+    /// Returns the number of weights that are zero.
     pub fn zeros(&self) -> u64 {
         self.tensors.iter().flatten().map(|parameter| parameter.zeros).sum()
     }

@@ -1,4 +1,4 @@
-use millrace_params::{FlagOverrides, Params};
+use millrace_params::{DropFraction, FlagOverrides, MaskGrowth, MaskUpdate, Params};
 
 use super::*;
 use crate::families;
@@ -74,4 +74,54 @@ fn bound_is_an_order_statistic() {
         assert_eq!(bound(5, elements, zeros), Some(hashes[zeros as usize - 1]));
     }
     assert_eq!((bound(5, 0..10, 0), bound(5, 0..10, 11)), (None, None));
+}
+
+/// The number of zeros stays; the smallest weights go, and those with the largest gradients come, as zeros.
+#[test]
+fn changes_replace_small_weights_by_zeros_with_large_gradients() {
+    let (job, graph) = job("{sparsity: 0.5, param_filter: h.0.attn.proj.weight, algorithm: rigl, update: {freq: 1}}");
+    let masks = SparsityMasks::new(&job, &graph).unwrap();
+    let tensor = graph.tensors.iter().position(|tensor| tensor.name == "h.0.attn.proj.weight").unwrap();
+    let elements = graph.tensors[tensor].elements();
+    let update = MaskUpdate {
+        drop_fraction: DropFraction { initial: 0.25, minimum: 0.25, half_period: None },
+        ..*mask_update(&job).unwrap()
+    };
+    let run = |growth: MaskGrowth, step: u64| {
+        // Weights of even elements train and grow with the element; so do all gradients, up to the last four.
+        let mut mask: Vec<f32> = (0..elements).map(|at| f32::from(u8::from(at % 2 == 0))).collect();
+        let mut weights: Vec<f32> = mask.iter().enumerate().map(|(at, mask)| (at as f32 - 0.5) * mask).collect();
+        let gradient: Vec<f32> = (0..elements).map(|at| if at + 4 < elements { -(at as f32) } else { 0.0 }).collect();
+        let mut state = mask.clone();
+        let arrays =
+            MaskArrays { weights: &mut weights, gradient: &gradient, mask: &mut mask, state: vec![&mut state] };
+        masks.update(&MaskUpdate { growth, ..update }, (7, step), tensor, arrays);
+        assert_eq!(mask.iter().filter(|mask| **mask == 0.0).count(), elements / 2);
+        for at in 0..elements {
+            let is_new = mask[at] != 0.0 && at % 2 == 1;
+            assert_eq!(weights[at] != 0.0, mask[at] != 0.0 && !is_new, "weight {at}");
+            assert_eq!(state[at] != 0.0, mask[at] != 0.0 && !is_new, "state {at}");
+        }
+        mask
+    };
+    let changed = elements / 8;
+    let trains = |mask: &[f32]| (0..elements).filter(|at| mask[*at] != 0.0).collect::<Vec<usize>>();
+    // A quarter of those that train, the first, is replaced by odd elements from the end.
+    let kept = (2 * changed..elements).step_by(2);
+    let grown = (0..changed).map(|at| elements - 5 - 2 * at);
+    let mut expected: Vec<usize> = kept.chain(grown).collect();
+    expected.sort_unstable();
+    assert_eq!(trains(&run(MaskGrowth::Gradient, 1)), expected);
+    // At random: another choice at every step, among which are some that were dropped.
+    let [first, second] = [1, 2].map(|step| trains(&run(MaskGrowth::Random, step)));
+    assert!(first != second && first.iter().any(|at| *at < 2 * changed && at % 2 == 0));
+}
+
+#[test]
+fn share_of_a_change_follows_half_a_cosine() {
+    let share = DropFraction { initial: 0.3, minimum: 0.1, half_period: Some(100) };
+    let found = [0, 50, 100, 1000].map(|step| update::drop_fraction(share, step));
+    for (found, expected) in found.into_iter().zip([0.3, 0.2, 0.1, 0.1]) {
+        assert!((found - expected).abs() < 1e-12, "{found}");
+    }
 }

@@ -20,7 +20,7 @@ pub use model::{AttentionParams, ModelParams, RotaryScalingParams};
 pub use optimizer::{LearningRateScaleParams, OptimizerParams};
 pub use run::RunParams;
 pub use schedule::{NestedSchedules, ScheduleParams};
-pub use sparsity::SparsityParams;
+pub use sparsity::{DropFractionParams, DropFractionSetting, MaskUpdateParams, SparsityParams};
 pub use unions::{
     EpsSetting, InitializerParams, InitializerSetting, LearningRateSetting, MicroBatchRange, MicroBatchSetting,
     OneOrMany,

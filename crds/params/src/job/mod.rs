@@ -29,7 +29,7 @@ pub(crate) use run::default_checkpoint_seconds;
 pub use run::{CheckpointStates, LogLevel, Mode, RunSpec};
 pub use schedule::{AnnealStrategy, CycleAmplitude, Schedule, ScheduleSegment, ScheduleSegmentKind};
 pub use seq2seq::{Seq2SeqOptions, Seq2SeqPositions};
-pub use sparsity::{ParameterFilter, SparsitySpec};
+pub use sparsity::{DropFraction, MaskGrowth, MaskUpdate, ParameterFilter, SparsitySpec};
 pub(crate) use sparsity::{compile as compile_pattern, regex_of_glob};
 
 use serde::{Deserialize, Serialize};

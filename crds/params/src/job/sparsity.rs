@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Bytes of a compiled pattern, above which it is rejected: a pattern of a hundred characters needs a few thousand.
 const MAX_COMPILED_BYTES: usize = 1 << 18;
 
-/// Weights that are always zero.
+/// Weights that are zero.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SparsitySpec {
     /// Share of the weights of each parameter.
@@ -14,6 +14,57 @@ pub struct SparsitySpec {
     /// Regular expressions that must match the whole name of a parameter; empty for all matrices but embeddings and the
     /// output layer.
     pub parameters: Vec<String>,
+    /// When and how the zeros change; `None` if they do not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub update: Option<MaskUpdate>,
+}
+
+/// Changes of the zeros of sparse weights. At a change, the smallest weights become zero, and as many others, which
+/// were or became zero, begin to train.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct MaskUpdate {
+    /// How the weights that begin to train are chosen.
+    pub growth: MaskGrowth,
+    /// Share of the weights that are not zero which become zero.
+    pub drop_fraction: DropFraction,
+    /// Steps between two changes; at least 1.
+    pub interval: u64,
+    /// Step of the first change. After step 0 there is none.
+    pub start: u64,
+    /// Step from which on there are no changes; `None` for the end of the run.
+    pub stop: Option<u64>,
+}
+
+/// How the weights that begin to train are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MaskGrowth {
+    /// At random, as a function of the seed (SET).
+    Random,
+    /// Those whose gradients are largest (RigL).
+    Gradient,
+}
+
+/// A share of weights as a function of the step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct DropFraction {
+    /// The share at step 0.
+    pub initial: f64,
+    /// The share from step `half_period` on.
+    pub minimum: f64,
+    /// Number of steps in which the share follows half a cosine to the minimum; `None` if it is constant.
+    pub half_period: Option<u64>,
+}
+
+impl MaskUpdate {
+    /// Returns whether the zeros change after step `step`, whose update of the weights is done.
+    pub const fn is_due(&self, step: u64) -> bool {
+        let before_stop = match self.stop {
+            Some(stop) => step < stop,
+            None => true,
+        };
+        step > 0 && step >= self.start && before_stop && (step - self.start).is_multiple_of(self.interval)
+    }
 }
 
 /// The compiled patterns of a [`SparsitySpec`].

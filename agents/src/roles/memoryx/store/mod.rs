@@ -6,6 +6,8 @@
 //! A *cell* is what is updated at once: a chunk, or all chunks of a group if the optimizer needs whole tensors. It has
 //! the number of its first chunk.
 
+mod masks;
+
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -16,7 +18,7 @@ use millrace_emulator::numerics::init::tensor_key;
 use millrace_emulator::optimizers::{self, UpdateArrays, UpdateStep};
 use millrace_emulator::placement::{self, ShardId};
 use millrace_emulator::plan::{ChunkId, Encoding, StateShape};
-use millrace_emulator::sparsity::SparsityMasks;
+use millrace_emulator::sparsity::{SparsityMasks, mask_update};
 use millrace_engine::chunk_store::{self, SnapshotCursor, StoreError};
 use millrace_engine::payload::{self, Payload};
 use millrace_engine::types::CommitRecord;
@@ -77,8 +79,10 @@ impl chunk_store::ChunkOps for OptimizerOps {
         let settings = self.job.optimizer();
         let optimizer = optimizers::optimizer(&settings.kind);
         let plan = &self.job.plan;
+        let mask_change = self.begin_mask_change(numbers, record.step);
         let mut arrays: Vec<&mut [f32]> = numbers.arrays().collect();
         let [weights, state @ .., gradient] = arrays.as_mut_slice() else { return };
+        let own_state = optimizer.state().len();
         for Piece { tensor, range, state: ranges } in self.pieces(cell) {
             let about = &plan.graph.tensors[tensor];
             let step = UpdateStep {
@@ -87,7 +91,7 @@ impl chunk_store::ChunkOps for OptimizerOps {
                 weight_decay: if about.role.decays() { settings.weight_decay } else { 0.0 },
                 gradient_scale: record.scale,
             };
-            let mut state = state.iter_mut().zip(ranges).map(|(array, range)| &mut array[range]);
+            let mut state = state.iter_mut().zip(ranges).take(own_state).map(|(array, range)| &mut array[range]);
             let arrays = UpdateArrays {
                 weights: &mut weights[range.clone()],
                 gradient: &gradient[range],
@@ -95,6 +99,9 @@ impl chunk_store::ChunkOps for OptimizerOps {
                 shape: &about.shape,
             };
             optimizer.update(self.simd, &step, arrays);
+        }
+        if let Some(change) = mask_change {
+            self.change_masks(cell, numbers, &change, record.step);
         }
     }
 
@@ -243,6 +250,7 @@ impl ShardStore {
                     }
                     self.ops().mask(chunk, weights);
                 }
+                self.ops().fill_masks(cell, numbers);
             })?;
         }
         Ok(())
@@ -260,6 +268,9 @@ impl ShardStore {
         let had_masks =
             writer.is_some_and(|writer| writer.sparsity == job.job.sparsity && writer.run.seed == job.job.run.seed);
         let moments = if optimizer { moments.clone() } else { Moments::none() };
+        // Masks that change are state; without it, those of the first step apply.
+        let (has_state, reads_masks) = (mask_update(&job.job).is_some(), !moments.is_empty());
+        let is_masked = if has_state { reads_masks } else { had_masks };
         let strictness = crate::checkpoints::load_strictness(&job.job);
         let mut reader = PlanReader::new(checkpoint, &job.plan, &moments, strictness).map_err(failed)?;
         if !reader.missing_tensors().is_empty() {
@@ -270,11 +281,14 @@ impl ShardStore {
             let mut read = |numbers: &mut ChunkArrays| {
                 let chunks = job.plan.chunks_updated_with(cell);
                 let mut parts = chunks.flat_map(|chunk| moments.sections().map(move |section| (chunk, section)));
+                if !reads_masks {
+                    self.ops().fill_masks(cell, numbers);
+                }
                 parts.try_for_each(|(chunk, section)| {
                     let range = self.ops().section_range(&moments, chunk, section);
                     let values = &mut numbers.array(section.index())[range];
                     reader.read_chunk(chunk, section, values)?;
-                    if !had_masks && moments.shape(section) == StateShape::Full {
+                    if !is_masked && moments.shape(section) == StateShape::Full {
                         self.ops().mask(chunk, values);
                     }
                     Ok(())
@@ -295,13 +309,18 @@ impl ShardStore {
         let ops = self.ops();
         let OptimizerOps { simd, moments, .. } = ops;
         self.chunks.gather(ops.cell_of(chunk), |numbers| {
-            let gradient = &mut numbers.array(1 + moments.len())[ops.range_in_cell(chunk)];
+            let range = ops.range_in_cell(chunk);
+            let gradient = &mut numbers.array(1 + moments.len())[range.clone()];
             let elements = gradient.len();
             take_sum(*simd, sum, first, gradient).ok_or(StoreError::WrongLength { chunk, elements })?;
-            if last {
-                ops.mask(chunk, gradient);
+            if !last {
+                return Ok(None);
             }
-            Ok(last.then(|| elementwise::squared_norm(*simd, gradient)))
+            if ops.masks_change() {
+                return Ok(Some(elementwise::squared_norm(*simd, &ops.masked_gradient(numbers, range))));
+            }
+            ops.mask(chunk, gradient);
+            Ok(Some(elementwise::squared_norm(*simd, gradient)))
         })?
     }
 

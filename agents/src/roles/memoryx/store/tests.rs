@@ -167,7 +167,14 @@ fn whole_tensor_updates_depend_on_neither_shards_nor_chunks() {
     let _flush = ftz::scoped();
     let lamb = "{optimizer_type: LAMB, learning_rate: 0.1, weight_decay: 0.1}";
     let adafactor = "{optimizer_type: AdaFactor, learning_rate: 0.1, beta1: 0.9, weight_decay: 0.1}";
-    for optimizer in [lamb, adafactor] {
+    let changing = |algorithm: &str, optimizer: &str| {
+        format!(
+            "{{optimizer_type: {optimizer}, learning_rate: 0.1}}\n\
+             sparsity: {{sparsity: 0.7, algorithm: {algorithm}, update: {{freq: 2, stop: 3}}}}"
+        )
+    };
+    let changing = [changing("rigl", "AdamW"), changing("set", "AdaFactor")];
+    for optimizer in [lamb, adafactor, &changing[0], &changing[1]] {
         let small = job_with(optimizer, 1 << 14);
         assert!(small.plan.groups.iter().any(|group| group.chunks.len() > 2), "tensors are cut into chunks");
         let expected = train_on(&small, 1, 3, None);
@@ -217,6 +224,33 @@ fn masked_weights_stay_zero_under_every_optimizer() {
             }
         }
         assert!(train_on(&job, 2, 3, Some((2, 3))) == trained, "{optimizer} on other shards");
+    }
+}
+
+/// Masks that change keep their number of zeros, and zeros are masked weights; a run that never changes them has the
+/// weights of a static one.
+#[test]
+fn changing_masks_keep_their_number_of_zeros() {
+    let _flush = ftz::scoped();
+    let weights = |changes: &str| {
+        let sparsity = format!("{{sparsity: 0.75, param_filter: '*linear_layer.weight'{changes}}}");
+        let job = job_with(&format!("{{optimizer_type: AdamW, learning_rate: 0.1}}\nsparsity: {sparsity}"), 1 << 14);
+        train_on(&job, 1, 4, None).into_iter().filter(|(name, _)| name.contains("mlp.") && name.ends_with("weight"))
+    };
+    let zeros = |values: &[u32]| values.iter().filter(|bits| f32::from_bits(**bits) == 0.0).count();
+    let fixed: Vec<_> = weights("").collect();
+    let unchanged = weights(", algorithm: set, update: {freq: 1, stop: 1}");
+    let without_mask = |(name, sections): (String, Vec<Vec<u32>>)| (name, sections[..3].to_vec());
+    assert!(unchanged.map(without_mask).eq(fixed.iter().cloned()), "the masks of the first step");
+    for algorithm in ["set", "rigl"] {
+        let changes = format!(", algorithm: {algorithm}, drop_fraction: 0.5, update: {{freq: 2, stop: 4}}");
+        for ((name, sections), (_, before)) in weights(&changes).zip(&fixed) {
+            let [weights, .., mask] = sections.as_slice() else { panic!() };
+            assert_eq!(zeros(mask), zeros(&before[0]), "{algorithm}: {name}");
+            assert_eq!(zeros(weights), zeros(mask), "{algorithm}: {name}");
+            assert!(weights.iter().zip(mask).all(|(weight, mask)| *mask != 0 || *weight == 0));
+            assert!(weights.iter().zip(&before[0]).any(|(now, before)| (*now == 0) != (*before == 0)), "{name}");
+        }
     }
 }
 
