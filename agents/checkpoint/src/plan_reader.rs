@@ -78,6 +78,11 @@ impl PlanReader {
         &self.from
     }
 
+    /// Returns whether the checkpoint has a section of the plan.
+    pub fn has_section(&self, section: Section) -> bool {
+        self.sections.get(section.index()).is_some_and(Option::is_some)
+    }
+
     /// Returns the plan's moments that the checkpoint does not have (an imported model has none); they are read as
     /// zeros.
     pub fn missing_moments(&self) -> &[String] {

@@ -36,7 +36,7 @@ impl fmt::Display for PlanOutput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.report, self.host)?;
         if let Some(masked) = self.masked_parameters {
-            writeln!(f, "  masked          {} of the parameters stay zero", format_thousands(masked))?;
+            writeln!(f, "  masked          {} of the parameters are zero", format_thousands(masked))?;
         }
         if let Some(problem) = &self.data_problem {
             writeln!(f, "  data            can't be used: {problem}")?;

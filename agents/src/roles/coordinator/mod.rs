@@ -305,7 +305,7 @@ fn print_plan(
     ));
     let zeros = SparsityMasks::new(&compiled.job, &compiled.plan.graph).map_err(CompileError::from)?.zeros();
     if zeros > 0 {
-        console.line(format!("{zeros} of the parameters are masked: they stay zero."));
+        console.line(format!("{zeros} of the parameters are masked: they are zero."));
     }
     console.line(format!(
         "Projection (not a measurement): {systems} real system(s) would take {:.1} ms a step, {:.1} samples/sec.",

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use millrace_checkpoint::Section;
 use millrace_emulator::optimizers;
 use millrace_emulator::plan::{ChunkId, StateShape};
 use millrace_emulator::sparsity::{MaskArrays, mask_update};
@@ -27,6 +28,11 @@ impl OptimizerOps {
     /// Returns the index of the masks in the arrays of a cell: they follow the weights and the optimizer's state.
     fn mask_index(&self) -> usize {
         1 + optimizers::optimizer(&self.job.optimizer().kind).state().len()
+    }
+
+    /// Returns whether a section has the masks.
+    pub(super) fn is_mask(&self, section: Section) -> bool {
+        self.masks_change() && section.index() == self.mask_index()
     }
 
     /// Fills the masks of a cell with those of the first step, if the job has masks that change.

@@ -6,23 +6,22 @@
 //! A *cell* is what is updated at once: a chunk, or all chunks of a group if the optimizer needs whole tensors. It has
 //! the number of its first chunk.
 
+mod load;
 mod masks;
 
 use std::ops::Range;
 
 use bytes::Bytes;
-use millrace_checkpoint::{Moments, PlanReader, RangeWriter, Section};
+use millrace_checkpoint::{Moments, RangeWriter, Section};
 use millrace_emulator::graph::TensorId;
 use millrace_emulator::kernels::{Simd, convert, elementwise};
-use millrace_emulator::numerics::init::tensor_key;
 use millrace_emulator::optimizers::{self, UpdateArrays, UpdateStep};
 use millrace_emulator::placement::{self, ShardId};
 use millrace_emulator::plan::{ChunkId, Encoding, StateShape};
-use millrace_emulator::sparsity::{SparsityMasks, mask_update};
+use millrace_emulator::sparsity::SparsityMasks;
 use millrace_engine::chunk_store::{self, SnapshotCursor, StoreError};
 use millrace_engine::payload::{self, Payload};
 use millrace_engine::types::CommitRecord;
-use millrace_params::JobSpec;
 use millrace_telemetry::stall::{StallClock, StallReason};
 
 use crate::checkpoints::checkpoint_failure;
@@ -231,72 +230,6 @@ impl ShardStore {
 
     fn ops(&self) -> &OptimizerOps {
         self.chunks.ops()
-    }
-
-    /// Fills the parameters with their initial values. The moments stay zero.
-    ///
-    /// # Errors
-    /// Does not fail for chunks of this shard, and only these are filled.
-    pub fn initialise(&self) -> Result<(), StoreError> {
-        let OptimizerOps { job, .. } = self.ops();
-        let (plan, seed) = (&job.plan, job.job.run.seed);
-        for cell in self.chunks.owned_chunks() {
-            self.chunks.fill(cell, 0, |numbers| {
-                for chunk in plan.chunks_updated_with(cell) {
-                    let weights = &mut numbers.array(0)[self.ops().range_in_cell(chunk)];
-                    for (tensor, first, range) in plan.chunk_pieces(chunk) {
-                        let init = plan.graph.tensors[tensor].init;
-                        init.fill(tensor_key(seed, tensor as u64), first as u64, &mut weights[range]);
-                    }
-                    self.ops().mask(chunk, weights);
-                }
-                self.ops().fill_masks(cell, numbers);
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Fills the parameters, and with `optimizer` the moments, from a checkpoint of `step` updates. Blocks.
-    ///
-    /// # Errors
-    /// The checkpoint is damaged or of another model.
-    pub fn restore(&self, path: &str, optimizer: bool, step: u64) -> Result<(), AgentError> {
-        let OptimizerOps { job, moments, .. } = self.ops();
-        let failed = checkpoint_failure;
-        let checkpoint = millrace_checkpoint::Checkpoint::open(path).map_err(failed)?;
-        let writer = JobSpec::from_json(checkpoint.job()).ok();
-        let had_masks =
-            writer.is_some_and(|writer| writer.sparsity == job.job.sparsity && writer.run.seed == job.job.run.seed);
-        let moments = if optimizer { moments.clone() } else { Moments::none() };
-        // Masks that change are state; without it, those of the first step apply.
-        let (has_state, reads_masks) = (mask_update(&job.job).is_some(), !moments.is_empty());
-        let is_masked = if has_state { reads_masks } else { had_masks };
-        let strictness = crate::checkpoints::load_strictness(&job.job);
-        let mut reader = PlanReader::new(checkpoint, &job.plan, &moments, strictness).map_err(failed)?;
-        if !reader.missing_tensors().is_empty() {
-            // Tensors that the checkpoint lacks keep their initial values.
-            self.initialise().map_err(AgentError::local)?;
-        }
-        for cell in self.chunks.owned_chunks() {
-            let mut read = |numbers: &mut ChunkArrays| {
-                let chunks = job.plan.chunks_updated_with(cell);
-                let mut parts = chunks.flat_map(|chunk| moments.sections().map(move |section| (chunk, section)));
-                if !reads_masks {
-                    self.ops().fill_masks(cell, numbers);
-                }
-                parts.try_for_each(|(chunk, section)| {
-                    let range = self.ops().section_range(&moments, chunk, section);
-                    let values = &mut numbers.array(section.index())[range];
-                    reader.read_chunk(chunk, section, values)?;
-                    if !is_masked && moments.shape(section) == StateShape::Full {
-                        self.ops().mask(chunk, values);
-                    }
-                    Ok(())
-                })
-            };
-            self.chunks.fill(cell, step, &mut read).map_err(AgentError::local)?.map_err(failed)?;
-        }
-        Ok(())
     }
 
     /// Adds the sum of one use of `chunk` to its gradient; the first use replaces the previous gradient. Returns the

@@ -254,6 +254,38 @@ fn changing_masks_keep_their_number_of_zeros() {
     }
 }
 
+/// A run with masks that change can continue one without, whose checkpoint has no masks.
+#[test]
+fn masks_that_a_checkpoint_lacks_are_those_of_the_first_step() {
+    let adam = "{optimizer_type: AdamW, learning_rate: 0.1}";
+    let dense = job_with(adam, 1 << 14);
+    let store = ShardStore::new(dense.clone(), 0, 1, StallClock::new()).unwrap();
+    store.initialise().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = write_checkpoint(&dense, &[store], 0, dir.path());
+    let sparse = format!("{adam}\nsparsity: {{sparsity: 0.7, algorithm: set, update: {{freq: 2}}}}");
+    let sparse = job_with(&sparse, 1 << 14);
+    for with_state in [true, false] {
+        let store = ShardStore::new(sparse.clone(), 0, 1, StallClock::new()).unwrap();
+        store.restore(path.to_str().unwrap(), with_state, 0).unwrap();
+        let mut zeros = 0;
+        for cell in store.chunks.owned_chunks().collect::<Vec<_>>() {
+            store
+                .chunks
+                .fill(cell, 1, |numbers| {
+                    let weights = numbers.array(0).to_vec();
+                    let mask = numbers.array(3).to_vec();
+                    zeros += mask.iter().filter(|mask| **mask == 0.0).count() as u64;
+                    assert!(
+                        weights.iter().zip(&mask).all(|(weight, mask)| *mask == 1.0 || (*mask, *weight) == (0.0, 0.0))
+                    );
+                })
+                .unwrap();
+        }
+        assert_eq!(zeros, SparsityMasks::new(&sparse.job, &sparse.plan.graph).unwrap().zeros());
+    }
+}
+
 /// The state of Adafactor is so small that a shard holds little more than weights and gradients.
 #[test]
 fn adafactor_keeps_rows_and_columns_only() {
