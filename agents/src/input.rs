@@ -135,6 +135,14 @@ fn seq2seq_samples(options: &Seq2SeqOptions, input: &InputSpec, vocab_size: usiz
     }
 }
 
+/// Returns the tokenizer of the text that an input reads; `None` if its tokens are not those of a tokenizer.
+pub(crate) fn text_tokenizer(job: &JobSpec, input: &InputSpec) -> Option<millrace_data::Tokenizer> {
+    match source_spec(input, &job.model).kind {
+        SourceKind::Text { tokenizer, .. } => Some(tokenizer),
+        _ => None,
+    }
+}
+
 /// Converts a data error to a failure with its hint.
 pub(crate) fn data_failure(error: DataError) -> AgentError {
     let hint = error.hint();

@@ -174,6 +174,9 @@ pub enum DataError {
     Cache { path: PathBuf, source: io::Error },
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
+    /// Samples can't be encoded as an HDF5 file.
+    #[error("cannot write {}: {source}", path.display())]
+    Encode { path: PathBuf, source: Box<hdf5_writer::Error> },
     /// There are more samples than a file can hold.
     #[error("{steps} steps of {batch} samples do not fit in a file")]
     FileTooLarge { steps: u64, batch: u64 },
@@ -250,6 +253,7 @@ impl DataError {
             BadVocabulary { .. } => "use a vocab_size from 2 to 2147483647".into(),
             Cache { .. } => "name a writable directory with free space, or none for the default".into(),
             Write { .. } => "check that the directory exists, is writable and has free space".into(),
+            Encode { .. } => "write fewer samples to each file".into(),
             FileTooLarge { .. } => "choose fewer steps".into(),
         }
     }

@@ -48,7 +48,7 @@ pub use encoder::{CsvProblem, CsvRows, EncoderLabels, EncoderSamples, Masking, V
 pub use error::DataError;
 pub use export::write_samples;
 pub use files::MATCH_OPTIONS;
-pub use hdf5::{Hdf5Problem, Hdf5ReadError, Hdf5Size, SampleProblem};
+pub use hdf5::{Hdf5Problem, Hdf5ReadError, Hdf5Size, SampleProblem, write_hdf5};
 pub use images::ImageProblem;
 pub use inspect::{DataSummary, inspect, stored_sample_length};
 pub use json_lines::JsonLineProblem;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use millrace_data::{
     DataError, Dataset, Hdf5Problem, MixturePart, SampleProblem, SourceKind, SourceSpec, SplitPart, inspect,
-    stored_sample_length,
+    stored_sample_length, write_hdf5,
 };
 
 const T: usize = 16;
@@ -240,4 +240,22 @@ fn damaged_files_never_panic() {
         }
     }
     assert!(rejected > 50, "{rejected}");
+}
+
+/// A file that is written from a dataset contains its samples, with the labels that do not count.
+#[test]
+fn written_files_have_the_samples_of_the_dataset() {
+    let dir = tempfile::tempdir().unwrap();
+    let masked = open(&fixtures(&["masked.h5"]));
+    let paths = [dir.path().join("output_chunk_0.h5"), dir.path().join("output_chunk_1.h5")];
+    let samples = masked.windows();
+    write_hdf5(&masked, 0..2, &paths[0]).unwrap();
+    write_hdf5(&masked, 2..samples, &paths[1]).unwrap();
+    let written = open(&spec(&paths));
+    assert_eq!(written.windows(), samples);
+    let all = |dataset: &Dataset| (0..samples).map(|n| sample(dataset, n)).collect::<Vec<_>>();
+    assert_eq!(all(&written), all(&masked));
+    assert!(all(&written).iter().any(|(_, labels)| labels.contains(&-1)), "labels that do not count");
+    let error = write_hdf5(&masked, 0..1, &paths[0]).unwrap_err();
+    assert!(matches!(error, DataError::Write { .. }), "an existing file is kept: {error}");
 }

@@ -57,6 +57,11 @@ pub enum CliCommand {
         #[command(flatten)]
         flags: JobArgs,
     },
+    /// Describe, check and convert the data of a job
+    Data {
+        #[command(subcommand)]
+        task: DataCommand,
+    },
     /// Continue a text with the model of a checkpoint
     Generate(GenerateArgs),
     /// Describe a key or a section of the params; without KEY, list them
@@ -118,6 +123,50 @@ pub struct GenerateArgs {
     /// Number of compute threads; by default the machine's cores
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
+}
+
+/// Commands for data.
+#[derive(Debug, Subcommand)]
+#[command(rename_all = "snake_case")]
+pub enum DataCommand {
+    /// Print what the data contain, and the first samples as the model will see them
+    Inspect {
+        /// Number of samples to print
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        samples: u64,
+        #[command(flatten)]
+        of: DataArgs,
+    },
+    /// Read every sample of an epoch; exit code 1 if one can't be used
+    Verify {
+        #[command(flatten)]
+        of: DataArgs,
+    },
+    /// Write the samples of an epoch as HDF5 files, in the order of the data
+    Convert {
+        /// Directory to write, which must be new or empty
+        out: PathBuf,
+        /// Number of samples in each file; by default 64 MiB before compression
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        samples_per_file: Option<u64>,
+        #[command(flatten)]
+        of: DataArgs,
+    },
+}
+
+/// The input of a job.
+#[derive(Clone, Debug, Args)]
+#[command(rename_all = "snake_case")]
+pub struct DataArgs {
+    /// Params file
+    #[arg(short, long, value_name = "FILE")]
+    pub params: PathBuf,
+    /// Family of the model, for params that do not name it, such as gptj
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// The input to read: that of training or of evaluation
+    #[arg(long, value_name = "INPUT", value_parser = ["train", "eval"], default_value = "train")]
+    pub input: String,
 }
 
 /// Commands for checkpoints.
@@ -275,6 +324,13 @@ impl JobArgs {
     /// Returns the values of the flags that override the params.
     pub fn overrides(&self) -> FlagOverrides {
         FlagOverrides { model: self.model.clone(), ..self.machine.overrides() }
+    }
+}
+
+impl DataArgs {
+    /// Returns the values of the flags that override the params.
+    pub fn overrides(&self) -> FlagOverrides {
+        FlagOverrides { model: self.model.clone(), ..FlagOverrides::default() }
     }
 }
 

@@ -61,22 +61,28 @@ pub fn read_params(path: &Path) -> Result<(String, Params), CliError> {
     Ok((text, params))
 }
 
+/// Resolves the params of the file at `path`. Samples have the length that stored ones have, if the params do not say.
+pub fn resolve_params(path: &Path, overrides: &FlagOverrides, params: &Params) -> Result<ResolveOutput, CliError> {
+    let resolve = |params: &Params| -> Result<ResolveOutput, CliError> {
+        let resolved = params.resolve(overrides);
+        let mut resolved = resolved.map_err(|error| CliError::from_params_error(path, &error))?;
+        resolve_beside_params(&mut resolved.job, path);
+        Ok(resolved)
+    };
+    let resolved = resolve(params)?;
+    match with_stored_length(params, &resolved.job) {
+        Some(params) => resolve(&params),
+        None => Ok(resolved),
+    }
+}
+
 /// Resolves and compiles the job.
 pub fn prepare(
     flags: &JobArgs,
     overrides: &FlagOverrides,
     (params_yaml, params): (String, Params),
 ) -> Result<PreparedJob, CliError> {
-    let resolve = |params: &Params| -> Result<ResolveOutput, CliError> {
-        let resolved = params.resolve(overrides);
-        let mut resolved = resolved.map_err(|error| CliError::from_params_error(&flags.params, &error))?;
-        resolve_beside_params(&mut resolved.job, &flags.params);
-        Ok(resolved)
-    };
-    let mut resolved = resolve(&params)?;
-    if let Some(params) = with_stored_length(&params, &resolved.job) {
-        resolved = resolve(&params)?;
-    }
+    let resolved = resolve_params(&flags.params, overrides, &params)?;
     let mut appliance = match &flags.machine.appliance {
         None => MachineSpec::default(),
         Some(path) => MachineSpec::parse_yaml(&read(path, "appliance")?)

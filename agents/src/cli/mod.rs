@@ -7,6 +7,7 @@
 mod args;
 mod check;
 mod checkpoint;
+mod data;
 mod data_paths;
 mod error;
 mod explain;
@@ -66,6 +67,7 @@ fn dispatch(command: CliCommand) -> Result<Exit, CliError> {
         CliCommand::Run { mode, flags } => run::run(&flags, mode.as_deref()),
         CliCommand::Plan { json, flags } => plan::print(&flags, json),
         CliCommand::Samples { steps, out, flags } => samples::write(&flags, steps, &out),
+        CliCommand::Data { task } => data::run(&task),
         CliCommand::Generate(flags) => generate::run(&flags),
         CliCommand::Explain { key } => explain::print(key.as_deref()),
         CliCommand::Checkpoint { task } => checkpoint::run(&task),

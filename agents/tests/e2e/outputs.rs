@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::harness::TestDir;
+use super::harness::{PARAMS, TestDir};
 
 #[test]
 fn model_dir_has_every_file_and_the_lines_are_as_documented() {
@@ -105,6 +105,28 @@ fn samples_are_what_the_model_sees() {
         assert_eq!(header[name]["dtype"], "I32");
         assert_eq!(header[name]["shape"], serde_json::json!([3, 8, 16]));
     }
+}
+
+/// Converted data are those of the text, and damage to them is found.
+#[test]
+fn data_are_inspected_converted_and_verified() {
+    let place = TestDir::new();
+    let processor = "data_processor: SyntheticDataProcessor";
+    place.write("params.yaml", &PARAMS.replacen(processor, &format!("{processor}\n    num_samples: 80"), 1));
+    let inspected = place.succeed("data inspect -p params.yaml --samples 2").stdout;
+    assert!(inspected.contains("Sample 1") && inspected.contains("16 of 16 count"), "{inspected}");
+    place.succeed("data convert -p params.yaml hdf5 --samples_per_file 50");
+    let hdf5 = "data_processor: GptHDF5DataProcessor\n    data_dir: hdf5";
+    place.write("hdf5.yaml", &PARAMS.replacen(processor, hdf5, 1));
+    let verified = place.succeed("data verify -p hdf5.yaml").stdout;
+    assert!(verified.contains("All 80 samples") && verified.contains("1,280 of 1,280 labels count"), "{verified}");
+    let last = place.path("hdf5/output_chunk_1.h5");
+    let bytes = std::fs::read(&last).unwrap();
+    std::fs::write(&last, &bytes[..bytes.len() - 1]).unwrap();
+    let ended = place.run("data verify -p hdf5.yaml");
+    assert!(ended.code() == 2 && ended.stderr.contains("output_chunk_1.h5 is truncated"), "{}", ended.stderr);
+    let ended = place.run("data convert -p params.yaml hdf5");
+    assert!(ended.code() == 2 && ended.stderr.contains("hdf5 is not empty"), "{}", ended.stderr);
 }
 
 #[test]

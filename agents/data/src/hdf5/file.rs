@@ -19,7 +19,7 @@ use crate::error::HDF5_FILE;
 use crate::inspect::detect_format;
 
 /// Name of the dataset in the root group.
-const DATASET: &str = "data";
+pub(super) const DATASET: &str = "data";
 /// Rows of a sample: input_ids, loss mask, labels.
 pub(crate) const SAMPLE_ROWS: u64 = 3;
 /// Rows of a sample of packed sequences: also attention spans and positions.

@@ -15,12 +15,14 @@
 
 mod file;
 mod problem;
+mod write;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use file::{DataFile, FileShape};
 pub use problem::{Hdf5Problem, Hdf5ReadError, SampleProblem};
+pub use write::write_hdf5;
 
 use crate::DataError;
 

@@ -170,6 +170,21 @@ pub enum LineRows {
     Pairs,
 }
 
+impl DataSource {
+    /// Returns the kind of source, in words.
+    pub const fn description(&self) -> &'static str {
+        match self {
+            Self::Text { .. } => "text",
+            Self::Tokens { .. } => "token files",
+            Self::Hdf5 { .. } => "HDF5 files",
+            Self::Csv { .. } => "CSV files",
+            Self::Lines { .. } => "lines of words",
+            Self::Images { .. } => "images",
+            Self::Synthetic {} => "generated samples",
+        }
+    }
+}
+
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
 const fn is_zero(number: &usize) -> bool {
     *number == 0
