@@ -2,6 +2,7 @@
 
 use millrace_data::{
     CsvRows, Dataset, EncoderLabels, EncoderSamples, LineFiles, LineRows, Masking, Seq2SeqSamples, SourceKind,
+    TfRecordRows,
 };
 pub use millrace_data::{DataError, DataSummary, SourceSpec, inspect as survey_source};
 use millrace_params::{
@@ -41,6 +42,17 @@ pub fn source_spec(input: &InputSpec, model: &ModelSpec) -> SourceSpec {
                 vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
             }
         }
+        DataSource::EncoderHdf5 { paths } => SourceKind::EncoderHdf5 { paths: paths.clone() },
+        DataSource::TfRecords { paths, rows, is_lower_case } => SourceKind::TfRecords {
+            paths: paths.clone(),
+            rows: match rows {
+                millrace_params::TfRecordRows::Tokens => TfRecordRows::Tokens,
+                millrace_params::TfRecordRows::Masked => TfRecordRows::Masked,
+                millrace_params::TfRecordRows::Words => TfRecordRows::Words,
+            },
+            is_lower_case: *is_lower_case,
+            vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
+        },
         DataSource::Csv { paths, rows, is_lower_case } => {
             SourceKind::Csv { paths: paths.clone(), rows: csv_rows(*rows), is_lower_case: *is_lower_case }
         }

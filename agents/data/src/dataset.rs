@@ -16,8 +16,9 @@ use crate::seq2seq::Seq2SeqSource;
 use crate::spec::MixturePart;
 use crate::synthetic::{self, Synthetic};
 use crate::text::Corpus;
+use crate::tfrecord::{TfRecordFiles, TfRecordStore, record_files};
 use crate::token_store::TokenStore;
-use crate::{DataError, SinkTokens, SourceKind, SourceSpec, SplitPart, Tokenizer};
+use crate::{DataError, SinkTokens, SourceKind, SourceSpec, SplitPart, TfRecordRows, Tokenizer};
 
 /// An open data source: a pure function from sample number to tokens.
 ///
@@ -59,6 +60,7 @@ struct OrderedSource {
 enum TokenSource {
     Stored(TokenStore),
     Hdf5(Hdf5Store),
+    Records(TfRecordStore),
     Synthetic(Synthetic),
 }
 
@@ -102,7 +104,15 @@ impl Dataset {
                 let store = Hdf5Store::open(&expand(paths, "h5")?, spec.seq_len, *vocab_size)?;
                 (TokenSource::Hdf5(store), CacheOutcome::NotNeeded)
             }
-            SourceKind::Csv { .. } | SourceKind::Lines(_) => return Err(DataError::NotForDecoders),
+            SourceKind::TfRecords { paths, rows: TfRecordRows::Tokens, vocab_size, .. } => {
+                let files = TfRecordFiles::open(&record_files(paths)?)?;
+                let store = TfRecordStore { files, vocab_size: *vocab_size };
+                (TokenSource::Records(store), CacheOutcome::NotNeeded)
+            }
+            SourceKind::Csv { .. }
+            | SourceKind::TfRecords { .. }
+            | SourceKind::EncoderHdf5 { .. }
+            | SourceKind::Lines(_) => return Err(DataError::NotForDecoders),
             SourceKind::Images { paths, images } => return Self::open_images(spec, paths, images),
             SourceKind::Synthetic { vocab_size, seed } => {
                 (TokenSource::Synthetic(Synthetic::new(*vocab_size, *seed)), CacheOutcome::NotNeeded)
@@ -197,6 +207,7 @@ impl Dataset {
             DatasetContent::Source(source) => match &source.source {
                 TokenSource::Stored(store) => store.max_token.into(),
                 TokenSource::Hdf5(store) => store.vocab_size().saturating_sub(1),
+                TokenSource::Records(store) => store.vocab_size.saturating_sub(1),
                 TokenSource::Synthetic(synthetic) => synthetic.max_token(),
             },
             DatasetContent::Encoder(source) => source.vocab_size().saturating_sub(1),
@@ -352,7 +363,9 @@ impl OrderedSource {
     /// Reads a window of HDF5 files, so that a compression that can't be read is found before training begins.
     fn check_first_window(&self, seq_len: usize) -> Result<(), DataError> {
         match self.source {
-            TokenSource::Hdf5(_) => self.read(self.order.first_window(), &mut vec![0; seq_len], &mut vec![0; seq_len]),
+            TokenSource::Hdf5(_) | TokenSource::Records(_) => {
+                self.read(self.order.first_window(), &mut vec![0; seq_len], &mut vec![0; seq_len])
+            }
             TokenSource::Stored(_) | TokenSource::Synthetic(_) => Ok(()),
         }
     }
@@ -369,6 +382,7 @@ impl OrderedSource {
                 Hdf5Size::Samples(_) => store.read_sample(window, input_ids, labels)?,
                 Hdf5Size::Tokens(_) => store.read_window(at, input_ids, labels)?,
             },
+            TokenSource::Records(store) => store.read_sample(window, input_ids, labels)?,
             TokenSource::Synthetic(synthetic) => {
                 let mut tokens = synthetic.window(window);
                 let mut last = tokens.next().unwrap_or(0);
@@ -386,6 +400,7 @@ impl OrderedSource {
         hasher.update(&match &self.source {
             TokenSource::Stored(store) => store.digest,
             TokenSource::Hdf5(store) => store.digest,
+            TokenSource::Records(store) => store.files.digest,
             TokenSource::Synthetic(synthetic) => synthetic.digest(),
         });
         for number in [seq_len as u64, self.first_token] {
@@ -464,6 +479,7 @@ fn split_windows(spec: &SourceSpec, source: &TokenSource) -> Result<(u64, Range<
             Ok((first_token, 0..windows))
         }
         TokenSource::Hdf5(store) => windows_of_hdf5(spec, store.size()),
+        TokenSource::Records(store) => Ok((0, split_range(spec, store.files.records()))),
         TokenSource::Synthetic(_) => {
             let windows = split_range(spec, synthetic::SYNTHETIC_WINDOWS);
             if windows.is_empty() {

@@ -9,6 +9,7 @@ use crate::hdf5::{Hdf5Problem, SampleProblem};
 use crate::images::ImageProblem;
 use crate::json_lines::JsonLineProblem;
 use crate::seq2seq::LinesProblem;
+use crate::tfrecord::TfRecordProblem;
 
 /// The format that [`DataError::WrongFormat`] names for a source of HDF5 files.
 pub(crate) const HDF5_FILE: &str = "an HDF5 file";
@@ -86,6 +87,9 @@ pub enum DataError {
     /// The length of a token file is not a multiple of the token size.
     #[error("token file {} has an odd length of {bytes} bytes, but a token takes 2", path.display())]
     OddLength { path: PathBuf, bytes: u64 },
+    /// HDF5 files of tokens are read as samples of an encoder.
+    #[error("the HDF5 files contain a corpus, not samples of an encoder")]
+    NotForEncoders,
     /// An HDF5 file can't be used.
     #[error("data file {} {problem}", path.display())]
     Hdf5 {
@@ -106,6 +110,13 @@ pub enum DataError {
         path: PathBuf,
         /// The end of the sentence.
         problem: LinesProblem,
+    },
+    /// A TFRecord file can't be used.
+    #[error("data file {} {problem}", path.display())]
+    TfRecord {
+        path: PathBuf,
+        /// The end of the sentence.
+        problem: TfRecordProblem,
     },
     /// Two sequences have no room for a text with replaced spans.
     #[error("samples of {source_length} and {target_length} tokens have no room for a text with replaced spans")]
@@ -230,6 +241,7 @@ impl DataError {
             Csv { .. } => "prepare the data again, or use the data_processor of its columns".into(),
             Vocabulary { problem, .. } => problem.hint(),
             Lines { problem, .. } => problem.hint(),
+            TfRecord { problem, .. } => problem.hint(),
             ShortSequences { .. } => {
                 "raise src_max_sequence_length and tgt_max_sequence_length, for example to 512 and 114".into()
             }
@@ -243,6 +255,7 @@ impl DataError {
             TooShort { split: SplitPart::Validation, .. } => {
                 "give more data, a smaller max_sequence_length, or a larger validation fraction".into()
             }
+            NotForEncoders => "name files with samples of three rows: input_ids, attention mask and labels".into(),
             NotForDecoders => "set model.name to a family that reads them (bert, t5), or use other data".into(),
             VocabularyTooSmall { max_token, .. } => {
                 format!("set vocab_size to at least {}, or use another tokenizer", u64::from(*max_token) + 1)

@@ -15,6 +15,7 @@ use crate::files::expand;
 use crate::hdf5::{DataFile, FileShape};
 use crate::json_lines::is_json_lines;
 use crate::seq2seq::line_files;
+use crate::tfrecord::{record_files, records_and_vocabulary};
 use crate::token_store::TOKEN_BYTES;
 use crate::{DataError, Dataset, LineFiles, SourceKind, SourceSpec, Tokenizer};
 
@@ -77,9 +78,12 @@ impl DataSummary {
             // There is a separator between two documents.
             SourceKind::Text { tokenizer: Tokenizer::Bytes, .. } => self.bytes.saturating_add(self.files.max(1) - 1),
             SourceKind::Tokens { .. } => self.bytes / TOKEN_BYTES as u64,
-            SourceKind::Hdf5 { .. } | SourceKind::Csv { .. } | SourceKind::Lines(_) | SourceKind::Images { .. } => {
-                return Ok(self.hdf5_samples);
-            }
+            SourceKind::Hdf5 { .. }
+            | SourceKind::EncoderHdf5 { .. }
+            | SourceKind::Csv { .. }
+            | SourceKind::TfRecords { .. }
+            | SourceKind::Lines(_)
+            | SourceKind::Images { .. } => return Ok(self.hdf5_samples),
             SourceKind::Text { .. } | SourceKind::Synthetic { .. } => return Ok(None),
         };
         let windows = match (&spec.encoder, &spec.seq2seq) {
@@ -101,9 +105,14 @@ pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
     let (paths, extension) = match &spec.kind {
         SourceKind::Text { paths, .. } => (paths, "txt"),
         SourceKind::Tokens { paths } => (paths, "bin"),
-        SourceKind::Hdf5 { paths, .. } => return inspect_stored(spec, paths, "h5"),
+        SourceKind::Hdf5 { paths, .. } | SourceKind::EncoderHdf5 { paths } => {
+            return inspect_stored(spec, &expand(paths, "h5")?);
+        }
         SourceKind::Csv { paths, rows, .. } => {
-            return inspect_stored(spec, data_and_vocabulary(paths, *rows).0, rows.extension());
+            return inspect_stored(spec, &expand(data_and_vocabulary(paths, *rows).0, rows.extension())?);
+        }
+        SourceKind::TfRecords { paths, rows, .. } => {
+            return inspect_stored(spec, &record_files(records_and_vocabulary(paths, *rows).0)?);
         }
         SourceKind::Lines(files) => return inspect_lines(spec, files),
         SourceKind::Images { .. } => return inspect_images(spec),
@@ -115,7 +124,7 @@ pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
 /// Returns the length of the samples in the first HDF5 file of `spec`, with the tokens that are inserted; `None` if it
 /// contains a corpus, can't be read, or the source has another format.
 pub fn stored_sample_length(spec: &SourceSpec) -> Option<usize> {
-    let SourceKind::Hdf5 { paths, .. } = &spec.kind else { return None };
+    let (SourceKind::Hdf5 { paths, .. } | SourceKind::EncoderHdf5 { paths }) = &spec.kind else { return None };
     match DataFile::open(expand(paths, "h5").ok()?.first()?).ok()?.shape {
         FileShape::Samples { length, .. } => {
             let length = usize::try_from(length).ok()?;
@@ -125,9 +134,8 @@ pub fn stored_sample_length(spec: &SourceSpec) -> Option<usize> {
     }
 }
 
-/// Opens HDF5 files, which reads their headers and one sample, or CSV files, which are read as a whole.
-fn inspect_stored(spec: &SourceSpec, paths: &[String], extension: &'static str) -> Result<DataSummary, DataError> {
-    let files = expand(paths, extension)?;
+/// Opens HDF5 files, which reads their headers and one sample, or CSV and TFRecord files, which are read as a whole.
+fn inspect_stored(spec: &SourceSpec, files: &[PathBuf]) -> Result<DataSummary, DataError> {
     let bytes = files.iter().map(|path| size_of(path)).sum::<Result<u64, _>>()?;
     let samples = Dataset::open(spec, |_, _| {})?.windows();
     Ok(DataSummary { files: files.len() as u64, bytes, hdf5_samples: Some(samples), has_json_lines: false })
@@ -205,8 +213,9 @@ fn check_file_header(kind: &SourceKind, path: &Path) -> Result<u64, DataError> {
 const fn expected_format(kind: &SourceKind) -> &'static str {
     match kind {
         SourceKind::Tokens { .. } => "a file of little-endian 16-bit tokens",
-        SourceKind::Hdf5 { .. } => HDF5_FILE,
+        SourceKind::Hdf5 { .. } | SourceKind::EncoderHdf5 { .. } => HDF5_FILE,
         SourceKind::Csv { .. } => "a CSV file",
+        SourceKind::TfRecords { .. } => "a TFRecord file",
         SourceKind::Images { .. } => "images",
         SourceKind::Text { .. } | SourceKind::Lines(_) | SourceKind::Synthetic { .. } => "UTF-8 text",
     }

@@ -39,6 +39,7 @@ mod sinks;
 mod spec;
 mod synthetic;
 mod text;
+mod tfrecord;
 mod token_store;
 mod tokenizer;
 
@@ -56,4 +57,5 @@ pub use permute::Permutation;
 pub use seq2seq::{LinesProblem, Seq2SeqSamples};
 pub use sinks::SinkTokens;
 pub use spec::{LineFiles, LineRows, MixturePart, SourceKind, SourceSpec, SplitPart};
+pub use tfrecord::{TfRecordProblem, TfRecordRows, tfrecord_frame};
 pub use tokenizer::Tokenizer;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use millrace_params::ImageSource;
 
 use crate::encoder::SPECIAL_TOKENS;
-use crate::{CsvRows, DataError, EncoderSamples, Seq2SeqSamples, SinkTokens, Tokenizer};
+use crate::{CsvRows, DataError, EncoderSamples, Seq2SeqSamples, SinkTokens, TfRecordRows, Tokenizer};
 
 /// The source of the samples.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,6 +43,23 @@ pub enum SourceKind {
         rows: CsvRows,
         /// Whether words are converted to lower case.
         is_lower_case: bool,
+    },
+    /// TFRecord files with a sample in each record.
+    TfRecords {
+        /// As for text; for a directory, all `*.tfrecords` files in it, or all `*.tfrecord` files. The last path is that
+        /// of the vocabulary, if records contain words.
+        paths: Vec<String>,
+        /// What a record contains.
+        rows: TfRecordRows,
+        /// Whether words are converted to lower case.
+        is_lower_case: bool,
+        /// Size of the vocabulary: larger tokens are rejected when they are read.
+        vocab_size: u32,
+    },
+    /// HDF5 files with samples of an encoder: input_ids, attention mask and labels.
+    EncoderHdf5 {
+        /// As for text; for a directory, all `*.h5` files in it.
+        paths: Vec<String>,
     },
     /// Lines of words, for an encoder with a decoder.
     Lines(LineFiles),

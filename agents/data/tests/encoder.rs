@@ -216,3 +216,28 @@ fn bad_rows_are_named_by_file_and_number() {
     let error = open(&spec(csv(dir.path(), CsvRows::SentencePairs, pair), class)).err().unwrap();
     assert!(error.to_string().contains("gold_label is not entailment, neutral or contradiction"), "{error}");
 }
+
+/// Labels of -100 do not count, and padding ends the sample.
+#[test]
+fn stored_samples_of_encoders_are_read() {
+    let fixture = |name: &str| format!("{}/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"));
+    let everywhere = EncoderLabels::Tokens { max_predictions: None, predicts_next_sentence: false };
+    let stored = |name: &str| SourceSpec {
+        seq_len: 16,
+        ..spec(
+            SourceKind::EncoderHdf5 { paths: vec![fixture(name)] },
+            EncoderSamples { vocab_size: 64, ..samples(everywhere, None) },
+        )
+    };
+    let dataset = open(&stored("encoder.h5")).unwrap();
+    assert_eq!(dataset.windows(), 3);
+    let sample = read(&dataset, 2);
+    let (ids, labels) = (array(&sample, "input_ids"), array(&sample, "labels"));
+    assert_eq!(array(&sample, "attention_mask"), [&[1; 14][..], &[0; 2]].concat());
+    let counting: Vec<usize> = (0..16).filter(|at| labels[*at] != -1).collect();
+    assert_eq!(counting, [2, 7, 12]);
+    assert!(counting.iter().all(|at| labels[*at] == ids[*at]));
+    let error = open(&stored("masked.h5")).err().unwrap().to_string();
+    assert!(error.contains("attention_mask"), "{error}");
+    assert!(matches!(open(&stored("uint16.h5")), Err(DataError::NotForEncoders)));
+}

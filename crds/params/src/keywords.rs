@@ -5,7 +5,7 @@
 
 use crate::job::{
     AnnealStrategy, CsvRows, Fan, ImageFormat, LineRows, LogLevel, LossScaling, MaskGrowth, Mode, ModelFamily,
-    Nonlinearity, Norm, ScalingDistribution, TokenizerName,
+    Nonlinearity, Norm, ScalingDistribution, TfRecordRows, TokenizerName,
 };
 
 /// The keywords of one key.
@@ -58,6 +58,9 @@ pub(crate) enum Processor {
     Lines(LineRows),
     /// CSV files with rows for an encoder.
     Csv(CsvRows),
+    /// HDF5 files with samples for an encoder.
+    EncoderHdf5,
+    TfRecords(TfRecordRows),
 }
 
 pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
@@ -78,12 +81,14 @@ pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
         ("BertTokenClassifierDataProcessor", Processor::Csv(CsvRows::TokenClasses)),
         ("BertSumCSVDataProcessor", Processor::Csv(CsvRows::Summaries)),
         ("BertQADataProcessor", Processor::Csv(CsvRows::Answers)),
+        ("BertHDF5DataProcessor", Processor::EncoderHdf5),
+        ("GptTfRecordsProcessor", Processor::TfRecords(TfRecordRows::Tokens)),
+        ("BertTfRecordsProcessor", Processor::TfRecords(TfRecordRows::Masked)),
+        ("BertMlmOnlyTfRecordsProcessor", Processor::TfRecords(TfRecordRows::Masked)),
+        ("BertMlmOnlyTfRecordsDynamicMaskProcessor", Processor::TfRecords(TfRecordRows::Words)),
     ],
     unsupported: &[
-        "BertTfRecordsProcessor",
         "BertSumTfRecordsProcessor",
-        "BertHDF5DataProcessor",
-        "BertMlmOnlyTfRecordsDynamicMaskProcessor",
         "QuestionAnsweringDataProcessor",
         "NerDataProcessor",
         "HuggingFaceDataProcessorEli5",

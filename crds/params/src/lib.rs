@@ -53,7 +53,7 @@ pub use job::{
     LossScaling, MaskGrowth, MaskUpdate, MaskingSpec, MixturePart, Mode, ModelFamily, ModelSize, ModelSpec,
     Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, ParameterFilter, Positions, Precision, ResolveOutput,
     RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution, Schedule, ScheduleSegment, ScheduleSegmentKind,
-    Seq2SeqOptions, Seq2SeqPositions, SinkTokens, SparsitySpec, Split, TokenizerName,
+    Seq2SeqOptions, Seq2SeqPositions, SinkTokens, SparsitySpec, Split, TfRecordRows, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

@@ -165,6 +165,7 @@ impl Document {
             "MNISTDataProcessor" => document.with_layers(),
             "ImageNet1KProcessor" => document.with_patches(),
             "T5DynamicDataProcessor" | "TransformerDynamicDataProcessor" => document.with_sequences(),
+            "BertHDF5DataProcessor" => document.set("model.disable_nsp", "true"),
             _ => document,
         }
     }

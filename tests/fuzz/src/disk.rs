@@ -1,5 +1,5 @@
 //! Targets for files on disk: journal, checkpoint, safetensors, config.json of an imported model, token files,
-//! HDF5 files, CSV files, images.
+//! HDF5 files, CSV files, TFRecord files, images.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use millrace_checkpoint::{Checkpoint, hf};
 use millrace_data::{
-    CsvRows, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind, SourceSpec, SplitPart, Tokenizer,
+    CsvRows, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind, SourceSpec, SplitPart, TfRecordRows,
+    Tokenizer, tfrecord_frame,
 };
 use millrace_params::{FlagOverrides, ImageFormat, ImagePart, ImageShape, ImageSource, ImageTransform, Params};
 use millrace_telemetry::journal::{JournalEvent, JournalReader, JournalWriter, RunPhase, RunState};
@@ -240,6 +241,45 @@ pub fn csv(bytes: &[u8]) {
                     let ids = arrays[0].chunks(4).map(|id| i32::from_le_bytes(id.try_into().unwrap()));
                     assert!(ids.into_iter().all(|token| (0..8).contains(&token)));
                     assert!(dataset.inputs().iter().zip(&arrays).all(|(input, array)| input.bytes() == array.len()));
+                }
+            }
+        }
+    });
+}
+
+/// Opens a TFRecord file, and one with the bytes as its only record, as records of each kind, and reads samples.
+pub fn tfrecord(bytes: &[u8]) {
+    const LENGTH: usize = 16;
+    let tokens = EncoderLabels::Tokens { max_predictions: Some(4), predicts_next_sentence: false };
+    let encoder = |masking| EncoderSamples {
+        task: tokens,
+        has_segments: true,
+        vocab_size: 64,
+        mask_token: None,
+        masking,
+        seed: 1,
+    };
+    let masking = Some(Masking { probability: 0.2, whole_words: true });
+    let kinds = [
+        (TfRecordRows::Tokens, None),
+        (TfRecordRows::Masked, Some(encoder(None))),
+        (TfRecordRows::Words, Some(encoder(masking))),
+    ];
+    with_dir("tfrecord", |dir| {
+        write(&dir.join("vocab.txt"), b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##s\n");
+        for content in [bytes.to_vec(), tfrecord_frame(bytes)] {
+            write(&dir.join("data.tfrecord"), &content);
+            for (rows, encoder) in kinds.clone() {
+                let files = ["data.tfrecord", "vocab.txt"].map(|name| dir.join(name).display().to_string());
+                let paths = files[..1 + usize::from(rows == TfRecordRows::Words)].to_vec();
+                let kind = SourceKind::TfRecords { paths, rows, is_lower_case: false, vocab_size: 64 };
+                let spec = SourceSpec { encoder, ..SourceSpec::new(kind, LENGTH) };
+                let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
+                for number in [0, 1, dataset.windows(), u64::MAX] {
+                    if let Ok(arrays) = dataset.read(number, 1) {
+                        let ids = arrays[0].chunks(4).map(|id| i32::from_le_bytes(id.try_into().unwrap()));
+                        assert!(ids.into_iter().all(|token| (0..64).contains(&token)));
+                    }
                 }
             }
         }

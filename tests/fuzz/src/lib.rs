@@ -19,7 +19,7 @@ pub mod mutate;
 /// A target: its name, which is also its directory in `corpus/`, and the function that is run with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 24] = [
+pub const TARGETS: [Target; 25] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
@@ -39,6 +39,7 @@ pub const TARGETS: [Target; 24] = [
     ("tokens", disk::tokens),
     ("hdf5", disk::hdf5),
     ("csv", disk::csv),
+    ("tfrecord", disk::tfrecord),
     ("images", disk::images),
     ("json_lines", disk::json_lines),
     ("lines", lines::lines),

@@ -35,6 +35,9 @@ pub(super) struct SpecialTokens {
 }
 
 impl SpecialTokens {
+    /// Those of a source without a vocabulary, whose samples are masked already: only padding is used.
+    pub const NONE: Self = Self { mask: 0, begin: 0, end: 0, padding: 0 };
+
     /// Returns the special tokens of a vocabulary in which they begin at `first`.
     ///
     /// # Errors

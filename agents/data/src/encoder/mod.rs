@@ -4,6 +4,7 @@
 //! windows of a text   [CLS] first half [SEP] second half, or one of another place [SEP]   masked when they are read
 //! rows of CSV files   words, masked tokens, sentences with classes, texts with sentences, questions with answers
 //! HDF5 files          masked tokens
+//! TFRecord files      masked tokens, or words
 //! ```
 //!
 //! * A sample is a function of (source, specification, number), masks and random tokens included.
@@ -23,17 +24,18 @@ pub use csv::CsvProblem;
 pub use masking::Masking;
 pub(crate) use masking::SampleRandom;
 pub use row::CsvRows;
+pub(crate) use row::Row;
 pub use words::VocabularyProblem;
 pub(crate) use words::read_vocabulary;
 
 use crate::dataset::{order_of, split_range};
 use crate::files::expand;
-use crate::hdf5::SampleProblem;
+use crate::hdf5::{Hdf5Size, Hdf5Store, SampleProblem};
 use crate::order::SampleOrder;
+use crate::tfrecord::{self, TfRecordFiles, TfRecordRows};
 use crate::{DataError, Dataset, ElementType, SampleInput, SourceKind, SourceSpec};
 use csv::CsvFiles;
 use masking::SpecialTokens;
-use row::Row;
 use words::Vocabulary;
 
 /// A label that does not count.
@@ -151,9 +153,12 @@ pub(crate) struct EncoderSource {
 enum RowSource {
     Windows(Dataset),
     Csv { files: CsvFiles, rows: CsvRows, vocabulary: Option<Vocabulary>, order: SampleOrder },
+    Records { files: TfRecordFiles, vocabulary: Option<Vocabulary>, order: SampleOrder },
+    Stored { store: Hdf5Store, order: SampleOrder },
 }
 
 /// Where a sample comes from, for messages.
+#[derive(Clone)]
 struct Place {
     path: PathBuf,
     unit: &'static str,
@@ -180,6 +185,23 @@ impl EncoderSource {
                 }
                 (source, special)
             }
+            SourceKind::TfRecords { paths, rows, is_lower_case, .. } => {
+                let (source, special) = open_records(spec, samples, paths, *rows, *is_lower_case)?;
+                if let RowSource::Records { files, vocabulary, order } = &source {
+                    hasher.update(&files.digest);
+                    hasher.update(&vocabulary.as_ref().map_or([0; 32], |vocabulary| vocabulary.digest));
+                    order.hash(&mut hasher);
+                }
+                (source, special)
+            }
+            SourceKind::EncoderHdf5 { paths } => {
+                let store = Hdf5Store::open(&expand(paths, "h5")?, spec.seq_len, samples.vocab_size)?;
+                let Hdf5Size::Samples(count) = store.size() else { return Err(DataError::NotForEncoders) };
+                let order = order_of(spec, split_range(spec, count))?;
+                hasher.update(&store.digest);
+                order.hash(&mut hasher);
+                (RowSource::Stored { store, order }, SpecialTokens::NONE)
+            }
             _ => {
                 let windows = Dataset::open(&spec.windows_of_encoder(samples), progress)?;
                 hasher.update(&windows.fingerprint());
@@ -202,7 +224,9 @@ impl EncoderSource {
     pub fn samples_per_pass(&self) -> u64 {
         match &self.rows {
             RowSource::Windows(windows) => windows.windows(),
-            RowSource::Csv { order, .. } => order.samples_per_pass(),
+            RowSource::Csv { order, .. } | RowSource::Records { order, .. } | RowSource::Stored { order, .. } => {
+                order.samples_per_pass()
+            }
         }
     }
 
@@ -233,16 +257,7 @@ impl EncoderSource {
     /// Writes sample `n` to `arrays`, whose sizes are those of [`EncoderSource::empty`].
     pub fn read(&self, n: u64, arrays: &mut [Vec<i32>]) -> Result<(), DataError> {
         let mut random = SampleRandom::new(self.samples.seed, n);
-        let (mut row, place) = match &self.rows {
-            RowSource::Windows(windows) => (self.window(windows, n, &mut random)?, None),
-            RowSource::Csv { files, rows, vocabulary, order } => {
-                let found = files.row(order.window(n));
-                let place = Place { path: found.path.to_owned(), unit: "row", number: found.number };
-                let next = self.samples.predicts_next_sentence();
-                let row = row::read(*rows, &found, vocabulary.as_ref(), self.length, next);
-                (row.map_err(|problem| place.error(problem))?, Some(place))
-            }
-        };
+        let (mut row, place) = self.row(n, &mut random)?;
         if let (Some(masking), EncoderLabels::Tokens { max_predictions, .. }) =
             (self.samples.masking, self.samples.task)
         {
@@ -255,6 +270,34 @@ impl EncoderSource {
         filled.map_err(|problem| {
             place.unwrap_or_else(|| Place { path: PathBuf::from("the data"), unit: "sample", number: n }).error(problem)
         })
+    }
+
+    /// Returns the content of sample `n`, and where it is stored; `None` for a window of a text.
+    fn row(&self, n: u64, random: &mut SampleRandom) -> Result<(Row, Option<Place>), DataError> {
+        let next = self.samples.predicts_next_sentence();
+        let (row, place) = match &self.rows {
+            RowSource::Windows(windows) => return Ok((self.window(windows, n, random)?, None)),
+            RowSource::Csv { files, rows, vocabulary, order } => {
+                let found = files.row(order.window(n));
+                let place = Place { path: found.path.to_owned(), unit: "row", number: found.number };
+                (row::read(*rows, &found, vocabulary.as_ref(), self.length, next), place)
+            }
+            RowSource::Records { files, vocabulary, order } => {
+                let record = files.record(order.window(n));
+                let place = Place { path: record.path.to_owned(), unit: "record", number: record.number };
+                let row = match vocabulary {
+                    Some(vocabulary) => tfrecord::words_row(&record, self.length, |word| vocabulary.number(word)),
+                    None => tfrecord::masked_row(&record, self.length, next),
+                };
+                (row, place)
+            }
+            RowSource::Stored { store, order } => {
+                let (path, number) = store.place(order.window(n));
+                let place = Place { path: path.to_owned(), unit: "sample", number };
+                (Ok(store.read_masked(order.window(n), self.length)?), place)
+            }
+        };
+        row.map(|row| (row, Some(place.clone()))).map_err(|problem| place.error(problem))
     }
 
     /// Returns a window of a text, with another one as its second segment in half of the samples.
@@ -393,22 +436,42 @@ fn open_csv(
         [words] => Some(Vocabulary::open(words.as_ref(), is_lower_case)?),
         [classes, words, ..] => Some(Vocabulary::open(words.as_ref(), is_lower_case)?.with_classes(classes.as_ref())?),
     };
-    if let Some(entries) = vocabulary.as_ref().map(|vocabulary| vocabulary.entries)
-        && entries > samples.vocab_size
-    {
-        return Err(DataError::VocabularyTooSmall { vocab_size: samples.vocab_size.into(), max_token: entries - 1 });
-    }
     let files = CsvFiles::open(&files, rows.dialect(), &rows.columns(samples.predicts_next_sentence()))?;
     let order = order_of(spec, split_range(spec, files.rows()))?;
-    // Without a vocabulary, only padding is needed, which nothing attends to.
-    let none = SpecialTokens { mask: 0, begin: 0, end: 0, padding: 0 };
-    let special = vocabulary.as_ref().map_or(none, |vocabulary| vocabulary.special);
-    if let (Some(token), Some(_)) = (samples.mask_token, &vocabulary)
-        && i64::from(token) != i64::from(special.mask)
-    {
-        return Err(DataError::WrongMaskToken { token, expected: special.mask as u32 });
-    }
+    let special = special_tokens(samples, vocabulary.as_ref())?;
     Ok((RowSource::Csv { files, rows, vocabulary, order }, special))
+}
+
+fn open_records(
+    spec: &SourceSpec,
+    samples: &EncoderSamples,
+    paths: &[String],
+    rows: TfRecordRows,
+    is_lower_case: bool,
+) -> Result<(RowSource, SpecialTokens), DataError> {
+    let (data, words) = tfrecord::records_and_vocabulary(paths, rows);
+    let files = TfRecordFiles::open(&tfrecord::record_files(data)?)?;
+    let vocabulary = words.first().map(|words| Vocabulary::open(words.as_ref(), is_lower_case)).transpose()?;
+    let special = special_tokens(samples, vocabulary.as_ref())?;
+    let order = order_of(spec, split_range(spec, files.records()))?;
+    Ok((RowSource::Records { files, vocabulary, order }, special))
+}
+
+/// Returns the special tokens of a vocabulary, which must not be larger than that of the model. Without a vocabulary,
+/// only padding is needed, which nothing attends to.
+fn special_tokens(samples: &EncoderSamples, vocabulary: Option<&Vocabulary>) -> Result<SpecialTokens, DataError> {
+    let Some(vocabulary) = vocabulary else { return Ok(SpecialTokens::NONE) };
+    if vocabulary.entries > samples.vocab_size {
+        let (vocab_size, max_token) = (samples.vocab_size.into(), vocabulary.entries - 1);
+        return Err(DataError::VocabularyTooSmall { vocab_size, max_token });
+    }
+    let special = vocabulary.special;
+    match samples.mask_token {
+        Some(token) if i64::from(token) != i64::from(special.mask) => {
+            Err(DataError::WrongMaskToken { token, expected: special.mask as u32 })
+        }
+        _ => Ok(special),
+    }
 }
 
 /// Divides the paths of CSV files: the last one is that of the vocabulary, if rows contain words, and the one before it

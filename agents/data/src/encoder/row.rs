@@ -80,7 +80,7 @@ impl CsvRows {
 
 /// The content of a sample before it is padded.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Row {
+pub(crate) struct Row {
     pub tokens: Vec<i32>,
     /// Segment of each token; 0 for tokens beyond the end.
     pub segments: Vec<i32>,

@@ -17,7 +17,7 @@ mod file;
 mod problem;
 mod write;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use file::{DataFile, FileShape};
@@ -25,6 +25,7 @@ pub use problem::{Hdf5Problem, Hdf5ReadError, SampleProblem};
 pub use write::write_hdf5;
 
 use crate::DataError;
+use crate::encoder::Row;
 
 /// Maximum files that are open at a time: a quarter of the usual limit of descriptors, and 256 MiB of decoded chunks.
 const MAX_OPEN_FILES: usize = 64;
@@ -126,6 +127,22 @@ impl Hdf5Store {
         Ok(())
     }
 
+    /// Returns the file of sample `at`, which must exist, and its number there.
+    pub(crate) fn place(&self, at: u64) -> (&Path, u64) {
+        let (index, number) = self.locate(at);
+        (&self.files[index].path, number)
+    }
+
+    /// Reads sample `at`, which must exist, of an encoder: rows of input_ids, attention mask and labels, of which those
+    /// that are -100 do not count.
+    pub(crate) fn read_masked(&self, at: u64, length: usize) -> Result<Row, DataError> {
+        let (index, number) = self.locate(at);
+        let error = |problem| self.sample_error(index, "sample", number, problem);
+        let read = self.file(index)?.read_sample(number, length);
+        let rows = read.map_err(|cause| self.close_after(index, error(SampleProblem::Unreadable(cause))))?;
+        masked_row(&rows, length).map_err(error)
+    }
+
     /// Writes the tokens from index `at`, and for each the next one to `labels`. The tokens must exist.
     pub(crate) fn read_window(&self, at: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
         self.copy_tokens(at, input_ids)?;
@@ -202,6 +219,23 @@ impl Hdf5Store {
     fn sample_error(&self, index: usize, unit: &'static str, number: u64, problem: SampleProblem) -> DataError {
         DataError::BadSample { path: self.files[index].path.clone(), unit, number, problem }
     }
+}
+
+/// Converts rows of input_ids, attention mask and labels.
+fn masked_row(rows: &[i32], length: usize) -> Result<Row, SampleProblem> {
+    let (tokens, rest) = rows.split_at(length.min(rows.len()));
+    let (mask, labels) = rest.split_at(length.min(rest.len()));
+    let used = mask.iter().take_while(|mask| **mask != 0).count();
+    if mask[used..].iter().any(|mask| *mask != 0) {
+        let expected = "a mask of tokens that are followed by padding";
+        return Err(SampleProblem::Malformed { column: "attention_mask", expected });
+    }
+    let predictions = labels.iter().enumerate().filter(|(_, label)| **label != IGNORED_LABEL);
+    Ok(Row {
+        tokens: tokens[..used].to_vec(),
+        predictions: predictions.map(|(position, label)| (position, *label)).collect(),
+        ..Row::default()
+    })
 }
 
 /// Compares the shape of a file with that of the first file and with the samples of the job.

@@ -68,6 +68,14 @@ pub enum SampleProblem {
     NoVocabulary,
     #[error("label {label} is not below the number of classes, {classes}")]
     LabelOutsideClasses { label: u32, classes: usize },
+    #[error("its checksum is wrong: the file is damaged")]
+    WrongChecksum,
+    #[error("it is no tf.train.Example")]
+    NotAnExample,
+    #[error("it has no feature {name}")]
+    MissingFeature { name: &'static str },
+    #[error("its feature {name} has {found} values; expected {expected}")]
+    FeatureLength { name: &'static str, found: usize, expected: usize },
     /// An image of a file of several.
     #[error("it {0}")]
     Image(ImageProblem),
@@ -93,7 +101,11 @@ impl SampleProblem {
             Self::NoVocabulary => "set vocab_file".to_owned(),
             Self::LabelOutsideClasses { .. } => "set model.num_classes, or check the labels".to_owned(),
             Self::Image(problem) => problem.hint(),
-            Self::Unreadable(_) => "copy or write the file again".to_owned(),
+            Self::Unreadable(_) | Self::WrongChecksum => "copy or write the file again".to_owned(),
+            Self::NotAnExample | Self::MissingFeature { .. } => {
+                "use the data_processor that belongs to the program that wrote the file".to_owned()
+            }
+            Self::FeatureLength { .. } => "set max_sequence_length to that of the data".to_owned(),
         }
     }
 }

@@ -126,7 +126,9 @@ impl Seq2SeqSource {
         }
         let content = match &spec.kind {
             SourceKind::Lines(files) => open_lines(spec, samples, files, &mut hasher)?,
-            SourceKind::Csv { .. } => return Err(DataError::NotForDecoders),
+            SourceKind::Csv { .. } | SourceKind::TfRecords { .. } | SourceKind::EncoderHdf5 { .. } => {
+                return Err(DataError::NotForDecoders);
+            }
             SourceKind::Images { .. } => return Err(DataError::NoTokens),
             _ => open_windows(spec, samples, &mut hasher, progress)?,
         };

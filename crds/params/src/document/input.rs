@@ -19,7 +19,10 @@ section! {
         /// the label does not count. `MNISTDataProcessor` reads the files of the MNIST database, `ImageNet1KProcessor`
         /// a directory of PNG and JPEG files for each class.
         /// Encoders read CSV files with the columns of the zoo's processors, or all others but HDF5 samples, which are
-        /// then masked when they are read. `t5` and `transformer` read lines of words that are divided already:
+        /// then masked when they are read. `BertHDF5DataProcessor` reads HDF5 samples of encoders, with the rows
+        /// input_ids, attention mask and labels, which do not count if they are -100. The TFRecord processors read
+        /// files, plain or compressed by gzip, with a sample in each record, as the zoo's TensorFlow programs write
+        /// them. `t5` and `transformer` read lines of words that are divided already:
         /// `T5DynamicDataProcessor` replaces spans of them by sentinels when they are read (15% of the tokens, 3 in a
         /// span on average) and predicts these, and `TransformerDynamicDataProcessor` reads translations. Of all other
         /// sources of tokens, spans are replaced likewise. The last tokens of the vocabulary are the sentinels; of
@@ -29,7 +32,7 @@ section! {
             .one_of(&PROCESSORS)
             .in_eval_input(otherwise("that of `train_input`")),
         /// Files, directories or globs to read, in order. A directory stands for its `*.txt` files (text), `*.bin`
-        /// files (tokens) or `*.h5` files (HDF5), sorted by name. A relative path starts at the folder of the params
+        /// files (tokens), `*.h5` files (HDF5), or `*.tfrecords` or `*.tfrecord` files, sorted by name. A relative path starts at the folder of the params
         /// file if it exists there, else at the working directory; on an appliance, where the appliance looks for
         /// inputs.
         data_dir: OneOrMany = required_if("`data_files` and `mixture` are omitted and the source reads files")
@@ -154,6 +157,8 @@ section! {
         to_float16: bool,
         /// Number of input threads of an older release.
         num_parallel_calls: u64,
+        /// Number of files that are read at a time; Millrace reads samples by number.
+        n_parallel_reads: u64,
         /// Whether input features are 16-bit numbers; token ids are integers.
         mixed_precision: bool,
         /// Whether the 16-bit type of input features is bfloat16; token ids are integers.

@@ -73,6 +73,8 @@ impl InputSpec {
             | DataSource::Tokens { paths }
             | DataSource::Hdf5 { paths, .. }
             | DataSource::Csv { paths, .. }
+            | DataSource::EncoderHdf5 { paths }
+            | DataSource::TfRecords { paths, .. }
             | DataSource::Lines { paths, .. }
             | DataSource::Images { paths, .. } => paths,
             DataSource::Synthetic {} => &[],
@@ -86,6 +88,8 @@ impl InputSpec {
             | DataSource::Tokens { paths }
             | DataSource::Hdf5 { paths, .. }
             | DataSource::Csv { paths, .. }
+            | DataSource::EncoderHdf5 { paths }
+            | DataSource::TfRecords { paths, .. }
             | DataSource::Lines { paths, .. }
             | DataSource::Images { paths, .. } => Some(paths),
             DataSource::Synthetic {} => None,
@@ -121,6 +125,22 @@ pub enum DataSource {
         /// The sources of a mixture, whose paths follow each other in `paths`. Empty if all files are one source.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         mixture: Vec<MixturePart>,
+    },
+    /// HDF5 files with samples of an encoder: input_ids, attention mask and labels.
+    EncoderHdf5 {
+        /// Files, directories (their `*.h5`, sorted by name) or globs, in order; at least one.
+        paths: Vec<String>,
+    },
+    /// TFRecord files with a sample in each record.
+    TfRecords {
+        /// Files, directories (their `*.tfrecords` or `*.tfrecord`, sorted by name) or globs, in order; at least one.
+        /// The last path is that of the vocabulary, if records contain words.
+        paths: Vec<String>,
+        /// What a record contains.
+        rows: TfRecordRows,
+        /// Whether words are converted to lower case.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_lower_case: bool,
     },
     /// CSV files with a row for each sample of an encoder.
     Csv {
@@ -178,6 +198,8 @@ impl DataSource {
             Self::Tokens { .. } => "token files",
             Self::Hdf5 { .. } => "HDF5 files",
             Self::Csv { .. } => "CSV files",
+            Self::EncoderHdf5 { .. } => "HDF5 files of an encoder",
+            Self::TfRecords { .. } => "TFRecord files",
             Self::Lines { .. } => "lines of words",
             Self::Images { .. } => "images",
             Self::Synthetic {} => "generated samples",
@@ -215,6 +237,18 @@ impl CsvRows {
     pub const fn has_words(self) -> bool {
         matches!(self, Self::Words | Self::Sentences | Self::SentencePairs | Self::TokenClasses)
     }
+}
+
+/// What a record of a TFRecord file contains: one of the formats of the public model zoo.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TfRecordRows {
+    /// Tokens, a loss mask and labels, for a decoder.
+    Tokens,
+    /// Tokens that are masked already and what is predicted, for an encoder.
+    Masked,
+    /// Words of a vocabulary, for an encoder; tokens are masked when they are read.
+    Words,
 }
 
 /// One source of a mixture.

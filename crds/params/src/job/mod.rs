@@ -19,7 +19,9 @@ mod sparsity;
 
 pub use encoder::{EncoderOptions, EncoderTask, MaskingSpec};
 pub use image::{ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape, ImageSource, ImageTransform};
-pub use input::{CsvRows, DataSource, InputSpec, LineRows, MixturePart, SinkTokens, Split, TokenizerName};
+pub use input::{
+    CsvRows, DataSource, InputSpec, LineRows, MixturePart, SinkTokens, Split, TfRecordRows, TokenizerName,
+};
 pub use model::{
     DecoderOptions, Fan, InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity,
     Norm, ParallelBlocks, Positions, Precision, RotaryPositions, RotaryScaling, ScalingDistribution,

@@ -3,7 +3,9 @@
 use super::check::ResolveContext;
 use super::model::MAX_POSITIONS;
 use crate::document::{InputParams, ModelParams, Params};
-use crate::job::{CsvRows, DecoderOptions, EncoderOptions, EncoderTask, ModelFamily, Nonlinearity, Norm, Positions};
+use crate::job::{
+    CsvRows, DecoderOptions, EncoderOptions, EncoderTask, ModelFamily, Nonlinearity, Norm, Positions, TfRecordRows,
+};
 use crate::keywords::{LAYER_NONLINEARITIES, PROBLEM_TYPES, PROCESSORS, Processor};
 
 /// Entries of the vocabularies that were published with BERT.
@@ -22,6 +24,9 @@ pub(super) fn recognize(params: &Params, p: &ModelParams) -> Option<ModelFamily>
             CsvRows::Summaries => ModelFamily::BertSummarization,
             CsvRows::Answers => ModelFamily::BertQa,
         }),
+        Some(Processor::EncoderHdf5 | Processor::TfRecords(TfRecordRows::Masked | TfRecordRows::Words)) => {
+            Some(ModelFamily::Bert)
+        }
         _ => {
             let has_keys = p.encoder_nonlinearity.is_some() || p.mlm_loss_weight.is_some() || p.disable_nsp.is_some();
             has_keys.then_some(ModelFamily::Bert)

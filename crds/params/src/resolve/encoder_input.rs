@@ -2,10 +2,11 @@
 
 use super::check::ResolveContext;
 use super::input_section::InputSection;
-use crate::job::{CsvRows, DataSource, EncoderTask, MaskingSpec, ModelSpec};
+use crate::job::{CsvRows, DataSource, EncoderTask, MaskingSpec, ModelSpec, TfRecordRows};
 
 /// Special tokens that follow the words of a source without words of its own: mask, beginning, end and padding.
 const SPECIAL_TOKENS: usize = 4;
+const VOCABULARY_HINT: &str = "name the text file with a word of the vocabulary per line";
 
 /// Returns the source of CSV files, which are read in the order of `paths`.
 pub(super) fn csv(
@@ -29,12 +30,27 @@ pub(super) fn csv(
     if rows.has_words() {
         match s.vocab_file {
             Some(file) if !file.trim().is_empty() => paths.push(file.to_owned()),
-            _ => {
-                check.report_missing(&s.key("vocab_file"), "name the text file with a word of the vocabulary per line")
-            }
+            _ => check.report_missing(&s.key("vocab_file"), VOCABULARY_HINT),
         }
     }
     DataSource::Csv { paths, rows, is_lower_case: s.given.do_lower.unwrap_or(false) && rows.has_words() }
+}
+
+/// Returns the source of TFRecord files, which are read in the order of `paths`.
+pub(super) fn records(
+    check: &mut ResolveContext<'_>,
+    s: &InputSection<'_>,
+    mut paths: Vec<String>,
+    rows: TfRecordRows,
+) -> DataSource {
+    let has_words = rows == TfRecordRows::Words;
+    if has_words && !paths.is_empty() {
+        match s.vocab_file {
+            Some(file) if !file.trim().is_empty() => paths.push(file.to_owned()),
+            _ => check.report_missing(&s.key("vocab_file"), VOCABULARY_HINT),
+        }
+    }
+    DataSource::TfRecords { paths, rows, is_lower_case: s.given.do_lower.unwrap_or(false) && has_words }
 }
 
 /// Names the files of a directory of GLUE that training and evaluation read.
@@ -66,7 +82,12 @@ pub(super) fn masking(
     }
     let name = s.given.data_processor.as_deref().unwrap_or("that of train_input");
     let Some(encoder) = &model.encoder else {
-        if matches!(source, DataSource::Csv { .. }) && model.seq2seq.is_none() {
+        let is_for_encoders = match source {
+            DataSource::Csv { .. } | DataSource::EncoderHdf5 { .. } => true,
+            DataSource::TfRecords { rows, .. } => *rows != TfRecordRows::Tokens,
+            _ => false,
+        };
+        if is_for_encoders && model.seq2seq.is_none() {
             let says = format!("is {name}, whose samples are for encoders, but the model is a decoder");
             check.report_invalid(&key, says, "set model.name to a family of bert, or use other data");
         } else {
@@ -78,6 +99,7 @@ pub(super) fn masking(
         (EncoderTask::Pretraining { .. }, DataSource::Csv { rows, .. }) => {
             matches!(rows, CsvRows::Words | CsvRows::Masked)
         }
+        (EncoderTask::Pretraining { .. }, DataSource::TfRecords { rows, .. }) => *rows != TfRecordRows::Tokens,
         (EncoderTask::Pretraining { .. }, _) => true,
         (EncoderTask::Classifier { .. }, DataSource::Csv { rows, .. }) => {
             matches!(rows, CsvRows::Sentences | CsvRows::SentencePairs)
@@ -91,11 +113,21 @@ pub(super) fn masking(
         let says = format!("is {name}, whose samples are not those of the model's task");
         check.report_invalid(&key, says, "use the data processor of the task, or name another model");
     }
+    if let (EncoderTask::Pretraining { predicts_next_sentence: true, .. }, DataSource::EncoderHdf5 { .. }) =
+        (&encoder.task, source)
+    {
+        let says = "must be true: the samples of BertHDF5DataProcessor have no second sentences";
+        check.report_invalid("model.disable_nsp", says, "set it");
+    }
     check_special_tokens(check, source, model);
-    let is_masked_when_read = !matches!(source, DataSource::Csv { rows: CsvRows::Masked, .. });
+    let is_masked = match source {
+        DataSource::Csv { rows, .. } => *rows == CsvRows::Masked,
+        DataSource::TfRecords { rows, .. } => *rows == TfRecordRows::Masked,
+        DataSource::EncoderHdf5 { .. } => true,
+        _ => false,
+    };
     let is_pretraining = matches!(encoder.task, EncoderTask::Pretraining { .. });
-    (is_pretraining && is_masked_when_read)
-        .then_some(MaskingSpec { probability, whole_words: whole_words.unwrap_or(false) })
+    (is_pretraining && !is_masked).then_some(MaskingSpec { probability, whole_words: whole_words.unwrap_or(false) })
 }
 
 /// Notes keys of encoders in an input of a decoder.

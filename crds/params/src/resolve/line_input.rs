@@ -64,7 +64,7 @@ pub(super) fn check_processor(
             let says = format!("{name} has samples of two sequences, but the model reads one");
             check.report_invalid(&key, says, "set model.name to t5 or transformer");
         }
-        (Processor::Csv(_), Some(_)) => {
+        (Processor::Csv(_) | Processor::EncoderHdf5 | Processor::TfRecords(_), Some(_)) => {
             let hint = "use T5DynamicDataProcessor, TransformerDynamicDataProcessor or GptTextDataProcessor";
             check.report_invalid(&key, format!("is {name}, but the model reads two sequences"), hint);
         }

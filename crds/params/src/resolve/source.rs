@@ -40,6 +40,8 @@ pub(super) fn source(
         (None, Some(DataSource::Tokens { .. })) => Processor::Tokens,
         (None, Some(DataSource::Hdf5 { .. })) => Processor::Hdf5,
         (None, Some(DataSource::Csv { rows, .. })) => Processor::Csv(*rows),
+        (None, Some(DataSource::EncoderHdf5 { .. })) => Processor::EncoderHdf5,
+        (None, Some(DataSource::TfRecords { rows, .. })) => Processor::TfRecords(*rows),
         (None, Some(DataSource::Synthetic {})) => Processor::Synthetic,
         (None, Some(DataSource::Lines { rows, .. })) => Processor::Lines(*rows),
         (None, None) => {
@@ -69,6 +71,8 @@ pub(super) fn source(
         Processor::Tokens => DataSource::Tokens { paths },
         Processor::Hdf5 => DataSource::Hdf5 { paths, mixture },
         Processor::Csv(rows) => encoder_input::csv(check, s, paths, rows),
+        Processor::EncoderHdf5 => DataSource::EncoderHdf5 { paths },
+        Processor::TfRecords(rows) => encoder_input::records(check, s, paths, rows),
         Processor::Images(format) => {
             DataSource::Images { paths, images: images(check, s, format, model, train.is_some()) }
         }
@@ -77,6 +81,8 @@ pub(super) fn source(
     if let DataSource::Text { paths, .. }
     | DataSource::Tokens { paths }
     | DataSource::Hdf5 { paths, .. }
+    | DataSource::EncoderHdf5 { paths }
+    | DataSource::TfRecords { paths, .. }
     | DataSource::Images { paths, .. } = &source
         && !s.inherits_silently
         && p.mixture.is_none()
