@@ -57,8 +57,17 @@ pub fn read_params(path: &Path) -> Result<(String, Params), CliError> {
         let error = CliError::bad_input(format!("the params file {} is empty", path.display()));
         return Err(error.hint("the files in examples/ show how params are written"));
     }
-    let params = Params::parse_yaml(&text).map_err(|error| CliError::from_params_error(path, &error))?;
-    Ok((text, params))
+    let params = Params::parse_yaml_with(&text, |other| read_beside(path, Path::new(other)));
+    Ok((text, params.map_err(|error| CliError::from_params_error(path, &error))?))
+}
+
+/// Reads another params file that the one at `params` names: in its directory, in the one above, which is that of the
+/// zoo's programs, or else in the working directory.
+fn read_beside(params: &Path, other: &Path) -> Result<String, String> {
+    let dir = params.parent().unwrap_or(Path::new(""));
+    let beside = [dir.join(other), dir.join("..").join(other)].into_iter().find(|path| path.exists());
+    let path = beside.unwrap_or_else(|| other.to_owned());
+    std::fs::read_to_string(path).map_err(|error| format!("it can't be read: {error}"))
 }
 
 /// Resolves the params of the file at `path`. Samples have the length that stored ones have, if the params do not say.

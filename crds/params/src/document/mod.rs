@@ -9,6 +9,7 @@ mod image;
 mod input;
 mod model;
 mod optimizer;
+mod pretrained;
 mod run;
 mod schedule;
 mod sparsity;
@@ -92,6 +93,17 @@ impl Params {
     /// consistent.
     pub fn parse_yaml(text: &str) -> Result<Self, ParamsError> {
         Self::read(&parse(text)?)
+    }
+
+    /// Reads a params document whose model may continue that of another file, which `load` returns; see
+    /// `model.pretrain_params_path`. `load` fails with the end of a sentence.
+    ///
+    /// # Errors
+    /// As [`Params::parse_yaml`], and what `load` fails with. A problem of the other file has the line of the key.
+    pub fn parse_yaml_with(text: &str, load: impl FnOnce(&str) -> Result<String, String>) -> Result<Self, ParamsError> {
+        let mut root = parse(text)?;
+        pretrained::inherit_model(&mut root, load)?;
+        Self::read(&root)
     }
 
     /// Reads a params document from JSON, as strictly and with the same messages.
