@@ -14,7 +14,8 @@ pub const MATCH_OPTIONS: MatchOptions =
 
 /// Returns the files of `entries`: entries in their order, the matches of one entry sorted, each file once.
 ///
-/// `extension` selects the files of an entry that is a directory.
+/// `extension` selects the files of an entry that is a directory. One that ends with `*` also selects names that
+/// continue after it, such as those of numbered parts.
 pub(crate) fn expand(entries: &[String], extension: &'static str) -> Result<Vec<PathBuf>, DataError> {
     if entries.is_empty() {
         return Err(DataError::NoPaths);
@@ -51,7 +52,7 @@ fn list(directory: PathBuf, extension: &'static str) -> Result<Vec<PathBuf>, Dat
     let mut files = Vec::new();
     for entry in millrace_roots::read_dir(&directory).map_err(read)? {
         let path = entry.path;
-        if path.extension().is_some_and(|e| e == extension) && millrace_roots::is_file(&path) {
+        if has_extension(&path, extension) && millrace_roots::is_file(&path) {
             files.push(path);
         }
     }
@@ -60,6 +61,16 @@ fn list(directory: PathBuf, extension: &'static str) -> Result<Vec<PathBuf>, Dat
     }
     files.sort();
     Ok(files)
+}
+
+fn has_extension(path: &Path, extension: &str) -> bool {
+    match extension.strip_suffix('*') {
+        None => path.extension().is_some_and(|own| own == extension),
+        Some(begin) => {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            !name.starts_with('.') && name.split('.').skip(1).any(|part| part.starts_with(begin))
+        }
+    }
 }
 
 fn matches(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
@@ -104,6 +115,10 @@ mod tests {
         assert_eq!(names(&["*.txt"]), ["a.txt", "b.txt", "x[1].txt"]);
         assert_eq!(names(&["b.txt", "[ab].txt"]), ["b.txt", "a.txt"]);
         assert_eq!(names(&["x[1].txt"]), ["x[1].txt"], "a file with wildcards in its name is itself");
+        let parts = ["a.tfrecord-00001-of-2", "a.tfrecord-00000-of-2", "b.tfrecords.gz", ".c.tfrecord", "tfrecord"];
+        parts.iter().for_each(|name| std::fs::write(dir.path().join(name), name).unwrap());
+        let records = expand(&[at("")], "tfrecord*").unwrap();
+        assert!(records.iter().map(|file| file.file_name().unwrap()).eq([parts[1], parts[0], parts[2]]));
         assert_eq!(names(&[""]), [".hidden.txt", "a.txt", "b.txt", "x[1].txt"]);
     }
 }

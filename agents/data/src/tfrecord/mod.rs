@@ -40,12 +40,9 @@ pub enum TfRecordRows {
     Words,
 }
 
-/// Returns the files of `entries`. A directory stands for its `*.tfrecords` files, or else its `*.tfrecord` files.
+/// Returns the files of `entries`. A directory stands for its `*.tfrecord*` files, as in the public model zoo.
 pub(crate) fn record_files(entries: &[String]) -> Result<Vec<PathBuf>, DataError> {
-    match expand(entries, "tfrecords") {
-        Err(DataError::EmptyDirectory { .. }) => expand(entries, "tfrecord"),
-        found => found,
-    }
+    expand(entries, "tfrecord*")
 }
 
 /// Divides the paths of a source into records and vocabulary.

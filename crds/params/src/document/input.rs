@@ -32,9 +32,9 @@ section! {
             .one_of(&PROCESSORS)
             .in_eval_input(otherwise("that of `train_input`")),
         /// Files, directories or globs to read, in order. A directory stands for its `*.txt` files (text), `*.bin`
-        /// files (tokens), `*.h5` files (HDF5), or `*.tfrecords` or `*.tfrecord` files, sorted by name. A relative path starts at the folder of the params
-        /// file if it exists there, else at the working directory; on an appliance, where the appliance looks for
-        /// inputs.
+        /// files (tokens), `*.h5` files (HDF5), or `*.tfrecord*` files, sorted by name. A relative path starts at the
+        /// folder of the params file if it exists there, else at the working directory; on an appliance, where the
+        /// appliance looks for inputs.
         data_dir: OneOrMany = required_if("`data_files` and `mixture` are omitted and the source reads files")
             .in_eval_input(otherwise("the files of `train_input`, if `data_processor` is omitted too")),
         /// Further files, directories or globs, which are read after those of `data_dir`.
