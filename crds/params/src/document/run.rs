@@ -84,6 +84,8 @@ section! {
     ignored {
         /// Device; Millrace emulates CSX systems on any machine.
         target_device: String,
+        /// Minimum seconds between evaluations of an older release.
+        throttle_secs: u64,
         /// Priority in the cluster's queue; a TrainJob has a priority class instead.
         job_priority: String,
         /// Time limit in seconds; a TrainJob has deadlines instead.
