@@ -46,8 +46,8 @@ pub enum SourceKind {
     },
     /// TFRecord files with a sample in each record.
     TfRecords {
-        /// As for text; for a directory, all `*.tfrecords` files in it, or all `*.tfrecord` files. The last path is that
-        /// of the vocabulary, if records contain words.
+        /// As for text; for a directory, all `*.tfrecord*` files in it. The last path is that of the vocabulary, if
+        /// records contain words.
         paths: Vec<String>,
         /// What a record contains.
         rows: TfRecordRows,

@@ -1,6 +1,7 @@
 //! Reads, resolves and compiles a job from files and flags.
 
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _};
 use std::path::Path;
 
 use millrace_data::stored_sample_length;
@@ -16,6 +17,9 @@ use super::args::JobArgs;
 use super::data_paths::resolve_beside_params;
 use super::error::CliError;
 use crate::input::source_spec;
+
+/// Maximum bytes of a params file that another one names. The largest of the public model zoo has 10 kB.
+const MAX_OTHER_PARAMS_BYTES: u64 = 1 << 20;
 
 /// A job that was resolved and compiled, and so fits on the appliance.
 #[derive(Debug)]
@@ -63,11 +67,20 @@ pub fn read_params(path: &Path) -> Result<(String, Params), CliError> {
 
 /// Reads another params file that the one at `params` names: in its directory, in the one above, which is that of the
 /// zoo's programs, or else in the working directory.
-fn read_beside(params: &Path, other: &Path) -> Result<String, String> {
+fn read_beside(params: &Path, other: &Path) -> io::Result<String> {
     let dir = params.parent().unwrap_or(Path::new(""));
-    let beside = [dir.join(other), dir.join("..").join(other)].into_iter().find(|path| path.exists());
+    let beside = [dir.join(other), dir.join("..").join(other)].into_iter().find(|path| path.is_file());
     let path = beside.unwrap_or_else(|| other.to_owned());
-    std::fs::read_to_string(path).map_err(|error| format!("it can't be read: {error}"))
+    // The type is checked before the file is opened: to open a pipe waits for its writer.
+    if path.exists() && !path.is_file() {
+        return Err(io::Error::other("it is not a file"));
+    }
+    let mut text = String::new();
+    File::open(path)?.take(MAX_OTHER_PARAMS_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_OTHER_PARAMS_BYTES {
+        return Err(io::Error::other(format!("it has more than {MAX_OTHER_PARAMS_BYTES} bytes")));
+    }
+    Ok(text)
 }
 
 /// Resolves the params of the file at `path`. Samples have the length that stored ones have, if the params do not say.

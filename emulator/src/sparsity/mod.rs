@@ -1,9 +1,9 @@
 //! Weights that are zero: which elements of which tensors, as a function of seed, tensor and element.
 //!
-//! At first, an element is zero if its hash is among the smallest of its parameter, as many as `round(sparsity * elements)`. The
-//! hash is a bijection of the element, so the number is exact, and nothing is stored: the masks of a resumed run are
-//! those of the run before. A *parameter* is one of the public model zoo, such as the rows of queries in a tensor of
-//! queries, keys and values.
+//! At first, an element is zero if its hash is among the smallest of its parameter, as many as
+//! `round(sparsity * elements)`. The hash is a bijection of the element, so the number is exact, and nothing is stored:
+//! the masks of a resumed run are those of the run before. A *parameter* is one of the public model zoo, such as the
+//! rows of queries in a tensor of queries, keys and values.
 //!
 //! Weights are masked when they are drawn or loaded, gradients when they are complete, so that weights and moments of
 //! these elements stay zero under every optimizer.

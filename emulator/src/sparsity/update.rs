@@ -1,9 +1,9 @@
 //! Changes of masks during training: SET and RigL.
 //!
 //! At a change, the smallest weights of every sparse parameter become zero. As many weights that are zero then begin to
-//! train, chosen by a hash of the element (SET) or by the size of the gradient that they would have had (RigL). A weight
-//! that became zero can be chosen, and keeps its value. All others begin at zero, as does their optimizer state. Ties
-//! go to the element with the lower number.
+//! train, chosen by a hash of the element (SET) or by the size of the gradient that they would have had (RigL). A
+//! weight that became zero can be chosen, and keeps its value. All others begin at zero, as does their optimizer state.
+//! Ties go to the element with the lower number.
 //!
 //! A change is a function of the whole parameter, its gradient, the seed and the step. It depends neither on chunks nor
 //! on shards.

@@ -3,9 +3,10 @@
 //! | rows | features |
 //! |---|---|
 //! | tokens | `input_ids`, `labels`, and `input_mask` or `attention_mask`, which is 0 where a label does not count |
-//! | masked | `input_ids`, `input_mask`, `masked_lm_positions`, `masked_lm_ids`, `masked_lm_weights`, and optionally `segment_ids` and `next_sentence_labels` |
+//! | masked | `input_ids`, `input_mask`, `masked_lm_positions`, `_ids` and `_weights`, and optionally those below |
 //! | words | `tokens`, a sequence of words of the vocabulary |
 //!
+//! * Masked records may have `segment_ids`; they need `next_sentence_labels` if the model predicts the next sentence.
 //! * The value of `input_mask` that the first token has marks tokens, and the other one padding: the zoo's files for
 //!   BERT mark padding by 1.
 //! * Every record is checked when it is read: its checksum, its features and their lengths, and every token.

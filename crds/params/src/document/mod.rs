@@ -96,11 +96,14 @@ impl Params {
     }
 
     /// Reads a params document whose model may continue that of another file, which `load` returns; see
-    /// `model.pretrain_params_path`. `load` fails with the end of a sentence.
+    /// `model.pretrain_params_path`.
     ///
     /// # Errors
     /// As [`Params::parse_yaml`], and what `load` fails with. A problem of the other file has the line of the key.
-    pub fn parse_yaml_with(text: &str, load: impl FnOnce(&str) -> Result<String, String>) -> Result<Self, ParamsError> {
+    pub fn parse_yaml_with(
+        text: &str,
+        load: impl FnOnce(&str) -> std::io::Result<String>,
+    ) -> Result<Self, ParamsError> {
         let mut root = parse(text)?;
         pretrained::inherit_model(&mut root, load)?;
         Self::read(&root)

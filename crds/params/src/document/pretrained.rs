@@ -9,10 +9,10 @@ use crate::yaml::{MapEntry, YamlNode, YamlValue, parse};
 const MODEL: &str = "model";
 const PATH_KEY: &str = "pretrain_params_path";
 
-/// Replaces the key by the keys of the file that it names. `load` returns the text of a file, or what is wrong.
+/// Replaces the key by the keys of the file that it names. `load` reads a file.
 pub(super) fn inherit_model(
     root: &mut YamlNode,
-    load: impl FnOnce(&str) -> Result<String, String>,
+    load: impl FnOnce(&str) -> std::io::Result<String>,
 ) -> Result<(), ParamsError> {
     let Some(model) = section_mut(root, MODEL) else { return Ok(()) };
     let Some(at) = model.iter().position(|entry| entry.key == PATH_KEY) else { return Ok(()) };
@@ -27,7 +27,7 @@ pub(super) fn inherit_model(
             hint: Some("name the params file of the model that was trained before".to_owned()),
         })
     };
-    let text = load(&path).map_err(|reason| problem(&reason))?;
+    let text = load(&path).map_err(|error| problem(&format!("it can't be read: {error}")))?;
     let mut other = parse(&text).map_err(|error| problem(&format!("there {}", error.report().trim_end())))?;
     let inherited = section_mut(&mut other, MODEL).ok_or_else(|| problem("that file has no section model"))?;
     model.remove(at);
@@ -65,6 +65,8 @@ fn set_line(entry: &mut MapEntry, line: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::ErrorKind;
+
     use crate::{Params, ParamsError};
 
     const FINE_TUNING: &str = "train_input: {}\nmodel:\n  pretrain_params_path: ../base.yaml\n  num_heads: 2\n";
@@ -72,7 +74,7 @@ mod tests {
     fn read(text: &str, other: &str) -> Result<Params, ParamsError> {
         Params::parse_yaml_with(FINE_TUNING.replace("num_heads: 2", text).as_str(), |path| {
             assert_eq!(path, "../base.yaml");
-            if other.is_empty() { Err("it does not exist".to_owned()) } else { Ok(other.to_owned()) }
+            if other.is_empty() { Err(ErrorKind::NotFound.into()) } else { Ok(other.to_owned()) }
         })
     }
 
@@ -89,7 +91,7 @@ mod tests {
     #[test]
     fn problems_name_the_key_and_its_line() {
         for (other, says) in [
-            ("", "line 3: model.pretrain_params_path names ../base.yaml, but it does not exist"),
+            ("", "line 3: model.pretrain_params_path names ../base.yaml, but it can't be read: entity not found"),
             ("model: 3\n", "that file has no section model"),
             ("model: {a: [}\n", "but there line 1: this is not valid YAML"),
             ("model: {hiden_size: 3}\n", "line 3: model.hiden_size is not a known key"),
