@@ -69,10 +69,10 @@ fn every_mistake_has_its_line_and_its_hint() {
         (with("optimizer", "betas: [0.9, x]"), 16, WrongType, "optimizer.betas.1", "a finite number, not x", ""),
         (with("train_input", "data_files: {a: b}"), 2, WrongType, "train_input.data_files", "a list of strings", ""),
         (
-            with("model", "attention_sink_tokens: 4"),
+            with("model", "attention_qk_norm_layer: rmsnorm"),
             10,
             NotSupported,
-            "model.attention_sink_tokens",
+            "model.attention_qk_norm_layer",
             "not supported yet",
             "leave it out",
         ),

@@ -333,7 +333,6 @@ section! {
         "encoder_attention_logits_alpha" => "leave it out; muP is supported for decoders only",
         "decoder_attention_logits_alpha" => "leave it out; muP is supported for decoders only",
         "embeddings_alpha" => "leave it out; muP is supported for decoders only",
-        "attention_sink_tokens" => "leave it out for full attention",
         "attention_qk_norm_layer" => "leave it out",
         "extra_ffn_params" => "leave it out",
         "moe_params" => "leave it out for a dense feed-forward network",
