@@ -9,7 +9,7 @@
 //! * The wafer holds activations, a window of weights, a window of gradients (both counted in chunks) and resident
 //!   weights. The size of a layer does not matter.
 //! * If a job does not fit, the compiler tries in this order: recompute layers; divide the batch into rounds; reduce
-//!   the leaf size (a given `micro_batch_size` is an upper bound); divide single samples into [`tiles`]. Recomputation
+//!   the leaf size (a given `micro_batch_size` is an upper bound); divide single samples into tiles. Recomputation
 //!   is chosen if one system could not hold the whole batch without it. Weights of the last layers, and weights that
 //!   layers share, stay on the wafer if that costs at most one sixteenth of the leaves of a round. A job that fits in
 //!   none of these ways is rejected with layer, bytes and remedy.

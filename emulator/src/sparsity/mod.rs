@@ -8,7 +8,7 @@
 //! Weights are masked when they are drawn or loaded, gradients when they are complete, so that weights and moments of
 //! these elements stay zero under every optimizer.
 //!
-//! Unless the job is static, the masks change during training, see [`update`]. They are then state of MemoryX, which is
+//! Unless the job is static, the masks change during training by SET or RigL. They are then state of MemoryX, which is
 //! kept beside that of the optimizer and saved as [`MASK_STATE`].
 
 use std::ops::Range;
