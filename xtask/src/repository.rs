@@ -11,9 +11,11 @@ const SKIPPED_DIRS: [&str; 4] = ["target", "model_dir", "__pycache__", "node_mod
 /// The only directories with a leading dot that are read.
 const READ_DOT_DIRS: [&str; 3] = [".cargo", ".ci", ".github"];
 
-/// Returns the root of the repository.
+/// Returns the root of the repository: that of the checkout in which Cargo runs this program, which another one with
+/// the same build directory may have compiled.
 pub fn root() -> PathBuf {
-    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let package = Path::new(&package);
     package.parent().unwrap_or(package).to_owned()
 }
 
