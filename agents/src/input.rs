@@ -1,10 +1,10 @@
 //! Opens the inputs of a job as datasets.
 
 use millrace_data::{
-    CsvRows, Dataset, EncoderLabels, EncoderSamples, LineFiles, LineRows, Masking, Seq2SeqSamples, SourceKind,
-    TfRecordRows,
+    CsvRows, Dataset, EncoderLabels, EncoderSamples, LineFiles, LineRows, Masking, Seq2SeqSamples, TextFiles,
+    TfRecordRows, Tokenizer,
 };
-pub use millrace_data::{DataError, DataSummary, SourceSpec, inspect as survey_source};
+pub use millrace_data::{DataError, DataSummary, SourceKind, SourceSpec, inspect as survey_source};
 use millrace_params::{
     DataSource, EncoderOptions, EncoderTask, InputSpec, JobSpec, MixturePart, ModelSpec, Seq2SeqOptions, SinkTokens,
     Split,
@@ -26,14 +26,12 @@ pub(crate) struct JobInputs {
 pub fn source_spec(input: &InputSpec, model: &ModelSpec) -> SourceSpec {
     let vocab_size = model.vocab_size;
     let kind = match &input.source {
-        DataSource::Text { paths, tokenizer } => SourceKind::Text {
-            paths: paths.clone(),
-            tokenizer: match tokenizer {
-                millrace_params::TokenizerName::Gpt2 => millrace_data::Tokenizer::Gpt2,
-                millrace_params::TokenizerName::Bytes => millrace_data::Tokenizer::Bytes,
-            },
-        },
-        DataSource::Tokens { paths } => SourceKind::Tokens { paths: paths.clone() },
+        DataSource::Text { paths, tokenizer, text_key } => {
+            SourceKind::Text(TextFiles { paths: paths.clone(), tokenizer: *tokenizer, text_key: text_key.clone() })
+        }
+        DataSource::Tokens { paths, token_type } => {
+            SourceKind::Tokens { paths: paths.clone(), token_type: *token_type }
+        }
         DataSource::Hdf5 { paths, mixture } => {
             let part = |part: &MixturePart| millrace_data::MixturePart { paths: part.paths, weight: part.weight };
             SourceKind::Hdf5 {
@@ -147,11 +145,24 @@ fn seq2seq_samples(options: &Seq2SeqOptions, input: &InputSpec, vocab_size: usiz
     }
 }
 
-/// Returns the tokenizer of the text that an input reads; `None` if its tokens are not those of a tokenizer.
-pub(crate) fn text_tokenizer(job: &JobSpec, input: &InputSpec) -> Option<millrace_data::Tokenizer> {
-    match source_spec(input, &job.model).kind {
-        SourceKind::Text { tokenizer, .. } => Some(tokenizer),
-        _ => None,
+/// Opens the tokenizer of the text that an input reads; returns `None` if its tokens are not those of a tokenizer.
+///
+/// # Errors
+/// The tokenizer is a file that can't be used.
+pub(crate) fn text_tokenizer(job: &JobSpec, input: &InputSpec) -> Result<Option<Tokenizer>, AgentError> {
+    source_spec(input, &job.model).kind.tokenizer().map_err(data_failure)
+}
+
+/// Checks that the model's vocabulary has all tokens of the tokenizer of an input.
+///
+/// # Errors
+/// It has not, or the tokenizer is a file that can't be used.
+pub fn check_tokenizer(spec: &SourceSpec, model: &ModelSpec) -> Result<(), DataError> {
+    let Some(tokenizer) = spec.kind.tokenizer()? else { return Ok(()) };
+    let (vocab_size, tokens) = (model.vocab_size as u64, tokenizer.vocab_size());
+    match u64::from(tokens) > vocab_size {
+        true => Err(DataError::VocabularyTooSmall { vocab_size, max_token: tokens - 1 }),
+        false => Ok(()),
     }
 }
 
@@ -176,7 +187,8 @@ pub(crate) fn sample_failure(error: DataError) -> AgentError {
 /// Files are missing, empty, or of another format.
 pub(crate) fn survey(input: &InputSpec, model: &ModelSpec) -> Result<(DataSummary, Option<u64>), AgentError> {
     let spec = source_spec(input, model);
-    let found = survey_source(&spec).and_then(|found| Ok((found, found.samples(&spec)?)));
+    let found = check_tokenizer(&spec, model).and_then(|()| survey_source(&spec));
+    let found = found.and_then(|found| Ok((found, found.epoch_samples(&spec)?)));
     found.map_err(data_failure)
 }
 
@@ -189,7 +201,9 @@ pub(crate) fn open(
     model: &ModelSpec,
     progress: impl FnMut(u64, u64),
 ) -> Result<Dataset, AgentError> {
-    let dataset = Dataset::open(&source_spec(input, model), progress).map_err(data_failure)?;
+    let spec = source_spec(input, model);
+    check_tokenizer(&spec, model).map_err(data_failure)?;
+    let dataset = Dataset::open(&spec, progress).map_err(data_failure)?;
     dataset.check_vocab(model.vocab_size as u64).map_err(data_failure)?;
     Ok(dataset)
 }

@@ -10,6 +10,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]
 
+pub mod checkpoint_tokenizer;
 mod checkpoints;
 pub mod cli;
 mod control;

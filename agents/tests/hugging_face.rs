@@ -121,7 +121,7 @@ fn import_has_logits_of_transformers_and_export_is_identical() {
         }
     }
 
-    let exported = export_hf(&open(), &dir.path().join("exported")).unwrap();
+    let exported = export_hf(&open(), &dir.path().join("exported"), None).unwrap();
     let [ours, theirs] = [exported.path.join("model.safetensors"), fixture("model.safetensors")].map(std::fs::read);
     let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
     let [ours, theirs] = [&ours, &theirs].map(|bytes| SafeTensors::deserialize(bytes).unwrap());

@@ -133,9 +133,9 @@ fn families_are_exported_and_imported_without_change() {
         let weights = read_tensors(&fixture(&format!("{family}.safetensors")));
         let checkpoint = write(&dir.path().join("m"), &plan, &job, &weights);
         let out = dir.path().join("hf");
-        export_hf(&checkpoint, &out).unwrap();
+        export_hf(&checkpoint, &out, None).unwrap();
         if let Some(kept) = std::env::var_os("MILLRACE_HF_EXPORTS") {
-            export_hf(&checkpoint, &Path::new(&kept).join(family)).unwrap();
+            export_hf(&checkpoint, &Path::new(&kept).join(family), None).unwrap();
         }
         let config: Value = serde_json::from_slice(&std::fs::read(out.join("config.json")).unwrap()).unwrap();
         assert_eq!(config["model_type"], model_type);
@@ -153,7 +153,7 @@ fn families_are_exported_and_imported_without_change() {
             let found = again.read_tensor(id, Section::Parameters).unwrap();
             assert_eq!(found, weights[&tensor.name], "{family}: {}", tensor.name);
         }
-        export_hf(&again, &dir.path().join("hf2")).unwrap();
+        export_hf(&again, &dir.path().join("hf2"), None).unwrap();
         let [first, second] = ["hf", "hf2"].map(|name| std::fs::read(dir.path().join(name).join("model.safetensors")));
         assert_eq!(first.unwrap(), second.unwrap(), "{family}");
     }
@@ -168,7 +168,7 @@ fn other_settings_and_models_are_rejected_by_name() {
     let weights = read_tensors(&fixture("llama.safetensors"));
     let checkpoint = write(&dir.path().join("m"), &plan, &job_llama, &weights);
     let out = dir.path().join("hf");
-    export_hf(&checkpoint, &out).unwrap();
+    export_hf(&checkpoint, &out, None).unwrap();
     let import = |plan: &StreamPlan| import_hf(&out, &lock(&dir.path().join("other")), plan, facts(plan, &job_llama));
     for (key, value, says) in [
         ("rope_theta", json!(10000.0), "rope_theta is 500.0 in the checkpoint and 10000.0 in the params"),
@@ -191,6 +191,6 @@ fn other_settings_and_models_are_rejected_by_name() {
     let job = job_of(&|model| model["position_embedding_type"] = json!("alibi"));
     let plan = compile_job(&job, &MachineSpec::default()).unwrap();
     let checkpoint = write(&dir.path().join("n"), &plan, &job, &weights);
-    let error = export_hf(&checkpoint, &dir.path().join("none")).unwrap_err();
+    let error = export_hf(&checkpoint, &dir.path().join("none"), None).unwrap_err();
     assert!(error.to_string().contains("llama has rotary positions") && error.is_bad_input(), "{error}");
 }

@@ -46,6 +46,8 @@ PATH_FIELDS = {
         for section in ("train_input", "eval_input")
         for key in ("src_data_dir", "src_vocab_file", "tgt_data_dir", "tgt_vocab_file")
     ),
+    "spec.params.train_input.tokenizer_file",
+    "spec.params.eval_input.tokenizer_file",
     "spec.params.runconfig.model_dir",
     "spec.params.runconfig.summary_dir",
     "spec.params.runconfig.checkpoint_path",
@@ -68,7 +70,7 @@ OTHER_FIELDS = {
         f"spec.params.{name}_input.{key}"
         for name in ("train", "eval")
         for key in (
-            *("data_processor", "data_subset", "micro_batch_size", "split", "tokenizer"),
+            *("data_processor", "data_subset", "micro_batch_size", "split", "text_key", "token_dtype", "tokenizer"),
             *("data_transforms[].name", "transforms[].interpolation", "transforms[].name", "transforms[].size"),
         )
     ),

@@ -18,7 +18,7 @@ use crate::synthetic::{self, Synthetic};
 use crate::text::Corpus;
 use crate::tfrecord::{TfRecordFiles, TfRecordStore, record_files};
 use crate::token_store::TokenStore;
-use crate::{DataError, SinkTokens, SourceKind, SourceSpec, SplitPart, TfRecordRows, Tokenizer};
+use crate::{DataError, SinkTokens, SourceKind, SourceSpec, SplitPart, TextFiles, TfRecordRows};
 
 /// An open data source: a pure function from sample number to tokens.
 ///
@@ -87,14 +87,14 @@ impl Dataset {
             return Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded });
         }
         let (source, cache) = match &spec.kind {
-            SourceKind::Text { paths, tokenizer } => {
-                let (store, cache) = open_text(spec, paths, *tokenizer, &mut progress)?;
+            SourceKind::Text(text) => {
+                let (store, cache) = open_text(spec, text, &mut progress)?;
                 (TokenSource::Stored(store), cache)
             }
-            SourceKind::Tokens { paths } => {
+            SourceKind::Tokens { paths, token_type } => {
                 let files = expand(paths, "bin")?;
                 inspect_files(&spec.kind, &files)?;
-                let store = TokenStore::open_files(&files, &mut progress)?;
+                let store = TokenStore::open_files(&files, *token_type, &mut progress)?;
                 (TokenSource::Stored(store), CacheOutcome::NotNeeded)
             }
             SourceKind::Hdf5 { paths, mixture, vocab_size } if !mixture.is_empty() => {
@@ -205,7 +205,7 @@ impl Dataset {
     pub fn max_token(&self) -> u32 {
         match &self.content {
             DatasetContent::Source(source) => match &source.source {
-                TokenSource::Stored(store) => store.max_token.into(),
+                TokenSource::Stored(store) => store.max_token,
                 TokenSource::Hdf5(store) => store.vocab_size().saturating_sub(1),
                 TokenSource::Records(store) => store.vocab_size.saturating_sub(1),
                 TokenSource::Synthetic(synthetic) => synthetic.max_token(),
@@ -429,13 +429,12 @@ pub(crate) fn order_of(spec: &SourceSpec, windows: Range<u64>) -> Result<SampleO
 
 fn open_text(
     spec: &SourceSpec,
-    paths: &[String],
-    tokenizer: Tokenizer,
+    text: &TextFiles,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(TokenStore, CacheOutcome), DataError> {
-    let files = expand(paths, "txt")?;
+    let files = expand(text.divided().0, "txt")?;
     inspect_files(&spec.kind, &files)?;
-    let corpus = Corpus::open(&files, tokenizer)?;
+    let corpus = Corpus::open(&files, text.tokenizer()?, &text.text_key)?;
     let dir = CacheDir::from_environment(spec.cache_dir.as_deref());
     cache::open(&dir, corpus.key(), &mut |sink| corpus.tokenise(progress, sink))
 }

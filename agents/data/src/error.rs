@@ -7,9 +7,11 @@ use crate::SplitPart;
 use crate::encoder::{CsvProblem, VocabularyProblem};
 use crate::hdf5::{Hdf5Problem, SampleProblem};
 use crate::images::ImageProblem;
-use crate::json_lines::JsonLineProblem;
+use crate::npy::NpyProblem;
 use crate::seq2seq::LinesProblem;
+use crate::text::{JsonLineProblem, ParquetProblem};
 use crate::tfrecord::TfRecordProblem;
+use crate::tokenizer::TokenizerProblem;
 
 /// The format that [`DataError::WrongFormat`] names for a source of HDF5 files.
 pub(crate) const HDF5_FILE: &str = "an HDF5 file";
@@ -82,11 +84,35 @@ pub enum DataError {
         /// The end of the sentence.
         problem: JsonLineProblem,
     },
+    /// A compressed file can't be expanded.
+    #[error("data file {} can't be expanded: it is damaged ({source})", path.display())]
+    Compressed { path: PathBuf, source: io::Error },
+    /// A Parquet file has no texts.
+    #[error("data file {} {problem}", path.display())]
+    Parquet {
+        path: PathBuf,
+        /// The end of the sentence.
+        problem: ParquetProblem,
+    },
+    /// A tokenizer can't be used.
+    #[error("the tokenizer {} {problem}", path.display())]
+    Tokenizer {
+        path: PathBuf,
+        /// The end of the sentence.
+        problem: TokenizerProblem,
+    },
     #[error("the data source is empty: {files} file(s) with 0 bytes, the first is {}", first.display())]
     Empty { files: usize, first: PathBuf },
     /// The length of a token file is not a multiple of the token size.
-    #[error("token file {} has an odd length of {bytes} bytes, but a token takes 2", path.display())]
-    OddLength { path: PathBuf, bytes: u64 },
+    #[error("token file {} has {bytes} bytes, but a token takes {token_bytes}", path.display())]
+    PartialToken { path: PathBuf, bytes: u64, token_bytes: usize },
+    /// A NumPy file can't be used.
+    #[error("token file {} {problem}", path.display())]
+    Npy {
+        path: PathBuf,
+        /// The end of the sentence.
+        problem: NpyProblem,
+    },
     /// HDF5 files of tokens are read as samples of an encoder.
     #[error("the HDF5 files contain a corpus, not samples of an encoder")]
     NotForEncoders,
@@ -220,8 +246,9 @@ impl DataError {
                 "name HDF5 files in data_dir, or the data_processor of this format".into()
             }
             WrongFormat { .. } => {
-                "convert it: to UTF-8 text for GptTextDataProcessor, or to little-endian 16-bit tokens \
-                                   without a header for GptTokenDataProcessor"
+                "convert it, or give its name the extension of its format: GptTextDataProcessor reads UTF-8 text, \
+                 .jsonl, both also as .gz and .zst, and .parquet; GptTokenDataProcessor .npy and numbers without a \
+                 header"
                     .into()
             }
             BadPattern { .. } => "use *, ?, [abc] and ** as a whole path component".into(),
@@ -232,11 +259,18 @@ impl DataError {
             Read { .. } => "check that the file is readable by this user".into(),
             Changed { .. } => "start again once nothing writes to it any more".into(),
             InvalidUtf8 { .. } => "convert the file to UTF-8, for example with iconv".into(),
-            JsonLine { .. } => "each line of a .jsonl file is an object such as {\"text\": \"...\"}".into(),
-            Empty { .. } => "point the data source at files with content".into(),
-            OddLength { .. } => {
-                "a token file is a sequence of little-endian 16-bit numbers without a header; write it again".into()
+            JsonLine { problem: JsonLineProblem::TooLong, .. } => "divide the document".into(),
+            JsonLine { problem: JsonLineProblem::Invalid { key, .. }, .. } => {
+                format!("each line is an object such as {{\"{key}\": \"...\"}}; text_key names another key")
             }
+            Empty { .. } => "point the data source at files with content".into(),
+            Compressed { .. } => "copy the file again; gzip -t or zstd -t checks it".into(),
+            Parquet { problem, .. } => problem.hint().into(),
+            Tokenizer { problem, .. } => problem.hint().into(),
+            PartialToken { .. } => "a token file is a sequence of little-endian numbers without a header, of 16 bits, \
+                                    or of 32 bits with token_type: uint32"
+                .into(),
+            Npy { problem, .. } => problem.hint().into(),
             Hdf5 { problem, .. } => problem.hint(),
             Csv { .. } => "prepare the data again, or use the data_processor of its columns".into(),
             Vocabulary { problem, .. } => problem.hint(),

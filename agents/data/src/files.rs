@@ -1,7 +1,7 @@
 //! Expands the user's paths, globs and directories to an ordered list of files.
 
 use std::collections::HashSet;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use glob::MatchOptions;
@@ -44,6 +44,30 @@ fn expand_one(entry: &str, extension: &'static str) -> Result<Vec<PathBuf>, Data
             Err(DataError::NotFound { path, cwd: working_directory() })
         }
         Err(source) => Err(DataError::Read { path, source }),
+    }
+}
+
+/// Returns the content of a file of at most `max_bytes`. A larger one gives the error of `too_large`, with its size.
+pub(crate) fn read_whole(
+    path: &Path,
+    max_bytes: u64,
+    too_large: impl FnOnce(u64) -> DataError,
+) -> Result<Vec<u8>, DataError> {
+    let read = |source| DataError::Read { path: path.into(), source };
+    let about = millrace_roots::metadata(path).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => DataError::NotFound { path: path.into(), cwd: working_directory() },
+        _ => read(source),
+    })?;
+    if !about.is_file() {
+        return Err(DataError::NotAFile { path: path.into() });
+    }
+    let mut content = Vec::new();
+    let file = millrace_roots::open(path).map_err(read)?;
+    // The file may have grown.
+    file.take(max_bytes.saturating_add(1)).read_to_end(&mut content).map_err(read)?;
+    match content.len() as u64 > max_bytes {
+        true => Err(too_large(about.len())),
+        false => Ok(content),
     }
 }
 

@@ -8,16 +8,19 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use millrace_params::TokenizerName;
+
 use crate::dataset::{order_of, windows_of_split};
 use crate::encoder::data_and_vocabulary;
 use crate::error::HDF5_FILE;
 use crate::files::expand;
 use crate::hdf5::{DataFile, FileShape};
-use crate::json_lines::is_json_lines;
+use crate::npy::{NPY_SIGNATURE, is_npy, npy_header};
 use crate::seq2seq::line_files;
+use crate::text::{GZIP_SIGNATURE, PARQUET_SIGNATURE, TextFormat, ZSTD_SIGNATURE};
 use crate::tfrecord::{record_files, records_and_vocabulary};
-use crate::token_store::TOKEN_BYTES;
-use crate::{DataError, Dataset, LineFiles, SourceKind, SourceSpec, Tokenizer};
+use crate::token_store::TokenElement;
+use crate::{DataError, Dataset, LineFiles, SourceKind, SourceSpec};
 
 /// Bytes at the beginning of a file that are inspected.
 const MAX_HEADER_BYTES: u64 = 4096;
@@ -27,12 +30,12 @@ const MAX_INSPECTED_FILES: usize = 1000;
 /// Signatures and names of other formats.
 const FILE_SIGNATURES: &[(&[u8], &str)] = &[
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
-    (b"\x93NUMPY", "a NumPy file"),
-    (b"PAR1", "a Parquet file"),
+    (b"\x93NUMPY", NPY_SIGNATURE),
+    (b"PAR1", PARQUET_SIGNATURE),
     (b"ARROW1", "an Arrow file"),
     (b"PK\x03\x04", "a zip archive"),
-    (b"\x1f\x8b", "compressed by gzip"),
-    (b"\x28\xb5\x2f\xfd", "compressed by zstd"),
+    (b"\x1f\x8b", GZIP_SIGNATURE),
+    (b"\x28\xb5\x2f\xfd", ZSTD_SIGNATURE),
     (b"BZh", "compressed by bzip2"),
     (b"\xfd7zXZ\0", "compressed by xz"),
     (b"%PDF-", "a PDF document"),
@@ -45,25 +48,46 @@ pub struct DataSummary {
     pub files: u64,
     /// Total bytes of all files.
     pub bytes: u64,
-    /// Samples in a pass over HDF5 or CSV files, lines, or images.
-    pub hdf5_samples: Option<u64>,
-    /// Whether some files are JSON Lines, whose sizes do not show the number of tokens.
-    pub has_json_lines: bool,
+    /// Tokens of the files whose sizes show it.
+    pub tokens: u64,
+    /// Whether there are files whose sizes do not show their tokens: text that has to be tokenized or expanded first.
+    pub has_unknown_tokens: bool,
+    /// Samples in a pass, of sources that are divided into samples.
+    pub samples: Option<u64>,
 }
 
 impl DataSummary {
+    /// Returns the summary of a file of text, or of tokens without a header.
+    pub fn of_file(kind: &SourceKind, path: &Path, bytes: u64) -> Self {
+        let tokens = match kind {
+            SourceKind::Text(text) if text.tokenizer == TokenizerName::Bytes => {
+                TextFormat::of(path).has_size_of_text().then_some(bytes)
+            }
+            SourceKind::Tokens { token_type, .. } => Some(bytes / TokenElement::from(*token_type).bytes() as u64),
+            _ => None,
+        };
+        Self {
+            files: u64::from(bytes > 0),
+            bytes,
+            tokens: tokens.unwrap_or(0),
+            has_unknown_tokens: tokens.is_none(),
+            samples: None,
+        }
+    }
+
     /// Adds the summary of another part of the same source.
     #[must_use]
     pub const fn add(self, other: Self) -> Self {
         Self {
             files: self.files.saturating_add(other.files),
             bytes: self.bytes.saturating_add(other.bytes),
-            // HDF5 files and images are inspected together.
-            hdf5_samples: match self.hdf5_samples {
-                None => other.hdf5_samples,
+            tokens: self.tokens.saturating_add(other.tokens),
+            has_unknown_tokens: self.has_unknown_tokens || other.has_unknown_tokens,
+            // Sources that are divided into samples are inspected as a whole.
+            samples: match self.samples {
+                None => other.samples,
                 known => known,
             },
-            has_json_lines: self.has_json_lines || other.has_json_lines,
         }
     }
 
@@ -72,19 +96,19 @@ impl DataSummary {
     ///
     /// # Errors
     /// There are too few tokens for one sample.
-    pub fn samples(self, spec: &SourceSpec) -> Result<Option<u64>, DataError> {
+    pub fn epoch_samples(self, spec: &SourceSpec) -> Result<Option<u64>, DataError> {
         let tokens = match &spec.kind {
-            SourceKind::Text { .. } if self.has_json_lines => return Ok(None),
+            SourceKind::Text(_) | SourceKind::Tokens { .. } if self.has_unknown_tokens => return Ok(None),
             // There is a separator between two documents.
-            SourceKind::Text { tokenizer: Tokenizer::Bytes, .. } => self.bytes.saturating_add(self.files.max(1) - 1),
-            SourceKind::Tokens { .. } => self.bytes / TOKEN_BYTES as u64,
+            SourceKind::Text(_) => self.tokens.saturating_add(self.files.max(1) - 1),
+            SourceKind::Tokens { .. } => self.tokens,
             SourceKind::Hdf5 { .. }
             | SourceKind::EncoderHdf5 { .. }
             | SourceKind::Csv { .. }
             | SourceKind::TfRecords { .. }
             | SourceKind::Lines(_)
-            | SourceKind::Images { .. } => return Ok(self.hdf5_samples),
-            SourceKind::Text { .. } | SourceKind::Synthetic { .. } => return Ok(None),
+            | SourceKind::Images { .. } => return Ok(self.samples),
+            SourceKind::Synthetic { .. } => return Ok(None),
         };
         let windows = match (&spec.encoder, &spec.seq2seq) {
             (Some(samples), _) => Some(spec.windows_of_encoder(samples)),
@@ -103,8 +127,11 @@ impl DataSummary {
 pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
     spec.check()?;
     let (paths, extension) = match &spec.kind {
-        SourceKind::Text { paths, .. } => (paths, "txt"),
-        SourceKind::Tokens { paths } => (paths, "bin"),
+        SourceKind::Text(text) => {
+            text.tokenizer()?;
+            (text.divided().0, "txt")
+        }
+        SourceKind::Tokens { paths, .. } => (paths.as_slice(), "bin"),
         SourceKind::Hdf5 { paths, .. } | SourceKind::EncoderHdf5 { paths } => {
             return inspect_stored(spec, &expand(paths, "h5")?);
         }
@@ -138,7 +165,7 @@ pub fn stored_sample_length(spec: &SourceSpec) -> Option<usize> {
 fn inspect_stored(spec: &SourceSpec, files: &[PathBuf]) -> Result<DataSummary, DataError> {
     let bytes = files.iter().map(|path| size_of(path)).sum::<Result<u64, _>>()?;
     let samples = Dataset::open(spec, |_, _| {})?.windows();
-    Ok(DataSummary { files: files.len() as u64, bytes, hdf5_samples: Some(samples), has_json_lines: false })
+    Ok(DataSummary { files: files.len() as u64, bytes, samples: Some(samples), ..DataSummary::default() })
 }
 
 /// Opens files of lines, which are read as a whole.
@@ -146,13 +173,13 @@ fn inspect_lines(spec: &SourceSpec, files: &LineFiles) -> Result<DataSummary, Da
     let files = line_files(files)?.concat();
     let bytes = files.iter().map(|path| size_of(path)).sum::<Result<u64, _>>()?;
     let samples = Dataset::open(spec, |_, _| {})?.windows();
-    Ok(DataSummary { files: files.len() as u64, bytes, hdf5_samples: Some(samples), has_json_lines: false })
+    Ok(DataSummary { files: files.len() as u64, bytes, samples: Some(samples), ..DataSummary::default() })
 }
 
 /// Opens images, which reads the files of an idx source and decodes one image of a directory.
 fn inspect_images(spec: &SourceSpec) -> Result<DataSummary, DataError> {
     let samples = Dataset::open(spec, |_, _| {})?.windows();
-    Ok(DataSummary { files: samples, bytes: 0, hdf5_samples: Some(samples), has_json_lines: false })
+    Ok(DataSummary { files: samples, samples: Some(samples), ..DataSummary::default() })
 }
 
 /// Returns the format of a file that is none of ours, if its first bytes show it.
@@ -171,8 +198,12 @@ pub(crate) fn inspect_files(kind: &SourceKind, paths: &[PathBuf]) -> Result<Data
     let mut found = DataSummary::default();
     for (at, path) in paths.iter().enumerate() {
         let size = if at < MAX_INSPECTED_FILES { check_file_header(kind, path)? } else { size_of(path)? };
-        let (files, has_json_lines) = (u64::from(size > 0), is_json_lines(path));
-        found = found.add(DataSummary { files, bytes: size, hdf5_samples: None, has_json_lines });
+        let mut summary = DataSummary::of_file(kind, path, size);
+        if matches!(kind, SourceKind::Tokens { .. }) && is_npy(path) {
+            let (header, element) = npy_header(path)?;
+            summary.tokens = (size - header as u64) / element.bytes() as u64;
+        }
+        found = found.add(summary);
     }
     match paths.first() {
         Some(first) if found.bytes == 0 => Err(DataError::Empty { files: paths.len(), first: first.clone() }),
@@ -192,14 +223,16 @@ fn check_file_header(kind: &SourceKind, path: &Path) -> Result<u64, DataError> {
     let bytes = file.metadata().map_err(read_error)?.len();
     let mut beginning = Vec::new();
     file.take(MAX_HEADER_BYTES).read_to_end(&mut beginning).map_err(read_error)?;
-    if let Some(found) = format_of(&beginning) {
-        return Err(DataError::WrongFormat { path: path.into(), found, wanted: expected_format(kind) });
-    }
+    check_signature(kind, path, &beginning)?;
     match kind {
-        SourceKind::Tokens { .. } if bytes % TOKEN_BYTES as u64 != 0 => {
-            Err(DataError::OddLength { path: path.into(), bytes })
+        SourceKind::Tokens { token_type, .. } if !is_npy(path) => {
+            let token_bytes = TokenElement::from(*token_type).bytes();
+            match bytes.is_multiple_of(token_bytes as u64) {
+                true => Ok(bytes),
+                false => Err(DataError::PartialToken { path: path.into(), bytes, token_bytes }),
+            }
         }
-        SourceKind::Text { .. } => match std::str::from_utf8(&beginning) {
+        SourceKind::Text(_) if TextFormat::of(path).is_plain() => match std::str::from_utf8(&beginning) {
             // A character may be truncated at the end of the inspected bytes, but not at the end of the file.
             Err(error) if error.error_len().is_some() || bytes <= MAX_HEADER_BYTES => {
                 Err(DataError::InvalidUtf8 { path: path.into(), offset: error.valid_up_to() as u64 })
@@ -210,21 +243,38 @@ fn check_file_header(kind: &SourceKind, path: &Path) -> Result<u64, DataError> {
     }
 }
 
+/// Checks that the first bytes of a file have the signature of its name, or none.
+fn check_signature(kind: &SourceKind, path: &Path, beginning: &[u8]) -> Result<(), DataError> {
+    let wanted = match kind {
+        SourceKind::Text(_) => TextFormat::of(path).signature(),
+        SourceKind::Tokens { .. } if is_npy(path) => Some(NPY_SIGNATURE),
+        _ => None,
+    };
+    match (format_of(beginning), wanted) {
+        (found, wanted) if found == wanted || beginning.is_empty() => Ok(()),
+        (Some(found), None) => Err(DataError::WrongFormat { path: path.into(), found, wanted: expected_format(kind) }),
+        (found, Some(wanted)) => {
+            Err(DataError::WrongFormat { path: path.into(), found: found.unwrap_or("another file"), wanted })
+        }
+        (None, None) => Ok(()),
+    }
+}
+
 const fn expected_format(kind: &SourceKind) -> &'static str {
     match kind {
-        SourceKind::Tokens { .. } => "a file of little-endian 16-bit tokens",
+        SourceKind::Tokens { .. } => "a file of little-endian tokens",
         SourceKind::Hdf5 { .. } | SourceKind::EncoderHdf5 { .. } => HDF5_FILE,
         SourceKind::Csv { .. } => "a CSV file",
         SourceKind::TfRecords { .. } => "a TFRecord file",
         SourceKind::Images { .. } => "images",
-        SourceKind::Text { .. } | SourceKind::Lines(_) | SourceKind::Synthetic { .. } => "UTF-8 text",
+        SourceKind::Text(_) | SourceKind::Lines(_) | SourceKind::Synthetic { .. } => "UTF-8 text",
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Dataset;
+    use crate::{Dataset, TextFiles, TokenType};
 
     fn spec(kind: SourceKind) -> SourceSpec {
         SourceSpec { validation_fraction: 0.25, ..SourceSpec::new(kind, 8) }
@@ -242,21 +292,23 @@ mod tests {
         let text = |name: &str, len: usize| write(dir.path(), name, "abcdefg\n".repeat(len).as_bytes());
         let paths = vec![text("a.txt", 9), text("empty.txt", 0), text("b.txt", 4)];
         let cache_dir = Some(dir.path().join("cache"));
-        for tokenizer in [Tokenizer::Bytes, Tokenizer::Gpt2] {
-            let spec = SourceSpec {
-                cache_dir: cache_dir.clone(),
-                ..spec(SourceKind::Text { paths: paths.clone(), tokenizer })
-            };
+        for (tokenizer, tokens) in [(TokenizerName::Bytes, Some(104)), (TokenizerName::Gpt2, None)] {
+            let kind = SourceKind::Text(TextFiles::new(paths.clone(), tokenizer));
+            let spec = SourceSpec { cache_dir: cache_dir.clone(), ..spec(kind) };
             let found = inspect(&spec).unwrap();
-            assert_eq!(found, DataSummary { files: 2, bytes: 104, ..DataSummary::default() });
+            let (known, has_unknown_tokens) = (tokens.unwrap_or(0), tokens.is_none());
+            assert_eq!(found, DataSummary { files: 2, bytes: 104, tokens: known, has_unknown_tokens, samples: None });
             let read = Dataset::open(&spec, |_, _| {}).unwrap().windows();
-            assert_eq!(found.samples(&spec).unwrap(), (tokenizer == Tokenizer::Bytes).then_some(read));
+            assert_eq!(found.epoch_samples(&spec).unwrap(), (tokenizer == TokenizerName::Bytes).then_some(read));
         }
-        let tokens = spec(SourceKind::Tokens { paths: vec![write(dir.path(), "t.bin", &[1; 200])] });
+        let tokens = spec(SourceKind::Tokens {
+            paths: vec![write(dir.path(), "t.bin", &[1; 200])],
+            token_type: TokenType::Uint16,
+        });
         let read = Dataset::open(&tokens, |_, _| {}).unwrap().windows();
-        assert_eq!(inspect(&tokens).unwrap().samples(&tokens).unwrap(), Some(read));
+        assert_eq!(inspect(&tokens).unwrap().epoch_samples(&tokens).unwrap(), Some(read));
         let synthetic = spec(SourceKind::Synthetic { vocab_size: 4, seed: 1 });
-        assert_eq!(inspect(&synthetic).and_then(|found| found.samples(&synthetic)).unwrap(), None);
+        assert_eq!(inspect(&synthetic).and_then(|found| found.epoch_samples(&synthetic)).unwrap(), None);
     }
 
     #[test]
@@ -267,21 +319,24 @@ mod tests {
         let whole = write(dir.path(), "whole.txt", &cut);
         for (name, content, says) in [
             ("data.h5", b"\x89HDF\r\n\x1a\n rest of it".as_slice(), "an HDF5 file"),
-            ("data.gz", b"\x1f\x8b\x08 rest of it, more than a sample", "compressed by gzip"),
+            ("data.txt", b"\x1f\x8b\x08 rest of it, more than a sample", "compressed by gzip"),
             ("latin1", b"caf\xe9 and more than a sample", "UTF-8 at byte 3"),
             ("short", b"abc", "fewer than"),
             ("empty", b"", "0 bytes"),
         ] {
             let paths = vec![write(dir.path(), name, content)];
-            let source = spec(SourceKind::Text { paths, tokenizer: Tokenizer::Bytes });
-            let error = inspect(&source).and_then(|found| found.samples(&source)).unwrap_err();
+            let source = spec(SourceKind::Text(TextFiles::new(paths, TokenizerName::Bytes)));
+            let error = inspect(&source).and_then(|found| found.epoch_samples(&source)).unwrap_err();
             assert!(error.to_string().contains(says), "{name}: {error}");
             assert_eq!(Dataset::open(&source, |_, _| {}).err().map(|error| error.to_string()), Some(error.to_string()));
         }
-        assert!(inspect(&spec(SourceKind::Text { paths: vec![whole], tokenizer: Tokenizer::Bytes })).is_ok());
-        let odd = spec(SourceKind::Tokens { paths: vec![write(dir.path(), "odd.bin", &[0; 33])] });
-        assert!(matches!(inspect(&odd), Err(DataError::OddLength { .. })));
-        let missing = spec(SourceKind::Text { paths: vec!["no/such.txt".into()], tokenizer: Tokenizer::Gpt2 });
+        assert!(inspect(&spec(SourceKind::Text(TextFiles::new(vec![whole], TokenizerName::Bytes)))).is_ok());
+        let odd = spec(SourceKind::Tokens {
+            paths: vec![write(dir.path(), "odd.bin", &[0; 33])],
+            token_type: TokenType::Uint16,
+        });
+        assert!(matches!(inspect(&odd), Err(DataError::PartialToken { .. })));
+        let missing = spec(SourceKind::Text(TextFiles::new(vec!["no/such.txt".into()], TokenizerName::Gpt2)));
         assert!(matches!(inspect(&missing), Err(DataError::NotFound { .. })));
     }
 }

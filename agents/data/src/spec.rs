@@ -1,8 +1,8 @@
 //! Specification of a data source and of its samples.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use millrace_params::ImageSource;
+use millrace_params::{DEFAULT_TEXT_KEY, ImageSource, TokenType, TokenizerName};
 
 use crate::encoder::SPECIAL_TOKENS;
 use crate::{CsvRows, DataError, EncoderSamples, Seq2SeqSamples, SinkTokens, TfRecordRows, Tokenizer};
@@ -10,20 +10,15 @@ use crate::{CsvRows, DataError, EncoderSamples, Seq2SeqSamples, SinkTokens, TfRe
 /// The source of the samples.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SourceKind {
-    /// UTF-8 text, each file one document.
-    ///
-    /// Files are read in the order of `paths`, with the tokenizer's [separator](Tokenizer::separator) between
-    /// documents. Empty files are skipped. Files `*.jsonl` have a document on each line, as `{"text": "..."}`.
-    Text {
-        /// Files, globs, or directories (all `*.txt` files in them). The matches of one entry are sorted by path; a
-        /// file named twice is read once, at its first position.
-        paths: Vec<String>,
-        tokenizer: Tokenizer,
-    },
-    /// Token files: little-endian `u16`, no header, concatenated in order without a separator.
+    /// Text.
+    Text(TextFiles),
+    /// Token files, concatenated in order without a separator: little-endian numbers without a header, or, if a name
+    /// ends in `.npy`, a NumPy array.
     Tokens {
         /// As for text; for a directory, all `*.bin` files in it.
         paths: Vec<String>,
+        /// The numbers of a file without a header.
+        token_type: TokenType,
     },
     /// HDF5 files with a dataset `data`: samples of (input_ids, loss mask, labels), or a stream of tokens.
     Hdf5 {
@@ -77,6 +72,54 @@ pub enum SourceKind {
         /// Seed of the stream.
         seed: u64,
     },
+}
+
+/// Files of UTF-8 text, each one document, or with a document on each line or in each row.
+///
+/// Files are read in the order of `paths`, with the tokenizer's [separator](Tokenizer::separator) between documents.
+/// Empty documents are skipped. The name of a file says its format, see [`TextFormat`](crate::TextFormat).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextFiles {
+    /// Files, globs, or directories (all `*.txt` files in them). The matches of one entry are sorted by path; a file
+    /// named twice is read once, at its first position. The last path is that of the tokenizer, if it is a file.
+    pub paths: Vec<String>,
+    /// The tokenizer.
+    pub tokenizer: TokenizerName,
+    /// Key of a line, or column of a row, that contains the text.
+    pub text_key: String,
+}
+
+impl TextFiles {
+    /// Returns text of these files, in which `text` is the key of a document.
+    pub fn new(paths: Vec<String>, tokenizer: TokenizerName) -> Self {
+        Self { paths, tokenizer, text_key: DEFAULT_TEXT_KEY.to_owned() }
+    }
+
+    /// Returns the paths of the text, and the path of the tokenizer.
+    pub(crate) fn divided(&self) -> (&[String], Option<&Path>) {
+        match (self.tokenizer, self.paths.split_last()) {
+            (TokenizerName::File, Some((file, text))) => (text, Some(Path::new(file))),
+            _ => (&self.paths, None),
+        }
+    }
+
+    /// Opens the tokenizer.
+    ///
+    /// # Errors
+    /// See [`Tokenizer::open`].
+    pub fn tokenizer(&self) -> Result<Tokenizer, DataError> {
+        Tokenizer::open(self.tokenizer, self.divided().1)
+    }
+}
+
+impl SourceKind {
+    /// Opens the tokenizer of text; returns `None` for other sources.
+    ///
+    /// # Errors
+    /// See [`Tokenizer::open`].
+    pub fn tokenizer(&self) -> Result<Option<Tokenizer>, DataError> {
+        if let SourceKind::Text(files) = self { files.tokenizer().map(Some) } else { Ok(None) }
+    }
 }
 
 /// Files of lines whose words are separated by white space.

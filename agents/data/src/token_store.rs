@@ -3,14 +3,68 @@
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
+use millrace_params::TokenType;
 
 use crate::DataError;
+use crate::npy::{is_npy, npy_header};
 
-/// Bytes of a token, on disk and in memory: little-endian `u16`.
-pub(crate) const TOKEN_BYTES: usize = 2;
+/// How a token is stored, on disk and in memory: a little-endian number. Negative ones are too large for any
+/// vocabulary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TokenElement {
+    U16,
+    U32,
+    U64,
+}
+
+impl TokenElement {
+    /// Returns the smallest element for a vocabulary.
+    pub(crate) const fn for_vocabulary(vocab_size: u32) -> Self {
+        if vocab_size <= 1 << 16 { Self::U16 } else { Self::U32 }
+    }
+
+    pub(crate) const fn bytes(self) -> usize {
+        match self {
+            Self::U16 => 2,
+            Self::U32 => 4,
+            Self::U64 => 8,
+        }
+    }
+
+    /// Sends the tokens of `bytes` to `receive`. Numbers that do not fit become the largest.
+    fn read(self, bytes: &[u8], mut receive: impl FnMut(u32)) {
+        match self {
+            Self::U16 => bytes.as_chunks().0.iter().for_each(|token| receive(u16::from_le_bytes(*token).into())),
+            Self::U32 => bytes.as_chunks().0.iter().for_each(|token| receive(u32::from_le_bytes(*token))),
+            Self::U64 => {
+                let fit = |token| u32::try_from(u64::from_le_bytes(token)).unwrap_or(u32::MAX);
+                bytes.as_chunks().0.iter().for_each(|token| receive(fit(*token)));
+            }
+        }
+    }
+
+    /// Appends `tokens` to `bytes`.
+    pub(crate) fn write(self, tokens: &[u32], bytes: &mut Vec<u8>) {
+        match self {
+            // The vocabulary has no larger tokens.
+            Self::U16 => bytes.extend(tokens.iter().flat_map(|token| (*token as u16).to_le_bytes())),
+            Self::U32 => bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes())),
+            Self::U64 => bytes.extend(tokens.iter().flat_map(|token| u64::from(*token).to_le_bytes())),
+        }
+    }
+}
+
+impl From<TokenType> for TokenElement {
+    fn from(token_type: TokenType) -> Self {
+        match token_type {
+            TokenType::Uint16 => Self::U16,
+            TokenType::Uint32 => Self::U32,
+        }
+    }
+}
 
 /// Bytes that are memory-mapped or owned.
 pub(crate) enum TokenBytes {
@@ -45,15 +99,29 @@ impl Deref for TokenBytes {
 pub(crate) struct Segment {
     pub(crate) bytes: TokenBytes,
     pub(crate) header: usize,
+    pub(crate) element: TokenElement,
 }
 
 impl Segment {
+    /// Maps a token file.
+    fn open(path: &Path, token_type: TokenType) -> Result<Self, DataError> {
+        let read = |source| DataError::Read { path: path.to_owned(), source };
+        let file = millrace_roots::open(path).map_err(read)?;
+        let bytes = file.metadata().map_err(read)?.len();
+        let (header, element) = if is_npy(path) { npy_header(path)? } else { (0, token_type.into()) };
+        if !(bytes - header as u64).is_multiple_of(element.bytes() as u64) {
+            return Err(DataError::PartialToken { path: path.to_owned(), bytes, token_bytes: element.bytes() });
+        }
+        let bytes = if bytes == 0 { TokenBytes::Owned(Vec::new()) } else { TokenBytes::map(&file).map_err(read)? };
+        Ok(Self { bytes, header, element })
+    }
+
     fn payload(&self) -> &[u8] {
         self.bytes.get(self.header..).unwrap_or_default()
     }
 
     fn tokens(&self) -> u64 {
-        (self.payload().len() / TOKEN_BYTES) as u64
+        (self.payload().len() / self.element.bytes()) as u64
     }
 }
 
@@ -61,13 +129,13 @@ impl Segment {
 pub(crate) struct TokenStore {
     /// Each segment with the index of the first token after it, ascending.
     segments: Vec<(u64, Segment)>,
-    pub(crate) max_token: u16,
+    pub(crate) max_token: u32,
     /// Digest of the content: equal for equal streams.
     pub(crate) digest: [u8; 32],
 }
 
 impl TokenStore {
-    pub(crate) fn new(segments: Vec<Segment>, max_token: u16, digest: [u8; 32]) -> Self {
+    pub(crate) fn new(segments: Vec<Segment>, max_token: u32, digest: [u8; 32]) -> Self {
         let mut end = 0;
         let segments = segments
             .into_iter()
@@ -80,20 +148,19 @@ impl TokenStore {
     }
 
     /// Joins token files. Reads each once for its largest token and its digest.
-    pub(crate) fn open_files(paths: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Self, DataError> {
+    pub(crate) fn open_files(
+        paths: &[PathBuf],
+        token_type: TokenType,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, DataError> {
         let mut files = Vec::new();
         for path in paths {
-            let read = |source| DataError::Read { path: path.clone(), source };
-            let file = millrace_roots::open(path).map_err(read)?;
-            let bytes = file.metadata().map_err(read)?.len();
-            if bytes % TOKEN_BYTES as u64 != 0 {
-                return Err(DataError::OddLength { path: path.clone(), bytes });
-            }
-            if bytes > 0 {
-                files.push(Segment { bytes: TokenBytes::map(&file).map_err(read)?, header: 0 });
+            let file = Segment::open(path, token_type)?;
+            if file.tokens() > 0 {
+                files.push(file);
             }
         }
-        let total = files.iter().map(|f| f.bytes.len() as u64).sum();
+        let total = files.iter().map(|file| file.payload().len() as u64).sum();
         let Some(first) = paths.first().filter(|_| total == 0) else {
             return Ok(Self::scan(files, total, progress));
         };
@@ -106,9 +173,13 @@ impl TokenStore {
         let (mut max, mut done) = (0, 0);
         progress(0, total);
         for segment in &segments {
+            if segment.element != TokenElement::U16 {
+                // Files of u16 have no mark, so that their digests stay what they were.
+                hasher.update(b"elements of bytes").update(&[segment.element.bytes() as u8]);
+            }
             for block in segment.payload().chunks(BLOCK) {
                 hasher.update(block);
-                max = block.chunks_exact(TOKEN_BYTES).map(token).fold(max, u16::max);
+                segment.element.read(block, |token| max = token.max(max));
                 done += block.len() as u64;
                 progress(done, total);
             }
@@ -127,21 +198,20 @@ impl TokenStore {
         while !out.is_empty() {
             let (end, segment) = &self.segments[index];
             let skip = (at - (end - segment.tokens())) as usize;
-            let payload = &segment.payload()[skip * TOKEN_BYTES..];
-            let take = out.len().min(payload.len() / TOKEN_BYTES);
+            let size = segment.element.bytes();
+            let payload = &segment.payload()[skip * size..];
+            let take = out.len().min(payload.len() / size);
             let (now, later) = out.split_at_mut(take);
-            for (slot, bytes) in now.iter_mut().zip(payload.chunks_exact(TOKEN_BYTES)) {
-                *slot = i32::from(token(bytes));
-            }
+            let mut slots = now.iter_mut();
+            // A token beyond i32 is beyond every vocabulary, which is checked when a source is opened.
+            segment.element.read(&payload[..take * size], |token| {
+                slots.next().into_iter().for_each(|slot| *slot = i32::try_from(token).unwrap_or(i32::MAX));
+            });
             at += take as u64;
             out = later;
             index += 1;
         }
     }
-}
-
-fn token(bytes: &[u8]) -> u16 {
-    u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
 #[cfg(test)]
@@ -160,14 +230,30 @@ mod tests {
             paths.push(path);
         }
         let mut seen = (0, 0);
-        let store = TokenStore::open_files(&paths, &mut |done, total| seen = (done, total)).unwrap();
+        let store = TokenStore::open_files(&paths, TokenType::Uint16, &mut |done, total| seen = (done, total)).unwrap();
         assert_eq!(seen, (2000, 2000));
-        assert_eq!((store.len(), store.max_token), (1000, *tokens.iter().max().unwrap()));
+        assert_eq!((store.len(), store.max_token), (1000, u32::from(*tokens.iter().max().unwrap())));
         for (at, len) in [(0, 1000), (399, 3), (400, 1), (401, 2), (999, 1), (398, 100)] {
             let mut out = vec![-1; len];
             store.copy(at as u64, &mut out);
             let expected: Vec<i32> = tokens[at..at + len].iter().map(|&t| i32::from(t)).collect();
             assert_eq!(out, expected, "{len} tokens from {at}");
         }
+    }
+
+    #[test]
+    fn elements_keep_every_token_that_fits() {
+        let tokens = [0, 7, 65_535, 65_536, 128_255, i32::MAX as u32];
+        for element in [TokenElement::U32, TokenElement::U64] {
+            let (mut bytes, mut read) = (Vec::new(), Vec::new());
+            element.write(&tokens, &mut bytes);
+            element.read(&bytes, |token| read.push(token));
+            assert_eq!((bytes.len(), read.as_slice()), (tokens.len() * element.bytes(), tokens.as_slice()));
+        }
+        let mut negative = Vec::new();
+        TokenElement::U64.read(&(-1i64).to_le_bytes(), |token| negative.push(token));
+        assert_eq!(negative, [u32::MAX]);
+        assert_eq!(TokenElement::for_vocabulary(65_536), TokenElement::U16);
+        assert_eq!(TokenElement::for_vocabulary(65_537), TokenElement::U32);
     }
 }

@@ -4,7 +4,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use millrace_data::{CacheOutcome, DataError, Dataset, SourceKind, SourceSpec, SplitPart, Tokenizer, write_samples};
+use millrace_data::{
+    CacheOutcome, DataError, Dataset, SourceKind, SourceSpec, SplitPart, TextFiles, TokenType, TokenizerName,
+    write_samples,
+};
 
 const T: usize = 8;
 
@@ -16,7 +19,7 @@ fn spec(dir: &Path, paths: &[&str]) -> SourceSpec {
         shuffle: true,
         shuffle_seed: 1,
         cache_dir: Some(dir.join("cache")),
-        ..SourceSpec::new(SourceKind::Text { paths, tokenizer: Tokenizer::Bytes }, T)
+        ..SourceSpec::new(SourceKind::Text(TextFiles::new(paths, TokenizerName::Bytes)), T)
     }
 }
 
@@ -36,7 +39,7 @@ fn token_file(dir: &Path) -> SourceSpec {
         std::iter::successors(Some(1u64), |t| Some(t * 17 % 65_521)).take(1003).map(|t| t as u16).collect();
     std::fs::write(dir.join("a.bin"), tokens.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>()).unwrap();
     let paths = vec![format!("{}/a.bin", dir.display())];
-    SourceSpec { kind: SourceKind::Tokens { paths }, ..spec(dir, &[]) }
+    SourceSpec { kind: SourceKind::Tokens { paths, token_type: TokenType::Uint16 }, ..spec(dir, &[]) }
 }
 
 #[test]
@@ -157,16 +160,19 @@ fn bad_input_is_refused_in_a_sentence_with_a_hint() {
     let text = |paths: &[&str]| spec(dir.path(), paths);
     let tokens = |name: &str| {
         let paths = vec![format!("{}/{name}", dir.path().display())];
-        SourceSpec { kind: SourceKind::Tokens { paths }, ..text(&[]) }
+        SourceSpec { kind: SourceKind::Tokens { paths, token_type: TokenType::Uint16 }, ..text(&[]) }
     };
     let relative = |path: &str| {
         let paths = vec![path.to_owned()];
-        SourceSpec { kind: SourceKind::Text { paths, tokenizer: Tokenizer::Bytes }, ..text(&[]) }
+        SourceSpec { kind: SourceKind::Text(TextFiles::new(paths, TokenizerName::Bytes)), ..text(&[]) }
     };
     let synthetic = |vocab_size| SourceSpec { kind: SourceKind::Synthetic { vocab_size, seed: 0 }, ..text(&[]) };
     let fine = text(&["fine.txt"]);
     let cwd = std::env::current_dir().unwrap().display().to_string();
-    let null = SourceSpec { kind: SourceKind::Tokens { paths: vec!["/dev/null".into()] }, ..text(&[]) };
+    let null = SourceSpec {
+        kind: SourceKind::Tokens { paths: vec!["/dev/null".into()], token_type: TokenType::Uint16 },
+        ..text(&[])
+    };
     let all_of = |name| SourceSpec { validation_fraction: 0.0, ..text(&[name]) };
     let validation = |validation_fraction, spec: SourceSpec| SourceSpec {
         split: SplitPart::Validation,
@@ -192,7 +198,7 @@ fn bad_input_is_refused_in_a_sentence_with_a_hint() {
         (validation(0.05, fine.clone()), "validation split has 5 tokens"),
         (validation(0.0, synthetic(9)), "validation split has 0 tokens"),
         (text(&["latin1.txt"]), "latin1.txt is not valid UTF-8 at byte 3"),
-        (tokens("odd.bin"), "odd.bin|odd length of 3 bytes"),
+        (tokens("odd.bin"), "odd.bin|has 3 bytes, but a token takes 2"),
         (SourceSpec { seq_len: 0, ..fine.clone() }, "sequence length of 0"),
         (SourceSpec { validation_fraction: f64::NAN, ..fine.clone() }, "fraction NaN"),
         (SourceSpec { validation_fraction: 1.5, ..fine.clone() }, "fraction 1.5"),

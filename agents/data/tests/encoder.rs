@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use millrace_data::{
-    CsvRows, DataError, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind, SourceSpec, Tokenizer,
+    CsvRows, DataError, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind, SourceSpec, TextFiles,
+    TokenizerName,
 };
 
 const VOCABULARY: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nin\nthe\nbegin\n##ning\nwas\nword\n";
@@ -159,7 +160,7 @@ fn windows_of_a_text_have_special_tokens_and_random_halves() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("text.txt");
     std::fs::write(&path, "abcdefghi".repeat(20)).unwrap();
-    let kind = SourceKind::Text { paths: vec![path.display().to_string()], tokenizer: Tokenizer::Bytes };
+    let kind = SourceKind::Text(TextFiles::new(vec![path.display().to_string()], TokenizerName::Bytes));
     let encoder = EncoderSamples { vocab_size: 260, ..samples(PRETRAINING, masking(false)) };
     let source = SourceSpec { cache_dir: Some(dir.path().join("cache")), ..spec(kind, encoder) };
     let dataset = open(&source).unwrap();

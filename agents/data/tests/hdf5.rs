@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use millrace_data::{
-    DataError, Dataset, Hdf5Problem, MixturePart, SampleProblem, SourceKind, SourceSpec, SplitPart, inspect,
+    DataError, Dataset, Hdf5Problem, MixturePart, SampleProblem, SourceKind, SourceSpec, SplitPart, TokenType, inspect,
     stored_sample_length, write_hdf5,
 };
 
@@ -60,7 +60,11 @@ fn both_formats_have_the_samples_of_a_token_file() {
     std::fs::write(dir.path().join("stream.bin"), bytes).unwrap();
     let paths = vec![dir.path().join("stream.bin").display().to_string()];
     for shuffle in [false, true] {
-        let tokens = open(&SourceSpec { kind: SourceKind::Tokens { paths: paths.clone() }, shuffle, ..fixtures(&[]) });
+        let tokens = open(&SourceSpec {
+            kind: SourceKind::Tokens { paths: paths.clone(), token_type: TokenType::Uint16 },
+            shuffle,
+            ..fixtures(&[])
+        });
         for format in ["samples", "corpus"] {
             let found = SourceSpec { shuffle, ..fixtures(&[format]) };
             let dataset = open(&found);
@@ -68,7 +72,7 @@ fn both_formats_have_the_samples_of_a_token_file() {
             for n in [0, 1, 19, 20, 21, 61, 62, 63, 1000, 1 << 40] {
                 assert_eq!(sample(&dataset, n), sample(&tokens, n), "{format}, sample {n}");
             }
-            assert_eq!(inspect(&found).and_then(|summary| summary.samples(&found)).unwrap(), Some(62));
+            assert_eq!(inspect(&found).and_then(|summary| summary.epoch_samples(&found)).unwrap(), Some(62));
         }
     }
     for w in [0, 20, 61] {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use millrace_data::{CacheOutcome, Dataset, SourceKind, SourceSpec, Tokenizer};
+use millrace_data::{CacheOutcome, Dataset, SourceKind, SourceSpec, TextFiles, TokenizerName};
 
 /// Environment variable of a child process: the directory with the text.
 const CHILD: &str = "MILLRACE_DATA_TEST_CHILD";
@@ -46,7 +46,7 @@ fn report(dir: &Path) {
     let spec = SourceSpec {
         cache_dir: Some(dir.join("cache")),
         ..SourceSpec::new(
-            SourceKind::Text { paths: vec![dir.join("text").display().to_string()], tokenizer: Tokenizer::Gpt2 },
+            SourceKind::Text(TextFiles::new(vec![dir.join("text").display().to_string()], TokenizerName::Gpt2)),
             64,
         )
     };

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use millrace_data::{
-    DataError, Dataset, LineFiles, LineRows, Seq2SeqSamples, SourceKind, SourceSpec, Tokenizer, inspect,
+    DataError, Dataset, LineFiles, LineRows, Seq2SeqSamples, SourceKind, SourceSpec, TextFiles, TokenizerName, inspect,
 };
 
 const NO_LABEL: i32 = -100;
@@ -35,7 +35,7 @@ fn sample(dataset: &Dataset, n: u64) -> [Vec<i32>; 5] {
 
 fn error(spec: &SourceSpec) -> String {
     let opened = Dataset::open(spec, |_, _| {}).err().map(|error: DataError| error.to_string());
-    let inspected = inspect(spec).and_then(|found| found.samples(spec)).err().map(|error| error.to_string());
+    let inspected = inspect(spec).and_then(|found| found.epoch_samples(spec)).err().map(|error| error.to_string());
     assert!(inspected.is_none() || inspected == opened, "{inspected:?}");
     opened.unwrap()
 }
@@ -45,10 +45,10 @@ fn windows_of_text_have_spans_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let text = "In the beginning God created the heaven and the earth. ".repeat(20);
     let paths = vec![write(dir.path(), "a.txt", &text)];
-    let kind = SourceKind::Text { paths, tokenizer: Tokenizer::Bytes };
+    let kind = SourceKind::Text(TextFiles::new(paths, TokenizerName::Bytes));
     let spec = spec(kind.clone(), [32, 12], 280);
     let dataset = Dataset::open(&spec, |_, _| {}).unwrap();
-    assert_eq!(inspect(&spec).unwrap().samples(&spec).unwrap(), Some(dataset.windows()));
+    assert_eq!(inspect(&spec).unwrap().epoch_samples(&spec).unwrap(), Some(dataset.windows()));
     let length = (text.len() - 1) / dataset.windows() as usize;
     for n in 0..dataset.windows() {
         let [inputs, mask, decoder, decoder_mask, labels] = sample(&dataset, n);
@@ -91,7 +91,7 @@ fn lines_have_spans_replaced() {
     let spec = spec(lines(vec![text, words.clone()], LineRows::Spans, 0, 1), [4, 4], 12);
     let dataset = Dataset::open(&spec, |_, _| {}).unwrap();
     // A sample has up to three words.
-    assert_eq!((dataset.windows(), inspect(&spec).unwrap().hdf5_samples), (5, Some(5)));
+    assert_eq!((dataset.windows(), inspect(&spec).unwrap().samples), (5, Some(5)));
     let [inputs, mask, decoder, decoder_mask, labels] = sample(&dataset, 0);
     assert_eq!((inputs, mask), (vec![3, 4, 11, 1], vec![1; 4]));
     assert_eq!((decoder, decoder_mask, labels), (vec![0, 11, 5, 0], vec![1, 1, 1, 0], vec![11, 5, 1, NO_LABEL]));

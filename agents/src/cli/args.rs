@@ -96,8 +96,8 @@ pub struct GenerateArgs {
     /// Token ids to continue, separated by commas; the output is then token ids, too
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "prompt")]
     pub prompt_tokens: Vec<u32>,
-    /// Tokenizer, if the checkpoint's training data were not text: gpt2 or bytes
-    #[arg(long, value_name = "NAME", value_parser = ["gpt2", "bytes"])]
+    /// Tokenizer, if not that of the training data: gpt2, bytes or a file tokenizer.json
+    #[arg(long, value_name = "NAME")]
     pub tokenizer: Option<String>,
     /// Maximum number of tokens to generate
     #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
@@ -195,6 +195,9 @@ pub enum CheckpointCommand {
         to: String,
         /// Directory to write
         out: PathBuf,
+        /// Tokenizer, if not that of the training data: gpt2, bytes or a file tokenizer.json
+        #[arg(long, value_name = "NAME")]
+        tokenizer: Option<String>,
     },
     /// Read a model into model_dir as its checkpoint_0, to train it further
     Import {

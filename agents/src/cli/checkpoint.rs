@@ -2,20 +2,23 @@
 
 use std::path::Path;
 
-use millrace_checkpoint::hf::export_hf;
+use millrace_checkpoint::hf::{ExportedTokenizer, export_hf};
 use millrace_checkpoint::{Checkpoint, verify};
+use millrace_params::JobSpec;
 
 use super::args::CheckpointCommand;
 use super::error::CliError;
 use super::import::import;
+use crate::checkpoint_tokenizer;
 use crate::error::AgentError;
+use crate::input::data_failure;
 use crate::launch::Exit;
 
 pub fn run(command: &CheckpointCommand) -> Result<Exit, CliError> {
     match command {
         CheckpointCommand::Info { dir, json } => info(dir, *json),
         CheckpointCommand::Verify { dir } => verify_all(dir),
-        CheckpointCommand::Export { dir, to: _, out } => export(dir, out),
+        CheckpointCommand::Export { dir, to: _, out, tokenizer } => export(dir, out, tokenizer.as_deref()),
         CheckpointCommand::Import { dir, from: _, model_dir, params, machine } => {
             import(dir, model_dir.clone(), params, machine)
         }
@@ -54,8 +57,10 @@ fn verify_all(dir: &Path) -> Result<Exit, CliError> {
     }
 }
 
-fn export(dir: &Path, out: &Path) -> Result<Exit, CliError> {
-    let exported = export_hf(&Checkpoint::open(dir)?, out)?;
+fn export(dir: &Path, out: &Path, tokenizer: Option<&str>) -> Result<Exit, CliError> {
+    let checkpoint = Checkpoint::open(dir)?;
+    let tokenizer = exported_tokenizer(&checkpoint, tokenizer)?;
+    let exported = export_hf(&checkpoint, out, tokenizer.as_ref())?;
     super::print_line(format_args!(
         "Wrote {} tensors, {} bytes, to {}",
         exported.tensors,
@@ -63,4 +68,20 @@ fn export(dir: &Path, out: &Path) -> Result<Exit, CliError> {
         exported.path.display()
     ));
     Ok(Exit::Success)
+}
+
+/// Returns the tokenizer that is named, or that of the training data of a checkpoint; `None` if there is none.
+fn exported_tokenizer(checkpoint: &Checkpoint, named: Option<&str>) -> Result<Option<ExportedTokenizer>, CliError> {
+    if let Some(name) = named {
+        let tokenizer = checkpoint_tokenizer::open_named(name).map_err(data_failure)?;
+        return Ok(Some(checkpoint_tokenizer::exported(&tokenizer).map_err(data_failure)?));
+    }
+    let job = JobSpec::from_json(checkpoint.job()).map_err(|error| {
+        AgentError::local(error).context(format!("can't read the job of {}", checkpoint.path().display()))
+    })?;
+    let found = checkpoint_tokenizer::export(&job, checkpoint.path()).map_err(data_failure)?;
+    if found.is_none() && job.train_input.tokenizer_file().is_some() {
+        eprintln!("The tokenizer of the training data is missing beside the checkpoint; --tokenizer FILE adds it.");
+    }
+    Ok(found)
 }

@@ -12,17 +12,19 @@ use std::path::Path;
 use std::time::Instant;
 
 use millrace_checkpoint::{Checkpoint, MANIFEST_FILE, Section, VerificationLevel, newest_complete};
-use millrace_data::Tokenizer;
+use millrace_data::{DataError, TextDecoder, Tokenizer};
 use millrace_emulator::inference::{
     InferenceError, InferenceModel, InferenceOptions, InferenceStartError, Sampler, SamplingOptions,
 };
 use millrace_emulator::kernels::Simd;
-use millrace_params::{DataSource, JobSpec, TokenizerName};
+use millrace_params::JobSpec;
 
 use super::args::GenerateArgs;
 use super::error::CliError;
+use crate::checkpoint_tokenizer;
 use crate::error::AgentError;
 use crate::host;
+use crate::input::data_failure;
 use crate::launch::Exit;
 
 /// Writes the continuation of the prompt to standard output.
@@ -38,8 +40,8 @@ pub fn run(flags: &GenerateArgs) -> Result<Exit, CliError> {
     })?;
     // What the model can't do is reported before what the prompt lacks.
     let model = load(&checkpoint, &job, flags)?;
-    let prompt = Prompt::new(flags, &job)?;
-    let mut text = TextWriter { tokenizer: prompt.tokenizer, out: io::stdout().lock(), pending: Vec::new() };
+    let prompt = Prompt::new(flags, &job, checkpoint.path())?;
+    let mut text = TextWriter::new(&prompt, io::stdout().lock());
     match generate(model, sampler, &prompt, flags, &mut text) {
         // The reader has closed standard output (`| head`), and needs no more.
         Err(GenerateError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Success),
@@ -73,28 +75,33 @@ struct Prompt {
 }
 
 impl Prompt {
-    fn new(flags: &GenerateArgs, job: &JobSpec) -> Result<Self, CliError> {
+    fn new(flags: &GenerateArgs, job: &JobSpec, checkpoint: &Path) -> Result<Self, CliError> {
         if !flags.prompt_tokens.is_empty() {
             return Ok(Self { tokenizer: None, tokens: flags.prompt_tokens.clone() });
         }
-        let trained_with = match &job.train_input.source {
-            DataSource::Text { tokenizer, .. } => Some(*tokenizer),
-            _ => None,
+        let tokenizer = match &flags.tokenizer {
+            Some(name) => checkpoint_tokenizer::open_named(name).map(Some),
+            None => checkpoint_tokenizer::open(job, checkpoint),
         };
-        let tokenizer = match (flags.tokenizer.as_deref(), trained_with) {
-            (Some("bytes"), _) | (None, Some(TokenizerName::Bytes)) => Tokenizer::Bytes,
-            (Some(_), _) | (None, Some(TokenizerName::Gpt2)) => Tokenizer::Gpt2,
-            (None, None) => {
-                let error = CliError::bad_input("the checkpoint was trained on tokens, and has no tokenizer");
-                return Err(error.hint("name it with --tokenizer, or give the tokens with --prompt_tokens"));
-            }
-        };
-        let mut tokens: Vec<u32> = tokenizer.encode(&flags.prompt).into_iter().map(u32::from).collect();
+        let tokenizer = tokenizer.map_err(tokenizer_failure)?.ok_or_else(|| {
+            let error = CliError::bad_input("the checkpoint was trained on tokens, and has no tokenizer");
+            error.hint("name it with --tokenizer, or give the tokens with --prompt_tokens")
+        })?;
+        let mut tokens = tokenizer.encode(&flags.prompt).map_err(data_failure)?;
         if tokens.is_empty() {
             // What precedes the first token of a document.
-            tokens.push(u32::from(tokenizer.separator()));
+            tokens.push(tokenizer.separator());
         }
         Ok(Self { tokenizer: Some(tokenizer), tokens })
+    }
+}
+
+/// Converts an error of the tokenizer of a checkpoint.
+fn tokenizer_failure(error: DataError) -> AgentError {
+    match error {
+        DataError::NotFound { path, .. } => AgentError::bad_input(format!("there is no tokenizer {}", path.display()))
+            .hint("name gpt2, bytes or the file tokenizer.json of the training data with --tokenizer"),
+        error => data_failure(error),
     }
 }
 
@@ -138,7 +145,7 @@ fn generate(
     mut sampler: Sampler,
     prompt: &Prompt,
     flags: &GenerateArgs,
-    text: &mut TextWriter<impl Write>,
+    text: &mut TextWriter<'_, impl Write>,
 ) -> Result<(), GenerateError> {
     let failed = |error: CliError| GenerateError::Failed(error);
     let positions = model.positions();
@@ -147,7 +154,7 @@ fn generate(
         text.out.write_all(flags.prompt.as_bytes())?;
         text.out.flush()?;
     }
-    let end = prompt.tokenizer.map(|tokenizer| u32::from(tokenizer.separator())).filter(|_| !flags.ignore_end);
+    let end = prompt.tokenizer.as_ref().map(Tokenizer::separator).filter(|_| !flags.ignore_end);
     let (start, first) = (Instant::now(), prompt.tokens.len() as u64);
     let mut count = 0;
     while count < flags.max_tokens {
@@ -179,73 +186,31 @@ fn prompt_error(error: InferenceError) -> CliError {
 }
 
 /// Writes tokens as text, each as soon as its characters are complete.
-struct TextWriter<W> {
-    tokenizer: Option<Tokenizer>,
+struct TextWriter<'a, W> {
+    /// `None` if tokens are written as numbers.
+    decoder: Option<TextDecoder<'a>>,
     out: W,
-    /// Bytes of a character that is not complete.
-    pending: Vec<u8>,
 }
 
-impl<W: Write> TextWriter<W> {
-    fn write(&mut self, token: u32) -> io::Result<()> {
-        let Some(tokenizer) = self.tokenizer else {
-            write!(self.out, "{token} ")?;
-            return self.out.flush();
-        };
-        // Tokens of a padded vocabulary have no text.
-        if let Ok(token) = u16::try_from(token) {
-            self.pending.extend(tokenizer.decode(&[token]));
-        }
-        self.write_complete()
+impl<'a, W: Write> TextWriter<'a, W> {
+    fn new(prompt: &'a Prompt, out: W) -> Self {
+        let decoder = prompt.tokenizer.as_ref().map(|tokenizer| TextDecoder::new(tokenizer, &prompt.tokens));
+        Self { decoder, out }
     }
 
-    /// Writes pending bytes up to a character that may continue. Bytes that are not UTF-8 become U+FFFD.
-    fn write_complete(&mut self) -> io::Result<()> {
-        while !self.pending.is_empty() {
-            let (valid, invalid) = match std::str::from_utf8(&self.pending) {
-                Ok(text) => (text.len(), Some(0)),
-                Err(error) => (error.valid_up_to(), error.error_len()),
-            };
-            self.out.write_all(&self.pending[..valid])?;
-            self.pending.drain(..valid);
-            match invalid {
-                None => break,
-                Some(0) => {}
-                Some(length) => {
-                    self.pending.drain(..length);
-                    self.out.write_all("\u{fffd}".as_bytes())?;
-                }
-            }
+    fn write(&mut self, token: u32) -> io::Result<()> {
+        match &mut self.decoder {
+            Some(decoder) => self.out.write_all(decoder.push(token).as_bytes())?,
+            None => write!(self.out, "{token} ")?,
         }
         self.out.flush()
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        if !self.pending.is_empty() {
-            self.out.write_all("\u{fffd}".as_bytes())?;
+        if let Some(decoder) = self.decoder.take() {
+            self.out.write_all(decoder.finish().as_bytes())?;
         }
         writeln!(self.out)?;
         self.out.flush()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn characters_are_written_when_they_are_complete() {
-        let mut text = TextWriter { tokenizer: Some(Tokenizer::Bytes), out: Vec::new(), pending: Vec::new() };
-        let mut written = Vec::new();
-        for byte in b"a\xc3\xa9\xff\xe2\x82b\xe2" {
-            text.write(u32::from(*byte)).unwrap();
-            written.push(String::from_utf8(text.out.clone()).unwrap());
-        }
-        let expected =
-            ["a", "a", "aé", "aé\u{fffd}", "aé\u{fffd}", "aé\u{fffd}", "aé\u{fffd}\u{fffd}b", "aé\u{fffd}\u{fffd}b"];
-        assert_eq!(written, expected);
-        text.write(70_000).unwrap();
-        text.finish().unwrap();
-        assert_eq!(String::from_utf8(text.out).unwrap(), "aé\u{fffd}\u{fffd}b\u{fffd}\n");
     }
 }

@@ -14,12 +14,15 @@ use std::sync::Arc;
 
 use millrace_checkpoint::hf::{Choices, import_hf, params_text};
 use millrace_checkpoint::{CheckpointMetadata, Error, LockRequest, ModelDirLock, list};
-use millrace_params::{FlagOverrides, Params};
+use millrace_data::{TOKENIZER_FILE, Tokenizer};
+use millrace_params::{FlagOverrides, Params, TokenizerName};
+use millrace_telemetry::atomic_file;
 
 use super::args::{ImportParams, JobArgs, MachineFlags};
 use super::error::CliError;
 use super::job::{PreparedJob, prepare, read_params};
 use crate::error::AgentError;
+use crate::input::data_failure;
 use crate::launch::Exit;
 
 /// The model_dir in params that the import writes, unless a flag names another.
@@ -95,16 +98,25 @@ fn import_weights(dir: &Path, prepared: &PreparedJob, mismatch_hint: &str) -> Re
     let existed = model_dir.exists();
     let lock = ModelDirLock::acquire(model_dir, &LockRequest::local()).map_err(Error::from)?;
     let lock = Arc::new(lock);
-    let imported = import_hf(dir, &lock, &prepared.plan, facts(prepared)?);
+    let imported = import_hf(dir, &lock, &prepared.plan, facts(prepared)?).map_err(|error| match error {
+        Error::ModelMismatch { .. } => CliError::from(error).hint(mismatch_hint),
+        _ => error.into(),
+    });
+    let imported = imported.and_then(|imported| copy_tokenizer(prepared, model_dir).map(|()| imported));
     if imported.is_err() && !existed {
         drop(lock);
         // Restores the state before the import: the failed import has created a directory without a checkpoint.
         let _ = std::fs::remove_dir_all(model_dir);
     }
-    imported.map_err(|error| match error {
-        Error::ModelMismatch { .. } => CliError::from(error).hint(mismatch_hint),
-        _ => error.into(),
-    })
+    imported
+}
+
+/// Copies the file of the tokenizer, if the params name one, as a run does: `generate` looks for it there.
+fn copy_tokenizer(prepared: &PreparedJob, model_dir: &Path) -> Result<(), CliError> {
+    let Some(file) = prepared.resolved.job.train_input.tokenizer_file() else { return Ok(()) };
+    let tokenizer = Tokenizer::open(TokenizerName::File, Some(Path::new(file))).map_err(data_failure)?;
+    let content = tokenizer.to_json().map_err(data_failure)?;
+    atomic_file::write(&model_dir.join(TOKENIZER_FILE), &content).map_err(|error| AgentError::local(error).into())
 }
 
 /// Returns the facts of a manifest for weights that were not trained here.

@@ -37,6 +37,34 @@ fn generated_text_depends_on_seed_but_not_on_threads() {
 }
 
 #[test]
+fn tokenizer_file_is_kept_with_the_trained_model() {
+    let place = TestDir::new();
+    let tokenizer = include_bytes!("../../data/tests/fixtures/tokenizers/llama3.json");
+    place.write("llama.json", tokenizer);
+    place.write("own.jsonl", "{\"body\": \"In the beginning was the word.\"}\n".repeat(40));
+    let text = "data_processor: GptTextDataProcessor\n    tokenizer_file: llama.json\n    text_key: body\n    \
+                data_files: own.jsonl";
+    place.params(
+        "text.yaml",
+        &[("data_processor: SyntheticDataProcessor", text), ("    vocab_size: 64\n", "    vocab_size: 400\n")],
+    );
+    place.succeed("train -p text.yaml -o m");
+    std::fs::remove_file(place.path("llama.json")).unwrap();
+    assert_eq!(std::fs::read(place.path("m/tokenizer.json")).unwrap(), tokenizer);
+
+    let text = place.succeed("generate -c m --prompt In -n 5").stdout;
+    assert!(text.starts_with("In") && text.len() > 4, "{text:?}");
+    place.succeed("checkpoint export m/checkpoint_6 --to hf exported");
+    assert_eq!(std::fs::read(place.path("exported/tokenizer.json")).unwrap(), tokenizer);
+
+    std::fs::remove_file(place.path("m/tokenizer.json")).unwrap();
+    let ended = place.run("generate -c m --prompt In");
+    assert!(ended.code() == 2 && ended.stderr.contains("there is no tokenizer m/tokenizer.json"), "{}", ended.stderr);
+    let without = place.succeed("checkpoint export m/checkpoint_6 --to hf weights");
+    assert!(without.stderr.contains("--tokenizer FILE adds it") && !place.path("weights/tokenizer.json").exists());
+}
+
+#[test]
 fn wrong_requests_are_one_sentence_with_a_hint() {
     let place = trained();
     place.succeed("train -p params.yaml -o numbers --max_steps 1");

@@ -77,6 +77,25 @@ def test_large_or_binary_files_are_not_uploaded(
     assert "texts is not uploaded (a directory" in caplog.text
 
 
+def test_vocabularies_and_tokenizers_are_uploaded_by_their_names(
+    server: Server, appliance: Appliance, tmp_path: Path
+) -> None:
+    for name in ("a.txt", "b.txt", "source.txt", "words.txt", "tokenizer.json", "classes.json", "[ab].txt"):
+        (tmp_path / name).write_text(name)
+    train = {"data_files": "a.txt", "src_data_dir": "source.txt", "tokenizer_file": "tokenizer.json"}
+    model = {"vocab_file": "words.txt", "label_vocab_file": "classes.json"}
+    files = ["a.txt", "source.txt", "tokenizer.json", "words.txt", "classes.json"]
+    phase = {"init": {"model": model}, "fit": {"train_dataloader": train}}
+    classic = {"train_input": train, "model": model}
+    for params in (classic, {"trainer": phase}, {"trainer": [{"trainer": phase}]}):
+        sent = submitted(server, appliance, params)
+        assert sent["files"] == {name: name.encode() for name in files}
+    # A name of one file is not a pattern.
+    train = {"vocab_file": "?.txt", "tokenizer_file": "[ab].txt"}
+    sent = submitted(server, appliance, {"train_input": train})
+    assert list(sent["files"]) == ["[ab].txt"]
+
+
 def test_params_with_tabs_still_upload_files(
     server: Server, appliance: Appliance, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

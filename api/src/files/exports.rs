@@ -18,9 +18,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
+use millrace_agents::checkpoint_tokenizer;
 use millrace_checkpoint::{Checkpoint, MANIFEST_FILE, hf};
 use millrace_control::WorkerPool;
-use millrace_params::ObjectName;
+use millrace_params::{JobSpec, ObjectName};
 
 use super::errors::{checkpoint_unreadable, file_not_found, io_error};
 use crate::error::{ApiError, ErrorReason, Result};
@@ -132,13 +133,22 @@ impl ExportCache {
         evict_until_free(root, max_bytes - needed, None).map_err(io_error)?;
         let making = root.join(format!(".{}", uuid::Uuid::new_v4()));
         millrace_roots::create_dir_all(&self.dir).map_err(io_error)?;
-        let exported = hf::export_hf(&checkpoint, &making).map_err(|error| checkpoint_unreadable(&error));
+        let tokenizer = tokenizer_of(&checkpoint)?;
+        let exported = hf::export_hf(&checkpoint, &making, tokenizer.as_ref());
+        let exported = exported.map_err(|error| checkpoint_unreadable(&error));
         let renamed = exported.and_then(|_| millrace_roots::rename(&making, &out).map_err(io_error));
         let _ = millrace_roots::remove_dir_all(&making);
         renamed?;
         evict_until_free(root, *max_bytes, Some(&out)).map_err(io_error)?;
         Ok(out)
     }
+}
+
+/// Returns the tokenizer of the training data of a checkpoint, if it has one.
+fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Option<hf::ExportedTokenizer>> {
+    let job = JobSpec::from_json(checkpoint.job()).map_err(|error| ApiError::internal("read a checkpoint", error))?;
+    checkpoint_tokenizer::export(&job, checkpoint.path())
+        .map_err(|error| ApiError::new(ErrorReason::Gone, format!("the checkpoint can't be exported: {error}")))
 }
 
 /// A request that waits for an export or runs one.

@@ -7,8 +7,14 @@ use std::path::Path;
 use millrace_telemetry::{journal, metrics_log, performance};
 
 /// Files in the model_dir itself, without those of TensorBoard.
-const ARTIFACT_FILES: [&str; 5] =
-    [metrics_log::METRICS_FILE, performance::PERFORMANCE_FILE, "params.yaml", "job.json", "attempts.json"];
+const ARTIFACT_FILES: [&str; 6] = [
+    metrics_log::METRICS_FILE,
+    performance::PERFORMANCE_FILE,
+    "params.yaml",
+    "job.json",
+    "attempts.json",
+    "tokenizer.json",
+];
 /// Prefix of a directory of logs in `logs/` and of a file of the journal.
 const ATTEMPT_PREFIX: &str = "attempt-";
 /// Prefix of TensorBoard's files, and their maximum depth: they are in `summary_dir`, a directory in model_dir.
@@ -66,6 +72,7 @@ mod tests {
             "performance.json",
             "params.yaml",
             "job.json",
+            "tokenizer.json",
             "journal/attempt-1.jsonl",
             "logs/attempt-1/cs2-0.log",
             "events.out.tfevents.1.host.2.3",

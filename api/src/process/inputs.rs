@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use glob::Pattern;
 use millrace_agents::dataset_epoch::DatasetEpoch;
-use millrace_agents::input::{DataError, DataSummary, source_spec, survey_source};
+use millrace_agents::input::{DataError, DataSummary, SourceKind, check_tokenizer, source_spec, survey_source};
 use millrace_crds::TrainJob;
-use millrace_params::{InputSpec, JobSpec, LabelName, ModelSpec};
+use millrace_params::{DataSource, InputSpec, JobSpec, LabelName, ModelSpec, TokenizerName};
 
 use super::directories::ServerDirectories;
 use super::path_error::PathError;
@@ -98,39 +98,34 @@ impl InputCheck<'_> {
         model: &ModelSpec,
         texts: Option<&UploadedFiles>,
     ) -> Result<Option<u64>, InputError> {
-        let (mut uploaded, mut located, mut first_upload) = (DataSummary::default(), Vec::new(), None);
-        for written in input.paths() {
+        let kind = source_spec(input, model).kind;
+        let mut found = LocatedPaths::default();
+        for (at, written) in input.paths().iter().enumerate() {
             let path = self.directories.locate(self.job, written)?;
-            match texts.and_then(|texts| self.uploaded_at(&path, texts)) {
-                Some(found) if found.is_empty() => {
+            let is_vocabulary = at >= input.paths().len() - input.vocabulary_paths();
+            match (texts.and_then(|texts| self.uploaded_at(&path, texts)), is_vocabulary) {
+                (Some(files), _) if files.is_empty() => {
                     return Err(InputError::NotUploaded { key: self.key, path: written.clone() });
                 }
-                Some(found) => {
-                    first_upload = first_upload.or(found.first().copied());
-                    // Empty files are not documents, as among files on disk.
-                    for file in found.iter().filter(|file| !file.content.is_empty()) {
-                        let (bytes, name) = (file.content.len() as u64, file.name.as_str());
-                        let has_json_lines =
-                            Path::new(name).extension().is_some_and(|e| e.eq_ignore_ascii_case("jsonl"));
-                        uploaded = uploaded.add(DataSummary { files: 1, bytes, hdf5_samples: None, has_json_lines });
-                    }
-                }
-                None => located.push((written.as_str(), path)),
+                (Some(files), false) => found.add_uploads(&kind, &files),
+                (Some(_), true) => found.has_uploaded_vocabulary = true,
+                (None, false) => found.data.push((written.clone(), path)),
+                (None, true) => found.vocabularies.push((written.clone(), path)),
             }
         }
-        if let Some(file) = first_upload.filter(|_| located.is_empty() && uploaded.bytes == 0) {
-            return Err(InputError::EmptyUpload { key: self.key, name: file.original_name().to_owned() });
+        if let Some(name) = found.first_upload.as_ref().filter(|_| found.data.is_empty() && found.uploaded.bytes == 0) {
+            return Err(InputError::EmptyUpload { key: self.key, name: name.clone() });
         }
-        let mut on_disk = input.clone();
-        if let Some(paths) = on_disk.paths_mut() {
-            *paths = located.iter().map(|(_, path)| path.display().to_string()).collect();
-        }
+        let Some(on_disk) = found.on_disk(input) else { return Ok(None) };
         let spec = source_spec(&on_disk, model);
-        let found = match located.is_empty() {
+        let checked = if found.has_uploaded_vocabulary { Ok(()) } else { check_tokenizer(&spec, model) };
+        let survey = checked.and_then(|()| match found.data.is_empty() {
             true => Ok(DataSummary::default()),
             false => survey_source(&spec),
-        };
-        found.and_then(|found| found.add(uploaded).samples(&spec)).map_err(|error| self.input_error(error, &located))
+        });
+        survey
+            .and_then(|on_disk| on_disk.add(found.uploaded).epoch_samples(&spec))
+            .map_err(|error| self.input_error(error, &found))
     }
 
     /// Returns the matching files among the uploads; `None` if `path` is not in their directory.
@@ -143,18 +138,61 @@ impl InputCheck<'_> {
     }
 
     /// Returns the error of an input, with the path as the user wrote it.
-    fn input_error(&self, error: DataError, located: &[(&str, PathBuf)]) -> InputError {
+    fn input_error(&self, error: DataError, found: &LocatedPaths) -> InputError {
         let missing = match &error {
             DataError::NotFound { path, .. } => Some(path.as_path()),
             DataError::NoMatch { pattern, .. } => Some(Path::new(pattern)),
             _ => None,
         };
-        let written = missing.and_then(|path| located.iter().find(|(_, location)| location == path));
+        let mut located = found.data.iter().chain(&found.vocabularies);
+        let written = missing.and_then(|path| located.find(|(_, location)| location == path));
         let Some((written, _)) = written else {
             return InputError::Data { key: self.key, error };
         };
         let location = self.directories.search_description(self.job, written);
-        InputError::NotFound { key: self.key, path: (*written).to_owned(), location }
+        InputError::NotFound { key: self.key, path: written.clone(), location }
+    }
+}
+
+/// The paths of an input, by where their files are.
+#[derive(Default)]
+struct LocatedPaths {
+    /// Paths of data on disk: as the user wrote them, and where they are.
+    data: Vec<(String, PathBuf)>,
+    /// Paths of vocabularies and tokenizers on disk.
+    vocabularies: Vec<(String, PathBuf)>,
+    /// Data among the uploads, which are not stored yet.
+    uploaded: DataSummary,
+    /// The user's name of the first of them.
+    first_upload: Option<String>,
+    has_uploaded_vocabulary: bool,
+}
+
+impl LocatedPaths {
+    fn add_uploads(&mut self, kind: &SourceKind, files: &[&UploadedFile]) {
+        let first = files.first().map(|file| file.original_name().to_owned());
+        self.first_upload = self.first_upload.take().or(first);
+        // Empty files are not documents, as among files on disk.
+        for file in files.iter().filter(|file| !file.content.is_empty()) {
+            let (bytes, name) = (file.content.len() as u64, Path::new(file.name.as_str()));
+            self.uploaded = self.uploaded.add(DataSummary::of_file(kind, name, bytes));
+        }
+    }
+
+    /// Returns the input of the files that are on disk; `None` if these can't be read without an uploaded vocabulary.
+    fn on_disk(&self, input: &InputSpec) -> Option<InputSpec> {
+        let mut on_disk = input.clone();
+        match &mut on_disk.source {
+            // Their tokens are not counted, so any tokenizer of unknown lengths will do.
+            DataSource::Text { tokenizer, .. } if self.has_uploaded_vocabulary => *tokenizer = TokenizerName::Gpt2,
+            _ if self.has_uploaded_vocabulary => return None,
+            _ => {}
+        }
+        if let Some(paths) = on_disk.paths_mut() {
+            let located = self.data.iter().chain(&self.vocabularies);
+            *paths = located.map(|(_, path)| path.display().to_string()).collect();
+        }
+        Some(on_disk)
     }
 }
 

@@ -14,6 +14,20 @@ use crate::submission::{UPLOADS_DIR, UploadedFile, UploadedFiles};
 const UPLOADS_VOLUME: &str = "texts";
 /// Limit on all uploads together, with their names: what a ConfigMap holds.
 pub const MAX_UPLOAD_BYTES: usize = 1 << 20;
+/// Keys of the params with paths of files, by section.
+const PATH_KEYS: [(&str, &[&str]); 3] =
+    [("train_input", INPUT_PATH_KEYS), ("eval_input", INPUT_PATH_KEYS), ("model", &["vocab_file", "label_vocab_file"])];
+const INPUT_PATH_KEYS: &[&str] = &[
+    "data_dir",
+    "data_files",
+    "src_data_dir",
+    "tgt_data_dir",
+    "tokenizer_file",
+    "vocab_file",
+    "src_vocab_file",
+    "tgt_vocab_file",
+    "label_vocab_file",
+];
 /// Limit on comparisons of a byte of a file's path with one of a glob: less than a second.
 const MAX_GLOB_COMPARISONS: usize = 1 << 25;
 
@@ -41,7 +55,7 @@ pub fn attach_uploads(
         let file: String = file.chars().map(clean).collect();
         // If several names match, the first one counts, so that a file is uploaded once.
         let Some((group, stands_for)) = named.match_file(&path) else {
-            return Err(fault("no data_dir of the params names this file: leave it out".to_owned()));
+            return Err(fault("the params do not name this file: leave it out".to_owned()));
         };
         // The number keeps the order of the files of one glob.
         let name = format!("{group}-{at:04}-{file}");
@@ -57,11 +71,9 @@ pub fn attach_uploads(
         texts.push(UploadedFile { name, content });
     }
     let renamed: HashMap<String, String> = renamed.into_iter().rev().collect();
-    for input in ["train_input", "eval_input"] {
-        for key in ["data_dir", "data_files"] {
-            if let Some(value) = params.get_mut(input).and_then(|input| input.get_mut(key)) {
-                rename(value, &renamed);
-            }
+    for (section, key) in path_keys() {
+        if let Some(value) = params.get_mut(section).and_then(|section| section.get_mut(key)) {
+            rename(value, &renamed);
         }
     }
     if !texts.is_empty() {
@@ -113,6 +125,11 @@ pub fn name_uploads(object: &mut Value, files: Vec<UploadedFile>) -> Result<Opti
     Ok(Some(UploadedFiles { config_map, files }))
 }
 
+/// Returns each key with paths of files, with its section.
+fn path_keys() -> impl Iterator<Item = (&'static str, &'static str)> {
+    PATH_KEYS.into_iter().flat_map(|(section, keys)| keys.iter().map(move |key| (section, *key)))
+}
+
 /// The data paths of the params, each once with its index.
 #[derive(Default)]
 struct DataPaths {
@@ -125,12 +142,10 @@ struct DataPaths {
 impl DataPaths {
     fn of(params: &Value) -> Self {
         let mut names = Self::default();
-        for input in ["train_input", "eval_input"] {
-            for key in ["data_dir", "data_files"] {
-                let value = &params[input][key];
-                let all = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-                all.iter().filter_map(Value::as_str).for_each(|name| names.add(name));
-            }
+        for (section, key) in path_keys() {
+            let value = &params[section][key];
+            let all = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+            all.iter().filter_map(Value::as_str).for_each(|name| names.add(name));
         }
         names
     }

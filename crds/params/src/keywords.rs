@@ -5,7 +5,7 @@
 
 use crate::job::{
     AnnealStrategy, CsvRows, Fan, ImageFormat, LineRows, LogLevel, LossScaling, MaskGrowth, Mode, ModelFamily,
-    Nonlinearity, Norm, ScalingDistribution, TfRecordRows, TokenizerName,
+    Nonlinearity, Norm, ScalingDistribution, TfRecordRows, TokenType, TokenizerName,
 };
 
 /// The keywords of one key.
@@ -102,6 +102,9 @@ pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
 
 pub(crate) static TOKENIZERS: Keywords<TokenizerName> =
     Keywords { values: &[("gpt2", TokenizerName::Gpt2), ("bytes", TokenizerName::Bytes)], unsupported: &[] };
+
+pub(crate) static TOKEN_TYPES: Keywords<TokenType> =
+    Keywords { values: &[("uint16", TokenType::Uint16), ("uint32", TokenType::Uint32)], unsupported: &[] };
 
 /// The part of the files that an input reads.
 #[derive(Clone, Copy)]

@@ -47,13 +47,13 @@ pub use document::{
 };
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
-    AnnealStrategy, CheckpointStates, CsvRows, CycleAmplitude, DataSource, DecoderOptions, DropFraction,
-    EncoderOptions, EncoderTask, Fan, ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape, ImageSource,
-    ImageTransform, InitializerSpec, Initializers, InputSpec, JobSpec, LearningRateScale, LineRows, LogLevel,
-    LossScaling, MaskGrowth, MaskUpdate, MaskingSpec, MixturePart, Mode, ModelFamily, ModelSize, ModelSpec,
+    AnnealStrategy, CheckpointStates, CsvRows, CycleAmplitude, DEFAULT_TEXT_KEY, DataSource, DecoderOptions,
+    DropFraction, EncoderOptions, EncoderTask, Fan, ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape,
+    ImageSource, ImageTransform, InitializerSpec, Initializers, InputSpec, JobSpec, LearningRateScale, LineRows,
+    LogLevel, LossScaling, MaskGrowth, MaskUpdate, MaskingSpec, MixturePart, Mode, ModelFamily, ModelSize, ModelSpec,
     Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, ParameterFilter, Positions, Precision, ResolveOutput,
     RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution, Schedule, ScheduleSegment, ScheduleSegmentKind,
-    Seq2SeqOptions, Seq2SeqPositions, SinkTokens, SparsitySpec, Split, TfRecordRows, TokenizerName,
+    Seq2SeqOptions, Seq2SeqPositions, SinkTokens, SparsitySpec, Split, TfRecordRows, TokenType, TokenizerName,
 };
 pub use name::{FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

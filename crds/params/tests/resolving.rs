@@ -8,6 +8,12 @@ use millrace_params::{
     ParamsProblemKind, Precision, Schedule, ScheduleSegment, ScheduleSegmentKind, Split, TokenizerName,
 };
 
+/// Returns the source of these files, whose tokens are bytes.
+fn text(paths: &[&str]) -> DataSource {
+    let paths = paths.iter().map(|path| (*path).to_owned()).collect();
+    DataSource::Text { paths, tokenizer: TokenizerName::Bytes, text_key: "text".into() }
+}
+
 #[test]
 fn omitted_keys_have_model_zoo_defaults() {
     let resolved = resolved(SMALL);
@@ -17,7 +23,7 @@ fn omitted_keys_have_model_zoo_defaults() {
     assert!(job.model.share_embedding_weights && job.model.use_ffn_bias && !job.model.use_bias_in_output);
     assert_eq!(job.model.initializers.embedding, InitializerSpec::truncated_normal(0.02));
     assert_eq!(job.model.initializers.lm_head, InitializerSpec::Normal { mean: 0.0, std: 0.02 });
-    let text = DataSource::Text { paths: vec!["a.txt".into(), "b.txt".into()], tokenizer: TokenizerName::Bytes };
+    let text = text(&["a.txt", "b.txt"]);
     let eval = job.eval_input.as_ref().unwrap();
     assert_eq!((&job.train_input.source, &eval.source), (&text, &text));
     assert_eq!(job.train_input.split, Split::Train { fraction: 0.1 });
@@ -72,7 +78,10 @@ fn every_check_names_its_key() {
         ("train_input", "repeat: False", "repeat", NotSupported, "leave it out"),
         ("train_input", "split: test", "split", Invalid, "all, train, validation or val"),
         ("eval_input", "validation_fraction: 0.2", "validation_fraction", Invalid, "one of the two"),
+        ("train_input", "tokenizer_file: a.json", "tokenizer_file", Invalid, "leave one of the two out"),
+        ("train_input", "text_key: ''", "text_key", Invalid, "such as text"),
         ("eval_input", "tokenizer: gpt2", "tokenizer", Invalid, "leave it out"),
+        ("eval_input", "tokenizer_file: a.json", "tokenizer_file", Invalid, "leave it out"),
         ("model", "hidden_size: 0", "hidden_size", Invalid, "from 1"),
         ("model", "num_heads: 5", "num_heads", Invalid, "divides hidden_size"),
         ("model", "filter_size: 0", "filter_size", Invalid, "from 1"),
@@ -317,8 +326,10 @@ fn inputs_share_what_they_must() {
     let other = with("eval_input", "data_files: c.txt");
     let job = resolved(&other).job;
     let eval = job.eval_input.unwrap();
-    let text = DataSource::Text { paths: vec!["c.txt".into()], tokenizer: TokenizerName::Bytes };
-    assert_eq!((eval.source, eval.split, job.train_input.split), (text, Split::All {}, Split::Train { fraction: 0.1 }));
+    assert_eq!(
+        (eval.source, eval.split, job.train_input.split),
+        (text(&["c.txt"]), Split::All {}, Split::Train { fraction: 0.1 })
+    );
 
     let all = resolved(&without("  validation_fraction: 0.1\n"));
     assert!(all.notes[0].contains("same samples as training"), "{:?}", all.notes);
@@ -457,4 +468,18 @@ fn selection_of_samples_is_part_of_the_job() {
     assert_eq!((input.data_subset, input.num_samples), (vec![[0.0, 0.5], [0.75, 1.0]], Some(9)));
     let input = resolve(&hdf5("  data_dir: d\n  data_subset: 0.0-1.0\n")).unwrap().job.train_input;
     assert_eq!((input.data_subset, input.num_samples), (vec![], None));
+}
+
+#[test]
+fn tokenizer_file_is_the_last_path_of_both_inputs() {
+    let with_file = SMALL.replace("tokenizer: bytes", "tokenizer_file: llama/tokenizer.json\n  text_key: body");
+    let other = with_file.replace("eval_input:\n", "eval_input:\n  data_files: c.jsonl\n");
+    for (text, files) in [(with_file, &["a.txt", "b.txt"][..]), (other, &["c.jsonl"])] {
+        let job = resolved(&text).job;
+        let eval = job.eval_input.unwrap();
+        assert_eq!((job.train_input.tokenizer_file(), job.train_input.vocabulary_paths()), (eval.tokenizer_file(), 1));
+        assert_eq!(eval.paths(), [files, &["llama/tokenizer.json"]].concat());
+        let DataSource::Text { tokenizer, text_key, .. } = eval.source else { panic!("no text") };
+        assert_eq!((tokenizer, text_key.as_str()), (TokenizerName::File, "body"));
+    }
 }

@@ -40,7 +40,9 @@ fn gpt3_xl_is_understood() {
     );
     assert_eq!((schedule.at(0), schedule.at(346), schedule.at(24334)), (0.0, 2e-4, 2e-5));
 
-    let DataSource::Text { paths, tokenizer } = &job.train_input.source else { panic!("{:?}", job.train_input.source) };
+    let DataSource::Text { paths, tokenizer, .. } = &job.train_input.source else {
+        panic!("{:?}", job.train_input.source)
+    };
     assert_eq!((paths.len(), tokenizer), (10, &TokenizerName::Gpt2));
     assert_eq!((job.train_input.batch_size, job.train_input.max_sequence_length), (528, 2048));
     assert_eq!((job.train_input.leaf_size(), job.train_input.leaves()), (8, 66));

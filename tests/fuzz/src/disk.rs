@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use millrace_checkpoint::{Checkpoint, hf};
 use millrace_data::{
-    CsvRows, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind, SourceSpec, SplitPart, TfRecordRows,
-    Tokenizer, tfrecord_frame,
+    CsvRows, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind, SourceSpec, SplitPart, TextDecoder,
+    TextFiles, TfRecordRows, TokenType, Tokenizer, TokenizerName, tfrecord_frame,
 };
 use millrace_params::{FlagOverrides, ImageFormat, ImagePart, ImageShape, ImageSource, ImageTransform, Params};
 use millrace_telemetry::journal::{JournalEvent, JournalReader, JournalWriter, RunPhase, RunState};
@@ -124,28 +124,61 @@ pub fn hf_config(bytes: &[u8]) {
 
 /// Opens a file of texts on JSON lines. Its tokens are bytes.
 pub fn json_lines(bytes: &[u8]) {
-    with_dir("json_lines", |dir| {
-        let path = dir.join("texts.jsonl");
+    text_file("texts.jsonl", bytes);
+}
+
+/// Opens a Parquet file with texts. Its tokens are bytes.
+pub fn parquet(bytes: &[u8]) {
+    text_file("texts.parquet", bytes);
+}
+
+/// Opens a compressed text. Its tokens are bytes.
+pub fn compressed(bytes: &[u8]) {
+    text_file(if bytes.starts_with(b"\x1f") { "text.gz" } else { "text.zst" }, bytes);
+}
+
+/// Opens a file of text.
+fn text_file(name: &str, bytes: &[u8]) {
+    with_dir(name, |dir| {
+        let path = dir.join(name);
         write(&path, bytes);
         let spec = SourceSpec {
             cache_dir: Some(dir.join("cache")),
             ..SourceSpec::new(
-                SourceKind::Text { paths: vec![path.display().to_string()], tokenizer: Tokenizer::Bytes },
+                SourceKind::Text(TextFiles::new(vec![path.display().to_string()], TokenizerName::Bytes)),
                 4,
             )
         };
         if let Ok(dataset) = Dataset::open(&spec, |done, total| assert!(done <= total)) {
-            assert!(dataset.windows() as usize <= bytes.len() && dataset.max_token() < 256);
+            assert!(dataset.windows() > 0 && dataset.max_token() < 256);
         }
         // Otherwise each input leaves its tokens.
         drop(fs::remove_dir_all(dir.join("cache")));
     });
 }
 
+/// Reads a file `tokenizer.json`, and encodes and decodes a text.
+pub fn tokenizer(bytes: &[u8]) {
+    with_dir("tokenizer", |dir| {
+        let path = dir.join("tokenizer.json");
+        write(&path, bytes);
+        let Ok(tokenizer) = Tokenizer::open(TokenizerName::File, Some(&path)) else { return };
+        assert!(tokenizer.separator() < tokenizer.vocab_size());
+        for text in ["", "In the beginning, it's 2024:  caf\u{e9} \u{4e2d}\r\n\t</s> [SEP]", "\0\u{fffd}\u{10ffff}"] {
+            let Ok(tokens) = tokenizer.encode(text) else { continue };
+            assert!(tokens.iter().all(|token| *token < tokenizer.vocab_size()));
+            assert_eq!(tokenizer.encode(text).ok(), Some(tokens.clone()));
+            let mut decoder = TextDecoder::new(&tokenizer, &tokens);
+            tokens.iter().for_each(|token| drop(decoder.push(*token)));
+            decoder.finish();
+        }
+    });
+}
+
 /// Opens a token file as both parts of a split, and reads samples of it.
 pub fn tokens(bytes: &[u8]) {
     with_dir("tokens", |dir| {
-        let path = dir.join("tokens.bin");
+        let path = dir.join(if bytes.starts_with(b"\x93NUMPY") { "tokens.npy" } else { "tokens.bin" });
         write(&path, bytes);
         let paths = vec![path.display().to_string()];
         for split in [SplitPart::Train, SplitPart::Validation] {
@@ -154,7 +187,7 @@ pub fn tokens(bytes: &[u8]) {
                 validation_fraction: 0.25,
                 shuffle: true,
                 shuffle_seed: 7,
-                ..SourceSpec::new(SourceKind::Tokens { paths: paths.clone() }, 4)
+                ..SourceSpec::new(SourceKind::Tokens { paths: paths.clone(), token_type: TokenType::Uint16 }, 4)
             };
             let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };
             let (mut input_ids, mut labels) = ([0; 4], [0; 4]);

@@ -19,7 +19,7 @@ pub mod mutate;
 /// A target: its name, which is also its directory in `corpus/`, and the function that is run with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 25] = [
+pub const TARGETS: [Target; 28] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
@@ -42,6 +42,9 @@ pub const TARGETS: [Target; 25] = [
     ("tfrecord", disk::tfrecord),
     ("images", disk::images),
     ("json_lines", disk::json_lines),
+    ("parquet", disk::parquet),
+    ("compressed", disk::compressed),
+    ("tokenizer", disk::tokenizer),
     ("lines", lines::lines),
     ("upload", rest::upload),
     ("body", rest::body),

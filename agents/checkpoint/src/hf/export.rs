@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use super::config::hf_activation_name;
 use super::gpt2::{Gpt2, TensorMapping};
-use super::{families, tokenizer, transpose};
+use super::tokenizer::{ExportedTokenizer, document};
+use super::{families, transpose};
 use crate::error::{Error, Result};
 use crate::files::{parent, remove_dir, rename_synced, to_le_bytes, write_synced};
 use crate::layout::ELEMENT_BYTES;
@@ -26,24 +27,28 @@ pub struct ExportSummary {
     pub bytes: u64,
 }
 
-/// Writes the parameters of `checkpoint` as a directory that `transformers.AutoModelForCausalLM` loads, with the
-/// tokenizer if the training data were bytes of text. The directory must not exist or be empty; it appears when it is
+/// Writes the parameters of `checkpoint` as a directory that `transformers.AutoModelForCausalLM` loads, and the
+/// tokenizer as `transformers.AutoTokenizer` loads it. The directory must not exist or be empty; it appears when it is
 /// complete.
 ///
 /// # Errors
 /// [`Error::NotExportable`] if `transformers` has no such model, [`Error::Exists`], [`Error::Damaged`], or an error of
 /// the file system.
-pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<ExportSummary> {
+pub fn export_hf(
+    checkpoint: &Checkpoint,
+    out_dir: &Path,
+    tokenizer: Option<&ExportedTokenizer>,
+) -> Result<ExportSummary> {
     let graph = checkpoint.layout().graph();
     let Ok(model) = Gpt2::from_graph(graph) else {
         let mut model = families::describe(graph)?;
-        let end = tokenizer::end_token(checkpoint.job());
+        let end = tokenizer.map(|tokenizer| tokenizer.end);
         for key in ["bos_token_id", "eos_token_id"] {
             // Without a value, transformers assumes the token of the family's original vocabulary.
             model.config[key] = end.into();
         }
         let shapes = model.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect();
-        return write_directory(checkpoint, out_dir, model.config, shapes, |at| {
+        return write_directory(out_dir, files_of(model.config, tokenizer), shapes, |at| {
             let mapped = &model.tensors[at];
             let Some(tensor) = mapped.ours else { return Ok(vec![0.0; mapped.shape.iter().product()]) };
             Ok(mapped.export(&checkpoint.read_tensor(tensor, Section::Parameters)?))
@@ -66,14 +71,21 @@ pub fn export_hf(checkpoint: &Checkpoint, out_dir: &Path) -> Result<ExportSummar
         mapped.name.insert_str(0, "transformer.");
     }
     let shapes = mapping.iter().map(|mapped| (mapped.name.clone(), mapped.shape.clone())).collect();
-    write_directory(checkpoint, out_dir, config(&model, activation), shapes, |at| values(checkpoint, &mapping[at]))
+    let files = files_of(config(&model, activation), tokenizer);
+    write_directory(out_dir, files, shapes, |at| values(checkpoint, &mapping[at]))
 }
 
-/// Writes a directory with these tensors, whose values `values` returns.
+/// Returns the files beside the weights.
+fn files_of(config: serde_json::Value, tokenizer: Option<&ExportedTokenizer>) -> Vec<(&'static str, Vec<u8>)> {
+    let mut files = tokenizer.map(ExportedTokenizer::files).unwrap_or_default();
+    files.push(("config.json", document(&config)));
+    files
+}
+
+/// Writes a directory with these files, and these tensors, whose values `values` returns.
 fn write_directory(
-    checkpoint: &Checkpoint,
     out_dir: &Path,
-    config: serde_json::Value,
+    files: Vec<(&'static str, Vec<u8>)>,
     tensors: Vec<(String, Vec<usize>)>,
     values: impl FnMut(usize) -> Result<Vec<f32>>,
 ) -> Result<ExportSummary> {
@@ -85,11 +97,8 @@ fn write_directory(
     remove_dir(&draft.0)?;
     millrace_roots::create_dir_all(&draft.0).map_err(|e| Error::io("create", &draft.0, e))?;
     let exported = write_tensors(&draft.0.join("model.safetensors"), &tensors, values)?;
-    let mut files = tokenizer::files(checkpoint.job());
-    files.push(("config.json", config));
-    for (name, document) in files {
-        let text = serde_json::to_vec_pretty(&document).map_err(Error::argument)?;
-        write_synced(&draft.0.join(name), &text)?;
+    for (name, content) in files {
+        write_synced(&draft.0.join(name), &content)?;
     }
     crate::files::sync_dir(&draft.0)?;
     rename_synced(&draft.0, out_dir)?;

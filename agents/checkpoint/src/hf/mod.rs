@@ -22,6 +22,7 @@ mod tokenizer;
 pub use export::{ExportSummary, export_hf};
 pub use import::import_hf;
 pub use params::{Choices, params_text};
+pub use tokenizer::ExportedTokenizer;
 
 /// Reads every tensor of the Hugging Face directory `dir`, of any model.
 ///

@@ -75,7 +75,7 @@ runconfig:
     seed: 1
 ",
         source = quoted(&hf_dir.to_string_lossy()),
-        input = train_input(&config),
+        input = train_input(hf_dir, &config),
         model = model(&config),
         model_dir =
             line(&format!("model_dir: {}", quoted(choices.model_dir)), "has the imported weights as checkpoint_0"),
@@ -83,25 +83,27 @@ runconfig:
     ))
 }
 
-/// Writes `train_input`: text if the vocabulary is that of a known tokenizer, otherwise token files.
-fn train_input(config: &Gpt2Config) -> String {
-    let text = config.vocab_size >= GPT2_TOKENS || config.vocab_size == BYTE_TOKENS;
+/// Writes `train_input`: text if the model has a tokenizer, or the vocabulary is that of a known one; otherwise token
+/// files.
+fn train_input(hf_dir: &Path, config: &Gpt2Config) -> String {
+    let file = hf_dir.join("tokenizer.json");
+    let tokenizer = match config.vocab_size {
+        _ if millrace_roots::is_file(&file) => {
+            Some(line(&format!("tokenizer_file: {}", quoted(&file.to_string_lossy())), "that of the model"))
+        }
+        BYTE_TOKENS => Some(line("tokenizer: bytes", "a token is a byte")),
+        GPT2_TOKENS.. => Some(line("tokenizer: gpt2", "EDIT: tokenizer_file: FILE, if the model has its own")),
+        _ => None,
+    };
     let mut lines = vec!["train_input:".to_owned()];
-    if text {
+    if let Some(tokenizer) = tokenizer {
         lines.push(line("data_processor: GptTextDataProcessor", "UTF-8 text; GptTokenDataProcessor reads token files"));
         lines.push(line("data_files: data/*.txt", "EDIT: your text, relative to this file or the working directory"));
+        lines.push(tokenizer);
     } else {
         let comment = "token files: little-endian u16, made with the model's own tokenizer";
         lines.push(line("data_processor: GptTokenDataProcessor", comment));
         lines.push(line("data_files: data/*.bin", "EDIT: your files, relative to this file or the working directory"));
-    }
-    match config.vocab_size {
-        BYTE_TOKENS => lines.push(line("tokenizer: bytes", "a token is a byte")),
-        GPT2_TOKENS.. => {
-            let comment = "EDIT: if the model has a tokenizer of its own, make token files with it";
-            lines.push(line("tokenizer: gpt2", comment));
-        }
-        _ => {}
     }
     let length = format!("max_sequence_length: {}", config.n_positions);
     lines.push(line(&length, "EDIT: tokens of a sample, at most max_position_embeddings"));

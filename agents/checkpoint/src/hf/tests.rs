@@ -24,7 +24,7 @@ fn plan(change: impl Fn(&mut Model)) -> StreamPlan {
 
 fn exported(dir: &Path, plan: &StreamPlan) -> crate::Result<super::ExportSummary> {
     let checkpoint = Checkpoint::open(write(&lock(&dir.join("run")), plan, 3, &Moments::none())).unwrap();
-    export_hf(&checkpoint, &dir.join("hf"))
+    export_hf(&checkpoint, &dir.join("hf"), None)
 }
 
 /// Name in an exported model, ours, and whether it is transposed.

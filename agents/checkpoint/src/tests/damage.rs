@@ -179,7 +179,7 @@ fn mutated_manifests_and_layouts_never_panic() {
                 opened += 1;
                 let _ = checkpoint.find_damage(|_| ());
                 let _ = (checkpoint.info().to_string(), checkpoint.files());
-                let _ = hf::export_hf(&checkpoint, &dir.path().join(format!("hf{round}")));
+                let _ = hf::export_hf(&checkpoint, &dir.path().join(format!("hf{round}")), None);
             }
         }
     }

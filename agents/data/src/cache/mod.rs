@@ -5,8 +5,8 @@
 //! Concurrent processes that need the same tokens use a lock (`<key>.lock`): the first one builds, the others read the
 //! result. Every time a file is opened, its header, length and digest are checked; a damaged file is rebuilt.
 //!
-//! Header, little-endian: magic (8 bytes), format version (u32), largest token (u32), count of tokens (u64), zero
-//! (u64), key (32), blake3 of the tokens' bytes (32), blake3 of the preceding 96 bytes (32).
+//! Header, little-endian: magic (8 bytes), format version (u32), largest token (u32), count of tokens (u64), bytes of a
+//! token (u64), key (32), blake3 of the tokens' bytes (32), blake3 of the preceding 96 bytes (32).
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 
 use crate::DataError;
 use crate::text::TokenSink;
-use crate::token_store::{Segment, TOKEN_BYTES, TokenBytes, TokenStore};
+use crate::token_store::{Segment, TokenBytes, TokenElement, TokenStore};
 
 const MAGIC: [u8; 8] = *b"MRTOKENS";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER_BYTES: usize = 128;
 
 /// What the cache did for a data set, for display by a launcher.
@@ -71,10 +71,19 @@ impl CacheDir {
 /// Computes the tokens and sends them to the given sink. May be called again if the sink failed.
 pub(crate) type TokenBuilder<'a> = dyn FnMut(&mut TokenSink) -> Result<(), DataError> + 'a;
 
+/// What a cached file contains.
+#[derive(Clone, Copy)]
+pub(crate) struct CacheKey {
+    /// Digest of everything that the tokens depend on.
+    pub digest: [u8; 32],
+    /// How the tokens are stored.
+    pub element: TokenElement,
+}
+
 /// Returns the tokens for `key`, from the cache or computed.
 pub(crate) fn open(
     dir: &CacheDir,
-    key: [u8; 32],
+    key: CacheKey,
     build: &mut TokenBuilder,
 ) -> Result<(TokenStore, CacheOutcome), DataError> {
     let reason = match dir {
@@ -85,19 +94,19 @@ pub(crate) fn open(
         },
         CacheDir::Disabled => "neither XDG_CACHE_HOME nor HOME names a directory".into(),
     };
-    let mut writer = TokenWriter::new(Vec::new());
+    let mut writer = TokenWriter::new(Vec::new(), key.element);
     #[allow(clippy::expect_used, reason = "writing to a Vec never fails")]
     build(&mut |tokens| {
         writer.push(tokens).expect("writing to a Vec never fails");
         Ok(())
     })?;
     let max = writer.max;
-    let segment = Segment { bytes: TokenBytes::Owned(writer.out), header: 0 };
-    Ok((TokenStore::new(vec![segment], max, key), CacheOutcome::Skipped { reason }))
+    let segment = Segment { bytes: TokenBytes::Owned(writer.out), header: 0, element: key.element };
+    Ok((TokenStore::new(vec![segment], max, key.digest), CacheOutcome::Skipped { reason }))
 }
 
-fn open_in(dir: &Path, key: [u8; 32], build: &mut TokenBuilder) -> Result<(TokenStore, CacheOutcome), DataError> {
-    let name = blake3::Hash::from_bytes(key).to_hex();
+fn open_in(dir: &Path, key: CacheKey, build: &mut TokenBuilder) -> Result<(TokenStore, CacheOutcome), DataError> {
+    let name = blake3::Hash::from_bytes(key.digest).to_hex();
     let path = dir.join(format!("{name}.tokens"));
     let at = |path: &Path| {
         let path = path.to_path_buf();
@@ -147,7 +156,7 @@ enum CacheLookup {
     Damaged(String),
 }
 
-fn load(path: &Path, key: [u8; 32]) -> io::Result<CacheLookup> {
+fn load(path: &Path, key: CacheKey) -> io::Result<CacheLookup> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(CacheLookup::Missing),
@@ -158,22 +167,26 @@ fn load(path: &Path, key: [u8; 32]) -> io::Result<CacheLookup> {
     }
     let bytes = TokenBytes::map(&file)?;
     Ok(match check(&bytes, key) {
-        Ok(max) => CacheLookup::Valid(TokenStore::new(vec![Segment { bytes, header: HEADER_BYTES }], max, key)),
+        Ok(max) => {
+            let segment = Segment { bytes, header: HEADER_BYTES, element: key.element };
+            CacheLookup::Valid(TokenStore::new(vec![segment], max, key.digest))
+        }
         Err(damage) => CacheLookup::Damaged(damage.into()),
     })
 }
 
 /// Returns the largest token, if `bytes` is a valid cache file for `key`.
-fn check(bytes: &[u8], key: [u8; 32]) -> Result<u16, &'static str> {
+fn check(bytes: &[u8], key: CacheKey) -> Result<u32, &'static str> {
     let (header, payload) = bytes.split_at_checked(HEADER_BYTES).ok_or("shorter than its header")?;
-    let count = (payload.len() / TOKEN_BYTES) as u64;
+    let token_bytes = key.element.bytes();
+    let count = (payload.len() / token_bytes) as u64;
     // The header is a function of the tokens, so comparing with the expected header checks every field. The order of
     // the comparisons only decides which damage is reported.
-    let max = u16::from_le_bytes([header[12], header[13]]);
+    let max = u32::from_le_bytes([header[12], header[13], header[14], header[15]]);
     if header[..12] != [&MAGIC[..], &VERSION.to_le_bytes()].concat() {
         return Err("not a token file of this version");
     }
-    if header[16..24] != count.to_le_bytes() || payload.len() % TOKEN_BYTES != 0 {
+    if header[16..24] != count.to_le_bytes() || payload.len() % token_bytes != 0 {
         return Err("its length differs from the one in its header");
     }
     if header != self::header(max, count, key, blake3::hash(payload)) {
@@ -182,13 +195,14 @@ fn check(bytes: &[u8], key: [u8; 32]) -> Result<u16, &'static str> {
     Ok(max)
 }
 
-fn header(max: u16, count: u64, key: [u8; 32], payload: blake3::Hash) -> [u8; HEADER_BYTES] {
+fn header(max: u32, count: u64, key: CacheKey, payload: blake3::Hash) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..8].copy_from_slice(&MAGIC);
     header[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    header[12..16].copy_from_slice(&u32::from(max).to_le_bytes());
+    header[12..16].copy_from_slice(&max.to_le_bytes());
     header[16..24].copy_from_slice(&count.to_le_bytes());
-    header[32..64].copy_from_slice(&key);
+    header[24..32].copy_from_slice(&(key.element.bytes() as u64).to_le_bytes());
+    header[32..64].copy_from_slice(&key.digest);
     header[64..96].copy_from_slice(payload.as_bytes());
     let digest = blake3::hash(&header[..96]);
     header[96..].copy_from_slice(digest.as_bytes());
@@ -198,32 +212,33 @@ fn header(max: u16, count: u64, key: [u8; 32], payload: blake3::Hash) -> [u8; HE
 /// Writes tokens to a file and computes its header.
 struct TokenWriter<W> {
     out: W,
+    element: TokenElement,
     bytes: Vec<u8>,
     hasher: blake3::Hasher,
-    max: u16,
+    max: u32,
     count: u64,
 }
 
 impl<W: Write> TokenWriter<W> {
-    fn new(out: W) -> Self {
-        Self { out, bytes: Vec::new(), hasher: blake3::Hasher::new(), max: 0, count: 0 }
+    fn new(out: W, element: TokenElement) -> Self {
+        Self { out, element, bytes: Vec::new(), hasher: blake3::Hasher::new(), max: 0, count: 0 }
     }
 
-    fn push(&mut self, tokens: &[u16]) -> io::Result<()> {
+    fn push(&mut self, tokens: &[u32]) -> io::Result<()> {
         self.bytes.clear();
-        self.bytes.extend(tokens.iter().flat_map(|t| t.to_le_bytes()));
+        self.element.write(tokens, &mut self.bytes);
         self.hasher.update(&self.bytes);
-        self.max = tokens.iter().copied().fold(self.max, u16::max);
+        self.max = tokens.iter().copied().fold(self.max, u32::max);
         self.count += tokens.len() as u64;
         self.out.write_all(&self.bytes)
     }
 }
 
-fn write(path: &Path, key: [u8; 32], build: &mut TokenBuilder) -> Result<(), DataError> {
+fn write(path: &Path, key: CacheKey, build: &mut TokenBuilder) -> Result<(), DataError> {
     let error = |source| DataError::Cache { path: path.into(), source };
     let mut file = File::create(path).map_err(error)?;
     file.write_all(&[0; HEADER_BYTES]).map_err(error)?;
-    let mut writer = TokenWriter::new(BufWriter::new(file));
+    let mut writer = TokenWriter::new(BufWriter::new(file), key.element);
     build(&mut |tokens| writer.push(tokens).map_err(error))?;
     let header = header(writer.max, writer.count, key, writer.hasher.finalize());
     let mut file = writer.out.into_inner().map_err(|e| error(e.into_error()))?;

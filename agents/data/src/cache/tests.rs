@@ -1,7 +1,7 @@
 use super::*;
 
-const KEY: [u8; 32] = [7; 32];
-const TOKENS: [u16; 5] = [3, 1, 50256, 1, 5];
+const KEY: CacheKey = CacheKey { digest: [7; 32], element: TokenElement::U16 };
+const TOKENS: [u32; 5] = [3, 1, 50256, 1, 5];
 
 fn build(sink: &mut TokenSink) -> Result<(), DataError> {
     TOKENS.chunks(2).try_for_each(sink)
@@ -35,12 +35,12 @@ fn damaged_file_is_rebuilt() {
     let (store, outcome) = open(&dir, KEY, &mut build).unwrap();
     assert_eq!((outcome, store.max_token, store.len()), (CacheOutcome::Built, 50256, 5));
     let expected = all(&store);
-    assert_eq!(expected, TOKENS.map(i32::from));
+    assert_eq!(expected, TOKENS.map(|token| token as i32));
     let (store, outcome) = open(&dir, KEY, &mut |_| panic!("tokenised again")).unwrap();
     assert_eq!((outcome, all(&store)), (CacheOutcome::Hit, expected.clone()));
 
     let CacheDir::Required(path) = &dir else { unreachable!() };
-    let file = path.join(format!("{}.tokens", blake3::Hash::from_bytes(KEY)));
+    let file = path.join(format!("{}.tokens", blake3::Hash::from_bytes(KEY.digest)));
     let whole = std::fs::read(&file).unwrap();
     let mut damaged: Vec<Vec<u8>> = vec![
         vec![],
@@ -81,7 +81,7 @@ fn only_the_default_directory_may_fail() {
     for dir in [CacheDir::Preferred(path), CacheDir::Disabled] {
         let (store, outcome) = open(&dir, KEY, &mut build).unwrap();
         assert!(matches!(outcome, CacheOutcome::Skipped { .. }));
-        assert_eq!((all(&store), store.max_token), (TOKENS.map(i32::from).to_vec(), 50256));
+        assert_eq!((all(&store), store.max_token), (TOKENS.map(|token| token as i32).to_vec(), 50256));
     }
 }
 
@@ -94,4 +94,18 @@ fn failed_build_leaves_no_file() {
     let left: Vec<_> = std::fs::read_dir(temporary.path()).unwrap().map(|e| e.unwrap().path()).collect();
     assert!(left.iter().all(|p| p.extension().unwrap() == "lock"), "{left:?}");
     assert_eq!(open(&dir, KEY, &mut build).unwrap().1, CacheOutcome::Built);
+}
+
+#[test]
+fn tokens_of_32_bits_are_cached_apart_from_those_of_16() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = CacheDir::Required(temporary.path().into());
+    open(&dir, KEY, &mut build).unwrap();
+    let wide = CacheKey { element: TokenElement::U32, ..KEY };
+    let tokens = [128_255, 0, 65_536];
+    for expected in [CacheOutcome::Repaired { damage: String::new() }, CacheOutcome::Hit] {
+        let (store, outcome) = open(&dir, wide, &mut |sink: &mut TokenSink| sink(&tokens)).unwrap();
+        assert_eq!(std::mem::discriminant(&outcome), std::mem::discriminant(&expected));
+        assert_eq!((all(&store), store.max_token), (tokens.map(|token| token as i32).to_vec(), 128_255));
+    }
 }

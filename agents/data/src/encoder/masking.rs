@@ -25,7 +25,7 @@ pub struct Masking {
 
 /// Numbers of special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SpecialTokens {
+pub(crate) struct SpecialTokens {
     pub mask: i32,
     /// Beginning of a sample.
     pub begin: i32,

@@ -10,8 +10,8 @@
 //! * A sample is a function of (source, specification, number), masks and random tokens included.
 //! * Every token is below the size of the vocabulary, every label below the number of classes, and every position
 //!   inside of the sample: otherwise the file and the row are named.
-//! * The special tokens of a text, which has no words, are the last four of the vocabulary: mask, beginning, end, and
-//!   padding. If another of them is the mask, the others follow in this order.
+//! * The special tokens of a text are those of its tokenizer, or the last four of the vocabulary: mask, beginning, end,
+//!   and padding. If another of them is the mask, the others follow in this order.
 
 mod csv;
 mod masking;
@@ -22,7 +22,7 @@ use std::path::PathBuf;
 
 pub use csv::CsvProblem;
 pub use masking::Masking;
-pub(crate) use masking::SampleRandom;
+pub(crate) use masking::{SampleRandom, SpecialTokens};
 pub use row::CsvRows;
 pub(crate) use row::Row;
 pub use words::VocabularyProblem;
@@ -35,7 +35,6 @@ use crate::order::SampleOrder;
 use crate::tfrecord::{self, TfRecordFiles, TfRecordRows};
 use crate::{DataError, Dataset, ElementType, SampleInput, SourceKind, SourceSpec};
 use csv::CsvFiles;
-use masking::SpecialTokens;
 use words::Vocabulary;
 
 /// A label that does not count.
@@ -205,12 +204,8 @@ impl EncoderSource {
             _ => {
                 let windows = Dataset::open(&spec.windows_of_encoder(samples), progress)?;
                 hasher.update(&windows.fingerprint());
-                let words = samples.vocab_size.saturating_sub(SPECIAL_TOKENS);
-                if windows.max_token() >= words && !matches!(spec.kind, SourceKind::Hdf5 { .. }) {
-                    let max_token = windows.max_token().saturating_add(SPECIAL_TOKENS);
-                    return Err(DataError::VocabularyTooSmall { vocab_size: samples.vocab_size.into(), max_token });
-                }
-                (RowSource::Windows(windows), SpecialTokens::following(words, samples.mask_token)?)
+                let special = special_tokens_of_windows(spec, samples, &windows)?;
+                (RowSource::Windows(windows), special)
             }
         };
         let fingerprint = *hasher.finalize().as_bytes();
@@ -465,7 +460,31 @@ fn special_tokens(samples: &EncoderSamples, vocabulary: Option<&Vocabulary>) -> 
         let (vocab_size, max_token) = (samples.vocab_size.into(), vocabulary.entries - 1);
         return Err(DataError::VocabularyTooSmall { vocab_size, max_token });
     }
-    let special = vocabulary.special;
+    with_mask_token(vocabulary.special, samples)
+}
+
+/// Returns the special tokens of windows of tokens: those of their tokenizer, or the last ones of the vocabulary.
+fn special_tokens_of_windows(
+    spec: &SourceSpec,
+    samples: &EncoderSamples,
+    windows: &Dataset,
+) -> Result<SpecialTokens, DataError> {
+    if let Some(special) = spec.kind.tokenizer()?.and_then(|tokenizer| tokenizer.special_tokens()) {
+        return with_mask_token(special, samples);
+    }
+    let words = samples.vocab_size.saturating_sub(SPECIAL_TOKENS);
+    if windows.max_token() >= words && !matches!(spec.kind, SourceKind::Hdf5 { .. }) {
+        let max_token = windows.max_token().saturating_add(SPECIAL_TOKENS);
+        return Err(DataError::VocabularyTooSmall { vocab_size: samples.vocab_size.into(), max_token });
+    }
+    SpecialTokens::following(words, samples.mask_token)
+}
+
+/// Returns the special tokens of a vocabulary.
+///
+/// # Errors
+/// The params name another mask.
+fn with_mask_token(special: SpecialTokens, samples: &EncoderSamples) -> Result<SpecialTokens, DataError> {
     match samples.mask_token {
         Some(token) if i64::from(token) != i64::from(special.mask) => {
             Err(DataError::WrongMaskToken { token, expected: special.mask as u32 })

@@ -5,7 +5,6 @@
 //! punctuation, then into the longest words of the vocabulary.
 
 use std::collections::HashMap;
-use std::io::{self, Read};
 use std::path::Path;
 
 use unicode_normalization::UnicodeNormalization;
@@ -13,7 +12,7 @@ use unicode_normalization::char::is_combining_mark;
 
 use super::masking::SpecialTokens;
 use crate::DataError;
-use crate::files::working_directory;
+use crate::files::read_whole;
 
 /// Maximum bytes of a vocabulary file; the largest published ones have about 5 MB.
 const MAX_VOCABULARY_BYTES: u64 = 256 << 20;
@@ -163,19 +162,8 @@ pub(crate) fn read_vocabulary(path: &Path) -> Result<String, DataError> {
 
 /// Reads a file that is not larger than any vocabulary.
 fn read_small(path: &Path) -> Result<Vec<u8>, DataError> {
-    let read = |source| DataError::Read { path: path.into(), source };
-    let about = millrace_roots::metadata(path).map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => DataError::NotFound { path: path.into(), cwd: working_directory() },
-        _ => read(source),
-    })?;
-    let bytes = about.len();
-    if bytes > MAX_VOCABULARY_BYTES {
-        return Err(DataError::Vocabulary { path: path.into(), problem: VocabularyProblem::TooLarge { bytes } });
-    }
-    let mut text = Vec::new();
-    let file = millrace_roots::open(path).map_err(read)?;
-    file.take(MAX_VOCABULARY_BYTES).read_to_end(&mut text).map_err(read)?;
-    Ok(text)
+    let problem = |bytes| DataError::Vocabulary { path: path.into(), problem: VocabularyProblem::TooLarge { bytes } };
+    read_whole(path, MAX_VOCABULARY_BYTES, problem)
 }
 
 /// Returns whether a character separates words and is one. All symbols of ASCII do, as for Google.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use millrace_data::{Dataset, ElementType, SampleInput};
+use millrace_data::{Dataset, ElementType, SampleInput, Tokenizer};
 use millrace_emulator::report::{format_size, format_thousands};
 use millrace_params::{InputSpec, JobSpec};
 
@@ -21,6 +21,7 @@ const SHOWN_CHARACTERS: usize = 240;
 /// Prints the input, and its first `samples` samples in the order of training.
 pub fn print(of: &DataArgs, samples: u64) -> Result<Exit, CliError> {
     let (job, input, dataset) = super::open(of)?;
+    let tokenizer = text_tokenizer(&job, &input)?;
     print_line(summary(&job, &input, &dataset)?.trim_end());
     for number in 0..samples.min(dataset.windows()) {
         let arrays = dataset.read(number, 1).map_err(sample_failure)?;
@@ -28,7 +29,7 @@ pub fn print(of: &DataArgs, samples: u64) -> Result<Exit, CliError> {
         for (input, bytes) in dataset.inputs().iter().zip(&arrays) {
             print_line(array_line(input, bytes));
         }
-        if let Some(text) = text_of(&job, &input, &dataset.inputs(), &arrays) {
+        if let Some(text) = tokenizer.as_ref().and_then(|tokenizer| text_of(tokenizer, &dataset.inputs(), &arrays)) {
             print_line(format_args!("  {:<24}{text}", "text"));
         }
     }
@@ -72,13 +73,12 @@ fn array_line(input: &SampleInput, bytes: &[u8]) -> String {
     format!("  {:<24}{element_type} {:?}  {counting}{shown}{more}", input.name, input.shape)
 }
 
-/// Returns the text of the tokens of a sample, if its source has a tokenizer.
-fn text_of(job: &JobSpec, input: &InputSpec, inputs: &[SampleInput], arrays: &[Vec<u8>]) -> Option<String> {
-    let tokenizer = text_tokenizer(job, input)?;
+/// Returns the begin of the text of the tokens of a sample.
+fn text_of(tokenizer: &Tokenizer, inputs: &[SampleInput], arrays: &[Vec<u8>]) -> Option<String> {
     let at = inputs.iter().position(|input| input.name == "input_ids")?;
     let (values, _) = arrays.get(at)?.as_chunks::<4>();
-    let tokens: Vec<u16> = values.iter().filter_map(|value| u16::try_from(i32::from_le_bytes(*value)).ok()).collect();
-    let text = String::from_utf8_lossy(&tokenizer.decode(&tokens)).into_owned();
+    let tokens: Vec<u32> = values.iter().filter_map(|value| u32::try_from(i32::from_le_bytes(*value)).ok()).collect();
+    let text = tokenizer.decode(&tokens);
     let shown: String = text.chars().take(SHOWN_CHARACTERS).collect();
     let more = if text.chars().nth(SHOWN_CHARACTERS).is_some() { " ..." } else { "" };
     Some(format!("{shown:?}{more}"))

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use millrace_checkpoint::ResumeHistory;
+use millrace_data::TOKENIZER_FILE;
 use millrace_engine::coordinator::Evaluation;
 use millrace_engine::types::CommitRecord;
 use millrace_params::RunSpec;
@@ -17,6 +18,7 @@ use millrace_telemetry::tensorboard::{self, EventWriter, tags};
 use millrace_telemetry::{Error, atomic_file, progress::Rates};
 
 use crate::error::AgentError;
+use crate::input::{data_failure, text_tokenizer};
 use crate::launch::LaunchDocument;
 use crate::roles::TerminationReport;
 
@@ -66,15 +68,29 @@ pub fn file_failure(error: Error) -> AgentError {
     }
 }
 
+/// Returns the content of the file of the tokenizer, if the job trains with one.
+fn tokenizer_to_copy(launch: &LaunchDocument) -> Result<Option<Vec<u8>>, AgentError> {
+    if !launch.mode.trains() || launch.job.train_input.tokenizer_file().is_none() {
+        return Ok(None);
+    }
+    let tokenizer = text_tokenizer(&launch.job, &launch.job.train_input)?;
+    tokenizer.map(|tokenizer| tokenizer.to_json().map_err(data_failure)).transpose()
+}
+
 impl RunFiles {
-    /// Opens journal and logs, and writes params.yaml and job.json.
+    /// Opens journal and logs, and writes params.yaml and job.json. Copies the file of the tokenizer, so that the
+    /// trained model can be used without the training data.
     ///
     /// # Errors
     /// A file can't be opened or written.
     pub fn open(launch: &LaunchDocument, attempt: u32, last_report: TerminationReport) -> Result<Self, AgentError> {
         let dir = launch.model_dir.as_path();
         let run = &launch.job.run;
+        let tokenizer = tokenizer_to_copy(launch)?;
         let open = || {
+            if let Some(content) = &tokenizer {
+                atomic_file::write(&dir.join(TOKENIZER_FILE), content)?;
+            }
             atomic_file::write(&dir.join("params.yaml"), launch.params_yaml.as_bytes())?;
             atomic_file::write(&dir.join("job.json"), launch.job.to_json().as_bytes())?;
             Ok(Self {

@@ -38,7 +38,10 @@ MAX_UPLOAD_BYTES = 1024 * 1024
 _UNSENDABLE = re.compile(r'[\x00-\x1f"\\]')
 # Numbers of YAML 1.2 that PyYAML reads as strings: an exponent without a decimal point or a sign.
 _EXPONENT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+", re.ASCII)
-_PATH_KEYS = ("data_dir", "data_files")
+# Keys of inputs with files, directories or globs, and those with one file, some of which models have too.
+_PATH_KEYS = ("data_dir", "data_files", "src_data_dir", "tgt_data_dir")
+_MODEL_FILE_KEYS = ("vocab_file", "label_vocab_file")
+_FILE_KEYS = ("tokenizer_file", "src_vocab_file", "tgt_vocab_file", *_MODEL_FILE_KEYS)
 _OVERRIDES = frozenset(
     {
         "model",
@@ -201,8 +204,8 @@ def _to_json(value: object, indent: int | None, *, numbers: bool = False) -> byt
 def _uploads(document: Any, places: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
     """Yields name and content of each small local text file that params name."""
     seen: set[str] = set()
-    for named in _named_paths(document):
-        for name, text in _entry(named, places):
+    for named, is_pattern in _named_paths(document):
+        for name, text in _entry(named, places, is_pattern):
             if name not in seen:
                 seen.add(name)
                 yield name, text
@@ -214,28 +217,50 @@ def _inputs(document: Any) -> Iterator[Any]:
         return
     yield document.get("train_input")
     yield document.get("eval_input")
-    phases = document.get("trainer")
-    for phase in phases if isinstance(phases, (list, tuple)) else [phases]:
-        inner = phase.get("trainer", phase) if isinstance(phase, Mapping) else {}
+    for inner in _trainers(document):
         for section, key in (
             ("fit", "train_dataloader"),
             ("fit", "val_dataloader"),
             ("validate", "val_dataloader"),
         ):
-            fields = inner.get(section) if isinstance(inner, Mapping) else None
+            fields = inner.get(section)
             yield fields.get(key) if isinstance(fields, Mapping) else None
 
 
-def _named_paths(document: Any) -> Iterator[str]:
-    for fields in _inputs(document):
-        for key in _PATH_KEYS:
+def _trainers(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields each phase of the `trainer` layout."""
+    phases = document.get("trainer")
+    for phase in phases if isinstance(phases, (list, tuple)) else [phases]:
+        inner = phase.get("trainer", phase) if isinstance(phase, Mapping) else None
+        if isinstance(inner, Mapping):
+            yield inner
+
+
+def _models(document: Any) -> Iterator[Any]:
+    """Yields the models of params in the classic or in the `trainer` layout."""
+    if not isinstance(document, Mapping):
+        return
+    yield document.get("model")
+    for inner in _trainers(document):
+        init = inner.get("init")
+        yield init.get("model") if isinstance(init, Mapping) else None
+
+
+def _named_paths(document: Any) -> Iterator[tuple[str, bool]]:
+    """Yields each path that params name, and whether it may be a glob."""
+    sections: list[tuple[Any, Sequence[str]]] = [
+        *((fields, (*_PATH_KEYS, *_FILE_KEYS)) for fields in _inputs(document)),
+        *((fields, _MODEL_FILE_KEYS) for fields in _models(document)),
+    ]
+    for fields, keys in sections:
+        for key in keys:
             value = fields.get(key) if isinstance(fields, Mapping) else None
             for each in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(each, (str, os.PathLike)):
-                    yield os.fspath(each)
+                    yield os.fspath(each), key in _PATH_KEYS
 
 
-def _entry(named: str, places: Sequence[Path]) -> list[tuple[str, bytes]]:
+def _entry(named: str, places: Sequence[Path], is_pattern: bool) -> list[tuple[str, bytes]]:
     """Returns the text files of one file name or glob: all or none, because a part of the data would change
     the training.
     """
@@ -247,9 +272,10 @@ def _entry(named: str, places: Sequence[Path]) -> list[tuple[str, bytes]]:
                 named, "a directory; only text files and globs such as texts/*.txt are uploaded"
             )
             return []
-        names = (
-            [named] if (place / named).is_file() else sorted(glob.glob(named, root_dir=place, recursive=True))
-        )
+        if (place / named).is_file():
+            names = [named]
+        else:
+            names = sorted(glob.glob(named, root_dir=place, recursive=True)) if is_pattern else []
         names = [name for name in names if (place / name).is_file()]
         if not names:
             continue

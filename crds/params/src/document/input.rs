@@ -6,14 +6,14 @@
 use super::{ImageTransformParams, MicroBatchSetting, OneOrMany};
 use crate::keys::SectionReference;
 use crate::keys::facts::{alias_of, default, default_from, otherwise, required, required_if};
-use crate::keywords::{MICRO_BATCH_RULES, PROCESSORS, SAMPLE_TRANSFORMS, SPLIT_NAMES, TOKENIZERS};
+use crate::keywords::{MICRO_BATCH_RULES, PROCESSORS, SAMPLE_TRANSFORMS, SPLIT_NAMES, TOKEN_TYPES, TOKENIZERS};
 use crate::yaml::{FromNode, TreeReader, YamlNode, YamlValue, section};
 
 section! {
     /// The source of samples, and the number of samples in a batch.
     pub struct InputParams {
-        /// Kind of source: UTF-8 text files, token files (`.bin` of little-endian u16), HDF5 files (both names of the
-        /// zoo mean the same), or generated samples. An HDF5 file has a dataset `data`: samples, int32 of shape
+        /// Kind of source: text files, token files (`.npy`, or `.bin` of little-endian numbers), HDF5 files (both names
+        /// of the zoo mean the same), or generated samples. An HDF5 file has a dataset `data`: samples, int32 of shape
         /// (samples, 3, length) with the rows input_ids, loss mask and labels; or a corpus, uint8, uint16 or uint32 of
         /// shape (tokens), from which samples are cut as from token files. Where the mask is 0, or the label is -100,
         /// the label does not count. `MNISTDataProcessor` reads the files of the MNIST database, `ImageNet1KProcessor`
@@ -31,10 +31,11 @@ section! {
         data_processor: String = required()
             .one_of(&PROCESSORS)
             .in_eval_input(otherwise("that of `train_input`")),
-        /// Files, directories or globs to read, in order. A directory stands for its `*.txt` files (text), `*.bin`
-        /// files (tokens), `*.h5` files (HDF5), or `*.tfrecord*` files, sorted by name. A relative path starts at the
-        /// folder of the params file if it exists there, else at the working directory; on an appliance, where the
-        /// appliance looks for inputs.
+        /// Files, directories or globs to read, in order. A text file is one document; files named `*.jsonl` or
+        /// `*.json` have one on each line, all these may be compressed (`.gz`, `.zst`), and files `*.parquet` have one
+        /// in each row. A directory stands for its `*.txt` files (text), `*.bin` files (tokens), `*.h5` files (HDF5),
+        /// or `*.tfrecord*` files, sorted by name. A relative path starts at the folder of the params file if it exists
+        /// there, else at the working directory; on an appliance, where the appliance looks for inputs.
         data_dir: OneOrMany = required_if("`data_files` and `mixture` are omitted and the source reads files")
             .in_eval_input(otherwise("the files of `train_input`, if `data_processor` is omitted too")),
         /// Further files, directories or globs, which are read after those of `data_dir`.
@@ -63,6 +64,17 @@ section! {
             .in_eval_input(default_from("train_input.max_sequence_length")),
         /// Conversion of text to tokens: GPT-2's byte-pair encoding with 50,257 tokens, or one token for each byte.
         tokenizer: String = default("gpt2").one_of(&TOKENIZERS).in_eval_input(default_from("train_input.tokenizer")),
+        /// File `tokenizer.json` of a model, as the Hugging Face libraries write it, with the conversion of text to
+        /// tokens. Its token `<|endoftext|>`, `<|end_of_text|>`, `</s>`, `<eos>` or `[SEP]` is between documents; other
+        /// tokens that it adds to a text are not.
+        tokenizer_file: String = otherwise("the conversion that `tokenizer` names")
+            .in_eval_input(otherwise("that of `train_input`")),
+        /// Key of the lines of JSON Lines files, or column of Parquet files, that contains the text of a document.
+        text_key: String = default("text").in_eval_input(default_from("train_input.text_key")),
+        /// Numbers of token files without a header.
+        token_dtype: String = default("uint16")
+            .one_of(&TOKEN_TYPES)
+            .in_eval_input(default_from("train_input.token_dtype")),
         /// Vocabulary of words in CSV files and lines: a text file with one word in a line, whose number is that of the
         /// line.
         vocab_file: String = required_if("the rows of `data_processor` contain words")

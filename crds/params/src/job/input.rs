@@ -70,7 +70,7 @@ impl InputSpec {
     pub fn paths(&self) -> &[String] {
         match &self.source {
             DataSource::Text { paths, .. }
-            | DataSource::Tokens { paths }
+            | DataSource::Tokens { paths, .. }
             | DataSource::Hdf5 { paths, .. }
             | DataSource::Csv { paths, .. }
             | DataSource::EncoderHdf5 { paths }
@@ -85,7 +85,7 @@ impl InputSpec {
     pub fn paths_mut(&mut self) -> Option<&mut Vec<String>> {
         match &mut self.source {
             DataSource::Text { paths, .. }
-            | DataSource::Tokens { paths }
+            | DataSource::Tokens { paths, .. }
             | DataSource::Hdf5 { paths, .. }
             | DataSource::Csv { paths, .. }
             | DataSource::EncoderHdf5 { paths }
@@ -93,6 +93,26 @@ impl InputSpec {
             | DataSource::Lines { paths, .. }
             | DataSource::Images { paths, .. } => Some(paths),
             DataSource::Synthetic {} => None,
+        }
+    }
+
+    /// Returns how many of the [paths](Self::paths), at the end, are those of vocabularies and tokenizers.
+    pub fn vocabulary_paths(&self) -> usize {
+        let count = match &self.source {
+            DataSource::Text { tokenizer, .. } => usize::from(*tokenizer == TokenizerName::File),
+            DataSource::Csv { rows, .. } => usize::from(rows.has_words()) + usize::from(*rows == CsvRows::TokenClasses),
+            DataSource::TfRecords { rows, .. } => usize::from(*rows == TfRecordRows::Words),
+            DataSource::Lines { vocabularies, .. } => *vocabularies,
+            _ => 0,
+        };
+        count.min(self.paths().len())
+    }
+
+    /// Returns the path of the tokenizer, if it is a file.
+    pub fn tokenizer_file(&self) -> Option<&str> {
+        match &self.source {
+            DataSource::Text { paths, tokenizer: TokenizerName::File, .. } => paths.last().map(String::as_str),
+            _ => None,
         }
     }
 
@@ -106,17 +126,24 @@ impl InputSpec {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum DataSource {
-    /// UTF-8 text files.
+    /// Text files.
     Text {
-        /// Files, directories (their `*.txt`, sorted by name) or globs, in order; at least one.
+        /// Files, directories (their `*.txt`, sorted by name) or globs, in order; at least one. The last path is that
+        /// of the tokenizer, if it is a file.
         paths: Vec<String>,
         /// The tokenizer.
         tokenizer: TokenizerName,
+        /// Key of a line of JSON, or column of a Parquet file, that contains the text of a document.
+        #[serde(default = "default_text_key", skip_serializing_if = "is_default_text_key")]
+        text_key: String,
     },
-    /// Token files of little-endian u16.
+    /// Token files.
     Tokens {
         /// Files, directories (their `*.bin`, sorted by name) or globs, in order; at least one.
         paths: Vec<String>,
+        /// The numbers of a file without a header.
+        #[serde(default, skip_serializing_if = "TokenType::is_default")]
+        token_type: TokenType,
     },
     /// HDF5 files with samples or tokens.
     Hdf5 {
@@ -268,16 +295,48 @@ pub enum TokenizerName {
     Gpt2,
     /// One token for each byte.
     Bytes,
+    /// That of a file `tokenizer.json`.
+    File,
 }
 
 impl TokenizerName {
-    /// Returns the number of different tokens.
-    pub fn vocab_size(self) -> usize {
+    /// Returns the number of different tokens; `None` if only the file shows it.
+    pub const fn vocab_size(self) -> Option<usize> {
         match self {
-            Self::Gpt2 => 50_257,
-            Self::Bytes => 256,
+            Self::Gpt2 => Some(50_257),
+            Self::Bytes => Some(256),
+            Self::File => None,
         }
     }
+}
+
+/// The numbers of a token file without a header, little-endian.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenType {
+    /// Numbers of 16 bits, for vocabularies of up to 65,536 tokens.
+    #[default]
+    Uint16,
+    /// Numbers of 32 bits.
+    Uint32,
+}
+
+impl TokenType {
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Key of the text of a document, unless the params name another.
+pub const DEFAULT_TEXT_KEY: &str = "text";
+
+fn default_text_key() -> String {
+    DEFAULT_TEXT_KEY.to_owned()
+}
+
+fn is_default_text_key(key: &str) -> bool {
+    key == DEFAULT_TEXT_KEY
 }
 
 /// The part of a source's tokens that an input reads. The validation part is the last `fraction` of the tokens, the

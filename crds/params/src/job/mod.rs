@@ -20,7 +20,8 @@ mod sparsity;
 pub use encoder::{EncoderOptions, EncoderTask, MaskingSpec};
 pub use image::{ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape, ImageSource, ImageTransform};
 pub use input::{
-    CsvRows, DataSource, InputSpec, LineRows, MixturePart, SinkTokens, Split, TfRecordRows, TokenizerName,
+    CsvRows, DEFAULT_TEXT_KEY, DataSource, InputSpec, LineRows, MixturePart, SinkTokens, Split, TfRecordRows,
+    TokenType, TokenizerName,
 };
 pub use model::{
     DecoderOptions, Fan, InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity,

@@ -149,7 +149,11 @@ fn note_unused_keys(check: &mut ResolveContext<'_>, s: &InputSection<'_>, has_wo
 /// Checks that the vocabulary has room for the special tokens of a text, which are its last four.
 fn check_special_tokens(check: &mut ResolveContext<'_>, source: &DataSource, model: &ModelSpec) {
     let words = match source {
-        DataSource::Text { tokenizer, .. } => tokenizer.vocab_size(),
+        // Those of a file are checked when it is read.
+        DataSource::Text { tokenizer, .. } => match tokenizer.vocab_size() {
+            Some(words) => words,
+            None => return,
+        },
         DataSource::Synthetic {} => 2,
         DataSource::Tokens { .. } | DataSource::Hdf5 { .. } => 1,
         _ => return,

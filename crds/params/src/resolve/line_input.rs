@@ -75,7 +75,7 @@ pub(super) fn check_processor(
 /// Checks that the vocabulary has room for the special tokens of a text, which are its last ones.
 pub(super) fn check_special_tokens(check: &mut ResolveContext<'_>, source: &DataSource, model: &ModelSpec) {
     let (Some(options), DataSource::Text { tokenizer, .. }) = (&model.seq2seq, source) else { return };
-    let (words, key) = (tokenizer.vocab_size(), vocabulary_key(model));
+    let (Some(words), key) = (tokenizer.vocab_size(), vocabulary_key(model)) else { return };
     let found = model.vocab_size.min(options.target_vocab_size);
     if (words..words + SPECIAL_TOKENS).contains(&found) && !check.has_problem(key) {
         let says = format!("is {found}, too small for {words} tokens, padding, the end and sentinels");

@@ -20,6 +20,7 @@ mod selection;
 mod seq2seq;
 mod source;
 mod sparsity;
+mod text_input;
 mod transforms;
 
 use crate::document::Params;

@@ -4,12 +4,13 @@ use super::check::ResolveContext;
 use super::encoder_input;
 use super::input_section::InputSection;
 use super::line_input;
+use super::text_input;
 use super::transforms::images;
 use crate::document::{MixtureParams, OneOrMany};
-use crate::job::{DataSource, ImageFormat, MixturePart, ModelFamily, ModelSpec, TokenizerName};
-use crate::keywords::{PROCESSORS, Processor, TOKENIZERS};
+use crate::job::{DataSource, ImageFormat, MixturePart, ModelFamily, ModelSpec, TokenType};
+use crate::keywords::{PROCESSORS, Processor};
 
-const PROCESSOR_HINT: &str = "use GptTextDataProcessor (UTF-8 text files), GptTokenDataProcessor (.bin files of u16 \
+const PROCESSOR_HINT: &str = "use GptTextDataProcessor (text files), GptTokenDataProcessor (.bin or .npy files of \
                               tokens), GptHDF5DataProcessor or SyntheticDataProcessor";
 /// Weights of a mixture are whole multiples of 1 / `MIXTURE_UNITS` of their sum, so that shares of up to four decimals
 /// are exact.
@@ -33,7 +34,7 @@ pub(super) fn source(
         (None, Some(DataSource::Images { images, .. })) => Processor::Images(images.format),
         (None, _) if model.image.is_some() => Processor::Images(image_format(model)),
         (None, Some(train)) if paths.is_empty() && p.mixture.is_none() => {
-            check_tokenizer(check, s, train);
+            text_input::check_same_files(check, s, train);
             return train.clone();
         }
         (None, Some(DataSource::Text { .. })) => Processor::Text,
@@ -68,7 +69,7 @@ pub(super) fn source(
             DataSource::Synthetic {}
         }
         Processor::Lines(rows) => line_input::lines(check, s, paths, rows),
-        Processor::Tokens => DataSource::Tokens { paths },
+        Processor::Tokens => text_input::tokens(check, s, train, paths),
         Processor::Hdf5 => DataSource::Hdf5 { paths, mixture },
         Processor::Csv(rows) => encoder_input::csv(check, s, paths, rows),
         Processor::EncoderHdf5 => DataSource::EncoderHdf5 { paths },
@@ -76,24 +77,26 @@ pub(super) fn source(
         Processor::Images(format) => {
             DataSource::Images { paths, images: images(check, s, format, model, train.is_some()) }
         }
-        Processor::Text => DataSource::Text { paths, tokenizer: tokenizer(check, s, train, model) },
+        Processor::Text => text_input::text(check, s, train, model, paths),
     };
-    if let DataSource::Text { paths, .. }
-    | DataSource::Tokens { paths }
+    if let DataSource::Tokens { paths, .. }
     | DataSource::Hdf5 { paths, .. }
     | DataSource::EncoderHdf5 { paths }
     | DataSource::TfRecords { paths, .. }
     | DataSource::Images { paths, .. } = &source
-        && !s.inherits_silently
         && p.mixture.is_none()
-        && (paths.is_empty() || paths.iter().any(|path| path.trim().is_empty()))
     {
+        check_paths(check, s, paths);
+    }
+    text_input::note_unused_keys(check, s, processor);
+    source
+}
+
+/// Checks that an input names files.
+pub(super) fn check_paths(check: &mut ResolveContext<'_>, s: &InputSection<'_>, paths: &[String]) {
+    if !s.inherits_silently && (paths.is_empty() || paths.iter().any(|path| path.trim().is_empty())) {
         check.report_missing(&s.key("data_files"), "name at least one file, directory or glob");
     }
-    if p.tokenizer.is_some() && processor != Processor::Text {
-        check.note(format!("{} is not used: its samples are tokens already", s.key("tokenizer")));
-    }
-    source
 }
 
 /// Returns how the images of a model are stored if the params do not say it.
@@ -186,7 +189,7 @@ fn mixture_parts(
 
 /// Returns a placeholder for a rejected source, so that the section's other keys about files are not reported.
 fn placeholder_source() -> DataSource {
-    DataSource::Tokens { paths: Vec::new() }
+    DataSource::Tokens { paths: Vec::new(), token_type: TokenType::default() }
 }
 
 fn processor(check: &mut ResolveContext<'_>, s: &InputSection<'_>, name: &str) -> Option<Processor> {
@@ -199,42 +202,4 @@ fn processor(check: &mut ResolveContext<'_>, s: &InputSection<'_>, name: &str) -
     // The value is used only if the name is known; otherwise a problem has been recorded.
     check.keyword(&key, Some(name), Processor::Synthetic, &PROCESSORS);
     known
-}
-
-fn tokenizer(
-    check: &mut ResolveContext<'_>,
-    s: &InputSection<'_>,
-    train: Option<&DataSource>,
-    model: &ModelSpec,
-) -> TokenizerName {
-    if let Some(train) = train {
-        check_tokenizer(check, s, train);
-    }
-    let default = match train {
-        // The fallback for an unknown word must not also be reported as too large for the vocabulary.
-        _ if s.given.tokenizer.is_some() => TokenizerName::Bytes,
-        Some(DataSource::Text { tokenizer, .. }) => *tokenizer,
-        _ => TokenizerName::Gpt2,
-    };
-    let key = s.key("tokenizer");
-    let tokenizer = check.keyword(&key, s.given.tokenizer.as_deref(), default, &TOKENIZERS);
-    if tokenizer.vocab_size() > model.vocab_size {
-        let (tokens, vocabulary) = (tokenizer.vocab_size(), model.vocab_size);
-        let says = format!("is {vocabulary}, too small for the {tokens} tokens of {}'s tokenizer", s.name);
-        check.report_invalid(
-            line_input::vocabulary_key(model),
-            says,
-            format!("set it to {tokens}, or choose tokenizer: bytes with vocab_size: 256"),
-        );
-    }
-    tokenizer
-}
-
-/// Checks that evaluation uses the tokenizer of training, because a model has one vocabulary.
-fn check_tokenizer(check: &mut ResolveContext<'_>, s: &InputSection<'_>, train: &DataSource) {
-    let (Some(given), DataSource::Text { tokenizer, .. }) = (&s.given.tokenizer, train) else { return };
-    if TOKENIZERS.get(given) != Some(*tokenizer) {
-        let says = format!("is \"{given}\", another one than train_input's");
-        check.report_invalid(&s.key("tokenizer"), says, "leave it out");
-    }
 }
