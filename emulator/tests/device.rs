@@ -11,6 +11,7 @@ use millrace_emulator::device::{CpuDevice, Device, DeviceError, LeafLoss};
 use millrace_emulator::families;
 use millrace_emulator::graph::Graph;
 use millrace_emulator::kernels::Simd;
+use millrace_emulator::kernels::loss::LossSums;
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::plan::{Encoding, Pass, StreamPlan};
 use millrace_emulator::tree::Node;
@@ -241,6 +242,24 @@ fn device_is_reusable_and_dropout_follows_samples() {
     let moved = Samples { first: samples.first + 1, ..Samples::random(&plan, 2) };
     let (_, other) = step(&mut device, &plan, &weights, &moved);
     assert_ne!(bits(&first), bits(&other));
+}
+
+#[test]
+fn losses_beside_the_main_one_are_summed_apart() {
+    let [pretraining, classifier, ..] = encoders();
+    let of = |graph| {
+        let plan = plan(graph, BATCH, Encoding::F32, LARGE);
+        let losses = evaluate(&mut device(&plan, 2), &plan, &initial_weights(&plan, 1), &Samples::random(&plan, 2));
+        (losses, u64::from(plan.eval_leaves.batch()))
+    };
+    let (losses, samples) = of(pretraining);
+    // Each sample has at most one label of the next sentence, beside its masked tokens.
+    assert!((1..=samples).contains(&losses.iter().map(|leaf| leaf.other.tokens).sum()));
+    for leaf in &losses {
+        assert!(0.0 <= leaf.other.loss && leaf.other.loss < leaf.loss && leaf.other.correct <= leaf.other.tokens);
+        assert!(leaf.tokens > leaf.other.tokens, "{leaf:?}");
+    }
+    assert!(of(classifier).0.iter().all(|leaf| leaf.other == LossSums::default()));
 }
 
 /// The arena has the size that the plan accounts for, and everything else does not grow with the depth of the model.

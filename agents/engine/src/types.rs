@@ -101,8 +101,29 @@ pub struct LeafResult {
     pub tokens: u64,
     /// Number of tokens predicted correctly; only in evaluation.
     pub correct: u64,
+    /// Sums of the losses beside the main one, which `loss` contains.
+    pub other: OtherLosses,
     /// The first layer with a non-finite output, if the loss is not finite.
     pub bad_layer: Option<u32>,
+}
+
+/// Sums of the losses beside the main one, such as that of the next sentence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OtherLosses {
+    /// Sum of the losses, each times its factor.
+    pub loss: f64,
+    /// Number of labels.
+    pub labels: u64,
+    /// Number of labels predicted correctly.
+    pub correct: u64,
+}
+
+impl std::ops::AddAssign for OtherLosses {
+    fn add_assign(&mut self, other: Self) {
+        self.loss += other.loss;
+        self.labels += other.labels;
+        self.correct += other.correct;
+    }
 }
 
 /// A commit, recorded by every shard.

@@ -11,6 +11,7 @@
 //! * No input can make a device panic. Invalid input is a [`DeviceError`], and the round is lost.
 
 use crate::graph::LayerId;
+use crate::kernels::loss::LossSums;
 use crate::plan::{ChunkId, Encoding, Pass};
 use crate::tree::Node;
 
@@ -72,6 +73,8 @@ pub struct LeafLoss {
     pub tokens: u64,
     /// Number of tokens whose label has the highest logit in the main loss.
     pub correct: u64,
+    /// Sums of the losses beside the main one, each loss times its factor; zero if there are none.
+    pub other: LossSums,
     /// If a loss is not finite: the first layer that computed a non-finite number. Always `None` in an evaluation,
     /// which keeps no activations.
     pub bad_layer: Option<LayerId>,

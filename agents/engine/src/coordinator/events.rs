@@ -8,7 +8,7 @@ use millrace_emulator::placement::Placement;
 use crate::message::{
     AgentCommand, AgentReport, ChunkDigests, FailureCause, ParameterSource, ShardState, SnapshotRequest,
 };
-use crate::types::{AgentId, CommitRecord, Epoch};
+use crate::types::{AgentId, CommitRecord, Epoch, OtherLosses};
 
 /// The number of agents that a job requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,16 +90,18 @@ pub enum RunOutcome {
 }
 
 /// A finished evaluation.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Evaluation {
     /// Updates applied.
     pub step: u64,
-    /// Mean loss over the tokens with a label.
+    /// Sum of all losses, divided by the number of tokens with a label in the main loss.
     pub loss: f64,
     /// Number of tokens with a label.
     pub tokens: u64,
     /// Number of tokens predicted correctly.
     pub correct: u64,
+    /// Sums of the losses beside the main one.
+    pub other: OtherLosses,
     /// Number of evaluated batches.
     pub batches: u64,
 }
@@ -108,6 +110,16 @@ impl Evaluation {
     /// Returns the share of the tokens predicted correctly.
     pub fn accuracy(&self) -> f64 {
         self.correct as f64 / self.tokens.max(1) as f64
+    }
+
+    /// Returns the share of the labels of the other losses predicted correctly.
+    pub fn other_accuracy(&self) -> f64 {
+        self.other.correct as f64 / self.other.labels.max(1) as f64
+    }
+
+    /// Returns the mean of the main loss, with its factor.
+    pub fn main_loss(&self) -> f64 {
+        self.loss - self.other.loss / self.tokens.max(1) as f64
     }
 
     /// Returns the exponential of the loss.

@@ -63,7 +63,7 @@ impl Coordinator {
         }
         match self.policy.next(self.step, self.done) {
             NextAction::Evaluate { .. } => {
-                let sums = Evaluation { step: self.step, loss: 0.0, tokens: 0, correct: 0, batches: 0 };
+                let sums = Evaluation { step: self.step, ..Evaluation::default() };
                 self.evaluating = Some(EvaluationInProgress { sums, loss_sum: 0.0 });
                 out.push(CoordinatorCommand::Evaluating);
                 return true;
@@ -134,6 +134,7 @@ impl Coordinator {
         *loss_sum += total.loss;
         sums.tokens += total.tokens;
         sums.correct += total.correct;
+        sums.other += total.other;
         sums.batches += 1;
         sums.loss = *loss_sum * LossScaling::Tokens.factor(sums.tokens);
         out.push(CoordinatorCommand::ReportEvalBatch(*sums));

@@ -7,7 +7,7 @@ use millrace_engine::coordinator::{
     RequiredAgents, ResumeState, RunOutcome,
 };
 use millrace_engine::message::{AgentCommand, AgentReport, FailureCause, ParameterSource, ShardState};
-use millrace_engine::types::{AgentId, Epoch, Iteration, IterationKind as Work, LeafResult, Role};
+use millrace_engine::types::{AgentId, Epoch, Iteration, IterationKind as Work, LeafResult, OtherLosses, Role};
 
 use crate::setup::SimulatedJob;
 
@@ -86,7 +86,8 @@ impl CoordinatorFixture {
     /// Completes the most recently opened iteration up to its commit; later commands are in `out`.
     fn finish(&mut self, iteration: Iteration) {
         let (epoch, Work::Train { step }) = (self.machine.epoch(), iteration.task) else { panic!("{iteration:?}") };
-        let result = |leaf| LeafResult { leaf, loss: 1.0, tokens: 1, correct: 0, bad_layer: None };
+        let other = OtherLosses::default();
+        let result = |leaf| LeafResult { leaf, loss: 1.0, tokens: 1, correct: 0, other, bad_layer: None };
         let results = (0..self.job.plan.leaves.count).map(result).collect();
         self.report(system(0), AgentReport::Leaves { epoch, iteration: iteration.number, results });
         let norms = (0..self.job.plan.chunks.len()).map(|chunk| (chunk, 1.0)).collect();

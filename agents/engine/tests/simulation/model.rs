@@ -9,7 +9,7 @@ use millrace_emulator::plan::{
 };
 use millrace_emulator::tree::Node;
 use millrace_engine::payload::{Payload, SPARSE_BLOCK_ELEMENTS};
-use millrace_engine::types::{CommitRecord, IterationKind, LeafResult};
+use millrace_engine::types::{CommitRecord, IterationKind, LeafResult, OtherLosses};
 
 use crate::random::{Random, mix};
 
@@ -169,6 +169,7 @@ impl Leaf {
             loss: f64::from(error) * f64::from(error),
             tokens: 1 + self.sample % 3,
             correct: u64::from(error > 0.0),
+            other: OtherLosses { loss: f64::from(error), labels: 1, correct: u64::from(error < 0.0) },
             bad_layer: None,
         }
     }

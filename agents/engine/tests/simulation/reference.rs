@@ -3,7 +3,7 @@
 
 use millrace_emulator::plan::StreamPlan;
 use millrace_engine::coordinator::{Evaluation, LossScaling, RunPolicy, gradient_scale};
-use millrace_engine::types::{CommitRecord, IterationKind, LeafResult};
+use millrace_engine::types::{CommitRecord, IterationKind, LeafResult, OtherLosses};
 
 use crate::model::{Leaf, Parameters, layer_chunks, samples, squared_norm, sum};
 
@@ -77,13 +77,17 @@ impl Reference {
 
     fn evaluate(&self, plan: &StreamPlan, policy: &RunPolicy, step: u64) -> Evaluation {
         let batches = policy.eval.map_or(0, |eval| eval.batches);
-        let mut all = Evaluation { step, loss: 0.0, tokens: 0, correct: 0, batches };
+        let mut all = Evaluation { step, batches, ..Evaluation::default() };
         let mut loss = 0.0;
         for batch in 0..batches {
             let (_, results) = self.forward(plan, IterationKind::Eval { step, batch }, plan.eval_leaves.count);
             loss += results.iter().map(|result| result.loss).sum::<f64>();
             all.tokens += results.iter().map(|result| result.tokens).sum::<u64>();
             all.correct += results.iter().map(|result| result.correct).sum::<u64>();
+            // As the leaves are: each batch in its order, then the batches.
+            let mut other = OtherLosses::default();
+            results.iter().for_each(|result| other += result.other);
+            all.other += other;
         }
         all.loss = loss * LossScaling::Tokens.factor(all.tokens);
         all

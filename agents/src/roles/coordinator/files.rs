@@ -360,7 +360,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut launch = local_run().launch;
         (launch.model_dir, launch.mode) = (dir.path().to_owned(), Mode::EvalAll);
-        let evaluation = |loss| Evaluation { step: 3, loss, tokens: 8, correct: 1, batches: 2 };
+        let evaluation =
+            |loss| Evaluation { step: 3, loss, tokens: 8, correct: 1, batches: 2, ..Evaluation::default() };
         let event_bytes = |attempt, loss: f64| {
             let mut files = RunFiles::open(&launch, attempt, TerminationReport::default()).unwrap();
             files.begin(3, &ResumeHistory::default()).unwrap();

@@ -13,7 +13,7 @@ use millrace_engine::frame::Frame;
 use millrace_engine::message::AgentReport;
 use millrace_engine::payload::Payload;
 use millrace_engine::system::{System, SystemAction, WaitReason};
-use millrace_engine::types::{AgentId, Iteration, IterationKind, LeafResult, Role};
+use millrace_engine::types::{AgentId, Iteration, IterationKind, LeafResult, OtherLosses, Role};
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_protocol::proto;
 use millrace_telemetry::metric_definitions::RoleMetrics;
@@ -307,6 +307,11 @@ impl ComputeWorker {
                     loss: loss.loss,
                     tokens: loss.tokens,
                     correct: loss.correct,
+                    other: OtherLosses {
+                        loss: loss.other.loss,
+                        labels: loss.other.tokens,
+                        correct: loss.other.correct,
+                    },
                     bad_layer: loss.bad_layer.map(|layer| layer as u32),
                 };
                 let results = current.device.losses().iter().map(result).collect();

@@ -3,6 +3,10 @@
 //! The checksums are CRC-32C (Castagnoli), rotated and offset so that a record nested in a record does not pass the
 //! check by accident.
 
+use crc::{CRC_32_ISCSI, Crc};
+
+static CRC32C: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
+
 /// Returns `payload` framed as a record.
 pub(super) fn frame(payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u64).to_le_bytes();
@@ -27,29 +31,8 @@ pub(super) fn unframe(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 fn masked_crc32c(bytes: &[u8]) -> u32 {
-    crc32c(bytes).rotate_right(15).wrapping_add(0xA282_EAD8)
+    CRC32C.checksum(bytes).rotate_right(15).wrapping_add(0xA282_EAD8)
 }
-
-fn crc32c(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(!0, |crc: u32, &byte| TABLE[usize::from(crc as u8 ^ byte)] ^ (crc >> 8))
-}
-
-/// CRC of each byte value, for the Castagnoli polynomial with reversed bits.
-const TABLE: [u32; 256] = {
-    let mut table = [0; 256];
-    let mut byte = 0;
-    while byte < 256 {
-        let mut crc = byte as u32;
-        let mut bit = 0;
-        while bit < 8 {
-            crc = (crc >> 1) ^ (0x82F6_3B78 & (crc & 1).wrapping_neg());
-            bit += 1;
-        }
-        table[byte] = crc;
-        byte += 1;
-    }
-    table
-};
 
 #[cfg(test)]
 mod tests {
@@ -66,7 +49,7 @@ mod tests {
             (&ascending, 0x46DD_794E),
             (b"", 0),
         ] {
-            assert_eq!(crc32c(bytes), crc);
+            assert_eq!(CRC32C.checksum(bytes), crc);
         }
     }
 

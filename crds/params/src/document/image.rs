@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::keys::SectionReference;
 use crate::keys::facts::{default, required, required_if};
 use crate::keywords::{INTERPOLATIONS, TRANSFORMS};
-use crate::yaml::{FromNode, TreeReader, YamlNode, YamlValue, section};
+use crate::yaml::{FromNode, TreeReader, YamlNode, YamlValue, list_of, section};
 
 /// A size in pixels: one number, or rows and columns.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -62,12 +62,6 @@ impl FromNode for Vec<ImageTransformParams> {
     const SECTION: Option<&'static SectionReference> = Some(ImageTransformParams::REFERENCE);
 
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
-        match &node.value {
-            YamlValue::List(items) => reader.items(items),
-            _ => {
-                reader.wrong_type(node, Self::TYPE);
-                None
-            }
-        }
+        list_of(node, reader, Self::TYPE)
     }
 }

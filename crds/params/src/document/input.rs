@@ -7,7 +7,7 @@ use super::{ImageTransformParams, MicroBatchSetting, OneOrMany};
 use crate::keys::SectionReference;
 use crate::keys::facts::{alias_of, default, default_from, otherwise, required, required_if};
 use crate::keywords::{MICRO_BATCH_RULES, PROCESSORS, SAMPLE_TRANSFORMS, SPLIT_NAMES, TOKEN_TYPES, TOKENIZERS};
-use crate::yaml::{FromNode, TreeReader, YamlNode, YamlValue, section};
+use crate::yaml::{FromNode, TreeReader, YamlNode, list_of, section};
 
 section! {
     /// The source of samples, and the number of samples in a batch.
@@ -233,13 +233,7 @@ impl FromNode for Vec<SampleTransformParams> {
     const SECTION: Option<&'static SectionReference> = Some(SampleTransformParams::REFERENCE);
 
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
-        match &node.value {
-            YamlValue::List(items) => reader.items(items),
-            _ => {
-                reader.wrong_type(node, Self::TYPE);
-                None
-            }
-        }
+        list_of(node, reader, Self::TYPE)
     }
 }
 
@@ -248,12 +242,6 @@ impl FromNode for Vec<MixtureParams> {
     const SECTION: Option<&'static SectionReference> = Some(MixtureParams::REFERENCE);
 
     fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
-        match &node.value {
-            YamlValue::List(items) => reader.items(items),
-            _ => {
-                reader.wrong_type(node, Self::TYPE);
-                None
-            }
-        }
+        list_of(node, reader, Self::TYPE)
     }
 }

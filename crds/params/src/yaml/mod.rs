@@ -16,7 +16,7 @@ mod tree;
 pub(crate) use key_schema::describe_keys;
 #[cfg(feature = "schema")]
 pub(crate) use read::camel_case;
-pub(crate) use read::{FromNode, KeyStyle, LineNumbers, TreeReader, read_tree};
+pub(crate) use read::{FromNode, KeyStyle, LineNumbers, TreeReader, list_of, read_tree};
 pub(crate) use section::{ParamsSection, section};
 pub(crate) use suggest::closest_match;
 pub(crate) use tree::{MapEntry, YamlNode, YamlValue, parse};

@@ -320,7 +320,7 @@ impl FromNode for String {
 }
 
 /// Reads a list; any other value is reported, with the type `expected`.
-fn list_of<T: FromNode>(node: &YamlNode, reader: &mut TreeReader, expected: &'static str) -> Option<Vec<T>> {
+pub(crate) fn list_of<T: FromNode>(node: &YamlNode, reader: &mut TreeReader, expected: &'static str) -> Option<Vec<T>> {
     let YamlValue::List(items) = &node.value else {
         reader.wrong_type(node, expected);
         return None;

@@ -24,7 +24,7 @@ use crate::tree::{LeafTree, Node};
 
 mod steps;
 
-use steps::StepRunner;
+use steps::{LeafSums, StepRunner};
 
 /// Options of a [`CpuDevice`].
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +110,7 @@ pub struct CpuDevice {
     scratch: Scratch,
     times: Vec<OperatorTime>,
     /// For each leaf of the round: the sums of the losses computed so far.
-    loss_sums: Vec<LossSums>,
+    loss_sums: Vec<LeafSums>,
     losses: Vec<LeafLoss>,
     training: bool,
     /// Number of passes of the round that are finished.
@@ -267,9 +267,10 @@ impl CpuDevice {
     }
 
     /// Records the losses of a leaf.
-    fn record_loss(&mut self, leaf: usize, LossSums { loss, tokens, correct }: LossSums) {
+    fn record_loss(&mut self, leaf: usize, LeafSums { loss, main, other }: LeafSums) {
         let bad_layer = if loss.is_finite() { None } else { self.find_bad_layer(leaf) };
-        self.losses.push(LeafLoss { leaf: self.samples.leaves[leaf].leaf, loss, tokens, correct, bad_layer });
+        let LossSums { tokens, correct, .. } = main;
+        self.losses.push(LeafLoss { leaf: self.samples.leaves[leaf].leaf, loss, tokens, correct, other, bad_layer });
     }
 
     /// Returns the first layer with a non-finite value among those kept for the backward pass, otherwise the last
@@ -314,7 +315,7 @@ impl Device for CpuDevice {
         self.samples.take(leaves, kind.leaves.samples as usize)?;
         self.arena.reserve(kind, most);
         self.loss_sums.clear();
-        self.loss_sums.resize(leaves.len(), LossSums::default());
+        self.loss_sums.resize(leaves.len(), LeafSums::default());
         self.training = training;
         self.passes = 0;
         Ok(())

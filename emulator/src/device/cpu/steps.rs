@@ -36,10 +36,29 @@ pub(super) struct StepRunner<'a> {
     pub gradients: &'a mut PartialGradients,
     pub scratch: &'a mut Scratch,
     /// The sums of the losses of each leaf of the round.
-    pub loss_sums: &'a mut [LossSums],
+    pub loss_sums: &'a mut [LeafSums],
     pub times: &'a mut [super::OperatorTime],
     pub training: bool,
     pub seed: u64,
+}
+
+/// Sums of the losses of a leaf.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LeafSums {
+    /// Sum of all losses, each times its factor.
+    pub loss: f64,
+    /// Those of the main loss, which is the last one.
+    pub main: LossSums,
+    /// Those of all others.
+    pub other: LossSums,
+}
+
+impl LeafSums {
+    /// Adds the next loss of the graph.
+    fn add(&mut self, sums: LossSums) {
+        self.loss += sums.loss;
+        self.other += std::mem::replace(&mut self.main, sums);
+    }
 }
 
 /// The part of a backward step that one call of its operator computes.
@@ -105,9 +124,7 @@ impl StepRunner<'_> {
             .executor()
             .forward(&mut kit, execute::ForwardArgs { shape, inputs, weights, output, extra, scratch });
         if self.plan.graph.nodes[node].output.is_none() {
-            // The last loss is the main one, whose tokens are reported.
-            let loss = self.loss_sums[leaf].loss + self.scratch.sums.loss;
-            self.loss_sums[leaf] = LossSums { loss, ..self.scratch.sums };
+            self.loss_sums[leaf].add(self.scratch.sums);
         }
     }
 

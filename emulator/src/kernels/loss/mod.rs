@@ -59,6 +59,14 @@ pub struct LossSums {
     pub correct: u64,
 }
 
+impl std::ops::AddAssign for LossSums {
+    fn add_assign(&mut self, other: Self) {
+        self.loss += other.loss;
+        self.tokens += other.tokens;
+        self.correct += other.correct;
+    }
+}
+
 /// Destinations of the gradients.
 #[derive(Debug)]
 pub struct LossGradients<'a> {
