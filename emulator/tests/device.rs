@@ -250,7 +250,7 @@ fn losses_beside_the_main_one_are_summed_apart() {
     let of = |graph| {
         let plan = plan(graph, BATCH, Encoding::F32, LARGE);
         let losses = evaluate(&mut device(&plan, 2), &plan, &initial_weights(&plan, 1), &Samples::random(&plan, 2));
-        (losses, u64::from(plan.eval_leaves.batch()))
+        (losses, plan.eval_leaves.batch())
     };
     let (losses, samples) = of(pretraining);
     // Each sample has at most one label of the next sentence, beside its masked tokens.

@@ -3,15 +3,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use millrace_text::{ParquetProblem, TokenizerProblem};
+
 use crate::SplitPart;
 use crate::encoder::{CsvProblem, VocabularyProblem};
 use crate::hdf5::{Hdf5Problem, SampleProblem};
 use crate::images::ImageProblem;
 use crate::npy::NpyProblem;
 use crate::seq2seq::LinesProblem;
-use crate::text::{JsonLineProblem, ParquetProblem};
+use crate::text::JsonLineProblem;
 use crate::tfrecord::TfRecordProblem;
-use crate::tokenizer::TokenizerProblem;
 
 /// The format that [`DataError::WrongFormat`] names for a source of HDF5 files.
 pub(crate) const HDF5_FILE: &str = "an HDF5 file";

@@ -9,7 +9,6 @@
 mod blocks;
 mod format;
 mod json_lines;
-mod parquet;
 
 use std::io::{self, Read};
 use std::num::NonZero;
@@ -19,9 +18,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub use format::TextFormat;
 pub(crate) use format::{GZIP_SIGNATURE, PARQUET_SIGNATURE, ZSTD_SIGNATURE};
 pub use json_lines::JsonLineProblem;
-pub use parquet::ParquetProblem;
 
 use millrace_params::DEFAULT_TEXT_KEY;
+use millrace_text::ParquetTexts;
 
 use crate::cache::CacheKey;
 use crate::token_store::TokenElement;
@@ -29,7 +28,6 @@ use crate::{DataError, Tokenizer};
 use blocks::DocumentBlocks;
 use format::{Compression, TextReader, TextStructure, is_damage};
 use json_lines::{JsonLineError, JsonLines};
-use parquet::ParquetTexts;
 
 /// Bytes read at once to compute digests, and between progress reports of JSON Lines files.
 const READ_BLOCK_BYTES: usize = 512 << 10;
@@ -162,7 +160,7 @@ impl Corpus {
         let read_error = |source| read_error(document, source);
         let file = millrace_roots::open(&document.path).map_err(read_error)?;
         let mut texts = ParquetTexts::open(file, &self.text_key).map_err(error)?;
-        while let Some(batch) = texts.next().map_err(error)? {
+        while let Some(batch) = texts.next_batch().map_err(error)? {
             batch.iter().try_for_each(|text| stream.push_document(text))?;
             progress((document.bytes as f64 * texts.progress()) as u64);
         }

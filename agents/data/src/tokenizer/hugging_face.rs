@@ -15,7 +15,7 @@ impl Tokenizer {
     pub fn separator_name(&self) -> &str {
         match self {
             Tokenizer::Gpt2 | Tokenizer::Bytes => END_NAME,
-            Tokenizer::File(file) => file.separator_name(),
+            Tokenizer::File(file) => file.tokenizer.separator_name(),
         }
     }
 

@@ -14,7 +14,7 @@ use millrace_params::TokenizerName;
 use tiktoken::CoreBpe;
 
 pub use decode::TextDecoder;
-pub use file::{FileTokenizer, TokenizerProblem};
+pub use file::TokenizerFile;
 
 use crate::DataError;
 use crate::encoder::SpecialTokens;
@@ -36,7 +36,7 @@ pub enum Tokenizer {
     /// The bytes of UTF-8, 256 tokens; documents are separated by a zero byte, which does not occur in text.
     Bytes,
     /// That of a file `tokenizer.json`; documents are separated by its token for the end of a text.
-    File(Box<FileTokenizer>),
+    File(Box<TokenizerFile>),
 }
 
 impl Tokenizer {
@@ -49,7 +49,7 @@ impl Tokenizer {
             TokenizerName::Gpt2 => Ok(Tokenizer::Gpt2),
             TokenizerName::Bytes => Ok(Tokenizer::Bytes),
             TokenizerName::File => {
-                let file = FileTokenizer::open(file.ok_or(DataError::NoPaths)?)?;
+                let file = TokenizerFile::open(file.ok_or(DataError::NoPaths)?)?;
                 Ok(Tokenizer::File(Box::new(file)))
             }
         }
@@ -60,7 +60,7 @@ impl Tokenizer {
         match self {
             Tokenizer::Gpt2 => 50_257,
             Tokenizer::Bytes => 256,
-            Tokenizer::File(file) => file.vocab_size(),
+            Tokenizer::File(file) => file.tokenizer.vocab_size(),
         }
     }
 
@@ -69,7 +69,7 @@ impl Tokenizer {
         match self {
             Tokenizer::Gpt2 => 50_256,
             Tokenizer::Bytes => 0,
-            Tokenizer::File(file) => file.separator(),
+            Tokenizer::File(file) => file.tokenizer.separator(),
         }
     }
 
@@ -87,7 +87,7 @@ impl Tokenizer {
         match self {
             Tokenizer::Gpt2 => hasher.update(b"gpt2/1"),
             Tokenizer::Bytes => hasher.update(b"bytes/1"),
-            Tokenizer::File(file) => hasher.update(b"file/1").update(file.digest().as_bytes()),
+            Tokenizer::File(file) => hasher.update(b"file/1").update(file.tokenizer.digest()),
         };
     }
 
@@ -109,7 +109,7 @@ impl Tokenizer {
         let bytes = match self {
             Tokenizer::Gpt2 => gpt2().decode(tokens),
             Tokenizer::Bytes => tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect(),
-            Tokenizer::File(file) => return file.decode(tokens),
+            Tokenizer::File(file) => return file.tokenizer.decode(tokens),
         };
         String::from_utf8_lossy(&bytes).into_owned()
     }

@@ -29,7 +29,7 @@ pub enum ParquetProblem {
 
 impl ParquetProblem {
     /// Returns what the user can do about the problem.
-    pub(crate) const fn hint(&self) -> &'static str {
+    pub const fn hint(&self) -> &'static str {
         match self {
             Self::NoColumn { .. } | Self::NoTexts(_) => "name the column with text_key",
             Self::Damaged(_) | Self::Inconsistent => "write it again, compressed by snappy or gzip, or not at all",
@@ -45,7 +45,7 @@ impl From<ParquetError> for ParquetProblem {
 }
 
 /// The texts of a file, in batches.
-pub(super) struct ParquetTexts {
+pub struct ParquetTexts {
     reader: SerializedFileReader<File>,
     key: String,
     /// Number of the column `key`.
@@ -58,6 +58,9 @@ pub(super) struct ParquetTexts {
 
 impl ParquetTexts {
     /// Opens the column `key`.
+    ///
+    /// # Errors
+    /// The file is not in this format, or has no such column of texts.
     pub fn open(file: File, key: &str) -> Result<Self, ParquetProblem> {
         guarded(|| {
             let reader = SerializedFileReader::new(file)?;
@@ -77,7 +80,10 @@ impl ParquetTexts {
     }
 
     /// Returns the next texts; rows without one are omitted. `None` at the end.
-    pub fn next(&mut self) -> Result<Option<Vec<String>>, ParquetProblem> {
+    ///
+    /// # Errors
+    /// The file is damaged, or a text is not UTF-8. It can't be used further.
+    pub fn next_batch(&mut self) -> Result<Option<Vec<String>>, ParquetProblem> {
         guarded(|| self.read_batch())
     }
 
