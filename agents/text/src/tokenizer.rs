@@ -5,11 +5,15 @@ use std::str::FromStr;
 
 use tokenizers::{ModelWrapper, Tokenizer};
 
+/// Maximum number of elements of lists and objects. The largest public tokenizers have 1.3 million; each takes up to
+/// 100 bytes of memory while the file is read.
+const MAX_ELEMENTS: usize = 4 << 20;
+
 /// Tokens that end a document in the vocabularies of public models. Of several, the first in this list is used.
 const END_TOKENS: [&str; 8] =
     ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>", "[EOS]", "[SEP]"];
 
-/// Names of the special tokens of encoders: mask, begin, end and padding, as of BERT and of RoBERTa.
+/// Names of the special tokens of encoders: mask, start, end and padding, as of BERT and of RoBERTa.
 const ENCODER_TOKENS: [[&str; 4]; 2] = [["[MASK]", "[CLS]", "[SEP]", "[PAD]"], ["<mask>", "<s>", "</s>", "<pad>"]];
 
 /// Why a file is no tokenizer, or can't encode a text, as the end of a sentence that names the file.
@@ -17,6 +21,8 @@ const ENCODER_TOKENS: [[&str; 4]; 2] = [["[MASK]", "[CLS]", "[SEP]", "[PAD]"], [
 pub enum TokenizerProblem {
     #[error("has {bytes} bytes, more than the {max_bytes} that are allowed")]
     TooLarge { bytes: u64, max_bytes: u64 },
+    #[error("has more than {MAX_ELEMENTS} elements")]
+    TooManyElements,
     #[error("is not a tokenizer.json: {0}")]
     Invalid(Box<dyn std::error::Error + Send + Sync>),
     #[error("has no tokens")]
@@ -38,7 +44,7 @@ impl TokenizerProblem {
     /// Returns what the user can do about the problem.
     pub const fn hint(&self) -> &'static str {
         match self {
-            Self::TooLarge { .. } | Self::Invalid(_) | Self::NoTokens => {
+            Self::TooLarge { .. } | Self::TooManyElements | Self::Invalid(_) | Self::NoTokens => {
                 "name the file tokenizer.json of a model, as tokenizer.save_pretrained of transformers writes it"
             }
             Self::Dropout => "set dropout to null in the file",
@@ -55,7 +61,7 @@ impl TokenizerProblem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncoderTokens {
     pub mask: u32,
-    /// Begin of a sample.
+    /// Start of a sample.
     pub begin: u32,
     /// End of a segment.
     pub end: u32,
@@ -77,6 +83,10 @@ impl FileTokenizer {
     /// # Errors
     /// It is no tokenizer that gives the same tokens for the same text.
     pub fn parse(content: &[u8]) -> Result<Self, TokenizerProblem> {
+        // Those in strings count, too; there are few.
+        if content.iter().filter(|byte| **byte == b',').count() > MAX_ELEMENTS {
+            return Err(TokenizerProblem::TooManyElements);
+        }
         let mut tokenizer = guarded(|| {
             let text = std::str::from_utf8(content).map_err(|error| TokenizerProblem::Invalid(error.into()))?;
             Tokenizer::from_str(text).map_err(TokenizerProblem::Invalid)
@@ -131,7 +141,7 @@ impl FileTokenizer {
         })
     }
 
-    /// Returns the tokens of `text`, without those that the file adds to the begin and end of a text.
+    /// Returns the tokens of `text`, without those that the file adds at the start and the end of a text.
     ///
     /// # Errors
     /// The file has no token for a part of the text.
@@ -153,4 +163,16 @@ impl FileTokenizer {
 fn guarded<T>(call: impl FnOnce() -> Result<T, TokenizerProblem>) -> Result<T, TokenizerProblem> {
     // The library keeps no state between calls but a cache, which it abandons if a thread panicked.
     catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(TokenizerProblem::Inconsistent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_for_reading_a_file_is_bounded() {
+        let elements = format!("{{\"model\": {{\"merges\": [{}[]]}}}}", "[],".repeat(MAX_ELEMENTS + 1));
+        assert!(matches!(FileTokenizer::parse(elements.as_bytes()), Err(TokenizerProblem::TooManyElements)));
+        assert!(matches!(FileTokenizer::parse("[".repeat(1 << 20).as_bytes()), Err(TokenizerProblem::Invalid(_))));
+    }
 }

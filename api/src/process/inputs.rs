@@ -204,31 +204,80 @@ mod tests {
     use super::*;
     use crate::submission::UPLOADS_DIR;
 
+    /// A job with uploads, on a server that offers a directory of inputs.
+    struct Case {
+        job: TrainJob,
+        resolved: JobSpec,
+        directories: ServerDirectories,
+    }
+
+    impl Case {
+        fn new(inputs: Option<&Path>) -> Self {
+            let params = Params::parse_yaml(include_str!("../../../examples/gpt2-tiny.yaml")).unwrap();
+            let mut resolved = params.resolve(&FlagOverrides::default()).unwrap().job;
+            resolved.run.mode = Mode::Train;
+            let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
+            job.metadata.namespace = Some("team".to_owned());
+            let config_map = Some(ConfigMapSource { name: "texts-1".to_owned() });
+            job.spec.volumes = vec![JobVolume { name: "texts".to_owned(), persistent_volume_claim: None, config_map }];
+            job.spec.mount_dirs =
+                vec![MountedDir { path: UPLOADS_DIR.to_owned(), volume: "texts".to_owned(), sub_path: None }];
+            let inputs = inputs.map(Path::to_owned);
+            Self {
+                job,
+                resolved,
+                directories: ServerDirectories { data: "/srv/data".into(), inputs, volumes: [].into() },
+            }
+        }
+
+        /// Returns the result for these paths, and for uploads with these names and contents.
+        fn check(&mut self, paths: &[String], uploads: &[(String, String)]) -> Result<Option<DatasetEpoch>, String> {
+            *self.resolved.train_input.paths_mut().unwrap() = paths.to_vec();
+            let file = |(name, content): &(String, String)| UploadedFile {
+                name: FileName::new(name.clone()).unwrap(),
+                content: content.clone(),
+            };
+            let files = uploads.iter().map(file).collect();
+            let texts = UploadedFiles { config_map: ObjectName::new("texts-1").unwrap(), files };
+            check_inputs(&self.directories, &self.job, &self.resolved, Some(&texts)).map_err(|error| error.to_string())
+        }
+    }
+
     #[test]
     fn empty_upload_is_reported_by_its_own_name() {
-        let params = Params::parse_yaml(include_str!("../../../examples/gpt2-tiny.yaml")).unwrap();
-        let mut resolved = params.resolve(&FlagOverrides::default()).unwrap().job;
-        resolved.run.mode = Mode::Train;
-        let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
-        job.metadata.namespace = Some("team".to_owned());
-        let config_map = Some(ConfigMapSource { name: "texts-1".to_owned() });
-        job.spec.volumes = vec![JobVolume { name: "texts".to_owned(), persistent_volume_claim: None, config_map }];
-        job.spec.mount_dirs =
-            vec![MountedDir { path: UPLOADS_DIR.to_owned(), volume: "texts".to_owned(), sub_path: None }];
-        let directories = ServerDirectories { data: "/srv/data".into(), inputs: None, volumes: [].into() };
+        let mut case = Case::new(None);
         let mut check = |contents: &[String]| {
             let name = |at: usize| format!("0-{at:04}-empty-{at}.txt");
-            let files = contents
-                .iter()
-                .enumerate()
-                .map(|(at, content)| UploadedFile { name: FileName::new(name(at)).unwrap(), content: content.clone() });
-            let texts = UploadedFiles { config_map: ObjectName::new("texts-1").unwrap(), files: files.collect() };
-            *resolved.train_input.paths_mut().unwrap() =
-                (0..contents.len()).map(|at| format!("{UPLOADS_DIR}/{}", name(at))).collect();
-            check_inputs(&directories, &job, &resolved, Some(&texts)).map_err(|error| error.to_string())
+            let uploads: Vec<_> =
+                contents.iter().enumerate().map(|(at, content)| (name(at), content.clone())).collect();
+            let paths: Vec<_> = uploads.iter().map(|(name, _)| format!("{UPLOADS_DIR}/{name}")).collect();
+            case.check(&paths, &uploads)
         };
         let error = check(&[String::new()]).unwrap_err();
         assert_eq!(error, "train_input: the uploaded file empty-0.txt is empty: give a file with text");
         assert!(check(&[String::new(), "text ".repeat(10_000)]).is_ok(), "an empty file among several, as on disk");
+    }
+
+    #[test]
+    fn uploaded_tokenizer_does_not_replace_data() {
+        let inputs = tempfile::tempdir().unwrap();
+        std::fs::write(inputs.path().join("own.txt"), "text ".repeat(10_000)).unwrap();
+        let mut case = Case::new(Some(inputs.path()));
+        let DataSource::Text { tokenizer, .. } = &mut case.resolved.train_input.source else { panic!("no text") };
+        *tokenizer = TokenizerName::File;
+        let upload = ("1-0000-tokenizer.json".to_owned(), "{}".to_owned());
+        let uploaded = format!("{UPLOADS_DIR}/{}", upload.0);
+        let uploads = [upload];
+        assert!(
+            case.check(&["own.txt".to_owned(), uploaded.clone()], &uploads).is_ok(),
+            "it is read when the job starts"
+        );
+        let error = case.check(&["gone.txt".to_owned(), uploaded], &uploads).unwrap_err();
+        assert!(error.contains("file gone.txt not found"), "{error}");
+        std::fs::write(inputs.path().join("tokenizer.json"), "{}").unwrap();
+        let error = case.check(&["own.txt".to_owned(), "tokenizer.json".to_owned()], &[]).unwrap_err();
+        assert!(error.contains("is not a tokenizer.json"), "{error}");
+        let error = case.check(&["own.txt".to_owned(), "no.json".to_owned()], &[]).unwrap_err();
+        assert!(error.contains("file no.json not found"), "{error}");
     }
 }

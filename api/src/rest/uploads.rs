@@ -223,6 +223,11 @@ mod tests {
         let texts = attach_uploads(&mut params, &mut Map::new(), files).unwrap();
         assert_eq!(texts.iter().map(|text| text.name.as_str()).collect::<Vec<_>>(), ["0-0000-1.txt", "0-0001-2.txt"]);
         assert_eq!(params["train_input"]["data_dir"], format!("{UPLOADS_DIR}/0-*"));
+        let mut params = json!({"train_input": {"tokenizer_file": "t.json"}, "model": {"vocab_file": "words.txt"}});
+        let files = ["words.txt", "t.json"].map(|name| (name.to_owned(), Bytes::from_static(b"t"))).to_vec();
+        attach_uploads(&mut params, &mut Map::new(), files).unwrap();
+        assert_eq!(params["train_input"]["tokenizer_file"], format!("{UPLOADS_DIR}/0-0000-t.json"));
+        assert_eq!(params["model"]["vocab_file"], format!("{UPLOADS_DIR}/1-0001-words.txt"));
         assert!(
             attach_uploads(&mut params, &mut spec, vec![("z".to_owned(), Bytes::new())]).is_err(),
             "the params name no file of this name"

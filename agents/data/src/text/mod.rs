@@ -1,8 +1,9 @@
 //! Tokenizes text files in one pass with bounded memory.
 //!
 //! A file is read in blocks. Each block is cut where the tokenizer allows it ([`Tokenizer::last_cut`]), divided into
-//! pieces that threads encode independently, and sent on in order. The tokens are therefore those of the whole text,
-//! for any number of threads, and neither text nor tokens are ever completely in memory.
+//! pieces that threads encode independently, and sent on in order. The tokens are therefore a function of the text, for
+//! any number of threads, and neither text nor tokens are ever completely in memory. With the embedded tokenizers, and
+//! for texts that are not longer than a piece, they are those of the whole text.
 //! Of a JSON Lines file, one line is in memory at a time, and of a Parquet file a few rows; each of its texts is a
 //! document.
 

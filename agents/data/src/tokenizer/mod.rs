@@ -123,8 +123,8 @@ impl Tokenizer {
     }
 
     /// Returns the last position strictly inside `text` where it can be cut so that the two parts encode to the same
-    /// tokens as the whole. With the tokenizer of a file, for which no such positions are known, it is the begin of the
-    /// last line; the part after it may then begin with another token than in the whole.
+    /// tokens as the whole. With the tokenizer of a file, for which no such positions are known, it is the start of
+    /// the last line; the part after it may then start with another token than in the whole.
     pub(crate) fn last_cut(&self, text: &str) -> Option<usize> {
         let mut before_space = false;
         for (at, c) in text.char_indices().rev() {

@@ -73,7 +73,7 @@ fn array_line(input: &SampleInput, bytes: &[u8]) -> String {
     format!("  {:<24}{element_type} {:?}  {counting}{shown}{more}", input.name, input.shape)
 }
 
-/// Returns the begin of the text of the tokens of a sample.
+/// Returns the first characters of the text of a sample.
 fn text_of(tokenizer: &Tokenizer, inputs: &[SampleInput], arrays: &[Vec<u8>]) -> Option<String> {
     let at = inputs.iter().position(|input| input.name == "input_ids")?;
     let (values, _) = arrays.get(at)?.as_chunks::<4>();

@@ -127,9 +127,9 @@ class Appliance:
             job = appliance.train("params.yaml", num_csx=4, max_steps=1000)
 
         `params` is a YAML file, which is sent unchanged, or a dict. An option that is None is left to params,
-        or to the appliance's default. Text files under 1 MiB that `data_dir` or `data_files` of the params
-        name are uploaded if they exist next to the params file or in the working directory; all other paths
-        are paths of the appliance.
+        or to the appliance's default. Text files under 1 MiB that the params name as data, vocabulary or
+        tokenizer are uploaded if they exist next to the params file or in the working directory; all other
+        paths are paths of the appliance.
 
         `model` is the family of the model, such as "gpt3", for params that do not name it.
 
