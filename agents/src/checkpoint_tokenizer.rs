@@ -17,6 +17,16 @@ pub fn open(job: &JobSpec, checkpoint: &Path) -> Result<Option<Tokenizer>, DataE
     Tokenizer::open(tokenizer, copy.as_deref()).map(Some)
 }
 
+/// Returns the content of the file of the tokenizer of a job's training data, to be kept as [`TOKENIZER_FILE`] in the
+/// directory of its checkpoints; `None` if the tokenizer is not a file.
+///
+/// # Errors
+/// The file can't be used.
+pub(crate) fn content_to_keep(job: &JobSpec) -> Result<Option<Vec<u8>>, DataError> {
+    let Some(file) = job.train_input.tokenizer_file() else { return Ok(None) };
+    Tokenizer::open(TokenizerName::File, Some(Path::new(file)))?.to_json().map(Some)
+}
+
 /// Opens the tokenizer with this name: `gpt2`, `bytes` or the path of a file.
 ///
 /// # Errors

@@ -120,17 +120,14 @@ impl DataSummary {
     }
 }
 
-/// Inspects the files of `spec`.
+/// Inspects the files of `spec`, but not its tokenizer.
 ///
 /// # Errors
 /// Files are missing, can't be read, are all empty, or are of another format.
 pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
     spec.check()?;
     let (paths, extension) = match &spec.kind {
-        SourceKind::Text(text) => {
-            text.tokenizer()?;
-            (text.divided().0, "txt")
-        }
+        SourceKind::Text(text) => (text.divided().0, "txt"),
         SourceKind::Tokens { paths, .. } => (paths.as_slice(), "bin"),
         SourceKind::Hdf5 { paths, .. } | SourceKind::EncoderHdf5 { paths } => {
             return inspect_stored(spec, &expand(paths, "h5")?);

@@ -14,13 +14,14 @@ use std::sync::Arc;
 
 use millrace_checkpoint::hf::{Choices, import_hf, params_text};
 use millrace_checkpoint::{CheckpointMetadata, Error, LockRequest, ModelDirLock, list};
-use millrace_data::{TOKENIZER_FILE, Tokenizer};
-use millrace_params::{FlagOverrides, Params, TokenizerName};
+use millrace_data::TOKENIZER_FILE;
+use millrace_params::{FlagOverrides, Params};
 use millrace_telemetry::atomic_file;
 
 use super::args::{ImportParams, JobArgs, MachineFlags};
 use super::error::CliError;
 use super::job::{PreparedJob, prepare, read_params};
+use crate::checkpoint_tokenizer;
 use crate::error::AgentError;
 use crate::input::data_failure;
 use crate::launch::Exit;
@@ -113,9 +114,8 @@ fn import_weights(dir: &Path, prepared: &PreparedJob, mismatch_hint: &str) -> Re
 
 /// Copies the file of the tokenizer, if the params name one, as a run does: `generate` looks for it there.
 fn copy_tokenizer(prepared: &PreparedJob, model_dir: &Path) -> Result<(), CliError> {
-    let Some(file) = prepared.resolved.job.train_input.tokenizer_file() else { return Ok(()) };
-    let tokenizer = Tokenizer::open(TokenizerName::File, Some(Path::new(file))).map_err(data_failure)?;
-    let content = tokenizer.to_json().map_err(data_failure)?;
+    let content = checkpoint_tokenizer::content_to_keep(&prepared.resolved.job).map_err(data_failure)?;
+    let Some(content) = content else { return Ok(()) };
     atomic_file::write(&model_dir.join(TOKENIZER_FILE), &content).map_err(|error| AgentError::local(error).into())
 }
 

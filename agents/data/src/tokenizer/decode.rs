@@ -6,6 +6,9 @@ use super::Tokenizer;
 /// its neighbors.
 const MAX_CONTEXT_TOKENS: usize = 16;
 
+/// Maximum tokens of one character: its bytes.
+const MAX_PENDING_TOKENS: usize = 4;
+
 /// The text of tokens that follow each other, each written as soon as its characters are complete.
 ///
 /// The text of a token may depend on the tokens before it: one token has a part of a character, and some tokenizers
@@ -51,9 +54,6 @@ impl<'a> TextDecoder<'a> {
         text.split_off(text.floor_char_boundary(shared))
     }
 }
-
-/// Maximum tokens of one character: its bytes.
-const MAX_PENDING_TOKENS: usize = 4;
 
 #[cfg(test)]
 mod tests {

@@ -17,8 +17,9 @@ use millrace_telemetry::prometheus::Counter;
 use millrace_telemetry::tensorboard::{self, EventWriter, tags};
 use millrace_telemetry::{Error, atomic_file, progress::Rates};
 
+use crate::checkpoint_tokenizer;
 use crate::error::AgentError;
-use crate::input::{data_failure, text_tokenizer};
+use crate::input::data_failure;
 use crate::launch::LaunchDocument;
 use crate::roles::TerminationReport;
 
@@ -68,15 +69,6 @@ pub fn file_failure(error: Error) -> AgentError {
     }
 }
 
-/// Returns the content of the file of the tokenizer, if the job trains with one.
-fn tokenizer_to_copy(launch: &LaunchDocument) -> Result<Option<Vec<u8>>, AgentError> {
-    if !launch.mode.trains() || launch.job.train_input.tokenizer_file().is_none() {
-        return Ok(None);
-    }
-    let tokenizer = text_tokenizer(&launch.job, &launch.job.train_input)?;
-    tokenizer.map(|tokenizer| tokenizer.to_json().map_err(data_failure)).transpose()
-}
-
 impl RunFiles {
     /// Opens journal and logs, and writes params.yaml and job.json. Copies the file of the tokenizer, so that the
     /// trained model can be used without the training data.
@@ -86,7 +78,10 @@ impl RunFiles {
     pub fn open(launch: &LaunchDocument, attempt: u32, last_report: TerminationReport) -> Result<Self, AgentError> {
         let dir = launch.model_dir.as_path();
         let run = &launch.job.run;
-        let tokenizer = tokenizer_to_copy(launch)?;
+        let tokenizer = match launch.mode.trains() {
+            true => checkpoint_tokenizer::content_to_keep(&launch.job).map_err(data_failure)?,
+            false => None,
+        };
         let open = || {
             if let Some(content) = &tokenizer {
                 atomic_file::write(&dir.join(TOKENIZER_FILE), content)?;
