@@ -9,7 +9,9 @@ use common::{Elements, LARGE, Samples, device, evaluate, initial_weights, plan, 
 use millrace_emulator::compile::BatchSpec;
 use millrace_emulator::families::decoder;
 use millrace_emulator::graph::Graph;
-use millrace_emulator::inference::{InferenceError, InferenceModel, InferenceOptions, InferenceStartError};
+use millrace_emulator::inference::{
+    InferenceError, InferenceModel, InferenceOptions, InferenceStartError, NotADecoder,
+};
 use millrace_emulator::kernels::Simd;
 use millrace_emulator::numerics::Precision;
 use millrace_emulator::ops::SelectRow;
@@ -136,13 +138,15 @@ fn tokens_out_of_range_are_rejected_and_not_added() {
 fn graphs_that_are_no_decoders_are_rejected() {
     let options = InferenceOptions { threads: 1, simd: Simd::detect(), precision: Precision::F32, positions: 4 };
     let error = |graph: Graph| {
-        InferenceModel::new(graph, options, |_| Ok::<_, Infallible>(Vec::new())).map(|_| ()).unwrap_err()
+        let model = InferenceModel::new(graph, options, |_| Ok::<_, Infallible>(Vec::new()));
+        let Err(InferenceStartError::Graph(error)) = model else { panic!("the graph must be rejected") };
+        error
     };
     let mut graph = decoder(&spec(1, 8, 2, 50, 4), 4).unwrap();
     graph.nodes[3].op = SelectRow { row: 0 }.into();
     let found = error(graph.clone());
-    assert!(matches!(found, InferenceStartError::NotADecoder { id: 3, name: "SelectRow" }), "{found}");
+    assert!(matches!(found, NotADecoder::LaterRows { id: 3, name: "SelectRow" }), "{found}");
     graph.nodes.pop();
     let found = error(graph);
-    assert!(matches!(found, InferenceStartError::NotALanguageModel), "{found}");
+    assert!(matches!(found, NotADecoder::NotALanguageModel), "{found}");
 }

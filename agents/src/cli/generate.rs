@@ -11,11 +11,9 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Instant;
 
-use millrace_checkpoint::{Checkpoint, MANIFEST_FILE, Section, VerificationLevel, newest_complete};
-use millrace_data::{DataError, TextDecoder, Tokenizer};
-use millrace_emulator::inference::{
-    InferenceError, InferenceModel, InferenceOptions, InferenceStartError, Sampler, SamplingOptions,
-};
+use millrace_checkpoint::{Checkpoint, MANIFEST_FILE, VerificationLevel, newest_complete};
+use millrace_data::DataError;
+use millrace_emulator::inference::{InferenceError, SamplingError, SamplingOptions};
 use millrace_emulator::kernels::Simd;
 use millrace_params::JobSpec;
 
@@ -23,30 +21,41 @@ use super::args::GenerateArgs;
 use super::error::CliError;
 use crate::checkpoint_tokenizer;
 use crate::error::AgentError;
+use crate::generation::{
+    FinishReason, Generation, GenerationError, GenerationOptions, GenerationResources, Prompt, RunError,
+};
 use crate::host;
 use crate::input::data_failure;
 use crate::launch::Exit;
 
 /// Writes the continuation of the prompt to standard output.
 pub fn run(flags: &GenerateArgs) -> Result<Exit, CliError> {
-    let options =
-        SamplingOptions { temperature: flags.temperature, top_k: flags.top_k, top_p: flags.top_p, seed: flags.seed };
-    let sampler = Sampler::new(options).map_err(|error| {
-        CliError::bad_input(error).hint("--temperature 0.8 --top_k 40 --top_p 0.95 are usual values")
-    })?;
+    let GenerateArgs { temperature, top_k, top_p, seed, max_tokens, ignore_end, .. } = *flags;
+    let sampling = SamplingOptions { temperature, top_k, top_p, seed };
+    let options = GenerationOptions { sampling, max_tokens, ignore_end };
+    let simd = match flags.isa {
+        Some(isa) => Simd::new(isa).map_err(|error| CliError::bad_input(error.to_string()))?,
+        None => Simd::detect(),
+    };
+    let threads = flags.threads.map_or_else(host::cores, usize::from);
+    let resources = GenerationResources { threads, simd, max_bytes: u64::MAX };
     let checkpoint = open(&flags.checkpoint)?;
     let job = JobSpec::from_json(checkpoint.job()).map_err(|error| {
         AgentError::local(error).context(format!("can't read the job of {}", checkpoint.path().display()))
     })?;
-    // What the model can't do is reported before what the prompt lacks.
-    let model = load(&checkpoint, &job, flags)?;
-    let prompt = Prompt::new(flags, &job, checkpoint.path())?;
-    let mut text = TextWriter::new(&prompt, io::stdout().lock());
-    match generate(model, sampler, &prompt, flags, &mut text) {
+    let prompt = match &flags.prompt_tokens[..] {
+        [] => Prompt::Text(flags.prompt.clone()),
+        tokens => Prompt::Tokens(tokens.to_vec()),
+    };
+    let tokenizer = flags.tokenizer.as_deref().map(checkpoint_tokenizer::open_named).transpose();
+    let tokenizer = tokenizer.map_err(tokenizer_failure)?;
+    let failed = |error| generation_failure(error, checkpoint.path());
+    let generation = Generation::start(&checkpoint, &job, (&prompt, tokenizer), options, resources).map_err(failed)?;
+    match write_text(generation, &prompt, &mut io::stdout().lock()) {
         // The reader has closed standard output (`| head`), and needs no more.
-        Err(GenerateError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Success),
-        Err(GenerateError::Output(error)) => Err(AgentError::local(error).context("can't write the text").into()),
-        Err(GenerateError::Failed(error)) => Err(error),
+        Err(RunError::Consumer(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Success),
+        Err(RunError::Consumer(error)) => Err(AgentError::local(error).context("can't write the text").into()),
+        Err(RunError::Generation(error)) => Err(failed(error)),
         Ok(()) => Ok(Exit::Success),
     }
 }
@@ -67,150 +76,59 @@ fn open(path: &Path) -> Result<Checkpoint, CliError> {
     })
 }
 
-/// What the text begins with, and how it is written.
-struct Prompt {
-    /// `None` if tokens are written as numbers.
-    tokenizer: Option<Tokenizer>,
-    tokens: Vec<u32>,
+/// Writes the prompt and the tokens that follow it, each as soon as its characters are complete.
+fn write_text(generation: Generation, prompt: &Prompt, out: &mut impl Write) -> Result<(), RunError<io::Error>> {
+    let write = |out: &mut dyn Write, text: &str| out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    if let Prompt::Text(text) = prompt {
+        write(out, text).map_err(RunError::Consumer)?;
+    }
+    let start = Instant::now();
+    let finish = generation.run(|token, text| match prompt {
+        Prompt::Text(_) => write(out, text),
+        Prompt::Tokens(_) => write(out, &format!("{token} ")),
+    })?;
+    write(out, &format!("{}\n", finish.text)).map_err(RunError::Consumer)?;
+    let rate = finish.tokens as f64 / start.elapsed().as_secs_f64().max(1e-9);
+    let full = match finish.reason {
+        FinishReason::MaxPositions => ": all positions of the model are used",
+        FinishReason::MaxTokens | FinishReason::EndOfText => "",
+    };
+    eprintln!("Generated {} tokens, {rate:.1} tokens/sec{full}", finish.tokens);
+    Ok(())
 }
 
-impl Prompt {
-    fn new(flags: &GenerateArgs, job: &JobSpec, checkpoint: &Path) -> Result<Self, CliError> {
-        if !flags.prompt_tokens.is_empty() {
-            return Ok(Self { tokenizer: None, tokens: flags.prompt_tokens.clone() });
+fn generation_failure(error: GenerationError, checkpoint: &Path) -> CliError {
+    let bad_input = |error: GenerationError, hint: &str| CliError::bad_input(error).hint(hint);
+    match error {
+        GenerationError::Sampling(SamplingError::NotFinite) => AgentError::local(error).into(),
+        GenerationError::Sampling(_) => bad_input(error, "--temperature 0.8 --top_k 40 --top_p 0.95 are usual values"),
+        GenerationError::Model(error) => {
+            CliError::bad_input(format!("can't generate text with {}: {error}", checkpoint.display()))
+                .hint("only decoders, such as GPT and LLaMA, continue a text")
         }
-        let tokenizer = match &flags.tokenizer {
-            Some(name) => checkpoint_tokenizer::open_named(name).map(Some),
-            None => checkpoint_tokenizer::open(job, checkpoint),
-        };
-        let tokenizer = tokenizer.map_err(tokenizer_failure)?.ok_or_else(|| {
-            let error = CliError::bad_input("the checkpoint was trained on tokens, and has no tokenizer");
-            error.hint("name it with --tokenizer, or give the tokens with --prompt_tokens")
-        })?;
-        let mut tokens = tokenizer.encode(&flags.prompt).map_err(data_failure)?;
-        if tokens.is_empty() {
-            // What precedes the first token of a document.
-            tokens.push(tokenizer.separator());
+        GenerationError::NoTokenizer => {
+            bad_input(error, "name it with --tokenizer, or give the tokens with --prompt_tokens")
         }
-        Ok(Self { tokenizer: Some(tokenizer), tokens })
+        GenerationError::Tokenizer(error) => tokenizer_failure(error).into(),
+        GenerationError::Prompt(reason) => bad_input(
+            error,
+            match reason {
+                InferenceError::Positions { .. } => "shorten the prompt",
+                InferenceError::Vocabulary { .. } => "give the tokenizer of the training data with --tokenizer",
+                InferenceError::Empty => "give a prompt",
+            },
+        ),
+        GenerationError::Memory { .. } => bad_input(error, "generate fewer tokens"),
+        GenerationError::Weights(error) => error.into(),
+        GenerationError::Threads(_) => AgentError::local(error).into(),
     }
 }
 
-/// Converts an error of the tokenizer of a checkpoint.
+/// Converts an error of a tokenizer.
 fn tokenizer_failure(error: DataError) -> AgentError {
     match error {
         DataError::NotFound { path, .. } => AgentError::bad_input(format!("there is no tokenizer {}", path.display()))
             .hint("name gpt2, bytes or the file tokenizer.json of the training data with --tokenizer"),
         error => data_failure(error),
-    }
-}
-
-/// Reads the weights of a checkpoint.
-fn load(checkpoint: &Checkpoint, job: &JobSpec, flags: &GenerateArgs) -> Result<InferenceModel, CliError> {
-    let graph = checkpoint.layout().graph();
-    let simd = match flags.isa {
-        Some(isa) => Simd::new(isa).map_err(|error| CliError::bad_input(error.to_string()))?,
-        None => Simd::detect(),
-    };
-    let options = InferenceOptions {
-        threads: flags.threads.map_or_else(host::cores, usize::from),
-        simd,
-        precision: job.model.precision,
-        positions: job.model.max_position_embeddings.max(graph.sequence()),
-    };
-    let read = |tensor| checkpoint.read_tensor(tensor, Section::Parameters);
-    InferenceModel::new(graph.clone(), options, read).map_err(|error| match error {
-        InferenceStartError::Weights(error) => error.into(),
-        InferenceStartError::Threads(error) => AgentError::local(error).into(),
-        error => CliError::bad_input(format!("can't generate text with {}: {error}", checkpoint.path().display()))
-            .hint("only decoders, such as GPT and LLaMA, continue a text"),
-    })
-}
-
-/// Why a text ended early.
-enum GenerateError {
-    Output(io::Error),
-    Failed(CliError),
-}
-
-impl From<io::Error> for GenerateError {
-    fn from(error: io::Error) -> Self {
-        Self::Output(error)
-    }
-}
-
-/// Writes the prompt, and tokens until the end of the document, `max_tokens`, or the model's last position.
-fn generate(
-    mut model: InferenceModel,
-    mut sampler: Sampler,
-    prompt: &Prompt,
-    flags: &GenerateArgs,
-    text: &mut TextWriter<'_, impl Write>,
-) -> Result<(), GenerateError> {
-    let failed = |error: CliError| GenerateError::Failed(error);
-    let positions = model.positions();
-    let mut logits = model.extend(&prompt.tokens).map_err(|error| failed(prompt_error(error)))?;
-    if prompt.tokenizer.is_some() {
-        text.out.write_all(flags.prompt.as_bytes())?;
-        text.out.flush()?;
-    }
-    let end = prompt.tokenizer.as_ref().map(Tokenizer::separator).filter(|_| !flags.ignore_end);
-    let (start, first) = (Instant::now(), prompt.tokens.len() as u64);
-    let mut count = 0;
-    while count < flags.max_tokens {
-        let token = sampler.choose(logits, first + count).map_err(|error| failed(AgentError::local(error).into()))?;
-        if Some(token) == end {
-            break;
-        }
-        text.write(token)?;
-        count += 1;
-        if first + count >= positions as u64 || count == flags.max_tokens {
-            break;
-        }
-        logits = model.extend(&[token]).map_err(|error| failed(AgentError::local(error).into()))?;
-    }
-    text.finish()?;
-    let rate = count as f64 / start.elapsed().as_secs_f64().max(1e-9);
-    let full = if first + count >= positions as u64 { ": all positions of the model are used" } else { "" };
-    eprintln!("Generated {count} tokens, {rate:.1} tokens/sec{full}");
-    Ok(())
-}
-
-fn prompt_error(error: InferenceError) -> CliError {
-    let hint = match error {
-        InferenceError::Positions { .. } => "shorten the prompt",
-        InferenceError::Vocabulary { .. } => "give the tokenizer of the training data with --tokenizer",
-        InferenceError::Empty => "give a prompt",
-    };
-    CliError::bad_input(format!("can't continue the prompt: {error}")).hint(hint)
-}
-
-/// Writes tokens as text, each as soon as its characters are complete.
-struct TextWriter<'a, W> {
-    /// `None` if tokens are written as numbers.
-    decoder: Option<TextDecoder<'a>>,
-    out: W,
-}
-
-impl<'a, W: Write> TextWriter<'a, W> {
-    fn new(prompt: &'a Prompt, out: W) -> Self {
-        let decoder = prompt.tokenizer.as_ref().map(|tokenizer| TextDecoder::new(tokenizer, &prompt.tokens));
-        Self { decoder, out }
-    }
-
-    fn write(&mut self, token: u32) -> io::Result<()> {
-        match &mut self.decoder {
-            Some(decoder) => self.out.write_all(decoder.push(token).as_bytes())?,
-            None => write!(self.out, "{token} ")?,
-        }
-        self.out.flush()
-    }
-
-    fn finish(&mut self) -> io::Result<()> {
-        if let Some(decoder) = self.decoder.take() {
-            self.out.write_all(decoder.finish().as_bytes())?;
-        }
-        writeln!(self.out)?;
-        self.out.flush()
     }
 }
