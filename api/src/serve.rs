@@ -29,7 +29,7 @@ use crate::backend::Backend;
 use crate::compute::ComputePool;
 use crate::database_args::DatabaseArgs;
 use crate::error::ApiError;
-use crate::files::DEFAULT_MAX_EXPORT_BYTES;
+use crate::files::{DEFAULT_MAX_EXPORT_BYTES, DEFAULT_MAX_GENERATION_BYTES};
 use crate::kubernetes::{self, KubernetesAuthorizer, KubernetesBackend};
 use crate::metrics::ServerMetrics;
 use crate::process::{
@@ -103,6 +103,9 @@ pub struct ServeArgs {
     /// Maximum total bytes of checkpoints exported for downloads; not used on Kubernetes, where file readers store them
     #[arg(long, alias = "export-bytes", value_name = "BYTES", default_value_t = DEFAULT_MAX_EXPORT_BYTES)]
     max_export_bytes: u64,
+    /// Maximum memory for generating a text, in bytes; not used on Kubernetes, where file readers generate texts
+    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MAX_GENERATION_BYTES)]
+    max_generation_bytes: u64,
     /// Directory of relative data paths in params, readable by every job; relative paths are rejected if omitted
     #[arg(long, alias = "inputs", value_name = "DIR")]
     input_dir: Option<PathBuf>,
@@ -332,6 +335,7 @@ async fn start_process_backend(
             appliance: appliance(args)?,
             compute: compute.clone(),
             export_bytes: args.max_export_bytes,
+            generation_bytes: args.max_generation_bytes,
         },
     )
     .await?;

@@ -43,6 +43,9 @@ def all_routes() -> list[Route]:
     return found
 
 
+BODIES = {"scale": {"numCsx": 1}, "generate": {"maxTokens": 1}}
+"""Valid bodies by the last part of the path."""
+
 ROUTES = all_routes()
 GUARDED = [route for route in ROUTES if route.role is not PUBLIC]
 assert len(GUARDED) > 20 and {route.role for route in GUARDED} == set(ROLES)
@@ -68,7 +71,7 @@ class Guarded:
         if authorization is not None:
             value = authorization if isinstance(authorization, bytes) else authorization.encode()
             headers.append((b"Authorization", value))
-        body = {"numCsx": 1} if path.endswith("scale") else None
+        body = BODIES.get(path.rpartition("/")[2])
         answer = self.http.request(route.method, path, headers=headers, json=body, params=query)
         # A session that this request began must not authenticate later ones.
         self.http.cookies.clear()

@@ -886,6 +886,119 @@ pub struct File {
     #[prost(string, tag = "2")]
     pub tag: ::prost::alloc::string::String,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GenerateRequest {
+    /// Step of the checkpoint; by default the newest.
+    #[prost(uint64, optional, tag = "1")]
+    pub checkpoint: ::core::option::Option<u64>,
+    #[prost(uint64, tag = "4")]
+    pub max_tokens: u64,
+    #[prost(double, tag = "5")]
+    pub temperature: f64,
+    #[prost(uint32, optional, tag = "6")]
+    pub top_k: ::core::option::Option<u32>,
+    #[prost(double, tag = "7")]
+    pub top_p: f64,
+    #[prost(uint64, tag = "8")]
+    pub seed: u64,
+    /// Whether to continue after the end of the document.
+    #[prost(bool, tag = "9")]
+    pub ignore_end: bool,
+    #[prost(oneof = "generate_request::Prompt", tags = "2, 3")]
+    pub prompt: ::core::option::Option<generate_request::Prompt>,
+}
+/// Nested message and enum types in `GenerateRequest`.
+pub mod generate_request {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Prompt {
+        #[prost(string, tag = "2")]
+        Text(::prost::alloc::string::String),
+        #[prost(message, tag = "3")]
+        Tokens(super::TokenIds),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TokenIds {
+    #[prost(uint32, repeated, tag = "1")]
+    pub ids: ::prost::alloc::vec::Vec<u32>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GenerateReply {
+    #[prost(oneof = "generate_reply::Reply", tags = "1, 2, 3")]
+    pub reply: ::core::option::Option<generate_reply::Reply>,
+}
+/// Nested message and enum types in `GenerateReply`.
+pub mod generate_reply {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Reply {
+        #[prost(message, tag = "1")]
+        Start(super::GenerationStart),
+        #[prost(message, tag = "2")]
+        Token(super::GeneratedToken),
+        #[prost(message, tag = "3")]
+        End(super::GenerationEnd),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GenerationStart {
+    /// Step of the checkpoint.
+    #[prost(uint64, tag = "1")]
+    pub checkpoint: u64,
+    /// Number of tokens of the prompt.
+    #[prost(uint64, tag = "2")]
+    pub prompt_tokens: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GeneratedToken {
+    #[prost(uint32, tag = "1")]
+    pub id: u32,
+    /// The text that the token completes; empty if the prompt consists of token ids.
+    #[prost(string, tag = "2")]
+    pub text: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GenerationEnd {
+    /// The rest of the text: replacement characters for incomplete ones.
+    #[prost(string, tag = "1")]
+    pub text: ::prost::alloc::string::String,
+    #[prost(enumeration = "FinishReason", tag = "2")]
+    pub reason: i32,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum FinishReason {
+    Unspecified = 0,
+    /// The model ended the document.
+    EndOfText = 1,
+    /// The maximum number of tokens was generated.
+    MaxTokens = 2,
+    /// All positions of the model are used.
+    MaxPositions = 3,
+}
+impl FinishReason {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "FINISH_REASON_UNSPECIFIED",
+            Self::EndOfText => "FINISH_REASON_END_OF_TEXT",
+            Self::MaxTokens => "FINISH_REASON_MAX_TOKENS",
+            Self::MaxPositions => "FINISH_REASON_MAX_POSITIONS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "FINISH_REASON_UNSPECIFIED" => Some(Self::Unspecified),
+            "FINISH_REASON_END_OF_TEXT" => Some(Self::EndOfText),
+            "FINISH_REASON_MAX_TOKENS" => Some(Self::MaxTokens),
+            "FINISH_REASON_MAX_POSITIONS" => Some(Self::MaxPositions),
+            _ => None,
+        }
+    }
+}
 /// Generated client implementations.
 pub mod files_client {
     #![allow(
@@ -1048,6 +1161,31 @@ pub mod files_client {
             req.extensions_mut().insert(GrpcMethod::new("millrace.v1.Files", "Read"));
             self.inner.streaming(req, path, codec).await
         }
+        /// Continues a text with the model of a checkpoint. The replies are one start, the tokens, and one end.
+        pub async fn generate(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GenerateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::GenerateReply>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/millrace.v1.Files/Generate",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("millrace.v1.Files", "Generate"));
+            self.inner.server_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1101,6 +1239,17 @@ pub mod files_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::ReadRequest>>,
         ) -> std::result::Result<tonic::Response<Self::ReadStream>, tonic::Status>;
+        /// Server streaming response type for the Generate method.
+        type GenerateStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::GenerateReply, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Continues a text with the model of a checkpoint. The replies are one start, the tokens, and one end.
+        async fn generate(
+            &self,
+            request: tonic::Request<super::GenerateRequest>,
+        ) -> std::result::Result<tonic::Response<Self::GenerateStream>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct FilesServer<T> {
@@ -1308,6 +1457,52 @@ pub mod files_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/millrace.v1.Files/Generate" => {
+                    #[allow(non_camel_case_types)]
+                    struct GenerateSvc<T: Files>(pub Arc<T>);
+                    impl<
+                        T: Files,
+                    > tonic::server::ServerStreamingService<super::GenerateRequest>
+                    for GenerateSvc<T> {
+                        type Response = super::GenerateReply;
+                        type ResponseStream = T::GenerateStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GenerateRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Files>::generate(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GenerateSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

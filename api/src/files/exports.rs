@@ -21,8 +21,9 @@ use std::time::SystemTime;
 use millrace_agents::checkpoint_tokenizer;
 use millrace_checkpoint::{Checkpoint, MANIFEST_FILE, hf};
 use millrace_control::WorkerPool;
-use millrace_params::{JobSpec, ObjectName};
+use millrace_params::ObjectName;
 
+use super::checkpoint::{job_of_checkpoint, open_checkpoint_dir};
 use super::errors::{checkpoint_unreadable, file_not_found, io_error};
 use crate::error::{ApiError, ErrorReason, Result};
 
@@ -105,12 +106,8 @@ impl ExportCache {
     }
 
     fn make(&self, dir: &Path) -> Result<PathBuf> {
-        let checkpoint = Checkpoint::open(dir).map_err(|error| match error {
-            millrace_checkpoint::Error::NotACheckpoint { .. } => {
-                file_not_found(&dir.file_name().unwrap_or_default().to_string_lossy())
-            }
-            error => checkpoint_unreadable(&error),
-        })?;
+        let checkpoint =
+            open_checkpoint_dir(dir, || file_not_found(&dir.file_name().unwrap_or_default().to_string_lossy()))?;
         // The whole manifest is the key: several models may have the same parameters.
         let manifest = millrace_roots::read(dir.join(MANIFEST_FILE)).map_err(io_error)?;
         let out = self.dir.join(blake3::hash(&manifest).to_string());
@@ -146,8 +143,7 @@ impl ExportCache {
 
 /// Returns the tokenizer of the training data of a checkpoint, if it has one.
 fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Option<hf::ExportedTokenizer>> {
-    let job = JobSpec::from_json(checkpoint.job()).map_err(|error| ApiError::internal("read a checkpoint", error))?;
-    checkpoint_tokenizer::export(&job, checkpoint.path())
+    checkpoint_tokenizer::export(&job_of_checkpoint(checkpoint)?, checkpoint.path())
         .map_err(|error| ApiError::new(ErrorReason::Gone, format!("the checkpoint can't be exported: {error}")))
 }
 

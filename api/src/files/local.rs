@@ -11,12 +11,15 @@ use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio_util::io::ReaderStream;
 
+use super::checkpoint::checkpoint_dir;
 use super::errors::{checkpoint_unreadable, file_not_found, io_error};
 use super::job_paths::{is_artifact, is_checkpoint_file, may_hold_artifacts};
 use super::{
-    ByteChunks, CheckpointFiles, ExportCache, FileContent, FileInfo, FileSet, Files, OpenFile, READ_CHUNK_BYTES,
+    ByteChunks, CheckpointFiles, ExportCache, FileContent, FileInfo, FileSet, Files, Generator, OpenFile,
+    READ_CHUNK_BYTES,
 };
 use crate::error::{ApiError, Result};
+use crate::generation::{GenerationRequest, GenerationStream};
 
 /// Limit on the files that a listing contains, and on the directories that are read for it.
 const MAX_LISTED_FILES: usize = 10_000;
@@ -27,24 +30,21 @@ pub struct LocalFiles {
     model_dir: PathBuf,
     /// The exported checkpoints of the job.
     exports: ExportCache,
+    generator: Generator,
 }
 
 impl LocalFiles {
     /// Serves the files of `model_dir`, with the exports of its job.
-    pub const fn new(model_dir: PathBuf, exports: ExportCache) -> Self {
-        Self { model_dir, exports }
-    }
-
-    fn checkpoint_dir(&self, step: u64) -> PathBuf {
-        self.model_dir.join(format!("checkpoint_{step}"))
+    pub const fn new(model_dir: PathBuf, exports: ExportCache, generator: Generator) -> Self {
+        Self { model_dir, exports, generator }
     }
 
     /// Returns the directory of a file set.
     async fn dir(&self, file_set: &FileSet) -> Result<PathBuf> {
         match file_set {
-            FileSet::Checkpoint(step) => Ok(self.checkpoint_dir(*step)),
+            FileSet::Checkpoint(step) => Ok(checkpoint_dir(&self.model_dir, *step)),
             FileSet::Artifacts => Ok(self.model_dir.clone()),
-            FileSet::HuggingFace(step) => self.exports.export_of(self.checkpoint_dir(*step)).await,
+            FileSet::HuggingFace(step) => self.exports.export_of(checkpoint_dir(&self.model_dir, *step)).await,
         }
     }
 }
@@ -91,6 +91,10 @@ impl Files for LocalFiles {
             Ok(OpenFile { bytes: about.len(), tag, content: Box::new(File::from_std(file)) })
         })
         .await
+    }
+
+    async fn generate(&self, request: GenerationRequest) -> Result<GenerationStream> {
+        self.generator.generate(self.model_dir.clone(), request).await
     }
 }
 

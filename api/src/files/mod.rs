@@ -1,10 +1,13 @@
-//! The files that a job has written: checkpoints and all others in its model_dir. Read-only.
+//! The files that a job has written: checkpoints and all others in its model_dir. Read-only. Models of checkpoints can
+//! [generate](crate::generation) texts where the files are.
 //!
 //! [`LocalFiles`] are on a disk of this machine, [`RemoteFiles`] are served by a [`reader`](crate::reader). Both return
 //! the same results and errors.
 
+mod checkpoint;
 mod errors;
 mod exports;
+mod generator;
 mod job_paths;
 mod local;
 mod remote;
@@ -18,10 +21,12 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use exports::{DEFAULT_MAX_EXPORT_BYTES, ExportCache};
+pub use generator::{DEFAULT_MAX_GENERATION_BYTES, Generator};
 pub use local::LocalFiles;
 pub use remote::RemoteFiles;
 
 use crate::error::Result;
+use crate::generation::{GenerationRequest, GenerationStream};
 
 /// A file of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -96,4 +101,7 @@ pub trait Files: Send + Sync {
     async fn list(&self, file_set: &FileSet) -> Result<Vec<FileInfo>>;
 
     async fn open(&self, file_set: &FileSet, path: &str) -> Result<OpenFile>;
+
+    /// Continues a text with the model of a checkpoint. Returns when the model has read the prompt.
+    async fn generate(&self, request: GenerationRequest) -> Result<GenerationStream>;
 }

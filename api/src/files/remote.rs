@@ -16,6 +16,7 @@ use tonic::{Status, Streaming};
 
 use super::{ByteChunks, CheckpointFiles, FileContent, FileInfo, FileSet, Files, OpenFile, wire};
 use crate::error::{ApiError, ErrorReason, Result};
+use crate::generation::{self, GenerationRequest, GenerationStream};
 
 /// The files of a job that a [`reader`](crate::reader) on another machine serves. Clones share its one connection,
 /// which is opened at the first request.
@@ -68,8 +69,18 @@ impl Files for RemoteFiles {
             Some(ReadReply { reply: Some(Reply::File(File { bytes, tag })) }) => {
                 Ok(OpenFile { bytes, tag, content: Box::new(RemoteContent { requests, replies }) })
             }
-            other => Err(unexpected_reply(other)),
+            other => Err(unexpected_reply(other.is_some())),
         }
+    }
+
+    async fn generate(&self, request: GenerationRequest) -> Result<GenerationStream> {
+        let request = proto::GenerateRequest::from(request);
+        let replies = self.client().generate(request).await.map_err(api_error)?.into_inner();
+        let events = replies.map(|reply| {
+            let event = generation::wire::event(reply.map_err(api_error)?);
+            event.ok_or_else(|| unexpected_reply(true))
+        });
+        Ok(events.boxed())
     }
 }
 
@@ -87,7 +98,7 @@ impl FileContent for RemoteContent {
         let _ = requests.send(ReadRequest { request: Some(Request::Range(ByteRange { first, length })) }).await;
         let chunks = replies.map(|reply| match reply.map_err(api_error)? {
             ReadReply { reply: Some(Reply::ChunkData(bytes)) } => Ok(bytes),
-            other => Err(unexpected_reply(Some(other))),
+            _ => Err(unexpected_reply(true)),
         });
         Ok(chunks.boxed())
     }
@@ -98,8 +109,8 @@ fn api_error(status: Status) -> ApiError {
     wire::from_status(&status).unwrap_or_else(|| reader_unavailable().with_source(status))
 }
 
-fn unexpected_reply(reply: Option<ReadReply>) -> ApiError {
-    let received = if reply.is_some() { "an unexpected message" } else { "no message" };
+fn unexpected_reply(is_message: bool) -> ApiError {
+    let received = if is_message { "an unexpected message" } else { "no message" };
     reader_unavailable()
         .with_source(format!("the reader replied with {received}: check that its image has this server's version"))
 }

@@ -28,6 +28,7 @@ use tokio::time::{sleep, timeout};
 use super::api_errors::api_error;
 use crate::error::{ApiError, ErrorReason, Result};
 use crate::files::{CheckpointFiles, FileInfo, FileSet, Files, OpenFile, RemoteFiles};
+use crate::generation::{GenerationRequest, GenerationStream};
 
 /// Time for a reader to listen: its image may have to be pulled.
 const READER_START_TIMEOUT: Duration = Duration::from_secs(50);
@@ -246,6 +247,11 @@ impl Files for ReaderFiles {
     async fn open(&self, file_set: &FileSet, path: &str) -> Result<OpenFile> {
         let response = self.reader().await?.open(file_set, path).await;
         if self.has_ended(&response) { self.reader().await?.open(file_set, path).await } else { response }
+    }
+
+    async fn generate(&self, request: GenerationRequest) -> Result<GenerationStream> {
+        let response = self.reader().await?.generate(request.clone()).await;
+        if self.has_ended(&response) { self.reader().await?.generate(request).await } else { response }
     }
 }
 

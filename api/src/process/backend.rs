@@ -31,7 +31,7 @@ use crate::backend::{Backend, JobChange, JobTarget, VolumeInfo};
 use crate::compute::ComputePool;
 use crate::document::job_of;
 use crate::error::{ApiError, ErrorReason, Result};
-use crate::files::{ExportCache, Files, LocalFiles};
+use crate::files::{ExportCache, Files, Generator, LocalFiles};
 use crate::plan::{JobPlan, Planner};
 use crate::submission::{SubmitRequest, SubmitResult, UploadedFile};
 
@@ -52,6 +52,8 @@ pub struct ProcessSettings {
     pub compute: ComputePool,
     /// Limit on the bytes of exported checkpoints, all together.
     pub export_bytes: u64,
+    /// Limit on the memory of one generation of a text, in bytes.
+    pub generation_bytes: u64,
 }
 
 /// The process backend.
@@ -62,6 +64,7 @@ pub struct ProcessBackend {
     planner: Planner,
     compute: ComputePool,
     exports: ExportCache,
+    generator: Generator,
     ending: watch::Sender<bool>,
     running: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
     /// Held as long as the server lives.
@@ -83,11 +86,13 @@ impl ProcessBackend {
     /// # Errors
     /// The database or a directory can't be used.
     pub async fn start(store: Store, settings: ProcessSettings) -> Result<Self> {
-        let ProcessSettings { directories, holds_database, appliance, compute, export_bytes } = settings;
+        let ProcessSettings { directories, holds_database, appliance, compute, export_bytes, generation_bytes } =
+            settings;
         let claim = DataDirClaim::acquire(&directories.data, holds_database)?;
         directories.make().map_err(|error| ApiError::internal("create the server's directories", error))?;
         let exports = ExportCache::new(directories.data.join("exports"), export_bytes);
         exports.clean_up().await;
+        let generator = Generator::new(generation_bytes);
         let objects = Arc::new(ObjectStore::new(store));
         objects.ensure_appliance(appliance, &claim).await?;
         let (reconcile_requests, received_requests) = mpsc::unbounded_channel();
@@ -124,7 +129,7 @@ impl ProcessBackend {
             std::future::ready(())
         }));
         let running = tokio::sync::Mutex::new(vec![reconciling, ending_jobs]);
-        Ok(Self { objects, world, control, planner, compute, exports, ending, running, _claim: claim })
+        Ok(Self { objects, world, control, planner, compute, exports, generator, ending, running, _claim: claim })
     }
 
     /// Rejects a job whose data files are missing; returns the epoch of its training data and its last step, if they
@@ -334,7 +339,7 @@ impl Backend for ProcessBackend {
             ));
         }
         let exports = self.exports_of(&job.uid().unwrap_or_default())?;
-        Ok(Arc::new(LocalFiles::new(model_dir.into(), exports)))
+        Ok(Arc::new(LocalFiles::new(model_dir.into(), exports, self.generator.clone())))
     }
 }
 

@@ -26,7 +26,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
 
-use crate::files::{DEFAULT_MAX_EXPORT_BYTES, ExportCache};
+use crate::files::{DEFAULT_MAX_EXPORT_BYTES, DEFAULT_MAX_GENERATION_BYTES, ExportCache, Generator};
 use activity::RequestActivity;
 
 use crate::{private_dirs, serve};
@@ -47,6 +47,9 @@ pub struct ReaderArgs {
     /// Maximum total bytes of exported checkpoints
     #[arg(long, alias = "export-bytes", value_name = "BYTES", default_value_t = DEFAULT_MAX_EXPORT_BYTES)]
     max_export_bytes: u64,
+    /// Maximum memory for generating a text, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MAX_GENERATION_BYTES)]
+    max_generation_bytes: u64,
     /// Directory with tls.crt and tls.key, the reader's certificate, and ca.crt, the authority of its clients
     #[arg(long, value_name = "DIR")]
     identity: PathBuf,
@@ -69,6 +72,7 @@ pub struct ReaderArgs {
 struct ReaderSource {
     model_dir: PathBuf,
     exports: ExportCache,
+    generator: Generator,
     uid: String,
 }
 
@@ -79,7 +83,8 @@ struct ReaderSource {
 pub async fn run(args: ReaderArgs) -> anyhow::Result<()> {
     let _traces = serve::install_logging(LevelFilter::INFO, args.log_format)?;
     let ending = shutdown_signals().context("can't listen for signals")?;
-    let ReaderArgs { model_dir, exports, max_export_bytes, identity, listen, job_uid: uid, idle_seconds, .. } = args;
+    let ReaderArgs { model_dir, exports, identity, listen, job_uid: uid, idle_seconds, .. } = args;
+    let (max_export_bytes, max_generation_bytes) = (args.max_export_bytes, args.max_generation_bytes);
     private_dirs::set_private_umask();
     millrace_roots::restrict_process([nearest_existing(&model_dir), nearest_existing(&exports)])
         .context("can't use a directory of the job")?;
@@ -90,7 +95,7 @@ pub async fn run(args: ReaderArgs) -> anyhow::Result<()> {
     serve(
         listener,
         identity,
-        ReaderSource { model_dir, exports, uid },
+        ReaderSource { model_dir, exports, generator: Generator::new(max_generation_bytes), uid },
         Duration::from_secs(idle_seconds),
         wait_for_shutdown(ending),
     )

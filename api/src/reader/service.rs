@@ -27,7 +27,10 @@ pub struct FilesService {
 impl FilesService {
     /// Serves the files of this reader.
     pub fn new(reads: &ReaderSource, activity: RequestActivity) -> Self {
-        Self { files: LocalFiles::new(reads.model_dir.clone(), reads.exports.clone()), activity }
+        Self {
+            files: LocalFiles::new(reads.model_dir.clone(), reads.exports.clone(), reads.generator.clone()),
+            activity,
+        }
     }
 }
 
@@ -36,6 +39,7 @@ impl proto::files_server::Files for FilesService {
     type CheckpointsStream = ResponseStream<proto::CheckpointFiles>;
     type ListStream = ResponseStream<proto::FileInfo>;
     type ReadStream = ResponseStream<ReadReply>;
+    type GenerateStream = ResponseStream<proto::GenerateReply>;
 
     async fn checkpoints(
         &self,
@@ -64,6 +68,16 @@ impl proto::files_server::Files for FilesService {
         let file = stream::once(async move { Ok(reply(Reply::File(proto::File { bytes, tag }))) });
         let part = read_chunks(requests, content).try_flatten_stream();
         Ok(Response::new(activity.hold_until_end(file.chain(part))))
+    }
+
+    async fn generate(
+        &self,
+        request: Request<proto::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let activity = self.activity.begin();
+        let request = request.into_inner().try_into().map_err(wire::to_status)?;
+        let events = self.files.generate(request).await.map_err(wire::to_status)?;
+        Ok(Response::new(activity.hold_until_end(events.map_ok(Into::into).map_err(wire::to_status))))
     }
 }
 

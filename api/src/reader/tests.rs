@@ -19,6 +19,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::error::{ApiError, ErrorReason};
 use crate::files::{ExportCache, FileSet, Files, LocalFiles, READ_CHUNK_BYTES, RemoteFiles};
+use crate::generation::{FinishReason, GenerationEvent, GenerationOptions, GenerationRequest, Prompt, SamplingOptions};
 use crate::journal_files;
 use crate::kubernetes::client_credentials;
 
@@ -43,6 +44,7 @@ fn directories() -> (TempDir, ReaderSource) {
     let reads = ReaderSource {
         model_dir: dir.path().join("model_dir"),
         exports: ExportCache::new(dir.path().join("exports"), 1 << 30),
+        generator: Generator::new(1 << 30),
         uid: UID.to_owned(),
     };
     (dir, reads)
@@ -147,7 +149,7 @@ async fn remote_files_equal_local_files() {
     write(&reads.model_dir.join(LARGE), &large);
     write(&reads.model_dir.join("job.json"), b"");
     let (remote, _end) = served(&reads, LONG_TIMEOUT).await;
-    let local = LocalFiles::new(reads.model_dir.clone(), reads.exports.clone());
+    let local = LocalFiles::new(reads.model_dir.clone(), reads.exports.clone(), reads.generator.clone());
 
     let checkpoints = remote.checkpoints().await.unwrap();
     assert_eq!(checkpoints.iter().map(|checkpoint| checkpoint.step).collect::<Vec<_>>(), [STEP]);
@@ -181,6 +183,52 @@ async fn remote_files_equal_local_files() {
     let pieces = remote.open(&FileSet::Artifacts, LARGE).await.unwrap().content.read_range(0, total).await.unwrap();
     let pieces: Vec<_> = pieces.try_collect().await.unwrap();
     assert!(pieces.iter().all(|piece| piece.len() <= READ_CHUNK_BYTES), "a piece is no longer than others may be");
+}
+
+fn request(tokens: &[u32], max_tokens: u64) -> GenerationRequest {
+    let options = GenerationOptions { sampling: SamplingOptions::default(), max_tokens, ignore_end: false };
+    GenerationRequest { checkpoint: None, prompt: Prompt::Tokens(tokens.to_vec()), options }
+}
+
+#[tokio::test]
+async fn remote_text_equals_local_text() {
+    let (_dir, reads) = directories();
+    checkpoint(&lock(&reads.model_dir, UID));
+    let (remote, _end) = served(&reads, LONG_TIMEOUT).await;
+    let local = LocalFiles::new(reads.model_dir.clone(), reads.exports.clone(), reads.generator.clone());
+    let events: Vec<_> = remote.generate(request(&[1, 2], 3)).await.unwrap().try_collect().await.unwrap();
+    assert_eq!(events[0], GenerationEvent::Start { checkpoint: STEP, prompt_tokens: 2 });
+    assert_eq!(events.len(), 5, "{events:?}");
+    let end = GenerationEvent::End { text: String::new(), reason: FinishReason::MaxTokens };
+    assert_eq!(events.last(), Some(&end));
+    let here: Vec<_> = local.generate(request(&[1, 2], 3)).await.unwrap().try_collect().await.unwrap();
+    assert_eq!(events, here);
+    let full: Vec<_> = remote.generate(request(&[1, 2], 99)).await.unwrap().try_collect().await.unwrap();
+    let end = GenerationEvent::End { text: String::new(), reason: FinishReason::MaxPositions };
+    assert_eq!((full.len(), full.last()), (8, Some(&end)), "the model has 8 positions");
+}
+
+#[tokio::test]
+async fn texts_that_cannot_be_generated_are_rejected() {
+    let (_dir, reads) = directories();
+    let (remote, _end) = served(&reads, LONG_TIMEOUT).await;
+    let none = remote.generate(request(&[1], 3)).await.err().unwrap();
+    assert_eq!(none.reason, ErrorReason::NotFound, "{none}");
+    checkpoint(&lock(&reads.model_dir, UID));
+    let text = GenerationRequest { prompt: Prompt::Text("In the".to_owned()), ..request(&[], 3) };
+    for (request, reason, detail) in [
+        (GenerationRequest { checkpoint: Some(9), ..request(&[1], 3) }, ErrorReason::NotFound, "checkpoint 9"),
+        (request(&[99], 3), ErrorReason::BadRequest, "token 99 is not in the model's vocabulary of 32"),
+        (request(&[1; 9], 3), ErrorReason::BadRequest, "9 tokens are more than the model's 8 positions"),
+        (text, ErrorReason::BadRequest, "has no tokenizer"),
+    ] {
+        let error = remote.generate(request).await.err().unwrap();
+        assert_eq!(error.reason, reason, "{error}");
+        assert!(error.detail.contains(detail), "{error}");
+    }
+    let small = LocalFiles::new(reads.model_dir.clone(), reads.exports.clone(), Generator::new(1000));
+    let error = small.generate(request(&[1], 3)).await.err().unwrap();
+    assert_eq!(error.reason, ErrorReason::PayloadTooLarge, "{error}");
 }
 
 #[tokio::test]
@@ -224,7 +272,7 @@ async fn local_and_remote_errors_are_equal() {
     write(&reads.model_dir.join("checkpoint_8"), b"no directory");
     write(&reads.model_dir.join("logs/attempt-1/a.log"), b"a");
     let (remote, _end) = served(&reads, LONG_TIMEOUT).await;
-    let local = LocalFiles::new(reads.model_dir.clone(), reads.exports.clone());
+    let local = LocalFiles::new(reads.model_dir.clone(), reads.exports.clone(), reads.generator.clone());
     let shown = |error: ApiError| (error.reason, error.detail);
     for (file_set, path, reason) in [
         (FileSet::Artifacts, "nothing", ErrorReason::NotFound),

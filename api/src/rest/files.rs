@@ -49,7 +49,11 @@ pub struct FileQuery {
     format: Option<String>,
 }
 
-async fn files_of(api: &AppState, path: &JobPath, uid: Option<&str>) -> Result<Arc<dyn Files>> {
+/// Returns the files of a job: the newest of its name, or the one with this UID.
+///
+/// # Errors
+/// Those of [`checkpoints`].
+pub async fn files_of(api: &AppState, path: &JobPath, uid: Option<&str>) -> Result<Arc<dyn Files>> {
     let row = api.job(path, uid).await?;
     let job = job_of(&row)?;
     if uid.is_some()

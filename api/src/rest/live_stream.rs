@@ -13,6 +13,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::http::{HeaderMap, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::jiff::Timestamp;
@@ -40,6 +41,12 @@ const READ_BATCH_ENTRIES: u32 = 256;
 const MAX_QUEUED_EVENTS: usize = 64;
 /// Milliseconds after the end of a job in which the last entries of its journal may still be copied.
 const JOURNAL_DRAIN_MS: i64 = 3_000;
+
+/// Whether the client requests server-sent events.
+pub fn wants_event_stream(headers: &HeaderMap) -> bool {
+    let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    accepts.contains("text/event-stream")
+}
 
 /// What a stream sends.
 #[derive(Clone, Debug, Default)]

@@ -7,6 +7,7 @@ mod appliance;
 mod auth;
 mod body;
 mod files;
+mod generate;
 mod jobs;
 mod json;
 mod live_stream;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderMap, header};
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use millrace_store::{EntryKind, EntryQuery, JobRecord, MetricMode};
 use millrace_telemetry::logs::Level;
@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::auth::Caller;
-use super::live_stream::{self, StreamFilter, StreamPosition};
+use super::live_stream::{self, StreamFilter, StreamPosition, wants_event_stream};
 use super::record_views::{entry_json, event_json};
 use super::{AppState, JobPath, ValidPath, ValidQuery, bad_query_parameter, page};
 use crate::error::{ApiError, ErrorReason, Result};
@@ -137,12 +137,6 @@ fn parse_level(name: Option<&str>) -> Result<Option<u8>> {
     let known = |name: &str| Level::ALL.into_iter().find(|level| level.as_str().eq_ignore_ascii_case(name));
     let invalid = || bad_query_parameter("level", "DEBUG, VERBOSE, INFO, WARNING or ERROR");
     name.map(|name| known(name).map(severity).ok_or_else(invalid)).transpose()
-}
-
-/// Whether the client requests a live stream.
-fn wants_event_stream(headers: &HeaderMap) -> bool {
-    let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    accepts.contains("text/event-stream")
 }
 
 /// Returns the position in `Last-Event-ID`, which a client sends when it reconnects.

@@ -27,6 +27,11 @@ pub fn responses(route: &Route) -> Value {
             success["content"] = of_json(&page);
             success["content"]["text/event-stream"] = stream;
         }
+        ResponseKind::JsonOrEvents(schema) => {
+            success["content"] = of_json(schema);
+            success["content"]["text/event-stream"] =
+                json!({"schema": {"type": "string", "description": "Server-sent events with parts of the result."}});
+        }
         ResponseKind::Live => success["content"] = json!({"text/event-stream": stream}),
         ResponseKind::File => success["content"] = json!({"application/octet-stream": {}}),
         ResponseKind::Html => success["content"] = json!({"text/html": {}}),

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::super::problem::Problem;
 use super::super::schema::{request_schema, response_schema};
 use super::super::submit::SubmitOptions;
-use super::super::{ItemList, appliance, files, jobs, record_views, session, tokens};
+use super::super::{ItemList, appliance, files, generate, jobs, record_views, session, tokens};
 use crate::admission::{object_schema, schemas};
 use crate::backend::VolumeInfo;
 use crate::files::{CheckpointFiles, FileInfo};
@@ -36,6 +36,8 @@ pub fn components() -> Value {
             "number": {"type": "integer"}, "time": text(), "attempt": {"type": "integer"}, "agent": text(), "level": text(),
             "message": text(), "fields": {"type": "object"},
         }},
+        "GenerateRequest": request_schema::<generate::GenerateRequest>(),
+        "GeneratedText": response_schema::<generate::GeneratedText>(),
         "CheckpointList": response_schema::<ItemList<CheckpointFiles>>(),
         "FileList": response_schema::<ItemList<FileInfo>>(),
         "CheckpointFileList": response_schema::<files::FileSetListing>(),

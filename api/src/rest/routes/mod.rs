@@ -28,6 +28,8 @@ pub enum ResponseKind {
     Json(Value),
     /// Pages of JSON items of this schema, or a live stream with `Accept: text/event-stream`.
     Pages(Value),
+    /// JSON of this schema, or the same in parts as server-sent events with `Accept: text/event-stream`.
+    JsonOrEvents(Value),
     /// A live stream only.
     Live,
     /// A file, whole or by range.

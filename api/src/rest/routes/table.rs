@@ -5,8 +5,8 @@ use serde_json::json;
 use super::super::auth::{Access, Action, ObjectSource, Permission};
 use super::super::openapi;
 use super::super::schema::response_schema;
-use super::super::{ApplianceQuery, JobSelector, appliance, files, jobs, records, session, tokens};
-use super::{RequestBodyKind, ResponseKind, Route};
+use super::super::{ApplianceQuery, JobSelector, appliance, files, generate, jobs, records, session, tokens};
+use super::{RequestBodyKind, ResponseKind, Route, component};
 use crate::plan::JobPlan;
 
 const JOBS: &str = "/v1/namespaces/{namespace}/trainjobs";
@@ -120,6 +120,11 @@ fn file_routes() -> Vec<Route> {
             .describe("getCheckpointFile", "Returns a file of a checkpoint, or of its export")
             .query::<files::FileQuery>()
             .file(),
+        Route::post(format!("{JOB}/generate"), generate::generate, permission(Action::ReadFiles))
+            .describe("generateText", "Continues a text with the model of a checkpoint")
+            .query::<JobSelector>()
+            .body(RequestBodyKind::Component("GenerateRequest"))
+            .response(ResponseKind::JsonOrEvents(component("GeneratedText"))),
         Route::get(format!("{JOB}/artifacts"), files::artifacts, permission(Action::Read))
             .describe("listArtifacts", "Lists the files of a job outside its checkpoints")
             .query::<JobSelector>()
