@@ -22,6 +22,7 @@ __all__ = [
     "ApplianceError",
     "Checkpoint",
     "Event",
+    "Generation",
     "Job",
     "JobFailed",
     "LogLine",
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from millrace.metrics import Metrics as Metrics
     from millrace.records import Checkpoint as Checkpoint
     from millrace.records import Event as Event
+    from millrace.records import Generation as Generation
     from millrace.records import LogLine as LogLine
     from millrace.records import Plan as Plan
 
@@ -55,6 +57,7 @@ _HOMES = {
     "Metrics": "millrace.metrics",
     "Checkpoint": "millrace.records",
     "Event": "millrace.records",
+    "Generation": "millrace.records",
     "LogLine": "millrace.records",
     "Plan": "millrace.records",
 }

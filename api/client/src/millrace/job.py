@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -14,13 +14,13 @@ from millrace import retry_budget, state, times
 from millrace.endpoint import segment
 from millrace.errors import Gone, JobFailed, MissingDependency, NotFound
 from millrace.metrics import MetricPoint, Metrics, new_axes
-from millrace.records import Checkpoint, Document, Event, LogLine, RemoteFile
+from millrace.records import Checkpoint, Document, Event, Generation, LogLine, RemoteFile
 from millrace.sse import ServerSentEvent
 from millrace.transport import Transport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from transformers import GPT2LMHeadModel
+    from transformers import PreTrainedModel
 
 Item = TypeVar("Item")
 
@@ -314,18 +314,70 @@ class Job:
 
         return download.artifacts(self, patterns, to, progress=progress)
 
-    def load(self, step: int | None = None) -> GPT2LMHeadModel:
+    def load(self, step: int | None = None) -> PreTrainedModel:
         """Downloads a checkpoint, by default the newest, and loads it as a model of `transformers`.
 
         Raises MissingDependency if transformers is not installed.
         """
         try:
-            from transformers import GPT2LMHeadModel
+            import transformers
         except ImportError as error:
             raise MissingDependency("transformers torch", "loading a checkpoint") from error
         with tempfile.TemporaryDirectory(prefix="millrace-") as scratch:
             directory = self.download(step, Path(scratch, "checkpoint"), "hf")
-            return GPT2LMHeadModel.from_pretrained(directory)
+            (architecture,) = transformers.AutoConfig.from_pretrained(directory).architectures
+            model: PreTrainedModel = getattr(transformers, architecture).from_pretrained(directory)
+            return model
+
+    # Text.
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] = "",
+        *,
+        step: int | None = None,
+        max_tokens: int = 100,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
+        ignore_end: bool = False,
+        on_text: Callable[[str], object] | None = None,
+    ) -> Generation:
+        """Continues a text, or token ids, with the model of a checkpoint, by default the newest.
+
+        The model is loaded where the job's files are. By default each token is the most probable one;
+        `temperature`, `top_k` and `top_p` choose randomly, by `seed`. `on_text` is called with each part of
+        the text as it is generated. `str` of the result is the whole text. Raises BadRequest if the model
+        does not generate text, or not from this prompt.
+        """
+        body: Document = {
+            "checkpoint": step,
+            "maxTokens": max_tokens,
+            "temperature": temperature,
+            "topK": top_k,
+            "topP": top_p,
+            "seed": seed,
+            "ignoreEnd": ignore_end,
+        }
+        is_text = isinstance(prompt, str)
+        body["prompt" if is_text else "promptTokens"] = prompt if is_text else list(prompt)
+        given = {key: value for key, value in body.items() if value is not None}
+        at, parts, tokens, reason = 0, list[str](), list[int](), ""
+        for event in self._transport.results(self._path("/generate"), params=self._query(), json=given):
+            data = json.loads(event.data)
+            if event.event == "start":
+                at = int(data["checkpoint"])
+            elif event.event == "token":
+                tokens.append(int(data["id"]))
+            elif event.event == "end":
+                reason = str(data["finishReason"])
+            if text := data.get("text"):
+                parts.append(text)
+                if on_text is not None:
+                    on_text(text)
+        shown = prompt if isinstance(prompt, str) else tuple(prompt)
+        return Generation(shown, "".join(parts), tuple(tokens), reason, at)
 
     def _repr_html_(self) -> str:
         """Returns a table for Jupyter."""

@@ -123,6 +123,38 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Generation:
+    """A text that the model of a checkpoint has continued."""
+
+    prompt: str | tuple[int, ...]
+    """The text, or the token ids, that the model has continued."""
+    text: str
+    """The text after the prompt; empty if the prompt consists of token ids."""
+    tokens: tuple[int, ...]
+    """The tokens after the prompt."""
+    finish_reason: str
+    """EndOfText, MaxTokens, or MaxPositions if all positions of the model are used."""
+    step: int
+    """Step of the checkpoint."""
+
+    def __str__(self) -> str:
+        if isinstance(self.prompt, str):
+            return self.prompt + self.text
+        return " ".join(map(str, (*self.prompt, *self.tokens)))
+
+    @property
+    def document(self) -> Document:
+        """The continued text as JSON."""
+        return {
+            "prompt": self.prompt if isinstance(self.prompt, str) else list(self.prompt),
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "finishReason": self.finish_reason,
+            "step": self.step,
+        }
+
+
+@dataclass(frozen=True)
 class Volume:
     """A volume of the appliance that a job can mount."""
 

@@ -3,6 +3,7 @@
     request   one request and its whole response; retried
     download  a response body in pieces, from an offset
     events    server-sent events, resumed by Last-Event-ID
+    results   server-sent events with the parts of one result, which can't be resumed
 
 * Every request can be retried: those that create something have an idempotency key, all others are
   idempotent.
@@ -172,11 +173,44 @@ class Transport:
                 if not self._wait_for_retry(budget, error, at_least=decoder.retry or 0.0):
                     self._raise(error)
 
-    def _stream(self, path: str, params: Params | None, last: Position) -> Generator[bytes, None, None]:
+    def results(self, path: str, *, params: Params | None = None, json: object) -> Iterator[ServerSentEvent]:
+        """Sends a request and yields the events of its response, the last of which is `end`. The request is
+        repeated only until the response begins.
+
+        Raises ApplianceError for an `error` event, and Unreachable if the response ends early.
+        """
+        budget = RetryBudget(self._retry_seconds)
+        decoder = Decoder()
+        has_begun = False
+        while True:
+            try:
+                with closing(self._stream(path, params, (), method="POST", json=json)) as chunks:
+                    for chunk in chunks:
+                        for event in decoder.feed(chunk):
+                            has_begun = True
+                            if event.event == "error":
+                                raise _error_event(event)
+                            yield event
+                            if event.event == "end":
+                                return
+                raise httpx.RemoteProtocolError("the response was interrupted")
+            except (httpx.HTTPError, errors.ApplianceError) as error:
+                if has_begun or not self._wait_for_retry(budget, error):
+                    self._raise(error)
+
+    def _stream(
+        self,
+        path: str,
+        params: Params | None,
+        last: Position,
+        *,
+        method: str = "GET",
+        json: object = None,
+    ) -> Generator[bytes, None, None]:
         """Yields the bytes of one connection to a stream."""
         headers = _stream_headers(last)
         with self._open_client().stream(
-            "GET", path, params=_given(params), headers=headers, timeout=_STREAM_TIMEOUT
+            method, path, params=_given(params), headers=headers, json=json, timeout=_STREAM_TIMEOUT
         ) as response:
             if not response.is_success:
                 response.read()
@@ -312,6 +346,14 @@ def _error(response: httpx.Response) -> errors.ApplianceError:
         request_id=response.headers.get("x-request-id"),
         retry_after=_retry_after(response.headers.get("retry-after")),
     )
+
+
+def _error_event(event: ServerSentEvent) -> errors.ApplianceError:
+    """Returns the exception for an error after the response has begun."""
+    problem = json.loads(event.data)
+    status, reason = int(problem.get("status") or 500), str(problem.get("reason") or "Internal")
+    detail = str(problem.get("detail") or "the appliance could not complete the response")
+    return errors.class_for(status, reason)(detail, status=status, reason=reason)
 
 
 def _retry_after(value: str | None) -> float | None:

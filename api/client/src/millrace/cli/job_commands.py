@@ -1,4 +1,4 @@
-"""The commands suspend, resume, scale, cancel and download."""
+"""The commands suspend, resume, scale, cancel, download and generate."""
 
 from __future__ import annotations
 
@@ -143,7 +143,94 @@ def download(
     render.emit(output, {"path": str(path), "format": format}, lambda: str(path), str(path))
 
 
-COMMANDS = (suspend, resume, scale, cancel, download)
+@click.command(cls=base.Command)
+@base.job_argument
+@click.option(
+    "--step", type=click.IntRange(0), metavar="N", help="Step of the checkpoint. Default: the newest."
+)
+@click.option("--prompt", metavar="TEXT", help="Text to continue. Default: an empty document.")
+@click.option("--prompt_tokens", metavar="IDS", help="Token ids to continue, separated by commas.")
+@click.option(
+    "-n",
+    "--max_tokens",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of tokens to generate.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    metavar="T",
+    help="Divisor of the logits; 0 always chooses the most probable token.",
+)
+@click.option(
+    "--top_k", type=click.IntRange(1), metavar="K", help="Choose from the K most probable tokens only."
+)
+@click.option(
+    "--top_p",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    metavar="P",
+    help="Choose from the most probable tokens that have the probability P together.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Seed of random choices.",
+)
+@click.option("--ignore_end", is_flag=True, help="Continue after the end of the document.")
+@base.output_option("table", "json", "yaml")
+@base.pass_settings
+def generate(
+    settings: Settings,
+    /,
+    name: str,
+    uid: str | None,
+    prompt: str | None,
+    prompt_tokens: str | None,
+    output: str,
+    **options: Any,
+) -> None:
+    """Continues a text with the model of a job's checkpoint, token by token."""
+    if prompt is not None and prompt_tokens is not None:
+        raise click.UsageError("--prompt can't be combined with --prompt_tokens")
+    given = (prompt or "") if prompt_tokens is None else _token_ids(prompt_tokens)
+    is_shown = output == "table" and isinstance(given, str)
+    begun = False
+
+    def show(text: str) -> None:
+        nonlocal begun
+        # The prompt is printed when the appliance has accepted it.
+        click.echo(text if begun else f"{given}{text}", nl=False)
+        sys.stdout.flush()
+        begun = True
+
+    with settings.appliance() as appliance:
+        made = appliance.job(name, uid).generate(given, on_text=show if is_shown else None, **options)
+    if not is_shown:
+        render.emit(output, made.document, lambda: " ".join(map(str, made.tokens)))
+    else:
+        click.echo("" if begun else given)
+        if made.finish_reason == "MaxPositions":
+            click.echo("note: the text ends because all positions of the model are used", err=True)
+
+
+COMMANDS = (suspend, resume, scale, cancel, download, generate)
+
+
+def _token_ids(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise click.UsageError("--prompt_tokens must be token ids separated by commas, such as 5,17,3")
+    return [int(part) for part in parts]
 
 
 def _only_evaluates(job: Job) -> bool:
