@@ -6,7 +6,8 @@
 //!
 //! * One text is generated at a time, by threads of low priority; the others wait. The model of a request is not kept
 //!   for the next.
-//! * A text whose client has disconnected ends with the next token.
+//! * A text whose client has disconnected ends with the next token. A client that does not read delays no other: the
+//!   events of a text are queued.
 //! * A model that needs more memory than the limit is rejected before its weights are read.
 
 use std::path::{Path, PathBuf};
@@ -23,14 +24,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::checkpoint::{job_of_checkpoint, open_checkpoint};
 use super::errors::checkpoint_unreadable;
 use crate::error::{ApiError, ErrorReason, Result};
-use crate::generation::{GenerationEvent, GenerationRequest, GenerationStream};
+use crate::generation::{GenerationEvent, GenerationRequest, GenerationStream, MAX_GENERATED_TOKENS};
 
 /// Default limit on the memory of one generation. File readers on Kubernetes have a limit of 2 GiB.
 pub const DEFAULT_MAX_GENERATION_BYTES: u64 = 3 << 29;
 /// Limit on requests that generate a text or wait for it.
 const MAX_PENDING_GENERATIONS: usize = 8;
-/// Events that are queued for a client; the generation waits for a slow one.
-const MAX_QUEUED_EVENTS: usize = 64;
 
 /// Generates texts on this machine. Clones share the thread and the limits.
 #[derive(Clone)]
@@ -60,7 +59,9 @@ impl Generator {
     /// [`ErrorReason::PayloadTooLarge`]: it needs too much memory. [`ErrorReason::TooManyRequests`]: too many wait.
     pub async fn generate(&self, model_dir: PathBuf, request: GenerationRequest) -> Result<GenerationStream> {
         let pending = PendingGeneration::enter(&self.pending)?;
-        let (sender, mut receiver) = mpsc::channel(MAX_QUEUED_EVENTS);
+        // Start, end, an error and all tokens, so that a client that does not read delays no other.
+        let max_events = request.options.max_tokens.min(MAX_GENERATED_TOKENS) as usize + 3;
+        let (sender, mut receiver) = mpsc::channel(max_events);
         let (workers, max_bytes, owner) = (self.workers.clone(), self.max_bytes, model_dir.display().to_string());
         tokio::spawn(async move {
             let events = sender.clone();

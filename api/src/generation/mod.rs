@@ -8,6 +8,9 @@ pub use millrace_agents::generation::{FinishReason, GenerationOptions, Prompt, S
 
 use crate::error::Result;
 
+/// Limit on the tokens of one text.
+pub const MAX_GENERATED_TOKENS: u64 = 65_536;
+
 /// A text to continue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerationRequest {

@@ -33,7 +33,7 @@ const ENDLESS: &str = "logs/attempt-1/endless.log";
 
 const PARAMS: &str = "
 train_input: {data_processor: SyntheticDataProcessor, batch_size: 4, micro_batch_size: 1, max_sequence_length: 8}
-model: {name: gpt2, vocab_size: 32, hidden_size: 8, num_hidden_layers: 1, num_heads: 1, max_position_embeddings: 8}
+model: {name: gpt2, vocab_size: 32, hidden_size: 8, num_hidden_layers: 1, num_heads: 1, max_position_embeddings: 128}
 optimizer: {optimizer_type: SGD, learning_rate: 0.1}
 runconfig: {max_steps: 1, num_csx: 1}
 ";
@@ -203,9 +203,23 @@ async fn remote_text_equals_local_text() {
     assert_eq!(events.last(), Some(&end));
     let here: Vec<_> = local.generate(request(&[1, 2], 3)).await.unwrap().try_collect().await.unwrap();
     assert_eq!(events, here);
-    let full: Vec<_> = remote.generate(request(&[1, 2], 99)).await.unwrap().try_collect().await.unwrap();
+    let full: Vec<_> = remote.generate(request(&[1, 2], 999)).await.unwrap().try_collect().await.unwrap();
     let end = GenerationEvent::End { text: String::new(), reason: FinishReason::MaxPositions };
-    assert_eq!((full.len(), full.last()), (8, Some(&end)), "the model has 8 positions");
+    assert_eq!((full.len(), full.last()), (128, Some(&end)), "126 tokens fill the positions");
+}
+
+#[tokio::test]
+async fn client_that_does_not_read_delays_no_other() {
+    let (_dir, reads) = directories();
+    checkpoint(&lock(&reads.model_dir, UID));
+    let local = LocalFiles::new(reads.model_dir.clone(), reads.exports.clone(), reads.generator.clone());
+    let mut unread = Vec::new();
+    let all = async {
+        for _ in 0..20 {
+            unread.push(local.generate(request(&[1], 127)).await.unwrap());
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), all).await.expect("each text ends without its client");
 }
 
 #[tokio::test]
@@ -219,7 +233,7 @@ async fn texts_that_cannot_be_generated_are_rejected() {
     for (request, reason, detail) in [
         (GenerationRequest { checkpoint: Some(9), ..request(&[1], 3) }, ErrorReason::NotFound, "checkpoint 9"),
         (request(&[99], 3), ErrorReason::BadRequest, "token 99 is not in the model's vocabulary of 32"),
-        (request(&[1; 9], 3), ErrorReason::BadRequest, "9 tokens are more than the model's 8 positions"),
+        (request(&[1; 129], 3), ErrorReason::BadRequest, "129 tokens are more than the model's 128 positions"),
         (text, ErrorReason::BadRequest, "has no tokenizer"),
     ] {
         let error = remote.generate(request).await.err().unwrap();

@@ -27,12 +27,9 @@ use super::live_stream::{KEEP_ALIVE_INTERVAL, wants_event_stream};
 use super::{AppState, JobPath, JobSelector, ValidPath, ValidQuery};
 use crate::error::{ApiError, FieldError, Result};
 use crate::generation::{
-    FinishReason, GenerationEvent, GenerationOptions, GenerationRequest, GenerationStream, Prompt, SamplingError,
-    SamplingOptions,
+    FinishReason, GenerationEvent, GenerationOptions, GenerationRequest, GenerationStream, MAX_GENERATED_TOKENS,
+    Prompt, SamplingError, SamplingOptions,
 };
-
-/// Limit on the tokens of one text.
-const MAX_TOKENS: u64 = 65_536;
 
 /// Body of a request to continue a text.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -49,7 +46,7 @@ pub struct GenerateRequest {
     prompt_tokens: Option<Vec<u32>>,
     /// Maximum number of tokens to generate.
     #[serde(default = "default_max_tokens")]
-    #[schemars(range(min = 1, max = MAX_TOKENS))]
+    #[schemars(range(min = 1, max = MAX_GENERATED_TOKENS))]
     max_tokens: u64,
     /// Divisor of the logits; 0 always chooses the most probable token.
     #[serde(default)]
@@ -119,8 +116,8 @@ impl GenerateRequest {
             (None, Some(tokens)) => Prompt::Tokens(tokens),
             (text, None) => Prompt::Text(text.unwrap_or_default()),
         };
-        if !(1..=MAX_TOKENS).contains(&max_tokens) {
-            return invalid("maxTokens", format!("must be at least 1 and at most {MAX_TOKENS}"));
+        if !(1..=MAX_GENERATED_TOKENS).contains(&max_tokens) {
+            return invalid("maxTokens", format!("must be at least 1 and at most {MAX_GENERATED_TOKENS}"));
         }
         let sampling = SamplingOptions { temperature, top_k: top_k.map(|top_k| top_k as usize), top_p, seed };
         let options = GenerationOptions { sampling, max_tokens, ignore_end };
