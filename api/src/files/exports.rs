@@ -15,13 +15,13 @@ use std::fs::FileTimes;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
 use millrace_agents::checkpoint_tokenizer;
 use millrace_checkpoint::{Checkpoint, MANIFEST_FILE, hf};
 use millrace_control::WorkerPool;
 use millrace_params::ObjectName;
+use tokio::sync::Semaphore;
 
 use super::checkpoint::{job_of_checkpoint, open_checkpoint_dir};
 use super::errors::{checkpoint_unreadable, file_not_found, io_error};
@@ -45,7 +45,8 @@ struct Shared {
     max_bytes: u64,
     /// One thread of its own: an export may take minutes and must not delay the planning of jobs.
     workers: WorkerPool,
-    waiting: AtomicUsize,
+    /// A permit for each request that waits for an export or runs one.
+    pending: Arc<Semaphore>,
 }
 
 impl std::fmt::Debug for ExportCache {
@@ -57,8 +58,8 @@ impl std::fmt::Debug for ExportCache {
 impl ExportCache {
     /// Creates the cache in the directory `root`, which only the server uses, with at most `max_bytes` bytes.
     pub fn new(root: PathBuf, max_bytes: u64) -> Self {
-        let (workers, waiting) = (WorkerPool::new(1), AtomicUsize::new(0));
-        Self { dir: root.clone(), shared: Arc::new(Shared { root, max_bytes, workers, waiting }) }
+        let (workers, pending) = (WorkerPool::new(1), Arc::new(Semaphore::new(MAX_PENDING_EXPORTS)));
+        Self { dir: root.clone(), shared: Arc::new(Shared { root, max_bytes, workers, pending }) }
     }
 
     /// Returns the exports of the job with this UID.
@@ -96,10 +97,13 @@ impl ExportCache {
     /// [`ErrorReason::TooManyRequests`]: too many requests wait. [`ErrorReason::PayloadTooLarge`]: the export alone exceeds the
     /// limit.
     pub async fn export_of(&self, checkpoint: PathBuf) -> Result<PathBuf> {
-        let waiting = ExportRequest::enter(&self.shared)?;
+        let pending = self.shared.pending.clone().try_acquire_owned().map_err(|_| {
+            let detail = "many checkpoints are being exported: try again in a few seconds";
+            ApiError::new(ErrorReason::TooManyRequests, detail)
+        })?;
         let (exports, owner) = (self.clone(), self.dir.display().to_string());
         let exporting = self.shared.workers.run_heavy(&owner, move || {
-            let _waiting = waiting;
+            let _pending = pending;
             exports.make(&checkpoint)
         });
         exporting.await.map_err(|error| ApiError::internal("export a checkpoint", error))?
@@ -145,26 +149,6 @@ impl ExportCache {
 fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Option<hf::ExportedTokenizer>> {
     checkpoint_tokenizer::export(&job_of_checkpoint(checkpoint)?, checkpoint.path())
         .map_err(|error| ApiError::new(ErrorReason::Gone, format!("the checkpoint can't be exported: {error}")))
-}
-
-/// A request that waits for an export or runs one.
-struct ExportRequest(Arc<Shared>);
-
-impl ExportRequest {
-    fn enter(shared: &Arc<Shared>) -> Result<Self> {
-        if shared.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_PENDING_EXPORTS {
-            shared.waiting.fetch_sub(1, Ordering::Relaxed);
-            let detail = "many checkpoints are being exported: try again in a few seconds";
-            return Err(ApiError::new(ErrorReason::TooManyRequests, detail));
-        }
-        Ok(Self(shared.clone()))
-    }
-}
-
-impl Drop for ExportRequest {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// Sets the time of last use. If that fails, the export is evicted earlier than others.

@@ -12,13 +12,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::{StreamExt, stream};
 use millrace_agents::generation::{Generation, GenerationError, GenerationResources, RunError};
 use millrace_control::WorkerPool;
 use millrace_protocol::error_chain;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::checkpoint::{job_of_checkpoint, open_checkpoint};
@@ -35,7 +34,7 @@ const MAX_PENDING_GENERATIONS: usize = 8;
 #[derive(Clone)]
 pub struct Generator {
     workers: WorkerPool,
-    pending: Arc<AtomicUsize>,
+    pending: Arc<Semaphore>,
     max_bytes: u64,
 }
 
@@ -48,7 +47,8 @@ impl std::fmt::Debug for Generator {
 impl Generator {
     /// Creates a generator that uses at most `max_bytes` bytes of memory.
     pub fn new(max_bytes: u64) -> Self {
-        Self { workers: WorkerPool::new(1), pending: Arc::default(), max_bytes }
+        let pending = Arc::new(Semaphore::new(MAX_PENDING_GENERATIONS));
+        Self { workers: WorkerPool::new(1), pending, max_bytes }
     }
 
     /// Continues a text with a checkpoint in `model_dir`. Returns when the model has read the prompt.
@@ -58,7 +58,10 @@ impl Generator {
     /// [`ErrorReason::BadRequest`]: its model does not generate text, or not from this prompt.
     /// [`ErrorReason::PayloadTooLarge`]: it needs too much memory. [`ErrorReason::TooManyRequests`]: too many wait.
     pub async fn generate(&self, model_dir: PathBuf, request: GenerationRequest) -> Result<GenerationStream> {
-        let pending = PendingGeneration::enter(&self.pending)?;
+        let pending = self.pending.clone().try_acquire_owned().map_err(|_| {
+            let detail = "many texts are being generated: try again in a few seconds";
+            ApiError::new(ErrorReason::TooManyRequests, detail)
+        })?;
         // Start, end, an error and all tokens, so that a client that does not read delays no other.
         let max_events = request.options.max_tokens.min(MAX_GENERATED_TOKENS) as usize + 3;
         let (sender, mut receiver) = mpsc::channel(max_events);
@@ -130,25 +133,5 @@ fn generation_failure(error: GenerationError) -> ApiError {
             format!("{error}: generate fewer tokens, or download the checkpoint and use `millrace-agent generate`"),
         ),
         _ => ApiError::new(ErrorReason::BadRequest, chain),
-    }
-}
-
-/// A request that generates a text or waits for it.
-struct PendingGeneration(Arc<AtomicUsize>);
-
-impl PendingGeneration {
-    fn enter(pending: &Arc<AtomicUsize>) -> Result<Self> {
-        let entered = Self(pending.clone());
-        if pending.fetch_add(1, Ordering::Relaxed) >= MAX_PENDING_GENERATIONS {
-            let detail = "many texts are being generated: try again in a few seconds";
-            return Err(ApiError::new(ErrorReason::TooManyRequests, detail));
-        }
-        Ok(entered)
-    }
-}
-
-impl Drop for PendingGeneration {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
