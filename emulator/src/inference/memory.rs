@@ -7,7 +7,7 @@ use crate::ops::execute::NodeShape;
 
 /// Which operators use each tensor, and how.
 pub(super) struct TensorUses {
-    pub(super) first: Vec<Option<NodeId>>,
+    /// The last operator; `None` for a tensor that none uses.
     pub(super) last: Vec<Option<NodeId>>,
     /// Whether an operator reads the tensor itself, not only its packed form.
     pub(super) in_place: Vec<bool>,
@@ -16,11 +16,10 @@ pub(super) struct TensorUses {
 impl TensorUses {
     pub(super) fn of(graph: &Graph) -> Self {
         let tensors = graph.tensors.len();
-        let mut uses = Self { first: vec![None; tensors], last: vec![None; tensors], in_place: vec![false; tensors] };
+        let mut uses = Self { last: vec![None; tensors], in_place: vec![false; tensors] };
         for (at, node) in graph.nodes.iter().enumerate() {
             let packed = product_of(&node.op).executor().forward_packs(&NodeShape::of(graph, node));
             for (param, &tensor) in node.params.iter().enumerate() {
-                uses.first[tensor].get_or_insert(at);
                 uses.last[tensor] = Some(at);
                 uses.in_place[tensor] |= param >= packed;
             }

@@ -196,7 +196,10 @@ impl InferenceModel {
         let Self { graph, options, pool, nodes, tensors, .. } = self;
         let cx = Context { simd: options.simd, pool, precision: options.precision };
         for (at, (node, state)) in graph.nodes.iter().zip(nodes).enumerate() {
-            for &tensor in node.params.iter().filter(|tensor| uses.first[**tensor] == Some(at)) {
+            for &tensor in &node.params {
+                if !tensors[tensor].is_empty() {
+                    continue;
+                }
                 let mut values = read(tensor).map_err(InferenceStartError::Weights)?;
                 if options.precision == Precision::Bf16 && !graph.tensors[tensor].is_vector() {
                     values.iter_mut().for_each(|value| *value = bf16::round(*value));
