@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from millrace.job import Job
 
 
+_STEP = click.option(
+    "--step", type=click.IntRange(0), metavar="N", help="Step of the checkpoint. Default: the newest."
+)
+
+
 @click.command(cls=base.Command)
 @base.job_argument
 @base.output_option()
@@ -97,9 +102,7 @@ def cancel(settings: Settings, name: str, uid: str | None, yes: bool, output: st
 
 @click.command(cls=base.Command)
 @base.job_argument
-@click.option(
-    "--step", type=click.IntRange(0), metavar="N", help="Step of the checkpoint. Default: the newest."
-)
+@_STEP
 @click.option(
     "--to",
     type=click.Path(),
@@ -145,9 +148,7 @@ def download(
 
 @click.command(cls=base.Command)
 @base.job_argument
-@click.option(
-    "--step", type=click.IntRange(0), metavar="N", help="Step of the checkpoint. Default: the newest."
-)
+@_STEP
 @click.option("--prompt", metavar="TEXT", help="Text to continue. Default: an empty document.")
 @click.option("--prompt_tokens", metavar="IDS", help="Token ids to continue, separated by commas.")
 @click.option(
