@@ -1,29 +1,46 @@
-//! The tokenizer of a checkpoint: that of its training data. If it is a file, the run copied it to the directory of its
-//! checkpoints.
+//! The tokenizer of a checkpoint: that of its training data. If it is a file, or a vocabulary of words, the run wrote
+//! it to the directory of its checkpoints as [`TOKENIZER_FILE`].
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use millrace_checkpoint::hf::ExportedTokenizer;
-use millrace_data::{DataError, TOKENIZER_FILE, Tokenizer};
+use millrace_data::{DataError, TOKENIZER_FILE, Tokenizer, line_tokenizer, word_piece_tokenizer};
 use millrace_params::{DataSource, JobSpec, TokenizerName};
 
-/// Opens the tokenizer of the checkpoint of a job. Returns `None` if its training data were tokens.
+/// Opens the tokenizer of the texts of a checkpoint's job. Returns `None` if its training data were something else.
 ///
 /// # Errors
 /// [`DataError::NotFound`] if the copy of the file is missing, or another error of the file.
 pub fn open(job: &JobSpec, checkpoint: &Path) -> Result<Option<Tokenizer>, DataError> {
     let DataSource::Text { tokenizer, .. } = job.train_input.source else { return Ok(None) };
-    let copy = checkpoint.parent().map(|model_dir| model_dir.join(TOKENIZER_FILE));
-    Tokenizer::open(tokenizer, copy.as_deref()).map(Some)
+    Tokenizer::open(tokenizer, kept_file(checkpoint).as_deref()).map(Some)
 }
 
-/// Returns the content of the file of the tokenizer of a job's training data, to be kept as [`TOKENIZER_FILE`] in the
-/// directory of its checkpoints; `None` if the tokenizer is not a file.
+/// Opens the tokenizer of the texts or words of a checkpoint's job. Returns `None` if its training data were tokens.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_any(job: &JobSpec, checkpoint: &Path) -> Result<Option<Tokenizer>, DataError> {
+    let input = &job.train_input;
+    if input.words_file().or(input.line_words_file()).is_some() {
+        return Tokenizer::open(TokenizerName::File, kept_file(checkpoint).as_deref()).map(Some);
+    }
+    open(job, checkpoint)
+}
+
+/// Returns the tokenizer of a job's training data as the content of a file, to be kept as [`TOKENIZER_FILE`] in the
+/// directory of its checkpoints; `None` if it is neither a file nor a vocabulary of words.
 ///
 /// # Errors
 /// The file can't be used.
 pub(crate) fn content_to_keep(job: &JobSpec) -> Result<Option<Vec<u8>>, DataError> {
-    let Some(file) = job.train_input.tokenizer_file() else { return Ok(None) };
+    let input = &job.train_input;
+    if let Some((words, is_lower_case)) = input.words_file() {
+        return word_piece_tokenizer(Path::new(words), is_lower_case).map(Some);
+    }
+    if let Some((words, is_lower_case)) = input.line_words_file() {
+        return line_tokenizer(Path::new(words), is_lower_case).map(Some);
+    }
+    let Some(file) = input.tokenizer_file() else { return Ok(None) };
     Tokenizer::open(TokenizerName::File, Some(Path::new(file)))?.to_json().map(Some)
 }
 
@@ -39,23 +56,7 @@ pub fn open_named(name: &str) -> Result<Tokenizer, DataError> {
     }
 }
 
-/// Converts a tokenizer to the files of an export.
-///
-/// # Errors
-/// Its file can't be read.
-pub fn exported(tokenizer: &Tokenizer) -> Result<ExportedTokenizer, DataError> {
-    let end_name = tokenizer.separator_name().to_owned();
-    Ok(ExportedTokenizer { json: tokenizer.to_json()?, end: tokenizer.separator(), end_name })
-}
-
-/// Returns the tokenizer of the checkpoint of a job as files of an export; `None` if its training data were tokens, or
-/// the copy of its file is missing: the weights can be used without it.
-///
-/// # Errors
-/// Its file can't be used.
-pub fn export(job: &JobSpec, checkpoint: &Path) -> Result<Option<ExportedTokenizer>, DataError> {
-    match open(job, checkpoint) {
-        Err(DataError::NotFound { .. }) => Ok(None),
-        opened => opened?.as_ref().map(exported).transpose(),
-    }
+/// Returns the path of the tokenizer that the run of a checkpoint kept.
+fn kept_file(checkpoint: &Path) -> Option<PathBuf> {
+    checkpoint.parent().map(|model_dir| model_dir.join(TOKENIZER_FILE))
 }

@@ -5,7 +5,8 @@
 //! * `control` is the stream between each agent and the coordinator; `links` connects the agents of the data tree.
 //! * [`cli`] is the command line.
 //! * [`start_checkpoint`] decides which checkpoint a run starts from.
-//! * [`generation`] continues a text with the model of a checkpoint.
+//! * [`generation`] continues a text with the model of a checkpoint. * [`checkpoint_tokenizer`] opens the tokenizer of
+//!   a checkpoint, and [`exported_tokenizer`] converts it for `transformers`.
 //! * [`host`] reports cores, memory and speed of this machine.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
@@ -17,6 +18,7 @@ pub mod cli;
 mod control;
 pub mod dataset_epoch;
 mod error;
+pub mod exported_tokenizer;
 pub mod generation;
 pub mod host;
 mod http;

@@ -88,7 +88,7 @@ fn import_has_logits_of_transformers_and_export_is_identical() {
     assert_eq!(written.model, job.model, "the params that an import writes");
     let plan = Arc::new(compile_job(&job, &MachineSpec::default()).unwrap());
     let lock = Arc::new(ModelDirLock::acquire(dir.path().join("m"), &LockRequest::local()).unwrap());
-    let imported = import_hf(&fixture(""), &lock, &plan, facts(&plan)).unwrap();
+    let imported = import_hf(&fixture(""), &lock, &plan, facts(&plan)).unwrap().path;
     let open = || Checkpoint::open(&imported).unwrap();
 
     let recorded = std::fs::read(fixture("logits.safetensors")).unwrap();

@@ -1,5 +1,5 @@
-//! Trains a small BERT of each task, and a small ESM-2, for ten steps, and compares the losses with those that PyTorch
-//! and `transformers` recorded in `tests/parity/fixtures/encoders`.
+//! Trains a small BERT of each task, a RoBERTa and an ESM-2 for ten steps, and compares the losses with those that
+//! PyTorch and `transformers` recorded in `tests/parity/fixtures/encoders`.
 
 mod common;
 #[path = "common/recorded.rs"]
@@ -10,8 +10,8 @@ use millrace_emulator::families;
 use millrace_params::{DecoderOptions, EncoderOptions, ModelSize, ModelSpec};
 use recorded::{Recorded, check_names, integers};
 
-const TASKS: [&str; 6] =
-    ["pretraining", "masked_tokens", "classifier", "token_classifier", "question_answering", "esm2"];
+const TASKS: [&str; 7] =
+    ["pretraining", "masked_tokens", "classifier", "token_classifier", "question_answering", "roberta", "esm2"];
 
 /// The sizes of `tests/parity/make_encoders.py`.
 const SIZE: ModelSize =

@@ -323,13 +323,19 @@ def train(model: transformers.PreTrainedModel, inputs: Tensor, labels: Tensor) -
     return losses
 
 
-def make(directory: Path, family: Callable[[], tuple[transformers.PreTrainedModel, dict, Names]]) -> None:
+def original(family: Callable[[], tuple]) -> tuple:
+    """Returns what `family` returns, with a model whose weights are those of the fixture."""
     torch.manual_seed(SEED)
-    model, params, names = family()
+    made = family()
     with torch.no_grad():
-        for tensor in model.parameters():
+        for tensor in made[0].parameters():
             # Off the usual zeros, ones and tiny weights, or a test could not see one missing.
             tensor.add_(torch.randn_like(tensor), alpha=0.1)
+    return made
+
+
+def make(directory: Path, family: Callable[[], tuple[transformers.PreTrainedModel, dict, Names]]) -> None:
+    model, params, names = original(family)
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     ours = {name: (weights[source] if isinstance(source, str) else source(weights)) for name, source in names.items()}
     tokens = torch.randint(VOCABULARY, (BATCH, LENGTH + 1))

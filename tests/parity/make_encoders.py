@@ -4,10 +4,10 @@ trained for ten steps of AdamW.
 
     python tests/parity/make_encoders.py tests/parity/fixtures/encoders
 
-writes for each task, and for a small ESM-2, `NAME.safetensors`, the initial weights with Millrace's names and layout,
-and `NAME.json`: `encoder` and `positions` (the options of a resolved job), the `inputs` of the batch, and the `loss` of
-each step: the sum of all losses, divided by the number of samples. All steps train on the same batch. Samples are
-padded, one of them from its second token on.
+writes for each task, and for a small RoBERTa and ESM-2, `NAME.safetensors`, the initial weights with Millrace's names
+and layout, and `NAME.json`: `encoder` and `positions` (the options of a resolved job), the `inputs` of the batch, and
+the `loss` of each step: the sum of all losses, divided by the number of samples. All steps train on the same batch.
+Samples are padded, one of them from its second token on.
 """
 
 import argparse
@@ -37,6 +37,12 @@ CONFIG = transformers.BertConfig(
 
 # The head of answers has as many outputs as there are labels.
 QA_CONFIG = transformers.BertConfig(**CONFIG.to_dict() | {"num_labels": 2})
+ROBERTA_PAD_TOKEN = 1
+ROBERTA_CONFIG = transformers.RobertaConfig(
+    **CONFIG.to_dict()
+    | {"pad_token_id": ROBERTA_PAD_TOKEN, "type_vocab_size": 1}
+    | {"max_position_embeddings": POSITIONS + ROBERTA_PAD_TOKEN + 1}
+)
 # No sample has the token of padding, whose embedding `transformers` does not train.
 MASK_TOKEN, PAD_TOKEN = 7, VOCABULARY - 1
 ESM_CONFIG = transformers.EsmConfig(
@@ -50,14 +56,14 @@ Inputs = dict[str, Tensor]
 Names = dict[str, str]
 
 
-def encoder() -> Names:
+def encoder(base: str = "bert") -> Names:
     names = {
-        "wte.weight": "bert.embeddings.word_embeddings.weight",
-        "wpe.weight": "bert.embeddings.position_embeddings.weight",
-        "wse.weight": "bert.embeddings.token_type_embeddings.weight",
-    } | both("ln_embed", "bert.embeddings.LayerNorm")
+        "wte.weight": f"{base}.embeddings.word_embeddings.weight",
+        "wpe.weight": f"{base}.embeddings.position_embeddings.weight",
+        "wse.weight": f"{base}.embeddings.token_type_embeddings.weight",
+    } | both("ln_embed", f"{base}.embeddings.LayerNorm")
     for i in range(LAYERS):
-        theirs, ours = f"bert.encoder.layer.{i}", f"h.{i}"
+        theirs, ours = f"{base}.encoder.layer.{i}", f"h.{i}"
         names |= both(f"{ours}.attn.proj", f"{theirs}.attention.output.dense")
         names |= both(f"{ours}.ln_1", f"{theirs}.attention.output.LayerNorm")
         names |= both(f"{ours}.mlp.fc", f"{theirs}.intermediate.dense")
@@ -164,6 +170,27 @@ def question_answering() -> tuple:
     return transformers.BertForQuestionAnswering(QA_CONFIG), {"name": "question_answering"}, names, inputs, loss
 
 
+def roberta() -> tuple:
+    """No segments, and positions that are counted from the token of padding, which no sample has."""
+    inputs = padded_inputs()
+    del inputs["token_type_ids"]
+    inputs["input_ids"][inputs["input_ids"] == ROBERTA_PAD_TOKEN] = 0
+    inputs["labels"] = torch.where(torch.rand(BATCH, LENGTH) < 0.2, inputs["input_ids"], -100)
+
+    def loss(model: transformers.PreTrainedModel) -> Tensor:
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        return sum_of_losses(logits, inputs["labels"])
+
+    model = transformers.RobertaForMaskedLM(ROBERTA_CONFIG)
+    # Published models have zeros here, and so does a model without segments.
+    segments = model.roberta.embeddings.token_type_embeddings.weight
+    segments.requires_grad_(False).zero_()
+    names = encoder("roberta") | both("head.dense", "lm_head.dense") | both("ln_f", "lm_head.layer_norm")
+    names["lm_head.bias"] = "lm_head.bias"
+    del names["wse.weight"]
+    return model, masked_tokens()[1], names, inputs, loss
+
+
 def esm2() -> tuple:
     """Rotary positions, blocks that normalize their input, and no embeddings of masked tokens."""
     inputs = padded_inputs()
@@ -192,11 +219,15 @@ def esm2() -> tuple:
     return transformers.EsmForMaskedLM(ESM_CONFIG), options, names, inputs, loss
 
 
-TASKS = [pretraining, masked_tokens, classifier, token_classifier, question_answering, esm2]
+TASKS = [pretraining, masked_tokens, classifier, token_classifier, question_answering, roberta, esm2]
 ESM_POSITIONS = {"rotary": {"dimensions": HIDDEN // HEADS, "base": 10000.0, "is_adjacent": False, "scaling": None}}
-ESM_OPTIONS = {
-    "use_segment_embedding": False, "norm_first": True, "is_embedding_plain": True, "mask_token": MASK_TOKEN,
-    "has_token_dropout": True,
+# What the options of a resolved job differ in from those of BERT.
+OPTIONS = {
+    "roberta": {"use_segment_embedding": False},
+    "esm2": {
+        "use_segment_embedding": False, "norm_first": True, "is_embedding_plain": True, "mask_token": MASK_TOKEN,
+        "has_token_dropout": True,
+    },
 }  # fmt: skip
 
 
@@ -219,14 +250,21 @@ def train(
     return losses
 
 
-def make(directory: Path, task: Callable[[], tuple]) -> None:
+def original(task: Callable[[], tuple]) -> tuple:
+    """Returns what the task returns, with a model whose weights are those of the fixture."""
     torch.manual_seed(SEED)
-    model, options, names, inputs, loss_of = task()
-    model.train()
+    made = task()
     with torch.no_grad():
-        for tensor in model.parameters():
+        for tensor in made[0].parameters():
             # Off the usual zeros, ones and tiny weights, or a test could not see one missing.
-            tensor.add_(torch.randn_like(tensor), alpha=0.1)
+            if tensor.requires_grad:
+                tensor.add_(torch.randn_like(tensor), alpha=0.1)
+    return made
+
+
+def make(directory: Path, task: Callable[[], tuple]) -> None:
+    model, options, names, inputs, loss_of = original(task)
+    model.train()
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     ours = {name: weights[source] for name, source in names.items()}
     for i in range(LAYERS):
@@ -234,11 +272,14 @@ def make(directory: Path, task: Callable[[], tuple]) -> None:
             theirs = f"{model.base_model_prefix}.encoder.layer.{i}.attention.self"
             parts = [f"{theirs}.{part}.{kind}" for part in ("query", "key", "value")]
             ours[f"h.{i}.attn.qkv.{kind}"] = torch.cat([weights[part] for part in parts])
+    if "wpe.weight" in ours:
+        # Those of RoBERTa follow rows that no token uses.
+        ours["wpe.weight"] = ours["wpe.weight"][-POSITIONS:]
     losses = train(model, loss_of)
     save_file({name: tensor.contiguous() for name, tensor in ours.items()}, directory / f"{task.__name__}.safetensors")
-    own = ESM_OPTIONS if task is esm2 else {}
     record = {
-        "encoder": {"use_segment_embedding": True, "pooler_nonlinearity": "tanh", "task": options} | own,
+        "encoder": {"use_segment_embedding": True, "pooler_nonlinearity": "tanh", "task": options}
+        | OPTIONS.get(task.__name__, {}),
         "positions": ESM_POSITIONS if task is esm2 else "learned",
         "inputs": {name: values.tolist() for name, values in inputs.items()},
         "loss": losses,

@@ -92,14 +92,20 @@ def fc_mnist() -> tuple[nn.Module, dict, Names, Callable[[nn.Module, Tensor], Te
     return nn.Sequential(*layers[:-1]), network, names, lambda model, image: model(image)
 
 
-def make(directory: Path, task: Callable[[], tuple]) -> None:
+def original(task: Callable[[], tuple]) -> tuple:
+    """Returns what `task` returns, with a model whose weights are those of the fixture."""
     torch.manual_seed(SEED)
-    model, network, names, logits = task()
-    model.train()
+    made = task()
     with torch.no_grad():
-        for tensor in model.parameters():
+        for tensor in made[0].parameters():
             # Off the usual zeros, ones and tiny weights, or a test could not see one missing.
             tensor.add_(torch.randn_like(tensor), alpha=0.1)
+    return made
+
+
+def make(directory: Path, task: Callable[[], tuple]) -> None:
+    model, network, names, logits = original(task)
+    model.train()
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     ours = {name: weights[source] for name, source in names.items()} or transformer_weights(weights)
     # Multiples of 1/256, which JSON and f32 represent exactly.

@@ -209,14 +209,20 @@ def train(model: nn.Module, batch: Inputs, logits: Logits) -> list[float]:
     return losses
 
 
-def make(directory: Path, kind: Callable[[], tuple]) -> None:
+def original(kind: Callable[[], tuple]) -> tuple:
+    """Returns what `kind` returns, with a model whose weights are those of the fixture."""
     torch.manual_seed(SEED)
-    model, params, convert, logits = kind()
-    model.train()
+    made = kind()
     with torch.no_grad():
-        for tensor in model.parameters():
+        for tensor in made[0].parameters():
             # Off the usual zeros, ones and tiny weights, or a test could not see one missing.
             tensor.add_(torch.randn_like(tensor), alpha=0.1)
+    return made
+
+
+def make(directory: Path, kind: Callable[[], tuple]) -> None:
+    model, params, convert, logits = original(kind)
+    model.train()
     batch = inputs()
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     ours = {name: tensor.contiguous().clone() for name, tensor in convert(weights).items()}

@@ -45,7 +45,10 @@ mod tokenizer;
 
 pub use cache::CacheOutcome;
 pub use dataset::{Dataset, ElementType, SampleInput};
-pub use encoder::{CsvProblem, CsvRows, EncoderLabels, EncoderSamples, Masking, VocabularyProblem};
+pub use encoder::{
+    CsvProblem, CsvRows, EncoderLabels, EncoderSamples, Masking, SPECIAL_TOKENS, SpecialTokens, VocabularyProblem,
+    word_piece_tokenizer,
+};
 pub use error::DataError;
 pub use export::write_samples;
 pub use files::MATCH_OPTIONS;
@@ -56,9 +59,9 @@ pub use millrace_params::{TokenType, TokenizerName};
 pub use millrace_text::{ParquetProblem, TokenizerProblem};
 pub use npy::NpyProblem;
 pub use permute::Permutation;
-pub use seq2seq::{LinesProblem, Seq2SeqSamples};
+pub use seq2seq::{LinesProblem, Seq2SeqSamples, line_tokenizer};
 pub use sinks::SinkTokens;
 pub use spec::{LineFiles, LineRows, MixturePart, SourceKind, SourceSpec, SplitPart, TextFiles};
 pub use text::{JsonLineProblem, TextFormat};
 pub use tfrecord::{TfRecordProblem, TfRecordRows, tfrecord_frame};
-pub use tokenizer::{TOKENIZER_FILE, TextDecoder, Tokenizer, TokenizerFile};
+pub use tokenizer::{SampleTemplate, TOKENIZER_FILE, TextDecoder, Tokenizer, TokenizerFile, with_special_tokens};

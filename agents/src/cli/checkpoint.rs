@@ -11,6 +11,7 @@ use super::error::CliError;
 use super::import::import;
 use crate::checkpoint_tokenizer;
 use crate::error::AgentError;
+use crate::exported_tokenizer::{exported_for, exported_tokenizer};
 use crate::input::data_failure;
 use crate::launch::Exit;
 
@@ -59,7 +60,7 @@ fn verify_all(dir: &Path) -> Result<Exit, CliError> {
 
 fn export(dir: &Path, out: &Path, tokenizer: Option<&str>) -> Result<Exit, CliError> {
     let checkpoint = Checkpoint::open(dir)?;
-    let tokenizer = exported_tokenizer(&checkpoint, tokenizer)?;
+    let tokenizer = tokenizer_of_export(&checkpoint, tokenizer)?;
     let exported = export_hf(&checkpoint, out, tokenizer.as_ref())?;
     super::print_line(format_args!(
         "Wrote {} tensors, {} bytes, to {}",
@@ -71,17 +72,19 @@ fn export(dir: &Path, out: &Path, tokenizer: Option<&str>) -> Result<Exit, CliEr
 }
 
 /// Returns the tokenizer that is named, or that of the training data of a checkpoint; `None` if there is none.
-fn exported_tokenizer(checkpoint: &Checkpoint, named: Option<&str>) -> Result<Option<ExportedTokenizer>, CliError> {
-    if let Some(name) = named {
-        let tokenizer = checkpoint_tokenizer::open_named(name).map_err(data_failure)?;
-        return Ok(Some(checkpoint_tokenizer::exported(&tokenizer).map_err(data_failure)?));
-    }
+fn tokenizer_of_export(checkpoint: &Checkpoint, named: Option<&str>) -> Result<Option<ExportedTokenizer>, CliError> {
     let job = JobSpec::from_json(checkpoint.job()).map_err(|error| {
         AgentError::local(error).context(format!("can't read the job of {}", checkpoint.path().display()))
     })?;
-    let found = checkpoint_tokenizer::export(&job, checkpoint.path()).map_err(data_failure)?;
-    if found.is_none() && job.train_input.tokenizer_file().is_some() {
-        eprintln!("The tokenizer of the training data is missing beside the checkpoint; --tokenizer FILE adds it.");
+    let found = match named {
+        Some(name) => checkpoint_tokenizer::open_named(name).and_then(|named| exported_for(&named, &job)),
+        None => exported_tokenizer(&job, checkpoint.path()),
+    };
+    let found = found.map_err(data_failure)?;
+    if found.is_none() && (named.is_some() || job.train_input.vocabulary_paths() > 0) {
+        eprintln!(
+            "The export has no tokenizer: its file is not beside the checkpoint, or the model has other special tokens."
+        );
     }
     Ok(found)
 }

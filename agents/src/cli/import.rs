@@ -1,4 +1,4 @@
-//! The command `checkpoint import`: converts a Hugging Face GPT-2 to `checkpoint_0` of a new model_dir.
+//! The command `checkpoint import`: converts a Hugging Face directory to `checkpoint_0` of a new model_dir.
 //!
 //! ```text
 //! millrace-agent checkpoint import HF_DIR --write_params tuned.yaml -o tuned    # no params needed
@@ -9,10 +9,10 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use millrace_checkpoint::hf::{Choices, import_hf, params_text};
+use millrace_checkpoint::hf::{Choices, ImportSummary, import_hf, params_text};
 use millrace_checkpoint::{CheckpointMetadata, Error, LockRequest, ModelDirLock, list};
 use millrace_data::TOKENIZER_FILE;
 use millrace_params::{FlagOverrides, Params};
@@ -41,7 +41,7 @@ pub fn import(
     match (&params.write_params, &params.params) {
         (Some(file), _) => {
             let imported = import_with_new_params(dir, &flags(file), &overrides)?;
-            super::print_line(format_args!("Imported {} as {}", dir.display(), imported.display()));
+            print_import(dir, &imported);
             super::print_line(format_args!("Wrote the params {0}: edit its lines marked EDIT", file.display()));
             super::print_line(format_args!("Then train with: millrace-agent train -p {}", file.display()));
         }
@@ -49,15 +49,26 @@ pub fn import(
             let prepared = prepare(&flags(file), &overrides, read_params(file)?)?;
             let hint = "give --write_params FILE instead of -p: it writes params that match, and imports with them";
             let imported = import_weights(dir, &prepared, hint)?;
-            super::print_line(format_args!("Imported {} as {}", dir.display(), imported.display()));
+            print_import(dir, &imported);
         }
         (None, None) => return Err(CliError::bad_input("an import needs params").hint("give -p or --write_params")),
     }
     Ok(Exit::Success)
 }
 
+fn print_import(dir: &Path, imported: &ImportSummary) {
+    super::print_line(format_args!("Imported {} as {}", dir.display(), imported.path.display()));
+    if !imported.initialized.is_empty() {
+        let names = imported.initialized.join(", ");
+        super::print_line(format_args!("Not in the directory, and therefore with initial values: {names}"));
+    }
+    if !imported.unused.is_empty() {
+        super::print_line(format_args!("Not in the model of the params: {}", imported.unused.join(", ")));
+    }
+}
+
 /// Writes params for the model in `dir` to the file that `flags` name, and imports with them.
-fn import_with_new_params(dir: &Path, flags: &JobArgs, overrides: &FlagOverrides) -> Result<PathBuf, CliError> {
+fn import_with_new_params(dir: &Path, flags: &JobArgs, overrides: &FlagOverrides) -> Result<ImportSummary, CliError> {
     let path = &flags.params;
     let choices = Choices {
         model_dir: overrides.model_dir.as_deref().unwrap_or(DEFAULT_MODEL_DIR),
@@ -87,9 +98,9 @@ fn write_new(path: &Path, text: &str) -> Result<(), CliError> {
     })
 }
 
-/// Imports the weights in `dir` into the job's model_dir; returns the directory of the checkpoint. `mismatch_hint` is
+/// Imports the weights in `dir` into the job's model_dir. `mismatch_hint` is
 /// the hint if the model differs from the params.
-fn import_weights(dir: &Path, prepared: &PreparedJob, mismatch_hint: &str) -> Result<PathBuf, CliError> {
+fn import_weights(dir: &Path, prepared: &PreparedJob, mismatch_hint: &str) -> Result<ImportSummary, CliError> {
     let model_dir = Path::new(&prepared.resolved.job.run.model_dir);
     if let Some(newest) = list(model_dir)?.complete.last() {
         let error =

@@ -58,6 +58,24 @@ fn words_of_csv_files_train_until_a_bad_row() {
     params(&place, "good.yaml", &csv("good.csv"));
     place.succeed("train_and_eval -p good.yaml -o m --num_csx 2");
     assert_eq!(place.evaluations("m").len(), 3);
+    // Sentences of such a model are exported with its vocabulary.
+    place.succeed("checkpoint export m/checkpoint_6 --to hf exported");
+    let read = |file: &str| -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(place.path(&format!("exported/{file}"))).unwrap()).unwrap()
+    };
+    assert_eq!(read("tokenizer.json")["model"]["vocab"]["##ning"], 8);
+    assert_eq!(read("tokenizer_config.json")["mask_token"], "[MASK]");
+    assert_eq!(read("config.json")["architectures"][0], "BertForPreTraining");
+    // A classifier begins with the weights of this model.
+    let classifier = csv("good.csv").replace("BertCSVDynamicMaskDataProcessor", "BertTokenClassifierDataProcessor");
+    let classifier = classifier + "\n    label_vocab_file: labels.json";
+    place.write("labels.json", "{\"O\": 0, \"B\": 1}");
+    place.params(
+        "tuned.yaml",
+        &[("name: gpt2", "name: bert/token_classifier\n    num_classes: 2"), (SYNTHETIC, &classifier)],
+    );
+    let imported = place.succeed("checkpoint import exported -p tuned.yaml -o tuned").stdout;
+    assert!(imported.contains("initial values: classifier.weight, classifier.bias"), "{imported}");
 
     place.write("bad.csv", rows("\"['[CLS]', 'the]\",\"[0, 0]\",0\n"));
     params(&place, "bad.yaml", &csv("bad.csv"));

@@ -53,6 +53,11 @@ fn lines_of_words_train() {
     params(&place, "spans.yaml", &small, spans);
     place.succeed("train_and_eval -p spans.yaml -o spans --num_csx 2");
     assert_eq!(place.evaluations("spans").len(), 3);
+    place.succeed("checkpoint export spans/checkpoint_6 --to hf exported");
+    let config = std::fs::read_to_string(place.path("exported/config.json")).unwrap();
+    let tokenizer = std::fs::read_to_string(place.path("exported/tokenizer.json")).unwrap();
+    assert!(config.contains("\"decoder_start_token_id\": 0") && config.contains("\"eos_token_id\": 1"), "{config}");
+    assert!(tokenizer.contains("\"<extra_id_0>\":16"), "{tokenizer}");
 
     place.write("other.txt", "the word was the word\nin\n".repeat(20));
     let pairs = "data_processor: TransformerDynamicDataProcessor\n    src_data_dir: lines/part-0\n    \

@@ -132,6 +132,11 @@ impl FileTokenizer {
         &self.digest
     }
 
+    /// Returns the token with this name, if the vocabulary has it.
+    pub fn token(&self, name: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(name)
+    }
+
     /// Returns the special tokens of an encoder, if the vocabulary has all of them.
     pub fn encoder_tokens(&self) -> Option<EncoderTokens> {
         let token = |name: &str| self.tokenizer.token_to_id(name);

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use millrace_agents::checkpoint_tokenizer;
+use millrace_agents::exported_tokenizer::exported_tokenizer;
 use millrace_checkpoint::{Checkpoint, MANIFEST_FILE, hf};
 use millrace_control::WorkerPool;
 use millrace_params::ObjectName;
@@ -147,7 +147,7 @@ impl ExportCache {
 
 /// Returns the tokenizer of the training data of a checkpoint, if it has one.
 fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Option<hf::ExportedTokenizer>> {
-    checkpoint_tokenizer::export(&job_of_checkpoint(checkpoint)?, checkpoint.path())
+    exported_tokenizer(&job_of_checkpoint(checkpoint)?, checkpoint.path())
         .map_err(|error| ApiError::new(ErrorReason::Gone, format!("the checkpoint can't be exported: {error}")))
 }
 

@@ -67,8 +67,8 @@ impl HfDirectory {
         })?;
         for (name, entry) in entries {
             let name = name.strip_prefix("transformer.").map_or(name.clone(), str::to_owned);
-            // Causal masks and frequencies, which older versions save as buffers.
-            let is_buffer = [".attn.bias", ".masked_bias", ".attention.bias", ".inv_freq"];
+            // Causal masks, frequencies and positions, which older versions save as buffers.
+            let is_buffer = [".attn.bias", ".masked_bias", ".attention.bias", ".inv_freq", "position_ids"];
             if !is_buffer.iter().any(|buffer| name.ends_with(buffer)) {
                 self.tensors.insert(name, (self.files.len(), entry));
             }

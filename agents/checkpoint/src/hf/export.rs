@@ -27,9 +27,9 @@ pub struct ExportSummary {
     pub bytes: u64,
 }
 
-/// Writes the parameters of `checkpoint` as a directory that `transformers.AutoModelForCausalLM` loads, and the
-/// tokenizer as `transformers.AutoTokenizer` loads it. The directory must not exist or be empty; it appears when it is
-/// complete.
+/// Writes the parameters of `checkpoint` as a directory that the class of `transformers` named in its `config.json`
+/// loads, and the tokenizer as `transformers.AutoTokenizer` loads it. The directory must not exist or be empty; it
+/// appears when it is complete.
 ///
 /// # Errors
 /// [`Error::NotExportable`] if `transformers` has no such model, [`Error::Exists`], [`Error::Damaged`], or an error of
@@ -42,15 +42,13 @@ pub fn export_hf(
     let graph = checkpoint.layout().graph();
     let Ok(model) = Gpt2::from_graph(graph) else {
         let mut model = families::describe(graph)?;
-        let end = tokenizer.map(|tokenizer| tokenizer.end);
-        for key in ["bos_token_id", "eos_token_id"] {
-            // Without a value, transformers assumes the token of the family's original vocabulary.
-            model.config[key] = end.into();
+        for (key, id) in tokenizer.map(ExportedTokenizer::config).unwrap_or_default() {
+            model.config[key] = id.into();
         }
         let shapes = model.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect();
         return write_directory(out_dir, files_of(model.config, tokenizer), shapes, |at| {
             let mapped = &model.tensors[at];
-            let Some(tensor) = mapped.ours else { return Ok(vec![0.0; mapped.shape.iter().product()]) };
+            let Some(tensor) = mapped.ours else { return Ok(mapped.own_values()) };
             Ok(mapped.export(&checkpoint.read_tensor(tensor, Section::Parameters)?))
         });
     };

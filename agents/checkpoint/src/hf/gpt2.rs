@@ -3,6 +3,7 @@
 use millrace_emulator::graph::{Graph, INPUT_IDS, OpNode, TensorId, ValueId};
 use millrace_emulator::ops::{Activation, CausalAttention, CrossEntropy, Dropout, LayerNorm, Nonlinearity, OpKind};
 
+use super::structure::DropoutRates;
 use crate::error::{Error, Result};
 
 /// A linear layer's weight `[out, in]` and bias.
@@ -20,14 +21,6 @@ pub(super) struct TransformerBlock {
     pub mlp_proj: LinearIds,
     /// Factor on query-key products.
     pub scale: f32,
-}
-
-/// Dropout rates at the three positions that GPT-2's configuration has.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct DropoutRates {
-    pub embedding: f32,
-    pub attention: f32,
-    pub residual: f32,
 }
 
 /// A graph that has the structure of GPT-2.

@@ -2,27 +2,31 @@
 //!
 //! Such a directory has `model.safetensors` (or several files with an index) and `config.json`. The tensors of a
 //! GPT-2 differ from ours in three ways: names; `Conv1D` weights are `[in, out]`, the transpose of ours; and there is
-//! always a bias. Other decoders are described by `families`. The graph's operators decide what a model is, not tensor
-//! names, so any graph with such a structure can be exported.
+//! always a bias. Other models are recognized by `structure` and described by `families`. The graph's operators decide
+//! what a model is, not tensor names, so any graph with such a structure can be exported.
 //!
 //! Both directions hold one tensor in memory at a time, and leave no incomplete files.
 
 mod config;
-mod decoder;
 mod directory;
 mod dtype;
 mod export;
 mod families;
+mod family_import;
 mod gpt2;
+mod gpt2_import;
 mod import;
 mod json_file;
+mod mapping;
 mod params;
+mod settings;
+mod structure;
 mod tokenizer;
 
 pub use export::{ExportSummary, export_hf};
-pub use import::import_hf;
+pub use import::{ImportSummary, import_hf};
 pub use params::{Choices, params_text};
-pub use tokenizer::ExportedTokenizer;
+pub use tokenizer::{ExportedTokenizer, SpecialToken, SpecialTokens};
 
 /// Reads every tensor of the Hugging Face directory `dir`, of any model.
 ///

@@ -93,9 +93,9 @@ fn export_then_import_is_byte_identical() {
         let plan_out = plan(|model| (model.tied, model.bias) = (tied, bias));
         exported(dir.path(), &plan_out).unwrap();
         let plan_in = plan(|model| (model.tied, model.bias, model.head_bias) = (tied, bias, head_bias));
-        let path =
+        let imported =
             import_hf(&dir.path().join("hf"), &lock(&dir.path().join("tuned")), &plan_in, facts(&plan_in)).unwrap();
-        let checkpoint = Checkpoint::open(path).unwrap();
+        let checkpoint = Checkpoint::open(imported.path).unwrap();
         checkpoint.verify().unwrap();
         assert!((checkpoint.step(), checkpoint.moments()) == (0, &Moments::none()));
         for (id, tensor) in plan_in.graph.tensors.iter().enumerate() {
@@ -217,8 +217,8 @@ fn foreign_directories_import_and_differences_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         write_foreign_directory(dir.path(), &plan, change);
         let lock = lock(&dir.path().join("run"));
-        import_hf(dir.path(), &lock, &plan, facts(&plan)).map(|path| {
-            let checkpoint = Checkpoint::open(path).unwrap();
+        import_hf(dir.path(), &lock, &plan, facts(&plan)).map(|imported| {
+            let checkpoint = Checkpoint::open(imported.path).unwrap();
             (0..plan.graph.tensors.len())
                 .map(|id| checkpoint.read_tensor(id, Section::Parameters).unwrap())
                 .collect::<Vec<_>>()

@@ -25,20 +25,22 @@ pub struct Masking {
 
 /// Numbers of special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SpecialTokens {
+pub struct SpecialTokens {
+    /// Stands for a token that is predicted.
     pub mask: i32,
     /// Beginning of a sample.
     pub begin: i32,
     /// End of a segment.
     pub end: i32,
+    /// Fills a sample.
     pub padding: i32,
 }
 
 impl SpecialTokens {
     /// Those of a source without a vocabulary, whose samples are masked already: only padding is used.
-    pub const NONE: Self = Self { mask: 0, begin: 0, end: 0, padding: 0 };
+    pub(crate) const NONE: Self = Self { mask: 0, begin: 0, end: 0, padding: 0 };
 
-    /// Returns the special tokens of a vocabulary in which they begin at `first`.
+    /// Returns the special tokens of a vocabulary in which they begin at `first`: mask, beginning, end and padding.
     ///
     /// # Errors
     /// The mask is not one of them.
@@ -53,7 +55,7 @@ impl SpecialTokens {
         Ok(Self { mask: mask as i32, begin: next(), end: next(), padding: next() })
     }
 
-    pub fn contains(self, token: i32) -> bool {
+    pub(crate) fn contains(self, token: i32) -> bool {
         [self.mask, self.begin, self.end, self.padding].contains(&token)
     }
 }

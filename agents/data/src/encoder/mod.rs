@@ -16,15 +16,17 @@
 mod csv;
 mod masking;
 mod row;
+mod word_piece;
 mod words;
 
 use std::path::PathBuf;
 
 pub use csv::CsvProblem;
-pub use masking::Masking;
-pub(crate) use masking::{SampleRandom, SpecialTokens};
+pub(crate) use masking::SampleRandom;
+pub use masking::{Masking, SpecialTokens};
 pub use row::CsvRows;
 pub(crate) use row::Row;
+pub use word_piece::word_piece_tokenizer;
 pub use words::VocabularyProblem;
 pub(crate) use words::read_vocabulary;
 
@@ -39,8 +41,8 @@ use words::Vocabulary;
 
 /// A label that does not count.
 const NO_LABEL: i32 = -1;
-/// Number of special tokens at the end of the vocabulary of a text.
-pub(crate) const SPECIAL_TOKENS: u32 = 4;
+/// Number of special tokens at the end of the vocabulary of an encoder that reads text.
+pub const SPECIAL_TOKENS: u32 = 4;
 
 /// What a sample of an encoder contains.
 #[derive(Clone, Debug, PartialEq)]

@@ -17,7 +17,7 @@ use crate::files::read_whole;
 /// Maximum bytes of a vocabulary file; the largest published ones have about 5 MB.
 const MAX_VOCABULARY_BYTES: u64 = 256 << 20;
 /// Maximum characters of a word that is divided; longer ones are unknown, as for Google.
-const MAX_WORD_CHARACTERS: usize = 100;
+pub(super) const MAX_WORD_CHARACTERS: usize = 100;
 
 /// What is wrong with a vocabulary file, as the end of a sentence that names the file.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -95,6 +95,11 @@ impl Vocabulary {
         let mut hasher = blake3::Hasher::new_derive_key("millrace vocabulary with classes, version 1");
         self.digest = *hasher.update(&self.digest).update(&text).finalize().as_bytes();
         Ok(self)
+    }
+
+    /// Returns all words, as text is compared with them, and their numbers.
+    pub fn words(&self) -> impl Iterator<Item = (&str, i32)> {
+        self.words.iter().map(|(word, number)| (word.as_str(), *number))
     }
 
     /// Returns the number of a word.

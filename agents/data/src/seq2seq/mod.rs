@@ -24,6 +24,7 @@ mod words;
 use std::path::PathBuf;
 
 pub use lines::LinesProblem;
+pub use words::line_tokenizer;
 
 use crate::dataset::{order_of, split_range};
 use crate::encoder::SampleRandom;

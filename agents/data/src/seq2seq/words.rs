@@ -6,8 +6,11 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use serde_json::{Map, Value, json};
+
 use crate::DataError;
 use crate::encoder::{VocabularyProblem, read_vocabulary};
+use crate::tokenizer::special_token;
 
 /// See the module documentation.
 pub(super) struct LineVocabulary {
@@ -58,9 +61,37 @@ impl LineVocabulary {
     }
 }
 
+/// Returns a vocabulary of lines as the content of a file `tokenizer.json`, which divides text at white space as lines
+/// of data are.
+///
+/// # Errors
+/// The file can't be read, or lacks a special word.
+pub fn line_tokenizer(vocabulary: &Path, is_lower_case: bool) -> Result<Vec<u8>, DataError> {
+    let vocabulary = LineVocabulary::open(vocabulary, is_lower_case)?;
+    let words: Map<String, Value> =
+        vocabulary.words.iter().map(|(word, number)| (word.clone(), (*number).into())).collect();
+    let begin = if vocabulary.words.contains_key("<s>") { "<s>" } else { "<pad>" };
+    let special = [(vocabulary.begin, begin), (vocabulary.end, "</s>"), (vocabulary.unknown, "<unk>")];
+    let mut added = special.map(|(id, name)| (u32::try_from(id).unwrap_or_default(), name));
+    added.sort_unstable();
+    let tokenizer = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added.map(|(id, name)| special_token(id, name)),
+        "normalizer": is_lower_case.then(|| json!({"type": "Lowercase"})),
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": null,
+        "decoder": null,
+        "model": {"type": "WordLevel", "unk_token": "<unk>", "vocab": words},
+    });
+    Ok(tokenizer.to_string().into_bytes())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Tokenizer, TokenizerName};
 
     #[test]
     fn words_have_the_numbers_of_their_lines() {
@@ -77,5 +108,20 @@ mod tests {
         let error = LineVocabulary::open(&path, false).err().unwrap();
         assert!(error.to_string().contains("has no word </s>"), "{error}");
         assert!(error.hint().contains("<unk>"), "{}", error.hint());
+    }
+    #[test]
+    fn written_tokenizer_divides_lines_as_training_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let [words, json] = ["vocab.txt", "tokenizer.json"].map(|name| dir.path().join(name));
+        std::fs::write(&words, "<pad>\n</s>\n<unk>\t0\n\u{2581}The\t-3.5\nend@@\n").unwrap();
+        for is_lower_case in [false, true] {
+            std::fs::write(&json, line_tokenizer(&words, is_lower_case).unwrap()).unwrap();
+            let read = Tokenizer::open(TokenizerName::File, Some(&json)).unwrap();
+            let vocabulary = LineVocabulary::open(&words, is_lower_case).unwrap();
+            let line = "\u{2581}The end@@ \u{2581}the other";
+            let expected: Vec<u32> = line.split(' ').map(|word| vocabulary.number(word.as_bytes()) as u32).collect();
+            assert_eq!(read.encode(line).unwrap(), expected);
+            assert_eq!(["<pad>", "</s>", "<s>"].map(|name| read.token(name)), [Some(0), Some(1), None]);
+        }
     }
 }

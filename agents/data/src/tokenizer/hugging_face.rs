@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::{Tokenizer, gpt2};
+use super::{Tokenizer, gpt2, special_token};
 use crate::DataError;
 
 /// Name of the token between two documents of an embedded tokenizer.
@@ -38,8 +38,7 @@ impl Tokenizer {
             "version": "1.0",
             "truncation": null,
             "padding": null,
-            "added_tokens": [{"id": self.separator(), "content": END_NAME, "single_word": false, "lstrip": false,
-                "rstrip": false, "normalized": false, "special": true}],
+            "added_tokens": [special_token(self.separator(), END_NAME)],
             "normalizer": null,
             "pre_tokenizer": level,
             "post_processor": null,

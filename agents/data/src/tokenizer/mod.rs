@@ -7,6 +7,7 @@
 mod decode;
 mod file;
 mod hugging_face;
+mod special_tokens;
 
 use std::path::Path;
 
@@ -15,6 +16,8 @@ use tiktoken::CoreBpe;
 
 pub use decode::TextDecoder;
 pub use file::TokenizerFile;
+pub(crate) use special_tokens::special_token;
+pub use special_tokens::{SampleTemplate, with_special_tokens};
 
 use crate::DataError;
 use crate::encoder::SpecialTokens;
@@ -73,8 +76,16 @@ impl Tokenizer {
         }
     }
 
+    /// Returns the token of a file with this name, if it has it.
+    pub fn token(&self, name: &str) -> Option<u32> {
+        match self {
+            Tokenizer::Gpt2 | Tokenizer::Bytes => None,
+            Tokenizer::File(file) => file.tokenizer.token(name),
+        }
+    }
+
     /// Returns the special tokens of an encoder, if the vocabulary has all of them.
-    pub(crate) fn special_tokens(&self) -> Option<SpecialTokens> {
+    pub fn special_tokens(&self) -> Option<SpecialTokens> {
         match self {
             Tokenizer::Gpt2 | Tokenizer::Bytes => None,
             Tokenizer::File(file) => file.special_tokens(),

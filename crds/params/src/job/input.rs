@@ -116,6 +116,28 @@ impl InputSpec {
         }
     }
 
+    /// Returns the path of the file with a word of the vocabulary in each line, if an encoder's data are words, and
+    /// whether they are converted to lower case.
+    pub fn words_file(&self) -> Option<(&str, bool)> {
+        let (paths, is_lower_case) = match &self.source {
+            DataSource::Csv { paths, rows, is_lower_case } if rows.has_words() => (paths, *is_lower_case),
+            DataSource::TfRecords { paths, rows: TfRecordRows::Words, is_lower_case } => (paths, *is_lower_case),
+            _ => return None,
+        };
+        paths.last().map(|path| (path.as_str(), is_lower_case))
+    }
+
+    /// Returns the path of the vocabulary of words that lines are divided into, if both sides share it, and whether
+    /// words are converted to lower case.
+    pub fn line_words_file(&self) -> Option<(&str, bool)> {
+        match &self.source {
+            DataSource::Lines { paths, vocabularies: 1, is_lower_case, .. } => {
+                paths.last().map(|path| (path.as_str(), *is_lower_case))
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the tokens of a batch.
     pub fn tokens_per_batch(&self) -> usize {
         self.batch_size * self.max_sequence_length

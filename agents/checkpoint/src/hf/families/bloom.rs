@@ -32,7 +32,7 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
         "attention_dropout": decimal(decoder.rates.attention),
         "hidden_dropout": decimal(decoder.rates.residual),
     });
-    let mut tensors = Tensors::new(decoder);
+    let mut tensors = Tensors::of_decoder(decoder);
     tensors.layer("transformer.word_embeddings", "wte");
     tensors.layer("transformer.word_embeddings_layernorm", "ln_embed");
     for block in 0..decoder.layers {

@@ -30,15 +30,14 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
     ])?;
     let is_biased =
         ["attn.qkv", "attn.proj", "mlp.fc", "mlp.proj"].iter().any(|part| decoder.has(&format!("h.0.{part}.bias")));
-    let config = json!({
+    let mut config = json!({
         "architectures": ["FalconForCausalLM"],
         "hidden_size": decoder.hidden,
         "ffn_hidden_size": decoder.inner,
         "num_hidden_layers": decoder.layers,
         "num_attention_heads": block.heads,
-        "num_kv_heads": block.key_heads,
         "max_position_embeddings": decoder.sequence,
-        "activation": activation(decoder)?,
+        "activation": activation(decoder.block.activation)?,
         "layer_norm_epsilon": decimal(decoder.epsilon),
         "rope_theta": rotary.base,
         "multi_query": !is_new && block.key_heads == 1,
@@ -49,7 +48,11 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
         "attention_dropout": decimal(decoder.rates.attention),
         "hidden_dropout": decimal(decoder.rates.residual),
     });
-    let mut tensors = Tensors::new(decoder);
+    if is_new {
+        // Older models ignore the number, and have 1 head with multi_query, otherwise all.
+        config["num_kv_heads"] = block.key_heads.into();
+    }
+    let mut tensors = Tensors::of_decoder(decoder);
     tensors.layer("transformer.word_embeddings", "wte");
     for block in 0..decoder.layers {
         let theirs = |part: &str| format!("transformer.h.{block}.{part}");

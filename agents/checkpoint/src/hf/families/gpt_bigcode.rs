@@ -28,7 +28,7 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
         "n_layer": decoder.layers,
         "n_head": block.heads,
         "n_positions": positions,
-        "activation_function": activation(decoder)?,
+        "activation_function": activation(decoder.block.activation)?,
         "layer_norm_epsilon": decimal(decoder.epsilon),
         "multi_query": true,
         "scale_attn_weights": true,
@@ -36,7 +36,7 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
         "attn_pdrop": decimal(decoder.rates.attention),
         "resid_pdrop": decimal(decoder.rates.residual),
     });
-    let mut tensors = Tensors::new(decoder);
+    let mut tensors = Tensors::of_decoder(decoder);
     tensors.layer("transformer.wte", "wte");
     tensors.layer("transformer.wpe", "wpe");
     for block in 0..decoder.layers {

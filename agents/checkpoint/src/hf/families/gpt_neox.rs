@@ -33,7 +33,7 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
         "num_hidden_layers": decoder.layers,
         "num_attention_heads": block.heads,
         "max_position_embeddings": decoder.sequence,
-        "hidden_act": activation(decoder)?,
+        "hidden_act": activation(decoder.block.activation)?,
         "rotary_pct": rotary.dimensions as f64 / decoder.head_dim as f64,
         "rotary_emb_base": rotary.base,
         "layer_norm_eps": decimal(decoder.epsilon),
@@ -42,7 +42,7 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
         "attention_dropout": decimal(decoder.rates.attention),
         "hidden_dropout": decimal(decoder.rates.residual),
     });
-    let mut tensors = Tensors::new(decoder);
+    let mut tensors = Tensors::of_decoder(decoder);
     tensors.layer("gpt_neox.embed_in", "wte");
     for block in 0..decoder.layers {
         let theirs = |part: &str| format!("gpt_neox.layers.{block}.{part}");

@@ -33,13 +33,13 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
         "n_head": block.heads,
         "n_positions": decoder.sequence,
         "rotary_dim": rotary.dimensions,
-        "activation_function": activation(decoder)?,
+        "activation_function": activation(decoder.block.activation)?,
         "layer_norm_epsilon": decimal(decoder.epsilon),
         "embd_pdrop": decimal(decoder.rates.embedding),
         "attn_pdrop": decimal(decoder.rates.attention),
         "resid_pdrop": decimal(decoder.rates.residual),
     });
-    let mut tensors = Tensors::new(decoder);
+    let mut tensors = Tensors::of_decoder(decoder);
     tensors.layer("transformer.wte", "wte");
     for block in 0..decoder.layers {
         let theirs = |part: &str| format!("transformer.h.{block}.{part}");

@@ -65,7 +65,7 @@ fn describe(decoder: &Decoder, architecture: &str) -> Result<HfModel, Unsuitable
         "num_attention_heads": block.heads,
         "num_key_value_heads": block.key_heads,
         "head_dim": decoder.head_dim,
-        "hidden_act": activation(decoder)?,
+        "hidden_act": activation(decoder.block.activation)?,
         "max_position_embeddings": decoder.sequence,
         "rms_norm_eps": decimal(decoder.epsilon),
         "rope_theta": rotary.base,
@@ -76,7 +76,7 @@ fn describe(decoder: &Decoder, architecture: &str) -> Result<HfModel, Unsuitable
 }
 
 fn tensors(decoder: &Decoder) -> Vec<MappedTensor> {
-    let mut tensors = Tensors::new(decoder);
+    let mut tensors = Tensors::of_decoder(decoder);
     tensors.layer("model.embed_tokens", "wte");
     for block in 0..decoder.layers {
         let theirs = |part: &str| format!("model.layers.{block}.{part}");

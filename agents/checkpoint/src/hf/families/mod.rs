@@ -1,38 +1,65 @@
-//! The decoder families of `transformers` besides GPT-2: for each a file with its `config.json` and its tensors.
+//! The model families of `transformers` besides GPT-2: for each a file with its `config.json` and its tensors.
 //!
-//! A family describes a [`Decoder`] as `transformers` would: settings, and for each of its tensors the rows of ours. An
-//! export writes both; an import compares the settings and reads the tensors. A decoder that has a part which the
-//! family lacks is rejected with a reason: its tensors must cover all of ours.
+//! A family describes a [`Structure`] as `transformers` would: settings, and for each of its tensors the rows of ours.
+//! An export writes both; an import compares the settings and reads the tensors. A model that has a part which the
+//! family lacks is rejected with a reason: the family's tensors must cover all of ours.
 
-use millrace_emulator::graph::{Graph, TensorId};
-use serde_json::{Map, Value, json};
+use millrace_emulator::graph::Graph;
+use millrace_emulator::ops::Nonlinearity;
+use serde_json::{Value, json};
 
 use super::config::hf_activation_name;
-use super::decoder::{BlockForm, Decoder, NormForm};
+use super::mapping::{MappedTensor, Tensors};
+use super::structure::{
+    BlockForm, Decoder, Encoder, EncoderHead, EncoderPositions, NormForm, Seq2Seq, Structure, VisionTransformer,
+};
 use crate::error::{Error, Result};
 
+mod bert;
 mod bloom;
+mod esm;
 mod falcon;
+mod gemma2;
 mod gpt_bigcode;
 mod gpt_neox;
 mod gptj;
 mod llama;
 mod mpt;
+mod roberta;
+mod t5;
+mod vit;
 
 /// A family of `transformers`.
 pub(super) struct HfFamily {
     /// `model_type` in `config.json`.
     pub name: &'static str,
-    /// Describes a decoder; otherwise returns what the family does not have.
-    describe: fn(&Decoder) -> Result<HfModel, Unsuitable>,
+    /// Describes a model; otherwise returns what the family does not have.
+    describe: Description,
     /// Values of keys that a `config.json` may omit.
     pub defaults: fn() -> Value,
+    /// Prefix of the names of all tensors but those of the output layers. Directories of models without output layers
+    /// lack it.
+    pub base: Option<&'static str>,
+    /// Parts of names of tensors that directories have and `transformers` ignores, or that do not affect the output.
+    pub unused_tensors: &'static [&'static str],
+    /// Keys of `config.json` that do not affect the output.
+    pub unused_keys: &'static [&'static str],
 }
 
-/// Completes "the family ...": a part that it has and the decoder does not, or the other way round.
+/// Describes a model of one structure, or returns what the family does not have.
+enum Description {
+    /// A decoder without the parts of Gemma 2.
+    PlainDecoder(fn(&Decoder) -> Result<HfModel, Unsuitable>),
+    Decoder(fn(&Decoder) -> Result<HfModel, Unsuitable>),
+    Encoder(fn(&Encoder) -> Result<HfModel, Unsuitable>),
+    VisionTransformer(fn(&VisionTransformer) -> Result<HfModel, Unsuitable>),
+    Seq2Seq(fn(&Seq2Seq) -> Result<HfModel, Unsuitable>),
+}
+
+/// Completes "the family ...": a part that it has and the model does not, or the other way round.
 type Unsuitable = &'static str;
 
-/// Why a family can't describe a decoder: the rest of a sentence that begins with the family's name.
+/// Why a family can't describe a model: the rest of a sentence that begins with the family's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FamilyMismatch {
     #[error("{0}")]
@@ -41,18 +68,54 @@ pub(super) enum FamilyMismatch {
     Tensor(String),
 }
 
+/// All families. An export uses the first one that has all parts of a model.
 const FAMILIES: &[HfFamily] = &[
-    HfFamily { name: "llama", describe: llama::llama, defaults: llama::defaults },
-    HfFamily { name: "mistral", describe: llama::mistral, defaults: llama::mistral_defaults },
-    HfFamily { name: "gptj", describe: gptj::describe, defaults: gptj::defaults },
-    HfFamily { name: "gpt_neox", describe: gpt_neox::describe, defaults: gpt_neox::defaults },
-    HfFamily { name: "falcon", describe: falcon::describe, defaults: falcon::defaults },
-    HfFamily { name: "bloom", describe: bloom::describe, defaults: bloom::defaults },
-    HfFamily { name: "mpt", describe: mpt::describe, defaults: mpt::defaults },
-    HfFamily { name: "gpt_bigcode", describe: gpt_bigcode::describe, defaults: gpt_bigcode::defaults },
+    decoder("llama", llama::llama, llama::defaults),
+    decoder("mistral", llama::mistral, llama::mistral_defaults),
+    decoder("gptj", gptj::describe, gptj::defaults),
+    decoder("gpt_neox", gpt_neox::describe, gpt_neox::defaults),
+    decoder("falcon", falcon::describe, falcon::defaults),
+    decoder("bloom", bloom::describe, bloom::defaults),
+    decoder("mpt", mpt::describe, mpt::defaults),
+    decoder("gpt_bigcode", gpt_bigcode::describe, gpt_bigcode::defaults),
+    family("gemma2", Description::Decoder(gemma2::describe), gemma2::defaults),
+    encoder("bert", bert::describe, bert::defaults, "bert."),
+    encoder("roberta", roberta::describe, roberta::defaults, "roberta."),
+    HfFamily {
+        unused_tensors: esm::UNUSED_TENSORS,
+        unused_keys: esm::UNUSED_KEYS,
+        ..encoder("esm", esm::describe, esm::defaults, "esm.")
+    },
+    HfFamily { base: Some("vit."), ..family("vit", Description::VisionTransformer(vit::describe), vit::defaults) },
+    HfFamily {
+        unused_tensors: t5::UNUSED_TENSORS,
+        unused_keys: t5::UNUSED_KEYS,
+        ..family("t5", Description::Seq2Seq(t5::describe), t5::defaults)
+    },
 ];
 
-/// A decoder as a family of `transformers` describes it.
+const fn family(name: &'static str, describe: Description, defaults: fn() -> Value) -> HfFamily {
+    HfFamily { name, describe, defaults, base: None, unused_tensors: &[], unused_keys: &[] }
+}
+
+const fn decoder(
+    name: &'static str,
+    describe: fn(&Decoder) -> Result<HfModel, Unsuitable>,
+    defaults: fn() -> Value,
+) -> HfFamily {
+    family(name, Description::PlainDecoder(describe), defaults)
+}
+
+const fn encoder(
+    name: &'static str,
+    describe: fn(&Encoder) -> Result<HfModel, Unsuitable>,
+    defaults: fn() -> Value,
+    base: &'static str,
+) -> HfFamily {
+    HfFamily { base: Some(base), ..family(name, Description::Encoder(describe), defaults) }
+}
+
+/// A model as a family of `transformers` describes it.
 #[derive(Debug)]
 pub(super) struct HfModel {
     /// `config.json`.
@@ -61,87 +124,25 @@ pub(super) struct HfModel {
     pub tensors: Vec<MappedTensor>,
 }
 
-/// A tensor of `transformers` and its rows in one of ours.
-#[derive(Clone, Debug)]
-pub(super) struct MappedTensor {
-    pub name: String,
-    pub shape: Vec<usize>,
-    /// Our tensor; `None` for a bias that this model does not have: zeros.
-    pub ours: Option<TensorId>,
-    /// Row of ours that is the first row.
-    first: usize,
-    order: RowOrder,
-    /// Number of rows at the start of ours that compute queries, and the factor by which exported ones are larger.
-    queries: (usize, f32),
-}
-
-/// Order of the rows of queries, keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RowOrder {
-    /// As ours: all queries, all keys, all values.
-    Same,
-    /// For each head of keys its queries, its keys and its values.
-    ByKeyHead { group: usize, key_heads: usize, head_dim: usize },
-}
-
-impl MappedTensor {
-    /// Returns our row for a row of `transformers`.
-    fn our_row(&self, row: usize) -> usize {
-        match self.order {
-            RowOrder::Same => self.first + row,
-            RowOrder::ByKeyHead { group, key_heads, head_dim } => {
-                let (head, element) = (row / head_dim, row % head_dim);
-                let (key_head, part) = (head / (group + 2), head % (group + 2));
-                let head = match part.checked_sub(group) {
-                    None => key_head * group + part,
-                    Some(kind) => group * key_heads + kind * key_heads + key_head,
-                };
-                head * head_dim + element
-            }
-        }
-    }
-
-    fn columns(&self) -> usize {
-        self.shape.get(1).copied().unwrap_or(1)
-    }
-
-    /// Returns the values for `transformers` from those of ours.
-    pub fn export(&self, ours: &[f32]) -> Vec<f32> {
-        let columns = self.columns();
-        let mut theirs = Vec::with_capacity(self.shape.iter().product());
-        for row in 0..self.shape.first().copied().unwrap_or(0) {
-            let row = self.our_row(row);
-            let factor = if row < self.queries.0 { self.queries.1 } else { 1.0 };
-            theirs.extend(ours[row * columns..][..columns].iter().map(|value| value * factor));
-        }
-        theirs
-    }
-
-    /// Writes the values of `transformers` to their rows in ours.
-    pub fn import(&self, theirs: &[f32], ours: &mut [f32]) {
-        let columns = self.columns();
-        for (row, values) in theirs.chunks_exact(columns).enumerate() {
-            let row = self.our_row(row);
-            let factor = if row < self.queries.0 { self.queries.1 } else { 1.0 };
-            ours[row * columns..][..columns].iter_mut().zip(values).for_each(|(ours, value)| *ours = value / factor);
-        }
-    }
-}
-
 /// Returns the family called `name`.
-pub(super) fn family(name: &str) -> Option<&'static HfFamily> {
+pub(super) fn find(name: &str) -> Option<&'static HfFamily> {
     FAMILIES.iter().find(|family| family.name == name)
+}
+
+/// Returns the names of all families.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    FAMILIES.iter().map(|family| family.name)
 }
 
 /// Describes a graph by the first family that has all of its parts.
 ///
 /// # Errors
-/// [`Error::NotExportable`] with what the families lack.
+/// [`Error::NotExportable`] with what the families for its structure lack.
 pub(super) fn describe(graph: &Graph) -> Result<HfModel> {
-    let decoder = Decoder::from_graph(graph)?;
+    let structure = Structure::from_graph(graph)?;
     let mut reasons = Vec::new();
-    for family in FAMILIES {
-        match family.describe(graph, &decoder) {
+    for family in FAMILIES.iter().filter(|family| family.describe.fits(&structure)) {
+        match family.describe(graph, &structure) {
             Ok(model) => return Ok(model),
             Err(reason) => reasons.push(format!("{} {reason}", family.name)),
         }
@@ -151,98 +152,67 @@ pub(super) fn describe(graph: &Graph) -> Result<HfModel> {
     Err(Error::NotExportable { reason, hint })
 }
 
+impl Description {
+    fn fits(&self, structure: &Structure) -> bool {
+        matches!(
+            (self, structure),
+            (Self::PlainDecoder(_) | Self::Decoder(_), Structure::Decoder(_))
+                | (Self::Encoder(_), Structure::Encoder(_))
+                | (Self::VisionTransformer(_), Structure::VisionTransformer(_))
+                | (Self::Seq2Seq(_), Structure::Seq2Seq(_))
+        )
+    }
+}
+
 impl HfFamily {
-    /// Describes a decoder.
+    /// Describes the model of `graph`, whose structure is `structure`.
     ///
     /// # Errors
     /// The first part in which they differ.
-    pub fn describe(&self, graph: &Graph, decoder: &Decoder) -> Result<HfModel, FamilyMismatch> {
-        let mut model = (self.describe)(decoder).map_err(FamilyMismatch::Part)?;
+    pub fn describe(&self, graph: &Graph, structure: &Structure) -> Result<HfModel, FamilyMismatch> {
+        let model = match (&self.describe, structure) {
+            (Description::PlainDecoder(describe), Structure::Decoder(decoder)) => {
+                require_plain(decoder).and_then(|()| describe(decoder))
+            }
+            (Description::Decoder(describe), Structure::Decoder(decoder)) => describe(decoder),
+            (Description::Encoder(describe), Structure::Encoder(encoder)) => describe(encoder),
+            (Description::VisionTransformer(describe), Structure::VisionTransformer(model)) => describe(model),
+            (Description::Seq2Seq(describe), Structure::Seq2Seq(model)) => describe(model),
+            (Description::PlainDecoder(_) | Description::Decoder(_), _) => Err("is a decoder"),
+            (Description::Encoder(_), _) => Err("is an encoder"),
+            (Description::VisionTransformer(_), _) => Err("reads images"),
+            (Description::Seq2Seq(_), _) => Err("is an encoder with a decoder"),
+        };
+        let mut model = model.map_err(FamilyMismatch::Part)?;
         let used = |id: usize| model.tensors.iter().any(|tensor| tensor.ours == Some(id));
         if let Some((_, tensor)) = graph.tensors.iter().enumerate().find(|(id, _)| !used(*id)) {
             return Err(FamilyMismatch::Tensor(tensor.name.clone()));
         }
         if let Value::Object(config) = &mut model.config {
             config.insert("model_type".into(), self.name.into());
-            config.insert("vocab_size".into(), decoder.vocabulary.into());
-            config.insert("tie_word_embeddings".into(), decoder.is_tied.into());
             config.insert("dtype".into(), "float32".into());
             config.insert("torch_dtype".into(), "float32".into());
+        }
+        if let Structure::Decoder(decoder) = structure {
+            model.config["vocab_size"] = decoder.vocabulary.into();
+            model.config["tie_word_embeddings"] = decoder.is_tied.into();
+            // Without a value, transformers assumes the token of the family's original vocabulary.
+            model.config["bos_token_id"] = Value::Null;
+            model.config["eos_token_id"] = Value::Null;
         }
         Ok(model)
     }
 }
 
-/// Builds the list of a family's tensors.
-struct Tensors<'a> {
-    decoder: &'a Decoder,
-    all: Vec<MappedTensor>,
-}
-
-impl<'a> Tensors<'a> {
-    fn new(decoder: &'a Decoder) -> Self {
-        Self { decoder, all: Vec::new() }
-    }
-
-    /// Adds the weight and the bias that we have.
-    fn layer(&mut self, theirs: &str, ours: &str) {
-        self.add(theirs, ours, "weight", None, RowOrder::Same);
-        self.add(theirs, ours, "bias", None, RowOrder::Same);
-    }
-
-    /// Adds the weight and a bias, of zeros if we have none.
-    fn biased_layer(&mut self, theirs: &str, ours: &str) {
-        self.layer(theirs, ours);
-        self.zero_bias(theirs, ours);
-    }
-
-    /// Adds queries, keys and values as one layer in the order of key heads.
-    fn by_key_head(&mut self, theirs: &str, ours: &str, is_biased: bool) {
-        let (block, head_dim) = (&self.decoder.block, self.decoder.head_dim);
-        let (group, key_heads) = (block.heads / block.key_heads.max(1), block.key_heads);
-        let order = RowOrder::ByKeyHead { group, key_heads, head_dim };
-        self.add(theirs, ours, "weight", None, order);
-        self.add(theirs, ours, "bias", None, order);
-        if is_biased {
-            self.zero_bias(theirs, ours);
-        }
-    }
-
-    /// Adds queries, keys and values as layers of their own.
-    fn split(&mut self, theirs: [&str; 3], ours: &str) {
-        let (block, head_dim) = (&self.decoder.block, self.decoder.head_dim);
-        let (queries, keys) = (block.heads * head_dim, block.key_heads * head_dim);
-        for (theirs, rows) in theirs.into_iter().zip([(0, queries), (queries, keys), (queries + keys, keys)]) {
-            self.add(theirs, ours, "weight", Some(rows), RowOrder::Same);
-            self.add(theirs, ours, "bias", Some(rows), RowOrder::Same);
-        }
-    }
-
-    fn zero_bias(&mut self, theirs: &str, ours: &str) {
-        let shape = self.decoder.tensor(&format!("{ours}.weight")).map(|(_, shape)| shape[..1].to_vec());
-        if let (Some(shape), false) = (shape, self.decoder.has(&format!("{ours}.bias"))) {
-            let (name, order) = (format!("{theirs}.bias"), RowOrder::Same);
-            self.all.push(MappedTensor { name, shape, ours: None, first: 0, order, queries: (0, 1.0) });
-        }
-    }
-
-    fn add(&mut self, theirs: &str, ours: &str, kind: &str, rows: Option<(usize, usize)>, order: RowOrder) {
-        let Some((id, shape)) = self.decoder.tensor(&format!("{ours}.{kind}")) else { return };
-        let mut shape = shape.to_vec();
-        let (first, count) = rows.unwrap_or((0, shape[0]));
-        shape[0] = count;
-        let queries = self.decoder.block.heads * self.decoder.head_dim;
-        let factor = self.decoder.query_factor();
-        let queries = if ours.ends_with("attn.qkv") { (queries, factor) } else { (0, 1.0) };
-        self.all.push(MappedTensor { name: format!("{theirs}.{kind}"), shape, ours: Some(id), first, order, queries });
-    }
-
-    /// Adds the output layer, unless it is the token embedding.
-    fn head(&mut self, theirs: &str) {
-        if !self.decoder.is_tied {
-            self.layer(theirs, "lm_head");
-        }
-    }
+/// Checks that a decoder has no part that only Gemma 2 has.
+fn require_plain(decoder: &Decoder) -> Result<(), Unsuitable> {
+    require(&[
+        (!decoder.block.is_branch_normalized, "does not normalize the outputs of attention and network"),
+        (decoder.block.softcap.is_none(), "does not cap scores of attention"),
+        (decoder.logits_softcap.is_none(), "does not cap logits"),
+        (!decoder.is_window_alternating, "has the same window in all blocks"),
+        (decoder.embedding_scale == 1.0, "does not scale embeddings"),
+    ])
 }
 
 /// Returns an error unless all conditions hold.
@@ -251,65 +221,11 @@ fn require(conditions: &[(bool, Unsuitable)]) -> Result<(), Unsuitable> {
 }
 
 /// Returns the name of the activation.
-fn activation(decoder: &Decoder) -> Result<&'static str, Unsuitable> {
-    hf_activation_name(decoder.block.activation).ok_or("does not have the activation")
+fn activation(kind: Nonlinearity) -> Result<&'static str, Unsuitable> {
+    hf_activation_name(kind).ok_or("does not have the activation")
 }
 
 /// Returns the f64 with the decimal digits of `value`: 0.1, not 0.10000000149011612.
 fn decimal(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
-}
-
-/// Returns keys of `config.json` with which `theirs` differs from `ours`, with both values. Keys that neither affect
-/// the computation nor can differ are not compared.
-pub(super) fn differing_key(ours: &Value, theirs: &Value, defaults: &Value) -> Option<(String, Value, Value)> {
-    const IGNORED: [&str; 6] =
-        ["architectures", "dtype", "torch_dtype", "model_type", "max_position_embeddings", "max_seq_len"];
-    let theirs = with_plain_rope(theirs);
-    let empty = Map::new();
-    for (key, ours) in ours.as_object().unwrap_or(&empty) {
-        if IGNORED.contains(&key.as_str()) || key.ends_with("dropout") || key.ends_with("pdrop") {
-            continue;
-        }
-        let Some(theirs) = theirs.get(key).or_else(|| defaults.get(key)) else { continue };
-        if !is_same(ours, theirs) {
-            return Some((key.clone(), theirs.clone(), ours.clone()));
-        }
-    }
-    None
-}
-
-fn is_same(ours: &Value, theirs: &Value) -> bool {
-    match (ours, theirs) {
-        (Value::Number(ours), Value::Number(theirs)) => {
-            ours.as_f64().map(|value| value as f32) == theirs.as_f64().map(|value| value as f32)
-        }
-        (Value::Object(ours), Value::Object(theirs)) => {
-            ours.len() == theirs.len()
-                && ours.iter().all(|(key, value)| theirs.get(key).is_some_and(|other| is_same(value, other)))
-        }
-        // The names of one function.
-        (Value::String(ours), Value::String(theirs)) => {
-            ours == theirs
-                || [ours, theirs].iter().all(|name| ["gelu_new", "gelu_pytorch_tanh"].contains(&name.as_str()))
-        }
-        (ours, theirs) => ours == theirs,
-    }
-}
-
-/// Replaces `rope_parameters` of newer versions of transformers by the keys of older ones, which both read.
-fn with_plain_rope(config: &Value) -> Value {
-    let mut config = config.clone();
-    let Some(Value::Object(mut rope)) = config.get("rope_parameters").cloned() else { return config };
-    for (from, to) in [("rope_theta", "rope_theta"), ("partial_rotary_factor", "rotary_pct")] {
-        if let Some(value) = rope.remove(from) {
-            config[to] = value.clone();
-            if from == "rope_theta" {
-                config["rotary_emb_base"] = value;
-            }
-        }
-    }
-    let is_default = rope.get("rope_type").is_none_or(|kind| kind == "default");
-    config["rope_scaling"] = if is_default { Value::Null } else { Value::Object(rope) };
-    config
 }

@@ -40,7 +40,7 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
         "emb_pdrop": decimal(decoder.rates.embedding),
         "resid_pdrop": decimal(decoder.rates.residual),
     });
-    let mut tensors = Tensors::new(decoder);
+    let mut tensors = Tensors::of_decoder(decoder);
     tensors.layer("transformer.wte", "wte");
     for block in 0..decoder.layers {
         let theirs = |part: &str| format!("transformer.blocks.{block}.{part}");

@@ -1,0 +1,77 @@
+//! ESM-2: rotary positions, blocks that normalize their input, and no embedding of masked tokens.
+
+use millrace_emulator::ops::RotaryPairing;
+
+use super::*;
+
+/// The head that predicts contacts of a protein is not trained here, and positions are rotary.
+pub(super) const UNUSED_TENSORS: &[&str] = &["contact_head.", "embeddings.position_embeddings."];
+pub(super) const UNUSED_KEYS: &[&str] = &["pad_token_id"];
+/// A token whose embedding `transformers` does not train. It has no effect on the output.
+const PAD_TOKEN: usize = 1;
+
+pub(super) fn defaults() -> Value {
+    json!({"layer_norm_eps": 1e-12, "tie_word_embeddings": true, "position_embedding_type": "absolute",
+        "emb_layer_norm_before": false, "token_dropout": false})
+}
+
+pub(super) fn describe(encoder: &Encoder) -> Result<HfModel, Unsuitable> {
+    let EncoderPositions::Rotary(rotary) = encoder.positions else { return Err("has rotary positions") };
+    let EncoderHead::MaskedTokens { activation, next_sentence } = encoder.head else {
+        return Err("predicts masked tokens");
+    };
+    require(&[
+        (encoder.norm_first, "normalizes the input of blocks"),
+        (next_sentence.is_none(), "does not predict the next sentence"),
+        (activation == Nonlinearity::Gelu && encoder.activation == Nonlinearity::Gelu, "has gelu as activation"),
+        (!encoder.tensors.has("wse.weight"), "has no segments"),
+        (rotary.pairing == RotaryPairing::Halves, "rotates elements of two halves"),
+        (rotary.dimensions == rotary.head_dim && rotary.scaling.is_none(), "rotates whole heads"),
+        (rotary.base == 10_000.0, "has a rotary base of 10000"),
+    ])?;
+    let config = json!({
+        "architectures": ["EsmForMaskedLM"],
+        "vocab_size": encoder.vocabulary,
+        "hidden_size": encoder.hidden,
+        "num_hidden_layers": encoder.layers,
+        "num_attention_heads": encoder.heads,
+        "intermediate_size": encoder.inner,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": decimal(encoder.rates.residual),
+        "attention_probs_dropout_prob": decimal(encoder.rates.attention),
+        "max_position_embeddings": encoder.sequence,
+        "layer_norm_eps": decimal(encoder.epsilon),
+        "position_embedding_type": "rotary",
+        "emb_layer_norm_before": encoder.tensors.has("ln_embed.weight"),
+        "token_dropout": encoder.token_dropout.is_some(),
+        "mask_token_id": encoder.token_dropout,
+        "pad_token_id": PAD_TOKEN.min(encoder.vocabulary.saturating_sub(1)),
+        "tie_word_embeddings": encoder.tensors.are_same("lm_head.weight", "wte.weight"),
+    });
+    let mut tensors = Tensors::of_encoder(encoder);
+    tensors.layer("esm.embeddings.word_embeddings", "wte");
+    tensors.layer("esm.embeddings.layer_norm", "ln_embed");
+    for block in 0..encoder.layers {
+        let theirs = |part: &str| format!("esm.encoder.layer.{block}.{part}");
+        let ours = |part: &str| format!("h.{block}.{part}");
+        tensors.layer(&theirs("attention.LayerNorm"), &ours("ln_1"));
+        let parts = ["query", "key", "value"].map(|part| theirs(&format!("attention.self.{part}")));
+        tensors.biased_split(parts.each_ref().map(String::as_str), &ours("attn.qkv"));
+        let frequencies = (0..rotary.dimensions / 2).map(|pair| rotary.frequency(pair) as f32).collect();
+        tensors.constant(&theirs("attention.self.rotary_embeddings.inv_freq"), frequencies);
+        tensors.biased_layer(&theirs("attention.output.dense"), &ours("attn.proj"));
+        tensors.layer(&theirs("LayerNorm"), &ours("ln_2"));
+        tensors.biased_layer(&theirs("intermediate.dense"), &ours("mlp.fc"));
+        tensors.biased_layer(&theirs("output.dense"), &ours("mlp.proj"));
+    }
+    tensors.layer("esm.encoder.emb_layer_norm_after", "ln_out");
+    tensors.zeros("esm.contact_head.regression.weight", &[1, encoder.layers.saturating_mul(encoder.heads)]);
+    tensors.zeros("esm.contact_head.regression.bias", &[1]);
+    tensors.layer("lm_head.dense", "head.dense");
+    tensors.layer("lm_head.layer_norm", "ln_f");
+    if !encoder.tensors.are_same("lm_head.weight", "wte.weight") {
+        tensors.reshaped("lm_head.decoder.weight", "lm_head.weight", &[encoder.vocabulary, encoder.hidden]);
+    }
+    tensors.reshaped("lm_head.bias", "lm_head.bias", &[encoder.vocabulary]);
+    Ok(HfModel { config, tensors: tensors.all })
+}
