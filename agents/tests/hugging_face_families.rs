@@ -15,7 +15,7 @@ use millrace_checkpoint::{
 };
 use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
 use millrace_emulator::families;
-use millrace_emulator::graph::Graph;
+use millrace_emulator::graph::{Graph, Tensor};
 use millrace_emulator::numerics::init::tensor_key;
 use millrace_emulator::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, StreamPlan};
 use millrace_params::{DecoderOptions, FlagOverrides, ModelSize, ModelSpec, Params};
@@ -402,6 +402,26 @@ fn weights_of_another_task_lack_the_output_layer() {
     rewrite(&pretrained, &no_body, "bert", |name, _| (!name.contains("layer.1.output.dense")).then(|| name.into()));
     let error = classifier.import(&no_body, &dir.path().join("none")).unwrap_err().to_string();
     assert!(error.ends_with("it has no tensor bert.encoder.layer.1.output.dense.weight"), "{error}");
+}
+
+#[test]
+fn untied_output_layer_of_bert_has_its_own_bias() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut recorded = Recorded::read("encoders/masked_tokens");
+    let mut graph = recorded.plan.graph.clone();
+    let table = graph.tensors[0].clone();
+    graph.tensors.push(Tensor { name: "lm_head.weight".into(), ..table });
+    graph.nodes.last_mut().unwrap().params[0] = graph.tensors.len() - 1;
+    recorded.plan = plan(graph);
+    recorded.weights.insert("lm_head.weight".into(), vec![0.5; 53 * HIDDEN]);
+    let out = recorded.export(dir.path());
+    let theirs = read_tensors(&out.join("model.safetensors"));
+    assert_eq!(theirs["cls.predictions.decoder.bias"], recorded.weights["lm_head.bias"]);
+    assert_eq!(theirs["cls.predictions.decoder.weight"], recorded.weights["lm_head.weight"]);
+    recorded.check(&recorded.import(&out, &dir.path().join("again")).unwrap());
+    let older = dir.path().join("older");
+    rewrite(&out, &older, "bert", |name, _| (name != "cls.predictions.decoder.bias").then(|| name.into()));
+    recorded.check(&recorded.import(&older, &dir.path().join("older-again")).unwrap());
 }
 
 #[test]

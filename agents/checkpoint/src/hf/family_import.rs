@@ -67,6 +67,9 @@ impl FamilySource {
             }
             found_tensors.push(FoundTensor { mapped, stored });
         }
+        // Of a bias that the family has twice, one is enough.
+        let stored = |found: &FoundTensor| found.stored.as_ref().and(found.mapped.ours);
+        missing.retain(|tensor| !found_tensors.iter().any(|found| stored(found) == Some(*tensor)));
         let is_tied = !found_tensors.iter().any(|tensor| is_output_weight(&tensor.mapped.name));
         let mut unused = Vec::new();
         for name in source.names().filter(|name| !known.contains(*name)) {

@@ -43,10 +43,11 @@ pub(super) fn describe(encoder: &Encoder) -> Result<HfModel, Unsuitable> {
     tensors.layer("bert.pooler.dense", "pooler");
     tensors.layer("cls.predictions.transform.dense", "head.dense");
     tensors.layer("cls.predictions.transform.LayerNorm", "ln_f");
-    if !encoder.tensors.are_same("lm_head.weight", "wte.weight") {
-        tensors.reshaped("cls.predictions.decoder.weight", "lm_head.weight", &[encoder.vocabulary, encoder.hidden]);
-    }
     tensors.reshaped("cls.predictions.bias", "lm_head.bias", &[encoder.vocabulary]);
+    if !encoder.tensors.are_same("lm_head.weight", "wte.weight") {
+        // Not tied, the layer has a bias of its own, and the other one has no effect.
+        tensors.layer("cls.predictions.decoder", "lm_head");
+    }
     tensors.layer("cls.seq_relationship", "nsp");
     let is_answer = encoder.head == EncoderHead::Answer;
     tensors.layer(if is_answer { "qa_outputs" } else { "classifier" }, "classifier");

@@ -44,10 +44,10 @@ pub(super) fn describe(encoder: &Encoder) -> Result<HfModel, Unsuitable> {
     tensors.layer("classifier.dense", "pooler");
     tensors.layer("lm_head.dense", "head.dense");
     tensors.layer("lm_head.layer_norm", "ln_f");
-    if !encoder.tensors.are_same("lm_head.weight", "wte.weight") {
-        tensors.reshaped("lm_head.decoder.weight", "lm_head.weight", &[encoder.vocabulary, encoder.hidden]);
-    }
     tensors.reshaped("lm_head.bias", "lm_head.bias", &[encoder.vocabulary]);
+    if !encoder.tensors.are_same("lm_head.weight", "wte.weight") {
+        tensors.layer("lm_head.decoder", "lm_head");
+    }
     tensors.layer(output, "classifier");
     Ok(HfModel { config, tensors: tensors.all })
 }
