@@ -1,21 +1,20 @@
-//! Targets for files on disk: journal, checkpoint, safetensors, config.json of an imported model, token files,
-//! HDF5 files, CSV files, TFRecord files, images.
+//! Targets for files on disk: journal, checkpoint, token files, HDF5 files, CSV files, TFRecord files, images.
 
 use std::cell::OnceCell;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use millrace_checkpoint::{Checkpoint, hf};
+use millrace_checkpoint::Checkpoint;
 use millrace_data::{
     CsvRows, Dataset, EncoderLabels, EncoderSamples, Masking, SourceKind, SourceSpec, SplitPart, TextDecoder,
     TextFiles, TfRecordRows, TokenType, Tokenizer, TokenizerName, tfrecord_frame,
 };
-use millrace_params::{FlagOverrides, ImageFormat, ImagePart, ImageShape, ImageSource, ImageTransform, Params};
+use millrace_params::{ImageFormat, ImagePart, ImageShape, ImageSource, ImageTransform};
 use millrace_telemetry::journal::{JournalEvent, JournalReader, JournalWriter, RunPhase, RunState};
 use tempfile::TempDir;
 
 /// Runs `run` with a directory for this thread and `name`.
-fn with_dir(name: &str, run: impl FnOnce(&Path)) {
+pub(super) fn with_dir(name: &str, run: impl FnOnce(&Path)) {
     thread_local! {
         static DIR: OnceCell<TempDir> = const { OnceCell::new() };
     }
@@ -26,7 +25,7 @@ fn with_dir(name: &str, run: impl FnOnce(&Path)) {
     });
 }
 
-fn write(path: &Path, bytes: &[u8]) {
+pub(super) fn write(path: &Path, bytes: &[u8]) {
     fs::write(path, bytes).expect("a file");
 }
 
@@ -91,33 +90,6 @@ pub fn manifest(bytes: &[u8]) {
             if let Ok(checkpoint) = Checkpoint::open(dir) {
                 drop(checkpoint.verify());
             }
-        }
-    });
-}
-
-/// Opens a safetensors file for an import.
-pub fn safetensors(bytes: &[u8]) {
-    const CONFIG: &str =
-        r#"{"model_type":"gpt2","vocab_size":32,"n_positions":8,"n_embd":8,"n_layer":1,"n_head":1,"n_inner":null}"#;
-    with_dir("hf", |dir| {
-        write(&dir.join("config.json"), CONFIG.as_bytes());
-        write(&dir.join("model.safetensors"), bytes);
-        drop(hf::tensors(dir));
-    });
-}
-
-/// Reads the config.json of a model for an import. The params made from it must be valid.
-pub fn hf_config(bytes: &[u8]) {
-    with_dir("hf_config", |dir| {
-        write(&dir.join("config.json"), bytes);
-        let model_dir = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]);
-        let choices = hf::Choices { model_dir: &model_dir, num_csx: 1 };
-        let Ok(text) = hf::params_text(dir, choices) else { return };
-        let resolved = Params::parse_yaml(&text).and_then(|params| params.resolve(&FlagOverrides::default()));
-        match resolved {
-            Ok(resolved) => assert_eq!(resolved.job.run.model_dir, model_dir),
-            // Only the name of the directory may be invalid.
-            Err(error) => assert!(error.problems().all(|problem| problem.key == "runconfig.model_dir"), "{error}"),
         }
     });
 }

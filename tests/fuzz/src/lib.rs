@@ -9,6 +9,7 @@
 
 mod cluster;
 mod disk;
+mod hugging_face;
 mod lines;
 mod names;
 mod rest;
@@ -19,7 +20,7 @@ pub mod mutate;
 /// A target: its name, which is also its directory in `corpus/`, and the function that is run with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 28] = [
+pub const TARGETS: [Target; 29] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
@@ -34,8 +35,9 @@ pub const TARGETS: [Target; 28] = [
     ("entry", wire::entry),
     ("journal", disk::journal),
     ("manifest", disk::manifest),
-    ("safetensors", disk::safetensors),
-    ("hf_config", disk::hf_config),
+    ("safetensors", hugging_face::safetensors),
+    ("hf_config", hugging_face::hf_config),
+    ("hf_import", hugging_face::hf_import),
     ("tokens", disk::tokens),
     ("hdf5", disk::hdf5),
     ("csv", disk::csv),
