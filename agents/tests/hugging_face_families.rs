@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millrace_checkpoint::hf::{ImportSummary, export_hf, import_hf};
+use millrace_checkpoint::hf::{Choices, ImportSummary, export_hf, import_hf, params_text};
 use millrace_checkpoint::{
     Checkpoint, CheckpointMetadata, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging, WriterEpoch,
 };
@@ -346,6 +346,34 @@ fn families_are_exported_and_imported_without_change() {
         if let Some(originals) = std::env::var_os("MILLRACE_HF_ORIGINALS") {
             let original = Path::new(&originals).join(model);
             recorded.check(&recorded.import(&original, &dir.path().join("original")).unwrap());
+        }
+    }
+}
+
+#[test]
+fn written_params_describe_the_model_of_the_directory() {
+    for (name, ..) in FAMILIES {
+        let dir = tempfile::tempdir().unwrap();
+        let recorded = Recorded::read(name);
+        let out = recorded.export(dir.path());
+        let originals = std::env::var_os("MILLRACE_HF_ORIGINALS").map(PathBuf::from);
+        let original = originals.map(|originals| originals.join(name.split_once('/').unwrap().1));
+        for source in [Some(out), original].into_iter().flatten() {
+            let written = params_text(&source, Choices { model_dir: "m", num_csx: 1 });
+            if !name.starts_with("decoders") || name.ends_with("gemma2") {
+                assert!(written.unwrap_err().hint().unwrap().contains("of decoders only"));
+                continue;
+            }
+            let params = Params::parse_yaml(&written.unwrap()).unwrap();
+            let job = params.resolve(&FlagOverrides::default()).unwrap().job;
+            let graph = families::graph(&job.model, SEQUENCE).unwrap();
+            let parts = |graph: &Graph| {
+                let tensors: Vec<_> =
+                    graph.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect();
+                (graph.nodes.clone(), tensors)
+            };
+            // Positions without a table have no effect on the tensors.
+            assert_eq!(parts(&graph), parts(&recorded.plan.graph), "{name}");
         }
     }
 }

@@ -23,7 +23,8 @@ pub fn safetensors(bytes: &[u8]) {
     });
 }
 
-/// Reads the config.json of a model for an import. The params made from it must be valid.
+/// Reads the config.json of a model for an import. The params made from it must be valid; of models besides GPT-2 the
+/// sizes may contradict each other.
 pub fn hf_config(bytes: &[u8]) {
     with_dir("hf_config", |dir| {
         write(&dir.join("config.json"), bytes);
@@ -33,8 +34,11 @@ pub fn hf_config(bytes: &[u8]) {
         let resolved = Params::parse_yaml(&text).and_then(|params| params.resolve(&FlagOverrides::default()));
         match resolved {
             Ok(resolved) => assert_eq!(resolved.job.run.model_dir, model_dir),
-            // Only the name of the directory may be invalid.
-            Err(error) => assert!(error.problems().all(|problem| problem.key == "runconfig.model_dir"), "{error}"),
+            Err(error) => {
+                let is_gpt2 = text.contains("\n    name: gpt2\n");
+                let may_fail = |key: &str| key == "runconfig.model_dir" || !is_gpt2 && key.starts_with("model.");
+                assert!(error.problems().all(|problem| may_fail(&problem.key)), "{error}");
+            }
         }
     });
 }

@@ -10,10 +10,10 @@ use super::json_file::{not_importable, read_json};
 use crate::error::{Error, Result};
 
 /// Bounds on sizes, equal to those of the corresponding params.
-const MOST_VOCABULARY: usize = 1 << 24;
-const MOST_WIDTH: usize = 1 << 20;
-const MOST_LAYERS: usize = 1 << 14;
-const MOST_POSITIONS: usize = 1 << 22;
+pub(super) const MAX_VOCABULARY: usize = 1 << 24;
+pub(super) const MAX_WIDTH: usize = 1 << 20;
+pub(super) const MAX_LAYERS: usize = 1 << 14;
+pub(super) const MAX_POSITIONS: usize = 1 << 22;
 
 /// Activations: the name in `config.json`, the name in params, and the function. Exports use the first name of a
 /// function.
@@ -34,6 +34,11 @@ const ACTIVATIONS: &[(&str, &str, Nonlinearity)] = &[
 /// Returns the name of a function in `config.json`; `None` if transformers does not have it.
 pub(super) fn hf_activation_name(function: Nonlinearity) -> Option<&'static str> {
     ACTIVATIONS.iter().find(|(_, _, kind)| *kind == function).map(|(name, ..)| *name)
+}
+
+/// Returns the name of a function in params for that in `config.json`; `None` if Millrace does not have it.
+pub(super) fn params_activation(name: &str) -> Option<&'static str> {
+    ACTIVATIONS.iter().find(|(theirs, ..)| *theirs == name).map(|(_, ours, _)| *ours)
 }
 
 /// The configuration. Other keys have no effect on what Millrace computes.
@@ -104,7 +109,7 @@ impl Gpt2Config {
 
     /// Returns the name of the activation in params; `None` if Millrace does not have it.
     pub fn params_activation(&self) -> Option<&'static str> {
-        ACTIVATIONS.iter().find(|(name, ..)| *name == self.activation_function).map(|(_, name, _)| *name)
+        params_activation(&self.activation_function)
     }
 
     /// Returns the width of the feed-forward network.
@@ -121,7 +126,7 @@ impl Gpt2Config {
             return Ok(());
         }
         let reason = format!("its config.json has model_type {:?}", self.model_type);
-        Err(not_importable(dir, reason, "give existing params with -p: --write_params writes those of GPT-2 only"))
+        Err(not_importable(dir, reason, "give existing params with -p: --write_params writes those of decoders only"))
     }
 
     /// Checks the model in `dir` for keys that request something Millrace can't train.
@@ -131,12 +136,12 @@ impl Gpt2Config {
     pub fn check_trainable(&self, dir: &Path) -> Result<()> {
         self.check_family(dir)?;
         for (key, value, maximum) in [
-            ("vocab_size", self.vocab_size, MOST_VOCABULARY),
-            ("n_positions", self.n_positions, MOST_POSITIONS),
-            ("n_embd", self.n_embd, MOST_WIDTH),
-            ("n_layer", self.n_layer, MOST_LAYERS),
-            ("n_head", self.n_head, MOST_WIDTH),
-            ("n_inner", self.inner(), MOST_WIDTH),
+            ("vocab_size", self.vocab_size, MAX_VOCABULARY),
+            ("n_positions", self.n_positions, MAX_POSITIONS),
+            ("n_embd", self.n_embd, MAX_WIDTH),
+            ("n_layer", self.n_layer, MAX_LAYERS),
+            ("n_head", self.n_head, MAX_WIDTH),
+            ("n_inner", self.inner(), MAX_WIDTH),
         ] {
             if value == 0 || value > maximum {
                 return Err(untrainable(dir, key, value, &format!("a number from 1 to {maximum}")));
@@ -173,7 +178,7 @@ impl Gpt2Config {
 }
 
 /// Returns the error for `key` with the value `found`, where `expected` is supported.
-fn untrainable(dir: &Path, key: &str, found: impl std::fmt::Debug, expected: &str) -> Error {
+pub(super) fn untrainable(dir: &Path, key: &str, found: impl std::fmt::Debug, expected: &str) -> Error {
     let found: String = format!("{found:?}").chars().take(80).collect();
     let reason = format!("{key} {found} of its config.json can't be trained: it must be {expected}");
     not_importable(dir, reason, "import another model, or download the directory again if config.json is damaged")

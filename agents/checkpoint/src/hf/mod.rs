@@ -18,6 +18,7 @@ mod gpt2_import;
 mod import;
 mod json_file;
 mod mapping;
+mod model_params;
 mod params;
 mod settings;
 mod structure;

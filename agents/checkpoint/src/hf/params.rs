@@ -1,4 +1,4 @@
-//! Writes params for a Hugging Face GPT-2: a YAML document with the model of `config.json`, and values to start
+//! Writes params for a Hugging Face decoder: a YAML document with the model of `config.json`, and values to start
 //! fine-tuning from.
 //!
 //! ```yaml
@@ -10,13 +10,20 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use serde_json::Value;
+
 use super::config::Gpt2Config;
+use super::json_file::read_json;
+use super::model_params::{ModelParams, model_params};
 use crate::error::Result;
 
 /// Tokens of GPT-2's own encoding; vocabularies are often padded beyond this.
 const GPT2_TOKENS: usize = 50_257;
 /// Tokens of the tokenizer `bytes`.
 const BYTE_TOKENS: usize = 256;
+
+/// Maximum length of samples that is proposed for a model of many more positions.
+const MAX_PROPOSED_LENGTH: usize = 2048;
 
 /// Values that `config.json` does not contain.
 #[derive(Clone, Copy, Debug)]
@@ -34,11 +41,10 @@ pub struct Choices<'a> {
 /// [`Error::NotImportable`](crate::Error::NotImportable) if the file can't be read, or with the key that requests
 /// something Millrace can't train.
 pub fn params_text(hf_dir: &Path, choices: Choices<'_>) -> Result<String> {
-    let config = Gpt2Config::read(hf_dir)?;
-    config.check_trainable(hf_dir)?;
+    let section = ModelSection::read(hf_dir)?;
     Ok(format!(
         "\
-# Fine-tunes the GPT-2 of {source}.
+# Fine-tunes the model of {source}.
 # Look at every line marked EDIT before you train.
 
 {input}
@@ -75,24 +81,50 @@ runconfig:
     seed: 1
 ",
         source = quoted(&hf_dir.to_string_lossy()),
-        input = train_input(hf_dir, &config),
-        model = model(&config),
+        input = train_input(hf_dir, &section),
+        model = section.text,
         model_dir =
             line(&format!("model_dir: {}", quoted(choices.model_dir)), "has the imported weights as checkpoint_0"),
         num_csx = line(&format!("num_csx: {}", choices.num_csx), "systems; changes no bit of the result"),
     ))
 }
 
+/// The section `model`, and what the section `train_input` must suit.
+struct ModelSection {
+    text: String,
+    is_gpt2: bool,
+    vocabulary: usize,
+    positions: usize,
+}
+
+impl ModelSection {
+    fn read(hf_dir: &Path) -> Result<Self> {
+        let config = Gpt2Config::read(hf_dir)?;
+        let document: Value = read_json(&hf_dir.join("config.json"), "download the directory again")?;
+        if let Some(ModelParams { vocabulary, positions, keys }) = model_params(hf_dir, &document)? {
+            let comment = "as config.json has it: the imported weights fit no other";
+            let mut text = format!("{:<43} # {comment}\n", "model:");
+            text.extend(keys.into_iter().map(|(key, value)| format!("    {key}: {value}\n")));
+            return Ok(Self { text, is_gpt2: false, vocabulary, positions });
+        }
+        config.check_trainable(hf_dir)?;
+        let (vocabulary, positions) = (config.vocab_size, config.n_positions);
+        Ok(Self { text: model(&config), is_gpt2: true, vocabulary, positions })
+    }
+}
+
 /// Writes `train_input`: text if the model has a tokenizer, or the vocabulary is that of a known one; otherwise token
 /// files.
-fn train_input(hf_dir: &Path, config: &Gpt2Config) -> String {
+fn train_input(hf_dir: &Path, model: &ModelSection) -> String {
     let file = hf_dir.join("tokenizer.json");
-    let tokenizer = match config.vocab_size {
+    let tokenizer = match model.vocabulary {
         _ if millrace_roots::is_file(&file) => {
             Some(line(&format!("tokenizer_file: {}", quoted(&file.to_string_lossy())), "that of the model"))
         }
         BYTE_TOKENS => Some(line("tokenizer: bytes", "a token is a byte")),
-        GPT2_TOKENS.. => Some(line("tokenizer: gpt2", "EDIT: tokenizer_file: FILE, if the model has its own")),
+        GPT2_TOKENS.. if model.is_gpt2 => {
+            Some(line("tokenizer: gpt2", "EDIT: tokenizer_file: FILE, if the model has its own"))
+        }
         _ => None,
     };
     let mut lines = vec!["train_input:".to_owned()];
@@ -101,11 +133,12 @@ fn train_input(hf_dir: &Path, config: &Gpt2Config) -> String {
         lines.push(line("data_files: data/*.txt", "EDIT: your text, relative to this file or the working directory"));
         lines.push(tokenizer);
     } else {
-        let comment = "token files: little-endian u16, made with the model's own tokenizer";
+        let comment = "token files: .npy or little-endian u16, made with the model's own tokenizer";
         lines.push(line("data_processor: GptTokenDataProcessor", comment));
         lines.push(line("data_files: data/*.bin", "EDIT: your files, relative to this file or the working directory"));
     }
-    let length = format!("max_sequence_length: {}", config.n_positions);
+    let length = if model.is_gpt2 { model.positions } else { model.positions.min(MAX_PROPOSED_LENGTH) };
+    let length = format!("max_sequence_length: {length}");
     lines.push(line(&length, "EDIT: tokens of a sample, at most max_position_embeddings"));
     lines.push(line("validation_fraction: 0.05", "the last 5% of the tokens are kept for eval_input"));
     lines.push(line("shuffle: True", "another order in each epoch"));

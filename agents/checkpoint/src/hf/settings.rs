@@ -53,7 +53,7 @@ fn is_same(ours: &Value, theirs: &Value) -> bool {
 }
 
 /// Replaces keys of newer versions of transformers by those of older ones, which both read.
-fn with_older_keys(config: &Value) -> Value {
+pub(super) fn with_older_keys(config: &Value) -> Value {
     let mut config = config.clone();
     // Newer versions set tie_word_embeddings of every T5, and keep here what it meant.
     if let Some(scales) = config.get("scale_decoder_outputs").cloned() {

@@ -290,7 +290,7 @@ fn params_match_config_json_and_unsupported_key_is_named() {
     assert_eq!(standard.train_input.max_sequence_length, 1024);
 
     for (key, value) in [
-        ("model_type", json!("llama")),
+        ("model_type", json!("mamba")),
         ("activation_function", json!("mish")),
         ("n_head", json!(5)),
         ("n_head", json!(0)),
@@ -305,6 +305,19 @@ fn params_match_config_json_and_unsupported_key_is_named() {
         config[key] = value;
         let error = text(config).unwrap_err();
         assert!(error.to_string().contains(key) && error.is_bad_input() && error.hint().is_some(), "{error}");
+    }
+    for (changed, says) in [
+        (json!({"hidden_act": "gelu"}), "hidden_act \"gelu\""),
+        (json!({"num_key_value_heads": 9}), "num_key_value_heads 9"),
+        (json!({"hidden_size": 0}), "hidden_size 0"),
+        (json!({"rope_scaling": {"type": "yarn", "factor": 2}}), "rope_scaling"),
+        (json!({"rope_scaling": {"type": "linear", "factor": "x"}}), "rope_scaling \"x\""),
+    ] {
+        let mut config = json!({"model_type": "llama", "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1,
+            "num_attention_heads": 4, "intermediate_size": 40});
+        config.as_object_mut().unwrap().extend(changed.as_object().unwrap().clone());
+        let error = text(config).unwrap_err();
+        assert!(error.to_string().contains(says) && error.is_bad_input() && error.hint().is_some(), "{error}");
     }
     for wrong in
         [json!({"model_type": "gpt2", "n_layer": 12.5}), json!({"model_type": "gpt2", "n_embd": "768"}), json!([])]
