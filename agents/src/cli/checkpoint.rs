@@ -81,9 +81,14 @@ fn tokenizer_of_export(checkpoint: &Checkpoint, named: Option<&str>) -> Result<O
         None => exported_tokenizer(&job, checkpoint.path()),
     };
     let found = found.map_err(data_failure)?;
-    if found.is_none() && (named.is_some() || job.train_input.vocabulary_paths() > 0) {
+    if found.is_none() && named.is_some() {
         eprintln!(
-            "The export has no tokenizer: its file is not beside the checkpoint, or the model has other special tokens."
+            "The export has no tokenizer: its tokens have the names or the numbers of the model's special tokens."
+        );
+    } else if found.is_none() && job.train_input.vocabulary_paths() > 0 {
+        eprintln!(
+            "The export has no tokenizer: that of the training data is missing beside the checkpoint, or does not suit \
+             the model; --tokenizer FILE adds it."
         );
     }
     Ok(found)
