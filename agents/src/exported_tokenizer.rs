@@ -10,13 +10,11 @@
 use std::path::Path;
 
 use millrace_checkpoint::hf::{ExportedTokenizer, SpecialToken, SpecialTokens};
-use millrace_data::{DataError, SPECIAL_TOKENS, SampleTemplate, Tokenizer, with_special_tokens};
+use millrace_data::{DataError, ENCODER_TOKENS, SPECIAL_TOKENS, SampleTemplate, Tokenizer, with_special_tokens};
 use millrace_params::{DataSource, JobSpec};
 
 use crate::checkpoint_tokenizer::open_any;
 
-/// Names of the special tokens of an encoder: mask, beginning, end and padding, as of BERT and of RoBERTa.
-const ENCODER_TOKENS: [[&str; 4]; 2] = [["[MASK]", "[CLS]", "[SEP]", "[PAD]"], ["<mask>", "<s>", "</s>", "<pad>"]];
 /// Maximum number of sentinels that get a name; T5 has as many.
 const MAX_SENTINELS: u32 = 100;
 

@@ -3,9 +3,10 @@
 
     LD_PRELOAD=/path/to/libjemalloc.so.2 python tests/bench/torch_train.py --preset 10m --steps 10 --warmup 2
 
-prints one JSON line. LLaMA and BERT are those of `transformers`. Everything that makes PyTorch faster without changing what it computes is on: scaled_dot_product
-attention, the fused optimizer, gradients set to none, denormals flushed to zero. Preloading jemalloc (it saves
-PyTorch's page faults) is left to the caller, since it must come before the process starts; the line tells whether it did.
+prints one JSON line. LLaMA and BERT are those of `transformers`. Everything that makes PyTorch faster without changing
+what it computes is on: scaled_dot_product attention, the fused optimizer, gradients set to none, denormals flushed to
+zero. Preloading jemalloc (it saves PyTorch's page faults) is left to the caller, since it must come before the process
+starts; the line tells whether it did.
 """
 
 import argparse
@@ -31,7 +32,7 @@ PREDICTIONS = 20  # masked tokens of a sample of BERT
 
 @dataclass(frozen=True)
 class Preset:
-    """How to make the model, its vocabulary, the batch it is trained with, and its loss of token ids and next tokens."""
+    """How to make the model, its vocabulary, the batch it is trained with, and its loss of tokens and next tokens."""
 
     build: Callable[[], nn.Module]
     vocab_size: int

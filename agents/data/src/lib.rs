@@ -56,7 +56,7 @@ pub use hdf5::{Hdf5Problem, Hdf5ReadError, Hdf5Size, SampleProblem, write_hdf5};
 pub use images::ImageProblem;
 pub use inspect::{DataSummary, inspect, stored_sample_length};
 pub use millrace_params::{TokenType, TokenizerName};
-pub use millrace_text::{ParquetProblem, TokenizerProblem};
+pub use millrace_text::{ENCODER_TOKENS, ParquetProblem, TokenizerProblem};
 pub use npy::NpyProblem;
 pub use permute::Permutation;
 pub use seq2seq::{LinesProblem, Seq2SeqSamples, line_tokenizer};

@@ -13,4 +13,4 @@ mod parquet;
 mod tokenizer;
 
 pub use parquet::{ParquetProblem, ParquetTexts};
-pub use tokenizer::{EncoderTokens, FileTokenizer, TokenizerProblem};
+pub use tokenizer::{ENCODER_TOKENS, EncoderTokens, FileTokenizer, TokenizerProblem};

@@ -14,7 +14,7 @@ const END_TOKENS: [&str; 8] =
     ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>", "[EOS]", "[SEP]"];
 
 /// Names of the special tokens of encoders: mask, start, end and padding, as of BERT and of RoBERTa.
-const ENCODER_TOKENS: [[&str; 4]; 2] = [["[MASK]", "[CLS]", "[SEP]", "[PAD]"], ["<mask>", "<s>", "</s>", "<pad>"]];
+pub const ENCODER_TOKENS: [[&str; 4]; 2] = [["[MASK]", "[CLS]", "[SEP]", "[PAD]"], ["<mask>", "<s>", "</s>", "<pad>"]];
 
 /// Why a file is no tokenizer, or can't encode a text, as the end of a sentence that names the file.
 #[derive(Debug, thiserror::Error)]

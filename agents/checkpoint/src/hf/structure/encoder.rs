@@ -4,7 +4,7 @@ use millrace_emulator::graph::{Graph, INPUT_IDS, ValueId};
 use millrace_emulator::ops::{Attention, Nonlinearity, OpKind, Rotary, TokenDropout};
 
 use super::refuse;
-use super::walk::{DropoutRates, NamedTensors, NormForm, Walk};
+use super::walk::{DropoutRates, NamedTensors, Walk};
 use crate::error::Result;
 
 /// How an encoder knows the positions of tokens.
@@ -91,10 +91,7 @@ impl Encoder {
         let head = walk.encoder_head(stream)?;
         walk.finish()?;
         let block = common_block(&blocks)?;
-        let (form, epsilon) = walk.norm_form()?;
-        if form != NormForm::Layer {
-            return Err(refuse("its norms are no layer norms with offsets"));
-        }
+        let epsilon = walk.layer_norm_epsilon()?;
         let Walk { tensors, rates, .. } = walk;
         let [vocabulary, hidden] = tensors.matrix("wte.weight")?;
         let learned = tensors.get("wpe.weight").and_then(|(_, shape)| shape.first().copied());

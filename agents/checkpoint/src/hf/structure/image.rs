@@ -5,7 +5,7 @@ use millrace_emulator::ops::{Nonlinearity, OpKind, Patches};
 
 use super::encoder::common_block;
 use super::refuse;
-use super::walk::{DropoutRates, NamedTensors, NormForm, Walk};
+use super::walk::{DropoutRates, NamedTensors, Walk};
 use crate::error::Result;
 
 /// A vision transformer. Its patches are projected by `patch`, the trained row is `cls`, and the output layer is
@@ -66,10 +66,7 @@ impl VisionTransformer {
         walk.output_layer(x, "classifier")?;
         walk.finish()?;
         let block = common_block(&blocks)?;
-        let (form, epsilon) = walk.norm_form()?;
-        if form != NormForm::Layer {
-            return Err(refuse("its norms are no layer norms with offsets"));
-        }
+        let epsilon = walk.layer_norm_epsilon()?;
         let Walk { tensors, rates, .. } = walk;
         let [classes, hidden] = tensors.matrix("classifier.weight")?;
         Ok(Self {

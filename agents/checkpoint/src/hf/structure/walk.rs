@@ -175,6 +175,17 @@ impl<'a> Walk<'a> {
         self.norm.ok_or_else(|| refuse("it has no norms"))
     }
 
+    /// Returns the epsilon of layer norms with offsets.
+    ///
+    /// # Errors
+    /// The norms are others.
+    pub fn layer_norm_epsilon(&self) -> Result<f32> {
+        match self.norm_form()? {
+            (NormForm::Layer, epsilon) => Ok(epsilon),
+            _ => Err(refuse("its norms are no layer norms with offsets")),
+        }
+    }
+
     /// Matches a dropout of `x`, if there is one; returns its output and its rate, or `x` and 0.
     pub fn dropout(&mut self, x: ValueId) -> Result<(ValueId, f32)> {
         let kind = |op: &OpKind| if let OpKind::Dropout(Dropout { rate }) = *op { Some(rate) } else { None };
