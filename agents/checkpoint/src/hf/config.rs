@@ -41,6 +41,11 @@ pub(super) fn params_activation(name: &str) -> Option<&'static str> {
     ACTIVATIONS.iter().find(|(theirs, ..)| *theirs == name).map(|(_, ours, _)| *ours)
 }
 
+/// Returns the f64 with the decimal digits of `value`: 0.1, not 0.10000000149011612.
+pub(super) fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}
+
 /// The configuration. Other keys have no effect on what Millrace computes.
 #[derive(Debug, Deserialize)]
 #[serde(default)]

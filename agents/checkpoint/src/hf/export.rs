@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::config::hf_activation_name;
+use super::config::{decimal, hf_activation_name};
 use super::gpt2::{Gpt2, TensorMapping};
 use super::tokenizer::{ExportedTokenizer, document};
 use super::{families, transpose};
@@ -184,9 +184,4 @@ fn config(model: &Gpt2, activation: &str) -> serde_json::Value {
         "dtype": "float32",
         "torch_dtype": "float32",
     })
-}
-
-/// Returns the f64 with the decimal digits of `value`: 0.1, not 0.10000000149011612.
-fn decimal(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or(f64::from(value))
 }

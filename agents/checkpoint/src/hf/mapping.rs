@@ -200,17 +200,17 @@ impl<'a> Tensors<'a> {
     }
 
     /// Adds queries, keys and values as layers of their own.
-    pub fn split(&mut self, theirs: [&str; 3], ours: &str) {
-        for (theirs, rows) in theirs.into_iter().zip(self.attention.parts()) {
+    pub fn split(&mut self, theirs: &[String; 3], ours: &str) {
+        for (theirs, rows) in theirs.iter().zip(self.attention.parts()) {
             self.rows(theirs, ours, "weight", Some(rows), RowOrder::Same);
             self.rows(theirs, ours, "bias", Some(rows), RowOrder::Same);
         }
     }
 
     /// Adds queries, keys and values as layers of their own, with biases of zeros if we have none.
-    pub fn biased_split(&mut self, theirs: [&str; 3], ours: &str) {
+    pub fn biased_split(&mut self, theirs: &[String; 3], ours: &str) {
         self.split(theirs, ours);
-        for (theirs, (_, count)) in theirs.into_iter().zip(self.attention.parts()) {
+        for (theirs, (_, count)) in theirs.iter().zip(self.attention.parts()) {
             self.zero_bias(theirs, ours, Some(count));
         }
     }

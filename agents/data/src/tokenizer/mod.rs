@@ -85,7 +85,7 @@ impl Tokenizer {
     }
 
     /// Returns the special tokens of an encoder, if the vocabulary has all of them.
-    pub fn special_tokens(&self) -> Option<SpecialTokens> {
+    pub(crate) fn special_tokens(&self) -> Option<SpecialTokens> {
         match self {
             Tokenizer::Gpt2 | Tokenizer::Bytes => None,
             Tokenizer::File(file) => file.special_tokens(),

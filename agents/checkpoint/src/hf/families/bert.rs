@@ -44,10 +44,8 @@ pub(super) fn describe(encoder: &Encoder) -> Result<HfModel, Unsuitable> {
     tensors.layer("cls.predictions.transform.dense", "head.dense");
     tensors.layer("cls.predictions.transform.LayerNorm", "ln_f");
     tensors.reshaped("cls.predictions.bias", "lm_head.bias", &[encoder.vocabulary]);
-    if !encoder.tensors.are_same("lm_head.weight", "wte.weight") {
-        // Not tied, the layer has a bias of its own, and the other one has no effect.
-        tensors.layer("cls.predictions.decoder", "lm_head");
-    }
+    // Not tied, the layer has a bias of its own, and the other one has no effect.
+    tensors.head("cls.predictions.decoder");
     tensors.layer("cls.seq_relationship", "nsp");
     let is_answer = encoder.head == EncoderHead::Answer;
     tensors.layer(if is_answer { "qa_outputs" } else { "classifier" }, "classifier");
@@ -77,7 +75,7 @@ pub(super) fn config(encoder: &Encoder) -> Result<Value, Unsuitable> {
     });
     match encoder.head {
         EncoderHead::MaskedTokens { .. } => {
-            config["tie_word_embeddings"] = encoder.tensors.are_same("lm_head.weight", "wte.weight").into();
+            config["tie_word_embeddings"] = encoder.is_tied.into();
         }
         EncoderHead::Classifier { dropout, .. } | EncoderHead::TokenClassifier { dropout } => {
             config["classifier_dropout"] = decimal(dropout).into();
@@ -95,7 +93,7 @@ pub(super) fn blocks(tensors: &mut Tensors<'_>, encoder: &Encoder, base: &str) {
         let theirs = |part: &str| format!("{base}.encoder.layer.{block}.{part}");
         let ours = |part: &str| format!("h.{block}.{part}");
         let parts = ["query", "key", "value"].map(|part| theirs(&format!("attention.self.{part}")));
-        tensors.biased_split(parts.each_ref().map(String::as_str), &ours("attn.qkv"));
+        tensors.biased_split(&parts, &ours("attn.qkv"));
         tensors.biased_layer(&theirs("attention.output.dense"), &ours("attn.proj"));
         tensors.layer(&theirs("attention.output.LayerNorm"), &ours("ln_1"));
         tensors.biased_layer(&theirs("intermediate.dense"), &ours("mlp.fc"));

@@ -4,8 +4,9 @@ use millrace_emulator::ops::RotaryPairing;
 
 use super::*;
 
-/// The head that predicts contacts of a protein is not trained here, and positions are rotary.
+/// Those of the head for contacts, which is not trained here, and of positions, which are rotary instead.
 pub(super) const UNUSED_TENSORS: &[&str] = &["contact_head.", "embeddings.position_embeddings."];
+/// See [`PAD_TOKEN`].
 pub(super) const UNUSED_KEYS: &[&str] = &["pad_token_id"];
 /// A token whose embedding `transformers` does not train. It has no effect on the output.
 const PAD_TOKEN: usize = 1;
@@ -46,7 +47,7 @@ pub(super) fn describe(encoder: &Encoder) -> Result<HfModel, Unsuitable> {
         "token_dropout": encoder.token_dropout.is_some(),
         "mask_token_id": encoder.token_dropout,
         "pad_token_id": PAD_TOKEN.min(encoder.vocabulary.saturating_sub(1)),
-        "tie_word_embeddings": encoder.tensors.are_same("lm_head.weight", "wte.weight"),
+        "tie_word_embeddings": encoder.is_tied,
     });
     let mut tensors = Tensors::of_encoder(encoder);
     tensors.layer("esm.embeddings.word_embeddings", "wte");
@@ -56,7 +57,7 @@ pub(super) fn describe(encoder: &Encoder) -> Result<HfModel, Unsuitable> {
         let ours = |part: &str| format!("h.{block}.{part}");
         tensors.layer(&theirs("attention.LayerNorm"), &ours("ln_1"));
         let parts = ["query", "key", "value"].map(|part| theirs(&format!("attention.self.{part}")));
-        tensors.biased_split(parts.each_ref().map(String::as_str), &ours("attn.qkv"));
+        tensors.biased_split(&parts, &ours("attn.qkv"));
         let frequencies = (0..rotary.dimensions / 2).map(|pair| rotary.frequency(pair) as f32).collect();
         tensors.constant(&theirs("attention.self.rotary_embeddings.inv_freq"), frequencies);
         tensors.biased_layer(&theirs("attention.output.dense"), &ours("attn.proj"));
@@ -69,7 +70,7 @@ pub(super) fn describe(encoder: &Encoder) -> Result<HfModel, Unsuitable> {
     tensors.zeros("esm.contact_head.regression.bias", &[1]);
     tensors.layer("lm_head.dense", "head.dense");
     tensors.layer("lm_head.layer_norm", "ln_f");
-    if !encoder.tensors.are_same("lm_head.weight", "wte.weight") {
+    if !encoder.is_tied {
         tensors.reshaped("lm_head.decoder.weight", "lm_head.weight", &[encoder.vocabulary, encoder.hidden]);
     }
     tensors.reshaped("lm_head.bias", "lm_head.bias", &[encoder.vocabulary]);

@@ -28,8 +28,7 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
         (rotary.pairing == RotaryPairing::Halves, "rotates elements of two halves"),
         (rotary.dimensions == decoder.head_dim && rotary.scaling.is_none(), "rotates whole heads"),
     ])?;
-    let is_biased =
-        ["attn.qkv", "attn.proj", "mlp.fc", "mlp.proj"].iter().any(|part| decoder.has(&format!("h.0.{part}.bias")));
+    let is_biased = decoder.has_block_bias();
     let mut config = json!({
         "architectures": ["FalconForCausalLM"],
         "hidden_size": decoder.hidden,

@@ -14,8 +14,6 @@ pub(super) fn defaults() -> Value {
 
 pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
     let block = &decoder.block;
-    let biases = ["attn.qkv", "attn.proj", "mlp.fc", "mlp.gate", "mlp.proj"];
-    let is_biased = biases.iter().any(|part| decoder.has(&format!("h.0.{part}.bias")));
     require(&[
         (block.is_branch_normalized, "normalizes the outputs of attention and network"),
         (decoder.norm == NormForm::Rms, "has RMS norms"),
@@ -23,7 +21,7 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
         (block.form == BlockForm::Sequential, "has no parallel blocks"),
         (!block.alibi && decoder.learned_positions.is_none(), "has rotary positions"),
         (!decoder.is_embedding_normalized, "does not normalize embeddings"),
-        (!is_biased && !decoder.has("lm_head.bias"), "has no biases"),
+        (!decoder.has_block_bias() && !decoder.has("lm_head.bias"), "has no biases"),
         (decoder.is_tied, "has the token embedding as output layer"),
         (
             decoder.is_window_alternating || block.window.is_some() && decoder.layers == 1,
@@ -76,7 +74,7 @@ fn tensors(decoder: &Decoder, scalar: f64) -> Vec<MappedTensor> {
         let ours = |part: &str| format!("h.{block}.{part}");
         tensors.shifted_gain(&theirs("input_layernorm"), &ours("ln_1"));
         let parts = ["q", "k", "v"].map(|part| theirs(&format!("self_attn.{part}_proj")));
-        tensors.split(parts.each_ref().map(String::as_str), &ours("attn.qkv"));
+        tensors.split(&parts, &ours("attn.qkv"));
         tensors.layer(&theirs("self_attn.o_proj"), &ours("attn.proj"));
         tensors.shifted_gain(&theirs("post_attention_layernorm"), &ours("ln_1_post"));
         tensors.shifted_gain(&theirs("pre_feedforward_layernorm"), &ours("ln_2"));

@@ -46,7 +46,7 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
         let ours = |part: &str| format!("h.{block}.{part}");
         tensors.layer(&theirs("ln_1"), &ours("ln_1"));
         let parts = ["q", "k", "v"].map(|part| theirs(&format!("attn.{part}_proj")));
-        tensors.split(parts.each_ref().map(String::as_str), &ours("attn.qkv"));
+        tensors.split(&parts, &ours("attn.qkv"));
         tensors.layer(&theirs("attn.out_proj"), &ours("attn.proj"));
         tensors.biased_layer(&theirs("mlp.fc_in"), &ours("mlp.fc"));
         tensors.biased_layer(&theirs("mlp.fc_out"), &ours("mlp.proj"));

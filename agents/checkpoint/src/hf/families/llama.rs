@@ -14,9 +14,7 @@ pub(super) fn llama(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
 }
 
 pub(super) fn mistral(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
-    let biases = ["attn.qkv", "attn.proj", "mlp.fc", "mlp.gate", "mlp.proj"];
-    let is_biased = biases.iter().any(|part| decoder.has(&format!("h.0.{part}.bias")));
-    require(&[(!is_biased, "has no biases")])?;
+    require(&[(!decoder.has_block_bias(), "has no biases")])?;
     let mut model = describe(decoder, "MistralForCausalLM")?;
     model.config["sliding_window"] = decoder.block.window.into();
     Ok(model)
@@ -84,7 +82,7 @@ fn tensors(decoder: &Decoder) -> Vec<MappedTensor> {
         let ours = |part: &str| format!("h.{block}.{part}");
         tensors.layer(&theirs("input_layernorm"), &ours("ln_1"));
         let parts = ["q", "k", "v"].map(|part| theirs(&format!("self_attn.{part}_proj")));
-        tensors.split(parts.each_ref().map(String::as_str), &ours("attn.qkv"));
+        tensors.split(&parts, &ours("attn.qkv"));
         tensors.layer(&theirs("self_attn.o_proj"), &ours("attn.proj"));
         tensors.layer(&theirs("post_attention_layernorm"), &ours("ln_2"));
         tensors.layer(&theirs("mlp.gate_proj"), &ours("mlp.gate"));

@@ -8,7 +8,7 @@ use millrace_emulator::graph::Graph;
 use millrace_emulator::ops::Nonlinearity;
 use serde_json::{Value, json};
 
-use super::config::hf_activation_name;
+use super::config::{decimal, hf_activation_name};
 use super::mapping::{MappedTensor, Tensors};
 use super::structure::{
     BlockForm, Decoder, Encoder, EncoderHead, EncoderPositions, NormForm, Seq2Seq, Structure, VisionTransformer,
@@ -223,9 +223,4 @@ fn require(conditions: &[(bool, Unsuitable)]) -> Result<(), Unsuitable> {
 /// Returns the name of the activation.
 fn activation(kind: Nonlinearity) -> Result<&'static str, Unsuitable> {
     hf_activation_name(kind).ok_or("does not have the activation")
-}
-
-/// Returns the f64 with the decimal digits of `value`: 0.1, not 0.10000000149011612.
-fn decimal(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or(f64::from(value))
 }

@@ -20,12 +20,7 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
         (block.key_heads == block.heads, "has keys and values for each head"),
         (block.window.is_none(), "has no attention window"),
         (decoder.head_dim * block.heads == decoder.hidden, "has heads of the width of the model"),
-        (
-            ["attn.qkv", "attn.proj", "mlp.fc", "mlp.proj"]
-                .iter()
-                .all(|part| !decoder.has(&format!("h.0.{part}.bias"))),
-            "has no biases",
-        ),
+        (!decoder.has_block_bias(), "has no biases"),
         (!decoder.has("lm_head.bias"), "has no bias in the output layer"),
     ])?;
     let config = json!({

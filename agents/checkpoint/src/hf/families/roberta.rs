@@ -45,9 +45,7 @@ pub(super) fn describe(encoder: &Encoder) -> Result<HfModel, Unsuitable> {
     tensors.layer("lm_head.dense", "head.dense");
     tensors.layer("lm_head.layer_norm", "ln_f");
     tensors.reshaped("lm_head.bias", "lm_head.bias", &[encoder.vocabulary]);
-    if !encoder.tensors.are_same("lm_head.weight", "wte.weight") {
-        tensors.layer("lm_head.decoder", "lm_head");
-    }
+    tensors.head("lm_head.decoder");
     tensors.layer(output, "classifier");
     Ok(HfModel { config, tensors: tensors.all })
 }

@@ -44,10 +44,9 @@ pub(super) fn describe(model: &VisionTransformer) -> Result<HfModel, Unsuitable>
         let ours = |part: &str| format!("h.{block}.{part}");
         tensors.layer(&theirs("layernorm_before"), &ours("ln_1"));
         let parts = ["query", "key", "value"].map(|part| theirs(&format!("attention.attention.{part}")));
-        let parts = parts.each_ref().map(String::as_str);
         match has_qkv_bias {
-            true => tensors.biased_split(parts, &ours("attn.qkv")),
-            false => tensors.split(parts, &ours("attn.qkv")),
+            true => tensors.biased_split(&parts, &ours("attn.qkv")),
+            false => tensors.split(&parts, &ours("attn.qkv")),
         }
         tensors.biased_layer(&theirs("attention.output.dense"), &ours("attn.proj"));
         tensors.layer(&theirs("layernorm_after"), &ours("ln_2"));

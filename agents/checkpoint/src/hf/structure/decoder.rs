@@ -109,6 +109,12 @@ impl Decoder {
         })
     }
 
+    /// Returns whether a layer of the blocks has a bias. All blocks have the same.
+    pub fn has_block_bias(&self) -> bool {
+        let layers = ["attn.qkv", "attn.proj", "mlp.fc", "mlp.gate", "mlp.proj"];
+        layers.iter().any(|layer| self.has(&format!("h.0.{layer}.bias")))
+    }
+
     /// Returns whether the model has the tensor.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.has(name)

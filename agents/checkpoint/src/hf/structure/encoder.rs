@@ -61,6 +61,8 @@ pub(in crate::hf) struct Encoder {
     pub norm_first: bool,
     pub rates: DropoutRates,
     pub head: EncoderHead,
+    /// Whether the output layer over the vocabulary is the token embedding.
+    pub is_tied: bool,
     pub tensors: NamedTensors,
 }
 
@@ -116,6 +118,7 @@ impl Encoder {
             norm_first,
             rates,
             head,
+            is_tied: tensors.are_same("lm_head.weight", "wte.weight"),
             tensors,
         })
     }
@@ -197,9 +200,8 @@ impl Walk<'_> {
 
     /// Matches the head.
     fn encoder_head(&mut self, stream: ValueId) -> Result<EncoderHead> {
-        let first_row = |op: &OpKind| if let OpKind::SelectRow(op) = *op { (op.row == 0).then_some(()) } else { None };
         let mut next_sentence = None;
-        if let Some(((), first)) = self.take_if(&[stream], "", first_row)? {
+        if let Some(first) = self.first_row(stream)? {
             let x = self.linear(first, "pooler")?;
             let (activation, x) = self.activation(x)?;
             let (x, dropout) = self.dropout(x)?;

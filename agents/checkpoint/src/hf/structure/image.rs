@@ -54,8 +54,7 @@ impl VisionTransformer {
             let block = blocks.len();
             blocks.push(walk.encoder_block(block, &mut stream, None, true)?);
         }
-        let first_row = |op: &OpKind| if let OpKind::SelectRow(op) = *op { (op.row == 0).then_some(()) } else { None };
-        let (_, class) = walk.take("the row of the class", &[stream], "", first_row)?;
+        let class = walk.first_row(stream)?.ok_or_else(|| walk.unexpected("the row of the class"))?;
         let mut x = walk.norm(class, "ln_f")?;
         let mut pooler = None;
         if walk.is_linear(0) {

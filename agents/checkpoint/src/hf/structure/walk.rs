@@ -219,6 +219,12 @@ impl<'a> Walk<'a> {
         Ok(self.take_if(&[qkv], "", rotary)?.map_or((qkv, None), |(op, out)| (out, Some(op))))
     }
 
+    /// Matches the selection of the first row, if there is one.
+    pub fn first_row(&mut self, x: ValueId) -> Result<Option<ValueId>> {
+        let is_first = |op: &OpKind| if let OpKind::SelectRow(op) = *op { (op.row == 0).then_some(()) } else { None };
+        Ok(self.take_if(&[x], "", is_first)?.map(|((), out)| out))
+    }
+
     pub fn activation(&mut self, x: ValueId) -> Result<(Nonlinearity, ValueId)> {
         let kind = |op: &OpKind| if let OpKind::Activation(Activation { kind }) = *op { Some(kind) } else { None };
         self.take("an activation", &[x], "", kind)
