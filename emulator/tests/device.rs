@@ -4,6 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
+use common::generic::{self, DecoderSizes};
 use common::*;
 use millrace_emulator::compile::{BatchSpec, system_bytes};
 use millrace_emulator::device::InputData::{self, F32, I32};
@@ -25,6 +26,10 @@ const WORDS: usize = 64;
 
 /// Six leaves of two samples, dropout everywhere.
 const BATCH: BatchSpec = BatchSpec { samples: 12, leaf_bound: 2 };
+
+/// A decoder of generic operators.
+const GENERIC: DecoderSizes =
+    DecoderSizes { vocabulary: WORDS, tokens: 20, blocks: 2, heads: 3, head_dim: 16, dropout: 0.1 };
 
 fn graph() -> Graph {
     families::decoder(&with_dropout(spec(3, 48, 3, WORDS, 20), 0.1), 20).unwrap()
@@ -68,7 +73,8 @@ fn models() -> Vec<Graph> {
         families::decoder(&spec, 20).unwrap()
     };
     let decoders = [DecoderOptions::default(), llama, gptj, neox, bloom, gemma2].map(graph);
-    decoders.into_iter().chain(encoders()).chain(seq2seq()).chain(image_classifiers()).collect()
+    let families = decoders.into_iter().chain(encoders()).chain(seq2seq()).chain(image_classifiers());
+    families.chain([generic::decoder(GENERIC)]).collect()
 }
 
 /// T5 and the Transformer.
@@ -303,6 +309,29 @@ fn non_finite_value_is_traced_to_its_layer() {
             "{name}: {losses:?}"
         );
     }
+}
+
+/// The labels are reshaped before they are used, so that they are checked when they are.
+#[test]
+fn computed_index_outside_its_table_is_rejected() {
+    let plan = plan(generic::decoder(GENERIC), BATCH, Encoding::F32, LARGE);
+    let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, 2));
+    let mut device = device(&plan, 2);
+    let (losses, _) = round(&mut device, &plan, &weights, &samples, 0..6);
+    for (bad, place) in [(-1, 7), (WORDS as i32, 39)] {
+        let mut damaged = Samples { inputs: samples.inputs.clone(), first: 0 };
+        let Elements::I32(labels) = &mut damaged.inputs[1] else { panic!("labels are integers") };
+        labels[40 + place] = bad;
+        begin(&mut device, true, &[Node::new(0, 6)], &damaged.leaves(plan.leaves, 0..6)).unwrap();
+        let mut layers = (0..plan.layers.len()).map(|layer| {
+            load(&mut device, &plan, &weights, Pass::Forward, layer);
+            device.forward(layer)
+        });
+        let error = layers.find_map(Result::err).expect("an error");
+        let DeviceError::Index { leaf: 1, value, place: found, entries: WORDS, .. } = error else { panic!("{error}") };
+        assert_eq!((value, found), (bad, place));
+    }
+    assert_eq!(round(&mut device, &plan, &weights, &samples, 0..6).0, losses);
 }
 
 fn with_inputs<'a>(leaf: &Leaf<'_>, inputs: &[InputData<'a>]) -> Leaf<'a> {

@@ -90,7 +90,7 @@ impl<'a, const N: usize> MemoryAnalysis<'a, N> {
         let size = |piece: &StorageSlot| size_of_piece(piece, self.activation_bytes[machine]);
         let (train, eval) = (schedule.demand(size), &self.evaluation[machine]);
         let saved = saved_bytes_by_layer(self.graph, schedule, size);
-        let samples = self.graph.input_bytes();
+        let samples = self.graph.input_bytes() + self.graph.constant_bytes();
         let layer = |layer: usize| {
             let (forward, backward) = (train[layer], train[schedule.backward_pass(layer)]);
             LayerMemory {

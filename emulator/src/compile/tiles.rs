@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 
 use super::activation_memory::LayerMemory;
-use crate::graph::{Graph, ValueId};
+use crate::graph::{Graph, OpNode, ValueId};
 use crate::ops::RowDependency;
 
 /// Minimum tokens of a tile. With fewer, products do not fill the wafer.
@@ -37,9 +37,10 @@ pub struct SampleTiling {
 }
 
 impl SampleTiling {
-    /// Analyzes a valid graph. Returns `None` if a row of some value depends on later rows.
+    /// Analyzes a valid graph. Returns `None` if a row of some value depends on later rows, or on constants.
     pub fn new(graph: &Graph) -> Option<Self> {
-        if graph.nodes.iter().any(|node| node.op.operator().row_dependency() == RowDependency::All) {
+        let depends_on_later = |node: &OpNode| node.op.operator().row_dependency() == RowDependency::All;
+        if !graph.constants.is_empty() || graph.nodes.iter().any(depends_on_later) {
             return None;
         }
         Some(Self { tokens: graph.sequence(), input_bytes: graph.input_bytes(), layers: tiled_layers(graph) })

@@ -16,6 +16,7 @@ use crate::plan::{ChunkId, Encoding, Pass};
 use crate::tree::Node;
 
 mod activations;
+mod bounds;
 mod cpu;
 mod gradients;
 mod packs;
@@ -112,7 +113,7 @@ pub trait Device: Send {
     /// Computes a layer for all leaves of the round. Its weights are released afterwards, unless they are resident.
     ///
     /// # Errors
-    /// Another layer is next, or a chunk is missing.
+    /// Another layer is next, a chunk is missing, or the graph computes an integer outside the table that it indexes.
     fn forward(&mut self, layer: LayerId) -> Result<(), DeviceError>;
 
     /// Computes the gradients of a layer for all leaves of the round, summed along the leaf tree.
@@ -173,7 +174,7 @@ pub enum DeviceError {
     #[error("{input} of leaf {leaf} is {value} at position {place}, but must be less than {entries}, and at least 0")]
     Index {
         leaf: u32,
-        /// Name of the input.
+        /// Name of the input, or of the value that an operator computes.
         input: String,
         value: i32,
         /// Position in the leaf.

@@ -1,8 +1,10 @@
-//! The samples of a round: checked when the round begins, then read by operators.
+//! The samples of a round: checked when the round begins, then read by operators. The graph's constants beside them.
 
+use std::ops::Range;
+
+use super::bounds::Bounds;
 use super::{DeviceError, InputData, LeafInput};
-use crate::graph::{DType, Graph, ValueId};
-use crate::ops::Signature;
+use crate::graph::{Constant, DType, Graph, ValueId};
 use crate::ops::execute::OperatorInput;
 
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +19,27 @@ pub(super) struct RoundSamples {
     pub leaves: Vec<RoundLeaf>,
     /// One for each input of the graph.
     inputs: Vec<RoundInput>,
+    /// One for each constant of the graph.
+    constants: Vec<RepeatedConstant>,
+}
+
+/// A constant, once for each sample of a leaf.
+#[derive(Debug)]
+struct RepeatedConstant {
+    /// Elements per sample.
+    elements: usize,
+    data: Elements,
+}
+
+impl RepeatedConstant {
+    fn new(graph: &Graph, constant: &Constant, samples: usize) -> Self {
+        let shape = graph.values[constant.value].shape;
+        let data = match shape.dtype() {
+            DType::F32 => Elements::F32(bytemuck::cast_slice(&constant.bits).repeat(samples)),
+            DType::I32 | DType::Bool => Elements::I32(bytemuck::cast_slice(&constant.bits).repeat(samples)),
+        };
+        Self { elements: shape.elements() as usize, data }
+    }
 }
 
 /// One input of all leaves of a round.
@@ -37,39 +60,25 @@ enum Elements {
     I32(Vec<i32>),
 }
 
-/// The integers that the operators that read an input accept.
-#[derive(Clone, Copy, Debug)]
-struct Bounds {
-    /// Whether negative integers are ignored rather than rejected.
-    ignores_negative: bool,
-    /// Number of entries of the smallest table that the integers index.
-    entries: usize,
-}
-
-impl Bounds {
-    /// Returns the bounds that follow from all uses of `input`; `None` if no operator restricts it.
-    fn of(graph: &Graph, input: ValueId) -> Option<Self> {
-        let uses = graph.nodes.iter().flat_map(|node| {
-            let positions = (0..node.inputs.len()).filter(|&at| node.inputs[at] == input);
-            positions.filter_map(|at| {
-                let operator = node.op.operator();
-                let entries = operator.index_bound(&Signature::of(graph, node), at)?;
-                Some(Self { ignores_negative: operator.ignores_negative(at), entries })
-            })
-        });
-        uses.reduce(|a, b| Self {
-            ignores_negative: a.ignores_negative && b.ignores_negative,
-            entries: a.entries.min(b.entries),
-        })
+impl Elements {
+    fn part(&self, range: Range<usize>) -> OperatorInput<'_> {
+        match self {
+            Self::F32(numbers) => OperatorInput::Values(&numbers[range]),
+            Self::I32(integers) => OperatorInput::Integers(&integers[range]),
+        }
     }
 
-    fn accepts(self, integer: i32) -> bool {
-        usize::try_from(integer).map_or(self.ignores_negative, |index| index < self.entries)
+    fn bytes(&self) -> usize {
+        match self {
+            Self::F32(numbers) => size_of::<f32>() * numbers.capacity(),
+            Self::I32(integers) => size_of::<i32>() * integers.capacity(),
+        }
     }
 }
 
 impl RoundSamples {
-    pub fn new(graph: &Graph) -> Self {
+    /// Creates memory for the inputs of `graph`, and the constants for leaves of up to `samples` samples.
+    pub fn new(graph: &Graph, samples: usize) -> Self {
         let input = |&id: &ValueId| {
             let value = &graph.values[id];
             let is_float = value.shape.dtype() == DType::F32;
@@ -81,7 +90,8 @@ impl RoundSamples {
                 data: if is_float { Elements::F32(Vec::new()) } else { Elements::I32(Vec::new()) },
             }
         };
-        Self { leaves: Vec::new(), inputs: graph.inputs.iter().map(input).collect() }
+        let constants = graph.constants.iter().map(|constant| RepeatedConstant::new(graph, constant, samples));
+        Self { leaves: Vec::new(), inputs: graph.inputs.iter().map(input).collect(), constants: constants.collect() }
     }
 
     /// Checks and copies the samples of a round whose leaves have `samples` samples each.
@@ -101,18 +111,18 @@ impl RoundSamples {
     /// Returns input `input` of the leaf at position `at` of the round.
     pub fn of(&self, input: usize, at: usize) -> OperatorInput<'_> {
         let RoundInput { data, width, .. } = &self.inputs[input];
-        match data {
-            Elements::F32(numbers) => OperatorInput::Values(&numbers[at * width..][..*width]),
-            Elements::I32(integers) => OperatorInput::Integers(&integers[at * width..][..*width]),
-        }
+        data.part(at * width..(at + 1) * width)
+    }
+
+    /// Returns a constant, once for each of `samples` samples.
+    pub fn constant(&self, constant: usize, samples: usize) -> OperatorInput<'_> {
+        let RepeatedConstant { elements, data } = &self.constants[constant];
+        data.part(0..elements * samples)
     }
 
     pub fn bytes(&self) -> usize {
-        let bytes = |input: &RoundInput| match &input.data {
-            Elements::F32(numbers) => size_of::<f32>() * numbers.capacity(),
-            Elements::I32(integers) => size_of::<i32>() * integers.capacity(),
-        };
-        self.inputs.iter().map(bytes).sum()
+        let inputs = self.inputs.iter().map(|input| input.data.bytes());
+        inputs.chain(self.constants.iter().map(|constant| constant.data.bytes())).sum()
     }
 }
 
@@ -134,7 +144,7 @@ impl RoundInput {
             match (&mut self.data, data) {
                 (Elements::F32(numbers), InputData::F32(data)) => numbers.extend_from_slice(data),
                 (Elements::I32(integers), InputData::I32(data)) => {
-                    if let Some((place, value, entries)) = self.bounds.and_then(|bounds| first_outside(bounds, data)) {
+                    if let Some((place, value, entries)) = self.bounds.and_then(|bounds| bounds.first_outside(data)) {
                         return Err(DeviceError::Index { leaf: leaf.leaf, input: input(), value, place, entries });
                     }
                     integers.extend_from_slice(data);
@@ -146,10 +156,4 @@ impl RoundInput {
         }
         Ok(())
     }
-}
-
-/// Returns position, value and bound of the first integer outside the bounds.
-fn first_outside(bounds: Bounds, integers: &[i32]) -> Option<(usize, i32, usize)> {
-    let place = integers.iter().position(|&integer| !bounds.accepts(integer))?;
-    Some((place, integers[place], bounds.entries))
 }

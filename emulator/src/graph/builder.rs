@@ -1,8 +1,10 @@
 //! Builds a graph operator by operator and infers shapes.
 
+use std::sync::Arc;
+
 use super::{
-    Graph, GraphError, INPUT_IDS, Initializer, LABELS, Layer, OpNode, Shape, Tensor, TensorId, TensorRole, Value,
-    ValueId,
+    Constant, DType, Graph, GraphError, INPUT_IDS, Initializer, LABELS, Layer, OpNode, Shape, Tensor, TensorId,
+    TensorRole, Value, ValueId,
 };
 use crate::ops::{OpKind, Signature};
 
@@ -29,6 +31,24 @@ impl GraphBuilder {
     /// Adds the inputs of a language model with samples of `sequence` tokens: token ids, and as many labels.
     pub fn token_inputs(&mut self, sequence: usize) -> [ValueId; 2] {
         [INPUT_IDS, LABELS].map(|name| self.input(name, Shape::integers(sequence)))
+    }
+
+    /// Adds a constant of these elements. [`GraphBuilder::finish`] checks that there are as many as the shape has.
+    pub fn constant(&mut self, name: impl Into<String>, shape: Shape, bits: impl Into<Arc<[u32]>>) -> ValueId {
+        let value = self.value(name.into(), shape);
+        self.graph.constants.push(Constant { value, bits: bits.into() });
+        value
+    }
+
+    /// Adds a constant of numbers.
+    ///
+    /// # Panics
+    /// If there are more dimensions than a value has.
+    #[allow(clippy::expect_used, reason = "documented")]
+    pub fn numbers(&mut self, name: impl Into<String>, dimensions: &[usize], numbers: &[f32]) -> ValueId {
+        let shape = Shape::new(DType::F32, dimensions).expect("at most six dimensions");
+        let bits: Vec<u32> = numbers.iter().map(|number| number.to_bits()).collect();
+        self.constant(name, shape, bits)
     }
 
     /// Returns the shape of a value of this graph.

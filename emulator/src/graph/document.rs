@@ -3,16 +3,22 @@
 //! ```json
 //! {"version": 2, "inputs": [0, 1], "tensors": [...],
 //!  "values": [{"name": "input_ids", "dtype": "i32", "shape": [128]}, ...],
+//!  "constants": [{"value": 7, "data": "AACAPw=="}, ...],
 //!  "nodes": [{"op": {"op": "embedding"}, "inputs": [0], "params": [0], "output": 2}, ...], "layers": [...]}
 //! ```
+//!
+//! The data of a constant are its elements, row by row, each four bytes in little-endian order, as base64 with padding:
+//! an f32, an i32, or a truth value as the integer 0 or 1. `constants` is omitted if there are none.
 //!
 //! Version 1, of release 0.1.0, has no `version`. Its values are `rows x columns` of `float` or `token`, and its inputs
 //! are `tokens` and `labels`. It is read, but no longer written.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{DType, Graph, INPUT_IDS, LABELS, Layer, OpNode, Shape, Tensor, Value, ValueId};
+use super::{Constant, DType, Graph, INPUT_IDS, LABELS, Layer, OpNode, Shape, Tensor, Value, ValueId};
 
 /// Version of the documents that are written.
 const VERSION: u32 = 2;
@@ -23,14 +29,16 @@ struct DocumentRef<'a> {
     inputs: &'a [ValueId],
     tensors: &'a [Tensor],
     values: &'a [Value],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    constants: &'a [Constant],
     nodes: &'a [OpNode],
     layers: &'a [Layer],
 }
 
 impl Serialize for Graph {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { tensors, values, nodes, layers, inputs } = self;
-        DocumentRef { version: VERSION, inputs, tensors, values, nodes, layers }.serialize(serializer)
+        let Self { tensors, values, nodes, layers, inputs, constants } = self;
+        DocumentRef { version: VERSION, inputs, tensors, values, constants, nodes, layers }.serialize(serializer)
     }
 }
 
@@ -45,6 +53,8 @@ struct Document {
     labels: Option<ValueId>,
     tensors: Vec<Tensor>,
     values: Vec<AnyValue>,
+    #[serde(default)]
+    constants: Vec<Constant>,
     nodes: Vec<OpNode>,
     layers: Vec<Layer>,
 }
@@ -74,8 +84,40 @@ impl<'de> Deserialize<'de> for Graph {
                 )));
             }
         };
-        let Document { tensors, nodes, layers, .. } = document;
-        Ok(Self { tensors, values, nodes, layers, inputs })
+        let Document { tensors, nodes, layers, constants, .. } = document;
+        Ok(Self { tensors, values, nodes, layers, inputs, constants })
+    }
+}
+
+/// A constant of version 2.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConstantDocument<D> {
+    value: ValueId,
+    data: D,
+}
+
+impl Serialize for Constant {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let bytes: Vec<u8> = self.bits.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+        ConstantDocument { value: self.value, data: BASE64.encode(bytes) }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Constant {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let ConstantDocument { value, data } = ConstantDocument::<String>::deserialize(deserializer)?;
+        let bytes = BASE64
+            .decode(data)
+            .map_err(|error| D::Error::custom(format!("the data of the constant {value} is not base64: {error}")))?;
+        let (words, rest) = bytes.as_chunks::<4>();
+        if !rest.is_empty() {
+            let found = bytes.len();
+            return Err(D::Error::custom(format!(
+                "the constant {value} has {found} bytes; each of its elements has four"
+            )));
+        }
+        Ok(Self { value, bits: words.iter().map(|word| u32::from_le_bytes(*word)).collect() })
     }
 }
 
@@ -161,6 +203,23 @@ mod tests {
         object.insert("values".to_owned(), first.into());
         object["values"][0]["name"] = json!("tokens");
         assert_eq!(serde_json::from_value::<Graph>(document).unwrap(), graph);
+    }
+
+    #[test]
+    fn constants_are_bytes_in_base64() {
+        let bits: Vec<u32> = [1.0f32, f32::NEG_INFINITY, -0.0].map(f32::to_bits).into();
+        let constant = Constant { value: 7, bits: bits.into() };
+        let document = serde_json::to_value(&constant).unwrap();
+        assert_eq!(document, json!({"value": 7, "data": "AACAPwAAgP8AAACA"}));
+        assert_eq!(serde_json::from_value::<Constant>(document).unwrap(), constant);
+        for (document, part) in [
+            (json!({"value": 7, "data": "AACAP"}), "constant 7 is not base64"),
+            (json!({"value": 7, "data": "AAA="}), "has 2 bytes"),
+            (json!({"value": 7, "data": "", "fill": 1}), "unknown field"),
+        ] {
+            let error = serde_json::from_value::<Constant>(document).unwrap_err().to_string();
+            assert!(error.contains(part), "{error} does not contain {part:?}");
+        }
     }
 
     #[test]

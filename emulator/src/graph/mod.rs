@@ -2,28 +2,31 @@
 //!
 //! Model families emit it, and importers of other formats can: nothing here is specific to GPT. A value has an element
 //! type and up to six dimensions per sample (a sequence of T tokens with H features is `f32 [T, H]`); a leaf stacks its
-//! samples. Inputs are values with a name that a data source delivers. Tensors are the trained parameters. A layer is a
-//! contiguous run of operators whose weights are streamed together. A value may be used in any later layer, a tensor in
-//! any number of layers.
+//! samples. Inputs are values with a name that a data source delivers, constants are values that the document contains.
+//! Tensors are the trained parameters. A layer is a contiguous run of operators whose weights are streamed together. A
+//! value may be used in any later layer, a tensor in any number of layers.
 //!
 //! A model has one or more losses, which are operators without an output. What training minimizes is the sum of the
 //! losses, each times its factor. The last operator is the main loss: its tokens and correct predictions are reported.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ops::OpKind;
 
 mod builder;
+mod dimensions;
 mod document;
 mod shape;
 mod validate;
 
 pub use crate::numerics::init::Initializer;
 pub use builder::GraphBuilder;
-pub use shape::{DType, MAX_DIMENSIONS, Shape};
-pub use validate::{GraphError, MAX_LOSSES};
+pub use dimensions::{Axes, Dimensions, MAX_DIMENSIONS};
+pub use shape::{DType, Shape};
+pub use validate::{GraphError, MAX_CONSTANT_ELEMENTS, MAX_LOSSES};
 
 /// Name of the input of token ids.
 pub const INPUT_IDS: &str = "input_ids";
@@ -98,6 +101,15 @@ pub struct Value {
     pub shape: Shape,
 }
 
+/// A value with fixed content, the same in each sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Constant {
+    /// The value.
+    pub value: ValueId,
+    /// Its elements, row by row: the bits of each f32 or i32; of a truth value, 0 or 1.
+    pub bits: Arc<[u32]>,
+}
+
 /// An operator with the values it reads and writes and the tensors it uses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpNode {
@@ -135,6 +147,8 @@ pub struct Graph {
     pub layers: Vec<Layer>,
     /// The values that a data source delivers, in the order in which samples contain them.
     pub inputs: Vec<ValueId>,
+    /// Values with fixed content.
+    pub constants: Vec<Constant>,
 }
 
 impl Graph {
@@ -156,6 +170,11 @@ impl Graph {
     /// Returns the bytes of all inputs of a sample.
     pub fn input_bytes(&self) -> u64 {
         self.inputs.iter().map(|&input| self.values[input].shape.elements().saturating_mul(4)).sum()
+    }
+
+    /// Returns the bytes of all constants.
+    pub fn constant_bytes(&self) -> u64 {
+        self.constants.iter().map(|constant| 4 * constant.bits.len() as u64).sum()
     }
 
     /// Returns the graph with the parts of each block joined to one layer, and the joined layer of each original layer.

@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of dimensions of a value.
-pub const MAX_DIMENSIONS: usize = 6;
+use super::Dimensions;
 
 /// Element type of a value. Precision is not a part of it: the operands of matrix products are rounded where they are
 /// packed.
@@ -28,33 +27,35 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// Shape of a value: its element type and up to [`MAX_DIMENSIONS`] dimensions. The dimension of samples is implicit.
+/// Shape of a value: its element type and up to [`MAX_DIMENSIONS`](super::MAX_DIMENSIONS) dimensions. The dimension of
+/// samples is implicit.
 ///
 /// Kernels work on rows: the last dimension is the width of a row, and the product of the others the number of rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     dtype: DType,
-    rank: usize,
-    /// The first `rank` are used, the others are 0.
-    sizes: [usize; MAX_DIMENSIONS],
+    dimensions: Dimensions,
 }
 
 impl Shape {
-    /// Creates a shape; `None` if there are more than [`MAX_DIMENSIONS`] dimensions.
+    /// Creates a shape; `None` if there are more than [`MAX_DIMENSIONS`](super::MAX_DIMENSIONS) dimensions.
     pub fn new(dtype: DType, dimensions: &[usize]) -> Option<Self> {
-        let mut sizes = [0; MAX_DIMENSIONS];
-        sizes.get_mut(..dimensions.len())?.copy_from_slice(dimensions);
-        Some(Self { dtype, rank: dimensions.len(), sizes })
+        Dimensions::new(dimensions).map(|dimensions| Self { dtype, dimensions })
+    }
+
+    /// Creates a shape of these dimensions.
+    pub const fn of(dtype: DType, dimensions: Dimensions) -> Self {
+        Self { dtype, dimensions }
     }
 
     /// Returns the shape of an f32 matrix.
     pub const fn matrix(rows: usize, columns: usize) -> Self {
-        Self { dtype: DType::F32, rank: 2, sizes: [rows, columns, 0, 0, 0, 0] }
+        Self { dtype: DType::F32, dimensions: Dimensions::from_array(2, [rows, columns, 0, 0, 0, 0]) }
     }
 
     /// Returns the shape of a vector of i32.
     pub const fn integers(length: usize) -> Self {
-        Self { dtype: DType::I32, rank: 1, sizes: [length, 0, 0, 0, 0, 0] }
+        Self { dtype: DType::I32, dimensions: Dimensions::from_array(1, [length, 0, 0, 0, 0, 0]) }
     }
 
     /// Returns the element type.
@@ -64,67 +65,71 @@ impl Shape {
 
     /// Returns the dimensions, outermost first.
     pub fn dimensions(&self) -> &[usize] {
-        &self.sizes[..self.rank]
+        &self.dimensions
+    }
+
+    /// Returns a copy of the dimensions.
+    pub const fn dimension_list(self) -> Dimensions {
+        self.dimensions
     }
 
     /// Returns the last dimension; 1 for a scalar.
     pub fn columns(&self) -> usize {
-        self.dimensions().last().copied().unwrap_or(1)
+        self.dimensions.last().copied().unwrap_or(1)
     }
 
     /// Returns the product of all dimensions but the last.
     pub fn rows(&self) -> usize {
-        let (_, outer) = self.dimensions().split_last().unwrap_or((&1, &[]));
-        outer.iter().fold(1, |product: usize, &size| product.saturating_mul(size))
+        usize::try_from(self.dimensions.without_last().elements()).unwrap_or(usize::MAX)
     }
 
     /// Returns the number of elements of one sample.
     pub fn elements(&self) -> u64 {
-        self.dimensions().iter().fold(1, |product: u64, &size| product.saturating_mul(size as u64))
+        self.dimensions.elements()
     }
 
     /// Returns the shape with another last dimension; a scalar stays a scalar.
     #[must_use]
-    pub const fn with_columns(mut self, columns: usize) -> Self {
-        if self.rank > 0 {
-            self.sizes[self.rank - 1] = columns;
-        }
-        self
+    pub fn with_columns(self, columns: usize) -> Self {
+        Self { dimensions: self.dimensions.with_size(self.dimensions.len().wrapping_sub(1), columns), ..self }
+    }
+
+    /// Returns the shape with these dimensions.
+    #[must_use]
+    pub const fn with_dimensions(self, dimensions: Dimensions) -> Self {
+        Self { dimensions, ..self }
+    }
+
+    /// Returns the shape with another element type.
+    #[must_use]
+    pub const fn with_dtype(self, dtype: DType) -> Self {
+        Self { dtype, ..self }
     }
 
     /// Returns the shape of one row: the last dimension alone; a scalar stays a scalar.
     #[must_use]
     pub fn row(self) -> Self {
-        let mut row = Self { dtype: self.dtype, rank: self.rank.min(1), sizes: [0; MAX_DIMENSIONS] };
-        if self.rank > 0 {
-            row.sizes[0] = self.columns();
-        }
-        row
+        let rank = self.dimensions.len().min(1);
+        Self { dimensions: Dimensions::from_array(rank, [self.columns() * rank, 0, 0, 0, 0, 0]), ..self }
     }
 
-    /// Returns the f32 shape with one more dimension at the end; `None` if there are already [`MAX_DIMENSIONS`].
-    pub fn with_features(mut self, size: usize) -> Option<Self> {
-        *self.sizes.get_mut(self.rank)? = size;
-        Some(Self { dtype: DType::F32, rank: self.rank + 1, ..self })
+    /// Returns the f32 shape with one more dimension at the end; `None` if there are already
+    /// [`MAX_DIMENSIONS`](super::MAX_DIMENSIONS).
+    pub fn with_features(self, size: usize) -> Option<Self> {
+        Some(Self { dtype: DType::F32, dimensions: self.dimensions.with_last(size)? })
     }
 
     /// Returns the shape with all dimensions joined to one.
     #[must_use]
     pub fn flattened(self) -> Self {
-        let mut flat = Self { dtype: self.dtype, rank: 1, sizes: [0; MAX_DIMENSIONS] };
-        flat.sizes[0] = usize::try_from(self.elements()).unwrap_or(usize::MAX);
-        flat
+        let elements = usize::try_from(self.elements()).unwrap_or(usize::MAX);
+        Self { dimensions: Dimensions::from_array(1, [elements, 0, 0, 0, 0, 0]), ..self }
     }
 
     /// Returns the shape of one i32 for each row.
     #[must_use]
-    pub const fn one_integer_per_row(mut self) -> Self {
-        if self.rank > 0 {
-            self.rank -= 1;
-            self.sizes[self.rank] = 0;
-        }
-        self.dtype = DType::I32;
-        self
+    pub const fn one_integer_per_row(self) -> Self {
+        Self { dtype: DType::I32, dimensions: self.dimensions.without_last() }
     }
 }
 
@@ -143,6 +148,7 @@ impl std::fmt::Debug for Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::MAX_DIMENSIONS;
 
     #[test]
     fn rows_are_the_product_of_outer_dimensions() {

@@ -2,6 +2,10 @@ use super::*;
 use crate::ops::{Add, CrossEntropy, Embedding};
 use crate::testing::TINY;
 
+fn constant(value: ValueId, elements: usize) -> Constant {
+    Constant { value, bits: vec![0; elements].into() }
+}
+
 /// Every way to break a graph, with the resulting message.
 #[test]
 fn faults_of_graph_are_named() {
@@ -20,6 +24,18 @@ fn faults_of_graph_are_named() {
         (|g| g.inputs.push(2), "which exists already"),
         (|g| g.values[1].shape = Shape::new(DType::Bool, &[128]).unwrap(), "\"labels\" is of type bool"),
         (|g| g.values[1].shape = Shape::integers(64), "input 1 must be i32 [128], not i32 [64]"),
+        (|g| g.constants.push(constant(99, 1)), "the list of constants refers to value 99"),
+        (|g| g.constants.push(constant(0, 128)), "two constants are the value \"input_ids\", or it is an input"),
+        (|g| g.constants.push(constant(3, 1)), "has 1 elements, not 8192"),
+        (|g| g.constants.push(constant(3, 128 * 64)), "which exists already"),
+        (
+            |g| {
+                let shape = Shape::new(DType::Bool, &[1]).unwrap();
+                g.values.push(Value { name: "mask".into(), shape });
+                g.constants.push(Constant { value: g.values.len() - 1, bits: [2].into() });
+            },
+            "\"mask\" contains the truth value 2",
+        ),
         (|g| g.nodes[0].inputs = vec![77], "value 77"),
         (|g| g.nodes[0].params = vec![99, 0], "tensor 99"),
         (|g| g.nodes[3].inputs = vec![12], "no earlier operator produces"),

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{DType, Graph, Layer, NodeId, OpNode, Shape, TensorId, Value, ValueId};
+use super::{Constant, DType, Graph, Layer, NodeId, OpNode, Shape, TensorId, Value, ValueId};
 use crate::ops::{OpError, Signature};
 
 /// Maximum number of losses of a graph.
@@ -10,6 +10,9 @@ pub const MAX_LOSSES: usize = 4;
 
 /// Maximum elements of a tensor, or of a value per sample. Keeps every product of sizes far below 2^64.
 const MAX_ELEMENTS: u64 = 1 << 40;
+
+/// Maximum elements of a constant: 1 MiB.
+pub const MAX_CONSTANT_ELEMENTS: usize = 1 << 18;
 
 /// Reason why a graph is invalid.
 #[allow(missing_docs, reason = "the messages describe variants and fields")]
@@ -34,6 +37,19 @@ pub enum GraphError {
     /// No data source delivers such an input.
     #[error("input {0:?} is of type bool; inputs must be of type f32 or i32")]
     InputType(String),
+    #[error("two constants are the value {0:?}, or it is an input")]
+    RepeatedConstant(String),
+    /// A constant does not have the elements of its value.
+    #[error("the constant {name:?} has {found} elements, not {expected}, or more than {MAX_CONSTANT_ELEMENTS}")]
+    ConstantElements {
+        name: String,
+        /// Elements of its shape.
+        expected: u64,
+        found: usize,
+    },
+    /// A truth value is neither 0 nor 1.
+    #[error("the constant {name:?} contains the truth value {found}; 0 and 1 are the only ones")]
+    TruthValue { name: String, found: u32 },
     /// An index is out of range.
     #[error("{at} refers to {what} {index}, but there are only {count}")]
     Index {
@@ -156,6 +172,14 @@ impl Graph {
                 return Err(GraphError::InputType(value.name.clone()));
             }
         }
+        let mut given: HashSet<ValueId> = self.inputs.iter().copied().collect();
+        for constant in &self.constants {
+            let value = self.value(constant.value, || "the list of constants".to_owned())?;
+            if !given.insert(constant.value) {
+                return Err(GraphError::RepeatedConstant(value.name.clone()));
+            }
+            check_constant(constant, value)?;
+        }
         Ok(())
     }
 
@@ -186,6 +210,7 @@ impl Graph {
     fn check_nodes(&self) -> Result<(), GraphError> {
         let mut made = vec![false; self.values.len()];
         self.inputs.iter().for_each(|&input| made[input] = true);
+        self.constants.iter().for_each(|constant| made[constant.value] = true);
         for (id, node) in self.nodes.iter().enumerate() {
             self.check_node(id, node, &mut made)?;
         }
@@ -235,6 +260,18 @@ impl Graph {
     fn value(&self, index: ValueId, at: impl Fn() -> String) -> Result<&Value, GraphError> {
         let count = self.values.len();
         self.values.get(index).ok_or_else(|| GraphError::Index { at: at(), what: "value", index, count })
+    }
+}
+
+/// Checks that a constant has as many elements as its value, and not too many.
+fn check_constant(constant: &Constant, value: &Value) -> Result<(), GraphError> {
+    let (name, expected, found) = (|| value.name.clone(), value.shape.elements(), constant.bits.len());
+    if expected != found as u64 || found > MAX_CONSTANT_ELEMENTS {
+        return Err(GraphError::ConstantElements { name: name(), expected, found });
+    }
+    match constant.bits.iter().find(|&&bits| value.shape.dtype() == DType::Bool && bits > 1) {
+        Some(&found) => Err(GraphError::TruthValue { name: name(), found }),
+        None => Ok(()),
     }
 }
 

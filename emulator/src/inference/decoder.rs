@@ -45,8 +45,13 @@ pub fn decoder_vocabulary(graph: &Graph) -> Result<usize, NotADecoder> {
     }
     for (id, node) in body.iter().enumerate() {
         let name = node.op.name();
+        // Tokens, or a vector for each of them; a constant does not grow with the text.
         let by_row = |value: Option<usize>| {
-            value.is_some_and(|value| graph.values[value].shape.dimensions().first() == Some(&rows))
+            value.is_some_and(|value| {
+                let is_constant = graph.constants.iter().any(|constant| constant.value == value);
+                let dimensions = graph.values[value].shape.dimensions();
+                !is_constant && dimensions.first() == Some(&rows) && dimensions.len() <= 2
+            })
         };
         let reads = node.inputs.iter().all(|input| *input != labels && by_row(Some(*input)));
         if node.op.operator().row_dependency() == RowDependency::All || !reads || !by_row(node.output) {

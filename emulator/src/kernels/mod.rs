@@ -20,6 +20,7 @@
 //!   NaN and infinity propagate, so that a non-finite loss is detected.
 
 pub mod activation;
+pub mod arithmetic;
 pub mod attention;
 pub mod buffer;
 pub mod convert;
@@ -37,6 +38,8 @@ pub mod peak;
 pub mod pool;
 pub mod rms_norm;
 pub mod rotary;
+pub mod softmax;
+pub mod strided;
 #[cfg(test)]
 pub(crate) mod testing;
 mod vector;

@@ -122,7 +122,7 @@ mod run {
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let [TargetMut::Memory(dqkv, _), _] = io.targets else { return };
+            let [TargetMut::Memory(dqkv, _), ..] = io.targets else { return };
             let [qkv, mask, ..] = io.inputs;
             let params = self.kernel(io.shape, mask, kit);
             let (qkv, dqkv) = (Qkv::packed(&params, qkv.values()), QkvGradient::Together(dqkv));

@@ -169,7 +169,7 @@ mod run {
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let [TargetMut::Memory(dqkv, _), _] = io.targets else { return };
+            let [TargetMut::Memory(dqkv, _), ..] = io.targets else { return };
             let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples);
             let (qkv, dqkv) = (Qkv::packed(&what, io.inputs[0].values()), QkvGradient::Together(dqkv));
             let (out, dout, workspace) = (io.output, io.gradient, &mut *kit.attention);

@@ -153,7 +153,7 @@ mod run {
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let [TargetMut::Memory(dqueries, _), TargetMut::Memory(dkeys, _)] = io.targets else { return };
+            let [TargetMut::Memory(dqueries, _), TargetMut::Memory(dkeys, _), ..] = io.targets else { return };
             let [queries, keys, mask] = io.inputs;
             let params = self.kernel(io.shape, mask, io.weights.tensors[0], kit);
             let layout = QkvLayout::separate(&params);

@@ -128,7 +128,7 @@ mod run {
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let [target, _] = io.targets;
+            let [target, ..] = io.targets;
             let dx = if let TargetMut::Memory(dx, _) = target { Some(dx) } else { None };
             let classifier = self.classifier(io.shape, &io.weights);
             let [x, labels, ..] = io.inputs;

@@ -4,7 +4,7 @@
 //! and its result does not depend on the number of threads.
 
 use super::{Operator, Signature};
-use crate::graph::{Graph, OpNode, Shape};
+use crate::graph::{DType, Graph, OpNode, Shape};
 use crate::kernels::attention::AttentionWorkspace;
 use crate::kernels::loss::{LossSums, LossWorkspace};
 use crate::kernels::rotary::RotaryTable;
@@ -13,14 +13,14 @@ use crate::numerics::GEMM_INNER_BLOCK;
 
 /// Maximum inputs of an operator.
 pub const MAX_INPUTS: usize = 3;
-/// Maximum inputs of an operator that may be results of others. Those beyond are inputs of the graph, without
-/// gradients.
-pub const MAX_COMPUTED_INPUTS: usize = 2;
 /// Maximum tensors of an operator.
 pub const MAX_PARAMS: usize = 2;
 
 /// Rows per thread and work item in operations between the products.
 pub(super) const ROW_GRAIN: usize = 32;
+
+/// Elements per thread and work item in operations on each element.
+pub(super) const ELEMENT_GRAIN: usize = 4096;
 
 /// Shapes of an operator's operands, per sample.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ pub struct OperatorContext<'a> {
 pub enum OperatorInput<'a> {
     /// Not needed, or not available.
     Absent,
-    /// Integers.
+    /// Integers, or truth values, which are 0 or 1.
     Integers(&'a [i32]),
     /// Numbers.
     Values(&'a [f32]),
@@ -91,15 +91,43 @@ pub enum OperatorInput<'a> {
 }
 
 impl<'a> OperatorInput<'a> {
+    /// Returns an input of this type in the arena.
+    pub fn stored(dtype: DType, memory: &'a [f32]) -> Self {
+        match dtype {
+            DType::F32 => Self::Values(memory),
+            DType::I32 | DType::Bool => Self::Integers(integers(memory)),
+        }
+    }
+
     /// Returns the numbers; empty if there are none, or they are in the output's memory.
     pub(super) fn values(self) -> &'a [f32] {
         if let OperatorInput::Values(values) = self { values } else { &[] }
     }
 
+    /// Returns the elements of any type as they are in memory; empty if there are none, or they are in the output's
+    /// memory.
+    pub(super) fn words(self) -> &'a [f32] {
+        match self {
+            OperatorInput::Values(values) => values,
+            OperatorInput::Integers(integers) => bytemuck::cast_slice(integers),
+            OperatorInput::Absent | OperatorInput::Overwritten => &[],
+        }
+    }
+
     /// Returns the integers; empty if there are none.
-    pub(super) fn integers(self) -> &'a [i32] {
+    pub fn integers(self) -> &'a [i32] {
         if let OperatorInput::Integers(integers) = self { integers } else { &[] }
     }
+}
+
+/// Returns memory of the arena as that of integers, or of truth values, which are 0 or 1.
+pub fn integers_mut(memory: &mut [f32]) -> &mut [i32] {
+    bytemuck::cast_slice_mut(memory)
+}
+
+/// Returns memory of the arena as integers or truth values.
+pub fn integers(memory: &[f32]) -> &[i32] {
+    bytemuck::cast_slice(memory)
 }
 
 /// Weights of an operator: its tensors, and packed copies of them.
@@ -129,7 +157,7 @@ pub struct ForwardArgs<'a> {
     pub inputs: [OperatorInput<'a>; MAX_INPUTS],
     /// Tensors.
     pub weights: OperatorWeights<'a>,
-    /// Destination of the output; empty for a loss.
+    /// Destination of the output; empty for a loss. Integers and truth values are written to it as [`integers_mut`].
     pub output: &'a mut [f32],
     /// Destination of the numbers to save.
     pub extra: &'a mut [f32],
@@ -181,7 +209,7 @@ pub struct BackwardArgs<'a> {
     /// loss.
     pub gradient: &'a mut [f32],
     /// Destinations of the gradients of inputs.
-    pub targets: [TargetMut<'a>; MAX_COMPUTED_INPUTS],
+    pub targets: [TargetMut<'a>; MAX_INPUTS],
     /// Destinations of the gradients of tensors. Those of a loss are all stored or all added.
     pub tensors: [Option<TensorGradient<'a>>; MAX_PARAMS],
 }

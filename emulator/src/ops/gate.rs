@@ -54,7 +54,7 @@ mod run {
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let [TargetMut::Memory(dgate, _), _] = io.targets else { return };
+            let [TargetMut::Memory(dgate, _), ..] = io.targets else { return };
             let (simd, width, kernel) = (kit.cx.simd, io.shape.columns(), kernels(self.kind).gate_backward);
             let [gate, value, ..] = io.inputs.map(|input| rows(input.values(), width));
             let data = (gate, value, rows_mut(io.gradient, width), rows_mut(dgate, width));

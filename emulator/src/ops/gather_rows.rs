@@ -58,7 +58,7 @@ mod run {
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let [TargetMut::Memory(dx, _), _] = io.targets else { return };
+            let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
             let (simd, width, sample) = (kit.cx.simd, io.shape.columns(), io.shape.inputs[0].elements() as usize);
             let indices = io.inputs[1].integers();
             let count = indices.len() / kit.samples.max(1);

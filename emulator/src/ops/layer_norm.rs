@@ -94,7 +94,7 @@ mod run {
                 }
                 [None, _] => {}
             }
-            let [TargetMut::Memory(dx, accumulate), _] = io.targets else { return };
+            let [TargetMut::Memory(dx, accumulate), ..] = io.targets else { return };
             let adds = accumulate == Accumulate::Add;
             let data = (rows(x, width), rows(mean, 1), rows(rstd, 1), rows(dy, width), rows_mut(dx, width));
             kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, mean, rstd, dy, dx)| {

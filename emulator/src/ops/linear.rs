@@ -118,7 +118,7 @@ mod run {
                     elementwise::column_sums(simd, dy, outputs, first, sums.data, adds);
                 });
             }
-            if let [TargetMut::Memory(dx, accumulate), _] = io.targets {
+            if let [TargetMut::Memory(dx, accumulate), ..] = io.targets {
                 let dx = MatMut::row_major(dx, rows, inputs);
                 gemm(kit.cx, gradient, &io.weights.backward[0], dx, accumulate, None, kit.products);
             }

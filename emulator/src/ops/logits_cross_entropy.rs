@@ -59,7 +59,7 @@ mod run {
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let [TargetMut::Memory(gradient, _), _] = io.targets else { return };
+            let [TargetMut::Memory(gradient, _), ..] = io.targets else { return };
             let [logits, labels, ..] = io.inputs;
             loss::backward_of_logits(kit.cx, logits.values(), labels.integers(), io.extra, self.factor, gradient);
         }

@@ -30,40 +30,74 @@ mod add;
 mod add_position;
 mod add_sinusoids;
 mod attention;
+mod average_pool;
+mod binary;
+mod broadcast;
+mod cast;
 mod causal_attention;
+mod compare;
+mod concatenate;
+mod convolution;
 mod cross_attention;
 mod cross_entropy;
+mod cumulative_sum;
 mod dropout;
 mod embedding;
 #[cfg(feature = "kernels")]
 pub mod execute;
+mod expand;
 mod flatten;
 mod gate;
+mod gather;
 mod gather_rows;
 mod heads;
 mod layer_norm;
 mod linear;
+mod log_softmax;
+mod logical;
 mod logits_cross_entropy;
+mod matmul;
+mod max_pool;
+mod one_hot;
 mod operator;
+mod pad;
+mod parameter;
 mod patches;
+mod permute;
 mod prepend_row;
+#[cfg(all(test, feature = "kernels"))]
+mod random_graphs;
+mod reduce;
 mod relative_positions;
+mod reshape;
 mod rms_norm;
 mod rotary;
 mod scale;
+mod select;
 mod select_row;
 mod signature;
+mod slice;
+mod softmax;
+mod sum_loss;
 #[cfg(all(test, feature = "kernels"))]
 pub(crate) mod testing;
 mod token_dropout;
 mod transpose;
+mod unary;
+mod window;
 
+pub use binary::BinaryFunction;
+pub use compare::Relation;
 pub use cross_entropy::VOCABULARY_BLOCK;
+pub use logical::LogicalFunction;
 pub use millrace_params::{Nonlinearity, RotaryScaling};
 pub use operator::{Flops, GradientForm, Operator, RowDependency, SavedForBackward};
+pub use reduce::Reduction;
 pub use relative_positions::RelativePositions;
 pub use rotary::RotaryPairing;
 pub use signature::{OpError, Signature};
+pub use unary::UnaryFunction;
+pub use window::Window;
 
 use operator::check_rate;
 
@@ -174,6 +208,30 @@ operators! {
     token_dropout::TokenDropout,
     logits_cross_entropy::LogitsCrossEntropy,
     transpose::Transpose,
+    unary::Unary,
+    binary::Binary,
+    compare::Compare,
+    logical::Logical,
+    select::Select,
+    cast::Cast,
+    reshape::Reshape,
+    permute::Permute,
+    expand::Expand,
+    slice::Slice,
+    concatenate::Concatenate,
+    pad::Pad,
+    reduce::Reduce,
+    cumulative_sum::CumulativeSum,
+    softmax::Softmax,
+    log_softmax::LogSoftmax,
+    matmul::Matmul,
+    gather::Gather,
+    one_hot::OneHot,
+    parameter::Parameter,
+    sum_loss::SumLoss,
+    convolution::Convolution,
+    max_pool::MaxPool,
+    average_pool::AveragePool,
 }
 
 /// Returns the work of an operator of a valid graph on one sample.
@@ -196,6 +254,17 @@ pub fn layer_flops(graph: &Graph, layer: LayerId) -> Flops {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::{Axes, DType, Dimensions};
+
+    const WINDOW: Window = Window { stride: [2, 1], padding: [0; 2], dilation: [1; 2] };
+
+    fn sizes(sizes: &[usize]) -> Dimensions {
+        Dimensions::new(sizes).unwrap()
+    }
+
+    fn axes(axes: &[usize]) -> Axes {
+        Axes::new(axes).unwrap()
+    }
 
     /// The form of each operator in documents: checkpoints of every release contain it.
     #[test]
@@ -248,6 +317,39 @@ mod tests {
             ),
             (LogitsCrossEntropy { factor: 0.5 }.into(), r#"{"op":"logits_cross_entropy","factor":0.5}"#),
             (Transpose.into(), r#"{"op":"transpose"}"#),
+            (Unary { function: UnaryFunction::Rsqrt }.into(), r#"{"op":"unary","function":"rsqrt"}"#),
+            (Binary { function: BinaryFunction::Mul }.into(), r#"{"op":"binary","function":"mul"}"#),
+            (Compare { relation: Relation::Le }.into(), r#"{"op":"compare","relation":"le"}"#),
+            (Logical { function: LogicalFunction::And }.into(), r#"{"op":"logical","function":"and"}"#),
+            (Select.into(), r#"{"op":"select"}"#),
+            (Cast { to: DType::F32 }.into(), r#"{"op":"cast","to":"f32"}"#),
+            (Reshape { dimensions: sizes(&[2, 3]) }.into(), r#"{"op":"reshape","dimensions":[2,3]}"#),
+            (Permute { order: axes(&[1, 0]) }.into(), r#"{"op":"permute","order":[1,0]}"#),
+            (Expand { dimensions: sizes(&[2, 3]) }.into(), r#"{"op":"expand","dimensions":[2,3]}"#),
+            (
+                Slice { axis: 1, start: 0, end: 4, step: 1, drop: false }.into(),
+                r#"{"op":"slice","axis":1,"start":0,"end":4}"#,
+            ),
+            (Concatenate { axis: 1 }.into(), r#"{"op":"concatenate","axis":1}"#),
+            (Pad { axis: 1, before: 2, after: 3 }.into(), r#"{"op":"pad","axis":1,"before":2,"after":3}"#),
+            (
+                Reduce { reduction: Reduction::Mean, axes: axes(&[1]), keep: true }.into(),
+                r#"{"op":"reduce","reduction":"mean","axes":[1],"keep":true}"#,
+            ),
+            (CumulativeSum { axis: 1 }.into(), r#"{"op":"cumulative_sum","axis":1}"#),
+            (Softmax.into(), r#"{"op":"softmax"}"#),
+            (LogSoftmax.into(), r#"{"op":"log_softmax"}"#),
+            (Matmul { transpose_a: false, transpose_b: true }.into(), r#"{"op":"matmul","transpose_b":true}"#),
+            (Gather { axis: 1 }.into(), r#"{"op":"gather","axis":1}"#),
+            (OneHot { classes: 3 }.into(), r#"{"op":"one_hot","classes":3}"#),
+            (Parameter.into(), r#"{"op":"parameter"}"#),
+            (SumLoss { factor: 0.5 }.into(), r#"{"op":"sum_loss","factor":0.5}"#),
+            (Convolution { window: WINDOW, groups: 1 }.into(), r#"{"op":"convolution","stride":[2,1]}"#),
+            (MaxPool { kernel: [2, 3], window: WINDOW }.into(), r#"{"op":"max_pool","kernel":[2,3],"stride":[2,1]}"#),
+            (
+                AveragePool { kernel: [2, 3], window: WINDOW, counts_padding: true }.into(),
+                r#"{"op":"average_pool","kernel":[2,3],"stride":[2,1],"counts_padding":true}"#,
+            ),
         ];
         assert_eq!(
             cases.iter().map(|(op, _)| op.name()).collect::<Vec<_>>(),

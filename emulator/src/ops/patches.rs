@@ -73,7 +73,7 @@ mod run {
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let [TargetMut::Memory(dx, _), _] = io.targets else { return };
+            let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
             let (shape, sample) = (io.shape, io.shape.inputs[0].elements() as usize);
             let data = (rows_mut(dx, sample), rows(&*io.gradient, sample));
             kit.cx.pool.for_each_rows(kit.samples, 1, data, |_, (dx, dy)| {

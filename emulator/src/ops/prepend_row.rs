@@ -45,7 +45,7 @@ mod run {
                 let adds = accumulate == crate::kernels::Accumulate::Add;
                 elementwise::column_sums(kit.cx.simd, io.gradient, sample, 0, data, adds);
             }
-            if let [TargetMut::Memory(dx, _), _] = io.targets {
+            if let [TargetMut::Memory(dx, _), ..] = io.targets {
                 for (dx, dy) in dx.chunks_exact_mut(length * width).zip(io.gradient.chunks_exact(sample)) {
                     dx.copy_from_slice(&dy[width..]);
                 }

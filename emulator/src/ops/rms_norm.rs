@@ -70,7 +70,7 @@ mod run {
                     rms_norm_backward_gamma(simd, x, width, rstd, dy, first, gradient.data, adds);
                 });
             }
-            let [TargetMut::Memory(dx, accumulate), _] = io.targets else { return };
+            let [TargetMut::Memory(dx, accumulate), ..] = io.targets else { return };
             let adds = accumulate == Accumulate::Add;
             let data = (rows(x, width), rows(rstd, 1), rows(dy, width), rows_mut(dx, width));
             kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (x, rstd, dy, dx)| {

@@ -44,7 +44,7 @@ mod run {
         }
 
         fn backward(&self, _: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let [TargetMut::Memory(dx, _), _] = io.targets else { return };
+            let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
             let (sample, row) = self.place(io.shape);
             for (dx, dy) in dx.chunks_exact_mut(sample).zip(io.gradient.chunks_exact(row.len())) {
                 dx.fill(0.0);

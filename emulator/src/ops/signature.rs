@@ -20,10 +20,14 @@ impl<'a> Signature<'a> {
         }
     }
 
+    /// Returns the inputs, if there are exactly `N`, of any element type.
+    pub(super) fn operands<const N: usize>(&self) -> Result<[Shape; N], OpError> {
+        self.inputs.as_slice().try_into().map_err(|_| OpError::Inputs { expected: N, found: self.inputs.len() })
+    }
+
     /// Returns the inputs, if there are exactly `N` of these element types.
     pub(super) fn inputs<const N: usize>(&self, dtypes: [DType; N]) -> Result<[Shape; N], OpError> {
-        let inputs: [Shape; N] =
-            self.inputs.as_slice().try_into().map_err(|_| OpError::Inputs { expected: N, found: self.inputs.len() })?;
+        let inputs: [Shape; N] = self.operands()?;
         match inputs.iter().zip(dtypes).position(|(input, dtype)| input.dtype() != dtype) {
             Some(input) => Err(OpError::InputType { input, expected: dtypes[input], found: inputs[input].to_string() }),
             None => Ok(inputs),
@@ -158,6 +162,12 @@ pub enum OpError {
         input: usize,
         found: String,
     },
+    /// An image, weights and a number of groups that do not fit together.
+    #[error("{found} with weights {weight:?} can't be convolved: channels, groups, or sizes do not fit")]
+    Convolution { found: String, weight: Vec<usize> },
+    /// Windows that are larger than the image, whose padding is more than half of them, or that do not move.
+    #[error("windows of {kernel:?} do not fit {found}: it needs larger images, strides, or less padding")]
+    Window { kernel: [usize; 2], found: String },
     /// An image can't be divided into patches.
     #[error("patches of {height} x {width} do not divide {found}")]
     Patches { height: usize, width: usize, found: String },
@@ -179,6 +189,33 @@ pub enum OpError {
         /// Rotated elements of a head.
         dimensions: usize,
     },
+    /// Operands of different shapes can't be repeated to one shape.
+    #[error("{first:?} and {second:?} can't be broadcast to one shape")]
+    NotBroadcast { first: Vec<usize>, second: Vec<usize> },
+    /// Matrices that have no product.
+    #[error("{first} and {second} have no product")]
+    Product { first: String, second: String },
+    /// A cast to the type that the input has.
+    #[error("its input is of type {0} already")]
+    NothingToCast(DType),
+    /// Dimensions with another number of elements.
+    #[error("{found} does not have the elements of {dimensions:?}")]
+    Reshape { found: String, dimensions: Vec<usize> },
+    /// A list of dimensions that is not one of all, each once.
+    #[error("{order:?} is not an order of the dimensions of {found}")]
+    Order { order: Vec<usize>, found: String },
+    /// A list of dimensions that is empty, not in rising order, or names one that does not exist.
+    #[error("it can't reduce the dimensions {axes:?} of {found}: it needs at least one, each once, in rising order")]
+    Axes { axes: Vec<usize>, found: String },
+    /// A dimension does not exist.
+    #[error("{found} has no dimension {axis}")]
+    NoAxis { axis: usize, found: String },
+    /// A part of a dimension does not exist, is empty, or is not one element where one is needed.
+    #[error("it can't take elements {start} to {end} of dimension {axis} of {found} in steps of {step}")]
+    Slice { axis: usize, start: usize, end: usize, step: usize, found: String },
+    /// A tensor has more dimensions than a value can have.
+    #[error("its tensor has the dimensions {found:?}, more than a value can have")]
+    TensorDimensions { found: Vec<usize> },
     /// An attribute is out of range.
     #[error("its {name} is {value}, but must be {range}")]
     Attribute { name: &'static str, value: f32, range: &'static str },

@@ -5,10 +5,13 @@
 
 use std::sync::Arc;
 
-use super::{Add, CrossEntropy, Embedding, LayerNorm, Linear, OpKind, Operator, Signature};
+use super::{
+    Add, Binary, BinaryFunction, CrossEntropy, Embedding, LayerNorm, Linear, OpKind, Operator, Reshape, Signature,
+    SumLoss,
+};
 use crate::common::{LARGE, Samples, device, initial_weights, plan, recomputing, round, step, to_f64, total};
 use crate::compile::BatchSpec;
-use crate::graph::{DType, Graph, GraphBuilder, Initializer, Shape, TensorId, TensorRole, ValueId};
+use crate::graph::{DType, Dimensions, Graph, GraphBuilder, Initializer, Shape, TensorId, TensorRole, ValueId};
 use crate::numerics::random::{DropoutMask, key};
 use crate::plan::{Encoding, StreamPlan};
 
@@ -94,6 +97,34 @@ pub(crate) fn rejects(op: impl Into<OpKind>, inputs: &[Shape], params: &[&[usize
     ShapeCase { expected: Err(part), ..accepts(op, inputs, params, None) }
 }
 
+/// Returns an f32 shape.
+pub(crate) fn f32_shape(dimensions: &[usize]) -> Shape {
+    Shape::new(DType::F32, dimensions).unwrap()
+}
+
+/// Returns the coordinates of all elements of an array, row by row.
+pub(crate) fn positions(sizes: &[usize]) -> impl Iterator<Item = Vec<usize>> {
+    let position = |mut at: usize| {
+        let mut place: Vec<usize> = Vec::new();
+        for size in sizes.iter().rev() {
+            place.push(at % size);
+            at /= size;
+        }
+        place.reverse();
+        place
+    };
+    (0..sizes.iter().product()).map(position)
+}
+
+/// Returns the elements of an array of `sizes`, broadcast to `to`.
+pub(crate) fn at_broadcast(to: &[usize], sizes: &[usize], data: &[f64]) -> Vec<f64> {
+    let element = |place: Vec<usize>| {
+        let own = &place[to.len() - sizes.len()..];
+        data[own.iter().zip(sizes).fold(0, |at, (&place, &size)| at * size + if size == 1 { 0 } else { place })]
+    };
+    positions(to).map(element).collect()
+}
+
 /// Builds a test graph and generates names.
 pub(crate) struct TestGraph {
     builder: GraphBuilder,
@@ -162,6 +193,13 @@ impl TestGraph {
         self.builder.node(op, format!("v{}", self.names), inputs, params).unwrap()
     }
 
+    /// Adds an operator, if its shape rule accepts it and its output has at most `most` elements.
+    pub fn try_node(&mut self, op: OpKind, inputs: &[ValueId], most: u64) -> Option<ValueId> {
+        let io = Signature { inputs: inputs.iter().map(|&input| self.shape(input)).collect(), params: Vec::new() };
+        let output = op.operator().output(&io).ok()??;
+        (output.elements() <= most).then(|| self.node(op, inputs, &[]))
+    }
+
     pub fn linear(&mut self, x: ValueId, outputs: usize, biased: bool) -> ValueId {
         let mut params = vec![self.tensor(&[outputs, WIDTH])];
         if biased {
@@ -177,6 +215,57 @@ impl TestGraph {
 
     pub fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
         self.node(Add, &[a, b], &[])
+    }
+
+    /// Multiplies two values of any shapes.
+    pub fn mul(&mut self, a: ValueId, b: ValueId) -> ValueId {
+        self.node(Binary { function: BinaryFunction::Mul }, &[a, b], &[])
+    }
+
+    /// Multiplies a value by a tensor.
+    pub fn mul_tensor(&mut self, a: ValueId, b: TensorId) -> ValueId {
+        self.node(Binary { function: BinaryFunction::Mul }, &[a], &[b])
+    }
+
+    pub fn reshape(&mut self, x: ValueId, dimensions: &[usize]) -> ValueId {
+        self.node(Reshape { dimensions: Dimensions::new(dimensions).unwrap() }, &[x], &[])
+    }
+
+    /// Returns a value of numbers that are at least 1, and depend on those of `x`.
+    pub fn at_least_one(&mut self, x: ValueId) -> ValueId {
+        let (square, one) = (self.mul(x, x), self.number(1.0));
+        self.node(Binary { function: BinaryFunction::Add }, &[square, one], &[])
+    }
+
+    /// Adds a constant of random numbers.
+    pub fn constant(&mut self, dimensions: &[usize]) -> ValueId {
+        self.names += 1;
+        let mut numbers = vec![0.0; dimensions.iter().product()];
+        Initializer::Uniform { low: -1.0, high: 1.0 }.fill(self.names as u64, 0, &mut numbers);
+        self.builder.numbers(format!("c{}", self.names), dimensions, &numbers)
+    }
+
+    /// Adds a constant of one number.
+    pub fn number(&mut self, number: f32) -> ValueId {
+        self.names += 1;
+        self.builder.numbers(format!("c{}", self.names), &[], &[number])
+    }
+
+    /// Adds a constant of one integer.
+    pub fn integer_constant(&mut self, integer: u32) -> ValueId {
+        self.names += 1;
+        self.builder.constant(format!("c{}", self.names), Shape::new(DType::I32, &[]).unwrap(), vec![integer])
+    }
+
+    /// Adds a loss of a value of any shape: the sum of its elements, each times a weight.
+    pub fn weighted_loss(&mut self, x: ValueId) {
+        let weight = self.tensor(self.builder.shape(x).dimensions().to_vec().as_slice());
+        let y = self.mul_tensor(x, weight);
+        self.loss_of(SumLoss { factor: 0.5 }, &[y], &[]);
+    }
+
+    pub fn shape(&self, x: ValueId) -> Shape {
+        self.builder.shape(x)
     }
 
     pub fn end_layer(&mut self) {
@@ -256,6 +345,13 @@ fn sample_loss(graph: &Graph, tensors: &[Vec<f64>], samples: &Samples, sample: u
     for (&input, given) in graph.inputs.iter().zip(&samples.inputs) {
         let width = graph.values[input].shape.elements() as usize;
         values[input] = given.to_f64(sample * width..(sample + 1) * width);
+    }
+    for constant in &graph.constants {
+        let number = |&bits: &u32| match graph.values[constant.value].shape.dtype() {
+            DType::F32 => f64::from(f32::from_bits(bits)),
+            DType::I32 | DType::Bool => f64::from(bits.cast_signed()),
+        };
+        values[constant.value] = constant.bits.iter().map(number).collect();
     }
     let mut loss = 0.0;
     for (id, node) in graph.nodes.iter().enumerate() {

@@ -47,7 +47,7 @@ mod run {
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let [TargetMut::Memory(dx, _), _] = io.targets else { return };
+            let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
             transpose(kit, [io.shape.columns(), io.shape.rows()], io.gradient, dx);
         }
     }

@@ -268,10 +268,13 @@ impl<'a> ScheduleBuilder<'a> {
     }
 
     fn source(&self, value: ValueId) -> InputSource {
-        match self.graph.inputs.iter().position(|&input| input == value) {
-            Some(input) => InputSource::Sample(input),
-            None => self.stored_at[value].map_or(InputSource::Absent, InputSource::Stored),
+        if let Some(stored) = self.stored_at[value] {
+            return InputSource::Stored(stored);
         }
+        let (inputs, constants) = (&self.graph.inputs, &self.graph.constants);
+        let sample = inputs.iter().position(|&input| input == value).map(InputSource::Sample);
+        let constant = || constants.iter().position(|constant| constant.value == value).map(InputSource::Constant);
+        sample.or_else(constant).unwrap_or(InputSource::Absent)
     }
 
     fn elements(&self, value: ValueId) -> u64 {

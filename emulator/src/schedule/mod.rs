@@ -65,6 +65,8 @@ pub enum InputSource {
     Absent,
     /// The given input of the graph, which is part of the samples: a position in [`Graph::inputs`].
     Sample(usize),
+    /// The given constant of the graph: a position in [`Graph::constants`].
+    Constant(usize),
     /// The given slot.
     Stored(StorageId),
     /// The slot that the output is written to.

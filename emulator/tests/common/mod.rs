@@ -1,6 +1,8 @@
 //! Shared parts of the tests of devices and operators: models, a driver of rounds, sums over the leaf tree.
 #![allow(dead_code)] // each test uses a part
 
+pub mod generic;
+
 use std::sync::Arc;
 
 use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};

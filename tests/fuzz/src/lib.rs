@@ -9,6 +9,7 @@
 
 mod cluster;
 mod disk;
+mod graph;
 mod hugging_face;
 mod lines;
 mod names;
@@ -26,7 +27,7 @@ pub const TARGETS: [Target; 29] = [
     ("record", cluster::record),
     ("names", names::names),
     ("paths", names::paths),
-    ("graph", wire::graph),
+    ("graph", graph::document),
     ("launch", wire::launch),
     ("role_command", wire::role_command),
     ("frame", wire::frame),

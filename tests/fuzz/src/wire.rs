@@ -1,5 +1,5 @@
 //! Targets for what processes send to each other: launch documents, command lines of roles, frames, control messages,
-//! journal entries, documents of graphs.
+//! journal entries.
 
 use std::convert::Infallible;
 use std::ffi::OsStr;
@@ -10,10 +10,7 @@ use std::task::{Context, Poll};
 
 use axum::body::HttpBody;
 use bytes::Bytes;
-use millrace_emulator::graph::Graph;
-use millrace_emulator::ops::layer_flops;
 use millrace_emulator::plan::PlanHash;
-use millrace_emulator::schedule::PassSchedule;
 use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
 use millrace_protocol::codec::{self, HEADER_BYTES};
 use millrace_protocol::launch::{LaunchDocument, RoleCommand, V1};
@@ -126,22 +123,4 @@ pub fn entry(bytes: &[u8]) {
     let Ok(entry) = journal::from_proto(&packed) else { return };
     let again = journal::to_proto(&entry, entry.attempt);
     drop(journal::from_proto(&again).expect("an entry reads back"));
-}
-
-/// Reads the document of a graph, and derives the steps of both passes from a valid one.
-pub fn graph(bytes: &[u8]) {
-    let Ok(graph) = serde_json::from_slice::<Graph>(bytes) else { return };
-    let written = serde_json::to_vec(&graph).expect("a graph is written");
-    assert_eq!(serde_json::from_slice::<Graph>(&written).expect("a written graph reads back"), graph);
-    if graph.validate().is_err() {
-        return;
-    }
-    let layers = graph.layers.len();
-    for recompute in [false, true] {
-        drop(PassSchedule::training(&graph, &vec![recompute; layers]));
-    }
-    drop(PassSchedule::evaluation(&graph));
-    for layer in 0..layers {
-        let _ = layer_flops(&graph, layer);
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::activations::{Arena, RoundKind};
 use super::gradients::{LayerGradients, PartialGradients};
@@ -10,20 +10,24 @@ use super::packs::PackedWeights;
 use super::samples::RoundSamples;
 use super::weights::LoadedWeights;
 use super::{Device, DeviceError, DeviceMemory, LeafInput, LeafLoss};
-use crate::graph::{Graph, LayerId, OpNode};
+use crate::graph::{DType, LayerId};
 use crate::kernels::attention::AttentionWorkspace;
 use crate::kernels::loss::{LossSums, LossWorkspace};
 use crate::kernels::pool::PoolError;
 use crate::kernels::rotary::RotaryTable;
 use crate::kernels::{ComputeThreads, Context, GemmWorkspace, Simd};
 use crate::numerics::{NumericsProfile, Precision};
-use crate::ops::execute::{MAX_COMPUTED_INPUTS, MAX_INPUTS, MAX_PARAMS, NodeShape, UnsupportedOperator};
+use crate::ops::execute::UnsupportedOperator;
 use crate::plan::{ChunkId, Encoding, Pass, StreamPlan};
 use crate::schedule::{ForwardStep, PassSchedule, Step};
 use crate::tree::{LeafTree, Node};
 
+mod operators;
 mod steps;
 
+pub use operators::OperatorTime;
+pub(crate) use operators::check_operator;
+use operators::{OperatorTable, check};
 use steps::{LeafSums, StepRunner};
 
 /// Options of a [`CpuDevice`].
@@ -38,27 +42,6 @@ pub struct DeviceOptions {
     pub simd: Simd,
     /// Maximum leaves of a round. Memory is laid out for this many.
     pub leaves: usize,
-}
-
-/// Seconds spent in one kind of operator.
-#[derive(Clone, Copy, Debug)]
-pub struct OperatorTime {
-    /// Kind of operator.
-    pub name: &'static str,
-    /// In forward steps, including recomputation.
-    pub forward: Duration,
-    /// In backward steps.
-    pub backward: Duration,
-    /// Packing of its weights.
-    pub packing: Duration,
-}
-
-/// Per-operator data of the graph, computed once.
-#[derive(Debug)]
-struct OperatorTable {
-    shapes: Vec<NodeShape>,
-    /// Index into the times.
-    kinds: Vec<usize>,
 }
 
 /// Scratch memory of the kernels.
@@ -112,6 +95,8 @@ pub struct CpuDevice {
     /// For each leaf of the round: the sums of the losses computed so far.
     loss_sums: Vec<LeafSums>,
     losses: Vec<LeafLoss>,
+    /// The first integer of the pass that is outside the table that it indexes.
+    fault: Option<DeviceError>,
     training: bool,
     /// Number of passes of the round that are finished.
     passes: usize,
@@ -128,16 +113,7 @@ impl CpuDevice {
         let graph = &plan.graph;
         check(graph)?;
         let pool = ComputeThreads::new(options.threads)?;
-        let shapes: Vec<NodeShape> = graph.nodes.iter().map(|node| NodeShape::of(graph, node)).collect();
-        let mut times: Vec<OperatorTime> = Vec::new();
-        let mut kind = |name: &'static str| {
-            times.iter().position(|time| time.name == name).unwrap_or_else(|| {
-                let zero = Duration::ZERO;
-                times.push(OperatorTime { name, forward: zero, backward: zero, packing: zero });
-                times.len() - 1
-            })
-        };
-        let kinds = graph.nodes.iter().map(|node| kind(node.op.name())).collect();
+        let (operators, times) = OperatorTable::new(graph);
         let recompute: Vec<bool> = plan.layers.iter().map(|layer| layer.recompute).collect();
         let layers = 0..graph.layers.len();
         Ok(Self {
@@ -150,18 +126,19 @@ impl CpuDevice {
                 RoundKind::new(PassSchedule::training(graph, &recompute), plan.leaves),
             ],
             arena: Arena::default(),
-            samples: RoundSamples::new(graph),
+            samples: RoundSamples::new(graph, plan.leaves.samples.max(plan.eval_leaves.samples) as usize),
             weights: LoadedWeights::new(&plan),
-            packs: PackedWeights::new(graph, &shapes),
+            packs: PackedWeights::new(graph, &operators.shapes),
             gradients: PartialGradients::new(&plan),
             scratch: Scratch::default(),
             times,
             loss_sums: Vec::new(),
             losses: Vec::new(),
+            fault: None,
             training: false,
             passes: 0,
             flops: 0,
-            operators: OperatorTable { shapes, kinds },
+            operators,
             plan,
         })
     }
@@ -261,6 +238,7 @@ impl CpuDevice {
             scratch: &mut self.scratch,
             loss_sums: &mut self.loss_sums,
             times: &mut self.times,
+            fault: &mut self.fault,
             training: self.training,
             seed: self.options.seed,
         }
@@ -283,7 +261,11 @@ impl CpuDevice {
         let last = kind.schedule.forward.len() - 1;
         let arena = self.arena.numbers();
         let bad = |step: &Step| {
-            let Step::Forward(ForwardStep { output: Some(output), .. }) = step else { return false };
+            let Step::Forward(ForwardStep { node, output: Some(output), .. }) = step else { return false };
+            let value = self.plan.graph.nodes[*node].output;
+            if value.is_none_or(|value| self.plan.graph.values[value].shape.dtype() != DType::F32) {
+                return false;
+            }
             let kept = kind.schedule.storage[*output].passes.1 > last;
             kept && arena[kind.extents()[*output].of_leaf(leaf)].iter().any(|number| !number.is_finite())
         };
@@ -329,7 +311,7 @@ impl Device for CpuDevice {
         self.enter(Pass::Forward, layer)?;
         self.pass(Pass::Forward, layer);
         self.leave(Pass::Forward, layer);
-        Ok(())
+        self.fault.take().map_or(Ok(()), Err)
     }
 
     fn backward(&mut self, layer: LayerId) -> Result<(), DeviceError> {
@@ -376,29 +358,4 @@ fn is_cover(tree: LeafTree, range: Range<u32>, nodes: &[Node]) -> bool {
 fn format_nodes(nodes: &[Node]) -> String {
     let names: Vec<String> = nodes.iter().map(Node::to_string).collect();
     if names.is_empty() { "of no leaves".to_owned() } else { names.join(" and ") }
-}
-
-/// Rejects operators that the kernels do not support.
-fn check(graph: &Graph) -> Result<(), DeviceStartError> {
-    for (id, node) in graph.nodes.iter().enumerate() {
-        check_operator(graph, node).map_err(|reason| DeviceStartError::Operator {
-            id,
-            name: node.op.name(),
-            reason,
-        })?;
-    }
-    Ok(())
-}
-
-/// Checks that the kernels support an operator.
-pub(crate) fn check_operator(graph: &Graph, node: &OpNode) -> Result<(), UnsupportedOperator> {
-    let mut uncomputed = node.inputs.iter().skip(MAX_COMPUTED_INPUTS);
-    let is_computed = uncomputed.any(|input| !graph.inputs.contains(input));
-    if node.inputs.len() > MAX_INPUTS || is_computed || node.params.len() > MAX_PARAMS {
-        return Err(UnsupportedOperator::TooManyOperands);
-    }
-    if matches!(node.params[..], [one, other] if one == other) {
-        return Err(UnsupportedOperator::RepeatedTensor);
-    }
-    node.op.executor().check_supported(&NodeShape::of(graph, node))
 }

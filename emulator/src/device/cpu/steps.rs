@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use super::{OperatorTable, Scratch};
+use super::Scratch;
+use super::operators::OperatorTable;
+use crate::device::DeviceError;
 use crate::device::activations::RoundKind;
 use crate::device::gradients::{LayerGradients, PartialGradients};
 use crate::device::packs::{PackedWeights, tensors};
@@ -14,8 +16,8 @@ use crate::kernels::loss::LossSums;
 use crate::kernels::pool::{rows, rows_mut};
 use crate::kernels::{Accumulate, Context, elementwise};
 use crate::numerics::random;
-use crate::ops::execute::{self, MAX_COMPUTED_INPUTS, MAX_INPUTS, OperatorContext, OperatorInput, TargetMut};
-use crate::plan::{Pass, StreamPlan};
+use crate::ops::execute::{self, MAX_INPUTS, NodeShape, OperatorContext, OperatorInput, TargetMut};
+use crate::plan::{LeafLayout, Pass, StreamPlan};
 use crate::schedule::{BackwardStep, ForwardStep, GradientTarget, InputSource, Step, StorageId};
 
 /// Elements that one thread copies or adds at a time.
@@ -38,6 +40,8 @@ pub(super) struct StepRunner<'a> {
     /// The sums of the losses of each leaf of the round.
     pub loss_sums: &'a mut [LeafSums],
     pub times: &'a mut [super::OperatorTime],
+    /// The first integer of the pass that is outside the table that it indexes.
+    pub fault: &'a mut Option<DeviceError>,
     pub training: bool,
     pub seed: u64,
 }
@@ -111,14 +115,20 @@ impl StepRunner<'_> {
     fn forward(&mut self, step: &ForwardStep, leaf: usize) {
         let node = step.node;
         let at = |storage: Option<StorageId>| self.range(storage, leaf);
-        let [a, b] = self.inputs(&step.inputs, leaf);
-        let ranges = [a, b, at(step.output), at(step.extra), at(step.scratch)];
-        let [a, b, output, extra, scratch] = split(self.arena, ranges);
-        let inputs = read(&step.inputs, self.samples, leaf, a, b);
+        let [a, b, c] = self.inputs(&step.inputs, leaf);
+        let ranges = [a, b, c, at(step.output), at(step.extra), at(step.scratch)];
+        let [a, b, c, output, extra, scratch] = split(self.arena, ranges);
+        let shape = &self.operators.shapes[node];
+        let inputs = read(shape, &step.inputs, self.samples, (leaf, self.kind.leaves), [a, b, c]);
+        if let Some(fault) = first_outside(self.plan, self.operators, node, inputs, self.samples.leaves[leaf].leaf) {
+            // Only an operator that computes numbers indexes a table.
+            output.fill(f32::NAN);
+            self.fault.get_or_insert(fault);
+            return;
+        }
         let weights = weights(self.plan, self.weights, self.packs, node);
         let mut kit =
             operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
-        let shape = &self.operators.shapes[node];
         self.plan.graph.nodes[node]
             .op
             .executor()
@@ -141,7 +151,7 @@ impl StepRunner<'_> {
         let node = step.node;
         let at = |storage: Option<StorageId>| self.range(storage, leaf);
         let sources: &[InputSource] = if part == BackwardPart::ReplacedInput { &[] } else { &step.inputs };
-        let [a, b] = self.inputs(sources, leaf);
+        let [a, b, c] = self.inputs(sources, leaf);
         let target = |at: usize| match step.targets.get(at) {
             Some(GradientTarget::Replace(storage)) if part == BackwardPart::ReplacedInput => {
                 (self.range(Some(*storage), leaf), Some(Accumulate::Store))
@@ -150,23 +160,25 @@ impl StepRunner<'_> {
             Some(GradientTarget::Add(storage)) => (self.range(Some(*storage), leaf), Some(Accumulate::Add)),
             Some(GradientTarget::None | GradientTarget::Overwrite | GradientTarget::Replace(_)) | None => (0..0, None),
         };
-        let [(first, how_first), (second, how_second)] = [target(0), target(1)];
-        let ranges = [a, b, at(step.output), at(step.extra), at(step.scratch), at(step.gradient), first, second];
-        let [a, b, output, extra, scratch, gradient, first, second] = split(self.arena, ranges);
-        let inputs = read(sources, self.samples, leaf, a, b);
+        let [(first, how_first), (second, how_second), (third, how_third)] = [target(0), target(1), target(2)];
+        let [output, extra, scratch, gradient] = [step.output, step.extra, step.scratch, step.gradient].map(at);
+        let ranges = [a, b, c, output, extra, scratch, gradient, first, second, third];
+        let [a, b, c, output, extra, scratch, gradient, first, second, third] = split(self.arena, ranges);
+        let shape = &self.operators.shapes[node];
+        let inputs = read(shape, sources, self.samples, (leaf, self.kind.leaves), [a, b, c]);
         let weights = weights(self.plan, self.weights, self.packs, node);
         let mut kit =
             operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
         let place = node - self.plan.graph.layers[self.layer].nodes.start;
         let io = execute::BackwardArgs {
-            shape: &self.operators.shapes[node],
+            shape,
             inputs,
             weights,
             output,
             extra,
             scratch,
             gradient,
-            targets: [target_of(first, how_first), target_of(second, how_second)],
+            targets: [target_of(first, how_first), target_of(second, how_second), target_of(third, how_third)],
             tensors: match part {
                 BackwardPart::ReplacedInput => Default::default(),
                 BackwardPart::Whole | BackwardPart::Tensors => self.gradients.tensors(self.layer_gradients, place),
@@ -202,7 +214,7 @@ impl StepRunner<'_> {
     }
 
     /// Returns the ranges of the inputs; a repeated input appears once.
-    fn inputs(&self, sources: &[InputSource], leaf: usize) -> [Range<usize>; MAX_COMPUTED_INPUTS] {
+    fn inputs(&self, sources: &[InputSource], leaf: usize) -> [Range<usize>; MAX_INPUTS] {
         std::array::from_fn(|at| match sources.get(at) {
             Some(InputSource::Stored(storage)) if !sources[..at].contains(&sources[at]) => {
                 self.range(Some(*storage), leaf)
@@ -218,23 +230,40 @@ fn split<const N: usize>(arena: &mut [f32], ranges: [Range<usize>; N]) -> [&mut 
     arena.get_disjoint_mut(ranges).expect("pieces of memory alive at one time do not overlap")
 }
 
-/// Returns the inputs in the form the operator takes; `a` and `b` are those in the arena.
+/// Returns the inputs in the form the operator takes; `stored` are those in the arena.
 fn read<'a>(
+    shape: &NodeShape,
     sources: &[InputSource],
     samples: &'a RoundSamples,
-    leaf: usize,
-    a: &'a [f32],
-    b: &'a [f32],
+    (leaf, leaves): (usize, LeafLayout),
+    stored: [&'a [f32]; MAX_INPUTS],
 ) -> [OperatorInput<'a>; MAX_INPUTS] {
-    let repeated = sources.len() > 1 && sources[0] == sources[1];
-    let stored = [a, if repeated { a } else { b }];
     std::array::from_fn(|at| match sources.get(at) {
         None | Some(InputSource::Absent) => OperatorInput::Absent,
         Some(InputSource::Sample(input)) => samples.of(*input, leaf),
+        Some(InputSource::Constant(constant)) => samples.constant(*constant, leaves.samples as usize),
         Some(InputSource::Stored(_)) => {
-            stored.get(at).map_or(OperatorInput::Absent, |stored| OperatorInput::Values(stored))
+            // The memory of an input that is repeated is that of its first use.
+            let first = sources.iter().position(|source| *source == sources[at]).unwrap_or(at);
+            OperatorInput::stored(shape.inputs[at].dtype(), stored[first])
         }
         Some(InputSource::Overwritten) => OperatorInput::Overwritten,
+    })
+}
+
+/// Returns the error of the first integer that an operator can't index its table with, among those that the graph
+/// computes or contains.
+fn first_outside(
+    plan: &StreamPlan,
+    operators: &OperatorTable,
+    node: NodeId,
+    inputs: [OperatorInput<'_>; MAX_INPUTS],
+    leaf: u32,
+) -> Option<DeviceError> {
+    operators.bounds(node).find_map(|(at, bounds)| {
+        let (place, value, entries) = bounds.first_outside(inputs[at].integers())?;
+        let input = plan.graph.values[plan.graph.nodes[node].inputs[at]].name.clone();
+        Some(DeviceError::Index { leaf, input, value, place, entries })
     })
 }
 

@@ -1,0 +1,85 @@
+//! What a device knows of each operator before it computes anything.
+
+use std::time::Duration;
+
+use super::DeviceStartError;
+use crate::device::bounds::Bounds;
+use crate::graph::{Graph, NodeId, OpNode};
+use crate::ops::execute::{MAX_INPUTS, MAX_PARAMS, NodeShape, UnsupportedOperator};
+
+/// Seconds spent in one kind of operator.
+#[derive(Clone, Copy, Debug)]
+pub struct OperatorTime {
+    /// Kind of operator.
+    pub name: &'static str,
+    /// In forward steps, including recomputation.
+    pub forward: Duration,
+    /// In backward steps.
+    pub backward: Duration,
+    /// Packing of its weights.
+    pub packing: Duration,
+}
+
+/// Per-operator data of the graph, computed once.
+#[derive(Debug)]
+pub(super) struct OperatorTable {
+    pub shapes: Vec<NodeShape>,
+    /// Index into the times.
+    pub kinds: Vec<usize>,
+    /// For each operator, the bounds of those of its inputs that are not inputs of the graph.
+    bounds: Vec<[Option<Bounds>; MAX_INPUTS]>,
+}
+
+impl OperatorTable {
+    /// Returns the table of a graph whose operators are [supported](check), and a time for each kind of operator.
+    pub fn new(graph: &Graph) -> (Self, Vec<OperatorTime>) {
+        let mut times: Vec<OperatorTime> = Vec::new();
+        let mut kind = |name: &'static str| {
+            times.iter().position(|time| time.name == name).unwrap_or_else(|| {
+                let zero = Duration::ZERO;
+                times.push(OperatorTime { name, forward: zero, backward: zero, packing: zero });
+                times.len() - 1
+            })
+        };
+        let bounds = |node: &OpNode| {
+            std::array::from_fn(|at| {
+                let input = node.inputs.get(at).filter(|input| !graph.inputs.contains(input));
+                input.and_then(|_| Bounds::of_use(graph, node, at))
+            })
+        };
+        let table = Self {
+            shapes: graph.nodes.iter().map(|node| NodeShape::of(graph, node)).collect(),
+            kinds: graph.nodes.iter().map(|node| kind(node.op.name())).collect(),
+            bounds: graph.nodes.iter().map(bounds).collect(),
+        };
+        (table, times)
+    }
+
+    /// Returns the inputs of an operator that have bounds and are not inputs of the graph.
+    pub fn bounds(&self, node: NodeId) -> impl Iterator<Item = (usize, Bounds)> {
+        self.bounds[node].iter().enumerate().filter_map(|(at, bounds)| Some((at, (*bounds)?)))
+    }
+}
+
+/// Rejects operators that the kernels do not support.
+pub(super) fn check(graph: &Graph) -> Result<(), DeviceStartError> {
+    for (id, node) in graph.nodes.iter().enumerate() {
+        check_operator(graph, node).map_err(|reason| DeviceStartError::Operator {
+            id,
+            name: node.op.name(),
+            reason,
+        })?;
+    }
+    Ok(())
+}
+
+/// Checks that the kernels support an operator.
+pub(crate) fn check_operator(graph: &Graph, node: &OpNode) -> Result<(), UnsupportedOperator> {
+    if node.inputs.len() > MAX_INPUTS || node.params.len() > MAX_PARAMS {
+        return Err(UnsupportedOperator::TooManyOperands);
+    }
+    if matches!(node.params[..], [one, other] if one == other) {
+        return Err(UnsupportedOperator::RepeatedTensor);
+    }
+    node.op.executor().check_supported(&NodeShape::of(graph, node))
+}

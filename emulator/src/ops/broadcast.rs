@@ -1,0 +1,85 @@
+//! Broadcasting: operands of different shapes are used as if they had one shape, as in NumPy and PyTorch.
+//!
+//! ```text
+//! [4, 1, 7] and [5, 1]  ->  [4, 5, 7]      aligned at the last dimension; sizes of 1, and missing ones, are repeated
+//! ```
+//!
+//! The gradient of an operand is summed over the dimensions along which it is repeated.
+
+use super::OpError;
+use crate::graph::{Dimensions, Shape};
+
+/// Returns the dimensions that both operands are broadcast to; `None` if a size of one differs from that of the other,
+/// and neither is 1.
+pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Option<Dimensions> {
+    let rank = a.len().max(b.len());
+    let size = |dimensions: &[usize], axis: usize| {
+        (axis + dimensions.len()).checked_sub(rank).map_or(1, |axis| dimensions[axis])
+    };
+    let sizes = (0..rank).map(|axis| match (size(a, axis), size(b, axis)) {
+        (a, b) if a == b || b == 1 => Some(a),
+        (1, b) => Some(b),
+        _ => None,
+    });
+    Dimensions::new(&sizes.collect::<Option<Vec<_>>>()?)
+}
+
+/// Like [`broadcast`], for a shape rule.
+pub(super) fn broadcast_operands(a: &Shape, b: &[usize]) -> Result<Dimensions, OpError> {
+    let error = || OpError::NotBroadcast { first: a.dimensions().to_vec(), second: b.to_vec() };
+    broadcast(a.dimensions(), b).ok_or_else(error)
+}
+
+#[cfg(feature = "kernels")]
+pub(super) mod run {
+    use crate::graph::Dimensions;
+    use crate::kernels::strided::{self, Fold, MAX_VIEW_RANK, View};
+    use crate::kernels::{Accumulate, Context};
+
+    /// Returns the sizes of a leaf of `samples` samples of these dimensions.
+    pub(in crate::ops) fn leaf_sizes(samples: usize, dimensions: Dimensions) -> ([usize; MAX_VIEW_RANK], usize) {
+        let mut sizes = [samples; MAX_VIEW_RANK];
+        sizes[1..=dimensions.len()].copy_from_slice(&dimensions);
+        (sizes, dimensions.len() + 1)
+    }
+
+    /// Computes the gradient of an operand that `operand` describes, a view of the size of the result: the sum of what
+    /// `kernel` computes, over the dimensions along which the operand is repeated. The gradient is dense.
+    pub(in crate::ops) fn gradient<const N: usize>(
+        cx: Context<'_>,
+        operand: View,
+        (views, data): ([View; N], [&[f32]; N]),
+        (target, accumulate): (&mut [f32], Accumulate),
+        kernel: impl Fn([&[f32]; N], &mut [f32]) + Sync,
+    ) {
+        let rank = operand.sizes().len();
+        let is_repeated = |axis: &usize| operand.is_repeated(*axis) && operand.sizes()[*axis] > 1;
+        if accumulate == Accumulate::Store && !(0..rank).any(|axis| is_repeated(&axis)) {
+            return strided::map(cx, views, data, target, kernel);
+        }
+        let mut order = [0; MAX_VIEW_RANK];
+        let kept = (0..rank).filter(|axis| !is_repeated(axis)).count();
+        let axes = (0..rank).filter(|axis| !is_repeated(axis)).chain((0..rank).filter(is_repeated));
+        order.iter_mut().zip(axes).for_each(|(to, axis)| *to = axis);
+        let views = views.map(|view| view.permuted(&order[..rank]));
+        strided::fold(cx, Fold::Sum, views, kept, data, target, accumulate, kernel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_aligned_at_the_end() {
+        let check = |a: &[usize], b: &[usize], expected: Option<&[usize]>| {
+            assert_eq!(broadcast(a, b).as_deref(), expected, "{a:?} {b:?}");
+            assert_eq!(broadcast(b, a).as_deref(), expected, "{b:?} {a:?}");
+        };
+        check(&[4, 1, 7], &[5, 1], Some(&[4, 5, 7]));
+        check(&[3], &[2, 3], Some(&[2, 3]));
+        check(&[], &[2, 3], Some(&[2, 3]));
+        check(&[2, 3], &[2], None);
+        check(&[1; 6], &[1; 7], None);
+    }
+}

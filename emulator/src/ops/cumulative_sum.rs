@@ -1,0 +1,105 @@
+//! `(x) -> x`, each element of one dimension the sum of the elements up to it.
+
+use serde::{Deserialize, Serialize};
+
+use super::{OpError, Operator, Signature};
+use crate::graph::{DType, Shape};
+
+/// See the module documentation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CumulativeSum {
+    /// Which dimension.
+    pub axis: usize,
+}
+
+impl Operator for CumulativeSum {
+    fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
+        let [x] = io.inputs([DType::F32])?;
+        io.params(&[], 0)?;
+        if self.axis >= x.dimensions().len() {
+            return Err(OpError::NoAxis { axis: self.axis, found: x.to_string() });
+        }
+        Ok(Some(x))
+    }
+}
+
+#[cfg(feature = "kernels")]
+mod run {
+    use super::CumulativeSum;
+    use crate::kernels::elementwise;
+    use crate::kernels::pool::rows_mut;
+    use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, TargetMut};
+
+    impl CumulativeSum {
+        /// Replaces each element of the dimension by the sum of the elements up to it, or from it on.
+        fn accumulate(&self, kit: &OperatorContext<'_>, shape: &NodeShape, x: &mut [f32], is_backward: bool) {
+            let sizes = &shape.inputs[0].dimensions()[self.axis..];
+            let inner: usize = sizes[1..].iter().product();
+            let (simd, row) = (kit.cx.simd, sizes[0] * inner);
+            kit.cx.pool.for_each_rows(x.len() / row, 1, rows_mut(x, row), |_, x| {
+                for row in x.data.chunks_exact_mut(row) {
+                    for at in 1..sizes[0] {
+                        let at = if is_backward { sizes[0] - 1 - at } else { at };
+                        let (earlier, later) = row.split_at_mut((at + usize::from(is_backward)) * inner);
+                        if is_backward {
+                            elementwise::add_assign(simd, &mut earlier[at * inner..], &later[..inner]);
+                        } else {
+                            elementwise::add_assign(simd, &mut later[..inner], &earlier[(at - 1) * inner..]);
+                        }
+                    }
+                }
+            });
+        }
+    }
+
+    impl Executor for CumulativeSum {
+        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            io.output.copy_from_slice(io.inputs[0].values());
+            self.accumulate(kit, io.shape, io.output, false);
+        }
+
+        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+            let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
+            dx.copy_from_slice(io.gradient);
+            self.accumulate(kit, io.shape, dx, true);
+        }
+    }
+}
+
+#[cfg(all(test, feature = "kernels"))]
+mod tests {
+    use super::CumulativeSum;
+    use crate::graph::Graph;
+    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TOKENS, TestGraph, X, accepts, rejects};
+
+    impl OperatorTests for CumulativeSum {
+        fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
+            let sizes = &args.io.inputs[0].dimensions()[self.axis..];
+            let inner: usize = sizes[1..].iter().product();
+            let mut sums = args.inputs[0].to_vec();
+            for at in 0..sums.len() {
+                if !(at / inner).is_multiple_of(sizes[0]) {
+                    sums[at] += sums[at - inner];
+                }
+            }
+            sums
+        }
+
+        fn shape_cases() -> Vec<ShapeCase> {
+            let along = |axis| CumulativeSum { axis };
+            vec![
+                accepts(along(1), &[X], &[], X),
+                rejects(along(2), &[X], &[], "f32 [8, 4] has no dimension 2"),
+                rejects(along(0), &[TOKENS], &[], "type f32"),
+                rejects(along(0), &[X], &[&[4]], "0 tensors"),
+            ]
+        }
+
+        fn graphs() -> Vec<Graph> {
+            vec![TestGraph::build(|s, x| {
+                let y = s.node(CumulativeSum { axis: 0 }, &[x], &[]);
+                s.node(CumulativeSum { axis: 1 }, &[y], &[])
+            })]
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! `(x [.., C]) -> [.., C]`: the logarithm of the softmax of each row.
+
+use serde::{Deserialize, Serialize};
+
+use super::{OpError, Operator, RowDependency, SavedForBackward, Signature};
+use crate::graph::{DType, Shape};
+
+/// See the module documentation. Saves its output.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LogSoftmax;
+
+impl Operator for LogSoftmax {
+    fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
+        let [x] = io.inputs([DType::F32])?;
+        io.params(&[], 0)?;
+        Ok(Some(x))
+    }
+
+    fn row_dependency(&self) -> RowDependency {
+        RowDependency::Same
+    }
+
+    fn saved(&self, _: &Signature<'_>) -> SavedForBackward {
+        SavedForBackward { output: true, ..SavedForBackward::default() }
+    }
+}
+
+#[cfg(feature = "kernels")]
+mod run {
+    use super::LogSoftmax;
+    use crate::kernels::pool::{rows, rows_mut};
+    use crate::kernels::softmax;
+    use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, ROW_GRAIN, TargetMut};
+
+    impl Executor for LogSoftmax {
+        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let (simd, width) = (kit.cx.simd, io.shape.columns());
+            let data = (rows(io.inputs[0].values(), width), rows_mut(io.output, width));
+            kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (x, y)| {
+                softmax::log_forward(simd, width, x.data, y.data);
+            });
+        }
+
+        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+            let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
+            let (simd, width) = (kit.cx.simd, io.shape.columns());
+            let data = (rows(io.output, width), rows(&*io.gradient, width), rows_mut(dx, width));
+            kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (y, dy, dx)| {
+                softmax::log_backward(simd, width, y.data, dy.data, dx.data);
+            });
+        }
+    }
+}
+
+#[cfg(all(test, feature = "kernels"))]
+mod tests {
+    use super::LogSoftmax;
+    use crate::graph::Graph;
+    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TOKENS, TestGraph, X, accepts, rejects};
+
+    impl OperatorTests for LogSoftmax {
+        fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
+            let row = |row: &[f64]| -> Vec<f64> {
+                let sum: f64 = row.iter().map(|x| x.exp()).sum();
+                row.iter().map(|x| x - sum.ln()).collect()
+            };
+            args.inputs[0].chunks(args.io.inputs[0].columns()).flat_map(row).collect()
+        }
+
+        fn shape_cases() -> Vec<ShapeCase> {
+            vec![
+                accepts(LogSoftmax, &[X], &[], X),
+                rejects(LogSoftmax, &[TOKENS], &[], "type f32"),
+                rejects(LogSoftmax, &[X], &[&[4]], "0 tensors"),
+            ]
+        }
+
+        fn graphs() -> Vec<Graph> {
+            vec![TestGraph::build(|s, x| s.node(LogSoftmax, &[x], &[]))]
+        }
+    }
+}
