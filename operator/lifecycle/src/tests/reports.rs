@@ -46,3 +46,26 @@ fn attempt_trains_without_reachable_coordinator() {
     world.advance_time(REPORT_TIMEOUT_SECONDS);
     assert_eq!(world.visit(), JobState::Training);
 }
+
+/// A short job can begin and end between two reconciles.
+#[test]
+fn event_of_a_missed_state_is_published() {
+    let start = || {
+        let mut world = JobFixture::new(2);
+        world.grant();
+        world.visit();
+        world.create();
+        assert_eq!(world.visit(), JobState::Starting);
+        world
+    };
+    let mut world = start();
+    world.begin_training();
+    world.outcome(0, "Complete");
+    assert_eq!(world.visit(), JobState::Succeeded);
+    assert_eq!(world.events, ["Starting", "Training", "Succeeded"]);
+    // Without a step there is nothing to publish.
+    let mut world = start();
+    world.outcome(2, "BadParams");
+    assert_eq!(world.visit(), JobState::BadParams);
+    assert_eq!(world.events, ["Starting", "BadParams"]);
+}

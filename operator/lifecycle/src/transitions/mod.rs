@@ -147,6 +147,7 @@ impl<'a> Decider<'a> {
         let is_resize_refused = self.status.num_csx.is_some_and(|num_csx| num_csx != self.spec.num_csx);
         let agents_refused = self.agents_refused().cloned();
         let unsaved = self.unsaved(state);
+        let missed = self.missed_progress(state);
         let checkpoint = self.status.checkpoint.as_ref();
         let facts = ConditionInputs {
             message: message.clone(),
@@ -175,6 +176,7 @@ impl<'a> Decider<'a> {
             None => Some(self.spec.num_csx),
             held => held,
         };
+        self.events.extend(missed);
         if self.before != Some(state) {
             let warning = state.is_failure() || state == JobState::Restarting;
             let failure = self.status.failure.as_ref().filter(|_| warning);

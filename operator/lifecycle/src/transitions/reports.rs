@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use millrace_crds::{CheckpointStatus, ConditionType, JobState};
 
 use super::Decider;
-use crate::CoordinatorReport;
+use crate::{CoordinatorReport, JobEvent};
 
 /// Seconds after which an attempt whose agents are all ready counts as training, even if its coordinator is
 /// unreachable.
@@ -34,6 +34,22 @@ impl<'a> Decider<'a> {
             Some((step, 0)) => format!(" from step {step}, without losing a step"),
             Some((step, lost)) => format!(" from step {step}; rerunning {lost} lost step(s)"),
         }
+    }
+
+    /// Returns the event of a state that began and ended since the last reconcile: the attempt made steps, but the job
+    /// goes from `Starting` to `state`, which is neither training nor evaluating.
+    pub(super) fn missed_progress(&self, state: JobState) -> Option<JobEvent> {
+        let has_ended = !matches!(state, JobState::Starting | JobState::Training | JobState::Evaluating);
+        let report = self.report().filter(|report| report.advanced.is_some())?;
+        if self.before != Some(JobState::Starting) || !has_ended {
+            return None;
+        }
+        let (missed, did) =
+            if report.evaluating { (JobState::Evaluating, "evaluated") } else { (JobState::Training, "trained") };
+        let (attempt, resumed, next) = (self.attempt(), self.resumed(), state.as_str());
+        let message = format!("attempt {attempt} {did}{resumed}, until the state became {next}");
+        let reason = missed.as_str().to_owned();
+        Some(JobEvent { reason, message, attempt: Some(attempt), ..JobEvent::default() })
     }
 
     /// Records the checkpoint that the coordinator has saved.
