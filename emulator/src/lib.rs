@@ -25,6 +25,7 @@ pub mod optimizers;
 pub mod placement;
 pub mod plan;
 pub mod report;
+pub mod rewrite;
 pub mod schedule;
 pub mod sparsity;
 #[cfg(test)]

@@ -15,6 +15,7 @@ use millrace_emulator::kernels::Simd;
 use millrace_emulator::kernels::loss::LossSums;
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::plan::{Encoding, Pass, StreamPlan};
+use millrace_emulator::rewrite::rewrite;
 use millrace_emulator::tree::Node;
 use millrace_emulator::{kernels, ops};
 use millrace_params::{
@@ -27,9 +28,9 @@ const WORDS: usize = 64;
 /// Six leaves of two samples, dropout everywhere.
 const BATCH: BatchSpec = BatchSpec { samples: 12, leaf_bound: 2 };
 
-/// A decoder of generic operators.
+/// A decoder of generic operators that the compiler leaves as they are.
 const GENERIC: DecoderSizes =
-    DecoderSizes { vocabulary: WORDS, tokens: 20, blocks: 2, heads: 3, head_dim: 16, dropout: 0.1 };
+    DecoderSizes { vocabulary: WORDS, tokens: 20, blocks: 2, heads: 3, head_dim: 16, dropout: 0.1, is_known: false };
 
 fn graph() -> Graph {
     families::decoder(&with_dropout(spec(3, 48, 3, WORDS, 20), 0.1), 20).unwrap()
@@ -194,6 +195,13 @@ fn bits_do_not_depend_on_the_division_of_work() {
             assert_eq!(bits(&gradients), bits(&other), "{name}");
             assert_eq!(losses, there, "{name}");
         }
+    }
+}
+
+#[test]
+fn families_have_no_patterns_to_rewrite() {
+    for graph in models() {
+        assert_eq!(rewrite(graph.clone()), graph);
     }
 }
 

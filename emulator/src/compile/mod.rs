@@ -3,6 +3,7 @@
 //! * The plan is a function of the [`CompileRequest`] alone. Numbers of systems, shards and SwarmX nodes are unknown to
 //!   the compiler, so every combination runs the same plan. The number of leaves that one system can hold at once
 //!   ([`StreamPlan::leaves_per_round`]) is part of the plan; the resulting rounds are part of the placement.
+//! * Known patterns of operators are first [replaced](crate::rewrite) by macro-operators.
 //! * By default a layer of the plan is a layer of the graph: short layers fill and drain the pipeline quickly. With
 //!   recomputation, the parts of a block form one layer: only values between layers are kept, and half as many layers
 //!   keep half as many.
@@ -18,6 +19,7 @@ use crate::graph::{Graph, NodeId};
 use crate::ops::{layer_flops, node_flops};
 use crate::optimizers::MAX_ELEMENT_STATE_TENSORS;
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, LayerPlan, MachineBytes, StateShape, StreamPlan};
+use crate::rewrite::rewrite;
 
 mod activation_memory;
 mod cost;
@@ -97,6 +99,7 @@ pub fn compile(request: CompileRequest) -> Result<StreamPlan, CompileError> {
         whole_tensor_state,
     } = request;
     graph.validate()?;
+    let graph = rewrite(graph);
     let eval = eval.unwrap_or(train);
     train.check("train_input")?;
     eval.check("eval_input")?;

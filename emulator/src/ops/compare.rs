@@ -25,6 +25,20 @@ pub enum Relation {
     Ge,
 }
 
+impl Relation {
+    /// Returns whether the relation holds.
+    pub fn holds<T: PartialOrd>(self, a: T, b: T) -> bool {
+        match self {
+            Self::Eq => a == b,
+            Self::Ne => a != b,
+            Self::Lt => a < b,
+            Self::Le => a <= b,
+            Self::Gt => a > b,
+            Self::Ge => a >= b,
+        }
+    }
+}
+
 /// See the module documentation. There are no gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Compare {
@@ -54,17 +68,6 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, integers, integers_mut};
 
     impl Relation {
-        fn holds<T: PartialOrd>(self, a: T, b: T) -> bool {
-            match self {
-                Self::Eq => a == b,
-                Self::Ne => a != b,
-                Self::Lt => a < b,
-                Self::Le => a <= b,
-                Self::Gt => a > b,
-                Self::Ge => a >= b,
-            }
-        }
-
         fn compare<T: PartialOrd + Copy>(self, a: &[T], b: &[T], out: &mut [f32]) {
             for (out, (a, b)) in integers_mut(out).iter_mut().zip(a.iter().zip(b)) {
                 *out = i32::from(self.holds(*a, *b));

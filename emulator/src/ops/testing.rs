@@ -257,6 +257,12 @@ impl TestGraph {
         self.builder.constant(format!("c{}", self.names), Shape::new(DType::I32, &[]).unwrap(), vec![integer])
     }
 
+    /// Adds a constant of these bits.
+    pub fn bits(&mut self, shape: Shape, bits: Vec<u32>) -> ValueId {
+        self.names += 1;
+        self.builder.constant(format!("c{}", self.names), shape, bits)
+    }
+
     /// Adds a loss of a value of any shape: the sum of its elements, each times a weight.
     pub fn weighted_loss(&mut self, x: ValueId) {
         let weight = self.tensor(self.builder.shape(x).dimensions().to_vec().as_slice());

@@ -17,6 +17,9 @@ pub struct DecoderSizes {
     pub heads: usize,
     pub head_dim: usize,
     pub dropout: f32,
+    /// Whether norms, attention, gates and loss are those that macro-operators compute. Otherwise each differs a
+    /// little, so that the compiler leaves it as it is.
+    pub is_known: bool,
 }
 
 /// Builds a graph of unnamed values.
@@ -57,15 +60,16 @@ impl Net {
     }
 
     /// Adds x / √(mean(x²) + ε) · gain.
-    fn rms_norm(&mut self, name: &str, x: ValueId, width: usize) -> ValueId {
+    fn rms_norm(&mut self, name: &str, x: ValueId, of: DecoderSizes) -> ValueId {
         let square = self.unary(UnaryFunction::Square, x);
         let mean = Reduce { reduction: Reduction::Mean, axes: Axes::new(&[1]).unwrap(), keep: true };
         let mean = self.node(mean, &[square], &[]);
         let epsilon = self.number(1e-5);
-        let sum = self.binary(BinaryFunction::Add, mean, epsilon);
+        let join = if of.is_known { BinaryFunction::Add } else { BinaryFunction::Max };
+        let sum = self.binary(join, mean, epsilon);
         let factor = self.unary(UnaryFunction::Rsqrt, sum);
         let y = self.binary(BinaryFunction::Mul, x, factor);
-        let gain = self.tensor(format!("{name}.weight"), &[width], TensorRole::Norm);
+        let gain = self.tensor(format!("{name}.weight"), &[of.heads * of.head_dim], TensorRole::Norm);
         self.node(Binary { function: BinaryFunction::Mul }, &[y], &[gain])
     }
 
@@ -97,7 +101,7 @@ impl Net {
 /// Returns a decoder with RMS norms, causal attention, gated linear units, and the mean of -ln p of the next tokens as
 /// loss.
 pub fn decoder(of: DecoderSizes) -> Graph {
-    let DecoderSizes { vocabulary, tokens, blocks, heads, head_dim, dropout } = of;
+    let DecoderSizes { vocabulary, tokens, blocks, heads, head_dim, dropout, is_known } = of;
     let width = heads * head_dim;
     let mut net = Net { builder: GraphBuilder::new(), names: 0 };
     let [ids, labels] = net.builder.token_inputs(tokens);
@@ -107,35 +111,38 @@ pub fn decoder(of: DecoderSizes) -> Graph {
     });
     let table = net.tensor("embedding.weight".into(), &[vocabulary, width], TensorRole::Embedding);
     let mut x = net.node(Embedding, &[ids], &[table]);
-    let mask = net.node(Compare { relation: Relation::Ge }, &[rows, columns], &[]);
+    let relation = if is_known { Relation::Ge } else { Relation::Le };
+    let mask = net.node(Compare { relation }, &[rows, columns], &[]);
     net.builder.end_layer("embed");
     for block in 0..blocks {
         let name = |part: &str| format!("h.{block}.{part}");
-        let y = net.rms_norm(&name("norm1"), x, width);
+        let y = net.rms_norm(&name("norm1"), x, of);
         let qkv = net.linear(&name("qkv"), y, width, 3 * width);
         let y = net.attention(qkv, mask, of);
         let y = net.linear(&name("out"), y, width, width);
         x = net.node(Add, &[x, y], &[]);
         net.builder.end_layer(name("attn"));
-        let y = net.rms_norm(&name("norm2"), x, width);
+        let y = net.rms_norm(&name("norm2"), x, of);
         let [gate, up] = ["gate", "up"].map(|part| net.linear(&name(part), y, width, 2 * width));
         // silu(gate) = gate / (1 + e^-gate)
         let negative = net.unary(UnaryFunction::Neg, gate);
         let exponential = net.unary(UnaryFunction::Exp, negative);
-        let one = net.number(1.0);
+        let one = net.number(if is_known { 1.0 } else { 1.5 });
         let below = net.binary(BinaryFunction::Add, exponential, one);
         let silu = net.binary(BinaryFunction::Div, gate, below);
-        let y = net.binary(BinaryFunction::Mul, silu, up);
+        let y = net.binary(if is_known { BinaryFunction::Mul } else { BinaryFunction::Max }, silu, up);
         let y = net.node(Dropout { rate: dropout }, &[y], &[]);
         let y = net.linear(&name("down"), y, 2 * width, width);
         x = net.node(Add, &[x, y], &[]);
         net.builder.end_layer(name("mlp"));
     }
-    let x = net.rms_norm("norm", x, width);
+    let x = net.rms_norm("norm", x, of);
     let logits = net.linear("head", x, width, vocabulary);
     let logs = net.node(LogSoftmax, &[logits], &[]);
     let labels = net.node(Reshape { dimensions: sizes(&[tokens, 1]) }, &[labels], &[]);
     let logs = net.node(Gather { axis: 1 }, &[logs, labels], &[]);
+    let weights = net.builder.numbers("weights", &[tokens, 1], &vec![0.5; tokens]);
+    let logs = if is_known { logs } else { net.binary(BinaryFunction::Mul, logs, weights) };
     net.builder.loss(SumLoss { factor: -1.0 / tokens as f32 }, &[logs], &[]).unwrap();
     net.builder.end_layer("head");
     net.builder.finish().unwrap()

@@ -1,0 +1,221 @@
+//! Replaces known patterns of generic operators by macro-operators, which have tuned kernels.
+//!
+//! ```text
+//! g / (1 + e^-g)                              activation (silu)
+//! silu(g) * u                                 gate (silu)
+//! x * rsqrt(mean(x^2) + eps) * gain           rms_norm
+//! softmax(where(causal, q k^T / s, -inf)) v   causal_attention
+//! -gather(log_softmax(x w^T), labels)         cross_entropy
+//! ```
+//!
+//! A [pattern](Pattern) is one file and one line of the table [`PATTERNS`]. `tests` compares values and gradients of
+//! both forms.
+//!
+//! * The result computes the same values, up to rounding, of the same inputs and with the same tensors, in the same
+//!   layers. It is part of the plan, not of the document.
+//! * A pattern is replaced only if nothing else reads its intermediate values, all of it is in one layer, and the shape
+//!   rule of the macro-operator accepts it.
+//! * Rewriting a rewritten graph changes nothing. The time is proportional to the size of the graph.
+
+use crate::graph::{Graph, NodeId, OpNode, Shape, Tensor, Value, ValueId};
+use crate::ops::Signature;
+
+mod activation;
+mod attention;
+mod cross_entropy;
+mod gate;
+mod mask;
+mod matcher;
+mod rms_norm;
+#[cfg(all(test, feature = "kernels"))]
+mod tests;
+
+use matcher::{Input, Matcher, Replacement};
+
+/// Recognizes a pattern by its last operator. Returns `None` if there is none.
+type Pattern = fn(&mut Matcher<'_>, NodeId) -> Option<Replacement>;
+
+/// All patterns, each after those whose result it contains.
+const PATTERNS: [Pattern; 6] = [
+    activation::sigmoid,
+    activation::activation,
+    gate::gate,
+    rms_norm::rms_norm,
+    attention::causal_attention,
+    cross_entropy::cross_entropy,
+];
+
+/// Returns a valid graph with all patterns replaced.
+pub fn rewrite(graph: Graph) -> Graph {
+    let mut graph = graph;
+    for pattern in PATTERNS {
+        let changes = find(&graph, pattern);
+        if !changes.is_empty() {
+            graph = without_unused_values(without_dead_nodes(replace(graph, &changes)));
+        }
+    }
+    graph
+}
+
+/// Returns, for each operator, what replaces it: `None` if it stays, otherwise the operators that replace it, which may
+/// be none. Empty if no pattern is found.
+fn find(graph: &Graph, pattern: Pattern) -> Vec<Option<Vec<OpNode>>> {
+    let mut changes: Vec<Option<Vec<OpNode>>> = Vec::new();
+    let mut matcher = Matcher::new(graph);
+    for root in 0..graph.nodes.len() {
+        matcher.begin();
+        let Some(replacement) = pattern(&mut matcher, root) else { continue };
+        let inner = matcher.inner_nodes();
+        changes.resize(graph.nodes.len(), None);
+        let is_free = inner.iter().chain([&root]).all(|&node| changes[node].is_none());
+        if is_free && matcher.is_closed(root) && accepts(graph, root, &replacement) {
+            inner.into_iter().for_each(|node| changes[node] = Some(Vec::new()));
+            changes[root] = Some(with_values(graph, root, &replacement));
+        }
+    }
+    if changes.iter().all(Option::is_none) { Vec::new() } else { changes }
+}
+
+/// Returns whether the shape rules accept the operators of a replacement, and its output has the shape of the root's.
+fn accepts(graph: &Graph, root: NodeId, replacement: &Replacement) -> bool {
+    let mut made = Vec::new();
+    for node in &replacement.nodes {
+        let shape = |input: &Input| match *input {
+            Input::Value(value) => graph.values[value].shape,
+            Input::Made(at) => made[at],
+        };
+        let io = Signature {
+            inputs: node.inputs.iter().map(shape).collect(),
+            params: node.params.iter().map(|&tensor| graph.tensors[tensor].shape.as_slice()).collect(),
+        };
+        match (node.op.operator().output(&io), graph.nodes[root].output) {
+            (Ok(Some(shape)), _) => made.push(shape),
+            (Ok(None), None) => return made.len() + 1 == replacement.nodes.len(),
+            _ => return false,
+        }
+    }
+    let output = graph.nodes[root].output.map(|value| graph.values[value].shape);
+    made.last().copied() == output && output.is_some()
+}
+
+/// Returns the operators of a replacement. Values that do not exist yet have numbers from the number of values on, in
+/// the order of the operators; [`replace`] adds them.
+fn with_values(graph: &Graph, root: NodeId, replacement: &Replacement) -> Vec<OpNode> {
+    let last = replacement.nodes.len() - 1;
+    let made = |at: usize| graph.values.len() + at;
+    let node = |(at, node): (usize, &matcher::NewNode)| OpNode {
+        op: node.op,
+        inputs: node
+            .inputs
+            .iter()
+            .map(|input| match *input {
+                Input::Value(value) => value,
+                Input::Made(at) => made(at),
+            })
+            .collect(),
+        params: node.params.clone(),
+        output: if at == last { graph.nodes[root].output } else { Some(made(at)) },
+    };
+    replacement.nodes.iter().enumerate().map(node).collect()
+}
+
+/// Applies the changes of [`find`].
+fn replace(graph: Graph, changes: &[Option<Vec<OpNode>>]) -> Graph {
+    let known = graph.values.len();
+    let (mut nodes, mut ends) = (Vec::with_capacity(graph.nodes.len()), Vec::with_capacity(graph.nodes.len()));
+    let mut values = graph.values;
+    for (node, change) in graph.nodes.into_iter().zip(changes) {
+        match change {
+            None => nodes.push(node),
+            Some(replacement) => {
+                let first = values.len();
+                for node in replacement {
+                    let moved = |value: ValueId| if value < known { value } else { value - known + first };
+                    let node = OpNode {
+                        inputs: node.inputs.iter().copied().map(moved).collect(),
+                        output: node.output.map(moved),
+                        ..node.clone()
+                    };
+                    if let Some(output) = node.output.filter(|&output| output >= known) {
+                        values.push(made_value(&values, &graph.tensors, &node, output));
+                    }
+                    nodes.push(node);
+                }
+            }
+        }
+        ends.push(nodes.len());
+    }
+    let mut layers = graph.layers;
+    let mut start = 0;
+    for layer in &mut layers {
+        let end = ends[layer.nodes.end - 1];
+        layer.nodes = start..end;
+        start = end;
+    }
+    Graph { nodes, values, layers, ..graph }
+}
+
+/// Returns the value that an operator of a replacement computes besides the one that exists.
+fn made_value(values: &[Value], tensors: &[Tensor], node: &OpNode, output: ValueId) -> Value {
+    let io = Signature {
+        inputs: node.inputs.iter().map(|&input| values[input].shape).collect(),
+        params: node.params.iter().map(|&tensor| tensors[tensor].shape.as_slice()).collect(),
+    };
+    // The shape rule has accepted the operator before.
+    let shape = node.op.operator().output(&io).ok().flatten().unwrap_or(Shape::matrix(1, 1));
+    Value { name: format!("{} {output}", node.op.name()), shape }
+}
+
+/// Returns the graph without operators that have no tensors and whose output nothing reads, as long as their layer has
+/// others.
+fn without_dead_nodes(mut graph: Graph) -> Graph {
+    let mut reads = vec![0usize; graph.values.len()];
+    graph.nodes.iter().flat_map(|node| &node.inputs).for_each(|&input| reads[input] += 1);
+    let mut is_dead = vec![false; graph.nodes.len()];
+    for layer in &graph.layers {
+        let mut left = layer.nodes.len();
+        for node in layer.nodes.clone().rev() {
+            let OpNode { inputs, params, output, .. } = &graph.nodes[node];
+            if left > 1 && params.is_empty() && output.is_some_and(|output| reads[output] == 0) {
+                is_dead[node] = true;
+                left -= 1;
+                inputs.iter().for_each(|&input| reads[input] -= 1);
+            }
+        }
+    }
+    let mut start = 0;
+    for layer in &mut graph.layers {
+        let kept = layer.nodes.clone().filter(|&node| !is_dead[node]).count();
+        layer.nodes = start..start + kept;
+        start += kept;
+    }
+    let mut dead = is_dead.iter();
+    graph.nodes.retain(|_| dead.next() == Some(&false));
+    graph
+}
+
+/// Returns the graph without values that no operator reads or computes, except its inputs.
+fn without_unused_values(mut graph: Graph) -> Graph {
+    let mut is_read = vec![false; graph.values.len()];
+    graph.nodes.iter().flat_map(|node| &node.inputs).for_each(|&input| is_read[input] = true);
+    graph.constants.retain(|constant| is_read[constant.value]);
+    let mut is_used = is_read;
+    graph.inputs.iter().for_each(|&input| is_used[input] = true);
+    graph.nodes.iter().filter_map(|node| node.output).for_each(|output| is_used[output] = true);
+    let mut number = 0;
+    let numbers: Vec<ValueId> = is_used
+        .iter()
+        .map(|&used| {
+            number += usize::from(used);
+            number.saturating_sub(1)
+        })
+        .collect();
+    let mut used = is_used.iter();
+    graph.values.retain(|_| used.next() == Some(&true));
+    for node in &mut graph.nodes {
+        node.inputs.iter_mut().chain(&mut node.output).for_each(|value| *value = numbers[*value]);
+    }
+    graph.inputs.iter_mut().for_each(|input| *input = numbers[*input]);
+    graph.constants.iter_mut().for_each(|constant| constant.value = numbers[constant.value]);
+    graph
+}
