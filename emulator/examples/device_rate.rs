@@ -1,9 +1,11 @@
 //! Measures how fast one device trains: tokens per second, share of the measured peak, and time by operator.
 //!
-//! `cargo run --release -p millrace-emulator --example device_rate [small | gpt2] [threads] [leaves]`
+//! `cargo run --release -p millrace-emulator --example device_rate [small | gpt2 | known | unknown] [threads] [leaves]`
 //!
 //! `small` is a GPT of 10.8 million parameters on bytes (T 256, leaves of 4 samples), `gpt2` the one of 124 million (T
-//! 1024, leaves of 1 sample). Weights are loaded for every pass, as in streamed training.
+//! 1024, leaves of 1 sample). `known` is a decoder of the sizes of `small` whose graph has generic operators that the
+//! compiler replaces by macro-operators; `unknown` is one that it leaves as it is. Weights are loaded for every pass,
+//! as in streamed training.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,9 +13,13 @@ use std::time::{Duration, Instant};
 use millrace_emulator::compile::{BatchSpec, CompileRequest, compile, system_bytes};
 use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, InputData, LeafInput};
 use millrace_emulator::families;
+use millrace_emulator::graph::Graph;
 use millrace_emulator::kernels::{ComputeThreads, Simd, peak};
 use millrace_emulator::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, Pass, StreamPlan};
 use millrace_params::{MachineSpec, ModelSize, ModelSpec};
+
+#[path = "../tests/common/generic.rs"]
+mod generic;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -24,10 +30,15 @@ struct Model {
     vocabulary: usize,
     sequence: usize,
     leaf: usize,
+    /// For a graph of generic operators, whether the compiler knows their patterns.
+    generic: Option<bool>,
 }
 
-const SMALL: Model = Model { layers: 6, hidden: 384, heads: 6, vocabulary: 256, sequence: 256, leaf: 4 };
-const GPT2: Model = Model { layers: 12, hidden: 768, heads: 12, vocabulary: 50_257, sequence: 1024, leaf: 1 };
+const SMALL: Model = Model { layers: 6, hidden: 384, heads: 6, vocabulary: 256, sequence: 256, leaf: 4, generic: None };
+const GPT2: Model =
+    Model { layers: 12, hidden: 768, heads: 12, vocabulary: 50_257, sequence: 1024, leaf: 1, generic: None };
+const KNOWN: Model = Model { generic: Some(true), ..SMALL };
+const UNKNOWN: Model = Model { generic: Some(false), ..SMALL };
 
 impl Model {
     fn spec(&self) -> ModelSpec {
@@ -40,9 +51,22 @@ impl Model {
         })
     }
 
+    fn graph(&self) -> Result<Graph, Failure> {
+        let Some(is_known) = self.generic else { return Ok(families::decoder(&self.spec(), self.sequence)?) };
+        Ok(generic::decoder(generic::DecoderSizes {
+            vocabulary: self.vocabulary,
+            tokens: self.sequence,
+            blocks: self.layers,
+            heads: self.heads,
+            head_dim: self.hidden / self.heads,
+            dropout: 0.0,
+            is_known,
+        }))
+    }
+
     fn plan(&self, leaves: usize) -> Result<StreamPlan, Failure> {
         Ok(compile(CompileRequest {
-            graph: families::decoder(&self.spec(), self.sequence)?,
+            graph: self.graph()?,
             train: BatchSpec { samples: leaves * self.leaf, leaf_bound: self.leaf },
             trains: true,
             eval: None,
@@ -122,7 +146,12 @@ fn peak_now(simd: Simd, pool: &ComputeThreads) -> f64 {
 
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let model = if arguments.first().is_some_and(|name| name == "gpt2") { &GPT2 } else { &SMALL };
+    let model = match arguments.first().map(String::as_str) {
+        Some("gpt2") => &GPT2,
+        Some("known") => &KNOWN,
+        Some("unknown") => &UNKNOWN,
+        _ => &SMALL,
+    };
     let number = |at: usize, default: usize| arguments.get(at).map_or(Ok(default), |text| text.parse::<usize>());
     let (threads, leaves) = (number(1, 1)?, number(2, 4)?);
     let plan = Arc::new(model.plan(leaves)?);

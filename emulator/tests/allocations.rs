@@ -6,10 +6,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
 
+use common::generic::{self, DecoderSizes};
 use common::*;
 use millrace_emulator::compile::BatchSpec;
 use millrace_emulator::device::Device;
-use millrace_emulator::plan::Pass;
+use millrace_emulator::families;
+use millrace_emulator::plan::{Encoding, Pass};
 
 thread_local! {
     /// Allocations of this thread; the test harness has other threads.
@@ -44,9 +46,18 @@ fn allocations(f: impl FnOnce()) -> usize {
 #[test]
 fn second_step_allocates_nothing() {
     assert_eq!(allocations(|| drop(black_box(vec![1u8; 100]))), 1);
-    let spec = with_dropout(spec(2, 48, 3, 64, 20), 0.1);
-    for wafer in [LARGE, 1 << 20] {
-        let plan = gpt_plan(&spec, 20, BatchSpec { samples: 12, leaf_bound: 2 }, wafer);
+    let gpt = families::decoder(&with_dropout(spec(2, 48, 3, 64, 20), 0.1), 20).unwrap();
+    let generic = generic::decoder(DecoderSizes {
+        vocabulary: 64,
+        tokens: 20,
+        blocks: 2,
+        heads: 3,
+        head_dim: 16,
+        dropout: 0.1,
+        is_known: false,
+    });
+    for (graph, wafer) in [(gpt.clone(), LARGE), (gpt, 1 << 20), (generic, LARGE)] {
+        let plan = plan(graph, BatchSpec { samples: 12, leaf_bound: 2 }, Encoding::F32, wafer);
         let mut device = device(&plan, 1);
         let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, 2));
         let payloads: Vec<Vec<u8>> = (0..plan.chunks.len())

@@ -7,7 +7,7 @@
 //! The gradient of an operand is summed over the dimensions along which it is repeated.
 
 use super::OpError;
-use crate::graph::{Dimensions, Shape};
+use crate::graph::{Dimensions, MAX_DIMENSIONS, Shape};
 
 /// Returns the dimensions that both operands are broadcast to; `None` if a size of one differs from that of the other,
 /// and neither is 1.
@@ -16,12 +16,15 @@ pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Option<Dimensions> {
     let size = |dimensions: &[usize], axis: usize| {
         (axis + dimensions.len()).checked_sub(rank).map_or(1, |axis| dimensions[axis])
     };
-    let sizes = (0..rank).map(|axis| match (size(a, axis), size(b, axis)) {
-        (a, b) if a == b || b == 1 => Some(a),
-        (1, b) => Some(b),
-        _ => None,
-    });
-    Dimensions::new(&sizes.collect::<Option<Vec<_>>>()?)
+    let mut sizes = [0; MAX_DIMENSIONS];
+    for (axis, joint) in sizes.get_mut(..rank)?.iter_mut().enumerate() {
+        *joint = match (size(a, axis), size(b, axis)) {
+            (a, b) if a == b || b == 1 => a,
+            (1, b) => b,
+            _ => return None,
+        };
+    }
+    Dimensions::new(&sizes[..rank])
 }
 
 /// Like [`broadcast`], for a shape rule.

@@ -1,5 +1,7 @@
 //! Random graphs of generic operators, compared with the f64 reference: combinations that nobody thought of.
 
+use std::collections::BTreeSet;
+
 use millrace_params::Nonlinearity;
 
 use super::testing::{ROWS, TestGraph, WIDTH, check_graph};
@@ -121,9 +123,29 @@ fn graph(seed: u64) -> Graph {
 
 #[test]
 fn random_graphs_agree_with_the_reference() {
+    let mut kinds: BTreeSet<&str> = BTreeSet::new();
     for seed in 0..40 {
         let graph = graph(seed);
         let names: Vec<&str> = graph.nodes.iter().map(|node| node.op.name()).collect();
+        kinds.extend(graph.nodes.iter().map(|node| node.op.name()));
         check_graph(&format!("graph {seed}: {names:?}"), graph);
     }
+    let generic = [
+        "Unary",
+        "Activation",
+        "Binary",
+        "Reshape",
+        "Permute",
+        "Reduce",
+        "Slice",
+        "Pad",
+        "Concatenate",
+        "Expand",
+        "Softmax",
+        "LogSoftmax",
+        "Matmul",
+        "CumulativeSum",
+        "Dropout",
+    ];
+    assert!(generic.iter().all(|name| kinds.contains(name)), "{kinds:?}");
 }
