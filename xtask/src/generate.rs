@@ -17,6 +17,8 @@ struct Generator {
     kind: &'static str,
     name: &'static str,
     arguments: &'static [&'static str],
+    /// Package and features, if it is built apart from the workspace, whose other members do not have the features.
+    apart: &'static [&'static str],
     /// The files it makes, relative to the root.
     files: &'static [&'static str],
     /// Whether it prints its one file; otherwise it writes them in place.
@@ -29,6 +31,7 @@ const GENERATORS: &[Generator] = &[
         kind: "--bin",
         name: "millrace-protocol-generator",
         arguments: &[],
+        apart: &[],
         files: &["agents/protocol/src/proto.rs"],
         prints: false,
     },
@@ -36,6 +39,7 @@ const GENERATORS: &[Generator] = &[
         kind: "--example",
         name: "generate",
         arguments: &[],
+        apart: &[],
         files: &[
             "crds/appliances.millrace.dev.yaml",
             "crds/filereaders.millrace.dev.yaml",
@@ -47,13 +51,23 @@ const GENERATORS: &[Generator] = &[
         kind: "--example",
         name: "generate_reference",
         arguments: &[],
+        apart: &[],
         files: &["docs/reference/params.md", "docs/reference/params.schema.json"],
+        prints: false,
+    },
+    Generator {
+        kind: "--example",
+        name: "graph_reference",
+        arguments: &[],
+        apart: &["--locked", "--package", "millrace-emulator", "--no-default-features", "--features", "schema"],
+        files: &["docs/reference/graph.md", "docs/reference/graph.schema.json"],
         prints: false,
     },
     Generator {
         kind: "--bin",
         name: "millrace-api",
         arguments: &["openapi"],
+        apart: &[],
         files: &["api/openapi.json"],
         prints: true,
     },
@@ -99,7 +113,8 @@ fn changes() -> Result<Vec<(&'static str, Vec<u8>)>> {
     let programs = program_dir()?;
     for generator in GENERATORS {
         let target = [generator.kind, generator.name];
-        command::run(&mut cargo(["build"].into_iter().chain(WORKSPACE).chain(target)))?;
+        let packages = if generator.apart.is_empty() { &WORKSPACE } else { generator.apart };
+        command::run(&mut cargo(["build"].iter().chain(packages).chain(&target).copied()))?;
         let dir = if generator.kind == "--example" { programs.join("examples") } else { programs.clone() };
         let output = command::output(command::program(dir.join(generator.name)).args(generator.arguments))?;
         if generator.prints {

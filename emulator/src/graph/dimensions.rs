@@ -9,6 +9,8 @@ pub const MAX_DIMENSIONS: usize = 6;
 
 /// Up to [`MAX_DIMENSIONS`] sizes, outermost first. A list of numbers in documents.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(with = "Vec<usize>", extend("maxItems" = MAX_DIMENSIONS)))]
 #[serde(try_from = "Vec<usize>", into = "Vec<usize>")]
 pub struct Dimensions {
     rank: usize,
@@ -18,6 +20,7 @@ pub struct Dimensions {
 
 /// Up to [`MAX_DIMENSIONS`] numbers of dimensions, from 0 for the outermost. A list of numbers in documents.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Axes(Dimensions);
 
 /// A list has more than [`MAX_DIMENSIONS`] elements.

@@ -35,6 +35,33 @@ struct DocumentRef<'a> {
     layers: &'a [Layer],
 }
 
+/// Returns the JSON schema of documents of version 2.
+#[cfg(feature = "schema")]
+pub fn document_schema() -> serde_json::Value {
+    #[derive(schemars::JsonSchema)]
+    #[schemars(title = "A graph of Millrace")]
+    #[allow(dead_code, reason = "only the types of the fields count")]
+    struct GraphDocument {
+        /// Version of the format.
+        #[schemars(extend("const" = VERSION))]
+        version: u32,
+        /// Numbers of the values that a data source delivers, in the order in which samples contain them.
+        inputs: Vec<ValueId>,
+        /// Trained parameters.
+        tensors: Vec<Tensor>,
+        /// Values, from number 0 on.
+        values: Vec<ValueDocument<String>>,
+        /// Values with fixed content.
+        #[serde(default)]
+        constants: Vec<ConstantDocument<String>>,
+        /// Operators, each after the operators whose outputs it reads. The last one is the main loss.
+        nodes: Vec<OpNode>,
+        /// Layers, which cover every operator in order.
+        layers: Vec<Layer>,
+    }
+    schemars::schema_for!(GraphDocument).into()
+}
+
 impl Serialize for Graph {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self { tensors, values, nodes, layers, inputs, constants } = self;
@@ -91,9 +118,12 @@ impl<'de> Deserialize<'de> for Graph {
 
 /// A constant of version 2.
 #[derive(Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 struct ConstantDocument<D> {
+    /// Number of the value.
     value: ValueId,
+    /// The elements, row by row, each four bytes in little-endian order, as base64 with padding.
     data: D,
 }
 
@@ -123,9 +153,13 @@ impl<'de> Deserialize<'de> for Constant {
 
 /// A value of version 2.
 #[derive(Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 struct ValueDocument<N> {
+    /// Name of an input; of other values only for messages.
     name: N,
+    /// Element type.
     dtype: DType,
+    /// Dimensions of one sample, outermost first, at most six.
     shape: Vec<usize>,
 }
 

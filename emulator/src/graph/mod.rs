@@ -25,6 +25,8 @@ mod validate;
 pub use crate::numerics::init::Initializer;
 pub use builder::GraphBuilder;
 pub use dimensions::{Axes, Dimensions, MAX_DIMENSIONS};
+#[cfg(feature = "schema")]
+pub use document::document_schema;
 pub use shape::{DType, Shape};
 pub use validate::{GraphError, MAX_CONSTANT_ELEMENTS, MAX_LOSSES};
 
@@ -46,6 +48,7 @@ pub type LayerId = usize;
 
 /// The use of a tensor. Decides about weight decay and the layout of exports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TensorRole {
     /// A matrix; weight decay applies.
@@ -67,6 +70,7 @@ impl TensorRole {
 
 /// A trained parameter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Tensor {
     /// Dotted name, unique in the graph, such as `h.3.attn.qkv.weight`.
     pub name: String,
@@ -112,6 +116,7 @@ pub struct Constant {
 
 /// An operator with the values it reads and writes and the tensors it uses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OpNode {
     /// The operator.
     pub op: OpKind,
@@ -125,6 +130,7 @@ pub struct OpNode {
 
 /// A contiguous run of operators whose weights are streamed together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Layer {
     /// Name, such as `embed`, `h.3.mlp`, `head`.
     pub name: String,

@@ -7,6 +7,7 @@ use super::Dimensions;
 /// Element type of a value. Precision is not a part of it: the operands of matrix products are rounded where they are
 /// packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
     /// 32-bit floating point.

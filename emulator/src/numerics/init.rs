@@ -17,6 +17,7 @@ pub const fn tensor_key(seed: u64, tensor: u64) -> u64 {
 
 /// The distribution of a tensor's initial values, as in the plan and the layout of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Initializer {
     /// One value everywhere.

@@ -8,6 +8,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation. Saves its input, which determines the derivative.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Activation {
     /// Which function.
     pub kind: Nonlinearity,

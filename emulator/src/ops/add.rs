@@ -7,6 +7,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation. The gradient of both inputs is that of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Add;
 
 impl Operator for Add {

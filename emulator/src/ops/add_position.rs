@@ -8,6 +8,7 @@ use crate::graph::Shape;
 /// See the module documentation. The backward pass needs only the gradient, which passes unchanged; the gradient of the
 /// table is its sum over samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AddPosition;
 
 impl Operator for AddPosition {

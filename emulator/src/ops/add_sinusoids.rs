@@ -10,6 +10,7 @@ use crate::graph::Shape;
 /// 10,000^(i / (H / 2 - 1)); an odd last column gets nothing. Source: the published code of Vaswani et al., "Attention
 /// Is All You Need" (2017).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AddSinusoids;
 
 impl Operator for AddSinusoids {

@@ -8,6 +8,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AveragePool {
     /// Rows and columns of a window.
     pub kernel: [usize; 2],

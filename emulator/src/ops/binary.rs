@@ -1,5 +1,5 @@
-//! `(a, b) -> f(a, b)` or `(a) [b] -> f(a, b)`, for each element of operands that are
-//! [broadcast](super::broadcast) to one shape. The second operand is a value, or a tensor that all samples share.
+//! `(a, b) -> f(a, b)` or `(a; b) -> f(a, b)`, for each element of operands that are [broadcast](super::broadcast) to
+//! one shape. The second operand is a value, or a tensor that all samples share.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +9,7 @@ use crate::graph::{DType, Shape};
 
 /// A function of two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum BinaryFunction {
     /// a + b.
@@ -36,6 +37,7 @@ impl BinaryFunction {
 
 /// See the module documentation. Saves its inputs, unless the derivatives do not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Binary {
     /// Which function.
     pub function: BinaryFunction,

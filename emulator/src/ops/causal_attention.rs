@@ -12,6 +12,7 @@ use crate::graph::Shape;
 /// See the module documentation. Saves input, output and the log-sum-exp of each row and head; the backward pass
 /// recomputes the probabilities, tile by tile.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CausalAttention {
     /// Number of heads of queries; divides H.
     pub heads: usize,

@@ -9,6 +9,7 @@ use crate::graph::{DType, Shape};
 
 /// A relation of two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Relation {
     /// a = b.
@@ -41,6 +42,7 @@ impl Relation {
 
 /// See the module documentation. There are no gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Compare {
     /// Which relation.
     pub relation: Relation,

@@ -1,4 +1,4 @@
-//! `(x [C, H, W]) [weight [O, C/G, h, w], bias [O]?] -> [O, H', W']`: the convolution of an image, as `conv2d` of
+//! `(x [C, H, W]; weight [O, C/G, h, w], bias [O]?) -> [O, H', W']`: the convolution of an image, as `conv2d` of
 //! PyTorch. Channels are divided into G groups, each of which is convolved with its own weights.
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +9,7 @@ use crate::graph::{DType, Dimensions, Shape};
 
 /// See the module documentation. Saves its input.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Convolution {
     /// How the kernel moves over the image.
     #[serde(flatten)]

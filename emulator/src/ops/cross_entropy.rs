@@ -13,6 +13,7 @@ pub const VOCABULARY_BLOCK: usize = 2048;
 /// See the module documentation. Saves its inputs and the log-sum-exp of each row; the backward pass recomputes the
 /// logits, block by block.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CrossEntropy {
     /// Weight of this loss in the sum of the graph's losses.
     #[serde(default = "one", skip_serializing_if = "is_one")]

@@ -8,6 +8,7 @@ use crate::graph::{DType, Shape};
 /// See the module documentation. The mask is a function of (seed, sample, node, element); the backward pass recomputes
 /// it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Dropout {
     /// Probability of zero, in `[0, 1)`.
     pub rate: f32,

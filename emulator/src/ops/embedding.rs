@@ -8,6 +8,7 @@ use crate::graph::{DType, Shape};
 /// See the module documentation. The backward pass adds rows of the gradient to rows of the table's gradient and reads
 /// no weights.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Embedding;
 
 impl Operator for Embedding {

@@ -8,6 +8,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation. Saves both inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Gate {
     /// The function of the gate.
     pub kind: Nonlinearity,

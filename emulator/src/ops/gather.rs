@@ -12,6 +12,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation. The gradients of an element that several indices name are added in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Gather {
     /// Which dimension.
     pub axis: usize,

@@ -8,6 +8,7 @@ use crate::graph::{DType, Shape};
 /// See the module documentation. An index may occur more than once: the gradients of its rows are added in the order of
 /// the indices.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GatherRows;
 
 impl Operator for GatherRows {

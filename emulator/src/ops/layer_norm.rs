@@ -7,6 +7,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation. Saves its input with mean and reciprocal deviation of each row.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LayerNorm {
     /// Added to the variance.
     pub epsilon: f32,

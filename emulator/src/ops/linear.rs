@@ -8,6 +8,7 @@ use crate::graph::{DType, Shape};
 /// See the module documentation. Backward: `dx = dy weight`, `dweight = dy^T x`; `dbias` is the sum of the rows of
 /// `dy`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Linear;
 
 impl Operator for Linear {

@@ -9,6 +9,7 @@ use crate::graph::{DType, Shape};
 
 /// A function of two truth values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum LogicalFunction {
     /// Both.
@@ -21,6 +22,7 @@ pub enum LogicalFunction {
 
 /// See the module documentation. There are no gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Logical {
     /// Which function.
     pub function: LogicalFunction,

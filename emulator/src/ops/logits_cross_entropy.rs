@@ -8,6 +8,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation. Saves its inputs and the log-sum-exp of each row.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LogitsCrossEntropy {
     /// Weight of this loss in the sum of the graph's losses.
     pub factor: f32,

@@ -8,6 +8,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation. Saves both inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Matmul {
     /// Whether the first operand is transposed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -9,6 +9,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation. Saves its input.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MaxPool {
     /// Rows and columns of a window.
     pub kernel: [usize; 2],

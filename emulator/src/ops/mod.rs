@@ -109,6 +109,7 @@ macro_rules! operators {
         /// The kind of an operator, with its attributes. Inputs, output and tensors are positional, as documented in
         /// the operator's file.
         #[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(rename_all = "snake_case", tag = "op")]
         pub enum OpKind {
             $(#[doc = concat!("See [`", stringify!($Name), "`].")] $Name($Name),)*

@@ -7,6 +7,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation. There is no gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OneHot {
     /// Number of possible indices.
     pub classes: usize,

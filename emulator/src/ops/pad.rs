@@ -7,6 +7,7 @@ use crate::graph::Shape;
 
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Pad {
     /// Which dimension.
     pub axis: usize,

@@ -1,4 +1,4 @@
-//! `() [tensor] -> the tensor`: a tensor as a value, the same in each sample, for operators that read values only.
+//! `(; tensor) -> the tensor`: a tensor as a value, the same in each sample, for operators that read values only.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +8,7 @@ use crate::graph::{DType, Shape};
 /// See the module documentation. An operator that uses the tensor itself, such as [`Linear`](super::Linear) or
 /// [`Binary`](super::Binary), needs less memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Parameter;
 
 impl Operator for Parameter {

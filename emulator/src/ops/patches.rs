@@ -9,6 +9,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Patches {
     /// Lines of a patch; divides H.
     pub height: usize,

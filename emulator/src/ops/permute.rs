@@ -7,6 +7,7 @@ use crate::graph::{Axes, Dimensions, Shape};
 
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Permute {
     /// Dimension `i` of the output is dimension `order[i]` of the input.
     pub order: Axes,

@@ -7,6 +7,7 @@ use crate::graph::Shape;
 
 /// See the module documentation. The gradient of the row is its sum over samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PrependRow;
 
 impl Operator for PrependRow {

@@ -8,6 +8,7 @@ use crate::graph::{Axes, DType, Dimensions, Shape};
 
 /// What is computed of several elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Reduction {
     /// Their sum.
@@ -29,6 +30,7 @@ impl Reduction {
 
 /// See the module documentation. Sums are computed in f64. An extreme saves its input and its output.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Reduce {
     /// What is computed.
     pub reduction: Reduction,

@@ -7,6 +7,7 @@ use super::{OpError, Signature};
 /// The buckets of a table of biases, `[buckets, heads]`. Near distances have buckets of their own, farther ones share
 /// buckets that grow in proportion to the distance (T5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RelativePositions {
     /// Number of buckets; even, at least 4.
     pub buckets: usize,

@@ -7,6 +7,7 @@ use crate::graph::{Dimensions, Shape};
 
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Reshape {
     /// The other dimensions, with the same product.
     pub dimensions: Dimensions,

@@ -7,6 +7,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation. Saves its input with the reciprocal root mean square of each row.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RmsNorm {
     /// Added to the mean square.
     pub epsilon: f32,

@@ -9,6 +9,7 @@ use crate::graph::Shape;
 
 /// Which elements of a head are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RotaryPairing {
     /// Element i and element i + n/2 of n rotated elements (GPT-NeoX, LLaMA).
@@ -19,6 +20,7 @@ pub enum RotaryPairing {
 
 /// See the module documentation. Saves nothing: the gradient is rotated back.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Rotary {
     /// Number of heads that are rotated, at the beginning of a row.
     pub heads: usize,

@@ -7,6 +7,7 @@ use crate::graph::{DType, Shape};
 
 /// Multiplies by a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Scale {
     /// The factor.
     pub factor: f32,

@@ -10,6 +10,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation. Saves the condition.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Select;
 
 impl Operator for Select {

@@ -8,6 +8,7 @@ use crate::graph::{Dimensions, Shape};
 
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Slice {
     /// Which dimension.
     pub axis: usize,

@@ -7,6 +7,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation. A sample counts as one token, and as no correct prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SumLoss {
     /// Weight of this loss in the sum of the graph's losses.
     pub factor: f32,

@@ -16,6 +16,7 @@ use crate::graph::{DType, Shape};
 
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TokenDropout {
     /// The token that masks others.
     pub mask_token: u32,

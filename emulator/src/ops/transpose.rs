@@ -7,6 +7,7 @@ use crate::graph::{DType, Shape};
 
 /// Exchanges rows and columns.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Transpose;
 
 impl Operator for Transpose {

@@ -7,6 +7,7 @@ use crate::graph::{DType, Shape};
 
 /// A function of one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum UnaryFunction {
     /// -x.
@@ -39,6 +40,7 @@ pub enum UnaryFunction {
 
 /// See the module documentation. Saves its input.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Unary {
     /// Which function.
     pub function: UnaryFunction,

@@ -7,6 +7,7 @@ use crate::graph::{DType, Shape};
 
 /// How a window moves; all numbers are of rows and of columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Window {
     /// Distance between neighbouring windows.
     #[serde(default = "ones", skip_serializing_if = "is_ones")]

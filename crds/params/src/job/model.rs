@@ -178,6 +178,7 @@ pub struct RotaryPositions {
 
 /// Change of the frequencies of a rotary position embedding for contexts longer than those of the original training.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum RotaryScaling {
     /// All frequencies are divided by `factor`: positions are interpolated.
@@ -345,6 +346,7 @@ impl ModelFamily {
 
 /// An activation function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Nonlinearity {
     /// x Φ(x), exact.
