@@ -90,7 +90,7 @@ fn main() -> Result<(), Failure> {
     }
     let page = format!(
         "{}\n{rows}\n{}",
-        include_str!("graph_reference.md")
+        include_str!("graph_reference.txt")
             .replace("MAX_DIMENSIONS", &MAX_DIMENSIONS.to_string())
             .replace("MAX_LOSSES", &MAX_LOSSES.to_string())
             .replace("MAX_CONSTANT_ELEMENTS", &MAX_CONSTANT_ELEMENTS.to_string())

@@ -7,6 +7,8 @@
 //!  "nodes": [{"op": {"op": "embedding"}, "inputs": [0], "params": [0], "output": 2}, ...], "layers": [...]}
 //! ```
 //!
+//! Instead of `layers`, each operator may have the `path` of the module that it is part of, from which layers follow.
+//!
 //! The data of a constant are its elements, row by row, each four bytes in little-endian order, as base64 with padding:
 //! an f32, an i32, or a truth value as the integer 0 or 1. `constants` is omitted if there are none.
 //!
@@ -55,9 +57,9 @@ pub fn document_schema() -> serde_json::Value {
         #[serde(default)]
         constants: Vec<ConstantDocument<String>>,
         /// Operators, each after the operators whose outputs it reads. The last one is the main loss.
-        nodes: Vec<OpNode>,
-        /// Layers, which cover every operator in order.
-        layers: Vec<Layer>,
+        nodes: Vec<NodeDocument>,
+        /// Layers, which cover every operator in order. If they are missing, they follow from the operators' paths.
+        layers: Option<Vec<Layer>>,
     }
     schemars::schema_for!(GraphDocument).into()
 }
@@ -82,8 +84,19 @@ struct Document {
     values: Vec<AnyValue>,
     #[serde(default)]
     constants: Vec<Constant>,
-    nodes: Vec<OpNode>,
-    layers: Vec<Layer>,
+    nodes: Vec<NodeDocument>,
+    /// Missing if each operator has the path of its module.
+    layers: Option<Vec<Layer>>,
+}
+
+/// An operator, with the path of the module that it is part of.
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+struct NodeDocument {
+    #[serde(flatten)]
+    node: OpNode,
+    /// Path of the module that the operator is part of, such as `layers.3.mlp`. Required if there are no layers.
+    path: Option<String>,
 }
 
 impl<'de> Deserialize<'de> for Graph {
@@ -112,6 +125,15 @@ impl<'de> Deserialize<'de> for Graph {
             }
         };
         let Document { tensors, nodes, layers, constants, .. } = document;
+        let (nodes, paths): (Vec<OpNode>, Vec<Option<String>>) =
+            nodes.into_iter().map(|NodeDocument { node, path }| (node, path)).unzip();
+        let layers = match (layers, paths.into_iter().collect::<Option<Vec<String>>>()) {
+            (Some(layers), _) => layers,
+            (None, Some(paths)) => super::cut::cut(&nodes, &tensors, &paths),
+            (None, None) => {
+                return Err(D::Error::custom("a graph has layers, or each of its operators has the path of a module"));
+            }
+        };
         Ok(Self { tensors, values, nodes, layers, inputs, constants })
     }
 }
@@ -237,6 +259,28 @@ mod tests {
         object.insert("values".to_owned(), first.into());
         object["values"][0]["name"] = json!("tokens");
         assert_eq!(serde_json::from_value::<Graph>(document).unwrap(), graph);
+    }
+
+    #[test]
+    fn layers_follow_from_paths() {
+        let mut graph = TINY.graph();
+        let mut document = serde_json::to_value(&graph).unwrap();
+        document.as_object_mut().unwrap().remove("layers");
+        let error = serde_json::from_value::<Graph>(document.clone()).unwrap_err().to_string();
+        assert!(error.contains("a graph has layers, or each"), "{error}");
+        for (layer, nodes) in graph.layers.iter().map(|layer| (&layer.name, layer.nodes.clone())) {
+            document["nodes"].as_array_mut().unwrap()[nodes].iter_mut().for_each(|node| node["path"] = json!(layer));
+        }
+        let cut = serde_json::from_value::<Graph>(document).unwrap();
+        graph.layers.iter_mut().for_each(|layer| layer.block.clone_from(&cut.layers[0].block));
+        let blocks: Vec<Option<&str>> = cut.layers.iter().map(|layer| layer.block.as_deref()).collect();
+        assert_eq!(blocks, [None, Some("h.0"), Some("h.0"), Some("h.1"), Some("h.1"), None]);
+        assert!(
+            cut.layers
+                .iter()
+                .zip(&graph.layers)
+                .all(|(cut, layer)| (&cut.name, &cut.nodes) == (&layer.name, &layer.nodes))
+        );
     }
 
     #[test]

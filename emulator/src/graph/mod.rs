@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::ops::OpKind;
 
 mod builder;
+mod cut;
 mod dimensions;
 mod document;
 mod shape;
