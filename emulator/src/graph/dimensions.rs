@@ -63,6 +63,17 @@ impl Dimensions {
         self
     }
 
+    /// Returns the list without the sizes of these axes.
+    #[must_use]
+    pub fn without(self, axes: &[usize]) -> Self {
+        let mut list = Self::default();
+        for (_, size) in self.iter().enumerate().filter(|(axis, _)| !axes.contains(axis)) {
+            list.sizes[list.rank] = *size;
+            list.rank += 1;
+        }
+        list
+    }
+
     /// Returns the list with another size at `axis`; unchanged if there is no such axis.
     #[must_use]
     pub fn with_size(mut self, axis: usize, size: usize) -> Self {
@@ -131,6 +142,7 @@ mod tests {
         let list = Dimensions::new(&[2, 3]).unwrap();
         assert_eq!((&*list.with_last(4).unwrap(), list.elements()), (&[2, 3, 4][..], 6));
         assert_eq!((list.without_last(), Dimensions::default().elements()), (Dimensions::new(&[2]).unwrap(), 1));
+        assert_eq!((&*list.without(&[0]), &*list.without(&[0, 1]), list.without(&[7])), (&[3][..], &[][..], list));
         assert_eq!((list.with_size(0, 5), list.with_size(2, 5)), (Dimensions::new(&[5, 3]).unwrap(), list));
         assert_eq!(Dimensions::new(&[1; MAX_DIMENSIONS]).unwrap().with_last(1), None);
         assert_eq!(Dimensions::new(&[usize::MAX, 4]).unwrap().elements(), u64::MAX, "saturates");

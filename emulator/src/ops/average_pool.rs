@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::window::{Window, pooling};
+use super::window::{Window, pooling_output};
 use super::{OpError, Operator, Signature};
-use crate::graph::{DType, Shape};
+use crate::graph::Shape;
 
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,10 +21,7 @@ pub struct AveragePool {
 
 impl Operator for AveragePool {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [x] = io.inputs([DType::F32])?;
-        io.params(&[], 0)?;
-        let [rows, columns] = pooling(x, self.kernel, self.window)?.windows;
-        Ok(Some(x.with_dimensions(x.dimension_list().with_size(1, rows).with_size(2, columns))))
+        pooling_output(io, self.kernel, self.window)
     }
 }
 

@@ -35,9 +35,17 @@ pub(super) fn broadcast_operands(a: &Shape, b: &[usize]) -> Result<Dimensions, O
 
 #[cfg(feature = "kernels")]
 pub(super) mod run {
+    use super::broadcast;
     use crate::graph::Dimensions;
     use crate::kernels::strided::{self, Fold, MAX_VIEW_RANK, View};
     use crate::kernels::{Accumulate, Context};
+
+    /// Returns the views of the values of `samples` samples with these dimensions, all broadcast to the joint ones.
+    pub(in crate::ops) fn views<const N: usize>(samples: usize, operands: [&[usize]; N]) -> [View; N] {
+        let join = |joint: Dimensions, operand: &&[usize]| broadcast(&joint, operand).unwrap_or_default();
+        let (sizes, rank) = leaf_sizes(samples, operands.iter().fold(Dimensions::default(), join));
+        operands.map(|operand| View::of_samples(samples, operand).broadcast(&sizes[..rank]))
+    }
 
     /// Returns the sizes of a leaf of `samples` samples of these dimensions.
     pub(in crate::ops) fn leaf_sizes(samples: usize, dimensions: Dimensions) -> ([usize; MAX_VIEW_RANK], usize) {

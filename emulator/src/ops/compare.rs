@@ -65,8 +65,8 @@ impl Operator for Compare {
 mod run {
     use super::{Compare, Relation};
     use crate::graph::DType;
-    use crate::kernels::strided::{self, View};
-    use crate::ops::broadcast::{broadcast, run as operands};
+    use crate::kernels::strided;
+    use crate::ops::broadcast::run as operands;
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, integers, integers_mut};
 
     impl Relation {
@@ -79,9 +79,7 @@ mod run {
 
     impl Executor for Compare {
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let [a, b] = [0, 1].map(|at| io.shape.inputs[at].dimensions());
-            let (sizes, rank) = operands::leaf_sizes(kit.samples, broadcast(a, b).unwrap_or_default());
-            let views = [a, b].map(|operand| View::of_samples(kit.samples, operand).broadcast(&sizes[..rank]));
+            let views = operands::views(kit.samples, [0, 1].map(|at| io.shape.inputs[at].dimensions()));
             let data = [0, 1].map(|at| io.inputs[at].words());
             let is_float = io.shape.inputs[0].dtype() == DType::F32;
             strided::map(kit.cx, views, data, io.output, |[a, b], out| {

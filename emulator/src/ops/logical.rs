@@ -43,15 +43,13 @@ impl Operator for Logical {
 #[cfg(feature = "kernels")]
 mod run {
     use super::{Logical, LogicalFunction};
-    use crate::kernels::strided::{self, View};
-    use crate::ops::broadcast::{broadcast, run as operands};
+    use crate::kernels::strided;
+    use crate::ops::broadcast::run as operands;
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, integers, integers_mut};
 
     impl Executor for Logical {
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let [a, b] = [0, 1].map(|at| io.shape.inputs[at].dimensions());
-            let (sizes, rank) = operands::leaf_sizes(kit.samples, broadcast(a, b).unwrap_or_default());
-            let views = [a, b].map(|operand| View::of_samples(kit.samples, operand).broadcast(&sizes[..rank]));
+            let views = operands::views(kit.samples, [0, 1].map(|at| io.shape.inputs[at].dimensions()));
             let data = [0, 1].map(|at| io.inputs[at].words());
             let function: fn(i32, i32) -> i32 = match self.function {
                 LogicalFunction::And => |a, b| a & b,

@@ -3,9 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::window::{Window, pooling};
+use super::window::{Window, pooling_output};
 use super::{OpError, Operator, SavedForBackward, Signature};
-use crate::graph::{DType, Shape};
+use crate::graph::Shape;
 
 /// See the module documentation. Saves its input.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,10 +20,7 @@ pub struct MaxPool {
 
 impl Operator for MaxPool {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [x] = io.inputs([DType::F32])?;
-        io.params(&[], 0)?;
-        let [rows, columns] = pooling(x, self.kernel, self.window)?.windows;
-        Ok(Some(x.with_dimensions(x.dimension_list().with_size(1, rows).with_size(2, columns))))
+        pooling_output(io, self.kernel, self.window)
     }
 
     fn saved(&self, _: &Signature<'_>) -> SavedForBackward {

@@ -53,7 +53,6 @@ mod gather_rows;
 mod heads;
 mod layer_norm;
 mod linear;
-mod log_softmax;
 mod logical;
 mod logits_cross_entropy;
 mod matmul;
@@ -224,7 +223,6 @@ operators! {
     reduce::Reduce,
     cumulative_sum::CumulativeSum,
     softmax::Softmax,
-    log_softmax::LogSoftmax,
     matmul::Matmul,
     gather::Gather,
     one_hot::OneHot,
@@ -338,8 +336,7 @@ mod tests {
                 r#"{"op":"reduce","reduction":"mean","axes":[1],"keep":true}"#,
             ),
             (CumulativeSum { axis: 1 }.into(), r#"{"op":"cumulative_sum","axis":1}"#),
-            (Softmax.into(), r#"{"op":"softmax"}"#),
-            (LogSoftmax.into(), r#"{"op":"log_softmax"}"#),
+            (Softmax { log: true }.into(), r#"{"op":"softmax","log":true}"#),
             (Matmul { transpose_a: false, transpose_b: true }.into(), r#"{"op":"matmul","transpose_b":true}"#),
             (Gather { axis: 1 }.into(), r#"{"op":"gather","axis":1}"#),
             (OneHot { classes: 3 }.into(), r#"{"op":"one_hot","classes":3}"#),

@@ -41,6 +41,13 @@ pub struct Reduce {
     pub keep: bool,
 }
 
+impl Reduce {
+    /// Returns these dimensions with a size of 1 at each axis that is reduced.
+    fn reduced(&self, sizes: Dimensions) -> Dimensions {
+        self.axes.iter().fold(sizes, |sizes, &axis| sizes.with_size(axis, 1))
+    }
+}
+
 impl Operator for Reduce {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         let [x] = io.inputs([DType::F32])?;
@@ -49,10 +56,8 @@ impl Operator for Reduce {
         if self.axes.is_empty() || !is_rising || self.axes.iter().any(|&axis| axis >= x.dimensions().len()) {
             return Err(OpError::Axes { axes: self.axes.to_vec(), found: x.to_string() });
         }
-        let reduced = self.axes.iter().fold(x.dimension_list(), |sizes, &axis| sizes.with_size(axis, 1));
-        let kept = || reduced.iter().enumerate().filter(|(axis, _)| !self.axes.contains(axis)).map(|(_, size)| *size);
-        let removed = || Dimensions::new(&kept().collect::<Vec<_>>()).unwrap_or_default();
-        Ok(Some(x.with_dimensions(if self.keep { reduced } else { removed() })))
+        let sizes = x.dimension_list();
+        Ok(Some(x.with_dimensions(if self.keep { self.reduced(sizes) } else { sizes.without(&self.axes) })))
     }
 
     fn saved(&self, _: &Signature<'_>) -> SavedForBackward {
@@ -80,9 +85,8 @@ mod run {
         /// Returns the views of the input and, of the same size, of the output.
         fn views(&self, shape: &NodeShape, samples: usize) -> [View; 2] {
             let x = shape.inputs[0];
-            let reduced = self.axes.iter().fold(x.dimension_list(), |sizes, &axis| sizes.with_size(axis, 1));
             let input = View::of_samples(samples, x.dimensions());
-            [input, View::of_samples(samples, &reduced).broadcast(input.sizes())]
+            [input, View::of_samples(samples, &self.reduced(x.dimension_list())).broadcast(input.sizes())]
         }
 
         /// Returns the order in which the dimensions that stay come first, and their number. Samples are dimension 0.

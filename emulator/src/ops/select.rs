@@ -35,15 +35,12 @@ impl Operator for Select {
 mod run {
     use super::Select;
     use crate::kernels::strided::{self, View};
-    use crate::ops::broadcast::{broadcast, run as operands};
+    use crate::ops::broadcast::run as operands;
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, TargetMut, integers};
 
     /// Returns the views of the condition and both operands.
     fn views(shape: &NodeShape, samples: usize) -> [View; 3] {
-        let inputs = [0, 1, 2].map(|at| shape.inputs[at].dimensions());
-        let both = broadcast(inputs[1], inputs[2]).unwrap_or_default();
-        let (sizes, rank) = operands::leaf_sizes(samples, broadcast(&both, inputs[0]).unwrap_or_default());
-        inputs.map(|operand| View::of_samples(samples, operand).broadcast(&sizes[..rank]))
+        operands::views(samples, [0, 1, 2].map(|at| shape.inputs[at].dimensions()))
     }
 
     impl Executor for Select {

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{OpError, Operator, Signature};
-use crate::graph::{Dimensions, Shape};
+use crate::graph::Shape;
 
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,10 +50,9 @@ impl Operator for Slice {
         if start >= end || end > size || step == 0 || (drop && self.size() != 1) {
             return Err(error());
         }
-        let dimensions = x.dimension_list().with_size(axis, self.size());
-        let kept = || dimensions.iter().enumerate().filter(|(at, _)| *at != axis).map(|(_, size)| *size);
-        let dropped = || Dimensions::new(&kept().collect::<Vec<_>>()).unwrap_or_default();
-        Ok(Some(x.with_dimensions(if drop { dropped() } else { dimensions })))
+        let sizes = x.dimension_list();
+        let dimensions = if drop { sizes.without(&[axis]) } else { sizes.with_size(axis, self.size()) };
+        Ok(Some(x.with_dimensions(dimensions)))
     }
 }
 

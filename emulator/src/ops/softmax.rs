@@ -1,4 +1,4 @@
-//! `(x [.., C]) -> [.., C]`: the softmax of each row.
+//! `(x [.., C]) -> [.., C]`: the softmax of each row, or its logarithm.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,11 @@ use crate::graph::{DType, Shape};
 /// See the module documentation. Saves its output.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Softmax;
+pub struct Softmax {
+    /// Whether the logarithm is computed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub log: bool,
+}
 
 impl Operator for Softmax {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
@@ -35,19 +39,21 @@ mod run {
 
     impl Executor for Softmax {
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let kernel = if self.log { softmax::log_forward } else { softmax::forward };
             let (simd, width) = (kit.cx.simd, io.shape.columns());
             let data = (rows(io.inputs[0].values(), width), rows_mut(io.output, width));
             kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (x, y)| {
-                softmax::forward(simd, width, x.data, y.data);
+                kernel(simd, width, x.data, y.data);
             });
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
+            let kernel = if self.log { softmax::log_backward } else { softmax::backward };
             let (simd, width) = (kit.cx.simd, io.shape.columns());
             let data = (rows(io.output, width), rows(&*io.gradient, width), rows_mut(dx, width));
             kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (y, dy, dx)| {
-                softmax::backward(simd, width, y.data, dy.data, dx.data);
+                kernel(simd, width, y.data, dy.data, dx.data);
             });
         }
     }
@@ -59,25 +65,27 @@ mod tests {
     use crate::graph::Graph;
     use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TOKENS, TestGraph, X, accepts, rejects};
 
+    const PLAIN: Softmax = Softmax { log: false };
+
     impl OperatorTests for Softmax {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let row = |row: &[f64]| -> Vec<f64> {
                 let sum: f64 = row.iter().map(|x| x.exp()).sum();
-                row.iter().map(|x| x.exp() / sum).collect()
+                row.iter().map(|x| if self.log { x - sum.ln() } else { x.exp() / sum }).collect()
             };
             args.inputs[0].chunks(args.io.inputs[0].columns()).flat_map(row).collect()
         }
 
         fn shape_cases() -> Vec<ShapeCase> {
             vec![
-                accepts(Softmax, &[X], &[], X),
-                rejects(Softmax, &[TOKENS], &[], "type f32"),
-                rejects(Softmax, &[X], &[&[4]], "0 tensors"),
+                accepts(PLAIN, &[X], &[], X),
+                rejects(PLAIN, &[TOKENS], &[], "type f32"),
+                rejects(PLAIN, &[X], &[&[4]], "0 tensors"),
             ]
         }
 
         fn graphs() -> Vec<Graph> {
-            vec![TestGraph::build(|s, x| s.node(Softmax, &[x], &[]))]
+            [false, true].map(|log| TestGraph::build(|s, x| s.node(Softmax { log }, &[x], &[]))).into()
         }
     }
 }

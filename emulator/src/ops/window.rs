@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::OpError;
+use super::{OpError, Signature};
 use crate::graph::{DType, Shape};
 
 /// How a window moves; all numbers are of rows and of columns.
@@ -109,6 +109,14 @@ pub(super) fn pooling(x: Shape, kernel: [usize; 2], window: Window) -> Result<Wi
         return Err(error());
     }
     window.sizes(kernel, [height, width]).ok_or_else(error)
+}
+
+/// Returns the output of a pooling operator.
+pub(super) fn pooling_output(io: &Signature<'_>, kernel: [usize; 2], window: Window) -> Result<Option<Shape>, OpError> {
+    let [x] = io.inputs([DType::F32])?;
+    io.params(&[], 0)?;
+    let [rows, columns] = pooling(x, kernel, window)?.windows;
+    Ok(Some(x.with_dimensions(x.dimension_list().with_size(1, rows).with_size(2, columns))))
 }
 
 #[cfg(test)]

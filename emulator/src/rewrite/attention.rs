@@ -4,7 +4,7 @@ use super::mask::{self, MaskForm, Pairs};
 use super::matcher::{Input, Matcher, NewNode, Replacement};
 use crate::graph::{NodeId, OpNode, ValueId};
 use crate::ops::{
-    Attention, BinaryFunction, CausalAttention, Concatenate, Dropout, Matmul, OpKind, Permute, Reshape, Slice,
+    Attention, BinaryFunction, CausalAttention, Concatenate, Dropout, Matmul, OpKind, Permute, Reshape, Slice, Softmax,
 };
 
 /// Recognizes softmax(mask(q kᵀ · scale)) v of heads, joined to rows, with or without dropout of the probabilities.
@@ -87,10 +87,10 @@ fn product(matcher: &mut Matcher<'_>, value: ValueId, is_transposed: bool) -> Op
 fn softmax(matcher: &mut Matcher<'_>, value: ValueId) -> Option<(ValueId, f32)> {
     let node = matcher.inner(value)?;
     match node.op {
-        OpKind::Softmax(_) => Some((node.inputs[0], 0.0)),
+        OpKind::Softmax(Softmax { log: false }) => Some((node.inputs[0], 0.0)),
         OpKind::Dropout(Dropout { rate }) => {
             let softmax = matcher.inner(node.inputs[0])?;
-            matches!(softmax.op, OpKind::Softmax(_)).then(|| (softmax.inputs[0], rate))
+            matches!(softmax.op, OpKind::Softmax(Softmax { log: false })).then(|| (softmax.inputs[0], rate))
         }
         _ => None,
     }

@@ -2,7 +2,7 @@
 
 use super::matcher::{Matcher, Replacement};
 use crate::graph::{NodeId, ValueId};
-use crate::ops::{CrossEntropy, Gather, OpKind, Reduce, Reduction, SumLoss};
+use crate::ops::{CrossEntropy, Gather, OpKind, Reduce, Reduction, Softmax, SumLoss};
 
 /// Recognizes the sum over rows of -ln softmax(x wᵀ + b) at the label, times a factor.
 pub(super) fn cross_entropy(matcher: &mut Matcher<'_>, root: NodeId) -> Option<Replacement> {
@@ -14,7 +14,8 @@ pub(super) fn cross_entropy(matcher: &mut Matcher<'_>, root: NodeId) -> Option<R
     let (logs, index) = (gather.inputs[0], gather.inputs[1]);
     let log_softmax = matcher.inner(logs)?;
     let linear = matcher.inner(*log_softmax.inputs.first()?)?;
-    let is_classifier = matches!((log_softmax.op, linear.op), (OpKind::LogSoftmax(_), OpKind::Linear(_)));
+    let is_classifier =
+        matches!((log_softmax.op, linear.op), (OpKind::Softmax(Softmax { log: true }), OpKind::Linear(_)));
     let shape = matcher.graph.values[logs].shape;
     if !is_classifier || axis + 1 != shape.dimensions().len() {
         return None;

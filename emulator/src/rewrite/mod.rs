@@ -5,7 +5,7 @@
 //! silu(g) * u                                 gate (silu)
 //! x * rsqrt(mean(x^2) + eps) * gain           rms_norm
 //! softmax(where(causal, q k^T / s, -inf)) v   causal_attention
-//! -gather(log_softmax(x w^T), labels)         cross_entropy
+//! -gather(log softmax(x w^T), labels)         cross_entropy
 //! ```
 //!
 //! A [pattern](Pattern) is one file and one line of the table [`PATTERNS`]. `tests` compares values and gradients of

@@ -9,8 +9,8 @@ use crate::compile::BatchSpec;
 use crate::graph::{Axes, DType, Graph, Shape, ValueId};
 use crate::ops::testing::{ROWS, TestGraph, WIDTH, reference_loss};
 use crate::ops::{
-    Activation, Binary, BinaryFunction, Compare, Gather, Linear, LogSoftmax, Matmul, OpKind, Permute, Reduce,
-    Reduction, Relation, Scale, Select, Slice, Softmax, SumLoss, Unary, UnaryFunction,
+    Activation, Binary, BinaryFunction, Compare, Gather, Linear, Matmul, OpKind, Permute, Reduce, Reduction, Relation,
+    Scale, Select, Slice, Softmax, SumLoss, Unary, UnaryFunction,
 };
 use crate::plan::Encoding;
 
@@ -278,7 +278,7 @@ fn attention(s: &mut TestGraph, x: ValueId, projections: Projections, masked: Ma
         s.over(scores, 2.0)
     };
     let scores = mask(s, scores, masked);
-    let y = s.node(Softmax, &[scores], &[]);
+    let y = s.node(Softmax { log: false }, &[scores], &[]);
     let y = s.node(Matmul { transpose_a: false, transpose_b: false }, &[y, v], &[]);
     let y = s.permute(y, &[1, 0, 2]);
     s.reshape(y, &[ROWS, WIDTH])
@@ -331,7 +331,7 @@ fn cross_entropies() {
         TestGraph::build(|s, x| {
             let (weight, bias) = (s.tensor(&[7, WIDTH]), s.tensor(&[7]));
             let logits = s.node(Linear, &[x], &[weight, bias]);
-            let logs = s.node(LogSoftmax, &[logits], &[]);
+            let logs = s.node(Softmax { log: true }, &[logits], &[]);
             let labels = s.labels_of(x);
             let index = s.reshape(labels, &[ROWS, 1]);
             let logs = s.node(Gather { axis: 1 }, &[logs, index], &[]);

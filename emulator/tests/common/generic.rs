@@ -4,8 +4,8 @@ use millrace_emulator::graph::{
     Axes, DType, Dimensions, Graph, GraphBuilder, Initializer, Shape, TensorId, TensorRole, ValueId,
 };
 use millrace_emulator::ops::{
-    Add, Binary, BinaryFunction, Compare, Dropout, Embedding, Gather, Linear, LogSoftmax, Matmul, OpKind, Permute,
-    Reduce, Reduction, Relation, Reshape, Select, Slice, Softmax, SumLoss, Unary, UnaryFunction,
+    Add, Binary, BinaryFunction, Compare, Dropout, Embedding, Gather, Linear, Matmul, OpKind, Permute, Reduce,
+    Reduction, Relation, Reshape, Select, Slice, Softmax, SumLoss, Unary, UnaryFunction,
 };
 
 /// Sizes of [`decoder`].
@@ -90,7 +90,7 @@ impl Net {
         let scores = self.binary(BinaryFunction::Div, scores, scale);
         let nothing = self.number(f32::NEG_INFINITY);
         let scores = self.node(Select, &[mask, scores, nothing], &[]);
-        let probabilities = self.node(Softmax, &[scores], &[]);
+        let probabilities = self.node(Softmax { log: false }, &[scores], &[]);
         let probabilities = self.node(Dropout { rate: of.dropout }, &[probabilities], &[]);
         let y = self.node(Matmul { transpose_a: false, transpose_b: false }, &[probabilities, v], &[]);
         let y = self.node(Permute { order: Axes::new(&[1, 0, 2]).unwrap() }, &[y], &[]);
@@ -138,7 +138,7 @@ pub fn decoder(of: DecoderSizes) -> Graph {
     }
     let x = net.rms_norm("norm", x, of);
     let logits = net.linear("head", x, width, vocabulary);
-    let logs = net.node(LogSoftmax, &[logits], &[]);
+    let logs = net.node(Softmax { log: true }, &[logits], &[]);
     let labels = net.node(Reshape { dimensions: sizes(&[tokens, 1]) }, &[labels], &[]);
     let logs = net.node(Gather { axis: 1 }, &[logs, labels], &[]);
     let weights = net.builder.numbers("weights", &[tokens, 1], &vec![0.5; tokens]);
