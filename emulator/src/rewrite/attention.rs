@@ -2,7 +2,8 @@
 
 use super::mask::{self, MaskForm, Pairs};
 use super::matcher::{Input, Matcher, NewNode, Replacement};
-use crate::graph::{NodeId, OpNode, ValueId};
+use crate::graph::{Axes, Dimensions, NodeId, OpNode, ValueId};
+use crate::numerics::GEMM_INNER_BLOCK;
 use crate::ops::{
     Attention, BinaryFunction, CausalAttention, Concatenate, Dropout, Matmul, OpKind, Permute, Reshape, Slice, Softmax,
 };
@@ -15,7 +16,7 @@ pub(super) fn causal_attention(matcher: &mut Matcher<'_>, root: NodeId) -> Optio
     let by_head = permuted(matcher, by_row, &[1, 0, 2])?;
     let (probabilities, v) = product(matcher, by_head, false)?;
     let &[heads, _, head_dim] = matcher.graph.values[v].shape.dimensions() else { return None };
-    if heads * head_dim != width {
+    if heads * head_dim != width || head_dim > GEMM_INNER_BLOCK {
         return None;
     }
     let (scores, dropout) = softmax(matcher, probabilities)?;
@@ -23,11 +24,10 @@ pub(super) fn causal_attention(matcher: &mut Matcher<'_>, root: NodeId) -> Optio
     let scores = matcher.product(scores);
     let &[product_of_heads] = &scores.values[..] else { return None };
     let (q, k) = product(matcher, product_of_heads, true)?;
-    let [q, k] = [q, k].map(|value| matcher.product(value));
-    let scale = scores.number * q.number * k.number;
-    let (&[q], &[k]) = (&q.values[..], &k.values[..]) else { return None };
+    let [(q_scale, q), (k_scale, k)] = [q, k].map(|value| scaled(matcher, value));
+    let scale = scores.number * q_scale * k_scale;
     let sizes = [rows, heads, head_dim];
-    let columns = packed(matcher, [q, k, v], sizes).or_else(|| separate(matcher, [q, k, v], sizes))?;
+    let columns = packed(matcher, [q, k, v], sizes).unwrap_or_else(|| separate(matcher, [q, k, v], sizes));
     let op: OpKind = match pairs {
         Pairs::Causal => CausalAttention::new(heads, scale, dropout).into(),
         Pairs::All => Attention { heads, scale, dropout }.into(),
@@ -36,20 +36,56 @@ pub(super) fn causal_attention(matcher: &mut Matcher<'_>, root: NodeId) -> Optio
     let input = match columns {
         Columns::Packed(qkv) => Input::Value(qkv),
         Columns::Separate(parts) => {
-            let inputs = parts.map(Input::Value).to_vec();
-            nodes.push(NewNode { op: Concatenate { axis: 1 }.into(), inputs, params: Vec::new() });
-            Input::Made(0)
+            let inputs = parts.map(|part| part.by_row(&mut nodes, rows, width)).to_vec();
+            add(&mut nodes, Concatenate { axis: 1 }, inputs)
         }
     };
-    nodes.push(NewNode { op, inputs: vec![input], params: Vec::new() });
+    add(&mut nodes, op, vec![input]);
     Some(Replacement { nodes })
+}
+
+/// Adds an operator to a replacement.
+fn add(nodes: &mut Vec<NewNode>, op: impl Into<OpKind>, inputs: Vec<Input>) -> Input {
+    nodes.push(NewNode { op: op.into(), inputs, params: Vec::new() });
+    Input::Made(nodes.len() - 1)
 }
 
 /// Queries, keys and values as rows.
 enum Columns {
     /// All as columns of one value.
     Packed(ValueId),
-    Separate([ValueId; 3]),
+    Separate([Part; 3]),
+}
+
+/// Queries, keys or values.
+#[derive(Clone, Copy)]
+enum Part {
+    /// As rows.
+    Rows(ValueId),
+    /// By head: `[heads, rows, head_dim]`.
+    Heads(ValueId),
+}
+
+impl Part {
+    /// Returns the value as rows; adds the operators that this takes.
+    fn by_row(self, nodes: &mut Vec<NewNode>, rows: usize, width: usize) -> Input {
+        let (value, order, sizes) = match (self, Axes::new(&[1, 0, 2]), Dimensions::new(&[rows, width])) {
+            (Self::Heads(value), Some(order), Some(sizes)) => (value, order, sizes),
+            (Self::Rows(value) | Self::Heads(value), ..) => return Input::Value(value),
+        };
+        let turned = add(nodes, Permute { order }, vec![Input::Value(value)]);
+        add(nodes, Reshape { dimensions: sizes }, vec![turned])
+    }
+}
+
+/// Returns a number and a value whose product is `value`. The operators that multiply them become inner.
+fn scaled(matcher: &mut Matcher<'_>, value: ValueId) -> (f32, ValueId) {
+    let product = matcher.attempt(|matcher| {
+        let product = matcher.product(value);
+        let &[only] = &product.values[..] else { return None };
+        Some((product.number, only))
+    });
+    product.unwrap_or((1.0, value))
 }
 
 /// Returns the input and the dimensions of a reshape.
@@ -135,32 +171,42 @@ fn packed(matcher: &mut Matcher<'_>, values: [ValueId; 3], [rows, heads, head_di
     })
 }
 
-/// Recognizes queries, keys and values as values of their own, each divided into heads. If they are neighbouring
+/// Recognizes queries, keys and values as values of their own, each divided into heads or not. If they are neighbouring
 /// columns of one value, that is used instead.
-fn separate(matcher: &mut Matcher<'_>, values: [ValueId; 3], [rows, heads, head_dim]: [usize; 3]) -> Option<Columns> {
+fn separate(matcher: &mut Matcher<'_>, values: [ValueId; 3], sizes: [usize; 3]) -> Columns {
+    let parts = values.map(|value| {
+        let rows = matcher.attempt(|matcher| divided_rows(matcher, value, sizes));
+        rows.map_or(Part::Heads(value), Part::Rows)
+    });
+    let columns = matcher.attempt(|matcher| neighbouring_columns(matcher, parts, sizes));
+    columns.map_or(Columns::Separate(parts), Columns::Packed)
+}
+
+/// Returns the rows if `value` is these rows divided into heads; the operators become inner.
+fn divided_rows(matcher: &mut Matcher<'_>, value: ValueId, [rows, heads, head_dim]: [usize; 3]) -> Option<ValueId> {
+    let by_row = permuted(matcher, value, &[1, 0, 2])?;
+    let (whole, sizes) = reshaped(matcher.inner(by_row)?)?;
+    let is_whole = matcher.graph.values[whole].shape.dimensions() == [rows, heads * head_dim];
+    (is_whole && sizes == [rows, heads, head_dim]).then_some(whole)
+}
+
+/// Returns the value whose columns are queries, keys and values, in this order; the operators become inner.
+fn neighbouring_columns(
+    matcher: &mut Matcher<'_>,
+    parts: [Part; 3],
+    [_, heads, head_dim]: [usize; 3],
+) -> Option<ValueId> {
     let width = heads * head_dim;
-    let mut parts = [0; 3];
-    for (part, value) in parts.iter_mut().zip(values) {
-        let by_row = permuted(matcher, value, &[1, 0, 2])?;
-        let (whole, sizes) = reshaped(matcher.inner(by_row)?)?;
-        if sizes != [rows, heads, head_dim] || matcher.graph.values[whole].shape.dimensions() != [rows, width] {
+    let mut whole = None;
+    for (at, part) in parts.into_iter().enumerate() {
+        let Part::Rows(part) = part else { return None };
+        let node = matcher.inner(part)?;
+        let OpKind::Slice(Slice { axis: 1, start, end, step: 1, drop: false }) = node.op else { return None };
+        let is_next = start == at * width && end == start + width;
+        if !is_next || whole.is_some_and(|whole| whole != node.inputs[0]) {
             return None;
         }
-        *part = whole;
+        whole = Some(node.inputs[0]);
     }
-    let columns = matcher.attempt(|matcher| {
-        let mut whole = None;
-        for (at, part) in parts.into_iter().enumerate() {
-            let node = matcher.inner(part)?;
-            let OpKind::Slice(Slice { axis: 1, start, end, step: 1, drop: false }) = node.op else { return None };
-            let is_next = start == at * width && end == start + width;
-            if !is_next || whole.is_some_and(|whole| whole != node.inputs[0]) {
-                return None;
-            }
-            whole = Some(node.inputs[0]);
-        }
-        let is_all = |whole: &ValueId| matcher.graph.values[*whole].shape.columns() == 3 * width;
-        whole.filter(is_all).map(Columns::Packed)
-    });
-    Some(columns.unwrap_or(Columns::Separate(parts)))
+    whole.filter(|whole| matcher.graph.values[*whole].shape.columns() == 3 * width)
 }

@@ -4,6 +4,7 @@
 //! g / (1 + e^-g)                              activation (silu)
 //! silu(g) * u                                 gate (silu)
 //! x * rsqrt(mean(x^2) + eps) * gain           rms_norm
+//! (x - mean) / sqrt(variance + eps) * gain    layer_norm
 //! softmax(where(causal, q k^T / s, -inf)) v   causal_attention
 //! -gather(log softmax(x w^T), labels)         cross_entropy
 //! ```
@@ -24,6 +25,7 @@ mod activation;
 mod attention;
 mod cross_entropy;
 mod gate;
+mod layer_norm;
 mod mask;
 mod matcher;
 mod rms_norm;
@@ -36,10 +38,12 @@ use matcher::{Input, Matcher, Replacement};
 type Pattern = fn(&mut Matcher<'_>, NodeId) -> Option<Replacement>;
 
 /// All patterns, each after those whose result it contains.
-const PATTERNS: [Pattern; 6] = [
+const PATTERNS: [Pattern; 8] = [
     activation::sigmoid,
     activation::activation,
     gate::gate,
+    layer_norm::layer_norm,
+    layer_norm::biasless_layer_norm,
     rms_norm::rms_norm,
     attention::causal_attention,
     cross_entropy::cross_entropy,

@@ -2,22 +2,32 @@
 
 use super::activation::is_power;
 use super::matcher::{Matcher, Replacement};
-use crate::graph::{NodeId, ValueId};
+use crate::graph::{NodeId, OpNode, TensorId, ValueId};
 use crate::ops::{Binary, BinaryFunction, OpKind, Reduce, Reduction, RmsNorm, UnaryFunction};
 
 /// Recognizes x / √(mean(x²) + ε) · gain, whose mean is that of the last dimension.
 pub(super) fn rms_norm(matcher: &mut Matcher<'_>, root: NodeId) -> Option<Replacement> {
     let node = &matcher.graph.nodes[root];
-    let (&[normalized], &[gain]) = (&node.inputs[..], &node.params[..]) else { return None };
-    if !matches!(node.op, OpKind::Binary(Binary { function: BinaryFunction::Mul })) {
-        return None;
+    let (normalized_value, gain) = with_tensor(node, BinaryFunction::Mul)?;
+    let (x, epsilon) = normalized(matcher, normalized_value)?;
+    Some(Replacement::new(RmsNorm { epsilon }, &[x], &[gain]))
+}
+
+/// Returns a and the tensor b if the operator is the function of a value a and a tensor b.
+pub(super) fn with_tensor(node: &OpNode, expected: BinaryFunction) -> Option<(ValueId, TensorId)> {
+    match (node.op, &node.inputs[..], &node.params[..]) {
+        (OpKind::Binary(Binary { function }), &[a], &[b]) if function == expected => Some((a, b)),
+        _ => None,
     }
-    let (x, epsilon) = matcher.attempt(|matcher| multiplied(matcher, normalized)).or_else(|| {
-        let [x, root] = matcher.binary(normalized, BinaryFunction::Div)?;
+}
+
+/// Returns x and ε if `value` is x / √(mean(x²) + ε), whose mean is that of the last dimension.
+pub(super) fn normalized(matcher: &mut Matcher<'_>, value: ValueId) -> Option<(ValueId, f32)> {
+    matcher.attempt(|matcher| multiplied(matcher, value)).or_else(|| {
+        let [x, root] = matcher.binary(value, BinaryFunction::Div)?;
         let sum = matcher.unary(root, UnaryFunction::Sqrt)?;
         Some((x, epsilon_of(matcher, sum, x)?))
-    })?;
-    Some(Replacement::new(RmsNorm { epsilon }, &[x], &[gain]))
+    })
 }
 
 /// Returns x and ε if `value` is x times the reciprocal of √(mean(x²) + ε).
@@ -39,12 +49,19 @@ fn epsilon_of(matcher: &mut Matcher<'_>, sum: ValueId, x: ValueId) -> Option<f32
     let [a, b] = matcher.binary(sum, BinaryFunction::Add)?;
     let (mean, epsilon) =
         [(a, b), (b, a)].into_iter().find_map(|(mean, number)| Some((mean, matcher.number(number)?)))?;
-    let node = matcher.inner(mean)?;
-    let last = matcher.graph.values[x].shape.dimensions().len().checked_sub(1)?;
-    let OpKind::Reduce(Reduce { reduction: Reduction::Mean, axes, keep: true }) = node.op else { return None };
-    let square = node.inputs[0];
+    let square = mean_of_rows(matcher, mean)?;
     let is_square = matcher.unary(square, UnaryFunction::Square) == Some(x)
         || matcher.binary(square, BinaryFunction::Mul) == Some([x; 2])
         || is_power(matcher, square, x, 2.0);
-    (is_square && *axes == [last]).then_some(epsilon)
+    is_square.then_some(epsilon)
+}
+
+/// Returns x if `value` is the mean of each row of x, as rows of one element.
+pub(super) fn mean_of_rows(matcher: &mut Matcher<'_>, value: ValueId) -> Option<ValueId> {
+    matcher.attempt(|matcher| {
+        let node = matcher.inner(value)?;
+        let OpKind::Reduce(Reduce { reduction: Reduction::Mean, axes, keep: true }) = node.op else { return None };
+        let last = matcher.graph.values[node.inputs[0]].shape.dimensions().len().checked_sub(1)?;
+        (*axes == [last]).then_some(node.inputs[0])
+    })
 }

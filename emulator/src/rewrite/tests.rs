@@ -223,12 +223,48 @@ fn rms_norms() {
     assert_eq!(rewrite(of_columns.clone()), of_columns, "a mean over rows is another norm");
 }
 
+#[test]
+fn layer_norms() {
+    let norm = |has_offset: bool, divides: bool| {
+        TestGraph::build(|s, x| {
+            let mean = |s: &mut TestGraph, x| {
+                let axes = Axes::new(&[1]).unwrap();
+                s.node(Reduce { reduction: Reduction::Mean, axes, keep: true }, &[x], &[])
+            };
+            let of_rows = mean(s, x);
+            let centered = s.binary(BinaryFunction::Sub, x, of_rows);
+            let square = s.mul(centered, centered);
+            let variance = mean(s, square);
+            let sum = s.plus(variance, 1e-5);
+            let y = if divides {
+                let root = s.unary(UnaryFunction::Sqrt, sum);
+                s.binary(BinaryFunction::Div, centered, root)
+            } else {
+                let factor = s.unary(UnaryFunction::Rsqrt, sum);
+                s.mul(centered, factor)
+            };
+            let (gain, offset) = (s.tensor(&[WIDTH]), s.tensor(&[WIDTH]));
+            let y = s.mul_tensor(y, gain);
+            let add = Binary { function: BinaryFunction::Add };
+            // Without an offset, another operator uses its tensor.
+            let y = if has_offset { y } else { s.unary(UnaryFunction::Sin, y) };
+            s.node(add, &[y], &[offset])
+        })
+    };
+    for divides in [false, true] {
+        check(&norm(true, divides), &["LayerNorm"]);
+        check(&norm(false, divides), &["LayerNorm", "Unary", "Binary"]);
+    }
+}
+
 /// How queries, keys and values are made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Projections {
     Packed,
     Columns,
     Separate,
+    /// Queries are changed by head, as rotary positions change them.
+    ByHead,
 }
 
 /// The masks of attention.
@@ -268,6 +304,15 @@ fn attention(s: &mut TestGraph, x: ValueId, projections: Projections, masked: Ma
             let y = s.linear(x, WIDTH, true);
             split(s, y)
         }),
+        Projections::ByHead => {
+            let [q, k, v] = [(); 3].map(|()| {
+                let y = s.linear(x, WIDTH, true);
+                split(s, y)
+            });
+            let positions = s.constant(&[ROWS, HEAD_DIM]);
+            let turned = s.mul(q, positions);
+            [s.add(q, turned), k, v]
+        }
     };
     let scores = if projections == Projections::Separate {
         let turned = s.permute(k, &[0, 2, 1]);
@@ -321,6 +366,20 @@ fn attentions() {
     check(&graph(Projections::Columns, Masked::Relation), &["Linear", "CausalAttention"]);
     let separate = ["Linear", "Linear", "Linear", "Concatenate", "CausalAttention"];
     check(&graph(Projections::Separate, Masked::Constant), &separate);
+    let by_head = [
+        "Linear",
+        "Reshape",
+        "Permute",
+        "Linear",
+        "Linear",
+        "Binary",
+        "Add",
+        "Permute",
+        "Reshape",
+        "Concatenate",
+        "CausalAttention",
+    ];
+    check(&graph(Projections::ByHead, Masked::Scores), &by_head);
     let strict = graph(Projections::Packed, Masked::Strict);
     assert_eq!(rewrite(strict.clone()), strict, "another mask");
 }
