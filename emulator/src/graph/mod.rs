@@ -29,7 +29,7 @@ pub use dimensions::{Axes, Dimensions, MAX_DIMENSIONS};
 #[cfg(feature = "schema")]
 pub use document::document_schema;
 pub use shape::{DType, Shape};
-pub use validate::{GraphError, MAX_CONSTANT_ELEMENTS, MAX_LOSSES};
+pub use validate::{GraphError, MAX_CONSTANT_ELEMENTS, MAX_GRAPH_INPUTS, MAX_LOSSES};
 
 /// Name of the input of token ids.
 pub const INPUT_IDS: &str = "input_ids";

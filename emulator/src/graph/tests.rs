@@ -18,6 +18,7 @@ fn faults_of_graph_are_named() {
         (|g| g.tensors[0].shape = vec![1 << 40, 2], "at most 2^40"),
         (|g| g.values[3].shape = Shape::matrix(0, 64), "has dimensions [0, 64]"),
         (|g| g.inputs.clear(), "no inputs"),
+        (|g| g.inputs = vec![0; 65], "the model has 65 inputs; at most 64"),
         (|g| g.inputs[0] = 99, "the list of inputs refers to value 99"),
         (|g| g.inputs[1] = 0, "two inputs are called \"input_ids\""),
         (|g| g.values[1].name = "input_ids".into(), "two inputs are called \"input_ids\""),
@@ -35,6 +36,15 @@ fn faults_of_graph_are_named() {
                 g.constants.push(Constant { value: g.values.len() - 1, bits: [2].into() });
             },
             "\"mask\" contains the truth value 2",
+        ),
+        (
+            |g| {
+                g.values.push(Value { name: "positions".into(), shape: Shape::integers(128) });
+                let bits: Vec<u32> = (0..128).map(|at| if at == 9 { u32::MAX } else { 1 }).collect();
+                g.constants.push(Constant { value: g.values.len() - 1, bits: bits.into() });
+                g.nodes[0].inputs[0] = g.values.len() - 1;
+            },
+            "reads the constant \"positions\", which contains -1, but must be less than",
         ),
         (|g| g.nodes[0].inputs = vec![77], "value 77"),
         (|g| g.nodes[0].params = vec![99, 0], "tensor 99"),

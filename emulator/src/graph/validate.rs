@@ -1,6 +1,6 @@
 //! Validates a graph. Every graph passes this check before it is compiled, whatever its source.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::{Constant, DType, Graph, Layer, NodeId, OpNode, Shape, TensorId, Value, ValueId};
 use crate::ops::{OpError, Signature};
@@ -10,6 +10,9 @@ pub const MAX_LOSSES: usize = 4;
 
 /// Maximum elements of a tensor, or of a value per sample. Keeps every product of sizes far below 2^64.
 const MAX_ELEMENTS: u64 = 1 << 40;
+
+/// Maximum number of inputs of a graph.
+pub const MAX_GRAPH_INPUTS: usize = 64;
 
 /// Maximum elements of a constant: 1 MiB.
 pub const MAX_CONSTANT_ELEMENTS: usize = 1 << 18;
@@ -31,6 +34,8 @@ pub enum GraphError {
         what: String,
         dimensions: Vec<usize>,
     },
+    #[error("the model has {0} inputs; at most {MAX_GRAPH_INPUTS} are supported")]
+    TooManyInputs(usize),
     /// Two inputs have the same name, or are the same value.
     #[error("two inputs are called {0:?}; names must be unique")]
     RepeatedInput(String),
@@ -46,6 +51,18 @@ pub enum GraphError {
         /// Elements of its shape.
         expected: u64,
         found: usize,
+    },
+    /// A constant contains an integer that an operator can't index its table with.
+    #[error(
+        "{at} reads the constant {name:?}, which contains {found}, but must be less than {entries}, and at least 0"
+    )]
+    ConstantIndex {
+        /// The operator.
+        at: String,
+        name: String,
+        found: i32,
+        /// Entries of the table.
+        entries: usize,
     },
     /// A truth value is neither 0 nor 1.
     #[error("the constant {name:?} contains the truth value {found}; 0 and 1 are the only ones")]
@@ -162,6 +179,9 @@ impl Graph {
         if self.inputs.is_empty() {
             return Err(GraphError::Empty("inputs"));
         }
+        if self.inputs.len() > MAX_GRAPH_INPUTS {
+            return Err(GraphError::TooManyInputs(self.inputs.len()));
+        }
         let mut names = HashSet::new();
         for &input in &self.inputs {
             let value = self.value(input, || "the list of inputs".to_owned())?;
@@ -211,8 +231,10 @@ impl Graph {
         let mut made = vec![false; self.values.len()];
         self.inputs.iter().for_each(|&input| made[input] = true);
         self.constants.iter().for_each(|constant| made[constant.value] = true);
+        let constants = self.constants.iter().map(|constant| (constant.value, constant)).collect();
         for (id, node) in self.nodes.iter().enumerate() {
             self.check_node(id, node, &mut made)?;
+            self.check_constant_indices(id, node, &constants)?;
         }
         let last = self.nodes.len() - 1;
         if self.nodes[last].output.is_some() {
@@ -253,6 +275,29 @@ impl Graph {
         if output != declared {
             let told = |shape: Option<Shape>| shape.map_or("a loss".to_owned(), |shape| shape.to_string());
             return Err(GraphError::Output { at: at(), made: told(output), declared: told(declared) });
+        }
+        Ok(())
+    }
+
+    /// Checks the constants that an operator, which is valid otherwise, indexes a table with.
+    fn check_constant_indices(
+        &self,
+        id: NodeId,
+        node: &OpNode,
+        constants: &HashMap<ValueId, &Constant>,
+    ) -> Result<(), GraphError> {
+        let operator = node.op.operator();
+        for (input, value) in node.inputs.iter().enumerate() {
+            let Some(constant) = constants.get(value) else { continue };
+            let Some(entries) = operator.index_bound(&Signature::of(self, node), input) else { continue };
+            let is_outside = |integer: &i32| match usize::try_from(*integer) {
+                Ok(index) => index >= entries,
+                Err(_) => !operator.ignores_negative(input),
+            };
+            if let Some(found) = constant.bits.iter().map(|bits| bits.cast_signed()).find(is_outside) {
+                let (at, name) = (self.node_name(id), self.values[*value].name.clone());
+                return Err(GraphError::ConstantIndex { at, name, found, entries });
+            }
         }
         Ok(())
     }

@@ -1,7 +1,9 @@
 //! Which graphs are decoders: each row depends on no later row, so a text can be continued token by token.
 
+use std::collections::HashSet;
+
 use crate::device::check_operator;
-use crate::graph::{Graph, INPUT_IDS, LABELS};
+use crate::graph::{Graph, INPUT_IDS, LABELS, ValueId};
 use crate::ops::execute::UnsupportedOperator;
 use crate::ops::{CrossEntropy, OpKind, RowDependency};
 
@@ -43,14 +45,15 @@ pub fn decoder_vocabulary(graph: &Graph) -> Result<usize, NotADecoder> {
     if graph.inputs.len() != 2 || !is_head {
         return Err(NotADecoder::NotALanguageModel);
     }
+    // A constant does not grow with the text.
+    let constants: HashSet<ValueId> = graph.constants.iter().map(|constant| constant.value).collect();
     for (id, node) in body.iter().enumerate() {
         let name = node.op.name();
-        // Tokens, or a vector for each of them; a constant does not grow with the text.
-        let by_row = |value: Option<usize>| {
+        // Tokens, or a vector for each of them.
+        let by_row = |value: Option<ValueId>| {
             value.is_some_and(|value| {
-                let is_constant = graph.constants.iter().any(|constant| constant.value == value);
                 let dimensions = graph.values[value].shape.dimensions();
-                !is_constant && dimensions.first() == Some(&rows) && dimensions.len() <= 2
+                !constants.contains(&value) && dimensions.first() == Some(&rows) && dimensions.len() <= 2
             })
         };
         let reads = node.inputs.iter().all(|input| *input != labels && by_row(Some(*input)));

@@ -23,6 +23,8 @@ enum ForwardPurpose {
 pub(super) struct ScheduleBuilder<'a> {
     graph: &'a Graph,
     lives: Liveness,
+    /// Source of each value that no operator computes.
+    given: Vec<Option<InputSource>>,
     storage: Vec<StorageSlot>,
     /// Current storage of each value.
     stored_at: Vec<Option<StorageId>>,
@@ -38,8 +40,14 @@ pub(super) struct ScheduleBuilder<'a> {
 
 impl<'a> ScheduleBuilder<'a> {
     pub fn new(graph: &'a Graph) -> Self {
+        let mut given = vec![None; graph.values.len()];
+        let inputs = graph.inputs.iter().enumerate().map(|(at, &value)| (value, InputSource::Sample(at)));
+        let constants = graph.constants.iter().enumerate();
+        let constants = constants.map(|(at, constant)| (constant.value, InputSource::Constant(at)));
+        inputs.chain(constants).for_each(|(value, source)| given[value] = Some(source));
         Self {
             graph,
+            given,
             lives: Liveness::new(graph),
             storage: Vec::new(),
             stored_at: vec![None; graph.values.len()],
@@ -268,13 +276,8 @@ impl<'a> ScheduleBuilder<'a> {
     }
 
     fn source(&self, value: ValueId) -> InputSource {
-        if let Some(stored) = self.stored_at[value] {
-            return InputSource::Stored(stored);
-        }
-        let (inputs, constants) = (&self.graph.inputs, &self.graph.constants);
-        let sample = inputs.iter().position(|&input| input == value).map(InputSource::Sample);
-        let constant = || constants.iter().position(|constant| constant.value == value).map(InputSource::Constant);
-        sample.or_else(constant).unwrap_or(InputSource::Absent)
+        let computed = || self.stored_at[value].map(InputSource::Stored);
+        self.given[value].or_else(computed).unwrap_or(InputSource::Absent)
     }
 
     fn elements(&self, value: ValueId) -> u64 {
