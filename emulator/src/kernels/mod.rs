@@ -5,7 +5,9 @@
 //! * [`ftz`], [`pool`]: threads that flush denormals, and work cut into tiles;
 //! * [`buffer`], [`matrix`], [`mod@gemm`]: aligned scratch memory, strided views, matrix products;
 //! * [`elementwise`], [`convert`], [`activation`], [`norm`], [`rms_norm`], [`rotary`], [`dropout`], [`embedding`],
-//!   [`loss`], [`attention`]: the operators between the products, forward and backward.
+//!   [`loss`], [`attention`], [`softmax`]: the operators between the products, forward and backward;
+//! * [`arithmetic`], [`strided`]: functions of one and two numbers, and loops over operands of any strides, of which
+//!   the generic operators are made.
 //!
 //! Updates of weights are kernels, too; they are in [`crate::optimizers`].
 //!

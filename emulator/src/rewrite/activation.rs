@@ -2,7 +2,7 @@
 
 use millrace_params::Nonlinearity;
 
-use super::matcher::{Matcher, Replacement, binary_operands};
+use super::matcher::{Matcher, Replacement, binary_operands, is_about};
 use crate::graph::{NodeId, ValueId};
 use crate::ops::{Activation, BinaryFunction, OpKind, Unary, UnaryFunction};
 
@@ -32,23 +32,13 @@ pub(super) fn activation(matcher: &mut Matcher<'_>, root: NodeId) -> Option<Repl
         let same = one_plus_exp_of_negative(matcher, below)?;
         return (same == x).then(|| Replacement::new(Activation { kind: Nonlinearity::Silu }, &[x], &[]));
     }
-    let (is_scaled, [a, b]) = match binary_operands(node, BinaryFunction::Mul) {
-        Some(factors) => (false, factors),
-        None => (true, [node.inputs.first().copied().filter(|_| matches!(node.op, OpKind::Scale(_)))?; 2]),
-    };
-    let mut product = matcher.product(a);
-    if is_scaled {
-        product.number *= if let OpKind::Scale(scale) = node.op { scale.factor } else { 1.0 };
-    } else {
-        let other = matcher.product(b);
-        product.number *= other.number;
-        product.values.extend(other.values);
-    }
+    let product = matcher.product_of(node)?;
     let &[a, b] = &product.values[..] else { return None };
     [(a, b), (b, a)].into_iter().find_map(|(x, weight)| {
-        let kind = matcher.attempt(|matcher| {
-            if product.is_about(1.0) { weighted_by_sigmoid(matcher, x, weight) } else { None }
-                .or_else(|| if product.is_about(0.5) { weighted_by_probability(matcher, x, weight) } else { None })
+        let kind = matcher.attempt(|matcher| match product.number {
+            number if is_about(number, 1.0) => weighted_by_sigmoid(matcher, x, weight),
+            number if is_about(number, 0.5) => weighted_by_probability(matcher, x, weight),
+            _ => None,
         })?;
         Some(Replacement::new(Activation { kind }, &[x], &[]))
     })

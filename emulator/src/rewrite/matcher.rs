@@ -4,7 +4,7 @@ use super::mask::MaskCache;
 use crate::graph::{Constant, DType, Graph, LayerId, NodeId, OpNode, TensorId, ValueId};
 use crate::ops::{Binary, BinaryFunction, OpKind, Unary, UnaryFunction};
 
-/// Maximum factors of a product that [`Matcher::product`] looks at.
+/// Maximum factors of a product.
 const MAX_FACTORS: usize = 8;
 
 /// Operators in place of a pattern; the last one computes the value that the pattern computed, or is a loss.
@@ -182,18 +182,33 @@ impl<'a> Matcher<'a> {
         }
     }
 
-    /// Returns the factors of `value`. The operators that multiply them become inner.
+    /// Returns `value` as a product. The operators that multiply its factors become inner.
     pub fn product(&mut self, value: ValueId) -> Product {
-        let mut product = Product { number: 1.0, values: Vec::new() };
-        let mut open = vec![value];
+        self.multiply(1.0, vec![value])
+    }
+
+    /// Returns what an operator computes as a product, if it multiplies. The operators that multiply its factors become
+    /// inner.
+    pub fn product_of(&mut self, node: &OpNode) -> Option<Product> {
+        let (number, factors) = self.factors(node)?;
+        Some(self.multiply(number, factors))
+    }
+
+    /// Returns the product of a number and values, each divided into its own factors if only one operator reads it.
+    fn multiply(&mut self, number: f32, factors: Vec<ValueId>) -> Product {
+        let mut product = Product { number, values: Vec::new() };
+        let mut open = factors;
+        open.reverse();
         while let Some(value) = open.pop() {
             if let Some(number) = self.number(value) {
                 product.number *= number;
                 continue;
             }
-            let factors = (product.values.len() + open.len() < MAX_FACTORS)
-                .then(|| self.attempt(|matcher| matcher.factors(value)))
-                .flatten();
+            let is_divided = self.readers[value].len() == 1 && product.values.len() + open.len() < MAX_FACTORS;
+            let factors = self.attempt(|matcher| {
+                let node = matcher.inner(value).filter(|_| is_divided)?;
+                matcher.factors(node)
+            });
             match factors {
                 Some((number, factors)) => {
                     product.number *= number;
@@ -205,12 +220,8 @@ impl<'a> Matcher<'a> {
         product
     }
 
-    /// Returns a number and values whose product is `value`, if it is a product that only one operator reads.
-    fn factors(&mut self, value: ValueId) -> Option<(f32, Vec<ValueId>)> {
-        if self.readers[value].len() != 1 {
-            return None;
-        }
-        let node = self.inner(value)?;
+    /// Returns a number and values whose product an operator computes.
+    fn factors(&self, node: &OpNode) -> Option<(f32, Vec<ValueId>)> {
         match (node.op, &node.inputs[..]) {
             (OpKind::Binary(Binary { function: BinaryFunction::Mul }), &[a, b]) => Some((1.0, vec![a, b])),
             (OpKind::Binary(Binary { function: BinaryFunction::Div }), &[a, b]) => {
