@@ -9,8 +9,7 @@
 //! -gather(log softmax(x w^T), labels)         cross_entropy
 //! ```
 //!
-//! A [pattern](Pattern) is one file and one line of the table [`PATTERNS`]. `tests` compares values and gradients of
-//! both forms.
+//! A pattern is a function and a line of the table `PATTERNS`. `tests` compares values and gradients of both forms.
 //!
 //! * The result computes the same values, up to rounding, of the same inputs and with the same tensors, in the same
 //!   layers. It is part of the plan, not of the document.
