@@ -16,7 +16,6 @@ use crate::plan::{ChunkId, Encoding, Pass};
 use crate::tree::Node;
 
 mod activations;
-mod bounds;
 mod cpu;
 mod gradients;
 mod packs;

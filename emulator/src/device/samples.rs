@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::bounds::Bounds;
 use super::{DeviceError, InputData, LeafInput};
 use crate::graph::{Constant, DType, Graph, ValueId};
+use crate::ops::IndexBounds;
 use crate::ops::execute::OperatorInput;
 
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +50,7 @@ struct RoundInput {
     elements: usize,
     /// Elements per leaf of this round.
     width: usize,
-    bounds: Option<Bounds>,
+    bounds: Option<IndexBounds>,
     data: Elements,
 }
 
@@ -86,7 +86,7 @@ impl RoundSamples {
                 name: value.name.clone(),
                 elements: value.shape.elements() as usize,
                 width: 0,
-                bounds: Bounds::of(graph, id),
+                bounds: IndexBounds::of(graph, id),
                 data: if is_float { Elements::F32(Vec::new()) } else { Elements::I32(Vec::new()) },
             }
         };
@@ -144,7 +144,9 @@ impl RoundInput {
             match (&mut self.data, data) {
                 (Elements::F32(numbers), InputData::F32(data)) => numbers.extend_from_slice(data),
                 (Elements::I32(integers), InputData::I32(data)) => {
-                    if let Some((place, value, entries)) = self.bounds.and_then(|bounds| bounds.first_outside(data)) {
+                    if let Some((place, value, entries)) =
+                        self.bounds.and_then(|bounds| bounds.first_outside(data.iter().copied()))
+                    {
                         return Err(DeviceError::Index { leaf: leaf.leaf, input: input(), value, place, entries });
                     }
                     integers.extend_from_slice(data);

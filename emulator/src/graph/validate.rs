@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{Constant, DType, Graph, Layer, NodeId, OpNode, Shape, TensorId, Value, ValueId};
-use crate::ops::{OpError, Signature};
+use crate::ops::{IndexBounds, OpError, Signature};
 
 /// Maximum number of losses of a graph.
 pub const MAX_LOSSES: usize = 4;
@@ -286,15 +286,12 @@ impl Graph {
         node: &OpNode,
         constants: &HashMap<ValueId, &Constant>,
     ) -> Result<(), GraphError> {
-        let operator = node.op.operator();
-        for (input, value) in node.inputs.iter().enumerate() {
+        for (at, value) in node.inputs.iter().enumerate() {
             let Some(constant) = constants.get(value) else { continue };
-            let Some(entries) = operator.index_bound(&Signature::of(self, node), input) else { continue };
-            let is_outside = |integer: &i32| match usize::try_from(*integer) {
-                Ok(index) => index >= entries,
-                Err(_) => !operator.ignores_negative(input),
-            };
-            if let Some(found) = constant.bits.iter().map(|bits| bits.cast_signed()).find(is_outside) {
+            let bounds = IndexBounds::of_use(self, node, at);
+            let outside =
+                bounds.and_then(|bounds| bounds.first_outside(constant.bits.iter().map(|bits| bits.cast_signed())));
+            if let Some((_, found, entries)) = outside {
                 let (at, name) = (self.node_name(id), self.values[*value].name.clone());
                 return Err(GraphError::ConstantIndex { at, name, found, entries });
             }

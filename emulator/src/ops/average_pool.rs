@@ -54,8 +54,8 @@ mod run {
                 for (x, y) in x.data.chunks_exact(image).zip(y.data.chunks_exact_mut(count)) {
                     for (window, y) in y.iter_mut().enumerate() {
                         let mut sum = 0.0;
-                        *y = 1.0 / self.elements(&sizes, window, |place| sum += f64::from(x[place]));
-                        *y = (sum * f64::from(*y)) as f32;
+                        let share = 1.0 / self.elements(&sizes, window, |place| sum += f64::from(x[place]));
+                        *y = (sum * f64::from(share)) as f32;
                     }
                 }
             });

@@ -79,7 +79,9 @@ mod run {
     use crate::kernels::arithmetic::{self, BinaryKernels};
     use crate::kernels::strided::{self, View};
     use crate::ops::broadcast::{broadcast, run as operands};
-    use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, TargetMut};
+    use crate::ops::execute::{
+        BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, OperatorInput, OperatorWeights, TargetMut,
+    };
 
     const fn kernels(function: BinaryFunction) -> BinaryKernels {
         match function {
@@ -106,12 +108,16 @@ mod run {
         [View::of_samples(samples, a).broadcast(sizes), second.broadcast(sizes), View::dense(sizes)]
     }
 
+    /// Returns the elements of the second operand.
+    fn second_operand<'a>(inputs: &[OperatorInput<'a>], weights: &OperatorWeights<'a>, shape: &NodeShape) -> &'a [f32] {
+        if shape.params.is_empty() { inputs[1].values() } else { weights.tensors[0] }
+    }
+
     impl Executor for Binary {
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (simd, function) = (kit.cx.simd, kernels(self.function).forward);
             let [a, b, _] = views(io.shape, kit.samples);
-            let second = if io.shape.params.is_empty() { io.inputs[1].values() } else { io.weights.tensors[0] };
-            let data = [io.inputs[0].values(), second];
+            let data = [io.inputs[0].values(), second_operand(&io.inputs, &io.weights, io.shape)];
             strided::map(kit.cx, [a, b], data, io.output, |operands, y| function(simd, operands, y));
         }
 
@@ -121,8 +127,7 @@ mod run {
             let dy = &*io.gradient;
             // Functions whose derivatives do not depend on the operands are given something of the right size.
             let (views, data) = if self.function.reads_operands() {
-                let other = if io.shape.params.is_empty() { io.inputs[1].values() } else { io.weights.tensors[0] };
-                ([y, a, b], [dy, io.inputs[0].values(), other])
+                ([y, a, b], [dy, io.inputs[0].values(), second_operand(&io.inputs, &io.weights, io.shape)])
             } else {
                 ([y; 3], [dy; 3])
             };

@@ -63,17 +63,11 @@ pub(super) mod run {
         (target, accumulate): (&mut [f32], Accumulate),
         kernel: impl Fn([&[f32]; N], &mut [f32]) + Sync,
     ) {
-        let rank = operand.sizes().len();
-        let is_repeated = |axis: &usize| operand.is_repeated(*axis) && operand.sizes()[*axis] > 1;
-        if accumulate == Accumulate::Store && !(0..rank).any(|axis| is_repeated(&axis)) {
+        let is_repeated = |axis: usize| operand.is_repeated(axis) && operand.sizes()[axis] > 1;
+        if accumulate == Accumulate::Store && !(0..operand.sizes().len()).any(is_repeated) {
             return strided::map(cx, views, data, target, kernel);
         }
-        let mut order = [0; MAX_VIEW_RANK];
-        let kept = (0..rank).filter(|axis| !is_repeated(axis)).count();
-        let axes = (0..rank).filter(|axis| !is_repeated(axis)).chain((0..rank).filter(is_repeated));
-        order.iter_mut().zip(axes).for_each(|(to, axis)| *to = axis);
-        let views = views.map(|view| view.permuted(&order[..rank]));
-        strided::fold(cx, Fold::Sum, views, kept, data, target, accumulate, kernel);
+        strided::fold(cx, Fold::Sum, views, |axis| !is_repeated(axis), data, target, accumulate, kernel);
     }
 }
 

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::operator::{is_one, one};
 use super::window::{Window, WindowSizes};
 use super::{Flops, OpError, Operator, SavedForBackward, Signature};
 use crate::graph::{DType, Dimensions, Shape};
@@ -17,15 +18,6 @@ pub struct Convolution {
     /// Number of groups; divides the channels of input and output.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub groups: usize,
-}
-
-const fn one() -> usize {
-    1
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's form")]
-const fn is_one(groups: &usize) -> bool {
-    *groups == 1
 }
 
 /// The sizes of a convolution. A product of `outputs x inputs` with `inputs x windows` for each group.

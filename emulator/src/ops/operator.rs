@@ -172,3 +172,13 @@ pub(super) fn check_softcap(softcap: Option<f32>) -> Result<(), OpError> {
         _ => Ok(()),
     }
 }
+
+/// The default of attributes that are omitted if they are 1.
+pub(super) const fn one() -> usize {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's form")]
+pub(super) const fn is_one(attribute: &usize) -> bool {
+    *attribute == 1
+}

@@ -78,7 +78,7 @@ impl Operator for Reduce {
 mod run {
     use super::{Reduce, Reduction};
     use crate::kernels::Accumulate;
-    use crate::kernels::strided::{self, Fold, MAX_VIEW_RANK, View};
+    use crate::kernels::strided::{self, Fold, View};
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, TargetMut};
 
     impl Reduce {
@@ -89,13 +89,9 @@ mod run {
             [input, View::of_samples(samples, &self.reduced(x.dimension_list())).broadcast(input.sizes())]
         }
 
-        /// Returns the order in which the dimensions that stay come first, and their number. Samples are dimension 0.
-        fn order(&self, rank: usize) -> ([usize; MAX_VIEW_RANK], usize) {
-            let is_reduced = |axis: &usize| *axis > 0 && self.axes.contains(&(axis - 1));
-            let axes = (0..rank).filter(|axis| !is_reduced(axis)).chain((0..rank).filter(is_reduced));
-            let mut order = [0; MAX_VIEW_RANK];
-            order.iter_mut().zip(axes).for_each(|(to, axis)| *to = axis);
-            (order, rank - self.axes.len())
+        /// Returns whether a dimension of a view stays. Samples are dimension 0.
+        fn is_kept(&self, axis: usize) -> bool {
+            axis == 0 || !self.axes.contains(&(axis - 1))
         }
 
         /// Returns the number of elements that become one.
@@ -107,17 +103,24 @@ mod run {
     impl Executor for Reduce {
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let [x, _] = self.views(io.shape, kit.samples);
-            let (order, kept) = self.order(x.sizes().len());
-            let views = [x.permuted(&order[..x.sizes().len()])];
             let how = match self.reduction {
                 Reduction::Sum | Reduction::Mean => Fold::Sum,
                 Reduction::Max => Fold::Max,
                 Reduction::Min => Fold::Min,
             };
             let data = [io.inputs[0].values()];
-            strided::fold(kit.cx, how, views, kept, data, io.output, Accumulate::Store, |[x], out| {
-                out.copy_from_slice(x);
-            });
+            strided::fold(
+                kit.cx,
+                how,
+                [x],
+                |axis| self.is_kept(axis),
+                data,
+                io.output,
+                Accumulate::Store,
+                |[x], out| {
+                    out.copy_from_slice(x);
+                },
+            );
             if self.reduction == Reduction::Mean {
                 let count = self.elements(io.shape) as f32;
                 io.output.iter_mut().for_each(|sum| *sum /= count);
@@ -134,10 +137,9 @@ mod run {
                 });
             }
             let (data, equal) = ([io.inputs[0].values(), io.output], |x: f32, y: f32| f32::from(u8::from(x == y)));
-            let (order, kept) = self.order(x.sizes().len());
             let counts = &mut io.scratch[..io.gradient.len()];
-            let views = [x, y].map(|view| view.permuted(&order[..view.sizes().len()]));
-            strided::fold(kit.cx, Fold::Sum, views, kept, data, counts, Accumulate::Store, |[x, y], out| {
+            let is_kept = |axis| self.is_kept(axis);
+            strided::fold(kit.cx, Fold::Sum, [x, y], is_kept, data, counts, Accumulate::Store, |[x, y], out| {
                 out.iter_mut().zip(x.iter().zip(y)).for_each(|(out, (x, y))| *out = equal(*x, *y));
             });
             for (dy, count) in io.gradient.iter_mut().zip(&*counts) {

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::operator::{is_one, one};
 use super::{OpError, Operator, Signature};
 use crate::graph::Shape;
 
@@ -22,15 +23,6 @@ pub struct Slice {
     /// Whether a dimension of one element is removed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drop: bool,
-}
-
-const fn one() -> usize {
-    1
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's form")]
-const fn is_one(step: &usize) -> bool {
-    *step == 1
 }
 
 impl Slice {

@@ -1,8 +1,9 @@
 //! Recognizes parts of patterns, and remembers the operators that belong to them.
 
 use super::mask::MaskCache;
-use crate::graph::{Constant, DType, Graph, LayerId, NodeId, OpNode, TensorId, ValueId};
+use crate::graph::{Constant, DType, Graph, NodeId, OpNode, TensorId, ValueId};
 use crate::ops::{Binary, BinaryFunction, OpKind, Unary, UnaryFunction};
+use crate::schedule::Liveness;
 
 /// Maximum factors of a product.
 const MAX_FACTORS: usize = 8;
@@ -63,9 +64,7 @@ pub(super) fn is_about(number: f32, expected: f32) -> bool {
 /// operators, which are removed with it.
 pub(super) struct Matcher<'a> {
     pub graph: &'a Graph,
-    producers: Vec<Option<NodeId>>,
-    readers: Vec<Vec<NodeId>>,
-    layers: Vec<LayerId>,
+    lives: Liveness,
     constants: Vec<Option<&'a Constant>>,
     inner: Vec<NodeId>,
     pub masks: MaskCache,
@@ -73,26 +72,9 @@ pub(super) struct Matcher<'a> {
 
 impl<'a> Matcher<'a> {
     pub fn new(graph: &'a Graph) -> Self {
-        let mut matcher = Self {
-            graph,
-            producers: vec![None; graph.values.len()],
-            readers: vec![Vec::new(); graph.values.len()],
-            layers: vec![0; graph.nodes.len()],
-            constants: vec![None; graph.values.len()],
-            inner: Vec::new(),
-            masks: MaskCache::default(),
-        };
-        for (layer, nodes) in graph.layers.iter().map(|layer| layer.nodes.clone()).enumerate() {
-            matcher.layers[nodes].fill(layer);
-        }
-        for (id, node) in graph.nodes.iter().enumerate() {
-            node.inputs.iter().for_each(|&input| matcher.readers[input].push(id));
-            if let Some(output) = node.output {
-                matcher.producers[output] = Some(id);
-            }
-        }
-        graph.constants.iter().for_each(|constant| matcher.constants[constant.value] = Some(constant));
-        matcher
+        let mut constants = vec![None; graph.values.len()];
+        graph.constants.iter().for_each(|constant| constants[constant.value] = Some(constant));
+        Self { graph, lives: Liveness::new(graph), constants, inner: Vec::new(), masks: MaskCache::default() }
     }
 
     /// Starts with another root: no operator is inner.
@@ -113,8 +95,8 @@ impl<'a> Matcher<'a> {
         let is_ours = |node: &NodeId| *node == root || self.inner.contains(node);
         self.inner.iter().all(|&node| {
             let output = self.graph.nodes[node].output;
-            self.layers[node] == self.layers[root]
-                && output.is_some_and(|output| self.readers[output].iter().all(is_ours))
+            self.lives.layer_of(node) == self.lives.layer_of(root)
+                && output.is_some_and(|output| self.lives.readers(output).iter().all(is_ours))
         })
     }
 
@@ -130,12 +112,12 @@ impl<'a> Matcher<'a> {
 
     /// Returns the operator that computes `value`, without making it inner.
     pub fn producer(&self, value: ValueId) -> Option<&'a OpNode> {
-        self.producers[value].map(|node| &self.graph.nodes[node])
+        self.lives.producer(value).map(|node| &self.graph.nodes[node])
     }
 
     /// Returns the operator that computes `value`, which becomes inner.
     pub fn inner(&mut self, value: ValueId) -> Option<&'a OpNode> {
-        let node = self.producers[value]?;
+        let node = self.lives.producer(value)?;
         self.inner.push(node);
         Some(&self.graph.nodes[node])
     }
@@ -204,7 +186,7 @@ impl<'a> Matcher<'a> {
                 product.number *= number;
                 continue;
             }
-            let is_divided = self.readers[value].len() == 1 && product.values.len() + open.len() < MAX_FACTORS;
+            let is_divided = self.lives.readers(value).len() == 1 && product.values.len() + open.len() < MAX_FACTORS;
             let factors = self.attempt(|matcher| {
                 let node = matcher.inner(value).filter(|_| is_divided)?;
                 matcher.factors(node)

@@ -17,7 +17,7 @@
 //!   rule of the macro-operator accepts it.
 //! * Rewriting a rewritten graph changes nothing. The time is proportional to the size of the graph.
 
-use crate::graph::{Graph, NodeId, OpNode, Shape, Tensor, Value, ValueId};
+use crate::graph::{Graph, NodeId, OpNode, Shape, Value, ValueId};
 use crate::ops::Signature;
 
 mod activation;
@@ -31,7 +31,7 @@ mod rms_norm;
 #[cfg(all(test, feature = "kernels"))]
 mod tests;
 
-use matcher::{Input, Matcher, Replacement};
+use matcher::{Input, Matcher, NewNode, Replacement};
 
 /// Recognizes a pattern by its last operator. Returns `None` if there is none.
 type Pattern = fn(&mut Matcher<'_>, NodeId) -> Option<Replacement>;
@@ -54,35 +54,50 @@ pub fn rewrite(graph: Graph) -> Graph {
     for pattern in PATTERNS {
         let changes = find(&graph, pattern);
         if !changes.is_empty() {
-            graph = without_unused_values(without_dead_nodes(replace(graph, &changes)));
+            graph = without_unused_values(without_dead_nodes(replace(graph, changes)));
         }
     }
     graph
 }
 
-/// Returns, for each operator, what replaces it: `None` if it stays, otherwise the operators that replace it, which may
-/// be none. Empty if no pattern is found.
-fn find(graph: &Graph, pattern: Pattern) -> Vec<Option<Vec<OpNode>>> {
-    let mut changes: Vec<Option<Vec<OpNode>>> = Vec::new();
+/// What becomes of an operator.
+#[derive(Debug)]
+enum Change {
+    Stays,
+    /// It is an inner operator of a pattern.
+    IsRemoved,
+    /// It is the last operator of a pattern. With the shapes of the values that the replacement computes besides its
+    /// output.
+    IsReplaced(Replacement, Vec<Shape>),
+}
+
+/// Returns the change of each operator; empty if no pattern is found.
+fn find(graph: &Graph, pattern: Pattern) -> Vec<Change> {
+    let mut changes: Vec<Change> = Vec::new();
     let mut matcher = Matcher::new(graph);
     for root in 0..graph.nodes.len() {
         matcher.begin();
         let Some(replacement) = pattern(&mut matcher, root) else { continue };
         let inner = matcher.inner_nodes();
-        changes.resize(graph.nodes.len(), None);
-        let is_free = inner.iter().chain([&root]).all(|&node| changes[node].is_none());
-        if is_free && matcher.is_closed(root) && accepts(graph, root, &replacement) {
-            inner.into_iter().for_each(|node| changes[node] = Some(Vec::new()));
-            changes[root] = Some(with_values(graph, root, &replacement));
+        let is_free = |node: &NodeId| matches!(changes.get(*node), None | Some(Change::Stays));
+        if !inner.iter().chain([&root]).all(is_free) || !matcher.is_closed(root) {
+            continue;
+        }
+        if let Some(shapes) = made_shapes(graph, root, &replacement) {
+            changes.resize_with(graph.nodes.len(), || Change::Stays);
+            inner.into_iter().for_each(|node| changes[node] = Change::IsRemoved);
+            changes[root] = Change::IsReplaced(replacement, shapes);
         }
     }
-    if changes.iter().all(Option::is_none) { Vec::new() } else { changes }
+    changes
 }
 
-/// Returns whether the shape rules accept the operators of a replacement, and its output has the shape of the root's.
-fn accepts(graph: &Graph, root: NodeId, replacement: &Replacement) -> bool {
-    let mut made = Vec::new();
-    for node in &replacement.nodes {
+/// Returns the shapes of the values that a replacement computes besides its output, if the shape rules accept its
+/// operators and the output has the shape of the root's.
+fn made_shapes(graph: &Graph, root: NodeId, replacement: &Replacement) -> Option<Vec<Shape>> {
+    let mut made: Vec<Shape> = Vec::new();
+    let (last, others) = replacement.nodes.split_last()?;
+    let output = |node: &NewNode, made: &[Shape]| {
         let shape = |input: &Input| match *input {
             Input::Value(value) => graph.values[value].shape,
             Input::Made(at) => made[at],
@@ -91,59 +106,37 @@ fn accepts(graph: &Graph, root: NodeId, replacement: &Replacement) -> bool {
             inputs: node.inputs.iter().map(shape).collect(),
             params: node.params.iter().map(|&tensor| graph.tensors[tensor].shape.as_slice()).collect(),
         };
-        match (node.op.operator().output(&io), graph.nodes[root].output) {
-            (Ok(Some(shape)), _) => made.push(shape),
-            (Ok(None), None) => return made.len() + 1 == replacement.nodes.len(),
-            _ => return false,
-        }
-    }
-    let output = graph.nodes[root].output.map(|value| graph.values[value].shape);
-    made.last().copied() == output && output.is_some()
-}
-
-/// Returns the operators of a replacement. Values that do not exist yet have numbers from the number of values on, in
-/// the order of the operators; [`replace`] adds them.
-fn with_values(graph: &Graph, root: NodeId, replacement: &Replacement) -> Vec<OpNode> {
-    let last = replacement.nodes.len() - 1;
-    let made = |at: usize| graph.values.len() + at;
-    let node = |(at, node): (usize, &matcher::NewNode)| OpNode {
-        op: node.op,
-        inputs: node
-            .inputs
-            .iter()
-            .map(|input| match *input {
-                Input::Value(value) => value,
-                Input::Made(at) => made(at),
-            })
-            .collect(),
-        params: node.params.clone(),
-        output: if at == last { graph.nodes[root].output } else { Some(made(at)) },
+        node.op.operator().output(&io).ok()
     };
-    replacement.nodes.iter().enumerate().map(node).collect()
+    for node in others {
+        made.push(output(node, &made)??);
+    }
+    let expected = graph.nodes[root].output.map(|value| graph.values[value].shape);
+    (output(last, &made)? == expected).then_some(made)
 }
 
 /// Applies the changes of [`find`].
-fn replace(graph: Graph, changes: &[Option<Vec<OpNode>>]) -> Graph {
-    let known = graph.values.len();
+fn replace(graph: Graph, changes: Vec<Change>) -> Graph {
     let (mut nodes, mut ends) = (Vec::with_capacity(graph.nodes.len()), Vec::with_capacity(graph.nodes.len()));
     let mut values = graph.values;
     for (node, change) in graph.nodes.into_iter().zip(changes) {
         match change {
-            None => nodes.push(node),
-            Some(replacement) => {
+            Change::Stays => nodes.push(node),
+            Change::IsRemoved => {}
+            Change::IsReplaced(replacement, shapes) => {
                 let first = values.len();
-                for node in replacement {
-                    let moved = |value: ValueId| if value < known { value } else { value - known + first };
-                    let node = OpNode {
-                        inputs: node.inputs.iter().copied().map(moved).collect(),
-                        output: node.output.map(moved),
-                        ..node.clone()
+                let names = replacement.nodes.iter().map(|node| node.op.name().to_owned());
+                values.extend(names.zip(shapes).map(|(name, shape)| Value { name, shape }));
+                let made = first..values.len();
+                let outputs = made.map(Some).chain([node.output]);
+                nodes.extend(replacement.nodes.into_iter().zip(outputs).map(|(node, output)| {
+                    let value = |input: Input| match input {
+                        Input::Value(value) => value,
+                        Input::Made(at) => first + at,
                     };
-                    if let Some(output) = node.output.filter(|&output| output >= known) {
-                        values.push(made_value(&values, &graph.tensors, &node, output));
-                    }
-                    nodes.push(node);
-                }
+                    let NewNode { op, inputs, params } = node;
+                    OpNode { op, inputs: inputs.into_iter().map(value).collect(), params, output }
+                }));
             }
         }
         ends.push(nodes.len());
@@ -156,17 +149,6 @@ fn replace(graph: Graph, changes: &[Option<Vec<OpNode>>]) -> Graph {
         start = end;
     }
     Graph { nodes, values, layers, ..graph }
-}
-
-/// Returns the value that an operator of a replacement computes besides the one that exists.
-fn made_value(values: &[Value], tensors: &[Tensor], node: &OpNode, output: ValueId) -> Value {
-    let io = Signature {
-        inputs: node.inputs.iter().map(|&input| values[input].shape).collect(),
-        params: node.params.iter().map(|&tensor| tensors[tensor].shape.as_slice()).collect(),
-    };
-    // The shape rule has accepted the operator before.
-    let shape = node.op.operator().output(&io).ok().flatten().unwrap_or(Shape::matrix(1, 1));
-    Value { name: format!("{} {output}", node.op.name()), shape }
 }
 
 /// Returns the graph without operators that have no tensors and whose output nothing reads, as long as their layer has

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::DeviceStartError;
-use crate::device::bounds::Bounds;
 use crate::graph::{Graph, NodeId, OpNode};
+use crate::ops::IndexBounds;
 use crate::ops::execute::{MAX_INPUTS, MAX_PARAMS, NodeShape, UnsupportedOperator};
 
 /// Seconds spent in one kind of operator.
@@ -26,8 +26,8 @@ pub(super) struct OperatorTable {
     pub shapes: Vec<NodeShape>,
     /// Index into the times.
     pub kinds: Vec<usize>,
-    /// For each operator, the bounds of those of its inputs that are not inputs of the graph.
-    bounds: Vec<[Option<Bounds>; MAX_INPUTS]>,
+    /// For each operator, the bounds of those of its inputs that other operators compute.
+    bounds: Vec<[Option<IndexBounds>; MAX_INPUTS]>,
 }
 
 impl OperatorTable {
@@ -41,10 +41,12 @@ impl OperatorTable {
                 times.len() - 1
             })
         };
+        let mut is_computed = vec![false; graph.values.len()];
+        graph.nodes.iter().filter_map(|node| node.output).for_each(|output| is_computed[output] = true);
         let bounds = |node: &OpNode| {
             std::array::from_fn(|at| {
-                let input = node.inputs.get(at).filter(|input| !graph.inputs.contains(input));
-                input.and_then(|_| Bounds::of_use(graph, node, at))
+                let input = node.inputs.get(at).filter(|input| is_computed[**input]);
+                input.and_then(|_| IndexBounds::of_use(graph, node, at))
             })
         };
         let table = Self {
@@ -55,8 +57,8 @@ impl OperatorTable {
         (table, times)
     }
 
-    /// Returns the inputs of an operator that have bounds and are not inputs of the graph.
-    pub fn bounds(&self, node: NodeId) -> impl Iterator<Item = (usize, Bounds)> {
+    /// Returns the inputs of an operator that have bounds and are computed by other operators.
+    pub fn bounds(&self, node: NodeId) -> impl Iterator<Item = (usize, IndexBounds)> {
         self.bounds[node].iter().enumerate().filter_map(|(at, bounds)| Some((at, (*bounds)?)))
     }
 }

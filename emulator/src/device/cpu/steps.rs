@@ -251,8 +251,8 @@ fn read<'a>(
     })
 }
 
-/// Returns the error of the first integer that an operator can't index its table with, among those that the graph
-/// computes or contains.
+/// Returns the error of the first integer that an operator can't index its table with, among those that other operators
+/// compute.
 fn first_outside(
     plan: &StreamPlan,
     operators: &OperatorTable,
@@ -261,7 +261,7 @@ fn first_outside(
     leaf: u32,
 ) -> Option<DeviceError> {
     operators.bounds(node).find_map(|(at, bounds)| {
-        let (place, value, entries) = bounds.first_outside(inputs[at].integers())?;
+        let (place, value, entries) = bounds.first_outside(inputs[at].integers().iter().copied())?;
         let input = plan.graph.values[plan.graph.nodes[node].inputs[at]].name.clone();
         Some(DeviceError::Index { leaf, input, value, place, entries })
     })

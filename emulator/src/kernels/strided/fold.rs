@@ -1,7 +1,7 @@
 //! Sums and extremes over some dimensions.
 
 use super::runs::{Blocks, Runs};
-use super::view::View;
+use super::view::{MAX_VIEW_RANK, View};
 use super::{BLOCK_ELEMENTS, GRAIN_ELEMENTS, check_extents};
 use crate::kernels::pool::rows_mut;
 use crate::kernels::{Accumulate, Context};
@@ -40,8 +40,8 @@ impl Fold {
     }
 }
 
-/// Joins, for each element of `out`, what `kernel` computes from the elements of `data` at the same place of the first
-/// `kept` dimensions of `views`. `out` is dense; it is stored, or added to its previous content.
+/// Joins, for each element of `out`, what `kernel` computes from the elements of `data` at the same place of those
+/// dimensions of `views` that are kept. `out` is dense; it is stored, or added to its previous content.
 ///
 /// # Panics
 /// See [`map`](super::map).
@@ -50,17 +50,23 @@ pub fn fold<const N: usize>(
     cx: Context<'_>,
     how: Fold,
     views: [View; N],
-    kept: usize,
+    is_kept: impl Fn(usize) -> bool,
     data: [&[f32]; N],
     out: &mut [f32],
     accumulate: Accumulate,
     kernel: impl Fn([&[f32]; N], &mut [f32]) + Sync,
 ) {
     check_extents(&views, &data);
+    let rank = views[0].rank;
+    let mut order = [0; MAX_VIEW_RANK];
+    let axes = (0..rank).filter(|axis| is_kept(*axis)).chain((0..rank).filter(|axis| !is_kept(*axis)));
+    order.iter_mut().zip(axes).for_each(|(to, axis)| *to = axis);
+    let (views, kept) =
+        (views.map(|view| view.permuted(&order[..rank])), (0..rank).filter(|axis| is_kept(*axis)).count());
     let nest = Nest {
         how,
         kept: Runs::new(&views, 0..kept),
-        joined: Runs::new(&views, kept..views[0].rank),
+        joined: Runs::new(&views, kept..rank),
         offsets: views.map(|view| view.offset),
         data,
     };

@@ -91,8 +91,8 @@ fn folds_keep_the_order_of_elements() {
         {
             let found = on_any_threads(|cx| {
                 let mut out = vec![0.5; kept_elements];
-                fold(cx, how, views, kept, [&a, &b], &mut out, Accumulate::Store, sub);
-                fold(cx, how, views, kept, [&a, &b], &mut out, Accumulate::Add, sub);
+                fold(cx, how, views, |axis| axis < kept, [&a, &b], &mut out, Accumulate::Store, sub);
+                fold(cx, how, views, |axis| axis < kept, [&a, &b], &mut out, Accumulate::Add, sub);
                 out
             });
             let joined = |terms: &[f32]| terms.iter().map(|&term| f64::from(term)).reduce(join).unwrap() as f32;
@@ -109,7 +109,7 @@ fn extremes_propagate_nan() {
         let mut out = [0.0; 2];
         let kernel = |[x]: [&[f32]; 1], out: &mut [f32]| out.copy_from_slice(x);
         for (how, out) in [Fold::Max, Fold::Min].into_iter().zip(out.chunks_mut(1)) {
-            fold(cx, how, [View::dense(&[3])], 0, [&x], out, Accumulate::Store, kernel);
+            fold(cx, how, [View::dense(&[3])], |_| false, [&x], out, Accumulate::Store, kernel);
         }
         out.iter().map(|found| f32::from(u8::from(found.is_nan()))).collect()
     });

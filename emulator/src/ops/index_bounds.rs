@@ -1,20 +1,23 @@
-//! Bounds of integers that index a table: those of inputs are checked when a round begins, those that operators compute
-//! before they are used.
+//! Bounds of integers that index a table: constants are checked with the graph, inputs when a round begins, and
+//! integers that operators compute before they are used.
 
-use crate::graph::{Graph, OpNode, ValueId};
-use crate::ops::Signature;
+use super::Signature;
+#[cfg(feature = "kernels")]
+use crate::graph::ValueId;
+use crate::graph::{Graph, OpNode};
 
 /// The integers that the operators that read a value accept.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(crate) struct IndexBounds {
     /// Whether negative integers are ignored rather than rejected.
     ignores_negative: bool,
     /// Number of entries of the smallest table that the integers index.
     entries: usize,
 }
 
-impl Bounds {
+impl IndexBounds {
     /// Returns the bounds that follow from all uses of `input`; `None` if no operator restricts it.
+    #[cfg(feature = "kernels")]
     pub fn of(graph: &Graph, input: ValueId) -> Option<Self> {
         let uses = graph.nodes.iter().flat_map(|node| {
             let positions = (0..node.inputs.len()).filter(|&at| node.inputs[at] == input);
@@ -38,8 +41,8 @@ impl Bounds {
     }
 
     /// Returns position, value and bound of the first integer outside the bounds.
-    pub fn first_outside(self, integers: &[i32]) -> Option<(usize, i32, usize)> {
-        let place = integers.iter().position(|&integer| !self.accepts(integer))?;
-        Some((place, integers[place], self.entries))
+    pub fn first_outside(self, integers: impl IntoIterator<Item = i32>) -> Option<(usize, i32, usize)> {
+        let (place, value) = integers.into_iter().enumerate().find(|(_, integer)| !self.accepts(*integer))?;
+        Some((place, value, self.entries))
     }
 }
