@@ -1,9 +1,13 @@
 //! The job as the coordinator sends it to every agent, and the values that agents derive from it.
+//!
+//! The job contains the graph of its model. Only the coordinator knows where the graph comes from: agents compile the
+//! graph that they receive.
 
 use std::sync::Arc;
 
 use millrace_checkpoint::Moments;
-use millrace_emulator::compile::{CompileRequest, compile, request};
+use millrace_emulator::compile::{CompileError, CompileRequest, compile, graph, request};
+use millrace_emulator::graph::Graph;
 use millrace_emulator::numerics::{Isa, NumericsProfile};
 use millrace_emulator::optimizers::optimizer;
 use millrace_emulator::plan::{PlanHash, StreamPlan};
@@ -11,14 +15,20 @@ use millrace_emulator::sparsity::{MASK_STATE, mask_update};
 use millrace_params::{JobSpec, MachineSpec};
 use serde::{Deserialize, Serialize};
 
+use super::client::MAX_CONTROL_MESSAGE_BYTES;
 use crate::error::AgentError;
 use crate::host;
+
+/// Maximum bytes of a job's JSON. A control message has room for the rest of the welcome.
+const MAX_JOB_BYTES: usize = MAX_CONTROL_MESSAGE_BYTES - (1 << 20);
 
 /// The job in the coordinator's welcome.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobDocument {
     /// The resolved params.
     pub job: JobSpec,
+    /// The model.
+    pub graph: Graph,
     pub appliance: MachineSpec,
     /// Cuts that the run must keep, even if the machine would allow others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -61,6 +71,8 @@ impl BatchCuts {
 pub struct CompiledJob {
     /// The resolved params.
     pub job: Arc<JobSpec>,
+    /// The model, as it was before the compiler replaced patterns.
+    pub graph: Arc<Graph>,
     pub appliance: Arc<MachineSpec>,
     pub plan: Arc<StreamPlan>,
     pub hash: PlanHash,
@@ -70,12 +82,21 @@ pub struct CompiledJob {
 }
 
 impl JobDocument {
+    /// Builds the document of a job whose model is described by its params.
+    ///
+    /// # Errors
+    /// The model is inconsistent.
+    pub fn new(job: JobSpec, appliance: MachineSpec) -> Result<Self, CompileError> {
+        Ok(Self { graph: graph(&job)?, job, appliance, cuts: None })
+    }
+
     /// Compiles the plan of a job that is pinned to `isa`.
     ///
     /// # Errors
     /// The model does not fit, or its plan can't be streamed; the user has to change the params.
     pub fn compile(self, isa: Isa) -> Result<CompiledJob, AgentError> {
-        let mut request = request(&self.job, &self.appliance)?;
+        let graph = Arc::new(self.graph);
+        let mut request = request(&self.job, (*graph).clone(), &self.appliance)?;
         if let Some(cuts) = self.cuts {
             cuts.apply_to(&mut request);
         }
@@ -84,6 +105,7 @@ impl JobDocument {
         let hash = plan.hash();
         Ok(CompiledJob {
             job: Arc::new(self.job),
+            graph,
             appliance: Arc::new(self.appliance),
             profile: NumericsProfile::new(isa, plan.encoding.into()).for_plan(&plan),
             plan: Arc::new(plan),
@@ -96,7 +118,8 @@ impl JobDocument {
     /// differ.
     pub fn is_numerically_equal(&self, compiled: &CompiledJob) -> bool {
         let (this, other) = (&self.job, &*compiled.job);
-        this.model == other.model
+        self.graph == *compiled.graph
+            && this.model == other.model
             && this.optimizer == other.optimizer
             && this.train_input == other.train_input
             && this.eval_input == other.eval_input
@@ -107,7 +130,28 @@ impl JobDocument {
 
 impl CompiledJob {
     pub fn document(&self) -> JobDocument {
-        JobDocument { job: (*self.job).clone(), appliance: (*self.appliance).clone(), cuts: self.cuts }
+        JobDocument {
+            job: (*self.job).clone(),
+            graph: (*self.graph).clone(),
+            appliance: (*self.appliance).clone(),
+            cuts: self.cuts,
+        }
+    }
+
+    /// Returns the JSON of the document, as the coordinator sends it to every agent.
+    ///
+    /// # Errors
+    /// It is too large for a message.
+    pub fn document_json(&self) -> Result<String, AgentError> {
+        let json = serde_json::to_string(&self.document()).map_err(AgentError::local)?;
+        if json.len() > MAX_JOB_BYTES {
+            return Err(AgentError::bad_input(format!(
+                "the model's graph and the job have {} bytes as JSON; a job has at most {MAX_JOB_BYTES}",
+                json.len()
+            ))
+            .hint("describe large constants as tensors, or use fewer layers"));
+        }
+        Ok(json)
     }
 
     pub fn optimizer(&self) -> &millrace_params::OptimizerSpec {
@@ -139,5 +183,28 @@ impl CompiledJob {
     /// Returns the slots that a receiver allows in flight to it.
     pub fn window(&self) -> u64 {
         self.plan.slots_within(self.appliance.link.window_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_params::{FlagOverrides, Params};
+
+    use super::*;
+
+    #[test]
+    fn agents_compile_the_graph_that_they_receive() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-tiny.yaml");
+        let params = Params::parse_yaml(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let job = params.resolve(&FlagOverrides::default()).unwrap().job;
+        let mut document = JobDocument::new(job, MachineSpec::default()).unwrap();
+        let family = document.clone().compile(Isa::Portable).unwrap();
+        document.graph.tensors[0].name = "words".to_owned();
+        let other = document.compile(Isa::Portable).unwrap();
+        let received: JobDocument = serde_json::from_str(&other.document_json().unwrap()).unwrap();
+        assert!(received.is_numerically_equal(&other) && !received.is_numerically_equal(&family));
+        let compiled = received.compile(Isa::Portable).unwrap();
+        assert_eq!((compiled.hash, compiled.plan.graph.tensors[0].name.as_str()), (other.hash, "words"));
+        assert_ne!(compiled.hash, family.hash);
     }
 }

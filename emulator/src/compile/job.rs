@@ -4,21 +4,29 @@ use millrace_params::{InputSpec, JobSpec, LinkSpec, MachineSpec};
 
 use super::{BatchSpec, CompileError, CompileRequest, compile};
 use crate::families;
+use crate::graph::Graph;
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, StreamPlan};
 use crate::sparsity::{SparsityMasks, whole_tensor_state};
 
-/// Builds the compile request of a job.
+/// Builds the graph of a job's model from its params.
 ///
 /// # Errors
-/// The model is inconsistent, or its two inputs differ in sample length.
-pub fn request(job: &JobSpec, appliance: &MachineSpec) -> Result<CompileRequest, CompileError> {
+/// The model is inconsistent.
+pub fn graph(job: &JobSpec) -> Result<Graph, CompileError> {
+    Ok(families::graph(&job.model, job.train_input.max_sequence_length)?)
+}
+
+/// Builds the compile request of a job whose model is `graph`.
+///
+/// # Errors
+/// The two inputs differ in sample length, or the sparsity of the job names no tensor of the model.
+pub fn request(job: &JobSpec, graph: Graph, appliance: &MachineSpec) -> Result<CompileRequest, CompileError> {
     let sequence = job.train_input.max_sequence_length;
     let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates());
     if let Some(eval) = eval.map(|eval| eval.max_sequence_length).filter(|&eval| eval != sequence) {
         return Err(CompileError::SequencesDiffer { train: sequence, eval });
     }
     let batch = |input: &InputSpec| BatchSpec { samples: input.batch_size, leaf_bound: input.micro_batch_size };
-    let graph = families::graph(&job.model, sequence)?;
     SparsityMasks::new(job, &graph)?;
     Ok(CompileRequest {
         graph,
@@ -42,9 +50,9 @@ pub(super) fn chunk_elements(link: &LinkSpec) -> usize {
 /// Compiles the plan of a job on an appliance. Of the appliance only the sizes of memories and chunks matter.
 ///
 /// # Errors
-/// See [`request`] and [`compile`].
+/// See [`graph`], [`request`] and [`compile`].
 pub fn compile_job(job: &JobSpec, appliance: &MachineSpec) -> Result<StreamPlan, CompileError> {
-    compile(request(job, appliance)?)
+    compile(request(job, graph(job)?, appliance)?)
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub use cost::planning_bytes;
 pub use error::CompileError;
 pub(crate) use error::format_bytes;
 pub use fit::{WeightBytes, WeightElements};
-pub use job::{compile_job, request};
+pub use job::{compile_job, graph, request};
 pub use leaves::BatchSpec;
 pub use system::{PlanMemory, SystemBytes, SystemMemory, system_bytes};
 pub(crate) use tiles::{SampleTiling, TiledLayer};

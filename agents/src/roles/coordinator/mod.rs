@@ -172,6 +172,8 @@ pub struct PreparedRun {
     /// The job, compiled for the best instruction set that it may use. The instruction set is pinned when all agents
     /// have joined.
     pub compiled: CompiledJob,
+    /// The job as every agent receives it.
+    pub job_json: String,
     /// The checkpoint or initial values that the run begins with.
     pub start_point: resume::StartPoint,
     /// The checkpoints that are evaluated afterwards, if the run evaluates more than one.
@@ -193,7 +195,7 @@ async fn prepare(
     console: &Console,
 ) -> Result<PreparedRun, AgentError> {
     print_notes(&launch, console);
-    let document = JobDocument { job: launch.job.clone(), appliance: launch.appliance.clone(), cuts: None };
+    let document = JobDocument::new(launch.job.clone(), launch.appliance.clone())?;
     let mut compiled = document.compile(launch.isa.unwrap_or_else(Isa::detect))?;
     let step_estimate = print_plan(&launch, &compiled, all_on_this_host, console)?;
     let job = compiled.job.clone();
@@ -224,10 +226,11 @@ async fn prepare(
         .pop_front()
         .ok_or_else(|| AgentError::local("there is neither a checkpoint nor an initial state"))?;
     let compiled = resume::recompile_with_checkpoint_cuts(&launch, compiled, &mut start_point)?;
+    let job_json = compiled.document_json()?;
     let open_files = || files::RunFiles::open(&launch, lock.attempt(), last_report.clone());
     let files = retry_while_disk_is_full(open_files).await?;
     start_point.report.iter().for_each(|sentence| console.line(sentence));
-    Ok(PreparedRun { launch, compiled, start_point, remaining_checkpoints, eval_batches, step_estimate, lock, files })
+    Ok(PreparedRun { launch, compiled, job_json, start_point, remaining_checkpoints, eval_batches, step_estimate, lock, files })
 }
 
 /// Takes the lock of model_dir. A coordinator of the same job may still hold it although it died on another host, where

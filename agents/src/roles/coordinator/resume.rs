@@ -334,7 +334,7 @@ mod tests {
     fn compiled(wafer_bytes: u64, chunk_bytes: u64) -> CompiledJob {
         let mut appliance = MachineSpec::default();
         (appliance.wafer.memory_bytes, appliance.link.chunk_bytes) = (wafer_bytes, chunk_bytes);
-        JobDocument { job: job(), appliance, cuts: None }.compile(Isa::Portable).unwrap()
+        JobDocument::new(job(), appliance).unwrap().compile(Isa::Portable).unwrap()
     }
 
     /// Wafer memory with which leaves have the size of their bound, and with which they are smaller.

@@ -151,7 +151,7 @@ impl CoordinatorDriver {
             return Ok(());
         }
         hello.handle.send_job(proto::Welcome {
-            job: serde_json::to_string(&compiled.document()).map_err(AgentError::local)?,
+            job: self.job_json.clone(),
             plan: compiled.hash.0,
             attempt: self.lock.attempt(),
             isa: compiled.profile.isa.to_string(),

@@ -89,6 +89,8 @@ struct AgentConnection {
 pub struct CoordinatorDriver {
     launch: LaunchDocument,
     compiled: CompiledJob,
+    /// The job as every agent receives it.
+    job_json: String,
     start_point: StartPoint,
     /// The checkpoints that are evaluated after `start_point`.
     remaining_checkpoints: VecDeque<StartPoint>,
@@ -135,6 +137,7 @@ impl CoordinatorDriver {
         let PreparedRun {
             launch,
             compiled,
+            job_json,
             start_point,
             remaining_checkpoints,
             eval_batches,
@@ -149,6 +152,7 @@ impl CoordinatorDriver {
         Self {
             launch,
             compiled,
+            job_json,
             start_point,
             remaining_checkpoints,
             eval_batches,

@@ -67,7 +67,7 @@ fn store(params: &str) -> ShardStore {
     let job = params.resolve(&FlagOverrides::default()).unwrap().job;
     let mut appliance = MachineSpec::default();
     appliance.link.chunk_bytes = 1 << 14;
-    let job = JobDocument { job, appliance, cuts: None }.compile(Isa::detect()).unwrap();
+    let job = JobDocument::new(job, appliance).unwrap().compile(Isa::detect()).unwrap();
     let store = ShardStore::new(job, 0, 1, StallClock::new()).unwrap();
     store.initialise().unwrap();
     store
@@ -83,7 +83,7 @@ fn job_with(optimizer: &str, chunk_bytes: u64) -> CompiledJob {
     let job = params.resolve(&FlagOverrides::default()).unwrap().job;
     let mut appliance = MachineSpec::default();
     appliance.link.chunk_bytes = chunk_bytes;
-    JobDocument { job, appliance, cuts: None }.compile(Isa::detect()).unwrap()
+    JobDocument::new(job, appliance).unwrap().compile(Isa::detect()).unwrap()
 }
 
 /// Weights and state of every tensor, by name.
