@@ -5,12 +5,14 @@ use millrace_data::{
     TfRecordRows, Tokenizer,
 };
 pub use millrace_data::{DataError, DataSummary, SourceKind, SourceSpec, inspect as survey_source};
+use millrace_emulator::graph::Graph;
 use millrace_params::{
     DataSource, EncoderOptions, EncoderTask, InputSpec, JobSpec, MixturePart, ModelSpec, Seq2SeqOptions, SinkTokens,
     Split,
 };
 
 use crate::error::AgentError;
+use crate::model::check_samples;
 
 /// Training and evaluation data of a job.
 pub(crate) struct JobInputs {
@@ -40,6 +42,7 @@ pub fn source_spec(input: &InputSpec, model: &ModelSpec) -> SourceSpec {
                 vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
             }
         }
+        DataSource::Arrays { paths } => SourceKind::Arrays { paths: paths.clone() },
         DataSource::EncoderHdf5 { paths } => SourceKind::EncoderHdf5 { paths: paths.clone() },
         DataSource::TfRecords { paths, rows, is_lower_case } => SourceKind::TfRecords {
             paths: paths.clone(),
@@ -221,5 +224,16 @@ impl JobInputs {
         let most_samples = batches.max().unwrap_or(0);
         let eval = eval.map(|input| open(input, model, &mut progress)).transpose()?;
         Ok(Self { train, eval, max_samples: most_samples })
+    }
+
+    /// Checks that samples consist of what `graph` reads.
+    ///
+    /// # Errors
+    /// See [`check_samples`].
+    pub fn check(&self, graph: &Graph) -> Result<(), AgentError> {
+        for (name, dataset) in [("train_input", &self.train), ("eval_input", &self.eval)] {
+            dataset.as_ref().map_or(Ok(()), |dataset| check_samples(name, &dataset.inputs(), graph))?;
+        }
+        Ok(())
     }
 }

@@ -7,6 +7,7 @@
 //! * [`start_checkpoint`] decides which checkpoint a run starts from.
 //! * [`generation`] continues a text with the model of a checkpoint. * [`checkpoint_tokenizer`] opens the tokenizer of
 //!   a checkpoint, and [`exported_tokenizer`] converts it for `transformers`.
+//! * [`model`] builds or reads the graph of a job's model.
 //! * [`host`] reports cores, memory and speed of this machine.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
@@ -26,6 +27,7 @@ pub mod input;
 pub mod launch;
 mod links;
 mod member;
+pub mod model;
 mod roles;
 pub mod start_checkpoint;
 

@@ -5,7 +5,9 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use millrace_emulator::graph::{MAX_CONSTANT_ELEMENTS, MAX_DIMENSIONS, MAX_GRAPH_INPUTS, MAX_LOSSES, document_schema};
+use millrace_emulator::graph::{
+    MAX_CONSTANT_ELEMENTS, MAX_DIMENSIONS, MAX_DOCUMENT_BYTES, MAX_GRAPH_INPUTS, MAX_LOSSES, document_schema,
+};
 use serde_json::Value;
 
 type Failure = Box<dyn std::error::Error>;
@@ -93,6 +95,7 @@ fn main() -> Result<(), Failure> {
         include_str!("graph_reference.txt")
             .replace("MAX_GRAPH_INPUTS", &MAX_GRAPH_INPUTS.to_string())
             .replace("MAX_DIMENSIONS", &MAX_DIMENSIONS.to_string())
+            .replace("MAX_DOCUMENT_MIB", &(MAX_DOCUMENT_BYTES >> 20).to_string())
             .replace("MAX_LOSSES", &MAX_LOSSES.to_string())
             .replace("MAX_CONSTANT_ELEMENTS", &MAX_CONSTANT_ELEMENTS.to_string())
             .trim_end(),

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use millrace_params::ImageSource;
 
+use crate::arrays::ArrayStore;
 use crate::cache::{self, CacheDir, CacheOutcome};
 use crate::encoder::EncoderSource;
 use crate::files::expand;
@@ -37,6 +38,10 @@ enum DatasetContent {
     Seq2Seq(Box<Seq2SeqSource>),
     Images {
         store: ImageStore,
+        order: SampleOrder,
+    },
+    Arrays {
+        store: ArrayStore,
         order: SampleOrder,
     },
     /// A dataset into whose samples tokens are inserted.
@@ -114,6 +119,7 @@ impl Dataset {
             | SourceKind::EncoderHdf5 { .. }
             | SourceKind::Lines(_) => return Err(DataError::NotForDecoders),
             SourceKind::Images { paths, images } => return Self::open_images(spec, paths, images),
+            SourceKind::Arrays { paths } => return Self::open_arrays(spec, paths),
             SourceKind::Synthetic { vocab_size, seed } => {
                 (TokenSource::Synthetic(Synthetic::new(*vocab_size, *seed)), CacheOutcome::NotNeeded)
             }
@@ -150,6 +156,19 @@ impl Dataset {
         order.hash(&mut hasher);
         let fingerprint = *hasher.finalize().as_bytes();
         let content = DatasetContent::Images { store, order };
+        Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded })
+    }
+
+    /// Opens arrays, and reads the first sample.
+    fn open_arrays(spec: &SourceSpec, paths: &[String]) -> Result<Self, DataError> {
+        let store = ArrayStore::open(paths)?;
+        let order = order_of(spec, split_range(spec, store.count()))?;
+        store.read(order.first_window(), &mut vec![Vec::new(); store.inputs().len()])?;
+        let mut hasher = blake3::Hasher::new_derive_key("millrace arrays, version 1");
+        store.hash(&mut hasher);
+        order.hash(&mut hasher);
+        let fingerprint = *hasher.finalize().as_bytes();
+        let content = DatasetContent::Arrays { store, order };
         Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded })
     }
 
@@ -194,14 +213,14 @@ impl Dataset {
             DatasetContent::Source(source) => source.order.samples_per_pass(),
             DatasetContent::Encoder(source) => source.samples_per_pass(),
             DatasetContent::Seq2Seq(source) => source.samples_per_pass(),
-            DatasetContent::Images { order, .. } => order.samples_per_pass(),
+            DatasetContent::Images { order, .. } | DatasetContent::Arrays { order, .. } => order.samples_per_pass(),
             DatasetContent::WithSinks(samples, _) => samples.windows(),
             DatasetContent::Mixture { samples, .. } => *samples,
         }
     }
 
-    /// Returns the largest token of the source, both splits together; of images, the largest class. For HDF5 files,
-    /// whose tokens are checked when they are read, it is the largest token of the vocabulary.
+    /// Returns the largest token of the source, both splits together; of images, the largest class; of arrays, 0. For
+    /// HDF5 files, whose tokens are checked when they are read, it is the largest token of the vocabulary.
     pub fn max_token(&self) -> u32 {
         match &self.content {
             DatasetContent::Source(source) => match &source.source {
@@ -213,6 +232,8 @@ impl Dataset {
             DatasetContent::Encoder(source) => source.vocab_size().saturating_sub(1),
             DatasetContent::Seq2Seq(source) => source.vocab_size().saturating_sub(1),
             DatasetContent::Images { store, .. } => store.classes().saturating_sub(1).try_into().unwrap_or(u32::MAX),
+            // Systems check integers by the operators that read them.
+            DatasetContent::Arrays { .. } => 0,
             DatasetContent::WithSinks(samples, sinks) => samples.max_token().max(sinks.token),
             DatasetContent::Mixture { members, .. } => members.iter().map(Self::max_token).max().unwrap_or(0),
         }
@@ -262,7 +283,7 @@ impl Dataset {
         match &self.content {
             DatasetContent::Source(source) => source.read(source.order.window(n), input_ids, labels),
             DatasetContent::Encoder(_) | DatasetContent::Seq2Seq(_) => Err(DataError::NotForDecoders),
-            DatasetContent::Images { .. } => Err(DataError::NoTokens),
+            DatasetContent::Images { .. } | DatasetContent::Arrays { .. } => Err(DataError::NoTokens),
             DatasetContent::WithSinks(samples, sinks) => {
                 let mut sample = [vec![0; samples.seq_len], vec![0; samples.seq_len]];
                 let [tokens, own_labels] = &mut sample;
@@ -279,11 +300,16 @@ impl Dataset {
 
     /// Returns the inputs that a sample consists of, by the names that a model's graph has.
     pub fn inputs(&self) -> Vec<SampleInput> {
-        let input = |name, element_type, shape: &[usize]| SampleInput { name, element_type, shape: shape.to_vec() };
+        let input = |name: &str, element_type, shape: &[usize]| SampleInput {
+            name: name.to_owned(),
+            element_type,
+            shape: shape.to_vec(),
+        };
         match &self.content {
             DatasetContent::Images { store, .. } => {
                 vec![input("image", ElementType::F32, &store.dimensions()), input("labels", ElementType::I32, &[])]
             }
+            DatasetContent::Arrays { store, .. } => store.inputs().to_vec(),
             DatasetContent::Encoder(source) => source.inputs(),
             DatasetContent::Seq2Seq(source) => source.inputs(),
             DatasetContent::Source(_) | DatasetContent::Mixture { .. } | DatasetContent::WithSinks(..) => {
@@ -313,6 +339,10 @@ impl Dataset {
                     append_all(&mut arrays, [pixels, class.to_le_bytes().to_vec()]);
                     continue;
                 }
+                (DatasetContent::Arrays { store, order }, _) => {
+                    store.read(order.window(sample), &mut arrays)?;
+                    continue;
+                }
                 (DatasetContent::Encoder(source), sample_arrays) => source.read(sample, sample_arrays)?,
                 (DatasetContent::Seq2Seq(source), sample_arrays) => source.read(sample, sample_arrays)?,
                 (_, [input_ids, labels]) => self.sample(sample, input_ids, labels)?,
@@ -336,7 +366,7 @@ fn append_all(arrays: &mut [Vec<u8>], parts: impl IntoIterator<Item = Vec<u8>>) 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleInput {
     /// The name.
-    pub name: &'static str,
+    pub name: String,
     /// Type of its elements.
     pub element_type: ElementType,
     /// Its dimensions; none for a single element.

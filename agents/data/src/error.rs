@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use millrace_text::{ParquetProblem, TokenizerProblem};
 
 use crate::SplitPart;
+use crate::arrays::ArrayProblem;
 use crate::encoder::{CsvProblem, VocabularyProblem};
 use crate::hdf5::{Hdf5Problem, SampleProblem};
 use crate::images::ImageProblem;
@@ -108,11 +109,18 @@ pub enum DataError {
     #[error("token file {} has {bytes} bytes, but a token takes {token_bytes}", path.display())]
     PartialToken { path: PathBuf, bytes: u64, token_bytes: usize },
     /// A NumPy file can't be used.
-    #[error("token file {} {problem}", path.display())]
+    #[error("data file {} {problem}", path.display())]
     Npy {
         path: PathBuf,
         /// The end of the sentence.
         problem: NpyProblem,
+    },
+    /// The arrays of a directory can't be used together.
+    #[error("the arrays in {} {problem}", path.display())]
+    Arrays {
+        path: PathBuf,
+        /// The end of the sentence.
+        problem: ArrayProblem,
     },
     /// HDF5 files of tokens are read as samples of an encoder.
     #[error("the HDF5 files contain a corpus, not samples of an encoder")]
@@ -272,6 +280,7 @@ impl DataError {
                                     or of 32 bits with token_type: uint32"
                 .into(),
             Npy { problem, .. } => problem.hint().into(),
+            Arrays { problem, .. } => problem.hint().into(),
             Hdf5 { problem, .. } => problem.hint(),
             Csv { .. } => "prepare the data again, or use the data_processor of its columns".into(),
             Vocabulary { problem, .. } => problem.hint(),

@@ -59,9 +59,12 @@ fn header(inputs: &[SampleInput], [steps, batch]: [u64; 2], sizes: &[u64]) -> Ve
     let mut tensors = Vec::with_capacity(inputs.len());
     for (input, size) in inputs.iter().zip(sizes) {
         let shape: Vec<u64> = [steps, batch].into_iter().chain(input.shape.iter().map(|&size| size as u64)).collect();
-        let (name, dtype) = (input.name, if input.element_type == ElementType::F32 { "F32" } else { "I32" });
+        let (name, dtype) = (
+            serde_json::Value::from(input.name.as_str()),
+            if input.element_type == ElementType::F32 { "F32" } else { "I32" },
+        );
         let to = from + size;
-        tensors.push(format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{from},{to}]}}"#));
+        tensors.push(format!(r#"{name}:{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{from},{to}]}}"#));
         from = to;
     }
     let mut json = format!("{{{}}}", tensors.join(","));

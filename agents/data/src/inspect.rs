@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use millrace_params::TokenizerName;
 
+use crate::arrays::ArrayStore;
 use crate::dataset::{order_of, windows_of_split};
 use crate::encoder::data_and_vocabulary;
 use crate::error::HDF5_FILE;
@@ -107,6 +108,7 @@ impl DataSummary {
             | SourceKind::Csv { .. }
             | SourceKind::TfRecords { .. }
             | SourceKind::Lines(_)
+            | SourceKind::Arrays { .. }
             | SourceKind::Images { .. } => return Ok(self.samples),
             SourceKind::Synthetic { .. } => return Ok(None),
         };
@@ -140,6 +142,7 @@ pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
         }
         SourceKind::Lines(files) => return inspect_lines(spec, files),
         SourceKind::Images { .. } => return inspect_images(spec),
+        SourceKind::Arrays { paths } => return inspect_arrays(spec, paths),
         SourceKind::Synthetic { .. } => return Ok(DataSummary::default()),
     };
     inspect_files(&spec.kind, &expand(paths, extension)?)
@@ -177,6 +180,13 @@ fn inspect_lines(spec: &SourceSpec, files: &LineFiles) -> Result<DataSummary, Da
 fn inspect_images(spec: &SourceSpec) -> Result<DataSummary, DataError> {
     let samples = Dataset::open(spec, |_, _| {})?.windows();
     Ok(DataSummary { files: samples, samples: Some(samples), ..DataSummary::default() })
+}
+
+/// Opens arrays, which reads their headers and one sample.
+fn inspect_arrays(spec: &SourceSpec, paths: &[String]) -> Result<DataSummary, DataError> {
+    let [files, bytes] = ArrayStore::open(paths)?.size();
+    let samples = Dataset::open(spec, |_, _| {})?.windows();
+    Ok(DataSummary { files, bytes, samples: Some(samples), ..DataSummary::default() })
 }
 
 /// Returns the format of a file that is none of ours, if its first bytes show it.
@@ -264,6 +274,7 @@ const fn expected_format(kind: &SourceKind) -> &'static str {
         SourceKind::Csv { .. } => "a CSV file",
         SourceKind::TfRecords { .. } => "a TFRecord file",
         SourceKind::Images { .. } => "images",
+        SourceKind::Arrays { .. } => "a NumPy array",
         SourceKind::Text(_) | SourceKind::Lines(_) | SourceKind::Synthetic { .. } => "UTF-8 text",
     }
 }

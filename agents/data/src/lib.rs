@@ -21,6 +21,7 @@
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
+mod arrays;
 mod cache;
 mod dataset;
 mod encoder;
@@ -43,6 +44,7 @@ mod tfrecord;
 mod token_store;
 mod tokenizer;
 
+pub use arrays::ArrayProblem;
 pub use cache::CacheOutcome;
 pub use dataset::{Dataset, ElementType, SampleInput};
 pub use encoder::{

@@ -1,4 +1,4 @@
-//! The headers of NumPy's `.npy` files, whose elements are read as tokens in their order in memory.
+//! The headers of NumPy's `.npy` files.
 //!
 //! ```text
 //! \x93NUMPY  1 0  length (u16; u32 from version 2)  {'descr': '<u2', 'fortran_order': False, 'shape': (1000,), }
@@ -15,14 +15,20 @@ pub(crate) const NPY_SIGNATURE: &str = "a NumPy file";
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// Maximum length of the description; that of a plain array is shorter.
 const MAX_DESCRIPTION_BYTES: usize = 4096;
+/// Maximum dimensions of an array in NumPy.
+const MAX_DIMENSIONS: usize = 64;
 
 /// Why a `.npy` file can't be read, as the end of a sentence that names the file.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NpyProblem {
     #[error("is not a .npy file")]
     NotNpy,
-    #[error("has elements of type {0}; tokens are integers of 16, 32 or 64 bits, little-endian")]
+    #[error("has elements of type {0}, which can't be read")]
     ElementType(String),
+    #[error("has elements of type {0}; tokens are integers of 16, 32 or 64 bits")]
+    NotTokens(&'static str),
+    #[error("is a single number; the first dimension of an array counts samples")]
+    NoDimensions,
     #[error("is stored column by column (fortran_order)")]
     ColumnOrder,
     #[error("has a shape that can't be read")]
@@ -36,6 +42,10 @@ impl NpyProblem {
     pub(crate) const fn hint(&self) -> &'static str {
         match self {
             Self::Length { .. } => "copy the file again, or write it again",
+            Self::ElementType(_) => {
+                "write it again as little-endian numbers of float32, float64, bool, or an integer type"
+            }
+            Self::NoDimensions => "write it with np.save(file, samples), where samples has a row for each sample",
             _ => "write it with np.save(file, np.ascontiguousarray(tokens, dtype=np.uint32))",
         }
     }
@@ -46,8 +56,93 @@ pub(crate) fn is_npy(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"))
 }
 
-/// Returns the length of the header and the type of the elements.
+/// Type of the elements of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NpyElement {
+    Bool,
+    I8,
+    U8,
+    I16,
+    U16,
+    I32,
+    U32,
+    I64,
+    U64,
+    F32,
+    F64,
+}
+
+impl NpyElement {
+    /// All types, with the names that files have for them.
+    const NAMES: [(Self, &'static str); 11] = [
+        (Self::Bool, "|b1"),
+        (Self::I8, "|i1"),
+        (Self::U8, "|u1"),
+        (Self::I16, "<i2"),
+        (Self::U16, "<u2"),
+        (Self::I32, "<i4"),
+        (Self::U32, "<u4"),
+        (Self::I64, "<i8"),
+        (Self::U64, "<u8"),
+        (Self::F32, "<f4"),
+        (Self::F64, "<f8"),
+    ];
+
+    fn of(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(_, known)| *known == name).map(|(element, _)| *element)
+    }
+
+    fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(element, _)| *element == self).map_or("?", |(_, name)| name)
+    }
+
+    /// Returns the bytes of an element.
+    pub(crate) const fn bytes(self) -> usize {
+        match self {
+            Self::Bool | Self::I8 | Self::U8 => 1,
+            Self::I16 | Self::U16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 => 8,
+        }
+    }
+
+    /// Returns whether the elements are floating-point numbers.
+    pub(crate) const fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F64)
+    }
+}
+
+/// What the header of a file says.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NpyHeader {
+    /// Bytes of the header; the elements follow.
+    pub(crate) bytes: usize,
+    pub(crate) element: NpyElement,
+    /// Dimensions, outermost first. Their product, in bytes, is the rest of the file.
+    pub(crate) shape: Vec<u64>,
+}
+
+impl NpyHeader {
+    /// Returns the length of the header, and the type of the elements, which must be one of tokens.
+    fn of_tokens(&self) -> Result<(usize, TokenElement), NpyProblem> {
+        let element = match self.element {
+            NpyElement::U16 => TokenElement::U16,
+            NpyElement::I32 | NpyElement::U32 => TokenElement::U32,
+            NpyElement::I64 | NpyElement::U64 => TokenElement::U64,
+            other => return Err(NpyProblem::NotTokens(other.name())),
+        };
+        Ok((self.bytes, element))
+    }
+}
+
+/// Returns the length of the header and the type of the elements of a file of tokens.
 pub(crate) fn npy_header(path: &Path) -> Result<(usize, TokenElement), DataError> {
+    let header = read_npy_header(path)?;
+    header.of_tokens().map_err(|problem| DataError::Npy { path: path.to_owned(), problem })
+}
+
+/// Reads the header of an array.
+pub(crate) fn read_npy_header(path: &Path) -> Result<NpyHeader, DataError> {
     let read_error = |source| DataError::Read { path: path.to_owned(), source };
     let file = millrace_roots::open(path).map_err(read_error)?;
     let size = file.metadata().map_err(read_error)?.len();
@@ -56,7 +151,7 @@ pub(crate) fn npy_header(path: &Path) -> Result<(usize, TokenElement), DataError
     parse(&begin, size).map_err(|problem| DataError::Npy { path: path.to_owned(), problem })
 }
 
-fn parse(begin: &[u8], size: u64) -> Result<(usize, TokenElement), NpyProblem> {
+fn parse(begin: &[u8], size: u64) -> Result<NpyHeader, NpyProblem> {
     let (version, rest) =
         begin.strip_prefix(MAGIC).and_then(|rest| rest.split_at_checked(2)).ok_or(NpyProblem::NotNpy)?;
     let prefix = if version[0] == 1 { 2 } else { 4 };
@@ -69,26 +164,22 @@ fn parse(begin: &[u8], size: u64) -> Result<(usize, TokenElement), NpyProblem> {
         Some(after.trim_start())
     };
     let element_type = value("descr").and_then(|text| text.strip_prefix('\'')?.split('\'').next());
-    let element = match element_type.ok_or(NpyProblem::NotNpy)? {
-        "<u2" => TokenElement::U16,
-        "<u4" | "<i4" => TokenElement::U32,
-        "<u8" | "<i8" => TokenElement::U64,
-        other => return Err(NpyProblem::ElementType(other.to_owned())),
-    };
+    let element_type = element_type.ok_or(NpyProblem::NotNpy)?;
+    let element = NpyElement::of(element_type).ok_or_else(|| NpyProblem::ElementType(element_type.to_owned()))?;
     if !value("fortran_order").is_some_and(|text| text.starts_with("False")) {
         return Err(NpyProblem::ColumnOrder);
     }
     let shape = value("shape").and_then(|text| text.strip_prefix('(')?.split(')').next()).ok_or(NpyProblem::Shape)?;
-    let mut count = element.bytes() as u64;
-    for side in shape.split(',').map(str::trim).filter(|side| !side.is_empty()) {
-        count = side.parse().ok().and_then(|side| count.checked_mul(side)).ok_or(NpyProblem::Shape)?;
+    let sides = shape.split(',').map(str::trim).filter(|side| !side.is_empty());
+    let shape = sides.map(|side| side.parse().ok()).collect::<Option<Vec<u64>>>().ok_or(NpyProblem::Shape)?;
+    let needed = shape.iter().try_fold(element.bytes() as u64, |bytes, side| bytes.checked_mul(*side));
+    let needed = needed.filter(|_| shape.len() <= MAX_DIMENSIONS).ok_or(NpyProblem::Shape)?;
+    let bytes = MAGIC.len() + 2 + prefix + length;
+    let found = size.saturating_sub(bytes as u64);
+    if found != needed {
+        return Err(NpyProblem::Length { found, needed });
     }
-    let header = MAGIC.len() + 2 + prefix + length;
-    let found = size.saturating_sub(header as u64);
-    if found != count {
-        return Err(NpyProblem::Length { found, needed: count });
-    }
-    Ok((header, element))
+    Ok(NpyHeader { bytes, element, shape })
 }
 
 #[cfg(test)]
@@ -113,10 +204,14 @@ mod tests {
             ("<i8", "()", 8, TokenElement::U64),
         ] {
             let (begin, size) = file(&known(element_type, shape), bytes);
-            assert_eq!(parse(&begin, size), Ok((begin.len(), element)), "{element_type} {shape}");
+            let header = parse(&begin, size).unwrap();
+            assert_eq!(header.of_tokens(), Ok((begin.len(), element)), "{element_type} {shape}");
         }
+        let (begin, size) = file(&known("<f4", "(3, 2)"), 24);
+        let header = parse(&begin, size).unwrap();
+        assert_eq!((&*header.shape, header.of_tokens()), ([3, 2].as_slice(), Err(NpyProblem::NotTokens("<f4"))));
         for (description, problem) in [
-            (known("<f4", "(3,)"), NpyProblem::ElementType("<f4".into())),
+            (known("<f2", "(3,)"), NpyProblem::ElementType("<f2".into())),
             (known(">u2", "(3,)"), NpyProblem::ElementType(">u2".into())),
             (known("<u2", "(3,)").replace("False", "True"), NpyProblem::ColumnOrder),
             (known("<u2", "(3"), NpyProblem::Shape),

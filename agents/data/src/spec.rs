@@ -56,6 +56,11 @@ pub enum SourceKind {
         /// As for text; for a directory, all `*.h5` files in it.
         paths: Vec<String>,
     },
+    /// Directories with a NumPy array for each input of a graph.
+    Arrays {
+        /// The directories, in order.
+        paths: Vec<String>,
+    },
     /// Lines of words, for an encoder with a decoder.
     Lines(LineFiles),
     /// Images with a class each.

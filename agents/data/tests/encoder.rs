@@ -48,7 +48,7 @@ fn read(dataset: &Dataset, n: u64) -> Vec<(&'static str, Vec<i32>)> {
         |bytes: Vec<u8>| bytes.chunks(4).map(|chunk| i32::from_le_bytes(chunk.try_into().unwrap())).collect();
     let arrays = dataset.read(n, 1).unwrap();
     assert!(dataset.inputs().iter().zip(&arrays).all(|(input, array)| input.bytes() == array.len()));
-    dataset.inputs().into_iter().map(|input| input.name).zip(arrays.into_iter().map(integers)).collect()
+    dataset.inputs().into_iter().map(|input| &*input.name.leak()).zip(arrays.into_iter().map(integers)).collect()
 }
 
 fn array<'a>(sample: &'a [(&'static str, Vec<i32>)], name: &str) -> &'a [i32] {

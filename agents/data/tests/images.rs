@@ -79,7 +79,7 @@ fn idx_files_are_read_plain_and_compressed() {
     let other = open(packed.path(), source(ImageFormat::Idx, ImagePart::Validation, 1, &[normalize])).unwrap();
     assert_eq!((one.windows(), other.windows()), (5, 5));
     let inputs: Vec<_> = one.inputs().into_iter().map(|input| (input.name, input.shape)).collect();
-    assert_eq!(inputs, [("image", vec![1, 3, 4]), ("labels", vec![])]);
+    assert_eq!(inputs, [("image".to_owned(), vec![1, 3, 4]), ("labels".to_owned(), vec![])]);
     for number in 0..7 {
         let (pixels, label) = sample(&one, number);
         let at = number as usize % 5;

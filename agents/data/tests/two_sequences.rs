@@ -25,7 +25,7 @@ fn write(dir: &Path, name: &str, text: &str) -> String {
 
 /// Returns the arrays of a sample.
 fn sample(dataset: &Dataset, n: u64) -> [Vec<i32>; 5] {
-    let names: Vec<&str> = dataset.inputs().iter().map(|input| input.name).collect();
+    let names: Vec<String> = dataset.inputs().into_iter().map(|input| input.name).collect();
     assert_eq!(names, ["input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask", "labels"]);
     let integers =
         |bytes: Vec<u8>| bytes.chunks_exact(4).map(|four| i32::from_le_bytes(four.try_into().unwrap())).collect();

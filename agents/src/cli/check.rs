@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use millrace_checkpoint::{Moments, PlanReader};
 use millrace_data::Dataset;
 use millrace_emulator::report::format_size;
-use millrace_params::{InputSpec, JobSpec};
+use millrace_params::{DataSource, InputSpec, JobSpec};
 use rustix::fs::Access;
 
 use super::args::RunArgs;
@@ -18,6 +18,7 @@ use crate::dataset_epoch::DatasetEpoch;
 use crate::error::AgentError;
 use crate::host::{self, HostMemory};
 use crate::input;
+use crate::model::check_samples;
 use crate::start_checkpoint::{StartCheckpoint, find_start_checkpoint};
 
 /// Maximum bytes of text that are tokenized only to count its samples, which takes a few seconds.
@@ -30,12 +31,11 @@ pub fn check_storage(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliE
 }
 
 /// Opens the data of the job, and rejects data that can't be used. May tokenize a text.
-pub fn check_datasets(job: &JobSpec) -> Result<(), CliError> {
-    if job.run.mode.trains() {
-        open_dataset(job, &job.train_input)?;
-    }
-    if let Some(input) = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()) {
-        open_dataset(job, input)?;
+pub fn check_datasets(prepared: &PreparedJob) -> Result<(), CliError> {
+    let job = &prepared.resolved.job;
+    for (name, input) in job.active_inputs() {
+        let dataset = open_dataset(job, input)?;
+        check_samples(name, &dataset.inputs(), &prepared.plan.graph)?;
     }
     Ok(())
 }
@@ -60,7 +60,11 @@ pub fn check_memory(prepared: &PreparedJob) -> Result<(), CliError> {
 
 /// Inspects the data of `job`, without tokenizing a large text. Returns the size of an epoch of training; `None` if it
 /// is unknown or the job does not train.
-pub fn epoch(job: &JobSpec) -> Result<Option<DatasetEpoch>, CliError> {
+pub fn epoch(prepared: &PreparedJob) -> Result<Option<DatasetEpoch>, CliError> {
+    let job = &prepared.resolved.job;
+    for (name, input) in job.active_inputs().filter(|(_, input)| matches!(input.source, DataSource::Arrays { .. })) {
+        check_samples(name, &open_dataset(job, input)?.inputs(), &prepared.plan.graph)?;
+    }
     if let Some(input) = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()) {
         input::survey(input, &job.model)?;
     }

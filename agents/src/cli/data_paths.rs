@@ -1,16 +1,18 @@
-//! Resolves relative data paths: in the directory of the params file if something is found there, or else in the
-//! working directory. The client `millrace` looks for small texts in the same two places, in the same order.
+//! Resolves relative paths of data and of the model's graph: in the directory of the params file if something is found
+//! there, or else in the working directory. The client `millrace` looks for small texts in the same two places, in the
+//! same order.
 
 use std::path::Path;
 
 use millrace_data::MATCH_OPTIONS;
 use millrace_params::JobSpec;
 
-/// Replaces each relative data path of `job` that exists in the directory of the file `params` by the path there.
+/// Replaces each relative path of `job` that exists in the directory of the file `params` by the path there.
 pub fn resolve_beside_params(job: &mut JobSpec, params: &Path) {
     let Some(dir) = params.parent().filter(|dir| !dir.as_os_str().is_empty()) else { return };
     let inputs = [Some(&mut job.train_input), job.eval_input.as_mut()];
-    for path in inputs.into_iter().flatten().filter_map(|input| input.paths_mut()).flatten() {
+    let data = inputs.into_iter().flatten().filter_map(|input| input.paths_mut()).flatten();
+    for path in data.chain(job.model.graph.as_mut()) {
         let relative = dir.join(path.as_str());
         // Paths of a job are strings, so a path that is not UTF-8 is not used.
         if let Some(relative) =

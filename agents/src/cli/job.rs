@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Read as _};
 use std::path::Path;
 
 use millrace_data::stored_sample_length;
-use millrace_emulator::compile::compile_job;
+use millrace_emulator::compile::{compile, request};
 use millrace_emulator::numerics::{Isa, NumericsProfile};
 use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::plan::StreamPlan;
@@ -17,6 +17,7 @@ use super::args::JobArgs;
 use super::data_paths::resolve_beside_params;
 use super::error::CliError;
 use crate::input::source_spec;
+use crate::model::job_graph;
 
 /// Maximum bytes of a params file that another one names. The largest of the public model zoo has 10 kB.
 const MAX_OTHER_PARAMS_BYTES: u64 = 1 << 20;
@@ -83,7 +84,8 @@ fn read_beside(params: &Path, other: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Resolves the params of the file at `path`. Samples have the length that stored ones have, if the params do not say.
+/// Resolves the params of the file at `path`. If the params do not give the length of samples, it is that of a graph
+/// document, or of stored samples.
 pub fn resolve_params(path: &Path, overrides: &FlagOverrides, params: &Params) -> Result<ResolveOutput, CliError> {
     let resolve = |params: &Params| -> Result<ResolveOutput, CliError> {
         let resolved = params.resolve(overrides);
@@ -92,7 +94,7 @@ pub fn resolve_params(path: &Path, overrides: &FlagOverrides, params: &Params) -
         Ok(resolved)
     };
     let resolved = resolve(params)?;
-    match with_stored_length(params, &resolved.job) {
+    match with_sample_length(params, &resolved.job)? {
         Some(params) => resolve(&params),
         None => Ok(resolved),
     }
@@ -122,20 +124,25 @@ pub fn prepare(
         return Err(error.hint("set num_csx to a smaller number, or swarmx.nodes to a larger one"));
     }
     appliance.memoryx.shards = AgentCounts::for_job(&resolved.job, &appliance).shards;
-    let plan = compile_job(&resolved.job, &appliance)?;
+    let graph = job_graph(&resolved.job)?;
+    let plan = compile(request(&resolved.job, graph, &appliance)?)?;
     Ok(PreparedJob { resolved, appliance, plan, params_yaml })
 }
 
-/// Returns the params with the length of the samples in the training data, if the params leave it out and it is not
-/// what they were resolved to.
-fn with_stored_length(params: &Params, job: &JobSpec) -> Option<Params> {
-    let given = params.train_input.as_ref()?;
-    let spec = source_spec(&job.train_input, &job.model);
-    let length = given.max_sequence_length.is_none().then(|| stored_sample_length(&spec)).flatten();
-    let length = length.filter(|length| *length != job.train_input.max_sequence_length)?;
+/// Returns the params with the length of the samples that the graph reads, or of those in the training data, if the
+/// params leave it out and it is not what they were resolved to.
+fn with_sample_length(params: &Params, job: &JobSpec) -> Result<Option<Params>, CliError> {
     let mut params = params.clone();
-    params.train_input.as_mut()?.max_sequence_length = Some(length as u64);
-    Some(params)
+    let Some(input) = params.train_input.as_mut().filter(|input| input.max_sequence_length.is_none()) else {
+        return Ok(None);
+    };
+    let length = match job.model.graph {
+        Some(_) => Some(job_graph(job)?.sequence()),
+        None => stored_sample_length(&source_spec(&job.train_input, &job.model)),
+    };
+    let length = length.filter(|length| *length != job.train_input.max_sequence_length);
+    input.max_sequence_length = length.map(|length| length as u64);
+    Ok(length.is_some().then_some(params))
 }
 
 impl PreparedJob {

@@ -61,7 +61,7 @@ pub fn print(flags: &JobArgs, json: bool) -> Result<Exit, CliError> {
 /// The job can't be compiled.
 pub fn print_prepared(prepared: &PreparedJob, json: bool) -> Result<HostPlan, CliError> {
     let report = prepared.report()?;
-    let (epoch, data_problem) = match epoch(&prepared.resolved.job) {
+    let (epoch, data_problem) = match epoch(prepared) {
         Ok(epoch) => (epoch, None),
         Err(error) => (None, Some(error.summary())),
     };

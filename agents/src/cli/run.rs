@@ -25,7 +25,7 @@ pub fn run(flags: &RunArgs, mode: Option<&str>) -> Result<Exit, CliError> {
     prepared.plan.check_streamable()?;
     check_storage(&prepared, flags)?;
     if prepared.resolved.job.run.validate_only {
-        epoch(&prepared.resolved.job)?;
+        epoch(&prepared)?;
         prepared.print_notes();
         super::print_line(format_args!(
             "The params are valid: plan {}, {} parameters",
@@ -34,7 +34,7 @@ pub fn run(flags: &RunArgs, mode: Option<&str>) -> Result<Exit, CliError> {
         ));
         return Ok(Exit::Success);
     }
-    check_datasets(&prepared.resolved.job)?;
+    check_datasets(&prepared)?;
     Ok(run_local(local_run(flags, prepared)))
 }
 

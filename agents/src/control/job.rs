@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use millrace_checkpoint::Moments;
-use millrace_emulator::compile::{CompileError, CompileRequest, compile, graph, request};
+use millrace_emulator::compile::{CompileRequest, compile, request};
 use millrace_emulator::graph::Graph;
 use millrace_emulator::numerics::{Isa, NumericsProfile};
 use millrace_emulator::optimizers::optimizer;
@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::client::MAX_CONTROL_MESSAGE_BYTES;
 use crate::error::AgentError;
 use crate::host;
+use crate::model::job_graph;
 
 /// Maximum bytes of a job's JSON. A control message has room for the rest of the welcome.
 const MAX_JOB_BYTES: usize = MAX_CONTROL_MESSAGE_BYTES - (1 << 20);
@@ -82,12 +83,12 @@ pub struct CompiledJob {
 }
 
 impl JobDocument {
-    /// Builds the document of a job whose model is described by its params.
+    /// Builds the document of a job, with the graph of its model.
     ///
     /// # Errors
-    /// The model is inconsistent.
-    pub fn new(job: JobSpec, appliance: MachineSpec) -> Result<Self, CompileError> {
-        Ok(Self { graph: graph(&job)?, job, appliance, cuts: None })
+    /// See [`job_graph`].
+    pub fn new(job: JobSpec, appliance: MachineSpec) -> Result<Self, AgentError> {
+        Ok(Self { graph: job_graph(&job)?, job, appliance, cuts: None })
     }
 
     /// Compiles the plan of a job that is pinned to `isa`.

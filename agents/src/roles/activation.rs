@@ -156,7 +156,7 @@ fn read_samples(inputs: &JobInputs, request: &proto::SamplesRequest) -> Result<p
 fn read(dataset: &Dataset, first: u64, count: u32) -> Result<Vec<proto::SampleInput>, DataError> {
     let arrays = dataset.read(first, count)?;
     let input = |(input, elements): (millrace_data::SampleInput, Vec<u8>)| proto::SampleInput {
-        name: input.name.to_owned(),
+        name: input.name,
         elements: elements.into(),
     };
     Ok(dataset.inputs().into_iter().zip(arrays).map(input).collect())

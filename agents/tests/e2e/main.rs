@@ -6,6 +6,7 @@ mod checkpoints;
 mod disk;
 mod first_use;
 mod generate;
+mod graphs;
 mod harness;
 mod hdf5;
 mod identities;

@@ -61,6 +61,8 @@ pub(crate) enum Processor {
     /// HDF5 files with samples for an encoder.
     EncoderHdf5,
     TfRecords(TfRecordRows),
+    /// NumPy arrays, one for each input of a graph.
+    Arrays,
 }
 
 pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
@@ -71,6 +73,7 @@ pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
         ("GptHDF5MapDataProcessor", Processor::Hdf5),
         ("MNISTDataProcessor", Processor::Images(ImageFormat::Idx)),
         ("ImageNet1KProcessor", Processor::Images(ImageFormat::Folder)),
+        ("ArrayDataProcessor", Processor::Arrays),
         ("SyntheticDataProcessor", Processor::Synthetic),
         ("T5DynamicDataProcessor", Processor::Lines(LineRows::Spans)),
         ("TransformerDynamicDataProcessor", Processor::Lines(LineRows::Pairs)),

@@ -28,6 +28,12 @@ pub enum CompileError {
         /// Tokens of an evaluation sample.
         eval: usize,
     },
+    /// The samples have another length than those that the graph reads.
+    #[error("train_input has samples of {found} tokens, but the model's graph reads samples of {expected}")]
+    SampleLength { found: usize, expected: usize },
+    /// The model is in a file that the caller has to read.
+    #[error("model.graph names the file {0:?}, which can be used only by `millrace-agent` on one machine")]
+    GraphFile(String),
     /// More parameters than MemoryX can hold.
     #[error(
         "the weights and optimizer states need {} of MemoryX's memory, but the appliance has {}",
@@ -73,6 +79,10 @@ impl CompileError {
                 Some("choose num_heads so that it divides hidden_size")
             }
             Self::Graph(_) => None,
+            Self::SampleLength { .. } => {
+                Some("set max_sequence_length to the length that the graph reads, or leave it out")
+            }
+            Self::GraphFile(_) => Some("run `millrace-agent train` where the file is"),
             Self::Batch { .. } => Some("give batch_size and micro_batch_size as numbers of samples, at least 1"),
             Self::SequencesDiffer { .. } => Some("give both inputs the same max_sequence_length"),
             Self::MemoryXTooSmall { .. } => Some("choose a smaller model, or an appliance with more MemoryX memory"),

@@ -11,15 +11,19 @@ use crate::sparsity::{SparsityMasks, whole_tensor_state};
 /// Builds the graph of a job's model from its params.
 ///
 /// # Errors
-/// The model is inconsistent.
+/// The model is inconsistent, or its graph is in a file.
 pub fn graph(job: &JobSpec) -> Result<Graph, CompileError> {
+    if let Some(path) = &job.model.graph {
+        return Err(CompileError::GraphFile(path.clone()));
+    }
     Ok(families::graph(&job.model, job.train_input.max_sequence_length)?)
 }
 
 /// Builds the compile request of a job whose model is `graph`.
 ///
 /// # Errors
-/// The two inputs differ in sample length, or the sparsity of the job names no tensor of the model.
+/// Samples have another length than those that the graph of a document reads, the two inputs differ in it, or the
+/// sparsity of the job names no tensor of the model.
 pub fn request(job: &JobSpec, graph: Graph, appliance: &MachineSpec) -> Result<CompileRequest, CompileError> {
     let sequence = job.train_input.max_sequence_length;
     let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates());
@@ -27,6 +31,9 @@ pub fn request(job: &JobSpec, graph: Graph, appliance: &MachineSpec) -> Result<C
         return Err(CompileError::SequencesDiffer { train: sequence, eval });
     }
     let batch = |input: &InputSpec| BatchSpec { samples: input.batch_size, leaf_bound: input.micro_batch_size };
+    if job.model.graph.is_some() && sequence != graph.sequence() {
+        return Err(CompileError::SampleLength { found: sequence, expected: graph.sequence() });
+    }
     SparsityMasks::new(job, &graph)?;
     Ok(CompileRequest {
         graph,

@@ -4,7 +4,7 @@
 //! Names of layers and tensors are part of the format of checkpoints. `docs/dev/add-a-model-family.md` describes each
 //! step.
 
-use millrace_params::{InitializerSpec, ModelFamily, ModelSpec, Norm, RotaryPositions};
+use millrace_params::{InitializerSpec, ModelSpec, Norm, RotaryPositions};
 
 use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorId, TensorRole, ValueId};
 use crate::ops::{Dropout, LayerNorm, Linear, RmsNorm, Rotary, RotaryPairing, Scale};
@@ -41,32 +41,7 @@ pub fn graph(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
     if let Some(options) = &spec.image {
         return image_classifier(spec, options);
     }
-    match spec.family {
-        ModelFamily::Gpt2
-        | ModelFamily::Gpt3
-        | ModelFamily::Gptj
-        | ModelFamily::Llama
-        | ModelFamily::Mistral
-        | ModelFamily::Falcon
-        | ModelFamily::Bloom
-        | ModelFamily::Mpt
-        | ModelFamily::Btlm
-        | ModelFamily::Jais
-        | ModelFamily::Starcoder
-        | ModelFamily::Santacoder
-        | ModelFamily::Gemma2 => decoder(spec, sequence),
-        // Not reached: these families have options of their own.
-        ModelFamily::T5
-        | ModelFamily::Transformer
-        | ModelFamily::Bert
-        | ModelFamily::BertClassifier
-        | ModelFamily::BertTokenClassifier
-        | ModelFamily::BertSummarization
-        | ModelFamily::BertQa
-        | ModelFamily::Esm2
-        | ModelFamily::FcMnist
-        | ModelFamily::VisionTransformer => decoder(spec, sequence),
-    }
+    decoder(spec, sequence)
 }
 
 /// Checks the number of blocks, before anything is allocated for each.

@@ -136,6 +136,8 @@ impl From<CompileError> for ResolveError {
             CompileError::Graph(_)
             | CompileError::Batch { .. }
             | CompileError::SequencesDiffer { .. }
+            | CompileError::SampleLength { .. }
+            | CompileError::GraphFile(_)
             | CompileError::Sparsity(_) => InvalidJob::Compile(error).into(),
         }
     }

@@ -147,7 +147,7 @@ pub fn tokenizer(bytes: &[u8]) {
     });
 }
 
-/// Opens a token file as both parts of a split, and reads samples of it.
+/// Opens a token file as both parts of a split, and reads samples of it. Opens a NumPy file as samples, too.
 pub fn tokens(bytes: &[u8]) {
     with_dir("tokens", |dir| {
         let path = dir.join(if bytes.starts_with(b"\x93NUMPY") { "tokens.npy" } else { "tokens.bin" });
@@ -168,6 +168,15 @@ pub fn tokens(bytes: &[u8]) {
                 assert!(
                     input_ids.iter().all(|&token| u32::try_from(token).is_ok_and(|token| token <= dataset.max_token()))
                 );
+            }
+        }
+        let spec = SourceSpec::new(SourceKind::Arrays { paths: vec![dir.display().to_string()] }, 1);
+        let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { return };
+        let bytes = dataset.inputs()[0].bytes();
+        for sample in [0, 1, dataset.windows(), u64::MAX] {
+            // An integer with more than 32 bits is an error.
+            if let Ok(arrays) = dataset.read(sample, 1) {
+                assert_eq!(arrays[0].len(), bytes);
             }
         }
     });

@@ -237,12 +237,15 @@ impl EncoderSource {
 
     /// Returns the inputs that a sample consists of.
     pub fn inputs(&self) -> Vec<SampleInput> {
-        let is_class = |name| matches!(self.samples.task, EncoderLabels::Class { .. }) && name == "labels";
-        let shape = |name, elements| {
+        let is_class = |name: &str| matches!(self.samples.task, EncoderLabels::Class { .. }) && name == "labels";
+        let shape = |name: &str, elements| {
             if name == "next_sentence_label" || is_class(name) { Vec::new() } else { vec![elements] }
         };
-        let input =
-            |(name, elements)| SampleInput { name, element_type: ElementType::I32, shape: shape(name, elements) };
+        let input = |(name, elements): (&str, usize)| SampleInput {
+            name: name.to_owned(),
+            element_type: ElementType::I32,
+            shape: shape(name, elements),
+        };
         self.arrays().into_iter().map(input).collect()
     }
 

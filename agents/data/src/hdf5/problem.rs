@@ -76,6 +76,8 @@ pub enum SampleProblem {
     MissingFeature { name: &'static str },
     #[error("its feature {name} has {found} values; expected {expected}")]
     FeatureLength { name: &'static str, found: usize, expected: usize },
+    #[error("it contains the integer {value}, which does not have 32 bits")]
+    IntegerTooLarge { value: i128 },
     /// An image of a file of several.
     #[error("it {0}")]
     Image(ImageProblem),
@@ -94,6 +96,7 @@ impl SampleProblem {
                 "0 excludes a label from the loss, 1 includes it; prepare the data again".to_owned()
             }
             Self::Malformed { .. } | Self::PositionOutside { .. } => "prepare the data again".to_owned(),
+            Self::IntegerTooLarge { .. } => "write integers from -2147483648 to 2147483647".to_owned(),
             Self::TooLong { .. } => "raise max_sequence_length to that of the data".to_owned(),
             Self::TooManyLabels { .. } => {
                 "raise max_predictions_per_seq, or max_cls_tokens, to that of the data".to_owned()

@@ -164,7 +164,11 @@ impl Seq2SeqSource {
 
     /// Returns the inputs that a sample consists of.
     pub fn inputs(&self) -> Vec<SampleInput> {
-        let input = |(name, elements)| SampleInput { name, element_type: ElementType::I32, shape: vec![elements] };
+        let input = |(name, elements): (&str, usize)| SampleInput {
+            name: name.to_owned(),
+            element_type: ElementType::I32,
+            shape: vec![elements],
+        };
         self.arrays().map(input).into()
     }
 

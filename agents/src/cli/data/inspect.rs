@@ -66,8 +66,8 @@ fn array_line(input: &SampleInput, bytes: &[u8]) -> String {
     let shown = shown.collect::<Vec<_>>().join(" ");
     let more = if values.len() > SHOWN_VALUES { " ..." } else { "" };
     let counting = values.iter().filter(|value| i32::from_le_bytes(**value) >= 0).count();
-    let counting = match input.name {
-        "labels" => format!("{counting} of {} count: ", values.len()),
+    let counting = match input.name.as_str() {
+        "labels" if input.element_type == ElementType::I32 => format!("{counting} of {} count: ", values.len()),
         _ => String::new(),
     };
     format!("  {:<24}{element_type} {:?}  {counting}{shown}{more}", input.name, input.shape)

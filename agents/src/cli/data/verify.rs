@@ -1,6 +1,7 @@
 //! Reads every sample of an epoch, as training would.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use millrace_data::{ElementType, SampleInput};
 use millrace_emulator::report::format_thousands;
 
 use super::super::args::DataArgs;
@@ -16,7 +17,7 @@ pub fn run(of: &DataArgs) -> Result<Exit, CliError> {
     let samples = dataset.windows();
     let style = ProgressStyle::with_template("Reading {wide_bar} {human_pos}/{human_len} samples {eta}");
     let bar = ProgressBar::new(samples).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let labels = dataset.inputs().iter().position(|input| input.name == "labels");
+    let labels = dataset.inputs().iter().position(is_labels);
     let (mut counting, mut all) = (0, 0);
     for number in 0..samples {
         let arrays = dataset.read(number, 1).map_err(sample_failure)?;
@@ -32,4 +33,8 @@ pub fn run(of: &DataArgs) -> Result<Exit, CliError> {
     let [samples, counting, all] = [samples, counting, all].map(format_thousands);
     print_line(format_args!("All {samples} samples can be used; {counting} of {all} labels count ({percent:.1}%)"));
     Ok(Exit::Success)
+}
+
+fn is_labels(input: &SampleInput) -> bool {
+    input.name == "labels" && input.element_type == ElementType::I32
 }

@@ -207,6 +207,7 @@ async fn prepare(
         inputs
     });
     let inputs = opened.await.map_err(AgentError::local)??;
+    inputs.check(&compiled.graph)?;
     let has_end = !matches!(launch.job.train_input.source, DataSource::Synthetic {});
     if let Some(train) = inputs.train.as_ref().filter(|_| has_end) {
         let epoch = DatasetEpoch::new(train.windows(), &launch.job.train_input);
@@ -230,7 +231,17 @@ async fn prepare(
     let open_files = || files::RunFiles::open(&launch, lock.attempt(), last_report.clone());
     let files = retry_while_disk_is_full(open_files).await?;
     start_point.report.iter().for_each(|sentence| console.line(sentence));
-    Ok(PreparedRun { launch, compiled, job_json, start_point, remaining_checkpoints, eval_batches, step_estimate, lock, files })
+    Ok(PreparedRun {
+        launch,
+        compiled,
+        job_json,
+        start_point,
+        remaining_checkpoints,
+        eval_batches,
+        step_estimate,
+        lock,
+        files,
+    })
 }
 
 /// Takes the lock of model_dir. A coordinator of the same job may still hold it although it died on another host, where

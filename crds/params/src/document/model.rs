@@ -22,6 +22,10 @@ section! {
         /// encoder with a decoder; a model with `encoder_num_hidden_layers` is one of them. `fc_mnist` and
         /// `vision_transformer` read images; a model with `hidden_sizes` or `depth` is a `fc_mnist`.
         name: String = otherwise("`gpt2`, or the family whose keys or data are given").one_of(&FAMILIES),
+        /// File of a graph document, which describes the model instead of `name` and the keys of families; see
+        /// [graph.md](graph.md). It is found as the files of the inputs are. Besides it, a model has only `vocab_size`
+        /// (to check the tokens of the data), the keys of mixed precision and of the loss, and `compute_eval_metrics`.
+        graph: String = otherwise("the graph of the family"),
         /// Number of different tokens: 50,257 for GPT-2's encoding, 256 for bytes.
         vocab_size: u64 = required_if(
             "`train_input.vocab_size`, where older files have it, is omitted too; 30,522 in families of `bert`",

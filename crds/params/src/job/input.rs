@@ -74,6 +74,7 @@ impl InputSpec {
             | DataSource::Hdf5 { paths, .. }
             | DataSource::Csv { paths, .. }
             | DataSource::EncoderHdf5 { paths }
+            | DataSource::Arrays { paths }
             | DataSource::TfRecords { paths, .. }
             | DataSource::Lines { paths, .. }
             | DataSource::Images { paths, .. } => paths,
@@ -89,6 +90,7 @@ impl InputSpec {
             | DataSource::Hdf5 { paths, .. }
             | DataSource::Csv { paths, .. }
             | DataSource::EncoderHdf5 { paths }
+            | DataSource::Arrays { paths }
             | DataSource::TfRecords { paths, .. }
             | DataSource::Lines { paths, .. }
             | DataSource::Images { paths, .. } => Some(paths),
@@ -180,6 +182,11 @@ pub enum DataSource {
         /// Files, directories (their `*.h5`, sorted by name) or globs, in order; at least one.
         paths: Vec<String>,
     },
+    /// NumPy arrays of the inputs of a graph.
+    Arrays {
+        /// Directories with a file `NAME.npy` for each input, in order; at least one.
+        paths: Vec<String>,
+    },
     /// TFRecord files with a sample in each record.
     TfRecords {
         /// Files, directories (their `*.tfrecords` or `*.tfrecord`, sorted by name) or globs, in order; at least one.
@@ -248,6 +255,7 @@ impl DataSource {
             Self::Hdf5 { .. } => "HDF5 files",
             Self::Csv { .. } => "CSV files",
             Self::EncoderHdf5 { .. } => "HDF5 files of an encoder",
+            Self::Arrays { .. } => "NumPy arrays",
             Self::TfRecords { .. } => "TFRecord files",
             Self::Lines { .. } => "lines of words",
             Self::Images { .. } => "images",

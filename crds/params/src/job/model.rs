@@ -8,9 +8,9 @@ use super::encoder::EncoderOptions;
 use super::image::ImageOptions;
 use super::seq2seq::Seq2SeqOptions;
 
-/// A completely specified decoder, encoder or model of images. A decoder has blocks that normalize their input, a final
-/// norm, and an output layer over the vocabulary; what differs from GPT-2 is in [`DecoderOptions`]. What an encoder has
-/// is in [`EncoderOptions`], what a model of images has in [`ImageOptions`].
+/// A completely specified decoder, encoder or model of images, or the graph of a document. A decoder has blocks that
+/// normalize their input, a final norm, and an output layer over the vocabulary; what differs from GPT-2 is in
+/// [`DecoderOptions`]. What an encoder has is in [`EncoderOptions`], what a model of images has in [`ImageOptions`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
     /// The family, named in reports and exports.
@@ -74,6 +74,9 @@ pub struct ModelSpec {
     /// What a model of images has; `None` if the model reads tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageOptions>,
+    /// Path of the document of the model's graph; `None` if the other fields describe the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph: Option<String>,
 }
 
 /// What a decoder has instead of the parts of GPT-2. The default is GPT-2.
@@ -280,6 +283,7 @@ impl ModelSpec {
             encoder: None,
             seq2seq: None,
             image: None,
+            graph: None,
         }
     }
 
@@ -322,6 +326,8 @@ pub enum ModelFamily {
     /// Linear layers over the pixels of an image.
     FcMnist,
     VisionTransformer,
+    /// The graph of a document.
+    Graph,
 }
 
 impl ModelFamily {

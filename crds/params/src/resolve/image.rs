@@ -144,6 +144,7 @@ fn base(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily, im
         encoder: None,
         seq2seq: None,
         image: Some(image),
+        graph: None,
     }
 }
 

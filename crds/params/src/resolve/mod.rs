@@ -4,6 +4,7 @@ mod check;
 mod decoder;
 mod encoder;
 mod encoder_input;
+mod graph;
 mod image;
 mod initializer;
 mod input;

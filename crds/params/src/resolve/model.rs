@@ -3,7 +3,7 @@
 use super::check::ResolveContext;
 use super::initializer::{self, InitializerSizes};
 use super::mup::{self, WidthRatios};
-use super::{decoder, encoder, image, seq2seq};
+use super::{decoder, encoder, graph, image, seq2seq};
 use crate::document::{ModelParams, Params};
 use crate::job::{LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision};
 use crate::keywords::{ATTENTION_TYPES, HALF_TYPES, LOSS_SCALINGS, NONLINEARITIES};
@@ -36,6 +36,13 @@ pub(super) fn resolve(
         ..ModelParams::default()
     };
     let p = given.unwrap_or(&absent);
+    if let Some(path) = &p.graph {
+        if flag.is_some() {
+            let hint = "leave it out: the model is that of model.graph";
+            check.report_invalid("--model", "is given beside model.graph", hint);
+        }
+        return (graph::resolve(check, p, path), None);
+    }
     let family = decoder::family(check, params, p, flag, encoder::recognize(params, p));
     if family.is_seq2seq() {
         return (seq2seq::resolve(check, params, p, family), None);
@@ -87,6 +94,7 @@ pub(super) fn resolve(
         encoder: encoder::resolve(check, params, p, family),
         seq2seq: None,
         image: None,
+        graph: None,
     };
     if family.is_encoder() {
         encoder::check_decoder_options(check, &spec.decoder);

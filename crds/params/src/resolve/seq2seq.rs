@@ -166,6 +166,7 @@ pub(super) fn resolve(
         encoder: None,
         seq2seq: Some(options(check, params, p, &sizes, is_t5, dropout_rate)),
         image: None,
+        graph: None,
     }
 }
 

@@ -7,7 +7,7 @@ use super::line_input;
 use super::text_input;
 use super::transforms::images;
 use crate::document::{MixtureParams, OneOrMany};
-use crate::job::{DataSource, ImageFormat, MixturePart, ModelFamily, ModelSpec, TokenType};
+use crate::job::{DataSource, ImageFormat, MixturePart, ModelFamily, ModelSpec, TfRecordRows, TokenType};
 use crate::keywords::{PROCESSORS, Processor};
 
 const PROCESSOR_HINT: &str = "use GptTextDataProcessor (text files), GptTokenDataProcessor (.bin or .npy files of \
@@ -42,6 +42,7 @@ pub(super) fn source(
         (None, Some(DataSource::Hdf5 { .. })) => Processor::Hdf5,
         (None, Some(DataSource::Csv { rows, .. })) => Processor::Csv(*rows),
         (None, Some(DataSource::EncoderHdf5 { .. })) => Processor::EncoderHdf5,
+        (None, Some(DataSource::Arrays { .. })) => Processor::Arrays,
         (None, Some(DataSource::TfRecords { rows, .. })) => Processor::TfRecords(*rows),
         (None, Some(DataSource::Synthetic {})) => Processor::Synthetic,
         (None, Some(DataSource::Lines { rows, .. })) => Processor::Lines(*rows),
@@ -73,6 +74,7 @@ pub(super) fn source(
         Processor::Hdf5 => DataSource::Hdf5 { paths, mixture },
         Processor::Csv(rows) => encoder_input::csv(check, s, paths, rows),
         Processor::EncoderHdf5 => DataSource::EncoderHdf5 { paths },
+        Processor::Arrays => DataSource::Arrays { paths },
         Processor::TfRecords(rows) => encoder_input::records(check, s, paths, rows),
         Processor::Images(format) => {
             DataSource::Images { paths, images: images(check, s, format, model, train.is_some()) }
@@ -82,6 +84,7 @@ pub(super) fn source(
     if let DataSource::Tokens { paths, .. }
     | DataSource::Hdf5 { paths, .. }
     | DataSource::EncoderHdf5 { paths }
+    | DataSource::Arrays { paths }
     | DataSource::TfRecords { paths, .. }
     | DataSource::Images { paths, .. } = &source
         && p.mixture.is_none()
@@ -113,6 +116,19 @@ fn images_paths(train: &DataSource) -> Vec<String> {
 fn check_processor(check: &mut ResolveContext<'_>, s: &InputSection<'_>, processor: Processor, model: &ModelSpec) {
     let key = s.key("data_processor");
     let name = s.given.data_processor.as_deref().unwrap_or_default();
+    let is_for_graphs = match processor {
+        Processor::Text | Processor::Tokens | Processor::Hdf5 | Processor::Synthetic | Processor::Arrays => true,
+        Processor::TfRecords(rows) => rows == TfRecordRows::Tokens,
+        Processor::Images(_) | Processor::Lines(_) | Processor::Csv(_) | Processor::EncoderHdf5 => false,
+    };
+    if model.graph.is_some() && !is_for_graphs {
+        let hint = "use ArrayDataProcessor, or GptTextDataProcessor and its like for a graph that reads input_ids";
+        return check.report_invalid(&key, format!("is {name}, which only models of a family read"), hint);
+    }
+    if model.graph.is_none() && processor == Processor::Arrays {
+        let hint = "describe the model by model.graph, or use another data_processor";
+        return check.report_invalid(&key, format!("is {name}, but the model has no graph document"), hint);
+    }
     match (matches!(processor, Processor::Images(_)), model.image.is_some()) {
         (false, true) => {
             let hint = "use MNISTDataProcessor or ImageNet1KProcessor";

@@ -47,6 +47,7 @@ pub fn described(path: &str) -> Option<&'static str> {
         "model.filter_size" => Some("256"),
         "model.attention_inner_dim" => Some("64"),
         "model.name" => Some("gpt2"),
+        "model.graph" => None,
         "model.norm_first" | "model.use_segment_embedding" | "model.use_position_embeddings" => Some("true"),
         // The job records only a token that is given.
         "model.mask_token_id" => None,

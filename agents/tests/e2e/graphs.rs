@@ -1,0 +1,59 @@
+//! Tests jobs whose model is the document of a graph.
+
+use millrace_emulator::families;
+use millrace_params::{FlagOverrides, Params};
+use serde_json::{Value, json};
+
+use super::harness::TestDir;
+
+/// Writes the graph of the family that `params.yaml` describes as `graph.json`, and params that name it as
+/// `graph.yaml`. Returns these params.
+fn place_with_document() -> (TestDir, Value) {
+    let place = TestDir::new();
+    let params = Params::parse_yaml(&std::fs::read_to_string(place.path("params.yaml")).unwrap()).unwrap();
+    let job = params.resolve(&FlagOverrides::default()).unwrap().job;
+    let graph = families::graph(&job.model, job.train_input.max_sequence_length).unwrap();
+    place.write("graph.json", serde_json::to_vec(&graph).unwrap());
+    let mut params = serde_json::to_value(&params).unwrap();
+    params["model"] = json!({"graph": "graph.json", "vocab_size": 64});
+    place.write("graph.yaml", params.to_string());
+    (place, params)
+}
+
+#[test]
+fn document_gives_the_bits_of_the_family_that_it_describes() {
+    let (place, _) = place_with_document();
+    place.succeed("train -p params.yaml -o family --max_steps 3");
+    for systems in [1, 2] {
+        place.succeed(&format!("train -p graph.yaml -o graph{systems} --max_steps 3 --num_csx {systems}"));
+        assert_eq!(place.result(&format!("graph{systems}"), 3), place.result("family", 3), "{systems}");
+    }
+    // The run continues, as that of a family does.
+    place.succeed("train -p graph.yaml -o graph2 --max_steps 5");
+    place.succeed("train -p params.yaml -o family --max_steps 5");
+    assert_eq!(place.result("graph2", 5), place.result("family", 5));
+}
+
+#[test]
+fn bad_documents_and_arrays_end_a_run_with_one_sentence() {
+    let (place, params) = place_with_document();
+    let document = std::fs::read_to_string(place.path("graph.json")).unwrap();
+    let mut arrays = params.clone();
+    arrays["train_input"] = json!({"data_processor": "ArrayDataProcessor", "data_dir": "arrays", "batch_size": 8});
+    std::fs::create_dir(place.path("arrays")).unwrap();
+    let header = "{'descr': '<i4', 'fortran_order': False, 'shape': (8, 3), }";
+    let length = (header.len() as u16).to_le_bytes();
+    let array = [b"\x93NUMPY\x01\x00".as_slice(), &length, header.as_bytes(), &[0; 96]].concat();
+    place.write("arrays/input_ids.npy", array);
+    for (document, params, part) in [
+        (&document[..90], &params, "model.graph graph.json is not the document of a graph"),
+        (&document.replacen(r#""version":2"#, r#""version":9"#, 1), &params, "has version 9"),
+        (&document, &arrays, "consist of input_ids i32 [3], but the model's graph reads input_ids i32 [16]"),
+    ] {
+        place.write("graph.json", document);
+        place.write("bad.yaml", params.to_string());
+        let output = place.run("train -p bad.yaml -o bad");
+        assert_eq!(output.code(), 2, "{}", output.stderr);
+        assert!(output.stderr.contains(part), "{} does not contain {part:?}", output.stderr);
+    }
+}
