@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use millrace_emulator::graph::{
-    MAX_CONSTANT_ELEMENTS, MAX_DIMENSIONS, MAX_DOCUMENT_BYTES, MAX_GRAPH_INPUTS, MAX_LOSSES, document_schema,
+    MAX_CONSTANT_ELEMENTS, MAX_DIMENSIONS, MAX_DOCUMENT_BYTES, MAX_GRAPH_INPUTS, MAX_LOSSES, MAX_METRIC_ELEMENTS,
+    document_schema,
 };
 use serde_json::Value;
 
@@ -96,6 +97,7 @@ fn main() -> Result<(), Failure> {
             .replace("MAX_GRAPH_INPUTS", &MAX_GRAPH_INPUTS.to_string())
             .replace("MAX_DIMENSIONS", &MAX_DIMENSIONS.to_string())
             .replace("MAX_DOCUMENT_MIB", &(MAX_DOCUMENT_BYTES >> 20).to_string())
+            .replace("MAX_METRIC_ELEMENTS", &MAX_METRIC_ELEMENTS.to_string())
             .replace("MAX_LOSSES", &MAX_LOSSES.to_string())
             .replace("MAX_CONSTANT_ELEMENTS", &MAX_CONSTANT_ELEMENTS.to_string())
             .trim_end(),

@@ -103,9 +103,9 @@ fn seq2seq() -> [Graph; 2] {
     })
 }
 
-/// BERT with both losses of pretraining, as a classifier of samples, and for answers; and an encoder whose blocks
-/// normalize their input and rotate queries and keys.
-fn encoders() -> [Graph; 4] {
+/// BERT with both losses of pretraining, as a classifier of samples and of tokens, and for answers; and an encoder
+/// whose blocks normalize their input and rotate queries and keys.
+fn encoders() -> [Graph; 5] {
     let pretraining = EncoderTask::Pretraining {
         max_predictions: Some(5),
         masked_token_weight: 0.3,
@@ -123,14 +123,17 @@ fn encoders() -> [Graph; 4] {
             has_token_dropout: norm_first,
         };
         let decoder = DecoderOptions { positions, ..DecoderOptions::default() };
-        let spec = ModelSpec { encoder: Some(options), decoder, ..with_dropout(spec(3, 48, 3, WORDS, 20), 0.1) };
+        let base = with_dropout(spec(3, 48, 3, WORDS, 20), 0.1);
+        let spec = ModelSpec { encoder: Some(options), decoder, compute_eval_metrics: true, ..base };
         families::graph(&spec, 20).unwrap()
     };
+    let of_tokens = EncoderTask::TokenClassifier { classes: 5, dropout_rate: 0.1, counts_padding: false };
     let rotary = Positions::Rotary(RotaryPositions { dimensions: 8, base: 100.0, is_adjacent: false, scaling: None });
     let classifier = EncoderTask::Classifier { classes: 3, dropout_rate: 0.1 };
     [
         graph(pretraining, false, Positions::Learned),
         graph(classifier, false, Positions::Learned),
+        graph(of_tokens, false, Positions::Learned),
         graph(EncoderTask::Summarization { max_sentences: 3 }, true, rotary),
         graph(EncoderTask::QuestionAnswering {}, false, Positions::Learned),
     ]

@@ -298,6 +298,11 @@ impl Dataset {
         }
     }
 
+    /// Returns the classes of tokens that label entities, if the classes have names.
+    pub fn entity_classes(&self) -> Option<Vec<usize>> {
+        if let DatasetContent::Encoder(source) = &self.content { source.entity_classes() } else { None }
+    }
+
     /// Returns the inputs that a sample consists of, by the names that a model's graph has.
     pub fn inputs(&self) -> Vec<SampleInput> {
         let input = |name: &str, element_type, shape: &[usize]| SampleInput {

@@ -91,7 +91,7 @@ pub struct Iteration {
 }
 
 /// The result of a system for one leaf.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeafResult {
     /// The leaf.
     pub leaf: u32,
@@ -103,6 +103,8 @@ pub struct LeafResult {
     pub correct: u64,
     /// Sums of the losses beside the main one, which `loss` contains.
     pub other: OtherLosses,
+    /// Sums of the metrics of the model's graph; only in evaluation.
+    pub metrics: Vec<f64>,
     /// The first layer with a non-finite output, if the loss is not finite.
     pub bad_layer: Option<u32>,
 }
@@ -124,6 +126,14 @@ impl std::ops::AddAssign for OtherLosses {
         self.labels += other.labels;
         self.correct += other.correct;
     }
+}
+
+/// Adds sums of metrics to others. The first sums are added to none.
+pub fn add_metrics(all: &mut Vec<f64>, sums: &[f64]) {
+    if all.len() < sums.len() {
+        all.resize(sums.len(), 0.0);
+    }
+    all.iter_mut().zip(sums).for_each(|(all, sum)| *all += sum);
 }
 
 /// A commit, recorded by every shard.

@@ -91,3 +91,26 @@ fn words_of_csv_files_train_until_a_bad_row() {
     let says = "data file other.csv has no column \"tokens\"; its first line names \"text\", \"label\"";
     assert!(refused.stderr.contains(says), "{}", refused.stderr);
 }
+
+/// The class of a word is a function of the word, so that the model learns all classes.
+#[test]
+fn classes_of_tokens_are_learnt_and_have_an_f1_score() {
+    let place = TestDir::new();
+    place.write("vocab.txt", VOCABULARY);
+    place.write("labels.json", r#"{"O": 0, "B-LOC": 1, "I-LOC": 2}"#);
+    let rows = "in the word,O B-LOC I-LOC\nthe word was in,B-LOC I-LOC O O\n".repeat(20);
+    place.write("data.csv", format!("tokens,labels\n{rows}"));
+    let files = "data_dir: data.csv\n    vocab_file: vocab.txt\n    label_vocab_file: labels.json";
+    let data = &format!("data_processor: BertTokenClassifierDataProcessor\n    {files}");
+    let model = "name: bert/token_classifier\n    num_classes: 3";
+    place.params("params.yaml", &[("name: gpt2", model), (SYNTHETIC, data), ("max_steps: 6", "max_steps: 40")]);
+    let metrics = |systems: u32, steps: u32| {
+        let flags = format!("--num_csx {systems} --max_steps {steps}");
+        let trained = place.succeed(&format!("train_and_eval -p params.yaml -o m{systems}_{steps} {flags}")).stdout;
+        trained.lines().rfind(|line| line.starts_with("Evaluation metrics:")).unwrap().to_owned()
+    };
+    let early = metrics(1, 1);
+    assert!(early.contains("eval/f1_score = 0."), "{early}");
+    assert_eq!(metrics(3, 1), early);
+    assert_eq!(metrics(2, 40), "Evaluation metrics: eval/accuracy = 1.00000, eval/f1_score = 1.00000");
+}

@@ -63,7 +63,7 @@ impl InputData<'_> {
 }
 
 /// The results of one leaf.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LeafLoss {
     /// Its index in the batch.
     pub leaf: u32,
@@ -75,6 +75,8 @@ pub struct LeafLoss {
     pub correct: u64,
     /// Sums of the losses beside the main one, each loss times its factor; zero if there are none.
     pub other: LossSums,
+    /// Sums of the [metrics](crate::graph::Graph::metrics) of an evaluation; empty in training.
+    pub metrics: Vec<f64>,
     /// If a loss is not finite: the first layer that computed a non-finite number. Always `None` in an evaluation,
     /// which keeps no activations.
     pub bad_layer: Option<LayerId>,

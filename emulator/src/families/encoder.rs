@@ -28,10 +28,12 @@
 use millrace_params::{EncoderOptions, EncoderTask, InitializerSpec, ModelSpec, Nonlinearity, Positions};
 
 use super::{ZERO, add_table, add_weight};
-use crate::graph::{Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, Shape, TensorId, TensorRole, ValueId};
+use crate::graph::{
+    Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, MAX_METRIC_ELEMENTS, Shape, TensorId, TensorRole, ValueId,
+};
 use crate::ops::{
-    Activation, Add, AddPosition, Attention, CrossEntropy, Embedding, GatherRows, LogitsCrossEntropy, SelectRow,
-    TokenDropout, Transpose,
+    Activation, Add, AddPosition, Attention, ClassCounts, CrossEntropy, Embedding, GatherRows, Linear,
+    LogitsCrossEntropy, Metric, SelectRow, TokenDropout, Transpose,
 };
 
 /// Share of the tokens that are replaced by the mask in ESM-2's training: 80% of the 15% that are predicted.
@@ -70,7 +72,8 @@ pub fn encoder(spec: &ModelSpec, options: &EncoderOptions, sequence: usize) -> R
             encoder.classifier(pooled, classes, dropout_rate)?;
         }
         EncoderTask::TokenClassifier { classes, dropout_rate, .. } => {
-            encoder.classifier(stream, classes, dropout_rate)?
+            let counts_classes = spec.compute_eval_metrics && 3 * classes < MAX_METRIC_ELEMENTS as usize;
+            encoder.token_classifier(stream, classes, dropout_rate, counts_classes)?;
         }
         EncoderTask::Summarization { max_sentences } => {
             let positions = encoder.builder.input("cls_token_positions", Shape::integers(max_sentences));
@@ -197,7 +200,8 @@ impl Encoder<'_> {
     fn next_sentence(&mut self, pooler: Nonlinearity, stream: ValueId) -> Result<(), GraphError> {
         let pooled = self.pooler(pooler, stream)?;
         let label = self.builder.input("next_sentence_label", scalar());
-        self.loss(pooled, label, "nsp", 2, 1.0)?;
+        let params = self.output_tensors("nsp", 2);
+        self.builder.loss(CrossEntropy::with_factor(1.0), &[pooled, label], &params)?;
         self.builder.end_layer("head.nsp");
         Ok(())
     }
@@ -243,10 +247,27 @@ impl Encoder<'_> {
 
     /// Adds the layer `head`: the loss of the prediction of one of `classes` for each row of `x`; a vector is one row.
     fn classifier(&mut self, x: ValueId, classes: usize, dropout_rate: f64) -> Result<(), GraphError> {
+        self.token_classifier(x, classes, dropout_rate, false)
+    }
+
+    /// Adds the layer `head` as `classifier` does, with the metric `class_counts` if `counts_classes`.
+    fn token_classifier(
+        &mut self,
+        x: ValueId,
+        classes: usize,
+        dropout_rate: f64,
+        counts_classes: bool,
+    ) -> Result<(), GraphError> {
         let x = self.dropout(dropout_rate, "head.drop", x)?;
         let labels = self.builder.shape(x).one_integer_per_row();
         let labels = self.builder.input(LABELS, labels);
-        self.loss(x, labels, "classifier", classes, 1.0)?;
+        let params = self.output_tensors("classifier", classes);
+        if counts_classes {
+            let logits = self.builder.node(Linear, "head.logits", &[x], &params)?;
+            let counts = self.builder.node(ClassCounts, "head.counts", &[logits, labels], &[])?;
+            self.builder.node(Metric, "class_counts", &[counts], &[])?;
+        }
+        self.builder.loss(CrossEntropy::with_factor(1.0), &[x, labels], &params)?;
         self.builder.end_layer("head");
         Ok(())
     }
@@ -262,11 +283,11 @@ impl Encoder<'_> {
         Ok(())
     }
 
-    fn loss(&mut self, x: ValueId, labels: ValueId, name: &str, classes: usize, factor: f32) -> Result<(), GraphError> {
+    /// Adds the weight and the bias of an output layer.
+    fn output_tensors(&mut self, name: &str, classes: usize) -> [TensorId; 2] {
         let (shape, init) = ([classes, self.spec.hidden_size], self.spec.initializers.lm_head);
         let weight = add_weight(&mut self.builder, &format!("{name}.weight"), shape, init);
-        let bias = self.builder.tensor(format!("{name}.bias"), &[classes], ZERO, TensorRole::Bias);
-        self.builder.loss(CrossEntropy::with_factor(factor), &[x, labels], &[weight, bias])
+        [weight, self.builder.tensor(format!("{name}.bias"), &[classes], ZERO, TensorRole::Bias)]
     }
 
     fn norm(&mut self, name: &str, x: ValueId) -> Result<ValueId, GraphError> {

@@ -20,6 +20,7 @@ mod builder;
 mod cut;
 mod dimensions;
 mod document;
+mod metrics;
 mod read;
 mod shape;
 mod validate;
@@ -29,6 +30,7 @@ pub use builder::GraphBuilder;
 pub use dimensions::{Axes, Dimensions, MAX_DIMENSIONS};
 #[cfg(feature = "schema")]
 pub use document::document_schema;
+pub use metrics::{GraphMetric, MAX_METRIC_ELEMENTS};
 pub use read::{DocumentError, MAX_DOCUMENT_BYTES};
 pub use shape::{DType, Shape};
 pub use validate::{GraphError, MAX_CONSTANT_ELEMENTS, MAX_GRAPH_INPUTS, MAX_LOSSES};

@@ -1,9 +1,33 @@
 use super::*;
-use crate::ops::{Add, CrossEntropy, Embedding};
+use crate::ops::{Add, CrossEntropy, Embedding, Metric};
 use crate::testing::TINY;
 
 fn constant(value: ValueId, elements: usize) -> Constant {
     Constant { value, bits: vec![0; elements].into() }
+}
+
+/// Adds a metric of the stream for each of `names`, before the loss.
+fn add_metrics(graph: &mut Graph, names: &[&str]) {
+    let stream = graph.nodes.last().unwrap().inputs[0];
+    for name in names {
+        let loss = graph.nodes.len() - 1;
+        graph.values.push(Value { name: (*name).to_owned(), shape: graph.values[stream].shape });
+        let output = Some(graph.values.len() - 1);
+        graph.nodes.insert(loss, OpNode { op: Metric.into(), inputs: vec![stream], params: Vec::new(), output });
+        graph.layers.last_mut().unwrap().nodes.end += 1;
+    }
+}
+
+#[test]
+fn operators_of_metrics_can_be_left_out() {
+    let graph = TINY.graph();
+    let mut with_metrics = graph.clone();
+    add_metrics(&mut with_metrics, &["first", "second"]);
+    with_metrics.validate().unwrap();
+    let found: Vec<_> = with_metrics.metrics().map(|metric| (metric.name, metric.sums, metric.weight)).collect();
+    assert_eq!(found, [("first", 0..8192, None), ("second", 8192..16384, None)]);
+    let without = with_metrics.without_metrics();
+    assert_eq!((without.nodes, without.layers), (graph.nodes, graph.layers));
 }
 
 /// Every way to break a graph, with the resulting message.
@@ -55,6 +79,9 @@ fn faults_of_graph_are_named() {
         (|g| g.nodes[2].output = None, "produces f32 [128, 64], but the graph declares a loss"),
         (|g| drop(g.nodes.pop()), "an end at operator"),
         (|g| drop((g.nodes.pop(), g.layers.last_mut().unwrap().nodes.end -= 1)), "the last one produces a value"),
+        (|g| add_metrics(g, &["a metric"]), "a metric is called \"a metric\""),
+        (|g| add_metrics(g, &["same", "same"]), "a metric is called \"same\""),
+        (|g| add_metrics(g, &["a", "b", "c", "d", "e", "f", "g", "h"]), "the metrics have 65544 elements"),
         (|g| g.layers[1].nodes.start += 1, "begins at operator 3"),
         (|g| g.layers.last_mut().unwrap().nodes.end += 1, "an end at operator"),
         (|g| g.layers.insert(1, Layer { name: "void".into(), nodes: 2..2, block: None }), "\"void\" has no operators"),

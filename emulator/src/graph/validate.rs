@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::metrics::MAX_METRIC_ELEMENTS;
 use super::{Constant, DType, Graph, Layer, NodeId, OpNode, Shape, TensorId, Value, ValueId};
 use crate::ops::{IndexBounds, OpError, Signature};
 
@@ -111,6 +112,13 @@ pub enum GraphError {
     /// The last operator is not a loss, or there are too many losses.
     #[error("the last operator of a model is a loss, and it has at most {MAX_LOSSES} losses; {0}")]
     Loss(String),
+    /// Names of metrics are part of files and messages.
+    #[error(
+        "a metric is called {0:?}; names are unique, and consist of up to 100 letters, digits and the characters _-./"
+    )]
+    MetricName(String),
+    #[error("the metrics have {0} elements together; at most {MAX_METRIC_ELEMENTS} are supported")]
+    MetricElements(u64),
     /// Layers do not cover the operators in order.
     #[error("layer {layer:?} begins at operator {start}, but the one before ends at {expected}")]
     LayersNotContiguous {
@@ -241,7 +249,7 @@ impl Graph {
             return Err(GraphError::Loss(format!("the last one produces a value: {}", self.node_name(last))));
         }
         match self.nodes.iter().filter(|node| node.output.is_none()).count() {
-            0..=MAX_LOSSES => Ok(()),
+            0..=MAX_LOSSES => self.check_metrics(),
             losses => Err(GraphError::Loss(format!("this one has {losses}"))),
         }
     }

@@ -263,8 +263,18 @@ impl InferenceModel {
             std::array::from_fn(|at| node.params.get(at).map_or(&[][..], |tensor| &tensors[*tensor]));
         let weights = OperatorWeights { tensors: weights, forward: &state.packs, backward: &[] };
         let Scratch { products, attention, rotary, loss, sums } = scratch;
-        let mut kit =
-            OperatorContext { cx, training: false, samples: 1, keys: &[], products, attention, rotary, loss, sums };
+        let mut kit = OperatorContext {
+            cx,
+            training: false,
+            samples: 1,
+            keys: &[],
+            products,
+            attention,
+            rotary,
+            loss,
+            sums,
+            metric: &mut [],
+        };
         let (extra, scratch) = (&mut state.extra[..], &mut state.scratch[..]);
         let io = ForwardArgs { shape: &shape, inputs, weights, output, extra, scratch };
         op.executor().forward_rows(&mut kit, first, io);

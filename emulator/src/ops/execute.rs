@@ -75,6 +75,8 @@ pub struct OperatorContext<'a> {
     pub loss: &'a mut LossWorkspace,
     /// Destination of the sums of a loss.
     pub sums: &'a mut LossSums,
+    /// Destination of the sums of a metric; empty for other operators, and in training.
+    pub metric: &'a mut [f64],
 }
 
 /// An input of an operator.

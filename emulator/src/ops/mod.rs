@@ -35,6 +35,7 @@ mod binary;
 mod broadcast;
 mod cast;
 mod causal_attention;
+mod class_counts;
 mod compare;
 mod concatenate;
 mod convolution;
@@ -58,6 +59,7 @@ mod logical;
 mod logits_cross_entropy;
 mod matmul;
 mod max_pool;
+mod metric;
 mod one_hot;
 mod operator;
 mod pad;
@@ -233,6 +235,8 @@ operators! {
     convolution::Convolution,
     max_pool::MaxPool,
     average_pool::AveragePool,
+    metric::Metric,
+    class_counts::ClassCounts,
 }
 
 /// Returns the work of an operator of a valid graph on one sample.
@@ -350,6 +354,8 @@ mod tests {
                 AveragePool { kernel: [2, 3], window: WINDOW, counts_padding: true }.into(),
                 r#"{"op":"average_pool","kernel":[2,3],"stride":[2,1],"counts_padding":true}"#,
             ),
+            (Metric.into(), r#"{"op":"metric"}"#),
+            (ClassCounts.into(), r#"{"op":"class_counts"}"#),
         ];
         assert_eq!(
             cases.iter().map(|(op, _)| op.name()).collect::<Vec<_>>(),

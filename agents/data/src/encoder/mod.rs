@@ -235,6 +235,19 @@ impl EncoderSource {
         self.samples.arrays(self.length)
     }
 
+    /// Returns the classes of tokens whose names begin with B or I, which label the beginning and the inside of an
+    /// entity; `None` if the classes have no names.
+    pub fn entity_classes(&self) -> Option<Vec<usize>> {
+        let RowSource::Csv { vocabulary: Some(vocabulary), rows: CsvRows::TokenClasses, .. } = &self.rows else {
+            return None;
+        };
+        let entities = vocabulary.classes.iter().filter(|(name, _)| name.starts_with(['B', 'I']));
+        let mut classes: Vec<usize> = entities.filter_map(|(_, class)| usize::try_from(*class).ok()).collect();
+        classes.sort_unstable();
+        classes.dedup();
+        Some(classes)
+    }
+
     /// Returns the inputs that a sample consists of.
     pub fn inputs(&self) -> Vec<SampleInput> {
         let is_class = |name: &str| matches!(self.samples.task, EncoderLabels::Class { .. }) && name == "labels";

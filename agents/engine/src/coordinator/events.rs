@@ -90,7 +90,7 @@ pub enum RunOutcome {
 }
 
 /// A finished evaluation.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Evaluation {
     /// Updates applied.
     pub step: u64,
@@ -102,6 +102,8 @@ pub struct Evaluation {
     pub correct: u64,
     /// Sums of the losses beside the main one.
     pub other: OtherLosses,
+    /// Sums of the metrics of the model's graph.
+    pub metrics: Vec<f64>,
     /// Number of evaluated batches.
     pub batches: u64,
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::message::{AgentCommand, FailureCause};
-use crate::types::{AgentId, CommitRecord, Iteration, IterationKind, LeafResult};
+use crate::types::{AgentId, CommitRecord, Iteration, IterationKind, LeafResult, add_metrics};
 
 use super::membership::is_placed;
 use super::run_policy::{LeafTable, LossScaling, NextAction, StepProgress, gradient_scale};
@@ -50,15 +50,14 @@ impl Coordinator {
             self.checkpoint_wanted = false;
         }
         if let Some(EvaluationInProgress { sums, .. }) = &self.evaluating {
-            let sums = *sums;
             let wanted = self.policy.eval.map_or(0, |eval| eval.batches);
             if sums.batches < wanted {
                 self.open_iteration(IterationKind::Eval { step: self.step, batch: sums.batches }, out);
                 return false;
             }
+            out.push(CoordinatorCommand::ReportEvaluation(sums.clone()));
             self.evaluating = None;
             self.done.evaluated = true;
-            out.push(CoordinatorCommand::ReportEvaluation(sums));
             return true;
         }
         match self.policy.next(self.step, self.done) {
@@ -97,13 +96,13 @@ impl Coordinator {
     pub(super) fn on_leaf_results(
         &mut self,
         iteration: u64,
-        results: &[LeafResult],
+        results: Vec<LeafResult>,
         out: &mut Vec<CoordinatorCommand>,
     ) {
         let Some(current) = self.current.as_mut().filter(|current| current.iteration.number == iteration) else {
             return;
         };
-        results.iter().for_each(|result| current.leaves.insert(*result));
+        results.into_iter().for_each(|result| current.leaves.insert(result));
         let Some(total) = current.leaves.sum() else { return };
         if !total.loss.is_finite() {
             self.fail_non_finite(total, out);
@@ -135,9 +134,10 @@ impl Coordinator {
         sums.tokens += total.tokens;
         sums.correct += total.correct;
         sums.other += total.other;
+        add_metrics(&mut sums.metrics, &total.metrics);
         sums.batches += 1;
         sums.loss = *loss_sum * LossScaling::Tokens.factor(sums.tokens);
-        out.push(CoordinatorCommand::ReportEvalBatch(*sums));
+        out.push(CoordinatorCommand::ReportEvalBatch(sums.clone()));
     }
 
     pub(super) fn on_prepared(

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::types::{LeafResult, OtherLosses};
+use crate::types::{LeafResult, OtherLosses, add_metrics};
 
 /// How the summed loss is scaled to the loss that is minimized and reported.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -155,13 +155,15 @@ impl LeafTable {
     /// Returns the sum over all leaves in leaf order, or `None` while some are missing.
     pub fn sum(&self) -> Option<LeafResult> {
         let other = OtherLosses::default();
-        let mut total = LeafResult { leaf: 0, loss: 0.0, tokens: 0, correct: 0, other, bad_layer: None };
+        let metrics = Vec::new();
+        let mut total = LeafResult { leaf: 0, loss: 0.0, tokens: 0, correct: 0, other, metrics, bad_layer: None };
         for leaf in &self.leaves {
             let leaf = leaf.as_ref()?;
             total.loss += leaf.loss;
             total.tokens += leaf.tokens;
             total.correct += leaf.correct;
             total.other += leaf.other;
+            add_metrics(&mut total.metrics, &leaf.metrics);
             total.bad_layer = total.bad_layer.or(leaf.bad_layer);
         }
         Some(total)

@@ -87,7 +87,9 @@ impl CoordinatorFixture {
     fn finish(&mut self, iteration: Iteration) {
         let (epoch, Work::Train { step }) = (self.machine.epoch(), iteration.task) else { panic!("{iteration:?}") };
         let other = OtherLosses::default();
-        let result = |leaf| LeafResult { leaf, loss: 1.0, tokens: 1, correct: 0, other, bad_layer: None };
+        let metrics = Vec::new;
+        let result =
+            |leaf| LeafResult { leaf, loss: 1.0, tokens: 1, correct: 0, other, metrics: metrics(), bad_layer: None };
         let results = (0..self.job.plan.leaves.count).map(result).collect();
         self.report(system(0), AgentReport::Leaves { epoch, iteration: iteration.number, results });
         let norms = (0..self.job.plan.chunks.len()).map(|chunk| (chunk, 1.0)).collect();

@@ -170,6 +170,7 @@ impl Leaf {
             tokens: 1 + self.sample % 3,
             correct: u64::from(error > 0.0),
             other: OtherLosses { loss: f64::from(error), labels: 1, correct: u64::from(error < 0.0) },
+            metrics: vec![f64::from(error), f64::from(error).abs()],
             bad_layer: None,
         }
     }

@@ -155,7 +155,8 @@ impl Network {
         let Some(stream) = stream.and_then(|stream| self.streams.get_mut(&stream)) else { return };
         let reports = match report {
             AgentReport::Leaves { epoch, iteration, results } if self.random.chance(30) => {
-                let piece = |result: &LeafResult| AgentReport::Leaves { epoch, iteration, results: vec![*result] };
+                let piece =
+                    |result: &LeafResult| AgentReport::Leaves { epoch, iteration, results: vec![result.clone()] };
                 results.iter().map(piece).collect()
             }
             report => vec![report],

@@ -3,7 +3,7 @@
 
 use millrace_emulator::plan::StreamPlan;
 use millrace_engine::coordinator::{Evaluation, LossScaling, RunPolicy, gradient_scale};
-use millrace_engine::types::{CommitRecord, IterationKind, LeafResult, OtherLosses};
+use millrace_engine::types::{CommitRecord, IterationKind, LeafResult, OtherLosses, add_metrics};
 
 use crate::model::{Leaf, Parameters, layer_chunks, samples, squared_norm, sum};
 
@@ -85,9 +85,13 @@ impl Reference {
             all.tokens += results.iter().map(|result| result.tokens).sum::<u64>();
             all.correct += results.iter().map(|result| result.correct).sum::<u64>();
             // As the leaves are: each batch in its order, then the batches.
-            let mut other = OtherLosses::default();
-            results.iter().for_each(|result| other += result.other);
+            let (mut other, mut metrics) = (OtherLosses::default(), Vec::new());
+            for result in results {
+                other += result.other;
+                add_metrics(&mut metrics, &result.metrics);
+            }
             all.other += other;
+            add_metrics(&mut all.metrics, &metrics);
         }
         all.loss = loss * LossScaling::Tokens.factor(all.tokens);
         all

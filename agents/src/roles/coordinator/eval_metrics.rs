@@ -1,60 +1,173 @@
 //! The metrics of an evaluation under the names that the public model zoo gives them.
 
+use millrace_emulator::graph::{Graph, GraphMetric};
+use millrace_emulator::ops::OpKind;
 use millrace_engine::coordinator::Evaluation;
 use millrace_params::{EncoderTask, ModelFamily, ModelSpec};
 
-/// Returns what an evaluation of a model reports besides its loss.
-///
-/// Only models that predict tokens have a perplexity. The F1 score of a classifier of two classes is the micro average
-/// over both, as in the model zoo, and thus equal to the accuracy.
-pub fn eval_metrics(model: &ModelSpec, evaluation: &Evaluation) -> Vec<(&'static str, f64)> {
-    let accuracy = evaluation.accuracy();
-    match model.encoder.as_ref().map(|encoder| &encoder.task) {
-        None if model.family == ModelFamily::VisionTransformer => vec![("eval/accuracy_cls", accuracy)],
-        None if model.image.is_some() => vec![("eval/accuracy", accuracy)],
-        None => vec![("eval/accuracy", accuracy), ("eval/lm_perplexity", evaluation.perplexity())],
-        Some(EncoderTask::Pretraining { masked_token_weight, predicts_next_sentence, .. }) => {
-            let next_sentence = ("eval/accuracy_cls", evaluation.other_accuracy());
-            let perplexity = (evaluation.main_loss() / masked_token_weight).exp();
-            let mut metrics = if *predicts_next_sentence { vec![next_sentence] } else { Vec::new() };
-            metrics.extend([("eval/accuracy_masked_lm", accuracy), ("eval/mlm_perplexity", perplexity)]);
-            metrics
+use crate::control::job::CompiledJob;
+
+/// Maximum elements of a metric of a graph document that are reported.
+const MAX_REPORTED_ELEMENTS: usize = 64;
+/// The metric of a classifier of tokens: the numbers of correct, predicted and actual tokens of each class.
+const CLASS_COUNTS: &str = "class_counts";
+
+/// What an evaluation reports besides its loss.
+pub struct EvalMetrics {
+    model: ModelSpec,
+    /// Samples of a batch.
+    batch: u64,
+    /// Whether the main loss is one of classes, so that there are correct and wrong predictions.
+    predicts_classes: bool,
+    /// The metrics of the graph, by the name of each.
+    metrics: Vec<(String, MetricSums)>,
+    /// Classes of tokens whose F1 scores count.
+    entity_classes: Option<Vec<usize>>,
+}
+
+/// Where the sums of a metric are.
+struct MetricSums {
+    sums: std::ops::Range<usize>,
+    weight: Option<usize>,
+}
+
+impl EvalMetrics {
+    /// Returns the metrics of a job. `entity_classes` are the classes whose F1 scores count; `None` for all.
+    pub fn new(compiled: &CompiledJob, entity_classes: Option<Vec<usize>>) -> Self {
+        let graph = &compiled.plan.graph;
+        let model = compiled.job.model.clone();
+        Self::of_graph(graph, model, compiled.plan.eval_leaves.batch(), entity_classes)
+    }
+
+    fn of_graph(graph: &Graph, model: ModelSpec, batch: u64, entity_classes: Option<Vec<usize>>) -> Self {
+        let main_loss = graph.nodes.last().map(|node| node.op);
+        let predicts_classes = matches!(main_loss, Some(OpKind::CrossEntropy(_) | OpKind::LogitsCrossEntropy(_)));
+        let sums =
+            |GraphMetric { name, sums, weight, .. }: GraphMetric<'_>| (name.to_owned(), MetricSums { sums, weight });
+        Self { model, batch, predicts_classes, metrics: graph.metrics().map(sums).collect(), entity_classes }
+    }
+
+    /// Returns the metrics of `evaluation`, with their names.
+    ///
+    /// Only models that predict tokens have a perplexity. The F1 score of a classifier of two classes is the micro
+    /// average over both, as in the model zoo, and thus equal to the accuracy; that of a classifier of tokens is the
+    /// mean over all classes of entities.
+    pub fn of(&self, evaluation: &Evaluation) -> Vec<(String, f64)> {
+        if !self.model.compute_eval_metrics {
+            return Vec::new();
         }
-        Some(EncoderTask::Classifier { classes: 2, .. }) => {
-            vec![("eval/accuracy", accuracy), ("eval/f1_score", accuracy)]
+        let accuracy = evaluation.accuracy();
+        let named =
+            |metrics: &[(&str, f64)]| metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        match self.model.encoder.as_ref().map(|encoder| &encoder.task) {
+            None if self.model.graph.is_some() => self.of_document(evaluation),
+            None if self.model.family == ModelFamily::VisionTransformer => named(&[("eval/accuracy_cls", accuracy)]),
+            None if self.model.image.is_some() => named(&[("eval/accuracy", accuracy)]),
+            None => named(&[("eval/accuracy", accuracy), ("eval/lm_perplexity", evaluation.perplexity())]),
+            Some(EncoderTask::Pretraining { masked_token_weight, predicts_next_sentence, .. }) => {
+                let next_sentence = ("eval/accuracy_cls", evaluation.other_accuracy());
+                let perplexity = (evaluation.main_loss() / masked_token_weight).exp();
+                let mut metrics = if *predicts_next_sentence { vec![next_sentence] } else { Vec::new() };
+                metrics.extend([("eval/accuracy_masked_lm", accuracy), ("eval/mlm_perplexity", perplexity)]);
+                named(&metrics)
+            }
+            Some(EncoderTask::Classifier { classes: 2, .. }) => {
+                named(&[("eval/accuracy", accuracy), ("eval/f1_score", accuracy)])
+            }
+            Some(EncoderTask::TokenClassifier { .. }) => {
+                let mut metrics = vec![("eval/accuracy", accuracy)];
+                metrics.extend(self.class_counts(evaluation).map(|counts| ("eval/f1_score", self.macro_f1(counts))));
+                named(&metrics)
+            }
+            Some(_) => named(&[("eval/accuracy", accuracy)]),
         }
-        Some(_) => vec![("eval/accuracy", accuracy)],
+    }
+
+    /// Returns the metrics of a model with a graph document: those of its main loss, and its own.
+    fn of_document(&self, evaluation: &Evaluation) -> Vec<(String, f64)> {
+        let mut all = Vec::new();
+        if self.predicts_classes {
+            all.push(("eval/accuracy".to_owned(), evaluation.accuracy()));
+            all.push(("eval/perplexity".to_owned(), evaluation.main_loss().exp()));
+        }
+        let samples = (self.batch * evaluation.batches) as f64;
+        for (name, MetricSums { sums, weight }) in &self.metrics {
+            let weight = weight.map_or(samples, |at| evaluation.metrics.get(at).copied().unwrap_or_default());
+            let sums = evaluation.metrics.get(sums.clone()).unwrap_or_default();
+            let means = sums.iter().map(|sum| sum / weight).take(MAX_REPORTED_ELEMENTS);
+            match sums.len() {
+                1 => all.extend(means.map(|mean| (format!("eval/{name}"), mean))),
+                _ => all.extend(means.enumerate().map(|(at, mean)| (format!("eval/{name}.{at}"), mean))),
+            }
+        }
+        all
+    }
+
+    /// Returns the sums of the metric [`CLASS_COUNTS`], if the graph has it.
+    fn class_counts<'e>(&self, evaluation: &'e Evaluation) -> Option<&'e [f64]> {
+        let (_, counts) = self.metrics.iter().find(|(name, _)| name == CLASS_COUNTS)?;
+        evaluation.metrics.get(counts.sums.clone())
+    }
+
+    /// Returns the mean of the F1 scores of the classes that count, from three numbers of each class: of tokens that
+    /// are predicted correctly, that are predicted to have the class, and that have it.
+    fn macro_f1(&self, counts: &[f64]) -> f64 {
+        let classes = counts.len() / 3;
+        let f1 = |class: usize| {
+            let [correct, predicted, actual] = [0, 1, 2].map(|part| counts[part * classes + class]);
+            if predicted + actual > 0.0 { 2.0 * correct / (predicted + actual) } else { 0.0 }
+        };
+        let scores: Vec<f64> = match &self.entity_classes {
+            Some(entities) => entities.iter().filter(|class| **class < classes).map(|class| f1(*class)).collect(),
+            None => (0..classes).map(f1).collect(),
+        };
+        scores.iter().sum::<f64>() / scores.len().max(1) as f64
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use millrace_emulator::families;
     use millrace_engine::types::OtherLosses;
     use millrace_params::{EncoderOptions, ModelSize, Nonlinearity};
 
     use super::*;
 
-    #[test]
-    fn names_depend_on_what_the_model_predicts() {
+    fn decoder() -> ModelSpec {
         let sizes =
             ModelSize { vocab_size: 8, hidden_size: 4, num_hidden_layers: 1, num_heads: 1, max_position_embeddings: 4 };
-        let decoder = ModelSpec::gpt2(sizes);
-        let other = OtherLosses { loss: 8.0, labels: 4, correct: 1 };
-        let evaluation = Evaluation { step: 1, loss: 0.0, tokens: 8, correct: 6, other, batches: 1 };
-        let expected = [("eval/accuracy", 0.75), ("eval/lm_perplexity", 1.0)];
-        assert_eq!(eval_metrics(&decoder, &evaluation), expected);
-        let metrics = |task| {
-            let encoder = EncoderOptions {
-                use_segment_embedding: true,
-                pooler_nonlinearity: Nonlinearity::Tanh,
-                task,
-                norm_first: false,
-                is_embedding_plain: false,
-                mask_token: None,
-                has_token_dropout: false,
-            };
-            eval_metrics(&ModelSpec { encoder: Some(encoder), ..decoder.clone() }, &evaluation)
+        ModelSpec { compute_eval_metrics: true, ..ModelSpec::gpt2(sizes) }
+    }
+
+    fn encoder(task: EncoderTask) -> ModelSpec {
+        let encoder = EncoderOptions {
+            use_segment_embedding: true,
+            pooler_nonlinearity: Nonlinearity::Tanh,
+            task,
+            norm_first: false,
+            is_embedding_plain: false,
+            mask_token: None,
+            has_token_dropout: false,
         };
+        ModelSpec { encoder: Some(encoder), ..decoder() }
+    }
+
+    fn metrics(model: &ModelSpec, evaluation: &Evaluation, entities: Option<Vec<usize>>) -> Vec<(String, f64)> {
+        let graph = families::graph(model, 4).unwrap();
+        EvalMetrics::of_graph(&graph, model.clone(), 2, entities).of(evaluation)
+    }
+
+    fn named(metrics: &[(&str, f64)]) -> Vec<(String, f64)> {
+        metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
+    }
+
+    #[test]
+    fn names_depend_on_what_the_model_predicts() {
+        let other = OtherLosses { loss: 8.0, labels: 4, correct: 1 };
+        let evaluation =
+            Evaluation { step: 1, loss: 0.0, tokens: 8, correct: 6, other, metrics: Vec::new(), batches: 1 };
+        let expected = named(&[("eval/accuracy", 0.75), ("eval/lm_perplexity", 1.0)]);
+        assert_eq!(metrics(&decoder(), &evaluation, None), expected);
         let pretraining = EncoderTask::Pretraining {
             max_predictions: None,
             masked_token_weight: 0.5,
@@ -65,9 +178,24 @@ mod tests {
         let perplexity = (-2.0_f64).exp();
         let expected =
             [("eval/accuracy_cls", 0.25), ("eval/accuracy_masked_lm", 0.75), ("eval/mlm_perplexity", perplexity)];
-        assert_eq!(metrics(pretraining), expected);
-        let of_classes = |classes| metrics(EncoderTask::Classifier { classes, dropout_rate: 0.0 });
-        assert_eq!(of_classes(3), [("eval/accuracy", 0.75)]);
-        assert_eq!(of_classes(2), [("eval/accuracy", 0.75), ("eval/f1_score", 0.75)]);
+        assert_eq!(metrics(&encoder(pretraining), &evaluation, None), named(&expected));
+        let of_classes =
+            |classes| metrics(&encoder(EncoderTask::Classifier { classes, dropout_rate: 0.0 }), &evaluation, None);
+        assert_eq!(of_classes(3), named(&[("eval/accuracy", 0.75)]));
+        assert_eq!(of_classes(2), named(&[("eval/accuracy", 0.75), ("eval/f1_score", 0.75)]));
+    }
+
+    /// Class 0 is never predicted and never occurs, so its score is 0.
+    #[test]
+    fn f1_score_is_the_mean_over_classes_of_entities() {
+        let model = encoder(EncoderTask::TokenClassifier { classes: 3, dropout_rate: 0.0, counts_padding: false });
+        let counts = vec![0.0, 3.0, 1.0, 0.0, 4.0, 2.0, 0.0, 4.0, 2.0];
+        let evaluation = Evaluation { tokens: 6, correct: 4, metrics: counts, batches: 1, ..Evaluation::default() };
+        for (entities, score) in
+            [(None, (0.75 + 0.5) / 3.0), (Some(vec![1, 2]), 0.625), (Some(vec![1, 9]), 0.75), (Some(vec![]), 0.0)]
+        {
+            let expected = named(&[("eval/accuracy", 4.0 / 6.0), ("eval/f1_score", score)]);
+            assert_eq!(metrics(&model, &evaluation, entities), expected);
+        }
     }
 }

@@ -183,12 +183,12 @@ impl RunFiles {
     pub fn evaluation(
         &mut self,
         evaluation: &Evaluation,
-        metrics: &[(&'static str, f64)],
+        metrics: &[(String, f64)],
         loss: f32,
         seconds: f64,
         rates: Rates,
     ) {
-        let metrics: Vec<(&str, f32)> = metrics.iter().map(|&(name, value)| (name, value as f32)).collect();
+        let metrics: Vec<(&str, f32)> = metrics.iter().map(|(name, value)| (name.as_str(), *value as f32)).collect();
         let (step, tokens) = (evaluation.step, evaluation.tokens);
         let by_name = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         self.point(EvalMetrics { step, loss, tokens, seconds, rate: rates.global_rate, metrics: by_name }.into());
@@ -360,7 +360,13 @@ mod tests {
         let event_bytes = |attempt, loss: f64| {
             let mut files = RunFiles::open(&launch, attempt, TerminationReport::default()).unwrap();
             files.begin(3, &ResumeHistory::default()).unwrap();
-            files.evaluation(&evaluation(loss), &[("eval/accuracy", 0.125)], loss as f32, 0.5, Rates::default());
+            files.evaluation(
+                &evaluation(loss),
+                &[("eval/accuracy".to_owned(), 0.125)],
+                loss as f32,
+                0.5,
+                Rates::default(),
+            );
             std::fs::metadata(files.points.unwrap().events.path()).unwrap().len()
         };
         let first = event_bytes(1, 2.5);

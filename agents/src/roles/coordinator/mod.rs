@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use millrace_checkpoint::lock::LOCK_LEASE;
 use millrace_checkpoint::{LockError, LockRequest, ModelDirLock};
+use millrace_data::Dataset;
 use millrace_emulator::compile::CompileError;
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::report::{PlanReport, format_rough_duration};
@@ -48,6 +49,7 @@ use crate::input::JobInputs;
 use crate::launch::{Exit, LaunchDocument, ListenAddresses, announce};
 use console::Console;
 use driver::CoordinatorDriver;
+use eval_metrics::EvalMetrics;
 use journal::{JobJournal, JournalService, RunCommand};
 
 /// How long to wait until the lock of a dead coordinator of the same job expires: twice the lease of the lock.
@@ -174,6 +176,8 @@ pub struct PreparedRun {
     pub compiled: CompiledJob,
     /// The job as every agent receives it.
     pub job_json: String,
+    /// What evaluations report.
+    pub eval_metrics: EvalMetrics,
     /// The checkpoint or initial values that the run begins with.
     pub start_point: resume::StartPoint,
     /// The checkpoints that are evaluated afterwards, if the run evaluates more than one.
@@ -215,6 +219,7 @@ async fn prepare(
         end_with_epochs(&mut launch, &mut compiled, train.windows(), console);
     }
     let eval_batches = eval_batches(&launch, &inputs)?;
+    let entity_classes = inputs.eval.as_ref().and_then(Dataset::entity_classes);
     let named = resume::named_checkpoint(&launch)?;
 
     let lock = Arc::new(lock_model_dir(&launch).await?);
@@ -228,6 +233,7 @@ async fn prepare(
         .ok_or_else(|| AgentError::local("there is neither a checkpoint nor an initial state"))?;
     let compiled = resume::recompile_with_checkpoint_cuts(&launch, compiled, &mut start_point)?;
     let job_json = compiled.document_json()?;
+    let eval_metrics = EvalMetrics::new(&compiled, entity_classes);
     let open_files = || files::RunFiles::open(&launch, lock.attempt(), last_report.clone());
     let files = retry_while_disk_is_full(open_files).await?;
     start_point.report.iter().for_each(|sentence| console.line(sentence));
@@ -235,6 +241,7 @@ async fn prepare(
         launch,
         compiled,
         job_json,
+        eval_metrics,
         start_point,
         remaining_checkpoints,
         eval_batches,

@@ -19,7 +19,7 @@ use millrace_telemetry::progress::{
 
 use super::checkpoint_writer::PublishedCheckpoint;
 use super::console::{Console, is_shown};
-use super::eval_metrics::eval_metrics;
+use super::eval_metrics::EvalMetrics;
 use super::files::RunFiles;
 use super::heartbeat::{ProgressHeartbeat, RunActivity};
 use super::run_end::RunEnd;
@@ -40,8 +40,8 @@ pub struct Reporter {
     mode: Mode,
     /// The current state of the run, as last recorded in the journal.
     state: RunState,
-    /// Whether the run includes evaluations.
-    evaluates: bool,
+    /// What evaluations report; `None` if the run has none.
+    eval_metrics: Option<EvalMetrics>,
     usages: Usages,
     progress: RunProgress,
     heartbeat: ProgressHeartbeat,
@@ -74,12 +74,12 @@ impl RunProgress {
 }
 
 impl Reporter {
-    /// Creates the reporter of the run of `launch`. `evaluates` says whether the run includes evaluations, `estimate`
-    /// is the expected time of a training step in seconds.
+    /// Creates the reporter of the run of `launch`. `eval_metrics` is what its evaluations report, if it has any,
+    /// `estimate` the expected time of a training step in seconds.
     pub fn new(
         launch: &LaunchDocument,
         compiled: &CompiledJob,
-        (evaluates, estimate): (bool, Option<f64>),
+        (eval_metrics, estimate): (Option<EvalMetrics>, Option<f64>),
         mut files: RunFiles,
         console: Console,
         metrics: RoleMetrics,
@@ -103,7 +103,7 @@ impl Reporter {
             heartbeat: ProgressHeartbeat::new(Instant::now(), estimate),
             is_stopping: false,
             are_agents_leaving: false,
-            evaluates,
+            eval_metrics,
             usages: Usages::new(),
             progress: RunProgress::new(),
             console,
@@ -264,7 +264,7 @@ impl Reporter {
                 progress.rates = progress.meter.rates(now);
                 let remaining =
                     estimated_time(run.max_steps.saturating_sub(record.step) * samples, progress.rates.global_rate);
-                let more = self.evaluates;
+                let more = self.eval_metrics.is_some();
                 let remaining = remaining.map(|remaining| TimeRemaining {
                     of_loop: remaining,
                     of_run: remaining,
@@ -332,9 +332,11 @@ impl Reporter {
             self.console.line(EvalLine { global_step, batch, loss, rates, remaining: None });
         }
         self.console.line(avg_eval_loss(global_step, loss));
-        let metrics = eval_metrics(&self.job.model, evaluation);
-        let named: Vec<String> = metrics.iter().map(|(name, value)| format!("{name} = {value:.5}")).collect();
-        self.console.line(format!("Evaluation metrics: {}", named.join(", ")));
+        let metrics = self.eval_metrics.as_ref().map(|metrics| metrics.of(evaluation)).unwrap_or_default();
+        if !metrics.is_empty() {
+            let named: Vec<String> = metrics.iter().map(|(name, value)| format!("{name} = {value:.5}")).collect();
+            self.console.line(format!("Evaluation metrics: {}", named.join(", ")));
+        }
         self.gauges.eval_loss.set(loss.into());
         let pause = now.duration_since(began);
         self.progress.meter.exclude(pause);

@@ -312,6 +312,7 @@ impl ComputeWorker {
                         labels: loss.other.tokens,
                         correct: loss.other.correct,
                     },
+                    metrics: loss.metrics.clone(),
                     bad_layer: loss.bad_layer.map(|layer| layer as u32),
                 };
                 let results = current.device.losses().iter().map(result).collect();

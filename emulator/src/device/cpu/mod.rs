@@ -94,6 +94,8 @@ pub struct CpuDevice {
     times: Vec<OperatorTime>,
     /// For each leaf of the round: the sums of the losses computed so far.
     loss_sums: Vec<LeafSums>,
+    /// For each leaf of an evaluation round: the sums of its metrics.
+    metrics: Vec<Vec<f64>>,
     losses: Vec<LeafLoss>,
     /// The first integer of the pass that is outside the table that it indexes.
     fault: Option<DeviceError>,
@@ -133,6 +135,7 @@ impl CpuDevice {
             scratch: Scratch::default(),
             times,
             loss_sums: Vec::new(),
+            metrics: Vec::new(),
             losses: Vec::new(),
             fault: None,
             training: false,
@@ -237,6 +240,7 @@ impl CpuDevice {
             gradients: &mut self.gradients,
             scratch: &mut self.scratch,
             loss_sums: &mut self.loss_sums,
+            metrics: &mut self.metrics,
             times: &mut self.times,
             fault: &mut self.fault,
             training: self.training,
@@ -248,7 +252,9 @@ impl CpuDevice {
     fn record_loss(&mut self, leaf: usize, LeafSums { loss, main, other }: LeafSums) {
         let bad_layer = if loss.is_finite() { None } else { self.find_bad_layer(leaf) };
         let LossSums { tokens, correct, .. } = main;
-        self.losses.push(LeafLoss { leaf: self.samples.leaves[leaf].leaf, loss, tokens, correct, other, bad_layer });
+        let metrics = self.metrics.get_mut(leaf).map(std::mem::take).unwrap_or_default();
+        let leaf = self.samples.leaves[leaf].leaf;
+        self.losses.push(LeafLoss { leaf, loss, tokens, correct, other, metrics, bad_layer });
     }
 
     /// Returns the first layer with a non-finite value among those kept for the backward pass, otherwise the last
@@ -298,6 +304,10 @@ impl Device for CpuDevice {
         self.arena.reserve(kind, most);
         self.loss_sums.clear();
         self.loss_sums.resize(leaves.len(), LeafSums::default());
+        self.metrics.clear();
+        if !training {
+            self.metrics.resize(leaves.len(), vec![0.0; self.operators.metric_elements]);
+        }
         self.training = training;
         self.passes = 0;
         Ok(())

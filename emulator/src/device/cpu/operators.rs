@@ -1,9 +1,10 @@
 //! What a device knows of each operator before it computes anything.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use super::DeviceStartError;
-use crate::graph::{Graph, NodeId, OpNode};
+use crate::graph::{Graph, GraphMetric, NodeId, OpNode};
 use crate::ops::IndexBounds;
 use crate::ops::execute::{MAX_INPUTS, MAX_PARAMS, NodeShape, UnsupportedOperator};
 
@@ -26,6 +27,10 @@ pub(super) struct OperatorTable {
     pub shapes: Vec<NodeShape>,
     /// Index into the times.
     pub kinds: Vec<usize>,
+    /// For each operator, the positions of its sums among those of all metrics; empty if it is no metric.
+    pub metrics: Vec<Range<usize>>,
+    /// Number of sums of all metrics together.
+    pub metric_elements: usize,
     /// For each operator, the bounds of those of its inputs that other operators compute.
     bounds: Vec<[Option<IndexBounds>; MAX_INPUTS]>,
 }
@@ -49,7 +54,13 @@ impl OperatorTable {
                 input.and_then(|_| IndexBounds::of_use(graph, node, at))
             })
         };
+        let mut metrics = vec![0..0; graph.nodes.len()];
+        for GraphMetric { node, sums, weight, .. } in graph.metrics() {
+            metrics[node] = sums.start..weight.map_or(sums.end, |weight| weight + 1);
+        }
         let table = Self {
+            metrics,
+            metric_elements: graph.metric_elements(),
             shapes: graph.nodes.iter().map(|node| NodeShape::of(graph, node)).collect(),
             kinds: graph.nodes.iter().map(|node| kind(node.op.name())).collect(),
             bounds: graph.nodes.iter().map(bounds).collect(),

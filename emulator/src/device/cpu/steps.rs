@@ -39,6 +39,8 @@ pub(super) struct StepRunner<'a> {
     pub scratch: &'a mut Scratch,
     /// The sums of the losses of each leaf of the round.
     pub loss_sums: &'a mut [LeafSums],
+    /// For each leaf of an evaluation round: the sums of its metrics. Empty in training.
+    pub metrics: &'a mut [Vec<f64>],
     pub times: &'a mut [super::OperatorTime],
     /// The first integer of the pass that is outside the table that it indexes.
     pub fault: &'a mut Option<DeviceError>,
@@ -129,6 +131,8 @@ impl StepRunner<'_> {
         let weights = weights(self.plan, self.weights, self.packs, node);
         let mut kit =
             operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
+        let sums = self.metrics.get_mut(leaf).and_then(|sums| sums.get_mut(self.operators.metrics[node].clone()));
+        kit.metric = sums.unwrap_or_default();
         self.plan.graph.nodes[node]
             .op
             .executor()
@@ -303,5 +307,6 @@ fn operator_context<'a>(
         scratch.keys.extend((0..count).map(key));
     }
     let Scratch { products, attention, rotary, keys, loss, sums } = scratch;
-    OperatorContext { cx, training, samples: count as usize, keys, products, attention, rotary, loss, sums }
+    let samples = count as usize;
+    OperatorContext { cx, training, samples, keys, products, attention, rotary, loss, sums, metric: &mut [] }
 }

@@ -138,6 +138,7 @@ impl CoordinatorDriver {
             launch,
             compiled,
             job_json,
+            eval_metrics,
             start_point,
             remaining_checkpoints,
             eval_batches,
@@ -145,7 +146,8 @@ impl CoordinatorDriver {
             lock,
             files,
         } = prepared;
-        let reporter = Reporter::new(&launch, &compiled, (eval_batches > 0, step_estimate), files, console, metrics);
+        let eval_metrics = (eval_batches > 0).then_some(eval_metrics);
+        let reporter = Reporter::new(&launch, &compiled, (eval_metrics, step_estimate), files, console, metrics);
         let spans = Spans::begin(start_point.step);
         let last_saved = start_point.saved.clone();
         let save_timer = SaveTimer::new(compiled.job.run.checkpoint_seconds);
