@@ -152,7 +152,7 @@ impl Generation {
         resources: GenerationResources,
     ) -> Result<Self, GenerationError> {
         let sampler = Sampler::new(options.sampling)?;
-        let graph = checkpoint.layout().graph();
+        let graph = &checkpoint.layout().graph().without_packing();
         let vocabulary = decoder_vocabulary(graph)?;
         let (prompt, tokenizer) = encode(prompt, tokenizer, job, checkpoint)?;
         let positions = job.model.max_position_embeddings.max(graph.sequence()).min(max_positions(graph));

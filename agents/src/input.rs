@@ -94,6 +94,7 @@ pub fn source_spec(input: &InputSpec, model: &ModelSpec) -> SourceSpec {
             position,
             keeps_length,
         }),
+        is_packed: model.decoder.is_packed,
         encoder: model.encoder.as_ref().map(|encoder| encoder_samples(encoder, input, vocab_size)),
         seq2seq: model.seq2seq.as_ref().map(|options| seq2seq_samples(options, input, vocab_size)),
     }

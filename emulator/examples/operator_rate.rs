@@ -60,6 +60,7 @@ fn attention_rate(
         softcap: None,
         relative: None,
         key_mask: None,
+        spans: None,
         dropout,
         sample_keys: &sample_keys,
     };

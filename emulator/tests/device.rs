@@ -69,11 +69,12 @@ fn models() -> Vec<Graph> {
         is_branch_normalized: true,
         ..llama.clone()
     };
+    let packed = DecoderOptions { attention_window: None, is_packed: true, ..llama.clone() };
     let graph = |decoder| {
         let spec = ModelSpec { decoder, ..with_dropout(spec(3, 48, 3, WORDS, 20), 0.1) };
         families::decoder(&spec, 20).unwrap()
     };
-    let decoders = [DecoderOptions::default(), llama, gptj, neox, bloom, gemma2].map(graph);
+    let decoders = [DecoderOptions::default(), llama, gptj, neox, bloom, gemma2, packed].map(graph);
     let families = decoders.into_iter().chain(encoders()).chain(seq2seq()).chain(image_classifiers());
     families.chain([generic::decoder(GENERIC)]).collect()
 }

@@ -28,6 +28,8 @@ pub struct Dataset {
     content: DatasetContent,
     /// Tokens per sample (T).
     seq_len: usize,
+    /// Whether a sample may contain several sequences.
+    is_packed: bool,
     fingerprint: [u8; 32],
     cache: CacheOutcome,
 }
@@ -83,13 +85,25 @@ impl Dataset {
             let source = EncoderSource::open(spec, samples, progress)?;
             let fingerprint = source.fingerprint;
             let content = DatasetContent::Encoder(Box::new(source));
-            return Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded });
+            return Ok(Self {
+                content,
+                seq_len: spec.seq_len,
+                is_packed: spec.is_packed,
+                fingerprint,
+                cache: CacheOutcome::NotNeeded,
+            });
         }
         if let Some(samples) = &spec.seq2seq {
             let source = Seq2SeqSource::open(spec, samples, progress)?;
             let fingerprint = source.fingerprint;
             let content = DatasetContent::Seq2Seq(Box::new(source));
-            return Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded });
+            return Ok(Self {
+                content,
+                seq_len: spec.seq_len,
+                is_packed: spec.is_packed,
+                fingerprint,
+                cache: CacheOutcome::NotNeeded,
+            });
         }
         let (source, cache) = match &spec.kind {
             SourceKind::Text(text) => {
@@ -106,7 +120,7 @@ impl Dataset {
                 return Self::open_mixture(spec, paths, mixture, *vocab_size);
             }
             SourceKind::Hdf5 { paths, vocab_size, .. } => {
-                let store = Hdf5Store::open(&expand(paths, "h5")?, spec.seq_len, *vocab_size)?;
+                let store = Hdf5Store::open(&expand(paths, "h5")?, spec.seq_len, *vocab_size, spec.is_packed)?;
                 (TokenSource::Hdf5(store), CacheOutcome::NotNeeded)
             }
             SourceKind::TfRecords { paths, rows: TfRecordRows::Tokens, vocab_size, .. } => {
@@ -128,7 +142,13 @@ impl Dataset {
         let source = OrderedSource { order: order_of(spec, windows)?, source, first_token };
         let fingerprint = source.fingerprint(spec.seq_len);
         source.check_first_window(spec.seq_len)?;
-        Ok(Self { content: DatasetContent::Source(source), seq_len: spec.seq_len, fingerprint, cache })
+        Ok(Self {
+            content: DatasetContent::Source(source),
+            seq_len: spec.seq_len,
+            is_packed: spec.is_packed,
+            fingerprint,
+            cache,
+        })
     }
 
     /// Opens the source of samples that tokens are inserted into.
@@ -143,7 +163,7 @@ impl Dataset {
         sinks.hash(&mut hasher);
         let (fingerprint, cache) = (*hasher.finalize().as_bytes(), samples.cache.clone());
         let content = DatasetContent::WithSinks(Box::new(samples), sinks);
-        Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache })
+        Ok(Self { content, seq_len: spec.seq_len, is_packed: spec.is_packed, fingerprint, cache })
     }
 
     /// Opens images, and reads the first one.
@@ -156,7 +176,13 @@ impl Dataset {
         order.hash(&mut hasher);
         let fingerprint = *hasher.finalize().as_bytes();
         let content = DatasetContent::Images { store, order };
-        Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded })
+        Ok(Self {
+            content,
+            seq_len: spec.seq_len,
+            is_packed: spec.is_packed,
+            fingerprint,
+            cache: CacheOutcome::NotNeeded,
+        })
     }
 
     /// Opens arrays, and reads the first sample.
@@ -169,7 +195,13 @@ impl Dataset {
         order.hash(&mut hasher);
         let fingerprint = *hasher.finalize().as_bytes();
         let content = DatasetContent::Arrays { store, order };
-        Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded })
+        Ok(Self {
+            content,
+            seq_len: spec.seq_len,
+            is_packed: spec.is_packed,
+            fingerprint,
+            cache: CacheOutcome::NotNeeded,
+        })
     }
 
     /// Opens the sources of a mixture of HDF5 files.
@@ -197,7 +229,13 @@ impl Dataset {
         }
         let fingerprint = *hasher.update(&samples.to_le_bytes()).finalize().as_bytes();
         let content = DatasetContent::Mixture { order, members, samples };
-        Ok(Self { content, seq_len: spec.seq_len, fingerprint, cache: CacheOutcome::NotNeeded })
+        Ok(Self {
+            content,
+            seq_len: spec.seq_len,
+            is_packed: spec.is_packed,
+            fingerprint,
+            cache: CacheOutcome::NotNeeded,
+        })
     }
 
     /// Returns the tokens of `input_ids` and of `labels` in one sample (T).
@@ -298,6 +336,20 @@ impl Dataset {
         }
     }
 
+    /// Writes packed sample `n`; see [`Hdf5Store::read_packed`].
+    fn packed_sample(&self, n: u64, rows: [&mut Vec<i32>; 4]) -> Result<(), DataError> {
+        match &self.content {
+            DatasetContent::Source(OrderedSource { source: TokenSource::Hdf5(store), order, .. }) => {
+                store.read_packed(order.window(n), rows.map(Vec::as_mut_slice))
+            }
+            DatasetContent::Mixture { order, members, .. } => {
+                let (member, number) = order.locate(n);
+                members[member].packed_sample(number, rows)
+            }
+            _ => Err(DataError::NotForDecoders),
+        }
+    }
+
     /// Returns the classes of tokens that label entities, if the classes have names.
     pub fn entity_classes(&self) -> Option<Vec<usize>> {
         if let DatasetContent::Encoder(source) = &self.content { source.entity_classes() } else { None }
@@ -318,7 +370,9 @@ impl Dataset {
             DatasetContent::Encoder(source) => source.inputs(),
             DatasetContent::Seq2Seq(source) => source.inputs(),
             DatasetContent::Source(_) | DatasetContent::Mixture { .. } | DatasetContent::WithSinks(..) => {
-                ["input_ids", "labels"].map(|name| input(name, ElementType::I32, &[self.seq_len])).into()
+                let names = ["input_ids", "labels", "attention_span", "position_ids"];
+                let names = &names[..if self.is_packed { 4 } else { 2 }];
+                names.iter().map(|name| input(name, ElementType::I32, &[self.seq_len])).collect()
             }
         }
     }
@@ -334,7 +388,7 @@ impl Dataset {
         let mut sample_arrays = match &self.content {
             DatasetContent::Encoder(source) => source.empty(),
             DatasetContent::Seq2Seq(source) => source.empty(),
-            _ => vec![vec![0; self.seq_len]; 2],
+            _ => vec![vec![0; self.seq_len]; self.inputs().len()],
         };
         for sample in (0..u64::from(count)).map(|at| first.saturating_add(at)) {
             match (&self.content, sample_arrays.as_mut_slice()) {
@@ -350,6 +404,9 @@ impl Dataset {
                 }
                 (DatasetContent::Encoder(source), sample_arrays) => source.read(sample, sample_arrays)?,
                 (DatasetContent::Seq2Seq(source), sample_arrays) => source.read(sample, sample_arrays)?,
+                (_, [input_ids, labels, spans, positions]) => {
+                    self.packed_sample(sample, [input_ids, labels, spans, positions])?;
+                }
                 (_, [input_ids, labels]) => self.sample(sample, input_ids, labels)?,
                 (_, _) => return Err(DataError::NoTokens),
             }
@@ -397,9 +454,15 @@ pub enum ElementType {
 impl OrderedSource {
     /// Reads a window of HDF5 files, so that a compression that can't be read is found before training begins.
     fn check_first_window(&self, seq_len: usize) -> Result<(), DataError> {
-        match self.source {
+        let [mut input_ids, mut labels] = [vec![0; seq_len], vec![0; seq_len]];
+        match &self.source {
+            TokenSource::Hdf5(store) if store.is_packed() => {
+                let [mut spans, mut positions] = [vec![0; seq_len], vec![0; seq_len]];
+                let rows = [&mut input_ids, &mut labels, &mut spans, &mut positions].map(Vec::as_mut_slice);
+                store.read_packed(self.order.first_window(), rows)
+            }
             TokenSource::Hdf5(_) | TokenSource::Records(_) => {
-                self.read(self.order.first_window(), &mut vec![0; seq_len], &mut vec![0; seq_len])
+                self.read(self.order.first_window(), &mut input_ids, &mut labels)
             }
             TokenSource::Stored(_) | TokenSource::Synthetic(_) => Ok(()),
         }

@@ -153,7 +153,7 @@ pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
 pub fn stored_sample_length(spec: &SourceSpec) -> Option<usize> {
     let (SourceKind::Hdf5 { paths, .. } | SourceKind::EncoderHdf5 { paths }) = &spec.kind else { return None };
     match DataFile::open(expand(paths, "h5").ok()?.first()?).ok()?.shape {
-        FileShape::Samples { length, .. } => {
+        FileShape::Samples { length, .. } | FileShape::Packed { length, .. } => {
             let length = usize::try_from(length).ok()?;
             Some(spec.sinks.map_or(length, |sinks| sinks.length_with(length)))
         }

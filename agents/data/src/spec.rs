@@ -217,6 +217,8 @@ pub struct SourceSpec {
     pub seq2seq: Option<Seq2SeqSamples>,
     /// Tokens that are inserted into every sample of a decoder, and count in `seq_len`.
     pub sinks: Option<SinkTokens>,
+    /// Whether HDF5 files have samples of several sequences.
+    pub is_packed: bool,
 }
 
 impl SourceSpec {
@@ -235,6 +237,7 @@ impl SourceSpec {
             encoder: None,
             seq2seq: None,
             sinks: None,
+            is_packed: false,
         }
     }
 

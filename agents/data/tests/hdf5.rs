@@ -162,7 +162,7 @@ fn unusable_files_are_rejected_in_a_sentence() {
         (bad("int64"), "of int64; expected samples of int32"),
         (bad("signed_corpus"), "of int16; expected a corpus of uint8, uint16 or uint32"),
         (bad("rank"), "of shape [2, 16]; expected (samples, 3, length) or (tokens)"),
-        (bad("packed"), "packed samples"),
+        (bad("packed"), "has samples of packed sequences (5 rows), but use_vsl is not set"),
         (bad("name"), "has no dataset \"data\"; it has \"tokens\""),
         (bad("group"), "has a group \"data\""),
         (bad("lzf"), "sample 0 of |bad/lzf.h5: it can't be read: unsupported filter"),
@@ -262,4 +262,38 @@ fn written_files_have_the_samples_of_the_dataset() {
     assert!(all(&written).iter().any(|(_, labels)| labels.contains(&-1)), "labels that do not count");
     let error = write_hdf5(&masked, 0..1, &paths[0]).unwrap_err();
     assert!(matches!(error, DataError::Write { .. }), "an existing file is kept: {error}");
+}
+
+/// Samples of two sequences, of 5 + s and 11 - s tokens.
+#[test]
+fn packed_samples_say_where_their_sequences_are() {
+    let packed = |name: &str| SourceSpec { is_packed: true, ..fixtures(&[name]) };
+    let dataset = open(&packed("packed.h5"));
+    let names: Vec<String> = dataset.inputs().into_iter().map(|input| input.name).collect();
+    assert_eq!(names, ["input_ids", "labels", "attention_span", "position_ids"]);
+    for sample in 0..3 {
+        let integers = |bytes: Vec<u8>| -> Vec<i32> {
+            bytes.chunks(4).map(|chunk| i32::from_le_bytes(chunk.try_into().unwrap())).collect()
+        };
+        let arrays: Vec<Vec<i32>> = dataset.read(sample, 1).unwrap().into_iter().map(integers).collect();
+        let (input_ids, labels) = window(sample as usize);
+        let lengths = [5 + sample as i32, 11 - sample as i32];
+        let spans = lengths.into_iter().flat_map(|length| (0..length).rev()).collect();
+        let positions = lengths.into_iter().flat_map(|length| 0..length).collect();
+        assert_eq!(arrays, [input_ids, labels, spans, positions]);
+    }
+    assert_eq!(stored_sample_length(&packed("packed.h5")), Some(T));
+    // A mixture with itself.
+    let paths = vec![fixture("packed.h5").display().to_string(); 2];
+    let part = |weight| MixturePart { paths: 1, weight };
+    let kind = SourceKind::Hdf5 { paths, mixture: vec![part(1), part(1)], vocab_size: 64 };
+    let mixture = open(&SourceSpec { kind, ..packed("packed.h5") });
+    assert_eq!((mixture.windows(), mixture.read(1, 1).unwrap()), (6, dataset.read(0, 1).unwrap()));
+
+    let refused = |spec: &SourceSpec| Dataset::open(spec, |_, _| {}).err().unwrap().to_string();
+    let bad = refused(&packed("bad/packed.h5"));
+    assert!(bad.ends_with("the position of token 0 is -1, which is not from 0 to 15"), "{bad}");
+    assert!(refused(&packed("samples")).contains("contains samples, but use_vsl is set"));
+    assert!(refused(&packed("corpus")).contains("contains a corpus, but use_vsl is set"));
+    assert!(refused(&fixtures(&["packed.h5"])).contains("5 rows), but use_vsl is not set"));
 }

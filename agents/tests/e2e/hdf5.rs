@@ -41,6 +41,22 @@ fn both_formats_train_as_token_files_on_any_number_of_systems() {
 }
 
 #[test]
+fn packed_samples_train_on_any_number_of_systems() {
+    let place = place_with_fixtures();
+    let hdf5 = "data_processor: GptHDF5DataProcessor\n    data_dir: data/packed.h5\n    use_vsl: True";
+    place.params("packed.yaml", &[(SYNTHETIC, hdf5)]);
+    let plain = hdf5.replace("    use_vsl: True", "").replace("packed.h5", "masked.h5");
+    place.params("plain.yaml", &[(SYNTHETIC, &plain)]);
+    let baseline = train(&place, "packed.yaml", "", "packed");
+    assert_eq!(train(&place, "packed.yaml", "--num_csx 3 --num_act_servers 2", "three"), baseline);
+    assert_ne!(train(&place, "plain.yaml", "", "plain").steps, baseline.steps);
+    // A model of packed samples is exported, and continues a text, as any other.
+    place.succeed("checkpoint export packed/checkpoint_6 --to hf exported");
+    let text = place.succeed("generate -c packed/checkpoint_6 --prompt_tokens 1,2,3 --max_tokens 4 --temperature 0");
+    assert!(!text.stdout.is_empty(), "{}", text.stderr);
+}
+
+#[test]
 fn length_is_that_of_the_files_unless_given() {
     let place = place_with_fixtures();
     let hdf5 = "data_processor: GptHDF5DataProcessor\n    data_dir: data/samples";

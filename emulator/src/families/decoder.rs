@@ -15,7 +15,9 @@
 use millrace_params::{InitializerSpec, ModelSpec, ParallelBlocks, Positions};
 
 use super::{ZERO, add_table, add_weight};
-use crate::graph::{Graph, GraphBuilder, GraphError, TensorId, TensorRole, ValueId};
+use crate::graph::{
+    ATTENTION_SPAN, Graph, GraphBuilder, GraphError, POSITION_IDS, Shape, TensorId, TensorRole, ValueId,
+};
 use crate::ops::{Activation, Add, AddPosition, CausalAttention, CrossEntropy, Embedding, Gate};
 
 /// Returns the graph of a decoder that reads samples of `sequence` tokens.
@@ -26,7 +28,11 @@ pub fn decoder(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
     super::check_blocks(spec)?;
     let mut builder = GraphBuilder::new();
     let [input_ids, labels] = builder.token_inputs(sequence);
-    let mut decoder = Decoder { spec, builder, input_ids, labels };
+    let packing = spec.decoder.is_packed.then(|| PackedInputs {
+        spans: builder.input(ATTENTION_SPAN, Shape::integers(sequence)),
+        positions: builder.input(POSITION_IDS, Shape::integers(sequence)),
+    });
+    let mut decoder = Decoder { spec, builder, input_ids, labels, packing };
     let (table, mut stream) = decoder.embed()?;
     for block in 0..spec.num_hidden_layers {
         stream = decoder.block(block, stream)?;
@@ -40,6 +46,17 @@ struct Decoder<'a> {
     builder: GraphBuilder,
     input_ids: ValueId,
     labels: ValueId,
+    /// The inputs of samples of several sequences.
+    packing: Option<PackedInputs>,
+}
+
+/// What says where the sequences of a sample are.
+#[derive(Clone, Copy)]
+struct PackedInputs {
+    /// For each token, the number of later tokens that attend to it.
+    spans: ValueId,
+    /// For each token, its position in its sequence.
+    positions: ValueId,
 }
 
 impl Decoder<'_> {
@@ -51,7 +68,13 @@ impl Decoder<'_> {
         if self.spec.use_position_embedding && self.spec.decoder.positions == Positions::Learned {
             let positions = [self.spec.max_position_embeddings, width];
             let table = add_table(&mut self.builder, "wpe.weight", positions, embedding);
-            stream = self.builder.node(AddPosition, "embed.sum", &[stream], &[table])?;
+            stream = match self.packing {
+                None => self.builder.node(AddPosition, "embed.sum", &[stream], &[table])?,
+                Some(packing) => {
+                    let rows = self.builder.node(Embedding, "embed.positions", &[packing.positions], &[table])?;
+                    self.builder.node(Add, "embed.sum", &[stream, rows], &[])?
+                }
+            };
         }
         if self.spec.decoder.is_embedding_normalized {
             stream = self.norm("ln_embed", stream)?;
@@ -98,7 +121,9 @@ impl Decoder<'_> {
         let mut qkv = self.linear(&at(".qkv"), x, [columns, width], spec.initializers.hidden, biased)?;
         if let (true, Positions::Rotary(rotary)) = (spec.use_position_embedding, spec.decoder.positions) {
             let rotary = super::rotary_operator(rotary, heads.saturating_add(key_heads), head_dim);
-            qkv = self.builder.node(rotary, at(".rotary"), &[qkv], &[])?;
+            let positions = self.packing.map(|packing| packing.positions);
+            let inputs: Vec<ValueId> = [Some(qkv), positions].into_iter().flatten().collect();
+            qkv = self.builder.node(rotary, at(".rotary"), &inputs, &[])?;
         }
         let is_windowed = block.is_multiple_of(2) || !spec.decoder.is_window_alternating;
         let window = spec.decoder.attention_window.filter(|_| is_windowed);
@@ -110,7 +135,9 @@ impl Decoder<'_> {
             alibi: spec.use_position_embedding && spec.decoder.positions == Positions::Alibi,
             ..CausalAttention::new(heads, scale as f32, spec.attention_dropout_rate as f32)
         };
-        let mixed = self.builder.node(attention, at(""), &[qkv], &[])?;
+        let spans = self.packing.map(|packing| packing.spans);
+        let inputs: Vec<ValueId> = [Some(qkv), spans].into_iter().flatten().collect();
+        let mixed = self.builder.node(attention, at(""), &inputs, &[])?;
         let biased = spec.use_ffn_bias_in_attention;
         let branch = self.linear(&at(".proj"), mixed, [width, inner], spec.initializers.residual_output, biased)?;
         self.dropout(spec.dropout_rate, &at(".drop"), branch)

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use super::{Graph, GraphError, Layer, NodeId};
+use super::{Graph, GraphError, NodeId};
 use crate::ops::OpKind;
 
 /// Maximum numbers that the metrics of a graph sum, all together. Systems report them for each leaf.
@@ -58,16 +58,7 @@ impl Graph {
                 }
             }
         }
-        let mut graph = Self { nodes: Vec::new(), layers: Vec::new(), ..self.clone() };
-        for layer in &self.layers {
-            let start = graph.nodes.len();
-            let nodes = self.nodes.iter().enumerate().take(layer.nodes.end).skip(layer.nodes.start);
-            graph.nodes.extend(nodes.filter(|(id, _)| kept[*id]).map(|(_, node)| node.clone()));
-            if graph.nodes.len() > start {
-                graph.layers.push(Layer { nodes: start..graph.nodes.len(), ..layer.clone() });
-            }
-        }
-        graph
+        self.with_nodes(&kept)
     }
 
     /// Checks names and sizes of the metrics of a graph that is valid otherwise.

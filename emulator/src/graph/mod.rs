@@ -21,6 +21,7 @@ mod cut;
 mod dimensions;
 mod document;
 mod metrics;
+mod packing;
 mod read;
 mod shape;
 mod validate;
@@ -31,6 +32,7 @@ pub use dimensions::{Axes, Dimensions, MAX_DIMENSIONS};
 #[cfg(feature = "schema")]
 pub use document::document_schema;
 pub use metrics::{GraphMetric, MAX_METRIC_ELEMENTS};
+pub use packing::{ATTENTION_SPAN, POSITION_IDS};
 pub use read::{DocumentError, MAX_DOCUMENT_BYTES};
 pub use shape::{DType, Shape};
 pub use validate::{GraphError, MAX_CONSTANT_ELEMENTS, MAX_GRAPH_INPUTS, MAX_LOSSES};
@@ -186,6 +188,20 @@ impl Graph {
     /// Returns the bytes of all constants.
     pub fn constant_bytes(&self) -> u64 {
         self.constants.iter().map(|constant| 4 * constant.bits.len() as u64).sum()
+    }
+
+    /// Returns the graph with only the operators that are `kept`, and the layers that have some.
+    fn with_nodes(&self, kept: &[bool]) -> Self {
+        let mut graph = Self { nodes: Vec::new(), layers: Vec::new(), ..self.clone() };
+        for layer in &self.layers {
+            let start = graph.nodes.len();
+            let nodes = self.nodes.iter().zip(kept).take(layer.nodes.end).skip(layer.nodes.start);
+            graph.nodes.extend(nodes.filter(|(_, kept)| **kept).map(|(node, _)| node.clone()));
+            if graph.nodes.len() > start {
+                graph.layers.push(Layer { nodes: start..graph.nodes.len(), ..layer.clone() });
+            }
+        }
+        graph
     }
 
     /// Returns the graph with the parts of each block joined to one layer, and the joined layer of each original layer.

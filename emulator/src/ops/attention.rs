@@ -104,6 +104,7 @@ mod run {
                 softcap: None,
                 relative: None,
                 key_mask: (shape.inputs.len() > 1).then(|| mask.integers()),
+                spans: None,
                 dropout,
                 sample_keys: kit.keys,
             }

@@ -1,5 +1,6 @@
-//! `(qkv [rows x (H + 2K)]) -> [rows x H]`: causal attention; columns are queries (H), keys (K), values (K), each
-//! divided into heads of the same width. Scores and probabilities exist as tiles only, never as a whole `rows x rows`
+//! `(qkv [rows x (H + 2K)], spans i32 [rows]?) -> [rows x H]`: causal attention; columns are queries (H), keys (K),
+//! values (K), each divided into heads of the same width. With spans, `spans[i]` rows after row i attend to it, so that
+//! sequences in one sample do not see each other. Scores and probabilities exist as tiles only, never as a whole `rows x rows`
 //! matrix.
 
 use serde::{Deserialize, Serialize};
@@ -73,7 +74,7 @@ const fn is_zero(number: &usize) -> bool {
 
 impl Operator for CausalAttention {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let qkv = io.sequence()?;
+        let qkv = io.sequence_with_integers()?;
         io.params(&[], 0)?;
         check_rate("dropout", self.dropout)?;
         if !self.scale.is_finite() {
@@ -103,7 +104,12 @@ impl Operator for CausalAttention {
 
     fn saved(&self, io: &Signature<'_>) -> SavedForBackward {
         let (rows, _) = io.input(0);
-        SavedForBackward { inputs: &[0], output: true, floats: rows * self.heads as u64 }
+        let inputs: &[usize] = if io.inputs.len() > 1 { &[0, 1] } else { &[0] };
+        SavedForBackward { inputs, output: true, floats: rows * self.heads as u64 }
+    }
+
+    fn has_input_gradient(&self, input: usize) -> bool {
+        input == 0
     }
 
     fn scratch(&self, io: &Signature<'_>) -> u64 {
@@ -118,7 +124,8 @@ mod run {
     use crate::kernels::attention::{self, AttentionParams, Qkv, QkvGradient};
     use crate::numerics::random;
     use crate::ops::execute::{
-        self, BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, TargetMut, UnsupportedOperator,
+        self, BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, OperatorInput, TargetMut,
+        UnsupportedOperator,
     };
 
     impl CausalAttention {
@@ -128,6 +135,7 @@ mod run {
             training: bool,
             keys: &'a [u64],
             samples: usize,
+            spans: OperatorInput<'a>,
         ) -> AttentionParams<'a> {
             let dropout =
                 random::DropoutMask::new(f64::from(self.dropout)).filter(|factors| training && !factors.is_off());
@@ -146,6 +154,7 @@ mod run {
                 softcap: self.softcap,
                 relative: None,
                 key_mask: None,
+                spans: (shape.inputs.len() > 1).then(|| spans.integers()),
                 dropout,
                 sample_keys: keys,
             }
@@ -158,20 +167,20 @@ mod run {
         }
 
         fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples);
+            let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples, io.inputs[1]);
             let qkv = Qkv::packed(&what, io.inputs[0].values());
             attention::forward(kit.cx, &what, qkv, io.output, io.extra, kit.attention);
         }
 
         fn forward_rows(&self, kit: &mut OperatorContext<'_>, first: usize, io: ForwardArgs<'_>) {
-            let what = self.kernel(io.shape, false, &[], 1);
+            let what = self.kernel(io.shape, false, &[], 1, io.inputs[1]);
             let qkv = Qkv::packed(&what, io.inputs[0].values());
             attention::forward_rows(kit.cx, &what, first, qkv, io.output, kit.attention);
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dqkv, _), ..] = io.targets else { return };
-            let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples);
+            let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples, io.inputs[1]);
             let (qkv, dqkv) = (Qkv::packed(&what, io.inputs[0].values()), QkvGradient::Together(dqkv));
             let (out, dout, workspace) = (io.output, io.gradient, &mut *kit.attention);
             attention::backward(kit.cx, &what, qkv, out, io.extra, dout, dqkv, io.scratch, workspace);
@@ -186,7 +195,9 @@ mod tests {
     use crate::graph::Shape;
     use crate::kernels::attention::alibi_slope;
     use crate::numerics::random::subkey;
-    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, WIDE, WIDTH, X, accepts, rejects};
+    use crate::ops::testing::{
+        OperatorTests, ROWS, ReferenceArgs, ShapeCase, TestGraph, WIDE, WIDTH, X, accepts, rejects,
+    };
     use crate::ops::{Operator, Signature};
 
     impl OperatorTests for CausalAttention {
@@ -209,7 +220,10 @@ mod tests {
                         self.softcap.map_or(product, cap) - slope * (query - key) as f64
                     };
                     let first = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
-                    let attended: Vec<usize> = (0..self.sinks.min(first)).chain(first..=query).collect();
+                    let in_span =
+                        |key: &usize| args.inputs.get(1).is_none_or(|spans| (query - key) as f64 <= spans[*key]);
+                    let attended = (0..self.sinks.min(first)).chain(first..=query).filter(in_span);
+                    let attended: Vec<usize> = attended.collect();
                     let scores: Vec<f64> = attended.iter().map(|&key| score(key)).collect();
                     let most = scores.iter().fold(f64::MIN, |most, &score| most.max(score));
                     let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
@@ -260,7 +274,14 @@ mod tests {
                 })
             };
             let plain = CausalAttention::new(3, 0.6, 0.2);
+            // Spans of tests are 0 and 1.
+            let with_spans = TestGraph::build(|s, x| {
+                let qkv = s.linear(x, 3 * WIDTH, true);
+                let spans = s.integers(Shape::integers(ROWS));
+                s.node(plain, &[qkv, spans], &[])
+            });
             vec![
+                with_spans,
                 of(plain, 3 * WIDTH),
                 of(CausalAttention { heads: 4, key_heads: Some(2), alibi: true, ..plain }, WIDTH * 2),
                 of(CausalAttention { key_heads: Some(1), window: Some(2), ..plain }, WIDTH / 3 * 5),

@@ -134,6 +134,7 @@ mod run {
                 softcap: None,
                 relative: self.relative.map(|relative| relative.bias(table, !self.causal)),
                 key_mask: (shape.inputs.len() > 2).then(|| mask.integers()),
+                spans: None,
                 dropout,
                 sample_keys: kit.keys,
             }

@@ -1,10 +1,10 @@
-//! `(qkv [rows x C]) -> [rows x C]`: rotary position embedding of the first heads of each row, those of queries and
-//! keys. The other columns, those of values, stay.
+//! `(qkv [rows x C], positions i32 [rows]?) -> [rows x C]`: rotary position embedding of the first heads of each row,
+//! those of queries and keys. The other columns, those of values, stay. Without positions, that of a row is its number.
 
 use millrace_params::RotaryScaling;
 use serde::{Deserialize, Serialize};
 
-use super::{GradientForm, OpError, Operator, RowDependency, Signature};
+use super::{GradientForm, OpError, Operator, RowDependency, SavedForBackward, Signature};
 use crate::graph::Shape;
 
 /// Which elements of a head are rotated together.
@@ -78,7 +78,7 @@ impl Rotary {
 
 impl Operator for Rotary {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let x = io.sequence()?;
+        let x = io.sequence_with_integers()?;
         io.params(&[], 0)?;
         self.check_attributes()?;
         let Self { heads, head_dim, dimensions, .. } = *self;
@@ -93,8 +93,21 @@ impl Operator for Rotary {
         RowDependency::Same
     }
 
-    fn gradient(&self, _: usize) -> GradientForm {
-        GradientForm::Overwrite
+    fn saved(&self, io: &Signature<'_>) -> SavedForBackward {
+        SavedForBackward { inputs: if io.inputs.len() > 1 { &[1] } else { &[] }, ..SavedForBackward::default() }
+    }
+
+    /// A position is that of a row in a sequence of the sample.
+    fn index_bound(&self, io: &Signature<'_>, input: usize) -> Option<usize> {
+        io.inputs.first().map(|x| x.rows()).filter(|_| input == 1)
+    }
+
+    fn has_input_gradient(&self, input: usize) -> bool {
+        input == 0
+    }
+
+    fn gradient(&self, input: usize) -> GradientForm {
+        if input == 0 { GradientForm::Overwrite } else { GradientForm::None }
     }
 
     fn in_place_inputs(&self) -> &'static [usize] {
@@ -112,12 +125,12 @@ mod run {
     };
 
     impl Rotary {
-        /// Rotates samples whose first row is at position `first`.
+        /// Rotates samples whose rows have these positions, or begin at position `first`.
         fn rotate(
             &self,
             kit: &mut OperatorContext<'_>,
             shape: &NodeShape,
-            first: usize,
+            (first, positions): (usize, OperatorInput<'_>),
             is_reverse: bool,
             x: &mut [f32],
         ) {
@@ -127,10 +140,12 @@ mod run {
                 RotaryPairing::Halves => RotaryPairs::Halves,
                 RotaryPairing::Adjacent => RotaryPairs::Adjacent,
             };
+            let positions = positions.integers();
             let rotation = Rotation { pairs, head_dim: self.head_dim, heads: self.heads, is_reverse };
             kit.cx.pool.for_each_rows(kit.samples * rows, ROW_GRAIN, rows_mut(x, width), |at, x| {
                 for (row, x) in (at..).zip(x.data.chunks_exact_mut(width)) {
-                    rotate_row(simd, table, rotation, first + row % rows, x);
+                    let position = positions.get(row).map_or(first + row % rows, |position| *position as usize);
+                    rotate_row(simd, table, rotation, position, x);
                 }
             });
         }
@@ -145,11 +160,11 @@ mod run {
             if let OperatorInput::Values(x) = io.inputs[0] {
                 io.output.copy_from_slice(x);
             }
-            self.rotate(kit, io.shape, first, false, io.output);
+            self.rotate(kit, io.shape, (first, io.inputs[1]), false, io.output);
         }
 
         fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            self.rotate(kit, io.shape, 0, true, io.gradient);
+            self.rotate(kit, io.shape, (0, io.inputs[1]), true, io.gradient);
         }
     }
 }
@@ -159,8 +174,10 @@ mod tests {
     use millrace_params::RotaryScaling;
 
     use super::{Rotary, RotaryPairing};
-    use crate::graph::Graph;
-    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TestGraph, WIDTH, X, accepts, rejects};
+    use crate::graph::{Graph, Shape};
+    use crate::ops::testing::{
+        OperatorTests, ROWS, ReferenceArgs, ShapeCase, TOKENS, TestGraph, WIDTH, X, accepts, rejects,
+    };
 
     const ROTARY: Rotary =
         Rotary { heads: 2, head_dim: 5, dimensions: 4, base: 10.0, pairing: RotaryPairing::Halves, scaling: None };
@@ -168,14 +185,15 @@ mod tests {
     impl OperatorTests for Rotary {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let mut y = args.inputs[0].to_vec();
-            for (position, row) in y.chunks_mut(args.io.inputs[0].columns()).enumerate() {
+            for (row_number, row) in y.chunks_mut(args.io.inputs[0].columns()).enumerate() {
+                let position = args.inputs.get(1).map_or(row_number as f64, |positions| positions[row_number]);
                 for head in row.chunks_mut(self.head_dim).take(self.heads) {
                     for pair in 0..self.dimensions / 2 {
                         let (a, b) = match self.pairing {
                             RotaryPairing::Halves => (pair, pair + self.dimensions / 2),
                             RotaryPairing::Adjacent => (2 * pair, 2 * pair + 1),
                         };
-                        let (sin, cos) = (position as f64 * self.frequency(pair)).sin_cos();
+                        let (sin, cos) = (position * self.frequency(pair)).sin_cos();
                         (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
                     }
                 }
@@ -189,6 +207,8 @@ mod tests {
             vec![
                 accepts(small, &[X], &[], X),
                 accepts(scaled(2.0), &[X], &[], X),
+                accepts(small, &[X, TOKENS], &[], X),
+                rejects(small, &[X, Shape::integers(7)], &[], "input 1"),
                 rejects(Rotary { heads: 2, ..small }, &[X], &[], "2 heads of 4"),
                 rejects(Rotary { heads: usize::MAX, ..small }, &[X], &[], "heads of 4"),
                 rejects(Rotary { heads: 0, ..small }, &[X], &[], "0 heads"),
@@ -211,7 +231,12 @@ mod tests {
                 s.add(x, y)
             });
             let adjacent = Rotary { pairing: RotaryPairing::Adjacent, heads: 1, head_dim: 12, ..ROTARY };
-            vec![rotated(ROTARY), rotated(adjacent), shared]
+            let with_positions = TestGraph::build(|s, x| {
+                let y = s.linear(x, WIDTH, true);
+                let positions = s.integers(Shape::integers(ROWS));
+                s.node(ROTARY, &[y, positions], &[])
+            });
+            vec![rotated(ROTARY), rotated(adjacent), shared, with_positions]
         }
     }
 

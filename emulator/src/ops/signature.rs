@@ -40,6 +40,14 @@ impl<'a> Signature<'a> {
         if x.dimensions().len() == 2 { Ok(x) } else { Err(OpError::NotASequence { input: 0, found: x.to_string() }) }
     }
 
+    /// Returns the first input, which is a sequence. A second input, if there is one, has an integer for each position.
+    pub(super) fn sequence_with_integers(&self) -> Result<Shape, OpError> {
+        let &[x, integers] = self.inputs.as_slice() else { return self.sequence() };
+        let x = Signature { inputs: vec![x], params: Vec::new() }.sequence()?;
+        let expected = x.one_integer_per_row();
+        if integers == expected { Ok(x) } else { Err(OpError::input_shape(1, expected, integers)) }
+    }
+
     /// Checks that the tensors are `expected`; those from index `required` on may be missing.
     pub(super) fn params(&self, expected: &[&[usize]], required: usize) -> Result<(), OpError> {
         if self.params.len() < required || self.params.len() > expected.len() {

@@ -196,6 +196,14 @@ pub fn hdf5(bytes: &[u8]) {
                 LENGTH,
             )
         };
+        let packed = SourceSpec { is_packed: true, ..spec.clone() };
+        if let Ok(dataset) = Dataset::open(&packed, |_, _| ()) {
+            for sample in [0, 1, dataset.windows(), u64::MAX] {
+                if let Ok(arrays) = dataset.read(sample, 1) {
+                    assert_eq!(arrays.len(), 4);
+                }
+            }
+        }
         let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { return };
         let (mut input_ids, mut labels) = ([0; LENGTH], [0; LENGTH]);
         for sample in [0, 1, dataset.windows(), u64::MAX] {

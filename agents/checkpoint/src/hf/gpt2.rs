@@ -64,6 +64,7 @@ impl Gpt2 {
     /// # Errors
     /// [`Error::NotExportable`] with the first operator that does not match.
     pub fn from_graph(graph: &Graph) -> Result<Self> {
+        let graph = &graph.without_packing();
         let mut matcher = GraphMatcher { graph, at: 0 };
         let (wte, tokens) = matcher.embedding()?;
         let (wpe, mut stream) = matcher.position(tokens)?;

@@ -196,7 +196,7 @@ impl EncoderSource {
                 (source, special)
             }
             SourceKind::EncoderHdf5 { paths } => {
-                let store = Hdf5Store::open(&expand(paths, "h5")?, spec.seq_len, samples.vocab_size)?;
+                let store = Hdf5Store::open(&expand(paths, "h5")?, spec.seq_len, samples.vocab_size, false)?;
                 let Hdf5Size::Samples(count) = store.size() else { return Err(DataError::NotForEncoders) };
                 let order = order_of(spec, split_range(spec, count))?;
                 hasher.update(&store.digest);

@@ -43,6 +43,8 @@ const MAX_LISTED_DATASETS: usize = 4;
 pub(crate) enum FileShape {
     /// Samples of three rows: int32 of shape (samples, 3, length).
     Samples { samples: u64, length: u64 },
+    /// Samples of several sequences, of five rows: int32 of shape (samples, 5, length).
+    Packed { samples: u64, length: u64 },
     /// A stream of tokens: unsigned integers of shape (tokens).
     Corpus { tokens: u64, token_bytes: u32 },
 }
@@ -52,6 +54,7 @@ impl FileShape {
     pub(crate) fn format_name(self) -> &'static str {
         match self {
             Self::Samples { .. } => "samples",
+            Self::Packed { .. } => "packed samples",
             Self::Corpus { .. } => "a corpus",
         }
     }
@@ -95,7 +98,8 @@ impl DataFile {
     pub(crate) fn read_sample(&self, sample: u64, length: usize) -> Result<Vec<i32>, Hdf5ReadError> {
         let all = SliceInfoElem::Slice { start: 0, end: u64::MAX, step: 1 };
         let selection = vec![SliceInfoElem::Index(sample), all.clone(), all];
-        self.read(selection, SAMPLE_ROWS as usize * length, |value| value)
+        let rows = if matches!(self.shape, FileShape::Packed { .. }) { PACKED_ROWS } else { SAMPLE_ROWS };
+        self.read(selection, rows as usize * length, |value| value)
     }
 
     /// Returns the tokens of a range.
@@ -174,8 +178,10 @@ fn shape_of(dataset: &Dataset) -> Result<FileShape, Hdf5Problem> {
         (&[samples, SAMPLE_ROWS, length], Datatype::FixedPoint { size: 4, signed: true, .. }) => {
             Ok(FileShape::Samples { samples, length })
         }
-        (&[_, SAMPLE_ROWS, _], _) => Err(wrong_type("samples of int32")),
-        (&[_, PACKED_ROWS, _], _) => Err(Hdf5Problem::Packed),
+        (&[samples, PACKED_ROWS, length], Datatype::FixedPoint { size: 4, signed: true, .. }) => {
+            Ok(FileShape::Packed { samples, length })
+        }
+        (&[_, SAMPLE_ROWS | PACKED_ROWS, _], _) => Err(wrong_type("samples of int32")),
         (&[tokens], Datatype::FixedPoint { size: size @ (1 | 2 | 4), signed: false, .. }) => {
             Ok(FileShape::Corpus { tokens, token_bytes: u32::from(*size) })
         }

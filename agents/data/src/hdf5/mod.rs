@@ -1,8 +1,9 @@
 //! HDF5 files as the public model zoo writes them, joined to one sequence of samples or one stream of tokens.
 //!
-//! Each file has a dataset `data` in one of two formats, and all files of a source have the same:
+//! Each file has a dataset `data` in one of three formats, and all files of a source have the same:
 //!
 //! * *samples*: int32 of shape (samples, 3, length) with the rows input_ids, loss mask and labels;
+//! * *packed samples* of several sequences: of shape (samples, 5, length), also with attention spans and positions;
 //! * *corpus*: uint8, uint16 or uint32 of shape (tokens), cut into windows as token files are.
 //!
 //! Guarantees:
@@ -29,6 +30,8 @@ use crate::encoder::Row;
 
 /// Maximum files that are open at a time: a quarter of the usual limit of descriptors, and 256 MiB of decoded chunks.
 const MAX_OPEN_FILES: usize = 64;
+/// Distinguishes packed samples from others of the same length, which is always smaller, in the digest.
+const PACKED_DIGEST: u64 = 1 << 63;
 /// A label without a token.
 pub(crate) const NO_LABEL: i32 = -1;
 /// The label that PyTorch's cross-entropy ignores.
@@ -48,6 +51,8 @@ pub(crate) struct Hdf5Store {
     files: Vec<IndexedFile>,
     size: Hdf5Size,
     vocab_size: u32,
+    /// Whether the samples are packed.
+    is_packed: bool,
     /// Files with their position in `files`, the least recently used first.
     open: Mutex<Vec<(usize, Arc<DataFile>)>>,
     /// Digest of sizes and shapes: equal for copies of the same files.
@@ -61,18 +66,21 @@ struct IndexedFile {
 }
 
 impl Hdf5Store {
-    /// Opens every file to read its shape. Samples must have `length` tokens.
-    pub(crate) fn open(paths: &[PathBuf], length: usize, vocab_size: u32) -> Result<Self, DataError> {
+    /// Opens every file to read its shape. Samples must have `length` tokens, and be packed if `is_packed`.
+    pub(crate) fn open(paths: &[PathBuf], length: usize, vocab_size: u32, is_packed: bool) -> Result<Self, DataError> {
         let mut hasher = blake3::Hasher::new_derive_key("millrace HDF5 files, version 1");
         let mut files: Vec<IndexedFile> = Vec::with_capacity(paths.len());
         let mut first: Option<FileShape> = None;
         let mut end = 0_u64;
         for path in paths {
             let shape = DataFile::open(path)?.shape;
-            check_shape(shape, first, length).map_err(|problem| DataError::Hdf5 { path: path.clone(), problem })?;
+            check_shape(shape, first, (length, is_packed))
+                .map_err(|problem| DataError::Hdf5 { path: path.clone(), problem })?;
             first = first.or(Some(shape));
             let (count, unit) = match shape {
                 FileShape::Samples { samples, length } => (samples, length),
+                // The unit differs from that of other samples, as the digest does.
+                FileShape::Packed { samples, length } => (samples, length | PACKED_DIGEST),
                 FileShape::Corpus { tokens, token_bytes } => (tokens, token_bytes.into()),
             };
             end = end.saturating_add(count);
@@ -81,11 +89,11 @@ impl Hdf5Store {
         }
         let size = match first {
             None => return Err(DataError::NoPaths),
-            Some(FileShape::Samples { .. }) => Hdf5Size::Samples(end),
+            Some(FileShape::Samples { .. } | FileShape::Packed { .. }) => Hdf5Size::Samples(end),
             Some(FileShape::Corpus { .. }) => Hdf5Size::Tokens(end),
         };
         let digest = *hasher.finalize().as_bytes();
-        Ok(Self { files, size, vocab_size, open: Mutex::default(), digest })
+        Ok(Self { files, size, vocab_size, is_packed, open: Mutex::default(), digest })
     }
 
     pub(crate) fn size(&self) -> Hdf5Size {
@@ -96,8 +104,35 @@ impl Hdf5Store {
         self.vocab_size
     }
 
+    pub(crate) fn is_packed(&self) -> bool {
+        self.is_packed
+    }
+
     /// Writes sample `at`, which must exist, to slices of its length.
     pub(crate) fn read_sample(&self, at: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
+        self.read_rows(at, input_ids, labels).map(drop)
+    }
+
+    /// Writes packed sample `at`, which must exist, to slices of its length: input_ids, labels, for each token the
+    /// number of later tokens that attend to it, and its position in its sequence.
+    pub(crate) fn read_packed(&self, at: u64, rows: [&mut [i32]; 4]) -> Result<(), DataError> {
+        let [input_ids, labels, spans, positions] = rows;
+        let found = self.read_rows(at, input_ids, labels)?;
+        let length = spans.len();
+        for (row, to, name) in [(3, spans, "attention span"), (4, positions, "position")] {
+            let from = found.get(row * length..(row + 1) * length).unwrap_or_default();
+            if let Some((position, &value)) = from.iter().enumerate().find(|(_, value)| !is_below(**value, length)) {
+                let (index, number) = self.locate(at);
+                let problem = SampleProblem::PackingValue { row: name, position, value, most: length - 1 };
+                return Err(self.sample_error(index, "sample", number, problem));
+            }
+            to.copy_from_slice(from);
+        }
+        Ok(())
+    }
+
+    /// Writes input_ids and labels of sample `at`, and returns all of its rows.
+    fn read_rows(&self, at: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<Vec<i32>, DataError> {
         let (index, row) = self.locate(at);
         let length = input_ids.len();
         let error = |problem| self.sample_error(index, "sample", row, problem);
@@ -105,6 +140,7 @@ impl Hdf5Store {
         let rows = read.map_err(|cause| self.close_after(index, error(SampleProblem::Unreadable(cause))))?;
         let (tokens, rest) = rows.split_at(length);
         let (mask, targets) = rest.split_at(length);
+        let targets = &targets[..length];
         for (to, token) in input_ids.iter_mut().zip(tokens) {
             if !self.is_token(*token) {
                 let (token, vocab_size) = (i64::from(*token), self.vocab_size);
@@ -124,7 +160,7 @@ impl Hdf5Store {
                 value => return Err(error(SampleProblem::MaskValue { value: *value })),
             };
         }
-        Ok(())
+        Ok(rows)
     }
 
     /// Returns the file of sample `at`, which must exist, and its number there.
@@ -238,14 +274,26 @@ fn masked_row(rows: &[i32], length: usize) -> Result<Row, SampleProblem> {
     })
 }
 
+fn is_below(value: i32, most: usize) -> bool {
+    usize::try_from(value).is_ok_and(|value| value < most)
+}
+
 /// Compares the shape of a file with that of the first file and with the samples of the job.
-fn check_shape(shape: FileShape, first: Option<FileShape>, length: usize) -> Result<(), Hdf5Problem> {
+fn check_shape(
+    shape: FileShape,
+    first: Option<FileShape>,
+    (length, is_packed): (usize, bool),
+) -> Result<(), Hdf5Problem> {
     let (found, expected) = (shape.format_name(), first.unwrap_or(shape).format_name());
     if found != expected {
         return Err(Hdf5Problem::MixedFormats { found, expected });
     }
     match shape {
-        FileShape::Samples { length: found, .. } if found != length as u64 => {
+        FileShape::Packed { .. } if !is_packed => Err(Hdf5Problem::Packed),
+        FileShape::Samples { .. } | FileShape::Corpus { .. } if is_packed => Err(Hdf5Problem::NotPacked { found }),
+        FileShape::Samples { length: found, .. } | FileShape::Packed { length: found, .. }
+            if found != length as u64 =>
+        {
             Err(Hdf5Problem::WrongLength { found, expected: length })
         }
         _ => Ok(()),

@@ -22,8 +22,10 @@ pub enum Hdf5Problem {
     WrongType { found: String, expected: &'static str },
     #[error("has a dataset \"data\" of shape {found:?}; expected (samples, 3, length) or (tokens)")]
     WrongShape { found: Vec<u64> },
-    #[error("has packed samples of variable length, which are not supported yet")]
+    #[error("has samples of packed sequences (5 rows), but use_vsl is not set")]
     Packed,
+    #[error("contains {found}, but use_vsl is set, which needs samples of packed sequences (5 rows)")]
+    NotPacked { found: &'static str },
     #[error("has samples of {found} tokens, but max_sequence_length is {expected}")]
     WrongLength { found: u64, expected: usize },
     #[error("contains {found}, but the files before it contain {expected}")]
@@ -40,7 +42,8 @@ impl Hdf5Problem {
             Self::WrongLength { found, .. } => {
                 format!("set max_sequence_length to {found}, or use data that was prepared for this length")
             }
-            Self::Packed => "prepare the data without variable-length packing, so that samples have 3 rows".to_owned(),
+            Self::Packed => "set train_input.use_vsl: True, or prepare the data without packing".to_owned(),
+            Self::NotPacked { .. } => "leave use_vsl out, or prepare the data with packing".to_owned(),
             Self::MixedFormats { .. } => "put the two formats into different directories".to_owned(),
             _ => FORMAT.to_owned(),
         }
@@ -68,6 +71,8 @@ pub enum SampleProblem {
     NoVocabulary,
     #[error("label {label} is not below the number of classes, {classes}")]
     LabelOutsideClasses { label: u32, classes: usize },
+    #[error("the {row} of token {position} is {value}, which is not from 0 to {most}")]
+    PackingValue { row: &'static str, position: usize, value: i32, most: usize },
     #[error("its checksum is wrong: the file is damaged")]
     WrongChecksum,
     #[error("it is no tf.train.Example")]
@@ -95,7 +100,9 @@ impl SampleProblem {
             Self::MaskValue { .. } => {
                 "0 excludes a label from the loss, 1 includes it; prepare the data again".to_owned()
             }
-            Self::Malformed { .. } | Self::PositionOutside { .. } => "prepare the data again".to_owned(),
+            Self::Malformed { .. } | Self::PackingValue { .. } | Self::PositionOutside { .. } => {
+                "prepare the data again".to_owned()
+            }
             Self::IntegerTooLarge { .. } => "write integers from -2147483648 to 2147483647".to_owned(),
             Self::TooLong { .. } => "raise max_sequence_length to that of the data".to_owned(),
             Self::TooManyLabels { .. } => {

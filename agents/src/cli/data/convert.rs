@@ -4,6 +4,7 @@ use std::path::Path;
 
 use millrace_data::write_hdf5;
 use millrace_emulator::report::format_thousands;
+use millrace_params::DataSource;
 
 use super::super::args::DataArgs;
 use super::super::check::open_dataset;
@@ -21,7 +22,8 @@ const TOKEN_BYTES: u64 = 12;
 /// Writes files `output_chunk_N.h5` to `out`, which must not exist or be empty. Samples keep the order of the data.
 pub fn run(of: &DataArgs, out: &Path, samples_per_file: Option<u64>) -> Result<Exit, CliError> {
     let (job, mut input) = super::job_input(of)?;
-    if job.model.encoder.is_some() || job.model.seq2seq.is_some() || job.model.image.is_some() {
+    let is_decoder = job.model.encoder.is_none() && job.model.seq2seq.is_none() && job.model.image.is_none();
+    if !is_decoder || job.model.decoder.is_packed || matches!(input.source, DataSource::Arrays { .. }) {
         let error = CliError::bad_input("only samples of decoders, which predict the next token, can be converted");
         return Err(error.hint("give params of a decoder, such as GPT or LLaMA"));
     }

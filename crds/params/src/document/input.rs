@@ -142,8 +142,10 @@ section! {
         /// Number of tokens that the decoder of `t5` or `transformer` reads.
         tgt_max_sequence_length: u64 = default_from("model.tgt_max_position_embeddings")
             .in_eval_input(default_from("train_input.tgt_max_sequence_length")),
-        /// Whether samples are packed sequences of variable length, with rows of attention spans and positions.
-        use_vsl: bool = default("false").fixed(),
+        /// Whether samples of a decoder contain several sequences of variable length, which do not see each other: HDF5
+        /// samples of five rows, the last two of which are, for each token, the number of later tokens that attend to
+        /// it, and its position in its sequence. Not with a sliding window.
+        use_vsl: bool = default("false").in_eval_input(otherwise("that of `train_input`")),
         /// Whether the data starts again at its end: always for training, never for evaluation.
         repeat: bool = default("true").fixed().in_eval_input(default("false")),
     }

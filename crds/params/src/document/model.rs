@@ -238,8 +238,8 @@ section! {
         use_bfloat16: bool = default("false"),
         /// Name of the 16-bit type; all types are replaced by bfloat16.
         fp16_type: String = otherwise("the type that `use_bfloat16` selects").one_of(&HALF_TYPES),
-        /// Whether samples of variable length are packed.
-        use_vsl: bool = default("false").fixed(),
+        /// Whether samples contain several sequences; see `use_vsl` of the inputs. Without effect in encoders.
+        use_vsl: bool = otherwise("that of the inputs"),
         /// Number of tokens in the vocabulary of the encoder of `t5` or `transformer`, without `extra_ids`.
         src_vocab_size: u64 = default("32128"),
         /// Number of tokens in the vocabulary of the decoder, without `extra_ids`.

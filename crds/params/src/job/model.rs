@@ -116,6 +116,9 @@ pub struct DecoderOptions {
     pub logits_scale: f64,
     /// Bound of the logits, by a tangent.
     pub logits_softcap: Option<f64>,
+    /// Whether a sample may contain several sequences, which do not see each other.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_packed: bool,
 }
 
 impl Default for DecoderOptions {
@@ -137,6 +140,7 @@ impl Default for DecoderOptions {
             embeddings_scale: 1.0,
             logits_scale: 1.0,
             logits_softcap: None,
+            is_packed: false,
         }
     }
 }

@@ -96,6 +96,7 @@ pub(super) fn resolve(
         embeddings_scale: check.positive("model.embeddings_scale", p.embeddings_scale, 1.0),
         logits_scale: mup::logits_scale(check, p, ratios),
         logits_softcap: softcap(check, "model.final_logit_softcapping", p.final_logit_softcapping),
+        is_packed: false,
     }
 }
 

@@ -4,6 +4,7 @@ use super::check::ResolveContext;
 use super::encoder_input;
 use super::input_section::InputSection;
 use super::line_input;
+use super::packing;
 use super::sample_transforms;
 use super::selection::{data_subset, num_samples};
 use super::source::source;
@@ -120,7 +121,7 @@ fn input(
     }
     check.require_value(&s.key("repeat"), p.repeat, train.is_none());
     check.require_value(&s.key("sort_files"), p.sort_files, true);
-    check.require_value(&s.key("use_vsl"), p.use_vsl, false);
+    packing::check_input(check, s, &source, model);
     line_input::check_special_tokens(check, &source, model);
     let masking = encoder_input::masking(check, s, &source, model);
     InputSpec {

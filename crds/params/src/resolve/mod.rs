@@ -13,6 +13,7 @@ mod line_input;
 mod model;
 mod mup;
 mod optimizer;
+mod packing;
 mod run;
 mod sample_transforms;
 mod schedule;

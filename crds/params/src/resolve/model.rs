@@ -3,7 +3,7 @@
 use super::check::ResolveContext;
 use super::initializer::{self, InitializerSizes};
 use super::mup::{self, WidthRatios};
-use super::{decoder, encoder, graph, image, seq2seq};
+use super::{decoder, encoder, graph, image, packing, seq2seq};
 use crate::document::{ModelParams, Params};
 use crate::job::{LossScaling, ModelFamily, ModelSpec, Nonlinearity, Precision};
 use crate::keywords::{ATTENTION_TYPES, HALF_TYPES, LOSS_SCALINGS, NONLINEARITIES};
@@ -61,7 +61,7 @@ pub(super) fn resolve(
     let (loss_scaling, loss_weight) = loss(check, p, family);
     let ratios = mup::width_ratios(check, p, sizes.hidden, sizes.filter);
     let extent = InitializerSizes { layers: sizes.layers, vocabulary: vocab_size, hidden: sizes.hidden };
-    let spec = ModelSpec {
+    let mut spec = ModelSpec {
         family,
         vocab_size,
         hidden_size: sizes.hidden,
@@ -96,6 +96,7 @@ pub(super) fn resolve(
         image: None,
         graph: None,
     };
+    spec.decoder.is_packed = packing::is_packed(check, params, p, family, &spec.decoder);
     if family.is_encoder() {
         encoder::check_decoder_options(check, &spec.decoder);
     }
@@ -212,13 +213,8 @@ fn nonlinearity(check: &mut ResolveContext<'_>, p: &ModelParams) -> Nonlinearity
 
 /// Checks the keys of which only one kind is supported.
 fn check_supported_kinds(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily) {
-    if family.is_encoder() {
-        if p.use_vsl == Some(true) {
-            check.note("model.use_vsl has no effect: samples of encoders are padded");
-        }
-    } else {
+    if !family.is_encoder() {
         check.require_value("model.norm_first", p.norm_first, true);
-        check.require_value("model.use_vsl", p.use_vsl, false);
     }
     check.require_value("model.use_ff_layer1_dropout", p.use_ff_layer1_dropout, false);
 }

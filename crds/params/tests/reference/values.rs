@@ -48,6 +48,7 @@ pub fn described(path: &str) -> Option<&'static str> {
         "model.attention_inner_dim" => Some("64"),
         "model.name" => Some("gpt2"),
         "model.graph" => None,
+        "eval_input.use_vsl" | "model.use_vsl" => Some("false"),
         "model.norm_first" | "model.use_segment_embedding" | "model.use_position_embeddings" => Some("true"),
         // The job records only a token that is given.
         "model.mask_token_id" => None,

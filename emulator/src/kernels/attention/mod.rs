@@ -1,5 +1,5 @@
 //! Attention without a T x T matrix in memory, causal or not: multi-head, grouped-query and multi-query, with a sliding
-//! window and sinks, linear or trained biases, soft-capped scores, a mask of keys, and keys of another sequence.
+//! window and sinks, linear or trained biases, soft-capped scores, spans and a mask of keys, and keys of another sequence.
 //!
 //! Scores are computed by blocks of 96 queries and 384 keys (constants: part of the numerics) with a running maximum
 //! and sum (online softmax). Forward saves the output and, for each row, the logarithm of the sum of exponentials;
@@ -67,6 +67,9 @@ pub struct AttentionParams<'a> {
     /// One integer for each key token of each sample; no query attends to a token whose integer is 0. The output of a
     /// query that attends to no token is 0. `None` for no such token.
     pub key_mask: Option<&'a [i32]>,
+    /// One integer for each token of each sample: the number of later queries that attend to it, so that sequences in
+    /// one sample do not see each other. `None` for all later ones. Causal attention only.
+    pub spans: Option<&'a [i32]>,
     /// Dropout on the probabilities.
     pub dropout: Option<DropoutMask>,
     /// With dropout: one key for each sample, from (seed, sample number, layer).
@@ -137,12 +140,14 @@ impl AttentionParams<'_> {
         assert!(self.key_heads > 0 && self.heads.is_multiple_of(self.key_heads), "{} key heads", self.key_heads);
         assert!(self.head_dim <= GEMM_INNER_BLOCK, "a head of {} elements", self.head_dim);
         assert!(self.dropout.is_none() || self.sample_keys.len() == self.samples, "one dropout key for each sample");
-        assert!(self.causal || (self.window.is_none() && !self.alibi), "windows and ALiBi are causal");
+        let is_bounded = self.window.is_some() || self.spans.is_some();
+        assert!(self.causal || (!is_bounded && !self.alibi), "windows, spans and ALiBi are causal");
         assert!(!self.causal || self.key_tokens == self.tokens, "causal attention is that of one sequence");
         assert!(self.softcap.is_none() || (self.relative.is_none() && !self.alibi), "soft-capping excludes biases");
         assert!(self.relative.is_none() || self.key_heads == self.heads, "biases are those of heads with own keys");
         let keys = self.samples * self.key_tokens;
-        assert!(self.key_mask.is_none_or(|mask| mask.len() == keys), "one integer for each token");
+        let fits = |integers: Option<&[i32]>| integers.is_none_or(|integers| integers.len() == keys);
+        assert!(fits(self.key_mask) && fits(self.spans), "one integer for each token");
     }
 
     /// Returns the key of a head's dropout. The key of query i is `subkey(_, i)`, and the elements are the indices of

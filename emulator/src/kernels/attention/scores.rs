@@ -1,5 +1,5 @@
-//! Changes of the scores before the softmax: linear and trained biases, soft-capping, the sliding window, and the mask
-//! of keys.
+//! Changes of the scores before the softmax: linear and trained biases, soft-capping, the sliding window, and spans and
+//! mask of keys.
 
 use super::block::AttentionBlock;
 use super::{AttentionParams, KEY_BLOCK};
@@ -63,6 +63,8 @@ pub(super) struct ScoreAdjustment<'a> {
     last_query: usize,
     /// The mask of the sample's keys.
     key_mask: Option<&'a [i32]>,
+    /// The spans of the sample's keys.
+    spans: Option<&'a [i32]>,
 }
 
 impl<'a> ScoreAdjustment<'a> {
@@ -70,15 +72,16 @@ impl<'a> ScoreAdjustment<'a> {
     /// distance.
     pub fn of(attention: &AttentionParams<'a>, pair: usize, biases: Option<&'a [f32]>) -> Option<Self> {
         let (sample, head) = (pair / attention.heads, pair % attention.heads);
-        let key_mask = attention.key_mask.map(|mask| &mask[sample * attention.key_tokens..][..attention.key_tokens]);
+        let of_sample = |integers: &'a [i32]| &integers[sample * attention.key_tokens..][..attention.key_tokens];
+        let (key_mask, spans) = (attention.key_mask.map(of_sample), attention.spans.map(of_sample));
         let window = attention.window.filter(|window| *window < attention.tokens);
         let per_distance = if attention.alibi { -alibi_slope(attention.heads, head) } else { 0.0 };
         let softcap = attention.softcap;
-        let is_needed =
-            attention.alibi || window.is_some() || key_mask.is_some() || softcap.is_some() || biases.is_some();
+        let is_masked = window.is_some() || key_mask.is_some() || spans.is_some();
+        let is_needed = is_masked || attention.alibi || softcap.is_some() || biases.is_some();
         let window = window.unwrap_or(usize::MAX);
         let (scale, last_query, sinks) = (attention.scale, attention.tokens - 1, attention.sinks);
-        is_needed.then_some(Self { scale, per_distance, window, sinks, softcap, biases, last_query, key_mask })
+        is_needed.then_some(Self { scale, per_distance, window, sinks, softcap, biases, last_query, key_mask, spans })
     }
 
     /// Replaces the products of a block by scores; those of keys that are masked or outside of the window by
@@ -90,7 +93,7 @@ impl<'a> ScoreAdjustment<'a> {
 
 simd_fn! {
     fn adjust_rows(block: AttentionBlock, adjustment: ScoreAdjustment<'_>, scores: &mut [f32]) {
-        let ScoreAdjustment { scale, per_distance, window, sinks, softcap, biases, last_query, key_mask } = adjustment;
+        let ScoreAdjustment { scale, per_distance, window, sinks, softcap, biases, last_query, .. } = adjustment;
         for (i, row) in scores.chunks_exact_mut(KEY_BLOCK).enumerate().take(block.rows) {
             let query = block.q_first + i;
             let distance = query as i32 - block.k_first as i32;
@@ -108,7 +111,13 @@ simd_fn! {
             let outside = (query + 1).saturating_sub(window).saturating_sub(block.k_first);
             let (sinks, outside) = (sinks.saturating_sub(block.k_first), outside.min(block.keys));
             row[sinks.min(outside)..outside].fill(f32::NEG_INFINITY);
-            if let Some(mask) = key_mask {
+            if let Some(spans) = adjustment.spans {
+                let visible = &mut row[..block.visible(i)];
+                for (j, (x, &span)) in (0i32..).zip(visible.iter_mut().zip(&spans[block.k_first..])) {
+                    *x = if distance - j > span { f32::NEG_INFINITY } else { *x };
+                }
+            }
+            if let Some(mask) = adjustment.key_mask {
                 for (x, &mask) in row[..block.visible(i)].iter_mut().zip(&mask[block.k_first..]) {
                     *x = if mask == 0 { f32::NEG_INFINITY } else { *x };
                 }

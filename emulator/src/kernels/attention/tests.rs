@@ -99,6 +99,7 @@ fn shape(samples: usize, tokens: usize, heads: usize, head_dim: usize) -> Attent
         softcap: None,
         relative: None,
         key_mask: None,
+        spans: None,
         dropout: None,
         sample_keys: &KEYS[..samples],
     }

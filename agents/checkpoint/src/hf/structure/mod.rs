@@ -42,7 +42,7 @@ impl Structure {
     /// # Errors
     /// [`Error::NotExportable`] with the first operator that does not match.
     pub fn from_graph(graph: &Graph) -> Result<Self> {
-        let graph = &graph.without_metrics();
+        let graph = &graph.without_metrics().without_packing();
         let reads = |input: &str| graph.input(input).is_some();
         if reads(IMAGE) {
             VisionTransformer::from_graph(graph).map(Self::VisionTransformer)
