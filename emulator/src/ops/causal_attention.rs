@@ -1,7 +1,7 @@
 //! `(qkv [rows x (H + 2K)], spans i32 [rows]?) -> [rows x H]`: causal attention; columns are queries (H), keys (K),
 //! values (K), each divided into heads of the same width. With spans, `spans[i]` rows after row i attend to it, so that
-//! sequences in one sample do not see each other. Scores and probabilities exist as tiles only, never as a whole `rows x rows`
-//! matrix.
+//! sequences in one sample do not see each other. Scores and probabilities exist as tiles only, never as a whole `rows
+//! x rows` matrix.
 
 use serde::{Deserialize, Serialize};
 

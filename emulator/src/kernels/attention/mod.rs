@@ -1,5 +1,6 @@
 //! Attention without a T x T matrix in memory, causal or not: multi-head, grouped-query and multi-query, with a sliding
-//! window and sinks, linear or trained biases, soft-capped scores, spans and a mask of keys, and keys of another sequence.
+//! window and sinks, linear or trained biases, soft-capped scores, spans and a mask of keys, and keys of another
+//! sequence.
 //!
 //! Scores are computed by blocks of 96 queries and 384 keys (constants: part of the numerics) with a running maximum
 //! and sum (online softmax). Forward saves the output and, for each row, the logarithm of the sum of exponentials;
