@@ -85,25 +85,13 @@ impl Dataset {
             let source = EncoderSource::open(spec, samples, progress)?;
             let fingerprint = source.fingerprint;
             let content = DatasetContent::Encoder(Box::new(source));
-            return Ok(Self {
-                content,
-                seq_len: spec.seq_len,
-                is_packed: spec.is_packed,
-                fingerprint,
-                cache: CacheOutcome::NotNeeded,
-            });
+            return Ok(Self::of(spec, content, fingerprint, CacheOutcome::NotNeeded));
         }
         if let Some(samples) = &spec.seq2seq {
             let source = Seq2SeqSource::open(spec, samples, progress)?;
             let fingerprint = source.fingerprint;
             let content = DatasetContent::Seq2Seq(Box::new(source));
-            return Ok(Self {
-                content,
-                seq_len: spec.seq_len,
-                is_packed: spec.is_packed,
-                fingerprint,
-                cache: CacheOutcome::NotNeeded,
-            });
+            return Ok(Self::of(spec, content, fingerprint, CacheOutcome::NotNeeded));
         }
         let (source, cache) = match &spec.kind {
             SourceKind::Text(text) => {
@@ -142,13 +130,11 @@ impl Dataset {
         let source = OrderedSource { order: order_of(spec, windows)?, source, first_token };
         let fingerprint = source.fingerprint(spec.seq_len);
         source.check_first_window(spec.seq_len)?;
-        Ok(Self {
-            content: DatasetContent::Source(source),
-            seq_len: spec.seq_len,
-            is_packed: spec.is_packed,
-            fingerprint,
-            cache,
-        })
+        Ok(Self::of(spec, DatasetContent::Source(source), fingerprint, cache))
+    }
+
+    fn of(spec: &SourceSpec, content: DatasetContent, fingerprint: [u8; 32], cache: CacheOutcome) -> Self {
+        Self { content, seq_len: spec.seq_len, is_packed: spec.is_packed, fingerprint, cache }
     }
 
     /// Opens the source of samples that tokens are inserted into.
@@ -163,7 +149,7 @@ impl Dataset {
         sinks.hash(&mut hasher);
         let (fingerprint, cache) = (*hasher.finalize().as_bytes(), samples.cache.clone());
         let content = DatasetContent::WithSinks(Box::new(samples), sinks);
-        Ok(Self { content, seq_len: spec.seq_len, is_packed: spec.is_packed, fingerprint, cache })
+        Ok(Self::of(spec, content, fingerprint, cache))
     }
 
     /// Opens images, and reads the first one.
@@ -176,13 +162,7 @@ impl Dataset {
         order.hash(&mut hasher);
         let fingerprint = *hasher.finalize().as_bytes();
         let content = DatasetContent::Images { store, order };
-        Ok(Self {
-            content,
-            seq_len: spec.seq_len,
-            is_packed: spec.is_packed,
-            fingerprint,
-            cache: CacheOutcome::NotNeeded,
-        })
+        Ok(Self::of(spec, content, fingerprint, CacheOutcome::NotNeeded))
     }
 
     /// Opens arrays, and reads the first sample.
@@ -195,13 +175,7 @@ impl Dataset {
         order.hash(&mut hasher);
         let fingerprint = *hasher.finalize().as_bytes();
         let content = DatasetContent::Arrays { store, order };
-        Ok(Self {
-            content,
-            seq_len: spec.seq_len,
-            is_packed: spec.is_packed,
-            fingerprint,
-            cache: CacheOutcome::NotNeeded,
-        })
+        Ok(Self::of(spec, content, fingerprint, CacheOutcome::NotNeeded))
     }
 
     /// Opens the sources of a mixture of HDF5 files.
@@ -229,13 +203,7 @@ impl Dataset {
         }
         let fingerprint = *hasher.update(&samples.to_le_bytes()).finalize().as_bytes();
         let content = DatasetContent::Mixture { order, members, samples };
-        Ok(Self {
-            content,
-            seq_len: spec.seq_len,
-            is_packed: spec.is_packed,
-            fingerprint,
-            cache: CacheOutcome::NotNeeded,
-        })
+        Ok(Self::of(spec, content, fingerprint, CacheOutcome::NotNeeded))
     }
 
     /// Returns the tokens of `input_ids` and of `labels` in one sample (T).

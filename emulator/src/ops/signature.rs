@@ -40,6 +40,13 @@ impl<'a> Signature<'a> {
         if x.dimensions().len() == 2 { Ok(x) } else { Err(OpError::NotASequence { input: 0, found: x.to_string() }) }
     }
 
+    /// Returns the first of two inputs, rows of numbers, if the second has an integer for each row.
+    pub(super) fn rows_with_labels(&self) -> Result<Shape, OpError> {
+        let [rows, labels] = self.inputs([DType::F32, DType::I32])?;
+        let expected = rows.one_integer_per_row();
+        if labels == expected { Ok(rows) } else { Err(OpError::input_shape(1, expected, labels)) }
+    }
+
     /// Returns the first input, which is a sequence. A second input, if there is one, has an integer for each position.
     pub(super) fn sequence_with_integers(&self) -> Result<Shape, OpError> {
         let &[x, integers] = self.inputs.as_slice() else { return self.sequence() };

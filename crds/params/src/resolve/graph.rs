@@ -1,26 +1,17 @@
 //! Resolves `model` of a job whose model is a graph document.
 
 use super::check::ResolveContext;
-use super::model::{self, MAX_VOCABULARY};
+use super::model::{self, MAX_VOCABULARY, RUN_KEYS};
 use crate::document::ModelParams;
 use crate::job::{ModelFamily, ModelSize, ModelSpec};
 use crate::yaml::ParamsSection;
 
-/// The keys that a model with a graph document may have.
-const KEYS: &[&str] = &[
-    "graph",
-    "vocab_size",
-    "mixed_precision",
-    "use_bfloat16",
-    "fp16_type",
-    "loss_scaling",
-    "loss_weight",
-    "compute_eval_metrics",
-];
+/// The keys that a model with a graph document may have, besides those of every model.
+const KEYS: &[&str] = &["graph", "vocab_size"];
 
 /// Resolves the section of a model whose graph is in the file `path`.
 pub(super) fn resolve(check: &mut ResolveContext<'_>, p: &ModelParams, path: &str) -> ModelSpec {
-    for key in p.given_keys().into_iter().filter(|key| !KEYS.contains(key)) {
+    for key in p.given_keys().into_iter().filter(|key| !KEYS.contains(key) && !RUN_KEYS.contains(key)) {
         let says = "has no meaning for a model with a graph document, which contains all of the model";
         check.report_invalid(&format!("model.{key}"), says, "leave it out");
     }

@@ -2,7 +2,7 @@
 
 use super::check::ResolveContext;
 use super::initializer::{self, InitializerSizes};
-use super::model::{self, MAX_LAYERS, MAX_WIDTH};
+use super::model::{self, MAX_LAYERS, MAX_WIDTH, RUN_KEYS};
 use crate::document::ModelParams;
 use crate::job::{
     DecoderOptions, ImageNetwork, ImageOptions, ImageShape, InitializerSpec, Initializers, ModelFamily, ModelSpec,
@@ -31,20 +31,7 @@ const IMAGE_KEYS: &[&str] = &[
 ];
 
 /// Keys that every model of images has.
-const COMMON_KEYS: &[&str] = &[
-    "name",
-    "num_classes",
-    "image_size",
-    "num_channels",
-    "hidden_size",
-    "dropout_rate",
-    "mixed_precision",
-    "use_bfloat16",
-    "fp16_type",
-    "loss_scaling",
-    "loss_weight",
-    "compute_eval_metrics",
-];
+const COMMON_KEYS: &[&str] = &["name", "num_classes", "image_size", "num_channels", "hidden_size", "dropout_rate"];
 
 const MLP_KEYS: &[&str] = &["hidden_sizes", "depth", "dropout", "activation_fn"];
 
@@ -104,7 +91,7 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, p: &ModelParams, family: M
         ModelFamily::FcMnist => ("fc_mnist", MLP_KEYS),
         _ => ("vision_transformer", TRANSFORMER_KEYS),
     };
-    for key in p.given_keys().into_iter().filter(|key| !COMMON_KEYS.contains(key) && !own.contains(key)) {
+    for key in p.given_keys().into_iter().filter(|key| ![COMMON_KEYS, RUN_KEYS, own].concat().contains(key)) {
         check.report_invalid(&format!("model.{key}"), format!("has no meaning for {name}"), "leave it out");
     }
     if family == ModelFamily::FcMnist { mlp(check, p) } else { transformer(check, p) }

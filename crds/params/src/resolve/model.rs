@@ -14,6 +14,10 @@ pub(super) const MAX_WIDTH: usize = 1 << 20;
 pub(super) const MAX_LAYERS: usize = 1 << 14;
 pub(super) const MAX_POSITIONS: usize = 1 << 22;
 
+/// Keys of every model, which describe how it is trained: precision, loss and metrics.
+pub(super) const RUN_KEYS: &[&str] =
+    &["mixed_precision", "use_bfloat16", "fp16_type", "loss_scaling", "loss_weight", "compute_eval_metrics"];
+
 /// Resolves the section. `flag` is the family of `--model`. With muP, also returns the ratios to the base model.
 pub(super) fn resolve(
     check: &mut ResolveContext<'_>,
