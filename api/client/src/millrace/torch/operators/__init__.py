@@ -1,0 +1,6 @@
+"""Translations of PyTorch's operators (ATen) to operators of a graph, in files by kind."""
+
+from millrace.torch.operators import elementwise, layers, losses, reductions, shapes
+from millrace.torch.operators.registry import TRANSLATIONS, Translation
+
+__all__ = ["TRANSLATIONS", "Translation", "elementwise", "layers", "losses", "reductions", "shapes"]

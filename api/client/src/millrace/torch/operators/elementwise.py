@@ -1,0 +1,188 @@
+"""Operators on each element: functions of one and of two numbers, comparisons, selection, types, dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from millrace.torch.document import DTYPES, Value
+from millrace.torch.layout import Layout
+from millrace.torch.operands import Fixed, Loss, Operand, Parameter, Traced, UnsupportedModelError
+from millrace.torch.operators.registry import TRANSLATIONS, Translation, completed, translates
+from millrace.torch.translator import Translator
+
+BINARY = {
+    **{"add": "add", "sub": "sub", "mul": "mul", "div": "div"},
+    **{"maximum": "max", "minimum": "min", "pow": "pow"},
+}
+UNARY = [
+    *("neg", "abs", "sign", "floor", "exp", "log", "sqrt", "rsqrt", "reciprocal", "square"),
+    *("sin", "cos", "erf"),
+]
+ACTIVATIONS = ["gelu", "relu", "silu", "sigmoid", "tanh"]
+RELATIONS = ["eq", "ne", "lt", "le", "gt", "ge"]
+NAMED_POWERS = {2: "square", -1: "reciprocal", 0.5: "sqrt", -0.5: "rsqrt"}
+
+
+def binary(t: Translator, function: str, left: Value, right: Value) -> Value:
+    """Add a function of two values."""
+    shape = t.broadcast(left, right)
+    return t.graph.node({"op": "binary", "function": function}, [left, right], shape)
+
+
+def unary(t: Translator, function: str, x: Value) -> Value:
+    """Add a function of a value."""
+    return t.graph.node({"op": "unary", "function": function}, [x], x.shape)
+
+
+def _binary(function: str) -> Translation:
+    def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+        if any(isinstance(item, Loss) for item in args):
+            return _arithmetic_of_losses(function, args[0], args[1])
+        if kwargs.get("rounding_mode"):
+            raise UnsupportedModelError("a division that rounds")
+        left, right = (t.cast(t.value(item, layout), "f32") for item in args[:2])
+        if kwargs.get("alpha", 1) != 1:
+            right = binary(t, "mul", right, t.number(kwargs["alpha"]))
+        return Traced(t.cast(binary(t, function, left, right), t.dtype), layout)
+
+    return translation
+
+
+def _arithmetic_of_losses(function: str, left: Operand, right: Operand) -> Loss:
+    if function in ("add", "sub") and isinstance(left, Loss) and isinstance(right, Loss):
+        return Loss(left.terms + right.times(1.0 if function == "add" else -1.0).terms)
+    is_left = isinstance(left, Loss)
+    loss: Loss = left if is_left else right
+    number = right if is_left else left
+    if isinstance(number, Fixed) and number.layout.axis is None and number.tensor.numel() == 1:
+        number = float(number.tensor)
+    if isinstance(number, int | float):
+        if function == "mul":
+            return loss.times(number)
+        if function == "div" and is_left:
+            return loss.times(1.0 / number)
+    raise UnsupportedModelError("a loss can be multiplied by a fixed number, and added to another loss")
+
+
+@translates("pow.Tensor_Scalar")
+def _power(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x = t.cast(t.value(args[0], layout), "f32")
+    if args[1] in NAMED_POWERS:
+        return Traced(t.cast(unary(t, NAMED_POWERS[args[1]], x), t.dtype), layout)
+    return Traced(t.cast(binary(t, "pow", x, t.number(args[1])), t.dtype), layout)
+
+
+@translates("rsub")
+def _reversed_difference(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    return TRANSLATIONS["sub"](t, layout, [args[1], args[0]], kwargs)
+
+
+def _unary(function: str) -> Translation:
+    def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+        x = t.cast(t.value(args[0], layout), "f32")
+        return Traced(t.cast(unary(t, function, x), t.dtype), layout)
+
+    return translation
+
+
+def _activation(kind: str) -> Translation:
+    def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+        x = t.cast(t.value(args[0], layout), "f32")
+        is_tanh = kind == "gelu" and kwargs.get("approximate") == "tanh"
+        node = {"op": "activation", "kind": "gelu_tanh" if is_tanh else kind}
+        return Traced(t.cast(t.graph.node(node, [x], x.shape), t.dtype), layout)
+
+    return translation
+
+
+@translates("native_dropout")
+def _dropout(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, rate = t.value(args[0], layout), float(args[1])
+    y = x if rate == 0 else t.graph.node({"op": "dropout", "rate": rate}, [x], x.shape)
+    return [Traced(y, layout), None]
+
+
+def _comparison(relation: str) -> Translation:
+    def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+        left, right = t.value(args[0], layout), args[1]
+        is_integer = isinstance(right, int) and left.dtype == "i32"
+        right = t.number(right, "i32") if is_integer else t.value(right, layout)
+        if left.dtype != right.dtype:
+            left, right = t.cast(left, "f32"), t.cast(right, "f32")
+        shape = t.broadcast(left, right)
+        node = {"op": "compare", "relation": relation}
+        return Traced(t.graph.node(node, [left, right], shape, "bool"), layout)
+
+    return translation
+
+
+def _logical(function: str) -> Translation:
+    def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+        if t.dtype != "bool":
+            raise UnsupportedModelError("an operation on the bits of integers")
+        left, right = (t.cast(t.value(item, layout), "bool") for item in args[:2])
+        shape = t.broadcast(left, right)
+        return Traced(
+            t.graph.node({"op": "logical", "function": function}, [left, right], shape, "bool"), layout
+        )
+
+    return translation
+
+
+@translates("logical_not", "bitwise_not")
+def _negation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    if t.dtype != "bool":
+        raise UnsupportedModelError("an operation on the bits of integers")
+    x = t.cast(t.value(args[0], layout), "bool")
+    false = t.graph.constant(torch.tensor(False))
+    return Traced(t.graph.node({"op": "compare", "relation": "eq"}, [x, false], x.shape, "bool"), layout)
+
+
+@translates("where")
+def _where(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    condition = t.cast(t.value(args[0], layout), "bool")
+    a, b = (t.cast(t.value(item, layout), t.dtype) for item in args[1:3])
+    return Traced(
+        t.graph.node({"op": "select"}, [condition, a, b], t.broadcast(condition, a, b), t.dtype), layout
+    )
+
+
+@translates("clamp", "hardtanh")
+def _clamp(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x = t.cast(t.value(args[0], layout), "f32")
+    _, least, most = completed(args, None, kwargs.get("min"), kwargs.get("max"))
+    for function, bound in (("max", least), ("min", most)):
+        if bound is not None:
+            x = binary(t, function, x, t.value(bound, layout))
+    return Traced(t.cast(x, t.dtype), layout)
+
+
+@translates("_to_copy", "to")
+def _convert(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    dtype = kwargs.get("dtype")
+    if dtype is not None and dtype not in DTYPES:
+        raise UnsupportedModelError(f"values of type {dtype}: use float32, integers and bool")
+    if isinstance(args[0], Parameter) or dtype is None:
+        return args[0]
+    return Traced(t.cast(args[0].value, DTYPES[dtype]), layout)
+
+
+@translates("full_like", "zeros_like", "ones_like")
+def _filled(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    number = args[1] if len(args) > 1 else 0
+    return Traced(t.expand(t.number(number, t.dtype), layout.sample), layout)
+
+
+@translates("clone", "alias", "lift_fresh_copy", "contiguous")
+def _same(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    return args[0]
+
+
+TRANSLATIONS.update({name: _binary(function) for name, function in BINARY.items()})
+TRANSLATIONS.update({name: _unary(name) for name in UNARY})
+TRANSLATIONS.update({name: _activation(name) for name in ACTIVATIONS})
+TRANSLATIONS.update({name: _comparison(name) for name in RELATIONS})
+for _name in ("and", "or", "xor"):
+    TRANSLATIONS[f"logical_{_name}"] = TRANSLATIONS[f"bitwise_{_name}"] = _logical(_name)

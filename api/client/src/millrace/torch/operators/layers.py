@@ -1,0 +1,236 @@
+"""Products, attention, norms, embeddings, convolutions and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, prod, sqrt
+from typing import Any
+
+import torch
+
+from millrace.torch.document import Value
+from millrace.torch.layout import Layout, MixesSamplesError
+from millrace.torch.operands import Fixed, Operand, Parameter, Traced, UnsupportedModelError
+from millrace.torch.operators.elementwise import binary, unary
+from millrace.torch.operators.reductions import reduce
+from millrace.torch.operators.registry import TRANSLATIONS, Translation, completed, translates
+from millrace.torch.translator import Translator
+
+
+def _linear(t: Translator, x: Value, weight: Parameter, bias: Operand, *, transposed: bool = False) -> Value:
+    """Add a product with a weight of shape [out, in], or [in, out] if it is transposed."""
+    params = [t.tensor(weight, "weight", transposed=transposed)]
+    if bias is not None:
+        params.append(t.tensor(bias, "bias"))
+    outputs = weight.shape[1 if transposed else 0]
+    return t.graph.node({"op": "linear"}, [x], (*x.shape[:-1], outputs), params=params)
+
+
+def _matmul(t: Translator, a: Value, b: Value, *, transposed: bool = False) -> Value:
+    """Add the product of the matrices of two values. The second one may be given transposed."""
+    b = t.expand(b, a.shape[:-2] + b.shape[-2:])
+    columns = b.shape[-2 if transposed else -1]
+    node = {"op": "matmul"} | ({"transpose_b": True} if transposed else {})
+    return t.graph.node(node, [a, b], (*a.shape[:-1], columns))
+
+
+@translates("linear")
+def _linear_layer(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, weight, bias = completed([t.traced(args[0]), *args[1:]], None, None, None)
+    if isinstance(weight, Parameter) and isinstance(bias, Parameter | None):
+        return Traced(_linear(t, x.value, weight, bias), layout)
+    product = _matmul(t, x.value, t.traced(weight).value, transposed=True)
+    return Traced(product if bias is None else binary(t, "add", product, t.value(bias, layout)), layout)
+
+
+@translates("mm", "matmul", "bmm")
+def _product(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    left, right = args
+    if isinstance(right, Parameter) and len(right.shape) == 2:
+        return Traced(_linear(t, t.traced(left).value, right, None, transposed=True), layout)
+    a, b = t.traced(left), t.traced(right)
+    if a.layout.axis != b.layout.axis and None not in (a.layout.axis, b.layout.axis):
+        raise MixesSamplesError("it multiplies the samples of a batch by each other")
+    return Traced(_matmul(t, a.value, b.value), layout)
+
+
+@translates("addmm")
+def _product_and_sum(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    bias, x, weight = args
+    if isinstance(bias, Parameter) and isinstance(weight, Parameter):
+        return Traced(_linear(t, t.traced(x).value, weight, bias, transposed=True), layout)
+    product = _product(t, layout, [x, weight], {})
+    return Traced(binary(t, "add", product.value, t.value(bias, layout)), layout)
+
+
+@translates("scaled_dot_product_attention")
+def _attention(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    q, k, v = (t.traced(item).value for item in args[:3])
+    given = dict(zip(("attn_mask", "dropout_p", "is_causal"), args[3:], strict=False)) | kwargs
+    if given.get("enable_gqa"):
+        k, v = (_repeated(t, item, q.shape[-3] // item.shape[-3]) for item in (k, v))
+    scores = _matmul(t, q, k, transposed=True)
+    scores = binary(t, "mul", scores, t.number(given.get("scale") or 1.0 / sqrt(q.shape[-1])))
+    mask = given.get("attn_mask")
+    if given.get("is_causal"):
+        rows, columns = scores.shape[-2:]
+        mask = Fixed(torch.ones(rows, columns, dtype=torch.bool).tril(), Layout((rows, columns)))
+    if mask is not None:
+        of_scores = layout.with_size(-1, scores.shape[-1])
+        scores = _masked(t, scores, mask, of_scores)
+    weights = t.graph.node({"op": "softmax"}, [scores], scores.shape)
+    if given.get("dropout_p"):
+        weights = t.graph.node({"op": "dropout", "rate": float(given["dropout_p"])}, [weights], weights.shape)
+    return Traced(_matmul(t, weights, v), layout)
+
+
+def _repeated(t: Translator, x: Value, times: int) -> Value:
+    """Return a value of heads in which each is repeated."""
+    heads, *rest = x.shape
+    x = t.expand(t.reshape(x, (heads, 1, *rest)), (heads, times, *rest))
+    return t.reshape(x, (heads * times, *rest))
+
+
+def _masked(t: Translator, scores: Value, mask: Operand, layout: Layout) -> Value:
+    """Return scores that are negative infinity where a mask is false, or their sum with a mask of numbers."""
+    value = _causal(t, mask) if isinstance(mask, Fixed) else None
+    value = t.value(mask, layout) if value is None else value
+    if value.dtype != "bool":
+        return binary(t, "add", scores, value)
+    return t.graph.node({"op": "select"}, [value, scores, t.number(-inf)], scores.shape)
+
+
+def _causal(t: Translator, mask: Fixed) -> Value | None:
+    """Return a causal mask as a relation of positions, which is small; None if it is another mask."""
+    kept = mask.tensor if mask.tensor.dtype == torch.bool else mask.tensor == 0
+    rows, columns = kept.shape[-2:]
+    if rows != columns or not bool((kept == torch.ones(rows, columns, dtype=torch.bool).tril()).all()):
+        return None
+    positions = torch.arange(rows, dtype=torch.int32)
+    both = [t.graph.constant(positions[:, None]), t.graph.constant(positions[None, :])]
+    return t.graph.node({"op": "compare", "relation": "ge"}, both, (rows, columns), "bool")
+
+
+def _normalized(t: Translator, x: Value, axes: list[int], epsilon: float) -> Value:
+    """Return a value with mean 0 and variance 1 over dimensions."""
+    centered = binary(t, "sub", x, reduce(t, x, axes, "mean", keep=True))
+    variance = reduce(t, unary(t, "square", centered), axes, "mean", keep=True)
+    return binary(t, "mul", centered, unary(t, "rsqrt", binary(t, "add", variance, t.number(epsilon))))
+
+
+@translates("layer_norm")
+def _layer_norm(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, shape, gain, offset, epsilon = completed(args, None, None, None, None, 1e-5)[:5]
+    value = t.traced(x).value
+    if len(shape) == 1 and isinstance(gain, Parameter):
+        params = [t.tensor(item, "norm") for item in (gain, offset) if item is not None]
+        node = {"op": "layer_norm", "epsilon": epsilon}
+        return Traced(t.graph.node(node, [value], value.shape, params=params), layout)
+    rank = len(value.shape)
+    value = _normalized(t, value, list(range(rank - len(shape), rank)), epsilon)
+    for function, item in (("mul", gain), ("add", offset)):
+        value = value if item is None else binary(t, function, value, t.value(item, layout))
+    return Traced(value, layout)
+
+
+@translates("rms_norm")
+def _rms_norm(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, shape, gain, epsilon = completed(args, None, None, None, None)
+    value = t.traced(x).value
+    epsilon = torch.finfo(torch.float32).eps if epsilon is None else epsilon
+    if len(shape) == 1 and isinstance(gain, Parameter):
+        node = {"op": "rms_norm", "epsilon": epsilon}
+        return Traced(t.graph.node(node, [value], value.shape, params=[t.tensor(gain, "norm")]), layout)
+    rank = len(value.shape)
+    axes = list(range(rank - len(shape), rank))
+    mean = reduce(t, unary(t, "square", value), axes, "mean", keep=True)
+    value = binary(t, "mul", value, unary(t, "rsqrt", binary(t, "add", mean, t.number(epsilon))))
+    return Traced(value if gain is None else binary(t, "mul", value, t.value(gain, layout)), layout)
+
+
+@translates("group_norm")
+def _group_norm(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, groups, gain, offset, epsilon = completed(args, None, None, None, None, 1e-5)[:5]
+    value = t.traced(x).value
+    channels, *rest = value.shape
+    grouped = t.reshape(value, (groups, prod(value.shape) // groups))
+    result = t.reshape(_normalized(t, grouped, [1], epsilon), value.shape)
+    for function, item in (("mul", gain), ("add", offset)):
+        if item is not None:
+            by_channel = t.reshape(t.traced(item).value, (channels, *(1 for _ in rest)))
+            result = binary(t, function, result, by_channel)
+    return Traced(result, layout)
+
+
+@translates("embedding")
+def _embedding(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    table, ids, padding = completed([args[0], t.traced(args[1]), *args[2:]], None, None, -1)[:3]
+    if not isinstance(table, Parameter):
+        raise UnsupportedModelError("an embedding whose table is computed")
+    indices = ids.value
+    rows = (*indices.shape, table.shape[1])
+    value = t.graph.node({"op": "embedding"}, [indices], rows, params=[t.tensor(table, "embedding")])
+    if padding >= 0:
+        # The row of the padding is zero, and stays so.
+        node = {"op": "compare", "relation": "ne"}
+        is_kept = t.graph.node(node, [indices, t.number(padding, "i32")], indices.shape, "bool")
+        value = binary(t, "mul", value, t.reshape(t.cast(is_kept, "f32"), (*indices.shape, 1)))
+    if ids.layout.axis is None:
+        return Traced(value, Layout(rows))
+    return Traced(value, layout)
+
+
+def _pair(given: int | Sequence[int]) -> list[int]:
+    sizes = [given] if isinstance(given, int) else list(given)
+    return sizes if len(sizes) == 2 else sizes * 2
+
+
+@translates("conv2d")
+def _convolution(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, weight, bias, stride, padding, dilation, groups = completed(args, None, None, None, 1, 0, 1, 1)
+    if not isinstance(weight, Parameter) or isinstance(padding, str):
+        raise UnsupportedModelError("a convolution with computed weights, or with padding by name")
+    node = {"op": "convolution", "stride": _pair(stride), "padding": _pair(padding)}
+    node |= {"dilation": _pair(dilation), "groups": groups}
+    params = [t.tensor(weight, "weight")] + ([] if bias is None else [t.tensor(bias, "bias")])
+    return Traced(t.graph.node(node, [t.traced(x).value], layout.sample, params=params), layout)
+
+
+def _pool(kind: str) -> Translation:
+    def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+        x, kernel, stride, padding, *rest = completed(args, None, None, [], 0)
+        node: dict[str, Any] = {"op": kind, "kernel": _pair(kernel), "stride": _pair(stride or kernel)}
+        node["padding"] = _pair(padding)
+        is_ceiling = rest[1 if kind == "max_pool" else 0] if len(rest) > (kind == "max_pool") else False
+        if is_ceiling:
+            raise UnsupportedModelError("pooling with ceil_mode")
+        if kind == "average_pool":
+            node["counts_padding"] = rest[1] if len(rest) > 1 else True
+        elif rest:
+            node["dilation"] = _pair(rest[0])
+        pooled = Traced(t.graph.node(node, [t.traced(x).value], layout.sample), layout)
+        return [pooled, None] if kind == "max_pool" else pooled
+
+    return translation
+
+
+TRANSLATIONS["max_pool2d_with_indices"] = _pool("max_pool")
+TRANSLATIONS["avg_pool2d"] = _pool("average_pool")
+
+
+@translates("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
+def _adaptive_pool(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, sizes = t.traced(args[0]).value, _pair(args[1])
+    kernel = [size // wanted for size, wanted in zip(x.shape[-2:], sizes, strict=True)]
+    if [size * wanted for size, wanted in zip(kernel, sizes, strict=True)] != list(x.shape[-2:]):
+        raise UnsupportedModelError("adaptive pooling to sizes that do not divide those of the image")
+    node = {"op": "average_pool", "kernel": kernel, "stride": kernel, "counts_padding": True}
+    return Traced(t.graph.node(node, [x], layout.sample), layout)
+
+
+@translates(
+    *("_native_batch_norm_legit_functional", "_native_batch_norm_legit"),
+    *("native_batch_norm", "batch_norm", "_batch_norm_with_update_functional"),
+)
+def _batch_norm(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    raise MixesSamplesError("batch norm computes over the samples of a batch; use GroupNorm or LayerNorm")

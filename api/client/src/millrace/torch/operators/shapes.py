@@ -1,0 +1,186 @@
+"""Operators that move elements: views, parts, joins, padding."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from millrace.torch.document import Value
+from millrace.torch.layout import Layout, MixesSamplesError
+from millrace.torch.operands import Operand, Parameter, Traced, UnsupportedModelError
+from millrace.torch.operators.registry import completed, translates
+from millrace.torch.translator import Translator
+
+
+def permute(t: Translator, x: Value, order: list[int]) -> Value:
+    """Add a permutation of dimensions."""
+    if order == sorted(order):
+        return x
+    return t.graph.node({"op": "permute", "order": order}, [x], tuple(x.shape[at] for at in order), x.dtype)
+
+
+def part(
+    t: Translator, x: Value, axis: int, start: int, end: int, step: int = 1, *, drop: bool = False
+) -> Value:
+    """Add a part of a dimension. `drop` removes the dimension of a part of one element."""
+    size = len(range(start, end, step))
+    shape = x.shape[:axis] + (() if drop else (size,)) + x.shape[axis + 1 :]
+    if shape == x.shape:
+        return x
+    node: dict[str, Any] = {"op": "slice", "axis": axis, "start": start, "end": end}
+    node |= {"step": step} if step != 1 else {}
+    node |= {"drop": True} if drop else {}
+    return t.graph.node(node, [x], shape, x.dtype)
+
+
+def join(t: Translator, parts: list[Value], axis: int) -> Value:
+    """Add the concatenation of values along one dimension."""
+    joined, *rest = [part for part in parts if part.shape[axis] > 0]
+    while rest:
+        now, rest = rest[:2], rest[2:]
+        size = joined.shape[axis] + sum(item.shape[axis] for item in now)
+        shape = (*joined.shape[:axis], size, *joined.shape[axis + 1 :])
+        joined = t.graph.node({"op": "concatenate", "axis": axis}, [joined, *now], shape, joined.dtype)
+    return joined
+
+
+@translates("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten")
+def _view(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x = t.traced(args[0])
+    layout = x.layout.reshaped(layout)
+    return Traced(t.reshape(x.value, layout.sample), layout)
+
+
+@translates("permute", "transpose", "t")
+def _permute(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    order = list(args[1]) if len(args) > 1 else [1, 0]
+    parameter = args[0]
+    if isinstance(parameter, Parameter) and len(parameter.shape) == 2 and order[0] in (1, -1):
+        return Parameter(parameter.name, parameter.shape[::-1], not parameter.transposed)
+    x = t.traced(args[0])
+    return Traced(permute(t, x.value, x.layout.order(order)), layout)
+
+
+@translates("expand")
+def _expand(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    return Traced(t.expand(t.value(args[0], layout), layout.sample), layout)
+
+
+def _is_whole(start: Any, end: Any, step: Any) -> bool:
+    return start in (0, None) and step in (1, None) and (not isinstance(end, int) or end >= 1 << 62)
+
+
+@translates("slice")
+def _slice(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, dim, start, end, step = completed([t.traced(args[0]), *args[1:]], None, 0, None, None, 1)
+    if x.layout.index(dim) == x.layout.axis and _is_whole(start, end, step):
+        return x
+    start, end, _ = slice(start, end, 1).indices(x.layout.sizes[x.layout.index(dim)])
+    return Traced(part(t, x.value, x.layout.dimension(dim), start, end, step), layout)
+
+
+@translates("select")
+def _select(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, dim, index = t.traced(args[0]), args[1], args[2]
+    index %= x.layout.sizes[x.layout.index(dim)]
+    return Traced(part(t, x.value, x.layout.dimension(dim), index, index + 1, drop=True), layout)
+
+
+@translates("split_with_sizes", "split")
+def _split(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, sizes, dim = completed([t.traced(args[0]), *args[1:]], None, None, 0)
+    axis = x.layout.dimension(dim)
+    total = x.value.shape[axis]
+    if isinstance(sizes, int):
+        sizes = [min(sizes, total - start) for start in range(0, total, sizes)]
+    ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
+    places = zip(ends, sizes, strict=True)
+    return [
+        Traced(part(t, x.value, axis, end - size, end), x.layout.with_size(dim, size)) for end, size in places
+    ]
+
+
+@translates("cat")
+def _concatenate(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    items, dim = completed(args, None, 0)
+    axis = layout.dimension(dim)
+    parts = []
+    for item in items:
+        value = t.cast(t.value(item, layout), t.dtype)
+        parts.append(t.expand(value, (*layout.sample[:axis], value.shape[axis], *layout.sample[axis + 1 :])))
+    return Traced(join(t, parts, axis), layout)
+
+
+@translates("constant_pad_nd")
+def _pad(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, amounts, fill = completed([t.traced(args[0]), *args[1:]], None, None, 0)
+    value = x.value
+    for at in range(len(amounts) // 2):
+        axis = x.layout.dimension(-1 - at)
+        before, after = amounts[2 * at], amounts[2 * at + 1]
+        value = part(t, value, axis, max(-before, 0), value.shape[axis] - max(-after, 0))
+        value = _with_borders(t, value, axis, max(before, 0), max(after, 0), fill)
+    return Traced(value, layout)
+
+
+def _with_borders(t: Translator, x: Value, axis: int, before: int, after: int, fill: float) -> Value:
+    if before == after == 0:
+        return x
+    if fill == 0:
+        shape = (*x.shape[:axis], before + x.shape[axis] + after, *x.shape[axis + 1 :])
+        return t.graph.node(
+            {"op": "pad", "axis": axis, "before": before, "after": after}, [x], shape, x.dtype
+        )
+    sides = [(*x.shape[:axis], size, *x.shape[axis + 1 :]) for size in (before, after)]
+    first, last = (t.expand(t.number(fill, x.dtype), side) if prod(side) else None for side in sides)
+    return join(t, [item for item in (first, x, last) if item is not None], axis)
+
+
+@translates("copy")
+def _copy(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    return Traced(t.cast(t.expand(t.value(args[1], layout), layout.sample), t.dtype), layout)
+
+
+@translates("slice_scatter")
+def _assign_slice(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    whole, new, dim, start, end, step = completed(args, None, None, 0, None, None, 1)
+    if layout.index(dim) == layout.axis:
+        if not _is_whole(start, end, step):
+            raise MixesSamplesError("it assigns to a part of a batch")
+        return Traced(t.cast(t.expand(t.value(new, layout), layout.sample), t.dtype), layout)
+    if step != 1:
+        raise UnsupportedModelError("an assignment to a slice with a step")
+    start, end, _ = slice(start, end, 1).indices(layout.sizes[layout.index(dim)])
+    of_part = layout.with_size(dim, end - start)
+    value = t.expand(t.value(new, of_part), of_part.sample)
+    return Traced(_replaced(t, t.value(whole, layout), value, layout, layout.dimension(dim), start), layout)
+
+
+@translates("select_scatter")
+def _assign_element(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    whole, new, dim, index = args
+    index %= layout.sizes[layout.index(dim)]
+    axis = layout.dimension(dim)
+    shape = (*layout.sample[:axis], 1, *layout.sample[axis + 1 :])
+    value = t.traced(new).value
+    value = t.reshape(value, shape) if prod(value.shape) == prod(shape) else t.expand(value, shape)
+    return Traced(_replaced(t, t.value(whole, layout), value, layout, axis, index), layout)
+
+
+def _replaced(t: Translator, x: Value, new: Value, layout: Layout, axis: int, start: int) -> Value:
+    """Return x with the elements from `start` on of one dimension replaced by those of `new`."""
+    x, new = t.expand(t.cast(x, t.dtype), layout.sample), t.cast(new, t.dtype)
+    size, end = x.shape[axis], start + new.shape[axis]
+    parts = [new]
+    if start > 0:
+        parts.insert(0, part(t, x, axis, 0, start))
+    if end < size:
+        parts.append(part(t, x, axis, end, size))
+    return join(t, parts, axis)
+
+
+@translates("gather")
+def _gather(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, index = t.traced(args[0]), t.traced(args[2])
+    node = {"op": "gather", "axis": x.layout.dimension(args[1])}
+    return Traced(t.graph.node(node, [x.value, index.value], layout.sample, x.value.dtype), layout)

@@ -1,0 +1,227 @@
+"""Translates the operators of an exported program, in order."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from millrace.torch.document import DTYPES, MAX_CONSTANT_ELEMENTS, GraphBuilder, Value
+from millrace.torch.layout import Layout, MixesSamplesError
+from millrace.torch.operands import Fixed, Loss, Operand, Parameter, Traced, UnsupportedModelError
+
+BATCH = 2
+"""The size of the batch with which tensors that depend on no input are computed."""
+
+SIZES = frozenset({"sym_size", "_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range_for_size"})
+"""Operators without a tensor as result."""
+
+RANDOM = frozenset({"native_dropout", "rand", "randn", "rand_like", "randn_like", "bernoulli", "randint"})
+"""Operators whose result differs in each step."""
+
+
+class Translator:
+    """Translates operators to those of a graph. Translations call the methods below `translate`."""
+
+    def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+        self.graph = GraphBuilder()
+        self.parameters = parameters
+        self.known: dict[str, Operand] = {}
+        """What the nodes of the program stand for, by name."""
+        self.tensors: dict[str, bool] = {}
+        """The parameters that are tensors of the graph, and whether they are transposed there."""
+        self._numbers: dict[str, int] = {}
+        self.name = ""
+        """Name and overload of the operator that is being translated."""
+        self.dtype = "f32"
+        """Type of the elements that it computes."""
+
+    def translate(self, node: torch.fx.Node) -> None:
+        """Translate one operator."""
+        self.graph.path = _module_path(node)
+        try:
+            self.known[node.name] = self._call(node)
+        except (MixesSamplesError, UnsupportedModelError) as error:
+            raise UnsupportedModelError(f"{_place(node)}: {error}") from error
+
+    def operand(self, argument: Any) -> Operand:
+        """Return what an argument of an operator stands for."""
+        if isinstance(argument, torch.fx.Node):
+            return self.known[argument.name]
+        if isinstance(argument, list | tuple):
+            return [self.operand(item) for item in argument]
+        return argument
+
+    def _call(self, node: torch.fx.Node) -> Operand:
+        from millrace.torch.operators import TRANSLATIONS
+
+        args = [self.operand(argument) for argument in node.args]
+        kwargs = {name: self.operand(argument) for name, argument in node.kwargs.items()}
+        target, meta = node.target, node.meta.get("val")
+        if not isinstance(target, torch._ops.OpOverload):
+            return target(*args)  # arithmetic of sizes, or an item of a list
+        self.name = str(target).removeprefix("aten.")
+        base = self.name.split(".")[0]
+        if base in SIZES:
+            return meta
+        flat = _flatten([*args, *kwargs.values()])
+        if base not in RANDOM and not any(isinstance(item, Traced | Parameter | Loss) for item in flat):
+            return _evaluate(target, args, kwargs, meta)
+        translation = TRANSLATIONS.get(self.name) or TRANSLATIONS.get(base)
+        if translation is None:
+            raise UnsupportedModelError(f"the operator {base} of PyTorch is not supported")
+        first = meta[0] if isinstance(meta, list | tuple) else meta
+        self.dtype = DTYPES.get(first.dtype, "f32")
+        return translation(self, _inherited(Layout.of(first.shape), flat), args, kwargs)
+
+    def tensor(self, parameter: Parameter, role: str, *, transposed: bool = False) -> int:
+        """Return the number of the tensor of a parameter, as the module has it or transposed."""
+        transposed ^= parameter.transposed
+        if self.tensors.setdefault(parameter.name, transposed) != transposed:
+            raise UnsupportedModelError(f"the parameter {parameter.name} is used as it is and transposed")
+        if parameter.name not in self._numbers:
+            data = self.parameters[parameter.name].detach()
+            shape = tuple(data.t().shape) if transposed else tuple(data.shape)
+            number = self.graph.tensor(parameter.name, shape, role, _initial(data))
+            self._numbers[parameter.name] = number
+        return self._numbers[parameter.name]
+
+    def traced(self, operand: Operand) -> Traced:
+        """Return a tensor as a value with its layout."""
+        if isinstance(operand, Traced):
+            return operand
+        if isinstance(operand, Parameter):
+            role = "weight" if len(operand.shape) > 1 else "bias"
+            number = self.tensor(Parameter(operand.name, operand.shape, operand.transposed), role)
+            return Traced(
+                self.graph.node({"op": "parameter"}, [], operand.shape, params=[number]),
+                Layout(operand.shape),
+            )
+        if isinstance(operand, Fixed):
+            return Traced(self.value(operand, operand.layout), operand.layout)
+        raise UnsupportedModelError(f"a {type(operand).__name__.lower()} where a tensor is expected")
+
+    def value(self, operand: Operand, batch: Layout) -> Value:
+        """Return an operand as a value that is broadcast to a tensor of this layout."""
+        if isinstance(operand, bool | int | float):
+            return self.number(operand, "bool" if isinstance(operand, bool) else "f32")
+        if isinstance(operand, Fixed):
+            return self._constant(_of_sample(operand).reshape(operand.layout.broadcast_to(batch)))
+        traced = self.traced(operand)
+        return self.reshape(traced.value, traced.layout.broadcast_to(batch))
+
+    def number(self, number: float, dtype: str = "f32") -> Value:
+        """Return a constant of one number."""
+        kinds = {"f32": (float, torch.float32), "i32": (int, torch.int32), "bool": (bool, torch.bool)}
+        convert, kind = kinds[dtype]
+        return self.graph.constant(torch.tensor(convert(number), dtype=kind))
+
+    def _constant(self, data: torch.Tensor) -> Value:
+        """Return a constant; elements that are repeated along a dimension are stored once."""
+        if data.is_floating_point():
+            data = data.to(torch.float32)
+        elif data.dtype not in DTYPES:
+            data = data.to(torch.int64)
+        once = data
+        for axis, size in enumerate(data.shape):
+            first = once.narrow(axis, 0, 1)
+            if size > 1 and torch.equal(once, first.expand_as(once)):
+                once = first
+        if once.numel() > MAX_CONSTANT_ELEMENTS:
+            raise UnsupportedModelError(
+                f"a fixed tensor of {once.numel()} elements; at most {MAX_CONSTANT_ELEMENTS} are supported"
+            )
+        return self.expand(self.graph.constant(once), tuple(data.shape))
+
+    def reshape(self, x: Value, shape: tuple[int, ...]) -> Value:
+        """Return the same elements with other dimensions."""
+        if shape == x.shape:
+            return x
+        return self.graph.node({"op": "reshape", "dimensions": list(shape)}, [x], shape, x.dtype)
+
+    def expand(self, x: Value, shape: tuple[int, ...]) -> Value:
+        """Return a value whose elements are repeated."""
+        if shape == x.shape:
+            return x
+        x = self.reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape)
+        if shape == x.shape:
+            return x
+        return self.graph.node({"op": "expand", "dimensions": list(shape)}, [x], shape, x.dtype)
+
+    def cast(self, x: Value, dtype: str) -> Value:
+        """Return a value of another type."""
+        if dtype == x.dtype:
+            return x
+        return self.graph.node({"op": "cast", "to": dtype}, [x], x.shape, dtype)
+
+    def broadcast(self, *values: Value) -> tuple[int, ...]:
+        """Return the dimensions to which values are broadcast."""
+        return tuple(torch.broadcast_shapes(*(value.shape for value in values)))
+
+
+def _flatten(items: list[Any]) -> list[Any]:
+    return [inner for item in items for inner in (_flatten(item) if isinstance(item, list) else [item])]
+
+
+def _inherited(layout: Layout, operands: list[Any]) -> Layout:
+    """Return a layout whose samples are in the order of those of the operands."""
+    if layout.merged == 1:
+        return layout
+    merged = [item.layout for item in operands if isinstance(item, Traced) and item.layout.merged > 1]
+    outers = {found.outer for found in merged}
+    if len(outers) > 1:
+        raise MixesSamplesError("it combines tensors in which samples are in another order")
+    return Layout(layout.sizes, layout.axis, layout.merged, outers.pop() if outers else 1)
+
+
+def _evaluate(target: Any, args: list[Any], kwargs: dict[str, Any], meta: Any) -> Operand:
+    """Compute a tensor that depends on no input and on no parameter."""
+
+    def concrete(item: Any) -> Any:
+        if isinstance(item, Fixed):
+            return item.tensor
+        if isinstance(item, torch.SymInt):
+            expression = item.node.expr
+            return int(expression.subs(dict.fromkeys(expression.free_symbols, BATCH)))
+        return [concrete(inner) for inner in item] if isinstance(item, list) else item
+
+    with torch.no_grad():
+        result = target(*concrete(args), **{name: concrete(value) for name, value in kwargs.items()})
+    if isinstance(result, torch.Tensor):
+        return Fixed(result, Layout.of(meta.shape))
+    return [Fixed(item, Layout.of(like.shape)) for item, like in zip(result, meta, strict=True)]
+
+
+def _of_sample(operand: Fixed) -> torch.Tensor:
+    """Return the elements of one sample of a tensor, which must be those of every sample."""
+    if operand.layout.axis is None:
+        return operand.tensor
+    first, second = operand.tensor.chunk(BATCH, operand.layout.axis)
+    if operand.layout.outer > 1 or not torch.equal(first, second):
+        raise MixesSamplesError("it numbers the samples of a batch")
+    return first
+
+
+def _module_path(node: torch.fx.Node) -> str:
+    """Return the path of the module that an operator is part of, such as `layers.3.mlp`."""
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    paths = [str(path) for path, _ in stack if str(path).startswith("model.")]
+    return paths[-1].removeprefix("model.") if paths else "root"
+
+
+def _place(node: torch.fx.Node) -> str:
+    """Return where the user's code has an operator: module, file and line."""
+    while not node.meta.get("stack_trace") and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
+    place = ", ".join(f"{file}:{line}" for file, line in frames[-1:])
+    return f"{_module_path(node)} ({place})" if place else _module_path(node)
+
+
+def _initial(data: torch.Tensor) -> dict[str, Any]:
+    """Describe the elements of a parameter: a constant, or a normal distribution."""
+    first = data.flatten()[0]
+    if bool((data == first).all()):
+        return {"kind": "constant", "value": float(first)}
+    return {"kind": "normal", "mean": float(data.mean()), "std": float(data.std())}

@@ -1,0 +1,275 @@
+"""Modules of PyTorch are traced to graphs with the same loss and gradients, or rejected with a reason.
+
+Needs PyTorch; the models of transformers, transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from millrace.torch import UnsupportedModelError, trace
+from torch_reference import SAMPLES, loss_of
+
+CLASSES, WORDS, LENGTH = 10, 50, 12
+
+
+class Rows(nn.Module):
+    """Predicts a word for each word, by a transformer's layer of PyTorch."""
+
+    def __init__(self, *, batch_first: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 24, padding_idx=0)
+        self.layer = nn.TransformerEncoderLayer(24, 4, 48, batch_first=batch_first)
+        self.batch_first = batch_first
+
+    def forward(self, ids: Any) -> Any:
+        x = self.embedding(ids)
+        x = self.layer(x) if self.batch_first else self.layer(x.transpose(0, 1)).transpose(0, 1)
+        return x @ self.embedding.weight.t()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(24), nn.RMSNorm(24)
+        self.qkv, self.proj = nn.Linear(24, 72, bias=False), nn.Linear(24, 24)
+        self.up, self.gate, self.down = nn.Linear(24, 40), nn.Linear(24, 40), nn.Linear(40, 24)
+
+    def forward(self, x: Any) -> Any:
+        parts = self.qkv(self.norm_1(x)).unflatten(-1, (3, 4, 6)).permute(2, 0, 3, 1, 4)
+        rate = 0.1 if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(*parts, is_causal=True, dropout_p=rate)
+        x = x + F.dropout(self.proj(mixed.transpose(1, 2).flatten(2)), 0.1, self.training)
+        rows = self.norm_2(x)
+        return x + self.down(F.silu(self.gate(rows)) * self.up(rows))
+
+
+class Decoder(nn.Module):
+    """A GPT with its own loss, and tied embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(WORDS, 24), nn.Embedding(LENGTH, 24)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(24, WORDS, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: Any, labels: Any) -> Any:
+        x = self.words(ids) + self.positions(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten(), ignore_index=3)
+
+
+class Recurrent(nn.Module):
+    """An LSTM, unrolled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(8, 12), nn.Linear(12, CLASSES)
+
+    def forward(self, x: Any) -> Any:
+        hidden = state = x.new_zeros(x.shape[0], 12)
+        for step in range(x.shape[1]):
+            hidden, state = self.cell(x[:, step], (hidden, state))
+        return self.head(hidden)
+
+
+def images() -> dict[str, Any]:
+    return {"image": torch.randn(SAMPLES, 1, 12, 12), "labels": torch.randint(0, CLASSES, (SAMPLES,))}
+
+
+def words() -> dict[str, Any]:
+    return {name: torch.randint(0, WORDS, (SAMPLES, LENGTH)) for name in ("input_ids", "labels")}
+
+
+def sequences() -> dict[str, Any]:
+    return {"x": torch.randn(SAMPLES, 16, 8), "labels": torch.randint(0, CLASSES, (SAMPLES,))}
+
+
+def pairs() -> dict[str, Any]:
+    return {"x": torch.randn(SAMPLES, 8), "y": torch.randn(SAMPLES, 3)}
+
+
+def mlp() -> Any:
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 20), nn.ReLU(), nn.Linear(20, CLASSES))
+
+
+def with_batch_norm() -> Any:
+    return nn.Sequential(mlp(), nn.BatchNorm1d(CLASSES))
+
+
+def cnn() -> Any:
+    first = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.GELU(), nn.MaxPool2d(2))
+    second = nn.Sequential(nn.Conv2d(8, 6, 3, stride=2, groups=2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(first, second, nn.Linear(6, CLASSES))
+
+
+def regression() -> Any:
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def of_rows(logits: Any, labels: Any) -> Any:
+    return F.cross_entropy(logits.transpose(1, 2), labels)
+
+
+def two_losses(logits: Any, labels: Any) -> Any:
+    return 0.5 * F.cross_entropy(logits, labels) + logits.square().mean() / 3
+
+
+def of_transformers(name: str, **sizes: Any) -> Callable[[], Any]:
+    def build() -> Any:
+        transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+        common = {"vocab_size": WORDS, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 24}
+        config = transformers.AutoConfig.for_model(name, **(common | sizes))
+        classes = {"t5": transformers.AutoModelForSeq2SeqLM, "bert": transformers.AutoModelForMaskedLM}
+        return classes.get(name, transformers.AutoModelForCausalLM).from_config(config)
+
+    return build
+
+
+def with_labels(model: Any, ids: Any, labels: Any) -> Any:
+    options = {} if model.config.model_type == "bert" else {"use_cache": False}
+    return model(input_ids=ids, labels=labels, **options).loss
+
+
+T5 = {"d_model": 24, "d_kv": 6, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+LLAMA = {"num_key_value_heads": 2, "intermediate_size": 48}
+CASES: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict[str, Any]]] = {
+    "mlp": (mlp, images, {"loss": F.cross_entropy}),
+    "cnn": (cnn, images, {"loss": two_losses}),
+    "lstm": (Recurrent, sequences, {"loss": F.cross_entropy}),
+    "regression": (regression, pairs, {"loss": F.mse_loss}),
+    "gpt": (Decoder, words, {}),
+    "rows": (lambda: Rows(batch_first=True), words, {"loss": of_rows}),
+    "columns": (lambda: Rows(batch_first=False), words, {"loss": of_rows}),
+    "gpt2": (of_transformers("gpt2"), words, {"call": with_labels}),
+    "llama": (of_transformers("llama", **LLAMA), words, {"call": with_labels}),
+    "bert": (of_transformers("bert", intermediate_size=48), words, {"call": with_labels}),
+    "t5": (of_transformers("t5", **T5), words, {"call": with_labels}),
+}
+
+
+def in_double(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: data.double() if data.is_floating_point() else data for name, data in batch.items()}
+
+
+def loss_by_pytorch(model: Any, batch: dict[str, Any], how: dict[str, Any]) -> Any:
+    if "call" in how:
+        return how["call"](model, *batch.values())
+    if "loss" not in how:
+        return model(*batch.values())
+    *inputs, labels = batch.values()
+    return how["loss"](model(*inputs), labels)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_gradients_are_those_of_pytorch(name: str, tmp_path: Path) -> None:
+    """Also those of other samples than the traced ones, in another number."""
+    build, batch, how = CASES[name]
+    torch.manual_seed(1)
+    model = build()
+    traced = trace(model, {key: data[:4] for key, data in batch().items()}, **how)
+    traced.save(tmp_path / "graph.json")
+    document = json.loads((tmp_path / "graph.json").read_text())
+
+    model, other = model.double().eval(), in_double(batch())
+    parameters = {name: model.get_parameter(name) for name in traced.transposed}
+    tensors = {name: data.t() if traced.transposed[name] else data for name, data in parameters.items()}
+    ours = loss_of(document, other, tensors, traced.loss_scaling)
+    theirs = loss_by_pytorch(model, other, how)
+    # Some models of transformers compute parts in f32.
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
+    both = [torch.autograd.grad(loss, list(parameters.values())) for loss in (ours, theirs)]
+    for name, found, expected in zip(parameters, *both, strict=True):
+        allowed = 1e-12 + 1e-5 * expected.abs().max().item()
+        assert torch.allclose(found, expected, rtol=0, atol=allowed), name
+    stored = {data.data_ptr() for data in model.parameters()}
+    assert len(document["tensors"]) == len(stored), "a parameter is missing, or is there twice"
+
+
+def contrastive(x: Any, labels: Any) -> Any:
+    return F.cross_entropy(x @ x.t(), labels * 0)
+
+
+def by_data(x: Any, labels: Any) -> Any:
+    return F.cross_entropy(x, labels) if bool(x.sum() > 0) else x.mean()
+
+
+def of_sum(x: Any, labels: Any) -> Any:
+    return F.cross_entropy(x, labels, reduction="sum")
+
+
+def centered(x: Any, _: Any) -> Any:
+    return (x - x.mean(0)).square().mean()
+
+
+def of_singular_values(x: Any, _: Any) -> Any:
+    return torch.linalg.svdvals(x.unflatten(1, (2, 5))).mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "part"),
+    [
+        (with_batch_norm, F.cross_entropy, "use GroupNorm or LayerNorm"),
+        (mlp, contrastive, "combines each sample of a batch with each other"),
+        (mlp, by_data, "control flow must not depend on data"),
+        (mlp, of_sum, "without a mean"),
+        (mlp, centered, "its mean is over the samples of a batch"),
+        (mlp, of_singular_values, "svd of PyTorch is not supported"),
+        (mlp, lambda x, _: x, "not a mean over the samples"),
+    ],
+)
+def test_modules_that_can_not_be_trained_are_rejected(model: Any, loss: Any, part: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=part):
+        trace(model(), images(), loss)
+
+
+class Inner(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return torch.special.bessel_j0(x)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, image: Any) -> Any:
+        return self.inner(image.flatten(1))
+
+
+def test_rejections_name_module_file_and_line() -> None:
+    line = Inner.forward.__code__.co_firstlineno + 1
+    expected = rf"inner \(.*test_torch\.py:{line}\): the operator special_bessel_j0"
+    with pytest.raises(UnsupportedModelError, match=expected):
+        trace(Net(), images(), F.cross_entropy)
+
+
+def test_parameters_and_examples_that_can_not_be_used_are_rejected() -> None:
+    frozen = mlp()
+    frozen[1].weight.requires_grad_(False)
+    infinite = mlp()
+    infinite[1].bias.data[0] = math.inf
+    one = {"image": torch.randn(1, 1, 12, 12), "labels": torch.tensor([1])}
+    for model, batch, part in [
+        (frozen, images(), "1.weight is frozen"),
+        (mlp().double(), images(), "use model.float"),
+        (infinite, images(), "1.bias has no elements, or some that are not finite"),
+        (mlp(), one, "two or more samples"),
+        (mlp(), images() | {"labels": torch.tensor([1, 2])}, "labels has 2"),
+    ]:
+        with pytest.raises(UnsupportedModelError, match=part):
+            trace(model, batch, F.cross_entropy)

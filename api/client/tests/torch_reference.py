@@ -1,0 +1,129 @@
+"""Computes the loss of a graph document with PyTorch in f64, operator by operator."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+Operator = Callable[[dict[str, Any], list[Any], list[Any]], Any]
+
+KINDS = {"f32": torch.float64, "i32": torch.int64, "bool": torch.bool}
+STORED = {"f32": torch.float32, "i32": torch.int32, "bool": torch.int32}
+BINARY = {"max": "maximum", "min": "minimum"}
+REDUCTIONS = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
+ACTIVATIONS = {
+    **{"gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu, "silu": F.silu},
+    **{"sigmoid": torch.sigmoid, "tanh": torch.tanh},
+}
+
+
+def loss_of(
+    document: dict[str, Any],
+    batch: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
+    loss_scaling: str,
+) -> torch.Tensor:
+    """Return the loss of a batch, without dropout."""
+    shapes, samples = document["values"], len(next(iter(batch.values())))
+    values = {}
+    for number in document["inputs"]:
+        values[number] = batch[shapes[number]["name"]].to(KINDS[shapes[number]["dtype"]])
+    for constant in document["constants"]:
+        shape = shapes[constant["value"]]
+        content = bytearray(base64.b64decode(constant["data"]))
+        data = torch.frombuffer(content, dtype=STORED[shape["dtype"]]).to(KINDS[shape["dtype"]])
+        values[constant["value"]] = data.reshape(shape["shape"]).expand(samples, *shape["shape"])
+    total, divisor = torch.zeros((), dtype=torch.float64), samples
+    for node in document["nodes"]:
+        inputs = [values[number] for number in node["inputs"]]
+        params = [tensors[document["tensors"][number]["name"]] for number in node["params"]]
+        result = OPERATORS[node["op"]["op"]](node["op"], inputs, params)
+        if node["output"] is None:
+            total = total + result
+            if loss_scaling == "num_tokens":
+                divisor = int((inputs[1] >= 0).sum())
+            continue
+        shape = shapes[node["output"]]
+        found = list(result.shape[1:]), result.dtype
+        assert found == (shape["shape"], KINDS[shape["dtype"]]), f"{node['op']}: {found} instead of {shape}"
+        values[node["output"]] = result
+    return total / divisor
+
+
+def _aligned(inputs: list[Any]) -> list[Any]:
+    """Gives values the same number of dimensions, after that of samples."""
+    rank = max(x.dim() for x in inputs)
+    return [x.reshape(len(x), *(1,) * (rank - x.dim()), *x.shape[1:]) for x in inputs]
+
+
+def _binary(function: str) -> Any:
+    return getattr(torch, BINARY.get(function, function))
+
+
+def _bias(params: list[Any]) -> Any:
+    return params[1] if len(params) > 1 else None
+
+
+def _slice(op: dict[str, Any], inputs: list[Any], _: list[Any]) -> Any:
+    axis = op["axis"] + 1
+    places = torch.arange(op["start"], op["end"], op.get("step", 1))
+    result = inputs[0].index_select(axis, places)
+    return result.squeeze(axis) if op.get("drop") else result
+
+
+def _pad(op: dict[str, Any], inputs: list[Any], _: list[Any]) -> Any:
+    x, amounts = inputs[0], [0, 0] * inputs[0].dim()
+    at = 2 * (x.dim() - 2 - op["axis"])
+    amounts[at : at + 2] = op["before"], op["after"]
+    return F.pad(x, amounts)
+
+
+def _cross_entropy(op: dict[str, Any], inputs: list[Any], _: list[Any]) -> Any:
+    labels = inputs[1].reshape(-1)
+    rows = inputs[0].reshape(len(labels), -1)
+    return op["factor"] * F.cross_entropy(rows, labels.where(labels >= 0, -100), reduction="sum")
+
+
+OPERATORS: dict[str, Operator] = {
+    "linear": lambda op, x, p: F.linear(x[0], p[0], _bias(p)),
+    "embedding": lambda op, x, p: F.embedding(x[0], p[0]),
+    "layer_norm": lambda op, x, p: F.layer_norm(x[0], x[0].shape[-1:], p[0], _bias(p), op["epsilon"]),
+    "rms_norm": lambda op, x, p: F.rms_norm(x[0], x[0].shape[-1:], p[0], op["epsilon"]),
+    "parameter": lambda op, x, p: p[0].expand(SAMPLES, *p[0].shape),
+    "dropout": lambda op, x, p: x[0],
+    "activation": lambda op, x, p: ACTIVATIONS[op["kind"]](x[0]),
+    "unary": lambda op, x, p: getattr(torch, op["function"])(x[0]),
+    "binary": lambda op, x, p: _binary(op["function"])(*_aligned(x)),
+    "compare": lambda op, x, p: getattr(torch, op["relation"])(*_aligned(x)),
+    "logical": lambda op, x, p: getattr(torch, f"logical_{op['function']}")(*_aligned(x)),
+    "select": lambda op, x, p: torch.where(*_aligned(x)),
+    "cast": lambda op, x, p: x[0].to(KINDS[op["to"]]),
+    "reshape": lambda op, x, p: x[0].reshape(len(x[0]), *op["dimensions"]),
+    "permute": lambda op, x, p: x[0].permute(0, *(axis + 1 for axis in op["order"])),
+    "expand": lambda op, x, p: x[0].expand(len(x[0]), *op["dimensions"]),
+    "slice": _slice,
+    "concatenate": lambda op, x, p: torch.cat(x, op["axis"] + 1),
+    "pad": _pad,
+    "reduce": lambda op, x, p: REDUCTIONS[op["reduction"]](
+        x[0], [axis + 1 for axis in op["axes"]], keepdim=op.get("keep", False)
+    ),
+    "cumulative_sum": lambda op, x, p: x[0].cumsum(op["axis"] + 1),
+    "softmax": lambda op, x, p: (F.log_softmax if op.get("log") else F.softmax)(x[0], -1),
+    "matmul": lambda op, x, p: x[0] @ (x[1].mT if op.get("transpose_b") else x[1]),
+    "gather": lambda op, x, p: torch.gather(x[0], op["axis"] + 1, x[1]),
+    "convolution": lambda op, x, p: F.conv2d(
+        x[0], p[0], _bias(p), op["stride"], op["padding"], op["dilation"], op["groups"]
+    ),
+    "max_pool": lambda op, x, p: F.max_pool2d(x[0], op["kernel"], op["stride"], op["padding"]),
+    "average_pool": lambda op, x, p: F.avg_pool2d(
+        x[0], op["kernel"], op["stride"], op.get("padding", 0), count_include_pad=op["counts_padding"]
+    ),
+    "logits_cross_entropy": _cross_entropy,
+    "sum_loss": lambda op, x, p: op["factor"] * x[0].sum(),
+}
+SAMPLES = 6
+"""The number of samples in the batches of the tests."""
