@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millrace_checkpoint::hf::{Choices, ImportSummary, export_hf, import_hf, params_text};
+use millrace_checkpoint::hf::{Choices, export_hf, import_hf, params_text};
 use millrace_checkpoint::{
-    Checkpoint, CheckpointMetadata, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging, WriterEpoch,
+    Checkpoint, CheckpointMetadata, ImportSummary, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging,
+    WriterEpoch,
 };
 use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
 use millrace_emulator::families;

@@ -153,6 +153,11 @@ fn is_full(cause: &io::Error) -> bool {
 }
 
 impl Error {
+    /// Returns the error for a file or directory that can't be imported for `reason`.
+    pub(crate) fn not_importable(path: &Path, reason: String, hint: &str) -> Self {
+        Self::NotImportable { path: path.to_owned(), reason, hint: hint.to_owned() }
+    }
+
     /// Creates the error of an invalid argument; `reason` is a sentence or another error.
     pub(crate) fn argument(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Argument(reason.into())

@@ -27,25 +27,30 @@
 #![warn(missing_docs)]
 
 mod digest;
+mod dtype;
 mod error;
 mod files;
 pub mod hf;
 mod safetensors_header;
 
 mod info;
+mod initial_checkpoint;
 mod layout;
 mod lineage;
 mod list;
 pub mod lock;
 mod manifest;
+mod named_weights;
 mod plan_reader;
 mod read;
 mod section;
+mod weight_files;
 mod write;
 
 pub use digest::{CheckpointDigests, Digest};
 pub use error::{Damage, Error, ModelDifference, Result};
 pub use info::CheckpointInfo;
+pub use initial_checkpoint::ImportSummary;
 pub use layout::{Layout, Moments};
 pub use lineage::{LineagePoint, ResumeHistory, begin_lineage, continue_lineage};
 pub use list::{
@@ -54,9 +59,11 @@ pub use list::{
 };
 pub use lock::{LockError, LockRequest, ModelDirLock};
 pub use manifest::{CheckpointMetadata, FORMAT_VERSION, MANIFEST_FILE, WriterEpoch};
+pub use named_weights::{export_weights, import_weights};
 pub use plan_reader::{LoadStrictness, PlanReader};
 pub use read::{Checkpoint, FileEntry, verify};
 pub use section::Section;
+pub use weight_files::ExportSummary;
 pub use write::{RangeWriter, Staging};
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ErrorKind};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_emulator::numerics::Isa;
 use millrace_params::FlagOverrides;
 
@@ -190,10 +190,10 @@ pub enum CheckpointCommand {
     Export {
         /// Directory of the checkpoint
         dir: PathBuf,
-        /// Format: hf, a directory that `transformers` loads
-        #[arg(long, value_parser = ["hf"])]
-        to: String,
-        /// Directory to write
+        /// Format to write
+        #[arg(long)]
+        to: WeightFormat,
+        /// Directory or file to write
         out: PathBuf,
         /// Tokenizer, if not that of the training data: gpt2, bytes or a file tokenizer.json
         #[arg(long, value_name = "NAME")]
@@ -201,11 +201,11 @@ pub enum CheckpointCommand {
     },
     /// Read a model into model_dir as its checkpoint_0, to train it further
     Import {
-        /// Directory to read
-        dir: PathBuf,
-        /// Format of the directory: hf
-        #[arg(long, value_parser = ["hf"], default_value = "hf")]
-        from: String,
+        /// Directory or file to read
+        path: PathBuf,
+        /// Format to read
+        #[arg(long, default_value = "hf")]
+        from: WeightFormat,
         /// model_dir to write to; by default that of the params, or ./model_dir with --write_params
         #[arg(short = 'o', long = "model_dir", value_name = "DIR")]
         model_dir: Option<String>,
@@ -214,6 +214,15 @@ pub enum CheckpointCommand {
         #[command(flatten)]
         machine: MachineFlags,
     },
+}
+
+/// A format of weights that other programs read and write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WeightFormat {
+    /// A directory that `transformers` loads
+    Hf,
+    /// A safetensors file with the names and shapes of the model's own tensors
+    Safetensors,
 }
 
 /// The params of an imported model: an existing file, or one that the import writes.

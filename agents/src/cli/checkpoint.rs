@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use millrace_checkpoint::hf::{ExportedTokenizer, export_hf};
-use millrace_checkpoint::{Checkpoint, verify};
+use millrace_checkpoint::{Checkpoint, export_weights, verify};
 use millrace_params::JobSpec;
 
-use super::args::CheckpointCommand;
+use super::args::{CheckpointCommand, WeightFormat};
 use super::error::CliError;
 use super::import::import;
 use crate::checkpoint_tokenizer;
@@ -19,9 +19,9 @@ pub fn run(command: &CheckpointCommand) -> Result<Exit, CliError> {
     match command {
         CheckpointCommand::Info { dir, json } => info(dir, *json),
         CheckpointCommand::Verify { dir } => verify_all(dir),
-        CheckpointCommand::Export { dir, to: _, out, tokenizer } => export(dir, out, tokenizer.as_deref()),
-        CheckpointCommand::Import { dir, from: _, model_dir, params, machine } => {
-            import(dir, model_dir.clone(), params, machine)
+        CheckpointCommand::Export { dir, to, out, tokenizer } => export(dir, *to, out, tokenizer.as_deref()),
+        CheckpointCommand::Import { path, from, model_dir, params, machine } => {
+            import(path, *from, model_dir.clone(), params, machine)
         }
     }
 }
@@ -58,10 +58,16 @@ fn verify_all(dir: &Path) -> Result<Exit, CliError> {
     }
 }
 
-fn export(dir: &Path, out: &Path, tokenizer: Option<&str>) -> Result<Exit, CliError> {
+fn export(dir: &Path, format: WeightFormat, out: &Path, tokenizer: Option<&str>) -> Result<Exit, CliError> {
     let checkpoint = Checkpoint::open(dir)?;
-    let tokenizer = tokenizer_of_export(&checkpoint, tokenizer)?;
-    let exported = export_hf(&checkpoint, out, tokenizer.as_ref())?;
+    let exported = match format {
+        WeightFormat::Hf => export_hf(&checkpoint, out, tokenizer_of_export(&checkpoint, tokenizer)?.as_ref())?,
+        WeightFormat::Safetensors if tokenizer.is_some() => {
+            let error = CliError::bad_input("a safetensors file has no tokenizer");
+            return Err(error.hint("leave --tokenizer out, or export with --to hf"));
+        }
+        WeightFormat::Safetensors => export_weights(&checkpoint, out)?,
+    };
     super::print_line(format_args!(
         "Wrote {} tensors, {} bytes, to {}",
         exported.tensors,

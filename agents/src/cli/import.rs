@@ -1,8 +1,10 @@
-//! The command `checkpoint import`: converts a Hugging Face directory to `checkpoint_0` of a new model_dir.
+//! The command `checkpoint import`: converts a Hugging Face directory, or a safetensors file with the model's own
+//! tensors, to `checkpoint_0` of a new model_dir.
 //!
 //! ```text
 //! millrace-agent checkpoint import HF_DIR --write_params tuned.yaml -o tuned    # no params needed
 //! millrace-agent checkpoint import HF_DIR -p tuned.yaml -o again                # with params that match
+//! millrace-agent checkpoint import FILE --from safetensors -p params.yaml -o md # tensors by the graph's names
 //! ```
 //!
 //! A failed import leaves no model_dir and no params file that did not exist before.
@@ -12,13 +14,13 @@ use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use millrace_checkpoint::hf::{Choices, ImportSummary, import_hf, params_text};
-use millrace_checkpoint::{CheckpointMetadata, Error, LockRequest, ModelDirLock, list};
+use millrace_checkpoint::hf::{Choices, import_hf, params_text};
+use millrace_checkpoint::{CheckpointMetadata, Error, ImportSummary, LockRequest, ModelDirLock, import_weights, list};
 use millrace_data::TOKENIZER_FILE;
 use millrace_params::{FlagOverrides, Params};
 use millrace_telemetry::atomic_file;
 
-use super::args::{ImportParams, JobArgs, MachineFlags};
+use super::args::{ImportParams, JobArgs, MachineFlags, WeightFormat};
 use super::error::CliError;
 use super::job::{PreparedJob, prepare, read_params};
 use crate::checkpoint_tokenizer;
@@ -29,9 +31,10 @@ use crate::launch::Exit;
 /// The model_dir in params that the import writes, unless a flag names another.
 const DEFAULT_MODEL_DIR: &str = "./model_dir";
 
-/// Imports the model in `dir`, with existing params or params that are written.
+/// Imports the model in `path`, with existing params or params that are written.
 pub fn import(
-    dir: &Path,
+    path: &Path,
+    format: WeightFormat,
     model_dir: Option<String>,
     params: &ImportParams,
     machine: &MachineFlags,
@@ -39,25 +42,35 @@ pub fn import(
     let overrides = FlagOverrides { model_dir, ..machine.overrides() };
     let flags = |file: &Path| JobArgs { params: file.to_owned(), model: None, machine: machine.clone() };
     match (&params.write_params, &params.params) {
+        (Some(_), _) if format == WeightFormat::Safetensors => {
+            let error =
+                CliError::bad_input("a safetensors file does not describe a model, so no params can be written");
+            return Err(error.hint("give the params of the model with -p"));
+        }
         (Some(file), _) => {
-            let imported = import_with_new_params(dir, &flags(file), &overrides)?;
-            print_import(dir, &imported);
+            let imported = import_with_new_params(path, &flags(file), &overrides)?;
+            print_import(path, &imported);
             super::print_line(format_args!("Wrote the params {0}: edit its lines marked EDIT", file.display()));
             super::print_line(format_args!("Then train with: millrace-agent train -p {}", file.display()));
         }
         (None, Some(file)) => {
             let prepared = prepare(&flags(file), &overrides, read_params(file)?)?;
-            let hint = "give --write_params FILE instead of -p: it writes params that match, and imports with them";
-            let imported = import_weights(dir, &prepared, hint)?;
-            print_import(dir, &imported);
+            let hint = match format {
+                WeightFormat::Hf => {
+                    "give --write_params FILE instead of -p: it writes params that match, and imports with them"
+                }
+                WeightFormat::Safetensors => "name the params of the model that the file was saved for",
+            };
+            let imported = import_with_params(path, format, &prepared, hint)?;
+            print_import(path, &imported);
         }
         (None, None) => return Err(CliError::bad_input("an import needs params").hint("give -p or --write_params")),
     }
     Ok(Exit::Success)
 }
 
-fn print_import(dir: &Path, imported: &ImportSummary) {
-    super::print_line(format_args!("Imported {} as {}", dir.display(), imported.path.display()));
+fn print_import(source: &Path, imported: &ImportSummary) {
+    super::print_line(format_args!("Imported {} as {}", source.display(), imported.path.display()));
     if !imported.initialized.is_empty() {
         let names = imported.initialized.join(", ");
         super::print_line(format_args!("Not in the directory, and therefore with initial values: {names}"));
@@ -78,7 +91,8 @@ fn import_with_new_params(dir: &Path, flags: &JobArgs, overrides: &FlagOverrides
     let params = Params::parse_yaml(&text).map_err(|error| CliError::from_params_error(path, &error))?;
     let prepared = prepare(flags, overrides, (text.clone(), params))?;
     write_new(path, &text)?;
-    import_weights(dir, &prepared, "config.json and weights differ; download the directory again").inspect_err(|_| {
+    let hint = "config.json and weights differ; download the directory again";
+    import_with_params(dir, WeightFormat::Hf, &prepared, hint).inspect_err(|_| {
         // This command has created the file. A failure to remove it can't be handled further.
         let _ = std::fs::remove_file(path);
     })
@@ -98,9 +112,14 @@ fn write_new(path: &Path, text: &str) -> Result<(), CliError> {
     })
 }
 
-/// Imports the weights in `dir` into the job's model_dir. `mismatch_hint` is
-/// the hint if the model differs from the params.
-fn import_weights(dir: &Path, prepared: &PreparedJob, mismatch_hint: &str) -> Result<ImportSummary, CliError> {
+/// Imports the weights in `path` into the job's model_dir. `mismatch_hint` is the hint if the model differs from the
+/// params.
+fn import_with_params(
+    path: &Path,
+    format: WeightFormat,
+    prepared: &PreparedJob,
+    mismatch_hint: &str,
+) -> Result<ImportSummary, CliError> {
     let model_dir = Path::new(&prepared.resolved.job.run.model_dir);
     if let Some(newest) = list(model_dir)?.complete.last() {
         let error =
@@ -110,7 +129,11 @@ fn import_weights(dir: &Path, prepared: &PreparedJob, mismatch_hint: &str) -> Re
     let existed = model_dir.exists();
     let lock = ModelDirLock::acquire(model_dir, &LockRequest::local()).map_err(Error::from)?;
     let lock = Arc::new(lock);
-    let imported = import_hf(dir, &lock, &prepared.plan, facts(prepared)?).map_err(|error| match error {
+    let read = match format {
+        WeightFormat::Hf => import_hf,
+        WeightFormat::Safetensors => import_weights,
+    };
+    let imported = read(path, &lock, &prepared.plan, facts(prepared)?).map_err(|error| match error {
         Error::ModelMismatch { .. } => CliError::from(error).hint(mismatch_hint),
         _ => error.into(),
     });

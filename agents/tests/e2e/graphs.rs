@@ -35,6 +35,30 @@ fn document_gives_the_bits_of_the_family_that_it_describes() {
 }
 
 #[test]
+fn imported_weights_of_a_run_give_its_bits() {
+    let (place, mut params) = place_with_document();
+    params["runconfig"]["save_initial_checkpoint"] = json!(true);
+    place.write("graph.yaml", params.to_string());
+    place.succeed("train -p graph.yaml -o first --max_steps 3");
+    place.succeed("checkpoint export first/checkpoint_0 --to safetensors initial.safetensors");
+    place.succeed("checkpoint import initial.safetensors --from safetensors -p graph.yaml -o second");
+    place.succeed("train -p graph.yaml -o second --max_steps 3");
+    assert_eq!(place.result("second", 3), place.result("first", 3));
+    for (command, part) in [
+        ("checkpoint export first/checkpoint_3 --to safetensors initial.safetensors", "already exists"),
+        ("checkpoint export first/checkpoint_3 --to safetensors new --tokenizer gpt2", "has no tokenizer"),
+        ("checkpoint import graph.json --from safetensors -p graph.yaml -o third", "can't import graph.json"),
+        ("checkpoint import gone --from safetensors -p graph.yaml -o third", "can't import gone: it is missing"),
+        ("checkpoint import initial.safetensors --from safetensors --write_params new.yaml", "give the params"),
+    ] {
+        let output = place.run(command);
+        assert_eq!(output.code(), 2, "{command}: {}", output.stderr);
+        assert!(output.stderr.contains(part), "{} does not contain {part:?}", output.stderr);
+    }
+    assert!(!place.path("third").exists() && !place.path("new").exists() && !place.path("new.yaml").exists());
+}
+
+#[test]
 fn bad_documents_and_arrays_end_a_run_with_one_sentence() {
     let (place, params) = place_with_document();
     let document = std::fs::read_to_string(place.path("graph.json")).unwrap();

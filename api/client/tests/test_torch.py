@@ -17,6 +17,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from safetensors.torch import load_file
 from torch import nn
 
 from millrace.torch import UnsupportedModelError, trace
@@ -198,6 +199,27 @@ def test_loss_and_gradients_are_those_of_pytorch(name: str, tmp_path: Path) -> N
         assert torch.allclose(found, expected, rtol=0, atol=allowed), name
     stored = {data.data_ptr() for data in model.parameters()}
     assert len(document["tensors"]) == len(stored), "a parameter is missing, or is there twice"
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt2"])
+def test_weights_are_saved_by_the_names_and_shapes_of_the_graph_and_loaded_again(
+    name: str, tmp_path: Path
+) -> None:
+    build, batch, how = CASES[name]
+    first, second = build(), build()
+    traced = trace(first, batch(), **how)
+    traced.save_weights(first, tmp_path / "w")
+    saved = {name: list(data.shape) for name, data in load_file(tmp_path / "w").items()}
+    assert saved == {tensor["name"]: tensor["shape"] for tensor in traced.document["tensors"]}
+    assert any(traced.transposed.values()) == (name == "gpt2")
+
+    traced.load_weights(second, tmp_path / "w")
+    for (_, expected), (found_name, found) in zip(
+        first.named_parameters(), second.named_parameters(), strict=True
+    ):
+        assert torch.equal(found, expected), found_name
+    with pytest.raises(ValueError, match="is not of this module: only one of them has 1"):
+        trace(mlp(), images(), F.cross_entropy).load_weights(second, tmp_path / "w")
 
 
 def contrastive(x: Any, labels: Any) -> Any:

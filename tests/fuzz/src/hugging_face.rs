@@ -4,7 +4,9 @@ use std::cell::OnceCell;
 use std::fs;
 use std::sync::Arc;
 
-use millrace_checkpoint::{Checkpoint, CheckpointMetadata, LockRequest, ModelDirLock, hf};
+use millrace_checkpoint::{
+    Checkpoint, CheckpointMetadata, LockRequest, ModelDirLock, export_weights, hf, import_weights,
+};
 use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
 use millrace_emulator::families;
 use millrace_emulator::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, StreamPlan};
@@ -43,7 +45,8 @@ pub fn hf_config(bytes: &[u8]) {
     });
 }
 
-/// Imports the weights of a small BERT that classifies tokens. What was imported is exported, too.
+/// Imports the weights of a small BERT that classifies tokens. What was imported is exported, too, in both formats, and
+/// its own tensors are imported again.
 pub fn hf_import(bytes: &[u8]) {
     const CONFIG: &str = r#"{"model_type":"bert","vocab_size":8,"hidden_size":4,"num_hidden_layers":1,
         "num_attention_heads":1,"intermediate_size":4,"max_position_embeddings":4,"layer_norm_eps":1e-5}"#;
@@ -55,15 +58,22 @@ pub fn hf_import(bytes: &[u8]) {
         fs::create_dir_all(&source).expect("a directory");
         write(&source.join("config.json"), CONFIG.as_bytes());
         write(&source.join("model.safetensors"), bytes);
-        for made in ["model_dir", "exported"] {
+        let named = dir.join("named.safetensors");
+        let _ = fs::remove_file(&named);
+        for made in ["model_dir", "again", "exported"] {
             let _ = fs::remove_dir_all(dir.join(made));
         }
-        let lock = ModelDirLock::acquire(dir.join("model_dir"), &LockRequest::local()).expect("a lock");
+        let lock = |name| ModelDirLock::acquire(dir.join(name), &LockRequest::local()).map(Arc::new).expect("a lock");
         PLAN.with(|plan| {
             let plan = plan.get_or_init(classifier_plan);
-            let Ok(imported) = hf::import_hf(&source, &Arc::new(lock), plan, metadata(plan)) else { return };
+            let Ok(imported) = hf::import_hf(&source, &lock("model_dir"), plan, metadata(plan)) else {
+                drop(import_weights(&source.join("model.safetensors"), &lock("again"), plan, metadata(plan)));
+                return;
+            };
             let checkpoint = Checkpoint::open(imported.path).expect("the checkpoint is complete");
             hf::export_hf(&checkpoint, &dir.join("exported"), None).expect("what was imported can be exported");
+            export_weights(&checkpoint, &named).expect("the weights can be exported");
+            import_weights(&named, &lock("again"), plan, metadata(plan)).expect("exported weights can be imported");
         });
     });
 }

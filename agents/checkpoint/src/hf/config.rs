@@ -6,7 +6,7 @@ use millrace_emulator::ops::Nonlinearity;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::json_file::{not_importable, read_json};
+use super::json_file::read_json;
 use crate::error::{Error, Result};
 
 /// Bounds on sizes, equal to those of the corresponding params.
@@ -102,7 +102,7 @@ impl Gpt2Config {
     pub fn read(dir: &Path) -> Result<Self> {
         if !millrace_roots::is_dir(dir) {
             let hint = "check the spelling; relative paths start at the working directory";
-            return Err(not_importable(dir, "it is not a directory".to_owned(), hint));
+            return Err(Error::not_importable(dir, "it is not a directory".to_owned(), hint));
         }
         read_json(&dir.join("config.json"), "copy the config.json that belongs to these weights into it")
     }
@@ -131,7 +131,11 @@ impl Gpt2Config {
             return Ok(());
         }
         let reason = format!("its config.json has model_type {:?}", self.model_type);
-        Err(not_importable(dir, reason, "give existing params with -p: --write_params writes those of decoders only"))
+        Err(Error::not_importable(
+            dir,
+            reason,
+            "give existing params with -p: --write_params writes those of decoders only",
+        ))
     }
 
     /// Checks the model in `dir` for keys that request something Millrace can't train.
@@ -176,7 +180,7 @@ impl Gpt2Config {
         }
         if self.quantization_config.is_some() {
             let reason = "quantization_config of its config.json can't be trained: weights must have 16 or 32 bits";
-            return Err(not_importable(dir, reason.into(), "import the original model, without quantization"));
+            return Err(Error::not_importable(dir, reason.into(), "import the original model, without quantization"));
         }
         Ok(())
     }
@@ -186,5 +190,9 @@ impl Gpt2Config {
 pub(super) fn untrainable(dir: &Path, key: &str, found: impl std::fmt::Debug, expected: &str) -> Error {
     let found: String = format!("{found:?}").chars().take(80).collect();
     let reason = format!("{key} {found} of its config.json can't be trained: it must be {expected}");
-    not_importable(dir, reason, "import another model, or download the directory again if config.json is damaged")
+    Error::not_importable(
+        dir,
+        reason,
+        "import another model, or download the directory again if config.json is damaged",
+    )
 }

@@ -1,31 +1,16 @@
 //! Writes a Hugging Face directory.
 
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-
-use serde::Serialize;
 
 use super::config::{decimal, hf_activation_name};
 use super::gpt2::{Gpt2, TensorMapping};
 use super::tokenizer::{ExportedTokenizer, document};
 use super::{families, transpose};
 use crate::error::{Error, Result};
-use crate::files::{parent, remove_dir, rename_synced, to_le_bytes, write_synced};
-use crate::layout::ELEMENT_BYTES;
+use crate::files::{parent, remove_dir, rename_synced, write_synced};
 use crate::read::Checkpoint;
-use crate::safetensors_header;
 use crate::section::Section;
-
-/// What an export wrote.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ExportSummary {
-    /// The new directory.
-    pub path: PathBuf,
-    /// Number of tensors in `model.safetensors`.
-    pub tensors: usize,
-    /// Length of `model.safetensors`.
-    pub bytes: u64,
-}
+use crate::weight_files::{ExportSummary, write_tensors};
 
 /// Writes the parameters of `checkpoint` as a directory that the class of `transformers` named in its `config.json`
 /// loads, and the tokenizer as `transformers.AutoTokenizer` loads it. The directory must not exist or be empty; it
@@ -113,28 +98,6 @@ impl Drop for TempDir {
     }
 }
 
-fn write_tensors(
-    path: &Path,
-    tensors: &[(String, Vec<usize>)],
-    mut values: impl FnMut(usize) -> Result<Vec<f32>>,
-) -> Result<ExportSummary> {
-    let mut end = 0;
-    let header = safetensors_header::write(tensors.iter().map(|(name, shape)| {
-        let start = end;
-        end += shape.iter().product::<usize>() as u64 * ELEMENT_BYTES;
-        (name.as_str(), shape.clone(), start)
-    }));
-    let io = |e| Error::io("write", path, e);
-    let mut out =
-        BufWriter::with_capacity(1 << 20, millrace_roots::create(path).map_err(|e| Error::io("create", path, e))?);
-    out.write_all(&header).map_err(io)?;
-    for tensor in 0..tensors.len() {
-        write_f32(&mut out, &values(tensor)?).map_err(io)?;
-    }
-    out.flush().and_then(|()| out.get_ref().sync_all()).map_err(io)?;
-    Ok(ExportSummary { path: path.to_owned(), tensors: tensors.len(), bytes: header.len() as u64 + end })
-}
-
 fn values(checkpoint: &Checkpoint, mapped: &TensorMapping) -> Result<Vec<f32>> {
     let Some(tensor) = mapped.tensor else {
         return Ok(vec![0.0; mapped.shape.iter().product()]);
@@ -147,15 +110,6 @@ fn values(checkpoint: &Checkpoint, mapped: &TensorMapping) -> Result<Vec<f32>> {
         &[columns, rows] if mapped.transposed => Ok(transpose(&values, rows, columns)),
         _ => Ok(values),
     }
-}
-
-fn write_f32(out: &mut impl Write, values: &[f32]) -> std::io::Result<()> {
-    let mut block = Vec::new();
-    for part in values.chunks(1 << 14) {
-        to_le_bytes(part, &mut block);
-        out.write_all(&block)?;
-    }
-    Ok(())
 }
 
 fn config(model: &Gpt2, activation: &str) -> serde_json::Value {

@@ -7,7 +7,7 @@ use millrace_emulator::graph::{Graph, TensorId};
 
 use super::directory::HfDirectory;
 use super::families::{self, HfFamily, HfModel};
-use super::json_file::{not_importable, read_json};
+use super::json_file::read_json;
 use super::mapping::MappedTensor;
 use super::settings::differing_key;
 use super::structure::Structure;
@@ -36,7 +36,7 @@ impl FamilySource {
             let reason = format!("its config.json has model_type {name:?}");
             let names: Vec<&str> = families::names().collect();
             let hint = format!("gpt2, {} can be imported", names.join(", "));
-            return Err(not_importable(&source.dir, reason, &hint));
+            return Err(Error::not_importable(&source.dir, reason, &hint));
         };
         let model = describe(source, family, graph)?;
         let theirs = read_json(&source.dir.join("config.json"), "download the directory again")?;

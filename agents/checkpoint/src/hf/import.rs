@@ -1,6 +1,6 @@
 //! Imports a Hugging Face directory as a checkpoint at step 0.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use millrace_emulator::graph::TensorId;
@@ -11,22 +11,9 @@ use super::directory::HfDirectory;
 use super::family_import::FamilySource;
 use super::gpt2_import::Gpt2Source;
 use crate::error::Result;
-use crate::layout::Moments;
+use crate::initial_checkpoint::{ImportSummary, write_imported};
 use crate::lock::ModelDirLock;
-use crate::manifest::{CheckpointMetadata, WriterEpoch};
-use crate::section::Section;
-use crate::write::{RangeWriter, Staging};
-
-/// What an import wrote.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImportSummary {
-    /// The new checkpoint.
-    pub path: PathBuf,
-    /// Our tensors of an output layer that the directory does not have. They have their initial values.
-    pub initialized: Vec<String>,
-    /// Tensors of the directory's output layers that the model does not have.
-    pub unused: Vec<String>,
-}
+use crate::manifest::CheckpointMetadata;
 
 /// Imports the weights in `hf_dir` as `checkpoint_0` of the lock's model_dir, without moments. 16-bit weights are
 /// widened without loss. A model for another task than that of the directory takes everything but the output layers,
@@ -41,35 +28,15 @@ pub fn import_hf(
     hf_dir: &Path,
     lock: &Arc<ModelDirLock>,
     plan: &StreamPlan,
-    mut facts: CheckpointMetadata,
+    facts: CheckpointMetadata,
 ) -> Result<ImportSummary> {
     let source = HfDirectory::open(hf_dir)?;
     let tensors = TensorSource::open(&source, plan)?;
     let (initialized, unused) = tensors.differences(plan);
-    // Nothing has been trained yet, whatever run the metadata come from.
-    (facts.next_sample, facts.loss, facts.grad_norm) = (0, None, None);
-    facts.notes.push(format!("imported from {}", hf_dir.display()));
-    if !initialized.is_empty() {
-        facts.notes.push(format!("with initial values of {}", initialized.join(", ")));
-    }
-    let epoch = WriterEpoch { attempt: lock.attempt(), number: 0 };
-    let mut staging = Staging::create(lock, plan, 0, epoch, &Moments::none())?;
-    let mut writer = RangeWriter::open(staging.path(), plan, &Moments::none())?;
-    let (mut held, mut values) = (None, Vec::new());
-    for chunk in 0..plan.chunks.len() {
-        let mut out = vec![0.0; plan.chunks[chunk].elements];
-        for (tensor, start, range) in plan.chunk_pieces(chunk) {
-            if held != Some(tensor) {
-                values = tensors.read(&source, plan, tensor, facts.seed)?;
-                held = Some(tensor);
-            }
-            let length = range.len();
-            out[range].copy_from_slice(&values[start..start + length]);
-        }
-        staging.record_digest(Section::Parameters, chunk, writer.write_chunk(chunk, Section::Parameters, &out)?)?;
-    }
-    writer.finish()?;
-    Ok(ImportSummary { path: staging.publish(facts)?, initialized, unused })
+    let seed = facts.seed;
+    let read = |tensor| tensors.read(&source, plan, tensor, seed);
+    let path = write_imported(lock, plan, facts, hf_dir, &initialized, read)?;
+    Ok(ImportSummary { path, initialized, unused })
 }
 
 /// Where the values of our tensors are in a directory.

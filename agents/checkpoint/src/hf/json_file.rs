@@ -1,4 +1,4 @@
-//! Reads JSON files of a Hugging Face directory, and creates the errors of files that can't be imported.
+//! Reads JSON files of a Hugging Face directory.
 
 use std::path::Path;
 
@@ -10,17 +10,12 @@ use crate::files::read_limited;
 /// Maximum length of an index or configuration.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
-/// Returns the error for a file or directory that can't be imported for `reason`.
-pub(super) fn not_importable(path: &Path, reason: String, hint: &str) -> Error {
-    Error::NotImportable { path: path.to_owned(), reason, hint: hint.to_owned() }
-}
-
 /// Reads a JSON file of at most [`MAX_JSON_BYTES`] bytes.
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path, hint: &str) -> Result<T> {
     let text = read_limited(path, MAX_JSON_BYTES).map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => not_importable(path, "it is missing".into(), hint),
-        std::io::ErrorKind::InvalidData => not_importable(path, e.to_string(), hint),
+        std::io::ErrorKind::NotFound => Error::not_importable(path, "it is missing".into(), hint),
+        std::io::ErrorKind::InvalidData => Error::not_importable(path, e.to_string(), hint),
         _ => Error::io("read", path, e),
     })?;
-    serde_json::from_slice(&text).map_err(|e| not_importable(path, e.to_string(), hint))
+    serde_json::from_slice(&text).map_err(|e| Error::not_importable(path, e.to_string(), hint))
 }

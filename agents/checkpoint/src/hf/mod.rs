@@ -9,7 +9,6 @@
 
 mod config;
 mod directory;
-mod dtype;
 mod export;
 mod families;
 mod family_import;
@@ -24,8 +23,8 @@ mod settings;
 mod structure;
 mod tokenizer;
 
-pub use export::{ExportSummary, export_hf};
-pub use import::{ImportSummary, import_hf};
+pub use export::export_hf;
+pub use import::import_hf;
 pub use params::{Choices, params_text};
 pub use tokenizer::{ExportedTokenizer, SpecialToken, SpecialTokens};
 

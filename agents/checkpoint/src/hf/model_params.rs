@@ -9,9 +9,8 @@ use serde_json::{Value, json};
 
 use super::config::{MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, MAX_WIDTH, params_activation, untrainable};
 use super::families;
-use super::json_file::not_importable;
 use super::settings::with_older_keys;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The section `model`: keys and values.
 pub(super) struct ModelParams {
@@ -249,7 +248,7 @@ impl Configuration<'_> {
     fn size(&self, key: &str, maximum: usize) -> Result<usize> {
         self.optional_size(key, maximum)?.ok_or_else(|| {
             let reason = format!("its config.json has no {key}");
-            not_importable(self.dir, reason, "download the directory again")
+            Error::not_importable(self.dir, reason, "download the directory again")
         })
     }
 

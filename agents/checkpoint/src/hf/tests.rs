@@ -22,7 +22,7 @@ fn plan(change: impl Fn(&mut Model)) -> StreamPlan {
     plan_of(graph(model), 4, 100)
 }
 
-fn exported(dir: &Path, plan: &StreamPlan) -> crate::Result<super::ExportSummary> {
+fn exported(dir: &Path, plan: &StreamPlan) -> crate::Result<crate::ExportSummary> {
     let checkpoint = Checkpoint::open(write(&lock(&dir.join("run")), plan, 3, &Moments::none())).unwrap();
     export_hf(&checkpoint, &dir.join("hf"), None)
 }

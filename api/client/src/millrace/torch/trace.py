@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch.export import Dim, ExportedProgram, default_decompositions, export
 from torch.export.graph_signature import InputKind
 
@@ -40,6 +41,38 @@ class TracedModel:
     def save(self, path: str | Path) -> None:
         """Write the document to a file."""
         Path(path).write_text(json.dumps(self.document))
+
+    def save_weights(self, model: torch.nn.Module, path: str | Path) -> None:
+        """Write the weights of the module for `checkpoint import --from safetensors`."""
+        weights = {name: _oriented(model.get_parameter(name), turn) for name, turn in self.transposed.items()}
+        save_file(weights, path)
+
+    def load_weights(self, model: torch.nn.Module, path: str | Path) -> None:
+        """Give the module the weights that `checkpoint export --to safetensors` wrote.
+
+        Raises `ValueError` if names or shapes differ; the module then keeps its weights.
+        """
+        weights = load_file(path)
+        if weights.keys() != self.transposed.keys():
+            names = ", ".join(sorted(weights.keys() ^ self.transposed.keys()))
+            raise ValueError(f"{path} is not of this module: only one of them has {names}")
+        loaded = {name: _oriented(weights[name], turn) for name, turn in self.transposed.items()}
+        for name, weight in loaded.items():
+            expected = model.get_parameter(name).shape
+            if weight.shape != expected:
+                raise ValueError(
+                    f"{path} is not of this module: {name} has shape {tuple(weight.shape)}, "
+                    f"not {tuple(expected)}"
+                )
+        with torch.no_grad():
+            for name, weight in loaded.items():
+                model.get_parameter(name).copy_(weight)
+
+
+def _oriented(weight: torch.Tensor, transposed: bool) -> torch.Tensor:
+    """Return a weight, transposed or as it is, without sharing memory with another."""
+    weight = weight.detach().cpu()
+    return (weight.t() if transposed else weight).contiguous().clone()
 
 
 class _Call(torch.nn.Module):
