@@ -48,6 +48,7 @@ PATH_FIELDS = {
     ),
     "spec.params.train_input.tokenizer_file",
     "spec.params.eval_input.tokenizer_file",
+    "spec.params.model.graph",
     "spec.params.runconfig.model_dir",
     "spec.params.runconfig.summary_dir",
     "spec.params.runconfig.checkpoint_path",
