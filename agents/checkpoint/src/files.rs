@@ -1,7 +1,7 @@
 //! File system helpers with durable writes.
 
 use std::io::{Read, Write};
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Error, Result};
 
@@ -33,6 +33,12 @@ pub(crate) fn parent(path: &Path) -> &Path {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     }
+}
+
+/// Returns the path under which this process writes a file or directory that is renamed to `path` when it is complete.
+pub(crate) fn draft_path(path: &Path) -> PathBuf {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    parent(path).join(format!("{name}.partial-{}", std::process::id()))
 }
 
 /// Reads a whole file of at most `max_bytes` bytes.

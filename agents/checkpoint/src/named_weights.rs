@@ -4,13 +4,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use millrace_emulator::graph::TensorId;
 use millrace_emulator::plan::StreamPlan;
 
-use crate::error::{Error, ModelDifference, Result};
-use crate::files::{parent, rename_synced};
+use crate::error::{Error, Result};
+use crate::files::{draft_path, rename_synced};
 use crate::initial_checkpoint::{ImportSummary, write_imported};
 use crate::lock::ModelDirLock;
 use crate::manifest::CheckpointMetadata;
+use crate::plan_reader::first_difference;
 use crate::read::Checkpoint;
 use crate::section::Section;
 use crate::weight_files::{ExportSummary, WeightFiles, write_tensors};
@@ -29,23 +31,11 @@ pub fn import_weights(
 ) -> Result<ImportSummary> {
     let mut weights = WeightFiles::new(file);
     weights.add(file, |name| Some(name.to_owned()))?;
-    let tensors = &plan.graph.tensors;
-    for tensor in tensors {
-        let name = tensor.name.clone();
-        match weights.shape(&name) {
-            None => return Err(weights.mismatch(ModelDifference::Missing { name })),
-            Some(found) if found != tensor.shape => {
-                let (found, expected) = (found.to_vec(), tensor.shape.clone());
-                return Err(weights.mismatch(ModelDifference::Shape { name, found, expected }));
-            }
-            Some(_) => {}
-        }
+    if let Some(difference) = first_difference(&plan.graph, weights.shapes()) {
+        return Err(weights.mismatch(difference));
     }
-    let known: std::collections::HashSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-    if let Some(name) = weights.names().find(|name| !known.contains(name)) {
-        return Err(weights.mismatch(ModelDifference::Unknown { name: name.into() }));
-    }
-    let path = write_imported(lock, plan, facts, file, &[], |tensor| weights.read(&tensors[tensor].name))?;
+    let read = |tensor: TensorId| weights.read(&plan.graph.tensors[tensor].name);
+    let path = write_imported(lock, plan, facts, file, &[], read)?;
     Ok(ImportSummary { path, initialized: Vec::new(), unused: Vec::new() })
 }
 
@@ -59,8 +49,7 @@ pub fn export_weights(checkpoint: &Checkpoint, file: &Path) -> Result<ExportSumm
     }
     let graph = checkpoint.layout().graph();
     let tensors: Vec<_> = graph.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect();
-    let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let draft = parent(file).join(format!("{name}.partial-{}", std::process::id()));
+    let draft = draft_path(file);
     let written = write_tensors(&draft, &tensors, |tensor| checkpoint.read_tensor(tensor, Section::Parameters))
         .and_then(|written| rename_synced(&draft, file).map(|()| written));
     if written.is_err() {

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
+use millrace_emulator::graph::Graph;
 use millrace_emulator::plan::{ChunkId, GroupId, StateShape, StreamPlan};
 
 use crate::error::{Error, ModelDifference, Result};
@@ -52,7 +53,7 @@ impl PlanReader {
         if strictness == LoadStrictness::Strict {
             let found = from.layout().graph().tensors.iter();
             let found = found.map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice()));
-            if let Some(difference) = first_difference(&layout, found) {
+            if let Some(difference) = first_difference(layout.graph(), found) {
                 return Err(Error::ModelMismatch { path: from.path().to_owned(), difference });
             }
         }
@@ -128,15 +129,15 @@ fn places(wanted: &Layout, found: &Layout, shape: StateShape) -> Vec<TensorPlace
     wanted.map(|tensor| known.get(&(&tensor.name, &tensor.shape)).cloned()).collect()
 }
 
-/// Returns the first difference between the model of `expected` and the tensors found: in the order of the model, then
+/// Returns the first difference between the tensors of `expected` and those found: in the order of the model, then
 /// additional tensors.
-fn first_difference<'a>(
-    expected: &Layout,
+pub(crate) fn first_difference<'a>(
+    expected: &Graph,
     found: impl Iterator<Item = (&'a str, &'a [usize])>,
 ) -> Option<ModelDifference> {
     let found: Vec<_> = found.collect();
     let by_name: HashMap<_, _> = found.iter().copied().collect();
-    let tensors = &expected.graph().tensors;
+    let tensors = &expected.tensors;
     let differs = tensors.iter().find_map(|tensor| match by_name.get(tensor.name.as_str()) {
         None => Some(ModelDifference::Missing { name: tensor.name.clone() }),
         Some(shape) => (*shape != tensor.shape).then(|| ModelDifference::Shape {

@@ -60,6 +60,11 @@ impl WeightFiles {
         self.tensors.keys().map(String::as_str)
     }
 
+    /// Returns the names and shapes of all tensors.
+    pub fn shapes(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        self.tensors.iter().map(|(name, (_, entry))| (name.as_str(), entry.shape.as_slice()))
+    }
+
     /// Returns the shape of a tensor.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|(_, entry)| entry.shape.as_slice())

@@ -7,7 +7,7 @@ use super::gpt2::{Gpt2, TensorMapping};
 use super::tokenizer::{ExportedTokenizer, document};
 use super::{families, transpose};
 use crate::error::{Error, Result};
-use crate::files::{parent, remove_dir, rename_synced, write_synced};
+use crate::files::{draft_path, remove_dir, rename_synced, write_synced};
 use crate::read::Checkpoint;
 use crate::section::Section;
 use crate::weight_files::{ExportSummary, write_tensors};
@@ -75,8 +75,7 @@ fn write_directory(
     if millrace_roots::read_dir(out_dir).is_ok_and(|entries| !entries.is_empty()) || millrace_roots::is_file(out_dir) {
         return Err(Error::Exists { path: out_dir.to_owned() });
     }
-    let name = out_dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let draft = TempDir(parent(out_dir).join(format!("{name}.partial-{}", std::process::id())));
+    let draft = TempDir(draft_path(out_dir));
     remove_dir(&draft.0)?;
     millrace_roots::create_dir_all(&draft.0).map_err(|e| Error::io("create", &draft.0, e))?;
     let exported = write_tensors(&draft.0.join("model.safetensors"), &tensors, values)?;
