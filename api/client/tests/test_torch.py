@@ -280,6 +280,16 @@ def test_rejections_name_module_file_and_line() -> None:
         trace(Net(), images(), F.cross_entropy)
 
 
+def test_pooling_with_another_divisor_or_size_is_rejected() -> None:
+    for pool, part in [
+        (nn.AvgPool2d(2, divisor_override=3), "divisor_override"),
+        (nn.AvgPool2d(2, ceil_mode=True), "ceil_mode"),
+        (nn.MaxPool2d(2, ceil_mode=True), "ceil_mode"),
+    ]:
+        with pytest.raises(UnsupportedModelError, match=part):
+            trace(nn.Sequential(pool, nn.Flatten(), nn.Linear(36, CLASSES)), images(), F.cross_entropy)
+
+
 def test_parameters_and_examples_that_can_not_be_used_are_rejected() -> None:
     frozen = mlp()
     frozen[1].weight.requires_grad_(False)

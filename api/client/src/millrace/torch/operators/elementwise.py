@@ -169,10 +169,9 @@ def _convert(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
     return Traced(t.cast(args[0].value, DTYPES[dtype]), layout)
 
 
-@translates("full_like", "zeros_like", "ones_like")
+@translates("full_like")
 def _filled(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    number = args[1] if len(args) > 1 else 0
-    return Traced(t.expand(t.number(number, t.dtype), layout.sample), layout)
+    return Traced(t.expand(t.number(args[1], t.dtype), layout.sample), layout)
 
 
 @translates("clone", "alias", "lift_fresh_copy", "contiguous")

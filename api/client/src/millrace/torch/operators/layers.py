@@ -13,7 +13,7 @@ from millrace.torch.layout import Layout, MixesSamplesError
 from millrace.torch.operands import Fixed, Operand, Parameter, Traced, UnsupportedModelError
 from millrace.torch.operators.elementwise import binary, unary
 from millrace.torch.operators.reductions import reduce
-from millrace.torch.operators.registry import TRANSLATIONS, Translation, completed, translates
+from millrace.torch.operators.registry import completed, translates
 from millrace.torch.translator import Translator
 
 
@@ -196,26 +196,38 @@ def _convolution(t: Translator, layout: Layout, args: list[Any], kwargs: dict[st
     return Traced(t.graph.node(node, [t.traced(x).value], layout.sample, params=params), layout)
 
 
-def _pool(kind: str) -> Translation:
-    def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-        x, kernel, stride, padding, *rest = completed(args, None, None, [], 0)
-        node: dict[str, Any] = {"op": kind, "kernel": _pair(kernel), "stride": _pair(stride or kernel)}
-        node["padding"] = _pair(padding)
-        is_ceiling = rest[1 if kind == "max_pool" else 0] if len(rest) > (kind == "max_pool") else False
-        if is_ceiling:
-            raise UnsupportedModelError("pooling with ceil_mode")
-        if kind == "average_pool":
-            node["counts_padding"] = rest[1] if len(rest) > 1 else True
-        elif rest:
-            node["dilation"] = _pair(rest[0])
-        pooled = Traced(t.graph.node(node, [t.traced(x).value], layout.sample), layout)
-        return [pooled, None] if kind == "max_pool" else pooled
-
-    return translation
+@translates("max_pool2d_with_indices")
+def _max_pool(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, kernel, stride, padding, dilation, is_ceiling = completed(args, None, None, [], 0, 1, False)
+    node = _pooling("max_pool", kernel, stride, padding, is_ceiling=is_ceiling)
+    node["dilation"] = _pair(dilation)
+    return [Traced(t.graph.node(node, [t.traced(x).value], layout.sample), layout), None]
 
 
-TRANSLATIONS["max_pool2d_with_indices"] = _pool("max_pool")
-TRANSLATIONS["avg_pool2d"] = _pool("average_pool")
+@translates("avg_pool2d")
+def _average_pool(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, kernel, stride, padding, is_ceiling, counts_padding, divisor = completed(
+        args, None, None, [], 0, False, True, None
+    )
+    if divisor is not None:
+        raise UnsupportedModelError("average pooling with divisor_override")
+    node = _pooling("average_pool", kernel, stride, padding, is_ceiling=is_ceiling)
+    node["counts_padding"] = counts_padding
+    return Traced(t.graph.node(node, [t.traced(x).value], layout.sample), layout)
+
+
+def _pooling(
+    kind: str,
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    *,
+    is_ceiling: bool,
+) -> dict[str, Any]:
+    """Return a pooling operator. Without a stride, windows do not overlap."""
+    if is_ceiling:
+        raise UnsupportedModelError("pooling with ceil_mode")
+    return {"op": kind, "kernel": _pair(kernel), "stride": _pair(stride or kernel), "padding": _pair(padding)}
 
 
 @translates("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
