@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use millrace_checkpoint::{Error, LoadStrictness, LockError};
+use millrace_checkpoint::{CheckpointMetadata, Error, LoadStrictness, LockError};
 use millrace_emulator::numerics::NumericsProfile;
+use millrace_emulator::plan::StreamPlan;
 use millrace_params::JobSpec;
 use millrace_telemetry::journal::OutcomeReason;
 
@@ -24,6 +25,30 @@ pub fn checkpoint_failure(error: Error) -> AgentError {
         Some(hint) => failure.hint(hint),
         None => failure,
     }
+}
+
+/// Returns the metadata of a checkpoint of `job` with weights that were not trained here.
+///
+/// # Errors
+/// None in practice: a profile can always be written as JSON.
+pub fn imported_metadata(
+    job: &JobSpec,
+    plan: &StreamPlan,
+    profile: &NumericsProfile,
+) -> Result<CheckpointMetadata, AgentError> {
+    Ok(CheckpointMetadata {
+        plan: plan.hash(),
+        seed: job.run.seed,
+        next_sample: 0,
+        numerics_profile: serde_json::to_string(profile).map_err(AgentError::local)?,
+        precision: profile.precision.to_string(),
+        optimizer: job.optimizer.kind.name().to_owned(),
+        loss: None,
+        grad_norm: None,
+        notes: Vec::new(),
+        job: job.to_json(),
+        recovery: false,
+    })
 }
 
 /// Returns how strictly the tensors of a checkpoint must match the job's model.

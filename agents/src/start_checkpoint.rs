@@ -3,6 +3,7 @@
 //! | `checkpoint_path` | mode | start |
 //! |---|---|---|
 //! | a directory of checkpoints | `eval_all` | all complete ones in it |
+//! | a safetensors file | any | its weights, at step 0 |
 //! | any other | any | that checkpoint |
 //! | none | evaluates, or resumes automatically | the newest complete one of model_dir |
 //! | none | trains without resuming | initial values |
@@ -20,6 +21,8 @@ use millrace_params::{Mode, RunSpec};
 pub enum StartCheckpoint {
     /// The checkpoint that the user named.
     Named(Checkpoint),
+    /// The weights in the safetensors file that the user named.
+    Weights(PathBuf),
     /// The newest complete checkpoint of model_dir.
     Newest(Checkpoint),
     /// Every complete checkpoint in the directory that the user named, one after the other.
@@ -36,6 +39,7 @@ pub enum StartCheckpoint {
 /// The named checkpoint, or a directory of checkpoints, can't be read.
 pub fn find_start_checkpoint(run: &RunSpec, named: Option<&Path>, model_dir: &Path) -> Result<StartCheckpoint, Error> {
     match named {
+        Some(path) if millrace_roots::is_file(path) => Ok(StartCheckpoint::Weights(path.to_owned())),
         Some(path) if run.mode == Mode::EvalAll && contains_checkpoints(path)? => {
             Ok(StartCheckpoint::Every(path.to_owned()))
         }

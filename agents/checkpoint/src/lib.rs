@@ -59,7 +59,7 @@ pub use list::{
 };
 pub use lock::{LockError, LockRequest, ModelDirLock};
 pub use manifest::{CheckpointMetadata, FORMAT_VERSION, MANIFEST_FILE, WriterEpoch};
-pub use named_weights::{export_weights, import_weights};
+pub use named_weights::{check_weights, export_weights, import_weights};
 pub use plan_reader::{LoadStrictness, PlanReader};
 pub use read::{Checkpoint, FileEntry, verify};
 pub use section::Section;

@@ -17,23 +17,36 @@ use crate::read::Checkpoint;
 use crate::section::Section;
 use crate::weight_files::{ExportSummary, WeightFiles, write_tensors};
 
+/// Checks that `file` has exactly the tensors of the plan's model. Reads only its header.
+///
+/// # Errors
+/// [`Error::NotImportable`] if `file` can't be read, or [`Error::ModelMismatch`].
+pub fn check_weights(file: &Path, plan: &StreamPlan) -> Result<()> {
+    open_weights(file, plan).map(drop)
+}
+
+/// Opens the tensors of `file`, which are those of the plan's model.
+fn open_weights(file: &Path, plan: &StreamPlan) -> Result<WeightFiles> {
+    let mut weights = WeightFiles::new(file);
+    weights.add(file, |name| Some(name.to_owned()))?;
+    match first_difference(&plan.graph, weights.shapes()) {
+        Some(difference) => Err(weights.mismatch(difference)),
+        None => Ok(weights),
+    }
+}
+
 /// Imports the tensors of `file` as `checkpoint_0` of the lock's model_dir, without moments. 16-bit weights are widened
 /// without loss.
 ///
 /// # Errors
-/// [`Error::NotImportable`] if `file` can't be read, [`Error::ModelMismatch`] unless it has exactly the tensors of the
-/// plan's model, or an error of the file system.
+/// Those of [`check_weights`], or an error of the file system.
 pub fn import_weights(
     file: &Path,
     lock: &Arc<ModelDirLock>,
     plan: &StreamPlan,
     facts: CheckpointMetadata,
 ) -> Result<ImportSummary> {
-    let mut weights = WeightFiles::new(file);
-    weights.add(file, |name| Some(name.to_owned()))?;
-    if let Some(difference) = first_difference(&plan.graph, weights.shapes()) {
-        return Err(weights.mismatch(difference));
-    }
+    let weights = open_weights(file, plan)?;
     let read = |tensor: TensorId| weights.read(&plan.graph.tensors[tensor].name);
     let path = write_imported(lock, plan, facts, file, &[], read)?;
     Ok(ImportSummary { path, initialized: Vec::new(), unused: Vec::new() })

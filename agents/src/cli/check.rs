@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use millrace_checkpoint::{Moments, PlanReader};
+use millrace_checkpoint::{Moments, PlanReader, check_weights};
 use millrace_data::Dataset;
 use millrace_emulator::report::format_size;
 use millrace_params::{DataSource, InputSpec, JobSpec};
@@ -133,6 +133,7 @@ fn check_checkpoint(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliEr
     let named = run.checkpoint_path.as_deref().map(Path::new);
     let checkpoint = match find_start_checkpoint(run, named, Path::new(&run.model_dir))? {
         StartCheckpoint::Named(checkpoint) | StartCheckpoint::Newest(checkpoint) => checkpoint,
+        StartCheckpoint::Weights(file) => return Ok(check_weights(&file, &prepared.plan)?),
         StartCheckpoint::Every(_) | StartCheckpoint::Initial => return Ok(()),
         StartCheckpoint::Missing => {
             let error = CliError::bad_input(format!("no complete checkpoint in {} to evaluate", run.model_dir));

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use millrace_checkpoint::hf::{Choices, import_hf, params_text};
-use millrace_checkpoint::{CheckpointMetadata, Error, ImportSummary, LockRequest, ModelDirLock, import_weights, list};
+use millrace_checkpoint::{Error, ImportSummary, LockRequest, ModelDirLock, import_weights, list};
 use millrace_data::TOKENIZER_FILE;
 use millrace_params::{FlagOverrides, Params};
 use millrace_telemetry::atomic_file;
@@ -24,6 +24,7 @@ use super::args::{ImportParams, JobArgs, MachineFlags, WeightFormat};
 use super::error::CliError;
 use super::job::{PreparedJob, prepare, read_params};
 use crate::checkpoint_tokenizer;
+use crate::checkpoints::imported_metadata;
 use crate::error::AgentError;
 use crate::input::data_failure;
 use crate::launch::Exit;
@@ -133,7 +134,9 @@ fn import_with_params(
         WeightFormat::Hf => import_hf,
         WeightFormat::Safetensors => import_weights,
     };
-    let imported = read(path, &lock, &prepared.plan, facts(prepared)?).map_err(|error| match error {
+    let job = &prepared.resolved.job;
+    let metadata = imported_metadata(job, &prepared.plan, &prepared.profile(None))?;
+    let imported = read(path, &lock, &prepared.plan, metadata).map_err(|error| match error {
         Error::ModelMismatch { .. } => CliError::from(error).hint(mismatch_hint),
         _ => error.into(),
     });
@@ -151,23 +154,4 @@ fn copy_tokenizer(prepared: &PreparedJob, model_dir: &Path) -> Result<(), CliErr
     let content = checkpoint_tokenizer::content_to_keep(&prepared.resolved.job).map_err(data_failure)?;
     let Some(content) = content else { return Ok(()) };
     atomic_file::write(&model_dir.join(TOKENIZER_FILE), &content).map_err(|error| AgentError::local(error).into())
-}
-
-/// Returns the facts of a manifest for weights that were not trained here.
-fn facts(prepared: &PreparedJob) -> Result<CheckpointMetadata, CliError> {
-    let job = &prepared.resolved.job;
-    let profile = prepared.profile(None);
-    Ok(CheckpointMetadata {
-        plan: prepared.plan.hash(),
-        seed: job.run.seed,
-        next_sample: 0,
-        numerics_profile: serde_json::to_string(&profile).map_err(AgentError::local)?,
-        precision: profile.precision.to_string(),
-        optimizer: job.optimizer.kind.name().to_owned(),
-        loss: None,
-        grad_norm: None,
-        notes: Vec::new(),
-        job: job.to_json(),
-        recovery: false,
-    })
 }

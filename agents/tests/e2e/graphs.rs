@@ -44,9 +44,21 @@ fn imported_weights_of_a_run_give_its_bits() {
     place.succeed("checkpoint import initial.safetensors --from safetensors -p graph.yaml -o second");
     place.succeed("train -p graph.yaml -o second --max_steps 3");
     assert_eq!(place.result("second", 3), place.result("first", 3));
+    // The second run imports the same weights again.
+    for _ in 0..2 {
+        place.succeed("train -p graph.yaml -o direct --checkpoint_path initial.safetensors --max_steps 3");
+        assert_eq!(place.result("direct", 3), place.result("first", 3));
+    }
+    let changed = params["optimizer"].clone();
+    place.write("other.yaml", json!({"optimizer": changed, "model": {"graph": "other.json"}, "train_input":
+        params["train_input"], "runconfig": params["runconfig"]}).to_string());
+    let renamed = std::fs::read_to_string(place.path("graph.json")).unwrap().replace("wte", "table");
+    place.write("other.json", renamed);
     for (command, part) in [
         ("checkpoint export first/checkpoint_3 --to safetensors initial.safetensors", "already exists"),
         ("checkpoint export first/checkpoint_3 --to safetensors new --tokenizer gpt2", "has no tokenizer"),
+        ("train -p other.yaml -o third --checkpoint_path initial.safetensors", "initial.safetensors"),
+        ("train -p graph.yaml -o third --checkpoint_path graph.json", "can't import graph.json"),
         ("checkpoint import graph.json --from safetensors -p graph.yaml -o third", "can't import graph.json"),
         ("checkpoint import gone --from safetensors -p graph.yaml -o third", "can't import gone: it is missing"),
         ("checkpoint import initial.safetensors --from safetensors --write_params new.yaml", "give the params"),

@@ -220,13 +220,13 @@ async fn prepare(
     }
     let eval_batches = eval_batches(&launch, &inputs)?;
     let entity_classes = inputs.eval.as_ref().and_then(Dataset::entity_classes);
-    let named = resume::named_checkpoint(&launch)?;
+    let named = resume::named_start(&launch, &compiled)?;
 
     let lock = Arc::new(lock_model_dir(&launch).await?);
     for removed in millrace_checkpoint::clean_up(&lock).map_err(checkpoint_failure)? {
         tracing::info!("cleaned up after an earlier run: {removed}");
     }
-    let mut remaining_checkpoints = resume::choose_checkpoint(&launch, &compiled, named)?;
+    let mut remaining_checkpoints = resume::choose_checkpoint(&launch, &compiled, named, &lock)?;
     // There is always one: a checkpoint or the initial values.
     let mut start_point = remaining_checkpoints
         .pop_front()

@@ -1,17 +1,19 @@
 //! Determines what a run begins with: a checkpoint or initial values. Reports what was restored.
 
 use std::collections::VecDeque;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use millrace_checkpoint::{
-    Checkpoint, LineagePoint, Moments, PlanReader, VerificationLevel, contains_checkpoints, list, newest_complete,
+    Checkpoint, LineagePoint, ModelDirLock, Moments, PlanReader, VerificationLevel, check_weights,
+    contains_checkpoints, import_weights, list, newest_complete,
 };
 use millrace_emulator::numerics::{NumericsProfile, largest_chunk};
 use millrace_engine::message::ParameterSource;
 use millrace_params::{InputSpec, JobSpec, Mode};
 
 use super::checkpoint_writer::PublishedCheckpoint;
-use crate::checkpoints::{self, check_last_step, checkpoint_failure, load_strictness};
+use crate::checkpoints::{self, check_last_step, checkpoint_failure, imported_metadata, load_strictness};
 use crate::control::job::{BatchCuts, CompiledJob, JobDocument};
 use crate::error::AgentError;
 use crate::launch::LaunchDocument;
@@ -33,34 +35,49 @@ pub struct StartPoint {
     pub report: Vec<String>,
 }
 
-/// Opens the checkpoint that the user named and verifies every byte of it, because a damaged one must be rejected
-/// before anything is written. Returns `None` if the user named none, or if the run evaluates all checkpoints of the
-/// named directory.
+/// What the user named for a run to start from.
+pub enum NamedStart {
+    /// A checkpoint, of which every byte is verified.
+    Checkpoint(Checkpoint),
+    /// A safetensors file with the tensors of the model.
+    Weights(PathBuf),
+}
+
+/// Opens what the user named for the run to start from, and checks it, because damaged data must be rejected before
+/// anything is written. Returns `None` if the user named nothing, or if the run evaluates all checkpoints of the named
+/// directory.
 ///
 /// # Errors
-/// The path is not a checkpoint, or the checkpoint is damaged.
-pub fn named_checkpoint(launch: &LaunchDocument) -> Result<Option<Checkpoint>, AgentError> {
+/// The path is neither a checkpoint nor a safetensors file with the model's tensors, or the checkpoint is damaged.
+pub fn named_start(launch: &LaunchDocument, compiled: &CompiledJob) -> Result<Option<NamedStart>, AgentError> {
     let Some(path) = &launch.resume.checkpoint_path else { return Ok(None) };
+    if millrace_roots::is_file(path) {
+        check_weights(path, &compiled.plan).map_err(checkpoint_failure)?;
+        return Ok(Some(NamedStart::Weights(path.clone())));
+    }
     if launch.mode == Mode::EvalAll && contains_checkpoints(path).map_err(checkpoint_failure)? {
         return Ok(None);
     }
-    Checkpoint::open_verified(path).map(Some).map_err(checkpoint_failure)
+    let verified = Checkpoint::open_verified(path).map_err(checkpoint_failure)?;
+    Ok(Some(NamedStart::Checkpoint(verified)))
 }
 
-/// Chooses the checkpoint: `named_checkpoint`, or else the newest complete one of `model_dir`, or else none. A run that
+/// Chooses the checkpoint: `named`, or else the newest complete one of the lock's model_dir, or else none. A run that
 /// evaluates all checkpoints begins with each complete one, oldest first: of the directory that the user named, or else
-/// of `model_dir`.
+/// of model_dir.
 ///
 /// # Errors
-/// A checkpoint is of another model, or there is none to evaluate.
+/// A checkpoint is of another model, there is none to evaluate, or weights can't be imported.
 pub fn choose_checkpoint(
     launch: &LaunchDocument,
     compiled: &CompiledJob,
-    named: Option<Checkpoint>,
+    named: Option<NamedStart>,
+    lock: &Arc<ModelDirLock>,
 ) -> Result<VecDeque<StartPoint>, AgentError> {
     let mut report = Vec::new();
     let checkpoints = match named {
-        Some(checkpoint) => vec![checkpoint],
+        Some(NamedStart::Checkpoint(checkpoint)) => vec![checkpoint],
+        Some(NamedStart::Weights(file)) => return start_from_weights(launch, compiled, &file, lock),
         None if launch.mode == Mode::EvalAll => complete_checkpoints(launch, &mut report)?,
         None if launch.resume.autoload || !launch.mode.trains() => newest(launch, &mut report)?.into_iter().collect(),
         None => Vec::new(),
@@ -111,6 +128,22 @@ fn start_without_checkpoint(launch: &LaunchDocument, mut report: Vec<String>) ->
     }
     report.push("No checkpoint was provided. Using randomly initialized model parameters.".to_owned());
     Ok(StartPoint { source: ParameterSource::Initial, step: 0, saved: None, from: None, profile: None, report })
+}
+
+/// Imports the weights in `file` as the checkpoint of step 0, so that the shards load them as those of any checkpoint.
+fn start_from_weights(
+    launch: &LaunchDocument,
+    compiled: &CompiledJob,
+    file: &Path,
+    lock: &Arc<ModelDirLock>,
+) -> Result<VecDeque<StartPoint>, AgentError> {
+    let metadata = imported_metadata(&compiled.job, &compiled.plan, &compiled.profile)?;
+    let imported = import_weights(file, lock, &compiled.plan, metadata).map_err(checkpoint_failure)?;
+    let checkpoint = Checkpoint::open(&imported.path).map_err(checkpoint_failure)?;
+    let report = vec![format!("Imported the weights in {}.", file.display())];
+    let start = start_from_checkpoint(launch, compiled, checkpoint, report)?;
+    // No profile has computed these weights, so none has to be kept.
+    Ok([StartPoint { profile: None, ..start }].into())
 }
 
 fn start_from_checkpoint(

@@ -49,7 +49,7 @@ section! {
         save_initial_checkpoint: bool = default("false"),
         /// Whether the run starts from the newest checkpoint of `model_dir` if `checkpoint_path` is omitted.
         autoload_last_checkpoint: bool = default("true"),
-        /// Checkpoint to start from.
+        /// Checkpoint to start from, or a safetensors file with the model's own tensors.
         checkpoint_path: String = otherwise("none, see `autoload_last_checkpoint`"),
         /// States of the checkpoint that are loaded: `all`, or a comma-separated list of `model`, `optimizer`,
         /// `dataloader`, `lr_scheduler`, `global_step` and `grad_scaler`.
