@@ -12,7 +12,8 @@ use millrace_store::NamespaceVersion;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::error::Result;
+use crate::blobs::BlobStore;
+use crate::error::{ApiError, ErrorReason, Result};
 use crate::files::Files;
 use crate::submission::{SubmitRequest, SubmitResult};
 
@@ -136,6 +137,25 @@ pub trait Backend: Send + Sync + 'static {
     /// Stops the backend's tasks in an orderly way: agents that are processes save their state and end. Called once, as
     /// the last call, and not dropped.
     async fn shut_down(&self);
+
+    /// Returns the uploads of users.
+    ///
+    /// # Errors
+    /// `Unavailable`: this server stores no uploads.
+    fn blobs(&self) -> Result<&BlobStore> {
+        Err(ApiError::new(
+            ErrorReason::Unavailable,
+            "this server stores no uploads: put the files into a volume, or use a server on one machine",
+        ))
+    }
+
+    /// Removes the uploads that no job names and that were not used for a day. Called from time to time.
+    ///
+    /// # Errors
+    /// An error of the file system.
+    async fn remove_unused_blobs(&self) -> Result<usize> {
+        Ok(0)
+    }
 
     /// Returns access to the files in a job's model_dir. They may be opened later, by the first request of a file.
     ///

@@ -26,6 +26,7 @@ use tracing::level_filters::LevelFilter;
 
 use crate::admission::AdmissionSchema;
 use crate::backend::Backend;
+use crate::blobs::DEFAULT_MAX_BLOB_BYTES;
 use crate::compute::ComputePool;
 use crate::database_args::DatabaseArgs;
 use crate::error::ApiError;
@@ -106,6 +107,9 @@ pub struct ServeArgs {
     /// Maximum memory for generating a text, in bytes; not used on Kubernetes, where file readers generate texts
     #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MAX_GENERATION_BYTES)]
     max_generation_bytes: u64,
+    /// Maximum bytes of the uploads of a namespace; not used on Kubernetes
+    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MAX_BLOB_BYTES)]
+    max_blob_bytes: u64,
     /// Directory of relative data paths in params, readable by every job; relative paths are rejected if omitted
     #[arg(long, alias = "inputs", value_name = "DIR")]
     input_dir: Option<PathBuf>,
@@ -336,6 +340,7 @@ async fn start_process_backend(
             compute: compute.clone(),
             export_bytes: args.max_export_bytes,
             generation_bytes: args.max_generation_bytes,
+            blob_bytes: args.max_blob_bytes,
         },
     )
     .await?;
@@ -397,6 +402,11 @@ async fn run_retention(backend: Arc<dyn Backend>, store: Store, RetentionLimits 
     loop {
         if let Err(error) = limit_history(&store, bytes).await {
             tracing::warn!("can't limit the history: {}", error_chain(&error));
+        }
+        match backend.remove_unused_blobs().await {
+            Ok(0) => {}
+            Ok(removed) => tracing::info!("removed {removed} upload(s) that no job names"),
+            Err(error) => tracing::warn!("can't remove unused uploads: {}", error_chain(&error)),
         }
         let before = Timestamp::now().as_millisecond() - i64::from(days) * 86_400_000;
         let mut deleted = 0;

@@ -34,7 +34,7 @@ pub use resources::{Resources, RoleResources};
 pub use trainjob::{
     CheckpointPolicy, CheckpointStatus, ConfigMapSource, Deadlines, FailurePolicy, FailureStatus, JobProgress,
     JobState, JobVolume, MountedDir, OverruledKey, PersistentVolumeClaimSource, QueueReason, QueueStatus, ResolvedJob,
-    RetryStatus, RoleStatus, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
+    RetryStatus, RoleStatus, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus, UploadedModel,
 };
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

@@ -50,8 +50,12 @@ fn imported_weights_of_a_run_give_its_bits() {
         assert_eq!(place.result("direct", 3), place.result("first", 3));
     }
     let changed = params["optimizer"].clone();
-    place.write("other.yaml", json!({"optimizer": changed, "model": {"graph": "other.json"}, "train_input":
-        params["train_input"], "runconfig": params["runconfig"]}).to_string());
+    place.write(
+        "other.yaml",
+        json!({"optimizer": changed, "model": {"graph": "other.json"}, "train_input":
+        params["train_input"], "runconfig": params["runconfig"]})
+        .to_string(),
+    );
     let renamed = std::fs::read_to_string(place.path("graph.json")).unwrap().replace("wte", "table");
     place.write("other.json", renamed);
     for (command, part) in [

@@ -1,5 +1,6 @@
 //! The process backend: stores jobs and runs the control loop over them.
 
+use std::collections::HashSet;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use millrace_control::record::resolved_job;
 use millrace_control::watchdog::Watchdog;
 use millrace_control::{ContextParts, ControllerContext, WatchStreams, World};
 use millrace_crds::{Appliance, ResolvedJob, TrainJob};
-use millrace_params::{JobSpec, LabelName, ObjectName};
+use millrace_params::{BlobDigest, JobSpec, LabelName, ObjectName};
 use millrace_protocol::error_chain;
 use millrace_store::{NamespaceVersion, Store};
 use tokio::sync::{mpsc, watch};
@@ -28,6 +29,7 @@ use super::priorities;
 use super::start_checkpoint::{StartCheckpointError, check_start_checkpoint};
 use super::world::ProcessWorld;
 use crate::backend::{Backend, JobChange, JobTarget, VolumeInfo};
+use crate::blobs::BlobStore;
 use crate::compute::ComputePool;
 use crate::document::job_of;
 use crate::error::{ApiError, ErrorReason, Result};
@@ -54,6 +56,8 @@ pub struct ProcessSettings {
     pub export_bytes: u64,
     /// Limit on the memory of one generation of a text, in bytes.
     pub generation_bytes: u64,
+    /// Limit on the uploads of a namespace, in bytes.
+    pub blob_bytes: u64,
 }
 
 /// The process backend.
@@ -65,6 +69,7 @@ pub struct ProcessBackend {
     compute: ComputePool,
     exports: ExportCache,
     generator: Generator,
+    blobs: BlobStore,
     ending: watch::Sender<bool>,
     running: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
     /// Held as long as the server lives.
@@ -86,13 +91,21 @@ impl ProcessBackend {
     /// # Errors
     /// The database or a directory can't be used.
     pub async fn start(store: Store, settings: ProcessSettings) -> Result<Self> {
-        let ProcessSettings { directories, holds_database, appliance, compute, export_bytes, generation_bytes } =
-            settings;
+        let ProcessSettings {
+            directories,
+            holds_database,
+            appliance,
+            compute,
+            export_bytes,
+            generation_bytes,
+            blob_bytes,
+        } = settings;
         let claim = DataDirClaim::acquire(&directories.data, holds_database)?;
         directories.make().map_err(|error| ApiError::internal("create the server's directories", error))?;
         let exports = ExportCache::new(directories.data.join("exports"), export_bytes);
         exports.clean_up().await;
         let generator = Generator::new(generation_bytes);
+        let blobs = BlobStore::new(directories.blobs(), blob_bytes);
         let objects = Arc::new(ObjectStore::new(store));
         objects.ensure_appliance(appliance, &claim).await?;
         let (reconcile_requests, received_requests) = mpsc::unbounded_channel();
@@ -129,7 +142,19 @@ impl ProcessBackend {
             std::future::ready(())
         }));
         let running = tokio::sync::Mutex::new(vec![reconciling, ending_jobs]);
-        Ok(Self { objects, world, control, planner, compute, exports, generator, ending, running, _claim: claim })
+        Ok(Self {
+            objects,
+            world,
+            control,
+            planner,
+            compute,
+            exports,
+            generator,
+            blobs,
+            ending,
+            running,
+            _claim: claim,
+        })
     }
 
     /// Rejects a job whose data files are missing; returns the epoch of its training data and its last step, if they
@@ -329,6 +354,19 @@ impl Backend for ProcessBackend {
         self.world.shut_down(SAVE_TIMEOUT).await;
     }
 
+    fn blobs(&self) -> Result<&BlobStore> {
+        Ok(&self.blobs)
+    }
+
+    async fn remove_unused_blobs(&self) -> Result<usize> {
+        let jobs = self.objects.live_jobs().await?;
+        let used: HashSet<(String, String)> = jobs.iter().flat_map(uploads_of).collect();
+        let is_used = move |namespace: &LabelName, digest: &BlobDigest| {
+            used.contains(&(namespace.to_string(), digest.to_string()))
+        };
+        self.blobs.remove_unused(is_used).await
+    }
+
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {
         let written = job.status.as_ref().and_then(|status| status.resolved.as_ref()?.model_dir.clone());
         let model_dir = written.ok_or_else(ApiError::files_not_found)?;
@@ -341,6 +379,13 @@ impl Backend for ProcessBackend {
         let exports = self.exports_of(&job.uid().unwrap_or_default())?;
         Ok(Arc::new(LocalFiles::new(model_dir.into(), exports, self.generator.clone())))
     }
+}
+
+/// Returns the uploads that a job names, each with its namespace.
+fn uploads_of(job: &TrainJob) -> Vec<(String, String)> {
+    let namespace = job.namespace().unwrap_or_default();
+    let digests = job.spec.model.iter().flat_map(|model| std::iter::once(&model.graph).chain(&model.weights));
+    digests.map(|digest| (namespace.clone(), digest.clone())).collect()
 }
 
 async fn write_uploads(dir: &std::path::Path, texts: &[UploadedFile]) -> std::io::Result<()> {

@@ -8,12 +8,14 @@
 //! * Paths are checked here as text only. `millrace_roots` makes sure that no link leads out of a directory when a file
 //!   is opened; [`ServerDirectories::roots_of`] returns the directories that the agents of a job are limited to.
 
+use std::io::Read as _;
 use std::path::{Component, Path, PathBuf};
 
 use kube::ResourceExt;
+use millrace_control::world::MAX_GRAPH_BYTES;
 use millrace_control::{JobSite, ModelDirLocation, SiteError};
 use millrace_crds::{JobVolume, MountedDir, TrainJob};
-use millrace_params::{LabelName, ObjectName};
+use millrace_params::{BlobDigest, LabelName, ObjectName};
 
 use super::path_error::PathError;
 use super::volumes::{ServerVolume, Volumes};
@@ -36,7 +38,7 @@ impl ServerDirectories {
     /// # Errors
     /// An error of the file system.
     pub fn make(&self) -> Result<(), PathError> {
-        let dirs = ["model_dirs", "texts", "last", "exports"].map(|name| self.data.join(name));
+        let dirs = ["model_dirs", "texts", "last", "exports", "blobs"].map(|name| self.data.join(name));
         std::iter::once(self.data.clone()).chain(dirs).try_for_each(|directory| {
             private_dirs::make_existing_private(&directory)
                 .map_err(|source| PathError::CreateDirectory { directory, source })
@@ -72,6 +74,16 @@ impl ServerDirectories {
         }
     }
 
+    /// Returns the directory with the uploaded blobs of all namespaces.
+    pub fn blobs(&self) -> PathBuf {
+        self.data.join("blobs")
+    }
+
+    /// Returns the directory with the blobs that the jobs of the job's namespace may read.
+    fn job_blobs(&self, job: &TrainJob) -> Result<PathBuf, PathError> {
+        Ok(self.blobs().join(namespace_of(job)?))
+    }
+
     /// Returns the path of the last report of an attempt's coordinator.
     pub fn last_report(&self, uid: &ObjectName, attempt: u32) -> PathBuf {
         self.data.join("last").join(format!("{uid}-{attempt}.json"))
@@ -87,7 +99,7 @@ impl ServerDirectories {
         }
     }
 
-    /// Returns the path on this machine of a path in `job`'s params, for reading.
+    /// Returns the path on this machine of a path in `job`'s params, or of an upload by its digest, for reading.
     ///
     /// # Errors
     /// The path is not available to the job.
@@ -96,6 +108,9 @@ impl ServerDirectories {
     }
 
     fn locate_in_mounts(&self, job: &TrainJob, written: &str) -> Result<LocatedPath<'_>, PathError> {
+        if let Ok(digest) = BlobDigest::new(written) {
+            return Ok(LocatedPath::own(self.job_blobs(job)?.join(digest)));
+        }
         let path = Path::new(written);
         if path.components().any(|part| part == Component::ParentDir) {
             return Err(PathError::ParentDirectory(written.to_owned()));
@@ -143,7 +158,7 @@ impl ServerDirectories {
     /// Returns the existing directories that the agents of `job` may use.
     pub fn roots_of(&self, job: &TrainJob) -> Vec<PathBuf> {
         let mounted = job.spec.mount_dirs.iter().filter_map(|mount| Some(self.mounted(job, mount).ok()?.0));
-        let own = self.model_dirs(job).ok();
+        let own = [self.model_dirs(job), self.job_blobs(job)].into_iter().flatten();
         let mut roots: Vec<PathBuf> =
             mounted.chain(own).chain(self.inputs.clone()).filter(|dir| dir.is_dir()).collect();
         roots.sort();
@@ -153,7 +168,7 @@ impl ServerDirectories {
 
     /// Returns the existing directories that this server may use for the files of users.
     pub fn roots(&self) -> Vec<PathBuf> {
-        let own = ["model_dirs", "exports", "texts"].map(|name| self.data.join(name));
+        let own = ["model_dirs", "exports", "texts", "blobs"].map(|name| self.data.join(name));
         let volumes = self.volumes.values().map(|volume| volume.dir.clone());
         own.into_iter().chain(volumes).chain(self.inputs.clone()).filter(|dir| dir.is_dir()).collect()
     }
@@ -289,6 +304,13 @@ impl JobSite for ServerDirectories {
         let own = self.model_dirs(job)?.join(name);
         let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));
         Ok(ModelDirLocation { path: inside.fold(own, |path, part| path.join(part)), claim: None })
+    }
+
+    fn graph_document(&self, job: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, SiteError> {
+        let file = millrace_roots::open(self.job_blobs(job)?.join(digest))?;
+        let mut document = Vec::new();
+        file.take(MAX_GRAPH_BYTES + 1).read_to_end(&mut document)?;
+        Ok(document)
     }
 
     fn check_readable(&self, job: &TrainJob, written: &str) -> Result<(), SiteError> {

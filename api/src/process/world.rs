@@ -135,7 +135,8 @@ impl ProcessWorld {
             Ok::<(), PathError>(())
         };
         let inputs = [Some(&mut launch.job.train_input), launch.job.eval_input.as_mut()];
-        inputs.into_iter().flatten().filter_map(|input| input.paths_mut()).flatten().try_for_each(place)?;
+        let data = inputs.into_iter().flatten().filter_map(|input| input.paths_mut()).flatten();
+        data.chain(&mut launch.job.model.graph).try_for_each(place)?;
         if let Some(path) = launch.resume.checkpoint_path.take() {
             launch.resume.checkpoint_path = Some(self.directories.locate(attempt.job, &path.display().to_string())?);
         }

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::auth::{Action, Caller};
+use super::blobs::check_uploads;
 use super::body::read_json;
 use super::submit::read_submission;
 use super::{AppState, JobPath, JobSelector, ValidPath, ValidQuery, bad_query_parameter, job_json};
@@ -43,6 +44,7 @@ pub async fn create(
     request: Request,
 ) -> Result<Response> {
     let order = read_submission(&api, &ns, &principal, request).await?;
+    check_uploads(&api, &order).await?;
     match dry_run.as_deref() {
         None => {}
         Some("All") => return Ok(Json(api.backend.dry_run(&order).await?).into_response()),
@@ -79,6 +81,7 @@ pub async fn plan(
     request: Request,
 ) -> Result<Json<JobPlan>> {
     let mut order = read_submission(&api, &ns, &caller.principal, request).await?;
+    check_uploads(&api, &order).await?;
     order.may_create = caller.is_allowed(Action::Create, &ns).await.unwrap_or(false);
     Ok(Json(api.backend.plan(&order).await?))
 }

@@ -5,6 +5,7 @@
 
 mod appliance;
 mod auth;
+mod blobs;
 mod body;
 mod files;
 mod generate;

@@ -8,7 +8,7 @@
 //! * [`JobSpec`] is the resolved document that every agent receives, built by [`Params::resolve`];
 //! * [`MachineDocument`] and [`MachineSpec`] are the same for the machine that runs it.
 //!
-//! [`ObjectName`], [`LabelName`] and [`FileName`] are names that may become parts of paths.
+//! [`ObjectName`], [`LabelName`], [`FileName`] and [`BlobDigest`] are names that may become parts of paths.
 //!
 //! [`Role`] is one of the five roles of a job's processes.
 //!
@@ -55,7 +55,7 @@ pub use job::{
     RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution, Schedule, ScheduleSegment, ScheduleSegmentKind,
     Seq2SeqOptions, Seq2SeqPositions, SinkTokens, SparsitySpec, Split, TfRecordRows, TokenType, TokenizerName,
 };
-pub use name::{FileName, InvalidName, LabelName, ObjectName};
+pub use name::{BlobDigest, FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;
 pub use resolve::FlagOverrides;
 pub use role::{Role, UnknownRole};

@@ -67,6 +67,13 @@ fn is_file_name(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
 }
 
+fn is_blob_digest(text: &str) -> bool {
+    let digits = text.strip_prefix("blake3:");
+    digits.is_some_and(|digits| {
+        digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    })
+}
+
 macro_rules! validated_name {
     ($(#[$doc:meta])* $name:ident, $max_bytes:literal, $pattern:literal, $rule:literal, $is_valid:path) => {
         $(#[$doc])*
@@ -175,6 +182,15 @@ validated_name!(
     is_file_name
 );
 
+validated_name!(
+    /// The address of an uploaded blob: the BLAKE3 digest of its content.
+    BlobDigest,
+    71,
+    "^blake3:[0-9a-f]{64}$",
+    "blake3: and the 64 hexadecimal digits of the digest, in lower case",
+    is_blob_digest
+);
+
 impl From<LabelName> for ObjectName {
     /// Every label is a subdomain.
     fn from(label: LabelName) -> Self {
@@ -227,6 +243,12 @@ mod tests {
         }
         assert!(LabelName::new("a.b").is_err() && LabelName::new("x".repeat(64)).is_err());
         assert!(FileName::new(".hidden").is_err());
+        let digits = "0123456789abcdef".repeat(4);
+        assert!(BlobDigest::new(format!("blake3:{digits}")).is_ok());
+        for bad in ["", "blake3:", &digits, &format!("blake3:{}", digits.to_uppercase()), &format!("blake3:{digits}0")]
+        {
+            assert!(BlobDigest::new(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::path::Path;
 
 use kube::core::{Reason, Rule};
 use kube::{CustomResource, KubeSchema};
-use millrace_params::{Mode, ObjectName};
+use millrace_params::{BlobDigest, Mode, ObjectName};
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
@@ -147,6 +147,7 @@ use crate::schema::keyed_by;
 #[x_kube(
     validation = required_immutable("params"),
     validation = required_immutable("appliance"),
+    validation = optional_immutable("model"),
     validation = optional_immutable("mode"),
     validation = optional_immutable("volumes"),
     validation = optional_immutable("mountDirs"),
@@ -166,6 +167,10 @@ pub struct TrainJobSpec {
     /// runconfig, with keys in snake case. If a key of its runconfig differs from a field of this spec, the field wins,
     /// and status.resolved lists the difference. Immutable.
     pub params: StoredParams,
+
+    /// A model that is described by an uploaded graph document, instead of by the keys of params.model. Immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<UploadedModel>,
 
     /// Mode of the job; if omitted, params.runconfig.mode, or else train. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -228,6 +233,20 @@ pub struct TrainJobSpec {
     /// Resources of the job's pods that differ from the appliance's. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<RoleResources>,
+}
+
+/// A model of the user's own. Its files were uploaded to the namespace of the job with the client or the REST API.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UploadedModel {
+    /// Digest of the graph document, which takes the place of params.model.graph.
+    #[schemars(with = "BlobDigest")]
+    pub graph: String,
+    /// Digest of a safetensors file with the initial weights, by the names that tensors have in the graph. It takes the
+    /// place of runconfig.checkpoint_path. If omitted, the job starts from that checkpoint or from initial values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "BlobDigest")]
+    pub weights: Option<String>,
 }
 
 /// How the state of a job that must stop is saved.
@@ -322,6 +341,7 @@ impl TrainJobSpec {
         Self {
             num_csx,
             params,
+            model: None,
             mode: None,
             appliance: default_appliance(),
             suspend: false,

@@ -33,7 +33,7 @@ mod system;
 mod tiles;
 
 pub use activation_memory::recomputed_nodes;
-pub use cost::planning_bytes;
+pub use cost::{graph_planning_bytes, planning_bytes};
 pub use error::CompileError;
 pub(crate) use error::format_bytes;
 pub use fit::{WeightBytes, WeightElements};

@@ -4,6 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use millrace_control::{JobSite, ModelDirLocation, SiteError};
 use millrace_crds::TrainJob;
+use millrace_params::BlobDigest;
 use millrace_protocol::launch::V1;
 
 use crate::model_dir::MODEL_DIR_PATH;
@@ -16,6 +17,11 @@ use crate::names::ChildNames;
      stored in a claim of the appliance's storage"
 )]
 struct ModelDirNotMounted(String);
+
+/// A job names an upload.
+#[derive(Debug, thiserror::Error)]
+#[error("spec.model names an upload, and uploads are not supported on Kubernetes yet: use a server on one machine")]
+struct UploadsNotSupported;
 
 /// A cluster in which pods run the agents.
 #[derive(Clone, Debug)]
@@ -51,6 +57,10 @@ impl JobSite for PodSite {
              newest checkpoint in its model_dir"
                 .to_owned()
         })
+    }
+
+    fn graph_document(&self, _: &TrainJob, _: &BlobDigest) -> Result<Vec<u8>, SiteError> {
+        Err(UploadsNotSupported.into())
     }
 
     fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), SiteError> {

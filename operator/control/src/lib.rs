@@ -26,6 +26,7 @@ pub mod activity;
 pub mod attempt;
 pub mod context;
 pub mod debounce;
+mod job_graph;
 pub mod journal_follower;
 pub mod launch;
 pub mod ledger;

@@ -6,10 +6,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
 
-use millrace_emulator::compile::{compile_job, planning_bytes};
+use millrace_emulator::compile::{compile, graph_planning_bytes, planning_bytes, request};
 use millrace_emulator::plan::StreamPlan;
 use millrace_params::{JobSpec, MachineSpec};
 
+use crate::job_graph::JobGraph;
 use crate::lock::lock;
 use crate::requirements::{ResourceRequirements, largest_num_csx, requirements_of_plan};
 use crate::resolve_error::{InvalidJob, JobTooLarge, OverBudget, ResolveError};
@@ -50,35 +51,37 @@ pub struct PlanCompiler {
 
 impl PlanCompiler {
     /// Returns the plan of `job` on `num_csx` systems of `appliance`, or on the largest number that all have work, if
-    /// that is less. Calls `may_plan` only if the plan is not cached. Blocks while it computes.
+    /// that is less. Reads `graph` only if the plan is not cached and its budget allows it. Blocks while it computes.
     ///
     /// # Errors
-    /// The job can never run as it is, or [`ResolveError::Overloaded`] with the error of `may_plan`.
-    pub fn plan(
-        &self,
-        job: &JobSpec,
-        appliance: &MachineSpec,
-        num_csx: u32,
-        may_plan: &PlanBudget<'_>,
-    ) -> CompileResult {
+    /// The job can never run as it is, or [`ResolveError::Overloaded`] with the error of the budget.
+    pub fn plan(&self, job: &JobSpec, appliance: &MachineSpec, num_csx: u32, graph: &JobGraph<'_>) -> CompileResult {
         let key = key(job, appliance, num_csx)?;
         if let Some(known) = lock(&self.results).of.get(&key) {
             return known.clone();
         }
-        let bytes = planning_bytes(job, appliance);
+        let bytes = match graph.of_document(job)? {
+            Some(graph) => graph_planning_bytes(graph, appliance),
+            None => planning_bytes(job, appliance),
+        };
         if bytes > MAX_PLAN_BYTES {
             return Err(JobTooLarge::Plan { bytes }.into());
         }
-        may_plan(bytes)?;
+        graph.may_plan()(bytes)?;
         let _reserved = self.memory.reserve(bytes);
-        let result = plan(job, appliance, num_csx).map(Arc::new);
+        let result = plan(job, appliance, num_csx, graph).map(Arc::new);
         lock(&self.results).keep(key, result.clone());
         result
     }
 }
 
-fn plan(job: &JobSpec, appliance: &MachineSpec, num_csx: u32) -> Result<PlanSummary, ResolveError> {
-    let plan = compile_job(job, appliance)?;
+fn plan(
+    job: &JobSpec,
+    appliance: &MachineSpec,
+    num_csx: u32,
+    graph: &JobGraph<'_>,
+) -> Result<PlanSummary, ResolveError> {
+    let plan = compile(request(job, graph.read(job)?, appliance)?)?;
     let systems = num_csx.clamp(1, largest_num_csx(job));
     check_rounds(&plan, systems)?;
     let needs = requirements_of_plan(&plan, job, appliance, systems)?;
@@ -160,9 +163,11 @@ mod tests {
     use std::cell::Cell;
     use std::time::{Duration, Instant};
 
+    use millrace_crds::{StoredParams, TrainJob, TrainJobSpec};
     use millrace_params::{FlagOverrides, Params};
 
     use super::*;
+    use crate::job_graph::testing::Uploads;
 
     fn job(layers: u64, batch: u64, sequence: u64) -> JobSpec {
         let text = format!(
@@ -176,24 +181,35 @@ mod tests {
         Params::parse_yaml(&text).and_then(|params| params.resolve(&FlagOverrides::default())).unwrap().job
     }
 
+    fn plan(
+        plans: &PlanCompiler,
+        job: &JobSpec,
+        machine: &MachineSpec,
+        num_csx: u32,
+        may_plan: &PlanBudget<'_>,
+    ) -> CompileResult {
+        let object = TrainJob::new("job", TrainJobSpec::new(num_csx, StoredParams::default()));
+        plans.plan(job, machine, num_csx, &JobGraph::new(&object, &Uploads::default(), may_plan))
+    }
+
     #[test]
     fn cached_plan_is_not_recompiled() {
         let (plans, asked) = (PlanCompiler::default(), Cell::new(0));
         let machine = MachineSpec::default();
-        let plan = |num_csx, job: &JobSpec| {
+        let systems = |num_csx, job: &JobSpec| {
             let asking = |_| {
                 asked.set(asked.get() + 1);
                 Ok(())
             };
-            plans.plan(job, &machine, num_csx, &asking).unwrap().needs.largest_num_csx
+            plan(&plans, job, &machine, num_csx, &asking).unwrap().needs.largest_num_csx
         };
-        assert_eq!([plan(1, &job(2, 4, 64)), plan(1, &job(2, 4, 64))], [4, 4]);
+        assert_eq!([systems(1, &job(2, 4, 64)), systems(1, &job(2, 4, 64))], [4, 4]);
         assert_eq!(asked.get(), 1);
-        assert_eq!([plan(2, &job(2, 4, 64)), plan(1, &job(2, 8, 64))], [4, 8]);
+        assert_eq!([systems(2, &job(2, 4, 64)), systems(1, &job(2, 8, 64))], [4, 8]);
         assert_eq!(asked.get(), 3);
-        let refused = plans.plan(&job(3, 4, 64), &machine, 1, &|bytes| Err(OverBudget::Heavy { bytes }));
+        let refused = plan(&plans, &job(3, 4, 64), &machine, 1, &|bytes| Err(OverBudget::Heavy { bytes }));
         assert!(matches!(refused, Err(ResolveError::Overloaded(OverBudget::Heavy { .. }))));
-        let kept = plans.plan(&job(3, 4, 64), &machine, 1, &|_| Ok(()));
+        let kept = plan(&plans, &job(3, 4, 64), &machine, 1, &|_| Ok(()));
         assert!(kept.is_ok(), "a refusal says nothing about the job");
     }
 
@@ -202,12 +218,12 @@ mod tests {
         let (plans, machine) = (PlanCompiler::default(), MachineSpec::default());
         let began = Instant::now();
         // One leaf of sixteen million at a time, through the layers of 300 decoder blocks.
-        let many_rounds = plans.plan(&job(300, 1 << 24, 16_384), &machine, 1, &|_| Ok(()));
+        let many_rounds = plan(&plans, &job(300, 1 << 24, 16_384), &machine, 1, &|_| Ok(()));
         assert!(matches!(&many_rounds, Err(ResolveError::TooLarge(JobTooLarge::Batch { .. }))), "{many_rounds:?}");
         let small_chunks = MachineSpec::parse_yaml("link: {chunkBytes: 64}").unwrap();
         let mut large = job(10_000, 4, 64);
         large.model.hidden_size = 4096;
-        let many_chunks = plans.plan(&large, &small_chunks, 1, &|_| Ok(()));
+        let many_chunks = plan(&plans, &large, &small_chunks, 1, &|_| Ok(()));
         assert!(matches!(&many_chunks, Err(ResolveError::TooLarge(JobTooLarge::Plan { .. }))), "{many_chunks:?}");
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     }

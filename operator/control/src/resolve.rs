@@ -1,9 +1,10 @@
 //! Resolves the params of a job into a record that never changes, once, at its first admission.
 
-use millrace_crds::{ApplianceSpec, OverruledKey, ResolvedJob, TrainJob};
+use millrace_crds::{ApplianceSpec, OverruledKey, ResolvedJob, TrainJob, TrainJobSpec, UploadedModel};
 use millrace_params::{FlagOverrides, InputSpec, JobSpec, Mode, Params, ResolveOutput};
 use millrace_protocol::launch::VERSION;
 
+use crate::job_graph::JobGraph;
 use crate::plan_compiler::{PlanBudget, PlanCompiler};
 use crate::record::resolved_job;
 use crate::requirements::ResourceRequirements;
@@ -23,9 +24,10 @@ pub fn resolve_and_plan(
     site: &dyn JobSite,
     (plans, may_plan): (&PlanCompiler, &PlanBudget<'_>),
 ) -> Result<(ResolvedJob, ResourceRequirements), ResolveError> {
-    let resolution = record.map_or_else(|| resolve_with(job, cluster, site, (plans, may_plan)), Ok)?;
+    let graph = JobGraph::new(job, site, may_plan);
+    let resolution = record.map_or_else(|| resolve_with(job, cluster, site, (plans, &graph)), Ok)?;
     let (resolved, appliance) = resolved_job(&resolution)?;
-    let needs = plans.plan(&resolved, &appliance, num_csx, may_plan)?.needs.clone();
+    let needs = plans.plan(&resolved, &appliance, num_csx, &graph)?.needs.clone();
     Ok((resolution, needs))
 }
 
@@ -34,24 +36,23 @@ pub fn resolve_and_plan(
 /// # Errors
 /// The job can never run as it is.
 pub fn resolve(job: &TrainJob, cluster: &ApplianceSpec, site: &dyn JobSite) -> Result<ResolvedJob, ResolveError> {
-    resolve_with(job, cluster, site, (&PlanCompiler::default(), &|_| Ok(())))
+    resolve_with(job, cluster, site, (&PlanCompiler::default(), &JobGraph::new(job, site, &|_| Ok(()))))
 }
 
 fn resolve_with(
     job: &TrainJob,
     cluster: &ApplianceSpec,
     site: &dyn JobSite,
-    (plans, may_plan): (&PlanCompiler, &PlanBudget<'_>),
+    (plans, graph): (&PlanCompiler, &JobGraph<'_>),
 ) -> Result<ResolvedJob, ResolveError> {
     let spec = &job.spec;
-    let params = spec.params.read().map_err(InvalidJob::Params)?;
+    let params = params_with_model(spec)?;
     let overrides = FlagOverrides {
         num_csx: Some(spec.num_csx.into()),
         mode: spec.mode.map(|mode| mode_name(mode).to_owned()),
         ..FlagOverrides::default()
     };
-    let ResolveOutput { job: mut resolved, mut notes, ignored_keys } =
-        params.resolve(&overrides).map_err(InvalidJob::Params)?;
+    let ResolveOutput { job: mut resolved, mut notes, ignored_keys } = with_sample_length(&params, &overrides, graph)?;
     if resolved.run.compile_only || resolved.run.validate_only {
         return Err(InvalidJob::LocalOnly.into());
     }
@@ -67,7 +68,7 @@ fn resolve_with(
     }
     inputs(&resolved).try_for_each(|path| site.check_readable(job, path)).map_err(InvalidJob::Site)?;
     let appliance = cluster.machine.resolve().map_err(InvalidJob::Appliance)?;
-    let planned = plans.plan(&resolved, &appliance, spec.num_csx, may_plan)?;
+    let planned = plans.plan(&resolved, &appliance, spec.num_csx, graph)?;
     planned.streamable.clone()?;
     let text = serde_json::to_string(&resolved).map_err(InvalidJob::Json)?;
     let document = serde_json::to_string(&appliance).map_err(InvalidJob::Json)?;
@@ -88,13 +89,47 @@ fn resolve_with(
     })
 }
 
-/// Returns the needs of an attempt of a resolved job on `num_csx` systems, without any cache.
+/// Returns the params of a job, with the uploads of `spec.model` where the params name files.
+fn params_with_model(spec: &TrainJobSpec) -> Result<Params, ResolveError> {
+    let mut params = spec.params.read().map_err(InvalidJob::Params)?;
+    if let Some(UploadedModel { graph, weights }) = &spec.model {
+        params.model.get_or_insert_default().graph = Some(graph.clone());
+        if let Some(weights) = weights {
+            params.runconfig.get_or_insert_default().checkpoint_path = Some(weights.clone());
+        }
+    }
+    Ok(params)
+}
+
+/// Resolves params. If they leave out the length of samples, it is that of the samples that a graph document reads.
+fn with_sample_length(
+    params: &Params,
+    overrides: &FlagOverrides,
+    graph: &JobGraph<'_>,
+) -> Result<ResolveOutput, ResolveError> {
+    let output = params.resolve(overrides).map_err(InvalidJob::Params)?;
+    let is_given = params.train_input.as_ref().is_some_and(|input| input.max_sequence_length.is_some());
+    let Some(graph) = graph.of_document(&output.job)?.filter(|_| !is_given) else { return Ok(output) };
+    let mut params = params.clone();
+    if let Some(input) = &mut params.train_input {
+        input.max_sequence_length = Some(graph.sequence() as u64);
+    }
+    Ok(params.resolve(overrides).map_err(InvalidJob::Params)?)
+}
+
+/// Returns the needs of an attempt of a resolved `job` on `num_csx` systems, without any cache.
 ///
 /// # Errors
 /// The record has a version that this program can't read, or no such placement exists.
-pub fn requirements(resolution: &ResolvedJob, num_csx: u32) -> Result<ResourceRequirements, ResolveError> {
-    let (job, appliance) = resolved_job(resolution)?;
-    Ok(PlanCompiler::default().plan(&job, &appliance, num_csx, &|_| Ok(()))?.needs.clone())
+pub fn requirements(
+    job: &TrainJob,
+    resolution: &ResolvedJob,
+    num_csx: u32,
+    site: &dyn JobSite,
+) -> Result<ResourceRequirements, ResolveError> {
+    let (resolved, appliance) = resolved_job(resolution)?;
+    let graph = JobGraph::new(job, site, &|_| Ok(()));
+    Ok(PlanCompiler::default().plan(&resolved, &appliance, num_csx, &graph)?.needs.clone())
 }
 
 /// Returns every path that agents of `job` read.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use millrace_emulator::compile::CompileError;
+use millrace_emulator::graph::DocumentError as GraphDocumentError;
 use millrace_emulator::placement::PlacementError;
 use millrace_params::ParamsError;
 
@@ -46,6 +47,15 @@ pub enum InvalidJob {
     /// Its record can't be used.
     #[error(transparent)]
     Record(#[from] ResolvedJobError),
+    /// Its model is in a file that was not uploaded.
+    #[error(
+        "model.graph names the file {0:?}, which the appliance can't read: submit the job with `millrace train`, which \
+         uploads the file, or upload it and name its digest as spec.model.graph"
+    )]
+    GraphFile(String),
+    /// Its graph document is not valid.
+    #[error("the graph document {}", graph_report(.0))]
+    GraphDocument(GraphDocumentError),
     /// It can't be compiled.
     #[error("{}", with_hint(.0))]
     Compile(CompileError),
@@ -109,6 +119,10 @@ pub enum OverBudget {
 /// Lists all mistakes, one on each line, with their remedies.
 fn report(error: &ParamsError) -> String {
     error.report().trim_end().to_owned()
+}
+
+fn graph_report(error: &GraphDocumentError) -> String {
+    format!("{error}: {}", error.hint())
 }
 
 fn with_hint(error: &CompileError) -> String {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::{Appliance, ApplianceStatus, Grant, JobProgress, TrainJob, TrainJobStatus};
 use millrace_lifecycle::{CoordinatorReport, JobEvent, ObservedAgent};
+use millrace_params::BlobDigest;
 pub use millrace_protocol::journal::JournalEndpoint;
 
 use crate::attempt::AttemptContext;
@@ -33,6 +34,9 @@ pub struct ModelDirLocation {
     pub claim: Option<String>,
 }
 
+/// Maximum bytes of a graph document.
+pub const MAX_GRAPH_BYTES: u64 = millrace_emulator::graph::MAX_DOCUMENT_BYTES;
+
 /// Values of the priority classes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PriorityValues {
@@ -56,7 +60,7 @@ pub type SiteError = Box<dyn std::error::Error + Send + Sync>;
 /// The properties of a world that a job's record depends on: [`World`] acts, this only answers.
 ///
 /// * Every reconcile and every plan of a request makes these calls, also at the same time, so they do no I/O and do not
-///   block.
+///   block, except [`JobSite::graph_document`].
 /// * The answers depend on the job and on the settings of the program only: two calls with the same job have the same
 ///   result until the program restarts. A plan is cached, so an answer that changes would not be noticed.
 /// * Whether a path exists is not checked: it may appear before the agents start.
@@ -76,6 +80,14 @@ pub trait JobSite: Send + Sync {
     fn unsupported_agents(&self, _version: u32) -> Option<String> {
         None
     }
+
+    /// Reads the graph document with this digest, one of the uploads of the job's namespace. Unlike the other calls, it
+    /// may block: it is made by the threads that compute plans only. At most
+    /// [`MAX_GRAPH_BYTES`] and one more byte are read.
+    ///
+    /// # Errors
+    /// There is no such upload, or it can't be read.
+    fn graph_document(&self, job: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, SiteError>;
 
     /// Checks that the agents may read the path that the params call `written`. A world whose agents can see only what
     /// the job mounts need not check.

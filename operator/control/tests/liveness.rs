@@ -19,6 +19,7 @@ use millrace_crds::{
     Appliance, ApplianceSpec, ApplianceStatus, Grant, JobProgress, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
 };
 use millrace_lifecycle::JobEvent;
+use millrace_params::BlobDigest;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
@@ -116,6 +117,10 @@ impl JobSite for StubSite {
 
     fn model_dir(&self, _: &TrainJob, written: &str) -> Result<ModelDirLocation, SiteError> {
         Ok(ModelDirLocation { path: written.into(), claim: None })
+    }
+
+    fn graph_document(&self, _: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, SiteError> {
+        Err(format!("no upload {digest}").into())
     }
 
     fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), SiteError> {

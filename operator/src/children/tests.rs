@@ -36,13 +36,21 @@ fn job(name: &str, model_dir: &str) -> TrainJob {
     job
 }
 
+fn site() -> PodSite {
+    PodSite { image: "localhost/millrace:test".to_owned() }
+}
+
 fn resolve_here(job: &TrainJob) -> Result<ResolvedJob, ResolveError> {
-    resolve(job, &ApplianceSpec::default(), &PodSite { image: "localhost/millrace:test".to_owned() })
+    resolve(job, &ApplianceSpec::default(), &site())
+}
+
+fn needs_of(job: &TrainJob, record: &ResolvedJob, num_csx: u32) -> Result<ResourceRequirements, ResolveError> {
+    requirements(job, record, num_csx, &site())
 }
 
 fn resolved(job: &TrainJob) -> (ResolvedJob, ResourceRequirements) {
     let resolution = resolve_here(job).unwrap();
-    let needs = requirements(&resolution, job.spec.num_csx).unwrap();
+    let needs = needs_of(job, &resolution, job.spec.num_csx).unwrap();
     (resolution, needs)
 }
 
@@ -201,7 +209,7 @@ fn identities_of_largest_cluster_fit_into_secret() {
         ..ApplianceSpec::default()
     };
     let resolution = resolve(&job, &cluster, &PodSite { image: "localhost/millrace:test".to_owned() }).unwrap();
-    let needs = requirements(&resolution, 192).unwrap();
+    let needs = needs_of(&job, &resolution, 192).unwrap();
     let attempt = AttemptContext {
         job: &job,
         resolution: &resolution,
@@ -254,7 +262,7 @@ fn golden<T: serde::de::DeserializeOwned>(name: &str) -> T {
 #[test]
 fn job_of_first_release_keeps_its_arguments() {
     let (job, record): (TrainJob, ResolvedJob) = (golden("trainjob.json"), golden("resolved.json"));
-    let (needs, cluster) = (requirements(&record, job.spec.num_csx).unwrap(), ApplianceSpec::default());
+    let (needs, cluster) = (needs_of(&job, &record, job.spec.num_csx).unwrap(), ApplianceSpec::default());
     let attempt =
         AttemptContext { job: &job, resolution: &record, cluster: &cluster, number: 3, needs: &needs, systems: &[] };
     let map = launch(&attempt).unwrap().data.unwrap();
@@ -298,11 +306,16 @@ fn record_of_later_version_is_rejected_with_remedy() {
     let (mut record, _) = resolved(&job("job", "m"));
     assert_eq!(record.version, Some(VERSION));
     record.version = Some(VERSION + 1);
-    let refused = requirements(&record, 2).unwrap_err().to_string();
+    let refused = needs_of(&job("job", "md"), &record, 2).unwrap_err().to_string();
     assert!(refused.contains(&format!("version {}", VERSION + 1)), "{refused}");
     assert!(refused.contains(&format!("up to {VERSION}")) && refused.contains("create the job again"), "{refused}");
     let damaged = ResolvedJob { version: None, job: Some("{".to_owned()), ..record };
-    assert!(requirements(&damaged, 2).unwrap_err().to_string().contains("run the release that admitted the job"));
+    assert!(
+        needs_of(&job("job", "md"), &damaged, 2)
+            .unwrap_err()
+            .to_string()
+            .contains("run the release that admitted the job")
+    );
 }
 
 #[test]

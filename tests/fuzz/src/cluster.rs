@@ -7,7 +7,7 @@ use millrace_api::admission::AdmissionSchema;
 use millrace_control::record::resolved_job;
 use millrace_control::{JobSite, ModelDirLocation, SiteError};
 use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob};
-use millrace_params::{FlagOverrides, JobSpec, MachineSpec, Params};
+use millrace_params::{BlobDigest, FlagOverrides, JobSpec, MachineSpec, Params};
 use serde_json::Value;
 
 /// Parses a params file, evaluates its learning rate, and parses the same bytes as an appliance.
@@ -35,6 +35,10 @@ impl JobSite for NoSite {
 
     fn model_dir(&self, _: &TrainJob, written: &str) -> Result<ModelDirLocation, SiteError> {
         Ok(ModelDirLocation { path: PathBuf::from(written), claim: None })
+    }
+
+    fn graph_document(&self, _: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, SiteError> {
+        Err(format!("no upload {digest}").into())
     }
 
     fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), SiteError> {

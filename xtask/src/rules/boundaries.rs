@@ -72,7 +72,7 @@ const BOUNDARIES: &[Boundary] = &[
         workspace: &["crds", "emulator", "lifecycle", "params", "protocol", "telemetry", "traces"],
         forbidden: &[SQL],
     },
-    Boundary { name: "millrace-cluster", workspace: &["control", "crds", "protocol"], forbidden: &[SQL] },
+    Boundary { name: "millrace-cluster", workspace: &["control", "crds", "params", "protocol"], forbidden: &[SQL] },
     Boundary {
         name: "millrace-operator",
         workspace: &["cluster", "control", "crds", "lifecycle", "protocol", "telemetry", "traces"],

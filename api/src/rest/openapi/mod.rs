@@ -82,12 +82,13 @@ fn operation(route: &Route) -> Value {
 }
 
 /// Path parameters: name and description.
-const PATH_PARAMETERS: [(&str, &str); 5] = [
+const PATH_PARAMETERS: [(&str, &str); 6] = [
     ("namespace", "Namespace; `-` in a list of jobs stands for all namespaces that the caller may read."),
     ("name", "Name of the job."),
     ("checkpoint", "Step of the checkpoint, or `STEP:export` for its export to another format."),
     ("path", "Path of the file, with slashes."),
     ("id", "Id of the token."),
+    ("digest", "Digest of the upload: `blake3:` and 64 hexadecimal digits."),
 ];
 
 fn path_parameters(path: &str) -> Vec<Value> {
@@ -103,6 +104,8 @@ fn path_parameters(path: &str) -> Vec<Value> {
 
 fn query_parameters(query: Option<&Value>) -> Vec<Value> {
     let properties = query.and_then(|query| query["properties"].as_object()).into_iter().flatten();
+    let required = query.and_then(|query| query["required"].as_array()).into_iter().flatten();
+    let required: Vec<&str> = required.filter_map(Value::as_str).collect();
     let parameter = |(name, schema): (&String, &Value)| {
         let mut schema = schema.clone();
         let description = schema.as_object_mut().and_then(|schema| schema.remove("description"));
@@ -110,7 +113,7 @@ fn query_parameters(query: Option<&Value>) -> Vec<Value> {
         if let Some(kinds) = schema["type"].as_array() {
             schema["type"] = kinds.iter().find(|kind| *kind != "null").cloned().unwrap_or_default();
         }
-        json!({"name": name, "in": "query", "required": false, "description": description, "schema": schema})
+        json!({"name": name, "in": "query", "required": required.contains(&&**name), "description": description, "schema": schema})
     };
     properties.map(parameter).collect()
 }
@@ -119,6 +122,7 @@ fn request_body(body: RequestBodyKind) -> Option<Value> {
     let reference = |name: &str| json!({"schema": {"$ref": format!("#/components/schemas/{name}")}});
     match body {
         RequestBodyKind::None => None,
+        RequestBodyKind::Bytes => Some(json!({"application/octet-stream": {}})),
         RequestBodyKind::Component(name) => Some(json!({"application/json": reference(name)})),
         RequestBodyKind::Job => Some(json!({
             "application/json": reference("NewTrainJob"),

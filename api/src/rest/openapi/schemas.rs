@@ -5,9 +5,10 @@ use serde_json::{Value, json};
 use super::super::problem::Problem;
 use super::super::schema::{request_schema, response_schema};
 use super::super::submit::SubmitOptions;
-use super::super::{ItemList, appliance, files, generate, jobs, record_views, session, tokens};
+use super::super::{ItemList, appliance, blobs, files, generate, jobs, record_views, session, tokens};
 use crate::admission::{object_schema, schemas};
 use crate::backend::VolumeInfo;
+use crate::blobs::{BlobList, BlobStatus};
 use crate::files::{CheckpointFiles, FileInfo};
 
 pub fn components() -> Value {
@@ -41,6 +42,9 @@ pub fn components() -> Value {
         "CheckpointList": response_schema::<ItemList<CheckpointFiles>>(),
         "FileList": response_schema::<ItemList<FileInfo>>(),
         "CheckpointFileList": response_schema::<files::FileSetListing>(),
+        "BlobAnnouncement": request_schema::<blobs::BlobAnnouncement>(),
+        "BlobStatus": response_schema::<BlobStatus>(),
+        "BlobList": response_schema::<BlobList>(),
         "VolumeList": response_schema::<ItemList<VolumeInfo>>(),
         "ApplianceView": response_schema::<appliance::ApplianceView>(),
         "Identity": response_schema::<appliance::CallerIdentity>(),

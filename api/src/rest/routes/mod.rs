@@ -49,6 +49,8 @@ pub enum RequestBodyKind {
     Job,
     /// JSON of a component.
     Component(&'static str),
+    /// Bytes, `application/octet-stream`.
+    Bytes,
 }
 
 pub struct Route {
@@ -81,6 +83,10 @@ impl Route {
 
     fn post<H: Handler<T, Arc<AppState>>, T: 'static>(path: impl Into<String>, handler: H, access: Access) -> Self {
         Self::new("post", path.into(), routing::post(handler), access)
+    }
+
+    fn patch<H: Handler<T, Arc<AppState>>, T: 'static>(path: impl Into<String>, handler: H, access: Access) -> Self {
+        Self::new("patch", path.into(), routing::patch(handler), access)
     }
 
     fn delete<H: Handler<T, Arc<AppState>>, T: 'static>(path: impl Into<String>, handler: H, access: Access) -> Self {

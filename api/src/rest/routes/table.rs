@@ -5,11 +5,12 @@ use serde_json::json;
 use super::super::auth::{Access, Action, ObjectSource, Permission};
 use super::super::openapi;
 use super::super::schema::response_schema;
-use super::super::{ApplianceQuery, JobSelector, appliance, files, generate, jobs, records, session, tokens};
+use super::super::{ApplianceQuery, JobSelector, appliance, blobs, files, generate, jobs, records, session, tokens};
 use super::{RequestBodyKind, ResponseKind, Route, component};
 use crate::plan::JobPlan;
 
 const JOBS: &str = "/v1/namespaces/{namespace}/trainjobs";
+const BLOBS: &str = "/v1/namespaces/{namespace}/blobs";
 const JOB: &str = "/v1/namespaces/{namespace}/trainjobs/{name}";
 
 const LIST_JOBS: Access = Access::Permission(Permission {
@@ -31,6 +32,7 @@ pub fn all() -> Vec<Route> {
     let mut routes = job_routes();
     routes.extend(record_routes());
     routes.extend(file_routes());
+    routes.extend(blob_routes());
     routes.extend(appliance_routes());
     routes.extend(account_routes());
     routes.extend(public_routes());
@@ -133,6 +135,28 @@ fn file_routes() -> Vec<Route> {
             .describe("getArtifact", "Returns a file of a job outside its checkpoints")
             .query::<JobSelector>()
             .file(),
+    ]
+}
+
+/// Uploads are input of the jobs that their user may create.
+fn blob_routes() -> Vec<Route> {
+    let permission = Access::permission;
+    vec![
+        Route::get(BLOBS, blobs::list, permission(Action::Create))
+            .describe("listBlobs", "Lists the uploads of a namespace")
+            .json("BlobList"),
+        Route::post(BLOBS, blobs::announce, permission(Action::Create))
+            .describe("announceBlob", "Announces an upload, or returns how much of it the server has")
+            .body(RequestBodyKind::Component("BlobAnnouncement"))
+            .json("BlobStatus"),
+        Route::patch(format!("{BLOBS}/{{digest}}"), blobs::append, permission(Action::Create))
+            .describe("appendBlob", "Appends a part to an upload")
+            .query::<blobs::PartQuery>()
+            .body(RequestBodyKind::Bytes)
+            .json("BlobStatus"),
+        Route::delete(format!("{BLOBS}/{{digest}}"), blobs::delete, permission(Action::Delete))
+            .describe("deleteBlob", "Deletes an upload; jobs that name it can't start any more")
+            .status(204),
     ]
 }
 

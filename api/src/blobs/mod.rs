@@ -1,0 +1,58 @@
+//! Uploads of users, such as graph documents and weights, as blobs: files addressed by the BLAKE3 digest of their
+//! content.
+//!
+//! ```text
+//! <blobs>/<namespace>/blake3:<digest>         a complete blob, its modification time that of its last use
+//! <blobs>/<namespace>/blake3:<digest>.part    the bytes that have been received of one
+//! ```
+//!
+//! * A blob is uploaded in parts. After an interruption, also of the server, the upload continues where it was.
+//! * A file with its final name has the content that its name says: the digest is computed from the bytes as they
+//!   arrive.
+//! * A blob that is uploaded again is not sent again. Namespaces share nothing: a client can't find out by a digest
+//!   whether another namespace has a blob.
+//! * All blobs of a namespace together, including announced parts, have at most the limit's bytes.
+//! * A blob that no job names is removed [`UNUSED_BLOB_TTL`] after its last use.
+
+mod store;
+#[cfg(test)]
+mod tests;
+mod upload;
+
+use std::time::Duration;
+
+use millrace_params::BlobDigest;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+pub use store::BlobStore;
+
+/// Default limit on the blobs of a namespace: the weights of a model of 8 billion parameters in f32, twice.
+pub const DEFAULT_MAX_BLOB_BYTES: u64 = 64 << 30;
+/// Time after which a blob that no job names is removed.
+pub const UNUSED_BLOB_TTL: Duration = Duration::from_secs(24 * 3600);
+/// Limit on the number of blobs of a namespace, parts included.
+const MAX_BLOBS: usize = 10_000;
+
+/// How much of a blob the server has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct BlobStatus {
+    /// Address of the blob: `blake3:` and its digest.
+    pub digest: BlobDigest,
+    /// Length of the blob in bytes; 0 if it is not complete and the client has to announce it again.
+    pub bytes: u64,
+    /// Bytes that the server has, from the beginning of the blob. The blob is complete if these are all.
+    pub received: u64,
+}
+
+/// The blobs of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BlobList {
+    /// The blobs, by digest.
+    pub items: Vec<BlobStatus>,
+    /// Bytes that they take, including those that are announced.
+    pub used_bytes: u64,
+    /// Limit on the bytes.
+    pub max_bytes: u64,
+}

@@ -1,0 +1,125 @@
+//! Uploads of users: announced, sent in parts, and named by jobs.
+//!
+//! ```text
+//! POST  …/blobs                    {"digest": "blake3:…", "bytes": N}   ► how much the server has: received
+//! PATCH …/blobs/DIGEST?offset=R    the next bytes, from `received` on   ► received; complete when it is N
+//! ```
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use millrace_params::{BlobDigest, LabelName};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::body::{media_type, read_all, read_json, unsupported_media_type, with_body_timeout};
+use super::{ALL_NAMESPACES, AppState, NAMESPACE_RULE, ValidPath, ValidQuery};
+use crate::blobs::{BlobList, BlobStatus};
+use crate::error::{ApiError, ErrorReason, FieldError, Result};
+use crate::submission::SubmitRequest;
+
+/// Path parameters of a blob.
+#[derive(Clone, Debug, Deserialize)]
+pub struct BlobPath {
+    namespace: String,
+    digest: String,
+}
+
+/// Body of the announcement of an upload.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct BlobAnnouncement {
+    /// Address of the blob: `blake3:` and the digest of its content in lower-case hexadecimal digits.
+    digest: BlobDigest,
+    /// Length of the blob in bytes.
+    #[schemars(range(min = 1))]
+    bytes: u64,
+}
+
+/// Query parameters of a part.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PartQuery {
+    /// Position of the first byte of the part in the blob: `received` of the previous response.
+    offset: u64,
+}
+
+/// Lists the uploads of a namespace.
+///
+/// # Errors
+/// [`ErrorReason::Unavailable`]: the server stores no uploads. An error of the file system.
+pub async fn list(State(api): State<Arc<AppState>>, ValidPath(ns): ValidPath<String>) -> Result<Json<BlobList>> {
+    Ok(Json(api.backend.blobs()?.list(namespace(&ns)?).await?))
+}
+
+/// Announces an upload, or finds how much of it the server has.
+///
+/// # Errors
+/// Those of [`list`]; [`ErrorReason::PayloadTooLarge`]: a limit of the namespace is exceeded. [`ErrorReason::Invalid`]:
+/// the blob is known with another length.
+pub async fn announce(
+    State(api): State<Arc<AppState>>,
+    ValidPath(ns): ValidPath<String>,
+    request: Request,
+) -> Result<Json<BlobStatus>> {
+    let blobs = api.backend.blobs()?;
+    let BlobAnnouncement { digest, bytes } = read_json(request).await?;
+    Ok(Json(blobs.announce(namespace(&ns)?, digest, bytes).await?))
+}
+
+/// Appends a part to an announced upload.
+///
+/// # Errors
+/// Those of [`list`]; [`ErrorReason::NotFound`]: it was not announced. [`ErrorReason::Conflict`]: the part begins
+/// elsewhere. [`ErrorReason::Invalid`]: the content has another digest or length.
+pub async fn append(
+    State(api): State<Arc<AppState>>,
+    ValidPath(path): ValidPath<BlobPath>,
+    ValidQuery(PartQuery { offset }): ValidQuery<PartQuery>,
+    request: Request,
+) -> Result<Json<BlobStatus>> {
+    let blobs = api.backend.blobs()?;
+    match media_type(request.headers())?.as_str() {
+        "application/octet-stream" | "" => {}
+        other => return Err(unsupported_media_type(other, "application/octet-stream")),
+    }
+    let content = with_body_timeout(read_all(request)).await?;
+    Ok(Json(blobs.append(namespace(&path.namespace)?, digest(path.digest)?, offset, content).await?))
+}
+
+/// Deletes an upload. Jobs that name it can't start any more.
+///
+/// # Errors
+/// Those of [`list`]; [`ErrorReason::NotFound`].
+pub async fn delete(State(api): State<Arc<AppState>>, ValidPath(path): ValidPath<BlobPath>) -> Result<StatusCode> {
+    api.backend.blobs()?.remove(namespace(&path.namespace)?, digest(path.digest)?).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Checks that the uploads that a submitted job names are complete, and keeps them until the job exists.
+///
+/// # Errors
+/// [`ErrorReason::Invalid`]: one is missing, with its field.
+pub async fn check_uploads(api: &AppState, order: &SubmitRequest) -> Result<()> {
+    for (key, field) in [("graph", "spec.model.graph"), ("weights", "spec.model.weights")] {
+        let Some(digest) = order.object["spec"]["model"][key].as_str() else { continue };
+        let digest = BlobDigest::new(digest).map_err(|error| {
+            ApiError::invalid(vec![FieldError { field: field.to_owned(), message: error.to_string() }])
+        })?;
+        api.backend.blobs()?.use_blob(namespace(&order.namespace)?, digest, field).await?;
+    }
+    Ok(())
+}
+
+fn namespace(text: &str) -> Result<LabelName> {
+    LabelName::new(text).map_err(|_| match text {
+        ALL_NAMESPACES => ApiError::new(ErrorReason::BadRequest, "uploads belong to one namespace: name it"),
+        _ => ApiError::new(ErrorReason::BadRequest, format!("{text:?} is not a valid namespace: {NAMESPACE_RULE}")),
+    })
+}
+
+fn digest(text: String) -> Result<BlobDigest> {
+    BlobDigest::new(text).map_err(|error| ApiError::new(ErrorReason::NotFound, error.to_string()))
+}
