@@ -7,7 +7,8 @@
 //! * [`admission`]: admission of objects, as an API server does it. [`document`]: objects as JSON in the database.
 //! * [`compute`]: threads and budgets for expensive computations of requests.
 //! * [`submission`]: a job that a client submits. [`plan`]: plans of jobs that are not created yet.
-//! * [`blobs`]: uploads of users. [`files`]: the files that jobs have written. [`generation`]: texts that the models of checkpoints continue.
+//! * [`blobs`]: uploads of users. [`files`]: the files that jobs have written. [`generation`]: texts that the models of
+//!   checkpoints continue.
 //! * [`reader`]: the program that serves the files of a job on the machine or volume that has them.
 //! * [`journal_copy`]: copies journals into the database. [`journal_files`]: reads journals from files.
 //! * [`metrics`]: the server's metrics for Prometheus.

@@ -14,6 +14,8 @@ NAME_FIELDS: dict[str, set[str]] = {
     "spec.volumes[].configMap.name": set(),
     "spec.volumes[].persistentVolumeClaim.claimName": set(),
     "spec.mountDirs[].volume": set(),
+    "spec.model.graph": set(),
+    "spec.model.weights": set(),
     "spec.mountDirs[].path": {"absolute"},
     "spec.mountDirs[].subPath": {
         *(
@@ -95,6 +97,7 @@ OTHER_FIELDS = {
     ),
     # Keys of other programs and releases without effect here.
     *("spec.params.predict_input", "spec.params.train_input.buckets", "spec.params.eval_input.buckets"),
+    *("spec.params.optimizer.params[].params", "spec.params.optimizer.params[].tag"),
     *(f"spec.params.optimizer.{key}" for key in ("eps", "learning_rate", "loss_scaling_factor", "optimizer_type")),
     *(f"spec.params.sparsity.{key}" for key in ("algorithm", "init_method", "param_filter", "param_name_patterns")),
     *(f"spec.params.sparsity.{key}" for key in ("drop_fraction", "type")),

@@ -44,7 +44,13 @@ struct Builder {
 impl Builder {
     fn tensor(&mut self, name: &str, shape: &[usize]) -> usize {
         let init = Initializer::Constant { value: 0.0 };
-        self.graph.tensors.push(Tensor { name: name.into(), shape: shape.to_vec(), init, role: TensorRole::Weight });
+        self.graph.tensors.push(Tensor {
+            name: name.into(),
+            shape: shape.to_vec(),
+            init,
+            role: TensorRole::Weight,
+            trained: true,
+        });
         self.graph.tensors.len() - 1
     }
 

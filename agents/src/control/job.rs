@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use millrace_checkpoint::Moments;
 use millrace_emulator::compile::{CompileRequest, compile, request};
-use millrace_emulator::graph::Graph;
+use millrace_emulator::graph::{Graph, LossReduction};
 use millrace_emulator::numerics::{Isa, NumericsProfile};
 use millrace_emulator::optimizers::optimizer;
 use millrace_emulator::plan::{PlanHash, StreamPlan};
 use millrace_emulator::sparsity::{MASK_STATE, mask_update};
-use millrace_params::{JobSpec, MachineSpec};
+use millrace_params::{JobSpec, LossScaling, MachineSpec};
 use serde::{Deserialize, Serialize};
 
 use super::client::MAX_CONTROL_MESSAGE_BYTES;
@@ -83,12 +83,21 @@ pub struct CompiledJob {
 }
 
 impl JobDocument {
-    /// Builds the document of a job, with the graph of its model.
+    /// Builds the document of a job, with the graph of its model. A reduction that the graph states replaces that of
+    /// the params.
     ///
     /// # Errors
     /// See [`job_graph`].
-    pub fn new(job: JobSpec, appliance: MachineSpec) -> Result<Self, AgentError> {
-        Ok(Self { graph: job_graph(&job)?, job, appliance, cuts: None })
+    pub fn new(mut job: JobSpec, appliance: MachineSpec) -> Result<Self, AgentError> {
+        let graph = job_graph(&job)?;
+        if let Some(reduction) = graph.reduction {
+            job.model.loss_scaling = match reduction {
+                LossReduction::Labels => LossScaling::NumTokens,
+                LossReduction::Samples => LossScaling::BatchSize,
+                LossReduction::Sum => LossScaling::Sum,
+            };
+        }
+        Ok(Self { graph, job, appliance, cuts: None })
     }
 
     /// Compiles the plan of a job that is pinned to `isa`.

@@ -75,6 +75,47 @@ fn imported_weights_of_a_run_give_its_bits() {
 }
 
 #[test]
+fn document_states_reduction_and_frozen_tensors() {
+    let (place, mut params) = place_with_document();
+    params["runconfig"]["save_initial_checkpoint"] = json!(true);
+    let document: Value = serde_json::from_slice(&std::fs::read(place.path("graph.json")).unwrap()).unwrap();
+    let run = |name: &str, document: &Value, params: &Value| {
+        place.write("graph.json", document.to_string());
+        place.write("graph.yaml", params.to_string());
+        place.succeed(&format!("train -p graph.yaml -o {name} --max_steps 2"));
+    };
+    let mut by_samples = document.clone();
+    by_samples["reduction"] = json!("samples");
+    run("document", &by_samples, &params);
+    let mut scaled = params.clone();
+    scaled["model"]["loss_scaling"] = json!("batch_size");
+    run("params", &document, &scaled);
+    assert_eq!(place.result("document", 2), place.result("params", 2));
+    // The sum of the losses of a batch of 8 samples.
+    let mut sum = document.clone();
+    sum["reduction"] = json!("sum");
+    run("sum", &sum, &params);
+    scaled["model"]["loss_weight"] = params["train_input"]["batch_size"].clone();
+    run("weighted", &document, &scaled);
+    assert_eq!(place.result("sum", 2), place.result("weighted", 2));
+
+    let mut frozen = document.clone();
+    frozen["tensors"].as_array_mut().unwrap().iter_mut().for_each(|tensor| tensor["trained"] = json!(false));
+    run("frozen", &frozen, &params);
+    let mut fixed = params.clone();
+    fixed["optimizer"]["params"] = json!([{"params": "*", "learning_rate_factor": 0, "weight_decay": 0}]);
+    run("fixed", &document, &fixed);
+    for name in ["frozen", "fixed"] {
+        let parameters = |step: u32| place.info(&format!("{name}/checkpoint_{step}"))["parameters_blake3"].clone();
+        assert_eq!(parameters(0), parameters(2), "{name}");
+    }
+    fixed["optimizer"]["params"][0]["params"] = json!("*.wieght");
+    place.write("graph.yaml", fixed.to_string());
+    let output = place.run("train -p graph.yaml -o bad");
+    assert!(output.code() == 2 && output.stderr.contains("\"*.wieght\", which matches no tensor"), "{}", output.stderr);
+}
+
+#[test]
 fn bad_documents_and_arrays_end_a_run_with_one_sentence() {
     let (place, params) = place_with_document();
     let document = std::fs::read_to_string(place.path("graph.json")).unwrap();

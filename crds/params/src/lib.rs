@@ -42,8 +42,8 @@ pub use appliance::{
 pub use document::{
     AttentionParams, DropFractionParams, DropFractionSetting, EpsSetting, ImageSize, ImageTransformParams,
     InitializerParams, InitializerSetting, InputParams, LearningRateScaleParams, LearningRateSetting, MaskUpdateParams,
-    MicroBatchRange, MicroBatchSetting, MixtureParams, ModelParams, NestedSchedules, OneOrMany, OptimizerParams,
-    Params, RotaryScalingParams, RunParams, SampleTransformParams, ScheduleParams, SparsityParams,
+    MicroBatchRange, MicroBatchSetting, MixtureParams, ModelParams, NestedSchedules, OneOrMany, OptimizerGroupParams,
+    OptimizerParams, Params, RotaryScalingParams, RunParams, SampleTransformParams, ScheduleParams, SparsityParams,
 };
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
@@ -51,9 +51,10 @@ pub use job::{
     DropFraction, EncoderOptions, EncoderTask, Fan, ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape,
     ImageSource, ImageTransform, InitializerSpec, Initializers, InputSpec, JobSpec, LearningRateScale, LineRows,
     LogLevel, LossScaling, MaskGrowth, MaskUpdate, MaskingSpec, MixturePart, Mode, ModelFamily, ModelSize, ModelSpec,
-    Nonlinearity, Norm, OptimizerSpec, ParallelBlocks, ParameterFilter, Positions, Precision, ResolveOutput,
-    RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution, Schedule, ScheduleSegment, ScheduleSegmentKind,
-    Seq2SeqOptions, Seq2SeqPositions, SinkTokens, SparsitySpec, Split, TfRecordRows, TokenType, TokenizerName,
+    Nonlinearity, Norm, OptimizerGroup, OptimizerSpec, ParallelBlocks, ParameterFilter, Positions, Precision,
+    ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution, Schedule, ScheduleSegment,
+    ScheduleSegmentKind, Seq2SeqOptions, Seq2SeqPositions, SinkTokens, SparsitySpec, Split, TensorSettings,
+    TfRecordRows, TokenType, TokenizerName,
 };
 pub use name::{BlobDigest, FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

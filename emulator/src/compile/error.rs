@@ -49,6 +49,9 @@ pub enum CompileError {
     TooLargeToStream { parameters: u64 },
     #[error(transparent)]
     Sparsity(#[from] SparsityError),
+    /// A group of the optimizer names a tensor that does not exist.
+    #[error("optimizer.params names {0:?}, which matches no tensor of the model")]
+    OptimizerGroup(String),
     /// One sample is too large for the wafer.
     #[error(
         "layer {layer:?} needs {} of wafer memory for a single sample ({} of it for weights and gradients), but the wafer has {}",
@@ -86,6 +89,7 @@ impl CompileError {
             Self::Batch { .. } => Some("give batch_size and micro_batch_size as numbers of samples, at least 1"),
             Self::SequencesDiffer { .. } => Some("give both inputs the same max_sequence_length"),
             Self::MemoryXTooSmall { .. } => Some("choose a smaller model, or an appliance with more MemoryX memory"),
+            Self::OptimizerGroup(_) => Some("give the exact name of a tensor, or a pattern such as *.bias"),
             Self::Sparsity(_) => Some("compare the pattern with the names in docs/reference/sparsity.md"),
             Self::TooLargeToStream { .. } => Some("use `plan` or `train --compile_only`, or choose a smaller model"),
             Self::DoesNotFit { needed, weights, available, tiles: 1, .. }

@@ -22,8 +22,8 @@ pub fn graph(job: &JobSpec) -> Result<Graph, CompileError> {
 /// Builds the compile request of a job whose model is `graph`.
 ///
 /// # Errors
-/// Samples have another length than those that the graph of a document reads, the two inputs differ in it, or the
-/// sparsity of the job names no tensor of the model.
+/// Samples have another length than those that the graph of a document reads, the two inputs differ in it, or sparsity
+/// or a group of the optimizer names no tensor of the model.
 pub fn request(job: &JobSpec, graph: Graph, appliance: &MachineSpec) -> Result<CompileRequest, CompileError> {
     let sequence = job.train_input.max_sequence_length;
     let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates());
@@ -35,6 +35,10 @@ pub fn request(job: &JobSpec, graph: Graph, appliance: &MachineSpec) -> Result<C
         return Err(CompileError::SampleLength { found: sequence, expected: graph.sequence() });
     }
     SparsityMasks::new(job, &graph)?;
+    let tensors = graph.tensors.iter().map(|tensor| tensor.name.as_str());
+    if let Some(unknown) = job.optimizer.unknown_group_member(tensors) {
+        return Err(CompileError::OptimizerGroup(unknown.to_owned()));
+    }
     Ok(CompileRequest {
         graph,
         train: batch(&job.train_input),

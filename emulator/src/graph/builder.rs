@@ -72,7 +72,7 @@ impl GraphBuilder {
         init: Initializer,
         role: TensorRole,
     ) -> TensorId {
-        self.graph.tensors.push(Tensor { name: name.into(), shape: shape.to_vec(), init, role });
+        self.graph.tensors.push(Tensor { name: name.into(), shape: shape.to_vec(), init, role, trained: true });
         self.graph.tensors.len() - 1
     }
 

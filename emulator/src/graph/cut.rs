@@ -155,6 +155,7 @@ mod tests {
                 shape,
                 init: Initializer::Constant { value: 0.0 },
                 role: TensorRole::Weight,
+                trained: true,
             }));
             nodes.push(OpNode {
                 op: Add.into(),

@@ -20,7 +20,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Constant, DType, Graph, INPUT_IDS, LABELS, Layer, OpNode, Shape, Tensor, Value, ValueId};
+use super::{Constant, DType, Graph, INPUT_IDS, LABELS, Layer, LossReduction, OpNode, Shape, Tensor, Value, ValueId};
 
 /// Version of the documents that are written.
 const VERSION: u32 = 2;
@@ -35,6 +35,8 @@ struct DocumentRef<'a> {
     constants: &'a [Constant],
     nodes: &'a [OpNode],
     layers: &'a [Layer],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reduction: Option<LossReduction>,
 }
 
 /// Returns the JSON schema of documents of version 2.
@@ -60,14 +62,19 @@ pub fn document_schema() -> serde_json::Value {
         nodes: Vec<NodeDocument>,
         /// Layers, which cover every operator in order. If they are missing, they follow from the operators' paths.
         layers: Option<Vec<Layer>>,
+        /// What the sum of the losses is divided by. If it is missing, the key `model.loss_scaling` of the params says
+        /// it.
+        reduction: Option<LossReduction>,
     }
     schemars::schema_for!(GraphDocument).into()
 }
 
 impl Serialize for Graph {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { tensors, values, nodes, layers, inputs, constants } = self;
-        DocumentRef { version: VERSION, inputs, tensors, values, constants, nodes, layers }.serialize(serializer)
+        let Self { tensors, values, nodes, layers, inputs, constants, reduction } = self;
+        let reduction = *reduction;
+        DocumentRef { version: VERSION, inputs, tensors, values, constants, nodes, layers, reduction }
+            .serialize(serializer)
     }
 }
 
@@ -87,6 +94,7 @@ struct Document {
     nodes: Vec<NodeDocument>,
     /// Missing if each operator has the path of its module.
     layers: Option<Vec<Layer>>,
+    reduction: Option<LossReduction>,
 }
 
 /// An operator, with the path of the module that it is part of.
@@ -124,7 +132,7 @@ impl<'de> Deserialize<'de> for Graph {
                 )));
             }
         };
-        let Document { tensors, nodes, layers, constants, .. } = document;
+        let Document { tensors, nodes, layers, constants, reduction, .. } = document;
         let (nodes, paths): (Vec<OpNode>, Vec<Option<String>>) =
             nodes.into_iter().map(|NodeDocument { node, path }| (node, path)).unzip();
         let layers = match (layers, paths.into_iter().collect::<Option<Vec<String>>>()) {
@@ -134,7 +142,7 @@ impl<'de> Deserialize<'de> for Graph {
                 return Err(D::Error::custom("a graph has layers, or each of its operators has the path of a module"));
             }
         };
-        Ok(Self { tensors, values, nodes, layers, inputs, constants })
+        Ok(Self { tensors, values, nodes, layers, inputs, constants, reduction })
     }
 }
 

@@ -75,7 +75,7 @@ impl TensorRole {
     }
 }
 
-/// A trained parameter.
+/// A parameter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Tensor {
@@ -87,6 +87,14 @@ pub struct Tensor {
     pub init: Initializer,
     /// Its use.
     pub role: TensorRole,
+    /// Whether the optimizer changes it. A tensor that is not trained keeps its initial values, and its gradient does
+    /// not count in the norm.
+    #[serde(default = "is_trained", skip_serializing_if = "Clone::clone")]
+    pub trained: bool,
+}
+
+const fn is_trained() -> bool {
+    true
 }
 
 impl Tensor {
@@ -162,6 +170,21 @@ pub struct Graph {
     pub inputs: Vec<ValueId>,
     /// Values with fixed content.
     pub constants: Vec<Constant>,
+    /// What the sum of the losses is divided by; `None` if the params say it.
+    pub reduction: Option<LossReduction>,
+}
+
+/// What the sum of the losses of a batch is divided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum LossReduction {
+    /// The number of labels that are not negative, of the main loss.
+    Labels,
+    /// The number of samples.
+    Samples,
+    /// Nothing: the sum is minimized.
+    Sum,
 }
 
 impl Graph {

@@ -152,6 +152,7 @@ impl From<CompileError> for ResolveError {
             | CompileError::SequencesDiffer { .. }
             | CompileError::SampleLength { .. }
             | CompileError::GraphFile(_)
+            | CompileError::OptimizerGroup(_)
             | CompileError::Sparsity(_) => InvalidJob::Compile(error).into(),
         }
     }

@@ -347,7 +347,9 @@ fn print_plan(
 fn end_with_epochs(launch: &mut LaunchDocument, compiled: &mut CompiledJob, samples: u64, console: &Console) {
     let Some(epochs) = launch.job.run.max_epochs else { return };
     launch.job.limit_by_epochs(samples);
-    compiled.job = Arc::new(launch.job.clone());
+    let mut job = (*compiled.job).clone();
+    job.limit_by_epochs(samples);
+    compiled.job = Arc::new(job);
     let last = launch.job.run.max_steps;
     console.line(format!("Training ends at step {last}: at most {epochs} epoch(s) by the params."));
 }

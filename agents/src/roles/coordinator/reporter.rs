@@ -288,8 +288,7 @@ impl Reporter {
     /// Returns the loss with the scaling of the params.
     fn eval_loss(&self, evaluation: &Evaluation) -> f32 {
         let sum = evaluation.loss * evaluation.tokens as f64;
-        let batch = self.plan.eval_leaves.batch();
-        match run_policy::scaling(&self.job, batch * evaluation.batches.max(1)) {
+        match run_policy::scaling(&self.job, self.plan.eval_leaves.batch(), evaluation.batches) {
             LossScaling::Tokens => evaluation.loss as f32,
             by_batch @ LossScaling::BatchSize { .. } => (sum * by_batch.factor(evaluation.tokens)) as f32,
         }

@@ -7,11 +7,14 @@ use millrace_params::{JobSpec, Mode};
 
 use crate::control::job::CompiledJob;
 
-/// Returns how the params scale the loss over `batch` samples.
-pub fn scaling(job: &JobSpec, batch: u64) -> LossScaling {
+/// Returns how the job scales the loss over `batches` batches of `samples` samples.
+pub fn scaling(job: &JobSpec, samples: u64, batches: u64) -> LossScaling {
+    let batch = samples * batches.max(1);
     match job.model.loss_scaling {
         millrace_params::LossScaling::NumTokens => LossScaling::Tokens,
         millrace_params::LossScaling::BatchSize => LossScaling::BatchSize { weight: job.model.loss_weight, batch },
+        // The mean of the sums of the batches.
+        millrace_params::LossScaling::Sum => LossScaling::BatchSize { weight: samples as f64, batch },
     }
 }
 
@@ -28,7 +31,7 @@ pub fn policy(compiled: &CompiledJob, mode: Mode, eval_batches: u64) -> RunPolic
             .then(|| EvalPolicy { every: train.then_some(run.eval_frequency), batches: eval_batches }),
         checkpoint_every: (run.checkpoint_steps > 0).then_some(run.checkpoint_steps),
         initial_checkpoint: run.save_initial_checkpoint,
-        scaling: scaling(&compiled.job, compiled.plan.leaves.batch()),
+        scaling: scaling(&compiled.job, compiled.plan.leaves.batch(), 1),
         clip: compiled.job.optimizer.max_gradient_norm,
         learning_rate: Arc::new(move |step| schedule.at(step)),
     }

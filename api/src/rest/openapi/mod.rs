@@ -113,7 +113,8 @@ fn query_parameters(query: Option<&Value>) -> Vec<Value> {
         if let Some(kinds) = schema["type"].as_array() {
             schema["type"] = kinds.iter().find(|kind| *kind != "null").cloned().unwrap_or_default();
         }
-        json!({"name": name, "in": "query", "required": required.contains(&&**name), "description": description, "schema": schema})
+        let required = required.contains(&&**name);
+        json!({"name": name, "in": "query", "required": required, "description": description, "schema": schema})
     };
     properties.map(parameter).collect()
 }

@@ -18,7 +18,7 @@ mod unions;
 pub use image::{ImageSize, ImageTransformParams};
 pub use input::{InputParams, MixtureParams, SampleTransformParams};
 pub use model::{AttentionParams, ModelParams, RotaryScalingParams};
-pub use optimizer::{LearningRateScaleParams, OptimizerParams};
+pub use optimizer::{LearningRateScaleParams, OptimizerGroupParams, OptimizerParams};
 pub use run::RunParams;
 pub use schedule::{NestedSchedules, ScheduleParams};
 pub use sparsity::{DropFractionParams, DropFractionSetting, MaskUpdateParams, SparsityParams};

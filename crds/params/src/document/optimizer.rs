@@ -3,10 +3,11 @@
 //! Lists the keys that Millrace uses, keys that only configure the real machine (`ignored`), and keys that are rejected
 //! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
-use super::{EpsSetting, LearningRateSetting};
-use crate::keys::facts::{alias_of, default, no_effect, otherwise, required_if};
+use super::{EpsSetting, LearningRateSetting, OneOrMany};
+use crate::keys::SectionReference;
+use crate::keys::facts::{alias_of, default, no_effect, otherwise, required, required_if};
 use crate::optimizers::OPTIMIZERS;
-use crate::yaml::section;
+use crate::yaml::{FromNode, TreeReader, YamlNode, list_of, section};
 
 section! {
     /// The algorithm by which gradients change the weights.
@@ -78,6 +79,9 @@ section! {
         disable_lr_steps_reset: bool = default("false"),
         /// Factors of the learning rate of some weights. They replace those that follow from muP.
         adjust_learning_rate: LearningRateScaleParams = otherwise("1 for all weights; with muP, those of muP"),
+        /// Groups of weights with settings of their own, as the parameter groups of PyTorch's optimizers. A weight in
+        /// two groups has the settings of the first.
+        params: Vec<OptimizerGroupParams> = otherwise("the same settings for all weights"),
         /// Loss scale of fp16, `dynamic` or a number; bfloat16 needs none.
         loss_scaling_factor: serde_json::Value = no_effect(),
         /// First loss scale of fp16; bfloat16 needs none.
@@ -100,9 +104,36 @@ section! {
         use_cstorch_optimizer_step: bool,
     }
     unsupported {
-        "lr_adjustment_groups" => "use adjust_learning_rate",
-        "params" => "use adjust_learning_rate",
+        "lr_adjustment_groups" => "use params, or adjust_learning_rate",
         "grad_accum_steps" => "set train_input.micro_batch_size instead",
+    }
+}
+
+section! {
+    /// A group of weights with settings of its own.
+    pub struct OptimizerGroupParams {
+        /// Names of tensors, in which `*` stands for any text. Each must match a tensor of the model.
+        params: OneOrMany = required(),
+        /// Weight decay of the group, biases and norms included.
+        weight_decay: f64 = otherwise("that of the optimizer, which is not applied to biases and norms"),
+        /// Factor of the learning rate.
+        learning_rate_factor: f64 = otherwise("that of `adjust_learning_rate`"),
+    }
+    ignored {
+        /// Name of the group.
+        tag: String,
+    }
+    unsupported {
+        "lr" => "use learning_rate_factor",
+    }
+}
+
+impl FromNode for Vec<OptimizerGroupParams> {
+    const TYPE: &'static str = "a list of mappings with params";
+    const SECTION: Option<&'static SectionReference> = Some(OptimizerGroupParams::REFERENCE);
+
+    fn from_node(node: &YamlNode, reader: &mut TreeReader) -> Option<Self> {
+        list_of(node, reader, Self::TYPE)
     }
 }
 

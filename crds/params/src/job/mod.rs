@@ -27,7 +27,7 @@ pub use model::{
     DecoderOptions, Fan, InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity,
     Norm, ParallelBlocks, Positions, Precision, RotaryPositions, RotaryScaling, ScalingDistribution,
 };
-pub use optimizer::{LearningRateScale, OptimizerSpec};
+pub use optimizer::{LearningRateScale, OptimizerGroup, OptimizerSpec, TensorSettings};
 pub(crate) use run::default_checkpoint_seconds;
 pub use run::{CheckpointStates, LogLevel, Mode, RunSpec};
 pub use schedule::{AnnealStrategy, CycleAmplitude, Schedule, ScheduleSegment, ScheduleSegmentKind};

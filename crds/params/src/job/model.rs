@@ -410,6 +410,8 @@ pub enum LossScaling {
     NumTokens,
     /// The number of samples in the batch.
     BatchSize,
+    /// One. Only the document of a graph can say so.
+    Sum,
 }
 
 /// Initial values of the weights, by purpose.

@@ -10,7 +10,8 @@ use crate::optimizers::OptimizerKind;
 pub struct OptimizerSpec {
     /// The algorithm.
     pub kind: OptimizerKind,
-    /// Weight decay: decoupled for AdamW, added to the gradient for Adam and SGD; never applied to biases and norms.
+    /// Weight decay: decoupled for AdamW, added to the gradient for Adam and SGD; applied to biases and norms only in
+    /// groups.
     pub weight_decay: f64,
     /// Maximum global norm of the gradient, to which larger ones are scaled down; `None` without clipping.
     pub max_gradient_norm: Option<f64>,
@@ -19,6 +20,31 @@ pub struct OptimizerSpec {
     /// Factors of the learning rate of some tensors.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub learning_rate_scales: Vec<LearningRateScale>,
+    /// Groups of tensors with settings of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<OptimizerGroup>,
+}
+
+/// A group of tensors with settings of its own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OptimizerGroup {
+    /// Names of the tensors, in which `*` stands for any text.
+    pub tensors: Vec<String>,
+    /// Weight decay; `None` for that of the optimizer, without biases and norms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f64>,
+    /// Factor of the learning rate; `None` for that of the learning rate scales.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learning_rate_factor: Option<f64>,
+}
+
+/// The settings of one tensor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TensorSettings {
+    /// Factor of the learning rate.
+    pub learning_rate_factor: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
 }
 
 /// A factor of the learning rate of the tensors whose names match a pattern.
@@ -31,6 +57,26 @@ pub struct LearningRateScale {
 }
 
 impl OptimizerSpec {
+    /// Returns the settings of a tensor: those of the first group with a matching name, or else of the optimizer.
+    /// `decays` is whether weight decay applies to the tensor outside groups.
+    pub fn tensor_settings(&self, tensor: &str, decays: bool) -> TensorSettings {
+        let has_tensor = |group: &&OptimizerGroup| group.tensors.iter().any(|pattern| matches(pattern, tensor));
+        let group = self.groups.iter().find(has_tensor);
+        let factor = group.and_then(|group| group.learning_rate_factor);
+        let decay = group.and_then(|group| group.weight_decay);
+        TensorSettings {
+            learning_rate_factor: factor.unwrap_or_else(|| self.learning_rate_scale(tensor)),
+            weight_decay: decay.unwrap_or(if decays { self.weight_decay } else { 0.0 }),
+        }
+    }
+
+    /// Returns the first name in a group that matches none of `tensors`.
+    pub fn unknown_group_member<'a>(&self, tensors: impl Iterator<Item = &'a str> + Clone) -> Option<&str> {
+        let mut patterns = self.groups.iter().flat_map(|group| &group.tensors);
+        let unknown = patterns.find(|pattern| !tensors.clone().any(|tensor| matches(pattern, tensor)));
+        unknown.map(String::as_str)
+    }
+
     /// Returns the factor of the learning rate of a tensor: the first whose pattern matches, or else 1.
     pub fn learning_rate_scale(&self, tensor: &str) -> f64 {
         let matching = self.learning_rate_scales.iter().find(|scale| matches(&scale.tensors, tensor));
@@ -57,6 +103,38 @@ fn matches(pattern: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Params;
+
+    #[test]
+    fn first_group_with_a_tensor_has_its_settings() {
+        let text = "train_input: {data_processor: GptTokenDataProcessor, data_files: x, batch_size: 8}\n\
+            model: {vocab_size: 50257, hidden_size: 64, num_hidden_layers: 2, num_heads: 1}\n\
+            optimizer: {optimizer_type: AdamW, learning_rate: 0.1, weight_decay: 0.5, \
+            adjust_learning_rate: {embedding: 2}, params: [{params: wte.weight, weight_decay: 0}, \
+            {params: ['*.bias', wte.weight], learning_rate_factor: 3, weight_decay: 0.25}]}\n\
+            runconfig: {max_steps: 1}\n";
+        let resolve = |text: &str| Params::parse_yaml(text)?.resolve(&crate::FlagOverrides::default());
+        let optimizer = resolve(text).unwrap().job.optimizer;
+        for (tensor, decays, learning_rate_factor, weight_decay) in [
+            ("wte.weight", true, 2.0, 0.0),
+            ("h.0.ln_1.bias", false, 3.0, 0.25),
+            ("h.0.ln_1.weight", false, 1.0, 0.0),
+            ("h.0.attn.qkv.weight", true, 1.0, 0.5),
+        ] {
+            let settings = TensorSettings { learning_rate_factor, weight_decay };
+            assert_eq!(optimizer.tensor_settings(tensor, decays), settings, "{tensor}");
+        }
+        assert_eq!(optimizer.unknown_group_member(["wte.weight", "a.bias"].into_iter()), None);
+        assert_eq!(optimizer.unknown_group_member(["wte.weight"].into_iter()), Some("*.bias"));
+        for (bad, key) in [
+            ("weight_decay: 0}", "weight_decay: -1}"),
+            ("learning_rate_factor: 3", "learning_rate_factor: -3"),
+            ("params: wte.weight", "params: []"),
+        ] {
+            let error = resolve(&text.replacen(bad, key, 1)).unwrap_err().report();
+            assert!(error.contains("optimizer.params"), "{key}: {error}");
+        }
+    }
 
     #[test]
     fn star_stands_for_any_text() {

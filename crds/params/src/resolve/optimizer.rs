@@ -3,8 +3,8 @@
 use super::check::ResolveContext;
 use super::mup::{self, WidthRatios};
 use super::schedule;
-use crate::document::OptimizerParams;
-use crate::job::{OptimizerSpec, Schedule};
+use crate::document::{OneOrMany, OptimizerGroupParams, OptimizerParams};
+use crate::job::{OptimizerGroup, OptimizerSpec, Schedule};
 use crate::optimizers::{self, Sgd};
 
 /// Resolves the section, for a model with these ratios of muP.
@@ -21,6 +21,7 @@ pub(super) fn resolve(
             max_gradient_norm: None,
             schedule: Schedule::constant(0.0),
             learning_rate_scales: Vec::new(),
+            groups: Vec::new(),
         };
     };
     check.require_value("optimizer.nesterov", p.nesterov, false);
@@ -43,6 +44,22 @@ pub(super) fn resolve(
         max_gradient_norm: max_gradient_norm(check, p),
         schedule: relative_step.unwrap_or_else(|| schedule::resolve(check, p.learning_rate.as_ref(), no_resets)),
         learning_rate_scales: mup::learning_rate_scales(check, p.adjust_learning_rate.as_ref(), ratios),
+        groups: p.params.iter().flatten().enumerate().map(|(at, group)| resolve_group(check, at, group)).collect(),
+    }
+}
+
+/// Resolves the group at index `at`.
+fn resolve_group(check: &mut ResolveContext<'_>, at: usize, group: &OptimizerGroupParams) -> OptimizerGroup {
+    let key = |name: &str| format!("optimizer.params[{at}].{name}");
+    let tensors: Vec<String> = group.params.iter().flat_map(OneOrMany::as_slice).cloned().collect();
+    if tensors.is_empty() {
+        check.report_missing(&key("params"), "name the tensors of the group");
+    }
+    let mut number = |name: &str, given: Option<f64>| given.map(|_| check.non_negative(&key(name), given, 0.0));
+    OptimizerGroup {
+        tensors,
+        weight_decay: number("weight_decay", group.weight_decay),
+        learning_rate_factor: number("learning_rate_factor", group.learning_rate_factor),
     }
 }
 

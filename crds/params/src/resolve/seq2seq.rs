@@ -316,7 +316,7 @@ fn loss(check: &mut ResolveContext<'_>, p: &ModelParams) -> (LossScaling, f64) {
     let scaling = check.keyword("model.mlm_loss_scaling", given, LossScaling::BatchSize, &SEQ2SEQ_LOSS_SCALINGS);
     let weight = check.positive("model.lm_loss_weight", p.lm_loss_weight, 1.0);
     match scaling {
-        LossScaling::BatchSize => (scaling, weight),
+        LossScaling::BatchSize | LossScaling::Sum => (scaling, weight),
         LossScaling::NumTokens => {
             if weight != 1.0 {
                 check.note("model.lm_loss_weight has no effect: the loss is a mean over the labelled tokens");

@@ -50,7 +50,7 @@ fn keys() -> Vec<Key> {
 
 /// Returns whether a key belongs to the items of a list, which other tests cover.
 fn is_in_a_list(path: &str) -> bool {
-    ["mixture.", "transforms."].iter().any(|list| path.contains(list))
+    ["mixture.", "transforms.", "optimizer.params."].iter().any(|list| path.contains(list))
 }
 
 #[test]

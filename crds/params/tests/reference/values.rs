@@ -67,6 +67,8 @@ pub fn described(path: &str) -> Option<&'static str> {
         "train_input.split" => Some("train"),
         "eval_input.split" => Some("validation"),
         "optimizer.adjust_learning_rate" => Some("{decoder_kernel: 1}"),
+        "optimizer.params" => Some("[]"),
+        path if path.starts_with("optimizer.params.") => None,
         "sparsity.param_filter" | "sparsity.param_name_patterns" => None,
         path if path.starts_with("sparsity.") && path.ends_with(".stop") => None,
         path if path.starts_with("optimizer.adjust_learning_rate.") => Some("1"),

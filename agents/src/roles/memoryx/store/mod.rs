@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use millrace_checkpoint::{Moments, RangeWriter, Section};
-use millrace_emulator::graph::TensorId;
+use millrace_emulator::graph::{Tensor, TensorId};
 use millrace_emulator::kernels::{Simd, convert, elementwise};
 use millrace_emulator::optimizers::{self, UpdateArrays, UpdateStep};
 use millrace_emulator::placement::{self, ShardId};
@@ -22,6 +22,7 @@ use millrace_emulator::sparsity::SparsityMasks;
 use millrace_engine::chunk_store::{self, SnapshotCursor, StoreError};
 use millrace_engine::payload::{self, Payload};
 use millrace_engine::types::CommitRecord;
+use millrace_params::TensorSettings;
 use millrace_telemetry::stall::{StallClock, StallReason};
 
 use crate::checkpoints::checkpoint_failure;
@@ -67,6 +68,8 @@ struct OptimizerOps {
     simd: Simd,
     moments: Moments,
     masks: SparsityMasks,
+    /// Settings of the optimizer for each tensor.
+    tensor_settings: Vec<TensorSettings>,
 }
 
 impl chunk_store::ChunkOps for OptimizerOps {
@@ -75,19 +78,21 @@ impl chunk_store::ChunkOps for OptimizerOps {
     type SnapshotData = Vec<f32>;
 
     fn update(&self, cell: ChunkId, numbers: &mut ChunkArrays, record: &CommitRecord) {
-        let settings = self.job.optimizer();
-        let optimizer = optimizers::optimizer(&settings.kind);
+        let optimizer = optimizers::optimizer(&self.job.optimizer().kind);
         let plan = &self.job.plan;
         let mask_change = self.begin_mask_change(numbers, record.step);
         let mut arrays: Vec<&mut [f32]> = numbers.arrays().collect();
         let [weights, state @ .., gradient] = arrays.as_mut_slice() else { return };
         let own_state = optimizer.state().len();
         for Piece { tensor, range, state: ranges } in self.pieces(cell) {
-            let about = &plan.graph.tensors[tensor];
+            if !plan.graph.tensors[tensor].trained {
+                continue;
+            }
+            let TensorSettings { learning_rate_factor, weight_decay } = self.tensor_settings[tensor];
             let step = UpdateStep {
                 step: record.step,
-                learning_rate: f64::from(record.learning_rate) * settings.learning_rate_scale(&about.name),
-                weight_decay: if about.role.decays() { settings.weight_decay } else { 0.0 },
+                learning_rate: f64::from(record.learning_rate) * learning_rate_factor,
+                weight_decay,
                 gradient_scale: record.scale,
             };
             let mut state = state.iter_mut().zip(ranges).take(own_state).map(|(array, range)| &mut array[range]);
@@ -95,7 +100,7 @@ impl chunk_store::ChunkOps for OptimizerOps {
                 weights: &mut weights[range.clone()],
                 gradient: &gradient[range],
                 state: std::array::from_fn(|_| state.next().unwrap_or_default()),
-                shape: &about.shape,
+                shape: &plan.graph.tensors[tensor].shape,
             };
             optimizer.update(self.simd, &step, arrays);
         }
@@ -127,6 +132,19 @@ impl OptimizerOps {
         if self.job.job.sparsity.is_some() {
             for (tensor, first, range) in self.job.plan.chunk_pieces(chunk) {
                 self.masks.apply(self.simd, self.job.job.run.seed, tensor, first, &mut values[range]);
+            }
+        }
+    }
+
+    /// Sets the gradient of tensors that are not trained to zero.
+    fn clear_untrained(&self, chunk: ChunkId, gradient: &mut [f32]) {
+        let tensors = &self.job.plan.graph.tensors;
+        if tensors.iter().all(|tensor| tensor.trained) {
+            return;
+        }
+        for (tensor, _, range) in self.job.plan.chunk_pieces(chunk) {
+            if !tensors[tensor].trained {
+                gradient[range].fill(0.0);
             }
         }
     }
@@ -217,7 +235,9 @@ impl ShardStore {
         let owned = (0..plan.chunks.len()).filter(|chunk| is_owned(*chunk));
         let tensors = owned.flat_map(|chunk| plan.chunk_pieces(chunk)).map(|(tensor, _, _)| tensor);
         masks.find_bounds(job.job.run.seed, tensors);
-        let arithmetic = OptimizerOps { job, simd, moments, masks };
+        let settings = |tensor: &Tensor| job.optimizer().tensor_settings(&tensor.name, tensor.role.decays());
+        let tensor_settings = plan.graph.tensors.iter().map(settings).collect();
+        let arithmetic = OptimizerOps { job, simd, moments, masks, tensor_settings };
         let numbers = |chunk: ChunkId| {
             (is_owned(chunk) && arithmetic.cell_of(chunk) == chunk)
                 .then(|| ChunkArrays::zeros(arithmetic.lengths(chunk)))
@@ -249,6 +269,7 @@ impl ShardStore {
             if !last {
                 return Ok(None);
             }
+            ops.clear_untrained(chunk, gradient);
             if ops.masks_change() {
                 return Ok(Some(elementwise::squared_norm(*simd, &ops.masked_gradient(numbers, range))));
             }
