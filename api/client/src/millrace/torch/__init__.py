@@ -15,6 +15,14 @@
 """
 
 from millrace.torch.operands import UnsupportedModelError
+from millrace.torch.optimizer import optimizer_params
+from millrace.torch.schedule import UnsupportedOptimizerError
 from millrace.torch.trace import TracedModel, trace
 
-__all__ = ["TracedModel", "UnsupportedModelError", "trace"]
+__all__ = [
+    "TracedModel",
+    "UnsupportedModelError",
+    "UnsupportedOptimizerError",
+    "optimizer_params",
+    "trace",
+]

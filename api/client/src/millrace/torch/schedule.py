@@ -1,0 +1,108 @@
+"""Learning rates of PyTorch's schedulers, as a schedule of the params."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from math import isfinite
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from millrace.errors import MillraceError
+
+MAX_CHANGES = 100_000
+"""Maximum number of steps at which the learning rate changes."""
+
+RELATIVE_TOLERANCE = 1e-6
+"""Rounding errors in the ratio of two learning rates."""
+
+
+class UnsupportedOptimizerError(MillraceError):
+    """The appliance does not have an optimizer, a scheduler, or a setting of one: which, and what to use."""
+
+
+def groups_by_step(
+    optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None, steps: int
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the groups of an optimizer at each step, as a scheduler sets them. Neither object is changed."""
+    if scheduler is None:
+        for _ in range(steps):
+            yield optimizer.param_groups
+        return
+    name = type(scheduler).__name__
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise UnsupportedOptimizerError(
+            f"{name} depends on the loss; use a scheduler that depends on the step, such as CosineAnnealingLR"
+        )
+    if not isinstance(scheduler, LRScheduler):
+        raise UnsupportedOptimizerError(f"{name} is no scheduler; use one of torch.optim.lr_scheduler")
+    if scheduler.optimizer is not optimizer:
+        raise UnsupportedOptimizerError(f"{name} has another optimizer; create it with the optimizer given")
+    # Everything is copied but the parameters and their state, which schedulers do not change.
+    shared = [optimizer.state, *(item for group in optimizer.param_groups for item in group["params"])]
+    evaluated = copy.deepcopy(scheduler, {id(item): item for item in shared})
+    for step in range(steps):
+        if step > 0:
+            _advance(evaluated, step)
+        yield evaluated.optimizer.param_groups
+
+
+def _advance(scheduler: LRScheduler, step: int) -> None:
+    try:
+        with warnings.catch_warnings():
+            # Schedulers warn because the copied optimizer makes no steps.
+            warnings.simplefilter("ignore")
+            scheduler.step()
+    except Exception as error:
+        raise UnsupportedOptimizerError(
+            f"{type(scheduler).__name__} has no learning rate for step {step}: {error}"
+        ) from error
+
+
+def learning_rate(given: Any, step: int, limit: float | None) -> float:
+    """Return a learning rate as a number, at most `limit`."""
+    rate = float(given)
+    if not isfinite(rate) or rate < 0:
+        raise UnsupportedOptimizerError(
+            f"the learning rate at step {step} is {rate}; it must be a number of at least 0"
+        )
+    return rate if limit is None else min(rate, limit)
+
+
+def constant_ratios(rates: list[list[float]], reference: int) -> list[float]:
+    """Return the rate of each group divided by that of the group `reference`, the same at all steps."""
+    row = next((row for row in rates if row[reference]), None)
+    if row is None:
+        return [1.0] * len(rates[0])
+    ratios = [rate / row[reference] for rate in row]
+    for step, row in enumerate(rates):
+        for rate, ratio in zip(row, ratios, strict=True):
+            expected = ratio * row[reference]
+            if abs(rate - expected) > RELATIVE_TOLERANCE * max(rate, expected):
+                raise UnsupportedOptimizerError(
+                    "the learning rates of the groups of the optimizer have no constant ratio: one is "
+                    f"{rate:.6g} at step {step}, and would be {expected:.6g} by the schedule of another; use "
+                    "the same schedule for all groups"
+                )
+    return ratios
+
+
+def schedule(rates: list[float]) -> float | dict[str, Any]:
+    """Return the learning rate of each step as a number or a schedule of the params."""
+    changes = [step for step in range(1, len(rates)) if rates[step] != rates[step - 1]]
+    if len(changes) > MAX_CHANGES:
+        raise UnsupportedOptimizerError(
+            f"the learning rate changes at {len(changes)} of {len(rates)} steps, and may change at "
+            f"{MAX_CHANGES}; use a scheduler that changes it less often, or leave it out and set "
+            "optimizer.learning_rate of the params to a schedule such as CosineDecay"
+        )
+    if not changes:
+        return rates[0]
+    return {
+        "scheduler": "PiecewiseConstant",
+        "milestones": changes,
+        "learning_rates": [rates[step] for step in (0, *changes)],
+    }

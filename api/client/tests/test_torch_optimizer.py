@@ -1,0 +1,226 @@
+"""Optimizers and schedulers of PyTorch are described as params with the same settings and learning rates."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn, optim
+from torch.optim import lr_scheduler
+
+from millrace.torch import TracedModel, UnsupportedOptimizerError, optimizer_params, trace
+
+STEPS = 50
+
+
+BATCH = {"x": torch.randn(2, 3), "labels": torch.tensor([0, 1])}
+
+
+def build() -> Any:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Linear(2, 2))
+
+
+@cache
+def traced_net() -> TracedModel:
+    return trace(build(), BATCH, F.cross_entropy)
+
+
+def net() -> tuple[Any, TracedModel]:
+    return build(), traced_net()
+
+
+def two_groups(model: Any, **second: Any) -> list[dict[str, Any]]:
+    biases = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    weights = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    return [{"params": weights}, {"params": biases, **second}]
+
+
+def rate_at(schedule: Any, step: int) -> float:
+    """Return the rate of a step as docs/reference/params.md describes it."""
+    if isinstance(schedule, float):
+        return schedule
+    assert schedule["scheduler"] == "PiecewiseConstant"
+    place = sum(milestone <= step for milestone in schedule["milestones"])
+    rate: float = schedule["learning_rates"][place]
+    return rate
+
+
+def restarted(optimizer: Any) -> Any:
+    warmup = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=7)
+    decay = lr_scheduler.CosineAnnealingLR(optimizer, 30)
+    return lr_scheduler.SequentialLR(optimizer, [warmup, decay], milestones=[7])
+
+
+def chained(optimizer: Any) -> Any:
+    schedulers = [lr_scheduler.ConstantLR(optimizer, 0.1, 5), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    return lr_scheduler.ChainedScheduler(schedulers, optimizer)
+
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 10, 1)),
+    "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 20),
+    "sequential": restarted,
+    "chained": chained,
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(
+        optimizer, [0.5, 0.1], total_steps=STEPS + 9, cycle_momentum=False
+    ),
+    "cyclic": lambda optimizer: lr_scheduler.CyclicLR(
+        optimizer, [0.01, 0.002], [0.1, 0.02], 8, cycle_momentum=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("made", [0, 9])
+def test_learning_rates_are_those_of_pytorch_from_the_current_step_on(name: str, made: int) -> None:
+    model, traced = net()
+    optimizer = optim.AdamW(two_groups(model, lr=0.02), lr=0.1)
+    scheduler = SCHEDULERS[name](optimizer)
+
+    def train() -> list[float]:
+        rates = [group["lr"] for group in optimizer.param_groups]
+        optimizer.step()
+        scheduler.step()
+        return rates
+
+    for _ in range(made):
+        train()
+    before = copy.deepcopy(optimizer.state_dict())
+    params = optimizer_params(optimizer, model, traced, scheduler=scheduler, steps=STEPS)
+    assert before == optimizer.state_dict(), "the user's optimizer changed"
+
+    params = json.loads(json.dumps(params))
+    first, second = (group["learning_rate_factor"] for group in params["params"])
+    assert first == 1
+    for step in range(STEPS):
+        found, expected = rate_at(params["learning_rate"], step), train()
+        assert found == expected[0]
+        assert found * second == pytest.approx(expected[1], rel=1e-12), step
+
+
+def test_groups_name_all_tensors_and_settings_have_the_keys_of_params() -> None:
+    model, traced = net()
+    model[0].bias.requires_grad_(False)
+    groups: list[dict[str, Any]] = [
+        {"params": [model[0].bias]},
+        {"params": [model[0].weight], "lr": 0.0},
+        {"params": [model[2].bias, model[2].weight], "weight_decay": 0.5},
+        {"params": [model[3].weight], "lr": 0.1},
+    ]
+    params = optimizer_params(optim.SGD(groups, lr=0.2, momentum=0.9), model, traced, steps=STEPS)
+    assert params == {
+        "optimizer_type": "SGD",
+        "learning_rate": 0.2,
+        "momentum": 0.9,
+        "params": [
+            {"params": ["0.weight"], "weight_decay": 0.0, "learning_rate_factor": 0.0},
+            {"params": ["2.bias", "2.weight"], "weight_decay": 0.5, "learning_rate_factor": 1.0},
+            {"params": ["3.weight"], "weight_decay": 0.0, "learning_rate_factor": 0.5},
+            {"params": ["0.bias", "3.bias"], "weight_decay": 0.0, "learning_rate_factor": 0.0},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("create", "expected"),
+    [
+        (optim.AdamW, {"optimizer_type": "AdamW", "betas": [0.9, 0.999], "eps": 1e-8}),
+        (lambda p: optim.AdamW(p, lr=torch.tensor(0.5)), {"optimizer_type": "AdamW", "learning_rate": 0.5}),
+        (lambda p: optim.Adam(p, weight_decay=0.1), {"optimizer_type": "Adam"}),
+        (
+            lambda p: optim.Adam(p, weight_decay=0.1, decoupled_weight_decay=True),
+            {"optimizer_type": "AdamW"},
+        ),
+        (
+            lambda p: optim.RMSprop(p, centered=True),
+            {"alpha": 0.99, "eps": 1e-8, "momentum": 0.0, "centered": True},
+        ),
+        (optim.Adagrad, {"lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10}),
+        (optim.NAdam, {"betas": [0.9, 0.999], "eps": 1e-8, "momentum_decay": 0.004}),
+        (optim.RAdam, {"betas": [0.9, 0.999], "eps": 1e-8}),
+        (
+            lambda p: optim.Adafactor(p, eps=(1e-30, 1e-3)),
+            {"eps": [1e-30, 1e-3], "decay_rate": -0.8, "clip_threshold": 1.0},
+        ),
+    ],
+)
+def test_settings_are_those_of_the_optimizer(create: Any, expected: dict[str, Any]) -> None:
+    model, traced = net()
+    params = optimizer_params(create(model.parameters()), model, traced, steps=STEPS)
+    assert params | expected == params
+    names = [name for group in params["params"] for name in group["params"]]
+    assert sorted(names) == sorted(tensor["name"] for tensor in traced.document["tensors"])
+
+
+def test_rates_of_adafactor_are_limited_as_by_pytorch() -> None:
+    model, traced = net()
+    optimizer = optim.Adafactor(model.parameters(), lr=0.2, eps=(1e-30, 1e-3))
+    rate = optimizer_params(optimizer, model, traced, steps=STEPS)["learning_rate"]
+    assert [rate_at(rate, step) for step in (0, 24, 25, 35)] == [0.2, 0.2, 26**-0.5, 36**-0.5]
+
+
+def test_tied_parameters_have_the_name_of_their_tensor() -> None:
+    model: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    traced = trace(model, BATCH, F.cross_entropy)
+    params = optimizer_params(optim.AdamW([model[1].weight]), model, traced, steps=1)
+    assert [group["params"] for group in params["params"]] == [["0.weight"], ["0.bias", "1.bias"]]
+
+
+@pytest.mark.parametrize(
+    ("create", "scheduler", "part"),
+    [
+        (optim.LBFGS, None, "LBFGS is not supported; use one of torch.optim: AdamW, Adam, SGD"),
+        (lambda p: optim.Adam(p, amsgrad=True), None, "Adam with amsgrad=True .*use amsgrad=False"),
+        (lambda p: optim.AdamW(p, maximize=True), None, "use maximize=False"),
+        (lambda p: optim.SGD(p, 1, 0.9, dampening=0.1), None, "SGD with dampening=0.1"),
+        (lambda p: optim.SGD(p, 1, 0.9, nesterov=True), None, "use nesterov=False"),
+        (lambda p: optim.RMSprop(p, 1, momentum=0.1, centered=True), None, "centered=False or momentum=0"),
+        (lambda p: optim.NAdam(p, 1, weight_decay=1, decoupled_weight_decay=True), None, "or AdamW"),
+        (optim.Adafactor, None, r"use eps=\(1e-30, 1e-3\)"),
+        (lambda p: optim.SGD([*p, nn.Parameter(torch.ones(9))]), None, r"parameter 6 of group 0 .*\(9,\)"),
+        (lambda p: optim.SGD([nn.Parameter(torch.ones(9))]), None, "is not in the module"),
+        (optim.AdamW, lr_scheduler.ReduceLROnPlateau, "depends on the loss"),
+        (optim.AdamW, lambda o: lr_scheduler.OneCycleLR(o, 1, 90), "changes betas.* cycle_momentum=False"),
+        (
+            optim.AdamW,
+            lambda o: lr_scheduler.OneCycleLR(o, 1, 20, cycle_momentum=False),
+            "no learning rate for step 21",
+        ),
+        (optim.AdamW, lambda o: lr_scheduler.StepLR(copy.copy(o), 1), "has another optimizer"),
+        (optim.AdamW, lambda o: lr_scheduler.LambdaLR(o, lambda step: -step), "rate at step 1 is -0.001"),
+    ],
+)
+def test_what_the_appliance_does_not_have_is_rejected(create: Any, scheduler: Any, part: str) -> None:
+    model, traced = net()
+    optimizer = create(model.parameters())
+    with pytest.raises(UnsupportedOptimizerError, match=part):
+        optimizer_params(optimizer, model, traced, scheduler=scheduler and scheduler(optimizer), steps=STEPS)
+
+
+def test_groups_that_differ_in_more_than_rate_and_decay_are_rejected() -> None:
+    model, traced = net()
+    with pytest.raises(UnsupportedOptimizerError, match="have different eps, 1e-08 and"):
+        optimizer_params(optim.AdamW(two_groups(model, eps=1e-3)), model, traced, steps=STEPS)
+    optimizer = optim.AdamW(two_groups(model))
+    scheduler = lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0, lambda step: 0.9**step])
+    with pytest.raises(UnsupportedOptimizerError, match="no constant ratio"):
+        optimizer_params(optimizer, model, traced, scheduler=scheduler, steps=STEPS)
+
+
+def test_rates_that_change_too_often_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace.torch.schedule.MAX_CHANGES", STEPS - 2)
+    model, traced = net()
+    optimizer = optim.AdamW(model.parameters())
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    with pytest.raises(UnsupportedOptimizerError, match="changes at 49 of 50 steps, and may change at 48"):
+        optimizer_params(optimizer, model, traced, scheduler=scheduler, steps=STEPS)
