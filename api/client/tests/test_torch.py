@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from millrace.torch import UnsupportedModelError, trace
-from torch_reference import SAMPLES, loss_of
+from torch_reference import SAMPLES, check_loss_and_gradients, in_double
 
 CLASSES, WORDS, LENGTH = 10, 50, 12
 
@@ -163,10 +163,6 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict[str
 }
 
 
-def in_double(batch: dict[str, Any]) -> dict[str, Any]:
-    return {name: data.double() if data.is_floating_point() else data for name, data in batch.items()}
-
-
 def loss_by_pytorch(model: Any, batch: dict[str, Any], how: dict[str, Any]) -> Any:
     if "call" in how:
         return how["call"](model, *batch.values())
@@ -187,16 +183,7 @@ def test_loss_and_gradients_are_those_of_pytorch(name: str, tmp_path: Path) -> N
     document = json.loads((tmp_path / "graph.json").read_text())
 
     model, other = model.double().eval(), in_double(batch())
-    parameters = {name: model.get_parameter(name) for name in traced.transposed}
-    tensors = {name: data.t() if traced.transposed[name] else data for name, data in parameters.items()}
-    ours = loss_of(document, other, tensors, traced.loss_scaling)
-    theirs = loss_by_pytorch(model, other, how)
-    # Some models of transformers compute parts in f32.
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
-    both = [torch.autograd.grad(loss, list(parameters.values())) for loss in (ours, theirs)]
-    for name, found, expected in zip(parameters, *both, strict=True):
-        allowed = 1e-12 + 1e-5 * expected.abs().max().item()
-        assert torch.allclose(found, expected, rtol=0, atol=allowed), name
+    check_loss_and_gradients(traced, document, model, other, loss_by_pytorch(model, other, how))
     stored = {data.data_ptr() for data in model.parameters()}
     assert len(document["tensors"]) == len(stored), "a parameter is missing, or is there twice"
 
@@ -278,16 +265,6 @@ def test_rejections_name_module_file_and_line() -> None:
     expected = rf"inner \(.*test_torch\.py:{line}\): the operator special_bessel_j0"
     with pytest.raises(UnsupportedModelError, match=expected):
         trace(Net(), images(), F.cross_entropy)
-
-
-def test_pooling_with_another_divisor_or_size_is_rejected() -> None:
-    for pool, part in [
-        (nn.AvgPool2d(2, divisor_override=3), "divisor_override"),
-        (nn.AvgPool2d(2, ceil_mode=True), "ceil_mode"),
-        (nn.MaxPool2d(2, ceil_mode=True), "ceil_mode"),
-    ]:
-        with pytest.raises(UnsupportedModelError, match=part):
-            trace(nn.Sequential(pool, nn.Flatten(), nn.Linear(36, CLASSES)), images(), F.cross_entropy)
 
 
 def test_parameters_and_examples_that_can_not_be_used_are_rejected() -> None:

@@ -44,7 +44,7 @@ def loss_of(
         result = OPERATORS[node["op"]["op"]](node["op"], inputs, params)
         if node["output"] is None:
             total = total + result
-            if loss_scaling == "num_tokens":
+            if loss_scaling == "num_tokens" and len(inputs) > 1:
                 divisor = int((inputs[1] >= 0).sum())
             continue
         shape = shapes[node["output"]]
@@ -52,6 +52,29 @@ def loss_of(
         assert found == (shape["shape"], KINDS[shape["dtype"]]), f"{node['op']}: {found} instead of {shape}"
         values[node["output"]] = result
     return total / divisor
+
+
+def in_double(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a batch with numbers in f64."""
+    return {name: data.double() if data.is_floating_point() else data for name, data in batch.items()}
+
+
+def check_loss_and_gradients(
+    traced: Any,
+    document: dict[str, Any],
+    model: torch.nn.Module,
+    batch: Mapping[str, torch.Tensor],
+    expected: torch.Tensor,
+) -> None:
+    """Assert that the loss of a batch and its gradients are those of the loss `expected` of the module."""
+    loss = loss_of(document, batch, traced.tensors(model), traced.loss_scaling)
+    # Some models of transformers compute parts in f32.
+    assert abs(loss.item() - expected.item()) <= 1e-6 * abs(expected.item()), (loss.item(), expected.item())
+    parameters = [model.get_parameter(name) for name in traced.transposed]
+    both = [torch.autograd.grad(total, parameters) for total in (loss, expected)]
+    for name, ours, theirs in zip(traced.transposed, *both, strict=True):
+        allowed = 1e-12 + 1e-5 * theirs.abs().max().item()
+        assert torch.allclose(ours, theirs, rtol=0, atol=allowed), name
 
 
 def _aligned(inputs: list[Any]) -> list[Any]:
@@ -115,10 +138,13 @@ OPERATORS: dict[str, Operator] = {
     "softmax": lambda op, x, p: (F.log_softmax if op.get("log") else F.softmax)(x[0], -1),
     "matmul": lambda op, x, p: x[0] @ (x[1].mT if op.get("transpose_b") else x[1]),
     "gather": lambda op, x, p: torch.gather(x[0], op["axis"] + 1, x[1]),
+    "one_hot": lambda op, x, p: F.one_hot(x[0], op["classes"]).double(),
     "convolution": lambda op, x, p: F.conv2d(
         x[0], p[0], _bias(p), op["stride"], op["padding"], op["dilation"], op["groups"]
     ),
-    "max_pool": lambda op, x, p: F.max_pool2d(x[0], op["kernel"], op["stride"], op["padding"]),
+    "max_pool": lambda op, x, p: F.max_pool2d(
+        x[0], op["kernel"], op["stride"], op.get("padding", 0), op.get("dilation", 1)
+    ),
     "average_pool": lambda op, x, p: F.avg_pool2d(
         x[0], op["kernel"], op["stride"], op.get("padding", 0), count_include_pad=op["counts_padding"]
     ),

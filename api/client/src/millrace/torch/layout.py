@@ -27,6 +27,8 @@ def _multiple_of_batch(size: Any) -> int | None:
         return None
     expression = size.node.expr
     symbols = list(expression.free_symbols)
+    if any(str(symbol).startswith("u") for symbol in symbols):
+        raise MixesSamplesError("a size depends on data: use torch.where in place of an index by a mask")
     quotient = expression / symbols[0] if len(symbols) == 1 else None
     if quotient is None or not quotient.is_Integer:
         raise MixesSamplesError(f"a dimension has the size {expression}, which is no multiple of the batch")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from millrace.errors import MillraceError
@@ -47,8 +47,13 @@ class Term:
     emit: Callable[[float], None]
     """Adds the operator of the sum, with this factor."""
     scaling: str
-    """What the sum is divided by: `num_tokens`, the labels that count, or `batch_size`, the samples."""
+    """What the sum is divided by: `num_tokens`, the labels that count, or `batch_size`, the samples.
+
+    `sum` is a sum that is not divided yet.
+    """
     factor: float = 1.0
+    labels: Value | None = None
+    """The labels of a cross-entropy."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,28 @@ class Loss:
 
     def times(self, factor: float) -> Loss:
         """Return the loss times a number."""
-        return Loss(tuple(Term(term.emit, term.scaling, term.factor * factor) for term in self.terms))
+        return Loss(tuple(replace(term, factor=term.factor * factor) for term in self.terms))
+
+    def as_sum(self, elements: int) -> Loss:
+        """Return the sum whose mean over the batch this is, of `elements` elements of each sample."""
+        return Loss(tuple(replace(term, scaling="sum", factor=term.factor * elements) for term in self.terms))
+
+    def by_samples(self, multiple: int) -> Loss:
+        """Return the loss, a sum over the batch, divided by a multiple of the number of samples."""
+        if any(term.scaling != "sum" for term in self.terms):
+            raise UnsupportedModelError("a loss that is a mean already is divided by the size of the batch")
+        return Loss(
+            tuple(replace(term, scaling="batch_size", factor=term.factor / multiple) for term in self.terms)
+        )
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Random numbers from `start` to `start` + 1."""
+
+    layout: Layout
+    start: float = 0.0
 
 
 Operand: TypeAlias = Any
-"""A `Fixed`, `Parameter`, `Traced` or `Loss`, a number, a size, None, or a list of these."""
+"""A `Fixed`, `Parameter`, `Traced`, `Loss` or `Uniform`, a number, a size, None, or a list of these."""

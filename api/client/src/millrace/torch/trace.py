@@ -16,12 +16,16 @@ from torch.export.graph_signature import InputKind
 from millrace.torch.document import DTYPES
 from millrace.torch.layout import Layout
 from millrace.torch.operands import Fixed, Loss, Operand, Parameter, Traced, UnsupportedModelError
-from millrace.torch.translator import Translator
+from millrace.torch.translator import Translator, place
 
 KEPT = frozenset(
     {
         *("linear", "scaled_dot_product_attention", "layer_norm", "rms_norm", "group_norm", "embedding"),
-        *("cross_entropy_loss", "mse_loss", "gelu", "silu", "conv2d", "adaptive_avg_pool2d"),
+        *("cross_entropy_loss", "mse_loss", "nll_loss", "nll_loss_nd", "nll_loss2d", "gelu", "silu"),
+        *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d"),
+        *("instance_norm", "stack", "one_hot", "feature_dropout"),
+        *("upsample_nearest1d", "upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_linear1d"),
+        *("upsample_bilinear2d", "upsample_bicubic2d", "embedding_bag", "elu", "leaky_relu", "softplus"),
     }
 )
 """Operators of PyTorch that are translated as a whole."""
@@ -34,7 +38,10 @@ class TracedModel:
     document: dict[str, Any]
     """The document of the graph."""
     transposed: dict[str, bool]
-    """For each tensor of the graph, which has the name of its parameter: whether it is transposed there."""
+    """For each tensor of the graph, which has the name of its parameter: whether it is transposed there.
+
+    The transposed weight of a transposed convolution is that of the convolution with the same gradients.
+    """
     loss_scaling: str
     """What the sum of losses is divided by: `model.loss_scaling` of the params."""
 
@@ -44,8 +51,15 @@ class TracedModel:
 
     def save_weights(self, model: torch.nn.Module, path: str | Path) -> None:
         """Write the weights of the module for `checkpoint import --from safetensors`."""
-        weights = {name: _oriented(model.get_parameter(name), turn) for name, turn in self.transposed.items()}
-        save_file(weights, path)
+        save_file({name: data.detach().clone() for name, data in self.tensors(model).items()}, path)
+
+    def tensors(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Return the tensors of the graph, computed from the parameters of the module."""
+        shapes = {tensor["name"]: tensor["shape"] for tensor in self.document["tensors"]}
+        return {
+            name: oriented(model.get_parameter(name).cpu(), shapes[name], transposed=transposed)
+            for name, transposed in self.transposed.items()
+        }
 
     def load_weights(self, model: torch.nn.Module, path: str | Path) -> None:
         """Give the module the weights that `checkpoint export --to safetensors` wrote.
@@ -56,23 +70,29 @@ class TracedModel:
         if weights.keys() != self.transposed.keys():
             names = ", ".join(sorted(weights.keys() ^ self.transposed.keys()))
             raise ValueError(f"{path} is not of this module: only one of them has {names}")
-        loaded = {name: _oriented(weights[name], turn) for name, turn in self.transposed.items()}
-        for name, weight in loaded.items():
-            expected = model.get_parameter(name).shape
-            if weight.shape != expected:
+        shapes = {tensor["name"]: tensor["shape"] for tensor in self.document["tensors"]}
+        for name, weight in weights.items():
+            if list(weight.shape) != shapes[name]:
                 raise ValueError(
                     f"{path} is not of this module: {name} has shape {tuple(weight.shape)}, "
-                    f"not {tuple(expected)}"
+                    f"not {tuple(shapes[name])}"
                 )
         with torch.no_grad():
-            for name, weight in loaded.items():
-                model.get_parameter(name).copy_(weight)
+            for name, transposed in self.transposed.items():
+                parameter = model.get_parameter(name)
+                parameter.copy_(oriented(weights[name], list(parameter.shape), transposed=transposed))
 
 
-def _oriented(weight: torch.Tensor, transposed: bool) -> torch.Tensor:
-    """Return a weight, transposed or as it is, without sharing memory with another."""
-    weight = weight.detach().cpu()
-    return (weight.t() if transposed else weight).contiguous().clone()
+def oriented(weight: torch.Tensor, shape: list[int], *, transposed: bool) -> torch.Tensor:
+    """Return the weight of a parameter as a tensor of the graph with this shape, or the other way round."""
+    if transposed and weight.dim() == 2:
+        weight = weight.t()
+    elif transposed:
+        # Inputs and outputs of each group are exchanged, and the kernel is reversed.
+        groups = shape[0] // weight.shape[1]
+        weight = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+        weight = weight.flip(list(range(2, weight.dim())))
+    return weight.reshape(shape).contiguous()
 
 
 class _Call(torch.nn.Module):
@@ -144,14 +164,50 @@ def _check(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
 def _exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> ExportedProgram:
     shapes = (tuple({0: Dim.DYNAMIC} for _ in inputs),)
     try:
-        return export(module, inputs, dynamic_shapes=shapes).run_decompositions(_decompositions())
+        program = export(module, inputs, dynamic_shapes=shapes)
+        _check_before_decomposition(program)
+        return program.run_decompositions(_decompositions())
+    except UnsupportedModelError:
+        raise
     except Exception as error:
         # PyTorch raises errors of many kinds: control flow that depends on data, a fixed size of the batch.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if "specialized it to be a constant" in str(error):
+            reason = "use x.shape[0] in place of len(x), and no number in place of the size of the batch"
         raise UnsupportedModelError(
             "PyTorch can't export the module: control flow must not depend on data, nor on the size of the "
             f"batch ({reason})"
         ) from error
+
+
+def _check_before_decomposition(program: ExportedProgram) -> None:
+    """Reject what decompositions do not preserve: stopped gradients, and the evaluation of alpha dropout."""
+    specs = program.graph_signature.input_specs
+    trained = {spec.arg.name for spec in specs if spec.kind == InputKind.PARAMETER}
+    for node in program.graph.nodes:
+        name = str(node.target)
+        if "alpha_dropout" in name:
+            raise UnsupportedModelError(f"{place(node)}: alpha dropout: use Dropout")
+        values = node.meta.get("val")
+        values = values if isinstance(values, list | tuple) else [values]
+        is_float = any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
+        if not is_float or not any(source.name in trained for source in node.all_input_nodes):
+            continue
+        trained.add(node.name)
+        if name.startswith("aten.detach") or (name == "wrap_with_set_grad_enabled" and not node.args[0]):
+            raise UnsupportedModelError(
+                f"{place(_innermost(program, node))}: detach() or no_grad() stops the gradient of a value "
+                "that depends on parameters, which is not supported: compute it from inputs and buffers only"
+            )
+
+
+def _innermost(program: ExportedProgram, node: torch.fx.Node) -> torch.fx.Node:
+    """Return the first operator of the region that a node is, or the node itself."""
+    for argument in node.all_input_nodes:
+        region = getattr(program.graph_module, str(argument.target), None)
+        if isinstance(region, torch.fx.GraphModule):
+            return next((item for item in region.graph.nodes if item.op == "call_function"), node)
+    return node
 
 
 def _decompositions() -> Any:
@@ -177,8 +233,13 @@ def _translated(model: torch.nn.Module, program: ExportedProgram, names: list[st
             "the loss is not a mean over the samples of the batch; use reduction='mean'"
         )
     scalings = {term.scaling for term in loss.terms}
+    if "sum" in scalings:
+        raise UnsupportedModelError("the loss is a sum over the samples of the batch: use a mean")
     if len(scalings) > 1:
         raise UnsupportedModelError("the losses are means over different numbers: of labels, and of samples")
+    labels = {term.labels.number for term in loss.terms if term.labels}
+    if scalings == {"num_tokens"} and len(labels) > 1:
+        raise UnsupportedModelError("the losses are means over different labels")
     for term in loss.terms:
         term.emit(term.factor)
     return TracedModel(translator.graph.document(), translator.tensors, scalings.pop())
@@ -207,5 +268,9 @@ def _add_inputs(translator: Translator, program: ExportedProgram, names: list[st
             translator.known[node.name] = Traced(value, layout)
         else:
             stored = program.constants if spec.target in program.constants else program.state_dict
-            data = stored[spec.target].detach()
-            translator.known[node.name] = Fixed(data, Layout(tuple(data.shape)))
+            data = stored.get(spec.target)
+            if isinstance(data, torch.Tensor):
+                translator.known[node.name] = Fixed(data.detach(), Layout(tuple(data.shape)))
+            else:
+                # A generator of random numbers, or a token of effects: their operators are not supported.
+                translator.known[node.name] = None

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from millrace.torch.document import DTYPES, MAX_CONSTANT_ELEMENTS, GraphBuilder, Value
 from millrace.torch.layout import Layout, MixesSamplesError
-from millrace.torch.operands import Fixed, Loss, Operand, Parameter, Traced, UnsupportedModelError
+from millrace.torch.operands import (
+    Fixed,
+    Loss,
+    Operand,
+    Parameter,
+    Traced,
+    Uniform,
+    UnsupportedModelError,
+)
 
 BATCH = 2
 """The size of the batch with which tensors that depend on no input are computed."""
@@ -19,6 +28,14 @@ SIZES = frozenset({"sym_size", "_assert_scalar", "_assert_tensor_metadata", "sym
 
 RANDOM = frozenset({"native_dropout", "rand", "randn", "rand_like", "randn_like", "bernoulli", "randint"})
 """Operators whose result differs in each step."""
+
+
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+"""Directories of PyTorch and of this package."""
+
+
+COMPUTED = (Traced, Parameter, Loss, Uniform)
+"""Operands that depend on inputs, parameters or random numbers."""
 
 
 class Translator:
@@ -43,7 +60,13 @@ class Translator:
         try:
             self.known[node.name] = self._call(node)
         except (MixesSamplesError, UnsupportedModelError) as error:
-            raise UnsupportedModelError(f"{_place(node)}: {error}") from error
+            raise UnsupportedModelError(f"{place(node)}: {error}") from error
+        except Exception as error:
+            # Arguments that a translation does not expect.
+            raise UnsupportedModelError(
+                f"{place(node)}: the operator {node.target} of PyTorch is not supported with these arguments "
+                f"({type(error).__name__}: {error})"
+            ) from error
 
     def operand(self, argument: Any) -> Operand:
         """Return what an argument of an operator stands for."""
@@ -60,32 +83,58 @@ class Translator:
         kwargs = {name: self.operand(argument) for name, argument in node.kwargs.items()}
         target, meta = node.target, node.meta.get("val")
         if not isinstance(target, torch._ops.OpOverload):
+            if isinstance(target, torch._ops.OperatorBase):
+                raise UnsupportedModelError(f"the operator {target} of PyTorch is not supported")
             return target(*args)  # arithmetic of sizes, or an item of a list
         self.name = str(target).removeprefix("aten.")
         base = self.name.split(".")[0]
         if base in SIZES:
             return meta
         flat = _flatten([*args, *kwargs.values()])
-        if base not in RANDOM and not any(isinstance(item, Traced | Parameter | Loss) for item in flat):
+        if base not in RANDOM and not any(isinstance(item, COMPUTED) for item in flat):
             return _evaluate(target, args, kwargs, meta)
         translation = TRANSLATIONS.get(self.name) or TRANSLATIONS.get(base)
         if translation is None:
             raise UnsupportedModelError(f"the operator {base} of PyTorch is not supported")
         first = meta[0] if isinstance(meta, list | tuple) else meta
         self.dtype = DTYPES.get(first.dtype, "f32")
-        return translation(self, _inherited(Layout.of(first.shape), flat), args, kwargs)
+        layout = _inherited(Layout.of(first.shape), flat)
+        result = translation(self, layout, args, kwargs)
+        if isinstance(result, Traced):
+            found, expected = (result.layout.sizes, result.value.shape), (layout.sizes, result.layout.sample)
+            assert found == expected, f"shape {found[1]} instead of {expected[1]}"
+        return result
 
-    def tensor(self, parameter: Parameter, role: str, *, transposed: bool = False) -> int:
-        """Return the number of the tensor of a parameter, as the module has it or transposed."""
+    def tensor(
+        self,
+        parameter: Parameter,
+        role: str,
+        *,
+        transposed: bool = False,
+        shape: tuple[int, ...] | None = None,
+    ) -> int:
+        """Return the number of the tensor of a parameter, as the module has it or transposed.
+
+        With a `shape`, it has the same elements in the same order with these dimensions.
+        """
         transposed ^= parameter.transposed
+        data = self.parameters[parameter.name].detach()
+        if shape is None:
+            shape = tuple(data.t().shape) if transposed else tuple(data.shape)
         if self.tensors.setdefault(parameter.name, transposed) != transposed:
             raise UnsupportedModelError(f"the parameter {parameter.name} is used as it is and transposed")
         if parameter.name not in self._numbers:
-            data = self.parameters[parameter.name].detach()
-            shape = tuple(data.t().shape) if transposed else tuple(data.shape)
             number = self.graph.tensor(parameter.name, shape, role, _initial(data))
             self._numbers[parameter.name] = number
-        return self._numbers[parameter.name]
+        number = self._numbers[parameter.name]
+        if self.graph.tensors[number]["shape"] != list(shape):
+            raise UnsupportedModelError(f"the parameter {parameter.name} is used in two shapes")
+        return number
+
+    def is_tensor_otherwise(self, parameter: Parameter, *, transposed: bool = False) -> bool:
+        """Return whether a parameter is a tensor already, and transposed where this use of it is not."""
+        transposed ^= parameter.transposed
+        return self.tensors.get(parameter.name, transposed) != transposed
 
     def traced(self, operand: Operand) -> Traced:
         """Return a tensor as a value with its layout."""
@@ -93,13 +142,22 @@ class Translator:
             return operand
         if isinstance(operand, Parameter):
             role = "weight" if len(operand.shape) > 1 else "bias"
-            number = self.tensor(Parameter(operand.name, operand.shape, operand.transposed), role)
-            return Traced(
-                self.graph.node({"op": "parameter"}, [], operand.shape, params=[number]),
-                Layout(operand.shape),
-            )
+            if self.is_tensor_otherwise(operand):
+                turned = Parameter(operand.name, operand.shape[::-1], not operand.transposed)
+                node = {"op": "permute", "order": [1, 0]}
+                value = self.graph.node(node, [self.traced(turned).value], operand.shape)
+            else:
+                number = self.tensor(operand, role)
+                value = self.graph.node({"op": "parameter"}, [], operand.shape, params=[number])
+            return Traced(value, Layout(operand.shape))
         if isinstance(operand, Fixed):
             return Traced(self.value(operand, operand.layout), operand.layout)
+        if isinstance(operand, Loss):
+            raise UnsupportedModelError(
+                "a loss can be multiplied by a fixed number and added to another loss, and nothing else"
+            )
+        if isinstance(operand, torch.SymInt):
+            raise MixesSamplesError("it computes with the size of the batch, on which no sample may depend")
         raise UnsupportedModelError(f"a {type(operand).__name__.lower()} where a tensor is expected")
 
     def value(self, operand: Operand, batch: Layout) -> Value:
@@ -107,7 +165,7 @@ class Translator:
         if isinstance(operand, bool | int | float):
             return self.number(operand, "bool" if isinstance(operand, bool) else "f32")
         if isinstance(operand, Fixed):
-            return self._constant(_of_sample(operand).reshape(operand.layout.broadcast_to(batch)))
+            return self.constant(of_sample(operand).reshape(operand.layout.broadcast_to(batch)))
         traced = self.traced(operand)
         return self.reshape(traced.value, traced.layout.broadcast_to(batch))
 
@@ -117,7 +175,7 @@ class Translator:
         convert, kind = kinds[dtype]
         return self.graph.constant(torch.tensor(convert(number), dtype=kind))
 
-    def _constant(self, data: torch.Tensor) -> Value:
+    def constant(self, data: torch.Tensor) -> Value:
         """Return a constant; elements that are repeated along a dimension are stored once."""
         if data.is_floating_point():
             data = data.to(torch.float32)
@@ -189,11 +247,14 @@ def _evaluate(target: Any, args: list[Any], kwargs: dict[str, Any], meta: Any) -
     with torch.no_grad():
         result = target(*concrete(args), **{name: concrete(value) for name, value in kwargs.items()})
     if isinstance(result, torch.Tensor):
+        if "empty" in str(target):
+            # Elements that are assigned later. They would differ from one trace to the next.
+            result.zero_()
         return Fixed(result, Layout.of(meta.shape))
     return [Fixed(item, Layout.of(like.shape)) for item, like in zip(result, meta, strict=True)]
 
 
-def _of_sample(operand: Fixed) -> torch.Tensor:
+def of_sample(operand: Fixed) -> torch.Tensor:
     """Return the elements of one sample of a tensor, which must be those of every sample."""
     if operand.layout.axis is None:
         return operand.tensor
@@ -210,13 +271,15 @@ def _module_path(node: torch.fx.Node) -> str:
     return paths[-1].removeprefix("model.") if paths else "root"
 
 
-def _place(node: torch.fx.Node) -> str:
+def place(node: torch.fx.Node) -> str:
     """Return where the user's code has an operator: module, file and line."""
     while not node.meta.get("stack_trace") and node.all_input_nodes:
         node = node.all_input_nodes[0]
     frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
-    place = ", ".join(f"{file}:{line}" for file, line in frames[-1:])
-    return f"{_module_path(node)} ({place})" if place else _module_path(node)
+    # The last line outside of PyTorch and of this package, if there is one.
+    of_user = [frame for frame in frames if not frame[0].startswith(("<", *LIBRARIES))]
+    found = ", ".join(f"{file}:{line}" for file, line in (of_user or frames)[-1:])
+    return f"{_module_path(node)} ({found})" if found else _module_path(node)
 
 
 def _initial(data: torch.Tensor) -> dict[str, Any]:

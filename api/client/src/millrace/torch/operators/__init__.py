@@ -1,6 +1,26 @@
 """Translations of PyTorch's operators (ATen) to operators of a graph, in files by kind."""
 
-from millrace.torch.operators import elementwise, layers, losses, reductions, shapes
+from millrace.torch.operators import (
+    convolutions,
+    elementwise,
+    functions,
+    indexing,
+    layers,
+    losses,
+    reductions,
+    shapes,
+)
 from millrace.torch.operators.registry import TRANSLATIONS, Translation
 
-__all__ = ["TRANSLATIONS", "Translation", "elementwise", "layers", "losses", "reductions", "shapes"]
+__all__ = [
+    "TRANSLATIONS",
+    "Translation",
+    "convolutions",
+    "elementwise",
+    "functions",
+    "indexing",
+    "layers",
+    "losses",
+    "reductions",
+    "shapes",
+]

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
 
 from millrace.torch.document import DTYPES, Value
 from millrace.torch.layout import Layout
-from millrace.torch.operands import Fixed, Loss, Operand, Parameter, Traced, UnsupportedModelError
+from millrace.torch.operands import (
+    Fixed,
+    Loss,
+    Operand,
+    Parameter,
+    Term,
+    Traced,
+    Uniform,
+    UnsupportedModelError,
+)
 from millrace.torch.operators.registry import TRANSLATIONS, Translation, completed, translates
 from millrace.torch.translator import Translator
 
@@ -36,12 +46,24 @@ def unary(t: Translator, function: str, x: Value) -> Value:
     return t.graph.node({"op": "unary", "function": function}, [x], x.shape)
 
 
+def mean_loss(t: Translator, x: Traced) -> Loss:
+    """Return the mean of all elements of all samples as a loss."""
+    path, elements = t.graph.path, prod(x.value.shape)
+    value = t.cast(x.value, "f32")
+
+    def emit(factor: float) -> None:
+        t.graph.path = path
+        t.graph.loss({"op": "sum_loss", "factor": factor / elements}, [value])
+
+    return Loss((Term(emit, "batch_size"),))
+
+
 def _binary(function: str) -> Translation:
     def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
         if any(isinstance(item, Loss) for item in args):
-            return _arithmetic_of_losses(function, args[0], args[1])
-        if kwargs.get("rounding_mode"):
-            raise UnsupportedModelError("a division that rounds")
+            return _arithmetic_of_losses(t, function, args[0], args[1])
+        if any(isinstance(item, Uniform) for item in args):
+            return _shifted(function, args[0], args[1])
         left, right = (t.cast(t.value(item, layout), "f32") for item in args[:2])
         if kwargs.get("alpha", 1) != 1:
             right = binary(t, "mul", right, t.number(kwargs["alpha"]))
@@ -50,7 +72,10 @@ def _binary(function: str) -> Translation:
     return translation
 
 
-def _arithmetic_of_losses(function: str, left: Operand, right: Operand) -> Loss:
+def _arithmetic_of_losses(t: Translator, function: str, left: Operand, right: Operand) -> Loss:
+    if function in ("add", "sub"):
+        # A number that depends on parameters only, such as the sum of their squares, is its own mean.
+        left, right = (mean_loss(t, item) if _is_of_parameters(item) else item for item in (left, right))
     if function in ("add", "sub") and isinstance(left, Loss) and isinstance(right, Loss):
         return Loss(left.terms + right.times(1.0 if function == "add" else -1.0).terms)
     is_left = isinstance(left, Loss)
@@ -59,11 +84,27 @@ def _arithmetic_of_losses(function: str, left: Operand, right: Operand) -> Loss:
     if isinstance(number, Fixed) and number.layout.axis is None and number.tensor.numel() == 1:
         number = float(number.tensor)
     if isinstance(number, int | float):
+        if function == "add" and number == 0:
+            return loss
         if function == "mul":
             return loss.times(number)
         if function == "div" and is_left:
             return loss.times(1.0 / number)
+    if function == "div" and is_left and isinstance(number, torch.SymInt):
+        return loss.by_samples(Layout.of([number]).merged)
     raise UnsupportedModelError("a loss can be multiplied by a fixed number, and added to another loss")
+
+
+def _is_of_parameters(operand: Operand) -> bool:
+    return isinstance(operand, Traced) and operand.layout.axis is None and prod(operand.value.shape) == 1
+
+
+def _shifted(function: str, left: Operand, right: Operand) -> Uniform:
+    """Return random numbers plus a number."""
+    numbers, shift = (left, right) if isinstance(left, Uniform) else (right, left)
+    if function != "add" or not isinstance(numbers, Uniform) or not isinstance(shift, int | float):
+        raise UnsupportedModelError("random numbers other than floor(probability + rand())")
+    return Uniform(numbers.layout, numbers.start + shift)
 
 
 @translates("pow.Tensor_Scalar")
@@ -81,6 +122,10 @@ def _reversed_difference(t: Translator, layout: Layout, args: list[Any], kwargs:
 
 def _unary(function: str) -> Translation:
     def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+        if isinstance(args[0], Loss) and function == "neg":
+            return args[0].times(-1.0)
+        if isinstance(args[0], Uniform) and function == "floor":
+            return TRANSLATIONS["bernoulli.p"](t, layout, [None, args[0].start], {})
         x = t.cast(t.value(args[0], layout), "f32")
         return Traced(t.cast(unary(t, function, x), t.dtype), layout)
 

@@ -1,8 +1,7 @@
-"""Products, attention, norms, embeddings, convolutions and pooling."""
+"""Products, attention, norms and embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf, prod, sqrt
 from typing import Any
 
@@ -26,8 +25,14 @@ def _linear(t: Translator, x: Value, weight: Parameter, bias: Operand, *, transp
     return t.graph.node({"op": "linear"}, [x], (*x.shape[:-1], outputs), params=params)
 
 
-def _matmul(t: Translator, a: Value, b: Value, *, transposed: bool = False) -> Value:
-    """Add the product of the matrices of two values. The second one may be given transposed."""
+def matmul(t: Translator, a: Value, b: Value, *, transposed: bool = False) -> Value:
+    """Add the product of the matrices of two values. The second one may be given transposed.
+
+    The first one may be a row.
+    """
+    if len(a.shape) == 1:
+        product = matmul(t, t.reshape(a, (1, *a.shape)), b, transposed=transposed)
+        return t.reshape(product, product.shape[1:])
     b = t.expand(b, a.shape[:-2] + b.shape[-2:])
     columns = b.shape[-2 if transposed else -1]
     node = {"op": "matmul"} | ({"transpose_b": True} if transposed else {})
@@ -37,27 +42,30 @@ def _matmul(t: Translator, a: Value, b: Value, *, transposed: bool = False) -> V
 @translates("linear")
 def _linear_layer(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     x, weight, bias = completed([t.traced(args[0]), *args[1:]], None, None, None)
-    if isinstance(weight, Parameter) and isinstance(bias, Parameter | None):
+    is_tensor = isinstance(weight, Parameter) and not t.is_tensor_otherwise(weight)
+    if is_tensor and isinstance(bias, Parameter | None):
         return Traced(_linear(t, x.value, weight, bias), layout)
-    product = _matmul(t, x.value, t.traced(weight).value, transposed=True)
+    product = matmul(t, x.value, t.traced(weight).value, transposed=True)
     return Traced(product if bias is None else binary(t, "add", product, t.value(bias, layout)), layout)
 
 
 @translates("mm", "matmul", "bmm")
 def _product(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     left, right = args
-    if isinstance(right, Parameter) and len(right.shape) == 2:
+    is_matrix = isinstance(right, Parameter) and len(right.shape) == 2
+    if is_matrix and not t.is_tensor_otherwise(right, transposed=True):
         return Traced(_linear(t, t.traced(left).value, right, None, transposed=True), layout)
     a, b = t.traced(left), t.traced(right)
     if a.layout.axis != b.layout.axis and None not in (a.layout.axis, b.layout.axis):
         raise MixesSamplesError("it multiplies the samples of a batch by each other")
-    return Traced(_matmul(t, a.value, b.value), layout)
+    return Traced(matmul(t, a.value, b.value), layout)
 
 
 @translates("addmm")
 def _product_and_sum(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     bias, x, weight = args
-    if isinstance(bias, Parameter) and isinstance(weight, Parameter):
+    is_tensor = isinstance(weight, Parameter) and not t.is_tensor_otherwise(weight, transposed=True)
+    if is_tensor and isinstance(bias, Parameter):
         return Traced(_linear(t, t.traced(x).value, weight, bias, transposed=True), layout)
     product = _product(t, layout, [x, weight], {})
     return Traced(binary(t, "add", product.value, t.value(bias, layout)), layout)
@@ -69,7 +77,7 @@ def _attention(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str,
     given = dict(zip(("attn_mask", "dropout_p", "is_causal"), args[3:], strict=False)) | kwargs
     if given.get("enable_gqa"):
         k, v = (_repeated(t, item, q.shape[-3] // item.shape[-3]) for item in (k, v))
-    scores = _matmul(t, q, k, transposed=True)
+    scores = matmul(t, q, k, transposed=True)
     scores = binary(t, "mul", scores, t.number(given.get("scale") or 1.0 / sqrt(q.shape[-1])))
     mask = given.get("attn_mask")
     if given.get("is_causal"):
@@ -81,7 +89,7 @@ def _attention(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str,
     weights = t.graph.node({"op": "softmax"}, [scores], scores.shape)
     if given.get("dropout_p"):
         weights = t.graph.node({"op": "dropout", "rate": float(given["dropout_p"])}, [weights], weights.shape)
-    return Traced(_matmul(t, weights, v), layout)
+    return Traced(matmul(t, weights, v), layout)
 
 
 def _repeated(t: Translator, x: Value, times: int) -> Value:
@@ -162,9 +170,22 @@ def _group_norm(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str
     return Traced(result, layout)
 
 
+@translates("instance_norm")
+def _instance_norm(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, gain, offset, mean, _, _, _, epsilon = args[:8]
+    if mean is not None:
+        raise UnsupportedModelError("instance norm with running statistics: use track_running_stats=False")
+    channels = t.traced(x).value.shape[0]
+    return _group_norm(t, layout, [x, channels, gain, offset, epsilon], {})
+
+
 @translates("embedding")
 def _embedding(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    table, ids, padding = completed([args[0], t.traced(args[1]), *args[2:]], None, None, -1)[:3]
+    table, ids, padding, is_scaled = completed(
+        [args[0], t.traced(args[1]), *args[2:]], None, None, -1, False
+    )[:4]
+    if is_scaled:
+        raise UnsupportedModelError("an embedding with scale_grad_by_freq")
     if not isinstance(table, Parameter):
         raise UnsupportedModelError("an embedding whose table is computed")
     indices = ids.value
@@ -180,64 +201,9 @@ def _embedding(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str,
     return Traced(value, layout)
 
 
-def _pair(given: int | Sequence[int]) -> list[int]:
-    sizes = [given] if isinstance(given, int) else list(given)
-    return sizes if len(sizes) == 2 else sizes * 2
-
-
-@translates("conv2d")
-def _convolution(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    x, weight, bias, stride, padding, dilation, groups = completed(args, None, None, None, 1, 0, 1, 1)
-    if not isinstance(weight, Parameter) or isinstance(padding, str):
-        raise UnsupportedModelError("a convolution with computed weights, or with padding by name")
-    node = {"op": "convolution", "stride": _pair(stride), "padding": _pair(padding)}
-    node |= {"dilation": _pair(dilation), "groups": groups}
-    params = [t.tensor(weight, "weight")] + ([] if bias is None else [t.tensor(bias, "bias")])
-    return Traced(t.graph.node(node, [t.traced(x).value], layout.sample, params=params), layout)
-
-
-@translates("max_pool2d_with_indices")
-def _max_pool(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    x, kernel, stride, padding, dilation, is_ceiling = completed(args, None, None, [], 0, 1, False)
-    node = _pooling("max_pool", kernel, stride, padding, is_ceiling=is_ceiling)
-    node["dilation"] = _pair(dilation)
-    return [Traced(t.graph.node(node, [t.traced(x).value], layout.sample), layout), None]
-
-
-@translates("avg_pool2d")
-def _average_pool(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    x, kernel, stride, padding, is_ceiling, counts_padding, divisor = completed(
-        args, None, None, [], 0, False, True, None
-    )
-    if divisor is not None:
-        raise UnsupportedModelError("average pooling with divisor_override")
-    node = _pooling("average_pool", kernel, stride, padding, is_ceiling=is_ceiling)
-    node["counts_padding"] = counts_padding
-    return Traced(t.graph.node(node, [t.traced(x).value], layout.sample), layout)
-
-
-def _pooling(
-    kind: str,
-    kernel: int | Sequence[int],
-    stride: int | Sequence[int],
-    padding: int | Sequence[int],
-    *,
-    is_ceiling: bool,
-) -> dict[str, Any]:
-    """Return a pooling operator. Without a stride, windows do not overlap."""
-    if is_ceiling:
-        raise UnsupportedModelError("pooling with ceil_mode")
-    return {"op": kind, "kernel": _pair(kernel), "stride": _pair(stride or kernel), "padding": _pair(padding)}
-
-
-@translates("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
-def _adaptive_pool(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    x, sizes = t.traced(args[0]).value, _pair(args[1])
-    kernel = [size // wanted for size, wanted in zip(x.shape[-2:], sizes, strict=True)]
-    if [size * wanted for size, wanted in zip(kernel, sizes, strict=True)] != list(x.shape[-2:]):
-        raise UnsupportedModelError("adaptive pooling to sizes that do not divide those of the image")
-    node = {"op": "average_pool", "kernel": kernel, "stride": kernel, "counts_padding": True}
-    return Traced(t.graph.node(node, [x], layout.sample), layout)
+@translates("embedding_bag", "_embedding_bag")
+def _embedding_bag(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    raise UnsupportedModelError("EmbeddingBag: use Embedding with a fixed number of indices, and sum or mean")
 
 
 @translates(

@@ -7,37 +7,155 @@ from typing import Any
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout
 from millrace.torch.operands import Loss, Operand, Term, Traced, UnsupportedModelError
-from millrace.torch.operators.elementwise import binary, unary
-from millrace.torch.operators.reductions import mean_loss
+from millrace.torch.operators.elementwise import binary, mean_loss, unary
+from millrace.torch.operators.functions import compare, select, times
+from millrace.torch.operators.reductions import reduce
 from millrace.torch.operators.registry import completed, translates
 from millrace.torch.operators.shapes import permute
 from millrace.torch.translator import Translator
 
-MEAN = 1
-"""The number of the reduction `mean` in PyTorch."""
+NONE, MEAN = 0, 1
+"""The numbers of the reductions `none` and `mean` in PyTorch."""
 
 
 @translates("cross_entropy_loss")
 def _cross_entropy(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     x, y, weight, reduction, ignored, smoothing = completed(args, None, None, None, MEAN, -100, 0.0)
-    if weight is not None or smoothing != 0 or reduction != MEAN:
+    logits = t.traced(x)
+    rows = _rows(t, logits)
+    if not isinstance(y, Traced) or y.value.dtype != "i32":
+        return _of_probabilities(t, rows, t.value(y, logits.layout), [weight, reduction, smoothing], layout)
+    targets = y.value if ignored < 0 else _without(t, y.value, ignored)
+    if reduction == NONE:
+        return Traced(_of_each_label(t, rows, targets, weight, smoothing), layout)
+    if reduction != MEAN:
+        raise UnsupportedModelError("a cross-entropy without a mean")
+    if weight is not None:
         raise UnsupportedModelError(
-            "a cross-entropy with weights of classes, label smoothing, or without a mean"
+            "a cross-entropy with weights of classes, whose mean is divided by the weights of the batch: use "
+            "reduction='none' and the mean of it"
         )
-    logits, labels = t.traced(x), t.traced(y)
-    if labels.value.dtype != "i32":
-        raise UnsupportedModelError("a cross-entropy of labels that are probabilities")
-    axis = logits.layout.dimension(1)
-    rank = len(logits.value.shape)
-    rows = permute(t, logits.value, [at for at in range(rank) if at != axis] + [axis])
-    targets = labels.value if ignored < 0 else _without(t, labels.value, ignored)
+    scaling, terms = _scaling(targets, ignored), []
+    if smoothing:
+        even = _even_entropy(t, _log_probabilities(t, rows))
+        counted = select(t, _counts(t, targets), even, t.number(0.0))
+        terms.append(_term(t, {"op": "sum_loss"}, [counted], smoothing, scaling))
+    # The last loss of a graph is the one whose labels count.
+    terms.append(_term(t, {"op": "logits_cross_entropy"}, [rows, targets], 1.0 - smoothing, scaling, targets))
+    return Loss(tuple(terms))
+
+
+def _term(
+    t: Translator,
+    op: dict[str, Any],
+    inputs: list[Value],
+    factor: float,
+    scaling: str,
+    labels: Value | None = None,
+) -> Term:
     path = t.graph.path
 
-    def emit(factor: float) -> None:
+    def emit(times: float) -> None:
         t.graph.path = path
-        t.graph.loss({"op": "logits_cross_entropy", "factor": factor}, [rows, targets])
+        t.graph.loss(op | {"factor": times * factor}, inputs)
 
-    return Loss((Term(emit, "num_tokens" if targets.shape else "batch_size"),))
+    return Term(emit, scaling, labels=labels)
+
+
+def _scaling(labels: Value, ignored: int) -> str:
+    """Return what a mean over labels is divided by. A sample's only label counts, unless it is ignored."""
+    return "num_tokens" if labels.shape or ignored >= 0 else "batch_size"
+
+
+def _rows(t: Translator, x: Traced) -> Value:
+    """Return values with the dimension of classes, which is dimension 1 of PyTorch, as the last one."""
+    axis, rank = x.layout.dimension(1 if x.layout.rank > 1 else 0), len(x.value.shape)
+    return permute(t, x.value, [at for at in range(rank) if at != axis] + [axis])
+
+
+def _log_probabilities(t: Translator, rows: Value) -> Value:
+    return t.graph.node({"op": "softmax", "log": True}, [rows], rows.shape)
+
+
+def _even_entropy(t: Translator, log_probabilities: Value) -> Value:
+    """Add the cross-entropy of each row with even probabilities."""
+    axis = len(log_probabilities.shape) - 1
+    return unary(t, "neg", reduce(t, log_probabilities, [axis], "mean", keep=False))
+
+
+def _counts(t: Translator, labels: Value) -> Value:
+    """Add whether each label counts."""
+    return compare(t, "ge", labels, t.number(0, "i32"))
+
+
+def _at_labels(t: Translator, rows: Value, labels: Value) -> Value:
+    """Add the element of each row at its label; that of class 0 for a label that does not count."""
+    places = select(t, _counts(t, labels), labels, t.number(0, "i32"))
+    column = t.reshape(places, (*places.shape, 1))
+    chosen = t.graph.node({"op": "gather", "axis": len(rows.shape) - 1}, [rows, column], column.shape)
+    return t.reshape(chosen, places.shape)
+
+
+def _of_each_label(t: Translator, rows: Value, labels: Value, weight: Operand, smoothing: float) -> Value:
+    """Add the cross-entropy of each label, 0 for one that does not count."""
+    if weight is not None and smoothing:
+        raise UnsupportedModelError("a cross-entropy with both weights of classes and label smoothing")
+    log_probabilities = _log_probabilities(t, rows)
+    losses = unary(t, "neg", _at_labels(t, log_probabilities, labels))
+    if smoothing:
+        even = times(t, _even_entropy(t, log_probabilities), smoothing)
+        losses = binary(t, "add", times(t, losses, 1.0 - smoothing), even)
+    if weight is not None:
+        weights = t.expand(t.traced(weight).value, rows.shape)
+        losses = binary(t, "mul", losses, _at_labels(t, weights, labels))
+    return select(t, _counts(t, labels), losses, t.number(0.0))
+
+
+def _of_probabilities(t: Translator, rows: Value, targets: Value, how: list[Any], layout: Layout) -> Operand:
+    """Add the cross-entropy with probabilities, of which each row has one for each class."""
+    weight, reduction, smoothing = how
+    axis = len(rows.shape) - 1
+    is_plain = weight is None and not smoothing and reduction in (NONE, MEAN)
+    if not is_plain or targets.shape != rows.shape or axis:
+        raise UnsupportedModelError(
+            "a cross-entropy of labels that are probabilities, with weights, label smoothing, a sum, or more "
+            "than one label of each sample: write it with log_softmax"
+        )
+    products = binary(t, "mul", _log_probabilities(t, rows), targets)
+    losses = unary(t, "neg", reduce(t, products, [axis], "sum", keep=False))
+    return Traced(losses, layout) if reduction == NONE else mean_loss(t, Traced(losses, Layout((1,), 0)))
+
+
+@translates("nll_loss", "nll_loss_nd", "nll_loss2d")
+def _negative_log_likelihood(
+    t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]
+) -> Operand:
+    x, y, weight, reduction, ignored = completed(args, None, None, None, MEAN, -100)
+    rows = _rows(t, t.traced(x))
+    labels = t.traced(y).value
+    targets = labels if ignored < 0 else _without(t, labels, ignored)
+    if reduction == NONE and weight is None:
+        chosen = unary(t, "neg", _at_labels(t, rows, targets))
+        return Traced(select(t, _counts(t, targets), chosen, t.number(0.0)), layout)
+    if reduction != MEAN or weight is not None or not _is_log_softmax(t, rows):
+        raise UnsupportedModelError(
+            "nll_loss with weights, without a mean, or of values other than those of log_softmax: use "
+            "cross_entropy"
+        )
+    # The logarithm of the softmax of such values are the values, with the same gradient.
+    op = {"op": "logits_cross_entropy"}
+    return Loss((_term(t, op, [rows, targets], 1.0, _scaling(targets, ignored), targets),))
+
+
+def _is_log_softmax(t: Translator, x: Value) -> bool:
+    """Return whether a value is a logarithm of a softmax, perhaps with its rows in another order."""
+    number = x.number
+    for node in reversed(t.graph.nodes):
+        if node["output"] == number:
+            if node["op"]["op"] not in ("reshape", "permute"):
+                return bool(node["op"] == {"op": "softmax", "log": True})
+            number = node["inputs"][0]
+    return False
 
 
 def _without(t: Translator, labels: Value, ignored: int) -> Value:
@@ -50,7 +168,8 @@ def _without(t: Translator, labels: Value, ignored: int) -> Value:
 @translates("mse_loss")
 def _squared_error(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     x, y, reduction = completed([t.traced(args[0]), *args[1:]], None, None, MEAN)
-    if reduction != MEAN:
+    if reduction not in (NONE, MEAN):
         raise UnsupportedModelError("a squared error without a mean")
     difference = binary(t, "sub", x.value, t.value(y, x.layout))
-    return mean_loss(t, Traced(unary(t, "square", difference), x.layout))
+    squares = Traced(unary(t, "square", difference), x.layout)
+    return squares if reduction == NONE else mean_loss(t, squares)

@@ -7,8 +7,8 @@ from typing import Any
 
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout, MixesSamplesError
-from millrace.torch.operands import Loss, Operand, Term, Traced
-from millrace.torch.operators.elementwise import binary, unary
+from millrace.torch.operands import Operand, Traced
+from millrace.torch.operators.elementwise import binary, mean_loss, unary
 from millrace.torch.operators.registry import TRANSLATIONS, Translation, completed, translates
 from millrace.torch.operators.shapes import permute
 from millrace.torch.translator import Translator
@@ -26,18 +26,6 @@ def reduce(t: Translator, x: Value, axes: list[int], reduction: str, *, keep: bo
     return t.graph.node(node | ({"keep": True} if keep else {}), [x], shape)
 
 
-def mean_loss(t: Translator, x: Traced) -> Loss:
-    """Return the mean of all elements of all samples as a loss."""
-    path, elements = t.graph.path, prod(x.value.shape)
-    value = t.cast(x.value, "f32")
-
-    def emit(factor: float) -> None:
-        t.graph.path = path
-        t.graph.loss({"op": "sum_loss", "factor": factor / elements}, [value])
-
-    return Loss((Term(emit, "batch_size"),))
-
-
 def _dims(x: Traced, given: Any) -> list[int]:
     dims = [given] if isinstance(given, int) else list(given or [])
     return [x.layout.index(dim) for dim in dims] or list(range(x.layout.rank))
@@ -47,8 +35,9 @@ def _reduction(name: str) -> Translation:
     def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
         x, given, keep = completed([t.traced(args[0]), *args[1:]], None, None, False)
         dims = _dims(x, given)
-        if x.layout.axis in dims and name == "mean" and len(dims) == x.layout.rank:
-            return mean_loss(t, x)
+        if x.layout.axis in dims and name in ("mean", "sum") and len(dims) == x.layout.rank:
+            loss = mean_loss(t, x)
+            return loss if name == "mean" else loss.as_sum(prod(x.value.shape))
         if x.layout.axis in dims:
             raise MixesSamplesError(
                 f"its {name} is over the samples of a batch; only a loss may be a mean over all of them"
@@ -67,6 +56,14 @@ def _truth(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any
     reduction = "max" if t.name.startswith("any") else "min"
     numbers = t.cast(t.cast(x.value, "bool"), "f32")
     return Traced(t.cast(reduce(t, numbers, axes, reduction, keep=keep), "bool"), layout)
+
+
+@translates("var_mean")
+def _variance_and_mean(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, given = completed([t.traced(args[0]), *args[1:]], None, None)
+    axes = [x.layout.dimension(dim) for dim in _dims(x, given)]
+    mean = reduce(t, x.value, axes, "mean", keep=bool(kwargs.get("keepdim", False)))
+    return [_variance(t, layout, args, kwargs), Traced(mean, layout)]
 
 
 @translates("var")

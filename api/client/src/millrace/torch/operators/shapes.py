@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout, MixesSamplesError
-from millrace.torch.operands import Operand, Parameter, Traced, UnsupportedModelError
+from millrace.torch.operands import Operand, Parameter, Traced
 from millrace.torch.operators.registry import completed, translates
 from millrace.torch.translator import Translator
 
@@ -116,14 +116,17 @@ def _pad(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any])
     x, amounts, fill = completed([t.traced(args[0]), *args[1:]], None, None, 0)
     value = x.value
     for at in range(len(amounts) // 2):
-        axis = x.layout.dimension(-1 - at)
         before, after = amounts[2 * at], amounts[2 * at + 1]
+        if before == after == 0:
+            continue
+        axis = x.layout.dimension(-1 - at)
         value = part(t, value, axis, max(-before, 0), value.shape[axis] - max(-after, 0))
-        value = _with_borders(t, value, axis, max(before, 0), max(after, 0), fill)
+        value = with_borders(t, value, axis, max(before, 0), max(after, 0), fill)
     return Traced(value, layout)
 
 
-def _with_borders(t: Translator, x: Value, axis: int, before: int, after: int, fill: float) -> Value:
+def with_borders(t: Translator, x: Value, axis: int, before: int, after: int, fill: float) -> Value:
+    """Add elements before and after those of a dimension."""
     if before == after == 0:
         return x
     if fill == 0:
@@ -148,12 +151,15 @@ def _assign_slice(t: Translator, layout: Layout, args: list[Any], kwargs: dict[s
         if not _is_whole(start, end, step):
             raise MixesSamplesError("it assigns to a part of a batch")
         return Traced(t.cast(t.expand(t.value(new, layout), layout.sample), t.dtype), layout)
-    if step != 1:
-        raise UnsupportedModelError("an assignment to a slice with a step")
     start, end, _ = slice(start, end, 1).indices(layout.sizes[layout.index(dim)])
-    of_part = layout.with_size(dim, end - start)
-    value = t.expand(t.value(new, of_part), of_part.sample)
-    return Traced(_replaced(t, t.value(whole, layout), value, layout, layout.dimension(dim), start), layout)
+    of_part = layout.with_size(dim, len(range(start, end, step)))
+    value, x = t.expand(t.value(new, of_part), of_part.sample), t.value(whole, layout)
+    axis = layout.dimension(dim)
+    if step == 1:
+        return Traced(_replaced(t, x, value, layout, axis, start), layout)
+    for at in range(value.shape[axis]):
+        x = _replaced(t, x, part(t, value, axis, at, at + 1), layout, axis, start + at * step)
+    return Traced(x, layout)
 
 
 @translates("select_scatter")
@@ -179,8 +185,45 @@ def _replaced(t: Translator, x: Value, new: Value, layout: Layout, axis: int, st
     return join(t, parts, axis)
 
 
-@translates("gather")
-def _gather(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    x, index = t.traced(args[0]), t.traced(args[2])
-    node = {"op": "gather", "axis": x.layout.dimension(args[1])}
-    return Traced(t.graph.node(node, [x.value, index.value], layout.sample, x.value.dtype), layout)
+@translates("stack")
+def _stack(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    items, dim = completed(args, None, 0)
+    axis = layout.dimension(dim)
+    one = (*layout.sample[:axis], 1, *layout.sample[axis + 1 :])
+    of_item = Layout(
+        tuple(size for at, size in enumerate(layout.sizes) if at != layout.index(dim)),
+        None if layout.axis is None else layout.axis - (layout.index(dim) < layout.axis),
+        layout.merged,
+        layout.outer,
+    )
+    values = [t.cast(t.expand(t.value(item, of_item), of_item.sample), t.dtype) for item in items]
+    return Traced(join(t, [t.reshape(value, one) for value in values], axis), layout)
+
+
+@translates("repeat")
+def _repeat(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, repeats = t.traced(args[0]), args[1]
+    sizes = (1,) * (len(repeats) - x.layout.rank) + x.layout.sizes
+    own_axis = None if x.layout.axis is None else x.layout.axis + len(repeats) - x.layout.rank
+    if own_axis is not None and (repeats[own_axis] != 1 or own_axis != layout.axis):
+        raise MixesSamplesError("it repeats the samples of a batch")
+    value, axis = x.value, 0
+    kept = [at for at in range(len(repeats)) if at != layout.axis or layout.merged > 1]
+    value = t.reshape(value, tuple(sizes[at] for at in kept))
+    for axis, at in enumerate(kept):
+        if at != layout.axis and repeats[at] != 1:
+            before, size, after = value.shape[:axis], value.shape[axis], value.shape[axis + 1 :]
+            value = t.reshape(value, (prod(before), 1, size * prod(after)))
+            value = t.expand(value, (value.shape[0], repeats[at], value.shape[2]))
+            value = t.reshape(value, (*before, repeats[at] * size, *after))
+    return Traced(value, layout)
+
+
+@translates("unfold")
+def _windows(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, dim, size, step = t.traced(args[0]), *args[1:]
+    axis = x.layout.dimension(dim)
+    count = layout.sample[axis]
+    columns = [part(t, x.value, axis, at, at + (count - 1) * step + 1, step) for at in range(size)]
+    columns = [t.reshape(item, (*item.shape, 1)) for item in columns]
+    return Traced(join(t, columns, len(x.value.shape)), layout)

@@ -1,0 +1,270 @@
+"""Layers and functions of PyTorch, and losses, are traced to graphs with the same loss and gradients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from millrace.torch import UnsupportedModelError, trace
+from torch_reference import SAMPLES, check_loss_and_gradients, in_double
+
+ROWS, WIDTH, WORDS, CLASSES = 7, 12, 9, 5
+
+
+class Net(nn.Module):
+    """Computes a function of a layer and its input."""
+
+    def __init__(self, layer: Any, function: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.layer, self.function = layer, function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self.layer, x)
+
+
+def images() -> Any:
+    return torch.randn(SAMPLES, 4, 7, 9)
+
+
+def rows() -> Any:
+    return torch.randn(SAMPLES, ROWS, WIDTH)
+
+
+def words() -> Any:
+    return torch.randint(1, WORDS, (SAMPLES, ROWS))
+
+
+def squares(layer: Any, x: Any) -> Any:
+    return (layer(x) + 0.3).square().mean()
+
+
+def last_of_each(layer: Any, x: Any) -> Any:
+    samples = torch.arange(x.shape[0])
+    return (layer(x)[samples, x.argmax(1)] + 2 * layer(x)[samples, (x > 3).sum(1) // 2]).square().mean()
+
+
+def of_one_hot(layer: Any, x: Any) -> Any:
+    return layer(F.one_hot(x, WORDS).to(layer.weight.dtype)).square().mean()
+
+
+def moved(layer: Any, x: Any) -> Any:
+    x = layer(x)
+    x = torch.cat([x.flip(1), x.roll((2, -1), (1, 2)), x[:, [0, 3, 3, 1, 6]], x.repeat(1, 2, 1)], 1)
+    x = torch.stack([x, F.pad(x, (1, 1), mode="reflect")[:, :, 1:-1]]).sum(0)
+    y = torch.zeros_like(x)
+    y[:, 1::3, 2] = x[:, 1::3, 3]
+    return (x + y.unfold(2, 2, 2).amax(-1).repeat_interleave(2, 2)).square().mean()
+
+
+def chosen(layer: Any, x: Any) -> Any:
+    x = layer(x)
+    values, indices = x.topk(2)
+    largest, smallest = x.max(1, keepdim=True).values[..., :2], x.min(-1)[0][..., None]
+    return (values * indices + largest - smallest).square().mean()
+
+
+def composed(layer: Any, x: Any) -> Any:
+    x = layer(x)
+    functions = [F.elu, F.selu, F.softplus, F.mish, F.leaky_relu, F.hardswish, F.logsigmoid, torch.sinh]
+    functions += [torch.asinh, torch.expm1, torch.erfc, torch.exp2]
+    results = [function(x) for function in functions]
+    y = torch.sigmoid(x) * 0.8 + 0.1
+    results += [torch.special.entr(y), torch.log1p(y), torch.tan(y), torch.atanh(y), y % 0.5]
+    results += [y * torch.div(y, 0.3, rounding_mode="floor")]
+    return torch.cat(results, -1).square().mean() + torch.var_mean(x, -1)[0].mean()
+
+
+def lstm(layer: Any, x: Any) -> Any:
+    output, (hidden, _) = layer(x)
+    return output.square().mean() + hidden[-1].square().mean()
+
+
+def weight_norm(layer: Any) -> Any:
+    return nn.utils.parametrizations.weight_norm(layer)
+
+
+CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any], Callable[[], Any]]] = {
+    "convolution of rows": (
+        lambda: nn.Sequential(nn.Conv1d(ROWS, 8, 3, padding="same"), nn.ConvTranspose1d(8, 3, 4, 2)),
+        squares,
+        rows,
+    ),
+    "transposed convolution": (
+        lambda: nn.ConvTranspose2d(4, 6, 3, (2, 1), padding=1, output_padding=(1, 0), groups=2),
+        squares,
+        images,
+    ),
+    "convolution in three dimensions": (
+        lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Conv3d(2, 4, 2, groups=2, padding=(1, 0, 0))),
+        squares,
+        images,
+    ),
+    "computed weights": (
+        lambda: nn.Sequential(weight_norm(nn.Conv1d(ROWS, 3, 3)), weight_norm(nn.Linear(10, 2))),
+        squares,
+        rows,
+    ),
+    "pooling": (
+        lambda: nn.Sequential(nn.Conv2d(4, 3, 1), nn.MaxPool2d(2, ceil_mode=True), nn.AdaptiveAvgPool2d(3)),
+        squares,
+        images,
+    ),
+    "interpolation": (
+        lambda: nn.Sequential(
+            nn.Conv2d(4, 3, 1), nn.Upsample(scale_factor=2), nn.Upsample((5, 20), mode="bilinear")
+        ),
+        squares,
+        images,
+    ),
+    "instance norm": (lambda: nn.InstanceNorm2d(4, affine=True), squares, images),
+    "dropout of channels": (
+        lambda: nn.Sequential(nn.Conv2d(4, 3, 1), nn.Dropout2d(0.2)),
+        squares,
+        images,
+    ),
+    "lstm": (lambda: nn.LSTM(WIDTH, 4, 2, batch_first=True, bidirectional=True), lstm, rows),
+    "moved": (lambda: nn.Linear(WIDTH, WIDTH), moved, rows),
+    "chosen": (lambda: nn.Linear(WIDTH, WIDTH), chosen, rows),
+    "composed": (lambda: nn.Linear(WIDTH, 4), composed, rows),
+    "last of each": (lambda: nn.Embedding(WORDS, 4), last_of_each, words),
+    "one-hot": (lambda: nn.Linear(WORDS, 4), of_one_hot, words),
+    "rows of a table": (
+        lambda: nn.Embedding(WORDS, 4),
+        lambda layer, x: (layer.weight[x] + layer.weight[torch.arange(ROWS) // 2]).square().mean(),
+        words,
+    ),
+    "weight and its transpose": (
+        lambda: nn.Linear(WIDTH, WIDTH),
+        lambda layer, x: (layer(x) @ layer.weight).square().mean(),
+        rows,
+    ),
+    "random depth": (
+        lambda: nn.Linear(WIDTH, WIDTH),
+        lambda layer, x: (x + layer(x).div(0.8) * floor_of_random(layer, x, 0.8)).square().mean(),
+        rows,
+    ),
+}
+
+
+def floor_of_random(layer: Any, x: Any, kept: float) -> Any:
+    """Random numbers 0 and 1 as models of transformers compute them; in evaluation, their mean."""
+    return (kept + torch.rand(x.shape[0], 1, 1)).floor() if layer.training else kept
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operators_compute_what_pytorch_does(name: str) -> None:
+    build, function, batch = CASES[name]
+    torch.manual_seed(1)
+    model, x = Net(build(), function), batch()
+    traced = trace(model, {"x": x[:4]})
+    model, double = model.double().eval(), in_double({"x": x})
+    document = json.loads(json.dumps(traced.document))
+    check_loss_and_gradients(traced, document, model, double, model(double["x"]))
+
+
+def smoothed(logits: Any, labels: Any) -> Any:
+    return F.cross_entropy(logits.transpose(1, 2), labels, label_smoothing=0.1, ignore_index=2)
+
+
+def weighted(logits: Any, labels: Any) -> Any:
+    weights = torch.arange(1.0, CLASSES + 1, dtype=logits.dtype)
+    return F.cross_entropy(logits.transpose(1, 2), labels, weights, reduction="none").mean()
+
+
+def likelihood(logits: Any, labels: Any) -> Any:
+    return F.nll_loss(logits.log_softmax(-1).flatten(0, 1), labels.flatten(), ignore_index=2)
+
+
+def focal(logits: Any, labels: Any) -> Any:
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", label_smoothing=0.1)
+    return ((1 - torch.exp(-losses)) ** 2 * losses).mean()
+
+
+def divergence(logits: Any, labels: Any) -> Any:
+    targets = F.one_hot(labels, CLASSES).to(logits.dtype).softmax(-1)
+    return F.kl_div(logits.log_softmax(-1), targets, reduction="batchmean")
+
+
+def of_numbers(logits: Any, labels: Any) -> Any:
+    targets = labels[..., None].to(logits.dtype) / CLASSES
+    losses = [F.huber_loss(logits, targets.expand_as(logits)), F.l1_loss(logits, targets.expand_as(logits))]
+    losses += [F.binary_cross_entropy_with_logits(logits, targets.expand_as(logits))]
+    losses += [-(logits - targets).square().sum() / logits.shape[0]]
+    return sum(losses)
+
+
+def of_rows_and_columns(logits: Any, labels: Any) -> Any:
+    return F.cross_entropy(logits.transpose(1, 2), labels) + F.cross_entropy(logits[:, 0], labels[:, 0])
+
+
+def of_two_labels(logits: Any, labels: Any) -> Any:
+    return smoothed(logits, labels) + smoothed(logits[:, 1:], labels[:, 1:])
+
+
+def of_samples(logits: Any, labels: Any) -> Any:
+    losses = F.cross_entropy(logits[:, 0], labels[:, 0], reduction="none")
+    return losses.mean() + F.nll_loss(logits[:, 1].log_softmax(-1), labels[:, 1])
+
+
+def of_some_samples(logits: Any, labels: Any) -> Any:
+    return F.cross_entropy(logits[:, 0], labels[:, 0] // 3, ignore_index=0)
+
+
+LOSSES = [smoothed, weighted, likelihood, focal, divergence, of_numbers, of_samples, of_some_samples]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_are_those_of_pytorch(loss: Any) -> None:
+    torch.manual_seed(1)
+    model: Any = nn.Linear(WIDTH, CLASSES)
+    batch = {"x": rows(), "labels": torch.randint(0, CLASSES, (SAMPLES, ROWS))}
+    traced = trace(model, {name: data[:4] for name, data in batch.items()}, loss)
+    model, double = model.double().eval(), in_double(batch)
+    expected = loss(model(double["x"]), double["labels"])
+    check_loss_and_gradients(traced, traced.document, model, double, expected)
+
+
+def test_losses_that_are_means_over_different_numbers_are_rejected() -> None:
+    batch = {"x": rows(), "labels": torch.randint(0, CLASSES, (SAMPLES, ROWS))}
+    cases = [(of_rows_and_columns, "of labels, and of samples"), (of_two_labels, "different labels")]
+    for loss, part in cases:
+        with pytest.raises(UnsupportedModelError, match=part):
+            trace(nn.Linear(WIDTH, CLASSES), batch, loss)
+
+
+def without_gradient(layer: Any, x: Any) -> Any:
+    with torch.no_grad():
+        target = layer(x)
+    return (layer(x) - target).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("layer", "function", "batch", "part"),
+    [
+        (nn.Linear(WIDTH, 2), lambda layer, x: (layer(x) * layer(x).detach()).mean(), rows, r"detach\(\)"),
+        (nn.Linear(WIDTH, 2), without_gradient, rows, r"operators.py:\d+\): detach\(\) or no_grad"),
+        (nn.Embedding(WORDS, 2, scale_grad_by_freq=True), squares, words, "scale_grad_by_freq"),
+        (nn.AlphaDropout(), squares, rows, "use Dropout"),
+        (nn.Linear(WIDTH, 2), lambda layer, x: layer(x)[x[..., 0] > 0].mean(), rows, "use torch.where"),
+        (nn.Linear(WIDTH, 2), lambda layer, x: layer(x).sort(1)[0].mean(), rows, "by their order"),
+        (nn.Linear(WIDTH, 2), lambda layer, x: layer(x).sum(), rows, "a sum over the samples"),
+        (nn.Linear(WIDTH, 2), lambda layer, x: layer(x).mean().sqrt(), rows, "nothing else"),
+        (nn.Linear(WIDTH, 2), lambda layer, x: (layer(x) * x.shape[0]).mean(), rows, "size of the batch"),
+        (nn.AvgPool2d(2, divisor_override=3), squares, images, "divisor_override"),
+        (nn.AvgPool2d(2, ceil_mode=True), squares, images, "ceil_mode"),
+    ],
+)
+def test_operators_that_the_appliance_does_not_have_are_rejected(
+    layer: Any, function: Any, batch: Any, part: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=part):
+        trace(Net(layer, function), {"x": batch()})
