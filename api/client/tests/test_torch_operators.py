@@ -147,6 +147,11 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any], Callable[[]
         lambda layer, x: (layer(x) @ layer.weight).square().mean(),
         rows,
     ),
+    "experts": (
+        lambda: nn.Bilinear(WIDTH, 3, 4),
+        lambda layer, x: torch.einsum("bi,oie,be->bo", x[:, 0], layer.weight, x[:, 1, :3]).square().mean(),
+        rows,
+    ),
     "random depth": (
         lambda: nn.Linear(WIDTH, WIDTH),
         lambda layer, x: (x + layer(x).div(0.8) * floor_of_random(layer, x, 0.8)).square().mean(),
@@ -212,7 +217,7 @@ def of_two_labels(logits: Any, labels: Any) -> Any:
 
 def of_samples(logits: Any, labels: Any) -> Any:
     losses = F.cross_entropy(logits[:, 0], labels[:, 0], reduction="none")
-    return losses.mean() + F.nll_loss(logits[:, 1].log_softmax(-1), labels[:, 1])
+    return (losses * losses.exp()).mean() + F.nll_loss(logits[:, 1].log_softmax(-1), labels[:, 1])
 
 
 def of_some_samples(logits: Any, labels: Any) -> Any:

@@ -166,6 +166,7 @@ def _exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Expo
     try:
         program = export(module, inputs, dynamic_shapes=shapes)
         _check_before_decomposition(program)
+        _widen_cross_entropies(program.graph)
         return program.run_decompositions(_decompositions())
     except UnsupportedModelError:
         raise
@@ -201,6 +202,28 @@ def _check_before_decomposition(program: ExportedProgram) -> None:
             )
 
 
+def _widen_cross_entropies(graph: torch.fx.Graph) -> None:
+    """Give the classes of each cross-entropy without reduction a dimension after them.
+
+    Otherwise its result is decomposed with the wrong shape (PyTorch 2.15).
+    """
+    aten = torch.ops.aten
+    for node in list(graph.nodes):
+        reduction = node.args[3] if len(node.args) > 3 else 1
+        if node.target is not aten.cross_entropy_loss.default or reduction != 0:
+            continue
+        logits, labels, *others = node.args
+        if logits.meta["val"].dim() == 2 and labels.meta["val"].dim() == 1:
+            with graph.inserting_before(node):
+                wide = [graph.call_function(aten.unsqueeze.default, (item, -1)) for item in (logits, labels)]
+            with graph.inserting_after(node):
+                result = graph.call_function(aten.squeeze.dim, (node, -1))
+            result.meta = {**node.meta}
+            node.replace_all_uses_with(result, delete_user_cb=lambda user, result=result: user is not result)
+            node.args = (*wide, *others)
+    graph.lint()
+
+
 def _innermost(program: ExportedProgram, node: torch.fx.Node) -> torch.fx.Node:
     """Return the first operator of the region that a node is, or the node itself."""
     for argument in node.all_input_nodes:
@@ -223,8 +246,9 @@ def _translated(model: torch.nn.Module, program: ExportedProgram, names: list[st
     translator = Translator(dict(model.named_parameters(remove_duplicate=False)))
     _add_inputs(translator, program, names)
     loss: Operand = None
+    used = _used(program.graph)
     for node in program.graph.nodes:
-        if node.op == "call_function":
+        if node.op == "call_function" and node in used:
             translator.translate(node)
         elif node.op == "output":
             loss = translator.operand(node.args[0][-1])
@@ -239,10 +263,24 @@ def _translated(model: torch.nn.Module, program: ExportedProgram, names: list[st
         raise UnsupportedModelError("the losses are means over different numbers: of labels, and of samples")
     labels = {term.labels.number for term in loss.terms if term.labels}
     if scalings == {"num_tokens"} and len(labels) > 1:
-        raise UnsupportedModelError("the losses are means over different labels")
+        raise UnsupportedModelError(
+            "the losses are means over different labels: use one loss, or none with ignore_index if no label "
+            "is ignored"
+        )
     for term in loss.terms:
         term.emit(term.factor)
     return TracedModel(translator.graph.document(), translator.tensors, scalings.pop())
+
+
+def _used(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Return the nodes of which the loss, which is the last output, is computed."""
+    used: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output":
+            used |= {node.args[0][-1]} if isinstance(node.args[0][-1], torch.fx.Node) else set()
+        elif node in used:
+            used |= set(node.all_input_nodes)
+    return used
 
 
 def _add_inputs(translator: Translator, program: ExportedProgram, names: list[str]) -> None:

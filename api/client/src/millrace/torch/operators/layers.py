@@ -58,7 +58,13 @@ def _product(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
     a, b = t.traced(left), t.traced(right)
     if a.layout.axis != b.layout.axis and None not in (a.layout.axis, b.layout.axis):
         raise MixesSamplesError("it multiplies the samples of a batch by each other")
-    return Traced(matmul(t, a.value, b.value), layout)
+    # Rows or columns that are samples: one of each in the product for a sample.
+    left, right = a.value, b.value
+    if a.layout.axis == a.layout.rank - 2 and a.layout.merged == 1:
+        left = t.reshape(left, (*left.shape[:-1], 1, left.shape[-1]))
+    if b.layout.axis == b.layout.rank - 1 and b.layout.merged == 1:
+        right = t.reshape(right, (*right.shape, 1))
+    return Traced(t.reshape(matmul(t, left, right), layout.sample), layout)
 
 
 @translates("addmm")
