@@ -141,10 +141,10 @@ pub trait Backend: Send + Sync + 'static {
     /// Returns the uploads of users.
     ///
     /// # Errors
-    /// `Unavailable`: this server stores no uploads.
+    /// `NotFound`: this server stores no uploads.
     fn blobs(&self) -> Result<&BlobStore> {
         Err(ApiError::new(
-            ErrorReason::Unavailable,
+            ErrorReason::NotFound,
             "this server stores no uploads: put the files into a volume, or use a server on one machine",
         ))
     }

@@ -32,9 +32,9 @@ pub use millrace_params::Role;
 pub use quantity::ResourceList;
 pub use resources::{Resources, RoleResources};
 pub use trainjob::{
-    CheckpointPolicy, CheckpointStatus, ConfigMapSource, Deadlines, FailurePolicy, FailureStatus, JobProgress,
-    JobState, JobVolume, MountedDir, OverruledKey, PersistentVolumeClaimSource, QueueReason, QueueStatus, ResolvedJob,
-    RetryStatus, RoleStatus, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus, UploadedModel,
+    CheckpointPolicy, CheckpointStatus, ConfigMapSource, Deadlines, FILES_DIR, FailurePolicy, FailureStatus, JobFile,
+    JobProgress, JobState, JobVolume, MountedDir, OverruledKey, PersistentVolumeClaimSource, QueueReason, QueueStatus,
+    ResolvedJob, RetryStatus, RoleStatus, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus, UploadedModel,
 };
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

@@ -67,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         answer(self) if callable(answer) else self.send_json(200, answer)
 
-    do_GET = do_POST = do_DELETE = _serve  # noqa: N815
+    do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815
 
     def send_json(self, status: int, document: Any, **headers: str) -> None:
         self.send_whole(

@@ -60,21 +60,19 @@ def test_params_are_sent_unchanged_with_their_files(
     }
 
 
-def test_large_or_binary_files_are_not_uploaded(
+def test_without_a_store_only_small_texts_are_uploaded(
     server: Server, appliance: Appliance, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "a.txt").write_text("small")
     (tmp_path / "z.txt").write_text("l" * 1024 * 1024)
     (tmp_path / "tokens.bin").write_bytes(b"\xff\xfe")
-    (tmp_path / 'q".text').write_text("small")
     (tmp_path / "texts").mkdir()
-    paths = ["tokens.bin", 'q".text', "texts"]
+    (tmp_path / "texts/b.bin").write_bytes(b"\xff")
+    paths = ["tokens.bin", "texts"]
     sent = submitted(server, appliance, {"train_input": {"data_dir": "*.txt", "data_files": paths}})
-    assert sent["files"] == {}
-    assert "z.txt is not uploaded (1.0 MiB; only text files under 1 MiB" in caplog.text
-    assert "tokens.bin is not uploaded (not UTF-8 text)" in caplog.text
-    assert 'q".text is not uploaded (a name with' in caplog.text
-    assert "texts is not uploaded (a directory" in caplog.text
+    assert (sent["files"], sent["job"]) == ({}, None)
+    for name in ("*.txt", "tokens.bin", "texts"):
+        assert f"{name} is not uploaded (the appliance stores only text files under 1 MiB)" in caplog.text
 
 
 def test_vocabularies_and_tokenizers_are_uploaded_by_their_names(

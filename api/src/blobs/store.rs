@@ -98,13 +98,13 @@ impl BlobStore {
     ///
     /// # Errors
     /// [`ErrorReason::Invalid`]: it is not complete. An error of the file system.
-    pub async fn use_blob(&self, namespace: LabelName, digest: BlobDigest, field: &'static str) -> Result<()> {
+    pub async fn use_blob(&self, namespace: LabelName, digest: BlobDigest, field: String) -> Result<()> {
         self.blocking(move |store| match touch(&store.path(&namespace, &digest)) {
             Ok(_) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let message =
                     format!("namespace {namespace} has no upload {digest}: upload it before the job is submitted");
-                Err(ApiError::invalid(vec![FieldError { field: field.to_owned(), message }]))
+                Err(ApiError::invalid(vec![FieldError { field, message }]))
             }
             Err(error) => Err(storage_error(error)),
         })

@@ -146,8 +146,8 @@ async fn only_old_and_unused_uploads_are_removed() {
     assert_eq!(case.files(), left);
     // A job that is being submitted keeps its uploads.
     age(digest_of(new).as_str());
-    case.store.use_blob(team(), digest_of(new), "spec.model.graph").await.unwrap();
+    case.store.use_blob(team(), digest_of(new), "spec.model.graph".to_owned()).await.unwrap();
     assert_eq!(case.store.remove_unused(|_, _| false).await.unwrap(), 1);
-    let error = case.store.use_blob(team(), digest_of(used), "spec.model.graph").await.unwrap_err();
+    let error = case.store.use_blob(team(), digest_of(used), "spec.model.graph".to_owned()).await.unwrap_err();
     assert_eq!((error.reason, &*error.errors[0].field), (ErrorReason::Invalid, "spec.model.graph"), "{error}");
 }

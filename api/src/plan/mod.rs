@@ -17,7 +17,7 @@ use millrace_control::requirements::ProjectedTime;
 use millrace_control::{
     OverBudget, PlanCache, PriorityValues, ResolveError, ResourceRequirements, ledger, reject_heavy,
 };
-use millrace_crds::{Appliance, Grant, QueueReason, QueueStatus, ResolvedJob, TrainJob};
+use millrace_crds::{Appliance, FILES_DIR, Grant, QueueReason, QueueStatus, ResolvedJob, TrainJob};
 use millrace_lifecycle::{QueueEntry, SystemRequest, is_waiting};
 use millrace_params::JobSpec;
 use millrace_protocol::error_chain;
@@ -364,7 +364,7 @@ fn until_resumed(plan: JobPlan) -> JobPlan {
 /// Whether a job reads other files than its uploads.
 fn names_files_of_volumes(job: &JobSpec) -> bool {
     let mut paths = job.active_inputs().flat_map(|(_, input)| input.paths());
-    paths.any(|path| !path.starts_with(UPLOADS_DIR))
+    paths.any(|path| ![UPLOADS_DIR, FILES_DIR].iter().any(|dir| path.starts_with(dir)))
 }
 
 /// Returns the plan of a job that the appliance could run and this host can't.

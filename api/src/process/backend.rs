@@ -42,6 +42,9 @@ const DELETE_BATCH_JOBS: u32 = 16;
 /// Time for coordinators to save their state when the server shuts down.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Note of a plan or a check of a job whose data is not uploaded yet.
+const NOT_UPLOADED_NOTE: &str = "data files are not checked here, because they are not uploaded yet";
+
 /// Settings of the backend.
 pub struct ProcessSettings {
     /// The server's directories.
@@ -229,7 +232,11 @@ impl Backend for ProcessBackend {
             return job_of(&known);
         }
         let mut resolution = self.planner.check_runnable(&order.account, &job).await?;
-        resolution.notes.extend(self.check_data_and_start(order, &job, &resolution).await?);
+        let note = match self.world.directories.has_uploads(&job) {
+            true => self.check_data_and_start(order, &job, &resolution).await?,
+            false => Some(NOT_UPLOADED_NOTE.to_owned()),
+        };
+        resolution.notes.extend(note);
         let name = job.name_any();
         if self.objects.store().live_job(&order.namespace, &name).await?.is_some() {
             return Err(ApiError::name_taken(&order.namespace, &name));
@@ -298,6 +305,10 @@ impl Backend for ProcessBackend {
         let (_, job) = self.planner.admitted(order, &priorities).await?;
         let (plan, resolution) = self.planner.plan_and_resolve(&order.account, job.clone(), &priorities).await?;
         match resolution.filter(|_| order.may_create) {
+            Some(_) if !self.world.directories.has_uploads(&job) => {
+                let notes = plan.notes.into_iter().chain([NOT_UPLOADED_NOTE.to_owned()]).collect();
+                Ok(JobPlan { notes, ..plan })
+            }
             Some(resolution) => {
                 let (epoch, last_step) = self.check_data(order, &job, &resolution).await?;
                 Ok(plan.with_epoch(epoch, last_step))
@@ -364,6 +375,7 @@ impl Backend for ProcessBackend {
         let is_used = move |namespace: &LabelName, digest: &BlobDigest| {
             used.contains(&(namespace.to_string(), digest.to_string()))
         };
+        self.world.directories.job_files().remove_unused(&jobs).await;
         self.blobs.remove_unused(is_used).await
     }
 
@@ -384,8 +396,7 @@ impl Backend for ProcessBackend {
 /// Returns the uploads that a job names, each with its namespace.
 fn uploads_of(job: &TrainJob) -> Vec<(String, String)> {
     let namespace = job.namespace().unwrap_or_default();
-    let digests = job.spec.model.iter().flat_map(|model| std::iter::once(&model.graph).chain(&model.weights));
-    digests.map(|digest| (namespace.clone(), digest.clone())).collect()
+    job.spec.uploads().map(|digest| (namespace.clone(), digest.to_owned())).collect()
 }
 
 async fn write_uploads(dir: &std::path::Path, texts: &[UploadedFile]) -> std::io::Result<()> {

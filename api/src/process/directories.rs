@@ -14,9 +14,10 @@ use std::path::{Component, Path, PathBuf};
 use kube::ResourceExt;
 use millrace_control::world::MAX_GRAPH_BYTES;
 use millrace_control::{JobSite, ModelDirLocation, SiteError};
-use millrace_crds::{JobVolume, MountedDir, TrainJob};
+use millrace_crds::{FILES_DIR, JobVolume, MountedDir, TrainJob};
 use millrace_params::{BlobDigest, LabelName, ObjectName};
 
+use super::job_files::JobFiles;
 use super::path_error::PathError;
 use super::volumes::{ServerVolume, Volumes};
 use crate::private_dirs;
@@ -38,7 +39,7 @@ impl ServerDirectories {
     /// # Errors
     /// An error of the file system.
     pub fn make(&self) -> Result<(), PathError> {
-        let dirs = ["model_dirs", "texts", "last", "exports", "blobs"].map(|name| self.data.join(name));
+        let dirs = ["model_dirs", "texts", "last", "exports", "blobs", "files"].map(|name| self.data.join(name));
         std::iter::once(self.data.clone()).chain(dirs).try_for_each(|directory| {
             private_dirs::make_existing_private(&directory)
                 .map_err(|source| PathError::CreateDirectory { directory, source })
@@ -77,6 +78,11 @@ impl ServerDirectories {
     /// Returns the directory with the uploaded blobs of all namespaces.
     pub fn blobs(&self) -> PathBuf {
         self.data.join("blobs")
+    }
+
+    /// Returns the directories with the uploaded files of jobs.
+    pub fn job_files(&self) -> JobFiles {
+        JobFiles { dir: self.data.join("files"), blobs: self.blobs() }
     }
 
     /// Returns the directory with the blobs that the jobs of the job's namespace may read.
@@ -124,6 +130,11 @@ impl ServerDirectories {
             };
             return Ok(LocatedPath::own(self.check_not_private(job, inputs.join(path))?));
         }
+        if let Ok(inside) = path.strip_prefix(FILES_DIR)
+            && !job.spec.files.is_empty()
+        {
+            return Ok(LocatedPath::own(self.job_files().dir_of(&namespace_of(job)?, &job.spec.files).join(inside)));
+        }
         if path.starts_with(self.model_dirs(job)?) {
             // The status of a job has the paths of its checkpoints in this form.
             return Ok(LocatedPath::own(path.to_owned()));
@@ -158,7 +169,8 @@ impl ServerDirectories {
     /// Returns the existing directories that the agents of `job` may use.
     pub fn roots_of(&self, job: &TrainJob) -> Vec<PathBuf> {
         let mounted = job.spec.mount_dirs.iter().filter_map(|mount| Some(self.mounted(job, mount).ok()?.0));
-        let own = [self.model_dirs(job), self.job_blobs(job)].into_iter().flatten();
+        let files = namespace_of(job).map(|namespace| self.job_files().dir_of(&namespace, &job.spec.files));
+        let own = [self.model_dirs(job), self.job_blobs(job), files].into_iter().flatten();
         let mut roots: Vec<PathBuf> =
             mounted.chain(own).chain(self.inputs.clone()).filter(|dir| dir.is_dir()).collect();
         roots.sort();
@@ -168,7 +180,7 @@ impl ServerDirectories {
 
     /// Returns the existing directories that this server may use for the files of users.
     pub fn roots(&self) -> Vec<PathBuf> {
-        let own = ["model_dirs", "exports", "texts", "blobs"].map(|name| self.data.join(name));
+        let own = ["model_dirs", "exports", "texts", "blobs", "files"].map(|name| self.data.join(name));
         let volumes = self.volumes.values().map(|volume| volume.dir.clone());
         own.into_iter().chain(volumes).chain(self.inputs.clone()).filter(|dir| dir.is_dir()).collect()
     }
@@ -238,6 +250,21 @@ impl ServerDirectories {
                 namespace: namespace.clone(),
             }
         })
+    }
+
+    /// Creates the directory with the uploaded files of `job`, if it names any.
+    ///
+    /// # Errors
+    /// An upload does not exist, or an error of the file system.
+    pub fn make_job_files(&self, job: &TrainJob) -> Result<(), PathError> {
+        self.job_files().make(&namespace_of(job)?, &job.spec.files)
+    }
+
+    /// Returns whether all uploads that `job` names are complete.
+    pub fn has_uploads(&self, job: &TrainJob) -> bool {
+        let Ok(blobs) = self.job_blobs(job) else { return false };
+        let mut digests = job.spec.uploads().map(BlobDigest::new);
+        digests.all(|digest| digest.is_ok_and(|digest| millrace_roots::is_file(blobs.join(digest))))
     }
 
     /// Checks that every volume that `job` mounts exists, also if no path of its params is there.

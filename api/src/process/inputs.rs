@@ -72,6 +72,7 @@ pub fn check_inputs(
     texts: Option<&UploadedFiles>,
 ) -> Result<Option<DatasetEpoch>, InputError> {
     directories.check_mounts(job)?;
+    directories.make_job_files(job)?;
     let mut epoch = None;
     for (key, input) in resolved.active_inputs() {
         let samples = InputCheck { directories, job, key }.at(input, &resolved.model, texts)?;

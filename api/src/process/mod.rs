@@ -11,6 +11,7 @@ mod backend;
 mod claim;
 mod directories;
 mod inputs;
+mod job_files;
 mod objects;
 mod observe;
 mod path_error;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use millrace_params::{InvalidName, LabelName, ObjectName};
+use millrace_params::{BlobDigest, InvalidName, LabelName, ObjectName};
 
 /// A path that a job can't use, with a message for the user.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +92,17 @@ pub enum PathError {
         path: String,
         /// Why the job can't write there.
         source: Box<Self>,
+    },
+    /// The path of an uploaded file is not below the directory of such files.
+    #[error("spec.files: {0:?} is not a path below the directory of uploaded files")]
+    FilePath(String),
+    /// An upload that a file names does not exist.
+    #[error("spec.files: {path} names the upload {digest}, which does not exist: upload it again")]
+    UploadNotFound {
+        /// Path of the file.
+        path: String,
+        /// Digest of the upload.
+        digest: BlobDigest,
     },
     /// A directory of the server can't be created.
     #[error("can't make the directory {}", .directory.display())]

@@ -144,6 +144,7 @@ impl ProcessWorld {
         let last_report = self.directories.last_report(&uid, attempt.number);
         // With no roots, its agents could access nothing; this directory always exists.
         self.directories.make_model_dirs(attempt.job)?;
+        self.directories.make_job_files(attempt.job)?;
         let roots = self.directories.roots_of(attempt.job);
         Ok(LocalRun { last_report: Some(last_report), roots, ..LocalRun::new(launch) })
     }

@@ -49,7 +49,7 @@ pub struct PartQuery {
 /// Lists the uploads of a namespace.
 ///
 /// # Errors
-/// [`ErrorReason::Unavailable`]: the server stores no uploads. An error of the file system.
+/// [`ErrorReason::NotFound`]: the server stores no uploads. An error of the file system.
 pub async fn list(State(api): State<Arc<AppState>>, ValidPath(ns): ValidPath<String>) -> Result<Json<BlobList>> {
     Ok(Json(api.backend.blobs()?.list(namespace(&ns)?).await?))
 }
@@ -98,15 +98,21 @@ pub async fn delete(State(api): State<Arc<AppState>>, ValidPath(path): ValidPath
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Checks that the uploads that a submitted job names are complete, and keeps them until the job exists.
+/// Checks that the uploads that a submitted job names are complete, and keeps them until the job exists. A job that is
+/// only planned or checked needs no more than its graph document.
 ///
 /// # Errors
 /// [`ErrorReason::Invalid`]: one is missing, with its field.
-pub async fn check_uploads(api: &AppState, order: &SubmitRequest) -> Result<()> {
-    for (key, field) in [("graph", "spec.model.graph"), ("weights", "spec.model.weights")] {
-        let Some(digest) = order.object["spec"]["model"][key].as_str() else { continue };
+pub async fn check_uploads(api: &AppState, order: &SubmitRequest, will_create: bool) -> Result<()> {
+    let spec = &order.object["spec"];
+    let of_model = ["graph", "weights"].map(|key| (format!("spec.model.{key}"), &spec["model"][key]));
+    let files = spec["files"].as_array().into_iter().flatten().enumerate();
+    let of_files = files.map(|(at, file)| (format!("spec.files[{at}].digest"), &file["digest"]));
+    let needed = of_model.into_iter().chain(of_files).take(if will_create { usize::MAX } else { 1 });
+    for (field, digest) in needed {
+        let Some(digest) = digest.as_str() else { continue };
         let digest = BlobDigest::new(digest).map_err(|error| {
-            ApiError::invalid(vec![FieldError { field: field.to_owned(), message: error.to_string() }])
+            ApiError::invalid(vec![FieldError { field: field.clone(), message: error.to_string() }])
         })?;
         api.backend.blobs()?.use_blob(namespace(&order.namespace)?, digest, field).await?;
     }

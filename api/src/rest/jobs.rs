@@ -44,7 +44,7 @@ pub async fn create(
     request: Request,
 ) -> Result<Response> {
     let order = read_submission(&api, &ns, &principal, request).await?;
-    check_uploads(&api, &order).await?;
+    check_uploads(&api, &order, dry_run.is_none()).await?;
     match dry_run.as_deref() {
         None => {}
         Some("All") => return Ok(Json(api.backend.dry_run(&order).await?).into_response()),
@@ -81,7 +81,7 @@ pub async fn plan(
     request: Request,
 ) -> Result<Json<JobPlan>> {
     let mut order = read_submission(&api, &ns, &caller.principal, request).await?;
-    check_uploads(&api, &order).await?;
+    check_uploads(&api, &order, false).await?;
     order.may_create = caller.is_allowed(Action::Create, &ns).await.unwrap_or(false);
     Ok(Json(api.backend.plan(&order).await?))
 }

@@ -13,6 +13,7 @@ mod jobs;
 mod json;
 mod live_stream;
 mod middleware;
+mod named_uploads;
 pub mod openapi;
 mod problem;
 mod proxies;

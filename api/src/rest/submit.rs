@@ -30,6 +30,7 @@ use super::auth::Principal;
 use super::body::{
     malformed_body, media_type, parse_json, read_all, read_part, unsupported_media_type, with_body_timeout,
 };
+use super::named_uploads::{MAX_NAMED_UPLOADS, NamedUpload, attach_named_uploads};
 use super::uploads::{attach_uploads, name_uploads};
 use super::{ALL_NAMESPACES, AppState};
 use crate::error::{ApiError, ErrorReason, FieldError, Result};
@@ -78,6 +79,10 @@ pub struct SubmitOptions {
     /// Spec of the TrainJob without the params.
     #[serde(default)]
     spec: Map<String, Value>,
+    /// Uploads that stand for files that the params name: they become `spec.model` and `spec.files`.
+    #[serde(default)]
+    #[schemars(length(max = MAX_NAMED_UPLOADS))]
+    uploads: Vec<NamedUpload>,
     /// Values that override the params file, by their keys in runconfig; `model` is the family of a model that the
     /// params do not name.
     #[serde(default)]
@@ -368,7 +373,7 @@ impl FormParts {
         let read = Params::parse_yaml(text).map_err(|error| bad_params(error.report().trim_end()))?;
         let mut params = StoredParams::from(&read).0;
         let options = options.map(|bytes| parse_json::<SubmitOptions>("JSON in the part `job`", &bytes)).transpose()?;
-        let SubmitOptions { metadata, mut spec, overrides } = options.unwrap_or_default();
+        let SubmitOptions { metadata, mut spec, uploads, overrides } = options.unwrap_or_default();
         if spec.contains_key("params") {
             let message = "the params are in the part `params`: leave these out".to_owned();
             return Err(ApiError::invalid(vec![FieldError { field: "spec.params".to_owned(), message }]));
@@ -376,6 +381,7 @@ impl FormParts {
         apply_overrides(&mut params, &overrides)?;
         fill_from_runconfig(&mut spec, &params);
         let texts = attach_uploads(&mut params, &mut spec, files)?;
+        attach_named_uploads(&mut params, &mut spec, uploads)?;
         spec.insert("params".to_owned(), params);
         let object = json!({"metadata": metadata, "spec": spec});
         Ok((object, texts, digest.finalize(), stem))

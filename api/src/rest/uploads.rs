@@ -29,7 +29,7 @@ const INPUT_PATH_KEYS: &[&str] = &[
     "label_vocab_file",
 ];
 /// Limit on comparisons of a byte of a file's path with one of a glob: less than a second.
-const MAX_GLOB_COMPARISONS: usize = 1 << 25;
+pub(super) const MAX_GLOB_COMPARISONS: usize = 1 << 25;
 
 /// Moves uploads into a volume of the job, and makes the params name them there. Returns the files of the volume.
 ///
@@ -42,7 +42,7 @@ pub fn attach_uploads(
     mut files: Vec<(String, Bytes)>,
 ) -> Result<Vec<UploadedFile>> {
     let named = DataPaths::of(params);
-    named.check_work(&files)?;
+    named.check_work(files.iter().map(|(path, _)| path.as_str()))?;
     let (mut texts, mut renamed, mut total) = (Vec::new(), Vec::new(), 0);
     files.sort_by(|(a, _), (b, _)| a.cmp(b));
     for (at, (path, bytes)) in files.into_iter().enumerate() {
@@ -50,9 +50,7 @@ pub fn attach_uploads(
         let content = String::from_utf8(bytes.to_vec())
             .map_err(|_| fault("only UTF-8 text files can be uploaded with a job".to_owned()))?;
         let file = std::path::Path::new(&path).file_name().and_then(|name| name.to_str()).unwrap_or("text");
-        let clean =
-            |letter: char| if letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_') { letter } else { '-' };
-        let file: String = file.chars().map(clean).collect();
+        let file = clean_name(file);
         // If several names match, the first one counts, so that a file is uploaded once.
         let Some((group, stands_for)) = named.match_file(&path) else {
             return Err(fault("the params do not name this file: leave it out".to_owned()));
@@ -70,17 +68,28 @@ pub fn attach_uploads(
         renamed.push((stands_for.clone(), by));
         texts.push(UploadedFile { name, content });
     }
-    let renamed: HashMap<String, String> = renamed.into_iter().rev().collect();
-    for (section, key) in path_keys() {
-        if let Some(value) = params.get_mut(section).and_then(|section| section.get_mut(key)) {
-            rename(value, &renamed);
-        }
-    }
+    rename_paths(params, &renamed.into_iter().rev().collect());
     if !texts.is_empty() {
         reserve_name(spec, "volumes", "name", UPLOADS_VOLUME, json!({"configMap": {"name": UPLOADS_VOLUME}}))?;
         reserve_name(spec, "mountDirs", "path", UPLOADS_DIR, json!({"volume": UPLOADS_VOLUME}))?;
     }
     Ok(texts)
+}
+
+/// Replaces the characters of a file's name that may have a meaning in a path or a glob.
+pub(super) fn clean_name(name: &str) -> String {
+    let clean = |letter: char| if letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_') { letter } else { '-' };
+    let clean: String = name.chars().map(clean).collect();
+    if clean.starts_with('.') { format!("-{clean}") } else { clean }
+}
+
+/// Replaces paths of the params by those of `by`.
+pub(super) fn rename_paths(params: &mut Value, by: &HashMap<String, String>) {
+    for (section, key) in path_keys() {
+        if let Some(value) = params.get_mut(section).and_then(|section| section.get_mut(key)) {
+            rename(value, by);
+        }
+    }
 }
 
 /// Adds to a list of the spec an item whose `key` is `value`, which no item of the user may have.
@@ -130,9 +139,28 @@ fn path_keys() -> impl Iterator<Item = (&'static str, &'static str)> {
     PATH_KEYS.into_iter().flat_map(|(section, keys)| keys.iter().map(move |key| (section, *key)))
 }
 
+/// How a path of the params names an upload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MatchKind<'a> {
+    /// By its own path.
+    Equal,
+    /// By a glob.
+    Glob,
+    /// By the directory that contains it; its path in that directory.
+    Below(&'a str),
+}
+
+/// A path of the params that names an upload.
+pub(super) struct UploadMatch<'a> {
+    pub(super) index: usize,
+    /// The path in the params.
+    pub(super) written: &'a str,
+    pub(super) kind: MatchKind<'a>,
+}
+
 /// The data paths of the params, each once with its index.
 #[derive(Default)]
-struct DataPaths {
+pub(super) struct DataPaths {
     all: Vec<String>,
     /// Index of each.
     plain: HashMap<String, usize>,
@@ -140,7 +168,7 @@ struct DataPaths {
 }
 
 impl DataPaths {
-    fn of(params: &Value) -> Self {
+    pub(super) fn of(params: &Value) -> Self {
         let mut names = Self::default();
         for (section, key) in path_keys() {
             let value = &params[section][key];
@@ -171,18 +199,34 @@ impl DataPaths {
         Some((index, self.all.get(index)?))
     }
 
+    /// Returns the first name that matches the upload of the file at `path`: that path itself, a glob, or else a
+    /// directory that contains it.
+    pub(super) fn match_upload<'a>(&'a self, path: &'a str) -> Option<UploadMatch<'a>> {
+        if let Some((index, written)) = self.match_file(path) {
+            let kind = if written == path { MatchKind::Equal } else { MatchKind::Glob };
+            return Some(UploadMatch { index, written, kind });
+        }
+        let directories = path.char_indices().filter(|(_, letter)| *letter == '/').map(|(at, _)| path.split_at(at));
+        let mut found = directories.filter_map(|(directory, inside)| {
+            let with_slash = path.get(..=directory.len())?;
+            let index = *self.plain.get(directory).or_else(|| self.plain.get(with_slash))?;
+            Some(UploadMatch { index, written: self.all.get(index)?, kind: MatchKind::Below(inside) })
+        });
+        found.next()
+    }
+
     /// Rejects globs and files whose matching takes too long: in the worst case each byte of a path is compared with
     /// each of a glob.
-    fn check_work(&self, files: &[(String, Bytes)]) -> Result<()> {
+    pub(super) fn check_work<'a>(&self, paths: impl Iterator<Item = &'a str>) -> Result<()> {
         let of_globs: usize = self.globs.iter().map(|(_, glob)| glob.as_str().len()).sum();
-        let of_paths: usize = files.iter().map(|(path, _)| path.len()).sum();
+        let (count, of_paths) = paths.fold((0_usize, 0_usize), |(count, sum), path| (count + 1, sum + path.len()));
         if of_globs.saturating_mul(of_paths) <= MAX_GLOB_COMPARISONS {
             return Ok(());
         }
         let detail = format!(
             "finding {} files by {} globs in the params takes too long: name their directory by one glob, or put them \
              into a volume of the appliance",
-            files.len(),
+            count,
             self.globs.len()
         );
         Err(ApiError::new(ErrorReason::PayloadTooLarge, detail))

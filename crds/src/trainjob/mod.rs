@@ -11,7 +11,7 @@ pub use progress::{CheckpointStatus, FailureStatus, JobProgress, QueueReason, Qu
 pub use state::JobState;
 pub(crate) use status::never_decreases;
 pub use status::{OverruledKey, ResolvedJob, TrainJobStatus};
-pub use volumes::{ConfigMapSource, JobVolume, MountedDir, PersistentVolumeClaimSource};
+pub use volumes::{ConfigMapSource, FILES_DIR, JobFile, JobVolume, MountedDir, PersistentVolumeClaimSource};
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -149,6 +149,7 @@ use crate::schema::keyed_by;
     validation = required_immutable("appliance"),
     validation = optional_immutable("model"),
     validation = optional_immutable("mode"),
+    validation = optional_immutable("files"),
     validation = optional_immutable("volumes"),
     validation = optional_immutable("mountDirs"),
     validation = optional_immutable("resources"),
@@ -168,7 +169,7 @@ pub struct TrainJobSpec {
     /// and status.resolved lists the difference. Immutable.
     pub params: StoredParams,
 
-    /// A model that is described by an uploaded graph document, instead of by the keys of params.model. Immutable.
+    /// Uploads that take the place of files that params name: a graph document, and initial weights. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<UploadedModel>,
 
@@ -192,6 +193,11 @@ pub struct TrainJobSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "ObjectName")]
     pub priority_class_name: Option<String>,
+
+    /// Uploaded data of the job, below `/var/lib/millrace/files` in its pods. Immutable.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024), transform = by_path)]
+    pub files: Vec<JobFile>,
 
     /// Volumes with training data or checkpoints. Without a volume, checkpoints, metrics and logs are stored in a claim
     /// of the appliance's storage, which is named after the job and is not deleted with it. Immutable.
@@ -235,17 +241,18 @@ pub struct TrainJobSpec {
     pub resources: Option<RoleResources>,
 }
 
-/// A model of the user's own. Its files were uploaded to the namespace of the job with the client or the REST API.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// Files of a model, uploaded to the namespace of the job with the client or the REST API.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UploadedModel {
-    /// Digest of the graph document, which takes the place of params.model.graph.
-    #[schemars(with = "BlobDigest")]
-    pub graph: String,
-    /// Digest of a safetensors file with the initial weights, by the names that tensors have in the graph. It takes the
-    /// place of runconfig.checkpoint_path. If omitted, the job starts from that checkpoint or from initial values.
+    /// Digest of a graph document, in place of params.model.graph.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "BlobDigest")]
+    #[schemars(with = "Option<BlobDigest>")]
+    pub graph: Option<String>,
+    /// Digest of a safetensors file with the initial weights by the names of the model's tensors, in place of
+    /// params.runconfig.checkpoint_path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<BlobDigest>")]
     pub weights: Option<String>,
 }
 
@@ -335,6 +342,12 @@ impl Default for FailurePolicy {
 }
 
 impl TrainJobSpec {
+    /// Returns the digests of all uploads that the job names.
+    pub fn uploads(&self) -> impl Iterator<Item = &str> {
+        let model = self.model.iter().flat_map(|model| model.graph.iter().chain(&model.weights));
+        model.chain(self.files.iter().map(|file| &file.digest)).map(String::as_str)
+    }
+
     /// Creates the spec of a job with these params on `num_csx` systems of the appliance `default`, with all other
     /// defaults.
     pub fn new(num_csx: u32, params: StoredParams) -> Self {
@@ -346,6 +359,7 @@ impl TrainJobSpec {
             appliance: default_appliance(),
             suspend: false,
             priority_class_name: None,
+            files: Vec::new(),
             volumes: Vec::new(),
             mount_dirs: Vec::new(),
             checkpoint: CheckpointPolicy::default(),

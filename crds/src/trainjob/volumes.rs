@@ -2,7 +2,7 @@
 
 use kube::KubeSchema;
 use kube::core::Rule;
-use millrace_params::{LabelName, ObjectName};
+use millrace_params::{BlobDigest, LabelName, ObjectName};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -56,6 +56,24 @@ pub struct MountedDir {
         regex(pattern = "^[A-Za-z0-9_=@%+~-][A-Za-z0-9_.=@%+~-]*(/[A-Za-z0-9_=@%+~-][A-Za-z0-9_.=@%+~-]*)*$")
     )]
     pub sub_path: Option<String>,
+}
+
+/// Directory of the job's pods in which the files of `spec.files` are.
+pub const FILES_DIR: &str = "/var/lib/millrace/files";
+
+/// An uploaded file of the job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct JobFile {
+    /// Path below `/var/lib/millrace/files`, as which params name the file.
+    #[schemars(
+        length(min = 1, max = 1024),
+        regex(pattern = "^[A-Za-z0-9_=@%+~-][A-Za-z0-9_.=@%+~-]*(/[A-Za-z0-9_=@%+~-][A-Za-z0-9_.=@%+~-]*)*$")
+    )]
+    pub path: String,
+    /// Digest of the uploaded content.
+    #[schemars(with = "BlobDigest")]
+    pub digest: String,
 }
 
 fn one_source() -> Rule {

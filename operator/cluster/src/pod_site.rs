@@ -20,7 +20,10 @@ struct ModelDirNotMounted(String);
 
 /// A job names an upload.
 #[derive(Debug, thiserror::Error)]
-#[error("spec.model names an upload, and uploads are not supported on Kubernetes yet: use a server on one machine")]
+#[error(
+    "the job names uploads, which are not supported on Kubernetes yet: put the files into a volume, or use a server on \
+     one machine"
+)]
 struct UploadsNotSupported;
 
 /// A cluster in which pods run the agents.
@@ -57,6 +60,10 @@ impl JobSite for PodSite {
              newest checkpoint in its model_dir"
                 .to_owned()
         })
+    }
+
+    fn check_uploads_supported(&self) -> Result<(), SiteError> {
+        Err(UploadsNotSupported.into())
     }
 
     fn graph_document(&self, _: &TrainJob, _: &BlobDigest) -> Result<Vec<u8>, SiteError> {

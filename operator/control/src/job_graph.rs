@@ -121,7 +121,7 @@ mod tests {
         }
         let vocabulary = stored["model"]["vocab_size"].clone();
         stored["model"] = json!({"vocab_size": vocabulary});
-        own.spec.model = Some(UploadedModel { graph: digest.to_string(), weights: None });
+        own.spec.model = Some(UploadedModel { graph: Some(digest.to_string()), weights: None });
         (family, own, Uploads([(digest, document)].into()))
     }
 

@@ -46,6 +46,9 @@ fn resolve_with(
     (plans, graph): (&PlanCompiler, &JobGraph<'_>),
 ) -> Result<ResolvedJob, ResolveError> {
     let spec = &job.spec;
+    if spec.uploads().next().is_some() {
+        site.check_uploads_supported().map_err(InvalidJob::Site)?;
+    }
     let params = params_with_model(spec)?;
     let overrides = FlagOverrides {
         num_csx: Some(spec.num_csx.into()),
@@ -92,11 +95,12 @@ fn resolve_with(
 /// Returns the params of a job, with the uploads of `spec.model` where the params name files.
 fn params_with_model(spec: &TrainJobSpec) -> Result<Params, ResolveError> {
     let mut params = spec.params.read().map_err(InvalidJob::Params)?;
-    if let Some(UploadedModel { graph, weights }) = &spec.model {
-        params.model.get_or_insert_default().graph = Some(graph.clone());
-        if let Some(weights) = weights {
-            params.runconfig.get_or_insert_default().checkpoint_path = Some(weights.clone());
-        }
+    let UploadedModel { graph, weights } = spec.model.clone().unwrap_or_default();
+    if graph.is_some() {
+        params.model.get_or_insert_default().graph = graph;
+    }
+    if weights.is_some() {
+        params.runconfig.get_or_insert_default().checkpoint_path = weights;
     }
     Ok(params)
 }

@@ -81,6 +81,14 @@ pub trait JobSite: Send + Sync {
         None
     }
 
+    /// Checks that agents can read uploads.
+    ///
+    /// # Errors
+    /// They can't.
+    fn check_uploads_supported(&self) -> Result<(), SiteError> {
+        Ok(())
+    }
+
     /// Reads the graph document with this digest, one of the uploads of the job's namespace. Unlike the other calls, it
     /// may block: it is made by the threads that compute plans only. At most
     /// [`MAX_GRAPH_BYTES`] and one more byte are read.

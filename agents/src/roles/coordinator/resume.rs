@@ -38,7 +38,7 @@ pub struct StartPoint {
 /// What the user named for a run to start from.
 pub enum NamedStart {
     /// A checkpoint, of which every byte is verified.
-    Checkpoint(Checkpoint),
+    Checkpoint(Box<Checkpoint>),
     /// A safetensors file with the tensors of the model.
     Weights(PathBuf),
 }
@@ -59,7 +59,7 @@ pub fn named_start(launch: &LaunchDocument, compiled: &CompiledJob) -> Result<Op
         return Ok(None);
     }
     let verified = Checkpoint::open_verified(path).map_err(checkpoint_failure)?;
-    Ok(Some(NamedStart::Checkpoint(verified)))
+    Ok(Some(NamedStart::Checkpoint(Box::new(verified))))
 }
 
 /// Chooses the checkpoint: `named`, or else the newest complete one of the lock's model_dir, or else none. A run that
@@ -76,7 +76,7 @@ pub fn choose_checkpoint(
 ) -> Result<VecDeque<StartPoint>, AgentError> {
     let mut report = Vec::new();
     let checkpoints = match named {
-        Some(NamedStart::Checkpoint(checkpoint)) => vec![checkpoint],
+        Some(NamedStart::Checkpoint(checkpoint)) => vec![*checkpoint],
         Some(NamedStart::Weights(file)) => return start_from_weights(launch, compiled, &file, lock),
         None if launch.mode == Mode::EvalAll => complete_checkpoints(launch, &mut report)?,
         None if launch.resume.autoload || !launch.mode.trains() => newest(launch, &mut report)?.into_iter().collect(),

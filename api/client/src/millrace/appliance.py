@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from millrace import endpoint, submission
 from millrace import state as states
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, NotFound
 from millrace.job import Job, collection
 from millrace.records import Document, Identity, Plan, Volume
-from millrace.submission import Params, Submission, SubmitOptions, Verb
+from millrace.submission import ModuleOptions, Params, PlanOptions, Submission, SubmitOptions, Verb
 from millrace.transport import Transport
+from millrace.uploads import Blob, upload
 
 if TYPE_CHECKING:
+    from torch.nn import Module
     from typing_extensions import Unpack  # for the type checker only, not a dependency
+
+    from millrace.torch.training import Training
+
+
+_MODULE_OPTIONS = ModuleOptions.__annotations__.keys()
 
 
 class Jobs(Iterator[Job]):
@@ -100,7 +108,7 @@ class Appliance:
 
     def train(
         self,
-        params: Params,
+        params: Params | Module,
         num_csx: int | None = None,
         name: str | None = None,
         *,
@@ -121,15 +129,31 @@ class Appliance:
         suspend: bool | None = None,
         spec: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
+        **module: Unpack[ModuleOptions],
     ) -> Job:
         """Submits a training job and returns it at once, without waiting for it to start.
 
             job = appliance.train("params.yaml", num_csx=4, max_steps=1000)
 
         `params` is a YAML file, which is sent unchanged, or a dict. An option that is None is left to params,
-        or to the appliance's default. Text files under 1 MiB that the params name as data, vocabulary or
-        tokenizer are uploaded if they exist next to the params file or in the working directory; all other
-        paths are paths of the appliance.
+        or to the appliance's default. Files and directories that the params name are uploaded if they exist
+        next to the params file or in the working directory; all other paths are paths of the appliance.
+
+        A PyTorch module in place of params is trained with the given data, loss and optimizer, from its
+        current weights; `job.state_dict()` returns the trained ones (extra `torch`):
+
+            job = appliance.train(
+                model, loss=torch.nn.functional.cross_entropy, data={"image": images, "labels": labels},
+                optimizer=torch.optim.AdamW(model.parameters()), batch_size=64, max_steps=1000, num_csx=4)
+
+        * `loss(model(*all but the last), the last)` is minimized. Without `loss`, the module is called with
+          the data by their names and returns the loss, as a tensor or under the name `loss`, as models of
+          `transformers` do. `call(model, *data)` replaces both.
+        * `data` and `eval_data`: a mapping of names to arrays, a `TensorDataset`, the path of such arrays on
+          the appliance (then with `example`, a batch of two samples), or a dict that is `train_input` of the
+          params. `shuffle=False` reads them in their order.
+        * `optimizer`: its groups and hyperparameters; `scheduler`: evaluated for each step.
+        * `mixed_precision=True` computes products in bfloat16; `runconfig` has further keys of the params.
 
         `model` is the family of the model, such as "gpt3", for params that do not name it.
 
@@ -162,7 +186,12 @@ class Appliance:
             suspend=suspend,
             spec=spec,
         )
-        return self.submit(params, options, verb="train", idempotency_key=idempotency_key)
+        if training := _training(params, module, options):
+            options["annotations"] = training.annotations
+            return self._submit(
+                training.params, options, "train", idempotency_key, training.uploads, training.model
+            )
+        return self.submit(cast(Params, params), options, verb="train", idempotency_key=idempotency_key)
 
     def eval(
         self, params: Params, *, idempotency_key: str | None = None, **options: Unpack[SubmitOptions]
@@ -173,9 +202,18 @@ class Appliance:
         """
         return self.submit(params, options, verb="eval", idempotency_key=idempotency_key)
 
-    def plan(self, params: Params, **options: Unpack[SubmitOptions]) -> Plan:
-        """Returns whether a job fits, when it would start and how long it would take. Creates nothing."""
-        sent = submission.build(params, options, "plan")
+    def plan(self, params: Params | Module, **options: Unpack[PlanOptions]) -> Plan:
+        """Returns whether a job fits, when it would start and how long it would take. Creates nothing.
+
+        Of the files of the job, only a graph document is uploaded. The options are those of `train`.
+        """
+        given: dict[str, Any] = dict(options)
+        module = cast(ModuleOptions, {key: given.pop(key) for key in _MODULE_OPTIONS & given.keys()})
+        submitted = cast(SubmitOptions, given)
+        training = _training(params, module, submitted)
+        uploads = training.uploads if training else None
+        described = training.params if training else cast(Params, params)
+        sent = self._prepared(described, submitted, "plan", uploads=uploads, only_graph=True)
         path = collection(self.namespace) + ":plan"
         return Plan.read(self._transport.json("POST", path, **_body(sent)))
 
@@ -196,22 +234,53 @@ class Appliance:
         Raises the errors of `train`, and ConfigError if the idempotency key has characters other than
         printable ASCII.
         """
-        sent = submission.build(params, options, verb)
+        return self._submit(params, options, verb, idempotency_key)
+
+    def _submit(
+        self,
+        params: Params,
+        options: SubmitOptions,
+        verb: Verb,
+        idempotency_key: str | None,
+        uploads: Mapping[str, Blob] | None = None,
+        module: Module | None = None,
+    ) -> Job:
+        sent = self._prepared(params, options, verb, uploads=uploads)
         body = _body(sent)
         key = idempotency_key or secrets.token_urlsafe(24)
         if not (key.isascii() and key.isprintable()):
             raise ConfigError(f"invalid idempotency key {key!r}: use printable ASCII characters")
         body["headers"]["Idempotency-Key"] = key
         document = self._transport.json("POST", collection(self.namespace), **body)
-        return Job(self._transport, document)
+        return Job(self._transport, document, module)
 
     def dry_run(self, params: Params, options: SubmitOptions, *, verb: Verb = "train") -> Document:
         """Returns the TrainJob that `submit` would create, as validated by the appliance. Creates nothing."""
-        sent = submission.build(params, options, verb)
+        sent = self._prepared(params, options, verb, only_graph=True)
         answer: Document = self._transport.json(
             "POST", collection(self.namespace), params={"dryRun": "All"}, **_body(sent)
         )
         return answer
+
+    def _prepared(
+        self,
+        params: Params,
+        options: SubmitOptions,
+        verb: Verb,
+        *,
+        uploads: Mapping[str, Blob] | None = None,
+        only_graph: bool = False,
+    ) -> Submission:
+        """Builds the body of a request, and uploads what it names; with `only_graph`, only the graph."""
+        sent = submission.build(params, options, verb, uploads=uploads)
+        needed = ([sent.graph] if sent.graph else []) if only_graph else list(sent.blobs.values())
+        try:
+            upload(self._transport, self.namespace, needed, progress=True)
+        except NotFound:
+            if uploads:
+                raise
+            return submission.build(params, options, verb, has_blobs=False)
+        return sent
 
     def jobs(
         self,
@@ -288,6 +357,24 @@ class Appliance:
         """Returns the server's `version` and `backend`."""
         answer: Document = self._transport.json("GET", "/v1/version")
         return answer
+
+
+def _training(params: Params | Module, module: ModuleOptions, options: SubmitOptions) -> Training | None:
+    """Describes the training of a module; returns None if there are params instead.
+
+    Raises ConfigError if an option is unknown, or is one for modules beside params.
+    """
+    if unknown := sorted(module.keys() - _MODULE_OPTIONS):
+        raise ConfigError(f"unknown option {unknown[0]}: see Appliance.train for all options")
+    torch = sys.modules.get("torch")  # without it, there is no module
+    if torch is None or not isinstance(params, torch.nn.Module):
+        if module:
+            name = min(module)
+            raise ConfigError(f"{name} is an option for a PyTorch module, but params were given")
+        return None
+    from millrace.torch.training import describe
+
+    return describe(params, module, options.get("max_steps"), options.get("mode"))
 
 
 def _body(sent: Submission) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from urllib.parse import quote
 import httpx
 
 from millrace.errors import ApplianceError, DownloadError
+from millrace.progress import ByteProgress
 from millrace.records import Checkpoint, RemoteFile
 from millrace.transport import Transport
 
@@ -65,6 +66,18 @@ def checkpoint(
     return _download_all(target, what, files, fetch, progress)
 
 
+def parameters(job: Job, step: int | None, scratch: Path, *, progress: bool = True) -> Path:
+    """Downloads the parameters of a checkpoint without the state of the optimizer; returns its directory."""
+    chosen = _select_checkpoint(job, step)
+    base, query = job._path(f"/checkpoints/{chosen.step}"), {"uid": job.uid or None}
+    files = [file for file in chosen.files if file.path.startswith("parameters/")]
+
+    def fetch(file: RemoteFile, path: Path, advance: Callable[[int], None]) -> None:
+        _fetch(job._transport, f"{base}/{quote(file.path)}", query, path, file.bytes, advance)
+
+    return _download_all(scratch / job.name, f"{job.uid} {chosen.step} parameters", files, fetch, progress)
+
+
 def artifacts(job: Job, patterns: Sequence[str], to: str | PathLike[str] | None, *, progress: bool) -> Path:
     """Implements `Job.download_artifacts`."""
     target = Path(to if to is not None else f"{job.name}-artifacts")
@@ -95,7 +108,7 @@ def _download_all(
     """
     staging = target.with_name(f"{target.name}.{hashlib.sha256(what.encode()).hexdigest()[:12]}.part")
     staging.mkdir(parents=True, exist_ok=True)
-    with _ByteProgress(target.name, sum(file.bytes for file in files), progress) as advance:
+    with ByteProgress(target.name, sum(file.bytes for file in files), progress) as advance:
         for file in files:
             fetch(file, staging / _safe_path(file), advance)
     with suppress(FileNotFoundError):
@@ -203,33 +216,3 @@ def _empty(out: BinaryIO) -> int:
 def _is_strong_etag(etag: str | None) -> bool:
     """Whether the tag identifies the exact bytes; a weak tag does not."""
     return etag is not None and not etag.startswith("W/")
-
-
-class _ByteProgress:
-    """A progress bar in bytes, shown on a terminal or in a notebook."""
-
-    def __init__(self, name: str, total: int, shown: bool) -> None:
-        self._bar: Any = None
-        if shown:
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(
-                total=total,
-                desc=name,
-                unit="B",
-                unit_scale=True,
-                unit_divisor=1024,
-                disable=None,
-                leave=False,
-            )
-
-    def __enter__(self) -> Callable[[int], None]:
-        return self._advance
-
-    def _advance(self, by: int) -> None:
-        if self._bar is not None:
-            self._bar.update(by)
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()

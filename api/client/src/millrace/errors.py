@@ -36,6 +36,10 @@ class DownloadError(MillraceError):
     """A download can't start, or the received data are not what the appliance announced."""
 
 
+class UploadError(MillraceError):
+    """An upload is impossible: the file changes, or the upload makes no progress."""
+
+
 class JobFailed(MillraceError):
     """A job ended without success. `str()` contains the root cause, `log_tail` the last log lines of the
     agent.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from millrace import retry_budget, state, times
 from millrace.endpoint import segment
-from millrace.errors import Gone, JobFailed, MissingDependency, NotFound
+from millrace.errors import DownloadError, Gone, JobFailed, MissingDependency, NotFound
 from millrace.metrics import MetricPoint, Metrics, new_axes
 from millrace.records import Checkpoint, Document, Event, Generation, LogLine, RemoteFile
 from millrace.sse import ServerSentEvent
@@ -20,6 +20,7 @@ from millrace.transport import Transport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch.nn import Module
     from transformers import PreTrainedModel
 
 Item = TypeVar("Item")
@@ -57,9 +58,10 @@ class Job:
     `document` is the TrainJob as of the last request; `refresh` updates it.
     """
 
-    def __init__(self, transport: Transport, document: Document) -> None:
+    def __init__(self, transport: Transport, document: Document, module: Module | None = None) -> None:
         self._transport = transport
         self.document = document
+        self._module = module
 
     def __repr__(self) -> str:
         return f"<Job {self.name}: {self.summary}>"
@@ -328,6 +330,25 @@ class Job:
             (architecture,) = transformers.AutoConfig.from_pretrained(directory).architectures
             model: PreTrainedModel = getattr(transformers, architecture).from_pretrained(directory)
             return model
+
+    def state_dict(self, module: Module | None = None, step: int | None = None) -> dict[str, Any]:
+        """Downloads the weights of a checkpoint, by default the newest, for `load_state_dict` of a module.
+
+            model.load_state_dict(job.state_dict())
+
+        `module` is the one that the job trains; it is known to the job that `Appliance.train` returns.
+        Buffers, which training does not change, are those of the module.
+
+        Raises DownloadError if there is no such checkpoint, or no module is known.
+        """
+        from millrace import download
+        from millrace.torch.training import load_tensors, state_of
+
+        if (module := module or self._module) is None:
+            raise DownloadError("this job was not created in this program: give its module as an argument")
+        annotations = self._metadata.get("annotations") or {}
+        with tempfile.TemporaryDirectory(prefix="millrace-") as scratch:
+            return state_of(module, load_tensors(download.parameters(self, step, Path(scratch))), annotations)
 
     # Text.
 

@@ -1,12 +1,14 @@
-"""Builds the multipart body of a submission: params, options, and small text files that params name.
+"""Builds the multipart body of a submission: params, options, and the local files that params name.
 
     params  the user's file, unchanged: it is not rewritten, because YAML readers disagree about `1e-8`. A
             dict is sent as JSON, a subset of YAML, with every float as the shortest decimal that reads back
             to it. A string such as `1e-8`, which PyYAML does not recognize as a number, is sent as a number.
-    job     name, labels and other fields of the TrainJob's spec; overrides of params
-    file    local text files, each under the name that params have for it
+    job     name, labels and other fields of the TrainJob's spec; overrides of params; names and digests of
+            uploads
+    file    small local text files, each under the name that params have for it
 
-The body is a function of the arguments: a retry sends the same bytes.
+All other local files are uploaded as blobs before the body is sent. The body is a function of the arguments
+and of the files: a retry sends the same bytes.
 """
 
 from __future__ import annotations
@@ -27,13 +29,17 @@ import httpx
 import yaml
 
 from millrace.errors import BadParams, ConfigError
+from millrace.uploads import Blob
 
 log = logging.getLogger("millrace")
 
 Verb = Literal["train", "eval", "plan"]
 Params = str | os.PathLike[str] | Mapping[str, Any]
 
-MAX_UPLOAD_BYTES = 1024 * 1024
+MAX_INLINE_BYTES = 1024 * 1024
+"""Limit on the text files in the body, all together."""
+MAX_UPLOADS = 1024
+"""Limit on the files that are uploaded as blobs."""
 # Parsers of multipart forms disagree about these characters in a file name.
 _UNSENDABLE = re.compile(r'[\x00-\x1f"\\]')
 # Numbers of YAML 1.2 that PyYAML reads as strings: an exponent without a decimal point or a sign.
@@ -64,7 +70,11 @@ class Submission:
     content: bytes = field(repr=False)
     content_type: str
     files: tuple[str, ...]
-    """Names of the uploaded files."""
+    """Names of the files in the body."""
+    blobs: Mapping[str, Blob]
+    """What has to be uploaded before, by the names that params have."""
+    graph: Blob | None
+    """The graph document among them, which a plan needs."""
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -88,14 +98,45 @@ class SubmitOptions(TypedDict, total=False):
     mount_dirs: Mapping[str, str] | None
     suspend: bool | None
     spec: Mapping[str, Any] | None
+    annotations: Mapping[str, str] | None
+
+
+class ModuleOptions(TypedDict, total=False):
+    """What the training of a PyTorch module needs, besides the options of every job."""
+
+    loss: Any
+    call: Any
+    data: Any
+    eval_data: Any
+    example: Any
+    optimizer: Any
+    scheduler: Any
+    batch_size: int
+    shuffle: bool
+    mixed_precision: bool
+    runconfig: Mapping[str, Any]
+
+
+class PlanOptions(SubmitOptions, ModuleOptions, total=False):
+    """Options of a plan."""
 
 
 RunOptions = SubmitOptions
 """Deprecated alias of `SubmitOptions`, to be removed in the next release."""
 
 
-def build(params: Params, options: SubmitOptions, verb: Verb) -> Submission:
+def build(
+    params: Params,
+    options: SubmitOptions,
+    verb: Verb,
+    *,
+    uploads: Mapping[str, Blob] | None = None,
+    has_blobs: bool = True,
+) -> Submission:
     """Builds the body for these params and options.
+
+    `uploads` stand for files that params name, in addition to those on the disk. Without `has_blobs`, the
+    appliance stores no uploads, and only small text files are sent.
 
     Raises ConfigError for an unknown option, BadParams if a dict can't be serialized, and OSError if the
     params file can't be read.
@@ -103,14 +144,20 @@ def build(params: Params, options: SubmitOptions, verb: Verb) -> Submission:
     if unknown := sorted(options.keys() - SubmitOptions.__annotations__.keys()):
         raise ConfigError(f"unknown option {unknown[0]}: see Appliance.train for all options")
     content, filename, document, places = _read(params)
-    texts = list(_uploads(document, places))
+    texts, blobs = _local_files(document, places, has_blobs)
+    blobs.update(uploads or {})
     parts: list[tuple[str, tuple[str | None, bytes, str]]] = [
         ("params", (filename, content, "application/yaml"))
     ]
-    if job := _job(options, options.get("mode") or _mode(verb, document)):
+    job = _job(options, options.get("mode") or _mode(verb, document))
+    if blobs:
+        job["uploads"] = [{"path": name, "digest": blob.digest} for name, blob in sorted(blobs.items())]
+    if job:
         parts.append(("job", (None, _to_json(job, indent=None), "application/json")))
     parts += [("file", (name, text, "text/plain; charset=utf-8")) for name, text in texts]
-    return _multipart(parts, tuple(name for name, _ in texts))
+    content, content_type = _multipart(parts)
+    graph = next((blob for name, blob in blobs.items() if _is_graph(name, document)), None)
+    return Submission(content, content_type, tuple(name for name, _ in texts), blobs, graph)
 
 
 def _mode(verb: Verb, document: Any) -> str | None:
@@ -136,7 +183,7 @@ def _job(options: SubmitOptions, mode: str | None) -> dict[str, Any]:
         **(options.get("spec") or {}),
     }
     overrides = {key: value for key, value in options.items() if key in _OVERRIDES}
-    metadata = {"name": options.get("name")}
+    metadata = {"name": options.get("name"), "annotations": dict(options.get("annotations") or {})}
     return _without_none(
         {
             "metadata": _without_none(metadata),
@@ -201,14 +248,51 @@ def _to_json(value: object, indent: int | None, *, numbers: bool = False) -> byt
         raise BadParams(f"can't serialize the params: {error}", status=0, reason="BadParams") from error
 
 
-def _uploads(document: Any, places: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
-    """Yields name and content of each small local text file that params name."""
-    seen: set[str] = set()
+def _local_files(
+    document: Any, places: Sequence[Path], has_blobs: bool
+) -> tuple[list[tuple[str, bytes]], dict[str, Blob]]:
+    """Returns the small texts and the other files that params name and that are on this machine.
+
+    Each name is either all in the body or all uploaded, because a part of the data would change the training.
+    """
+    texts: dict[str, bytes] = {}
+    blobs: dict[str, Blob] = {}
     for named, is_pattern in _named_paths(document):
-        for name, text in _entry(named, places, is_pattern):
-            if name not in seen:
-                seen.add(name)
-                yield name, text
+        found = {name: path for name, path in _found(named, places, is_pattern) if name not in texts}
+        small = _small_texts(found, MAX_INLINE_BYTES - sum(map(len, texts.values())))
+        if small is not None and not _is_graph(named, document):
+            texts.update(small)
+        elif not has_blobs:
+            _warn_not_uploaded(named, "the appliance stores only text files under 1 MiB")
+        elif len(found) + len(blobs) > MAX_UPLOADS:
+            _warn_not_uploaded(named, f"{len(found)} files; at most {MAX_UPLOADS} are uploaded")
+        elif all(path.stat().st_size for path in found.values()):
+            blobs.update((name, Blob.of_file(path)) for name, path in found.items())
+        else:
+            _warn_not_uploaded(named, "an empty file")
+    return list(texts.items()), blobs
+
+
+def _is_graph(named: str, document: Any) -> bool:
+    """Returns whether params name the file as the graph of the model."""
+    return any(isinstance(model, Mapping) and model.get("graph") == named for model in _models(document))
+
+
+def _small_texts(found: Mapping[str, Path], limit: int) -> dict[str, bytes] | None:
+    """Returns the contents of these files if all of them are text and together smaller than the limit."""
+    texts = {}
+    for name, path in found.items():
+        limit -= path.stat().st_size + len(name.encode(errors="replace"))
+        if limit <= 0 or _UNSENDABLE.search(name):
+            return None
+        content = path.read_bytes()
+        try:
+            content.decode("utf-8")
+            name.encode("utf-8")
+        except UnicodeError:
+            return None
+        texts[name] = content
+    return texts
 
 
 def _inputs(document: Any) -> Iterator[Any]:
@@ -246,12 +330,21 @@ def _models(document: Any) -> Iterator[Any]:
         yield init.get("model") if isinstance(init, Mapping) else None
 
 
+def _weights(document: Any) -> str | None:
+    """Returns the safetensors file from which params start; a checkpoint is on the appliance."""
+    runconfig = document.get("runconfig") if isinstance(document, Mapping) else None
+    path = runconfig.get("checkpoint_path") if isinstance(runconfig, Mapping) else None
+    return path if isinstance(path, str) and path.endswith(".safetensors") else None
+
+
 def _named_paths(document: Any) -> Iterator[tuple[str, bool]]:
     """Yields each path that params name, and whether it may be a glob."""
     sections: list[tuple[Any, Sequence[str]]] = [
         *((fields, (*_PATH_KEYS, *_FILE_KEYS)) for fields in _inputs(document)),
-        *((fields, _MODEL_FILE_KEYS) for fields in _models(document)),
+        *((fields, ("graph", *_MODEL_FILE_KEYS)) for fields in _models(document)),
     ]
+    if weights := _weights(document):
+        yield weights, False
     for fields, keys in sections:
         for key in keys:
             value = fields.get(key) if isinstance(fields, Mapping) else None
@@ -260,57 +353,43 @@ def _named_paths(document: Any) -> Iterator[tuple[str, bool]]:
                     yield os.fspath(each), key in _PATH_KEYS
 
 
-def _entry(named: str, places: Sequence[Path], is_pattern: bool) -> list[tuple[str, bytes]]:
-    """Returns the text files of one file name or glob: all or none, because a part of the data would change
-    the training.
-    """
+def _found(named: str, places: Sequence[Path], is_pattern: bool) -> Iterator[tuple[str, Path]]:
+    """Yields name and path of the local files of one file name, directory or glob."""
     if not named or Path(named).is_absolute():
-        return []
+        return
     for place in places:
-        if (place / named).is_dir():
-            _warn_not_uploaded(
-                named, "a directory; only text files and globs such as texts/*.txt are uploaded"
-            )
-            return []
         if (place / named).is_file():
             names = [named]
+        elif (place / named).is_dir():
+            names = _files_below(place, named) if is_pattern else []
         else:
             names = sorted(glob.glob(named, root_dir=place, recursive=True)) if is_pattern else []
         names = [name for name in names if (place / name).is_file()]
-        if not names:
-            continue
-        texts = []
-        for name in names:
-            text, trouble = _read_upload(place, name)
-            if text is None:
-                _warn_not_uploaded(name, trouble, "it" if name == named else named)
-                return []
-            texts.append((name, text))
-        return texts
-    return []
+        if names:
+            yield from ((name, place / name) for name in names)
+            return
 
 
-def _warn_not_uploaded(name: str, why: str, sought: str = "it") -> None:
-    log.warning("%s is not uploaded (%s): the appliance looks for %s among its own files", name, why, sought)
+def _files_below(place: Path, named: str) -> list[str]:
+    """Returns the files of a directory and those below it, without hidden ones."""
+    if Path(named) == Path():
+        _warn_not_uploaded(named, "the whole working directory")
+        return []
+    base = named.rstrip("/")
+    names: list[str] = []
+    for directory, below, files in os.walk(place / named):
+        below[:] = sorted(each for each in below if not each.startswith("."))
+        inside = Path(directory).relative_to(place / named).as_posix()
+        prefix = base if inside == "." else f"{base}/{inside}"
+        names += [f"{prefix}/{each}" for each in sorted(files) if not each.startswith(".")]
+        if len(names) > MAX_UPLOADS:
+            _warn_not_uploaded(named, f"a directory of more than {MAX_UPLOADS} files")
+            return []
+    return names
 
 
-def _read_upload(place: Path, name: str) -> tuple[bytes | None, str]:
-    """Returns the file's content, or None and the reason why it is not uploaded."""
-    if _UNSENDABLE.search(name):
-        return None, "a name with \", \\ or control characters can't be uploaded: rename it"
-    path = place / name
-    try:
-        size = path.stat().st_size
-        if size >= MAX_UPLOAD_BYTES:
-            return None, f"{size / MAX_UPLOAD_BYTES:.1f} MiB; only text files under 1 MiB are uploaded"
-        content = path.read_bytes()
-        content.decode("utf-8")
-        name.encode("utf-8")
-    except UnicodeError:
-        return None, "not UTF-8 text"
-    except OSError as error:
-        return None, f"can't be read: {error.strerror}"
-    return content, ""
+def _warn_not_uploaded(name: str, why: str) -> None:
+    log.warning("%s is not uploaded (%s): the appliance looks for it among its own files", name, why)
 
 
 def _mounts(mount_dirs: Mapping[str, str]) -> dict[str, Any]:
@@ -349,7 +428,8 @@ def _pairs(given: Iterable[str], form: str) -> dict[str, str]:
     return pairs
 
 
-def _multipart(parts: list[tuple[str, tuple[str | None, bytes, str]]], files: tuple[str, ...]) -> Submission:
+def _multipart(parts: list[tuple[str, tuple[str | None, bytes, str]]]) -> tuple[bytes, str]:
+    """Returns the body of these parts, and its content type."""
     digest = hashlib.sha256()
     for name, (filename, content, kind) in parts:
         head = f"{name}\0{filename}\0{kind}\0{len(content)}\0"
@@ -357,7 +437,7 @@ def _multipart(parts: list[tuple[str, tuple[str | None, bytes, str]]], files: tu
     # Derived from the content: no part can contain it, and a retry uses the same one.
     content_type = f"multipart/form-data; boundary=millrace-{digest.hexdigest()[:40]}"
     request = httpx.Request("POST", "http://-/", headers={"Content-Type": content_type}, files=parts)
-    return Submission(content=request.read(), content_type=content_type, files=files)
+    return request.read(), content_type
 
 
 Value = TypeVar("Value")
