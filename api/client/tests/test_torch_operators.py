@@ -137,6 +137,16 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any], Callable[[]
     "composed": (lambda: nn.Linear(WIDTH, 4), composed, rows),
     "last of each": (lambda: nn.Embedding(WORDS, 4), last_of_each, words),
     "one-hot": (lambda: nn.Linear(WORDS, 4), of_one_hot, words),
+    "mask": (
+        lambda: nn.Embedding(WORDS, 4),
+        lambda layer, x: (
+            layer(x)
+            * (x > 3)[torch.arange(x.shape[0])[:, None, None], torch.arange(ROWS)[None, :, None]]
+        )
+        .square()
+        .mean(),
+        words,
+    ),
     "rows of a table": (
         lambda: nn.Embedding(WORDS, 4),
         lambda layer, x: (layer.weight[x] + layer.weight[torch.arange(ROWS) // 2]).square().mean(),
@@ -238,9 +248,16 @@ def test_losses_are_those_of_pytorch(loss: Any) -> None:
     check_loss_and_gradients(traced, traced.document, model, double, expected)
 
 
+def of_sum(logits: Any, labels: Any) -> Any:
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    return (losses * (labels > 0)).sum() / (labels > 0).sum()
+
+
 def test_losses_that_are_means_over_different_numbers_are_rejected() -> None:
     batch = {"x": rows(), "labels": torch.randint(0, CLASSES, (SAMPLES, ROWS))}
     cases = [(of_rows_and_columns, "of labels, and of samples"), (of_two_labels, "different labels")]
+    line = of_sum.__code__.co_firstlineno
+    cases += [(of_sum, rf"^the loss \(.*operators\.py:{line}\): a division by a sum over the batch")]
     for loss, part in cases:
         with pytest.raises(UnsupportedModelError, match=part):
             trace(nn.Linear(WIDTH, CLASSES), batch, loss)
@@ -260,7 +277,7 @@ def without_gradient(layer: Any, x: Any) -> Any:
         (nn.Embedding(WORDS, 2, scale_grad_by_freq=True), squares, words, "scale_grad_by_freq"),
         (nn.AlphaDropout(), squares, rows, "use Dropout"),
         (nn.Linear(WIDTH, 2), lambda layer, x: layer(x)[x[..., 0] > 0].mean(), rows, "use torch.where"),
-        (nn.Linear(WIDTH, 2), lambda layer, x: layer(x).sort(1)[0].mean(), rows, "by their order"),
+        (nn.Linear(WIDTH, 2), lambda layer, x: layer(x).sort(1)[0].mean(), rows, "use amax, amin or topk"),
         (nn.Linear(WIDTH, 2), lambda layer, x: layer(x).sum(), rows, "a sum over the samples"),
         (nn.Linear(WIDTH, 2), lambda layer, x: layer(x).mean().sqrt(), rows, "nothing else"),
         (nn.Linear(WIDTH, 2), lambda layer, x: (layer(x) * x.shape[0]).mean(), rows, "size of the batch"),

@@ -132,15 +132,22 @@ def trace(
     Raises `UnsupportedModelError` if the appliance can't train the module.
     """
     _check(model, batch)
+    location = _location(call or loss)
     if call is None:
         call = _without_loss if loss is None else _with_loss(loss)
     module = _Call(model, call)
     was_training = model.training
     try:
-        program = _exported(module.train(), tuple(batch.values()))
+        program = _exported(module.train(), tuple(batch.values()), location)
     finally:
         model.train(was_training)
-    return _translated(model, program, list(batch))
+    return _translated(model, program, list(batch), location)
+
+
+def _location(function: Callable[..., Any] | None) -> str:
+    """Return where the function of the loss begins. PyTorch records lines of modules only."""
+    code = getattr(function, "__code__", None)
+    return f"the loss ({code.co_filename}:{code.co_firstlineno})" if code else "the loss"
 
 
 def _check(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
@@ -161,11 +168,13 @@ def _check(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
             raise UnsupportedModelError(f"the parameter {name} has no elements, or some that are not finite")
 
 
-def _exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> ExportedProgram:
+def _exported(
+    module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], location: str
+) -> ExportedProgram:
     shapes = (tuple({0: Dim.DYNAMIC} for _ in inputs),)
     try:
         program = export(module, inputs, dynamic_shapes=shapes)
-        _check_before_decomposition(program)
+        _check_before_decomposition(program, location)
         _widen_cross_entropies(program.graph)
         return program.run_decompositions(_decompositions())
     except UnsupportedModelError:
@@ -181,14 +190,14 @@ def _exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Expo
         ) from error
 
 
-def _check_before_decomposition(program: ExportedProgram) -> None:
+def _check_before_decomposition(program: ExportedProgram, location: str) -> None:
     """Reject what decompositions do not preserve: stopped gradients, and the evaluation of alpha dropout."""
     specs = program.graph_signature.input_specs
     trained = {spec.arg.name for spec in specs if spec.kind == InputKind.PARAMETER}
     for node in program.graph.nodes:
         name = str(node.target)
         if "alpha_dropout" in name:
-            raise UnsupportedModelError(f"{place(node)}: alpha dropout: use Dropout")
+            raise UnsupportedModelError(f"{place(node, location)}: alpha dropout: use Dropout")
         values = node.meta.get("val")
         values = values if isinstance(values, list | tuple) else [values]
         is_float = any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
@@ -196,8 +205,9 @@ def _check_before_decomposition(program: ExportedProgram) -> None:
             continue
         trained.add(node.name)
         if name.startswith("aten.detach") or (name == "wrap_with_set_grad_enabled" and not node.args[0]):
+            where = place(_innermost(program, node), location)
             raise UnsupportedModelError(
-                f"{place(_innermost(program, node))}: detach() or no_grad() stops the gradient of a value "
+                f"{where}: detach() or no_grad() stops the gradient of a value "
                 "that depends on parameters, which is not supported: compute it from inputs and buffers only"
             )
 
@@ -242,8 +252,10 @@ def _decompositions() -> Any:
     return table
 
 
-def _translated(model: torch.nn.Module, program: ExportedProgram, names: list[str]) -> TracedModel:
-    translator = Translator(dict(model.named_parameters(remove_duplicate=False)))
+def _translated(
+    model: torch.nn.Module, program: ExportedProgram, names: list[str], location: str
+) -> TracedModel:
+    translator = Translator(dict(model.named_parameters(remove_duplicate=False)), location)
     _add_inputs(translator, program, names)
     loss: Operand = None
     used = _used(program.graph)
@@ -302,8 +314,10 @@ def _add_inputs(translator: Translator, program: ExportedProgram, names: list[st
                     f"the input {name} is of type {example.dtype}: use float32, int64 or bool"
                 )
             layout = Layout.of(example.shape)
-            value = translator.graph.input(name, DTYPES[example.dtype], layout.sample)
-            translator.known[node.name] = Traced(value, layout)
+            # Data are numbers: a mask is one of 0 and 1.
+            dtype = DTYPES[example.dtype]
+            value = translator.graph.input(name, "i32" if dtype == "bool" else dtype, layout.sample)
+            translator.known[node.name] = Traced(translator.cast(value, dtype), layout)
         else:
             stored = program.constants if spec.target in program.constants else program.state_dict
             data = stored.get(spec.target)

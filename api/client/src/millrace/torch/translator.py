@@ -41,7 +41,7 @@ COMPUTED = (Traced, Parameter, Loss, Uniform)
 class Translator:
     """Translates operators to those of a graph. Translations call the methods below `translate`."""
 
-    def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+    def __init__(self, parameters: dict[str, torch.nn.Parameter], location: str) -> None:
         self.graph = GraphBuilder()
         self.parameters = parameters
         self.known: dict[str, Operand] = {}
@@ -49,6 +49,8 @@ class Translator:
         self.tensors: dict[str, bool] = {}
         """The parameters that are tensors of the graph, and whether they are transposed there."""
         self._numbers: dict[str, int] = {}
+        self.location = location
+        """Where the operators are that no module computes: those of the loss."""
         self.name = ""
         """Name and overload of the operator that is being translated."""
         self.dtype = "f32"
@@ -60,12 +62,12 @@ class Translator:
         try:
             self.known[node.name] = self._call(node)
         except (MixesSamplesError, UnsupportedModelError) as error:
-            raise UnsupportedModelError(f"{place(node)}: {error}") from error
+            raise UnsupportedModelError(f"{place(node, self.location)}: {error}") from error
         except Exception as error:
             # Arguments that a translation does not expect.
             raise UnsupportedModelError(
-                f"{place(node)}: the operator {node.target} of PyTorch is not supported with these arguments "
-                f"({type(error).__name__}: {error})"
+                f"{place(node, self.location)}: the operator {node.target} of PyTorch is not supported with "
+                f"these arguments ({type(error).__name__}: {error})"
             ) from error
 
     def operand(self, argument: Any) -> Operand:
@@ -78,6 +80,7 @@ class Translator:
 
     def _call(self, node: torch.fx.Node) -> Operand:
         from millrace.torch.operators import TRANSLATIONS
+        from millrace.torch.operators.unsupported import message
 
         args = [self.operand(argument) for argument in node.args]
         kwargs = {name: self.operand(argument) for name, argument in node.kwargs.items()}
@@ -95,7 +98,7 @@ class Translator:
             return _evaluate(target, args, kwargs, meta)
         translation = TRANSLATIONS.get(self.name) or TRANSLATIONS.get(base)
         if translation is None:
-            raise UnsupportedModelError(f"the operator {base} of PyTorch is not supported")
+            raise UnsupportedModelError(message(base))
         first = meta[0] if isinstance(meta, list | tuple) else meta
         self.dtype = DTYPES.get(first.dtype, "f32")
         layout = _inherited(Layout.of(first.shape), flat)
@@ -271,15 +274,19 @@ def _module_path(node: torch.fx.Node) -> str:
     return paths[-1].removeprefix("model.") if paths else "root"
 
 
-def place(node: torch.fx.Node) -> str:
-    """Return where the user's code has an operator: module, file and line."""
+def place(node: torch.fx.Node, location: str) -> str:
+    """Return where the user's code has an operator: module, file and line. It is `location` outside modules."""
     while not node.meta.get("stack_trace") and node.all_input_nodes:
         node = node.all_input_nodes[0]
     frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
     # The last line outside of PyTorch and of this package, if there is one.
-    of_user = [frame for frame in frames if not frame[0].startswith(("<", *LIBRARIES))]
+    frames = [frame for frame in frames if not frame[0].startswith(("<", LIBRARIES[1]))]
+    of_user = [frame for frame in frames if not frame[0].startswith(LIBRARIES[0])]
     found = ", ".join(f"{file}:{line}" for file, line in (of_user or frames)[-1:])
-    return f"{_module_path(node)} ({found})" if found else _module_path(node)
+    path = _module_path(node)
+    if not found:
+        return location if path == "root" else path
+    return f"{path} ({found})"
 
 
 def _initial(data: torch.Tensor) -> dict[str, Any]:

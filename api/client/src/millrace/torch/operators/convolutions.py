@@ -229,8 +229,3 @@ def _check_scales(args: list[Any], x: Value, sample: tuple[int, ...], rank: int)
     for scale, size, wanted in zip(scales, x.shape[-rank:], sample[-rank:], strict=False):
         if abs(scale * size - wanted) > 1e-6:
             raise UnsupportedModelError("interpolation by a factor that makes no whole size: give size")
-
-
-@translates("max_pool3d_with_indices", "avg_pool3d", "grid_sampler_2d", "upsample_trilinear3d")
-def _not_supported(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    raise UnsupportedModelError(f"the operator {t.name.split('.')[0]} of PyTorch is not supported")

@@ -92,6 +92,10 @@ def _arithmetic_of_losses(t: Translator, function: str, left: Operand, right: Op
             return loss.times(1.0 / number)
     if function == "div" and is_left and isinstance(number, torch.SymInt):
         return loss.by_samples(Layout.of([number]).merged)
+    if function == "div" and isinstance(right, Loss):
+        raise UnsupportedModelError(
+            "a division by a sum over the batch: use cross_entropy with ignore_index, or a mean"
+        )
     raise UnsupportedModelError("a loss can be multiplied by a fixed number, and added to another loss")
 
 
@@ -208,7 +212,9 @@ def _clamp(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any
 def _convert(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     dtype = kwargs.get("dtype")
     if dtype is not None and dtype not in DTYPES:
-        raise UnsupportedModelError(f"values of type {dtype}: use float32, integers and bool")
+        raise UnsupportedModelError(
+            f"values of type {dtype}: use float32, integers and bool, without autocast"
+        )
     if isinstance(args[0], Parameter) or dtype is None:
         return args[0]
     return Traced(t.cast(args[0].value, DTYPES[dtype]), layout)

@@ -81,7 +81,7 @@ def _index(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any
         return Traced(t.graph.node(node, [t.cast(index.value, "i32")], rows, params=params), layout)
     x = t.traced(operand)
     if x.layout.axis == 0 and given[0][0] == 0:
-        return Traced(_of_each_sample(t, x, given), layout)
+        return Traced(t.reshape(_of_each_sample(t, x, given), layout.sample), layout)
     if all(isinstance(index, Fixed) for _, index in given):
         return Traced(t.reshape(_at_fixed(t, x, given), layout.sample), layout)
     if len(given) > 1 or x.layout.axis is not None:
@@ -116,10 +116,8 @@ def _of_each_sample(t: Translator, x: Traced, given: list[tuple[int, Operand]]) 
     index = given[1][1]
     if isinstance(index, Fixed):
         indices = of_sample(index)
-        taken = take(t, x.value, 0, indices.flatten().tolist())
-        return t.reshape(taken, (*indices.shape, *x.value.shape[1:]))
-    value = t.traced(index).value
-    return _at(t, x.value, 0, value)
+        return take(t, x.value, 0, indices.flatten().tolist())
+    return _at(t, x.value, 0, t.traced(index).value)
 
 
 def _at(t: Translator, x: Value, axis: int, index: Value) -> Value:
@@ -227,9 +225,3 @@ def _topk(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]
         values.append(value)
         indices.append(index)
     return [Traced(join(t, items, axis), layout) for items in (values, indices)]
-
-
-@translates("max", "min", "sort", "argsort", "kthvalue", "median")
-def _not_supported(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    name = t.name.split(".")[0]
-    raise UnsupportedModelError(f"{name} of all elements of a batch, or by their order: use amax or topk")

@@ -207,11 +207,6 @@ def _embedding(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str,
     return Traced(value, layout)
 
 
-@translates("embedding_bag", "_embedding_bag")
-def _embedding_bag(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    raise UnsupportedModelError("EmbeddingBag: use Embedding with a fixed number of indices, and sum or mean")
-
-
 @translates(
     *("_native_batch_norm_legit_functional", "_native_batch_norm_legit"),
     *("native_batch_norm", "batch_norm", "_batch_norm_with_update_functional"),
