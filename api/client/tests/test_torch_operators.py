@@ -140,11 +140,10 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any], Callable[[]
     "mask": (
         lambda: nn.Embedding(WORDS, 4),
         lambda layer, x: (
-            layer(x)
-            * (x > 3)[torch.arange(x.shape[0])[:, None, None], torch.arange(ROWS)[None, :, None]]
-        )
-        .square()
-        .mean(),
+            (layer(x) * (x > 3)[torch.arange(x.shape[0])[:, None, None], torch.arange(ROWS)[None, :, None]])
+            .square()
+            .mean()
+        ),
         words,
     ),
     "rows of a table": (

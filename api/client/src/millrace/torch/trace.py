@@ -168,9 +168,7 @@ def _check(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
             raise UnsupportedModelError(f"the parameter {name} has no elements, or some that are not finite")
 
 
-def _exported(
-    module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], location: str
-) -> ExportedProgram:
+def _exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], location: str) -> ExportedProgram:
     shapes = (tuple({0: Dim.DYNAMIC} for _ in inputs),)
     try:
         program = export(module, inputs, dynamic_shapes=shapes)

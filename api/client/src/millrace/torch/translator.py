@@ -275,7 +275,7 @@ def _module_path(node: torch.fx.Node) -> str:
 
 
 def place(node: torch.fx.Node, location: str) -> str:
-    """Return where the user's code has an operator: module, file and line. It is `location` outside modules."""
+    """Return where the user's code has an operator: module, file and line; outside modules `location`."""
     while not node.meta.get("stack_trace") and node.all_input_nodes:
         node = node.all_input_nodes[0]
     frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
