@@ -119,7 +119,7 @@ impl BlobStore {
         self.blocking(move |store| {
             let (complete, part) = (store.path(&namespace, &digest), store.part(&namespace, &digest));
             store.uploads().remove(&(namespace.clone(), digest.clone()));
-            let removed = [complete, part].map(|path| millrace_roots::remove_file(path));
+            let removed = [complete, part].map(millrace_roots::remove_file);
             match removed {
                 [Ok(()), _] | [_, Ok(())] => Ok(()),
                 [Err(error), _] if error.kind() == io::ErrorKind::NotFound => Err(not_found(&namespace, &digest)),

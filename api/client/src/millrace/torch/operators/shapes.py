@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout, MixesSamplesError
-from millrace.torch.operands import Operand, Parameter, Traced
+from millrace.torch.operands import Fixed, Operand, Parameter, Traced
 from millrace.torch.operators.registry import completed, translates
 from millrace.torch.translator import Translator
 
@@ -105,7 +105,8 @@ def _concatenate(t: Translator, layout: Layout, args: list[Any], kwargs: dict[st
     items, dim = completed(args, None, 0)
     axis = layout.dimension(dim)
     parts = []
-    for item in items:
+    # As in PyTorch, an empty vector is no part. Caches of transformers begin with one.
+    for item in (item for item in items if not (isinstance(item, Fixed) and item.tensor.shape == (0,))):
         value = t.cast(t.value(item, layout), t.dtype)
         parts.append(t.expand(value, (*layout.sample[:axis], value.shape[axis], *layout.sample[axis + 1 :])))
     return Traced(join(t, parts, axis), layout)

@@ -1,0 +1,195 @@
+"""Trains PyTorch modules on a real server, beside PyTorch's own training loop."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+from torch.utils.data import TensorDataset
+
+from millrace import Appliance, Job, errors
+from millrace.torch import UnsupportedModelError
+
+STEPS = 20
+BATCH = 16
+SAMPLES = 64
+
+
+@pytest.fixture(scope="module")
+def appliance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Appliance]:
+    """A server on a free port of this machine."""
+    program = Path(os.environ["MILLRACE_PROGRAMS"], "millrace-api")
+    command = [
+        program,
+        "serve",
+        "--data",
+        tmp_path_factory.mktemp("data"),
+        "--listen",
+        "127.0.0.1:0",
+        "--log",
+        "warn",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().removeprefix("listening on ").strip()
+        with Appliance(url) as appliance:
+            yield appliance
+        server.terminate()
+
+
+class Convolutional(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(1, 6, 3, padding=1)
+        self.norm = torch.nn.GroupNorm(2, 6)
+        self.output = torch.nn.Linear(6 * 36, 5)
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.norm(self.convolution(image * self.scale)))
+        return self.output(hidden.flatten(1))
+
+
+def finish(job: Job) -> list[float]:
+    """Waits for a job; returns its losses."""
+    assert job.wait(timeout=300) == "Succeeded"
+    return [point.loss for point in job.metrics() if point.loss is not None]
+
+
+def pytorch_losses(
+    module: torch.nn.Module, loss_of: Any, data: list[torch.Tensor], optimizer: Any, scheduler: Any = None
+) -> list[float]:
+    """Trains with PyTorch, with the samples in their order."""
+    losses = []
+    for step in range(STEPS):
+        first = step * BATCH % SAMPLES
+        loss = loss_of(module, *(tensor[first : first + BATCH] for tensor in data))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        losses.append(loss.item())
+    return losses
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(SAMPLES, 1, 6, 6), torch.randint(0, 5, (SAMPLES,))
+
+
+def test_module_trains_as_with_pytorch(appliance: Appliance) -> None:
+    """Two parameter groups, a scheduler, buffers; the weights come back into the module."""
+    image, labels = images()
+    module = Convolutional()
+    reference = copy.deepcopy(module)
+
+    def optimizer_of(of: Convolutional) -> tuple[Any, Any]:
+        groups = [
+            {"params": of.convolution.parameters(), "lr": 2e-3, "weight_decay": 0.0},
+            {"params": [*of.norm.parameters(), *of.output.parameters()]},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=5e-3, weight_decay=0.1)
+        return optimizer, torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, [2e-3, 5e-3], total_steps=STEPS + 1, cycle_momentum=False
+        )
+
+    optimizer, scheduler = optimizer_of(module)
+    options: Any = {
+        "loss": F.cross_entropy,
+        "data": TensorDataset(image, labels),
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "batch_size": BATCH,
+        "max_steps": STEPS,
+        "shuffle": False,
+    }
+    plan = appliance.plan(module, num_csx=2, **options)
+    assert plan.fits
+    assert any("not uploaded yet" in note for note in plan.notes)
+    job = appliance.train(module, num_csx=2, **options)
+    losses = finish(job)
+    optimizer, scheduler = optimizer_of(reference)
+    expected = pytorch_losses(
+        reference, lambda model, x, y: F.cross_entropy(model(x), y), [image, labels], optimizer, scheduler
+    )
+    assert losses == pytest.approx(expected, rel=1e-4)
+    module.load_state_dict(job.state_dict())
+    for (name, trained), other in zip(module.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(trained, other, rtol=1e-3, atol=1e-5, msg=name)
+    # A later program finds the job by its name.
+    again = appliance.job(job.name)
+    with pytest.raises(errors.DownloadError, match="give its module"):
+        again.state_dict()
+    state = again.state_dict(Convolutional())
+    assert torch.equal(state["output.weight"], module.output.weight)
+
+
+def test_model_of_transformers_has_the_same_bits_on_any_number_of_systems(appliance: Appliance) -> None:
+    """GPT-2 has transposed and tied weights, and returns its loss itself."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=50,
+        n_positions=16,
+        n_embd=24,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    reference = copy.deepcopy(model)
+    tokens = torch.randint(0, 50, (SAMPLES, 16))
+    data = {"input_ids": tokens, "labels": tokens}
+    digests = set()
+    for systems in (1, 2, 4):
+        job = appliance.train(
+            model,
+            num_csx=systems,
+            data=data,
+            optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
+            batch_size=BATCH,
+            max_steps=STEPS,
+            shuffle=False,
+        )
+        losses = finish(job)
+        digests.add(job.checkpoints()[-1].digest)
+    assert len(digests) == 1
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-3)
+
+    def loss_of(module: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = module(input_ids=inputs, labels=inputs).loss
+        return loss
+
+    assert losses == pytest.approx(pytorch_losses(reference, loss_of, [tokens], optimizer), rel=1e-4)
+    model.load_state_dict(job.state_dict())
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_module_that_cannot_be_trained_is_rejected_before_anything_is_sent(appliance: Appliance) -> None:
+    image, labels = images()
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Flatten(), torch.nn.Linear(32, 5)
+    )
+    jobs = len(list(appliance.jobs()))
+    with pytest.raises(UnsupportedModelError, match="batch norm"):
+        appliance.train(
+            module,
+            loss=F.cross_entropy,
+            data={"image": image, "labels": labels},
+            optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+            batch_size=BATCH,
+            max_steps=1,
+        )
+    assert len(list(appliance.jobs())) == jobs
