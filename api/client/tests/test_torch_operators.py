@@ -65,6 +65,13 @@ def moved(layer: Any, x: Any) -> Any:
     return (x + y.unfold(2, 2, 2).amax(-1).repeat_interleave(2, 2)).square().mean()
 
 
+def assigned(layer: Any, x: Any) -> Any:
+    y = layer(x)
+    y[x < 0] = 0.5
+    y[x[..., 0] > 1] = 0
+    return y.square().mean()
+
+
 def chosen(layer: Any, x: Any) -> Any:
     x = layer(x)
     values, indices = x.topk(2)
@@ -133,6 +140,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any], Callable[[]
     ),
     "lstm": (lambda: nn.LSTM(WIDTH, 4, 2, batch_first=True, bidirectional=True), lstm, rows),
     "moved": (lambda: nn.Linear(WIDTH, WIDTH), moved, rows),
+    "assigned": (lambda: nn.Linear(WIDTH, WIDTH), assigned, rows),
     "chosen": (lambda: nn.Linear(WIDTH, WIDTH), chosen, rows),
     "composed": (lambda: nn.Linear(WIDTH, 4), composed, rows),
     "last of each": (lambda: nn.Embedding(WORDS, 4), last_of_each, words),
@@ -268,9 +276,14 @@ def without_gradient(layer: Any, x: Any) -> Any:
     return (layer(x) - target).square().mean()
 
 
+def by_data(layer: Any, x: Any) -> Any:
+    return layer(x).mean() if x.sum() > 0 else layer(x).square().mean()
+
+
 @pytest.mark.parametrize(
     ("layer", "function", "batch", "part"),
     [
+        (nn.Linear(WIDTH, 2), by_data, rows, r"^\S*operators.py:\d+: PyTorch can't export the module"),
         (nn.Linear(WIDTH, 2), lambda layer, x: (layer(x) * layer(x).detach()).mean(), rows, r"detach\(\)"),
         (nn.Linear(WIDTH, 2), without_gradient, rows, r"operators.py:\d+\): detach\(\) or no_grad"),
         (nn.Embedding(WORDS, 2, scale_grad_by_freq=True), squares, words, "scale_grad_by_freq"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ from torch.export.graph_signature import InputKind
 from millrace.torch.document import DTYPES
 from millrace.torch.layout import Layout
 from millrace.torch.operands import Fixed, Loss, Operand, Parameter, Traced, UnsupportedModelError
-from millrace.torch.translator import Translator, place
+from millrace.torch.translator import LIBRARIES, Translator, place
 
 KEPT = frozenset(
     {
@@ -183,9 +185,21 @@ def _exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], locatio
         if "specialized it to be a constant" in str(error):
             reason = "use x.shape[0] in place of len(x), and no number in place of the size of the batch"
         raise UnsupportedModelError(
-            "PyTorch can't export the module: control flow must not depend on data, nor on the size of the "
-            f"batch ({reason})"
+            f"{_line_of(error)}PyTorch can't export the module: control flow must not depend on data, nor on "
+            f"the size of the batch ({reason})"
         ) from error
+
+
+def _line_of(error: Exception) -> str:
+    """Return the last line of the user's code that an error passed, as the beginning of a message."""
+    standard, packages = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = frame.filename
+        # Packages may be below the standard library.
+        is_standard = file.startswith(standard) and not file.startswith(packages)
+        if not is_standard and not file.startswith(("<", *LIBRARIES)):
+            return f"{file}:{frame.lineno}: "
+    return ""
 
 
 def _check_before_decomposition(program: ExportedProgram, location: str) -> None:

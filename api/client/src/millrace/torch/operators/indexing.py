@@ -15,6 +15,7 @@ from millrace.torch.operators.elementwise import binary, unary
 from millrace.torch.operators.reductions import reduce
 from millrace.torch.operators.registry import completed, translates
 from millrace.torch.operators.shapes import join, part
+from millrace.torch.operators.unsupported import message
 from millrace.torch.translator import BATCH, Translator, of_sample
 
 MAX_RUNS = 3
@@ -149,6 +150,22 @@ def _at_fixed(t: Translator, x: Traced, given: list[tuple[int, Fixed]]) -> Value
         place = place * size + tensor % size
     flat = (*x.value.shape[: axes[0]], prod(sizes), *x.value.shape[axes[-1] + 1 :])
     return take(t, t.reshape(x.value, flat), axes[0], place.flatten().tolist())
+
+
+@translates("index_put", "_unsafe_index_put")
+def _assignment(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    whole, indices, new, is_sum = completed(args, None, None, None, False)[:4]
+    if len(indices) > 1 or not isinstance(indices[0], Traced) or is_sum:
+        raise UnsupportedModelError(message("index_put"))
+    mask, number = indices[0], t.traced(new).value
+    if mask.value.dtype != "bool" or prod(number.shape) != 1:
+        raise UnsupportedModelError(message("index_put"))
+    # As many dimensions as the tensor, whose first ones the mask has.
+    trailing = (1,) * (layout.rank - mask.layout.rank)
+    condition = t.reshape(mask.value, (*mask.value.shape, *trailing))
+    x = t.expand(t.cast(t.value(whole, layout), t.dtype), layout.sample)
+    values = [condition, t.cast(t.reshape(number, ()), t.dtype), x]
+    return Traced(t.graph.node({"op": "select"}, values, layout.sample, t.dtype), layout)
 
 
 @translates("flip")
