@@ -43,7 +43,11 @@ def all_routes() -> list[Route]:
     return found
 
 
-BODIES = {"scale": {"numCsx": 1}, "generate": {"maxTokens": 1}}
+BODIES = {
+    "scale": {"numCsx": 1},
+    "generate": {"maxTokens": 1},
+    "blobs": {"digest": f"blake3:{'0' * 64}", "bytes": 1},
+}
 """Valid bodies by the last part of the path."""
 
 ROUTES = all_routes()
@@ -64,7 +68,12 @@ class Guarded:
     def ask(self, route: Route, authorization: str | bytes | None, **query: str) -> httpx.Response:
         """Returns the response to a valid request; the body of a stream is not read."""
         path = route.path.format(
-            namespace=self.server.namespace, name=self.job.name, checkpoint=100, id="0", path="job.json"
+            namespace=self.server.namespace,
+            name=self.job.name,
+            checkpoint=100,
+            id="0",
+            path="job.json",
+            digest=f"blake3:{'0' * 64}",
         )
         # A request that is rejected before its body is read leaves a connection that can't be reused.
         headers = [(b"Connection", b"close")]

@@ -126,6 +126,10 @@ def of_rows(logits: Any, labels: Any) -> Any:
     return F.cross_entropy(logits.transpose(1, 2), labels)
 
 
+def of_sum(logits: Any, labels: Any) -> Any:
+    return F.cross_entropy(logits, labels, reduction="sum")
+
+
 def two_losses(logits: Any, labels: Any) -> Any:
     return 0.5 * F.cross_entropy(logits, labels) + logits.square().mean() / 3
 
@@ -152,6 +156,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict[str
     "mlp": (mlp, images, {"loss": F.cross_entropy}),
     "cnn": (cnn, images, {"loss": two_losses}),
     "lstm": (Recurrent, sequences, {"loss": F.cross_entropy}),
+    "sum": (mlp, images, {"loss": of_sum}),
     "regression": (regression, pairs, {"loss": F.mse_loss}),
     "gpt": (Decoder, words, {}),
     "rows": (lambda: Rows(batch_first=True), words, {"loss": of_rows}),
@@ -217,10 +222,6 @@ def by_data(x: Any, labels: Any) -> Any:
     return F.cross_entropy(x, labels) if bool(x.sum() > 0) else x.mean()
 
 
-def of_sum(x: Any, labels: Any) -> Any:
-    return F.cross_entropy(x, labels, reduction="sum")
-
-
 def centered(x: Any, _: Any) -> Any:
     return (x - x.mean(0)).square().mean()
 
@@ -235,7 +236,6 @@ def of_singular_values(x: Any, _: Any) -> Any:
         (with_batch_norm, F.cross_entropy, "use GroupNorm or LayerNorm"),
         (mlp, contrastive, "combines each sample of a batch with each other"),
         (mlp, by_data, "control flow must not depend on data"),
-        (mlp, of_sum, "without a mean"),
         (mlp, centered, "its mean is over the samples of a batch"),
         (mlp, of_singular_values, "svd of PyTorch is not supported"),
         (mlp, lambda x, _: x, "not a mean over the samples"),
@@ -268,13 +268,10 @@ def test_rejections_name_module_file_and_line() -> None:
 
 
 def test_parameters_and_examples_that_can_not_be_used_are_rejected() -> None:
-    frozen = mlp()
-    frozen[1].weight.requires_grad_(False)
     infinite = mlp()
     infinite[1].bias.data[0] = math.inf
     one = {"image": torch.randn(1, 1, 12, 12), "labels": torch.tensor([1])}
     for model, batch, part in [
-        (frozen, images(), "1.weight is frozen"),
         (mlp().double(), images(), "use model.float"),
         (infinite, images(), "1.bias has no elements, or some that are not finite"),
         (mlp(), one, "two or more samples"),
@@ -282,3 +279,19 @@ def test_parameters_and_examples_that_can_not_be_used_are_rejected() -> None:
     ]:
         with pytest.raises(UnsupportedModelError, match=part):
             trace(model, batch, F.cross_entropy)
+
+
+def test_frozen_parameters_are_not_trained() -> None:
+    model = mlp()
+    model[1].requires_grad_(False)
+    traced, other = trace(model, images(), F.cross_entropy), in_double(images())
+    model = model.double()
+    expected = F.cross_entropy(model(other["image"]), other["labels"])
+    check_loss_and_gradients(traced, traced.document, model, other, expected)
+    tensors = traced.document["tensors"]
+    assert {tensor["name"]: tensor.get("trained", True) for tensor in tensors} == {
+        "1.weight": False,
+        "1.bias": False,
+        "3.weight": True,
+        "3.bias": True,
+    }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+import millrace.appliance
 from conftest import JOBS, Handler, Server, job, problem
 from millrace import Appliance, errors, uploads
 from millrace.errors import UploadError
@@ -86,13 +87,19 @@ def test_files_that_params_name_are_uploaded_once(
         assert len(sent) == parts
 
 
-def test_plan_uploads_only_the_graph(server: Server, appliance: Appliance, files: dict[str, bytes]) -> None:
+def test_plan_of_much_data_uploads_only_the_graph(
+    server: Server, appliance: Appliance, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(server)
+    monkeypatch.setattr(millrace.appliance, "_MAX_CHECKED_BYTES", 14)
     server.on("POST", f"{JOBS}:plan", {"fits": True})
     server.on("POST", JOBS, job(None))
     appliance.plan(PARAMS)
     appliance.validate(PARAMS)
     assert set(store.announced) == {address(files["net.json"])}
+    monkeypatch.setattr(millrace.appliance, "_MAX_CHECKED_BYTES", 15)
+    appliance.plan(PARAMS)
+    assert set(store.announced) == {address(content) for content in files.values()}
 
 
 def test_upload_continues_where_another_one_is(

@@ -39,8 +39,8 @@ pub enum InputError {
     },
     /// A file does not exist. Its path on this machine is not part of the message.
     #[error(
-        "{key}: file {path} not found {location}: check the spelling, put the file there, upload a text file of less \
-         than 1 MiB with the params, or mount a volume that contains it"
+        "{key}: file {path} not found {location}: check the spelling, put the file there, upload it with the \
+         params, or mount a volume that contains it"
     )]
     NotFound {
         /// Key of the input in the params.

@@ -16,8 +16,8 @@ pub enum PathError {
     NulByte(String),
     /// It is relative, and the server has no directory for such paths.
     #[error(
-        "the path {0} is relative, and this server offers no directory for such paths: upload a text file of less than \
-         1 MiB with the params, mount a volume, or start the server with --input-dir DIR"
+        "the path {0} is relative, and this server offers no directory for such paths: upload the file with \
+         the params, mount a volume, or start the server with --input-dir DIR"
     )]
     NoInputDirectory(String),
     /// It is in no mount of the job.

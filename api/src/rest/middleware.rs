@@ -54,7 +54,8 @@ pub async fn record_request(State(api): State<Arc<AppState>>, mut request: Reque
     span.record("enduser.id", &principal);
     let resource = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok()).unwrap_or(&path);
     let resource = without_tokens(resource);
-    if method.is_safe() {
+    // An upload has many parts; its announcement is logged.
+    if method.is_safe() || method == Method::PATCH {
         tracing::debug!("{code} {method} {resource} by {principal:?} from {from} (request {id})");
     } else {
         tracing::info!("{code} {method} {resource} by {principal:?} from {from} (request {id})");

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from millrace.torch.training import Training
 
 
+_MAX_CHECKED_BYTES = 64 << 20
+"""Maximum bytes that are uploaded so that a plan can check them."""
 _MODULE_OPTIONS = ModuleOptions.__annotations__.keys()
 
 
@@ -213,7 +215,7 @@ class Appliance:
         training = _training(params, module, submitted)
         uploads = training.uploads if training else None
         described = training.params if training else cast(Params, params)
-        sent = self._prepared(described, submitted, "plan", uploads=uploads, only_graph=True)
+        sent = self._prepared(described, submitted, "plan", uploads=uploads, for_check=True)
         path = collection(self.namespace) + ":plan"
         return Plan.read(self._transport.json("POST", path, **_body(sent)))
 
@@ -256,7 +258,7 @@ class Appliance:
 
     def dry_run(self, params: Params, options: SubmitOptions, *, verb: Verb = "train") -> Document:
         """Returns the TrainJob that `submit` would create, as validated by the appliance. Creates nothing."""
-        sent = self._prepared(params, options, verb, only_graph=True)
+        sent = self._prepared(params, options, verb, for_check=True)
         answer: Document = self._transport.json(
             "POST", collection(self.namespace), params={"dryRun": "All"}, **_body(sent)
         )
@@ -269,11 +271,17 @@ class Appliance:
         verb: Verb,
         *,
         uploads: Mapping[str, Blob] | None = None,
-        only_graph: bool = False,
+        for_check: bool = False,
     ) -> Submission:
-        """Builds the body of a request, and uploads what it names; with `only_graph`, only the graph."""
+        """Builds the body of a request, and uploads what it names.
+
+        With `for_check`, the request creates no job: of much data, and of a module, only the graph is
+        uploaded.
+        """
         sent = submission.build(params, options, verb, uploads=uploads)
-        needed = ([sent.graph] if sent.graph else []) if only_graph else list(sent.blobs.values())
+        needed = list(sent.blobs.values())
+        if for_check and (uploads or sum(blob.size for blob in needed) > _MAX_CHECKED_BYTES):
+            needed = [sent.graph] if sent.graph else []
         try:
             upload(self._transport, self.namespace, needed, progress=True)
         except NotFound:

@@ -48,9 +48,12 @@ class GraphBuilder:
         self.inputs.append(value.number)
         return value
 
-    def tensor(self, name: str, shape: tuple[int, ...], role: str, init: dict[str, Any]) -> int:
-        """Add a trained tensor; return its number."""
-        self.tensors.append({"name": name, "shape": list(shape), "role": role, "init": init})
+    def tensor(
+        self, name: str, shape: tuple[int, ...], role: str, init: dict[str, Any], *, trained: bool
+    ) -> int:
+        """Add a tensor; return its number."""
+        tensor = {"name": name, "shape": list(shape), "role": role, "init": init}
+        self.tensors.append(tensor if trained else tensor | {"trained": False})
         return len(self.tensors) - 1
 
     def constant(self, data: torch.Tensor) -> Value:

@@ -32,6 +32,9 @@ KEPT = frozenset(
 )
 """Operators of PyTorch that are translated as a whole."""
 
+REDUCTIONS = {"num_tokens": "labels", "batch_size": "samples", "sum": "sum"}
+"""The reduction of a document, by what the sum of the losses is divided by."""
+
 
 @dataclass(frozen=True)
 class TracedModel:
@@ -44,8 +47,6 @@ class TracedModel:
 
     The transposed weight of a transposed convolution is that of the convolution with the same gradients.
     """
-    loss_scaling: str
-    """What the sum of losses is divided by: `model.loss_scaling` of the params."""
 
     def save(self, path: str | Path) -> None:
         """Write the document to a file."""
@@ -160,8 +161,6 @@ def _check(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
             f"the example has to be a batch of the same two or more samples in each input: {found}"
         )
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            raise UnsupportedModelError(f"the parameter {name} is frozen, which is not supported yet")
         if parameter.dtype != torch.float32:
             raise UnsupportedModelError(
                 f"the parameter {name} is of type {parameter.dtype}: use model.float()"
@@ -205,7 +204,11 @@ def _line_of(error: Exception) -> str:
 def _check_before_decomposition(program: ExportedProgram, location: str) -> None:
     """Reject what decompositions do not preserve: stopped gradients, and the evaluation of alpha dropout."""
     specs = program.graph_signature.input_specs
-    trained = {spec.arg.name for spec in specs if spec.kind == InputKind.PARAMETER}
+    trained = {
+        spec.arg.name
+        for spec in specs
+        if spec.kind == InputKind.PARAMETER and program.state_dict[spec.target].requires_grad
+    }
     for node in program.graph.nodes:
         name = str(node.target)
         if "alpha_dropout" in name:
@@ -281,10 +284,10 @@ def _translated(
             "the loss is not a mean over the samples of the batch; use reduction='mean'"
         )
     scalings = {term.scaling for term in loss.terms}
-    if "sum" in scalings:
-        raise UnsupportedModelError("the loss is a sum over the samples of the batch: use a mean")
     if len(scalings) > 1:
-        raise UnsupportedModelError("the losses are means over different numbers: of labels, and of samples")
+        raise UnsupportedModelError(
+            "the losses are divided by different numbers: of labels, of samples, or not at all"
+        )
     labels = {term.labels.number for term in loss.terms if term.labels}
     if scalings == {"num_tokens"} and len(labels) > 1:
         raise UnsupportedModelError(
@@ -293,7 +296,8 @@ def _translated(
         )
     for term in loss.terms:
         term.emit(term.factor)
-    return TracedModel(translator.graph.document(), translator.tensors, scalings.pop())
+    reduction = REDUCTIONS[scalings.pop()]
+    return TracedModel(translator.graph.document() | {"reduction": reduction}, translator.tensors)
 
 
 def _used(graph: torch.fx.Graph) -> set[torch.fx.Node]:

@@ -100,7 +100,6 @@ def describe(
         "train_input": train_input,
         "model": {
             "graph": GRAPH_FILE,
-            "loss_scaling": traced.loss_scaling,
             "mixed_precision": options.get("mixed_precision", False),
         },
         "optimizer": optimizer_params(

@@ -121,13 +121,15 @@ class Translator:
         With a `shape`, it has the same elements in the same order with these dimensions.
         """
         transposed ^= parameter.transposed
-        data = self.parameters[parameter.name].detach()
+        source = self.parameters[parameter.name]
+        data = source.detach()
         if shape is None:
             shape = tuple(data.t().shape) if transposed else tuple(data.shape)
         if self.tensors.setdefault(parameter.name, transposed) != transposed:
             raise UnsupportedModelError(f"the parameter {parameter.name} is used as it is and transposed")
         if parameter.name not in self._numbers:
-            number = self.graph.tensor(parameter.name, shape, role, _initial(data))
+            initial, trained = _initial(data), source.requires_grad
+            number = self.graph.tensor(parameter.name, shape, role, initial, trained=trained)
             self._numbers[parameter.name] = number
         number = self._numbers[parameter.name]
         if self.graph.tensors[number]["shape"] != list(shape):

@@ -14,8 +14,8 @@ from millrace.torch.operators.registry import completed, translates
 from millrace.torch.operators.shapes import permute
 from millrace.torch.translator import Translator
 
-NONE, MEAN = 0, 1
-"""The numbers of the reductions `none` and `mean` in PyTorch."""
+NONE, MEAN, SUM = 0, 1, 2
+"""The numbers of the reductions `none`, `mean` and `sum` in PyTorch."""
 
 
 @translates("cross_entropy_loss")
@@ -28,14 +28,12 @@ def _cross_entropy(t: Translator, layout: Layout, args: list[Any], kwargs: dict[
     targets = y.value if ignored < 0 else _without(t, y.value, ignored)
     if reduction == NONE:
         return Traced(_of_each_label(t, rows, targets, weight, smoothing), layout)
-    if reduction != MEAN:
-        raise UnsupportedModelError("a cross-entropy without a mean")
     if weight is not None:
         raise UnsupportedModelError(
             "a cross-entropy with weights of classes, whose mean is divided by the weights of the batch: use "
             "reduction='none' and the mean of it"
         )
-    scaling, terms = _scaling(targets, ignored), []
+    scaling, terms = "sum" if reduction == SUM else _scaling(targets, ignored), []
     if smoothing:
         even = _even_entropy(t, _log_probabilities(t, rows))
         counted = select(t, _counts(t, targets), even, t.number(0.0))
