@@ -157,6 +157,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict[str
     "cnn": (cnn, images, {"loss": two_losses}),
     "lstm": (Recurrent, sequences, {"loss": F.cross_entropy}),
     "sum": (mlp, images, {"loss": of_sum}),
+    "sum of elements": (regression, pairs, {"loss": lambda x, y: 0.5 * (x - y).abs().sum()}),
     "regression": (regression, pairs, {"loss": F.mse_loss}),
     "gpt": (Decoder, words, {}),
     "rows": (lambda: Rows(batch_first=True), words, {"loss": of_rows}),

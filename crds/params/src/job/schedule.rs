@@ -65,6 +65,8 @@ pub enum ScheduleSegmentKind {
     Step { initial: f64, gamma: f64, step_size: u64 },
     /// `initial gamma^n`, with n the number of milestones that are at most t. PyTorch's `MultiStepLR`.
     MultiStep { initial: f64, gamma: f64, milestones: Vec<u64> },
+    /// The rate whose index is the number of milestones that are at most t.
+    PiecewiseConstant { milestones: Vec<u64>, rates: Vec<f64> },
     /// `initial coefficient^t`. PyTorch's `MultiplicativeLR` with a constant factor.
     Multiplicative { initial: f64, coefficient: f64 },
     /// Half a cosine from `initial` to `end` over `period_steps`, back in as many, and so on. PyTorch's
@@ -155,6 +157,10 @@ impl ScheduleSegmentKind {
             Self::MultiStep { initial, gamma, ref milestones } => {
                 initial * libm::pow(gamma, milestones.iter().filter(|milestone| **milestone <= step).count() as f64)
             }
+            Self::PiecewiseConstant { ref milestones, ref rates } => {
+                let passed = milestones.partition_point(|milestone| *milestone <= step);
+                rates.get(passed).copied().unwrap_or(0.0) // without rates, the params were rejected
+            }
             Self::Multiplicative { initial, coefficient } => initial * libm::pow(coefficient, t),
             Self::CosineAnnealing { initial, end, period_steps } => cosine(initial, end, t / period_steps as f64),
             Self::CosineAnnealingWarmRestarts { initial, end, period_steps, period_factor } => {
@@ -191,7 +197,9 @@ impl ScheduleSegmentKind {
             | Self::CosineAnnealing { initial, .. }
             | Self::CosineAnnealingWarmRestarts { initial, .. }
             | Self::OneCycle { initial, .. } => Some(initial),
-            Self::Cyclic { .. } | Self::Sequential { .. } | Self::Chained { .. } => None,
+            Self::Cyclic { .. } | Self::PiecewiseConstant { .. } | Self::Sequential { .. } | Self::Chained { .. } => {
+                None
+            }
         }
     }
 }

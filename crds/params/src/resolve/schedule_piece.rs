@@ -3,12 +3,14 @@
 use super::check::ResolveContext;
 use super::schedule::{kind, sequence};
 use crate::document::ScheduleParams;
-use crate::job::{AnnealStrategy, CycleAmplitude, ScheduleSegment, ScheduleSegmentKind as Piece};
+use crate::job::{AnnealStrategy, CycleAmplitude, ScheduleSegmentKind as Piece};
 use crate::keywords::{ANNEAL_STRATEGIES, CYCLE_MODES, CycleMode, ScheduleKind};
 use crate::yaml::ParamsSection;
 
-/// Maximum number of milestones, far above any real one: evaluating a schedule takes time for each.
-const MAX_MILESTONES: usize = 4096;
+/// Maximum number of milestones. A job with as many rates, and its record, fit into an object of Kubernetes.
+const MAX_MILESTONES: usize = 16_384;
+/// Maximum number of schedules that are multiplied: evaluating them takes time for each.
+const MAX_CHAINED_SCHEDULES: usize = 4096;
 /// Maximum exponent of a step or of a share.
 const MAX_EXPONENT: f64 = 64.0;
 /// Maximum number of steps of a period, so that sums of two can't overflow.
@@ -221,16 +223,9 @@ impl PieceReader<'_, '_> {
             let says = format!("has {} rates for {} milestones", rates.len(), milestones.len());
             self.check.report_invalid(&self.key("learning_rates"), says, "give one rate more than milestones");
         }
-        let mut begin = 0;
-        let mut segments = Vec::new();
-        for (i, rate) in rates.into_iter().enumerate() {
-            let learning_rate = self.rate(&format!("learning_rates.{i}"), Some(rate), 0.0);
-            let segment = ScheduleSegment::endless(Piece::Constant { learning_rate });
-            let steps = milestones.get(i).map_or(u64::MAX, |end| end.saturating_sub(begin));
-            begin = milestones.get(i).copied().unwrap_or(begin);
-            segments.push(ScheduleSegment { steps, ..segment });
-        }
-        Piece::Sequential { segments }
+        let numbered = rates.into_iter().enumerate();
+        let rates = numbered.map(|(i, rate)| self.rate(&format!("learning_rates.{i}"), Some(rate), 0.0)).collect();
+        Piece::PiecewiseConstant { milestones, rates }
     }
 
     fn cyclic(&mut self) -> Piece {
@@ -303,8 +298,9 @@ impl PieceReader<'_, '_> {
         if self.p.schedulers.is_some() && schedulers.is_empty() {
             self.check.report_invalid(&at, "is an empty list", "give at least one schedule");
         }
-        if schedulers.len() > MAX_MILESTONES {
-            self.check.report_invalid(&at, "has too many schedules", format!("give at most {MAX_MILESTONES}"));
+        if schedulers.len() > MAX_CHAINED_SCHEDULES {
+            let hint = format!("give at most {MAX_CHAINED_SCHEDULES}");
+            self.check.report_invalid(&at, "has too many schedules", hint);
             return Piece::Chained { pieces: Vec::new() };
         }
         let mut pieces = Vec::new();

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from millrace.errors import MillraceError
 
-MAX_CHANGES = 100_000
+MAX_CHANGES = 16_384
 """Maximum number of steps at which the learning rate changes."""
 
 RELATIVE_TOLERANCE = 1e-6
@@ -91,7 +91,12 @@ def constant_ratios(rates: list[list[float]], reference: int) -> list[float]:
 
 
 def schedule(rates: list[float]) -> float | dict[str, Any]:
-    """Return the learning rate of each step as a number or a schedule of the params."""
+    """Return the learning rate of each step as a number or a schedule of the params.
+
+    The appliance computes with rates in f32, so they are written with nine digits, from which each f32 can be
+    read back.
+    """
+    rates = [float(f"{rate:.9g}") for rate in rates]
     changes = [step for step in range(1, len(rates)) if rates[step] != rates[step - 1]]
     if len(changes) > MAX_CHANGES:
         raise UnsupportedOptimizerError(
