@@ -10,6 +10,7 @@ use millrace_params::{
     DataSource, EncoderOptions, EncoderTask, InputSpec, JobSpec, MixturePart, ModelSpec, Seq2SeqOptions, SinkTokens,
     Split,
 };
+use millrace_telemetry::journal::OutcomeReason;
 
 use crate::error::AgentError;
 use crate::model::check_samples;
@@ -177,11 +178,12 @@ pub(crate) fn data_failure(error: DataError) -> AgentError {
     failure.hint(hint)
 }
 
-/// Converts an error of a sample that was read during a run to a failure with its hint. The run ends with exit code 1,
-/// although the input caused it, because training has begun.
+/// Converts an error of a sample that was read during a run to a failure with its hint. A file that can't be read may
+/// be readable later; any other sample is the same in every attempt.
 pub(crate) fn sample_failure(error: DataError) -> AgentError {
     let hint = error.hint();
-    AgentError::local(error).hint(hint)
+    let reason = if error.is_temporary() { OutcomeReason::Failed } else { OutcomeReason::BadData };
+    AgentError::with_reason(reason, error).hint(hint)
 }
 
 /// Inspects the files of one input without reading them completely. Returns a summary, and the samples of an epoch if

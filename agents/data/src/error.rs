@@ -244,6 +244,11 @@ fn missing_hint(is_relative: bool) -> String {
 }
 
 impl DataError {
+    /// Returns whether the same data may be readable later.
+    pub const fn is_temporary(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::Changed { .. } | Self::Cache { .. } | Self::Write { .. })
+    }
+
     /// Returns what the user can do about the error, as one sentence.
     pub fn hint(&self) -> String {
         use DataError::*;

@@ -32,6 +32,8 @@ pub enum OutcomeReason {
     Interrupted,
     /// The params, the launch document, the data or the initial checkpoint can't be used, or the job does not fit.
     BadParams,
+    /// A sample of the data can't be used. A run that reads the sample again ends the same way.
+    BadData,
     /// Another run is writing into model_dir.
     ModelDirInUse,
     /// A later attempt of the job has taken over model_dir.
@@ -60,6 +62,8 @@ pub enum FailureCause {
     NoSpace,
     /// Anything else.
     Other,
+    /// A sample of the user's data.
+    BadData,
 }
 
 /// Who or what can fix the cause of a failure.
@@ -114,10 +118,11 @@ const fn row(
 
 impl OutcomeReason {
     /// All reasons.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Succeeded,
         Self::Interrupted,
         Self::BadParams,
+        Self::BadData,
         Self::ModelDirInUse,
         Self::Superseded,
         Self::NonFiniteLoss,
@@ -132,6 +137,7 @@ impl OutcomeReason {
             Self::Succeeded => row("Succeeded", FailureCause::Other, Remedy::Nothing, Exit::Success, None),
             Self::Interrupted => row("Interrupted", FailureCause::Other, Remedy::Nothing, Exit::Interrupted, None),
             Self::BadParams => row("BadParams", FailureCause::BadInput, Remedy::User, Exit::BadInput, Some(422)),
+            Self::BadData => row("BadData", FailureCause::BadData, Remedy::User, Exit::Failed, None),
             Self::ModelDirInUse => row("ModelDirInUse", FailureCause::Other, Remedy::Retry, Exit::BadInput, None),
             Self::Superseded => row("Superseded", FailureCause::Other, Remedy::Nothing, Exit::Failed, None),
             Self::NonFiniteLoss => row("NonFiniteLoss", FailureCause::NotFinite, Remedy::User, Exit::Failed, None),
@@ -193,12 +199,13 @@ impl<'de> Deserialize<'de> for OutcomeReason {
 mod tests {
     use super::*;
 
-    const CAUSES: [FailureCause; 5] = [
+    const CAUSES: [FailureCause; 6] = [
         FailureCause::BadInput,
         FailureCause::NotFinite,
         FailureCause::ShardLost,
         FailureCause::NoSpace,
         FailureCause::Other,
+        FailureCause::BadData,
     ];
 
     #[test]

@@ -102,4 +102,8 @@ fn bad_sample_ends_training_with_file_and_number() {
     assert_eq!(ended.code(), 1, "{}\n{}", ended.stdout, ended.stderr);
     let says = "sample 4 of data/bad/token.h5: token 64 is outside the vocabulary of 64";
     assert!(ended.stderr.contains(says), "{}\n{}", ended.stdout, ended.stderr);
+    // Another attempt would read the same sample.
+    let entries = std::fs::read_dir(place.path("m/journal")).unwrap();
+    let journal: String = entries.map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap()).collect();
+    assert!(journal.contains("\"BadData\""), "{journal}");
 }

@@ -25,6 +25,8 @@ pub enum JobState {
     Succeeded,
     /// Failed: invalid params, or data or a checkpoint that can't be used. Never retried.
     BadParams,
+    /// Failed: a sample of the data can't be used. Never retried.
+    BadData,
     /// Failed: a loss or a gradient is not finite. Never retried, because the same checkpoint leads to the same bits.
     NonFiniteLoss,
     /// Failed: a role's pod exceeded its memory limit.
@@ -37,7 +39,7 @@ pub enum JobState {
 
 impl JobState {
     /// All states.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Queued,
         Self::Starting,
         Self::Training,
@@ -49,6 +51,7 @@ impl JobState {
         Self::Deleting,
         Self::Succeeded,
         Self::BadParams,
+        Self::BadData,
         Self::NonFiniteLoss,
         Self::OutOfMemory,
         Self::DeadlineExceeded,
@@ -69,6 +72,7 @@ impl JobState {
             Self::Deleting => "Deleting",
             Self::Succeeded => "Succeeded",
             Self::BadParams => "BadParams",
+            Self::BadData => "BadData",
             Self::NonFiniteLoss => "NonFiniteLoss",
             Self::OutOfMemory => "OutOfMemory",
             Self::DeadlineExceeded => "DeadlineExceeded",
@@ -96,7 +100,12 @@ impl JobState {
     pub const fn is_failure(self) -> bool {
         matches!(
             self,
-            Self::BadParams | Self::NonFiniteLoss | Self::OutOfMemory | Self::DeadlineExceeded | Self::RetriesExhausted
+            Self::BadParams
+                | Self::BadData
+                | Self::NonFiniteLoss
+                | Self::OutOfMemory
+                | Self::DeadlineExceeded
+                | Self::RetriesExhausted
         )
     }
 }

@@ -116,6 +116,7 @@ const fn idle_reason(state: JobState) -> &'static str {
         JobState::Training | JobState::Evaluating => "the agents are running",
         JobState::Succeeded
         | JobState::BadParams
+        | JobState::BadData
         | JobState::NonFiniteLoss
         | JobState::OutOfMemory
         | JobState::DeadlineExceeded

@@ -16,7 +16,7 @@
 //! | `spec.numCsx` changes | Resizing: the state is saved | Queued |
 //! | an agent fails | Restarting | Starting, on the same systems, after a backoff  |
 //! | the agents can't start | Restarting | Queued, without systems, until the backoff is over |
-//! | the job can't continue | BadParams, NonFiniteLoss, OutOfMemory, DeadlineExceeded or RetriesExhausted | no change |
+//! | the job can't continue | a state of failure, such as BadParams or RetriesExhausted | no change |
 //! | the object is deleted | Deleting ([`decide_deleted`]) | the object no longer exists |
 //!
 //! [`schedule`] grants systems to the jobs in the queue, and [`ledger`] computes which systems are held already.

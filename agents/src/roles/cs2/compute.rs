@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
-use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, LeafInput};
+use millrace_emulator::device::{CpuDevice, Device, DeviceError, DeviceOptions, LeafInput};
 use millrace_emulator::kernels::Simd;
 use millrace_emulator::plan::{Encoding, Pass};
 use millrace_engine::frame::Frame;
@@ -16,6 +16,7 @@ use millrace_engine::system::{System, SystemAction, WaitReason};
 use millrace_engine::types::{AgentId, Iteration, IterationKind, LeafResult, OtherLosses, Role};
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_protocol::proto;
+use millrace_telemetry::journal::OutcomeReason;
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use millrace_telemetry::stall::StallReason;
 
@@ -37,6 +38,15 @@ pub(super) struct ComputeWorker {
 
 /// Maximum rounds whose samples are requested or received but not used yet.
 pub(super) const PREFETCH_ROUNDS: usize = 2;
+
+/// Converts an error of the device to a failure. An index that a sample contains is the same in every attempt.
+fn device_failure(error: DeviceError) -> AgentError {
+    match error {
+        DeviceError::Index { .. } => AgentError::with_reason(OutcomeReason::BadData, error)
+            .hint("compare the data with the classes or the vocabulary of the model"),
+        _ => AgentError::local(error),
+    }
+}
 
 /// Why an epoch can't continue on this system.
 enum EpochError {
@@ -295,8 +305,8 @@ impl ComputeWorker {
             SystemAction::Compute { layer, pass } => {
                 let began = Instant::now();
                 match pass {
-                    Pass::Forward => current.device.forward(layer).map_err(AgentError::local)?,
-                    Pass::Backward => current.device.backward(layer).map_err(AgentError::local)?,
+                    Pass::Forward => current.device.forward(layer).map_err(device_failure)?,
+                    Pass::Backward => current.device.backward(layer).map_err(device_failure)?,
                 }
                 self.work.seconds += began.elapsed().as_secs_f64();
                 self.work.flops = current.device.flops();
@@ -362,6 +372,6 @@ impl ComputeWorker {
             })
             .collect();
         let nodes = if evaluation { Vec::new() } else { current.start.placement.tree.cover(leaves) };
-        Ok(current.device.begin(!evaluation, &nodes, &inputs).map_err(AgentError::local)?)
+        Ok(current.device.begin(!evaluation, &nodes, &inputs).map_err(device_failure)?)
     }
 }

@@ -16,7 +16,14 @@ DELETING = "Deleting"
 SUSPENDED = "Suspended"
 RUNNING = ("Training", "Evaluating")
 """States in which steps are computed."""
-FAILURES = ("BadParams", "OutOfMemory", "NonFiniteLoss", "DeadlineExceeded", "RetriesExhausted")
+FAILURES = (
+    "BadParams",
+    "BadData",
+    "OutOfMemory",
+    "NonFiniteLoss",
+    "DeadlineExceeded",
+    "RetriesExhausted",
+)
 """Final states of a failed job."""
 FAILED = "Failed"
 """Selects jobs of all failure states. Not the state of a job itself."""
