@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,3 +194,71 @@ def test_module_that_cannot_be_trained_is_rejected_before_anything_is_sent(appli
             max_steps=1,
         )
     assert len(list(appliance.jobs())) == jobs
+
+
+def test_label_beyond_the_classes_ends_the_job(appliance: Appliance) -> None:
+    """The same sample fails in every attempt, so there is no other."""
+    image, labels = images()
+    labels[20] = 5
+    module = Convolutional()
+    job = appliance.train(
+        module,
+        loss=F.cross_entropy,
+        data={"image": image, "labels": labels},
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        batch_size=BATCH,
+        max_steps=STEPS,
+        shuffle=False,
+    )
+    assert job.wait(timeout=100, check=False) == "BadData"
+    with pytest.raises(
+        errors.JobFailed, match="labels of leaf .* is 5 at position .*, but must be less than 5"
+    ):
+        job.check()
+
+
+NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x, labels):
+        return torch.nn.functional.cross_entropy(self.linear(x), labels)
+
+def data():
+    return {"x": torch.randn(32, 4), "labels": torch.randint(0, 3, (32,))}
+"""
+PARAMS = """
+train_input: {batch_size: 16}
+optimizer: {optimizer_type: AdamW, learning_rate: 1e-3}
+runconfig: {max_steps: 3}
+"""
+
+
+def test_module_is_trained_from_the_command_line(appliance: Appliance, tmp_path: Path) -> None:
+    """The flags name functions of modules in the working directory."""
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "params.yaml").write_text(PARAMS)
+
+    def millrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "millrace", "--url", appliance.url, *arguments, "-p", "params.yaml"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    named = ["--model", "net:Net", "--data", "net:data"]
+    planned = millrace("plan", *named)
+    assert planned.returncode == 0 and "Fits:           yes" in planned.stdout, planned.stderr
+    trained = millrace("train", *named, "--num_csx", "2")
+    assert trained.returncode == 0 and "Succeeded: step 3 of 3" in trained.stdout + trained.stderr
+    for arguments, says in [
+        (["--model", "net:data", "--data", "net:data"], "is of type dict, not a torch.nn.Module"),
+        (["--model", "net:Other", "--data", "net:data"], "--model net:Other can't be imported"),
+        (["--data", "net:data"], "--data needs a module as --model"),
+        (["--model", "net:Net"], "data is missing"),
+    ]:
+        rejected = millrace("train", *arguments)
+        assert rejected.returncode == 2 and f"error: {says}" in rejected.stderr.replace(
+            "--model net:data ", ""
+        )

@@ -277,6 +277,7 @@ def test_parameters_and_examples_that_can_not_be_used_are_rejected() -> None:
         (infinite, images(), "1.bias has no elements, or some that are not finite"),
         (mlp(), one, "two or more samples"),
         (mlp(), images() | {"labels": torch.tensor([1, 2])}, "labels has 2"),
+        (mlp(), dict(reversed(images().items())), "the module fails with the example: check names, order"),
     ]:
         with pytest.raises(UnsupportedModelError, match=part):
             trace(model, batch, F.cross_entropy)

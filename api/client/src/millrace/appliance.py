@@ -13,15 +13,21 @@ from millrace import state as states
 from millrace.errors import ConfigError, NotFound
 from millrace.job import Job, collection
 from millrace.records import Document, Identity, Plan, Volume
-from millrace.submission import ModuleOptions, Params, PlanOptions, Submission, SubmitOptions, Verb
+from millrace.submission import (
+    ModuleOptions,
+    Params,
+    ParamsWithFiles,
+    PlanOptions,
+    Submission,
+    SubmitOptions,
+    Verb,
+)
 from millrace.transport import Transport
-from millrace.uploads import Blob, upload
+from millrace.uploads import upload
 
 if TYPE_CHECKING:
     from torch.nn import Module
     from typing_extensions import Unpack  # for the type checker only, not a dependency
-
-    from millrace.torch.training import Training
 
 
 _MAX_CHECKED_BYTES = 64 << 20
@@ -188,12 +194,8 @@ class Appliance:
             suspend=suspend,
             spec=spec,
         )
-        if training := _training(params, module, options):
-            options["annotations"] = training.annotations
-            return self._submit(
-                training.params, options, "train", idempotency_key, training.uploads, training.model
-            )
-        return self.submit(cast(Params, params), options, verb="train", idempotency_key=idempotency_key)
+        described = _described(params, module, options)
+        return self.submit(described, options, verb="train", idempotency_key=idempotency_key)
 
     def eval(
         self, params: Params, *, idempotency_key: str | None = None, **options: Unpack[SubmitOptions]
@@ -212,10 +214,8 @@ class Appliance:
         given: dict[str, Any] = dict(options)
         module = cast(ModuleOptions, {key: given.pop(key) for key in _MODULE_OPTIONS & given.keys()})
         submitted = cast(SubmitOptions, given)
-        training = _training(params, module, submitted)
-        uploads = training.uploads if training else None
-        described = training.params if training else cast(Params, params)
-        sent = self._prepared(described, submitted, "plan", uploads=uploads, for_check=True)
+        described = _described(params, module, submitted)
+        sent = self._prepared(described, submitted, "plan", for_check=True)
         path = collection(self.namespace) + ":plan"
         return Plan.read(self._transport.json("POST", path, **_body(sent)))
 
@@ -236,24 +236,14 @@ class Appliance:
         Raises the errors of `train`, and ConfigError if the idempotency key has characters other than
         printable ASCII.
         """
-        return self._submit(params, options, verb, idempotency_key)
-
-    def _submit(
-        self,
-        params: Params,
-        options: SubmitOptions,
-        verb: Verb,
-        idempotency_key: str | None,
-        uploads: Mapping[str, Blob] | None = None,
-        module: Module | None = None,
-    ) -> Job:
-        sent = self._prepared(params, options, verb, uploads=uploads)
+        sent = self._prepared(params, options, verb)
         body = _body(sent)
         key = idempotency_key or secrets.token_urlsafe(24)
         if not (key.isascii() and key.isprintable()):
             raise ConfigError(f"invalid idempotency key {key!r}: use printable ASCII characters")
         body["headers"]["Idempotency-Key"] = key
         document = self._transport.json("POST", collection(self.namespace), **body)
+        module = params.module if isinstance(params, ParamsWithFiles) else None
         return Job(self._transport, document, module)
 
     def dry_run(self, params: Params, options: SubmitOptions, *, verb: Verb = "train") -> Document:
@@ -270,7 +260,6 @@ class Appliance:
         options: SubmitOptions,
         verb: Verb,
         *,
-        uploads: Mapping[str, Blob] | None = None,
         for_check: bool = False,
     ) -> Submission:
         """Builds the body of a request, and uploads what it names.
@@ -278,14 +267,15 @@ class Appliance:
         With `for_check`, the request creates no job: of much data, and of a module, only the graph is
         uploaded.
         """
-        sent = submission.build(params, options, verb, uploads=uploads)
+        sent = submission.build(params, options, verb)
         needed = list(sent.blobs.values())
-        if for_check and (uploads or sum(blob.size for blob in needed) > _MAX_CHECKED_BYTES):
+        is_module = isinstance(params, ParamsWithFiles)
+        if for_check and (is_module or sum(blob.size for blob in needed) > _MAX_CHECKED_BYTES):
             needed = [sent.graph] if sent.graph else []
         try:
             upload(self._transport, self.namespace, needed, progress=True)
         except NotFound:
-            if uploads:
+            if is_module:
                 raise
             return submission.build(params, options, verb, has_blobs=False)
         return sent
@@ -367,8 +357,8 @@ class Appliance:
         return answer
 
 
-def _training(params: Params | Module, module: ModuleOptions, options: SubmitOptions) -> Training | None:
-    """Describes the training of a module; returns None if there are params instead.
+def _described(params: Params | Module, module: ModuleOptions, options: SubmitOptions) -> Params:
+    """Describes the training of a module by params; returns params as they are.
 
     Raises ConfigError if an option is unknown, or is one for modules beside params.
     """
@@ -379,7 +369,7 @@ def _training(params: Params | Module, module: ModuleOptions, options: SubmitOpt
         if module:
             name = min(module)
             raise ConfigError(f"{name} is an option for a PyTorch module, but params were given")
-        return None
+        return cast(Params, params)
     from millrace.torch.training import describe
 
     return describe(params, module, options.get("max_steps"), options.get("mode"))

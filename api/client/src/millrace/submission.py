@@ -34,7 +34,24 @@ from millrace.uploads import Blob
 log = logging.getLogger("millrace")
 
 Verb = Literal["train", "eval", "plan"]
-Params = str | os.PathLike[str] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ParamsWithFiles:
+    """Params, with the contents of files that they name."""
+
+    params: Mapping[str, Any]
+    uploads: Mapping[str, Blob]
+    """The contents, by the names that the params have."""
+    annotations: Mapping[str, str]
+    """Annotations of the job."""
+    module: Any
+    """The PyTorch module that is trained."""
+    directory: Any = field(repr=False)
+    """The temporary directory of the contents, which exists as long as this object."""
+
+
+Params = str | os.PathLike[str] | Mapping[str, Any] | ParamsWithFiles
 
 MAX_INLINE_BYTES = 1024 * 1024
 """Limit on the text files in the body, all together."""
@@ -130,22 +147,25 @@ def build(
     options: SubmitOptions,
     verb: Verb,
     *,
-    uploads: Mapping[str, Blob] | None = None,
     has_blobs: bool = True,
 ) -> Submission:
     """Builds the body for these params and options.
 
-    `uploads` stand for files that params name, in addition to those on the disk. Without `has_blobs`, the
-    appliance stores no uploads, and only small text files are sent.
+    Without `has_blobs`, the appliance stores no uploads, and only small text files are sent.
 
     Raises ConfigError for an unknown option, BadParams if a dict can't be serialized, and OSError if the
     params file can't be read.
     """
     if unknown := sorted(options.keys() - SubmitOptions.__annotations__.keys()):
         raise ConfigError(f"unknown option {unknown[0]}: see Appliance.train for all options")
+    known: Mapping[str, Blob] = {}
+    if isinstance(params, ParamsWithFiles):
+        options = {**options, "annotations": {**params.annotations, **(options.get("annotations") or {})}}
+        known = params.uploads
+        params = params.params
     content, filename, document, places = _read(params)
     texts, blobs = _local_files(document, places, has_blobs)
-    blobs.update(uploads or {})
+    blobs.update(known)
     parts: list[tuple[str, tuple[str | None, bytes, str]]] = [
         ("params", (filename, content, "application/yaml"))
     ]
@@ -193,7 +213,7 @@ def _job(options: SubmitOptions, mode: str | None) -> dict[str, Any]:
     )
 
 
-def _read(params: Params) -> tuple[bytes, str, Any, list[Path]]:
+def _read(params: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[bytes, str, Any, list[Path]]:
     """Returns the params as bytes, a file name, the parsed document, and the roots of relative paths."""
     if isinstance(params, Mapping):
         return _to_json(params, indent=2, numbers=True), "params.json", params, [Path()]

@@ -92,7 +92,22 @@ def _run_options(function: Function) -> Function:
             click.option("--num_csx", type=click.IntRange(1), metavar="N", help="Number of systems."),
             click.option("-n", "--name", metavar="NAME", help="Name of the job. Default: generated."),
             click.option(
-                "--model", metavar="NAME", help="Family of the model, for params that do not name it."
+                "--model",
+                metavar="NAME",
+                help="Family of the model, for params that do not name it; or a PyTorch module, or a "
+                "function that returns one, as MODULE:NAME.",
+            ),
+            click.option(
+                "--data",
+                metavar="NAME",
+                help="Data of a PyTorch module: arrays, or a function that returns them, as MODULE:NAME; or "
+                "their path on the appliance.",
+            ),
+            click.option("--eval_data", metavar="NAME", help="Data of evaluations, as --data."),
+            click.option(
+                "--loss",
+                metavar="NAME",
+                help="Loss of a PyTorch module, as MODULE:NAME. Default: the module returns its loss.",
             ),
             click.option("-m", "--mode", type=_MODES, help="Mode, if it differs from the command."),
             click.option(
@@ -222,7 +237,7 @@ def evaluate(settings: Settings, /, **flags: Any) -> int:
 @base.pass_settings
 def plan(settings: Settings, /, params: str, output: str, **flags: Any) -> int:
     """Shows whether a job fits, when it would start and how long it would take. Creates nothing."""
-    return _plan(settings, params, output, _options(flags))
+    return _plan(settings, params, output, flags)
 
 
 COMMANDS = (train, evaluate, plan)
@@ -244,25 +259,27 @@ def _submit(
 ) -> int:
     if validate_only and compile_only:
         raise click.UsageError("--validate_only and --compile_only can't be combined")
-    options = _options(flags)
     if compile_only:
-        return _plan(settings, params, output, options)
+        return _plan(settings, params, output, flags)
 
     import secrets
 
     from millrace.cli import follow_command
+    from millrace.cli.modules import params_of
 
+    described = params_of(params, flags)
+    options = _options(flags)
     key = idempotency_key or secrets.token_urlsafe(24)
     with settings.appliance() as appliance, _errors_name(params):
         if validate_only:
-            document = appliance.dry_run(params, options, verb=verb)
+            document = appliance.dry_run(described, options, verb=verb)
             render.emit(output, document, lambda: _checked(params, document), "")
             return Exit.OK
         try:
             with base.interrupt_message(
                 "interrupted: check with `millrace get jobs` whether the job was created"
             ):
-                job = appliance.submit(params, options, verb=verb, idempotency_key=key)
+                job = appliance.submit(described, options, verb=verb, idempotency_key=key)
         except (errors.Unreachable, errors.Unavailable, errors.Internal, errors.TooManyRequests) as error:
             return base.print_error(
                 error, f"repeat the command with --idempotency_key {key}, which creates no second job"
@@ -304,9 +321,13 @@ def _options(flags: dict[str, Any]) -> SubmitOptions:
     return options
 
 
-def _plan(settings: Settings, params: str, output: str, options: SubmitOptions) -> int:
+def _plan(settings: Settings, params: str, output: str, flags: dict[str, Any]) -> int:
+    from millrace.cli.modules import params_of
+
+    described = params_of(params, flags)
+    options = _options(flags)
     with settings.appliance() as appliance, _errors_name(params):
-        found = appliance.plan(params, **options)
+        found = appliance.plan(described, **options)
     render.emit(output, found.raw, lambda: _plan_table(found), "")
     return Exit.OK if found.fits else Exit.FAILED
 

@@ -179,6 +179,7 @@ def _exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], locatio
     except UnsupportedModelError:
         raise
     except Exception as error:
+        _check_call(module, inputs)
         # PyTorch raises errors of many kinds: control flow that depends on data, a fixed size of the batch.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if "specialized it to be a constant" in str(error):
@@ -186,6 +187,19 @@ def _exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], locatio
         raise UnsupportedModelError(
             f"{_line_of(error)}PyTorch can't export the module: control flow must not depend on data, nor on "
             f"the size of the batch ({reason})"
+        ) from error
+
+
+def _check_call(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Reject a module that can't be called with the example at all, with the error of PyTorch."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            module(*inputs)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UnsupportedModelError(
+            f"{_line_of(error)}the module fails with the example: check names, order and shapes of the data "
+            f"({reason})"
         ) from error
 
 

@@ -12,14 +12,13 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from millrace.submission import ModuleOptions
+from millrace.submission import ModuleOptions, ParamsWithFiles
 from millrace.torch.arrays import UnsupportedDataError, arrays_of, example_of, write_arrays
 from millrace.torch.optimizer import optimizer_params
 from millrace.torch.trace import TracedModel, oriented, trace
@@ -29,25 +28,6 @@ GRAPH_FILE = "graph.json"
 WEIGHTS_FILE = "weights.safetensors"
 TRANSPOSED_ANNOTATION = "client.millrace.dev/transposed"
 """Annotation of a job: the tensors of its graph that are transposed parameters, as a JSON list of names."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """A module as it is sent to an appliance."""
-
-    model: torch.nn.Module
-    traced: TracedModel
-    params: dict[str, Any]
-    uploads: dict[str, Blob]
-    """What the params name, by the names that they have."""
-    files: tempfile.TemporaryDirectory[str] = field(repr=False)
-    """The uploads, until they are not needed any more."""
-
-    @property
-    def annotations(self) -> dict[str, str]:
-        """Annotations of the job, from which `state_of` finds its way back to the module."""
-        names = [name for name, transposed in self.traced.transposed.items() if transposed]
-        return {TRANSPOSED_ANNOTATION: json.dumps(names)}
 
 
 def state_of(
@@ -74,8 +54,8 @@ def state_of(
 
 def describe(
     model: torch.nn.Module, options: ModuleOptions, max_steps: int | None, mode: str | None
-) -> Training:
-    """Trace a module and write the files that a job needs.
+) -> ParamsWithFiles:
+    """Trace a module and describe its training by params.
 
     Raises `UnsupportedModelError`, `UnsupportedOptimizerError` or `UnsupportedDataError` if the appliance
     can't train it, and `UnsupportedDataError` if an argument is missing.
@@ -85,9 +65,52 @@ def describe(
         if given is None:
             raise UnsupportedDataError(f"{name} is missing: the training of a module needs it")
     assert steps is not None and optimizer is not None
-    files = tempfile.TemporaryDirectory(prefix="millrace-")
-    uploads: dict[str, Path] = {}
-    train_input, arrays = _input("train", options.get("data"), Path(files.name), uploads)
+    files = _Files()
+    traced, inputs = _traced(model, options, files)
+    params: dict[str, Any] = {
+        "train_input": inputs["train_input"] | {"shuffle": options.get("shuffle", True)},
+        "model": {"graph": GRAPH_FILE, "mixed_precision": options.get("mixed_precision", False)},
+        "optimizer": optimizer_params(
+            optimizer, model, traced, scheduler=options.get("scheduler"), steps=steps
+        ),
+        "runconfig": {"max_steps": steps, "checkpoint_path": WEIGHTS_FILE},
+    }
+    if "eval_input" in inputs:
+        params["eval_input"] = inputs["eval_input"]
+        params["runconfig"]["mode"] = "train_and_eval"
+    for section in params.keys() & {"train_input", "eval_input"}:
+        params[section]["batch_size"] = batch_size
+    params["runconfig"] |= ({"mode": mode} if mode else {}) | dict(options.get("runconfig") or {})
+    return files.described(model, traced, params)
+
+
+def describe_with_params(
+    model: torch.nn.Module, options: ModuleOptions, params: Mapping[str, Any]
+) -> ParamsWithFiles:
+    """Trace a module and describe its training by params that have all settings but model and data.
+
+    Raises the errors of `describe`.
+    """
+    files = _Files()
+    traced, inputs = _traced(model, options, files)
+    given = {name: dict(params.get(name) or {}) for name in ("model", "runconfig", *inputs)}
+    completed = {
+        **params,
+        **{name: section | given[name] for name, section in inputs.items()},
+        "model": given["model"] | {"graph": GRAPH_FILE},
+        "runconfig": {"checkpoint_path": WEIGHTS_FILE} | given["runconfig"],
+    }
+    return files.described(model, traced, completed)
+
+
+def _traced(
+    model: torch.nn.Module, options: ModuleOptions, files: _Files
+) -> tuple[TracedModel, dict[str, dict[str, Any]]]:
+    """Return the traced module, and the inputs of the params by their section."""
+    train_input, arrays = files.input("train", options.get("data"))
+    inputs = {"train_input": train_input}
+    if options.get("eval_data") is not None:
+        inputs["eval_input"], _ = files.input("eval", options["eval_data"])
     example = options.get("example") or (example_of(arrays) if arrays else None)
     if example is None:
         raise UnsupportedDataError(
@@ -95,39 +118,46 @@ def describe(
             "the names of their arrays to tensors"
         )
     traced = trace(model, example, options.get("loss"), call=options.get("call") or _call(options, example))
-    train_input |= {"batch_size": batch_size, "shuffle": options.get("shuffle", True)}
-    params: dict[str, Any] = {
-        "train_input": train_input,
-        "model": {
-            "graph": GRAPH_FILE,
-            "mixed_precision": options.get("mixed_precision", False),
-        },
-        "optimizer": optimizer_params(
-            optimizer, model, traced, scheduler=options.get("scheduler"), steps=steps
-        ),
-        "runconfig": {
-            "max_steps": steps,
-            "checkpoint_path": WEIGHTS_FILE,
-            **({"mode": mode} if mode else {}),
-            **(options.get("runconfig") or {}),
-        },
-    }
-    if options.get("eval_data") is not None:
-        eval_input, _ = _input("eval", options.get("eval_data"), Path(files.name), uploads)
-        params["eval_input"] = eval_input | {"batch_size": batch_size}
-        params["runconfig"].setdefault("mode", "train_and_eval")
-    for name, write in (
-        (GRAPH_FILE, lambda path: Path(path).write_text(json.dumps(traced.document))),
-        (WEIGHTS_FILE, lambda path: _save_weights(traced, model, path)),
-    ):
-        uploads[name] = Path(files.name, name)
-        write(uploads[name])
-    blobs = {name: Blob.of_file(path) for name, path in uploads.items()}
-    return Training(model, traced, params, blobs, files)
+    return traced, inputs
 
 
-def _save_weights(traced: TracedModel, model: torch.nn.Module, path: Path) -> None:
-    save_file({name: data.detach().clone() for name, data in traced.tensors(model).items()}, path)
+class _Files:
+    """Files that are uploaded, in a directory that exists as long as they are needed."""
+
+    def __init__(self) -> None:
+        self.directory = tempfile.TemporaryDirectory(prefix="millrace-")
+        self.uploads: dict[str, Path] = {}
+
+    def input(self, name: str, data: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return an input of the params, and its arrays if they are uploaded."""
+        if data is None:
+            raise UnsupportedDataError("data is missing: give arrays, or the path of arrays on the appliance")
+        if isinstance(data, Mapping) and "data_processor" in data:
+            return dict(data), {}
+        section = {"data_processor": "ArrayDataProcessor", "data_dir": name}
+        if isinstance(data, (str, os.PathLike)):
+            return section | {"data_dir": os.fspath(data)}, {}
+        arrays = arrays_of(data)
+        written = write_arrays(arrays, Path(self.directory.name, name))
+        self.uploads |= {f"{name}/{file}": path for file, path in written.items()}
+        return section, arrays
+
+    def described(
+        self, model: torch.nn.Module, traced: TracedModel, params: dict[str, Any]
+    ) -> ParamsWithFiles:
+        """Write document and weights, and return everything that is sent."""
+        for name in (GRAPH_FILE, WEIGHTS_FILE):
+            self.uploads[name] = Path(self.directory.name, name)
+        traced.save(self.uploads[GRAPH_FILE])
+        traced.save_weights(model, self.uploads[WEIGHTS_FILE])
+        transposed = [name for name, transposed in traced.transposed.items() if transposed]
+        return ParamsWithFiles(
+            params=params,
+            uploads={name: Blob.of_file(path) for name, path in self.uploads.items()},
+            annotations={TRANSPOSED_ANNOTATION: json.dumps(transposed)},
+            module=model,
+            directory=self.directory,
+        )
 
 
 def _call(options: ModuleOptions, example: Mapping[str, torch.Tensor]) -> Callable[..., Any] | None:
@@ -142,23 +172,6 @@ def _call(options: ModuleOptions, example: Mapping[str, torch.Tensor]) -> Callab
         return output if isinstance(output, torch.Tensor) else output["loss"]
 
     return call
-
-
-def _input(
-    name: str, data: Any, directory: Path, uploads: dict[str, Path]
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return an input of the params, and its arrays if they are uploaded."""
-    if data is None:
-        raise UnsupportedDataError("data is missing: give arrays, or the path of arrays on the appliance")
-    if isinstance(data, Mapping) and "data_processor" in data:
-        return dict(data), {}
-    section = {"data_processor": "ArrayDataProcessor", "data_dir": name}
-    if isinstance(data, (str, os.PathLike)):
-        return section | {"data_dir": os.fspath(data)}, {}
-    arrays = arrays_of(data)
-    written = write_arrays(arrays, directory / name)
-    uploads |= {f"{name}/{file}": path for file, path in written.items()}
-    return section, arrays
 
 
 def load_tensors(directory: Path) -> dict[str, torch.Tensor]:
