@@ -148,6 +148,11 @@ fn changes(cases: &mut Vec<Case>) {
     change("late-mount", Some("mountDirs is immutable"), &|spec| {
         spec["mountDirs"] = json!([{"path": "/data", "volume": "data"}]);
     });
+    let digest = format!("blake3:{}", "0".repeat(64));
+    change("late-model", Some("model is immutable"), &|spec| spec["model"] = json!({"graph": digest}));
+    change("late-file", Some("files is immutable"), &|spec| {
+        spec["files"] = json!([{"path": "train/x.npy", "digest": digest}]);
+    });
     change("late-volume", Some("volumes is immutable"), &|spec| {
         spec["volumes"] = json!([{"name": "data", "configMap": {"name": "text"}}]);
         spec["mountDirs"] = json!([{"path": "/data", "volume": "data"}]);

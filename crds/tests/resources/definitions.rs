@@ -27,6 +27,7 @@ const OPEN: &[&str] = &[
     "spec.params.optimizer.eps",
     "spec.params.optimizer.learning_rate",
     "spec.params.optimizer.loss_scaling_factor",
+    "spec.params.optimizer.params.[].params",
     "spec.params.predict_input",
     "spec.params.runconfig.debug_args",
     "spec.params.runconfig.fabric_type_blacklist",
