@@ -14,6 +14,12 @@ NAME_FIELDS: dict[str, set[str]] = {
     "spec.volumes[].configMap.name": set(),
     "spec.volumes[].persistentVolumeClaim.claimName": set(),
     "spec.mountDirs[].volume": set(),
+    "spec.files[].digest": set(),
+    # A path below the directory of the job's files.
+    "spec.files[].path": {
+        *("slash inside", "percent-encoded", "twice percent-encoded", "upper case", "hyphen at the end", "tilde"),
+        "too long",
+    },
     "spec.model.graph": set(),
     "spec.model.weights": set(),
     "spec.mountDirs[].path": {"absolute"},

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from blake3 import blake3
 from fields import NAME_FIELDS, OTHER_FIELDS, PATH_FIELDS
 from harness import PARAMS, ROOT, ProcessServer, Serve, Server, User, path, raw, trainjob, until_state
 from hostile import NAMES, PATHS, put, strings
@@ -128,10 +129,25 @@ def unchanged_filesystem(tmp_path_factory: pytest.TempPathFactory, shared: Serve
     check()
 
 
+BLOB = b"content of an upload"
+DIGEST = f"blake3:{blake3(BLOB).hexdigest()}"
+
+
+def upload_blob(server: Server) -> None:
+    """Uploads BLOB, unless it is there."""
+    http, blobs = server.user.http, f"/v1/namespaces/{server.namespace}/blobs"
+    http.post(blobs, json={"digest": DIGEST, "bytes": len(BLOB)}).raise_for_status()
+    http.patch(f"{blobs}/{DIGEST}", params={"offset": 0}, content=BLOB).raise_for_status()
+
+
 @pytest.mark.parametrize("field", NAME_FIELDS)
 def test_invalid_names_are_rejected(shared: Server, unchanged_filesystem: Callable[[], None], field: str) -> None:
     """Invalid values of every field with a name are rejected, and nothing is created."""
     jobs = JOBS.format(namespace=shared.namespace)
+    if field.startswith("spec.files"):
+        if "local paths" not in shared.can:
+            pytest.skip("a cluster has no uploads")
+        upload_blob(shared)
     taken = {}
     for trick, text in NAMES.items():
         if field == "metadata.generateName" and trick == "empty":
@@ -141,6 +157,8 @@ def test_invalid_names_are_rejected(shared: Server, unchanged_filesystem: Callab
         if field.endswith("claimName"):
             body["spec"]["volumes"].reverse()
             body["spec"]["volumes"][0] = {"name": "two", "persistentVolumeClaim": {"claimName": "data"}}
+        if field.startswith("spec.files"):
+            body["spec"]["files"] = [{"path": "x", "digest": DIGEST}]
         if field == "metadata.generateName":
             del body["metadata"]["name"]
         put(body, field, text)
@@ -270,7 +288,12 @@ def test_hostile_query_parameters_are_harmless(shared: Server, finished: Job) ->
         if "/follow" in route or route.endswith("/events") and "Last-Event-ID" in str(operation):
             names = [name for name in names if name not in ("after",)]
         target = route.format(
-            namespace=shared.namespace, name=finished.name, checkpoint=200, path="job.json", id="x"
+            namespace=shared.namespace,
+            name=finished.name,
+            checkpoint=200,
+            path="job.json",
+            id="x",
+            digest=DIGEST,
         )
         for name in names:
             for trick, text in {**NAMES, **PATHS}.items():
