@@ -20,6 +20,14 @@ fn place_with_document() -> (TestDir, Value) {
     (place, params)
 }
 
+/// Returns the file of an array of integers, all of which are `value`.
+fn array(shape: [usize; 2], value: i32) -> Vec<u8> {
+    let header = format!("{{'descr': '<i4', 'fortran_order': False, 'shape': ({}, {}), }}", shape[0], shape[1]);
+    let length = (header.len() as u16).to_le_bytes();
+    let values = value.to_le_bytes().repeat(shape[0] * shape[1]);
+    [b"\x93NUMPY\x01\x00".as_slice(), &length, header.as_bytes(), &values].concat()
+}
+
 #[test]
 fn document_gives_the_bits_of_the_family_that_it_describes() {
     let (place, _) = place_with_document();
@@ -122,10 +130,7 @@ fn bad_documents_and_arrays_end_a_run_with_one_sentence() {
     let mut arrays = params.clone();
     arrays["train_input"] = json!({"data_processor": "ArrayDataProcessor", "data_dir": "arrays", "batch_size": 8});
     std::fs::create_dir(place.path("arrays")).unwrap();
-    let header = "{'descr': '<i4', 'fortran_order': False, 'shape': (8, 3), }";
-    let length = (header.len() as u16).to_le_bytes();
-    let array = [b"\x93NUMPY\x01\x00".as_slice(), &length, header.as_bytes(), &[0; 96]].concat();
-    place.write("arrays/input_ids.npy", array);
+    place.write("arrays/input_ids.npy", array([8, 3], 0));
     for (document, params, part) in [
         (&document[..90], &params, "model.graph graph.json is not the document of a graph"),
         (&document.replacen(r#""version":2"#, r#""version":9"#, 1), &params, "has version 9"),
@@ -137,4 +142,20 @@ fn bad_documents_and_arrays_end_a_run_with_one_sentence() {
         assert_eq!(output.code(), 2, "{}", output.stderr);
         assert!(output.stderr.contains(part), "{} does not contain {part:?}", output.stderr);
     }
+}
+
+#[test]
+fn label_beyond_the_classes_ends_the_run() {
+    let (place, mut params) = place_with_document();
+    params["train_input"] = json!({"data_processor": "ArrayDataProcessor", "data_dir": "arrays", "batch_size": 8});
+    std::fs::create_dir(place.path("arrays")).unwrap();
+    place.write("arrays/input_ids.npy", array([8, 16], 1));
+    place.write("arrays/labels.npy", array([8, 16], 64));
+    place.write("arrays.yaml", params.to_string());
+    let ended = place.run("train -p arrays.yaml -o bad --max_steps 2 --num_csx 2");
+    assert_eq!(ended.code(), 1, "{}\n{}", ended.stdout, ended.stderr);
+    let says = "is 64 at position 0, but must be less than 64";
+    assert!(ended.stderr.contains(says) && ended.stderr.contains("hint: compare"), "{}", ended.stderr);
+    let journal = std::fs::read_to_string(place.path("bad/journal/attempt-1.jsonl")).unwrap();
+    assert!(journal.contains("\"BadData\""), "{journal}");
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, mpsc as blocking};
 use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::StreamPlan;
 use millrace_engine::frame::Frame;
-use millrace_engine::message::{AgentCommand, AgentReport, EpochConfig};
+use millrace_engine::message::{AgentCommand, AgentReport, EpochConfig, FailureCause};
 use millrace_engine::types::{AgentId, Epoch, Iteration, Role};
 use millrace_protocol::proto::{self, samples_client::SamplesClient};
 use millrace_protocol::{error_chain, packet};
@@ -85,9 +85,14 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     let mut driver =
         SystemDriver { context, session, settings, mailbox, inputs: Some(inputs), fetching: None, epoch: None };
     let mut finished = false;
+    let mut reported = false;
     loop {
         tokio::select! {
             heard = driver.session.next(), if !finished => match heard? {
+                SessionEvent::Command(AgentCommand::Finish) | SessionEvent::Leave if reported => {
+                    driver.session.leave(&driver.context.metrics, NO_USAGE).await;
+                    return Ok(());
+                }
                 SessionEvent::Command(AgentCommand::Finish) | SessionEvent::Leave => {
                     finished = true;
                     driver.stop_compute();
@@ -96,11 +101,19 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
                 SessionEvent::Lost => driver.rejoin().await?,
             },
             Some(event) = driver.mailbox.next(), if !finished => driver.link(event),
-            Some(work) = end.recv() => {
-                let work = work?;
-                driver.session.leave(&driver.context.metrics, work).await;
-                return Ok(());
-            }
+            Some(work) = end.recv() => match work {
+                Ok(work) => {
+                    driver.session.leave(&driver.context.metrics, work).await;
+                    return Ok(());
+                }
+                // Another attempt would fail in the same way: the coordinator ends the run.
+                Err(failure) if failure.failure_cause() != FailureCause::Other => {
+                    tracing::error!("{failure}");
+                    driver.session.outbox.send_report(&failure.report());
+                    reported = true;
+                }
+                Err(failure) => return Err(failure),
+            },
         }
     }
 }
