@@ -132,17 +132,15 @@ pub fn prepare(
 /// Returns the params with the length of the samples that the graph reads, or of those in the training data, if the
 /// params leave it out and it is not what they were resolved to.
 fn with_sample_length(params: &Params, job: &JobSpec) -> Result<Option<Params>, CliError> {
-    let mut params = params.clone();
-    let Some(input) = params.train_input.as_mut().filter(|input| input.max_sequence_length.is_none()) else {
+    if params.states_sample_length() {
         return Ok(None);
-    };
+    }
     let length = match job.model.graph {
         Some(_) => Some(job_graph(job)?.sequence()),
         None => stored_sample_length(&source_spec(&job.train_input, &job.model)),
     };
     let length = length.filter(|length| *length != job.train_input.max_sequence_length);
-    input.max_sequence_length = length.map(|length| length as u64);
-    Ok(length.is_some().then_some(params))
+    Ok(length.map(|length| params.with_sample_length(length)))
 }
 
 impl PreparedJob {

@@ -112,13 +112,11 @@ fn with_sample_length(
     graph: &JobGraph<'_>,
 ) -> Result<ResolveOutput, ResolveError> {
     let output = params.resolve(overrides).map_err(InvalidJob::Params)?;
-    let is_given = params.train_input.as_ref().is_some_and(|input| input.max_sequence_length.is_some());
-    let Some(graph) = graph.of_document(&output.job)?.filter(|_| !is_given) else { return Ok(output) };
-    let mut params = params.clone();
-    if let Some(input) = &mut params.train_input {
-        input.max_sequence_length = Some(graph.sequence() as u64);
+    if params.states_sample_length() {
+        return Ok(output);
     }
-    Ok(params.resolve(overrides).map_err(InvalidJob::Params)?)
+    let Some(graph) = graph.of_document(&output.job)? else { return Ok(output) };
+    Ok(params.with_sample_length(graph.sequence()).resolve(overrides).map_err(InvalidJob::Params)?)
 }
 
 /// Returns the needs of an attempt of a resolved `job` on `num_csx` systems, without any cache.

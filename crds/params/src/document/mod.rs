@@ -85,6 +85,21 @@ impl PartialEq for DocumentOrigin {
 }
 
 impl Params {
+    /// Returns whether the training input states the length of its samples.
+    pub fn states_sample_length(&self) -> bool {
+        self.train_input.as_ref().is_none_or(|input| input.max_sequence_length.is_some())
+    }
+
+    /// Returns the params with this length of the samples of the training input, which evaluations have by default.
+    #[must_use]
+    pub fn with_sample_length(&self, length: usize) -> Self {
+        let mut params = self.clone();
+        if let Some(input) = &mut params.train_input {
+            input.max_sequence_length = Some(length as u64);
+        }
+        params
+    }
+
     /// Reads a params document strictly.
     ///
     /// # Errors
