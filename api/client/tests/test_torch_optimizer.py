@@ -12,12 +12,14 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn, optim
 from torch.optim import lr_scheduler
 
 from millrace.torch import TracedModel, UnsupportedOptimizerError, optimizer_params, trace
+from millrace.torch.schedule import schedule
 
 STEPS = 50
 
@@ -218,10 +220,23 @@ def test_groups_that_differ_in_more_than_rate_and_decay_are_rejected() -> None:
         optimizer_params(optimizer, model, traced, scheduler=scheduler, steps=STEPS)
 
 
-def test_rates_that_change_too_often_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.torch.schedule.MAX_CHANGES", STEPS - 2)
-    model, traced = net()
-    optimizer = optim.AdamW(model.parameters())
-    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
-    with pytest.raises(UnsupportedOptimizerError, match="changes at 49 of 50 steps, and may change at 48"):
-        optimizer_params(optimizer, model, traced, scheduler=scheduler, steps=STEPS)
+def test_long_table_becomes_straight_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a cosine with a warm-up and a sudden fall over a long run."""
+    steps = 40_000
+    warm = np.linspace(0, 3e-4, 2000, endpoint=False)
+    cosine = 1.5e-4 * (1 + np.cos(np.pi * np.arange(steps - 2000) / (steps - 2000)))
+    rates = np.concatenate([warm, cosine])
+    rates[30_000:] *= 0.1
+    lines: Any = schedule(rates.tolist())
+    found, first = [], 0
+    for line in lines:
+        assert line["scheduler"] == "Linear"
+        begin, end = line["initial_learning_rate"], line["end_learning_rate"]
+        found += [begin + (end - begin) * step / line["total_iters"] for step in range(line["total_iters"])]
+        first += line["total_iters"]
+    assert first == steps - 1
+    assert np.abs(np.array(found) - rates[:-1]).max() <= 6e-7 * 3e-4
+    assert len(lines) < 1000
+    noise = np.random.default_rng(0).random(20_000).tolist()
+    with pytest.raises(UnsupportedOptimizerError, match="neither 16384 rates nor 1024 straight lines"):
+        schedule(noise)

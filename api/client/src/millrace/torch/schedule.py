@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from math import isfinite
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -15,6 +16,12 @@ from millrace.errors import MillraceError
 
 MAX_CHANGES = 16_384
 """Maximum number of steps at which the learning rate changes."""
+
+MAX_LINES = 1024
+"""Maximum number of straight lines that take the place of a table."""
+
+LINE_TOLERANCE = 5e-7
+"""Maximum distance of a rate from its line, divided by the largest rate."""
 
 RELATIVE_TOLERANCE = 1e-6
 """Rounding errors in the ratio of two learning rates."""
@@ -90,20 +97,17 @@ def constant_ratios(rates: list[list[float]], reference: int) -> list[float]:
     return ratios
 
 
-def schedule(rates: list[float]) -> float | dict[str, Any]:
+def schedule(rates: list[float]) -> float | dict[str, Any] | list[dict[str, Any]]:
     """Return the learning rate of each step as a number or a schedule of the params.
 
     The appliance computes with rates in f32, so they are written with nine digits, from which each f32 can be
-    read back.
+    read back. A table that is too long becomes straight lines, from which no rate differs by more than
+    LINE_TOLERANCE of the largest one: a cosine needs about 850, however long it is.
     """
     rates = [float(f"{rate:.9g}") for rate in rates]
     changes = [step for step in range(1, len(rates)) if rates[step] != rates[step - 1]]
     if len(changes) > MAX_CHANGES:
-        raise UnsupportedOptimizerError(
-            f"the learning rate changes at {len(changes)} of {len(rates)} steps, and may change at "
-            f"{MAX_CHANGES}; use a scheduler that changes it less often, or leave it out and set "
-            "optimizer.learning_rate of the params to a schedule such as CosineDecay"
-        )
+        return _lines(np.array(rates))
     if not changes:
         return rates[0]
     return {
@@ -111,3 +115,39 @@ def schedule(rates: list[float]) -> float | dict[str, Any]:
         "milestones": changes,
         "learning_rates": [rates[step] for step in (0, *changes)],
     }
+
+
+def _lines(rates: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
+    """Return straight lines, one after the other, that run close to the rates."""
+    tolerance, last = LINE_TOLERANCE * rates.max(), len(rates) - 1
+
+    def fits(first: int, end: int) -> bool:
+        line = np.linspace(rates[first], rates[end], end - first + 1)
+        return bool(np.abs(line - rates[first : end + 1]).max() <= tolerance)
+
+    lines, first = [], 0
+    while first < last:
+        # The longest line is searched by doubling, then by halving.
+        reach = 1
+        while first + 2 * reach <= last and fits(first, first + 2 * reach):
+            reach *= 2
+        for step in (2**power for power in reversed(range(reach.bit_length()))):
+            if first + reach + step <= last and fits(first, first + reach + step):
+                reach += step
+        end = first + reach
+        lines.append(
+            {
+                "scheduler": "Linear",
+                "initial_learning_rate": float(rates[first]),
+                "end_learning_rate": float(rates[end]),
+                "total_iters": reach,
+            }
+        )
+        if len(lines) > MAX_LINES:
+            raise UnsupportedOptimizerError(
+                f"the learning rate changes at almost each of {len(rates)} steps, and neither {MAX_CHANGES} "
+                f"rates nor {MAX_LINES} straight lines describe it; use a scheduler that changes it less "
+                "often, or a smooth one"
+            )
+        first = end
+    return lines
