@@ -221,13 +221,12 @@ impl BlobStore {
         bytes: u64,
     ) -> Result<()> {
         let stored = self.stored(namespace).map_err(storage_error)?;
-        let others = stored.iter().filter(|blob| blob.digest != *digest);
-        let (mut count, mut used) = (0, 0_u64);
-        for blob in others {
-            let announced = uploads.get(&(namespace.clone(), blob.digest.clone())).map(|slot| slot.bytes);
-            count += 1;
-            used = used.saturating_add(announced.unwrap_or(blob.bytes));
-        }
+        let mut others: HashMap<_, _> = stored.into_iter().map(|blob| (blob.digest, blob.bytes)).collect();
+        // The file of an announced blob may not exist yet.
+        let announced = uploads.iter().filter(|((other, _), _)| other == namespace);
+        others.extend(announced.map(|((_, digest), slot)| (digest.clone(), slot.bytes)));
+        others.remove(digest);
+        let (count, used) = (others.len(), others.values().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes)));
         let detail = if count >= MAX_BLOBS {
             format!("namespace {namespace} has {count} uploads, and may have {MAX_BLOBS}")
         } else if used.saturating_add(bytes) > self.max_bytes {

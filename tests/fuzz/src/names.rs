@@ -9,7 +9,7 @@ use millrace_crds::{
     ConfigMapSource, JobVolume, MountedDir, PersistentVolumeClaimSource, StoredParams, TrainJob, TrainJobSpec,
 };
 use millrace_data::MATCH_OPTIONS;
-use millrace_params::{FileName, LabelName, ObjectName};
+use millrace_params::{BlobDigest, FileName, LabelName, ObjectName};
 use regex::Regex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -42,12 +42,12 @@ fn is_dns_label(text: &str) -> bool {
 
 /// Checks a name of each type, and the option for a volume of the server.
 pub fn names(bytes: &[u8]) {
-    static PATTERNS: LazyLock<[Regex; 3]> = LazyLock::new(|| {
-        [ObjectName::PATTERN, LabelName::PATTERN, FileName::PATTERN]
+    static PATTERNS: LazyLock<[Regex; 4]> = LazyLock::new(|| {
+        [ObjectName::PATTERN, LabelName::PATTERN, FileName::PATTERN, BlobDigest::PATTERN]
             .map(|pattern| Regex::new(pattern).expect("the patterns are constants"))
     });
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    let [object_pattern, label_pattern, file_pattern] = &*PATTERNS;
+    let [object_pattern, label_pattern, file_pattern, digest_pattern] = &*PATTERNS;
     let (object, label, file) = (ObjectName::new(text).ok(), LabelName::new(text).ok(), FileName::new(text).ok());
     assert_eq!(label.is_some(), is_dns_label(text), "{text:?}");
     assert!(label.is_none() || (object.is_some() && file.is_some()), "a label is a name of every type: {text:?}");
@@ -57,6 +57,7 @@ pub fn names(bytes: &[u8]) {
     check(text, object, ObjectName::MAX_BYTES, object_pattern);
     check(text, label, LabelName::MAX_BYTES, label_pattern);
     check(text, file, FileName::MAX_BYTES, file_pattern);
+    check(text, BlobDigest::new(text).ok(), BlobDigest::MAX_BYTES, digest_pattern);
     if let Ok((name, volume)) = parse_volume(text) {
         assert!(volume.dir.is_absolute() && volume.dir.is_dir() && volume.dir.parent().is_some(), "{text:?}");
         let again = parse_volume(&volume_option(&name, &volume)).expect("what was parsed is parsed again");
