@@ -69,9 +69,9 @@ impl BlobStore {
     /// Appends `content` to an announced blob, from `offset` on.
     ///
     /// # Errors
-    /// [`ErrorReason::NotFound`]: the blob was not announced since the server has started. [`ErrorReason::Conflict`]: the
-    /// part begins elsewhere. [`ErrorReason::Invalid`]: the blob is longer than announced, or has another digest. An
-    /// error of the file system.
+    /// [`ErrorReason::NotFound`]: the blob was not announced since the server has started.
+    /// [`ErrorReason::Conflict`]: the part begins elsewhere. [`ErrorReason::Invalid`]: the blob is longer than
+    /// announced, or has another digest. An error of the file system.
     pub async fn append(
         &self,
         namespace: LabelName,
