@@ -209,7 +209,6 @@ def read_translations(params: dict[str, Any]) -> None:
 @pytest.mark.parametrize("field", sorted(PATH_FIELDS))
 def test_paths_outside_are_rejected(shared: Server, unchanged_filesystem: Callable[[], None], field: str) -> None:
     """Paths out of the offered directories are rejected; those of results are relative to the job's directory."""
-    jobs = JOBS.format(namespace=shared.namespace)
     assert isinstance(shared, ProcessServer)
     own = shared.data.resolve() / "model_dirs" / shared.namespace / "hostile"
     for trick, text in PATHS.items():
