@@ -20,6 +20,9 @@ use crate::blobs::{BlobList, BlobStatus};
 use crate::error::{ApiError, ErrorReason, FieldError, Result};
 use crate::submission::SubmitRequest;
 
+/// Field of a job with the digest of its graph document, without which the job can't be planned.
+const GRAPH_FIELD: &str = "spec.model.graph";
+
 /// Path parameters of a blob.
 #[derive(Clone, Debug, Deserialize)]
 pub struct BlobPath {
@@ -108,8 +111,8 @@ pub async fn check_uploads(api: &AppState, order: &SubmitRequest, will_create: b
     let of_model = ["graph", "weights"].map(|key| (format!("spec.model.{key}"), &spec["model"][key]));
     let files = spec["files"].as_array().into_iter().flatten().enumerate();
     let of_files = files.map(|(at, file)| (format!("spec.files[{at}].digest"), &file["digest"]));
-    let needed = of_model.into_iter().chain(of_files).take(if will_create { usize::MAX } else { 1 });
-    for (field, digest) in needed {
+    let is_needed = |field: &str| will_create || field == GRAPH_FIELD;
+    for (field, digest) in of_model.into_iter().chain(of_files).filter(|(field, _)| is_needed(field)) {
         let Some(digest) = digest.as_str() else { continue };
         let digest = BlobDigest::new(digest).map_err(|error| {
             ApiError::invalid(vec![FieldError { field: field.clone(), message: error.to_string() }])
