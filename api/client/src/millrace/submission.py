@@ -219,17 +219,17 @@ def _read(params: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[bytes, st
         return _to_json(params, indent=2, numbers=True), "params.json", params, [Path()]
     path = Path(params)
     content = path.read_bytes()
-    return content, path.name, _parse(content, path), [path.parent, Path()]
+    return content, path.name, parse(content, path), [path.parent, Path()]
 
 
-def _parse(content: bytes, path: Path) -> Any:
+def parse(content: bytes, path: Path) -> Any:
     """Parses params with PyYAML; returns None if it can't read them."""
     try:
         return yaml.safe_load(content)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         if b"\t" in content:
             # The appliance accepts tabs as separators, PyYAML does not.
-            return _parse(content.replace(b"\t", b" "), path)
+            return parse(content.replace(b"\t", b" "), path)
         # The appliance reports syntax errors with line and hint, and may accept what PyYAML rejects.
         log.warning("can't parse %s (%s): files that it names are not uploaded", path, _first_line(error))
         return None

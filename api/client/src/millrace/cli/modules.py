@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from millrace import submission
 from millrace.errors import BadParams, ConfigError
 
 if TYPE_CHECKING:
@@ -73,7 +72,8 @@ def _called(value: Any) -> Any:
 
 
 def _read(params: str) -> dict[str, Any]:
-    document = yaml.safe_load(Path(params).read_bytes())
+    path = Path(params)
+    document = submission.parse(path.read_bytes(), path)
     if not isinstance(document, dict):
         raise BadParams(f"{params} has no sections", status=0, reason="BadParams")
     return document
