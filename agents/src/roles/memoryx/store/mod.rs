@@ -139,9 +139,6 @@ impl OptimizerOps {
     /// Sets the gradient of tensors that are not trained to zero.
     fn clear_untrained(&self, chunk: ChunkId, gradient: &mut [f32]) {
         let tensors = &self.job.plan.graph.tensors;
-        if tensors.iter().all(|tensor| tensor.trained) {
-            return;
-        }
         for (tensor, _, range) in self.job.plan.chunk_pieces(chunk) {
             if !tensors[tensor].trained {
                 gradient[range].fill(0.0);
