@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::body::{media_type, read_all, read_json, unsupported_media_type, with_body_timeout};
-use super::{ALL_NAMESPACES, AppState, NAMESPACE_RULE, ValidPath, ValidQuery};
+use super::{AppState, ValidPath, ValidQuery};
 use crate::blobs::{BlobList, BlobStatus};
 use crate::error::{ApiError, ErrorReason, FieldError, Result};
 use crate::submission::SubmitRequest;
@@ -122,11 +122,9 @@ pub async fn check_uploads(api: &AppState, order: &SubmitRequest, will_create: b
     Ok(())
 }
 
+/// Returns the namespace of a request. [`ValidPath`] accepts names, and `-` for all namespaces.
 fn namespace(text: &str) -> Result<LabelName> {
-    LabelName::new(text).map_err(|_| match text {
-        ALL_NAMESPACES => ApiError::new(ErrorReason::BadRequest, "uploads belong to one namespace: name it"),
-        _ => ApiError::new(ErrorReason::BadRequest, format!("{text:?} is not a valid namespace: {NAMESPACE_RULE}")),
-    })
+    LabelName::new(text).map_err(|_| ApiError::new(ErrorReason::BadRequest, "uploads belong to one namespace: name it"))
 }
 
 fn digest(text: String) -> Result<BlobDigest> {

@@ -71,11 +71,11 @@ pub fn attach_named_uploads(
         let Some(found) = paths.match_upload(&path) else {
             return fault(path, "the params do not name this file: leave it out");
         };
-        let name = path.rsplit('/').next().unwrap_or_default();
+        let name = clean_name(path.rsplit('/').next().unwrap_or_default());
         let group = found.index;
         let (file, by) = match found.kind {
-            MatchKind::Equal => (format!("{group}/{}", clean_name(name)), format!("{group}/{}", clean_name(name))),
-            MatchKind::Glob => (format!("{group}/{at:04}-{}", clean_name(name)), format!("{group}/*")),
+            MatchKind::Equal => (format!("{group}/{name}"), format!("{group}/{name}")),
+            MatchKind::Glob => (format!("{group}/{at:04}-{name}"), format!("{group}/*")),
             MatchKind::Below(inside) => (format!("{group}/{}", clean_path(inside)), group.to_string()),
         };
         if !seen.insert(file.clone()) {
