@@ -1,11 +1,14 @@
 //! Opens the inputs of a job as datasets.
 
+use std::sync::Arc;
+
 use millrace_data::{
     CsvRows, Dataset, EncoderLabels, EncoderSamples, LineFiles, LineRows, Masking, Seq2SeqSamples, TextFiles,
     TfRecordRows, Tokenizer,
 };
-pub use millrace_data::{DataError, DataSummary, SourceKind, SourceSpec, inspect as survey_source};
+pub use millrace_data::{DataError, DataSummary, PythonPackage, SourceKind, SourceSpec, inspect as survey_source};
 use millrace_emulator::graph::Graph;
+use millrace_loader::{LoaderPool, LoaderServer};
 use millrace_params::{
     DataSource, EncoderOptions, EncoderTask, InputSpec, JobSpec, MixturePart, ModelSpec, Seq2SeqOptions, SinkTokens,
     Split,
@@ -13,6 +16,7 @@ use millrace_params::{
 use millrace_telemetry::journal::OutcomeReason;
 
 use crate::error::AgentError;
+use crate::loader_args::LoaderArgs;
 use crate::model::check_samples;
 
 /// Training and evaluation data of a job.
@@ -44,6 +48,7 @@ pub fn source_spec(input: &InputSpec, model: &ModelSpec) -> SourceSpec {
             }
         }
         DataSource::Arrays { paths } => SourceKind::Arrays { paths: paths.clone() },
+        DataSource::Python { paths } => SourceKind::Python { paths: paths.clone() },
         DataSource::EncoderHdf5 { paths } => SourceKind::EncoderHdf5 { paths: paths.clone() },
         DataSource::TfRecords { paths, rows, is_lower_case } => SourceKind::TfRecords {
             paths: paths.clone(),
@@ -227,6 +232,24 @@ impl JobInputs {
         let most_samples = batches.max().unwrap_or(0);
         let eval = eval.map(|input| open(input, model, &mut progress)).transpose()?;
         Ok(Self { train, eval, max_samples: most_samples })
+    }
+
+    /// Starts what reads the samples of Python datasets. Does nothing if the inputs are other data.
+    ///
+    /// # Errors
+    /// This process may not read them, or the socket of the loader can't be opened.
+    pub fn start_loaders(&mut self, args: &LoaderArgs) -> Result<(), AgentError> {
+        let mut server = None;
+        for dataset in [&mut self.train, &mut self.eval].into_iter().flatten() {
+            let Some(package) = dataset.python_package() else { continue };
+            let server = match &server {
+                Some(server) => server,
+                None => server.insert(LoaderServer::open(args.location(package)?).map_err(AgentError::local)?),
+            };
+            let pool = LoaderPool::new(server, package).map_err(AgentError::local)?;
+            dataset.set_reader(Arc::new(pool));
+        }
+        Ok(())
     }
 
     /// Checks that samples consist of what `graph` reads.

@@ -26,6 +26,7 @@ mod http;
 pub mod input;
 pub mod launch;
 mod links;
+mod loader_args;
 mod member;
 pub mod model;
 mod roles;

@@ -110,6 +110,10 @@ pub struct ServeArgs {
     /// Maximum bytes of the uploads of a namespace; not used on Kubernetes
     #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MAX_BLOB_BYTES)]
     max_blob_bytes: u64,
+    /// Interpreter that reads Python datasets of jobs, with the rights of this server's user. If omitted, it is that of
+    /// the client, and only this server's user may submit such jobs, without a token
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
     /// Directory of relative data paths in params, readable by every job; relative paths are rejected if omitted
     #[arg(long, alias = "inputs", value_name = "DIR")]
     input_dir: Option<PathBuf>,
@@ -196,6 +200,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         store: store.clone(),
         access,
         pace: RequestLimiter::default(),
+        port: listeners.api.local_addr()?.port(),
         proxies: TrustedProxies::new(args.trusted_proxies.clone()),
         compute,
         traffic: ServerMetrics::new(certificate.as_ref().map(|files| files.certificate.clone())),
@@ -341,6 +346,7 @@ async fn start_process_backend(
             export_bytes: args.max_export_bytes,
             generation_bytes: args.max_generation_bytes,
             blob_bytes: args.max_blob_bytes,
+            python: args.python.clone(),
         },
     )
     .await?;

@@ -36,6 +36,8 @@ pub struct SubmitRequest {
     pub key: Option<IdempotencyKey>,
     /// Whether the submitter may create the job. Only then does a plan say which of its data files exist.
     pub may_create: bool,
+    /// Whether the submitter is the user that runs the server, so that its code may run with the server's rights.
+    pub is_server_user: bool,
 }
 
 impl SubmitRequest {

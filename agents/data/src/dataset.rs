@@ -1,6 +1,8 @@
 //! Reads samples by number.
 
 use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
 
 use millrace_params::ImageSource;
 
@@ -13,6 +15,7 @@ use crate::images::ImageStore;
 use crate::inspect::inspect_files;
 use crate::mixture::MixtureOrder;
 use crate::order::SampleOrder;
+use crate::python_package::{PythonPackage, PythonSource, SampleReader};
 use crate::seq2seq::Seq2SeqSource;
 use crate::spec::MixturePart;
 use crate::synthetic::{self, Synthetic};
@@ -46,6 +49,7 @@ enum DatasetContent {
         store: ArrayStore,
         order: SampleOrder,
     },
+    Python(Box<PythonSource>),
     /// A dataset into whose samples tokens are inserted.
     WithSinks(Box<Dataset>, SinkTokens),
     Mixture {
@@ -122,6 +126,7 @@ impl Dataset {
             | SourceKind::Lines(_) => return Err(DataError::NotForDecoders),
             SourceKind::Images { paths, images } => return Self::open_images(spec, paths, images),
             SourceKind::Arrays { paths } => return Self::open_arrays(spec, paths),
+            SourceKind::Python { paths } => return Self::open_python(spec, paths),
             SourceKind::Synthetic { vocab_size, seed } => {
                 (TokenSource::Synthetic(Synthetic::new(*vocab_size, *seed)), CacheOutcome::NotNeeded)
             }
@@ -178,6 +183,16 @@ impl Dataset {
         Ok(Self::of(spec, content, fingerprint, CacheOutcome::NotNeeded))
     }
 
+    /// Opens the package of a Python dataset. Reads no sample, because that needs a [`SampleReader`].
+    fn open_python(spec: &SourceSpec, paths: &[String]) -> Result<Self, DataError> {
+        let package = PythonPackage::open(Path::new(paths.first().ok_or(DataError::NoPaths)?))?;
+        let order = order_of(spec, split_range(spec, package.samples()))?;
+        let source = PythonSource::new(package, order, spec.shuffle_seed)?;
+        let fingerprint = source.fingerprint;
+        let content = DatasetContent::Python(Box::new(source));
+        Ok(Self::of(spec, content, fingerprint, CacheOutcome::NotNeeded))
+    }
+
     /// Opens the sources of a mixture of HDF5 files.
     fn open_mixture(
         spec: &SourceSpec,
@@ -220,13 +235,15 @@ impl Dataset {
             DatasetContent::Encoder(source) => source.samples_per_pass(),
             DatasetContent::Seq2Seq(source) => source.samples_per_pass(),
             DatasetContent::Images { order, .. } | DatasetContent::Arrays { order, .. } => order.samples_per_pass(),
+            DatasetContent::Python(source) => source.order.samples_per_pass(),
             DatasetContent::WithSinks(samples, _) => samples.windows(),
             DatasetContent::Mixture { samples, .. } => *samples,
         }
     }
 
-    /// Returns the largest token of the source, both splits together; of images, the largest class; of arrays, 0. For
-    /// HDF5 files, whose tokens are checked when they are read, it is the largest token of the vocabulary.
+    /// Returns the largest token of the source, both splits together; of images, the largest class; of arrays and
+    /// Python datasets, 0. For HDF5 files, whose tokens are checked when they are read, it is the largest token of the
+    /// vocabulary.
     pub fn max_token(&self) -> u32 {
         match &self.content {
             DatasetContent::Source(source) => match &source.source {
@@ -239,7 +256,7 @@ impl Dataset {
             DatasetContent::Seq2Seq(source) => source.vocab_size().saturating_sub(1),
             DatasetContent::Images { store, .. } => store.classes().saturating_sub(1).try_into().unwrap_or(u32::MAX),
             // Systems check integers by the operators that read them.
-            DatasetContent::Arrays { .. } => 0,
+            DatasetContent::Arrays { .. } | DatasetContent::Python(_) => 0,
             DatasetContent::WithSinks(samples, sinks) => samples.max_token().max(sinks.token),
             DatasetContent::Mixture { members, .. } => members.iter().map(Self::max_token).max().unwrap_or(0),
         }
@@ -289,7 +306,9 @@ impl Dataset {
         match &self.content {
             DatasetContent::Source(source) => source.read(source.order.window(n), input_ids, labels),
             DatasetContent::Encoder(_) | DatasetContent::Seq2Seq(_) => Err(DataError::NotForDecoders),
-            DatasetContent::Images { .. } | DatasetContent::Arrays { .. } => Err(DataError::NoTokens),
+            DatasetContent::Images { .. } | DatasetContent::Arrays { .. } | DatasetContent::Python(_) => {
+                Err(DataError::NoTokens)
+            }
             DatasetContent::WithSinks(samples, sinks) => {
                 let mut sample = [vec![0; samples.seq_len], vec![0; samples.seq_len]];
                 let [tokens, own_labels] = &mut sample;
@@ -335,6 +354,7 @@ impl Dataset {
                 vec![input("image", ElementType::F32, &store.dimensions()), input("labels", ElementType::I32, &[])]
             }
             DatasetContent::Arrays { store, .. } => store.inputs().to_vec(),
+            DatasetContent::Python(source) => source.package.inputs().to_vec(),
             DatasetContent::Encoder(source) => source.inputs(),
             DatasetContent::Seq2Seq(source) => source.inputs(),
             DatasetContent::Source(_) | DatasetContent::Mixture { .. } | DatasetContent::WithSinks(..) => {
@@ -345,12 +365,27 @@ impl Dataset {
         }
     }
 
+    /// Returns the package of a Python dataset; `None` for other sources.
+    pub fn python_package(&self) -> Option<&PythonPackage> {
+        if let DatasetContent::Python(source) = &self.content { Some(&source.package) } else { None }
+    }
+
+    /// Sets what reads the samples of a Python dataset; does nothing for other sources.
+    pub fn set_reader(&mut self, reader: Arc<dyn SampleReader>) {
+        if let DatasetContent::Python(source) = &mut self.content {
+            source.reader = Some(reader);
+        }
+    }
+
     /// Reads `count` samples from number `first` on: for each of [`Dataset::inputs`] its elements, sample after sample,
     /// each of four bytes, little-endian.
     ///
     /// # Errors
     /// A file can't be read, or contains an image or a token that the model does not accept.
     pub fn read(&self, first: u64, count: u32) -> Result<Vec<Vec<u8>>, DataError> {
+        if let DatasetContent::Python(source) = &self.content {
+            return source.read(first, count);
+        }
         let bytes = |input: SampleInput| Vec::with_capacity(input.bytes().saturating_mul(count as usize));
         let mut arrays: Vec<Vec<u8>> = self.inputs().into_iter().map(bytes).collect();
         let mut sample_arrays = match &self.content {

@@ -11,6 +11,7 @@ use crate::encoder::{CsvProblem, VocabularyProblem};
 use crate::hdf5::{Hdf5Problem, SampleProblem};
 use crate::images::ImageProblem;
 use crate::npy::NpyProblem;
+use crate::python_package::PythonProblem;
 use crate::seq2seq::LinesProblem;
 use crate::text::JsonLineProblem;
 use crate::tfrecord::TfRecordProblem;
@@ -121,6 +122,13 @@ pub enum DataError {
         path: PathBuf,
         /// The end of the sentence.
         problem: ArrayProblem,
+    },
+    /// A Python dataset can't be used.
+    #[error("the dataset{} {problem}", package_name(path, problem))]
+    Python {
+        path: PathBuf,
+        /// The end of the sentence.
+        problem: PythonProblem,
     },
     /// HDF5 files of tokens are read as samples of an encoder.
     #[error("the HDF5 files contain a corpus, not samples of an encoder")]
@@ -233,6 +241,14 @@ fn search_directory_note(path: &Path, cwd: &Path) -> String {
     if path.is_relative() { format!(" (relative to {})", cwd.display()) } else { String::new() }
 }
 
+/// Returns the directory of a package, if the problem is in its files.
+fn package_name(path: &Path, problem: &PythonProblem) -> String {
+    match problem {
+        PythonProblem::Open(_) | PythonProblem::Sample { .. } => String::new(),
+        _ => format!(" {}", path.display()),
+    }
+}
+
 fn missing_hint(is_relative: bool) -> String {
     let hint = if is_relative {
         "check the spelling; relative paths are resolved from the params file's directory, then from the working \
@@ -286,6 +302,7 @@ impl DataError {
                 .into(),
             Npy { problem, .. } => problem.hint().into(),
             Arrays { problem, .. } => problem.hint().into(),
+            Python { problem, .. } => problem.hint().into(),
             Hdf5 { problem, .. } => problem.hint(),
             Csv { .. } => "prepare the data again, or use the data_processor of its columns".into(),
             Vocabulary { problem, .. } => problem.hint(),

@@ -109,6 +109,7 @@ impl DataSummary {
             | SourceKind::TfRecords { .. }
             | SourceKind::Lines(_)
             | SourceKind::Arrays { .. }
+            | SourceKind::Python { .. }
             | SourceKind::Images { .. } => return Ok(self.samples),
             SourceKind::Synthetic { .. } => return Ok(None),
         };
@@ -143,6 +144,10 @@ pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
         SourceKind::Lines(files) => return inspect_lines(spec, files),
         SourceKind::Images { .. } => return inspect_images(spec),
         SourceKind::Arrays { paths } => return inspect_arrays(spec, paths),
+        SourceKind::Python { .. } => {
+            let samples = Dataset::open(spec, |_, _| {})?.windows();
+            return Ok(DataSummary { samples: Some(samples), ..DataSummary::default() });
+        }
         SourceKind::Synthetic { .. } => return Ok(DataSummary::default()),
     };
     inspect_files(&spec.kind, &expand(paths, extension)?)
@@ -275,6 +280,7 @@ const fn expected_format(kind: &SourceKind) -> &'static str {
         SourceKind::TfRecords { .. } => "a TFRecord file",
         SourceKind::Images { .. } => "images",
         SourceKind::Arrays { .. } => "a NumPy array",
+        SourceKind::Python { .. } => "a package of a Python dataset",
         SourceKind::Text(_) | SourceKind::Lines(_) | SourceKind::Synthetic { .. } => "UTF-8 text",
     }
 }

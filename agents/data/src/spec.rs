@@ -61,6 +61,11 @@ pub enum SourceKind {
         /// The directories, in order.
         paths: Vec<String>,
     },
+    /// A dataset in Python, whose samples are the inputs of a graph.
+    Python {
+        /// The directories of packages; exactly one.
+        paths: Vec<String>,
+    },
     /// Lines of words, for an encoder with a decoder.
     Lines(LineFiles),
     /// Images with a class each.

@@ -315,6 +315,9 @@ pub struct RunArgs {
     /// Number of compute threads of each system; by default its share of the machine's cores
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
+    /// Interpreter that reads Python datasets; by default the one that packed them
+    #[arg(long, value_name = "PATH")]
+    pub python: Option<PathBuf>,
     /// First port to listen on; each process uses the next three; by default free ports
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub base_port: Option<u16>,

@@ -62,7 +62,8 @@ pub fn check_memory(prepared: &PreparedJob) -> Result<(), CliError> {
 /// is unknown or the job does not train.
 pub fn epoch(prepared: &PreparedJob) -> Result<Option<DatasetEpoch>, CliError> {
     let job = &prepared.resolved.job;
-    for (name, input) in job.active_inputs().filter(|(_, input)| matches!(input.source, DataSource::Arrays { .. })) {
+    let has_arrays = |input: &InputSpec| matches!(input.source, DataSource::Arrays { .. } | DataSource::Python { .. });
+    for (name, input) in job.active_inputs().filter(|(_, input)| has_arrays(input)) {
         check_samples(name, &open_dataset(job, input)?.inputs(), &prepared.plan.graph)?;
     }
     if let Some(input) = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates()) {

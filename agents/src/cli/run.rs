@@ -64,5 +64,10 @@ fn local_run(flags: &RunArgs, prepared: PreparedJob) -> LocalRun {
     if launch.model_dir == Path::new("") {
         launch.model_dir = Path::new(".").to_owned();
     }
-    LocalRun { threads: flags.threads.map(usize::from), base_port: flags.base_port, ..LocalRun::new(launch) }
+    LocalRun {
+        threads: flags.threads.map(usize::from),
+        base_port: flags.base_port,
+        python: flags.python.clone(),
+        ..LocalRun::new(launch)
+    }
 }

@@ -15,6 +15,8 @@ pub struct LocalRun {
     pub base_port: Option<u16>,
     /// The file to which the coordinator writes its outcome when it ends, as a line of JSON; `None` to write none.
     pub last_report: Option<PathBuf>,
+    /// The interpreter of Python datasets; `None` for the one that packed them.
+    pub python: Option<PathBuf>,
     /// The directories to which the processes restrict their access to users' files. They must exist; if empty, access
     /// is not restricted.
     pub roots: Vec<PathBuf>,
@@ -23,7 +25,7 @@ pub struct LocalRun {
 impl LocalRun {
     /// Creates a run with the threads of the appliance, on free ports.
     pub const fn new(launch: LaunchDocument) -> Self {
-        Self { launch, threads: None, base_port: None, last_report: None, roots: Vec::new() }
+        Self { launch, threads: None, base_port: None, last_report: None, python: None, roots: Vec::new() }
     }
 }
 

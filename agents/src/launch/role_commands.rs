@@ -1,8 +1,10 @@
 //! Determines the processes of a local run and their command lines, without starting any.
 
+use std::path::PathBuf;
+
 use millrace_engine::types::{AgentId, Role};
 use millrace_params::LogLevel;
-use millrace_protocol::launch::{DocumentSource, RoleCommand};
+use millrace_protocol::launch::{DocumentSource, PACKAGE_PYTHON, RoleCommand};
 use millrace_protocol::security::Protection;
 use millrace_telemetry::logs::Level;
 
@@ -64,8 +66,14 @@ fn role_command(
             RoleCommand { threads: Some(threads), ..common }
         }
         // One thread adds, copies and updates at the speed of memory.
-        Role::MemoryX | Role::SwarmX | Role::Activation => RoleCommand { threads: Some(1), ..common },
+        Role::MemoryX | Role::SwarmX => RoleCommand { threads: Some(1), ..common },
+        Role::Activation => RoleCommand { threads: Some(1), python: Some(python(run)), ..common },
     })
+}
+
+/// Returns the interpreter with which activation servers read Python datasets.
+fn python(run: &LocalRun) -> PathBuf {
+    run.python.clone().unwrap_or_else(|| PACKAGE_PYTHON.into())
 }
 
 /// Converts the log level of a job to that of telemetry.

@@ -30,8 +30,13 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     let mut session = context.join(address, None, terminate).await?;
     let job = session.job.job.clone();
     // Usually a cache hit, because the coordinator has read the same files.
-    let opened =
-        tokio::task::spawn_blocking(move || JobInputs::open(&job, |_, _| {})).await.map_err(AgentError::local)?;
+    let loader = context.args.loader.clone();
+    let opened = tokio::task::spawn_blocking(move || {
+        let mut inputs = JobInputs::open(&job, |_, _| {})?;
+        inputs.start_loaders(&loader)?;
+        Ok::<_, AgentError>(inputs)
+    });
+    let opened = opened.await.map_err(AgentError::local)?;
     match opened {
         Ok(inputs) => {
             let _ = ready.send(Some(Arc::new(inputs)));

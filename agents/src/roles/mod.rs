@@ -23,6 +23,7 @@ use crate::error::{AgentError, ErrorOrigin};
 use crate::http::{self, Readiness};
 use crate::launch::{Exit, LaunchDocument, print_failure};
 use crate::links::{LinkEventSender, LinkJobWatch, LinkSettings};
+use crate::loader_args::LoaderArgs;
 use crate::member::Member;
 pub use process::role_process;
 pub use termination_report::TerminationReport;
@@ -51,6 +52,8 @@ pub struct RoleArgs {
     /// The least severe level of log lines that goes to stderr.
     pub level: Level,
     pub log_format: LogFormat,
+    /// How an activation server reads Python datasets.
+    pub loader: LoaderArgs,
     /// The launch document; only the coordinator has one.
     pub launch: Option<Box<LaunchDocument>>,
     /// File for the last report of this process.

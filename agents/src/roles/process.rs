@@ -19,6 +19,7 @@ use millrace_telemetry::logs::Level;
 use super::parent::watch_parent;
 use super::{RoleArgs, TerminationReport, run};
 use crate::error::AgentError;
+use crate::loader_args::LoaderArgs;
 use crate::member::Member;
 
 /// The listen address of a port by default: any free port.
@@ -102,6 +103,7 @@ fn role_args(command: RoleCommand, last_report: TerminationReport) -> Result<Rol
         isa: command.isa,
         level: command.logging.unwrap_or(Level::Info),
         log_format: command.log_format.unwrap_or_default(),
+        loader: LoaderArgs::new(command.python, command.loader_socket),
         launch,
         last_report,
         by_launcher: started_by_launcher(),

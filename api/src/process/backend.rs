@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 
 use super::claim::DataDirClaim;
 use super::directories::ServerDirectories;
-use super::inputs::{InputError, check_inputs};
+use super::inputs::{InputError, LoaderPolicy, check_inputs};
 use super::objects::{NewObject, ObjectStore};
 use super::priorities;
 use super::start_checkpoint::{StartCheckpointError, check_start_checkpoint};
@@ -61,6 +61,8 @@ pub struct ProcessSettings {
     pub generation_bytes: u64,
     /// Limit on the uploads of a namespace, in bytes.
     pub blob_bytes: u64,
+    /// Interpreter of Python datasets; `None` for that of the client.
+    pub python: Option<PathBuf>,
 }
 
 /// The process backend.
@@ -102,6 +104,7 @@ impl ProcessBackend {
             export_bytes,
             generation_bytes,
             blob_bytes,
+            python,
         } = settings;
         let claim = DataDirClaim::acquire(&directories.data, holds_database)?;
         directories.make().map_err(|error| ApiError::internal("create the server's directories", error))?;
@@ -112,8 +115,9 @@ impl ProcessBackend {
         let objects = Arc::new(ObjectStore::new(store));
         objects.ensure_appliance(appliance, &claim).await?;
         let (reconcile_requests, received_requests) = mpsc::unbounded_channel();
-        let world =
-            Arc::new(ProcessWorld::new(objects.clone(), directories.clone(), reconcile_requests.clone()).await?);
+        let world = Arc::new(
+            ProcessWorld::new(objects.clone(), directories.clone(), python, reconcile_requests.clone()).await?,
+        );
         let (jobs, appliances) = (objects.watch_jobs().await?, objects.watch_appliances().await?);
         let deleted = objects.deleted_jobs();
         let parts = ContextParts {
@@ -168,9 +172,9 @@ impl ProcessBackend {
         job: &TrainJob,
         resolution: &ResolvedJob,
     ) -> Result<(Option<DatasetEpoch>, Option<u64>)> {
-        let texts = order.texts.clone();
+        let (texts, policy) = (order.texts.clone(), self.loader_policy(order));
         self.check_resolved(&order.account, job, resolution, move |directories, job, mut resolved| {
-            let epoch = check_inputs(directories, job, &resolved, texts.as_ref())?;
+            let epoch = check_inputs(directories, job, &resolved, texts.as_ref(), policy)?;
             if let Some(epoch) = epoch {
                 resolved.limit_by_epochs(epoch.samples);
             }
@@ -188,12 +192,21 @@ impl ProcessBackend {
         resolution: &ResolvedJob,
     ) -> Result<Option<String>> {
         let model_dir = PathBuf::from(resolution.model_dir.clone().unwrap_or_default());
-        let texts = order.texts.clone();
+        let (texts, policy) = (order.texts.clone(), self.loader_policy(order));
         self.check_resolved(&order.account, job, resolution, move |directories, job, resolved| {
-            check_inputs(directories, job, &resolved, texts.as_ref())?;
+            check_inputs(directories, job, &resolved, texts.as_ref(), policy)?;
             Ok::<_, UnusableFiles>(check_start_checkpoint(directories, job, &resolved, &model_dir)?)
         })
         .await
+    }
+
+    /// Returns with which interpreter a Python dataset of this job would be read.
+    fn loader_policy(&self, order: &SubmitRequest) -> LoaderPolicy {
+        match (&self.world.python, order.is_server_user) {
+            (Some(_), _) => LoaderPolicy::OfServer,
+            (None, true) => LoaderPolicy::OfClient,
+            (None, false) => LoaderPolicy::Denied,
+        }
     }
 
     /// Runs `check` with the resolved job on the pool of heavy work; its error rejects the job.

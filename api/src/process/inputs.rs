@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use glob::Pattern;
 use millrace_agents::dataset_epoch::DatasetEpoch;
-use millrace_agents::input::{DataError, DataSummary, SourceKind, check_tokenizer, source_spec, survey_source};
+use millrace_agents::input::{
+    DataError, DataSummary, PythonPackage, SourceKind, check_tokenizer, source_spec, survey_source,
+};
 use millrace_crds::TrainJob;
 use millrace_params::{DataSource, InputSpec, JobSpec, LabelName, ModelSpec, TokenizerName};
 
@@ -50,6 +52,26 @@ pub enum InputError {
         /// Where the file was searched, as part of a sentence.
         location: String,
     },
+    /// The job has code that this server does not run.
+    #[error(
+        "{key}: this server reads no Python dataset of this client, because its code would run with the rights of the \
+         server's user: submit it as that user without a token, or start the server with --python PATH"
+    )]
+    LoaderDenied {
+        /// Key of the input in the params.
+        key: &'static str,
+    },
+    /// The interpreter of a Python dataset is missing.
+    #[error(
+        "{key}: the interpreter {} of the client does not exist on the server: start the server with --python PATH",
+        .interpreter.display()
+    )]
+    NoInterpreter {
+        /// Key of the input in the params.
+        key: &'static str,
+        /// The interpreter.
+        interpreter: PathBuf,
+    },
     /// The data can't be used.
     #[error("{key}: {error}: {}", .error.hint())]
     Data {
@@ -58,6 +80,17 @@ pub enum InputError {
         /// What is wrong with the data.
         error: DataError,
     },
+}
+
+/// With which interpreter Python datasets are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoaderPolicy {
+    /// That of the server.
+    OfServer,
+    /// That of the client, which runs on the same machine as the same user.
+    OfClient,
+    /// They are rejected.
+    Denied,
 }
 
 /// Checks all files that `resolved`, the resolved `job`, reads; `texts` are its uploads, which are not stored yet.
@@ -70,12 +103,13 @@ pub fn check_inputs(
     job: &TrainJob,
     resolved: &JobSpec,
     texts: Option<&UploadedFiles>,
+    policy: LoaderPolicy,
 ) -> Result<Option<DatasetEpoch>, InputError> {
     directories.check_mounts(job)?;
     directories.make_job_files(job)?;
     let mut epoch = None;
     for (key, input) in resolved.active_inputs() {
-        let samples = InputCheck { directories, job, key }.at(input, &resolved.model, texts)?;
+        let samples = InputCheck { directories, job, key, policy }.at(input, &resolved.model, texts)?;
         if key == "train_input" {
             epoch = samples.map(|samples| DatasetEpoch::new(samples, input));
         }
@@ -89,6 +123,7 @@ struct InputCheck<'a> {
     job: &'a TrainJob,
     /// The input's key in the params.
     key: &'static str,
+    policy: LoaderPolicy,
 }
 
 impl InputCheck<'_> {
@@ -124,9 +159,31 @@ impl InputCheck<'_> {
             true => Ok(DataSummary::default()),
             false => survey_source(&spec),
         });
+        if let (SourceKind::Python { paths }, Ok(_)) = (&spec.kind, &survey) {
+            self.check_interpreter(paths)?;
+        }
         survey
             .and_then(|on_disk| on_disk.add(found.uploaded).epoch_samples(&spec))
             .map_err(|error| self.input_error(error, &found))
+    }
+
+    /// Checks that the Python dataset with this package may be read, and that its interpreter exists.
+    fn check_interpreter(&self, paths: &[String]) -> Result<(), InputError> {
+        let key = self.key;
+        match self.policy {
+            LoaderPolicy::OfServer => Ok(()),
+            LoaderPolicy::Denied => Err(InputError::LoaderDenied { key }),
+            LoaderPolicy::OfClient => {
+                let packages = paths.iter().map(|path| PythonPackage::open(Path::new(path)));
+                let packages = packages.collect::<Result<Vec<_>, _>>();
+                let packages = packages.map_err(|error| InputError::Data { key, error })?;
+                let mut interpreters = packages.iter().map(|package| &package.interpreter().executable);
+                let missing = interpreters.find(|interpreter| !interpreter.is_file());
+                missing.map_or(Ok(()), |interpreter| {
+                    Err(InputError::NoInterpreter { key, interpreter: interpreter.clone() })
+                })
+            }
+        }
     }
 
     /// Returns the matching files among the uploads; `None` if `path` is not in their directory.
@@ -240,7 +297,8 @@ mod tests {
             };
             let files = uploads.iter().map(file).collect();
             let texts = UploadedFiles { config_map: ObjectName::new("texts-1").unwrap(), files };
-            check_inputs(&self.directories, &self.job, &self.resolved, Some(&texts)).map_err(|error| error.to_string())
+            check_inputs(&self.directories, &self.job, &self.resolved, Some(&texts), LoaderPolicy::Denied)
+                .map_err(|error| error.to_string())
         }
     }
 

@@ -39,6 +39,8 @@ pub struct ProcessWorld {
     pub objects: Arc<ObjectStore>,
     /// The server's directories.
     pub directories: ServerDirectories,
+    /// Interpreter of Python datasets; `None` for that of the client.
+    pub python: Option<PathBuf>,
     reconcile_requests: UnboundedSender<ObjectRef<TrainJob>>,
     process_groups: Mutex<HashMap<String, RunningAttempt>>,
 }
@@ -67,6 +69,7 @@ impl ProcessWorld {
     pub async fn new(
         objects: Arc<ObjectStore>,
         directories: ServerDirectories,
+        python: Option<PathBuf>,
         reconcile_requests: UnboundedSender<ObjectRef<TrainJob>>,
     ) -> Result<Self, ApiError> {
         let mut running_attempts = HashMap::new();
@@ -81,7 +84,7 @@ impl ProcessWorld {
                 running_attempts.insert(uid, RunningAttempt { attempt, process_group: None, kill_time: None });
             }
         }
-        Ok(Self { objects, directories, reconcile_requests, process_groups: Mutex::new(running_attempts) })
+        Ok(Self { objects, directories, python, reconcile_requests, process_groups: Mutex::new(running_attempts) })
     }
 
     fn running_attempts(&self) -> MutexGuard<'_, HashMap<String, RunningAttempt>> {
@@ -146,7 +149,8 @@ impl ProcessWorld {
         self.directories.make_model_dirs(attempt.job)?;
         self.directories.make_job_files(attempt.job)?;
         let roots = self.directories.roots_of(attempt.job);
-        Ok(LocalRun { last_report: Some(last_report), roots, ..LocalRun::new(launch) })
+        let python = self.python.clone();
+        Ok(LocalRun { last_report: Some(last_report), python, roots, ..LocalRun::new(launch) })
     }
 }
 

@@ -43,8 +43,9 @@ pub async fn create(
     ValidQuery(CreateQuery { dry_run }): ValidQuery<CreateQuery>,
     request: Request,
 ) -> Result<Response> {
-    let order = read_submission(&api, &ns, &principal, request).await?;
+    let mut order = read_submission(&api, &ns, &principal, request).await?;
     check_uploads(&api, &order, dry_run.is_none()).await?;
+    order.is_server_user = principal.is_server_user(&api).await;
     match dry_run.as_deref() {
         None => {}
         Some("All") => return Ok(Json(api.backend.dry_run(&order).await?).into_response()),
@@ -82,6 +83,7 @@ pub async fn plan(
 ) -> Result<Json<JobPlan>> {
     let mut order = read_submission(&api, &ns, &caller.principal, request).await?;
     check_uploads(&api, &order, false).await?;
+    order.is_server_user = caller.principal.is_server_user(&api).await;
     order.may_create = caller.is_allowed(Action::Create, &ns).await.unwrap_or(false);
     Ok(Json(api.backend.plan(&order).await?))
 }

@@ -12,6 +12,7 @@ mod generate;
 mod jobs;
 mod json;
 mod live_stream;
+mod local_user;
 mod middleware;
 mod named_uploads;
 pub mod openapi;
@@ -75,6 +76,8 @@ pub struct AppState {
     pub access: AuthMode,
     /// Rate limits of requests.
     pub pace: RequestLimiter,
+    /// Port on which the server listens.
+    pub port: u16,
     /// Proxies whose forwarded addresses are trusted.
     pub proxies: TrustedProxies,
     /// Threads and budgets for expensive computations.

@@ -68,10 +68,14 @@ pub fn client_address(extensions: &Extensions) -> IpAddr {
     extensions.get::<ClientAddress>().map_or_else(|| connection_address(extensions), |ClientAddress(address)| *address)
 }
 
+/// Returns the address and port of the other end of the connection.
+pub fn connection_socket(extensions: &Extensions) -> Option<SocketAddr> {
+    extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| *address)
+}
+
 /// Returns the address of the other end of the connection.
 fn connection_address(extensions: &Extensions) -> IpAddr {
-    let connection = extensions.get::<ConnectInfo<SocketAddr>>();
-    connection.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |ConnectInfo(address)| address.ip().to_canonical())
+    connection_socket(extensions).map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip().to_canonical())
 }
 
 /// Returns the addresses that proxies have written, the newest last: those of `X-Forwarded-For`, or those of

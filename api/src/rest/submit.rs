@@ -168,7 +168,16 @@ impl Submission {
             object["metadata"]["annotations"][TRACEPARENT_ANNOTATION] = trace.to_string().into();
         }
         let texts = name_uploads(&mut object, texts)?;
-        Ok(SubmitRequest { namespace, object: Arc::new(object), texts, submitter, account, key, may_create: true })
+        Ok(SubmitRequest {
+            namespace,
+            object: Arc::new(object),
+            texts,
+            submitter,
+            account,
+            key,
+            may_create: true,
+            is_server_user: false,
+        })
     }
 }
 

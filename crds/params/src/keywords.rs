@@ -63,6 +63,8 @@ pub(crate) enum Processor {
     TfRecords(TfRecordRows),
     /// NumPy arrays, one for each input of a graph.
     Arrays,
+    /// A dataset in Python, for a graph.
+    Python,
 }
 
 pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
@@ -74,6 +76,7 @@ pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
         ("MNISTDataProcessor", Processor::Images(ImageFormat::Idx)),
         ("ImageNet1KProcessor", Processor::Images(ImageFormat::Folder)),
         ("ArrayDataProcessor", Processor::Arrays),
+        ("PythonDataProcessor", Processor::Python),
         ("SyntheticDataProcessor", Processor::Synthetic),
         ("T5DynamicDataProcessor", Processor::Lines(LineRows::Spans)),
         ("TransformerDynamicDataProcessor", Processor::Lines(LineRows::Pairs)),

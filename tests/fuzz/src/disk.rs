@@ -94,6 +94,12 @@ pub fn manifest(bytes: &[u8]) {
     });
 }
 
+/// Parses the manifest of a package of a Python dataset.
+pub fn python_package(bytes: &[u8]) {
+    let Ok(package) = millrace_data::PythonPackage::parse(std::path::Path::new("train"), bytes) else { return };
+    assert!(package.samples() > 0 && package.workers() > 0 && !package.inputs().is_empty());
+}
+
 /// Opens a file of texts on JSON lines. Its tokens are bytes.
 pub fn json_lines(bytes: &[u8]) {
     text_file("texts.jsonl", bytes);

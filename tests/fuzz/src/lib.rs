@@ -21,7 +21,7 @@ pub mod mutate;
 /// A target: its name, which is also its directory in `corpus/`, and the function that is run with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 29] = [
+pub const TARGETS: [Target; 31] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
@@ -39,6 +39,8 @@ pub const TARGETS: [Target; 29] = [
     ("safetensors", hugging_face::safetensors),
     ("hf_config", hugging_face::hf_config),
     ("hf_import", hugging_face::hf_import),
+    ("python_package", disk::python_package),
+    ("loader_message", wire::loader_message),
     ("tokens", disk::tokens),
     ("hdf5", disk::hdf5),
     ("csv", disk::csv),

@@ -44,6 +44,12 @@ pub fn role_command(bytes: &[u8]) {
     assert_eq!(again, command);
 }
 
+/// Parses a message of a data loader: its kind, then its content.
+pub fn loader_message(bytes: &[u8]) {
+    let Some((kind, content)) = bytes.split_first() else { return };
+    let _ = millrace_loader::parse_message(*kind, content.to_vec());
+}
+
 /// Returns the plan that a frame's header names; 0 if the header is too short.
 fn plan_of(head: &[u8]) -> PlanHash {
     let bytes = head.get(8..16).and_then(|bytes| bytes.try_into().ok()).unwrap_or_default();

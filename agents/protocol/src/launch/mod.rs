@@ -11,8 +11,8 @@ mod version;
 pub use document::{AgentCounts, LaunchDocument, ResumeOptions};
 pub use millrace_outcome::Exit;
 pub use role_command::{
-    DocumentSource, InvalidArgument, MAX_ADDRESS_BYTES, MAX_PATH_BYTES, MAX_ROOTS, ROLE_SUBCOMMAND, RoleCommand,
-    RoleCommandError, V1JournalFiles,
+    DocumentSource, InvalidArgument, MAX_ADDRESS_BYTES, MAX_PATH_BYTES, MAX_ROOTS, PACKAGE_PYTHON, ROLE_SUBCOMMAND,
+    RoleCommand, RoleCommandError, V1JournalFiles,
 };
 pub use version::{DocumentError, V1, VERSION};
 

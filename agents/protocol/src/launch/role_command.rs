@@ -33,6 +33,8 @@ use crate::security::Protection;
 
 /// The first argument of a role process.
 pub const ROLE_SUBCOMMAND: &str = "role";
+/// Value of `--python` for the interpreter that packed a dataset.
+pub const PACKAGE_PYTHON: &str = "auto";
 /// Maximum bytes of a path: the system's PATH_MAX.
 pub const MAX_PATH_BYTES: usize = 4096;
 /// Maximum bytes of an address: a DNS name of 253 bytes, a colon and a port.
@@ -98,6 +100,13 @@ pub struct RoleCommand {
     /// Best instruction set that the agent may use; by default the best one of the CPU.
     #[arg(long)]
     pub isa: Option<Isa>,
+    /// Interpreter with which an activation server reads Python datasets, or [`PACKAGE_PYTHON`]. Without it and without
+    /// `loader_socket` none are read.
+    #[arg(long, value_parser = bounded_path())]
+    pub python: Option<PathBuf>,
+    /// Socket to which the container connects that reads Python datasets for an activation server.
+    #[arg(long, value_parser = bounded_path())]
+    pub loader_socket: Option<PathBuf>,
 }
 
 /// The certificate of the journal's port as coordinators of release 0.1.0 expect it. Later ones ignore it.
@@ -207,6 +216,8 @@ impl RoleCommand {
             roots: Vec::new(),
             threads: None,
             isa: None,
+            python: None,
+            loader_socket: None,
         }
     }
 
@@ -236,6 +247,8 @@ impl RoleCommand {
         self.roots.iter().for_each(|root| args.flag("root", Some(root)));
         args.flag("threads", self.threads.map(|threads| threads.to_string()));
         args.flag("isa", self.isa.map(|isa| isa.to_string()));
+        args.flag("python", self.python.as_ref());
+        args.flag("loader_socket", self.loader_socket.as_ref());
         args.0
     }
 
@@ -347,6 +360,8 @@ mod tests {
             roots: vec![path(b"/data/\xff"), path(b"--root=x")],
             threads: Some(u16::MAX),
             isa: Some(Isa::Avx2),
+            python: Some(path(b"/opt/\xffpython")),
+            loader_socket: Some("/run/loader/socket".into()),
             ..RoleCommand::new(role, u32::MAX)
         }
     }

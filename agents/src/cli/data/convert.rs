@@ -23,7 +23,10 @@ const TOKEN_BYTES: u64 = 12;
 pub fn run(of: &DataArgs, out: &Path, samples_per_file: Option<u64>) -> Result<Exit, CliError> {
     let (job, mut input) = super::job_input(of)?;
     let is_decoder = job.model.encoder.is_none() && job.model.seq2seq.is_none() && job.model.image.is_none();
-    if !is_decoder || job.model.decoder.is_packed || matches!(input.source, DataSource::Arrays { .. }) {
+    if !is_decoder
+        || job.model.decoder.is_packed
+        || matches!(input.source, DataSource::Arrays { .. } | DataSource::Python { .. })
+    {
         let error = CliError::bad_input("only samples of decoders, which predict the next token, can be converted");
         return Err(error.hint("give params of a decoder, such as GPT or LLaMA"));
     }

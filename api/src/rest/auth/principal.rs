@@ -1,6 +1,6 @@
 //! Authenticated clients and their permissions.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
@@ -9,7 +9,8 @@ use axum::http::{HeaderMap, header};
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::jiff::Timestamp;
 
-use super::super::proxies::client_address;
+use super::super::local_user::is_own_socket;
+use super::super::proxies::{client_address, connection_socket};
 use super::super::{AppState, ValidQuery};
 use super::credential::{self, ALL_NAMESPACES, bearer};
 use super::{Action, AuthMode, TokenRole};
@@ -27,6 +28,8 @@ pub struct Principal {
     pub rights: Permissions,
     /// The credential, for later checks; `None` if the server requires none.
     proof: Option<BearerCredential>,
+    /// The client's end of the connection, on a server that requires no token.
+    local_socket: Option<SocketAddr>,
 }
 
 /// A token, and the address that sent it.
@@ -85,6 +88,14 @@ impl Principal {
     pub(super) async fn reauthorize(&self, api: &AppState, action: Action, namespace: &str, name: &str) -> Result<()> {
         let Some(BearerCredential { secret, from }) = &self.proof else { return Ok(()) };
         authenticate_token(api, secret, *from).await?.1.authorize(action, namespace, name).await
+    }
+
+    /// Returns whether the user of this machine that runs the server has sent the request. False for every client with
+    /// a token: its code would run with rights that the token does not have.
+    pub(in crate::rest) async fn is_server_user(&self, api: &AppState) -> bool {
+        let Some(socket) = self.local_socket else { return false };
+        let port = api.port;
+        tokio::task::spawn_blocking(move || is_own_socket(socket, port)).await.unwrap_or(false)
     }
 
     /// Returns the namespaces whose jobs the client may list; `None` means all.
@@ -161,7 +172,8 @@ async fn authenticate(parts: &mut Parts, api: &Arc<AppState>, from: IpAddr) -> R
             check_local_origin(&parts.headers)?;
             let rights = Permissions::Role { role: TokenRole::Admin, namespaces: vec![ALL_NAMESPACES.to_owned()] };
             let (name, account) = ("local".to_owned(), "local".to_owned());
-            Ok(("local".to_owned(), Principal { name, account, rights, proof: None }))
+            let local_socket = connection_socket(&parts.extensions);
+            Ok(("local".to_owned(), Principal { name, account, rights, proof: None, local_socket }))
         }
         AuthMode::Tokens => Err(unauthorized("an administrator creates one with `millrace-api token`")),
         AuthMode::Cluster(_) => Err(unauthorized("`kubectl create token ACCOUNT` creates one")),
@@ -187,7 +199,7 @@ async fn authenticate_token(api: &AppState, secret: &str, from: IpAddr) -> Resul
         // The prefix can't collide with the id of an API token, which has no colon.
         let rights = Permissions::Cluster(authorizer.clone(), Arc::new(user));
         let id = format!("user:{name}");
-        return Ok((id.clone(), Principal { name, account: id, rights, proof }));
+        return Ok((id.clone(), Principal { name, account: id, rights, proof, local_socket: None }));
     }
     let token = api.store.token_by_hash(&credential::secret_hash(secret)).await?.ok_or_else(rejection)?;
     let now = Timestamp::now().as_millisecond();
@@ -197,7 +209,7 @@ async fn authenticate_token(api: &AppState, secret: &str, from: IpAddr) -> Resul
     // All sessions of a token share one budget.
     let account = credential::token_of(&token.id).to_owned();
     let rights = Permissions::Role { role, namespaces: token.namespaces };
-    Ok((token.id, Principal { name: token.name, account, rights, proof }))
+    Ok((token.id, Principal { name: token.name, account, rights, proof, local_socket: None }))
 }
 
 /// Checks that a request to a server without tokens was sent by a program of this machine. A web page in a browser of
@@ -253,6 +265,7 @@ mod tests {
             account: "ann".to_owned(),
             rights: Permissions::Role { role, namespaces: namespaces.iter().map(|&name| name.to_owned()).collect() },
             proof: None,
+            local_socket: None,
         };
         let editor = principal(TokenRole::Editor, &["a", "b"]);
         for (action, namespace) in

@@ -18,7 +18,8 @@ section! {
         /// shape (tokens), from which samples are cut as from token files. Where the mask is 0, or the label is -100,
         /// the label does not count. `MNISTDataProcessor` reads the files of the MNIST database, `ImageNet1KProcessor`
         /// a directory of PNG and JPEG files for each class. `ArrayDataProcessor` reads a directory with a NumPy array
-        /// `NAME.npy` for each input of a model with a graph document, whose first dimension counts samples.
+        /// `NAME.npy` for each input of a model with a graph document, whose first dimension counts samples;
+        /// `PythonDataProcessor` a directory that the Python client writes for a dataset in Python.
         /// Encoders read CSV files with the columns of the zoo's processors, or all others but HDF5 samples, which are
         /// then masked when they are read. `BertHDF5DataProcessor` reads HDF5 samples of encoders, with the rows
         /// input_ids, attention mask and labels, which do not count if they are -100. The TFRecord processors read

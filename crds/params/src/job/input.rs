@@ -75,6 +75,7 @@ impl InputSpec {
             | DataSource::Csv { paths, .. }
             | DataSource::EncoderHdf5 { paths }
             | DataSource::Arrays { paths }
+            | DataSource::Python { paths }
             | DataSource::TfRecords { paths, .. }
             | DataSource::Lines { paths, .. }
             | DataSource::Images { paths, .. } => paths,
@@ -91,6 +92,7 @@ impl InputSpec {
             | DataSource::Csv { paths, .. }
             | DataSource::EncoderHdf5 { paths }
             | DataSource::Arrays { paths }
+            | DataSource::Python { paths }
             | DataSource::TfRecords { paths, .. }
             | DataSource::Lines { paths, .. }
             | DataSource::Images { paths, .. } => Some(paths),
@@ -187,6 +189,11 @@ pub enum DataSource {
         /// Directories with a file `NAME.npy` for each input, in order; at least one.
         paths: Vec<String>,
     },
+    /// A dataset in Python, whose samples are the inputs of a graph.
+    Python {
+        /// The directory of its package; exactly one.
+        paths: Vec<String>,
+    },
     /// TFRecord files with a sample in each record.
     TfRecords {
         /// Files, directories (their `*.tfrecords` or `*.tfrecord`, sorted by name) or globs, in order; at least one.
@@ -256,6 +263,7 @@ impl DataSource {
             Self::Csv { .. } => "CSV files",
             Self::EncoderHdf5 { .. } => "HDF5 files of an encoder",
             Self::Arrays { .. } => "NumPy arrays",
+            Self::Python { .. } => "a Python dataset",
             Self::TfRecords { .. } => "TFRecord files",
             Self::Lines { .. } => "lines of words",
             Self::Images { .. } => "images",

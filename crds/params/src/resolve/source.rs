@@ -43,6 +43,7 @@ pub(super) fn source(
         (None, Some(DataSource::Csv { rows, .. })) => Processor::Csv(*rows),
         (None, Some(DataSource::EncoderHdf5 { .. })) => Processor::EncoderHdf5,
         (None, Some(DataSource::Arrays { .. })) => Processor::Arrays,
+        (None, Some(DataSource::Python { .. })) => Processor::Python,
         (None, Some(DataSource::TfRecords { rows, .. })) => Processor::TfRecords(*rows),
         (None, Some(DataSource::Synthetic {})) => Processor::Synthetic,
         (None, Some(DataSource::Lines { rows, .. })) => Processor::Lines(*rows),
@@ -75,6 +76,7 @@ pub(super) fn source(
         Processor::Csv(rows) => encoder_input::csv(check, s, paths, rows),
         Processor::EncoderHdf5 => DataSource::EncoderHdf5 { paths },
         Processor::Arrays => DataSource::Arrays { paths },
+        Processor::Python => DataSource::Python { paths },
         Processor::TfRecords(rows) => encoder_input::records(check, s, paths, rows),
         Processor::Images(format) => {
             DataSource::Images { paths, images: images(check, s, format, model, train.is_some()) }
@@ -85,11 +87,18 @@ pub(super) fn source(
     | DataSource::Hdf5 { paths, .. }
     | DataSource::EncoderHdf5 { paths }
     | DataSource::Arrays { paths }
+    | DataSource::Python { paths }
     | DataSource::TfRecords { paths, .. }
     | DataSource::Images { paths, .. } = &source
         && p.mixture.is_none()
     {
         check_paths(check, s, paths);
+    }
+    if let DataSource::Python { paths } = &source
+        && paths.len() > 1
+    {
+        let hint = "name the directory of one package; a dataset in Python can read several others";
+        check.report_invalid(&s.key("data_dir"), format!("names {} directories", paths.len()), hint);
     }
     text_input::note_unused_keys(check, s, processor);
     source
@@ -117,7 +126,8 @@ fn check_processor(check: &mut ResolveContext<'_>, s: &InputSection<'_>, process
     let key = s.key("data_processor");
     let name = s.given.data_processor.as_deref().unwrap_or_default();
     let is_for_graphs = match processor {
-        Processor::Text | Processor::Tokens | Processor::Hdf5 | Processor::Synthetic | Processor::Arrays => true,
+        Processor::Text | Processor::Tokens | Processor::Hdf5 | Processor::Synthetic => true,
+        Processor::Arrays | Processor::Python => true,
         Processor::TfRecords(rows) => rows == TfRecordRows::Tokens,
         Processor::Images(_) | Processor::Lines(_) | Processor::Csv(_) | Processor::EncoderHdf5 => false,
     };
@@ -125,7 +135,7 @@ fn check_processor(check: &mut ResolveContext<'_>, s: &InputSection<'_>, process
         let hint = "use ArrayDataProcessor, or GptTextDataProcessor and its like for a graph that reads input_ids";
         return check.report_invalid(&key, format!("is {name}, which only models of a family read"), hint);
     }
-    if model.graph.is_none() && processor == Processor::Arrays {
+    if model.graph.is_none() && matches!(processor, Processor::Arrays | Processor::Python) {
         let hint = "describe the model by model.graph, or use another data_processor";
         return check.report_invalid(&key, format!("is {name}, but the model has no graph document"), hint);
     }

@@ -1,0 +1,328 @@
+//! The socket of an activation server, and the host that starts its workers.
+
+use std::collections::HashMap;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::message::{self, MAX_REPORT_BYTES, Message, WorkerExit};
+
+/// The program of host and workers.
+const PROGRAM: &str = include_str!("../python/loader.py");
+/// Time for a process to start and connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time for a new connection to say what it is.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum bytes of a line that host and workers print.
+const MAX_LINE_BYTES: u64 = 4096;
+/// Maximum number of lines of host and workers that are logged in [`LOG_INTERVAL`].
+const MAX_LOG_LINES: u32 = 100;
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum bytes of the path of a Unix socket.
+const MAX_SOCKET_PATH_BYTES: usize = 100;
+/// Environment variables that host and workers inherit. Others may contain credentials.
+const INHERITED_VARIABLES: [&str; 10] =
+    ["PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "USER"];
+
+/// Where the host runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostLocation {
+    /// In a process that the server starts, with this interpreter.
+    Process(PathBuf),
+    /// In a container that shares the directory of this socket with the server.
+    Container(PathBuf),
+}
+
+/// Why workers can't be started.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum LoaderError {
+    /// A file operation failed.
+    #[error("can't {action}: {cause}")]
+    System {
+        /// What failed, as in "can't open a socket".
+        action: String,
+        /// The error of the system.
+        cause: Arc<std::io::Error>,
+    },
+    /// The host does not run, or a worker has not connected.
+    #[error("{process} has not connected within {} s", CONNECT_TIMEOUT.as_secs())]
+    NotConnected {
+        /// The process.
+        process: &'static str,
+    },
+    /// A worker has ended before it connected.
+    #[error("a worker ended with {}", exit_description(.0))]
+    Ended(WorkerExit),
+}
+
+impl LoaderError {
+    fn system(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let action = action.into();
+        move |cause| Self::System { action, cause: Arc::new(cause) }
+    }
+}
+
+/// Returns how a worker ended, with the last line that it printed.
+pub(crate) fn exit_description(exit: &WorkerExit) -> String {
+    let how = match exit.status {
+        status if status < 0 => format!("signal {}", -status),
+        status => format!("exit code {status}"),
+    };
+    match exit.lines.iter().rev().find(|line| !line.trim().is_empty()) {
+        Some(line) => format!("{how} after printing {line:?}"),
+        None => how,
+    }
+}
+
+/// The socket that host and workers connect to.
+pub struct LoaderServer {
+    location: HostLocation,
+    socket: PathBuf,
+    state: Mutex<HostState>,
+    changed: Condvar,
+    /// The directory of the socket and of the program of a host process, which may exist longer than the server.
+    scratch: Option<tempfile::TempDir>,
+}
+
+#[derive(Default)]
+struct HostState {
+    /// The connection to the host; `None` while no host is connected.
+    host: Option<UnixStream>,
+    process: Option<Child>,
+    /// Workers that have connected and were not taken yet.
+    arrived: HashMap<u64, UnixStream>,
+    /// Workers that have ended and whose end was not taken yet.
+    ended: HashMap<u64, WorkerExit>,
+    next_worker: u64,
+    is_closed: bool,
+}
+
+impl LoaderServer {
+    /// Opens the socket. The host is started with the first worker.
+    ///
+    /// # Errors
+    /// The socket or its directory can't be created.
+    pub fn open(location: HostLocation) -> Result<Arc<Self>, LoaderError> {
+        let scratch = match &location {
+            HostLocation::Process(_) => Some(scratch_directory()?),
+            HostLocation::Container(_) => None,
+        };
+        let socket = match (&location, &scratch) {
+            (HostLocation::Container(socket), _) => socket.clone(),
+            (HostLocation::Process(_), scratch) => {
+                scratch.as_ref().map_or_else(PathBuf::new, |scratch| scratch.path().join("socket"))
+            }
+        };
+        // A socket of an earlier process of this pod.
+        let _ = std::fs::remove_file(&socket);
+        let opened = UnixListener::bind(&socket);
+        let listener = opened.map_err(LoaderError::system(format!("open the socket {}", socket.display())))?;
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let server = Arc::new(Self { location, socket, state, changed, scratch });
+        let accepting = Arc::downgrade(&server);
+        spawn("loader-accept", move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let Some(server) = accepting.upgrade().filter(|server| !server.lock().is_closed) else { return };
+                // A connection that says nothing must not delay the others.
+                let _ = spawn("loader-hello", move || server.greet(stream));
+            }
+        })?;
+        Ok(server)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HostState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Receives what a new connection is. Follows it, if it is a host.
+    fn greet(self: Arc<Self>, mut stream: UnixStream) {
+        let _ = stream.set_read_timeout(Some(HELLO_TIMEOUT));
+        match message::receive(&mut stream, MAX_REPORT_BYTES) {
+            Ok(Message::WorkerHello(worker)) => {
+                let mut state = self.lock();
+                // Only workers that were requested.
+                if worker < state.next_worker {
+                    state.arrived.insert(worker, stream);
+                    self.changed.notify_all();
+                }
+            }
+            Ok(Message::HostHello) => self.follow_host(stream),
+            _ => tracing::warn!("a connection to the loader socket sent no valid greeting"),
+        }
+    }
+
+    /// Receives the ends of workers until the host ends.
+    fn follow_host(self: Arc<Self>, mut stream: UnixStream) {
+        let _ = stream.set_read_timeout(None);
+        let Ok(sender) = stream.try_clone() else { return };
+        self.lock().host = Some(sender);
+        self.changed.notify_all();
+        // The server must not exist for as long as its host.
+        let server = Arc::downgrade(&self);
+        drop(self);
+        while let Ok(Message::Exited(exit)) = message::receive(&mut stream, MAX_REPORT_BYTES) {
+            let Some(server) = server.upgrade() else { return };
+            server.lock().ended.insert(exit.worker, exit);
+            server.changed.notify_all();
+        }
+        if let Some(server) = server.upgrade() {
+            tracing::warn!("the host of the data loader has ended");
+            let mut state = server.lock();
+            (state.host, state.process) = (None, None);
+            server.changed.notify_all();
+        }
+    }
+
+    /// Starts a worker of the package in `directory`; returns its number and its connection.
+    ///
+    /// # Errors
+    /// The host can't be started, or the worker ends before it connects.
+    pub(crate) fn start_worker(&self, directory: &Path) -> Result<(u64, UnixStream), LoaderError> {
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
+        let mut state = self.lock();
+        if let (HostLocation::Process(interpreter), None, None) = (&self.location, &state.host, &state.process) {
+            state.process = Some(self.start_host(interpreter)?);
+        }
+        let mut state = self.wait_for(state, deadline, "the host of the data loader", |state| state.host.is_some())?;
+        let worker = state.next_worker;
+        state.next_worker += 1;
+        if let Some(host) = &mut state.host {
+            let sent = message::send_start(host, worker, &directory.display().to_string());
+            sent.map_err(LoaderError::system("start a worker"))?;
+        }
+        let has_result = |state: &HostState| state.arrived.contains_key(&worker) || state.ended.contains_key(&worker);
+        let mut state = self.wait_for(state, deadline, "a worker of the data loader", has_result)?;
+        match (state.arrived.remove(&worker), state.ended.remove(&worker)) {
+            (Some(stream), _) => Ok((worker, stream)),
+            (None, Some(exit)) => Err(LoaderError::Ended(exit)),
+            (None, None) => Err(LoaderError::NotConnected { process: "a worker of the data loader" }),
+        }
+    }
+
+    /// Waits until `is_done`, or until the host has ended.
+    fn wait_for<'a>(
+        &self,
+        mut state: MutexGuard<'a, HostState>,
+        deadline: Instant,
+        process: &'static str,
+        is_done: impl Fn(&HostState) -> bool,
+    ) -> Result<MutexGuard<'a, HostState>, LoaderError> {
+        while !is_done(&state) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // The host may have ended before it connected.
+            let has_ended = state.process.as_mut().and_then(|process| process.try_wait().ok().flatten());
+            if let Some(status) = has_ended {
+                state.process = None;
+                let exit = WorkerExit { worker: 0, status: status.code().unwrap_or(-1), lines: Vec::new() };
+                return Err(LoaderError::Ended(exit));
+            }
+            if left.is_zero() || state.is_closed {
+                return Err(LoaderError::NotConnected { process });
+            }
+            let step = left.min(Duration::from_millis(200));
+            state = self.changed.wait_timeout(state, step).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(state)
+    }
+
+    /// Ends a worker, and waits for its end, which says what it printed last. Returns `None` if that is not known.
+    pub(crate) fn end_worker(&self, worker: u64) -> Option<WorkerExit> {
+        let mut state = self.lock();
+        if !state.ended.contains_key(&worker) {
+            let _ = state.host.as_mut().map(|host| message::send_kill(host, worker));
+        }
+        let deadline = Instant::now() + HELLO_TIMEOUT;
+        let has_ended = |state: &HostState| state.ended.contains_key(&worker) || state.host.is_none();
+        self.wait_for(state, deadline, "a worker of the data loader", has_ended).ok()?.ended.remove(&worker)
+    }
+
+    /// Starts the host as a process.
+    fn start_host(&self, interpreter: &Path) -> Result<Child, LoaderError> {
+        let scratch = self.scratch.as_ref().map_or_else(|| Path::new("."), tempfile::TempDir::path);
+        let program = scratch.join("loader.py");
+        std::fs::write(&program, PROGRAM).map_err(LoaderError::system("write the program of the data loader"))?;
+        let inherited = INHERITED_VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)));
+        let started = Command::new(interpreter)
+            .arg(program)
+            .arg("host")
+            .arg(&self.socket)
+            .arg(scratch)
+            .env_clear()
+            .envs(inherited)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut host = started.map_err(LoaderError::system(format!("run {}", interpreter.display())))?;
+        if let Some(stderr) = host.stderr.take() {
+            spawn("loader-log", move || log_lines(BufReader::new(stderr)))?;
+        }
+        Ok(host)
+    }
+
+    /// Ends host and workers.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        // The host ends with its connection, and kills its workers first.
+        if let Some(host) = state.host.take() {
+            let _ = host.shutdown(std::net::Shutdown::Both);
+        }
+        if let Some(mut process) = state.process.take() {
+            drop(state);
+            let _ = process.wait();
+        }
+        // Wakes the thread that accepts connections.
+        let _ = UnixStream::connect(&self.socket);
+        self.changed.notify_all();
+    }
+}
+
+impl Drop for LoaderServer {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Creates a directory for the socket that only this user can enter.
+fn scratch_directory() -> Result<tempfile::TempDir, LoaderError> {
+    let place = std::env::temp_dir();
+    let is_short = place.as_os_str().len() + "/millrace-loader-XXXXXX/socket".len() <= MAX_SOCKET_PATH_BYTES;
+    let place = if is_short { place } else { PathBuf::from("/tmp") };
+    let action = || format!("create a directory in {}", place.display());
+    let made = tempfile::Builder::new().prefix("millrace-loader-").tempdir_in(&place);
+    let scratch = made.map_err(LoaderError::system(action()))?;
+    let private = std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o700));
+    private.map_err(LoaderError::system(action()))?;
+    Ok(scratch)
+}
+
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), LoaderError> {
+    let started = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+    started.map(drop).map_err(LoaderError::system("start a thread"))
+}
+
+/// Logs what host and workers print, at most [`MAX_LOG_LINES`] in [`LOG_INTERVAL`].
+fn log_lines(mut output: impl std::io::BufRead) {
+    let (mut begin, mut logged, mut dropped) = (Instant::now(), 0, 0_u64);
+    let mut line = Vec::new();
+    while let Ok(1..) = output.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line) {
+        if begin.elapsed() > LOG_INTERVAL {
+            if dropped > 0 {
+                tracing::info!("{dropped} more lines of the data loader are not logged");
+            }
+            (begin, logged, dropped) = (Instant::now(), 0, 0);
+        }
+        if logged < MAX_LOG_LINES {
+            tracing::info!("data loader: {}", String::from_utf8_lossy(&line).trim_end());
+            logged += 1;
+        } else {
+            dropped += 1;
+        }
+        line.clear();
+    }
+}

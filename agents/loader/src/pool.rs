@@ -1,0 +1,149 @@
+//! Reads the samples of one dataset with several workers.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use millrace_data::{PythonPackage, PythonProblem, SampleNumber, SampleReader};
+
+use crate::host::{LoaderError, LoaderServer, spawn};
+use crate::worker::WorkerThread;
+
+/// Maximum number of samples of one message. Larger requests are divided among the workers.
+const MAX_CHUNK_SAMPLES: usize = 256;
+/// Number of chunks for each worker, so that workers with slow samples get fewer.
+const CHUNKS_PER_WORKER: usize = 2;
+
+/// The workers of one dataset. They are started with the first request, and end with the pool.
+pub struct LoaderPool {
+    queue: Arc<Queue>,
+    workers: usize,
+    /// Bytes of a sample of each input.
+    widths: Vec<usize>,
+}
+
+/// Consecutive samples of a request.
+#[derive(Debug)]
+pub(crate) struct Samples {
+    pub(crate) count: usize,
+    /// The elements of each input, sample after sample.
+    pub(crate) elements: Vec<u8>,
+}
+
+/// The samples of a chunk in one or more parts, in order; or why they can't be read.
+pub(crate) type ChunkResult = Result<Vec<Samples>, PythonProblem>;
+
+/// Samples to read.
+pub(crate) struct Chunk {
+    place: usize,
+    pub(crate) samples: Vec<SampleNumber>,
+    reply: Sender<(usize, ChunkResult)>,
+}
+
+impl Chunk {
+    /// Sends the result to the pool.
+    pub(crate) fn complete(self, result: ChunkResult) {
+        // The reader of the samples may have been dropped.
+        let _ = self.reply.send((self.place, result));
+    }
+}
+
+/// Chunks that no worker has taken.
+#[derive(Default)]
+pub(crate) struct Queue {
+    state: Mutex<QueueState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct QueueState {
+    chunks: VecDeque<Chunk>,
+    is_closed: bool,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, chunks: impl IntoIterator<Item = Chunk>) {
+        self.lock().chunks.extend(chunks);
+        self.changed.notify_all();
+    }
+
+    /// Waits for a chunk; returns `None` when the pool is dropped.
+    pub(crate) fn take(&self) -> Option<Chunk> {
+        let mut state = self.lock();
+        loop {
+            if state.is_closed {
+                return None;
+            }
+            if let Some(chunk) = state.chunks.pop_front() {
+                return Some(chunk);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn close(&self) {
+        self.lock().is_closed = true;
+        self.changed.notify_all();
+    }
+}
+
+impl LoaderPool {
+    /// Creates a pool with as many workers as the package requests.
+    ///
+    /// # Errors
+    /// A thread can't be started.
+    pub fn new(server: &Arc<LoaderServer>, package: &PythonPackage) -> Result<Self, LoaderError> {
+        let queue = Arc::new(Queue::default());
+        let widths: Vec<usize> = package.inputs().iter().map(millrace_data::SampleInput::bytes).collect();
+        let pool = Self { queue, workers: package.workers().into(), widths };
+        for _ in 0..pool.workers {
+            let thread = WorkerThread::new(server.clone(), package.clone());
+            let queue = pool.queue.clone();
+            spawn("loader-worker", move || thread.run(&queue))?;
+        }
+        Ok(pool)
+    }
+
+    /// Adds samples to `arrays`.
+    fn append(&self, arrays: &mut [Vec<u8>], samples: &Samples) {
+        let mut elements = samples.elements.as_slice();
+        for (array, width) in arrays.iter_mut().zip(&self.widths) {
+            let Some((own, rest)) = elements.split_at_checked(width.saturating_mul(samples.count)) else { return };
+            array.extend_from_slice(own);
+            elements = rest;
+        }
+    }
+}
+
+impl SampleReader for LoaderPool {
+    fn read(&self, samples: &[SampleNumber]) -> Result<Vec<Vec<u8>>, PythonProblem> {
+        let size = samples.len().div_ceil(self.workers * CHUNKS_PER_WORKER).clamp(1, MAX_CHUNK_SAMPLES);
+        let (reply, replies) = mpsc::channel();
+        let chunks = samples.chunks(size).enumerate().map(|(place, samples)| Chunk {
+            place,
+            samples: samples.to_vec(),
+            reply: reply.clone(),
+        });
+        self.queue.add(chunks);
+        drop(reply);
+        // All of them are received, so that of several failures always the first one is reported.
+        let mut results: Vec<_> = replies.into_iter().collect();
+        results.sort_by_key(|(place, _)| *place);
+        let bytes = |width: &usize| Vec::with_capacity(width.saturating_mul(samples.len()));
+        let mut arrays: Vec<Vec<u8>> = self.widths.iter().map(bytes).collect();
+        for (_, result) in results {
+            result?.iter().for_each(|samples| self.append(&mut arrays, samples));
+        }
+        Ok(arrays)
+    }
+}
+
+impl Drop for LoaderPool {
+    fn drop(&mut self) {
+        self.queue.close();
+    }
+}
