@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from servers import server
 
 from millrace import Appliance
 
 
 @pytest.fixture(scope="session")
-def appliance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Appliance]:
-    """A server on a free port of this machine."""
-    program = Path(os.environ["MILLRACE_PROGRAMS"], "millrace-api")
-    command = [
-        program,
-        "serve",
-        "--data",
-        tmp_path_factory.mktemp("data"),
-        "--listen",
-        "127.0.0.1:0",
-        "--log",
-        "warn",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        url = server.stdout.readline().removeprefix("listening on ").strip()
-        with Appliance(url) as appliance:
-            yield appliance
-        server.terminate()
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data directory of `appliance`."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="session")
+def appliance(data_dir: Path) -> Iterator[Appliance]:
+    """A server for all tests of this directory."""
+    with server(data_dir) as appliance:
+        yield appliance

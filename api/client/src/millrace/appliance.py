@@ -160,6 +160,8 @@ class Appliance:
         * `data` and `eval_data`: a mapping of names to arrays, a `TensorDataset`, the path of such arrays on
           the appliance (then with `example`, a batch of two samples), or a dict that is `train_input` of the
           params. `shuffle=False` reads them in their order.
+        * A dataset with `__len__` and `__getitem__`, a `DataLoader`, or a `millrace.loader.PythonDataset` is
+          packed with its modules and read by `num_workers` processes of each activation server.
         * `optimizer`: its groups and hyperparameters; `scheduler`: evaluated for each step.
         * `mixed_precision=True` computes products in bfloat16; `runconfig` has further keys of the params.
 
@@ -270,6 +272,9 @@ class Appliance:
         sent = submission.build(params, options, verb)
         needed = list(sent.blobs.values())
         is_module = isinstance(params, ParamsWithFiles)
+        if isinstance(params, ParamsWithFiles) and not for_check:
+            for line in params.summary:
+                print(line, file=sys.stderr)
         if for_check and (is_module or sum(blob.size for blob in needed) > _MAX_CHECKED_BYTES):
             needed = [sent.graph] if sent.graph else []
         try:

@@ -49,6 +49,8 @@ class ParamsWithFiles:
     """The PyTorch module that is trained."""
     directory: Any = field(repr=False)
     """The temporary directory of the contents, which exists as long as this object."""
+    summary: Sequence[str] = ()
+    """What was packed for the job, for the user."""
 
 
 Params = str | os.PathLike[str] | Mapping[str, Any] | ParamsWithFiles
@@ -126,6 +128,7 @@ class ModuleOptions(TypedDict, total=False):
     data: Any
     eval_data: Any
     example: Any
+    num_workers: int
     optimizer: Any
     scheduler: Any
     batch_size: int

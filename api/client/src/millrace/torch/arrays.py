@@ -32,7 +32,8 @@ def arrays_of(data: Any) -> dict[str, torch.Tensor]:
     else:
         raise UnsupportedDataError(
             f"data of type {type(data).__name__} can't be uploaded; give a mapping of names to arrays, a "
-            "torch.utils.data.TensorDataset, or the path of such arrays on the appliance"
+            "torch.utils.data.TensorDataset, the path of such arrays on the appliance, or a dataset with "
+            "__len__ and __getitem__"
         )
     lengths = {name: array.shape[0] if array.dim() else 0 for name, array in arrays.items()}
     if not lengths or len(set(lengths.values())) != 1 or min(lengths.values()) < 2:

@@ -3,7 +3,8 @@
 graph.json            the traced module with its loss      model.graph
 weights.safetensors   its weights                          runconfig.checkpoint_path
 train/NAME.npy        the data, unless on the appliance    train_input.data_dir
-eval/NAME.npy
+train/manifest.json   or the package of a dataset
+eval/...
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch.utils.data import TensorDataset
 
+from millrace.loader import PythonDataset, is_dataset, pack
 from millrace.submission import ModuleOptions, ParamsWithFiles
 from millrace.torch.arrays import UnsupportedDataError, arrays_of, example_of, write_arrays
+from millrace.torch.data_loader import without_data_loader
 from millrace.torch.optimizer import optimizer_params
 from millrace.torch.trace import TracedModel, oriented, trace
 from millrace.uploads import Blob
@@ -60,6 +64,7 @@ def describe(
     Raises `UnsupportedModelError`, `UnsupportedOptimizerError` or `UnsupportedDataError` if the appliance
     can't train it, and `UnsupportedDataError` if an argument is missing.
     """
+    options = without_data_loader(options)
     steps, batch_size, optimizer = max_steps, options.get("batch_size"), options.get("optimizer")
     for name, given in (("max_steps", steps), ("batch_size", batch_size), ("optimizer", optimizer)):
         if given is None:
@@ -91,9 +96,14 @@ def describe_with_params(
 
     Raises the errors of `describe`.
     """
+    options = without_data_loader(options)
     files = _Files()
+    given = {
+        name: dict(params.get(name) or {}) for name in ("model", "runconfig", "train_input", "eval_input")
+    }
+    if is_dataset(options.get("data")) and "num_workers" not in options:
+        options = {**options, "num_workers": given["train_input"].pop("num_workers", 0)}
     traced, inputs = _traced(model, options, files)
-    given = {name: dict(params.get(name) or {}) for name in ("model", "runconfig", *inputs)}
     completed = {
         **params,
         **{name: section | given[name] for name, section in inputs.items()},
@@ -107,10 +117,11 @@ def _traced(
     model: torch.nn.Module, options: ModuleOptions, files: _Files
 ) -> tuple[TracedModel, dict[str, dict[str, Any]]]:
     """Return the traced module, and the inputs of the params by their section."""
-    train_input, arrays = files.input("train", options.get("data"))
+    workers = options.get("num_workers") or None
+    train_input, arrays = files.input("train", options.get("data"), workers)
     inputs = {"train_input": train_input}
     if options.get("eval_data") is not None:
-        inputs["eval_input"], _ = files.input("eval", options["eval_data"])
+        inputs["eval_input"], _ = files.input("eval", options["eval_data"], workers)
     example = options.get("example") or (example_of(arrays) if arrays else None)
     if example is None:
         raise UnsupportedDataError(
@@ -127,13 +138,20 @@ class _Files:
     def __init__(self) -> None:
         self.directory = tempfile.TemporaryDirectory(prefix="millrace-")
         self.uploads: dict[str, Path] = {}
+        self.summary: list[str] = []
 
-    def input(self, name: str, data: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return an input of the params, and its arrays if they are uploaded."""
+    def input(
+        self, name: str, data: Any, workers: int | None
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return an input of the params, and its first samples, or all, if they are uploaded."""
         if data is None:
             raise UnsupportedDataError("data is missing: give arrays, or the path of arrays on the appliance")
         if isinstance(data, Mapping) and "data_processor" in data:
             return dict(data), {}
+        if is_dataset(data) and not isinstance(data, TensorDataset):
+            return self._dataset(name, data, workers)
+        if workers is not None:
+            raise UnsupportedDataError("num_workers is for datasets with __getitem__, not for arrays")
         section = {"data_processor": "ArrayDataProcessor", "data_dir": name}
         if isinstance(data, (str, os.PathLike)):
             return section | {"data_dir": os.fspath(data)}, {}
@@ -141,6 +159,19 @@ class _Files:
         written = write_arrays(arrays, Path(self.directory.name, name))
         self.uploads |= {f"{name}/{file}": path for file, path in written.items()}
         return section, arrays
+
+    def _dataset(
+        self, name: str, data: Any, workers: int | None
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Pack a dataset; return the input of the params, and two samples."""
+        dataset = data if isinstance(data, PythonDataset) else PythonDataset(data)
+        if workers is not None:
+            dataset.workers = workers
+        package = pack(dataset, Path(self.directory.name, name))
+        self.uploads |= {f"{name}/{file}": path for file, path in package.files.items()}
+        self.summary += package.summary
+        example = {name: torch.from_numpy(array) for name, array in package.example.items()}
+        return {"data_processor": "PythonDataProcessor", "data_dir": name}, example
 
     def described(
         self, model: torch.nn.Module, traced: TracedModel, params: dict[str, Any]
@@ -157,6 +188,7 @@ class _Files:
             annotations={TRANSPOSED_ANNOTATION: json.dumps(transposed)},
             module=model,
             directory=self.directory,
+            summary=self.summary,
         )
 
 
