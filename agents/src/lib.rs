@@ -4,6 +4,7 @@
 //! * `roles` has the driver of each role. A driver is one process and executes the commands of `millrace-engine`.
 //! * `control` is the stream between each agent and the coordinator; `links` connects the agents of the data tree.
 //! * [`cli`] is the command line.
+//! * `fetch` brings the uploads of a job into a pod of a cluster, before its agent starts.
 //! * [`start_checkpoint`] decides which checkpoint a run starts from.
 //! * [`generation`] continues a text with the model of a checkpoint. * [`checkpoint_tokenizer`] opens the tokenizer of
 //!   a checkpoint, and [`exported_tokenizer`] converts it for `transformers`.
@@ -20,6 +21,7 @@ mod control;
 pub mod dataset_epoch;
 mod error;
 pub mod exported_tokenizer;
+mod fetch;
 pub mod generation;
 pub mod host;
 mod http;

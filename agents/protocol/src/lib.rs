@@ -7,6 +7,7 @@
 //! * [`transport`]: the HTTP/2 settings that both ends of every connection must share.
 //! * [`security`]: authenticates every connection.
 //! * [`journal`]: connects to the coordinator's journal and encodes its entries.
+//! * [`blobs`]: connects to the server of uploads on a cluster.
 //! * [`error_chain`](fn@error_chain): renders an error with its causes, for a log, a status or an answer.
 //! * [`launch`]: the command line, the launch document, the environment and the exit codes of a job's processes.
 
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod blobs;
 pub mod codec;
 mod error_chain;
 pub mod journal;

@@ -8,13 +8,14 @@ use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::security::{
     AdmissionPolicy, AttemptName, Authority, CONNECT_TIMEOUT, ConnectError, Credentials, ExpectedPeer,
     HANDSHAKE_TIMEOUT, Identity, IdentityError, MAX_HANDSHAKES, MemberName, Protection, Service, Stream, Validity,
-    connect, listen,
+    connect, listen, listen_renewed,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::time_provider::TimeProvider;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_stream::StreamExt;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -361,4 +362,25 @@ fn authority_params() -> rcgen::CertificateParams {
     params.distinguished_name = rcgen::DistinguishedName::new();
     params.distinguished_name.push(rcgen::DnType::CommonName, "millrace jobs");
     params
+}
+
+#[tokio::test]
+async fn renewed_identity_serves_later_connections() {
+    let server = || MemberName::Service(Service::RestServer);
+    let [old, new] = [(); 2].map(|()| Authority::new(valid_for_a_day()).unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (renewals, newest) = watch::channel(identity(&old, &server()));
+    let mut incoming = listen_renewed(listener, "uploads", newest, AdmissionPolicy::BlobReaders, Protection::Encrypted);
+    tokio::spawn(async move { while incoming.next().await.is_some() {} });
+    let fetcher = MemberName::for_fetcher("ours").unwrap();
+    let connect_with = async |authority: &Authority| {
+        let expected = ExpectedPeer::new(server());
+        connect(&address, &identity(authority, &fetcher), &expected, Protection::Encrypted).await.map(drop)
+    };
+    connect_with(&old).await.unwrap();
+    connect_with(&new).await.unwrap_err();
+    renewals.send_replace(identity(&new, &server()));
+    connect_with(&new).await.unwrap();
+    connect_with(&old).await.unwrap_err();
 }

@@ -7,6 +7,7 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_emulator::numerics::Isa;
 use millrace_params::FlagOverrides;
+use millrace_protocol::launch::{FETCH_SUBCOMMAND, FetchCommand};
 
 /// Trains large models by weight streaming.
 #[derive(Debug, Parser)]
@@ -75,6 +76,9 @@ pub enum CliCommand {
         #[command(subcommand)]
         task: CheckpointCommand,
     },
+    /// Fetch the uploads of a job; used by its pods
+    #[command(hide = true, name = FETCH_SUBCOMMAND)]
+    FetchUploads(FetchCommand),
     /// Run one role of a job; used by launchers
     #[command(hide = true, disable_help_flag = true)]
     Role {

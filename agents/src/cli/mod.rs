@@ -29,6 +29,7 @@ use args::{Cli, CliCommand};
 pub(crate) use args::{error_sentence, normalize_flag_spelling};
 use error::CliError;
 
+use crate::fetch::fetch_uploads;
 use crate::launch::Exit;
 
 /// Executes the command in the arguments. The first argument is the program's name.
@@ -71,6 +72,17 @@ fn dispatch(command: CliCommand) -> Result<Exit, CliError> {
         CliCommand::Generate(flags) => generate::run(&flags),
         CliCommand::Explain { key } => explain::print(key.as_deref()),
         CliCommand::Checkpoint { task } => checkpoint::run(&task),
+        CliCommand::FetchUploads(command) => match fetch_uploads(&command) {
+            Ok(summary) => {
+                print_line(summary);
+                Ok(Exit::Success)
+            }
+            Err(error) => {
+                // One line: the status of the job quotes the last one.
+                eprintln!("error: {}", millrace_protocol::error_chain(&error));
+                Ok(error.exit())
+            }
+        },
         CliCommand::Role { .. } => Err(CliError::bad_input("the command role is internal: a launcher runs it")
             .hint(format!("set {} in the environment of a role started by hand", millrace_protocol::launch::ROLE_ENV))),
     }

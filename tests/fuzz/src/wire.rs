@@ -4,6 +4,7 @@
 use std::convert::Infallible;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path};
 use std::pin::Pin;
 use std::sync::OnceLock;
 use std::task::{Context, Poll};
@@ -13,7 +14,7 @@ use bytes::Bytes;
 use millrace_emulator::plan::PlanHash;
 use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
 use millrace_protocol::codec::{self, HEADER_BYTES};
-use millrace_protocol::launch::{LaunchDocument, RoleCommand, V1};
+use millrace_protocol::launch::{FetchDocument, FetchedFile, LaunchDocument, RoleCommand, V1};
 use millrace_protocol::packet::{Packet, PacketReader};
 use millrace_protocol::{journal, proto};
 use prost::Message;
@@ -26,9 +27,14 @@ pub(crate) fn runtime() -> &'static tokio::runtime::Runtime {
     RUNTIME.get_or_init(|| tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime"))
 }
 
-/// Reads a launch document.
+/// Reads a launch document, and the list of a job's uploads.
 pub fn launch(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(uploads) = FetchDocument::from_json(text) {
+        let into = Path::new("/var/lib/millrace/files");
+        let is_inside = |file: &FetchedFile| !file.path.components().any(|part| part == Component::ParentDir);
+        assert!(uploads.files_below(into).all(is_inside), "no file leaves its directory");
+    }
     let Ok(launch) = LaunchDocument::from_json(text) else { return };
     if let Ok(first) = launch.to_json_for(V1) {
         let read = LaunchDocument::from_json(&first).expect("what is written for the first release reads back");

@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 
 const PROTO_DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../proto");
 const GENERATED_FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/proto.rs");
-const SERVICES: [&str; 3] = ["agent", "files", "journal"];
+const SERVICES: [&str; 4] = ["agent", "blobs", "files", "journal"];
 /// Generated code is exempt from the rules of the code that people write.
 const HEADER: &str = "// Generated from proto/ by `cargo xtask generate`. Do not edit.\n";
 

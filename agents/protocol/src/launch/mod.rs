@@ -2,13 +2,16 @@
 //! environment, the coordinator's launch document, and the exit codes.
 //!
 //! A role is started as `PROGRAM role ROLE …` ([`RoleCommand`]) with [`ROLE_ENV`] and [`ALLOCATOR_ENVIRONMENT`] in its
-//! environment. Its flags are listed in `docs/reference/commands.md`.
+//! environment. Its flags are listed in `docs/reference/commands.md`. On a cluster, an init container fetches the
+//! uploads of a job before that ([`FetchCommand`]).
 
 mod document;
+mod fetch;
 mod role_command;
 mod version;
 
 pub use document::{AgentCounts, LaunchDocument, ResumeOptions};
+pub use fetch::{FETCH_SUBCOMMAND, FetchCommand, FetchDocument, FetchedFile, MAX_FETCH_DOCUMENT_BYTES};
 pub use millrace_outcome::Exit;
 pub use role_command::{
     DocumentSource, InvalidArgument, MAX_ADDRESS_BYTES, MAX_PATH_BYTES, MAX_ROOTS, PACKAGE_PYTHON, ROLE_SUBCOMMAND,

@@ -287,11 +287,11 @@ impl RoleCommand {
 }
 
 /// Arguments in the form `--name=value`.
-struct ArgWriter(Vec<OsString>);
+pub(super) struct ArgWriter(pub(super) Vec<OsString>);
 
 impl ArgWriter {
     /// Adds a flag, if it has a value.
-    fn flag(&mut self, name: &str, value: Option<impl AsRef<OsStr>>) {
+    pub(super) fn flag(&mut self, name: &str, value: Option<impl AsRef<OsStr>>) {
         let Some(value) = value else { return };
         let mut argument = OsString::from(format!("--{name}="));
         argument.push(value);
@@ -312,7 +312,7 @@ fn bounded_address(address: &str) -> Result<String, InvalidArgument> {
 }
 
 /// Checks an address with a port.
-fn host_and_port(address: &str) -> Result<String, InvalidArgument> {
+pub(super) fn host_and_port(address: &str) -> Result<String, InvalidArgument> {
     let (host, port) = address.rsplit_once(':').ok_or(InvalidArgument::HostAndPort)?;
     if host.is_empty() || u16::from_str(port).is_err() {
         return Err(InvalidArgument::HostAndPort);
@@ -320,7 +320,7 @@ fn host_and_port(address: &str) -> Result<String, InvalidArgument> {
     bounded_address(address)
 }
 
-fn bounded_path() -> impl TypedValueParser<Value = PathBuf> {
+pub(super) fn bounded_path() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match path.as_os_str().len() {
         ..=MAX_PATH_BYTES => Ok(path),
         _ => Err(InvalidArgument::TooLong(MAX_PATH_BYTES)),

@@ -16,6 +16,9 @@ pub enum AdmissionPolicy {
     Controllers,
     /// The REST server only.
     RestServer,
+    /// Clients that read uploads: the operator, and the fetchers of all jobs. The service decides which job may read
+    /// which blob.
+    BlobReaders,
 }
 
 impl AdmissionPolicy {
@@ -40,7 +43,10 @@ impl AdmissionPolicy {
             }
             (AdmissionPolicy::Controllers, MemberName::Launcher(_)) => same_attempt,
             (AdmissionPolicy::Controllers, MemberName::Service(_))
-            | (AdmissionPolicy::RestServer, MemberName::Service(Service::RestServer)) => true,
+            | (AdmissionPolicy::RestServer, MemberName::Service(Service::RestServer))
+            | (AdmissionPolicy::BlobReaders, MemberName::Fetcher { .. } | MemberName::Service(Service::Operator)) => {
+                true
+            }
             _ => false,
         };
         if admitted { Ok(()) } else { Err(Rejection::NotAdmitted(peer.clone())) }
@@ -95,6 +101,7 @@ mod tests {
             MemberName::for_reader("ours").unwrap(),
             MemberName::Service(Service::Operator),
             MemberName::Service(Service::RestServer),
+            MemberName::for_fetcher("ours").unwrap(),
         ];
         let admitted = |admit: AdmissionPolicy, own: &MemberName| -> Vec<usize> {
             (0..all.len()).filter(|&at| admit.check(own, &all[at]).is_ok()).collect()
@@ -102,6 +109,8 @@ mod tests {
         assert_eq!(admitted(AdmissionPolicy::Agents, &own), [0]);
         assert_eq!(admitted(AdmissionPolicy::Controllers, &own), [5, 9, 10]);
         assert_eq!(admitted(AdmissionPolicy::RestServer, &MemberName::for_reader("ours").unwrap()), [10]);
+        let server = MemberName::Service(Service::RestServer);
+        assert_eq!(admitted(AdmissionPolicy::BlobReaders, &server), [9, 11]);
         let reason = AdmissionPolicy::Agents.check(&own, &all[2]).unwrap_err();
         assert_eq!(reason.to_string(), "its certificate is of attempt 1, this is attempt 2");
     }

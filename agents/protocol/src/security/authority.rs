@@ -9,7 +9,7 @@ use rcgen::{
 };
 
 use super::identity::Credentials;
-use super::name::MemberName;
+use super::name::{MemberName, Service};
 
 /// Tolerated difference of clocks: certificates are valid from this long before they are issued.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
@@ -111,12 +111,16 @@ impl Authority {
     }
 }
 
-/// Returns the key usages of `name`: only agents both dial and accept connections.
+/// Returns the key usages of `name`: only agents and the REST server both dial and accept connections.
 fn purposes(name: &MemberName) -> Vec<ExtendedKeyUsagePurpose> {
     match name {
-        MemberName::Agent(..) => vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
+        MemberName::Agent(..) | MemberName::Service(Service::RestServer) => {
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth]
+        }
         MemberName::Reader { .. } => vec![ExtendedKeyUsagePurpose::ServerAuth],
-        MemberName::Launcher(_) | MemberName::Service(_) => vec![ExtendedKeyUsagePurpose::ClientAuth],
+        MemberName::Launcher(_) | MemberName::Fetcher { .. } | MemberName::Service(Service::Operator) => {
+            vec![ExtendedKeyUsagePurpose::ClientAuth]
+        }
     }
 }
 

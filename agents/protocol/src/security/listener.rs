@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio_stream::Stream as AsyncStream;
 
@@ -55,6 +55,19 @@ pub fn listen(
     admit: AdmissionPolicy,
     protection: Protection,
 ) -> AuthenticatedIncoming {
+    // A receiver keeps the last value when its sender is dropped.
+    listen_renewed(listener, port, watch::channel(identity).1, admit, protection)
+}
+
+/// Accepts connections like [`listen`], each as the newest `identity`: one that expires is renewed while the port is
+/// open.
+pub fn listen_renewed(
+    listener: TcpListener,
+    port: &'static str,
+    identity: watch::Receiver<Identity>,
+    admit: AdmissionPolicy,
+    protection: Protection,
+) -> AuthenticatedIncoming {
     let (sender, connections) = mpsc::channel(MAX_PENDING_CONNECTIONS);
     let rejections = Arc::default();
     let gate = Acceptor { port, identity, admit, protection, sender, rejections };
@@ -65,7 +78,7 @@ pub fn listen(
 #[derive(Clone)]
 struct Acceptor {
     port: &'static str,
-    identity: Identity,
+    identity: watch::Receiver<Identity>,
     admit: AdmissionPolicy,
     protection: Protection,
     sender: mpsc::Sender<io::Result<Stream>>,
@@ -106,7 +119,8 @@ impl Acceptor {
 
     /// Performs one handshake and passes the stream to the server.
     async fn handshake(self, tcp: TcpStream, from: SocketAddr) {
-        let handshake = accept(tcp, &self.identity, self.admit, self.protection);
+        let identity = self.identity.borrow().clone();
+        let handshake = accept(tcp, &identity, self.admit, self.protection);
         match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
             // The server may have ended already.
             Ok(Ok(stream)) => drop(self.sender.send(Ok(stream)).await),

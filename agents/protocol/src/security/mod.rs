@@ -42,7 +42,7 @@ pub use connection::{
     connect,
 };
 pub use identity::{Credentials, Identity, IdentityError};
-pub use listener::{AuthenticatedIncoming, MAX_HANDSHAKES, listen};
+pub use listener::{AuthenticatedIncoming, MAX_HANDSHAKES, listen, listen_renewed};
 pub use name::{AttemptName, MemberName, NameError, Service};
 pub use rejections::RejectionLog;
 pub use server_certificate::{ServerCertificate, certificate_expiry};

@@ -24,6 +24,7 @@ pub struct AttemptName {
 /// | `Agent` | `spiffe://millrace.dev/job/JOB/attempt/NUMBER/memoryx-0` |
 /// | `Launcher` | `spiffe://millrace.dev/job/JOB/attempt/NUMBER/launcher` |
 /// | `Reader` | `spiffe://millrace.dev/job/JOB/reader` |
+/// | `Fetcher` | `spiffe://millrace.dev/job/JOB/fetcher` |
 /// | `Service` | `spiffe://millrace.dev/operator`, `…/rest-server` |
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum MemberName {
@@ -33,6 +34,12 @@ pub enum MemberName {
     Launcher(AttemptName),
     /// The server that reads the files of a job.
     Reader {
+        /// The job's UID.
+        job: String,
+    },
+    /// The init containers that fetch the uploads of a job. They take no part in the job, and agents have no such
+    /// certificate.
+    Fetcher {
         /// The job's UID.
         job: String,
     },
@@ -93,7 +100,7 @@ impl MemberName {
     pub const fn attempt(&self) -> Option<&AttemptName> {
         match self {
             MemberName::Agent(attempt, _) | MemberName::Launcher(attempt) => Some(attempt),
-            MemberName::Reader { .. } | MemberName::Service(_) => None,
+            MemberName::Reader { .. } | MemberName::Fetcher { .. } | MemberName::Service(_) => None,
         }
     }
 
@@ -101,7 +108,10 @@ impl MemberName {
     pub const fn agent(&self) -> Option<AgentId> {
         match self {
             MemberName::Agent(_, agent) => Some(*agent),
-            MemberName::Launcher(_) | MemberName::Reader { .. } | MemberName::Service(_) => None,
+            MemberName::Launcher(_)
+            | MemberName::Reader { .. }
+            | MemberName::Fetcher { .. }
+            | MemberName::Service(_) => None,
         }
     }
 
@@ -122,6 +132,14 @@ impl MemberName {
         Ok(MemberName::Reader { job: AttemptName::new(job, 0)?.job })
     }
 
+    /// Names the init containers that fetch the uploads of a job.
+    ///
+    /// # Errors
+    /// [`NameError::Job`] if the UID is invalid.
+    pub fn for_fetcher(job: &str) -> Result<Self, NameError> {
+        Ok(MemberName::Fetcher { job: AttemptName::new(job, 0)?.job })
+    }
+
     /// Returns the name as a URI.
     pub fn uri(&self) -> String {
         match self {
@@ -132,6 +150,7 @@ impl MemberName {
                 format!("{SPIFFE_PREFIX}job/{job}/attempt/{attempt}/launcher")
             }
             MemberName::Reader { job } => format!("{SPIFFE_PREFIX}job/{job}/reader"),
+            MemberName::Fetcher { job } => format!("{SPIFFE_PREFIX}job/{job}/fetcher"),
             MemberName::Service(service) => format!("{SPIFFE_PREFIX}{}", service.as_str()),
         }
     }
@@ -156,6 +175,7 @@ impl FromStr for MemberName {
             ["operator"] => MemberName::Service(Service::Operator),
             ["rest-server"] => MemberName::Service(Service::RestServer),
             ["job", job, "reader"] => MemberName::for_reader(job)?,
+            ["job", job, "fetcher"] => MemberName::for_fetcher(job)?,
             ["job", job, "attempt", number, member] => {
                 let attempt = AttemptName::new(job, number.parse().map_err(|_| unknown())?)?;
                 match *member {
@@ -182,6 +202,7 @@ impl fmt::Display for MemberName {
             MemberName::Agent(attempt, agent) => write!(f, "{agent} of {attempt}"),
             MemberName::Launcher(attempt) => write!(f, "the launcher of {attempt}"),
             MemberName::Reader { job } => write!(f, "the reader of job {job}"),
+            MemberName::Fetcher { job } => write!(f, "the fetcher of job {job}"),
             MemberName::Service(service) => write!(f, "the service {}", service.as_str()),
         }
     }
@@ -200,6 +221,7 @@ mod tests {
             MemberName::Agent(attempt.clone(), AgentId::new(Role::MemoryX, 12)),
             MemberName::Launcher(attempt),
             MemberName::for_reader("0b5c-7").unwrap(),
+            MemberName::for_fetcher("0b5c-7").unwrap(),
             MemberName::Service(Service::Operator),
             MemberName::Service(Service::RestServer),
         ];
