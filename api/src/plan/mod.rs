@@ -342,9 +342,13 @@ impl Planner {
     }
 }
 
-/// Returns the error of a job that can never run.
+/// Returns the error of a job that can never run, or can't be planned at present.
 fn never_runs(error: ResolveError) -> ApiError {
-    ApiError::new(ErrorReason::BadParams, error_chain(&error))
+    let reason = match error {
+        ResolveError::Unavailable(_) => ErrorReason::Unavailable,
+        _ => ErrorReason::BadParams,
+    };
+    ApiError::new(reason, error_chain(&error))
 }
 
 fn too_large_plan(message: String) -> JobPlan {

@@ -13,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 
 use kube::ResourceExt;
 use millrace_control::world::MAX_GRAPH_BYTES;
-use millrace_control::{JobSite, ModelDirLocation, SiteError};
+use millrace_control::{DocumentError, JobSite, ModelDirLocation, SiteError};
 use millrace_crds::{FILES_DIR, JobVolume, MountedDir, TrainJob};
 use millrace_params::{BlobDigest, LabelName, ObjectName};
 
@@ -333,11 +333,14 @@ impl JobSite for ServerDirectories {
         Ok(ModelDirLocation { path: inside.fold(own, |path, part| path.join(part)), claim: None })
     }
 
-    fn graph_document(&self, job: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, SiteError> {
-        let file = millrace_roots::open(self.job_blobs(job)?.join(digest))?;
-        let mut document = Vec::new();
-        file.take(MAX_GRAPH_BYTES + 1).read_to_end(&mut document)?;
-        Ok(document)
+    fn graph_document(&self, job: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, DocumentError> {
+        let read = || {
+            let file = millrace_roots::open(self.job_blobs(job)?.join(digest))?;
+            let mut document = Vec::new();
+            file.take(MAX_GRAPH_BYTES + 1).read_to_end(&mut document)?;
+            Ok(document)
+        };
+        read().map_err(DocumentError::Unusable)
     }
 
     fn check_readable(&self, job: &TrainJob, written: &str) -> Result<(), SiteError> {

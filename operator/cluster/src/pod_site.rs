@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use millrace_control::{JobSite, ModelDirLocation, SiteError};
+use millrace_control::{DocumentError, JobSite, ModelDirLocation, SiteError};
 use millrace_crds::TrainJob;
 use millrace_params::BlobDigest;
 use millrace_protocol::launch::V1;
@@ -66,8 +66,8 @@ impl JobSite for PodSite {
         Err(UploadsNotSupported.into())
     }
 
-    fn graph_document(&self, _: &TrainJob, _: &BlobDigest) -> Result<Vec<u8>, SiteError> {
-        Err(UploadsNotSupported.into())
+    fn graph_document(&self, _: &TrainJob, _: &BlobDigest) -> Result<Vec<u8>, DocumentError> {
+        Err(DocumentError::Unusable(UploadsNotSupported.into()))
     }
 
     fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), SiteError> {

@@ -36,7 +36,8 @@ impl<'a> JobGraph<'a> {
     /// Returns the graph of the document that `resolved` names; `None` if its model is one of a family.
     ///
     /// # Errors
-    /// It names a file instead of an upload, the document can't be read, or [`ResolveError::Overloaded`].
+    /// It names a file instead of an upload, the document can't be read, [`ResolveError::Unavailable`], or
+    /// [`ResolveError::Overloaded`].
     pub fn of_document(&self, resolved: &JobSpec) -> Result<Option<&Graph>, ResolveError> {
         let Some(name) = &resolved.model.graph else { return Ok(None) };
         if let Some(graph) = self.document.get() {
@@ -45,7 +46,7 @@ impl<'a> JobGraph<'a> {
         let Ok(digest) = BlobDigest::new(name.clone()) else {
             return Err(InvalidJob::GraphFile(name.clone()).into());
         };
-        let document = self.site.graph_document(self.job, &digest).map_err(InvalidJob::Site)?;
+        let document = self.site.graph_document(self.job, &digest)?;
         (self.may_plan)(document.len() as u64 * GRAPH_BYTES_PER_DOCUMENT_BYTE)?;
         let graph = Graph::read(&document).map_err(InvalidJob::GraphDocument)?;
         Ok(Some(self.document.get_or_init(|| graph)))
@@ -66,13 +67,50 @@ impl<'a> JobGraph<'a> {
 #[cfg(test)]
 pub(crate) mod testing {
     use std::collections::HashMap;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
-    use crate::world::{ModelDirLocation, SiteError};
+    use crate::world::{DocumentError, ModelDirLocation, SiteError};
+
+    /// Returns a job with its graph as an upload of the site.
+    pub fn job_with_graph() -> (TrainJob, Uploads) {
+        let (_, job, uploads) = super::tests::jobs();
+        (job, uploads)
+    }
 
     /// A site with uploads, where every path is available.
     #[derive(Default)]
     pub struct Uploads(pub HashMap<BlobDigest, Vec<u8>>);
+
+    /// A site whose uploads can't be read for some tries.
+    #[derive(Default)]
+    pub struct FailingUploads {
+        pub uploads: Uploads,
+        /// Tries that fail.
+        pub failures: AtomicU32,
+    }
+
+    impl JobSite for FailingUploads {
+        fn image(&self) -> Option<String> {
+            None
+        }
+
+        fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDirLocation, SiteError> {
+            self.uploads.model_dir(job, written)
+        }
+
+        fn graph_document(&self, job: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, DocumentError> {
+            let left = self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+            match left {
+                Ok(_) => Err(DocumentError::Unavailable("the server does not answer".into())),
+                Err(_) => self.uploads.graph_document(job, digest),
+            }
+        }
+
+        fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), SiteError> {
+            Ok(())
+        }
+    }
 
     impl JobSite for Uploads {
         fn image(&self) -> Option<String> {
@@ -83,8 +121,8 @@ pub(crate) mod testing {
             Ok(ModelDirLocation { path: written.into(), claim: None })
         }
 
-        fn graph_document(&self, _: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, SiteError> {
-            self.0.get(digest).cloned().ok_or_else(|| format!("no upload {digest}").into())
+        fn graph_document(&self, _: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, DocumentError> {
+            self.0.get(digest).cloned().ok_or_else(|| DocumentError::Unusable(format!("no upload {digest}").into()))
         }
 
         fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), SiteError> {
@@ -107,7 +145,7 @@ mod tests {
     use crate::resolve_error::OverBudget;
 
     /// Returns a job of a family, and one with its graph as an upload of the site.
-    fn jobs() -> (TrainJob, TrainJob, Uploads) {
+    pub(super) fn jobs() -> (TrainJob, TrainJob, Uploads) {
         let params = Params::parse_yaml(include_str!("../../../examples/gpt2-tiny.yaml")).unwrap();
         let resolved = params.resolve(&FlagOverrides::default()).unwrap().job;
         let graph = compile::graph(&resolved).unwrap();

@@ -56,7 +56,9 @@ pub use resolve::{requirements, resolve};
 pub use resolve_error::{OverBudget, ResolveError};
 pub use run::{WatchStreams, run};
 pub use workers::WorkerPool;
-pub use world::{AgentsFound, JobSite, JournalEndpoint, ModelDirLocation, PriorityValues, SiteError, World};
+pub use world::{
+    AgentsFound, DocumentError, JobSite, JournalEndpoint, ModelDirLocation, PriorityValues, SiteError, World,
+};
 
 /// Ends a reconcile early. The object is requeued.
 #[derive(Debug, thiserror::Error)]

@@ -2,11 +2,12 @@
 //!
 //! * An entry is for one number of systems. It is replaced if another number is requested or, for a job without a
 //!   record, if the specification of the appliance has changed.
+//! * A plan whose graph document can't be read at present is computed again after a backoff, when it is requested.
 //! * Entries of deleted jobs are removed by [`PlanCache::retain`].
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
 use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob};
@@ -18,6 +19,12 @@ use crate::resolve::resolve_and_plan;
 use crate::resolve_error::{InvalidJob, OverBudget, ResolveError};
 use crate::workers::WorkerPool;
 use crate::world::JobSite;
+
+/// Backoff after the first plan of a job whose graph document can't be read, which doubles with each; the server of
+/// uploads may be starting.
+const MIN_UNAVAILABLE_BACKOFF: Duration = Duration::from_secs(1);
+/// Longest of these backoffs: such a job is planned soon after the server is back.
+const MAX_UNAVAILABLE_BACKOFF: Duration = Duration::from_secs(15);
 
 /// A planned job.
 #[derive(Clone, Debug)]
@@ -38,13 +45,21 @@ pub enum PlanStatus {
     Ready(PlanResult),
     /// The plan is queued or being computed, since this time.
     Pending(Instant),
+    /// The job can't be planned at present.
+    Unavailable {
+        /// Why: [`ResolveError::Unavailable`].
+        error: ResolveError,
+        /// Time until it is planned again if that is requested; `None` while it is being planned.
+        retry_after: Option<Duration>,
+    },
 }
 
 impl PlanStatus {
-    /// Returns the result; `None` while it is pending.
+    /// Returns the result, or why there is none at present; `None` while it is pending.
     pub fn ready(self) -> Option<PlanResult> {
         match self {
             Self::Ready(result) => Some(result),
+            Self::Unavailable { error, .. } => Some(Err(error)),
             Self::Pending(_) => None,
         }
     }
@@ -79,8 +94,58 @@ struct CacheEntry {
     num_csx: u32,
     /// The appliance it was computed for.
     cluster: Arc<ApplianceSpec>,
-    state: PlanStatus,
+    state: EntryState,
     done: Option<OnPlanned>,
+}
+
+/// State of an entry.
+enum EntryState {
+    /// Being computed, since this time.
+    Pending(Instant),
+    Ready(PlanResult),
+    /// This many computations in a row have failed. The next may begin at this time; `None` while it runs.
+    Unavailable {
+        error: ResolveError,
+        failures: u32,
+        retry_at: Option<Instant>,
+    },
+}
+
+impl EntryState {
+    fn status(&self) -> PlanStatus {
+        match self {
+            Self::Pending(since) => PlanStatus::Pending(*since),
+            Self::Ready(result) => PlanStatus::Ready(result.clone()),
+            Self::Unavailable { error, retry_at, .. } => {
+                let retry_after = retry_at.map(|at| at.saturating_duration_since(Instant::now()));
+                PlanStatus::Unavailable { error: error.clone(), retry_after }
+            }
+        }
+    }
+
+    fn is_computed_now(&self) -> bool {
+        matches!(self, Self::Pending(_) | Self::Unavailable { retry_at: None, .. })
+    }
+
+    /// Returns whether the next computation is due; marks it as running then.
+    fn begin_retry(&mut self) -> bool {
+        match self {
+            Self::Unavailable { retry_at, .. } if retry_at.is_some_and(|at| at <= Instant::now()) => {
+                *retry_at = None;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns the state after a computation.
+    fn after(&self, result: PlanResult) -> Self {
+        let Err(error @ ResolveError::Unavailable(_)) = result else { return Self::Ready(result) };
+        let failures = if let Self::Unavailable { failures, .. } = self { failures.saturating_add(1) } else { 1 };
+        let factor = 2_u32.saturating_pow(failures - 1);
+        let backoff = MIN_UNAVAILABLE_BACKOFF.saturating_mul(factor).min(MAX_UNAVAILABLE_BACKOFF);
+        Self::Unavailable { error, failures, retry_at: Some(Instant::now() + backoff) }
+    }
 }
 
 impl Shared {
@@ -123,18 +188,30 @@ impl PlanCache {
         let mut jobs = self.shared.jobs();
         // A change of the appliance does not affect a record.
         let holds = |entry: &&CacheEntry| entry.num_csx == num_csx && (record.is_some() || *entry.cluster == *cluster);
-        if jobs.get(uid).is_some_and(|entry| holds(&entry))
-            && let Some(entry) = jobs.get_mut(uid)
-        {
-            if let PlanStatus::Pending(_) = entry.state {
+        let is_known = jobs.get(uid).is_some_and(|entry| holds(&entry));
+        if let Some(entry) = jobs.get_mut(uid).filter(|_| is_known) {
+            let is_due = entry.state.begin_retry();
+            if entry.state.is_computed_now() {
                 entry.done = entry.done.take().or(done);
             }
-            return entry.state.clone();
+            let (status, cluster) = (entry.state.status(), entry.cluster.clone());
+            drop(jobs);
+            if is_due {
+                self.compute(job, uid, cluster, num_csx);
+            }
+            return status;
         }
-        let (began, cluster) = (Instant::now(), Arc::new(cluster.clone()));
-        let state = PlanStatus::Pending(began);
-        jobs.insert(uid.to_owned(), CacheEntry { num_csx, cluster: cluster.clone(), state: state.clone(), done });
+        let (state, cluster) = (EntryState::Pending(Instant::now()), Arc::new(cluster.clone()));
+        let status = state.status();
+        jobs.insert(uid.to_owned(), CacheEntry { num_csx, cluster: cluster.clone(), state, done });
         drop(jobs);
+        self.compute(job, uid, cluster, num_csx);
+        status
+    }
+
+    /// Computes the plan of an entry in the background.
+    fn compute(&self, job: &TrainJob, uid: &str, cluster: Arc<ApplianceSpec>, num_csx: u32) {
+        let record = job.status.as_ref().and_then(|status| status.resolved.clone());
         let (shared, job, uid) = (self.shared.clone(), job.clone(), uid.to_owned());
         tokio::spawn(async move {
             let owner = format!("namespace/{}", job.namespace().unwrap_or_default());
@@ -162,7 +239,7 @@ impl PlanCache {
             let mut jobs = shared.jobs();
             let entry = jobs.get_mut(&uid).filter(|entry| Arc::ptr_eq(&entry.cluster, &cluster));
             let done = entry.and_then(|entry| {
-                entry.state = PlanStatus::Ready(result);
+                entry.state = entry.state.after(result);
                 entry.done.take()
             });
             drop(jobs);
@@ -170,7 +247,6 @@ impl PlanCache {
                 done();
             }
         });
-        state
     }
 
     /// Resolves and plans a job that does not exist yet, in the calling thread. Plans are computed only if `may_plan`
@@ -191,5 +267,53 @@ impl PlanCache {
     /// Removes all jobs but these.
     pub fn retain(&self, which: impl Fn(&str) -> bool) {
         self.shared.jobs().retain(|uid, _| which(uid));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::job_graph::testing::{FailingUploads, job_with_graph};
+
+    #[tokio::test]
+    async fn unreadable_document_delays_the_plan_only() {
+        let (job, uploads) = job_with_graph();
+        let site = Arc::new(FailingUploads { uploads, failures: AtomicU32::new(1) });
+        let cache = PlanCache::new(site, WorkerPool::new(1));
+        let (planned, mut computed) = mpsc::unbounded_channel();
+        let request = || {
+            let planned = planned.clone();
+            let done: OnPlanned = Box::new(move || planned.send(()).unwrap());
+            cache.get_or_plan(&job, "uid", &ApplianceSpec::default(), 2, Some(done))
+        };
+        assert!(matches!(request(), PlanStatus::Pending(_)));
+        computed.recv().await.unwrap();
+        let PlanStatus::Unavailable { error, retry_after: Some(retry_after) } = request() else { panic!("no backoff") };
+        assert_eq!(error.to_string(), "the server does not answer");
+        assert!(retry_after <= MIN_UNAVAILABLE_BACKOFF && computed.try_recv().is_err());
+        let deadline = Instant::now() + 10 * MIN_UNAVAILABLE_BACKOFF;
+        while !matches!(request(), PlanStatus::Unavailable { retry_after: None, .. }) {
+            assert!(Instant::now() < deadline, "no retry");
+            tokio::task::yield_now().await;
+        }
+        computed.recv().await.unwrap();
+        assert!(matches!(request(), PlanStatus::Ready(Ok(_))), "the error is not cached");
+    }
+
+    #[test]
+    fn backoff_of_an_unreadable_document_doubles() {
+        let failed = || Err(crate::DocumentError::Unavailable("no".into()).into());
+        let mut state = EntryState::Pending(Instant::now());
+        let mut backoffs = Vec::new();
+        for _ in 0..6 {
+            state = state.after(failed());
+            let PlanStatus::Unavailable { retry_after: Some(after), .. } = state.status() else { panic!("no backoff") };
+            backoffs.push(after.as_secs_f64().round() as u64);
+        }
+        assert_eq!(backoffs, [1, 2, 4, 8, 15, 15]);
     }
 }

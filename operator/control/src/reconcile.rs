@@ -66,6 +66,8 @@ struct Validated {
     cluster: ApplianceSpec,
     /// `None` while the job is being planned.
     planned: Option<plan_cache::PlanResult>,
+    /// Time until the plan is tried again, if the job can't be planned at present.
+    retry_after: Option<Duration>,
 }
 
 /// Reconciles a job. Does nothing while its plan is being computed, or if the debouncer postpones it.
@@ -131,15 +133,16 @@ fn plan<W: World>(job: &TrainJob, uid: &str, control: &ControllerContext<W>) -> 
     }
     let cluster = appliance.as_ref().map(|appliance| appliance.spec.clone()).unwrap_or_default();
     let num_csx = job.status.as_ref().and_then(|status| status.num_csx).unwrap_or(job.spec.num_csx);
-    let planned = match control.get_or_plan(job, uid, &cluster, num_csx) {
-        PlanStatus::Ready(result) => Some(result),
+    let (planned, retry_after) = match control.get_or_plan(job, uid, &cluster, num_csx) {
+        PlanStatus::Ready(result) => (Some(result), None),
+        PlanStatus::Unavailable { error, retry_after } => (Some(Err(error)), retry_after),
         PlanStatus::Pending(_) if !is_waiting(job) => return Err(None),
         PlanStatus::Pending(since) => match PLANNING_REPORT_DELAY.checked_sub(since.elapsed()) {
             Some(remaining) => return Err(Some(remaining)),
-            None => None,
+            None => (None, None),
         },
     };
-    Ok(Validated { appliance, cluster, planned })
+    Ok(Validated { appliance, cluster, planned, retry_after })
 }
 
 /// Reconciles a deleted job. Its systems are released in the ledger once its agents no longer exist.
@@ -163,6 +166,7 @@ async fn reconcile_job<W: World>(
     control: &ControllerContext<W>,
 ) -> Result<Action, Error<W>> {
     let _guard = control.begin_reconcile(&uid);
+    let retry_after = validated.retry_after;
     let dereferenced = dereference(job, control, uid, validated).await?;
     let decision = decide(job, &dereferenced.observed);
     if !control.world.record_status(job, &decision.status).await? {
@@ -185,7 +189,8 @@ async fn reconcile_job<W: World>(
         }
         done => done?,
     }
-    Ok(decision.look_again.map_or_else(Action::await_change, |seconds| Action::requeue(Duration::from_secs(seconds))))
+    let look_again = decision.look_again.map(Duration::from_secs);
+    Ok(look_again.into_iter().chain(retry_after).min().map_or_else(Action::await_change, Action::requeue))
 }
 
 /// Records states and attempt in the span of a reconcile.
@@ -202,7 +207,7 @@ async fn dereference<W: World>(
     job: &TrainJob,
     control: &ControllerContext<W>,
     uid: String,
-    Validated { appliance, cluster, planned }: Validated,
+    Validated { appliance, cluster, planned, .. }: Validated,
 ) -> Result<Dereferenced<W::Handle>, Error<W>> {
     let AgentsFound { agents, termination_report: last, handle: found_agents } = control.world.observe(job).await?;
     let grant = appliance.as_ref().and_then(|_| control.grant(&job.spec.appliance, &uid));
@@ -232,7 +237,7 @@ async fn dereference<W: World>(
 
 /// Returns the message to the user about a job that can't be run.
 fn resolution_error(error: &ResolveError) -> ResolutionError {
-    ResolutionError { message: error_chain(error) }
+    ResolutionError { message: error_chain(error), is_temporary: matches!(error, ResolveError::Unavailable(_)) }
 }
 
 fn no_appliance(name: &str) -> QueueStatus {

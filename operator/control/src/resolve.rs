@@ -15,7 +15,7 @@ use crate::world::{JobSite, ModelDirLocation};
 /// get, and the needs of an attempt on `num_csx` systems.
 ///
 /// # Errors
-/// The job can never run as it is, or [`ResolveError::Overloaded`].
+/// The job can never run as it is, [`ResolveError::Overloaded`], or [`ResolveError::Unavailable`].
 pub fn resolve_and_plan(
     job: &TrainJob,
     record: Option<ResolvedJob>,

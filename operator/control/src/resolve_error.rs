@@ -10,7 +10,7 @@ use millrace_params::ParamsError;
 use crate::plan_compiler::MAX_PLAN_BYTES;
 use crate::record::ResolvedJobError;
 use crate::workers::WorkError;
-use crate::world::SiteError;
+use crate::world::{DocumentError, SiteError};
 
 /// Why a job can't run, with a message for its user. Clones share the cause.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -24,7 +24,15 @@ pub enum ResolveError {
     /// It was not planned: the caller has to wait.
     #[error(transparent)]
     Overloaded(#[from] OverBudget),
+    /// Its graph document can't be read at present: planning it may succeed later.
+    #[error(transparent)]
+    Unavailable(Arc<DocumentUnavailable>),
 }
+
+/// The world can't read a graph document at present.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct DocumentUnavailable(SiteError);
 
 /// What makes a job invalid.
 #[derive(Debug, thiserror::Error)]
@@ -127,6 +135,15 @@ fn graph_report(error: &GraphDocumentError) -> String {
 
 fn with_hint(error: &CompileError) -> String {
     error.hint().map_or_else(|| error.to_string(), |hint| format!("{error}: {hint}"))
+}
+
+impl From<DocumentError> for ResolveError {
+    fn from(error: DocumentError) -> Self {
+        match error {
+            DocumentError::Unusable(error) => InvalidJob::Site(error).into(),
+            DocumentError::Unavailable(error) => Self::Unavailable(Arc::new(DocumentUnavailable(error))),
+        }
+    }
 }
 
 impl From<InvalidJob> for ResolveError {

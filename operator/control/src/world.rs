@@ -57,12 +57,24 @@ impl PriorityValues {
 /// Why the world can't provide a path of a job, with a message for the user. No caller matches on it.
 pub type SiteError = Box<dyn std::error::Error + Send + Sync>;
 
+/// Why a graph document can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum DocumentError {
+    /// The job can't be planned as it is: it names no such upload, or the world has none.
+    #[error(transparent)]
+    Unusable(SiteError),
+    /// The world can't read it at present. That says nothing about the job: its plan has to wait.
+    #[error(transparent)]
+    Unavailable(SiteError),
+}
+
 /// The properties of a world that a job's record depends on: [`World`] acts, this only answers.
 ///
 /// * Every reconcile and every plan of a request makes these calls, also at the same time, so they do no I/O and do not
 ///   block, except [`JobSite::graph_document`].
 /// * The answers depend on the job and on the settings of the program only: two calls with the same job have the same
-///   result until the program restarts. A plan is cached, so an answer that changes would not be noticed.
+///   result until the program restarts. A plan is cached, so an answer that changes would not be noticed. The exception
+///   is [`DocumentError::Unavailable`], which is not cached.
 /// * Whether a path exists is not checked: it may appear before the agents start.
 pub trait JobSite: Send + Sync {
     /// Returns the image of the agents if the appliance names none; `None` in a world whose agents have no image.
@@ -90,12 +102,12 @@ pub trait JobSite: Send + Sync {
     }
 
     /// Reads the graph document with this digest, one of the uploads of the job's namespace. Unlike the other calls, it
-    /// may block: it is made by the threads that compute plans only. At most
+    /// may block for some seconds: it is made by the threads that compute plans only. At most
     /// [`MAX_GRAPH_BYTES`] and one more byte are read.
     ///
     /// # Errors
-    /// There is no such upload, or it can't be read.
-    fn graph_document(&self, job: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, SiteError>;
+    /// There is no such upload, or it can't be read, perhaps only at present.
+    fn graph_document(&self, job: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, DocumentError>;
 
     /// Checks that the agents may read the path that the params call `written`. A world whose agents can see only what
     /// the job mounts need not check.

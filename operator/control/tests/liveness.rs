@@ -12,8 +12,8 @@ use millrace_control::metrics::Metrics;
 use millrace_control::watchdog::Watchdog;
 use millrace_control::world::Error as Ended;
 use millrace_control::{
-    AgentsFound, AttemptContext, ContextParts, ControllerContext, JobSite, JournalEndpoint, ModelDirLocation,
-    PriorityValues, SiteError, WatchStreams, WorkerPool, World,
+    AgentsFound, AttemptContext, ContextParts, ControllerContext, DocumentError, JobSite, JournalEndpoint,
+    ModelDirLocation, PriorityValues, SiteError, WatchStreams, WorkerPool, World,
 };
 use millrace_crds::{
     Appliance, ApplianceSpec, ApplianceStatus, Grant, JobProgress, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
@@ -119,8 +119,8 @@ impl JobSite for StubSite {
         Ok(ModelDirLocation { path: written.into(), claim: None })
     }
 
-    fn graph_document(&self, _: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, SiteError> {
-        Err(format!("no upload {digest}").into())
+    fn graph_document(&self, _: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, DocumentError> {
+        Err(DocumentError::Unusable(format!("no upload {digest}").into()))
     }
 
     fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), SiteError> {

@@ -4,6 +4,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use millrace_crds::{ConditionType, JobState, QueueStatus};
 
+use crate::ResolutionError;
+
 /// The input of the table, besides the state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ConditionInputs {
@@ -11,8 +13,8 @@ pub(crate) struct ConditionInputs {
     pub message: String,
     /// Why the params were rejected, if they were.
     pub refused: Option<String>,
-    /// Why the record of an earlier admission can't be used, if it can't.
-    pub unusable_record: Option<String>,
+    /// Why the record of an earlier admission can't be used, or why there can't be one at present.
+    pub unusable_record: Option<ResolutionError>,
     /// Why no further attempt may begin with the agents of the record, if the job needs one.
     pub agents_refused: Option<String>,
     /// Where the params differ from the spec, which takes precedence: a sentence.
@@ -34,6 +36,9 @@ pub(crate) const CHECKPOINT_WRITE_FAILED: &str = "CheckpointWriteFailed";
 
 /// Reason of conditions of a job whose record this program can't use.
 const RESOLVED_UNREADABLE: &str = "ResolvedUnreadable";
+
+/// Reason of conditions of a job that can't be planned at present, because its uploads can't be read.
+const UPLOADS_UNAVAILABLE: &str = "UploadsUnavailable";
 
 /// Reason of conditions of a job that needs another attempt, if its agents are of a release that may start none.
 const AGENTS_UNSUPPORTED: &str = "AgentsUnsupported";
@@ -59,9 +64,12 @@ pub(crate) fn condition_rows(state: JobState, facts: &ConditionInputs) -> [Condi
     ]
 }
 
-/// Returns reason and message of what prevents another attempt of a job that was admitted before.
+/// Returns reason and message of what prevents the next attempt, apart from invalid params.
 fn blocking_reason(facts: &ConditionInputs) -> Option<(&'static str, &String)> {
-    let unusable = facts.unusable_record.as_ref().map(|why| (RESOLVED_UNREADABLE, why));
+    let unusable = facts.unusable_record.as_ref().map(|error| match error.is_temporary {
+        true => (UPLOADS_UNAVAILABLE, &error.message),
+        false => (RESOLVED_UNREADABLE, &error.message),
+    });
     unusable.or_else(|| facts.agents_refused.as_ref().map(|why| (AGENTS_UNSUPPORTED, why)))
 }
 

@@ -19,8 +19,8 @@ pub struct JobObservation {
     /// The last report of the coordinator.
     pub report: Option<CoordinatorReport>,
     /// The record of the job: the one it has, or the one that its params resolve to. `None` while it is being computed;
-    /// then only a queued job is decided on. `Err` means that a new job can never run as it is, or that a job that was
-    /// resolved before can't be run by this program.
+    /// then only a queued job is decided on. `Err` means that a new job can never run as it is, that a job that was
+    /// resolved before can't be run by this program, or that a job can't be planned at present.
     pub resolution: Option<Result<ResolvedJob, ResolutionError>>,
     /// Why no further attempt may begin with the agents of the job's record, although the record can be used: a
     /// sentence for the user. A running attempt continues.
@@ -41,6 +41,8 @@ pub struct JobObservation {
 pub struct ResolutionError {
     /// One sentence for the user.
     pub message: String,
+    /// Whether the record may be usable later, without a change of the job: its uploads can't be read at present.
+    pub is_temporary: bool,
 }
 
 /// Why an object that an attempt needs to start could not be created.

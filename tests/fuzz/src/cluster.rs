@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use millrace_api::admission::AdmissionSchema;
 use millrace_control::record::resolved_job;
-use millrace_control::{JobSite, ModelDirLocation, SiteError};
+use millrace_control::{DocumentError, JobSite, ModelDirLocation, SiteError};
 use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob};
 use millrace_params::{BlobDigest, FlagOverrides, JobSpec, MachineSpec, Params};
 use serde_json::Value;
@@ -37,8 +37,8 @@ impl JobSite for NoSite {
         Ok(ModelDirLocation { path: PathBuf::from(written), claim: None })
     }
 
-    fn graph_document(&self, _: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, SiteError> {
-        Err(format!("no upload {digest}").into())
+    fn graph_document(&self, _: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, DocumentError> {
+        Err(DocumentError::Unusable(format!("no upload {digest}").into()))
     }
 
     fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), SiteError> {

@@ -412,7 +412,7 @@ fn failures_map_to_final_states() {
     }
     let mut refused = JobFixture::new(2);
     let message = "model.num_heads does not divide hidden_size".to_owned();
-    refused.seen.resolution = Some(Err(ResolutionError { message }));
+    refused.seen.resolution = Some(Err(ResolutionError { message, is_temporary: false }));
     assert_eq!(refused.visit(), JobState::BadParams);
     assert!(!refused.is(ConditionType::Accepted) && refused.is(ConditionType::Finished));
     assert_eq!(refused.visit(), JobState::BadParams);

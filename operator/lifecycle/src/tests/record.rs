@@ -8,7 +8,7 @@ const UNUSABLE: &str = "status.resolved has version 9: run the release that admi
 impl JobFixture {
     /// Replaces the program by one that can't use the job's record, and therefore does not know the required agents.
     fn lose_the_record(&mut self) {
-        self.seen.resolution = Some(Err(ResolutionError { message: UNUSABLE.to_owned() }));
+        self.seen.resolution = Some(Err(ResolutionError { message: UNUSABLE.to_owned(), is_temporary: false }));
         self.seen.largest_num_csx = None;
     }
 
@@ -188,4 +188,32 @@ fn slow_planning_is_reported() {
     world.seen.resolution = planned;
     assert_eq!(world.visit(), JobState::Starting);
     assert_eq!((world.attempt(), world.status().queue), (1, None));
+}
+
+#[test]
+fn job_waits_while_its_uploads_are_unavailable() {
+    let unavailable = || {
+        let message = "the REST server does not answer".to_owned();
+        Some(Err(ResolutionError { message, is_temporary: true }))
+    };
+    let mut world = JobFixture::new(2);
+    let planned = std::mem::replace(&mut world.seen.resolution, unavailable());
+    world.grant();
+    assert_eq!(world.visit_without_record(), JobState::Queued);
+    for of in [ConditionType::Accepted, ConditionType::Admitted] {
+        let status = world.status();
+        let condition = status.condition(of).unwrap();
+        assert_eq!((&*condition.status, &*condition.reason), ("False", "UploadsUnavailable"), "{of:?}");
+        assert_eq!(condition.message, "the REST server does not answer");
+    }
+    assert!(!world.is(ConditionType::Finished) && world.status().systems.is_empty(), "the grant is declined");
+    world.seen.resolution = planned;
+    world.grant();
+    world.visit();
+    assert!(world.is(ConditionType::Accepted));
+
+    let mut training = JobFixture::training(2);
+    training.seen.resolution = unavailable();
+    assert_eq!(training.visit_without_record(), JobState::Training, "its agents need no plan");
+    assert!(!training.is(ConditionType::Accepted));
 }

@@ -14,7 +14,7 @@ impl Decider<'_> {
             self.commands.push(JobCommand::RemoveAgents { grace: IDLE_GRACE_SECONDS });
         }
         let refused = match (&self.observed.resolution, &self.status.resolved) {
-            (Some(Err(error)), None) => Some(error.message.clone()),
+            (Some(Err(error)), None) if !error.is_temporary => Some(error.message.clone()),
             _ => None,
         };
         if let Some(why) = refused {

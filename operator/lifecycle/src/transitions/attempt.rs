@@ -19,11 +19,11 @@ impl Decider<'_> {
             self.commands.push(JobCommand::RemoveAgents { grace: IDLE_GRACE_SECONDS });
             return (JobState::Starting, "agents of an earlier attempt are being removed".to_owned());
         }
-        if let Some(why) = self.unusable_record.clone().filter(|_| self.observed.agents.is_empty()) {
+        if let Some(error) = self.unusable_record.clone().filter(|_| self.observed.agents.is_empty()) {
             // No agent runs, and none can be started.
             self.end_attempt();
             self.requeue_after = Some(REQUEUE_SECONDS);
-            return (JobState::Queued, why);
+            return (JobState::Queued, error.message);
         }
         if let Some(refused) = self.handle_rejected_start() {
             return refused;

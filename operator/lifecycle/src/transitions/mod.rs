@@ -22,7 +22,7 @@ use k8s_openapi::jiff::Timestamp;
 use millrace_crds::{ConditionType, Deadlines, JobState, OverruledKey, Role, TrainJob, TrainJobSpec, TrainJobStatus};
 
 use crate::conditions::{CHECKPOINT_WRITE_FAILED, ConditionInputs, update_conditions};
-use crate::{JobCommand, JobDecision, JobEvent, JobObservation};
+use crate::{JobCommand, JobDecision, JobEvent, JobObservation, ResolutionError};
 
 /// Grace period of agents that have no work left, in seconds.
 const IDLE_GRACE_SECONDS: u32 = 10;
@@ -89,15 +89,15 @@ struct Decider<'a> {
     /// Reason and message of what prevents agents from being ready.
     start_blocker: Option<(String, String)>,
     refused: Option<String>,
-    /// Why the record of an earlier admission can't be used. Nothing can be started then, and the agents of an attempt
-    /// are known only from the status.
-    unusable_record: Option<String>,
+    /// Why the record of an earlier admission can't be used, or why there can't be a record at present. Nothing can be
+    /// started then, and the agents of an attempt are known only from the status.
+    unusable_record: Option<ResolutionError>,
 }
 
-/// Returns why this program can't use the record in `status`; `None` if it can, or if there is no record.
-fn unusable_record(status: &TrainJobStatus, observed: &JobObservation) -> Option<String> {
-    status.resolved.as_ref()?;
-    observed.resolution.as_ref()?.as_ref().err().map(|error| error.message.clone())
+/// Returns why this program can't use the record in `status`, or can't make one at present; `None` if it can.
+fn unusable_record(status: &TrainJobStatus, observed: &JobObservation) -> Option<ResolutionError> {
+    let error = observed.resolution.as_ref()?.as_ref().err()?;
+    (status.resolved.is_some() || error.is_temporary).then(|| error.clone())
 }
 
 impl<'a> Decider<'a> {
@@ -108,7 +108,7 @@ impl<'a> Decider<'a> {
 
     /// Returns why no further attempt of a job that was admitted before may begin; `None` if one may.
     fn obstacle(&self) -> Option<String> {
-        self.unusable_record.as_ref().or(self.agents_refused()).cloned()
+        self.unusable_record.as_ref().map(|error| &error.message).or(self.agents_refused()).cloned()
     }
 
     fn state(&mut self) -> StateAndMessage {
