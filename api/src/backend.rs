@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use millrace_crds::{Appliance, TrainJob};
+use millrace_params::LabelName;
 use millrace_store::NamespaceVersion;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::blobs::BlobStore;
-use crate::error::{ApiError, ErrorReason, Result};
+use crate::blobs::{BlobNamespace, BlobStore};
+use crate::error::Result;
 use crate::files::Files;
 use crate::submission::{SubmitRequest, SubmitResult};
 
@@ -138,24 +139,18 @@ pub trait Backend: Send + Sync + 'static {
     /// the last call, and not dropped.
     async fn shut_down(&self);
 
-    /// Returns the uploads of users.
+    /// Returns the store of uploads, and the namespace of this name in it.
     ///
     /// # Errors
-    /// `NotFound`: this server stores no uploads.
-    fn blobs(&self) -> Result<&BlobStore> {
-        Err(ApiError::new(
-            ErrorReason::NotFound,
-            "this server stores no uploads: put the files into a volume, or use a server on one machine",
-        ))
-    }
+    /// `NotFound`: this server stores no uploads, or there is no such namespace. The cluster fails.
+    async fn blobs(&self, namespace: LabelName) -> Result<(&BlobStore, BlobNamespace)>;
 
-    /// Removes the uploads that no job names and that were not used for a day. Called from time to time.
+    /// Removes the uploads that no job names and that were not used for a day. Called from time to time. Returns how
+    /// many.
     ///
     /// # Errors
-    /// An error of the file system.
-    async fn remove_unused_blobs(&self) -> Result<usize> {
-        Ok(0)
-    }
+    /// An error of the file system; the cluster fails.
+    async fn remove_unused_blobs(&self) -> Result<usize>;
 
     /// Returns access to the files in a job's model_dir. They may be opened later, by the first request of a file.
     ///

@@ -26,12 +26,12 @@ use tracing::level_filters::LevelFilter;
 
 use crate::admission::AdmissionSchema;
 use crate::backend::Backend;
-use crate::blobs::DEFAULT_MAX_BLOB_BYTES;
+use crate::blobs::{BlobStore, DEFAULT_MAX_BLOB_BYTES};
 use crate::compute::ComputePool;
 use crate::database_args::DatabaseArgs;
 use crate::error::ApiError;
 use crate::files::{DEFAULT_MAX_EXPORT_BYTES, DEFAULT_MAX_GENERATION_BYTES};
-use crate::kubernetes::{self, KubernetesAuthorizer, KubernetesBackend};
+use crate::kubernetes::{self, BlobSettings, KubernetesAuthorizer, KubernetesBackend};
 use crate::metrics::ServerMetrics;
 use crate::process::{
     ProcessBackend, ProcessSettings, ServerDirectories, ServerVolume, VOLUME_SYNTAX, all_volumes, parse_volume,
@@ -107,7 +107,7 @@ pub struct ServeArgs {
     /// Maximum memory for generating a text, in bytes; not used on Kubernetes, where file readers generate texts
     #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MAX_GENERATION_BYTES)]
     max_generation_bytes: u64,
-    /// Maximum bytes of the uploads of a namespace; not used on Kubernetes
+    /// Maximum bytes of the uploads of a namespace
     #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MAX_BLOB_BYTES)]
     max_blob_bytes: u64,
     /// Interpreter that reads Python datasets of jobs, with the rights of this server's user. If omitted, it is that of
@@ -130,6 +130,10 @@ pub struct ServeArgs {
     /// On Kubernetes: Secret with this server's identity, which the operator writes
     #[arg(long, default_value = "millrace-api-identity")]
     identity: String,
+    /// On Kubernetes: address on which uploads are served to the pods of jobs, from the data directory, which must be
+    /// on a claim; uploads are rejected if omitted
+    #[arg(long, env = "MILLRACE_UPLOADS_LISTEN", value_name = "HOST:PORT", value_parser = parse_address)]
+    uploads_listen: Option<SocketAddr>,
     /// Level of the log: error, warn, info, debug or trace
     #[arg(long, env = "MILLRACE_LOG", default_value = "info")]
     log: LevelFilter,
@@ -370,9 +374,20 @@ async fn start_kubernetes_backend(
         image: args.image.clone(),
         identity: args.identity.clone(),
         compute: compute.clone(),
+        blobs: blob_settings(args)?,
     };
     let cluster = KubernetesBackend::start(client.clone(), store.clone(), settings).await?;
     Ok((Arc::new(cluster), AuthMode::Cluster(Arc::new(KubernetesAuthorizer::new(client)))))
+}
+
+/// Returns where the uploads of a cluster are stored and served; `None` if they are rejected.
+fn blob_settings(args: &ServeArgs) -> anyhow::Result<Option<BlobSettings>> {
+    let Some(address) = args.uploads_listen else { return Ok(None) };
+    let listener = listen(address, "--uploads-listen")?;
+    let data = &args.database.data;
+    let dir = data.canonicalize().with_context(|| format!("can't use the directory {}", data.display()))?;
+    let store = BlobStore::new(dir.join("blobs"), args.max_blob_bytes);
+    Ok(Some(BlobSettings { store, listener }))
 }
 
 /// Limits on the history that is kept.

@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource, ResourceExt};
 use millrace_cluster::names::{ChildNames, FIELD_MANAGER};
@@ -22,7 +23,7 @@ use serde::de::DeserializeOwned;
 
 use crate::agent_traces::AgentTraces;
 use crate::authority::CertificateManager;
-use crate::children;
+use crate::children::{self, Fetcher, UploadServer};
 use crate::cli::OperatorArgs;
 use crate::error::{ChildError, Error};
 
@@ -35,17 +36,20 @@ pub struct ChildCreator {
     log_format: LogFormat,
     /// How agents send traces; `None` if they send none.
     agent_traces: Option<AgentTraces>,
+    /// Where pods fetch uploads from; `None` if the REST server stores none.
+    upload_server: Option<UploadServer>,
 }
 
 impl ChildCreator {
-    /// Creates it with the format of logs and the collector of traces in `args`.
+    /// Creates it with the format of logs, the collector of traces and the server of uploads in `args`.
     pub fn new(client: Client, certificates: Arc<CertificateManager>, args: &OperatorArgs) -> Self {
         let collector = args.agents_collector.clone().filter(|_| millrace_traces::is_configured());
         let agent_traces = collector.and_then(|collector| {
             let traces = AgentTraces::from_environment(collector, |name| std::env::var(name).ok());
             traces.inspect_err(|why| tracing::warn!("{why}")).ok()
         });
-        Self { client, certificates, log_format: args.log_format, agent_traces }
+        let (log_format, upload_server) = (args.log_format, args.upload_server());
+        Self { client, certificates, log_format, agent_traces, upload_server }
     }
 
     /// Creates the missing children of `attempt`. `there` are the pods that exist.
@@ -63,6 +67,7 @@ impl ChildCreator {
             let parent = TraceParent::current();
             missing.iter_mut().for_each(|pod| traces.set_environment(pod, parent.as_ref()));
         }
+        self.add_fetchers(attempt, &mut missing, &mut policy)?;
         namespace.apply(&policy).await?;
         missing.retain(|pod| !there.iter().any(|other| other.metadata.name == pod.metadata.name));
         if missing.is_empty() {
@@ -71,7 +76,7 @@ impl ChildCreator {
         if let Some(claim) = children::claim(attempt) {
             namespace.create(&claim).await?;
         }
-        namespace.create(&children::launch(attempt).map_err(ChildError::Record)?).await?;
+        namespace.create(&children::launch(attempt)?).await?;
         let identities = children::identities(attempt, &self.certificates.authorities(), SystemTime::now());
         namespace.create(&identities?).await?;
         for pod in &missing {
@@ -79,6 +84,21 @@ impl ChildCreator {
                 namespace.delete_unlisted_pod(pod, attempt.job).await?;
             }
         }
+        Ok(())
+    }
+
+    /// Adds what the pods of an attempt need to fetch its uploads, if there are any.
+    fn add_fetchers(
+        &self,
+        attempt: &AttemptContext<'_>,
+        pods: &mut [Pod],
+        policy: &mut NetworkPolicy,
+    ) -> Result<(), ChildError> {
+        let Some(document) = children::fetch_document(attempt)? else { return Ok(()) };
+        let server = self.upload_server.as_ref().ok_or(ChildError::NoUploadServer)?;
+        server.open_egress(policy);
+        let fetcher = Fetcher { attempt, server, document: &document };
+        pods.iter_mut().for_each(|pod| fetcher.add_to(pod));
         Ok(())
     }
 }

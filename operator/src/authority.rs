@@ -47,6 +47,11 @@ const EXPIRES_KEY: &str = "ca.expires";
 const PREVIOUS_KEYS: [&str; 3] = ["previous.crt", "previous.key", "previous.expires"];
 /// Key of a service's Secret: expiry of its identity, in seconds since 1970.
 const SERVICE_EXPIRES_KEY: &str = "tls.expires";
+/// Key of a service's Secret: what its certificate may be used for. Secrets of earlier releases lack it; their
+/// certificates are for clients only.
+const SERVICE_PURPOSES_KEY: &str = "tls.purposes";
+/// The REST server connects to coordinators, and serves uploads.
+const REST_SERVER_PURPOSES: &str = "client,server";
 
 /// Names of the certificates in metrics.
 const AUTHORITY_METRIC: &str = "authority";
@@ -200,11 +205,12 @@ fn service_expires(data: &BTreeMap<String, ByteString>) -> Option<SystemTime> {
     std::str::from_utf8(&data.get(SERVICE_EXPIRES_KEY)?.0).ok().and_then(parse_time)
 }
 
-/// Returns whether a service's identity in `data` must be renewed.
+/// Returns whether the REST server's identity in `data` must be renewed.
 fn is_stale(data: &BTreeMap<String, ByteString>, bundle: &str, now: SystemTime) -> bool {
     let text = |key: &str| data.get(key).and_then(|bytes| std::str::from_utf8(&bytes.0).ok());
     let fresh = service_expires(data).is_some_and(|expires| now + SERVICE_LIFETIME / 2 < expires);
-    !fresh || text(Credentials::AUTHORITY_FILE) != Some(bundle)
+    let has_purposes = text(SERVICE_PURPOSES_KEY) == Some(REST_SERVER_PURPOSES);
+    !fresh || !has_purposes || text(Credentials::AUTHORITY_FILE) != Some(bundle)
 }
 
 /// Stores the authorities in their Secret, and the REST server's identity in another; renews both while this operator
@@ -312,6 +318,7 @@ impl CertificateManager {
         let secret = credentials_secret(&credentials, ObjectMeta::default());
         let mut data = secret.data.unwrap_or_default();
         data.insert(SERVICE_EXPIRES_KEY.to_owned(), ByteString(time_text(expires).into_bytes()));
+        data.insert(SERVICE_PURPOSES_KEY.to_owned(), ByteString(REST_SERVER_PURPOSES.into()));
         // After a write conflict, nothing is missing: the other operator has the same authority.
         if write_secret(&self.secrets, name, secret_object.as_ref(), secret.type_, data).await? {
             self.metrics.set_certificate(REST_SERVER_METRIC, expires);
@@ -409,6 +416,8 @@ mod tests {
         let mut data = credentials_secret(&credentials, ObjectMeta::default()).data.unwrap();
         assert!(is_stale(&data, &authorities.bundle(), start), "of 0.1.0: nothing says when it expires");
         data.insert(SERVICE_EXPIRES_KEY.to_owned(), ByteString(time_text(expires).into_bytes()));
+        assert!(is_stale(&data, &authorities.bundle(), start), "of 0.2.0: it is for clients only");
+        data.insert(SERVICE_PURPOSES_KEY.to_owned(), ByteString(REST_SERVER_PURPOSES.into()));
         assert!(!is_stale(&data, &authorities.bundle(), start + 3 * DAY));
         assert!(is_stale(&data, &authorities.bundle(), start + 4 * DAY));
         let renewed = after(&authorities, start, 186).unwrap();

@@ -5,6 +5,7 @@ use millrace_telemetry::logs::LogFormat;
 use tracing::level_filters::LevelFilter;
 
 use crate::agent_traces::Collector;
+use crate::children::UploadServer;
 
 /// Runs TrainJobs on its cluster.
 #[derive(Clone, Debug, Parser)]
@@ -43,6 +44,9 @@ pub struct OperatorArgs {
     /// Comma-separated host names and addresses of the REST server; without any, no certificate is issued
     #[arg(long, env = "MILLRACE_API_HOSTS", value_delimiter = ',')]
     pub api_hosts: Vec<String>,
+    /// host:port at which the REST server serves uploads; jobs that name uploads are rejected without it
+    #[arg(long, env = "MILLRACE_UPLOAD_SERVER", value_name = "HOST:PORT")]
+    pub upload_server: Option<String>,
     /// Level of the log: error, warn, info, debug or trace
     #[arg(long, env = "MILLRACE_LOG", default_value = "info")]
     pub log: LevelFilter,
@@ -52,4 +56,12 @@ pub struct OperatorArgs {
     /// How pods of jobs reach the trace collector, as JSON; agents send no traces without it
     #[arg(long, env = "MILLRACE_AGENTS_COLLECTOR", value_name = "JSON")]
     pub agents_collector: Option<Collector>,
+}
+
+impl OperatorArgs {
+    /// Returns where uploads are; `None` if the REST server stores none.
+    pub fn upload_server(&self) -> Option<UploadServer> {
+        let address = self.upload_server.clone().filter(|address| !address.is_empty())?;
+        Some(UploadServer { address, namespace: self.namespace.clone() })
+    }
 }

@@ -2,6 +2,7 @@
 
 use millrace_cluster::client::api_message;
 use millrace_control::record::ResolvedJobError;
+use millrace_params::InvalidName;
 use millrace_protocol::security::{IssueError, NameError};
 
 use crate::children::MAX_SECRET_BYTES;
@@ -35,6 +36,15 @@ pub enum ChildError {
         /// Bytes of all certificates and keys.
         bytes: usize,
     },
+    /// The digest of an upload is not valid.
+    #[error("an upload of the job")]
+    Digest(#[from] InvalidName),
+    /// The job was admitted when the REST server stored uploads.
+    #[error(
+        "the job names uploads, and the REST server of this installation stores none: install the chart with a claim \
+         for the REST server (api.storage, no api.database.secretName)"
+    )]
+    NoUploadServer,
     /// A pod of this name belongs to something else.
     #[error("a pod {0} exists that does not belong to the job: delete it, or rename the job")]
     PodNameTaken(String),

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::runtime::Controller;
 use millrace_cluster::client::connect;
-use millrace_cluster::pod_site::PodSite;
+use millrace_cluster::pod_site::{GraphDocuments, PodSite};
 use millrace_control::metrics::Metrics;
 use millrace_control::watchdog::Watchdog;
 use millrace_control::{ContextParts, ControllerContext, WatchStreams, WorkerPool};
@@ -22,6 +22,7 @@ use crate::authority::CertificateManager;
 use crate::chart_appliance::ChartAppliance;
 use crate::cli::OperatorArgs;
 use crate::events::EventPublisher;
+use crate::graph_documents::RemoteDocuments;
 use crate::readers;
 use crate::serving_certificate::ServingCertificate;
 use crate::term::LeaderTerm;
@@ -88,8 +89,11 @@ impl Leadership {
             ending.clone(),
         );
         let values = args.appliance.as_deref().map(ChartAppliance::read).transpose()?;
+        let documents = args
+            .upload_server()
+            .map(|server| Arc::new(RemoteDocuments::new(server.address, keeper.clone())) as Arc<dyn GraphDocuments>);
         let world = ClusterWorld::new(client.clone(), keeper, events, epoch, &args).with_values(values);
-        let site = Arc::new(PodSite { image: args.image });
+        let site = Arc::new(PodSite { image: args.image, documents });
         let (reconcile_requests, received_requests) = mpsc::unbounded_channel();
         let workers = WorkerPool::for_this_machine();
         let world = Arc::new(world);

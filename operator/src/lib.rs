@@ -13,6 +13,7 @@
 //! * [`readers`]: the pods that serve the files of jobs to the REST server.
 //! * [`authority`]: issues the certificates of agents and of the services that follow them; [`serving_certificate`]:
 //!   that of the REST server.
+//! * [`graph_documents`]: reads the graph documents of jobs from the REST server.
 //! * [`chart_appliance`]: applies the appliance of the chart's values; [`appliance_finalizer`]: protects its ledger
 //!   from deletion.
 //! * [`leader`]: elects one leader among the operators; [`term`]: prevents writes after a leader's term. [`watch`]:
@@ -31,6 +32,7 @@ pub mod children;
 pub mod cli;
 pub mod error;
 pub mod events;
+pub mod graph_documents;
 pub mod http;
 pub mod leader;
 pub mod leadership;

@@ -10,7 +10,7 @@ use millrace_lifecycle::{
     AgentState, CoordinatorReport, OUT_OF_MEMORY, ObservedAgent, ProcessEnd, ReportedOutcome, describe_exit,
 };
 
-use crate::children::CONTAINER_NAME;
+use crate::children::{CONTAINER_NAME, FETCHER_NAME};
 
 /// Maximum lines of a log in the status.
 const MAX_STATUS_LOG_LINES: usize = 20;
@@ -21,6 +21,8 @@ const MAX_STATUS_LOG_LINE_CHARS: usize = 512;
 const SIGNAL_EXIT_OFFSET: i32 = 128;
 /// The scheduler's message for a pod whose binding it retries at once, after a write conflict.
 const CONFLICT_MESSAGE: &str = "the object has been modified";
+/// Reason of an agent that waits for the init container which fetches its uploads.
+const FETCHING_UPLOADS: &str = "FetchingUploads";
 
 /// Returns the agent that runs in `pod`; `None` for a pod without the labels of an agent.
 pub fn agent(pod: &Pod) -> Option<ObservedAgent> {
@@ -52,15 +54,38 @@ fn container(pod: &Pod) -> Option<&ContainerStatus> {
     all.iter().find(|status| status.name == CONTAINER_NAME)
 }
 
+/// Returns the status of the init container that fetches uploads, if the pod has one.
+fn fetcher(pod: &Pod) -> Option<&ContainerStatus> {
+    let all = pod.status.as_ref()?.init_container_statuses.as_ref()?;
+    all.iter().find(|status| status.name == FETCHER_NAME)
+}
+
+/// Returns how fetching the uploads failed; `None` if it has not.
+fn fetch_failure(pod: &Pod, state: &ContainerState) -> Option<ProcessEnd> {
+    let end = process_end(pod, state).filter(|end| end.exit_code != Some(0))?;
+    let why = match end.reason.as_str() {
+        OUT_OF_MEMORY => "it exceeded its memory limit",
+        _ => end.message.trim_start_matches("error: "),
+    };
+    let message = format!("fetching the uploads of the job failed: {why}");
+    Some(ProcessEnd { message, ..end })
+}
+
 fn state(pod: &Pod) -> AgentState {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     let current = container(pod).and_then(|status| status.state.as_ref());
+    let fetching = fetcher(pod).and_then(|status| status.state.as_ref());
+    if let Some(failed) = fetching.and_then(|state| fetch_failure(pod, state)) {
+        return AgentState::Ended(failed);
+    }
     if let Some(ended) = current.and_then(|state| process_end(pod, state)) {
         return AgentState::Ended(ended);
     }
     if matches!(phase, Some("Failed" | "Succeeded")) {
         return AgentState::Ended(pod_end(pod));
     }
+    // As long as an init container runs or can't start, the state of the agent's own container says nothing.
+    let current = fetching.filter(|state| state.terminated.is_none()).or(current);
     if let Some(waiting) = waiting_reason(pod, current) {
         return waiting;
     }
@@ -120,6 +145,9 @@ fn waiting_reason(pod: &Pod, current: Option<&ContainerState>) -> Option<AgentSt
         // The normal states of a starting pod are not reported.
         let ordinary = matches!(reason, "ContainerCreating" | "PodInitializing");
         return (!ordinary).then(|| of(reason, waiting.message.as_ref()));
+    }
+    if fetcher(pod).and_then(|status| status.state.as_ref()?.running.as_ref()).is_some() {
+        return Some(of(FETCHING_UPLOADS, Some(&"the uploads of the job are being fetched".to_owned())));
     }
     let is_lasting = |condition: &&PodCondition| {
         let message = condition.message.as_deref().unwrap_or_default();
@@ -228,6 +256,33 @@ mod tests {
                 persistentvolumeclaims \"data\": the object has been modified; please apply your changes to the latest version",
         }]);
         assert_eq!(state_of(json!({"phase": "Pending", "conditions": retried})), AgentState::Starting);
+    }
+
+    #[test]
+    fn init_container_is_part_of_the_state() {
+        let with = |phase: &str, state: serde_json::Value| {
+            let mut init = container(state);
+            init[0]["name"] = FETCHER_NAME.into();
+            let initializing = container(json!({"waiting": {"reason": "PodInitializing"}}));
+            state_of(json!({"phase": phase, "initContainerStatuses": init, "containerStatuses": initializing}))
+        };
+        let waiting =
+            |reason: &str, message: &str| AgentState::Waiting { reason: reason.into(), message: message.into() };
+        let fetching = waiting("FetchingUploads", "the uploads of the job are being fetched");
+        assert_eq!(with("Pending", json!({"running": {}})), fetching);
+        let pull = json!({"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}});
+        assert_eq!(with("Pending", pull), waiting("ImagePullBackOff", "no such image"));
+        assert_eq!(with("Pending", json!({"terminated": {"exitCode": 0}})), AgentState::Starting);
+        let log = "retrying the upload\nerror: the upload blake3:0 of /x does not exist\n";
+        let failed = json!({"terminated": {"exitCode": 2, "reason": "Error", "message": log}});
+        match with("Failed", failed) {
+            AgentState::Ended(end) => {
+                assert_eq!((end.exit_code, end.reason.as_str()), (Some(2), "Error"));
+                let message = "fetching the uploads of the job failed: the upload blake3:0 of /x does not exist";
+                assert_eq!(end.message, message);
+            }
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

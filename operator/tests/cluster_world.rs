@@ -47,7 +47,7 @@ impl conformance::Fixture for ClusterFixture {
     }
 
     fn site(&self) -> Arc<dyn JobSite> {
-        Arc::new(PodSite { image: IMAGE.to_owned() })
+        Arc::new(PodSite::without_uploads(IMAGE.to_owned()))
     }
 
     async fn create(&self, job: &TrainJob) -> TrainJob {

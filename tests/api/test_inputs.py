@@ -61,15 +61,6 @@ def test_single_text_file_is_uploaded(shared: Server, tmp_path: Path) -> None:
     here.assert_same(shared.user, shared.user.appliance.job(name))
 
 
-@pytest.mark.needs("cluster")
-def test_large_text_file_is_not_uploaded_to_a_cluster(shared: Server, tmp_path: Path) -> None:
-    """A cluster has no store of uploads yet: a text of 1 MiB or more is not uploaded, and the user gets a note."""
-    (tmp_path / "large.txt").write_text(KJV.read_text()[: 1 << 20])
-    params = write(tmp_path / "large.yaml", "large.txt")
-    done = shared.user.millrace("train", "-p", params, "--detach")
-    assert "large.txt is not uploaded (the appliance stores only text files under 1 MiB)" in done.err
-
-
 @pytest.mark.needs("own volumes")
 def test_volumes_hold_data_and_results(serve: Serve, tmp_path: Path) -> None:
     """Data are read from a volume or a part of one, without changing it, and results are written to another volume."""

@@ -8,11 +8,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
 from harness import CommandResult, KubernetesServer, Reference, User, serving, trainjob, until, until_job, until_step
 from millrace import Job
+from test_uploaded_models import write_model
 
 # No other test can use the server at the same time.
 pytestmark = [pytest.mark.needs("cluster"), pytest.mark.last]
@@ -119,17 +121,21 @@ def test_submissions_around_a_kill_create_one_job_each(survivor: Survivor) -> No
 
 @dataclass(frozen=True)
 class Outage:
-    """A time without a REST server, with a job that finished in it and one that was deleted."""
+    """A time without a REST server, with a job that finished in it, one that was deleted, and one with uploads."""
 
     ended: Job
     deleted: Job
     held_seconds: float
     """Time until the deleted job was gone."""
+    accepted: dict[str, Any]
+    """Condition of the job with uploads, which could not be planned."""
 
 
 @pytest.fixture(scope="module")
-def outage(survivor: Survivor) -> Outage:
+def outage(survivor: Survivor, tmp_path_factory: pytest.TempPathFactory) -> Outage:
     server = survivor.server
+    model = write_model(tmp_path_factory.mktemp("model"), 0.25)
+    uploading = server.user.appliance.train(str(model), name="uploading", suspend=True)
     # It has steps: a job without steps has no history to archive and is deleted at once.
     deleted = server.user.submit("deleted", 1_000_000)
     until_step(deleted, 1)
@@ -137,11 +143,20 @@ def outage(survivor: Survivor) -> Outage:
     began = time.monotonic()
     server.kubectl("delete", "trainjob", deleted.name, "--wait=false")
     server.kubectl("apply", "--filename=-", document=trainjob("ended", 60))
+    spec = {**uploading.spec, "suspend": False}
+    spec["params"]["runconfig"]["seed"] = 2
+    server.kubectl("apply", "--filename=-", document={**trainjob("waiting"), "spec": spec})
+
+    def accepted() -> dict[str, Any] | None:
+        conditions = server.get("trainjob", "waiting").get("status", {}).get("conditions", [])
+        return next((each for each in conditions if each["type"] == "Accepted"), None)
+
+    condition = until("the job with uploads has a condition", accepted)
     server.kubectl("wait", "trainjob/ended", "--for=condition=Finished", "--timeout=50s")
     until("the operator lets go", lambda: server.get("trainjob", deleted.name) is None, 90)
     held_seconds = time.monotonic() - began
     server.scale_api(1)
-    return Outage(until_job(server.user, "ended"), deleted, held_seconds)
+    return Outage(until_job(server.user, "ended"), deleted, held_seconds, condition)
 
 
 def test_deleted_job_is_held_for_a_minute_without_server(survivor: Survivor, outage: Outage) -> None:
@@ -153,6 +168,14 @@ def test_deleted_job_is_held_for_a_minute_without_server(survivor: Survivor, out
     assert outage.deleted.name not in {job.name for job in user.appliance.jobs()}
     found = user.appliance.job(outage.deleted.name, outage.deleted.uid)
     assert found.document["metadata"]["deletionTimestamp"]
+
+
+def test_job_with_uploads_waits_for_the_server(survivor: Survivor, outage: Outage) -> None:
+    """A job whose graph document can't be read waits, and trains when the server is back."""
+    assert (outage.accepted["status"], outage.accepted["reason"]) == ("False", "UploadsUnavailable")
+    assert "the job is planned when it can" in outage.accepted["message"], outage.accepted
+    job = until_job(survivor.server.user, "waiting")
+    until("it has trained", lambda: job.refresh().state == "Succeeded", 100)
 
 
 def test_missed_history_is_read_from_files(

@@ -9,6 +9,8 @@
 //! * A blob is uploaded in parts. After an interruption, also of the server, the upload continues where it was.
 //! * A file with its final name has the content that its name says: the digest is computed from the bytes as they
 //!   arrive.
+//! * The directory of a namespace has its name, or on a cluster its UID: a namespace that is created again has none of
+//!   the uploads of its predecessor.
 //! * A blob that is uploaded again is not sent again. Namespaces share nothing: a client can't find out by a digest
 //!   whether another namespace has a blob.
 //! * All blobs of a namespace together, including announced parts, have at most the limit's bytes.
@@ -19,9 +21,11 @@ mod store;
 mod tests;
 mod upload;
 
+use std::fmt;
+use std::fs::File;
 use std::time::Duration;
 
-use millrace_params::BlobDigest;
+use millrace_params::{BlobDigest, LabelName};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -33,6 +37,51 @@ pub const DEFAULT_MAX_BLOB_BYTES: u64 = 64 << 30;
 pub const UNUSED_BLOB_TTL: Duration = Duration::from_secs(24 * 3600);
 /// Limit on the number of blobs of a namespace, parts included.
 const MAX_BLOBS: usize = 10_000;
+
+/// A namespace whose blobs are stored together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BlobNamespace {
+    /// Its name, for messages.
+    name: LabelName,
+    /// Name of its directory.
+    dir: LabelName,
+}
+
+impl BlobNamespace {
+    /// Names a namespace of a cluster. One that is deleted and created again has another `uid`.
+    pub const fn with_uid(name: LabelName, uid: LabelName) -> Self {
+        Self { name, dir: uid }
+    }
+
+    /// Returns the name of its directory.
+    pub const fn dir(&self) -> &LabelName {
+        &self.dir
+    }
+}
+
+/// A namespace that is only a name.
+impl From<LabelName> for BlobNamespace {
+    fn from(name: LabelName) -> Self {
+        Self { dir: name.clone(), name }
+    }
+}
+
+impl fmt::Display for BlobNamespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.name, f)
+    }
+}
+
+/// A blob that is to be read.
+#[derive(Debug)]
+pub enum OpenBlob {
+    /// Its file and length.
+    Complete(File, u64),
+    /// A part of it was uploaded, or it was announced.
+    Incomplete,
+    /// There is no such blob.
+    Missing,
+}
 
 /// How much of a blob the server has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]

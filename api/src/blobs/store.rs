@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::FileTimes;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -11,13 +11,13 @@ use bytes::Bytes;
 use millrace_params::{BlobDigest, LabelName};
 
 use super::upload::{Upload, storage_error};
-use super::{BlobList, BlobStatus, MAX_BLOBS, UNUSED_BLOB_TTL};
+use super::{BlobList, BlobNamespace, BlobStatus, MAX_BLOBS, OpenBlob, UNUSED_BLOB_TTL};
 use crate::error::{ApiError, ErrorReason, FieldError, Result};
 
 /// Suffix of the file with the received part of a blob.
 const PART_SUFFIX: &str = ".part";
 
-type BlobKey = (LabelName, BlobDigest);
+type BlobKey = (BlobNamespace, BlobDigest);
 
 /// The blobs of all namespaces. Clones share the uploads.
 #[derive(Clone)]
@@ -62,7 +62,7 @@ impl BlobStore {
     /// # Errors
     /// [`ErrorReason::Invalid`]: the blob would be empty, or has another length. [`ErrorReason::PayloadTooLarge`]: a
     /// limit of the namespace is exceeded. An error of the file system.
-    pub async fn announce(&self, namespace: LabelName, digest: BlobDigest, bytes: u64) -> Result<BlobStatus> {
+    pub async fn announce(&self, namespace: BlobNamespace, digest: BlobDigest, bytes: u64) -> Result<BlobStatus> {
         self.blocking(move |store| store.announce_now(&(namespace, digest), bytes)).await
     }
 
@@ -74,7 +74,7 @@ impl BlobStore {
     /// announced, or has another digest. An error of the file system.
     pub async fn append(
         &self,
-        namespace: LabelName,
+        namespace: BlobNamespace,
         digest: BlobDigest,
         offset: u64,
         content: Bytes,
@@ -86,7 +86,7 @@ impl BlobStore {
     ///
     /// # Errors
     /// An error of the file system.
-    pub async fn list(&self, namespace: LabelName) -> Result<BlobList> {
+    pub async fn list(&self, namespace: BlobNamespace) -> Result<BlobList> {
         self.blocking(move |store| {
             let items = store.statuses(&namespace)?;
             let used_bytes = items.iter().map(|blob| blob.bytes.max(blob.received)).sum();
@@ -99,7 +99,7 @@ impl BlobStore {
     ///
     /// # Errors
     /// [`ErrorReason::Invalid`]: it is not complete. An error of the file system.
-    pub async fn use_blob(&self, namespace: LabelName, digest: BlobDigest, field: String) -> Result<()> {
+    pub async fn use_blob(&self, namespace: BlobNamespace, digest: BlobDigest, field: String) -> Result<()> {
         self.blocking(move |store| match touch(&store.path(&namespace, &digest)) {
             Ok(_) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -116,7 +116,7 @@ impl BlobStore {
     ///
     /// # Errors
     /// [`ErrorReason::NotFound`]: there is none. An error of the file system.
-    pub async fn remove(&self, namespace: LabelName, digest: BlobDigest) -> Result<()> {
+    pub async fn remove(&self, namespace: BlobNamespace, digest: BlobDigest) -> Result<()> {
         self.blocking(move |store| {
             let (complete, part) = (store.path(&namespace, &digest), store.part(&namespace, &digest));
             store.uploads().remove(&(namespace.clone(), digest.clone()));
@@ -130,7 +130,32 @@ impl BlobStore {
         .await
     }
 
-    /// Removes the blobs that were not used for [`UNUSED_BLOB_TTL`] and for which `is_used` is false. Returns how many.
+    /// Opens a blob for reading, and keeps it for another [`UNUSED_BLOB_TTL`].
+    ///
+    /// # Errors
+    /// An error of the file system.
+    pub async fn open(&self, namespace: BlobNamespace, digest: BlobDigest) -> Result<OpenBlob> {
+        self.blocking(move |store| store.open_now((namespace, digest)).map_err(storage_error)).await
+    }
+
+    /// Reads a blob, at most its first `max_bytes` bytes; `None` if it is not complete.
+    ///
+    /// # Errors
+    /// An error of the file system.
+    pub async fn read(&self, namespace: BlobNamespace, digest: BlobDigest, max_bytes: u64) -> Result<Option<Vec<u8>>> {
+        self.blocking(move |store| {
+            let OpenBlob::Complete(file, _) = store.open_now((namespace, digest)).map_err(storage_error)? else {
+                return Ok(None);
+            };
+            let mut content = Vec::new();
+            file.take(max_bytes).read_to_end(&mut content).map_err(storage_error)?;
+            Ok(Some(content))
+        })
+        .await
+    }
+
+    /// Removes the blobs that were not used for [`UNUSED_BLOB_TTL`] and for which `is_used` is false, by the directory
+    /// of their namespace. Returns how many.
     ///
     /// # Errors
     /// An error of the file system.
@@ -142,13 +167,14 @@ impl BlobStore {
             let mut removed = 0;
             for entry in read_dir(&store.dir).map_err(storage_error)? {
                 let name = entry.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-                let Ok(namespace) = LabelName::new(name) else { continue };
+                let Ok(dir) = LabelName::new(name) else { continue };
+                let namespace = BlobNamespace::from(dir);
                 for blob in store.stored(&namespace).map_err(storage_error)? {
                     let age = SystemTime::now().duration_since(blob.last_use).unwrap_or_default();
-                    if age < UNUSED_BLOB_TTL || is_used(&namespace, &blob.digest) {
+                    if age < UNUSED_BLOB_TTL || is_used(&namespace.dir, &blob.digest) {
                         continue;
                     }
-                    store.uploads().remove(&(namespace.clone(), blob.digest));
+                    store.uploads().retain(|(known, digest), _| (&known.dir, digest) != (&namespace.dir, &blob.digest));
                     millrace_roots::remove_file(&blob.path).map_err(storage_error)?;
                     removed += 1;
                 }
@@ -158,12 +184,16 @@ impl BlobStore {
         .await
     }
 
-    fn path(&self, namespace: &LabelName, digest: &BlobDigest) -> PathBuf {
-        self.dir.join(namespace).join(digest)
+    fn dir_of(&self, namespace: &BlobNamespace) -> PathBuf {
+        self.dir.join(&namespace.dir)
     }
 
-    fn part(&self, namespace: &LabelName, digest: &BlobDigest) -> PathBuf {
-        self.dir.join(namespace).join(format!("{digest}{PART_SUFFIX}"))
+    fn path(&self, namespace: &BlobNamespace, digest: &BlobDigest) -> PathBuf {
+        self.dir_of(namespace).join(digest)
+    }
+
+    fn part(&self, namespace: &BlobNamespace, digest: &BlobDigest) -> PathBuf {
+        self.dir_of(namespace).join(format!("{digest}{PART_SUFFIX}"))
     }
 
     fn uploads(&self) -> MutexGuard<'_, HashMap<BlobKey, Arc<UploadSlot>>> {
@@ -190,7 +220,7 @@ impl BlobStore {
         let mut upload = slot.lock();
         let opened = match upload.take() {
             Some(opened) => opened,
-            None => self.open(key, bytes).map_err(storage_error)?,
+            None => self.open_upload(key, bytes).map_err(storage_error)?,
         };
         Ok(status(upload.insert(opened).received()))
     }
@@ -208,8 +238,8 @@ impl BlobStore {
         Ok(slot)
     }
 
-    fn open(&self, (namespace, digest): &BlobKey, bytes: u64) -> io::Result<Upload> {
-        millrace_roots::create_dir_all(self.dir.join(namespace))?;
+    fn open_upload(&self, (namespace, digest): &BlobKey, bytes: u64) -> io::Result<Upload> {
+        millrace_roots::create_dir_all(self.dir_of(namespace))?;
         Upload::open(self.path(namespace, digest), self.part(namespace, digest), digest.clone(), bytes)
     }
 
@@ -239,6 +269,17 @@ impl BlobStore {
         Err(ApiError::new(ErrorReason::PayloadTooLarge, format!("{detail}: {remedy}")))
     }
 
+    fn open_now(&self, key: BlobKey) -> io::Result<OpenBlob> {
+        match touch(&self.path(&key.0, &key.1)) {
+            Ok(bytes) => Ok(OpenBlob::Complete(millrace_roots::open(self.path(&key.0, &key.1))?, bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let has_part = self.uploads().contains_key(&key) || millrace_roots::is_file(self.part(&key.0, &key.1));
+                Ok(if has_part { OpenBlob::Incomplete } else { OpenBlob::Missing })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn append_now(&self, key: BlobKey, offset: u64, content: &[u8]) -> Result<BlobStatus> {
         let slot = self.uploads().get(&key).cloned();
         let Some(slot) = slot else {
@@ -260,7 +301,7 @@ impl BlobStore {
         Ok(BlobStatus { digest: key.1, bytes, received })
     }
 
-    fn statuses(&self, namespace: &LabelName) -> Result<Vec<BlobStatus>> {
+    fn statuses(&self, namespace: &BlobNamespace) -> Result<Vec<BlobStatus>> {
         let stored = self.stored(namespace).map_err(storage_error)?;
         let uploads = self.uploads();
         let statuses = stored.into_iter().map(|StoredBlob { digest, is_complete, bytes: received, .. }| {
@@ -271,9 +312,9 @@ impl BlobStore {
     }
 
     /// Reads the directory of a namespace, ordered by name.
-    fn stored(&self, namespace: &LabelName) -> io::Result<Vec<StoredBlob>> {
+    fn stored(&self, namespace: &BlobNamespace) -> io::Result<Vec<StoredBlob>> {
         let mut stored = Vec::new();
-        for entry in read_dir(&self.dir.join(namespace))? {
+        for entry in read_dir(&self.dir_of(namespace))? {
             let name = entry.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let complete = name.strip_suffix(PART_SUFFIX);
             let Ok(digest) = BlobDigest::new(complete.unwrap_or(name)) else { continue };
@@ -309,7 +350,7 @@ fn read_dir(path: &Path) -> io::Result<Vec<millrace_roots::Entry>> {
     }
 }
 
-fn not_found(namespace: &LabelName, digest: &BlobDigest) -> ApiError {
+fn not_found(namespace: &BlobNamespace, digest: &BlobDigest) -> ApiError {
     let detail = format!("namespace {namespace} has no upload {digest}: announce it by POST …/blobs");
     ApiError::new(ErrorReason::NotFound, detail)
 }

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use millrace_params::{BlobDigest, LabelName};
 
-use super::{BlobStatus, BlobStore, UNUSED_BLOB_TTL};
+use super::{BlobNamespace, BlobStatus, BlobStore, OpenBlob, UNUSED_BLOB_TTL};
 use crate::error::{ApiError, ErrorReason};
 
 /// A store in a directory of its own, with the namespace `team`.
@@ -53,8 +53,8 @@ impl Case {
     }
 }
 
-fn team() -> LabelName {
-    LabelName::new("team").unwrap()
+fn team() -> BlobNamespace {
+    LabelName::new("team").unwrap().into()
 }
 
 fn digest_of(content: &[u8]) -> BlobDigest {
@@ -109,7 +109,7 @@ async fn announced_uploads_count_against_the_limit() {
     let error = case.announce(&[8; 401]).await.unwrap_err();
     assert_eq!(error.reason, ErrorReason::PayloadTooLarge);
     assert!(error.detail.contains("exceeds the 400 of 1000 bytes that are free"), "{error}");
-    let other = LabelName::new("other").unwrap();
+    let other = LabelName::new("other").unwrap().into();
     assert!(case.store.announce(other, digest_of(&large), 600).await.is_ok(), "another namespace has its own limit");
     case.upload(&[8; 400]).await;
     let list = case.store.list(team()).await.unwrap();
@@ -139,7 +139,8 @@ async fn only_old_and_unused_uploads_are_removed() {
     }
     age(&format!("{}.part", digest_of(b"begun")));
     let kept = digest_of(used);
-    let removed = case.store.remove_unused(move |namespace, digest| *namespace == team() && *digest == kept).await;
+    let removed =
+        case.store.remove_unused(move |namespace, digest| namespace.as_str() == "team" && *digest == kept).await;
     assert_eq!(removed.unwrap(), 2);
     let mut left = [new, used].map(|content| digest_of(content).to_string());
     left.sort();
@@ -150,4 +151,24 @@ async fn only_old_and_unused_uploads_are_removed() {
     assert_eq!(case.store.remove_unused(|_, _| false).await.unwrap(), 1);
     let error = case.store.use_blob(team(), digest_of(used), "spec.model.graph".to_owned()).await.unwrap_err();
     assert_eq!((error.reason, &*error.errors[0].field), (ErrorReason::Invalid, "spec.model.graph"), "{error}");
+}
+
+#[tokio::test]
+async fn namespace_of_the_same_name_has_other_uploads() {
+    let (case, content) = (Case::new(), b"weights".as_slice());
+    let version = |uid| BlobNamespace::with_uid(LabelName::new("team").unwrap(), LabelName::new(uid).unwrap());
+    let upload = async |namespace: BlobNamespace| {
+        case.store.announce(namespace.clone(), digest_of(content), 7).await.unwrap();
+        let open = case.store.open(namespace.clone(), digest_of(content)).await.unwrap();
+        assert!(matches!(open, OpenBlob::Incomplete));
+        case.store.append(namespace, digest_of(content), 0, Bytes::from_static(b"weights")).await.unwrap();
+    };
+    upload(version("first-uid")).await;
+    let open = async |uid| case.store.open(version(uid), digest_of(content)).await.unwrap();
+    assert!(matches!(open("first-uid").await, OpenBlob::Complete(_, 7)));
+    assert!(matches!(open("second-uid").await, OpenBlob::Missing));
+    let error = case.store.use_blob(version("second-uid"), digest_of(content), String::new()).await.unwrap_err();
+    assert!(error.to_string().contains("namespace team has no upload") || error.errors[0].message.contains("team"));
+    let read = async |max| case.store.read(version("first-uid"), digest_of(content), max).await.unwrap().unwrap();
+    assert_eq!((read(100).await, read(3).await), (b"weights".to_vec(), b"wei".to_vec()));
 }

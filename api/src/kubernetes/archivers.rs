@@ -18,9 +18,9 @@ use std::collections::{HashMap, HashSet};
 use std::future::pending;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::wait::{self, await_condition};
@@ -28,17 +28,16 @@ use kube::runtime::watcher::Event;
 use kube::{Api, Client, ResourceExt};
 use millrace_cluster::address::{expected_coordinator, pod_address, ports};
 use millrace_cluster::archive;
-use millrace_cluster::credentials::{MissingKey, credentials_of};
 use millrace_cluster::names::{ATTEMPT_LABEL, ChildNames};
 use millrace_crds::{ConditionType, Role, TrainJob};
 use millrace_protocol::proto::journal_client::JournalClient;
-use millrace_protocol::security::{Identity, IdentityError};
 use millrace_protocol::{error_chain, journal};
 use millrace_store::{ChangeNotice, EntryKind, EntryQuery, Store};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{sleep, timeout};
 use tonic::Code;
 
+use super::identity::{IdentitySecret, IdentitySecretError};
 use super::mirror::JobMirror;
 use super::namespaces::Namespaces;
 use super::readers::ReaderPool;
@@ -61,8 +60,6 @@ const MAX_RELEASE_TRIES: usize = 10;
 const SAVE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time to write what was read from a coordinator that has ended.
 const FINAL_WRITE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Validity of the cached identity.
-const IDENTITY_TTL: Duration = Duration::from_secs(30);
 
 /// Why a coordinator can't be followed at present.
 #[derive(Debug, thiserror::Error)]
@@ -82,37 +79,6 @@ enum FollowError {
     /// Its journal can't be copied.
     #[error(transparent)]
     Copy(#[from] CopyError),
-}
-
-/// Why the Secret with this server's identity can't be used.
-#[derive(Debug, thiserror::Error)]
-enum IdentitySecretError {
-    /// It can't be read.
-    #[error("the secret {name} of {namespace}")]
-    Get {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-        /// Error of the API server.
-        source: kube::Error,
-    },
-    /// It lacks a key.
-    #[error("the secret {name} has {missing}")]
-    Incomplete {
-        /// Its name.
-        name: String,
-        /// The rest of the sentence.
-        missing: MissingKey,
-    },
-    /// Its certificate or key can't be used.
-    #[error("the secret {name}")]
-    Invalid {
-        /// Its name.
-        name: String,
-        /// The part that can't be used.
-        source: IdentityError,
-    },
 }
 
 /// Why the entries in a job's journal files can't be copied at present.
@@ -144,9 +110,7 @@ pub struct JobArchivers {
     store: Store,
     mirror: Arc<JobMirror<Namespaces>>,
     readers: Arc<ReaderPool>,
-    /// Namespace and name of the Secret with this server's identity, which the operator writes.
-    identity: (String, String),
-    identity_cache: tokio::sync::Mutex<Option<(Instant, Identity)>>,
+    identity: Arc<IdentitySecret>,
     /// Whether the missing identity is already logged.
     missing_identity_logged: AtomicBool,
     archivers: Mutex<HashMap<String, watch::Sender<Arc<TrainJob>>>>,
@@ -186,7 +150,7 @@ impl JobArchivers {
         store: Store,
         mirror: Arc<JobMirror<Namespaces>>,
         readers: Arc<ReaderPool>,
-        identity: (String, String),
+        identity: Arc<IdentitySecret>,
     ) -> Self {
         Self {
             client,
@@ -194,7 +158,6 @@ impl JobArchivers {
             mirror,
             readers,
             identity,
-            identity_cache: tokio::sync::Mutex::default(),
             missing_identity_logged: AtomicBool::new(false),
             archivers: Mutex::default(),
         }
@@ -369,11 +332,12 @@ impl JobArchivers {
     async fn follow(&self, job: &TrainJob, uid: &str, attempt: u32) -> Result<bool, FollowError> {
         let (names, namespace) = (ChildNames::for_job(job), job.namespace().unwrap_or_default());
         let address = self.coordinator(&names, &namespace, attempt).await?;
-        let identity = self.identity().await.inspect_err(|error| {
+        let identity = self.identity.get().await.inspect_err(|error| {
             if !self.missing_identity_logged.swap(true, Ordering::Relaxed) {
                 tracing::warn!("can't follow coordinators until this is fixed: {}", error_chain(error));
             }
         })?;
+        self.missing_identity_logged.store(false, Ordering::Relaxed);
         let coordinator = expected_coordinator(&names, &namespace, uid, attempt).ok_or(FollowError::InvalidUid)?;
         let channel = journal::channel(&address, &identity, coordinator).map_err(CopyError::Connect)?;
         Ok(journal_copy::follow(&self.store, uid, JournalClient::new(channel)).await?)
@@ -461,28 +425,6 @@ impl JobArchivers {
                 }
             }
         }
-    }
-
-    /// Returns this server's identity for coordinators.
-    async fn identity(&self) -> Result<Identity, IdentitySecretError> {
-        let mut known = self.identity_cache.lock().await;
-        if let Some((_, identity)) = known.as_ref().filter(|(at, _)| at.elapsed() < IDENTITY_TTL) {
-            return Ok(identity.clone());
-        }
-        let (namespace, name) = &self.identity;
-        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
-        let secret = secrets.get(name).await.map_err(|source| IdentitySecretError::Get {
-            namespace: namespace.clone(),
-            name: name.clone(),
-            source,
-        })?;
-        let credentials = credentials_of(&secret)
-            .map_err(|missing| IdentitySecretError::Incomplete { name: name.clone(), missing })?;
-        let identity = Identity::new(&credentials)
-            .map_err(|source| IdentitySecretError::Invalid { name: name.clone(), source })?;
-        *known = Some((Instant::now(), identity.clone()));
-        self.missing_identity_logged.store(false, Ordering::Relaxed);
-        Ok(identity)
     }
 }
 

@@ -15,24 +15,28 @@ use kube::runtime::wait::{await_condition, conditions};
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, Resource, ResourceExt};
 use millrace_cluster::archive::ARCHIVE_FINALIZER;
-use millrace_cluster::pod_site::PodSite;
+use millrace_cluster::pod_site::{GraphDocuments, PodSite};
 use millrace_cluster::priorities::priorities;
 use millrace_cluster::watch::readable_events;
 use millrace_control::watchdog::{ProgressSource, Watchdog};
 use millrace_control::{PlanCache, PriorityValues};
 use millrace_crds::{Appliance, TrainJob};
+use millrace_params::LabelName;
 use millrace_store::{NamespaceVersion, Store};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::api_errors::api_error;
 use super::archivers::JobArchivers;
+use super::blobs::{self, BlobSettings, FindNamespace as _, LocalDocuments};
+use super::identity::IdentitySecret;
 use super::loops::Loops;
 use super::mirror::JobMirror;
 use super::namespaces::Namespaces;
 use super::readers::{ReaderFiles, ReaderPool};
 use super::{API_MANAGER, events, uploads};
 use crate::backend::{Backend, JobChange, JobTarget, VolumeInfo};
+use crate::blobs::{BlobNamespace, BlobStore};
 use crate::compute::ComputePool;
 use crate::document::job_of;
 use crate::error::{ApiError, ErrorReason, Result};
@@ -57,6 +61,8 @@ pub struct KubernetesSettings {
     pub identity: String,
     /// Threads for planning.
     pub compute: ComputePool,
+    /// Uploads; `None` if this server has no claim for them.
+    pub blobs: Option<BlobSettings>,
 }
 
 pub struct KubernetesBackend {
@@ -67,6 +73,8 @@ pub struct KubernetesBackend {
     readers: Arc<ReaderPool>,
     namespaces: Namespaces,
     planner: Planner,
+    /// The uploads; `None` if this server stores none.
+    blobs: Option<BlobStore>,
     loops: Arc<Loops>,
     watchdog: Watchdog,
 }
@@ -77,19 +85,24 @@ impl KubernetesBackend {
     /// # Errors
     /// The cluster or the database can't be used.
     pub async fn start(client: Client, store: Store, settings: KubernetesSettings) -> Result<Self> {
-        let KubernetesSettings { namespace, image, identity, compute } = settings;
+        let KubernetesSettings { namespace, image, identity, compute, blobs: blob_settings } = settings;
         let (jobs, job_writer) = reflector::store::<TrainJob>();
         let (appliances, appliance_writer) = reflector::store::<Appliance>();
-        let site = Arc::new(PodSite { image });
+        let namespaces = Namespaces::new(client.clone());
+        let blobs = blob_settings.as_ref().map(|settings| settings.store.clone());
+        let documents = blobs
+            .clone()
+            .map(|store| Arc::new(LocalDocuments::new(store, namespaces.clone())) as Arc<dyn GraphDocuments>);
+        let site = Arc::new(PodSite { image, documents });
         let plan_cache = PlanCache::new(site, compute.workers().clone());
         let planner = Planner::new(jobs.clone(), appliances.clone(), plan_cache, compute)?;
-        let namespaces = Namespaces::new(client.clone());
         let loops = Arc::new(Loops::default());
         let mirror = Arc::new(JobMirror::new(store.clone(), namespaces.clone(), loops.clone()));
         let readers = Arc::new(ReaderPool::new(client.clone()));
-        let identity = (namespace, identity);
+        let identity = Arc::new(IdentitySecret::new(client.clone(), namespace, identity));
         let archivers =
-            Arc::new(JobArchivers::new(client.clone(), store.clone(), mirror.clone(), readers.clone(), identity));
+            JobArchivers::new(client.clone(), store.clone(), mirror.clone(), readers.clone(), identity.clone());
+        let archivers = Arc::new(archivers);
         let seen_jobs = watch(&client, job_writer);
         let seen_appliances = watch(&client, appliance_writer);
         let starting = archivers.clone();
@@ -109,10 +122,14 @@ impl KubernetesBackend {
                 return Err(ApiError::new(ErrorReason::Unavailable, detail));
             }
         }
+        if let Some(settings) = blob_settings {
+            let serving = blobs::serve(settings, jobs.clone(), namespaces.clone(), identity);
+            loops.run(vec![tokio::spawn(serving)]);
+        }
         let watchdog = Watchdog::default();
         let watched: Weak<dyn ProgressSource> = Arc::downgrade(&(loops.clone() as Arc<dyn ProgressSource>));
         watchdog.watch(watched);
-        Ok(Self { client, store, mirror, archivers, readers, namespaces, planner, loops, watchdog })
+        Ok(Self { client, store, mirror, archivers, readers, namespaces, planner, blobs, loops, watchdog })
     }
 
     fn jobs(&self, namespace: &str) -> Api<TrainJob> {
@@ -322,6 +339,18 @@ impl Backend for KubernetesBackend {
     fn metrics(&self) -> String {
         let (archivers, readers) = (self.archivers.count(), self.readers.count());
         ClusterMetrics { trainjobs: self.planner.jobs.len(), archivers, readers }.render()
+    }
+
+    async fn blobs(&self, namespace: LabelName) -> Result<(&BlobStore, BlobNamespace)> {
+        let store = self.blobs.as_ref().ok_or_else(blobs::no_uploads)?;
+        let found = self.namespaces.find(&namespace).await?;
+        let missing = || ApiError::new(ErrorReason::NotFound, format!("namespace {namespace} not found"));
+        Ok((store, found.ok_or_else(missing)?))
+    }
+
+    async fn remove_unused_blobs(&self) -> Result<usize> {
+        let Some(store) = &self.blobs else { return Ok(0) };
+        blobs::remove_unused(store, &self.namespaces, &self.planner.jobs.state()).await
     }
 
     async fn files(&self, job: &TrainJob) -> Result<Arc<dyn Files>> {

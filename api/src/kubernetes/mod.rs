@@ -12,7 +12,9 @@ mod api_errors;
 mod archivers;
 mod authorizer;
 mod backend;
+mod blobs;
 mod events;
+mod identity;
 mod loops;
 mod mirror;
 mod namespaces;
@@ -24,5 +26,6 @@ const API_MANAGER: &str = "millrace-api";
 
 pub use authorizer::KubernetesAuthorizer;
 pub use backend::{KubernetesBackend, KubernetesSettings};
+pub use blobs::BlobSettings;
 #[cfg(test)]
 pub(crate) use readers::client_credentials;

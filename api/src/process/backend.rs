@@ -29,7 +29,7 @@ use super::priorities;
 use super::start_checkpoint::{StartCheckpointError, check_start_checkpoint};
 use super::world::ProcessWorld;
 use crate::backend::{Backend, JobChange, JobTarget, VolumeInfo};
-use crate::blobs::BlobStore;
+use crate::blobs::{BlobNamespace, BlobStore};
 use crate::compute::ComputePool;
 use crate::document::job_of;
 use crate::error::{ApiError, ErrorReason, Result};
@@ -378,8 +378,8 @@ impl Backend for ProcessBackend {
         self.world.shut_down(SAVE_TIMEOUT).await;
     }
 
-    fn blobs(&self) -> Result<&BlobStore> {
-        Ok(&self.blobs)
+    async fn blobs(&self, namespace: LabelName) -> Result<(&BlobStore, BlobNamespace)> {
+        Ok((&self.blobs, namespace.into()))
     }
 
     async fn remove_unused_blobs(&self) -> Result<usize> {

@@ -52,9 +52,11 @@ pub struct PartQuery {
 /// Lists the uploads of a namespace.
 ///
 /// # Errors
-/// [`ErrorReason::NotFound`]: the server stores no uploads. An error of the file system.
+/// [`ErrorReason::NotFound`]: the server stores no uploads, or the namespace does not exist. An error of the file
+/// system, or of the cluster.
 pub async fn list(State(api): State<Arc<AppState>>, ValidPath(ns): ValidPath<String>) -> Result<Json<BlobList>> {
-    Ok(Json(api.backend.blobs()?.list(namespace(&ns)?).await?))
+    let (blobs, namespace) = api.backend.blobs(namespace(&ns)?).await?;
+    Ok(Json(blobs.list(namespace).await?))
 }
 
 /// Announces an upload, or finds how much of it the server has.
@@ -67,9 +69,9 @@ pub async fn announce(
     ValidPath(ns): ValidPath<String>,
     request: Request,
 ) -> Result<Json<BlobStatus>> {
-    let blobs = api.backend.blobs()?;
+    let (blobs, namespace) = api.backend.blobs(namespace(&ns)?).await?;
     let BlobAnnouncement { digest, bytes } = read_json(request).await?;
-    Ok(Json(blobs.announce(namespace(&ns)?, digest, bytes).await?))
+    Ok(Json(blobs.announce(namespace, digest, bytes).await?))
 }
 
 /// Appends a part to an announced upload.
@@ -83,13 +85,13 @@ pub async fn append(
     ValidQuery(PartQuery { offset }): ValidQuery<PartQuery>,
     request: Request,
 ) -> Result<Json<BlobStatus>> {
-    let blobs = api.backend.blobs()?;
+    let (blobs, namespace) = api.backend.blobs(namespace(&path.namespace)?).await?;
     match media_type(request.headers())?.as_str() {
         "application/octet-stream" | "" => {}
         other => return Err(unsupported_media_type(other, "application/octet-stream")),
     }
     let content = with_body_timeout(read_all(request)).await?;
-    Ok(Json(blobs.append(namespace(&path.namespace)?, digest(path.digest)?, offset, content).await?))
+    Ok(Json(blobs.append(namespace, digest(path.digest)?, offset, content).await?))
 }
 
 /// Deletes an upload. Jobs that name it can't start any more.
@@ -97,7 +99,8 @@ pub async fn append(
 /// # Errors
 /// Those of [`list`]; [`ErrorReason::NotFound`].
 pub async fn delete(State(api): State<Arc<AppState>>, ValidPath(path): ValidPath<BlobPath>) -> Result<StatusCode> {
-    api.backend.blobs()?.remove(namespace(&path.namespace)?, digest(path.digest)?).await?;
+    let (blobs, namespace) = api.backend.blobs(namespace(&path.namespace)?).await?;
+    blobs.remove(namespace, digest(path.digest)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -117,7 +120,8 @@ pub async fn check_uploads(api: &AppState, order: &SubmitRequest, will_create: b
         let digest = BlobDigest::new(digest).map_err(|error| {
             ApiError::invalid(vec![FieldError { field: field.clone(), message: error.to_string() }])
         })?;
-        api.backend.blobs()?.use_blob(namespace(&order.namespace)?, digest, field).await?;
+        let (blobs, namespace) = api.backend.blobs(namespace(&order.namespace)?).await?;
+        blobs.use_blob(namespace, digest, field).await?;
     }
     Ok(())
 }

@@ -155,6 +155,16 @@ capabilities: {drop: [ALL]}
 {{- concat $names .Values.api.tls.names | uniq | sortAlpha | join "," }}
 {{- end }}
 
+{{/* Whether the REST server stores uploads: on its claim, which it has without a database. Not empty if it does. */}}
+{{- define "millrace.uploads" -}}
+{{- if and .Values.api.enabled (not .Values.api.database.secretName) }}yes{{ end -}}
+{{- end }}
+
+{{/* The port for uploads, as in operator/cluster/src/address.rs. */}}
+{{- define "millrace.uploads.port" -}}
+7300
+{{- end }}
+
 {{/* The Secret with the REST server's certificate. */}}
 {{- define "millrace.api.certificate" -}}
 {{ .Values.api.tls.secretName | default "millrace-api-tls" }}

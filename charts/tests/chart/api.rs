@@ -9,6 +9,8 @@ use crate::rendered::environment;
 use crate::tools::{NAMESPACE, alone, chart, everything, find, helm, run, template, tolerations};
 
 const NAME: &str = "millrace-api";
+/// As in operator/cluster/src/address.rs, by which jobs' network policies know it.
+const UPLOADS_PORT: u16 = 7300;
 
 fn pod(documents: &[Value]) -> &Value {
     &find(documents, "Deployment", NAME)["spec"]["template"]["spec"]
@@ -58,6 +60,9 @@ fn default_is_one_replica_with_sqlite() {
     assert_eq!(service["ports"][0]["targetPort"], container["ports"][0]["name"]);
     assert_eq!(service["selector"], deployment["spec"]["selector"]["matchLabels"]);
 
+    assert_eq!(environment(pod, "MILLRACE_UPLOADS_LISTEN"), "0.0.0.0:7300");
+    assert!(arguments.contains(&"--max-blob-bytes=4294967296"), "{arguments:?}");
+
     let (_, documents) = template(&chart(), &alone());
     let claim = &find(&documents, "PersistentVolumeClaim", NAME)["spec"];
     assert_eq!(claim["storageClassName"], "fast");
@@ -105,6 +110,39 @@ fn replicas_with_a_database_need_no_claim() {
     assert_eq!(out.as_array().unwrap().len(), 4, "without a database there is none to talk to");
 }
 
+#[test]
+#[ignore = "needs helm"]
+fn uploads_have_a_port_for_pods_if_there_is_a_claim() {
+    let (_, documents) = template(&chart(), &json!({}));
+    let port = json!({"name": "uploads", "containerPort": UPLOADS_PORT});
+    assert!(pod(&documents)["containers"][0]["ports"].as_array().unwrap().contains(&port));
+    let service = &find(&documents, "Service", "millrace-api-uploads")["spec"];
+    assert_eq!(service["type"], Value::Null, "no client outside of the cluster");
+    assert_eq!(service["selector"], find(&documents, "Service", NAME)["spec"]["selector"]);
+    let operator = &find(&documents, "Deployment", "millrace-operator")["spec"]["template"];
+    let address = format!("millrace-api-uploads.{NAMESPACE}.svc:{}", service["ports"][0]["port"]);
+    assert_eq!(environment(&operator["spec"], "MILLRACE_UPLOAD_SERVER"), address);
+
+    let ingress = &find(&documents, "NetworkPolicy", NAME)["spec"]["ingress"];
+    let from = &ingress[1]["from"];
+    assert_eq!(ingress[1]["ports"], json!([{"protocol": "TCP", "port": "uploads"}]));
+    assert_eq!(
+        from[0],
+        json!({"podSelector": {"matchLabels": operator["metadata"]["labels"].as_object().unwrap()
+        .iter().filter(|(key, _)| key.starts_with("app.")).collect::<std::collections::BTreeMap<_, _>>()}})
+    );
+    assert_eq!(from[1]["podSelector"]["matchExpressions"][0]["values"], json!(["coordinator", "activation"]));
+    let egress = &find(&documents, "NetworkPolicy", "millrace-operator")["spec"]["egress"];
+    let to_uploads = |rule: &&Value| rule["ports"] == json!([{"protocol": "TCP", "port": "uploads"}]);
+    assert_eq!(egress.as_array().unwrap().iter().filter(to_uploads).count(), 1);
+
+    for values in [everything(), json!({"api": {"enabled": false}})] {
+        let (_, mut documents) = template(&chart(), &values);
+        documents.retain(|document| document["kind"] != "CustomResourceDefinition");
+        assert!(!json!(documents).to_string().contains("uploads"), "there is no claim to store them");
+    }
+}
+
 /// Who reads metrics, and nothing else.
 fn metrics_rule(namespace: &str) -> Value {
     let named = json!({"key": "kubernetes.io/metadata.name", "operator": "In", "values": [namespace]});
@@ -120,10 +158,12 @@ fn metrics_port_admits_only_named_namespaces() {
     let (_, documents) = template(&chart(), &json!({}));
     let ingress = |documents: &[Value], name: &str| find(documents, "NetworkPolicy", name)["spec"]["ingress"].clone();
     assert_eq!(ingress(&documents, "millrace-operator"), json!([]));
-    assert_eq!(ingress(&documents, NAME), json!([{"ports": [{"protocol": "TCP", "port": "https"}]}]));
+    assert_eq!(ingress(&documents, NAME)[0], json!({"ports": [{"protocol": "TCP", "port": "https"}]}));
+    assert_eq!(ingress(&documents, NAME)[1]["ports"][0]["port"], "uploads");
+    assert_eq!(ingress(&documents, NAME)[2], Value::Null);
     let (_, named) = template(&chart(), &json!({"monitoring": {"namespaces": ["prometheus"]}}));
     assert_eq!(ingress(&named, "millrace-operator"), json!([metrics_rule("prometheus")]));
-    assert_eq!(ingress(&named, NAME)[1], metrics_rule("prometheus"));
+    assert_eq!(ingress(&named, NAME)[2], metrics_rule("prometheus"));
 
     let monitored = json!({"monitoring": {"serviceMonitor": {"enabled": true}, "namespaces": ["prometheus"]}});
     let (_, documents) = template(&chart(), &monitored);

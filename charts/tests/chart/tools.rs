@@ -146,7 +146,7 @@ pub fn alone() -> Value {
     json!({
         "operator": {"networkPolicy": {"enabled": false}},
         "api": {
-            "keepDays": 30, "keepBytes": 1073741824,
+            "keepDays": 30, "keepBytes": 1073741824, "maxUploadBytes": 2147483648_u64,
             "storage": {"size": "20Gi", "storageClassName": "fast"},
             "tls": {"names": ["millrace.example.org", "192.0.2.1", "2001:db8::1"]},
             "networkPolicy": {"enabled": false},

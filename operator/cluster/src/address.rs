@@ -6,7 +6,7 @@ use millrace_protocol::security::{AttemptName, ExpectedPeer, MemberName};
 
 use crate::names::ChildNames;
 
-/// Ports of the agents. They are the same in every pod, because each pod has an address of its own.
+/// Ports of pods. They are the same in every pod, because each pod has an address of its own.
 pub mod ports {
     /// A coordinator's control port.
     pub const CONTROL_PORT: u16 = 7000;
@@ -16,6 +16,8 @@ pub mod ports {
     pub const DATA_PORT: u16 = 7100;
     /// The only port of a reader.
     pub const READER_PORT: u16 = 7200;
+    /// The REST server's port for uploads.
+    pub const UPLOADS_PORT: u16 = 7300;
     /// `/metrics` and probes.
     pub const METRICS_PORT: u16 = 9090;
 }

@@ -1,6 +1,7 @@
 //! The properties of this cluster that jobs' records depend on.
 
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use millrace_control::{DocumentError, JobSite, ModelDirLocation, SiteError};
 use millrace_crds::TrainJob;
@@ -18,19 +19,37 @@ use crate::names::ChildNames;
 )]
 struct ModelDirNotMounted(String);
 
-/// A job names an upload.
+/// A job names an upload, and the cluster stores none.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the job names uploads, which are not supported on Kubernetes yet: put the files into a volume, or use a server on \
-     one machine"
+    "the job names uploads, and the REST server of this cluster stores none: put the files into a volume, or have an \
+     administrator install the chart with a claim for the REST server (without api.database.secretName)"
 )]
 struct UploadsNotSupported;
 
+/// The graph documents among the uploads of a cluster.
+pub trait GraphDocuments: Send + Sync {
+    /// Reads a document that `job` names, see [`JobSite::graph_document`]. Blocks for some seconds at most.
+    ///
+    /// # Errors
+    /// There is no such upload, or it can't be read, perhaps only at present.
+    fn read(&self, job: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, DocumentError>;
+}
+
 /// A cluster in which pods run the agents.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct PodSite {
     /// Image of the pods if the appliance names none.
     pub image: String,
+    /// The graph documents; `None` if the REST server stores no uploads.
+    pub documents: Option<Arc<dyn GraphDocuments>>,
+}
+
+impl PodSite {
+    /// Creates a cluster without uploads.
+    pub const fn without_uploads(image: String) -> Self {
+        Self { image, documents: None }
+    }
 }
 
 impl JobSite for PodSite {
@@ -63,11 +82,12 @@ impl JobSite for PodSite {
     }
 
     fn check_uploads_supported(&self) -> Result<(), SiteError> {
-        Err(UploadsNotSupported.into())
+        self.documents.as_ref().map(drop).ok_or_else(|| UploadsNotSupported.into())
     }
 
-    fn graph_document(&self, _: &TrainJob, _: &BlobDigest) -> Result<Vec<u8>, DocumentError> {
-        Err(DocumentError::Unusable(UploadsNotSupported.into()))
+    fn graph_document(&self, job: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, DocumentError> {
+        let documents = self.documents.as_ref().ok_or_else(|| DocumentError::Unusable(UploadsNotSupported.into()))?;
+        documents.read(job, digest)
     }
 
     fn check_readable(&self, _: &TrainJob, _: &str) -> Result<(), SiteError> {

@@ -1,5 +1,6 @@
-//! The identities of an attempt's agents, in one Secret. Each pod mounts only its own entries. The operator may write
-//! such Secrets but never read them: a key exists only in the Secret and in its agent's pod.
+//! The identities of an attempt's agents, in one Secret. Each agent mounts only its own entries, and init containers
+//! those of the fetcher. The operator may write such Secrets but never read them: a key exists only in the Secret and
+//! in its pod.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -13,6 +14,7 @@ use millrace_control::AttemptContext;
 use millrace_crds::Role;
 use millrace_protocol::security::{AttemptName, Credentials, MemberName};
 
+use super::fetcher::FETCHER_IDENTITY;
 use super::meta;
 use crate::authority::Authorities;
 use crate::error::ChildError;
@@ -24,7 +26,7 @@ fn entry(name: &str, text: &str) -> (String, ByteString) {
     (name.to_owned(), ByteString(text.as_bytes().to_vec()))
 }
 
-/// Builds the Secret with an identity for every agent of the attempt, issued at `now`.
+/// Builds the Secret with an identity for every agent of the attempt, and one for its fetchers, issued at `now`.
 ///
 /// # Errors
 /// A certificate can't be issued, or there are too many agents for one Secret.
@@ -46,6 +48,14 @@ pub fn identities(
             entry(&format!("{agent}.crt"), &certificate),
             entry(&format!("{agent}.key"), &key),
             entry(Credentials::AUTHORITY_FILE, &authority),
+        ]);
+    }
+    if attempt.job.spec.uploads().next().is_some() {
+        let fetcher = MemberName::for_fetcher(&uid)?;
+        let Credentials { certificate, key, .. } = authorities.issue_member(&fetcher, &[], now)?;
+        data.extend([
+            entry(&format!("{FETCHER_IDENTITY}.crt"), &certificate),
+            entry(&format!("{FETCHER_IDENTITY}.key"), &key),
         ]);
     }
     let bytes: usize = data.values().map(|value| value.0.len()).sum();

@@ -4,6 +4,7 @@
 //! * Their names and labels are those of [`millrace_cluster::names`].
 
 mod claim;
+mod fetcher;
 mod identity;
 mod launch;
 mod mounts;
@@ -14,6 +15,7 @@ mod resources;
 mod service;
 
 pub use claim::claim;
+pub use fetcher::{FETCHER_NAME, Fetcher, UploadServer, fetch_document};
 pub use identity::{MAX_SECRET_BYTES, identities, identity_volume};
 pub use launch::launch;
 pub use network_policy::network_policy;

@@ -34,6 +34,19 @@ pub fn reader_resources() -> ResourceRequirements {
     }
 }
 
+/// Returns the resources of the init container that fetches uploads: its buffers are small, and the pages of the files
+/// that it writes can be reclaimed.
+pub fn fetcher_resources() -> ResourceRequirements {
+    let map = |amounts: &[(&str, &str)]| {
+        amounts.iter().map(|(what, much)| ((*what).to_owned(), Quantity((*much).to_owned()))).collect()
+    };
+    ResourceRequirements {
+        requests: Some(map(&[("cpu", "25m"), ("memory", "32Mi")])),
+        limits: Some(map(&[("memory", "256Mi")])),
+        ..ResourceRequirements::default()
+    }
+}
+
 /// Returns the resources of `role`, which needs `bytes` of memory in the attempt.
 pub fn resources(role: Role, bytes: u64, of: Option<&RoleResources>) -> ResourceRequirements {
     let named = of.and_then(|of| match role {

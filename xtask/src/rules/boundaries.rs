@@ -77,7 +77,7 @@ const BOUNDARIES: &[Boundary] = &[
     Boundary { name: "millrace-cluster", workspace: &["control", "crds", "params", "protocol"], forbidden: &[SQL] },
     Boundary {
         name: "millrace-operator",
-        workspace: &["cluster", "control", "crds", "lifecycle", "protocol", "telemetry", "traces"],
+        workspace: &["cluster", "control", "crds", "lifecycle", "params", "protocol", "telemetry", "traces"],
         forbidden: &[SQL],
     },
     Boundary { name: "millrace-store", workspace: &[], forbidden: &[KUBERNETES, GRPC_AND_HTTP] },

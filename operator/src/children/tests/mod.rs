@@ -19,10 +19,14 @@ use millrace_protocol::security::Credentials;
 
 use super::*;
 
+mod uploads;
+
 /// Builds the smallest job, with `model_dir` in its params.
 fn job(name: &str, model_dir: &str) -> TrainJob {
     let params = serde_json::json!({
-        "train_input": {"data_processor": "SyntheticDataProcessor", "batch_size": 4, "micro_batch_size": 1, "max_sequence_length": 8},
+        "train_input": {
+            "data_processor": "SyntheticDataProcessor", "batch_size": 4, "micro_batch_size": 1, "max_sequence_length": 8,
+        },
         "model": {
             "name": "gpt2", "vocab_size": 32, "hidden_size": 8, "num_hidden_layers": 1, "num_heads": 1,
             "max_position_embeddings": 8,
@@ -37,7 +41,7 @@ fn job(name: &str, model_dir: &str) -> TrainJob {
 }
 
 fn site() -> PodSite {
-    PodSite { image: "localhost/millrace:test".to_owned() }
+    PodSite::without_uploads("localhost/millrace:test".to_owned())
 }
 
 fn resolve_here(job: &TrainJob) -> Result<ResolvedJob, ResolveError> {
@@ -208,7 +212,7 @@ fn identities_of_largest_cluster_fit_into_secret() {
         machine: serde_json::from_value(serde_json::json!({"systems": 192})).unwrap(),
         ..ApplianceSpec::default()
     };
-    let resolution = resolve(&job, &cluster, &PodSite { image: "localhost/millrace:test".to_owned() }).unwrap();
+    let resolution = resolve(&job, &cluster, &site()).unwrap();
     let needs = needs_of(&job, &resolution, 192).unwrap();
     let attempt = AttemptContext {
         job: &job,
@@ -294,7 +298,7 @@ fn every_scratch_directory_has_a_limit() {
 
 #[test]
 fn no_attempt_starts_with_unauthenticated_agents() {
-    let site = PodSite { image: "localhost/millrace:test".to_owned() };
+    let site = site();
     assert_eq!(site.unsupported_agents(VERSION), None);
     let record: ResolvedJob = golden("resolved.json");
     let refused = site.unsupported_agents(resolved_version(&record)).unwrap();
