@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use millrace_data::PythonPackage;
 use millrace_loader::HostLocation;
-use millrace_protocol::launch::PACKAGE_PYTHON;
+use millrace_protocol::launch::{LOADER_PROGRAM_FILE, PACKAGE_PYTHON};
 
 use crate::error::AgentError;
 
@@ -23,7 +23,10 @@ impl LoaderArgs {
     /// Returns the meaning of the flags `--python` and `--loader_socket`.
     pub fn new(python: Option<PathBuf>, socket: Option<PathBuf>) -> Self {
         match (python, socket) {
-            (_, Some(socket)) => Self::Host(HostLocation::Container(socket)),
+            (_, Some(socket)) => {
+                let program = socket.with_file_name(LOADER_PROGRAM_FILE);
+                Self::Host(HostLocation::Container { socket, program })
+            }
             (Some(python), None) if python == Path::new(PACKAGE_PYTHON) => Self::OfPackage,
             (Some(python), None) => Self::Host(HostLocation::Process(python)),
             (None, None) => Self::Denied,

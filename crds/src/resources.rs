@@ -23,6 +23,9 @@ pub struct RoleResources {
     /// Each emulated CS-2. It needs mostly CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cs2: Option<Resources>,
+    /// The container beside each activation server that reads a Python dataset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loader: Option<Resources>,
 }
 
 /// What one pod asks for and may use at most.

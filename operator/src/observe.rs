@@ -10,7 +10,7 @@ use millrace_lifecycle::{
     AgentState, CoordinatorReport, OUT_OF_MEMORY, ObservedAgent, ProcessEnd, ReportedOutcome, describe_exit,
 };
 
-use crate::children::{CONTAINER_NAME, FETCHER_NAME};
+use crate::children::{CONTAINER_NAME, FETCHER_NAME, LOADER_NAME};
 
 /// Maximum lines of a log in the status.
 const MAX_STATUS_LOG_LINES: usize = 20;
@@ -54,10 +54,10 @@ fn container(pod: &Pod) -> Option<&ContainerStatus> {
     all.iter().find(|status| status.name == CONTAINER_NAME)
 }
 
-/// Returns the status of the init container that fetches uploads, if the pod has one.
-fn fetcher(pod: &Pod) -> Option<&ContainerStatus> {
+/// Returns the state of the init container `name`, if the pod has one.
+fn init_container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerState> {
     let all = pod.status.as_ref()?.init_container_statuses.as_ref()?;
-    all.iter().find(|status| status.name == FETCHER_NAME)
+    all.iter().find(|status| status.name == name)?.state.as_ref()
 }
 
 /// Returns how fetching the uploads failed; `None` if it has not.
@@ -74,7 +74,7 @@ fn fetch_failure(pod: &Pod, state: &ContainerState) -> Option<ProcessEnd> {
 fn state(pod: &Pod) -> AgentState {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     let current = container(pod).and_then(|status| status.state.as_ref());
-    let fetching = fetcher(pod).and_then(|status| status.state.as_ref());
+    let fetching = init_container(pod, FETCHER_NAME);
     if let Some(failed) = fetching.and_then(|state| fetch_failure(pod, state)) {
         return AgentState::Ended(failed);
     }
@@ -85,7 +85,9 @@ fn state(pod: &Pod) -> AgentState {
         return AgentState::Ended(pod_end(pod));
     }
     // As long as an init container runs or can't start, the state of the agent's own container says nothing.
-    let current = fetching.filter(|state| state.terminated.is_none()).or(current);
+    let has_begun = current.is_some_and(|state| state.waiting.is_none());
+    let loader = init_container(pod, LOADER_NAME).filter(|state| state.waiting.is_some() && !has_begun);
+    let current = fetching.filter(|state| state.terminated.is_none()).or(loader).or(current);
     if let Some(waiting) = waiting_reason(pod, current) {
         return waiting;
     }
@@ -146,7 +148,7 @@ fn waiting_reason(pod: &Pod, current: Option<&ContainerState>) -> Option<AgentSt
         let ordinary = matches!(reason, "ContainerCreating" | "PodInitializing");
         return (!ordinary).then(|| of(reason, waiting.message.as_ref()));
     }
-    if fetcher(pod).and_then(|status| status.state.as_ref()?.running.as_ref()).is_some() {
+    if init_container(pod, FETCHER_NAME).is_some_and(|state| state.running.is_some()) {
         return Some(of(FETCHING_UPLOADS, Some(&"the uploads of the job are being fetched".to_owned())));
     }
     let is_lasting = |condition: &&PodCondition| {
@@ -271,7 +273,12 @@ mod tests {
         let fetching = waiting("FetchingUploads", "the uploads of the job are being fetched");
         assert_eq!(with("Pending", json!({"running": {}})), fetching);
         let pull = json!({"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}});
-        assert_eq!(with("Pending", pull), waiting("ImagePullBackOff", "no such image"));
+        assert_eq!(with("Pending", pull.clone()), waiting("ImagePullBackOff", "no such image"));
+        let mut loader = container(pull);
+        loader[0]["name"] = LOADER_NAME.into();
+        let initializing = container(json!({"waiting": {"reason": "PodInitializing"}}));
+        let status = json!({"initContainerStatuses": loader, "containerStatuses": initializing});
+        assert_eq!(state_of(status), waiting("ImagePullBackOff", "no such image"));
         assert_eq!(with("Pending", json!({"terminated": {"exitCode": 0}})), AgentState::Starting);
         let log = "retrying the upload\nerror: the upload blake3:0 of /x does not exist\n";
         let failed = json!({"terminated": {"exitCode": 2, "reason": "Error", "message": log}});

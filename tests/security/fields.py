@@ -69,10 +69,10 @@ OTHER_FIELDS = {
     *("apiVersion", "kind", "metadata.annotations.*", "metadata.labels.*", "spec.labels.*"),
     # The server sets these itself.
     *("metadata.creationTimestamp", "metadata.deletionTimestamp", "metadata.resourceVersion", "metadata.selfLink"),
-    "metadata.uid",
+    *("metadata.uid", "spec.loaderImage"),
     *(
         f"spec.resources.{role}.{kind}.*"
-        for role in ("activation", "coordinator", "cs2", "memoryx", "swarmx")
+        for role in ("activation", "coordinator", "cs2", "loader", "memoryx", "swarmx")
         for kind in ("limits", "requests")
     ),
     *(

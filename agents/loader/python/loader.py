@@ -1,6 +1,7 @@
 """Reads samples of Python datasets for an activation server.
 
     python loader.py host SOCKET SCRATCH     starts and ends workers as the server requests
+    python loader.py isolated-host ...       the same, for a container: without access to the network
     python loader.py worker SOCKET ID ...    a worker: creates the dataset and reads samples
 
 Both connect to the server's Unix socket. A message is a length (u32, of what follows), a kind (u8) and its content:
@@ -21,6 +22,7 @@ Numbers are little-endian. The host runs no code of users. It ends with its conn
 
 import collections
 import ctypes
+import errno
 import faulthandler
 import importlib
 import json
@@ -50,6 +52,14 @@ MAX_LINE_BYTES = 4096
 ABORT_TIMEOUT_SECONDS = 2.0
 PROGRESS_INTERVAL_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
+# Filters of system calls: <linux/prctl.h>, <linux/seccomp.h>, <linux/bpf_common.h>, <linux/audit.h>.
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
+SECCOMP_DATA_NUMBER, SECCOMP_DATA_ARCHITECTURE, SECCOMP_DATA_FIRST_ARGUMENT = 0, 4, 16
+SECCOMP_KILL, SECCOMP_ERRNO, SECCOMP_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+BPF_LOAD, BPF_EQUAL, BPF_AT_LEAST, BPF_RETURN = 0x20, 0x15, 0x35, 0x06
+X32_SYSTEM_CALLS = 0x40000000
+# Architecture, and numbers of the system calls socket and io_uring_setup, which can create sockets, too.
+SYSTEM_CALLS = {"x86_64": (0xC000003E, 41, 425), "aarch64": (0xC00000B7, 198, 425)}
 PROGRAM = os.path.abspath(__file__)
 WORKER_ENVIRONMENT = {
     # The same bits in every worker: one thread, and the same order of sets.
@@ -325,6 +335,36 @@ class Input:
         return self.array.astype(self.dtype)
 
 
+def deny_network():
+    """Deny this process, and all that it starts, every socket but Unix sockets.
+
+    The containers of a pod share a network namespace, so a container without network needs a filter of system calls.
+    """
+    machine = os.uname().machine
+    if machine not in SYSTEM_CALLS:
+        sys.exit(f"can't deny access to the network on {machine}: use nodes with one of {', '.join(SYSTEM_CALLS)}")
+    architecture, socket_call, io_uring_setup = SYSTEM_CALLS[machine]
+    program = [
+        (BPF_LOAD, 0, 0, SECCOMP_DATA_ARCHITECTURE),
+        (BPF_EQUAL, 1, 0, architecture),
+        (BPF_RETURN, 0, 0, SECCOMP_KILL),
+        (BPF_LOAD, 0, 0, SECCOMP_DATA_NUMBER),
+        (BPF_AT_LEAST, 5, 0, X32_SYSTEM_CALLS),
+        (BPF_EQUAL, 4, 0, io_uring_setup),
+        (BPF_EQUAL, 0, 2, socket_call),
+        (BPF_LOAD, 0, 0, SECCOMP_DATA_FIRST_ARGUMENT),
+        (BPF_EQUAL, 0, 1, socket.AF_UNIX),
+        (BPF_RETURN, 0, 0, SECCOMP_ALLOW),
+        (BPF_RETURN, 0, 0, SECCOMP_ERRNO | errno.EACCES),
+    ]
+    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    header = struct.pack("@HP", len(program), ctypes.addressof(buffer))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0):
+        sys.exit(f"can't deny access to the network: {os.strerror(ctypes.get_errno())}")
+
+
 def resident_bytes():
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -332,6 +372,9 @@ def resident_bytes():
 
 def main(arguments):
     role, path, *rest = arguments
+    if role == "isolated-host":
+        deny_network()
+        role = "host"
     # The directory of this program is not the user's.
     sys.path[:] = [entry for entry in sys.path if entry not in ("", os.path.dirname(PROGRAM))]
     if role == "host":

@@ -33,8 +33,13 @@ const INHERITED_VARIABLES: [&str; 10] =
 pub enum HostLocation {
     /// In a process that the server starts, with this interpreter.
     Process(PathBuf),
-    /// In a container that shares the directory of this socket with the server.
-    Container(PathBuf),
+    /// In a container that shares a directory with the server.
+    Container {
+        /// The socket in that directory.
+        socket: PathBuf,
+        /// The program there, which the server writes when the socket exists. The container waits for it.
+        program: PathBuf,
+    },
 }
 
 /// Why workers can't be started.
@@ -109,10 +114,10 @@ impl LoaderServer {
     pub fn open(location: HostLocation) -> Result<Arc<Self>, LoaderError> {
         let scratch = match &location {
             HostLocation::Process(_) => Some(scratch_directory()?),
-            HostLocation::Container(_) => None,
+            HostLocation::Container { .. } => None,
         };
         let socket = match (&location, &scratch) {
-            (HostLocation::Container(socket), _) => socket.clone(),
+            (HostLocation::Container { socket, .. }, _) => socket.clone(),
             (HostLocation::Process(_), scratch) => {
                 scratch.as_ref().map_or_else(PathBuf::new, |scratch| scratch.path().join("socket"))
             }
@@ -121,6 +126,9 @@ impl LoaderServer {
         let _ = std::fs::remove_file(&socket);
         let opened = UnixListener::bind(&socket);
         let listener = opened.map_err(LoaderError::system(format!("open the socket {}", socket.display())))?;
+        if let HostLocation::Container { program, .. } = &location {
+            write_program(program)?;
+        }
         let (state, changed) = (Mutex::default(), Condvar::new());
         let server = Arc::new(Self { location, socket, state, changed, scratch });
         let accepting = Arc::downgrade(&server);
@@ -244,7 +252,7 @@ impl LoaderServer {
     fn start_host(&self, interpreter: &Path) -> Result<Child, LoaderError> {
         let scratch = self.scratch.as_ref().map_or_else(|| Path::new("."), tempfile::TempDir::path);
         let program = scratch.join("loader.py");
-        std::fs::write(&program, PROGRAM).map_err(LoaderError::system("write the program of the data loader"))?;
+        write_program(&program)?;
         let inherited = INHERITED_VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)));
         let started = Command::new(interpreter)
             .arg(program)
@@ -286,6 +294,13 @@ impl Drop for LoaderServer {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// Writes the program of host and workers. A file with this name is complete.
+fn write_program(path: &Path) -> Result<(), LoaderError> {
+    let draft = path.with_extension("draft");
+    let written = std::fs::write(&draft, PROGRAM).and_then(|()| std::fs::rename(&draft, path));
+    written.map_err(LoaderError::system(format!("write {}", path.display())))
 }
 
 /// Creates a directory for the socket that only this user can enter.

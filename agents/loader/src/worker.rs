@@ -60,12 +60,10 @@ impl WorkerThread {
 
     /// Reads chunks until the pool ends.
     pub(crate) fn run(mut self, queue: &Queue) {
+        // The process ends with its connection, which this thread closes when it ends.
         while let Some(chunk) = queue.take() {
             let result = self.read(&chunk.samples);
             chunk.complete(result);
-        }
-        if let Some(process) = self.process.take() {
-            self.server.end_worker(process.number);
         }
     }
 
@@ -109,8 +107,8 @@ impl WorkerThread {
                 let grown = resident_bytes.saturating_sub(first);
                 if grown > MAX_GROWTH_BYTES.max(first) {
                     let (now, then) = (resident_bytes >> 20, first >> 20);
+                    // It ends with its connection.
                     tracing::warn!("a worker of the data loader is replaced: its memory grew from {then} to {now} MiB");
-                    self.server.end_worker(process.number);
                 } else {
                     self.process = Some(process);
                 }

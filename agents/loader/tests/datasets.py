@@ -3,6 +3,9 @@
 import os
 import random
 import signal
+import socket
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -64,6 +67,19 @@ class Faulty(Numbers):
     def kills_host(self, index):
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(3600)
+
+
+class Network(Numbers):
+    """Tries to reach the network in several ways."""
+
+    def __getitem__(self, index):
+        if index == 0:
+            socket.create_connection(("127.0.0.1", 80))
+        if index == 1:
+            socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+        subprocess.run(
+            [sys.executable, "-c", "import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)"], check=True
+        )
 
 
 class Missing:

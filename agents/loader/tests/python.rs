@@ -173,6 +173,25 @@ fn dataset_that_can_not_be_opened_says_why() {
 }
 
 #[test]
+fn container_has_no_network() {
+    let directory = tempfile::tempdir().unwrap();
+    let [socket, program] = ["socket", "loader.py"].map(|name| directory.path().join(name));
+    let location = HostLocation::Container { socket: socket.clone(), program: program.clone() };
+    let case = Case { server: LoaderServer::open(location).unwrap(), ..Case::new(1) };
+    let scratch = tempfile::tempdir().unwrap();
+    let mut host = Command::new(interpreter());
+    let host = host.arg(program).arg("isolated-host").arg(socket).arg(scratch.path()).spawn();
+    assert_eq!(case.pool("Numbers", json!({})).read(&numbers([7])).unwrap(), expected([7]));
+    let network = case.pool("Network", json!({}));
+    for (index, part) in [(0, "PermissionError"), (1, "PermissionError"), (2, "subprocess.CalledProcessError")] {
+        let error = failure(network.read(&numbers([index])));
+        assert!(error.starts_with(&format!("failed at sample {index}: {part}")), "{error}");
+    }
+    case.server.close();
+    assert!(host.unwrap().wait().unwrap().success());
+}
+
+#[test]
 fn host_and_workers_end_with_the_server() {
     let case = Case::new(2);
     let scratch = || std::fs::read_dir(std::env::temp_dir()).unwrap().flatten().map(|entry| entry.path());

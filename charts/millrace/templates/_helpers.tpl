@@ -102,7 +102,7 @@ capabilities: {drop: [ALL]}
 {{- with .Values.image.pullSecrets }}{{ $_ := set $spec "imagePullSecrets" . }}{{ end -}}
 {{- range $key, $value := omit .Values.appliance "create" -}}
 {{- /* An empty value has the Appliance's default, but an empty list of allowed values allows nothing. */}}
-{{- if or (eq $key "priorityClasses") (not (and (or (kindIs "map" $value) (kindIs "slice" $value)) (empty $value))) }}{{ $_ := set $spec $key $value }}{{ end -}}
+{{- if or (eq $key "priorityClasses") (not (and (or (kindIs "map" $value) (kindIs "slice" $value) (kindIs "invalid" $value)) (empty $value))) }}{{ $_ := set $spec $key $value }}{{ end -}}
 {{- end -}}
 {{- dict "apiVersion" "millrace.dev/v1alpha1" "kind" "Appliance" "metadata" (dict "name" "default") "spec" $spec | toPrettyJson }}
 {{- end }}

@@ -72,7 +72,13 @@ pub struct ApplianceSpec {
     #[schemars(length(min = 1, max = 512))]
     pub image: Option<String>,
 
-    /// When a node pulls the image.
+    /// Image of the container that reads the Python dataset of a job that names none: an interpreter python3 with NumPy
+    /// and the packages that datasets import.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 512))]
+    pub loader_image: Option<String>,
+
+    /// When a node pulls the images.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<ImagePullPolicy>,
 

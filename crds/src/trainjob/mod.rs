@@ -153,6 +153,7 @@ use crate::schema::keyed_by;
     validation = optional_immutable("volumes"),
     validation = optional_immutable("mountDirs"),
     validation = optional_immutable("resources"),
+    validation = optional_immutable("loaderImage"),
     validation = optional_immutable("labels"),
     validation = mounts_name_volumes(),
     validation = volumes_are_mounted(),
@@ -235,6 +236,12 @@ pub struct TrainJobSpec {
     #[schemars(transform = label_values)]
     #[x_kube(validation = label_keys())]
     pub labels: BTreeMap<String, String>,
+
+    /// Image of the container that reads a Python dataset: an interpreter python3 with NumPy and the packages that the
+    /// dataset imports. The appliance's by default. Immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 512))]
+    pub loader_image: Option<String>,
 
     /// Resources of the job's pods that differ from the appliance's. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -367,6 +374,7 @@ impl TrainJobSpec {
             failure_policy: FailurePolicy::default(),
             ttl_seconds_after_finished: None,
             labels: BTreeMap::new(),
+            loader_image: None,
             resources: None,
         }
     }

@@ -136,6 +136,10 @@ pub struct ResolvedJob {
     /// Image of all pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
+    /// Image of the container that reads a Python dataset, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    pub loader_image: Option<String>,
     /// The appliance at that time, with all defaults filled in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub appliance: Option<MachineDocument>,

@@ -60,6 +60,7 @@ pub fn appliance(name: &str) -> Value {
             "threads": 1,
             "link": {"chunkBytes": "1MiB", "windowChunks": 2},
             "image": "registry.example/millrace:1",
+            "loaderImage": "registry.example/datasets:1",
             "imagePullPolicy": "IfNotPresent",
             "imagePullSecrets": [{"name": "registry"}],
             "storage": {"storageClassName": "fast", "size": "20Gi", "accessMode": "ReadWriteMany"},
@@ -142,6 +143,7 @@ fn changes(cases: &mut Vec<Case>) {
     change("other-cpu", Some("resources is immutable"), &|spec| {
         spec["resources"]["cs2"]["requests"]["cpu"] = json!("2")
     });
+    change("late-loader", Some("loaderImage is immutable"), &|spec| spec["loaderImage"] = json!("python:3"));
     change("no-resources", Some("resources is immutable"), &|spec| {
         spec.as_object_mut().unwrap().remove("resources");
     });

@@ -81,6 +81,10 @@ impl JobSite for PodSite {
         })
     }
 
+    fn runs_pods(&self) -> bool {
+        true
+    }
+
     fn check_uploads_supported(&self) -> Result<(), SiteError> {
         self.documents.as_ref().map(drop).ok_or_else(|| UploadsNotSupported.into())
     }

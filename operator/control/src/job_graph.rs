@@ -195,4 +195,44 @@ mod tests {
         let rejected = resolve_and_plan(&own, None, &cluster, 1, &site, (&PlanCompiler::default(), limit));
         assert!(matches!(rejected, Err(ResolveError::Overloaded(_))), "a document is parsed within the budget");
     }
+
+    /// The same uploads, where agents run in pods.
+    struct InPods(Uploads);
+
+    impl JobSite for InPods {
+        fn image(&self) -> Option<String> {
+            Some("millrace:1".to_owned())
+        }
+
+        fn runs_pods(&self) -> bool {
+            true
+        }
+
+        fn model_dir(&self, job: &TrainJob, written: &str) -> Result<crate::ModelDirLocation, crate::SiteError> {
+            self.0.model_dir(job, written)
+        }
+
+        fn graph_document(&self, job: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, crate::DocumentError> {
+            self.0.graph_document(job, digest)
+        }
+
+        fn check_readable(&self, job: &TrainJob, path: &str) -> Result<(), crate::SiteError> {
+            self.0.check_readable(job, path)
+        }
+    }
+
+    #[test]
+    fn python_dataset_in_pods_needs_an_image() {
+        let (_, mut job, site) = jobs();
+        job.spec.params.0["train_input"]["data_processor"] = json!("PythonDataProcessor");
+        let mut cluster = ApplianceSpec::default();
+        assert_eq!(resolve(&job, &cluster, &site).unwrap().loader_image, None, "a process of the machine reads it");
+        let site = InPods(site);
+        let error = resolve(&job, &cluster, &site).unwrap_err().to_string();
+        assert!(error.starts_with("train_input is a Python dataset, and no image is named"), "{error}");
+        cluster.loader_image = Some("of-appliance:1".to_owned());
+        assert_eq!(resolve(&job, &cluster, &site).unwrap().loader_image.as_deref(), Some("of-appliance:1"));
+        job.spec.loader_image = Some("of-job:1".to_owned());
+        assert_eq!(resolve(&job, &cluster, &site).unwrap().loader_image.as_deref(), Some("of-job:1"));
+    }
 }

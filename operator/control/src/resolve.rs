@@ -1,7 +1,7 @@
 //! Resolves the params of a job into a record that never changes, once, at its first admission.
 
 use millrace_crds::{ApplianceSpec, OverruledKey, ResolvedJob, TrainJob, TrainJobSpec, UploadedModel};
-use millrace_params::{FlagOverrides, InputSpec, JobSpec, Mode, Params, ResolveOutput};
+use millrace_params::{DataSource, FlagOverrides, InputSpec, JobSpec, Mode, Params, ResolveOutput};
 use millrace_protocol::launch::VERSION;
 
 use crate::job_graph::JobGraph;
@@ -70,6 +70,7 @@ fn resolve_with(
         run.summary_dir = summary_dir.path.display().to_string();
     }
     inputs(&resolved).try_for_each(|path| site.check_readable(job, path)).map_err(InvalidJob::Site)?;
+    let loader_image = loader_image(spec, &resolved, cluster, site)?;
     let appliance = cluster.machine.resolve().map_err(InvalidJob::Appliance)?;
     let planned = plans.plan(&resolved, &appliance, spec.num_csx, graph)?;
     planned.streamable.clone()?;
@@ -84,12 +85,32 @@ fn resolve_with(
         job: Some(text),
         plan_hash: Some(planned.hash.clone()),
         image: cluster.image.clone().or_else(|| site.image()),
+        loader_image,
         appliance: Some(appliance.to_document()),
         appliance_digest: Some(blake3::hash(document.as_bytes()).to_hex().to_string()),
         resources: cluster.resources.clone(),
         differences: overruled_keys(&params, job),
         notes,
     })
+}
+
+/// Returns the image of the container that reads the Python dataset of a job; `None` if the job reads none, or agents
+/// do not run in pods.
+fn loader_image(
+    spec: &TrainJobSpec,
+    job: &JobSpec,
+    cluster: &ApplianceSpec,
+    site: &dyn JobSite,
+) -> Result<Option<String>, ResolveError> {
+    let mut inputs = job.active_inputs();
+    let Some((key, _)) = inputs.find(|(_, input)| matches!(input.source, DataSource::Python { .. })) else {
+        return Ok(None);
+    };
+    match spec.loader_image.as_ref().or(cluster.loader_image.as_ref()) {
+        Some(image) if site.runs_pods() => Ok(Some(image.clone())),
+        None if site.runs_pods() => Err(InvalidJob::NoLoaderImage(key).into()),
+        _ => Ok(None),
+    }
 }
 
 /// Returns the params of a job, with the uploads of `spec.model` where the params name files.

@@ -64,6 +64,12 @@ pub enum InvalidJob {
     /// Its graph document is not valid.
     #[error("the graph document {}", graph_report(.0))]
     GraphDocument(GraphDocumentError),
+    /// It reads a Python dataset, and there is no image for that.
+    #[error(
+        "{0} is a Python dataset, and no image is named that reads it: set spec.loaderImage to an image with python3 \
+         and the packages that the dataset imports, or have an administrator set loaderImage of the Appliance"
+    )]
+    NoLoaderImage(&'static str),
     /// It can't be compiled.
     #[error("{}", with_hint(.0))]
     Compile(CompileError),

@@ -93,6 +93,11 @@ pub trait JobSite: Send + Sync {
         None
     }
 
+    /// Returns whether agents run in pods, so that a container reads the Python dataset of a job.
+    fn runs_pods(&self) -> bool {
+        false
+    }
+
     /// Checks that agents can read uploads.
     ///
     /// # Errors

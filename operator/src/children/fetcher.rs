@@ -149,6 +149,7 @@ impl Fetcher<'_> {
         let dirs: Vec<_> =
             dirs.iter().filter(|(dir, _)| self.document.files_below(dir.as_ref()).next().is_some()).collect();
         let Some(spec) = pod.spec.as_mut().filter(|_| !dirs.is_empty()) else { return };
+        let init_containers = spec.init_containers.get_or_insert_default();
         let mut own = self.inputs();
         for (dir, name) in &dirs {
             let size_limit = Some(Quantity(UPLOADS_SIZE_LIMIT.to_owned()));
@@ -160,13 +161,14 @@ impl Fetcher<'_> {
                 read_only: Some(true),
                 ..VolumeMount::default()
             };
-            spec.containers.iter_mut().for_each(|agent| {
-                agent.volume_mounts.get_or_insert_default().push(mount.clone());
+            // The loader of a Python dataset reads the uploads, too.
+            spec.containers.iter_mut().chain(&mut *init_containers).for_each(|container| {
+                container.volume_mounts.get_or_insert_default().push(mount.clone());
             });
         }
         spec.volumes.get_or_insert_default().extend(own.volumes);
         let into = dirs.iter().map(|(dir, _)| PathBuf::from(dir)).collect();
-        spec.init_containers = Some(vec![self.container(into, own.mounts)]);
+        init_containers.insert(0, self.container(into, own.mounts));
     }
 
     /// Returns the volumes with the certificate and the list of uploads.

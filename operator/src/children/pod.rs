@@ -14,10 +14,12 @@ use millrace_control::AttemptContext;
 use millrace_crds::{ApplianceSpec, ImagePullPolicy, Role};
 use millrace_protocol::launch::{
     ALLOCATOR_ENVIRONMENT, DATA_ENCRYPTION_ENV, DocumentSource, IDENTITY_ENV, ROLE_ENV, RoleCommand, V1JournalFiles,
+    loader_socket,
 };
 use millrace_protocol::security::Protection;
 use millrace_telemetry::logs::LogFormat;
 
+use super::loader::{LOADER_DIR, add_loader};
 use super::mounts::Mounts;
 use super::resources::resources;
 use super::{identity_volume, meta};
@@ -63,7 +65,7 @@ fn pod(attempt: &AttemptContext<'_>, role: Role, index: u32) -> Pod {
     }
     let (volumes, mounts) = volumes(attempt, role, index);
     let grace = i64::from(attempt.job.spec.checkpoint.grace_period_seconds + EXTRA_TERMINATION_GRACE_SECONDS);
-    Pod {
+    let mut pod = Pod {
         metadata,
         spec: Some(PodSpec {
             containers: vec![container(attempt, role, index, mounts)],
@@ -74,7 +76,11 @@ fn pod(attempt: &AttemptContext<'_>, role: Role, index: u32) -> Pod {
             ..base_pod_spec(attempt.cluster)
         }),
         ..Pod::default()
+    };
+    if role == Role::Activation {
+        add_loader(attempt, &mut pod);
     }
+    pod
 }
 
 /// Returns the job's PriorityClass if the appliance allows it: the class of a running job may have changed since its
@@ -146,10 +152,12 @@ fn role_command(attempt: &AttemptContext<'_>, role: Role, index: u32) -> RoleCom
         };
     }
     let namespace = attempt.job.namespace().unwrap_or_default();
+    let reads_dataset = role == Role::Activation && attempt.resolution.loader_image.is_some();
     RoleCommand {
         listen: any_interface(ports::DATA_PORT),
         advertise: Some("$(POD_IP)".to_owned()),
         coordinator: Some(control_address(&ChildNames::for_job(attempt.job), &namespace)),
+        loader_socket: reads_dataset.then(|| loader_socket(LOADER_DIR.as_ref())),
         ..command
     }
 }

@@ -22,14 +22,9 @@ const MEMORY_HEADROOM_BYTES: u64 = 256 << 20;
 /// Returns the resources of a pod that serves files: it reads, and converts one tensor at a time. It has limits,
 /// because a quota requires them.
 pub fn reader_resources() -> ResourceRequirements {
-    let map = |cpu: &str, memory: &str| {
-        BTreeMap::from(
-            [("cpu", cpu), ("memory", memory)].map(|(what, much)| (what.to_owned(), Quantity(much.to_owned()))),
-        )
-    };
     ResourceRequirements {
-        requests: Some(map("25m", "64Mi")),
-        limits: Some(map("2", "2Gi")),
+        requests: Some(amounts(&[("cpu", "25m"), ("memory", "64Mi")])),
+        limits: Some(amounts(&[("cpu", "2"), ("memory", "2Gi")])),
         ..ResourceRequirements::default()
     }
 }
@@ -37,14 +32,33 @@ pub fn reader_resources() -> ResourceRequirements {
 /// Returns the resources of the init container that fetches uploads: its buffers are small, and the pages of the files
 /// that it writes can be reclaimed.
 pub fn fetcher_resources() -> ResourceRequirements {
-    let map = |amounts: &[(&str, &str)]| {
-        amounts.iter().map(|(what, much)| ((*what).to_owned(), Quantity((*much).to_owned()))).collect()
-    };
     ResourceRequirements {
-        requests: Some(map(&[("cpu", "25m"), ("memory", "32Mi")])),
-        limits: Some(map(&[("memory", "256Mi")])),
+        requests: Some(amounts(&[("cpu", "25m"), ("memory", "32Mi")])),
+        limits: Some(amounts(&[("memory", "256Mi")])),
         ..ResourceRequirements::default()
     }
+}
+
+/// Returns the resources of the container that reads a Python dataset, unless `of` names others. It has limits, so that
+/// code of a user can't use up a node.
+pub fn loader_resources(of: Option<&RoleResources>) -> ResourceRequirements {
+    let named = of.and_then(|of| of.loader.as_ref()).map(given_resources);
+    named.unwrap_or_else(|| ResourceRequirements {
+        requests: Some(amounts(&[("cpu", "50m"), ("memory", "256Mi")])),
+        limits: Some(amounts(&[("cpu", "4"), ("memory", "4Gi")])),
+        ..ResourceRequirements::default()
+    })
+}
+
+/// Returns amounts by the names of their resources.
+fn amounts(of: &[(&str, &str)]) -> BTreeMap<String, Quantity> {
+    of.iter().map(|(resource, amount)| ((*resource).to_owned(), Quantity((*amount).to_owned()))).collect()
+}
+
+/// Returns resources that a job or an appliance names.
+fn given_resources(Resources { requests, limits }: &Resources) -> ResourceRequirements {
+    let map = |given: &Option<millrace_crds::ResourceList>| given.as_ref().map(|quantities| quantities.0.clone());
+    ResourceRequirements { requests: map(requests), limits: map(limits), ..ResourceRequirements::default() }
 }
 
 /// Returns the resources of `role`, which needs `bytes` of memory in the attempt.
@@ -56,13 +70,8 @@ pub fn resources(role: Role, bytes: u64, of: Option<&RoleResources>) -> Resource
         Role::Activation => of.activation.as_ref(),
         Role::Cs2 => of.cs2.as_ref(),
     });
-    if let Some(Resources { requests, limits }) = named {
-        let map = |given: &Option<millrace_crds::ResourceList>| given.as_ref().map(|quantities| quantities.0.clone());
-        return ResourceRequirements {
-            requests: map(requests),
-            limits: map(limits),
-            ..ResourceRequirements::default()
-        };
+    if let Some(named) = named {
+        return given_resources(named);
     }
     let amount = |bytes: u64| ("memory".to_owned(), Quantity(format!("{}Mi", bytes.div_ceil(1 << 20))));
     let cpu = ("cpu".to_owned(), Quantity(format!("{}m", millicpu(role))));

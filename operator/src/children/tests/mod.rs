@@ -19,13 +19,15 @@ use millrace_protocol::security::Credentials;
 
 use super::*;
 
+mod loader;
 mod uploads;
 
 /// Builds the smallest job, with `model_dir` in its params.
 fn job(name: &str, model_dir: &str) -> TrainJob {
     let params = serde_json::json!({
         "train_input": {
-            "data_processor": "SyntheticDataProcessor", "batch_size": 4, "micro_batch_size": 1, "max_sequence_length": 8,
+            "data_processor": "SyntheticDataProcessor", "max_sequence_length": 8,
+            "batch_size": 4, "micro_batch_size": 1,
         },
         "model": {
             "name": "gpt2", "vocab_size": 32, "hidden_size": 8, "num_hidden_layers": 1, "num_heads": 1,
