@@ -297,3 +297,14 @@ def test_frozen_parameters_are_not_trained() -> None:
         "3.weight": True,
         "3.bias": True,
     }
+
+
+def test_cell_of_ipython_is_code_of_the_user() -> None:
+    """In a terminal, the name of its file begins with `<`, as that of generated code."""
+    source = (
+        "class Sorted(nn.Linear):\n  def forward(self, x):\n    return super().forward(x).sort(1)[0].mean()"
+    )
+    namespace: dict[str, Any] = {"nn": nn}
+    exec(compile(source, "<ipython-input-3-abc>", "exec"), namespace)
+    with pytest.raises(UnsupportedModelError, match=r"\(<ipython-input-3-abc>:3\): the operator sort"):
+        trace(namespace["Sorted"](4, 3), {"x": torch.randn(4, 4)})

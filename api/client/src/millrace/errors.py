@@ -1,6 +1,7 @@
 """Exceptions of this package.
 
-* `str()` of each is one sentence that says what happened and what to do.
+* `str()` of each is one sentence that says what happened and what to do. IPython shows it without a
+  traceback.
 * Errors of the appliance are subclasses of `ApplianceError`, one for each reason, with the appliance's
   message. Reasons without a class of their own are raised as the class of their status, or as
   `ApplianceError`.
@@ -11,9 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from millrace.notebook import ShownByMessage
 
-class MillraceError(Exception):
+
+class MillraceError(ShownByMessage, Exception):
     """Base class of all errors of this package."""
+
+
+class Interrupted(ShownByMessage, KeyboardInterrupt):
+    """Waiting for a job was interrupted in IPython. The job continues."""
 
 
 class ConfigError(MillraceError):
@@ -26,6 +33,14 @@ class MissingDependency(MillraceError, ImportError):
     def __init__(self, package: str, what: str) -> None:
         super().__init__(f"{what} needs {package}: pip install {package}")
         self.package = package
+
+
+class UnreadableFile(MillraceError, OSError):
+    """A file that an argument names can't be read."""
+
+
+class WaitTimeout(MillraceError, TimeoutError):
+    """A job has not finished within the given time."""
 
 
 class Unreachable(MillraceError):

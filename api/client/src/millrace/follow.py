@@ -11,11 +11,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from millrace import state
-from millrace.errors import Gone, NotFound
+from millrace import notebook, state
+from millrace.errors import Gone, Interrupted, NotFound
 from millrace.metrics import MetricPoint
 from millrace.records import Document, Event, LogLine
 from millrace.reporters import Reporter
@@ -36,19 +37,13 @@ def follow(job: Job, reporter: Reporter, *, logs: bool = False) -> None:
     """
     follower = Follower(job, reporter, logs=logs)
     try:
-        for event in job.stream():
-            follower.handle(event)
-            # Decided by a document of the stream only: a job that was suspended from the start has points to
-            # report first.
-            if event.event == "job" and _is_suspended(job):
-                break
-        else:
-            if not job.is_finished:
-                # The stream may end before the last version of the document is sent.
-                job.refresh()
+        with described_interrupt(job):
+            _follow(job, follower)
     except (NotFound, Gone):
         if not job.poll_finished():
             raise
+    except Interrupted:
+        raise  # has the message
     except (KeyboardInterrupt, SystemExit):
         # Writing fails if the terminal was closed.
         with suppress(OSError):
@@ -58,6 +53,38 @@ def follow(job: Job, reporter: Reporter, *, logs: bool = False) -> None:
         # The bar is closed first, so that the final state appears below it.
         reporter.close()
     follower.report_state()
+
+
+def _follow(job: Job, follower: Follower) -> None:
+    for event in job.stream():
+        follower.handle(event)
+        # Decided by a document of the stream only: a job that was suspended from the start has points to
+        # report first.
+        if event.event == "job" and _is_suspended(job):
+            return
+    if not job.is_finished:
+        # The stream may end before the last version of the document is sent.
+        job.refresh()
+
+
+@contextmanager
+def described_interrupt(job: Job) -> Iterator[None]:
+    """Replaces KeyboardInterrupt in the block, which waits for a job, by one that says how to go on.
+
+    In IPython only: elsewhere its type decides about the exit code of the program.
+    """
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt as interrupt:
+        if notebook.shell() is None:
+            raise
+        name = json.dumps(job.name)
+        raise Interrupted(
+            f"job {job.name} continues; follow it again with appliance.job({name}).follow(), or end it with "
+            f"appliance.job({name}).cancel()"
+        ) from interrupt
 
 
 def continues_message(job: Job) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from millrace import retry_budget, state, times
 from millrace.endpoint import segment
-from millrace.errors import DownloadError, Gone, JobFailed, MissingDependency, NotFound
+from millrace.errors import DownloadError, Gone, JobFailed, MissingDependency, NotFound, WaitTimeout
 from millrace.metrics import MetricPoint, Metrics, new_axes
 from millrace.records import Checkpoint, Document, Event, Generation, LogLine, RemoteFile
 from millrace.sse import ServerSentEvent
@@ -174,8 +174,8 @@ class Job:
 
         With `progress`, it shows a bar on a terminal and in Jupyter, otherwise a line every 10 s. With
         `logs`, it also prints every log line of every agent. A lost connection is resumed without gaps.
-        Ctrl-C stops following; the job continues. Raises JobFailed if the job failed, unless `check` is
-        false.
+        Ctrl-C, or interrupting the kernel, stops following; the job continues. Raises JobFailed if the job
+        failed, unless `check` is false.
         """
         from millrace import follow, reporters
 
@@ -199,13 +199,16 @@ class Job:
         A suspended job has not finished. Raises TimeoutError after `timeout` seconds, and JobFailed if the
         job failed, unless `check` is false.
         """
+        from millrace.follow import described_interrupt
+
         until = None if timeout is None else retry_budget.clock() + timeout
         pause = 0.25
-        while not self.poll_finished():
-            if until is not None and retry_budget.clock() + pause > until:
-                raise TimeoutError(f"job {self.name} has not finished after {timeout:g} s: {self.summary}")
-            retry_budget.sleep(pause)
-            pause = min(pause * 1.5, 5.0)
+        with described_interrupt(self):
+            while not self.poll_finished():
+                if until is not None and retry_budget.clock() + pause > until:
+                    raise WaitTimeout(f"job {self.name} has not finished after {timeout:g} s: {self.summary}")
+                retry_budget.sleep(pause)
+                pause = min(pause * 1.5, 5.0)
         if check:
             self.check()
         return self.state
@@ -463,4 +466,7 @@ class Job:
             yield read({"number": int(event.id) if event.id.isdecimal() else None, **json.loads(event.data)})
 
     def _events(self, below: str, query: Document | None = None, after: int = 0) -> Iterator[ServerSentEvent]:
-        return self._transport.events(self._path(below), params=self._query(query), after=after)
+        from millrace.follow import described_interrupt
+
+        with described_interrupt(self):
+            yield from self._transport.events(self._path(below), params=self._query(query), after=after)

@@ -28,7 +28,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 import httpx
 import yaml
 
-from millrace.errors import BadParams, ConfigError
+from millrace.errors import BadParams, ConfigError, UnreadableFile
 from millrace.uploads import Blob
 
 log = logging.getLogger("millrace")
@@ -221,7 +221,10 @@ def _read(params: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[bytes, st
     if isinstance(params, Mapping):
         return _to_json(params, indent=2, numbers=True), "params.json", params, [Path()]
     path = Path(params)
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UnreadableFile(error.errno, error.strerror, str(path)) from error
     return content, path.name, parse(content, path), [path.parent, Path()]
 
 

@@ -18,7 +18,7 @@ from torch.export.graph_signature import InputKind
 from millrace.torch.document import DTYPES
 from millrace.torch.layout import Layout
 from millrace.torch.operands import Fixed, Loss, Operand, Parameter, Traced, UnsupportedModelError
-from millrace.torch.translator import LIBRARIES, Translator, place
+from millrace.torch.translator import GENERATED, LIBRARIES, Translator, place
 
 KEPT = frozenset(
     {
@@ -210,7 +210,7 @@ def _line_of(error: Exception) -> str:
         file = frame.filename
         # Packages may be below the standard library.
         is_standard = file.startswith(standard) and not file.startswith(packages)
-        if not is_standard and not file.startswith(("<", *LIBRARIES)):
+        if not (is_standard or GENERATED.match(file) or file.startswith(LIBRARIES)):
             return f"{file}:{frame.lineno}: "
     return ""
 

@@ -29,6 +29,8 @@ SIZES = frozenset({"sym_size", "_assert_scalar", "_assert_tensor_metadata", "sym
 RANDOM = frozenset({"native_dropout", "rand", "randn", "rand_like", "randn_like", "bernoulli", "randint"})
 """Operators whose result differs in each step."""
 
+GENERATED = re.compile("<(?!ipython-input)")
+"""Beginning of the file names of generated code. Cells of IPython have such a name, too."""
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 """Directories of PyTorch and of this package."""
@@ -282,7 +284,9 @@ def place(node: torch.fx.Node, location: str) -> str:
         node = node.all_input_nodes[0]
     frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
     # The last line outside of PyTorch and of this package, if there is one.
-    frames = [frame for frame in frames if not frame[0].startswith(("<", LIBRARIES[1]))]
+    frames = [
+        frame for frame in frames if not (GENERATED.match(frame[0]) or frame[0].startswith(LIBRARIES[1]))
+    ]
     of_user = [frame for frame in frames if not frame[0].startswith(LIBRARIES[0])]
     found = ", ".join(f"{file}:{line}" for file, line in (of_user or frames)[-1:])
     path = _module_path(node)
