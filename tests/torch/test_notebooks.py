@@ -89,3 +89,25 @@ def test_rejected_module_names_the_line_of_its_cell(
     message, line, _ = error["content"]["traceback"]
     assert message.startswith("UnsupportedModelError: Cell In[2], line 3: PyTorch can't export the module")
     assert line == "Cell In[1], line 5: return appliance.train("
+
+
+def test_interrupt_in_a_kernel_leaves_the_job(
+    kernel: tuple[KernelManager, BlockingKernelClient], appliance: Appliance
+) -> None:
+    """The kernel is interrupted after the first step. The progress is one output until then."""
+    manager, client = kernel
+    execute(client, JOB)
+    interrupted = []
+
+    def interrupt(message: Any) -> None:
+        text = message["content"].get("data", {}).get("text/plain", "")
+        if "step" in text and "loss" in text and not interrupted:
+            interrupted.append(text)
+            manager.interrupt_kernel()
+
+    outputs = execute(client, "job = train(labels, 1_000_000)\njob.follow()", interrupt)
+    assert [message["msg_type"] for message in outputs].count("display_data") == 1
+    assert interrupted and outputs[-1]["content"]["ename"] == "Interrupted"
+    (job,) = (job for job in appliance.jobs(finished=False))
+    assert f'appliance.job("{job.name}").follow()' in outputs[-1]["content"]["traceback"][0]
+    job.cancel()

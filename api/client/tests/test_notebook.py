@@ -1,4 +1,4 @@
-"""Errors and interrupts in cells of IPython, executed by a real shell.
+"""Errors, interrupts and progress in cells of IPython, executed by a real shell.
 
 Needs IPython.
 """
@@ -14,11 +14,13 @@ import pytest
 
 pytest.importorskip("IPython", reason="IPython is not installed")
 
+from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from conftest import JOBS, Handler, Server, event, job, problem, stream
-from millrace import Appliance
+from conftest import JOBS, Handler, Server, event, job, point, problem, stream
+from millrace import Appliance, reporters
+from millrace.metrics import MetricPoint
 
 Cell = Callable[[str], str]
 
@@ -110,3 +112,20 @@ def test_interrupt_says_that_the_job_continues(server: Server, cell: Cell, waiti
         'appliance.job("kjv").cancel()'
     )
     assert message in shown and "Traceback" not in shown
+
+
+def test_display_of_a_long_run_is_one_output(shell: InteractiveShell) -> None:
+    shell.display_pub = published = CapturingDisplayPublisher()
+    reporter = reporters.NotebookReporter("kjv")
+    reporter.progress({"totalSteps": 1000})
+    for step in range(1, 1001):
+        reporter.point(MetricPoint.read(point(step)))
+        reporter.message(f"saved a checkpoint at step {step}")
+    reporter.close()
+    first, *others = published.outputs
+    assert not first["update"] and all(output["update"] for output in others)
+    assert len({output["transient"]["display_id"] for output in published.outputs}) == 1
+    lines = others[-1]["data"]["text/plain"].splitlines()
+    assert lines[0] == "kjv: step 1000 of 1000, loss 0.0080, 64.00 samples/s"
+    assert lines[1:] == [f"saved a checkpoint at step {step}" for step in range(981, 1001)]
+    assert "<progress max='1000' value='1000'" in others[-1]["data"]["text/html"]

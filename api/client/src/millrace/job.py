@@ -180,7 +180,7 @@ class Job:
         from millrace import follow, reporters
 
         reporter = (
-            reporters.default_reporter(self.name)
+            reporters.default_reporter(self.name, logs=logs)
             if progress
             else reporters.MessageReporter()
             if logs

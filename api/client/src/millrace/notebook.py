@@ -1,4 +1,4 @@
-"""IPython and Jupyter: how errors are shown there.
+"""IPython and Jupyter: how errors are shown there, and a progress display that is updated in place.
 
     JobFailed: job kjv ended as BadData: labels of leaf 3 is 5 at position 2, but must be less than 5
     Cell In[4], line 10: job.follow()
@@ -10,10 +10,12 @@
 
 from __future__ import annotations
 
+import html
 import linecache
 import re
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,12 @@ def shell() -> Any:
     """Returns the shell of IPython that runs this code; None outside of IPython."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None
+
+
+def is_notebook() -> bool:
+    """Whether this code runs in a kernel of Jupyter."""
+    found = shell()
+    return found is not None and "IPKernelApp" in found.config
 
 
 class ShownByMessage:
@@ -64,3 +72,35 @@ def _with_cells(ipython: Any, text: str) -> str:
             text = re.sub(re.escape(file) + r":(\d+)", rf"{cell}, line \1", text)
             text = text.replace(file, cell)
     return text
+
+
+class ProgressDisplay:
+    """A progress bar with a text beside it and lines below it, which are updated in place.
+
+    A saved notebook contains its last state only.
+    """
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._state: tuple[int, int | None, str, Sequence[str]] = (0, None, "", ())
+
+    def show(self, done: int, total: int | None, text: str, lines: Sequence[str] = ()) -> None:
+        """Shows this state. Without `total` there is no bar."""
+        from IPython.display import display
+
+        self._state = done, total, text, lines
+        if self._handle is None:
+            self._handle = display(self, display_id=True)
+        else:
+            self._handle.update(self)
+
+    def __repr__(self) -> str:
+        _, _, text, lines = self._state
+        return "\n".join([text, *lines])
+
+    def _repr_html_(self) -> str:
+        """Returns the state for Jupyter."""
+        done, total, text, lines = self._state
+        bar = f"<progress max='{total}' value='{done}' style='width:40ex'></progress> " if total else ""
+        below = f"<pre>{html.escape(chr(10).join(lines))}</pre>" if lines else ""
+        return f"<div>{bar}{html.escape(text)}{below}</div>"

@@ -1,17 +1,22 @@
-"""Reporters of a followed job: a progress bar, lines for a pipe, or nothing."""
+"""Reporters of a followed job: a bar on a terminal or in a notebook, lines for a pipe, or nothing."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
-from millrace import retry_budget, times
+from millrace import notebook, retry_budget, times
 from millrace.metrics import MetricPoint
 
 # Interval of progress lines: short enough to follow a run live, long enough for a readable log file.
 LINE_INTERVAL_SECONDS = 10.0
+# Interval in which a notebook's display is updated: each update is a message to the browser.
+DISPLAY_INTERVAL_SECONDS = 0.5
+MAX_DISPLAYED_MESSAGES = 20
+"""Maximum messages below the bar in a notebook: the newest ones. A long run has thousands."""
 _MIN_BAR_WIDTH = 5
 
 
@@ -31,9 +36,14 @@ class Reporter(Protocol):
         """Finishes the output. Later messages appear below it."""
 
 
-def default_reporter(name: str) -> Reporter:
-    """Returns a progress bar on a terminal or in a notebook, otherwise lines on standard output."""
-    return BarReporter(name) if _in_notebook() or sys.stderr.isatty() else LineReporter(sys.stdout)
+def default_reporter(name: str, *, logs: bool = False) -> Reporter:
+    """Returns a progress bar on a terminal or in a notebook, otherwise lines on standard output.
+
+    With `logs`, all messages stay visible.
+    """
+    if notebook.is_notebook():
+        return NotebookReporter(name, None if logs else MAX_DISPLAYED_MESSAGES)
+    return BarReporter(name) if sys.stderr.isatty() else LineReporter(sys.stdout)
 
 
 class SilentReporter:
@@ -134,31 +144,55 @@ class LineReporter(SilentReporter):
         print(progress_line(point, overall), file=self._out, flush=True)
 
 
-class BarReporter:
-    """A bar with step, loss, rate and remaining time, on a terminal or in a notebook. Messages appear above
-    it.
-    """
+class _ProgressReporter:
+    """Computes the figures beside a bar: loss, rate and remaining time."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        # Notebooks show standard error on a red background.
-        self._out = sys.stdout if _in_notebook() else sys.stderr
-        self._bar: Any = None
+    def __init__(self) -> None:
         self._total: int | None = None
         self._end: str | None = None
         self._overall = OverallRate()
-
-    def message(self, text: str) -> None:
-        """Prints the message above the bar."""
-        from tqdm.auto import tqdm
-
-        tqdm.write(text, file=self._out)
 
     def progress(self, progress: Mapping[str, Any]) -> None:
         """Stores the total steps and the expected end, if given."""
         if progress.get("totalSteps"):
             self._total = int(progress["totalSteps"])
         self._end = progress.get("estimatedFinishTime") or self._end
+
+    def _figures(self, point: MetricPoint, rate: float | None) -> list[str]:
+        shown = [f"loss {point.loss:.4f}"]
+        if rate is not None:
+            shown.append(f"{_rate(rate)} samples/s")
+        left = self._seconds_left(point.step)
+        if left is not None:
+            shown.append(f"{times.duration(left)} left")
+        return shown
+
+    def _seconds_left(self, step: int) -> float | None:
+        """Returns the remaining time by the appliance's estimate, or by the mean step if that is missing or
+        in the past.
+        """
+        if self._total is None or self._total <= step:
+            return None
+        since = times.seconds_since(self._end)
+        if since is not None and since < 0:
+            return -since
+        seconds = self._overall.step_seconds
+        return None if seconds is None else seconds * (self._total - step)
+
+
+class BarReporter(_ProgressReporter):
+    """A bar with step, loss, rate and remaining time on a terminal. Messages appear above it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self._bar: Any = None
+
+    def message(self, text: str) -> None:
+        """Prints the message above the bar."""
+        from tqdm import tqdm
+
+        tqdm.write(text, file=sys.stderr)
 
     def point(self, point: MetricPoint) -> None:
         """Moves the bar. An evaluation is printed above it."""
@@ -183,7 +217,7 @@ class BarReporter:
             self._bar = None  # later messages appear below the bar
 
     def _new(self) -> Any:
-        from tqdm.auto import tqdm
+        from tqdm import tqdm
 
         layout = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
         # Without miniters, tqdm raises its refresh interval after a burst of steps and then skips later ones.
@@ -201,26 +235,46 @@ class BarReporter:
         bar.set_description_str(name, refresh=False)
         bar.set_postfix_str(", ".join(figures), refresh=False)
 
-    def _figures(self, point: MetricPoint, rate: float | None) -> list[str]:
-        shown = [f"loss {point.loss:.4f}"]
-        if rate is not None:
-            shown.append(f"{_rate(rate)} samples/s")
-        left = self._seconds_left(point.step)
-        if left is not None:
-            shown.append(f"{times.duration(left)} left")
-        return shown
 
-    def _seconds_left(self, step: int) -> float | None:
-        """Returns the remaining time by the appliance's estimate, or by the mean step if that is missing or
-        in the past.
-        """
-        if self._total is None or self._total <= step:
-            return None
-        since = times.seconds_since(self._end)
-        if since is not None and since < 0:
-            return -since
-        seconds = self._overall.step_seconds
-        return None if seconds is None else seconds * (self._total - step)
+class NotebookReporter(_ProgressReporter):
+    """A bar with step, loss, rate and remaining time in a notebook, above the newest messages.
+
+    Evaluations are messages, too. Everything is one display, which is updated in place.
+    """
+
+    def __init__(self, name: str, max_messages: int | None = MAX_DISPLAYED_MESSAGES) -> None:
+        super().__init__()
+        self._name = name
+        self._display = notebook.ProgressDisplay()
+        self._messages: deque[str] = deque(maxlen=max_messages)
+        self._step = 0
+        self._shown_figures: list[str] = []
+        self._updated_at = -math.inf
+
+    def message(self, text: str) -> None:
+        """Adds the message."""
+        self._messages.append(text)
+        self._update()
+
+    def point(self, point: MetricPoint) -> None:
+        """Moves the bar. An evaluation is a message."""
+        if point.mode != "train":
+            self.message(progress_line(point, point.rate))
+            return
+        self._step = point.step
+        self._shown_figures = self._figures(point, self._overall.update(point))
+        if retry_budget.clock() - self._updated_at >= DISPLAY_INTERVAL_SECONDS:
+            self._update()
+
+    def close(self) -> None:
+        """Shows the last point."""
+        self._update()
+
+    def _update(self) -> None:
+        self._updated_at = retry_budget.clock()
+        steps = [f"step {self._step} of {self._total}"] if self._total else []
+        text = f"{self._name}: {', '.join([*steps, *self._shown_figures])}".removesuffix(": ")
+        self._display.show(self._step, self._total, text, self._messages)
 
 
 def progress_line(point: MetricPoint, global_rate: float | None) -> str:
@@ -245,9 +299,3 @@ def _cut(text: str, length: int) -> str:
 
 def _rate(rate: float) -> str:
     return f"{rate:.3g}" if rate < 1 else f"{rate:.2f}"
-
-
-def _in_notebook() -> bool:
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and "IPKernelApp" in shell.config
