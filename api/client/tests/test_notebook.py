@@ -129,3 +129,28 @@ def test_display_of_a_long_run_is_one_output(shell: InteractiveShell) -> None:
     assert lines[0] == "kjv: step 1000 of 1000, loss 0.0080, 64.00 samples/s"
     assert lines[1:] == [f"saved a checkpoint at step {step}" for step in range(981, 1001)]
     assert "<progress max='1000' value='1000'" in others[-1]["data"]["text/html"]
+
+
+def test_plan_and_job_are_tables(shell: InteractiveShell, server: Server, appliance: Appliance) -> None:
+    plan = {
+        "fits": True,
+        "message": "the job would start <soon>",
+        "projected": {"seconds": 90, "stepSeconds": 0.5, "samplesPerSecond": 2000},
+        "needs": {"memoryx": {"count": 2, "bytes": 1 << 30}},
+    }
+    server.on("POST", f"{JOBS}:plan", plan)
+    server.on("GET", f"{JOBS}/kjv", job("Training", progress={"step": 5, "totalSteps": 9}))
+    shown = [
+        shell.display_formatter.format(value)[0]["text/html"]
+        for value in (appliance.plan({}), appliance.job("kjv"))
+    ]
+    for label, value in [
+        ("Fits", "yes: the job would start &lt;soon&gt;"),
+        ("Start", "at once"),
+        ("Projected time", "0:01:30"),
+        ("Projected rate", "2,000 samples/s"),
+        ("Agents", "2 memoryx of 1.0 GiB"),
+    ]:
+        assert f">{label}</th><td style='text-align:left'>{value}</td>" in shown[0]
+    assert "Queue" not in shown[0], "rows without a value are left out"
+    assert "<caption>kjv</caption>" in shown[1] and ">5 of 9</td>" in shown[1]

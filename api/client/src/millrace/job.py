@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from millrace import retry_budget, state, times
+from millrace import notebook, retry_budget, state, times
 from millrace.endpoint import segment
 from millrace.errors import DownloadError, Gone, JobFailed, MissingDependency, NotFound, WaitTimeout
 from millrace.metrics import MetricPoint, Metrics, new_axes
@@ -416,12 +415,7 @@ class Job:
             or f"{self.spec.get('numCsx', '-')} requested",
             "submitted": f"{submitted} by {self.submitted_by}" if self.submitted_by else submitted,
         }
-        left = "style='text-align:left'"
-        cells = "".join(
-            f"<tr><th {left}>{key}</th><td {left}>{html.escape(str(value))}</td></tr>"
-            for key, value in rows.items()
-        )
-        return f"<table><caption>{html.escape(self.name)}</caption>{cells}</table>"
+        return notebook.table(self.name, rows)
 
     # Requests.
 

@@ -1,4 +1,4 @@
-"""IPython and Jupyter: how errors are shown there, and a progress display that is updated in place.
+"""IPython and Jupyter: errors, a progress display that is updated in place, and tables.
 
     JobFailed: job kjv ended as BadData: labels of leaf 3 is 5 at position 2, but must be less than 5
     Cell In[4], line 10: job.follow()
@@ -15,7 +15,7 @@ import linecache
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +104,13 @@ class ProgressDisplay:
         bar = f"<progress max='{total}' value='{done}' style='width:40ex'></progress> " if total else ""
         below = f"<pre>{html.escape(chr(10).join(lines))}</pre>" if lines else ""
         return f"<div>{bar}{html.escape(text)}{below}</div>"
+
+
+def table(caption: str, rows: Mapping[str, object]) -> str:
+    """Returns a table of labels and values as HTML."""
+    left = "style='text-align:left'"
+    cells = "".join(
+        f"<tr><th {left}>{html.escape(label)}</th><td {left}>{html.escape(str(value))}</td></tr>"
+        for label, value in rows.items()
+    )
+    return f"<table><caption>{html.escape(caption)}</caption>{cells}</table>"

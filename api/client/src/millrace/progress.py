@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millrace import notebook, retry_budget
+from millrace import notebook, retry_budget, units
 
 _DISPLAY_INTERVAL_SECONDS = 1.0
 """Interval in which a notebook's display is updated; a shorter transfer is not displayed."""
@@ -67,5 +67,5 @@ class _NotebookBar:
 
     def _show(self, display: notebook.ProgressDisplay) -> None:
         self._updated_at = retry_budget.clock()
-        mebibytes = [f"{size / (1 << 20):,.1f}" for size in (self._done, self._total)]
-        display.show(self._done, self._total, f"{self._name}: {mebibytes[0]} of {mebibytes[1]} MiB")
+        text = f"{self._name}: {units.size(self._done)} of {units.size(self._total)}"
+        display.show(self._done, self._total, text)

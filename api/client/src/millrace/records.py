@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from millrace import times
+from millrace import notebook, plan_text, times
 
 Document = dict[str, Any]
 
@@ -215,3 +215,9 @@ class Plan:
             notes=tuple(answer.get("notes") or ()),
             raw=answer,
         )
+
+    def _repr_html_(self) -> str:
+        """Returns a table for Jupyter."""
+        agents = [f"{count} {role} of {size}" for role, count, size in plan_text.agents(self)]
+        rows = {**plan_text.fields(self), "Agents": ", ".join(agents)}
+        return notebook.table("Plan", {label: value for label, value in rows.items() if value})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from millrace import state
+from millrace import state, units
 from millrace.cli import base, render
 from millrace.cli.base import Settings
 
@@ -99,7 +99,7 @@ def get_checkpoints(settings: Settings, name: str, uid: str | None, output: str)
     """Lists the checkpoints of a job, oldest first."""
     with settings.appliance() as appliance:
         found = appliance.job(name, uid).checkpoints()
-    rows = [(each.step, render.size(each.bytes), _time(each.time), each.digest) for each in found]
+    rows = [(each.step, units.size(each.bytes), _time(each.time), each.digest) for each in found]
     _emit_list(output, [each.document for each in found], ("STEP", "SIZE", "TIME", "DIGEST"), rows)
 
 
@@ -138,7 +138,7 @@ def get_artifacts(settings: Settings, name: str, uid: str | None, output: str) -
     """Lists the other files of a job: metrics, logs, TensorBoard events."""
     with settings.appliance() as appliance:
         found = appliance.job(name, uid).artifacts()
-    rows = [(each.path, render.size(each.bytes), _time(each.time)) for each in found]
+    rows = [(each.path, units.size(each.bytes), _time(each.time)) for each in found]
     _emit_list(output, [each.document for each in found], ("PATH", "SIZE", "TIME"), rows)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from millrace import errors
+from millrace import errors, plan_text
 from millrace.cli import base, render
 from millrace.cli.base import Settings
 from millrace.cli.exit_codes import Exit
@@ -333,80 +333,9 @@ def _plan(settings: Settings, params: str, output: str, flags: dict[str, Any]) -
 
 
 def _plan_table(found: Plan) -> str:
-    projected = found.projected
-    position = f"position {found.queue_position}" if found.queue_position else None
-    at_once = "at once" if found.fits and position is None else None
-    start = (
-        found.estimated_start.astimezone().strftime("%Y-%m-%d %H:%M:%S") if found.estimated_start else at_once
-    )
-    fields = render.fields(
-        {
-            "Fits": f"{_fits(found)}{f': {found.message}' if found.message else ''}",
-            "Systems": ", ".join(found.systems),
-            "Queue": position,
-            "Start": start,
-            "Projected time": _duration(projected.get("seconds") or None),
-            "Projected step": f"{projected['stepSeconds']:.3g} s" if projected.get("stepSeconds") else None,
-            "Projected rate": f"{_number(projected['samplesPerSecond'])} samples/s"
-            if projected.get("samplesPerSecond")
-            else None,
-            "Host memory": _host_memory(found),
-            "Step on host": _step_on_host(found.host),
-            "Epoch": _epoch(found.epoch),
-            "Not checked": "; ".join(found.notes) or None,
-        }
-    )
-    rows = [
-        (role, need.get("count"), render.size(need.get("bytes") or 0)) for role, need in found.needs.items()
-    ]
+    fields = render.fields(plan_text.fields(found))
+    rows = plan_text.agents(found)
     return f"{fields}\n\n{render.table(('ROLE', 'AGENTS', 'HOST MEMORY EACH'), rows)}" if rows else fields
-
-
-def _fits(found: Plan) -> str:
-    if found.fits:
-        return "yes"
-    return "no on this host" if found.reason == "ExceedsHost" else "no"
-
-
-def _host_memory(found: Plan) -> str | None:
-    """Returns the memory that a job's processes need on the server's host, and what the host has.
-
-    None if it exceeds the host: then the message says so.
-    """
-    host = found.host
-    if not host or found.reason == "ExceedsHost":
-        return None
-    memory = host.get("memory") or {}
-    needed, total = render.size(memory.get("needed") or 0), memory.get("total")
-    if total is None:
-        return f"{needed} needed"
-    available = render.size(memory.get("available") or 0)
-    return f"{needed} needed; the server's host has {render.size(total)}, of which {available} are available"
-
-
-def _step_on_host(host: Document) -> str | None:
-    """Returns the estimated duration of an emulated step, which takes longer than on the real machine."""
-    seconds = (host.get("step") or {}).get("seconds")
-    if seconds is None:
-        return None
-    about = f"{seconds:.2g} s" if seconds < 10 else _duration(seconds)
-    return f"about {about} (an estimate)"
-
-
-def _epoch(epoch: Document) -> str | None:
-    if not epoch:
-        return None
-    return f"{epoch['samples']:,} samples, {epoch['tokens']:,} tokens, {epoch['steps']:,.1f} steps"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _duration(seconds: float | None) -> str | None:
-    from millrace import times
-
-    return None if seconds is None else times.duration(seconds)
 
 
 def _checked(params: str, document: Document) -> str:
