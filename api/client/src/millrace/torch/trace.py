@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch._decomp import get_decompositions
 from torch.export import Dim, ExportedProgram, default_decompositions, export
 from torch.export.graph_signature import InputKind
 
@@ -28,6 +29,7 @@ KEPT = frozenset(
         *("instance_norm", "stack", "one_hot", "feature_dropout"),
         *("upsample_nearest1d", "upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_linear1d"),
         *("upsample_bilinear2d", "upsample_bicubic2d", "embedding_bag", "elu", "leaky_relu", "softplus"),
+        "bernoulli",
     }
 )
 """Operators of PyTorch that are translated as a whole."""
@@ -172,7 +174,7 @@ def _check(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
 def _exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], location: str) -> ExportedProgram:
     shapes = (tuple({0: Dim.DYNAMIC} for _ in inputs),)
     try:
-        program = export(module, inputs, dynamic_shapes=shapes)
+        program = export(module, inputs, dynamic_shapes=shapes, strict=False)
         _check_before_decomposition(program, location)
         _widen_cross_entropies(program.graph)
         return program.run_decompositions(_decompositions())
@@ -180,14 +182,23 @@ def _exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], locatio
         raise
     except Exception as error:
         _check_call(module, inputs)
-        # PyTorch raises errors of many kinds: control flow that depends on data, a fixed size of the batch.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if "specialized it to be a constant" in str(error):
-            reason = "use x.shape[0] in place of len(x), and no number in place of the size of the batch"
-        raise UnsupportedModelError(
-            f"{_line_of(error)}PyTorch can't export the module: control flow must not depend on data, nor on "
-            f"the size of the batch ({reason})"
-        ) from error
+        raise UnsupportedModelError(f"{_line_of(error)}{_export_failure(error)}") from error
+
+
+def _export_failure(error: Exception) -> str:
+    """Return why PyTorch can't export a module. It raises errors of many kinds."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if "inside of vmap" in reason and "masking_utils" in _line_of(error):
+        return (
+            f"PyTorch {torch.__version__} can't export the masks of this version of transformers: install a "
+            "newer PyTorch, or transformers<4.53"
+        )
+    if "specialized it to be a constant" in str(error):
+        reason = "use x.shape[0] in place of len(x), and no number in place of the size of the batch"
+    return (
+        "PyTorch can't export the module: control flow must not depend on data, nor on the size of the batch "
+        f"({reason})"
+    )
 
 
 def _check_call(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -278,6 +289,8 @@ def _decompositions() -> Any:
         name = str(overload)
         if name.startswith("aten.") and name.split(".")[1] in KEPT:
             table.pop(overload)
+    # PyTorch 2.6 does not have it by default.
+    table.update(get_decompositions([torch.ops.aten.linalg_vector_norm.default]))
     return table
 
 
