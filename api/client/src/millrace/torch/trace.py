@@ -29,7 +29,7 @@ KEPT = frozenset(
         *("instance_norm", "stack", "one_hot", "feature_dropout"),
         *("upsample_nearest1d", "upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_linear1d"),
         *("upsample_bilinear2d", "upsample_bicubic2d", "embedding_bag", "elu", "leaky_relu", "softplus"),
-        "bernoulli",
+        *("bernoulli", "lstm", "gru", "rnn_tanh", "rnn_relu"),
     }
 )
 """Operators of PyTorch that are translated as a whole."""

@@ -7,6 +7,7 @@ from millrace.torch.operators import (
     indexing,
     layers,
     losses,
+    recurrent,
     reductions,
     shapes,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "indexing",
     "layers",
     "losses",
+    "recurrent",
     "reductions",
     "shapes",
 ]

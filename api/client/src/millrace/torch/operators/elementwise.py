@@ -136,12 +136,17 @@ def _unary(function: str) -> Translation:
     return translation
 
 
+def activation(t: Translator, kind: str, x: Value) -> Value:
+    """Add an activation of a value."""
+    return t.graph.node({"op": "activation", "kind": kind}, [x], x.shape)
+
+
 def _activation(kind: str) -> Translation:
     def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
         x = t.cast(t.value(args[0], layout), "f32")
         is_tanh = kind == "gelu" and kwargs.get("approximate") == "tanh"
-        node = {"op": "activation", "kind": "gelu_tanh" if is_tanh else kind}
-        return Traced(t.cast(t.graph.node(node, [x], x.shape), t.dtype), layout)
+        y = activation(t, "gelu_tanh" if is_tanh else kind, x)
+        return Traced(t.cast(y, t.dtype), layout)
 
     return translation
 

@@ -39,14 +39,19 @@ def matmul(t: Translator, a: Value, b: Value, *, transposed: bool = False) -> Va
     return t.graph.node(node, [a, b], (*a.shape[:-1], columns))
 
 
+def linear(t: Translator, x: Value, weight: Operand, bias: Operand) -> Value:
+    """Add a product with a weight of shape [out, in], which may be computed, and the sum with a bias."""
+    is_tensor = isinstance(weight, Parameter) and not t.is_tensor_otherwise(weight)
+    if is_tensor and isinstance(bias, Parameter | None):
+        return _linear(t, x, weight, bias)
+    product = matmul(t, x, t.traced(weight).value, transposed=True)
+    return product if bias is None else binary(t, "add", product, t.traced(bias).value)
+
+
 @translates("linear")
 def _linear_layer(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     x, weight, bias = completed([t.traced(args[0]), *args[1:]], None, None, None)
-    is_tensor = isinstance(weight, Parameter) and not t.is_tensor_otherwise(weight)
-    if is_tensor and isinstance(bias, Parameter | None):
-        return Traced(_linear(t, x.value, weight, bias), layout)
-    product = matmul(t, x.value, t.traced(weight).value, transposed=True)
-    return Traced(product if bias is None else binary(t, "add", product, t.value(bias, layout)), layout)
+    return Traced(linear(t, x.value, weight, bias), layout)
 
 
 @translates("mm", "matmul", "bmm")
