@@ -134,6 +134,33 @@ def two_losses(logits: Any, labels: Any) -> Any:
     return 0.5 * F.cross_entropy(logits, labels) + logits.square().mean() / 3
 
 
+def of_each_label(logits: Any, labels: Any) -> Any:
+    """A sum divided by the number of labels, as a tensor."""
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return losses.sum() / torch.tensor(losses.shape[0], dtype=torch.float32)
+
+
+def of_likelihoods(logits: Any, labels: Any) -> Any:
+    return F.nll_loss(logits.softmax(1).log(), labels, reduction="none").mean()
+
+
+class Projection(nn.Module):
+    """Kernels of three and of four dimensions, in the order that Keras has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(3, 3, 1, 4))
+        self.queries, self.output = (
+            nn.Parameter(torch.randn(4, 2, 3)),
+            nn.Parameter(torch.randn(2, 3, CLASSES)),
+        )
+
+    def forward(self, image: Any) -> Any:
+        x = F.conv2d(image, self.kernel.permute(3, 2, 0, 1)).flatten(2).transpose(1, 2)
+        heads = torch.einsum("abc,cde->abde", x, self.queries).tanh()
+        return torch.einsum("abcd,cde->abe", heads, self.output).mean(1)
+
+
 def of_transformers(name: str, **sizes: Any) -> Callable[[], Any]:
     def build() -> Any:
         transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -158,6 +185,9 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict[str
     "lstm": (Recurrent, sequences, {"loss": F.cross_entropy}),
     "sum": (mlp, images, {"loss": of_sum}),
     "sum of elements": (regression, pairs, {"loss": lambda x, y: 0.5 * (x - y).abs().sum()}),
+    "each label": (mlp, images, {"loss": of_each_label}),
+    "likelihoods": (mlp, images, {"loss": of_likelihoods}),
+    "projection": (Projection, images, {"loss": F.cross_entropy}),
     "regression": (regression, pairs, {"loss": F.mse_loss}),
     "gpt": (Decoder, words, {}),
     "rows": (lambda: Rows(batch_first=True), words, {"loss": of_rows}),
@@ -192,6 +222,17 @@ def test_loss_and_gradients_are_those_of_pytorch(name: str, tmp_path: Path) -> N
     check_loss_and_gradients(traced, document, model, other, loss_by_pytorch(model, other, how))
     stored = {data.data_ptr() for data in model.parameters()}
     assert len(document["tensors"]) == len(stored), "a parameter is missing, or is there twice"
+
+
+def test_mean_of_the_losses_of_labels_is_one_operator() -> None:
+    nodes = trace(mlp(), images(), of_each_label).document["nodes"]
+    operators = [node["op"]["op"] for node in nodes]
+    assert operators[-1] == "logits_cross_entropy" and "gather" not in operators
+
+
+def test_parameters_of_more_dimensions_are_weights_of_linear_operators() -> None:
+    nodes = trace(Projection(), images(), F.cross_entropy).document["nodes"]
+    assert sum(node["op"]["op"] == "linear" for node in nodes) == 2
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt2"])
@@ -240,6 +281,7 @@ def of_singular_values(x: Any, _: Any) -> Any:
         (mlp, centered, "its mean is over the samples of a batch"),
         (mlp, of_singular_values, "svd of PyTorch is not supported"),
         (mlp, lambda x, _: x, "not a mean over the samples"),
+        (mlp, lambda x, _: (x * torch.tensor(x.shape[0])).mean(), "computes with the size of the batch"),
     ],
 )
 def test_modules_that_can_not_be_trained_are_rejected(model: Any, loss: Any, part: str) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import torch
+
 from millrace.errors import MillraceError
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout
@@ -25,11 +27,67 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter as the module has it, or transposed."""
+    """A parameter: its elements in the order of the module with these dimensions, or those transposed."""
 
     name: str
     shape: tuple[int, ...]
     transposed: bool = False
+
+
+@dataclass(frozen=True)
+class ParameterView:
+    """A parameter whose dimensions were divided, merged and permuted, before any element is computed from it.
+
+    Later changes may make a `Parameter` of it again, such as a kernel that is permuted back.
+    """
+
+    name: str
+    strides: Any
+    """A tensor without data that has the shape and the strides of the view."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dimensions of the view."""
+        return tuple(self.strides.shape)
+
+    @classmethod
+    def of(cls, parameter: Parameter) -> ParameterView:
+        """Return a parameter as a view."""
+        if not parameter.transposed:
+            return cls(parameter.name, torch.empty(parameter.shape, device="meta"))
+        return cls(parameter.name, torch.empty(parameter.shape[::-1], device="meta").t())
+
+    def simplified(self) -> Parameter | ParameterView:
+        """Return the view as a parameter if it is one."""
+        if self.strides.is_contiguous():
+            return Parameter(self.name, self.shape)
+        if self.strides.dim() == 2 and self.strides.t().is_contiguous():
+            return Parameter(self.name, self.shape, transposed=True)
+        return self
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """A tensor of one or more numbers that are computed from the size of the batch."""
+
+    tensor: torch.Tensor
+    """The tensor for a batch of two samples."""
+    next: torch.Tensor
+    """The tensor for a batch of three samples."""
+
+
+@dataclass(frozen=True)
+class LabelLosses:
+    """The cross-entropy of each label, before anything is computed from it.
+
+    Their mean over the batch is a loss, for which they are not computed one by one.
+    """
+
+    emit: Callable[[], Value]
+    """Adds the operators that compute them."""
+    mean: Loss
+    """Their mean over the batch."""
+    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -88,4 +146,4 @@ class Uniform:
 
 
 Operand: TypeAlias = Any
-"""A `Fixed`, `Parameter`, `Traced`, `Loss` or `Uniform`, a number, a size, None, or a list of these."""
+"""A tensor as one of these classes, a number, a size, None, or a list of these."""

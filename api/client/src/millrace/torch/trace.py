@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind
 from millrace.torch.document import DTYPES
 from millrace.torch.layout import Layout
 from millrace.torch.operands import Fixed, Loss, Operand, Parameter, Traced, UnsupportedModelError
-from millrace.torch.translator import GENERATED, LIBRARIES, Translator, place
+from millrace.torch.translator import GENERATED, Translator, library_directories, place
 
 KEPT = frozenset(
     {
@@ -90,7 +90,9 @@ class TracedModel:
 
 def oriented(weight: torch.Tensor, shape: list[int], *, transposed: bool) -> torch.Tensor:
     """Return the weight of a parameter as a tensor of the graph with this shape, or the other way round."""
-    if transposed and weight.dim() == 2:
+    if transposed and len(shape) == 2:
+        weight = weight.reshape(shape[::-1]).t()
+    elif transposed and weight.dim() == 2:
         weight = weight.t()
     elif transposed:
         # Inputs and outputs of each group are exchanged, and the kernel is reversed.
@@ -221,7 +223,7 @@ def _line_of(error: Exception) -> str:
         file = frame.filename
         # Packages may be below the standard library.
         is_standard = file.startswith(standard) and not file.startswith(packages)
-        if not (is_standard or GENERATED.match(file) or file.startswith(LIBRARIES)):
+        if not (is_standard or GENERATED.match(file) or file.startswith(library_directories())):
             return f"{file}:{frame.lineno}: "
     return ""
 
@@ -247,7 +249,7 @@ def _check_before_decomposition(program: ExportedProgram, location: str) -> None
         if name.startswith("aten.detach") or (name == "wrap_with_set_grad_enabled" and not node.args[0]):
             where = place(_innermost(program, node), location)
             raise UnsupportedModelError(
-                f"{where}: detach() or no_grad() stops the gradient of a value "
+                f"{where}: detach() or no_grad(), or stop_gradient(), stops the gradient of a value "
                 "that depends on parameters, which is not supported: compute it from inputs and buffers only"
             )
 
@@ -258,9 +260,10 @@ def _widen_cross_entropies(graph: torch.fx.Graph) -> None:
     Otherwise its result is decomposed with the wrong shape (PyTorch 2.15).
     """
     aten = torch.ops.aten
+    losses = (aten.cross_entropy_loss.default, aten.nll_loss_nd.default)
     for node in list(graph.nodes):
         reduction = node.args[3] if len(node.args) > 3 else 1
-        if node.target is not aten.cross_entropy_loss.default or reduction != 0:
+        if node.target not in losses or reduction != 0:
             continue
         logits, labels, *others = node.args
         if logits.meta["val"].dim() == 2 and labels.meta["val"].dim() == 1:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,13 @@ import torch
 from millrace.torch.document import DTYPES, MAX_CONSTANT_ELEMENTS, GraphBuilder, Value
 from millrace.torch.layout import Layout, MixesSamplesError
 from millrace.torch.operands import (
+    BatchSize,
     Fixed,
+    LabelLosses,
     Loss,
     Operand,
     Parameter,
+    ParameterView,
     Traced,
     Uniform,
     UnsupportedModelError,
@@ -32,11 +38,22 @@ RANDOM = frozenset({"native_dropout", "rand", "randn", "rand_like", "randn_like"
 GENERATED = re.compile("<(?!ipython-input)")
 """Beginning of the file names of generated code. Cells of IPython have such a name, too."""
 
-LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-"""Directories of PyTorch and of this package."""
+LIBRARIES = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/")
+"""Directories of PyTorch and of this client."""
 
 
-COMPUTED = (Traced, Parameter, Loss, Uniform)
+def library_directories() -> tuple[str, ...]:
+    """Return the directories of the imported libraries that models are written with."""
+    return _directories(tuple(name for name in ("keras", "tensorflow", "jax") if name in sys.modules))
+
+
+@cache
+def _directories(names: tuple[str, ...]) -> tuple[str, ...]:
+    files = [getattr(sys.modules[name], "__file__", None) for name in names]
+    return (*LIBRARIES, *(f"{Path(file).parent}/" for file in files if file))
+
+
+COMPUTED = (Traced, Parameter, ParameterView, LabelLosses, Loss, Uniform)
 """Operands that depend on inputs, parameters or random numbers."""
 
 
@@ -122,11 +139,10 @@ class Translator:
 
         With a `shape`, it has the same elements in the same order with these dimensions.
         """
+        shape = shape or (parameter.shape[::-1] if transposed else parameter.shape)
         transposed ^= parameter.transposed
         source = self.parameters[parameter.name]
         data = source.detach()
-        if shape is None:
-            shape = tuple(data.t().shape) if transposed else tuple(data.shape)
         if self.tensors.setdefault(parameter.name, transposed) != transposed:
             raise UnsupportedModelError(f"the parameter {parameter.name} is used as it is and transposed")
         if parameter.name not in self._numbers:
@@ -139,33 +155,77 @@ class Translator:
         return number
 
     def is_tensor_otherwise(self, parameter: Parameter, *, transposed: bool = False) -> bool:
-        """Return whether a parameter is a tensor already, and transposed where this use of it is not."""
+        """Return whether a parameter is a tensor already, with other dimensions than in this use of it."""
+        if parameter.name not in self.tensors:
+            return False
+        shape = parameter.shape[::-1] if transposed else parameter.shape
+        known = self.graph.tensors[self._numbers[parameter.name]]
         transposed ^= parameter.transposed
-        return self.tensors.get(parameter.name, transposed) != transposed
+        return self.tensors[parameter.name] != transposed or known["shape"] != list(shape)
 
     def traced(self, operand: Operand) -> Traced:
         """Return a tensor as a value with its layout."""
         if isinstance(operand, Traced):
             return operand
-        if isinstance(operand, Parameter):
-            role = "weight" if len(operand.shape) > 1 else "bias"
-            if self.is_tensor_otherwise(operand):
-                turned = Parameter(operand.name, operand.shape[::-1], not operand.transposed)
-                node = {"op": "permute", "order": [1, 0]}
-                value = self.graph.node(node, [self.traced(turned).value], operand.shape)
-            else:
-                number = self.tensor(operand, role)
-                value = self.graph.node({"op": "parameter"}, [], operand.shape, params=[number])
-            return Traced(value, Layout(operand.shape))
+        if isinstance(operand, Parameter | ParameterView):
+            return Traced(self._of_parameter(operand), Layout(operand.shape))
+        if isinstance(operand, LabelLosses):
+            return Traced(self.reshape(operand.emit(), operand.layout.sample), operand.layout)
         if isinstance(operand, Fixed):
             return Traced(self.value(operand, operand.layout), operand.layout)
         if isinstance(operand, Loss):
             raise UnsupportedModelError(
                 "a loss can be multiplied by a fixed number and added to another loss, and nothing else"
             )
-        if isinstance(operand, torch.SymInt):
+        if isinstance(operand, torch.SymInt | BatchSize):
             raise MixesSamplesError("it computes with the size of the batch, on which no sample may depend")
         raise UnsupportedModelError(f"a {type(operand).__name__.lower()} where a tensor is expected")
+
+    def _of_parameter(self, operand: Parameter | ParameterView) -> Value:
+        """Return the elements of a parameter as a value."""
+        name = operand.name
+        if isinstance(operand, Parameter) and not self.is_tensor_otherwise(operand) and name in self.tensors:
+            return self.graph.node({"op": "parameter"}, [], operand.shape, params=[self._numbers[name]])
+        source = tuple(self.parameters[name].shape)
+        if name not in self.tensors:
+            is_turned = isinstance(operand, Parameter) and operand.transposed and len(source) == 2
+            turned = Parameter(name, source[::-1], transposed=True)
+            self.tensor(
+                turned if is_turned else Parameter(name, source), "weight" if len(source) > 1 else "bias"
+            )
+        known = tuple(self.graph.tensors[self._numbers[name]]["shape"])
+        value = self.graph.node({"op": "parameter"}, [], known, params=[self._numbers[name]])
+        if self.tensors[name]:
+            if len(known) != 2:
+                raise UnsupportedModelError(f"the parameter {name} is used as it is and transposed")
+            if isinstance(operand, Parameter) and operand.transposed and operand.shape == known:
+                return value
+            value = self._permuted(value, [1, 0])
+        # A view has the elements in the order of its strides.
+        strides = (ParameterView.of(operand) if isinstance(operand, Parameter) else operand).strides
+        order = sorted(range(strides.dim()), key=lambda at: (-strides.stride(at), -strides.shape[at]))
+        value = self.reshape(value, tuple(strides.shape[at] for at in order))
+        return self._permuted(value, [order.index(at) for at in range(len(order))])
+
+    def _permuted(self, x: Value, order: list[int]) -> Value:
+        if order == sorted(order):
+            return x
+        shape = tuple(x.shape[at] for at in order)
+        return self.graph.node({"op": "permute", "order": order}, [x], shape, x.dtype)
+
+    def viewed(
+        self, operand: Parameter | ParameterView, change: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Parameter | ParameterView | None:
+        """Return a parameter with its dimensions changed by `change`; None if that needs other strides."""
+        view = operand if isinstance(operand, ParameterView) else ParameterView.of(operand)
+        try:
+            changed = ParameterView(view.name, change(view.strides))
+        except RuntimeError:
+            return None
+        simple, source = changed.simplified(), tuple(self.parameters[view.name].shape)
+        # Whether a matrix was transposed before or after its dimensions were changed could not be said.
+        is_ambiguous = isinstance(simple, Parameter) and simple.transposed and len(source) == 2
+        return changed if is_ambiguous and simple.shape[::-1] != source else simple
 
     def value(self, operand: Operand, batch: Layout) -> Value:
         """Return an operand as a value that is broadcast to a tensor of this layout."""
@@ -243,21 +303,33 @@ def _inherited(layout: Layout, operands: list[Any]) -> Layout:
 def _evaluate(target: Any, args: list[Any], kwargs: dict[str, Any], meta: Any) -> Operand:
     """Compute a tensor that depends on no input and on no parameter."""
 
-    def concrete(item: Any) -> Any:
+    def concrete(item: Any, batch: int) -> Any:
         if isinstance(item, Fixed):
             return item.tensor
+        if isinstance(item, BatchSize):
+            return item.tensor if batch == BATCH else item.next
         if isinstance(item, torch.SymInt):
             expression = item.node.expr
-            return int(expression.subs(dict.fromkeys(expression.free_symbols, BATCH)))
-        return [concrete(inner) for inner in item] if isinstance(item, list) else item
+            return int(expression.subs(dict.fromkeys(expression.free_symbols, batch)))
+        return [concrete(inner, batch) for inner in item] if isinstance(item, list) else item
 
-    with torch.no_grad():
-        result = target(*concrete(args), **{name: concrete(value) for name, value in kwargs.items()})
+    def compute(batch: int) -> Any:
+        named = {name: concrete(value, batch) for name, value in kwargs.items()}
+        with torch.no_grad():
+            return target(*concrete(args, batch), **named)
+
+    result = compute(BATCH)
     if isinstance(result, torch.Tensor):
         if "empty" in str(target):
             # Elements that are assigned later. They would differ from one trace to the next.
-            result.zero_()
-        return Fixed(result, Layout.of(meta.shape))
+            return Fixed(result.zero_(), Layout.of(meta.shape))
+        layout = Layout.of(meta.shape)
+        if layout.axis is not None and any(isinstance(item, BatchSize) for item in _flatten(args)):
+            raise MixesSamplesError("it computes with the size of the batch, on which no sample may depend")
+        if layout.axis is None and any(isinstance(item, torch.SymInt | BatchSize) for item in _flatten(args)):
+            larger = compute(BATCH + 1)
+            return Fixed(result, layout) if torch.equal(result, larger) else BatchSize(result, larger)
+        return Fixed(result, layout)
     return [Fixed(item, Layout.of(like.shape)) for item, like in zip(result, meta, strict=True)]
 
 
@@ -283,11 +355,11 @@ def place(node: torch.fx.Node, location: str) -> str:
     while not node.meta.get("stack_trace") and node.all_input_nodes:
         node = node.all_input_nodes[0]
     frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
-    # The last line outside of PyTorch and of this package, if there is one.
+    # The last line outside of the libraries and of this client, if there is one.
     frames = [
         frame for frame in frames if not (GENERATED.match(frame[0]) or frame[0].startswith(LIBRARIES[1]))
     ]
-    of_user = [frame for frame in frames if not frame[0].startswith(LIBRARIES[0])]
+    of_user = [frame for frame in frames if not frame[0].startswith(library_directories())]
     found = ", ".join(f"{file}:{line}" for file, line in (of_user or frames)[-1:])
     path = _module_path(node)
     if not found:

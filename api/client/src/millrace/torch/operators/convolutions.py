@@ -39,7 +39,8 @@ def _convolution(t: Translator, layout: Layout, args: list[Any], kwargs: dict[st
     if is_transposed:
         x = _spread(t, x, weight, stride, padding, dilation, output_padding)
         stride, padding = [1] * rank, [0] * rank
-    if not isinstance(weight, Parameter) or not isinstance(bias, Parameter | None) or rank > 2:
+    is_plain = isinstance(weight, Parameter) and not weight.transposed
+    if not is_plain or not isinstance(bias, Parameter | None) or rank > 2:
         if is_transposed:
             raise UnsupportedModelError(
                 "a transposed convolution with computed weights, or in three dimensions"

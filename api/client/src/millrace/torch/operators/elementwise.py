@@ -10,10 +10,13 @@ import torch
 from millrace.torch.document import DTYPES, Value
 from millrace.torch.layout import Layout
 from millrace.torch.operands import (
+    BatchSize,
     Fixed,
+    LabelLosses,
     Loss,
     Operand,
     Parameter,
+    ParameterView,
     Term,
     Traced,
     Uniform,
@@ -92,6 +95,10 @@ def _arithmetic_of_losses(t: Translator, function: str, left: Operand, right: Op
             return loss.times(1.0 / number)
     if function == "div" and is_left and isinstance(number, torch.SymInt):
         return loss.by_samples(Layout.of([number]).merged)
+    if function == "div" and is_left and isinstance(number, BatchSize) and number.tensor.numel() == 1:
+        multiple, one_more = int(number.tensor) / 2, int(number.next) / 3
+        if multiple == one_more and multiple == int(multiple):
+            return loss.by_samples(int(multiple))
     if function == "div" and isinstance(right, Loss):
         raise UnsupportedModelError(
             "a division by a sum over the batch: use cross_entropy with ignore_index, or a mean"
@@ -196,6 +203,10 @@ def _negation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, 
 
 @translates("where")
 def _where(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    if isinstance(args[0], Fixed) and args[0].tensor.numel() == 1:
+        chosen = args[1] if bool(args[0].tensor) else args[2]
+        if isinstance(chosen, Loss):
+            return chosen
     condition = t.cast(t.value(args[0], layout), "bool")
     a, b = (t.cast(t.value(item, layout), t.dtype) for item in args[1:3])
     return Traced(
@@ -220,7 +231,7 @@ def _convert(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
         raise UnsupportedModelError(
             f"values of type {dtype}: use float32, integers and bool, without autocast"
         )
-    if isinstance(args[0], Parameter) or dtype is None:
+    if isinstance(args[0], Parameter | ParameterView | LabelLosses) or dtype is None:
         return args[0]
     return Traced(t.cast(args[0].value, DTYPES[dtype]), layout)
 

@@ -9,7 +9,14 @@ import torch
 
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout, MixesSamplesError
-from millrace.torch.operands import Fixed, Operand, Parameter, Traced, UnsupportedModelError
+from millrace.torch.operands import (
+    Fixed,
+    Operand,
+    Parameter,
+    ParameterView,
+    Traced,
+    UnsupportedModelError,
+)
 from millrace.torch.operators.elementwise import binary, unary
 from millrace.torch.operators.reductions import reduce
 from millrace.torch.operators.registry import completed, translates
@@ -23,6 +30,11 @@ def _linear(t: Translator, x: Value, weight: Parameter, bias: Operand, *, transp
         params.append(t.tensor(bias, "bias"))
     outputs = weight.shape[1 if transposed else 0]
     return t.graph.node({"op": "linear"}, [x], (*x.shape[:-1], outputs), params=params)
+
+
+def _is_row(bias: Operand) -> bool:
+    """Return whether a bias is missing, or a parameter with one dimension."""
+    return bias is None or (isinstance(bias, Parameter) and len(bias.shape) == 1)
 
 
 def matmul(t: Translator, a: Value, b: Value, *, transposed: bool = False) -> Value:
@@ -42,7 +54,7 @@ def matmul(t: Translator, a: Value, b: Value, *, transposed: bool = False) -> Va
 def linear(t: Translator, x: Value, weight: Operand, bias: Operand) -> Value:
     """Add a product with a weight of shape [out, in], which may be computed, and the sum with a bias."""
     is_tensor = isinstance(weight, Parameter) and not t.is_tensor_otherwise(weight)
-    if is_tensor and isinstance(bias, Parameter | None):
+    if is_tensor and _is_row(bias):
         return _linear(t, x, weight, bias)
     product = matmul(t, x, t.traced(weight).value, transposed=True)
     return product if bias is None else binary(t, "add", product, t.traced(bias).value)
@@ -57,6 +69,10 @@ def _linear_layer(t: Translator, layout: Layout, args: list[Any], kwargs: dict[s
 @translates("mm", "matmul", "bmm")
 def _product(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     left, right = args
+    if isinstance(right, Parameter | ParameterView) and len(right.shape) == 3 and right.shape[0] == 1:
+        # As `einsum` has it.
+        matrix = t.viewed(right, lambda strides: strides[0])
+        right = matrix if isinstance(matrix, Parameter) else right
     is_matrix = isinstance(right, Parameter) and len(right.shape) == 2
     if is_matrix and not t.is_tensor_otherwise(right, transposed=True):
         return Traced(_linear(t, t.traced(left).value, right, None, transposed=True), layout)
@@ -76,7 +92,7 @@ def _product(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
 def _product_and_sum(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     bias, x, weight = args
     is_tensor = isinstance(weight, Parameter) and not t.is_tensor_otherwise(weight, transposed=True)
-    if is_tensor and isinstance(bias, Parameter):
+    if is_tensor and bias is not None and _is_row(bias):
         return Traced(_linear(t, t.traced(x).value, weight, bias, transposed=True), layout)
     product = _product(t, layout, [x, weight], {})
     return Traced(binary(t, "add", product.value, t.value(bias, layout)), layout)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout
-from millrace.torch.operands import Loss, Operand, Term, Traced, UnsupportedModelError
+from millrace.torch.operands import LabelLosses, Loss, Operand, Term, Traced, UnsupportedModelError
 from millrace.torch.operators.elementwise import binary, mean_loss, unary
 from millrace.torch.operators.functions import compare, select, times
 from millrace.torch.operators.reductions import reduce
@@ -27,6 +28,8 @@ def _cross_entropy(t: Translator, layout: Layout, args: list[Any], kwargs: dict[
         return _of_probabilities(t, rows, t.value(y, logits.layout), [weight, reduction, smoothing], layout)
     targets = y.value if ignored < 0 else _without(t, y.value, ignored)
     if reduction == NONE:
+        if weight is None and not smoothing:
+            return _label_losses(t, rows, targets, layout)
         return Traced(_of_each_label(t, rows, targets, weight, smoothing), layout)
     if weight is not None:
         raise UnsupportedModelError(
@@ -41,6 +44,21 @@ def _cross_entropy(t: Translator, layout: Layout, args: list[Any], kwargs: dict[
     # The last loss of a graph is the one whose labels count.
     terms.append(_term(t, {"op": "logits_cross_entropy"}, [rows, targets], 1.0 - smoothing, scaling, targets))
     return Loss(tuple(terms))
+
+
+def _label_losses(t: Translator, rows: Value, labels: Value, layout: Layout) -> LabelLosses:
+    """Return the cross-entropy of each label, and their mean, to which labels that do not count add 0."""
+    path = t.graph.path
+
+    def emit() -> Value:
+        here, t.graph.path = t.graph.path, path
+        value = _of_each_label(t, rows, labels, None, 0.0)
+        t.graph.path = here
+        return value
+
+    op = {"op": "logits_cross_entropy"}
+    mean = _term(t, op, [rows, labels], 1.0 / prod(labels.shape), "batch_size", labels)
+    return LabelLosses(emit, Loss((mean,)), layout)
 
 
 def _term(

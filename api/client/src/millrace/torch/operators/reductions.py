@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout, MixesSamplesError
-from millrace.torch.operands import Operand, Traced
+from millrace.torch.operands import LabelLosses, Operand, Traced
 from millrace.torch.operators.elementwise import binary, mean_loss, unary
 from millrace.torch.operators.registry import TRANSLATIONS, Translation, completed, translates
 from millrace.torch.operators.shapes import permute
@@ -26,14 +26,18 @@ def reduce(t: Translator, x: Value, axes: list[int], reduction: str, *, keep: bo
     return t.graph.node(node | ({"keep": True} if keep else {}), [x], shape)
 
 
-def _dims(x: Traced, given: Any) -> list[int]:
+def _dims(x: Traced | LabelLosses, given: Any) -> list[int]:
     dims = [given] if isinstance(given, int) else list(given or [])
     return [x.layout.index(dim) for dim in dims] or list(range(x.layout.rank))
 
 
 def _reduction(name: str) -> Translation:
     def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-        x, given, keep = completed([t.traced(args[0]), *args[1:]], None, None, False)
+        operand, given, keep = completed(args, None, None, False)
+        is_loss = isinstance(operand, LabelLosses) and name in ("mean", "sum")
+        if is_loss and len(_dims(operand, given)) == operand.layout.rank:
+            return operand.mean if name == "mean" else operand.mean.as_sum(prod(operand.layout.sample))
+        x = t.traced(operand)
         dims = _dims(x, given)
         if x.layout.axis in dims and name in ("mean", "sum") and len(dims) == x.layout.rank:
             loss = mean_loss(t, x)

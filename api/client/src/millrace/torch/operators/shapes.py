@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout, MixesSamplesError
-from millrace.torch.operands import Fixed, Operand, Parameter, Traced
+from millrace.torch.operands import Fixed, LabelLosses, Operand, Parameter, ParameterView, Traced
 from millrace.torch.operators.registry import completed, translates
 from millrace.torch.translator import Translator
 
@@ -46,7 +47,14 @@ def join(t: Translator, parts: list[Value], axis: int) -> Value:
 
 @translates("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten")
 def _view(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    x = t.traced(args[0])
+    operand = args[0]
+    if isinstance(operand, Parameter | ParameterView):
+        view = t.viewed(operand, lambda strides: strides.view(layout.sizes))
+        if view is not None:
+            return view
+    if isinstance(operand, LabelLosses):
+        return replace(operand, layout=operand.layout.reshaped(layout))
+    x = t.traced(operand)
     layout = x.layout.reshaped(layout)
     return Traced(t.reshape(x.value, layout.sample), layout)
 
@@ -57,6 +65,8 @@ def _permute(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
     parameter = args[0]
     if isinstance(parameter, Parameter) and len(parameter.shape) == 2 and order[0] in (1, -1):
         return Parameter(parameter.name, parameter.shape[::-1], not parameter.transposed)
+    if isinstance(parameter, Parameter | ParameterView):
+        return t.viewed(parameter, lambda strides: strides.permute(order))
     x = t.traced(args[0])
     return Traced(permute(t, x.value, x.layout.order(order)), layout)
 
