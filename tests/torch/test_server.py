@@ -229,7 +229,7 @@ def test_module_is_trained_from_the_command_line(appliance: Appliance, tmp_path:
     trained = millrace("train", *named, "--num_csx", "2")
     assert trained.returncode == 0 and "Succeeded: step 3 of 3" in trained.stdout + trained.stderr
     for arguments, says in [
-        (["--model", "net:data", "--data", "net:data"], "is of type dict, not a torch.nn.Module"),
+        (["--model", "net:data", "--data", "net:data"], "is of type dict, not a torch.nn.Module or keras.Model"),
         (["--model", "net:Other", "--data", "net:data"], "--model net:Other can't be imported"),
         (["--data", "net:data"], "--data needs a module as --model"),
         (["--model", "net:Net"], "data is missing"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from millrace import endpoint, submission
 from millrace import state as states
-from millrace.errors import ConfigError, NotFound
+from millrace.errors import ConfigError, MissingDependency, NotFound
 from millrace.job import Job, collection
 from millrace.records import Document, Identity, Plan, Volume
 from millrace.submission import (
@@ -26,6 +26,7 @@ from millrace.transport import Transport
 from millrace.uploads import upload
 
 if TYPE_CHECKING:
+    from keras import Model as KerasModel
     from torch.nn import Module
     from typing_extensions import Unpack  # for the type checker only, not a dependency
 
@@ -116,7 +117,7 @@ class Appliance:
 
     def train(
         self,
-        params: Params | Module,
+        params: Params | Module | KerasModel,
         num_csx: int | None = None,
         name: str | None = None,
         *,
@@ -165,6 +166,15 @@ class Appliance:
         * `optimizer`: its groups and hyperparameters; `scheduler`: evaluated for each step.
         * `mixed_precision=True` computes products in bfloat16; `runconfig` has further keys of the params.
 
+        A Keras model, or a `tf.function` that returns the loss, is trained the same way (extra `keras`);
+        `job.update(model)` assigns the trained weights:
+
+            job = appliance.train(model, data=(x, y), batch_size=64, max_steps=1000, num_csx=4)
+
+        * Loss and optimizer are those of `model.compile` unless `loss` and `optimizer` are given.
+        * `data` and `eval_data`: x or (x, y) as for `fit`; for a function, a mapping of the names of its
+          parameters to arrays.
+
         `model` is the family of the model, such as "gpt3", for params that do not name it.
 
         `mount_dirs` maps volumes of the appliance (see `volumes`) to the paths that params use for them.
@@ -208,7 +218,7 @@ class Appliance:
         """
         return self.submit(params, options, verb="eval", idempotency_key=idempotency_key)
 
-    def plan(self, params: Params | Module, **options: Unpack[PlanOptions]) -> Plan:
+    def plan(self, params: Params | Module | KerasModel, **options: Unpack[PlanOptions]) -> Plan:
         """Returns whether a job fits, when it would start and how long it would take. Creates nothing.
 
         Of the files of the job, only a graph document is uploaded. The options are those of `train`.
@@ -362,22 +372,42 @@ class Appliance:
         return answer
 
 
-def _described(params: Params | Module, module: ModuleOptions, options: SubmitOptions) -> Params:
-    """Describes the training of a module by params; returns params as they are.
+def _described(params: Params | Module | KerasModel, module: ModuleOptions, options: SubmitOptions) -> Params:
+    """Describes the training of a module, model or function by params; returns params as they are.
 
     Raises ConfigError if an option is unknown, or is one for modules beside params.
     """
     if unknown := sorted(module.keys() - _MODULE_OPTIONS):
         raise ConfigError(f"unknown option {unknown[0]}: see Appliance.train for all options")
-    torch = sys.modules.get("torch")  # without it, there is no module
-    if torch is None or not isinstance(params, torch.nn.Module):
-        if module:
-            name = min(module)
-            raise ConfigError(f"{name} is an option for a PyTorch module, but params were given")
-        return cast(Params, params)
-    from millrace.torch.training import describe
+    # Without the package of a kind, there is none of that kind.
+    imported: dict[str, Any] = sys.modules
+    steps, mode = options.get("max_steps"), options.get("mode")
+    try:
+        if (keras := imported.get("keras")) and isinstance(params, keras.Model):
+            from millrace.keras.training import describe
 
-    return describe(params, module, options.get("max_steps"), options.get("mode"))
+            return describe(params, module, steps, mode)
+        if (tf := imported.get("tensorflow")) and isinstance(
+            params, tf.types.experimental.PolymorphicFunction
+        ):
+            from millrace.keras.function import describe_function
+
+            return describe_function(params, module, steps, mode)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors", "keras"):
+            raise
+        what = "training a Keras model or a tf.function"
+        raise MissingDependency("'millrace[keras]'", what) from error
+    if (torch := imported.get("torch")) and isinstance(params, torch.nn.Module):
+        from millrace.torch.training import describe as describe_module
+
+        return describe_module(params, module, steps, mode)
+    if module:
+        name = min(module)
+        raise ConfigError(
+            f"{name} is an option for a PyTorch module, a Keras model or a tf.function, but params were given"
+        )
+    return cast(Params, params)
 
 
 def _body(sent: Submission) -> dict[str, Any]:

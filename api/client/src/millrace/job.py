@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
+_VARIABLES_ANNOTATION = "client.millrace.dev/variables"
+"""Annotation of a job that trains a Keras model or a `tf.function`, see `millrace.keras.restore`."""
+
 # Limits a page of metrics or logs to a few hundred KiB.
 _PAGE = 1000
 
@@ -349,8 +352,31 @@ class Job:
         if (module := module or self._module) is None:
             raise DownloadError("this job was not created in this program: give its module as an argument")
         annotations = self._metadata.get("annotations") or {}
+        if _VARIABLES_ANNOTATION in annotations:
+            raise DownloadError("this job trains a model of Keras or TensorFlow: call job.update(model)")
         with tempfile.TemporaryDirectory(prefix="millrace-") as scratch:
             return state_of(module, load_tensors(download.parameters(self, step, Path(scratch))), annotations)
+
+    def update(self, model: Any = None, step: int | None = None) -> None:
+        """Gives a Keras model, or the variables of a `tf.function`, the weights of a checkpoint, by default
+        the newest.
+
+        `model` is the one that the job trains; it is known to the job that `Appliance.train` returns.
+
+        Raises DownloadError if there is no such checkpoint, or no model is known, and `UnsupportedDataError`
+        if the weights are those of another model; the model then keeps its weights.
+        """
+        from millrace import download
+        from millrace.keras.restore import update
+        from millrace.torch.training import load_tensors
+
+        if (model := self._module if model is None else model) is None:
+            raise DownloadError("this job was not created in this program: give its model as an argument")
+        annotations = self._metadata.get("annotations") or {}
+        if _VARIABLES_ANNOTATION not in annotations:
+            raise DownloadError("this job trains no model of Keras or TensorFlow: use job.state_dict()")
+        with tempfile.TemporaryDirectory(prefix="millrace-") as scratch:
+            update(model, load_tensors(download.parameters(self, step, Path(scratch))), annotations)
 
     # Text.
 

@@ -46,7 +46,7 @@ class ParamsWithFiles:
     annotations: Mapping[str, str]
     """Annotations of the job."""
     module: Any
-    """The PyTorch module that is trained."""
+    """The PyTorch module, the Keras model or the function of TensorFlow that is trained."""
     directory: Any = field(repr=False)
     """The temporary directory of the contents, which exists as long as this object."""
     summary: Sequence[str] = ()
@@ -121,7 +121,7 @@ class SubmitOptions(TypedDict, total=False):
 
 
 class ModuleOptions(TypedDict, total=False):
-    """What the training of a PyTorch module needs, besides the options of every job."""
+    """What the training of a module or a model needs, besides the options of every job."""
 
     loss: Any
     call: Any

@@ -45,25 +45,40 @@ def params_of(params: str, flags: dict[str, Any]) -> Params:
             raise ConfigError(f"--{given[0]} needs a module as --model, such as --model net:build")
         return params
     flags["model"] = None
-    from millrace.torch.training import describe_with_params
-
     options: ModuleOptions = {"loss": load(names["loss"], "--loss") if names["loss"] else None}
     for name in ("data", "eval_data"):
         if (value := names[name]) is not None:
             # Without a colon, it is a path on the appliance.
             options[name] = _called(load(value, f"--{name}")) if ":" in value else value
-    return describe_with_params(_module(model), options, _read(params))
+    module = _module(model)
+    if _is_of_keras(module):
+        from millrace.keras.training import describe_with_params as describe_model
+
+        return describe_model(module, options, _read(params))
+    from millrace.torch.training import describe_with_params
+
+    return describe_with_params(module, options, _read(params))
 
 
 def _module(name: str) -> Any:
-    import torch
-
     module = load(name, "--model")
-    if not isinstance(module, torch.nn.Module):
+    if not _is_module(module):
         module = _called(module)
-    if not isinstance(module, torch.nn.Module):
-        raise ConfigError(f"--model {name} is of type {type(module).__name__}, not a torch.nn.Module")
+    if not _is_module(module):
+        raise ConfigError(
+            f"--model {name} is of type {type(module).__name__}, not a torch.nn.Module or keras.Model"
+        )
     return module
+
+
+def _is_of_keras(value: Any) -> bool:
+    keras: Any = sys.modules.get("keras")
+    return keras is not None and isinstance(value, keras.Model)
+
+
+def _is_module(value: Any) -> bool:
+    torch: Any = sys.modules.get("torch")
+    return _is_of_keras(value) or (torch is not None and isinstance(value, torch.nn.Module))
 
 
 def _called(value: Any) -> Any:

@@ -94,20 +94,21 @@ def _run_options(function: Function) -> Function:
             click.option(
                 "--model",
                 metavar="NAME",
-                help="Family of the model, for params that do not name it; or a PyTorch module, or a "
-                "function that returns one, as MODULE:NAME.",
+                help="Family of the model, for params that do not name it; or a PyTorch module, a Keras "
+                "model, or a function that returns one, as MODULE:NAME.",
             ),
             click.option(
                 "--data",
                 metavar="NAME",
-                help="Data of a PyTorch module: arrays, or a function that returns them, as MODULE:NAME; or "
+                help="Data of such a model: arrays, or a function that returns them, as MODULE:NAME; or "
                 "their path on the appliance.",
             ),
             click.option("--eval_data", metavar="NAME", help="Data of evaluations, as --data."),
             click.option(
                 "--loss",
                 metavar="NAME",
-                help="Loss of a PyTorch module, as MODULE:NAME. Default: the module returns its loss.",
+                help="Loss of such a model, as MODULE:NAME. Default: the module returns its loss; a Keras "
+                "model is compiled with one.",
             ),
             click.option("-m", "--mode", type=_MODES, help="Mode, if it differs from the command."),
             click.option(

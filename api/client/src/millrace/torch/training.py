@@ -70,23 +70,33 @@ def describe(
         if given is None:
             raise UnsupportedDataError(f"{name} is missing: the training of a module needs it")
     assert steps is not None and optimizer is not None
-    files = _Files()
+    files = Files()
     traced, inputs = _traced(model, options, files)
+    section = optimizer_params(optimizer, model, traced, scheduler=options.get("scheduler"), steps=steps)
+    return files.described(model, traced, params_of(inputs, section, options, steps, mode))
+
+
+def params_of(
+    inputs: Mapping[str, dict[str, Any]],
+    optimizer: dict[str, Any],
+    options: ModuleOptions,
+    steps: int,
+    mode: str | None,
+) -> dict[str, Any]:
+    """Return the params of a training, from their inputs and the section of the optimizer."""
     params: dict[str, Any] = {
         "train_input": inputs["train_input"] | {"shuffle": options.get("shuffle", True)},
         "model": {"graph": GRAPH_FILE, "mixed_precision": options.get("mixed_precision", False)},
-        "optimizer": optimizer_params(
-            optimizer, model, traced, scheduler=options.get("scheduler"), steps=steps
-        ),
+        "optimizer": optimizer,
         "runconfig": {"max_steps": steps, "checkpoint_path": WEIGHTS_FILE},
     }
     if "eval_input" in inputs:
         params["eval_input"] = inputs["eval_input"]
         params["runconfig"]["mode"] = "train_and_eval"
     for section in params.keys() & {"train_input", "eval_input"}:
-        params[section]["batch_size"] = batch_size
+        params[section]["batch_size"] = options["batch_size"]
     params["runconfig"] |= ({"mode": mode} if mode else {}) | dict(options.get("runconfig") or {})
-    return files.described(model, traced, params)
+    return params
 
 
 def describe_with_params(
@@ -97,24 +107,30 @@ def describe_with_params(
     Raises the errors of `describe`.
     """
     options = without_data_loader(options)
-    files = _Files()
-    given = {
-        name: dict(params.get(name) or {}) for name in ("model", "runconfig", "train_input", "eval_input")
-    }
+    files = Files()
     if is_dataset(options.get("data")) and "num_workers" not in options:
-        options = {**options, "num_workers": given["train_input"].pop("num_workers", 0)}
+        train_input = dict(params.get("train_input") or {})
+        options = {**options, "num_workers": train_input.pop("num_workers", 0)}
+        params = {**params, "train_input": train_input}
     traced, inputs = _traced(model, options, files)
-    completed = {
+    return files.described(model, traced, completed_params(params, inputs))
+
+
+def completed_params(
+    params: Mapping[str, Any], inputs: Mapping[str, dict[str, Any]], **model: Any
+) -> dict[str, Any]:
+    """Return params with model and data; `model` has defaults of the keys of the model."""
+    given = {name: dict(params.get(name) or {}) for name in ("model", "runconfig", *inputs)}
+    return {
         **params,
         **{name: section | given[name] for name, section in inputs.items()},
-        "model": given["model"] | {"graph": GRAPH_FILE},
+        "model": model | given["model"] | {"graph": GRAPH_FILE},
         "runconfig": {"checkpoint_path": WEIGHTS_FILE} | given["runconfig"],
     }
-    return files.described(model, traced, completed)
 
 
 def _traced(
-    model: torch.nn.Module, options: ModuleOptions, files: _Files
+    model: torch.nn.Module, options: ModuleOptions, files: Files
 ) -> tuple[TracedModel, dict[str, dict[str, Any]]]:
     """Return the traced module, and the inputs of the params by their section."""
     workers = options.get("num_workers") or None
@@ -132,7 +148,7 @@ def _traced(
     return traced, inputs
 
 
-class _Files:
+class Files:
     """Files that are uploaded, in a directory that exists as long as they are needed."""
 
     def __init__(self) -> None:
@@ -141,7 +157,7 @@ class _Files:
         self.summary: list[str] = []
 
     def input(
-        self, name: str, data: Any, workers: int | None
+        self, name: str, data: Any, workers: int | None = None
     ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return an input of the params, and its first samples, or all, if they are uploaded."""
         if data is None:
@@ -174,9 +190,18 @@ class _Files:
         return {"data_processor": "PythonDataProcessor", "data_dir": name}, example
 
     def described(
-        self, model: torch.nn.Module, traced: TracedModel, params: dict[str, Any]
+        self,
+        model: torch.nn.Module,
+        traced: TracedModel,
+        params: dict[str, Any],
+        *,
+        trained: Any = None,
+        annotations: Mapping[str, str] | None = None,
     ) -> ParamsWithFiles:
-        """Write document and weights, and return everything that is sent."""
+        """Write document and weights, and return everything that is sent.
+
+        `trained` is what the user trains, if that is not the module, and `annotations` are further ones.
+        """
         for name in (GRAPH_FILE, WEIGHTS_FILE):
             self.uploads[name] = Path(self.directory.name, name)
         traced.save(self.uploads[GRAPH_FILE])
@@ -185,8 +210,8 @@ class _Files:
         return ParamsWithFiles(
             params=params,
             uploads={name: Blob.of_file(path) for name, path in self.uploads.items()},
-            annotations={TRANSPOSED_ANNOTATION: json.dumps(transposed)},
-            module=model,
+            annotations={TRANSPOSED_ANNOTATION: json.dumps(transposed), **(annotations or {})},
+            module=model if trained is None else trained,
             directory=self.directory,
             summary=self.summary,
         )
