@@ -7,6 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The tables of TCP sockets of this machine. Each line has the addresses and the owner of a socket.
 const SOCKET_TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
+/// The state of a connected socket in them.
+const ESTABLISHED: &str = "01";
 
 /// Returns whether the client's end of a connection to port `server_port` belongs to the user of this process. `client`
 /// is the address of that end. Blocks.
@@ -17,13 +19,15 @@ pub fn is_own_socket(client: SocketAddr, server_port: u16) -> bool {
     !owners.is_empty() && owners.iter().all(|owner| *owner == user)
 }
 
-/// Returns the owners of the sockets in `table` with the local address `client` and the remote port `server_port`.
+/// Returns the owners of the connected sockets in `table` with the local address `client` and the remote port
+/// `server_port`.
 fn owners(table: &str, client: SocketAddr, server_port: u16) -> Vec<u32> {
     let client = SocketAddr::new(client.ip().to_canonical(), client.port());
     let owner = |line: &str| {
         let columns: Vec<&str> = line.split_whitespace().collect();
         let [local, remote] = [socket_address(columns.get(1)?)?, socket_address(columns.get(2)?)?];
-        let is_wanted = local == client && remote.port() == server_port;
+        // A socket that is closed already is listed without its owner.
+        let is_wanted = local == client && remote.port() == server_port && *columns.get(3)? == ESTABLISHED;
         columns.get(7)?.parse().ok().filter(|_| is_wanted)
     };
     table.lines().filter_map(owner).collect()
@@ -67,6 +71,7 @@ mod tests {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
                      0: 0100007F:1F90 0100007F:C001 01 00000000:00000000 00:00000000 00000000     0        0 1 1\n\
                      1: 0100007F:C001 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1000        0 2 1\n\
+                     2: 0100007F:C001 0100007F:1F90 06 00000000:00000000 00:00000000 00000000     0        0 3 1\n\
                      2: 0100007F:C001 0200007F:0050 01 00000000:00000000 00:00000000 00000000     0        0 3 1\n\
                      3: 0000000000000000FFFF00000100007F:C002 0000000000000000FFFF00000100007F:1F90 01 0 0 0 7\n\
                      4: zz:C001 0100007F:1F90";
