@@ -163,6 +163,10 @@ def line_of(item: Any, text: str) -> str:
         ([Rounded()], rf"{line_of(Rounded, 'round')}.*round of PyTorch is not supported: use floor"),
         ([Noisy()], rf"{line_of(Noisy, 'normal')}.*uses random numbers .keras.random.normal.: use Dropout"),
         ([layers.Dense(4, dtype="float16")], "dtype policy float16: use float32 or mixed_bfloat16"),
+        (
+            [layers.Dense(4, kernel_constraint="non_neg")],
+            "dense.*kernel has a constraint .NonNeg.*leave it out",
+        ),
         ([layers.GaussianNoise(0.1)], "the layer .*gaussian_noise.* uses random numbers"),
     ],
     ids=lambda item: type(item[0]).__name__ if isinstance(item, list) else "",

@@ -109,6 +109,11 @@ def check(model: Any) -> None:
             raise UnsupportedModelError(
                 f"the variable {variable.path} is of type {variable.dtype}: use float32"
             )
+        if getattr(variable, "constraint", None) is not None:
+            raise UnsupportedModelError(
+                f"the variable {variable.path} has a constraint ({type(variable.constraint).__name__}), "
+                "which the appliance does not apply: leave it out, or use weight decay"
+            )
 
 
 @contextlib.contextmanager
