@@ -202,7 +202,7 @@ def test_seeded_random_numbers_are_accepted(tmp_path: Path) -> None:
 
 
 def test_dataset_of_the_appliance_needs_no_data_here(tmp_path: Path) -> None:
-    example = {"x": np.zeros((2, 3), np.float32), "labels": [0, 1]}
+    example = {"x": [[0.0, 0.0, 0.0]] * 2, "labels": [0, 1]}
     packed = pack(PythonDataset("nowhere:Train", samples=100, example=example), tmp_path / "train")
     manifest = json.loads(packed.files["manifest.json"].read_text())
     assert (manifest["samples"], manifest["inputs"][1]) == (

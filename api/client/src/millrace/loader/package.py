@@ -150,7 +150,7 @@ def _entry(dataset: PythonDataset, sources: Sources) -> tuple[dict[str, Any], by
 def _describe(dataset: PythonDataset) -> tuple[int, dict[str, np.ndarray[Any, Any]], list[Any]]:
     """Returns the number of samples, a batch of two of them, and how an input is found in a sample."""
     if dataset.samples is not None and dataset.example is not None:
-        arrays = {name: _array(name, np.asarray(array)) for name, array in dataset.example.items()}
+        arrays = {name: _array(name, array) for name, array in dataset.example.items()}
         return dataset.samples, arrays, list(arrays)
     source = _created(dataset)
     if not is_dataset(source):
