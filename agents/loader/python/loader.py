@@ -268,7 +268,8 @@ class Worker:
         if isinstance(error, WrongSampleError):
             text = str(error)
         for name, source in self.manifest.get("sources", {}).items():
-            text = text.replace(os.path.join(self.code, name), source)
+            # Code that was pickled has a name instead of a file.
+            text = text.replace(name if name.startswith("<") else os.path.join(self.code, name), source)
         return text.encode(errors="replace")[:MAX_ERROR_BYTES].decode(errors="ignore")
 
 

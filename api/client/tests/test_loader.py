@@ -132,6 +132,8 @@ def test_dataset_of_a_script_is_unpickled_without_the_script(project: Path) -> N
     )
     subprocess.run([sys.executable, script, project / "train"], check=True)
     read = "import pickle, sys; print(pickle.load(open(sys.argv[1] + '/dataset.pickle', 'rb'))[1])"
+    manifest = json.loads((project / "train" / "manifest.json").read_text())
+    assert manifest["sources"]["<dynamic-code>"] == str(script)
     archive = str(project / "train" / "code.zip")
     program = f"import sys; sys.path[:0] = [{archive!r}]; {read}"
     done = subprocess.run(

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from millrace import units
 from millrace.errors import MillraceError
 from millrace.loader.sources import Sources, modules_of_pickle
 
@@ -105,7 +106,7 @@ def pack(data: Any, directory: Path) -> Package:
         ],
         "fields": fields,
         "dataset": entry,
-        "sources": {name: str(path) for name, path in sources.files.items()},
+        "sources": {name: str(path) for name, path in sources.files.items()} | _script(pickled),
     }
     files = {name: directory / name for name in ("manifest.json", "code.zip")}
     files["manifest.json"].write_text(json.dumps(manifest, indent=1), encoding="utf-8")
@@ -240,6 +241,12 @@ def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
     return array
 
 
+def _script(pickled: bytes | None) -> dict[str, str]:
+    """Returns the file of the code that was pickled, by the name that cloudpickle gives its file."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    return {"<dynamic-code>": script} if script and pickled is not None else {}
+
+
 def _cloudpickle() -> dict[str, bytes]:
     """Returns the source of cloudpickle, which a pickled dataset needs."""
     import cloudpickle
@@ -252,5 +259,5 @@ def _summary(dataset: PythonDataset, sources: Sources, pickled: bytes | None) ->
     lines = [f"packed {name} ({why})" for name, why in sources.reasons.items()]
     if pickled is not None:
         kind = type(dataset.source).__name__
-        lines.insert(0, f"packed the dataset {kind}, {len(pickled) / 1e6:.1f} MB")
+        lines.insert(0, f"packed the dataset {kind} ({units.size(len(pickled))})")
     return lines + [f"left out {path} ({why})" for path, why in sources.left_out.items()]
