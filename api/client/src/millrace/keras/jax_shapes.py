@@ -61,7 +61,7 @@ def _transpose(e: Equation) -> Any:
 @translates("rev")
 def _reverse(e: Equation) -> Any:
     x, dims = e.inputs[0], list(e.params["dimensions"])
-    return np.flip(x, dims) if is_host(x) else x.flip(dims)
+    return np.flip(x, tuple(dims)) if is_host(x) else x.flip(dims)
 
 
 @translates("concatenate")

@@ -66,8 +66,13 @@ def write_arrays(arrays: Mapping[str, torch.Tensor], directory: Path) -> dict[st
 
 def _stored(name: str, array: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return an array with a type that the appliance reads."""
-    if array.dtype == torch.float32:
-        return array.numpy()
+    if array.dtype != torch.float32:
+        array = _as_int32(name, array)
+    stored: np.ndarray[Any, Any] = array.numpy()
+    return stored
+
+
+def _as_int32(name: str, array: torch.Tensor) -> torch.Tensor:
     if array.is_floating_point() or array.is_complex():
         raise UnsupportedDataError(f"{name} is of type {array.dtype}: convert it to torch.float32")
     bounds = torch.iinfo(torch.int32)
@@ -77,4 +82,4 @@ def _stored(name: str, array: torch.Tensor) -> np.ndarray[Any, Any]:
         and not bounds.min <= array.min() <= array.max() <= bounds.max
     ):
         raise UnsupportedDataError(f"{name} has integers that need more than 32 bits")
-    return array.to(torch.int32).numpy()
+    return array.to(torch.int32)
