@@ -28,7 +28,8 @@ section! {
     unsupported {}
     read_elsewhere {
         // Keys about pods, which only a cluster reads.
-        "image", "image_pull_policy", "image_pull_secrets", "storage", "resources", "node_selector", "tolerations",
+        "image", "loader_image", "image_pull_policy", "image_pull_secrets", "storage", "resources", "node_selector",
+        "tolerations",
     }
 }
 
