@@ -22,6 +22,8 @@ fn graph_replaces_the_keys_of_families() {
     let arrays = |paths: &[&str]| DataSource::Arrays { paths: paths.iter().map(|&path| path.to_owned()).collect() };
     assert_eq!(job.train_input.source, arrays(&["a", "b"]));
     assert_eq!(job.eval_input.unwrap().source, arrays(&["c"]));
+    let python = GRAPH.replace("ArrayDataProcessor, data_dir: [a, b]", "PythonDataProcessor, data_dir: a");
+    assert_eq!(resolved(&python).job.train_input.source, DataSource::Python { paths: vec!["a".to_owned()] });
     let text = GRAPH.replace("ArrayDataProcessor", "GptTextDataProcessor, tokenizer: bytes");
     assert!(matches!(resolved(&text).job.train_input.source, DataSource::Text { .. }));
 }
@@ -32,6 +34,7 @@ fn keys_and_data_of_families_are_rejected_beside_a_graph() {
         ("graph: net.json", "graph: net.json, hidden_size: 4", "model.hidden_size has no meaning"),
         ("graph: net.json", "graph: net.json, name: gpt2", "model.name has no meaning"),
         ("graph: net.json", "graph: ''", "name the file of the graph document"),
+        ("ArrayDataProcessor", "PythonDataProcessor", "train_input.data_dir names 2 directories"),
         ("ArrayDataProcessor", "MNISTDataProcessor", "is MNISTDataProcessor, which only models of a family read"),
         ("data_dir: [a, b], ", "", "train_input.data_files is missing"),
         (

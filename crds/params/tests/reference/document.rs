@@ -127,7 +127,7 @@ impl Document {
             "fixed" | "relative" if path == "model.position_embedding_type" => document.with_sequences(),
             _ if !path.ends_with("data_processor") => document,
             "MNISTDataProcessor" => document.with_layers(),
-            "ArrayDataProcessor" => document.set("model", "{graph: net.json}"),
+            "ArrayDataProcessor" | "PythonDataProcessor" => document.set("model", "{graph: net.json}"),
             "ImageNet1KProcessor" => document.with_patches(),
             "T5DynamicDataProcessor" | "TransformerDynamicDataProcessor" => document.with_sequences(),
             "BertHDF5DataProcessor" => document.set("model.disable_nsp", "true"),
