@@ -17,6 +17,8 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from millrace import Appliance, errors
+from millrace.loader import pack
+from millrace.torch import trace
 
 SAMPLES = 64
 STEPS = 12
@@ -129,6 +131,26 @@ def test_command_packs_a_dataset(appliance: Appliance, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "packed net (class Rows)" in done.stderr
     assert "num_workers" not in done.stdout + done.stderr
+
+
+def test_local_run_reads_a_package_by_a_relative_path(tmp_path: Path) -> None:
+    """`millrace-agent` trains from a package beside the params, with the interpreter that packed it."""
+    rows = Rows()
+    module = torch.nn.Linear(6, 2)
+    package = pack(rows, tmp_path / "train")
+    example = {name: torch.from_numpy(array) for name, array in package.example.items()}
+    trace(module, example, loss=F.cross_entropy).save(tmp_path / "net.json")
+    (tmp_path / "params.yaml").write_text(
+        "train_input: {data_processor: PythonDataProcessor, data_dir: train, batch_size: 8}\n"
+        "eval_input: {batch_size: 8}\nmodel: {graph: net.json}\n"
+        "optimizer: {optimizer_type: SGD, learning_rate: 0.1}\n"
+        "runconfig: {max_steps: 4, mode: train_and_eval}\n"
+    )
+    agent = Path(os.environ["MILLRACE_PROGRAMS"], "millrace-agent")
+    command = [agent, "run", "-p", "params.yaml", "-o", "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "replaced" not in done.stderr
 
 
 def test_code_of_clients_with_tokens_needs_an_interpreter_of_the_server(tmp_path: Path) -> None:

@@ -185,10 +185,8 @@ class Worker:
 
     def __init__(self, path, worker, package, code):
         self.connection = Connection(path, {"worker": worker})
-        self.code = code
-        with open(os.path.join(package, "manifest.json"), encoding="utf-8") as file:
-            self.manifest = json.load(file)
-        self.package = package
+        self.package, self.code = package, code
+        self.manifest = {}
         self.dataset = None
         self.inputs = []
 
@@ -202,6 +200,8 @@ class Worker:
             self.answer([NUMBERS.unpack_from(message[1], at) for at in range(0, len(message[1]), NUMBERS.size)])
 
     def open(self):
+        with open(os.path.join(self.package, "manifest.json"), encoding="utf-8") as file:
+            self.manifest = json.load(file)
         sys.path.insert(0, self.code)
         entry = self.manifest["dataset"]
         if "pickle" in entry:

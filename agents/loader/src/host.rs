@@ -17,6 +17,8 @@ const PROGRAM: &str = include_str!("../python/loader.py");
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time for a new connection to say what it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for a worker to end.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of a line that host and workers print.
 const MAX_LINE_BYTES: u64 = 4096;
 /// Maximum number of lines of host and workers that are logged in [`LOG_INTERVAL`].
@@ -103,6 +105,8 @@ struct HostState {
     /// Workers that have ended and whose end was not taken yet.
     ended: HashMap<u64, WorkerExit>,
     next_worker: u64,
+    /// Why the host can't be started.
+    failure: Option<LoaderError>,
     is_closed: bool,
 }
 
@@ -192,12 +196,21 @@ impl LoaderServer {
     pub(crate) fn start_worker(&self, directory: &Path) -> Result<(u64, UnixStream), LoaderError> {
         let deadline = Instant::now() + CONNECT_TIMEOUT;
         let mut state = self.lock();
+        if let Some(error) = &state.failure {
+            return Err(error.clone());
+        }
         if let (HostLocation::Process(interpreter), None, None) = (&self.location, &state.host, &state.process) {
-            state.process = Some(self.start_host(interpreter)?);
+            state.process = Some(self.start_host(interpreter).inspect_err(|error| {
+                state.failure = Some(error.clone());
+                // No host will remove it if this process ends without dropping the server.
+                let _ = self.scratch.as_ref().map(|scratch| std::fs::remove_dir_all(scratch.path()));
+            })?);
         }
         let mut state = self.wait_for(state, deadline, "the host of the data loader", |state| state.host.is_some())?;
         let worker = state.next_worker;
         state.next_worker += 1;
+        // Workers have another working directory.
+        let directory = std::path::absolute(directory).map_err(LoaderError::system("find the package"))?;
         if let Some(host) = &mut state.host {
             let sent = message::send_start(host, worker, &directory.display().to_string());
             sent.map_err(LoaderError::system("start a worker"))?;
@@ -237,13 +250,22 @@ impl LoaderServer {
         Ok(state)
     }
 
+    /// Waits for the end of a worker that ends by itself, and ends it if it does not.
+    pub(crate) fn await_end(&self, worker: u64) -> Option<WorkerExit> {
+        self.wait_for_end(self.lock(), worker).or_else(|| self.end_worker(worker))
+    }
+
     /// Ends a worker, and waits for its end, which says what it printed last. Returns `None` if that is not known.
     pub(crate) fn end_worker(&self, worker: u64) -> Option<WorkerExit> {
         let mut state = self.lock();
         if !state.ended.contains_key(&worker) {
             let _ = state.host.as_mut().map(|host| message::send_kill(host, worker));
         }
-        let deadline = Instant::now() + HELLO_TIMEOUT;
+        self.wait_for_end(state, worker)
+    }
+
+    fn wait_for_end(&self, state: MutexGuard<'_, HostState>, worker: u64) -> Option<WorkerExit> {
+        let deadline = Instant::now() + END_TIMEOUT;
         let has_ended = |state: &HostState| state.ended.contains_key(&worker) || state.host.is_none();
         self.wait_for(state, deadline, "a worker of the data loader", has_ended).ok()?.ended.remove(&worker)
     }

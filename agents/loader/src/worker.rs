@@ -148,13 +148,12 @@ impl WorkerThread {
 
     /// Ends a worker that failed by `error`; returns a description of what happened.
     fn end(&self, number: u64, error: &ReceiveError) -> String {
-        match (self.server.end_worker(number), error) {
-            (Some(exit), ReceiveError::Ended) => format!("it ended with {}", exit_description(&exit)),
-            (exit, error) => {
-                let place = exit.and_then(|exit| innermost_frame(&exit.lines));
-                place.map_or_else(|| error.to_string(), |place| format!("{error} ({place})"))
-            }
+        if let ReceiveError::Ended = error {
+            let exit = self.server.await_end(number);
+            return exit.map_or_else(|| error.to_string(), |exit| format!("it ended with {}", exit_description(&exit)));
         }
+        let place = self.server.end_worker(number).and_then(|exit| innermost_frame(&exit.lines));
+        place.map_or_else(|| error.to_string(), |place| format!("{error} ({place})"))
     }
 
     fn exchange(&self, process: &mut WorkerProcess, samples: &[SampleNumber]) -> Result<(Vec<u8>, u64), ExchangeError> {

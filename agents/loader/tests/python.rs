@@ -191,25 +191,30 @@ fn container_has_no_network() {
     assert!(host.unwrap().wait().unwrap().success());
 }
 
+/// Returns the command lines of the running processes that contain `part`.
+fn command_lines(part: &str) -> Vec<Vec<String>> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let lines = processes.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok());
+    let lines = lines.map(|line| String::from_utf8_lossy(&line).split('\0').map(str::to_owned).collect::<Vec<_>>());
+    lines.filter(|line| line.iter().any(|argument| argument == part)).collect()
+}
+
 #[test]
 fn host_and_workers_end_with_the_server() {
-    let case = Case::new(2);
-    let scratch = || std::fs::read_dir(std::env::temp_dir()).unwrap().flatten().map(|entry| entry.path());
+    let Case { directory, server, workers } = Case::new(2);
+    let package = directory.path().display().to_string();
+    let case = Case { directory, server, workers };
     let pool = case.pool("Numbers", json!({}));
     assert_eq!(pool.read(&numbers(0..9)).unwrap(), expected(0..9));
-    let is_running = |name: &str| {
-        let processes = std::fs::read_dir("/proc").unwrap().flatten();
-        let lines = processes.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok());
-        lines.map(|line| String::from_utf8_lossy(&line).into_owned()).any(|line| line.contains(name))
-    };
-    let package = case.directory.path().display().to_string();
-    assert!(is_running(&package), "a worker names its package");
+    let lines = command_lines(&package);
+    let code = lines[0].iter().find(|argument| argument.contains("/code-")).unwrap();
+    let scratch = Path::new(code).parent().unwrap();
+    assert!(scratch.join("loader.py").exists());
     drop(pool);
-    let Case { server, directory: _directory, .. } = case;
-    server.close();
-    while is_running(&package) {
+    case.server.close();
+    while !command_lines(&package).is_empty() {
         std::thread::yield_now();
     }
-    drop(server);
-    assert!(scratch().all(|path| !path.join("loader.py").exists() || is_running(&path.display().to_string())));
+    drop(case);
+    assert!(!scratch.exists());
 }
