@@ -17,6 +17,8 @@ const PROGRAM: &str = include_str!("../python/loader.py");
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time for a new connection to say what it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum references to a server: those of its pools and threads, and of connections that have not said what they are.
+const MAX_REFERENCES: usize = 1024;
 /// Time for a worker to end.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of a line that host and workers print.
@@ -139,8 +141,10 @@ impl LoaderServer {
         spawn("loader-accept", move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let Some(server) = accepting.upgrade().filter(|server| !server.lock().is_closed) else { return };
-                // A connection that says nothing must not delay the others.
-                let _ = spawn("loader-hello", move || server.greet(stream));
+                // Each has a thread until it says what it is, so that none delays the others.
+                if Arc::strong_count(&server) < MAX_REFERENCES {
+                    let _ = spawn("loader-hello", move || server.greet(stream));
+                }
             }
         })?;
         Ok(server)
@@ -178,14 +182,21 @@ impl LoaderServer {
         drop(self);
         while let Ok(Message::Exited(exit)) = message::receive(&mut stream, MAX_REPORT_BYTES) {
             let Some(server) = server.upgrade() else { return };
-            server.lock().ended.insert(exit.worker, exit);
-            server.changed.notify_all();
+            let mut state = server.lock();
+            if exit.worker < state.next_worker {
+                state.ended.insert(exit.worker, exit);
+                server.changed.notify_all();
+            }
         }
         if let Some(server) = server.upgrade() {
             tracing::warn!("the host of the data loader has ended");
             let mut state = server.lock();
-            (state.host, state.process) = (None, None);
+            state.host = None;
+            let process = state.process.take();
             server.changed.notify_all();
+            drop(state);
+            // It has ended, or closed its connection to end.
+            let _ = process.map(|mut process| process.wait());
         }
     }
 
