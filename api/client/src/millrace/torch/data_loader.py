@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+    default_convert,
+)
 
 from millrace.loader import PythonDataset
 from millrace.submission import ModuleOptions
@@ -24,7 +31,8 @@ def without_data_loader(options: ModuleOptions) -> ModuleOptions:
         _check(loader)
         source: Any = loader.dataset
         replaced[name] = source
-        if loader.num_workers or loader.timeout:
+        # Arrays need no workers.
+        if (loader.num_workers or loader.timeout) and not isinstance(source, TensorDataset):
             replaced[name] = PythonDataset(
                 source, workers=loader.num_workers or None, timeout_seconds=int(loader.timeout) or None
             )
@@ -33,17 +41,19 @@ def without_data_loader(options: ModuleOptions) -> ModuleOptions:
                 "batch_size": loader.batch_size,
                 "shuffle": isinstance(loader.sampler, RandomSampler),
             }
-            replaced |= {key: value for key, value in of_loader.items() if replaced.get(key) is None}
+            given = {key: value for key, value in of_loader.items() if value is not None}
+            replaced |= {key: value for key, value in given.items() if replaced.get(key) is None}
     return cast(ModuleOptions, replaced)
 
 
 def _check(loader: DataLoader[Any]) -> None:
-    if loader.collate_fn is not default_collate:
+    # Without a batch size, a loader returns samples.
+    if loader.collate_fn is not (default_convert if loader.batch_size is None else default_collate):
         raise UnsupportedDataError(
             "the DataLoader has a collate_fn: the appliance stacks samples. Pad samples in the "
             "dataset's __getitem__"
         )
-    if not isinstance(loader.sampler, (RandomSampler, SequentialSampler)) or loader.batch_size is None:
+    if not isinstance(loader.sampler, (RandomSampler, SequentialSampler)):
         raise UnsupportedDataError(
             f"the DataLoader has the sampler {type(loader.sampler).__name__}: the appliance reads samples in "
             "order or shuffled. Select samples by torch.utils.data.Subset, or in the dataset"
