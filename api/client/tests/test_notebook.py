@@ -85,6 +85,15 @@ def test_unexpected_error_keeps_its_traceback(cell: Cell) -> None:
     assert "Traceback (most recent call last)" in shown and "appliance.py" in shown
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Lets SIGINT raise KeyboardInterrupt. A program that a script starts in the background ignores it."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("waiting", ["follow()", "wait()", "stream_metrics()", "logs(follow=True)"])
 def test_interrupt_says_that_the_job_continues(server: Server, cell: Cell, waiting: str) -> None:
     """The server interrupts the kernel, which waits for more of the stream."""
