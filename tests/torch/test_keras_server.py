@@ -44,11 +44,7 @@ def keras_losses(model: Any, data: Any) -> list[float]:
 
 def transformer_optimizer() -> Any:
     # On TensorFlow, Keras squares gradients of repeated tokens one by one, also for clipping.
-    return (
-        SGD(0.1, momentum=0.9)
-        if BACKEND == "tensorflow"
-        else Adam(CosineDecay(3e-3, 30))
-    )
+    return SGD(0.1, momentum=0.9) if BACKEND == "tensorflow" else Adam(CosineDecay(3e-3, 30))
 
 
 @pytest.mark.parametrize(
@@ -128,3 +124,25 @@ def test_model_is_trained_from_the_command_line(appliance: Appliance, tmp_path: 
     command += ["--model", "net:build", "--data", "net:data"]
     trained = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert trained.returncode == 0 and "Succeeded: step 3 of 3" in trained.stdout + trained.stderr
+
+
+class Rows:
+    """The samples of arrays, one by one."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.x[index], self.y[index]
+
+
+def test_dataset_trains_as_the_same_arrays(appliance: Appliance) -> None:
+    model, loss, data_of = CASES["mlp"]()
+    x, y = data_of(SAMPLES)
+    model.compile(SGD(0.1), loss)
+    options = OPTIONS | {"max_steps": 4}
+    expected = finish(appliance.train(model, data=(x, y), **options))
+    assert finish(appliance.train(model, data=Rows(x, y), num_workers=1, **options)) == expected

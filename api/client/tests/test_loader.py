@@ -189,6 +189,7 @@ class Short(Numbers):
         (Short(), "has 1 samples; at least two"),
         (PythonDataset("own"), "form MODULE:NAME"),
         (PythonDataset("no_such_module:Train"), "can't be created here"),
+        (PythonDataset([(1.0, 2), (3.0, 4)], names=["x"]), "2 parts, and 1 names are given: x"),
         (PythonDataset(Numbers(), include=["/etc/hostname"]), "no path below the working directory"),
         (PythonDataset("json:loads", {"s": object()}), "must be numbers and strings"),
         (PythonDataset(iter([1, 2])), "have no numbered samples"),
@@ -216,4 +217,4 @@ def test_dataset_of_the_appliance_needs_no_data_here(tmp_path: Path) -> None:
 def test_arrays_and_paths_are_no_datasets() -> None:
     assert is_dataset(Numbers())
     assert is_dataset([{"x": 1}])
-    assert not any(map(is_dataset, ["path", {"x": [1]}, np.zeros(3), iter([1]), None, 3]))
+    assert not any(map(is_dataset, ["path", {"x": [1]}, ([1], [2]), np.zeros(3), iter([1]), None, 3]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -20,6 +21,7 @@ from millrace.keras.data import Structure
 from millrace.keras.network import Network, traced_network
 from millrace.keras.optimizer import optimizer_params
 from millrace.keras.restore import annotation_of
+from millrace.loader import PythonDataset, is_dataset
 from millrace.submission import ModuleOptions, ParamsWithFiles
 from millrace.torch.arrays import UnsupportedDataError
 from millrace.torch.operands import UnsupportedModelError
@@ -119,8 +121,6 @@ def check_options(options: ModuleOptions, max_steps: int | None) -> None:
             raise UnsupportedDataError(f"{name} is missing: the training of a model needs it")
     if options.get("call") is not None:
         raise UnsupportedDataError("call is for modules of PyTorch: give a loss, or a tf.function")
-    if options.get("num_workers"):
-        raise UnsupportedDataError("num_workers is for datasets of PyTorch, not for arrays")
     if options.get("scheduler") is not None:
         raise UnsupportedDataError(
             "scheduler is for optimizers of PyTorch: give the optimizer one of keras.optimizers.schedules"
@@ -132,6 +132,8 @@ def inputs_of(
 ) -> tuple[Structure, dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
     """Return the structure of the data, an example batch, and the inputs of the params by their section."""
     data, example = options.get("data"), options.get("example")
+    if is_dataset(data):
+        return _inputs_of_datasets(options, files)
     is_here = data is not None and not isinstance(data, str | PathLike) and not _is_input(data)
     given = data if is_here else example
     if data is not None and given is None:
@@ -139,7 +141,7 @@ def inputs_of(
             "example is missing: data on the appliance need an example (x, y) of at least two samples"
         )
     structure, arrays = (Structure(None), {}) if given is None else datas.read(given)
-    section, _ = files.input("train", arrays if is_here else data)
+    section, _ = files.input("train", arrays if is_here else data, options.get("num_workers"))
     inputs = {"train_input": section}
     if (eval_data := options.get("eval_data")) is not None:
         if not isinstance(eval_data, str | PathLike) and not _is_input(eval_data):
@@ -148,6 +150,31 @@ def inputs_of(
                 raise UnsupportedDataError("eval_data have other inputs or labels than data")
         inputs["eval_input"], _ = files.input("eval", eval_data)
     return structure, {name: array[:2] for name, array in arrays.items()}, inputs
+
+
+def _inputs_of_datasets(
+    options: ModuleOptions, files: Files
+) -> tuple[Structure, dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
+    """Return what `inputs_of` returns, for datasets whose samples are x or (x, y)."""
+    inputs, examples = {}, []
+    for name in ("data", "eval_data"):
+        if (data := options.get(name)) is None:
+            continue
+        if not is_dataset(data):
+            raise UnsupportedDataError("data and eval_data must both be datasets, or both be arrays")
+        dataset = data if isinstance(data, PythonDataset) else PythonDataset(data)
+        named = replace(dataset, names=dataset.names or ("x", "y"))
+        section = "train" if name == "data" else "eval"
+        inputs[f"{section}_input"], example = files.input(section, named, options.get("num_workers"))
+        examples.append(example)
+    example = examples[0]
+    if any(list(other) != list(example) for other in examples):
+        raise UnsupportedDataError("eval_data have other inputs or labels than data")
+    if list(example) not in (["x"], ["x", "y"]):
+        raise UnsupportedDataError(
+            f"samples of the dataset have {', '.join(example)}: return x or (x, y) from __getitem__"
+        )
+    return Structure(*example), example, inputs
 
 
 def _is_input(data: Any) -> bool:

@@ -40,6 +40,8 @@ class PythonDataset:
 
     source: Any
     keywords: Mapping[str, Any] = field(default_factory=dict)
+    names: Sequence[str] = ()
+    """Names of the parts of samples that are tuples; by default `input_0`, ..., `labels`."""
     include: Sequence[str | Path] = ()
     """Files and directories below the working directory to pack."""
     workers: int | None = None
@@ -69,8 +71,8 @@ def is_dataset(data: Any) -> bool:
     if isinstance(data, PythonDataset):
         return True
     has_samples = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    # An array is a value, not a dataset of rows.
-    return has_samples and not isinstance(data, (str, bytes, Mapping)) and not hasattr(data, "dtype")
+    # An array is a value, not a dataset of rows; a tuple has inputs and labels.
+    return has_samples and not isinstance(data, (str, bytes, tuple, Mapping)) and not hasattr(data, "dtype")
 
 
 def pack(data: Any, directory: Path) -> Package:
@@ -163,7 +165,7 @@ def _describe(dataset: PythonDataset) -> tuple[int, dict[str, np.ndarray[Any, An
     if count < 2:
         raise UnsupportedDatasetError(f"the dataset has {count} samples; at least two are needed")
     first, again, second = _read(source, 0), _read(source, 0), _read(source, 1)
-    fields, names = _fields(first)
+    fields, names = _fields(first, dataset.names)
     example = {}
     for at, name in zip(fields, names, strict=True):
         values = [_array(name, _value(sample, at)) for sample in (first, again, second)]
@@ -207,14 +209,19 @@ def _read(source: Any, index: int) -> Any:
     return source[index]
 
 
-def _fields(sample: Any) -> tuple[list[Any], list[str]]:
+def _fields(sample: Any, names: Sequence[str]) -> tuple[list[Any], list[str]]:
     """Returns how each input is found in a sample, and its name."""
     if isinstance(sample, Mapping):
         return list(sample), [str(name) for name in sample]
     if isinstance(sample, (tuple, list)):
         count = len(sample)
-        return list(range(count)), [f"input_{at}" for at in range(count - 1)] + ["labels"]
-    return [None], ["input_0"]
+        names = names or [f"input_{at}" for at in range(count - 1)] + ["labels"]
+        if len(names) != count:
+            raise UnsupportedDatasetError(
+                f"sample 0 has {count} parts, and {len(names)} names are given: {', '.join(names)}"
+            )
+        return list(range(count)), list(names)
+    return [None], [names[0] if names else "input_0"]
 
 
 def _value(sample: Any, at: Any) -> Any:
