@@ -20,6 +20,7 @@ from millrace.torch.document import DTYPES
 from millrace.torch.layout import Layout
 from millrace.torch.operands import Fixed, Loss, Operand, Parameter, Traced, UnsupportedModelError
 from millrace.torch.translator import GENERATED, Translator, library_directories, place
+from millrace.torch.triton import hide_triton
 
 KEPT = frozenset(
     {
@@ -176,7 +177,10 @@ def _check(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
 def _exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], location: str) -> ExportedProgram:
     shapes = (tuple({0: Dim.DYNAMIC} for _ in inputs),)
     try:
-        program = export(module, inputs, dynamic_shapes=shapes, strict=False)
+        hide_triton()
+        # With that package, einsum chooses an order by sizes, and the size of the batch is a symbol.
+        with torch.backends.opt_einsum.flags(enabled=False):
+            program = export(module, inputs, dynamic_shapes=shapes, strict=False)
         _check_before_decomposition(program, location)
         _widen_cross_entropies(program.graph)
         return program.run_decompositions(_decompositions())
