@@ -1,7 +1,7 @@
 //! Reads the graph documents of jobs from the REST server, to plan the jobs.
 //!
 //! * The threads for plans call this; connections are driven by the threads of the control loop.
-//! * A server that does not answer delays a plan by [`READ_TIMEOUT`], and for [`UNRESPONSIVE_TTL`] no other plan: the
+//! * A server that does not answer delays a plan by `READ_TIMEOUT`, and for `UNRESPONSIVE_TTL` no other plan: the
 //!   threads are few, and jobs without uploads need them, too.
 //! * A document has the content of its digest.
 
