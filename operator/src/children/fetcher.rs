@@ -13,12 +13,9 @@
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{
-    ConfigMapVolumeSource, Container, EmptyDirVolumeSource, KeyToPath, Pod, SecretVolumeSource, Volume, VolumeMount,
+    ConfigMapVolumeSource, Container, KeyToPath, Pod, SecretVolumeSource, Volume, VolumeMount,
 };
-use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyPeer, NetworkPolicyPort};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyPeer};
 use kube::ResourceExt;
 use millrace_cluster::address::ports;
 use millrace_cluster::names::{ChildNames, ROLE_LABEL};
@@ -30,7 +27,8 @@ use millrace_protocol::launch::{FetchCommand, FetchDocument, FetchedFile, Launch
 use millrace_protocol::security::Credentials;
 
 use super::mounts::Mounts;
-use super::pod::{container_security, pull_policy};
+use super::network_policy::{labelled, tcp};
+use super::pod::{arguments, container_security, pull_policy};
 use super::resources::fetcher_resources;
 use crate::error::ChildError;
 
@@ -103,9 +101,8 @@ pub struct UploadServer {
 impl UploadServer {
     /// Allows the pods of `policy` to connect to the port.
     pub fn open_egress(&self, policy: &mut NetworkPolicy) {
-        let labelled = |labels: &[(&str, &str)]| LabelSelector {
-            match_labels: Some(labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()),
-            ..LabelSelector::default()
+        let labelled = |labels: &[(&str, &str)]| {
+            labelled(labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
         };
         let peer = NetworkPolicyPeer {
             namespace_selector: Some(labelled(&[("kubernetes.io/metadata.name", &self.namespace)])),
@@ -115,13 +112,8 @@ impl UploadServer {
             ])),
             ..NetworkPolicyPeer::default()
         };
-        let port = NetworkPolicyPort {
-            protocol: Some("TCP".to_owned()),
-            port: Some(IntOrString::Int(ports::UPLOADS_PORT.into())),
-            ..NetworkPolicyPort::default()
-        };
         if let Some(spec) = &mut policy.spec {
-            let rule = NetworkPolicyEgressRule { to: Some(vec![peer]), ports: Some(vec![port]) };
+            let rule = NetworkPolicyEgressRule { to: Some(vec![peer]), ports: Some(vec![tcp(ports::UPLOADS_PORT)]) };
             spec.egress.get_or_insert_default().push(rule);
         }
     }
@@ -152,9 +144,7 @@ impl Fetcher<'_> {
         let init_containers = spec.init_containers.get_or_insert_default();
         let mut own = self.inputs();
         for (dir, name) in &dirs {
-            let size_limit = Some(Quantity(UPLOADS_SIZE_LIMIT.to_owned()));
-            let empty = EmptyDirVolumeSource { size_limit, ..EmptyDirVolumeSource::default() };
-            own.add_volume(name, dir, Volume { empty_dir: Some(empty), ..Volume::default() }, false);
+            own.add_empty_dir(name, dir, UPLOADS_SIZE_LIMIT, false);
             let mount = VolumeMount {
                 name: (*name).to_owned(),
                 mount_path: (*dir).to_owned(),
@@ -205,13 +195,12 @@ impl Fetcher<'_> {
             document: Path::new(DOCUMENT_DIR).join(FETCH_DOCUMENT_KEY),
             into,
         };
-        let args = command.to_args().iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
         Container {
             name: FETCHER_NAME.to_owned(),
             image: self.attempt.resolution.image.clone(),
             image_pull_policy: self.attempt.cluster.image_pull_policy.map(|policy| pull_policy(policy).to_owned()),
             command: Some(vec!["millrace-agent".to_owned()]),
-            args: Some(args),
+            args: Some(arguments(&command.to_args())),
             resources: Some(fetcher_resources()),
             volume_mounts: Some(mounts),
             security_context: Some(container_security()),

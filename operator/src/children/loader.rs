@@ -12,8 +12,7 @@
 
 use std::path::Path;
 
-use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, EnvVar, Pod, Volume, VolumeMount};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, VolumeMount};
 use millrace_control::AttemptContext;
 use millrace_protocol::launch::loader_command;
 
@@ -38,16 +37,9 @@ pub(super) fn add_loader(attempt: &AttemptContext<'_>, pod: &mut Pod) {
     let (Some(image), Some(spec)) = (&attempt.resolution.loader_image, pod.spec.as_mut()) else { return };
     let mut data = Mounts::default();
     data.add_data(&attempt.job.spec, attempt.resolution);
-    let empty = |limit: &str| Volume {
-        empty_dir: Some(EmptyDirVolumeSource {
-            size_limit: Some(Quantity(limit.to_owned())),
-            ..EmptyDirVolumeSource::default()
-        }),
-        ..Volume::default()
-    };
     let mut own = Mounts::default();
-    own.add_volume(LOADER_VOLUME, LOADER_DIR, empty(SHARED_SIZE_LIMIT), true);
-    own.add_volume("loader-scratch", SCRATCH_DIR, empty(SCRATCH_SIZE_LIMIT), false);
+    own.add_empty_dir(LOADER_VOLUME, LOADER_DIR, SHARED_SIZE_LIMIT, true);
+    own.add_empty_dir("loader-scratch", SCRATCH_DIR, SCRATCH_SIZE_LIMIT, false);
     spec.volumes.get_or_insert_default().extend(own.volumes);
     let shared =
         VolumeMount { name: LOADER_VOLUME.to_owned(), mount_path: LOADER_DIR.to_owned(), ..VolumeMount::default() };

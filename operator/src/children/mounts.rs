@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::{ConfigMapVolumeSource, PersistentVolumeClaimVolumeSource, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{
+    ConfigMapVolumeSource, EmptyDirVolumeSource, PersistentVolumeClaimVolumeSource, Volume, VolumeMount,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use millrace_cluster::model_dir::MODEL_DIR_PATH;
 use millrace_crds::{JobVolume, MountedDir, ResolvedJob, TrainJobSpec};
 
@@ -66,6 +69,13 @@ impl Mounts {
             read_only: read_only.then_some(true),
             ..VolumeMount::default()
         });
+    }
+
+    /// Adds an empty directory of the pod, whose size is limited so that one job can't fill its node's disk.
+    pub fn add_empty_dir(&mut self, name: &str, path: &str, size_limit: &str, read_only: bool) {
+        let size_limit = Some(Quantity(size_limit.to_owned()));
+        let empty_dir = Some(EmptyDirVolumeSource { size_limit, ..EmptyDirVolumeSource::default() });
+        self.add_volume(name, path, Volume { empty_dir, ..Volume::default() }, read_only);
     }
 
     fn model_dir_mount_dir<'a>(&self, spec: &'a TrainJobSpec, resolution: &ResolvedJob) -> Option<&'a MountedDir> {

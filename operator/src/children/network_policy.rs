@@ -18,7 +18,7 @@ use super::meta;
 /// Label of the pods that may follow journals, in any namespace; the chart sets it on its own pods.
 const FOLLOWS_JOURNALS_LABEL: (&str, &str) = ("millrace.dev/follows-journals", "true");
 
-fn tcp(port: u16) -> NetworkPolicyPort {
+pub(super) fn tcp(port: u16) -> NetworkPolicyPort {
     port_of("TCP", port)
 }
 
@@ -30,7 +30,7 @@ fn port_of(protocol: &str, port: u16) -> NetworkPolicyPort {
     }
 }
 
-fn labelled(labels: BTreeMap<String, String>) -> LabelSelector {
+pub(super) fn labelled(labels: BTreeMap<String, String>) -> LabelSelector {
     LabelSelector { match_labels: Some(labels), ..LabelSelector::default() }
 }
 

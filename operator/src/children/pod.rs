@@ -1,11 +1,12 @@
 //! The pods of an attempt: one for each agent, all of the same image.
 
+use std::ffi::OsString;
+
 use k8s_openapi::api::core::v1::{
-    Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource,
-    HTTPGetAction, LocalObjectReference, ObjectFieldSelector, Pod, PodSecurityContext, PodSpec, Probe, SeccompProfile,
+    Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction,
+    LocalObjectReference, ObjectFieldSelector, Pod, PodSecurityContext, PodSpec, Probe, SeccompProfile,
     SecurityContext, Toleration, Volume, VolumeMount,
 };
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use millrace_cluster::address::{control_address, ports};
@@ -115,7 +116,7 @@ fn container(attempt: &AttemptContext<'_>, role: Role, index: u32, mounts: Vec<V
         image: attempt.resolution.image.clone(),
         image_pull_policy: attempt.cluster.image_pull_policy.map(|policy| pull_policy(policy).to_owned()),
         command: Some(vec!["millrace-agent".to_owned()]),
-        args: Some(arguments(&role_command(attempt, role, index))),
+        args: Some(arguments(&role_command(attempt, role, index).to_args())),
         env: Some(environment(attempt.cluster)),
         ports: Some(container_ports(role)),
         resources: Some(resources(role, bytes, own)),
@@ -163,8 +164,8 @@ fn role_command(attempt: &AttemptContext<'_>, role: Role, index: u32) -> RoleCom
 }
 
 /// Returns the arguments as text. All parts of a pod's command line are UTF-8.
-fn arguments(command: &RoleCommand) -> Vec<String> {
-    command.to_args().iter().map(|argument| argument.to_string_lossy().into_owned()).collect()
+pub(super) fn arguments(args: &[OsString]) -> Vec<String> {
+    args.iter().map(|argument| argument.to_string_lossy().into_owned()).collect()
 }
 
 /// Makes the agent of `pod` write its log in `format`.
@@ -258,9 +259,7 @@ fn volumes(attempt: &AttemptContext<'_>, role: Role, index: u32) -> (Vec<Volume>
     let identity = identity_volume(attempt, role, index);
     all.add_volume("identity", IDENTITY_DIR, Volume { secret: Some(identity), ..Volume::default() }, true);
     if matches!(role, Role::Coordinator | Role::Activation) {
-        let size_limit = Some(Quantity(CACHE_SIZE_LIMIT.to_owned()));
-        let empty = EmptyDirVolumeSource { size_limit, ..EmptyDirVolumeSource::default() };
-        all.add_volume("cache", CACHE_DIR, Volume { empty_dir: Some(empty), ..Volume::default() }, false);
+        all.add_empty_dir("cache", CACHE_DIR, CACHE_SIZE_LIMIT, false);
     }
     (all.volumes, all.mounts)
 }

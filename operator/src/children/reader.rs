@@ -4,11 +4,10 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Affinity, Container, EmptyDirVolumeSource, PersistentVolumeClaimVolumeSource, Pod, PodAffinity, PodAffinityTerm,
-    PodSpec, Probe, Secret, SecretVolumeSource, TCPSocketAction, Volume, VolumeMount, WeightedPodAffinityTerm,
+    Affinity, Container, PersistentVolumeClaimVolumeSource, Pod, PodAffinity, PodAffinityTerm, PodSpec, Probe, Secret,
+    SecretVolumeSource, TCPSocketAction, Volume, VolumeMount, WeightedPodAffinityTerm,
 };
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Resource, ResourceExt};
@@ -62,9 +61,7 @@ impl ReaderPod<'_> {
             ..SecretVolumeSource::default()
         };
         mounts.add_volume("identity", IDENTITY_DIR, Volume { secret: Some(identity), ..Volume::default() }, true);
-        let size_limit = Some(Quantity(SCRATCH_SIZE_LIMIT.to_owned()));
-        let scratch = EmptyDirVolumeSource { size_limit, ..EmptyDirVolumeSource::default() };
-        mounts.add_volume("scratch", SCRATCH_DIR, Volume { empty_dir: Some(scratch), ..Volume::default() }, false);
+        mounts.add_empty_dir("scratch", SCRATCH_DIR, SCRATCH_SIZE_LIMIT, false);
         Pod {
             metadata: self.metadata(),
             spec: Some(PodSpec {
