@@ -11,7 +11,7 @@ use millrace_emulator::placement::swarm_nodes;
 use millrace_params::{CheckpointStates, JobSpec, MachineSpec, Mode, ResolveOutput};
 use serde::{Deserialize, Serialize};
 
-use super::version::{DocumentError, V1, VERSION, to_v1, v1};
+use super::version::{DocumentError, V1, VERSION, from_versioned_json, to_v1, v1};
 
 /// One JSON document, passed to the coordinator by `--launch`. The other roles receive everything they need from the
 /// coordinator.
@@ -161,15 +161,6 @@ impl LaunchDocument {
     /// # Errors
     /// [`DocumentError::NewerVersion`], or [`DocumentError::Json`] if the text is not a launch document.
     pub fn from_json(json: &str) -> Result<Self, DocumentError> {
-        #[derive(Deserialize)]
-        struct Version {
-            #[serde(default = "v1")]
-            version: u32,
-        }
-        let Version { version: found } = serde_json::from_str(json)?;
-        if found > VERSION {
-            return Err(DocumentError::NewerVersion { found });
-        }
-        Ok(serde_json::from_str(json)?)
+        from_versioned_json(json)
     }
 }

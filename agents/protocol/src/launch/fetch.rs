@@ -21,7 +21,7 @@ use millrace_params::BlobDigest;
 use serde::{Deserialize, Serialize};
 
 use super::role_command::{ArgWriter, bounded_path, host_and_port};
-use super::version::{DocumentError, VERSION};
+use super::version::{DocumentError, VERSION, from_versioned_json};
 
 /// The command of `millrace-agent` that fetches uploads.
 pub const FETCH_SUBCOMMAND: &str = "fetch_uploads";
@@ -97,15 +97,7 @@ impl FetchDocument {
     /// # Errors
     /// [`DocumentError::NewerVersion`], or [`DocumentError::Json`] if the text is not such a document.
     pub fn from_json(json: &str) -> Result<Self, DocumentError> {
-        #[derive(Deserialize)]
-        struct Version {
-            version: u32,
-        }
-        let Version { version: found } = serde_json::from_str(json)?;
-        if found > VERSION {
-            return Err(DocumentError::NewerVersion { found });
-        }
-        Ok(serde_json::from_str(json)?)
+        from_versioned_json(json)
     }
 
     /// Returns the files below the directory `into`, in the order of the document. A path with `..` is below none.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// The program in the shared directory.
 pub const LOADER_PROGRAM_FILE: &str = "loader.py";
 /// The socket of the activation server in the shared directory.
-pub const LOADER_SOCKET_FILE: &str = "socket";
+const LOADER_SOCKET_FILE: &str = "socket";
 /// The role of the program that has no access to the network.
 const ISOLATED_HOST: &str = "isolated-host";
 /// Seconds between two looks for the program. The activation server starts at the same time.

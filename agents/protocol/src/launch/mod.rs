@@ -13,7 +13,7 @@ mod version;
 
 pub use document::{AgentCounts, LaunchDocument, ResumeOptions};
 pub use fetch::{FETCH_SUBCOMMAND, FetchCommand, FetchDocument, FetchedFile, MAX_FETCH_DOCUMENT_BYTES};
-pub use loader_container::{LOADER_PROGRAM_FILE, LOADER_SOCKET_FILE, loader_command, loader_socket};
+pub use loader_container::{LOADER_PROGRAM_FILE, loader_command, loader_socket};
 pub use millrace_outcome::Exit;
 pub use role_command::{
     DocumentSource, InvalidArgument, MAX_ADDRESS_BYTES, MAX_PATH_BYTES, MAX_ROOTS, PACKAGE_PYTHON, ROLE_SUBCOMMAND,

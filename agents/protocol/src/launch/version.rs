@@ -9,6 +9,8 @@
 //! | 1 | 0.1.0 | names no version; rejects unknown fields |
 //! | 2 | later | names its version; ignores unknown fields |
 
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::LaunchDocument;
@@ -43,6 +45,23 @@ pub enum DocumentError {
     /// The text is not a launch document.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
+}
+
+/// Reads a document that names its version, or has version 1.
+///
+/// # Errors
+/// [`DocumentError::NewerVersion`], or [`DocumentError::Json`] if the text is not such a document.
+pub(super) fn from_versioned_json<T: DeserializeOwned>(json: &str) -> Result<T, DocumentError> {
+    #[derive(Deserialize)]
+    struct Version {
+        #[serde(default = "v1")]
+        version: u32,
+    }
+    let Version { version: found } = serde_json::from_str(json)?;
+    if found > VERSION {
+        return Err(DocumentError::NewerVersion { found });
+    }
+    Ok(serde_json::from_str(json)?)
 }
 
 pub(super) const fn v1() -> u32 {
