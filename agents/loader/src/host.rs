@@ -13,6 +13,8 @@ use crate::message::{self, MAX_REPORT_BYTES, Message, WorkerExit};
 
 /// The program of host and workers.
 const PROGRAM: &str = include_str!("../python/loader.py");
+/// The file of the program of a host process.
+const PROGRAM_FILE: &str = "loader.py";
 /// Time for a process to start and connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time for a new connection to say what it is.
@@ -89,12 +91,18 @@ pub(crate) fn exit_description(exit: &WorkerExit) -> String {
 
 /// The socket that host and workers connect to.
 pub struct LoaderServer {
-    location: HostLocation,
+    /// How the host is started; `None` if it is in a container.
+    launcher: Option<HostLauncher>,
     socket: PathBuf,
     state: Mutex<HostState>,
     changed: Condvar,
-    /// The directory of the socket and of the program of a host process, which may exist longer than the server.
-    scratch: Option<tempfile::TempDir>,
+}
+
+/// Starts the host as a process of this machine.
+struct HostLauncher {
+    interpreter: PathBuf,
+    /// The directory of the socket, of the program and of unpacked modules. The host removes it, too.
+    scratch: tempfile::TempDir,
 }
 
 #[derive(Default)]
@@ -118,25 +126,20 @@ impl LoaderServer {
     /// # Errors
     /// The socket or its directory can't be created.
     pub fn open(location: HostLocation) -> Result<Arc<Self>, LoaderError> {
-        let scratch = match &location {
-            HostLocation::Process(_) => Some(scratch_directory()?),
-            HostLocation::Container { .. } => None,
-        };
-        let socket = match (&location, &scratch) {
-            (HostLocation::Container { socket, .. }, _) => socket.clone(),
-            (HostLocation::Process(_), scratch) => {
-                scratch.as_ref().map_or_else(PathBuf::new, |scratch| scratch.path().join("socket"))
+        let (socket, program, launcher) = match location {
+            HostLocation::Process(interpreter) => {
+                let scratch = scratch_directory()?;
+                let [socket, program] = ["socket", PROGRAM_FILE].map(|name| scratch.path().join(name));
+                (socket, program, Some(HostLauncher { interpreter, scratch }))
             }
+            HostLocation::Container { socket, program } => (socket, program, None),
         };
         // A socket of an earlier process of this pod.
         let _ = std::fs::remove_file(&socket);
         let opened = UnixListener::bind(&socket);
         let listener = opened.map_err(LoaderError::system(format!("open the socket {}", socket.display())))?;
-        if let HostLocation::Container { program, .. } = &location {
-            write_program(program)?;
-        }
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        let server = Arc::new(Self { location, socket, state, changed, scratch });
+        write_program(&program)?;
+        let server = Arc::new(Self { launcher, socket, state: Mutex::default(), changed: Condvar::new() });
         let accepting = Arc::downgrade(&server);
         spawn("loader-accept", move || {
             for stream in listener.incoming().map_while(Result::ok) {
@@ -210,11 +213,11 @@ impl LoaderServer {
         if let Some(error) = &state.failure {
             return Err(error.clone());
         }
-        if let (HostLocation::Process(interpreter), None, None) = (&self.location, &state.host, &state.process) {
-            state.process = Some(self.start_host(interpreter).inspect_err(|error| {
+        if let (Some(launcher), None, None) = (&self.launcher, &state.host, &state.process) {
+            state.process = Some(launcher.start(&self.socket).inspect_err(|error| {
                 state.failure = Some(error.clone());
                 // No host will remove it if this process ends without dropping the server.
-                let _ = self.scratch.as_ref().map(|scratch| std::fs::remove_dir_all(scratch.path()));
+                let _ = std::fs::remove_dir_all(launcher.scratch.path());
             })?);
         }
         let mut state = self.wait_for(state, deadline, "the host of the data loader", |state| state.host.is_some())?;
@@ -281,30 +284,6 @@ impl LoaderServer {
         self.wait_for(state, deadline, "a worker of the data loader", has_ended).ok()?.ended.remove(&worker)
     }
 
-    /// Starts the host as a process.
-    fn start_host(&self, interpreter: &Path) -> Result<Child, LoaderError> {
-        let scratch = self.scratch.as_ref().map_or_else(|| Path::new("."), tempfile::TempDir::path);
-        let program = scratch.join("loader.py");
-        write_program(&program)?;
-        let inherited = INHERITED_VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)));
-        let started = Command::new(interpreter)
-            .arg(program)
-            .arg("host")
-            .arg(&self.socket)
-            .arg(scratch)
-            .env_clear()
-            .envs(inherited)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn();
-        let mut host = started.map_err(LoaderError::system(format!("run {}", interpreter.display())))?;
-        if let Some(stderr) = host.stderr.take() {
-            spawn("loader-log", move || log_lines(BufReader::new(stderr)))?;
-        }
-        Ok(host)
-    }
-
     /// Ends host and workers.
     pub fn close(&self) {
         let mut state = self.lock();
@@ -320,6 +299,31 @@ impl LoaderServer {
         // Wakes the thread that accepts connections.
         let _ = UnixStream::connect(&self.socket);
         self.changed.notify_all();
+    }
+}
+
+impl HostLauncher {
+    /// Starts the host, which connects to `socket`.
+    fn start(&self, socket: &Path) -> Result<Child, LoaderError> {
+        let Self { interpreter, scratch } = self;
+        let scratch = scratch.path();
+        let inherited = INHERITED_VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)));
+        let started = Command::new(interpreter)
+            .arg(scratch.join(PROGRAM_FILE))
+            .arg("host")
+            .arg(socket)
+            .arg(scratch)
+            .env_clear()
+            .envs(inherited)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut host = started.map_err(LoaderError::system(format!("run {}", interpreter.display())))?;
+        if let Some(stderr) = host.stderr.take() {
+            spawn("loader-log", move || log_lines(BufReader::new(stderr)))?;
+        }
+        Ok(host)
     }
 }
 

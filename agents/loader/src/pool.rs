@@ -1,8 +1,7 @@
 //! Reads the samples of one dataset with several workers.
 
-use std::collections::VecDeque;
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use millrace_data::{PythonPackage, PythonProblem, SampleNumber, SampleReader};
 
@@ -16,7 +15,8 @@ const CHUNKS_PER_WORKER: usize = 2;
 
 /// The workers of one dataset. They are started with the first request, and end with the pool.
 pub struct LoaderPool {
-    queue: Arc<Queue>,
+    /// Sends chunks to the workers, which end when it is dropped.
+    chunks: Sender<Chunk>,
     workers: usize,
     /// Bytes of a sample of each input.
     widths: Vec<usize>,
@@ -48,62 +48,21 @@ impl Chunk {
     }
 }
 
-/// Chunks that no worker has taken.
-#[derive(Default)]
-pub(crate) struct Queue {
-    state: Mutex<QueueState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct QueueState {
-    chunks: VecDeque<Chunk>,
-    is_closed: bool,
-}
-
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn add(&self, chunks: impl IntoIterator<Item = Chunk>) {
-        self.lock().chunks.extend(chunks);
-        self.changed.notify_all();
-    }
-
-    /// Waits for a chunk; returns `None` when the pool is dropped.
-    pub(crate) fn take(&self) -> Option<Chunk> {
-        let mut state = self.lock();
-        loop {
-            if state.is_closed {
-                return None;
-            }
-            if let Some(chunk) = state.chunks.pop_front() {
-                return Some(chunk);
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn close(&self) {
-        self.lock().is_closed = true;
-        self.changed.notify_all();
-    }
-}
-
 impl LoaderPool {
     /// Creates a pool with as many workers as the package requests.
     ///
     /// # Errors
     /// A thread can't be started.
     pub fn new(server: &Arc<LoaderServer>, package: &PythonPackage) -> Result<Self, LoaderError> {
-        let queue = Arc::new(Queue::default());
+        // The worker that holds the lock takes the next chunk.
+        let (chunks, waiting) = mpsc::channel();
+        let waiting = Arc::new(Mutex::new(waiting));
         let widths: Vec<usize> = package.inputs().iter().map(millrace_data::SampleInput::bytes).collect();
-        let pool = Self { queue, workers: package.workers().into(), widths };
+        let pool = Self { chunks, workers: package.workers().into(), widths };
         for _ in 0..pool.workers {
             let thread = WorkerThread::new(server.clone(), package.clone());
-            let queue = pool.queue.clone();
-            spawn("loader-worker", move || thread.run(&queue))?;
+            let waiting = waiting.clone();
+            spawn("loader-worker", move || thread.run(&waiting))?;
         }
         Ok(pool)
     }
@@ -123,12 +82,10 @@ impl SampleReader for LoaderPool {
     fn read(&self, samples: &[SampleNumber]) -> Result<Vec<Vec<u8>>, PythonProblem> {
         let size = samples.len().div_ceil(self.workers * CHUNKS_PER_WORKER).clamp(1, MAX_CHUNK_SAMPLES);
         let (reply, replies) = mpsc::channel();
-        let chunks = samples.chunks(size).enumerate().map(|(place, samples)| Chunk {
-            place,
-            samples: samples.to_vec(),
-            reply: reply.clone(),
-        });
-        self.queue.add(chunks);
+        for (place, samples) in samples.chunks(size).enumerate() {
+            // A chunk that no worker takes has no result.
+            let _ = self.chunks.send(Chunk { place, samples: samples.to_vec(), reply: reply.clone() });
+        }
         drop(reply);
         // All of them are received, so that of several failures always the first one is reported.
         let mut results: Vec<_> = replies.into_iter().collect();
@@ -139,11 +96,5 @@ impl SampleReader for LoaderPool {
             result?.iter().for_each(|samples| self.append(&mut arrays, samples));
         }
         Ok(arrays)
-    }
-}
-
-impl Drop for LoaderPool {
-    fn drop(&mut self) {
-        self.queue.close();
     }
 }

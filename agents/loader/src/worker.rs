@@ -2,13 +2,14 @@
 //! the process when it fails.
 
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use millrace_data::{PythonPackage, PythonProblem, SampleNumber};
 
 use crate::host::{LoaderError, LoaderServer, exit_description};
 use crate::message::{self, MAX_REPORT_BYTES, Message, RESIDENT_BYTES, ReceiveError, SampleError};
-use crate::pool::{ChunkResult, Queue, Samples};
+use crate::pool::{Chunk, ChunkResult, Samples};
 
 /// Number of workers that may fail while they read one sample.
 const MAX_ATTEMPTS: u32 = 3;
@@ -59,9 +60,9 @@ impl WorkerThread {
     }
 
     /// Reads chunks until the pool ends.
-    pub(crate) fn run(mut self, queue: &Queue) {
+    pub(crate) fn run(mut self, chunks: &Mutex<Receiver<Chunk>>) {
         // The process ends with its connection, which this thread closes when it ends.
-        while let Some(chunk) = queue.take() {
+        while let Some(chunk) = next(chunks) {
             let result = self.read(&chunk.samples);
             chunk.complete(result);
         }
@@ -170,6 +171,11 @@ impl WorkerThread {
             }
         }
     }
+}
+
+/// Waits for the next chunk; returns `None` when the pool is dropped.
+fn next(chunks: &Mutex<Receiver<Chunk>>) -> Option<Chunk> {
+    chunks.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
 }
 
 /// Why a worker did not send samples.
