@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from millrace.keras.host import is_host, number, tensor
 from millrace.torch.operands import UnsupportedModelError
+from millrace.torch.operators.registry import registers_in
 
 LIBRARY_FILES = ("jax/_src/nn/functions.py", "jax/_src/ops/special.py")
 """Files of JAX that stop gradients only where they are 0: by the maximum that a softmax subtracts."""
@@ -58,14 +59,8 @@ NAMED: dict[str, Translation] = {}
 """Functions of Keras, by the names of their calls."""
 
 
-def translates(*names: str) -> Callable[[Translation], Translation]:
-    """Register the computation of these primitives."""
-
-    def register(translation: Translation) -> Translation:
-        PRIMITIVES.update(dict.fromkeys(names, translation))
-        return translation
-
-    return register
+translates = registers_in(PRIMITIVES)
+"""Registers the computation of primitives."""
 
 
 def dtype_of(given: Any) -> torch.dtype:

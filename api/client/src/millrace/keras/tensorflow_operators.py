@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from millrace.keras.host import Kept, Uniform, is_host, number, sizes, tensor
 from millrace.torch.operands import UnsupportedModelError
+from millrace.torch.operators.registry import registers_in
 
 
 class Function:
@@ -43,14 +44,8 @@ Translation: TypeAlias = Callable[[Function], Any]
 OPERATORS: dict[str, Translation] = {}
 
 
-def translates(*names: str) -> Callable[[Translation], Translation]:
-    """Register the computation of these operators."""
-
-    def register(translation: Translation) -> Translation:
-        OPERATORS.update(dict.fromkeys(names, translation))
-        return translation
-
-    return register
+translates = registers_in(OPERATORS)
+"""Registers the computation of operators."""
 
 
 @translates("Const")

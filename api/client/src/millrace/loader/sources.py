@@ -70,7 +70,7 @@ class Sources:
             if reason := _secret(Path(archived)):
                 self.left_out[str(file)] = reason
             else:
-                self._add(archived, file)
+                self.files[archived] = file
 
     def write(self, path: Path, other: dict[str, bytes] | None = None) -> None:
         """Writes the archive, with further files by their content."""
@@ -100,9 +100,6 @@ class Sources:
                     yield archived.as_posix(), path
                 else:
                     self.left_out[str(path)] = f"more than {_MAX_FILES} files"
-
-    def _add(self, archived: str, path: Path) -> None:
-        self.files[archived] = path
 
 
 def modules_of_pickle(content: bytes) -> list[str]:

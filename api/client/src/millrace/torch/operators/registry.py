@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from millrace.torch.layout import Layout
@@ -17,14 +17,24 @@ TRANSLATIONS: dict[str, Translation] = {}
 """Translations by name, `add`, or by name and overload, `pow.Tensor_Scalar`."""
 
 
-def translates(*names: str) -> Callable[[Translation], Translation]:
-    """Register a translation of these operators."""
+Entry = TypeVar("Entry")
 
-    def register(translation: Translation) -> Translation:
-        TRANSLATIONS.update(dict.fromkeys(names, translation))
-        return translation
 
-    return register
+def registers_in(table: dict[str, Entry]) -> Callable[..., Callable[[Entry], Entry]]:
+    """Return a decorator that enters a function in a table, under the names that are its arguments."""
+
+    def names_of(*names: str) -> Callable[[Entry], Entry]:
+        def register(entry: Entry) -> Entry:
+            table.update(dict.fromkeys(names, entry))
+            return entry
+
+        return register
+
+    return names_of
+
+
+translates = registers_in(TRANSLATIONS)
+"""Registers a translation of operators."""
 
 
 def completed(args: list[Any], *defaults: Any) -> list[Any]:
