@@ -42,13 +42,20 @@ def finish(job: Job) -> list[float]:
 
 
 def pytorch_losses(
-    module: torch.nn.Module, loss_of: Any, data: list[torch.Tensor], optimizer: Any, scheduler: Any = None
+    module: torch.nn.Module,
+    loss_of: Any,
+    data: list[torch.Tensor],
+    optimizer: Any,
+    scheduler: Any = None,
+    observe: Any = lambda *batch: None,
 ) -> list[float]:
-    """Trains with PyTorch, with the samples in their order."""
+    """Trains with PyTorch, with the samples in their order. Calls `observe` with each batch before its step."""
     losses = []
     for step in range(STEPS):
         first = step * BATCH % SAMPLES
-        loss = loss_of(module, *(tensor[first : first + BATCH] for tensor in data))
+        batch = [tensor[first : first + BATCH] for tensor in data]
+        observe(*batch)
+        loss = loss_of(module, *batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -64,7 +71,7 @@ def images() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_module_trains_as_with_pytorch(appliance: Appliance) -> None:
-    """Two parameter groups, a scheduler, buffers; the weights come back into the module."""
+    """Two parameter groups, a scheduler, buffers, a metric; the weights come back into the module."""
     image, labels = images()
     module = Convolutional()
     reference = copy.deepcopy(module)
@@ -79,10 +86,14 @@ def test_module_trains_as_with_pytorch(appliance: Appliance) -> None:
             optimizer, [2e-3, 5e-3], total_steps=STEPS + 1, cycle_momentum=False
         )
 
+    def accuracy(x: Any, y: Any) -> Any:
+        return (x.detach().argmax(-1) == y).float().mean()
+
     optimizer, scheduler = optimizer_of(module)
     options: Any = {
-        "loss": F.cross_entropy,
+        "loss": lambda x, y: (F.cross_entropy(x, y), {"accuracy": accuracy(x, y)}),
         "data": TensorDataset(image, labels),
+        "eval_data": TensorDataset(image, labels),
         "optimizer": optimizer,
         "scheduler": scheduler,
         "batch_size": BATCH,
@@ -93,12 +104,22 @@ def test_module_trains_as_with_pytorch(appliance: Appliance) -> None:
     assert plan.fits
     assert any("not uploaded yet" in note for note in plan.notes)
     job = appliance.train(module, num_csx=2, **options)
-    losses = finish(job)
+    finish(job)
     optimizer, scheduler = optimizer_of(reference)
+    accuracies: list[float] = []
     expected = pytorch_losses(
-        reference, lambda model, x, y: F.cross_entropy(model(x), y), [image, labels], optimizer, scheduler
+        reference,
+        lambda model, x, y: F.cross_entropy(model(x), y),
+        [image, labels],
+        optimizer,
+        scheduler,
+        lambda x, y: accuracies.append(float(accuracy(reference(x), y))),
     )
-    assert losses == pytest.approx(expected, rel=1e-4)
+    points = [point for point in job.metrics() if point.mode == "train"]
+    assert [point.loss for point in points] == pytest.approx(expected, rel=1e-4)
+    assert [point.metrics["train/accuracy"] for point in points] == pytest.approx(accuracies, rel=1e-6)
+    evaluation = next(point for point in job.metrics(mode="eval"))
+    assert evaluation.metrics["eval/accuracy"] == pytest.approx(float(accuracy(reference(image), labels)))
     module.load_state_dict(job.state_dict())
     for (name, trained), other in zip(module.named_parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(trained, other, rtol=1e-3, atol=1e-5, msg=name)

@@ -103,7 +103,7 @@ pub struct LeafResult {
     pub correct: u64,
     /// Sums of the losses beside the main one, which `loss` contains.
     pub other: OtherLosses,
-    /// Sums of the metrics of the model's graph; only in evaluation.
+    /// Sums of the metrics of the model's graph.
     pub metrics: Vec<f64>,
     /// The first layer with a non-finite output, if the loss is not finite.
     pub bad_layer: Option<u32>,

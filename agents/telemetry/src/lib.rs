@@ -34,6 +34,7 @@ mod jsonl;
 pub mod logs;
 pub mod memory;
 pub mod metric_definitions;
+mod metric_point;
 pub mod metrics_log;
 pub mod performance;
 mod process;

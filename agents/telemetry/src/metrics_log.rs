@@ -2,6 +2,7 @@
 //!
 //! ```json
 //! {"step":1,"loss":5.560123,"learning_rate":0.0006,"grad_norm":1.25,"tokens":4096,"seconds":0.42,"rate":1.9}
+//! {"step":2,"loss":5.481,"learning_rate":0.0006,"grad_norm":1.2,"tokens":4096,"seconds":0.4,"rate":1.9,"metrics":{"train/accuracy":0.5}}
 //! {"step":100,"mode":"eval","loss":1.9871,"tokens":65536,"seconds":3.1,"rate":41.2,"metrics":{"eval/lm_perplexity":7.294}}
 //! ```
 //!
@@ -12,85 +13,19 @@
 //!   value that is not finite is written as `null` (JSON has no representation of it) and read as NaN.
 //! * Unknown keys are ignored on reading, because later versions may add some.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::Serialize;
 
 use crate::atomic_file;
 use crate::backlog::Backlog;
 use crate::error::{Error, Result};
 use crate::jsonl::{LineReader, ReadLine};
+pub use crate::metric_point::{EvalMetrics, MetricPoint, TrainMetrics};
 
 /// Name of the file in model_dir.
 pub const METRICS_FILE: &str = "metrics.jsonl";
-
-/// One committed training step.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TrainMetrics {
-    /// The step just committed, counted from 1.
-    pub step: u64,
-    /// Mean loss over the step's tokens in nats.
-    pub loss: f32,
-    /// Learning rate of the update.
-    pub learning_rate: f32,
-    /// Global norm of the gradient before clipping.
-    pub grad_norm: f32,
-    /// Number of tokens that counted in the loss of this step.
-    pub tokens: u64,
-    /// Wall time of this step in seconds.
-    pub seconds: f64,
-    /// Samples per second as in progress lines: over the last log interval, smoothed. Before the first progress line,
-    /// the rate of this step.
-    pub rate: f64,
-}
-
-/// One evaluation.
-#[derive(Clone, Debug, PartialEq)]
-pub struct EvalMetrics {
-    /// Number of committed training steps in the evaluated parameters.
-    pub step: u64,
-    /// Mean loss over all evaluated tokens in nats.
-    pub loss: f32,
-    /// Number of tokens that counted in the loss.
-    pub tokens: u64,
-    /// Wall time of the evaluation in seconds.
-    pub seconds: f64,
-    /// Samples per second of the evaluation.
-    pub rate: f64,
-    /// Further results under the names of the model zoo: `eval/lm_perplexity`, `eval/accuracy`.
-    pub metrics: BTreeMap<String, f32>,
-}
-
-/// A line of `metrics.jsonl`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(into = "LineFields", from = "LineFields")]
-pub enum MetricPoint {
-    Train(TrainMetrics),
-    Eval(EvalMetrics),
-}
-
-impl MetricPoint {
-    pub fn step(&self) -> u64 {
-        match self {
-            Self::Train(point) => point.step,
-            Self::Eval(point) => point.step,
-        }
-    }
-}
-
-impl From<TrainMetrics> for MetricPoint {
-    fn from(point: TrainMetrics) -> Self {
-        Self::Train(point)
-    }
-}
-
-impl From<EvalMetrics> for MetricPoint {
-    fn from(point: EvalMetrics) -> Self {
-        Self::Eval(point)
-    }
-}
 
 /// Appends to a `metrics.jsonl`. A line has been passed to the operating system when `append` returns.
 #[derive(Debug)]
@@ -240,90 +175,6 @@ fn rewrite(path: &Path, keep: impl Fn(&MetricPoint) -> bool) -> Result<()> {
     })
 }
 
-/// The keys of a line, in the order in which they are written.
-#[derive(Clone, Serialize, Deserialize)]
-struct LineFields {
-    step: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    mode: Option<String>,
-    #[serde(deserialize_with = "null_is_nan")]
-    loss: f32,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    learning_rate: Option<f32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    grad_norm: Option<f32>,
-    #[serde(default)]
-    tokens: u64,
-    #[serde(default)]
-    seconds: f64,
-    #[serde(default)]
-    rate: f64,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    metrics: BTreeMap<String, Option<f32>>,
-}
-
-fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
-    Option::<f32>::deserialize(deserializer).map(or_nan)
-}
-
-fn or_nan(value: Option<f32>) -> f32 {
-    value.unwrap_or(f32::NAN)
-}
-
-impl From<MetricPoint> for LineFields {
-    fn from(point: MetricPoint) -> Self {
-        match point {
-            MetricPoint::Train(point) => Self {
-                step: point.step,
-                mode: None,
-                loss: point.loss,
-                learning_rate: Some(point.learning_rate),
-                grad_norm: Some(point.grad_norm),
-                tokens: point.tokens,
-                seconds: point.seconds,
-                rate: point.rate,
-                metrics: BTreeMap::new(),
-            },
-            MetricPoint::Eval(point) => Self {
-                step: point.step,
-                mode: Some("eval".into()),
-                loss: point.loss,
-                learning_rate: None,
-                grad_norm: None,
-                tokens: point.tokens,
-                seconds: point.seconds,
-                rate: point.rate,
-                metrics: point.metrics.into_iter().map(|(name, value)| (name, Some(value))).collect(),
-            },
-        }
-    }
-}
-
-impl From<LineFields> for MetricPoint {
-    fn from(fields: LineFields) -> Self {
-        if fields.mode.as_deref() == Some("eval") {
-            Self::Eval(EvalMetrics {
-                step: fields.step,
-                loss: fields.loss,
-                tokens: fields.tokens,
-                seconds: fields.seconds,
-                rate: fields.rate,
-                metrics: fields.metrics.into_iter().map(|(name, value)| (name, or_nan(value))).collect(),
-            })
-        } else {
-            Self::Train(TrainMetrics {
-                step: fields.step,
-                loss: fields.loss,
-                learning_rate: or_nan(fields.learning_rate),
-                grad_norm: or_nan(fields.grad_norm),
-                tokens: fields.tokens,
-                seconds: fields.seconds,
-                rate: fields.rate,
-            })
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -338,6 +189,7 @@ mod tests {
             tokens: 4096,
             seconds: 0.42,
             rate: 1.9,
+            metrics: [].into(),
         })
     }
 
@@ -381,6 +233,7 @@ mod tests {
                 tokens: 0,
                 seconds: 0.0,
                 rate: 0.0,
+                metrics: [].into(),
             });
             let MetricPoint::Train(read) = serde_json::from_slice(&to_line(&point).unwrap()).unwrap() else {
                 panic!("a training line read as an evaluation")

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from millrace.torch import UnsupportedModelError, trace
-from torch_reference import SAMPLES, check_loss_and_gradients, in_double
+from torch_reference import SAMPLES, check_loss_and_gradients, in_double, results_of
 
 CLASSES, WORDS, LENGTH = 10, 50, 12
 
@@ -287,6 +287,65 @@ def of_singular_values(x: Any, _: Any) -> Any:
 def test_modules_that_can_not_be_trained_are_rejected(model: Any, loss: Any, part: str) -> None:
     with pytest.raises(UnsupportedModelError, match=part):
         trace(model(), images(), loss)
+
+
+class Classifier(nn.Module):
+    """Returns its loss and metrics: means, a sum over labels divided by their number, without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 5)
+        self.temperature = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, tokens: Any, labels: Any) -> Any:
+        logits = self.body(tokens) / self.temperature
+        with torch.no_grad():
+            correct = (logits.detach().argmax(-1) == labels).float()
+            counted = (labels >= 0).float()
+            metrics = {
+                "accuracy": (correct * counted).sum() / counted.sum(),
+                "confidence": logits.softmax(-1).amax(-1).mean(),
+                "temperature": self.temperature.clone(),
+            }
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        smooth = logits.square().mean()
+        return {"loss": loss, **metrics, "logits": logits, "nested/entropy": loss.detach(), "smooth": smooth}
+
+
+def test_metrics_are_those_of_pytorch() -> None:
+    """Also those of another batch. What is no number is left out."""
+    torch.manual_seed(3)
+    model = Classifier()
+    labels = torch.randint(0, 5, (6, 4))
+    labels[1:, 2] = -100
+    batch = {"tokens": torch.randn(6, 4, 6), "labels": labels}
+    traced = trace(model, {name: data[:2] for name, data in batch.items()})
+    loss, metrics = results_of(traced.document, in_double(batch), traced.tensors(model.double()))
+    expected = model(**in_double(batch))
+    assert sorted(metrics) == ["accuracy", "confidence", "nested/entropy", "smooth", "temperature"]
+    for name, value in {"loss": loss, **metrics}.items():
+        torch.testing.assert_close(value, expected[name].double(), rtol=1e-6, atol=0.0, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "part"),
+    [
+        (lambda x: {"spread": x.std()}, "computes over the samples of a batch"),
+        (lambda x: {"root": x.square().mean().sqrt()}, "multiplied by a fixed number"),
+        (lambda x: {"total": x.sum()}, "the metric total: it is not a mean"),
+        (lambda x: {"my metric": x.mean()}, "a metric is called 'my metric'"),
+        (lambda x: {"loss": x.mean()}, "rename it"),
+        (lambda x: {"number": x.mean().item()}, "the result of item()"),
+    ],
+)
+def test_metrics_that_are_no_means_are_rejected(metrics: Any, part: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=part):
+        trace(mlp(), images(), lambda x, y: (F.cross_entropy(x, y), metrics(x)))
+
+
+def test_mapping_without_loss_is_rejected() -> None:
+    with pytest.raises(UnsupportedModelError, match="returns logits and no 'loss'"):
+        trace(mlp(), images(), lambda x, _: {"logits": x})
 
 
 class Inner(nn.Module):

@@ -1,4 +1,4 @@
-"""Computes the loss of a graph document with PyTorch in f64, operator by operator."""
+"""Computes the loss and the metrics of a graph document with PyTorch in f64, operator by operator."""
 
 from __future__ import annotations
 
@@ -27,8 +27,17 @@ def loss_of(
     tensors: Mapping[str, torch.Tensor],
 ) -> torch.Tensor:
     """Return the loss of a batch, without dropout."""
+    return results_of(document, batch, tensors)[0]
+
+
+def results_of(
+    document: dict[str, Any],
+    batch: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the loss of a batch, without dropout, and the metrics by their names."""
     shapes, samples = document["values"], len(next(iter(batch.values())))
-    values = {}
+    values, metrics = {}, {}
     for number in document["inputs"]:
         values[number] = batch[shapes[number]["name"]].to(KINDS[shapes[number]["dtype"]])
     for constant in document["constants"]:
@@ -50,7 +59,10 @@ def loss_of(
         found = list(result.shape[1:]), result.dtype
         assert found == (shape["shape"], KINDS[shape["dtype"]]), f"{node['op']}: {found} instead of {shape}"
         values[node["output"]] = result
-    return total / divisor
+        if node["op"]["op"] == "metric":
+            weight = inputs[1].sum() if len(inputs) > 1 else samples
+            metrics[shape["name"]] = result.sum(0) / weight
+    return total / divisor, metrics
 
 
 def in_double(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -139,6 +151,8 @@ OPERATORS: dict[str, Operator] = {
     "cumulative_sum": lambda op, x, p: x[0].cumsum(op["axis"] + 1),
     "softmax": lambda op, x, p: (F.log_softmax if op.get("log") else F.softmax)(x[0], -1),
     "matmul": lambda op, x, p: x[0] @ (x[1].mT if op.get("transpose_b") else x[1]),
+    "arg_max": lambda op, x, p: x[0].argmax(op["axis"] + 1),
+    "metric": lambda op, x, p: x[0],
     "gather": lambda op, x, p: torch.gather(x[0], op["axis"] + 1, x[1]),
     "one_hot": lambda op, x, p: F.one_hot(x[0], op["classes"]).double(),
     "convolution": lambda op, x, p: F.conv2d(

@@ -75,7 +75,7 @@ pub struct LeafLoss {
     pub correct: u64,
     /// Sums of the losses beside the main one, each loss times its factor; zero if there are none.
     pub other: LossSums,
-    /// Sums of the [metrics](crate::graph::Graph::metrics) of an evaluation; empty in training.
+    /// Sums of the [metrics](crate::graph::Graph::metrics).
     pub metrics: Vec<f64>,
     /// If a loss is not finite: the first layer that computed a non-finite number. Always `None` in an evaluation,
     /// which keeps no activations.

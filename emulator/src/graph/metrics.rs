@@ -1,4 +1,4 @@
-//! The metrics of a graph: what evaluations report beside losses.
+//! The metrics of a graph: what training steps and evaluations report beside losses.
 
 use std::collections::HashSet;
 use std::ops::Range;

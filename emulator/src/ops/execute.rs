@@ -75,7 +75,7 @@ pub struct OperatorContext<'a> {
     pub loss: &'a mut LossWorkspace,
     /// Destination of the sums of a loss.
     pub sums: &'a mut LossSums,
-    /// Destination of the sums of a metric; empty for other operators, and in training.
+    /// Destination of the sums of a metric; empty for other operators, and where a forward pass is repeated.
     pub metric: &'a mut [f64],
 }
 

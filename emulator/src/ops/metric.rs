@@ -1,5 +1,6 @@
-//! `(x [..], weight []?) -> x`: returns x unchanged, and reports its mean in evaluations: the sum over all samples,
-//! divided by that of the weight, or by the number of samples. The name of the output is that of the metric.
+//! `(x [..], weight []?) -> x`: returns x unchanged, and reports its mean for each training step and evaluation: the
+//! sum over all samples, divided by that of the weight, or by the number of samples. The name of the output is that of
+//! the metric.
 
 use serde::{Deserialize, Serialize};
 

@@ -29,6 +29,7 @@ mod activation;
 mod add;
 mod add_position;
 mod add_sinusoids;
+mod arg_max;
 mod attention;
 mod average_pool;
 mod binary;
@@ -237,6 +238,7 @@ operators! {
     average_pool::AveragePool,
     metric::Metric,
     class_counts::ClassCounts,
+    arg_max::ArgMax,
 }
 
 /// Returns the work of an operator of a valid graph on one sample.
@@ -356,6 +358,7 @@ mod tests {
             ),
             (Metric.into(), r#"{"op":"metric"}"#),
             (ClassCounts.into(), r#"{"op":"class_counts"}"#),
+            (ArgMax { axis: 1 }.into(), r#"{"op":"arg_max","axis":1}"#),
         ];
         assert_eq!(
             cases.iter().map(|(op, _)| op.name()).collect::<Vec<_>>(),

@@ -191,7 +191,11 @@ pub enum CoordinatorCommand {
     ReportRunning,
     /// Report that a shard has recorded the commit of a step. Sent once per step, in order. A new coordinator repeats
     /// the newest step, because the previous one may not have reported it.
-    ReportStep(CommitRecord),
+    ReportStep {
+        record: CommitRecord,
+        /// Sums of the metrics of the model's graph; empty for a step of a previous coordinator.
+        metrics: Vec<f64>,
+    },
     /// The run continues with this source, which is evaluated next.
     EvaluateNext(ParameterSource),
     /// An evaluation begins, or begins again after a change of membership.

@@ -27,6 +27,8 @@ pub(super) struct EvaluationInProgress {
 #[derive(Debug)]
 pub(super) struct PendingCommit {
     pub(super) record: CommitRecord,
+    /// Sums of the metrics of the model's graph.
+    metrics: Vec<f64>,
     waiting: BTreeSet<AgentId>,
 }
 
@@ -194,17 +196,18 @@ impl Coordinator {
         };
         self.current = None;
         self.failures.clear();
-        self.issue_commit(record, out);
+        self.issue_commit(record, total.metrics, out);
     }
 
-    /// Issues a commit that every shard must record. A disconnected shard receives it when it joins again.
-    pub(super) fn issue_commit(&mut self, record: CommitRecord, out: &mut Vec<CoordinatorCommand>) {
+    /// Issues a commit that every shard must record. A disconnected shard receives it when it joins again. `metrics` are
+    /// sums of the metrics of the model's graph, as far as they are known.
+    pub(super) fn issue_commit(&mut self, record: CommitRecord, metrics: Vec<f64>, out: &mut Vec<CoordinatorCommand>) {
         let here = self.shards().filter(|shard| self.members.contains_key(shard));
         out.extend(here.map(|shard| CoordinatorCommand::Send(shard, AgentCommand::Commit { record })));
         self.step = record.step;
         self.record = Some(record);
         self.done = StepProgress::default();
-        self.pending_commit = Some(PendingCommit { record, waiting: self.shards().collect() });
+        self.pending_commit = Some(PendingCommit { record, metrics, waiting: self.shards().collect() });
     }
 
     pub(super) fn on_committed(&mut self, agent: AgentId, step: u64, out: &mut Vec<CoordinatorCommand>) {
@@ -215,18 +218,18 @@ impl Coordinator {
             return;
         };
         deciding.waiting.remove(&agent);
-        let record = deciding.record;
+        let (record, metrics) = (deciding.record, std::mem::take(&mut deciding.metrics));
         if deciding.waiting.is_empty() {
             self.pending_commit = None;
         }
-        self.report_step(record, out);
+        self.report_step(record, metrics, out);
     }
 
     /// Reports a committed step to the driver, once.
-    pub(super) fn report_step(&mut self, record: CommitRecord, out: &mut Vec<CoordinatorCommand>) {
+    pub(super) fn report_step(&mut self, record: CommitRecord, metrics: Vec<f64>, out: &mut Vec<CoordinatorCommand>) {
         if record.step > self.reported_step {
             self.reported_step = record.step;
-            out.push(CoordinatorCommand::ReportStep(record));
+            out.push(CoordinatorCommand::ReportStep { record, metrics });
         }
     }
 }

@@ -168,10 +168,10 @@ impl Coordinator {
             return true;
         };
         self.record = Some(record);
-        self.report_step(record, out);
+        self.report_step(record, Vec::new(), out);
         let agree = states.iter().all(|(_, state)| state.committed == newest);
         if !agree {
-            self.issue_commit(record, out);
+            self.issue_commit(record, Vec::new(), out);
         }
         agree
     }

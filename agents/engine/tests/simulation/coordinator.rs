@@ -174,7 +174,7 @@ impl SimulatedCoordinator {
                         return Err(format!("after step {before:?} it turns to {source:?}"));
                     }
                 }
-                CoordinatorCommand::ReportStep(record) => self.step(record, job, history)?,
+                CoordinatorCommand::ReportStep { record, .. } => self.step(record, job, history)?,
                 CoordinatorCommand::ReportEvalBatch(sums) => {
                     if sums.batches == 0 || sums.step != self.evaluates(job) {
                         return Err(format!("{sums:?} is of no batch"));

@@ -154,7 +154,8 @@ impl RunFiles {
 
     /// Writes a committed step. A step that an earlier coordinator has already written to the metrics is not written
     /// there again, but it is appended to the journal, where it may be missing.
-    pub fn step(&mut self, record: &CommitRecord, seconds: f64, rates: Rates) {
+    pub fn step(&mut self, record: &CommitRecord, metrics: &[(String, f64)], seconds: f64, rates: Rates) {
+        let metrics = in_f32(metrics);
         let point: MetricPoint = TrainMetrics {
             step: record.step,
             loss: record.loss,
@@ -163,6 +164,7 @@ impl RunFiles {
             tokens: record.tokens,
             seconds,
             rate: rates.rate,
+            metrics: metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
         }
         .into();
         self.point(point);
@@ -174,6 +176,7 @@ impl RunFiles {
                 (tags::LOCAL_SAMPLES_PER_SEC, rates.rate as f32),
                 (tags::AVG_SAMPLES_PER_SEC, rates.global_rate as f32),
             ];
+            let values: Vec<_> = values.into_iter().chain(metrics).collect();
             self.scalars(record.step, &values);
         }
     }
@@ -188,7 +191,7 @@ impl RunFiles {
         seconds: f64,
         rates: Rates,
     ) {
-        let metrics: Vec<(&str, f32)> = metrics.iter().map(|(name, value)| (name.as_str(), *value as f32)).collect();
+        let metrics = in_f32(metrics);
         let (step, tokens) = (evaluation.step, evaluation.tokens);
         let by_name = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         self.point(EvalMetrics { step, loss, tokens, seconds, rate: rates.global_rate, metrics: by_name }.into());
@@ -318,6 +321,10 @@ fn summary_dir(model_dir: &Path, run: &RunSpec) -> PathBuf {
     }
 }
 
+fn in_f32(metrics: &[(String, f64)]) -> Vec<(&str, f32)> {
+    metrics.iter().map(|(name, value)| (name.as_str(), *value as f32)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use millrace_params::Mode;
@@ -333,14 +340,14 @@ mod tests {
         let record = |step| CommitRecord { step, scale: 1.0, learning_rate: 0.1, loss: 2.0, norm: 3.0, tokens: 4 };
         let mut first = RunFiles::open(&launch, 1, TerminationReport::default()).unwrap();
         assert_eq!(first.begin(0, &ResumeHistory::default()).unwrap(), None);
-        (1..=3).for_each(|step| first.step(&record(step), 0.5, Rates::default()));
+        (1..=3).for_each(|step| first.step(&record(step), &[], 0.5, Rates::default()));
         drop(first);
         // Whether the earlier coordinator wrote step 3 or not, its successor receives the newest step.
         for (attempt, newest) in [(2, 3), (3, 4)] {
             let mut next = RunFiles::open(&launch, attempt, TerminationReport::default()).unwrap();
             let resumed = next.begin(newest, &ResumeHistory { shared: newest, ..ResumeHistory::default() }).unwrap();
             assert_eq!(resumed, Some(ResumePoint { step: newest, repeated_steps: 0 }));
-            next.step(&record(newest), 0.5, Rates::default());
+            next.step(&record(newest), &[], 0.5, Rates::default());
         }
         let steps: Vec<u64> = metrics_log::read(dir.path()).unwrap().iter().map(MetricPoint::step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);

@@ -4,10 +4,10 @@
 mod checkpoint_writer;
 mod console;
 mod driver;
-mod eval_metrics;
 mod files;
 mod heartbeat;
 mod journal;
+mod model_metrics;
 mod reporter;
 mod resume;
 mod run_end;
@@ -49,8 +49,8 @@ use crate::input::JobInputs;
 use crate::launch::{Exit, LaunchDocument, ListenAddresses, announce};
 use console::Console;
 use driver::CoordinatorDriver;
-use eval_metrics::EvalMetrics;
 use journal::{JobJournal, JournalService, RunCommand};
+use model_metrics::ModelMetrics;
 
 /// How long to wait until the lock of a dead coordinator of the same job expires: twice the lease of the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2 * LOCK_LEASE.as_secs());
@@ -177,7 +177,7 @@ pub struct PreparedRun {
     /// The job as every agent receives it.
     pub job_json: String,
     /// What evaluations report.
-    pub eval_metrics: EvalMetrics,
+    pub model_metrics: ModelMetrics,
     /// The checkpoint or initial values that the run begins with.
     pub start_point: resume::StartPoint,
     /// The checkpoints that are evaluated afterwards, if the run evaluates more than one.
@@ -233,7 +233,7 @@ async fn prepare(
         .ok_or_else(|| AgentError::local("there is neither a checkpoint nor an initial state"))?;
     let compiled = resume::recompile_with_checkpoint_cuts(&launch, compiled, &mut start_point)?;
     let job_json = compiled.document_json()?;
-    let eval_metrics = EvalMetrics::new(&compiled, entity_classes);
+    let model_metrics = ModelMetrics::new(&compiled, entity_classes);
     let open_files = || files::RunFiles::open(&launch, lock.attempt(), last_report.clone());
     let files = retry_while_disk_is_full(open_files).await?;
     start_point.report.iter().for_each(|sentence| console.line(sentence));
@@ -241,7 +241,7 @@ async fn prepare(
         launch,
         compiled,
         job_json,
-        eval_metrics,
+        model_metrics,
         start_point,
         remaining_checkpoints,
         eval_batches,

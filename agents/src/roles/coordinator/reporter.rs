@@ -19,9 +19,9 @@ use millrace_telemetry::progress::{
 
 use super::checkpoint_writer::PublishedCheckpoint;
 use super::console::{Console, is_shown};
-use super::eval_metrics::EvalMetrics;
 use super::files::RunFiles;
 use super::heartbeat::{ProgressHeartbeat, RunActivity};
+use super::model_metrics::ModelMetrics;
 use super::run_end::RunEnd;
 use super::run_policy;
 use super::summary::{self, Usages};
@@ -40,8 +40,9 @@ pub struct Reporter {
     mode: Mode,
     /// The current state of the run, as last recorded in the journal.
     state: RunState,
-    /// What evaluations report; `None` if the run has none.
-    eval_metrics: Option<EvalMetrics>,
+    model_metrics: ModelMetrics,
+    /// Whether the run has evaluations.
+    is_evaluated: bool,
     usages: Usages,
     progress: RunProgress,
     heartbeat: ProgressHeartbeat,
@@ -49,6 +50,15 @@ pub struct Reporter {
     is_stopping: bool,
     /// Whether agents have been told to leave, at the end of the run.
     are_agents_leaving: bool,
+}
+
+/// What is reported about a model besides its loss.
+pub struct ReportedModel {
+    pub metrics: ModelMetrics,
+    /// Whether the run has evaluations.
+    pub is_evaluated: bool,
+    /// Expected time of a training step in seconds, if it is known.
+    pub step_estimate: Option<f64>,
 }
 
 /// Rates and times of the run.
@@ -74,12 +84,11 @@ impl RunProgress {
 }
 
 impl Reporter {
-    /// Creates the reporter of the run of `launch`. `eval_metrics` is what its evaluations report, if it has any,
-    /// `estimate` the expected time of a training step in seconds.
+    /// Creates the reporter of the run of `launch`.
     pub fn new(
         launch: &LaunchDocument,
         compiled: &CompiledJob,
-        (eval_metrics, estimate): (Option<EvalMetrics>, Option<f64>),
+        ReportedModel { metrics: model_metrics, is_evaluated, step_estimate }: ReportedModel,
         mut files: RunFiles,
         console: Console,
         metrics: RoleMetrics,
@@ -100,10 +109,11 @@ impl Reporter {
                 resumed: None,
                 note: None,
             },
-            heartbeat: ProgressHeartbeat::new(Instant::now(), estimate),
+            heartbeat: ProgressHeartbeat::new(Instant::now(), step_estimate),
             is_stopping: false,
             are_agents_leaving: false,
-            eval_metrics,
+            model_metrics,
+            is_evaluated,
             usages: Usages::new(),
             progress: RunProgress::new(),
             console,
@@ -246,7 +256,8 @@ impl Reporter {
         self.progress.mark = now;
     }
 
-    pub fn step(&mut self, record: &CommitRecord) {
+    /// Reports a committed step. `metrics` are the sums of the metrics of the graph; empty if they are not known.
+    pub fn step(&mut self, record: &CommitRecord, metrics: &[f64]) {
         let samples = self.plan.leaves.batch();
         let now = Instant::now();
         self.state.step = record.step;
@@ -264,11 +275,10 @@ impl Reporter {
                 progress.rates = progress.meter.rates(now);
                 let remaining =
                     estimated_time(run.max_steps.saturating_sub(record.step) * samples, progress.rates.global_rate);
-                let more = self.eval_metrics.is_some();
                 let remaining = remaining.map(|remaining| TimeRemaining {
                     of_loop: remaining,
                     of_run: remaining,
-                    of_run_is_lower_bound: more,
+                    of_run_is_lower_bound: self.is_evaluated,
                 });
                 let line = TrainLine { step: record.step, loss: record.loss, rates: progress.rates, remaining };
                 self.console.line(line);
@@ -282,7 +292,8 @@ impl Reporter {
         if rates.rate == 0.0 && self.progress.running {
             rates.rate = samples as f64 / seconds.max(f64::MIN_POSITIVE);
         }
-        self.files.step(record, seconds, rates);
+        let metrics = if metrics.is_empty() { Vec::new() } else { self.model_metrics.of_step(metrics) };
+        self.files.step(record, &metrics, seconds, rates);
     }
 
     /// Returns the loss with the scaling of the params.
@@ -331,7 +342,7 @@ impl Reporter {
             self.console.line(EvalLine { global_step, batch, loss, rates, remaining: None });
         }
         self.console.line(avg_eval_loss(global_step, loss));
-        let metrics = self.eval_metrics.as_ref().map(|metrics| metrics.of(evaluation)).unwrap_or_default();
+        let metrics = self.model_metrics.of_evaluation(evaluation);
         if !metrics.is_empty() {
             let named: Vec<String> = metrics.iter().map(|(name, value)| format!("{name} = {value:.5}")).collect();
             self.console.line(format!("Evaluation metrics: {}", named.join(", ")));

@@ -8,8 +8,17 @@ use crate::metrics_log::TrainMetrics;
 
 fn metric(step: u64) -> JournalEvent {
     JournalEvent::Metric(
-        TrainMetrics { step, loss: 0.1, learning_rate: 6e-4, grad_norm: 1.5, tokens: 4096, seconds: 0.5, rate: 8.0 }
-            .into(),
+        TrainMetrics {
+            step,
+            loss: 0.1,
+            learning_rate: 6e-4,
+            grad_norm: 1.5,
+            tokens: 4096,
+            seconds: 0.5,
+            rate: 8.0,
+            metrics: [].into(),
+        }
+        .into(),
     )
 }
 

@@ -94,7 +94,7 @@ pub struct CpuDevice {
     times: Vec<OperatorTime>,
     /// For each leaf of the round: the sums of the losses computed so far.
     loss_sums: Vec<LeafSums>,
-    /// For each leaf of an evaluation round: the sums of its metrics.
+    /// For each leaf of the round: the sums of its metrics, until its losses are recorded.
     metrics: Vec<Vec<f64>>,
     losses: Vec<LeafLoss>,
     /// The first integer of the pass that is outside the table that it indexes.
@@ -252,6 +252,7 @@ impl CpuDevice {
     fn record_loss(&mut self, leaf: usize, LeafSums { loss, main, other }: LeafSums) {
         let bad_layer = if loss.is_finite() { None } else { self.find_bad_layer(leaf) };
         let LossSums { tokens, correct, .. } = main;
+        // Without sums, forward passes that the backward pass repeats add nothing.
         let metrics = self.metrics.get_mut(leaf).map(std::mem::take).unwrap_or_default();
         let leaf = self.samples.leaves[leaf].leaf;
         self.losses.push(LeafLoss { leaf, loss, tokens, correct, other, metrics, bad_layer });
@@ -305,9 +306,7 @@ impl Device for CpuDevice {
         self.loss_sums.clear();
         self.loss_sums.resize(leaves.len(), LeafSums::default());
         self.metrics.clear();
-        if !training {
-            self.metrics.resize(leaves.len(), vec![0.0; self.operators.metric_elements]);
-        }
+        self.metrics.resize(leaves.len(), vec![0.0; self.operators.metric_elements]);
         self.training = training;
         self.passes = 0;
         Ok(())

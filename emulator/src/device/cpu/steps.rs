@@ -39,7 +39,7 @@ pub(super) struct StepRunner<'a> {
     pub scratch: &'a mut Scratch,
     /// The sums of the losses of each leaf of the round.
     pub loss_sums: &'a mut [LeafSums],
-    /// For each leaf of an evaluation round: the sums of its metrics. Empty in training.
+    /// For each leaf of the round: the sums of its metrics. Empty once its forward pass has been reported.
     pub metrics: &'a mut [Vec<f64>],
     pub times: &'a mut [super::OperatorTime],
     /// The first integer of the pass that is outside the table that it indexes.

@@ -121,7 +121,16 @@ mod tests {
 
     fn train(step: u64) -> MetricPoint {
         let (learning_rate, grad_norm, seconds, rate) = (0.1, 1.0, 0.5, 2.0);
-        MetricPoint::Train(TrainMetrics { step, loss: 2.0, learning_rate, grad_norm, tokens: 64, seconds, rate })
+        MetricPoint::Train(TrainMetrics {
+            step,
+            loss: 2.0,
+            learning_rate,
+            grad_norm,
+            tokens: 64,
+            seconds,
+            rate,
+            metrics: [].into(),
+        })
     }
 
     fn eval(step: u64) -> MetricPoint {

@@ -43,7 +43,7 @@ use super::PreparedRun;
 use super::checkpoint_writer::{CheckpointWriter, PublishedCheckpoint};
 use super::console::Console;
 use super::journal::RunCommand;
-use super::reporter::Reporter;
+use super::reporter::{ReportedModel, Reporter};
 use super::resume::StartPoint;
 use super::run_end::{RunEnd, StopCause};
 use super::spans::Spans;
@@ -138,7 +138,7 @@ impl CoordinatorDriver {
             launch,
             compiled,
             job_json,
-            eval_metrics,
+            model_metrics,
             start_point,
             remaining_checkpoints,
             eval_batches,
@@ -146,8 +146,8 @@ impl CoordinatorDriver {
             lock,
             files,
         } = prepared;
-        let eval_metrics = (eval_batches > 0).then_some(eval_metrics);
-        let reporter = Reporter::new(&launch, &compiled, (eval_metrics, step_estimate), files, console, metrics);
+        let model = ReportedModel { metrics: model_metrics, is_evaluated: eval_batches > 0, step_estimate };
+        let reporter = Reporter::new(&launch, &compiled, model, files, console, metrics);
         let spans = Spans::begin(start_point.step);
         let last_saved = start_point.saved.clone();
         let save_timer = SaveTimer::new(compiled.job.run.checkpoint_seconds);
@@ -363,7 +363,7 @@ impl CoordinatorDriver {
             }
             CoordinatorCommand::EvaluateNext(_) => self.next_checkpoint(),
             CoordinatorCommand::Evaluating => self.reporter.evaluating(),
-            CoordinatorCommand::ReportStep(record) => self.reporter.step(&record),
+            CoordinatorCommand::ReportStep { record, metrics } => self.reporter.step(&record, &metrics),
             CoordinatorCommand::ReportEvalBatch(evaluation) => self.reporter.eval_batch(&evaluation),
             CoordinatorCommand::ReportEvaluation(evaluation) => self.reporter.evaluated(&evaluation),
             CoordinatorCommand::End(outcome) => {

@@ -28,7 +28,7 @@ from millrace.keras.training import check_options, optimizer_section
 from millrace.keras.weights import Weight, is_numeric, kernel_order, unique_names
 from millrace.submission import ModuleOptions, ParamsWithFiles
 from millrace.torch.arrays import UnsupportedDataError, arrays_of
-from millrace.torch.trace import TracedModel
+from millrace.torch.traced_model import TracedModel
 from millrace.torch.training import Files, params_of
 
 CONVOLUTIONS = frozenset({"Conv2D", "DepthwiseConv2dNative", "Conv2DBackpropInput"})

@@ -14,7 +14,8 @@ import torch
 
 from millrace.keras.weights import Weight, is_numeric
 from millrace.torch.operands import UnsupportedModelError
-from millrace.torch.trace import TracedModel, trace
+from millrace.torch.trace import trace
+from millrace.torch.traced_model import TracedModel
 from millrace.torch.translator import GENERATED, library_directories
 
 SCOPES = "scopes"

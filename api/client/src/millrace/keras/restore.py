@@ -11,7 +11,7 @@ import torch
 
 from millrace.keras.weights import Weight, is_numeric, to_numpy
 from millrace.torch.arrays import UnsupportedDataError
-from millrace.torch.trace import oriented
+from millrace.torch.traced_model import oriented
 from millrace.torch.training import TRANSPOSED_ANNOTATION
 
 VARIABLES_ANNOTATION = "client.millrace.dev/variables"

@@ -26,7 +26,7 @@ from millrace.submission import ModuleOptions, ParamsWithFiles
 from millrace.torch.arrays import UnsupportedDataError
 from millrace.torch.operands import UnsupportedModelError
 from millrace.torch.schedule import UnsupportedOptimizerError
-from millrace.torch.trace import TracedModel
+from millrace.torch.traced_model import TracedModel
 from millrace.torch.training import Files, completed_params, params_of
 
 log = logging.getLogger("millrace")

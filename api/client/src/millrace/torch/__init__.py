@@ -17,7 +17,8 @@
 from millrace.torch.operands import UnsupportedModelError
 from millrace.torch.optimizer import optimizer_params
 from millrace.torch.schedule import UnsupportedOptimizerError
-from millrace.torch.trace import TracedModel, trace
+from millrace.torch.trace import trace
+from millrace.torch.traced_model import TracedModel
 from millrace.torch.triton import hide_triton
 
 # Also for optimizers of PyTorch, which a program may create next.

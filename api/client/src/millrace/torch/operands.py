@@ -104,6 +104,8 @@ class Term:
 
     emit: Callable[[float], None]
     """Adds the operator of the sum, with this factor."""
+    of_samples: Callable[[], Value]
+    """Adds the operators that compute the sum of each sample, without a factor; returns the sums."""
     scaling: str
     """What the sum is divided by: `num_tokens`, the labels that count, or `batch_size`, the samples.
 
@@ -135,6 +137,19 @@ class Loss:
         return Loss(
             tuple(replace(term, scaling="batch_size", factor=term.factor / multiple) for term in self.terms)
         )
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A sum over the batch divided by another one, times a factor. A metric can be one, a loss can't."""
+
+    dividend: Loss
+    divisor: Loss
+    factor: float = 1.0
+
+    def times(self, factor: float) -> Ratio:
+        """Return the ratio times a number."""
+        return replace(self, factor=self.factor * factor)
 
 
 @dataclass(frozen=True)

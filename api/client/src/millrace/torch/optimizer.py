@@ -21,7 +21,7 @@ from millrace.torch.schedule import (
     learning_rate,
     schedule,
 )
-from millrace.torch.trace import TracedModel
+from millrace.torch.traced_model import TracedModel
 
 
 @dataclass(frozen=True)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch._decomp import get_decompositions
 from torch.export import Dim, ExportedProgram, default_decompositions, export
 from torch.export.graph_signature import InputKind
 
 from millrace.torch.document import DTYPES
 from millrace.torch.layout import Layout
-from millrace.torch.operands import Fixed, Loss, Operand, Parameter, Traced, UnsupportedModelError
+from millrace.torch.metrics import add_metric, loss_and_metrics
+from millrace.torch.operands import Fixed, Loss, Operand, Parameter, Ratio, Traced, UnsupportedModelError
+from millrace.torch.traced_model import TracedModel
 from millrace.torch.translator import GENERATED, Translator, library_directories, place
 from millrace.torch.triton import hide_triton
 
@@ -39,81 +37,21 @@ REDUCTIONS = {"num_tokens": "labels", "batch_size": "samples", "sum": "sum"}
 """The reduction of a document, by what the sum of the losses is divided by."""
 
 
-@dataclass(frozen=True)
-class TracedModel:
-    """The graph of a module with its loss."""
-
-    document: dict[str, Any]
-    """The document of the graph."""
-    transposed: dict[str, bool]
-    """For each tensor of the graph, which has the name of its parameter: whether it is transposed there.
-
-    The transposed weight of a transposed convolution is that of the convolution with the same gradients.
-    """
-
-    def save(self, path: str | Path) -> None:
-        """Write the document to a file."""
-        Path(path).write_text(json.dumps(self.document))
-
-    def save_weights(self, model: torch.nn.Module, path: str | Path) -> None:
-        """Write the weights of the module for `checkpoint import --from safetensors`."""
-        save_file({name: data.detach().clone() for name, data in self.tensors(model).items()}, path)
-
-    def tensors(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Return the tensors of the graph, computed from the parameters of the module."""
-        shapes = {tensor["name"]: tensor["shape"] for tensor in self.document["tensors"]}
-        return {
-            name: oriented(model.get_parameter(name).cpu(), shapes[name], transposed=transposed)
-            for name, transposed in self.transposed.items()
-        }
-
-    def load_weights(self, model: torch.nn.Module, path: str | Path) -> None:
-        """Give the module the weights that `checkpoint export --to safetensors` wrote.
-
-        Raises `ValueError` if names or shapes differ; the module then keeps its weights.
-        """
-        weights = load_file(path)
-        if weights.keys() != self.transposed.keys():
-            names = ", ".join(sorted(weights.keys() ^ self.transposed.keys()))
-            raise ValueError(f"{path} is not of this module: only one of them has {names}")
-        shapes = {tensor["name"]: tensor["shape"] for tensor in self.document["tensors"]}
-        for name, weight in weights.items():
-            if list(weight.shape) != shapes[name]:
-                raise ValueError(
-                    f"{path} is not of this module: {name} has shape {tuple(weight.shape)}, "
-                    f"not {tuple(shapes[name])}"
-                )
-        with torch.no_grad():
-            for name, transposed in self.transposed.items():
-                parameter = model.get_parameter(name)
-                parameter.copy_(oriented(weights[name], list(parameter.shape), transposed=transposed))
-
-
-def oriented(weight: torch.Tensor, shape: list[int], *, transposed: bool) -> torch.Tensor:
-    """Return the weight of a parameter as a tensor of the graph with this shape, or the other way round."""
-    if transposed and len(shape) == 2:
-        weight = weight.reshape(shape[::-1]).t()
-    elif transposed and weight.dim() == 2:
-        weight = weight.t()
-    elif transposed:
-        # Inputs and outputs of each group are exchanged, and the kernel is reversed.
-        groups = shape[0] // weight.shape[1]
-        weight = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
-        weight = weight.flip(list(range(2, weight.dim())))
-    return weight.reshape(shape).contiguous()
-
-
 class _Call(torch.nn.Module):
     """Calls a module and its loss with positional inputs, as keyword arguments can't be exported."""
 
-    def __init__(self, model: torch.nn.Module, call: Callable[..., Any]) -> None:
+    def __init__(self, model: torch.nn.Module, call: Callable[..., Any], metrics: list[str]) -> None:
+        """Create the module; its calls write the names of the metrics to `metrics`."""
         super().__init__()
         self.model = model
         self.call = call
+        self.metrics = metrics
 
     def forward(self, *batch: Any) -> Any:
-        """Return the loss of a batch."""
-        return self.call(self.model, *batch)
+        """Return the metrics of a batch, and its loss as the last value."""
+        loss, metrics = loss_and_metrics(self.call(self.model, *batch))
+        self.metrics[:] = metrics
+        return (*metrics.values(), loss)
 
 
 def _with_loss(loss: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,7 +73,7 @@ def trace(
 
     `batch` is an example of at least two samples, by the names that the data have. The loss is
     `loss(model(*all but the last), the last)`; without `loss`, the module itself returns it.
-    `call(model, *batch)` replaces both.
+    `call(model, *batch)` replaces both. Metrics may be returned with the loss, see `loss_and_metrics`.
 
     Raises `UnsupportedModelError` if the appliance can't train the module.
     """
@@ -143,13 +81,14 @@ def trace(
     location = _location(call or loss)
     if call is None:
         call = _without_loss if loss is None else _with_loss(loss)
-    module = _Call(model, call)
+    metrics: list[str] = []
+    module = _Call(model, call, metrics)
     was_training = model.training
     try:
         program = _exported(module.train(), tuple(batch.values()), location)
     finally:
         model.train(was_training)
-    return _translated(model, program, list(batch), location)
+    return _translated(model, program, list(batch), metrics, location)
 
 
 def _location(function: Callable[..., Any] | None) -> str:
@@ -240,6 +179,8 @@ def _check_before_decomposition(program: ExportedProgram, location: str) -> None
         for spec in specs
         if spec.kind == InputKind.PARAMETER and program.state_dict[spec.target].requires_grad
     }
+    # Metrics have no gradients.
+    of_loss = _used(program.graph, 1)
     for node in program.graph.nodes:
         name = str(node.target)
         if "alpha_dropout" in name:
@@ -250,6 +191,8 @@ def _check_before_decomposition(program: ExportedProgram, location: str) -> None
         if not is_float or not any(source.name in trained for source in node.all_input_nodes):
             continue
         trained.add(node.name)
+        if node not in of_loss:
+            continue
         if name.startswith("aten.detach") or (name == "wrap_with_set_grad_enabled" and not node.args[0]):
             where = place(_innermost(program, node), location)
             raise UnsupportedModelError(
@@ -302,17 +245,24 @@ def _decompositions() -> Any:
 
 
 def _translated(
-    model: torch.nn.Module, program: ExportedProgram, names: list[str], location: str
+    model: torch.nn.Module, program: ExportedProgram, names: list[str], metrics: list[str], location: str
 ) -> TracedModel:
     translator = Translator(dict(model.named_parameters(remove_duplicate=False)), location)
     _add_inputs(translator, program, names)
-    loss: Operand = None
-    used = _used(program.graph)
+    outputs: list[Operand] = [None]
+    used = _used(program.graph, len(metrics) + 1)
     for node in program.graph.nodes:
         if node.op == "call_function" and node in used:
             translator.translate(node)
         elif node.op == "output":
-            loss = translator.operand(node.args[0][-1])
+            outputs = [translator.operand(output) for output in node.args[0][-len(metrics) - 1 :]]
+    loss = outputs.pop()
+    if isinstance(loss, Ratio):
+        *_, output = program.graph.nodes
+        raise UnsupportedModelError(
+            f"{place(output.args[0][-1], location)}: a division by a sum over the batch: use cross_entropy "
+            "with ignore_index, or a mean"
+        )
     if not isinstance(loss, Loss):
         raise UnsupportedModelError(
             "the loss is not a mean over the samples of the batch; use reduction='mean'"
@@ -328,21 +278,30 @@ def _translated(
             "the losses are means over different labels: use one loss, or none with ignore_index if no label "
             "is ignored"
         )
+    for name, metric in zip(metrics, outputs, strict=True):
+        add_metric(translator, name, metric)
     for term in loss.terms:
         term.emit(term.factor)
     reduction = REDUCTIONS[scalings.pop()]
     return TracedModel(translator.graph.document() | {"reduction": reduction}, translator.tensors)
 
 
-def _used(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Return the nodes of which the loss, which is the last output, is computed."""
+def _used(graph: torch.fx.Graph, outputs: int) -> set[torch.fx.Node]:
+    """Return the nodes of which the last outputs are computed. The loss is the last one."""
     used: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "output":
-            used |= {node.args[0][-1]} if isinstance(node.args[0][-1], torch.fx.Node) else set()
-        elif node in used:
-            used |= set(node.all_input_nodes)
+            used |= {output for output in node.args[0][-outputs:] if isinstance(output, torch.fx.Node)}
+        elif node in used or _changes(node, used):
+            used |= {node, *node.all_input_nodes}
     return used
+
+
+def _changes(node: torch.fx.Node, values: set[torch.fx.Node]) -> bool:
+    """Return whether an operator changes one of these values in place."""
+    name = str(node.target).removeprefix("aten.").split(".")[0]
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return is_in_place and any(item in values for item in node.all_input_nodes)
 
 
 def _add_inputs(translator: Translator, program: ExportedProgram, names: list[str]) -> None:

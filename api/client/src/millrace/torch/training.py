@@ -25,7 +25,8 @@ from millrace.submission import ModuleOptions, ParamsWithFiles
 from millrace.torch.arrays import UnsupportedDataError, arrays_of, example_of, write_arrays
 from millrace.torch.data_loader import without_data_loader
 from millrace.torch.optimizer import optimizer_params
-from millrace.torch.trace import TracedModel, oriented, trace
+from millrace.torch.trace import trace
+from millrace.torch.traced_model import TracedModel, oriented
 from millrace.uploads import Blob
 
 GRAPH_FILE = "graph.json"
@@ -224,9 +225,7 @@ def _call(options: ModuleOptions, example: Mapping[str, torch.Tensor]) -> Callab
     names = list(example)
 
     def call(model: torch.nn.Module, *batch: Any) -> Any:
-        output = model(**dict(zip(names, batch, strict=True)))
-        # Models of transformers return their loss with other values.
-        return output if isinstance(output, torch.Tensor) else output["loss"]
+        return model(**dict(zip(names, batch, strict=True)))
 
     return call
 

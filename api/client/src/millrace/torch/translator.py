@@ -21,6 +21,7 @@ from millrace.torch.operands import (
     Operand,
     Parameter,
     ParameterView,
+    Ratio,
     Traced,
     Uniform,
     UnsupportedModelError,
@@ -53,7 +54,7 @@ def _directories(names: tuple[str, ...]) -> tuple[str, ...]:
     return (*LIBRARIES, *(f"{Path(file).parent}/" for file in files if file))
 
 
-COMPUTED = (Traced, Parameter, ParameterView, LabelLosses, Loss, Uniform)
+COMPUTED = (Traced, Parameter, ParameterView, LabelLosses, Loss, Ratio, Uniform)
 """Operands that depend on inputs, parameters or random numbers."""
 
 
@@ -173,7 +174,7 @@ class Translator:
             return Traced(self.reshape(operand.emit(), operand.layout.sample), operand.layout)
         if isinstance(operand, Fixed):
             return Traced(self.value(operand, operand.layout), operand.layout)
-        if isinstance(operand, Loss):
+        if isinstance(operand, Loss | Ratio):
             raise UnsupportedModelError(
                 "a loss can be multiplied by a fixed number and added to another loss, and nothing else"
             )

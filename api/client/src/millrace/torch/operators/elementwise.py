@@ -17,6 +17,7 @@ from millrace.torch.operands import (
     Operand,
     Parameter,
     ParameterView,
+    Ratio,
     Term,
     Traced,
     Uniform,
@@ -58,12 +59,17 @@ def mean_loss(t: Translator, x: Traced) -> Loss:
         t.graph.path = path
         t.graph.loss({"op": "sum_loss", "factor": factor / elements}, [value])
 
-    return Loss((Term(emit, "batch_size"),))
+    def of_samples() -> Value:
+        axes = list(range(len(value.shape)))
+        node = {"op": "reduce", "reduction": "mean", "axes": axes}
+        return t.graph.node(node, [value], ()) if axes else value
+
+    return Loss((Term(emit, of_samples, "batch_size"),))
 
 
 def _binary(function: str) -> Translation:
     def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-        if any(isinstance(item, Loss) for item in args):
+        if any(isinstance(item, Loss | Ratio) for item in args):
             return _arithmetic_of_losses(t, function, args[0], args[1])
         if any(isinstance(item, Uniform) for item in args):
             return _shifted(function, args[0], args[1])
@@ -75,14 +81,16 @@ def _binary(function: str) -> Translation:
     return translation
 
 
-def _arithmetic_of_losses(t: Translator, function: str, left: Operand, right: Operand) -> Loss:
+def _arithmetic_of_losses(t: Translator, function: str, left: Operand, right: Operand) -> Loss | Ratio:
     if function in ("add", "sub"):
         # A number that depends on parameters only, such as the sum of their squares, is its own mean.
         left, right = (mean_loss(t, item) if _is_of_parameters(item) else item for item in (left, right))
     if function in ("add", "sub") and isinstance(left, Loss) and isinstance(right, Loss):
         return Loss(left.terms + right.times(1.0 if function == "add" else -1.0).terms)
-    is_left = isinstance(left, Loss)
-    loss: Loss = left if is_left else right
+    if function == "div" and isinstance(left, Loss) and isinstance(right, Loss):
+        return Ratio(left, right)
+    is_left = isinstance(left, Loss | Ratio)
+    loss: Loss | Ratio = left if is_left else right
     number = right if is_left else left
     if isinstance(number, Fixed) and number.layout.axis is None and number.tensor.numel() == 1:
         number = float(number.tensor)
@@ -93,17 +101,19 @@ def _arithmetic_of_losses(t: Translator, function: str, left: Operand, right: Op
             return loss.times(number)
         if function == "div" and is_left:
             return loss.times(1.0 / number)
-    if function == "div" and is_left and isinstance(number, torch.SymInt):
-        return loss.by_samples(Layout.of([number]).merged)
-    if function == "div" and is_left and isinstance(number, BatchSize) and number.tensor.numel() == 1:
-        multiple, one_more = int(number.tensor) / 2, int(number.next) / 3
-        if multiple == one_more and multiple == int(multiple):
-            return loss.by_samples(int(multiple))
-    if function == "div" and isinstance(right, Loss):
-        raise UnsupportedModelError(
-            "a division by a sum over the batch: use cross_entropy with ignore_index, or a mean"
-        )
+    if function == "div" and isinstance(left, Loss) and (multiple := _multiple_of_batch(number)):
+        return left.by_samples(multiple)
     raise UnsupportedModelError("a loss can be multiplied by a fixed number, and added to another loss")
+
+
+def _multiple_of_batch(number: Operand) -> int | None:
+    """Return by what the number of samples is multiplied; None if the number is no multiple of it."""
+    if isinstance(number, torch.SymInt):
+        return Layout.of([number]).merged
+    if isinstance(number, BatchSize) and number.tensor.numel() == 1:
+        multiple, remainder = divmod(int(number.tensor), 2)
+        return multiple if remainder == 0 and multiple * 3 == int(number.next) else None
+    return None
 
 
 def _is_of_parameters(operand: Operand) -> bool:

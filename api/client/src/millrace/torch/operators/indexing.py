@@ -11,8 +11,8 @@ import torch
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout, MixesSamplesError
 from millrace.torch.operands import Fixed, Operand, Parameter, Traced, UnsupportedModelError
-from millrace.torch.operators.elementwise import binary, unary
-from millrace.torch.operators.reductions import reduce
+from millrace.torch.operators.elementwise import unary
+from millrace.torch.operators.functions import compare
 from millrace.torch.operators.registry import completed, translates
 from millrace.torch.operators.shapes import join, part
 from millrace.torch.operators.unsupported import message
@@ -186,24 +186,11 @@ def _one_hot(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
     return Traced(t.cast(value, t.dtype), layout)
 
 
-def _first_largest(t: Translator, x: Value, axis: int) -> Value:
-    """Add a mask of the first of the largest elements of a dimension."""
-    largest = reduce(t, x, [axis], "max", keep=True)
-    node = {"op": "compare", "relation": "eq"}
-    is_largest = t.graph.node(node, [x, largest], x.shape, "bool")
-    count = {"op": "cumulative_sum", "axis": axis}
-    order = t.graph.node(count, [t.cast(is_largest, "f32")], x.shape)
-    is_first = t.graph.node(node, [order, t.number(1.0)], x.shape, "bool")
-    return t.graph.node({"op": "logical", "function": "and"}, [is_largest, is_first], x.shape, "bool")
-
-
-def _value_and_index(t: Translator, x: Value, chosen: Value, axis: int) -> tuple[Value, Value]:
-    """Add the element of a dimension where a mask holds, and its index, with a size of 1."""
-    values = t.graph.node({"op": "select"}, [chosen, x, t.number(0.0)], x.shape)
-    places = torch.arange(x.shape[axis], dtype=torch.float32).reshape(-1, *(1 for _ in x.shape[axis + 1 :]))
-    indices = binary(t, "mul", t.cast(chosen, "f32"), t.constant(places))
-    value, index = (reduce(t, item, [axis], "sum", keep=True) for item in (values, indices))
-    return value, t.cast(index, "i32")
+def _index_of_largest(t: Translator, x: Value, axis: int) -> Value:
+    """Add the index of the first of the largest elements of a dimension, which has a size of 1."""
+    without = (*x.shape[:axis], *x.shape[axis + 1 :])
+    index = t.graph.node({"op": "arg_max", "axis": axis}, [x], without, "i32")
+    return t.reshape(index, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
 
 
 @translates("argmax", "argmin")
@@ -213,8 +200,7 @@ def _argmax(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, An
         raise MixesSamplesError("it computes over the samples of a batch")
     axis, value = x.layout.dimension(dim), t.cast(x.value, "f32")
     value = unary(t, "neg", value) if t.name.startswith("argmin") else value
-    _, index = _value_and_index(t, value, _first_largest(t, value, axis), axis)
-    return Traced(t.reshape(index, layout.sample), layout)
+    return Traced(t.reshape(_index_of_largest(t, value, axis), layout.sample), layout)
 
 
 @translates("max.dim", "min.dim")
@@ -222,9 +208,9 @@ def _extreme(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
     x, axis = t.traced(args[0]), 0
     axis, value = x.layout.dimension(args[1]), t.cast(x.value, "f32")
     is_minimum = t.name.startswith("min")
-    compared = unary(t, "neg", value) if is_minimum else value
-    found = _value_and_index(t, value, _first_largest(t, compared, axis), axis)
-    value, index = (t.reshape(item, layout.sample) for item in found)
+    index = _index_of_largest(t, unary(t, "neg", value) if is_minimum else value, axis)
+    value = t.reshape(_gathered(t, value, axis, index), layout.sample)
+    index = t.reshape(index, layout.sample)
     return [Traced(t.cast(value, t.dtype), layout), Traced(index, layout)]
 
 
@@ -234,11 +220,14 @@ def _topk(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]
     if not is_largest or count > MAX_TOP:
         raise UnsupportedModelError(f"topk of more than {MAX_TOP} elements, or of the smallest ones")
     axis, rest = x.layout.dimension(dim), t.cast(x.value, "f32")
+    places = torch.arange(rest.shape[axis], dtype=torch.int32).reshape(
+        -1, *(1 for _ in rest.shape[axis + 1 :])
+    )
     values, indices = [], []
     for _ in range(count):
-        chosen = _first_largest(t, rest, axis)
-        value, index = _value_and_index(t, rest, chosen, axis)
-        rest = t.graph.node({"op": "select"}, [chosen, t.number(-inf), rest], rest.shape)
-        values.append(value)
+        index = _index_of_largest(t, rest, axis)
+        values.append(_gathered(t, rest, axis, index))
         indices.append(index)
+        is_chosen = compare(t, "eq", t.constant(places), index)
+        rest = t.graph.node({"op": "select"}, [is_chosen, t.number(-inf), rest], rest.shape)
     return [Traced(join(t, items, axis), layout) for items in (values, indices)]

@@ -75,7 +75,11 @@ def _term(
         t.graph.path = path
         t.graph.loss(op | {"factor": times * factor}, inputs)
 
-    return Term(emit, scaling, labels=labels)
+    def of_samples() -> Value:
+        losses = inputs[0] if labels is None else _of_each_label(t, inputs[0], labels, None, 0.0)
+        return times(t, reduce(t, losses, list(range(len(losses.shape))), "sum", keep=False), factor)
+
+    return Term(emit, of_samples, scaling, labels=labels)
 
 
 def _scaling(labels: Value, ignored: int) -> str:

@@ -1,4 +1,5 @@
-//! The metrics of an evaluation under the names that the public model zoo gives them.
+//! The metrics of a model: of an evaluation under the names that the public model zoo gives them, and of the training
+//! steps of a graph document under its own names.
 
 use millrace_emulator::graph::{Graph, GraphMetric};
 use millrace_emulator::ops::OpKind;
@@ -12,11 +13,13 @@ const MAX_REPORTED_ELEMENTS: usize = 64;
 /// The metric of a classifier of tokens: the numbers of correct, predicted and actual tokens of each class.
 const CLASS_COUNTS: &str = "class_counts";
 
-/// What an evaluation reports besides its loss.
-pub struct EvalMetrics {
+/// What evaluations and training steps report besides their loss.
+pub struct ModelMetrics {
     model: ModelSpec,
-    /// Samples of a batch.
+    /// Samples of a batch of the training.
     batch: u64,
+    /// Samples of a batch of an evaluation.
+    eval_batch: u64,
     /// Whether the main loss is one of classes, so that there are correct and wrong predictions.
     predicts_classes: bool,
     /// The metrics of the graph, by the name of each.
@@ -31,20 +34,33 @@ struct MetricSums {
     weight: Option<usize>,
 }
 
-impl EvalMetrics {
+impl ModelMetrics {
     /// Returns the metrics of a job. `entity_classes` are the classes whose F1 scores count; `None` for all.
     pub fn new(compiled: &CompiledJob, entity_classes: Option<Vec<usize>>) -> Self {
         let graph = &compiled.plan.graph;
         let model = compiled.job.model.clone();
-        Self::of_graph(graph, model, compiled.plan.eval_leaves.batch(), entity_classes)
+        let batches = (compiled.plan.leaves.batch(), compiled.plan.eval_leaves.batch());
+        Self::of_graph(graph, model, batches, entity_classes)
     }
 
-    fn of_graph(graph: &Graph, model: ModelSpec, batch: u64, entity_classes: Option<Vec<usize>>) -> Self {
+    fn of_graph(
+        graph: &Graph,
+        model: ModelSpec,
+        (batch, eval_batch): (u64, u64),
+        entity_classes: Option<Vec<usize>>,
+    ) -> Self {
         let main_loss = graph.nodes.last().map(|node| node.op);
         let predicts_classes = matches!(main_loss, Some(OpKind::CrossEntropy(_) | OpKind::LogitsCrossEntropy(_)));
         let sums =
             |GraphMetric { name, sums, weight, .. }: GraphMetric<'_>| (name.to_owned(), MetricSums { sums, weight });
-        Self { model, batch, predicts_classes, metrics: graph.metrics().map(sums).collect(), entity_classes }
+        let metrics = graph.metrics().map(sums).collect();
+        Self { model, batch, eval_batch, predicts_classes, metrics, entity_classes }
+    }
+
+    /// Returns the metrics of a training step from their sums, with their names. Only graph documents have any.
+    pub fn of_step(&self, sums: &[f64]) -> Vec<(String, f64)> {
+        let is_reported = self.model.compute_eval_metrics && self.model.graph.is_some();
+        if is_reported { self.means("train", sums, self.batch) } else { Vec::new() }
     }
 
     /// Returns the metrics of `evaluation`, with their names.
@@ -52,7 +68,7 @@ impl EvalMetrics {
     /// Only models that predict tokens have a perplexity. The F1 score of a classifier of two classes is the micro
     /// average over both, as in the model zoo, and thus equal to the accuracy; that of a classifier of tokens is the
     /// mean over all classes of entities.
-    pub fn of(&self, evaluation: &Evaluation) -> Vec<(String, f64)> {
+    pub fn of_evaluation(&self, evaluation: &Evaluation) -> Vec<(String, f64)> {
         if !self.model.compute_eval_metrics {
             return Vec::new();
         }
@@ -83,24 +99,34 @@ impl EvalMetrics {
         }
     }
 
-    /// Returns the metrics of a model with a graph document: those of its main loss, and its own.
+    /// Returns the metrics of a model with a graph document: those of its main loss, and its own, which may replace
+    /// them.
     fn of_document(&self, evaluation: &Evaluation) -> Vec<(String, f64)> {
         let mut all = Vec::new();
         if self.predicts_classes {
             all.push(("eval/accuracy".to_owned(), evaluation.accuracy()));
             all.push(("eval/perplexity".to_owned(), evaluation.main_loss().exp()));
         }
-        let samples = (self.batch * evaluation.batches) as f64;
+        let own = self.means("eval", &evaluation.metrics, self.eval_batch * evaluation.batches);
+        all.retain(|(name, _)| own.iter().all(|(own, _)| own != name));
+        all.extend(own);
+        all
+    }
+
+    /// Returns the means of the metrics of the graph over `samples` samples, from the sums of all metrics. Their names
+    /// begin with `mode`.
+    fn means(&self, mode: &str, all_sums: &[f64], samples: u64) -> Vec<(String, f64)> {
+        let mut means = Vec::new();
         for (name, MetricSums { sums, weight }) in &self.metrics {
-            let weight = weight.map_or(samples, |at| evaluation.metrics.get(at).copied().unwrap_or_default());
-            let sums = evaluation.metrics.get(sums.clone()).unwrap_or_default();
-            let means = sums.iter().map(|sum| sum / weight).take(MAX_REPORTED_ELEMENTS);
+            let weight = weight.map_or(samples as f64, |at| all_sums.get(at).copied().unwrap_or_default());
+            let sums = all_sums.get(sums.clone()).unwrap_or_default();
+            let of_elements = sums.iter().map(|sum| sum / weight).take(MAX_REPORTED_ELEMENTS);
             match sums.len() {
-                1 => all.extend(means.map(|mean| (format!("eval/{name}"), mean))),
-                _ => all.extend(means.enumerate().map(|(at, mean)| (format!("eval/{name}.{at}"), mean))),
+                1 => means.extend(of_elements.map(|mean| (format!("{mode}/{name}"), mean))),
+                _ => means.extend(of_elements.enumerate().map(|(at, mean)| (format!("{mode}/{name}.{at}"), mean))),
             }
         }
-        all
+        means
     }
 
     /// Returns the sums of the metric [`CLASS_COUNTS`], if the graph has it.
@@ -154,7 +180,7 @@ mod tests {
 
     fn metrics(model: &ModelSpec, evaluation: &Evaluation, entities: Option<Vec<usize>>) -> Vec<(String, f64)> {
         let graph = families::graph(model, 4).unwrap();
-        EvalMetrics::of_graph(&graph, model.clone(), 2, entities).of(evaluation)
+        ModelMetrics::of_graph(&graph, model.clone(), (2, 2), entities).of_evaluation(evaluation)
     }
 
     fn named(metrics: &[(&str, f64)]) -> Vec<(String, f64)> {
@@ -183,6 +209,27 @@ mod tests {
             |classes| metrics(&encoder(EncoderTask::Classifier { classes, dropout_rate: 0.0 }), &evaluation, None);
         assert_eq!(of_classes(3), named(&[("eval/accuracy", 0.75)]));
         assert_eq!(of_classes(2), named(&[("eval/accuracy", 0.75), ("eval/f1_score", 0.75)]));
+    }
+
+    /// Metrics of a document replace those of its main loss that have their names. Families report none in training.
+    #[test]
+    fn metrics_of_a_document_are_means_over_samples_or_their_weight() {
+        let graph = families::graph(&decoder(), 4).unwrap();
+        let document = ModelSpec { graph: Some("graph.json".into()), ..decoder() };
+        let mut metrics = ModelMetrics::of_graph(&graph, document, (4, 2), None);
+        metrics.metrics = vec![
+            ("accuracy".into(), MetricSums { sums: 0..1, weight: Some(1) }),
+            ("parts".into(), MetricSums { sums: 2..4, weight: None }),
+        ];
+        let sums = [3.0, 6.0, 2.0, 8.0];
+        let expected = named(&[("train/accuracy", 0.5), ("train/parts.0", 0.5), ("train/parts.1", 2.0)]);
+        assert_eq!(metrics.of_step(&sums), expected);
+        let evaluation = Evaluation { tokens: 8, metrics: sums.to_vec(), batches: 1, ..Evaluation::default() };
+        let expected =
+            named(&[("eval/perplexity", 1.0), ("eval/accuracy", 0.5), ("eval/parts.0", 1.0), ("eval/parts.1", 4.0)]);
+        assert_eq!(metrics.of_evaluation(&evaluation), expected);
+        metrics.model = decoder();
+        assert_eq!(metrics.of_step(&sums), []);
     }
 
     /// Class 0 is never predicted and never occurs, so its score is 0.
