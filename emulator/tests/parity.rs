@@ -196,6 +196,7 @@ impl Optimizer {
                     betas: [0, 1].map(|at| number(&self.settings["betas"][at])),
                     eps: number(&self.settings["eps"]),
                     correct_bias: true,
+                    epsilon_hat: false,
                 };
                 let step = UpdateStep {
                     step: step as u64 + 1,

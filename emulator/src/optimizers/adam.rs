@@ -1,5 +1,6 @@
 //! Adam and AdamW: m ← β₁m + (1-β₁)g, v ← β₂v + (1-β₂)g², w ← w - lr/(1-β₁ᵗ) · m / (√v/√(1-β₂ᵗ) + ε). Adam adds the
-//! weight decay to the gradient; AdamW first shrinks the weight by learning rate times decay.
+//! weight decay to the gradient; AdamW first shrinks the weight by learning rate times decay. With `epsilon_hat`, ε is
+//! divided by √(1-β₂ᵗ), as in the formula of Kingma and Ba that computes lr·√(1-β₂ᵗ)/(1-β₁ᵗ) · m / (√v + ε).
 
 use millrace_params::optimizers::{Adam, AdamW};
 
@@ -26,8 +27,8 @@ impl Optimizer for AdamW {
     #[cfg(feature = "kernels")]
     fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep, arrays: super::UpdateArrays<'_>) {
         let keep = 1.0 - step.learning_rate * step.weight_decay;
-        let AdamW { betas, eps, correct_bias } = *self;
-        run::update(&Adam { betas, eps, correct_bias }, 0.0, keep, simd, step, arrays);
+        let AdamW { betas, eps, correct_bias, epsilon_hat } = *self;
+        run::update(&Adam { betas, eps, correct_bias, epsilon_hat }, 0.0, keep, simd, step, arrays);
     }
 }
 
@@ -64,6 +65,8 @@ mod run {
     ) {
         let [beta1, beta2] = adam.betas;
         let correction = |beta: f64| if adam.correct_bias { 1.0 - libm::pow(beta, step.step as f64) } else { 1.0 };
+        let inv_root_correction2 = 1.0 / libm::sqrt(correction(beta2));
+        let epsilon = if adam.epsilon_hat { adam.eps * inv_root_correction2 } else { adam.eps };
         let scalars = Scalars {
             gradient_scale: step.gradient_scale,
             gradient_decay: gradient_decay as f32,
@@ -73,8 +76,8 @@ mod run {
             beta2: beta2 as f32,
             beta2_rest: (1.0 - beta2) as f32,
             step_size: (step.learning_rate / correction(beta1)) as f32,
-            inv_root_correction2: (1.0 / libm::sqrt(correction(beta2))) as f32,
-            epsilon: adam.eps as f32,
+            inv_root_correction2: inv_root_correction2 as f32,
+            epsilon: epsilon as f32,
         };
         let UpdateArrays { weights, gradient, state: [m, v, ..], .. } = arrays;
         pass(simd, scalars, weights, gradient, m, v);
@@ -107,25 +110,32 @@ mod tests {
             state[0] = beta1 * state[0] + (1.0 - beta1) * gradient;
             state[1] = beta2 * state[1] + (1.0 - beta2) * gradient * gradient;
             let correction = |beta: f64| if self.correct_bias { 1.0 - beta.powi(step.step as i32) } else { 1.0 };
-            let denominator = (state[1] / correction(beta2)).sqrt() + self.eps;
+            let root = correction(beta2).sqrt();
+            let denominator = state[1].sqrt() / root + if self.epsilon_hat { self.eps / root } else { self.eps };
             *weight -= step.learning_rate / correction(beta1) * state[0] / denominator;
         }
 
         fn cases() -> Vec<Self> {
-            [true, false].map(|correct_bias| Adam { betas: [0.9, 0.95], eps: 1e-8, correct_bias }).into()
+            let (betas, eps) = ([0.9, 0.95], 1e-8);
+            let mut cases: Vec<Self> =
+                [true, false].map(|correct_bias| Adam { betas, eps, correct_bias, epsilon_hat: false }).into();
+            // Large enough to make a difference.
+            cases.push(Adam { betas, eps: 0.1, correct_bias: true, epsilon_hat: true });
+            cases
         }
     }
 
     impl OptimizerTests for AdamW {
         fn reference(&self, step: &UpdateStep, weight: &mut f64, gradient: f64, state: &mut [f64]) {
             *weight *= 1.0 - step.learning_rate * step.weight_decay;
-            let AdamW { betas, eps, correct_bias } = *self;
+            let AdamW { betas, eps, correct_bias, epsilon_hat } = *self;
             let without_decay = UpdateStep { weight_decay: 0.0, ..*step };
-            Adam { betas, eps, correct_bias }.reference(&without_decay, weight, gradient, state);
+            Adam { betas, eps, correct_bias, epsilon_hat }.reference(&without_decay, weight, gradient, state);
         }
 
         fn cases() -> Vec<Self> {
-            [true, false].map(|correct_bias| AdamW { betas: [0.9, 0.95], eps: 1e-8, correct_bias }).into()
+            let adamw = |eps, epsilon_hat| AdamW { betas: [0.9, 0.95], eps, correct_bias: true, epsilon_hat };
+            vec![adamw(1e-8, false), adamw(0.1, true), AdamW { correct_bias: false, ..adamw(1e-8, false) }]
         }
     }
 }

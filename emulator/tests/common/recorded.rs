@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::common::{Elements, LARGE, Samples, device, plan, step};
 
 /// The settings of the recorded runs.
-const ADAMW: AdamW = AdamW { betas: [0.9, 0.95], eps: 1e-8, correct_bias: true };
+const ADAMW: AdamW = AdamW { betas: [0.9, 0.95], eps: 1e-8, correct_bias: true, epsilon_hat: false };
 pub const LEARNING_RATE: f64 = 1e-2;
 const WEIGHT_DECAY: f64 = 0.1;
 

@@ -38,6 +38,9 @@ section! {
         correct_bias: bool = default("true"),
         /// Older spelling of `correct_bias`.
         use_bias_correction: bool = alias_of("correct_bias"),
+        /// Whether Adam and AdamW add `eps` before the second moment is corrected, as TensorFlow and Keras do, and as
+        /// the "epsilon hat" of the paper about Adam: it is then divided by the root of 1 - beta2^step.
+        epsilon_hat: bool = default("false"),
         /// Momentum of SGD and RMSprop.
         momentum: f64 = default("0"),
         /// Decay rate of RMSprop's mean of squares.

@@ -15,6 +15,9 @@ pub struct Adam {
     pub eps: f64,
     /// Whether moments are corrected for starting at zero.
     pub correct_bias: bool,
+    /// Whether `eps` is added before the second moment is corrected.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub epsilon_hat: bool,
 }
 
 /// Adam with decoupled weight decay.
@@ -26,17 +29,21 @@ pub struct AdamW {
     pub eps: f64,
     /// Whether moments are corrected for starting at zero.
     pub correct_bias: bool,
+    /// Whether `eps` is added before the second moment is corrected.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub epsilon_hat: bool,
 }
 
 impl FromParams for Adam {
     const KEYS: &'static [&'static str] =
-        &["betas", "beta1", "beta2", "eps", "epsilon", "correct_bias", "use_bias_correction"];
+        &["betas", "beta1", "beta2", "eps", "epsilon", "correct_bias", "use_bias_correction", "epsilon_hat"];
 
     fn from_params(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Self {
         Self {
             correct_bias: correct_bias(check, params),
             betas: betas(check, params, [0.9, 0.999]),
             eps: eps(check, params, 1e-6),
+            epsilon_hat: params.epsilon_hat.unwrap_or(false),
         }
     }
 }
@@ -45,8 +52,8 @@ impl FromParams for AdamW {
     const KEYS: &'static [&'static str] = Adam::KEYS;
 
     fn from_params(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Self {
-        let Adam { betas, eps, correct_bias } = Adam::from_params(check, params);
-        Self { betas, eps, correct_bias }
+        let Adam { betas, eps, correct_bias, epsilon_hat } = Adam::from_params(check, params);
+        Self { betas, eps, correct_bias, epsilon_hat }
     }
 }
 

@@ -30,6 +30,7 @@ pub fn sample(path: &str) -> &'static str {
         "optimizer.weight_decay" => "0.2",
         "optimizer.eps" => "1e-5",
         "optimizer.correct_bias" => "false",
+        "optimizer.epsilon_hat" => "true",
         "optimizer.nesterov" => "false",
         "sparsity.algorithm" => "static",
         "sparsity.update" => "{freq: 3}",

@@ -2,31 +2,26 @@
 
 Keras writes some rules otherwise than PyTorch, whose rules the appliance has:
 
-    Adam      adds epsilon before the correction of the bias: Adam without the correction, whose learning rate
-              at step t has the factor sqrt(1 - beta_2^t) / (1 - beta_1^t)
+    Adam      adds epsilon before the correction of the bias, and so does AdamW: `epsilon_hat`
     Adagrad   adds epsilon to the sum of squares: the sum begins with that number more
     Nadam     has PyTorch's momentum decay 1
     SGD       multiplies each gradient of the momentum by its learning rate: the same at a constant rate
 
 * The weight decay of Keras is decoupled, for all optimizers. Excluded variables have none.
-* What the appliance would compute otherwise is rejected. Only AdamW has a difference, which a warning states.
+* What the appliance would compute otherwise is rejected.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
 from typing import Any
 
 import keras
 
 from millrace.keras.weights import Weight
 from millrace.torch.schedule import UnsupportedOptimizerError, learning_rate, schedule
-from millrace.torch.trace import TracedModel
-
-log = logging.getLogger("millrace")
+from millrace.torch.traced_model import TracedModel
 
 
 @dataclass(frozen=True)
@@ -51,9 +46,15 @@ def _adam(optimizer: Any) -> dict[str, Any]:
     return {"betas": _betas(optimizer), "eps": float(optimizer.epsilon)}
 
 
+def _adam_with_epsilon_hat(optimizer: Any) -> dict[str, Any]:
+    return {**_adam(optimizer), "epsilon_hat": True}
+
+
 _ALGORITHMS: dict[type, _Algorithm] = {
-    keras.optimizers.Adam: _Algorithm("Adam", _adam, {"amsgrad": False}),
-    keras.optimizers.AdamW: _Algorithm("AdamW", _adam, {"amsgrad": False}, is_decoupled=True),
+    keras.optimizers.Adam: _Algorithm("Adam", _adam_with_epsilon_hat, {"amsgrad": False}),
+    keras.optimizers.AdamW: _Algorithm(
+        "AdamW", _adam_with_epsilon_hat, {"amsgrad": False}, is_decoupled=True
+    ),
     keras.optimizers.SGD: _Algorithm(
         "SGD", lambda optimizer: {"momentum": float(optimizer.momentum)}, {"nesterov": False}
     ),
@@ -120,15 +121,6 @@ def optimizer_params(
             "SGD with momentum and a learning rate that changes is not supported: use a constant learning "
             "rate, momentum=0, or Adam"
         )
-    if name in ("Adam", "AdamW") and not decay:
-        name, settings = "Adam", {**settings, "correct_bias": False}
-        rates = [rate * _correction(settings["betas"], step) for step, rate in enumerate(rates, 1)]
-    elif name == "AdamW":
-        log.warning(
-            "AdamW of Keras adds epsilon before the correction of the bias, and the appliance after it, as "
-            "PyTorch: in the first steps, updates differ where gradients are as small as epsilon (%g)",
-            optimizer.epsilon,
-        )
     norm = optimizer.global_clipnorm
     return {
         "optimizer_type": name,
@@ -145,10 +137,6 @@ def _algorithm_of(optimizer: Any) -> _Algorithm | None:
     kind = next((kind for kind in type(optimizer).__mro__ if kind in _ALGORITHMS), None)
     is_of_keras = type(optimizer).__module__.split(".")[0] == "keras"
     return _ALGORITHMS[kind] if kind and is_of_keras else None
-
-
-def _correction(betas: list[float], step: int) -> float:
-    return sqrt(1.0 - betas[1] ** step) / (1.0 - betas[0] ** step)
 
 
 def _check_settings(algorithm: _Algorithm, optimizer: Any) -> None:
