@@ -214,11 +214,13 @@ fn documented_enum(schema: &mut Map<String, Value>) {
 
 /// Returns whether the schema allows several shapes, which only the operator can distinguish.
 fn is_union(schema: &Map<String, Value>) -> bool {
-    let has = |key: &str| schema.contains_key(key);
-    if has("x-kubernetes-int-or-string") {
+    let has_key = |key: &str| schema.contains_key(key);
+    if has_key("x-kubernetes-int-or-string") {
         return false;
     }
-    has("anyOf") || has("oneOf") || !(has("type") || has("enum") || has("x-kubernetes-preserve-unknown-fields"))
+    has_key("anyOf")
+        || has_key("oneOf")
+        || !(has_key("type") || has_key("enum") || has_key("x-kubernetes-preserve-unknown-fields"))
 }
 
 fn bound(schema: &mut Map<String, Value>) {

@@ -27,11 +27,11 @@ link: {chunkBytes: 4096, windowChunks: 1}
     assert_eq!((spec.wafer.memory_bytes, spec.wafer.peak_flops, spec.wafer.cores), (4 << 20, 5.8e15, 850_000));
     assert_eq!((spec.memoryx.shards, spec.memoryx.memory_bytes), (3, 1_000_000_000_000));
     assert_eq!((spec.link.chunk_bytes, spec.link.window_chunks), (4096, 1));
-    let whole = format!(
+    let full = format!(
         "apiVersion: millrace.dev/v1alpha1\nkind: Appliance\nmetadata: {{name: small}}\nspec:\n{}",
         bare.lines().map(|line| format!("  {line}\n")).collect::<String>()
     );
-    assert_eq!(MachineSpec::parse_yaml(&whole).unwrap(), spec);
+    assert_eq!(MachineSpec::parse_yaml(&full).unwrap(), spec);
     let json = r#"{"wafer": {"memoryBytes": "4MiB", "peakFlops": 5.8e15}, "swarmx": {"fanOut": 2}}"#;
     let document: MachineDocument = serde_json::from_str(json).unwrap();
     assert_eq!(document.resolve().unwrap().wafer, spec.wafer);
@@ -40,7 +40,7 @@ link: {chunkBytes: 4096, windowChunks: 1}
 #[test]
 fn mistakes_have_their_line() {
     use ParamsProblemKind::*;
-    for (text, line, kind, key, says) in [
+    for (text, line, kind, key, message) in [
         ("systems: 0\n", 1, Invalid, "systems", "from 1"),
         ("wafer:\n  memoryByte: 1\n", 2, UnknownKey, "wafer.memoryByte", "did you mean memoryBytes?"),
         ("wafer:\n  memoryBytes: lots\n", 2, WrongType, "wafer.memoryBytes", "a size such as 40GB"),
@@ -53,6 +53,6 @@ fn mistakes_have_their_line() {
         let error = MachineSpec::parse_yaml(text).expect_err(text);
         let problem = error.problems().next().unwrap();
         assert_eq!((problem.line, problem.kind, problem.key.as_str()), (Some(line), kind, key), "{}", error.report());
-        assert!(error.report().contains(says), "{says:?} in {}", error.report());
+        assert!(error.report().contains(message), "{message:?} in {}", error.report());
     }
 }

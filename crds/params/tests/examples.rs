@@ -60,9 +60,9 @@ fn examples_of_images_name_files_of_the_repository() {
     for name in ["mlp-digits", "vit-digits"] {
         let (_, job) = example(name);
         let eval = job.eval_input.as_ref().unwrap();
-        for (input, wanted) in [(&job.train_input, ImagePart::Train), (eval, ImagePart::Validation)] {
+        for (input, expected) in [(&job.train_input, ImagePart::Train), (eval, ImagePart::Validation)] {
             let DataSource::Images { paths, images } = &input.source else { panic!("{:?}", input.source) };
-            assert_eq!((images.part, images.format, images.classes), (wanted, ImageFormat::Idx, 10));
+            assert_eq!((images.part, images.format, images.classes), (expected, ImageFormat::Idx, 10));
             assert!(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(&paths[0]).is_dir());
         }
     }

@@ -48,7 +48,7 @@ fn relative_step_replaces_the_learning_rate() {
 
 #[test]
 fn keys_of_adafactor_are_checked() {
-    for (lines, says) in [
+    for (lines, message) in [
         ("AdamW\neps: [1e-8, 1e-3]", "optimizer.eps is a list, which only Adafactor has"),
         ("Adafactor\neps: [1e-8]", "optimizer.eps has 1 numbers instead of 2"),
         ("Adafactor\neps: [0, 1e-3]", "optimizer.eps is 0, which is out of range"),
@@ -60,6 +60,6 @@ fn keys_of_adafactor_are_checked() {
         ("LAMB\nclip_threshold: 1", "optimizer.clip_threshold has no meaning for LAMB"),
     ] {
         let report = resolve(&document(lines)).expect_err(lines).report();
-        assert!(report.contains(says), "{lines}: {report}");
+        assert!(report.contains(message), "{lines}: {report}");
     }
 }

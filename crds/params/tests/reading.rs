@@ -9,7 +9,7 @@ use millrace_params::{FlagOverrides, Params, ParamsProblemKind};
 #[test]
 fn every_mistake_has_its_line_and_its_hint() {
     use ParamsProblemKind::*;
-    for (text, line, kind, key, says, hint) in [
+    for (text, line, kind, key, message, hint) in [
         (
             with("model", "hiden_size: 64"),
             10,
@@ -106,7 +106,7 @@ fn every_mistake_has_its_line_and_its_hint() {
         let report = error.report();
         assert_eq!(error.problems().count(), 1, "{text}{report}");
         assert_eq!((problem.line, problem.kind, problem.key.as_str()), (Some(line), kind, key), "{text}{report}");
-        assert!(problem.message.contains(says), "{says:?} in {report}");
+        assert!(problem.message.contains(message), "{message:?} in {report}");
         assert!(report.contains(hint), "{hint:?} in {report}");
         assert!(error.to_string().starts_with(&format!("line {line}: ")), "{error}");
     }

@@ -292,7 +292,7 @@ fn flags_beat_the_document_only_when_given() {
     let params = Params::parse_yaml(&with("runconfig", "model_dir: here\n  eval_steps: 3\n  logging: ERROR")).unwrap();
     let none = params.resolve(&FlagOverrides::default()).unwrap().job.run;
     assert_eq!((none.mode, none.model_dir.as_str(), none.max_steps), (Mode::TrainAndEval, "here", 100));
-    let over = FlagOverrides {
+    let overrides = FlagOverrides {
         model: Some("gpt3".into()),
         mode: Some("train".into()),
         model_dir: Some("there".into()),
@@ -308,7 +308,7 @@ fn flags_beat_the_document_only_when_given() {
         validate_only: None,
         logging: Some("debug".into()),
     };
-    let run = params.resolve(&over).unwrap().job.run;
+    let run = params.resolve(&overrides).unwrap().job.run;
     assert_eq!((run.mode, run.model_dir.as_str(), run.summary_dir.as_str()), (Mode::Train, "there", "there"));
     assert_eq!((run.num_csx, run.max_steps, run.eval_steps), (2, 7, Some(1)));
     assert_eq!(run.checkpoint_path.as_deref(), Some("there/checkpoint_3"));
@@ -378,12 +378,12 @@ fn leaf_is_largest_divisor_within_bound() {
 fn default_leaves_allow_eight_systems() {
     assert!(!SMALL.contains("micro_batch_size"));
     for (batch, systems) in [(8, 8), (5, 5), (1, 1), (12, 8), (264, 8)] {
-        let as_wanted = format!("batch_size: {batch}");
-        let text = SMALL.replace("batch_size: 4", &as_wanted).replace("batch_size: 8", &as_wanted);
+        let batch_size = format!("batch_size: {batch}");
+        let text = SMALL.replace("batch_size: 4", &batch_size).replace("batch_size: 8", &batch_size);
         let params = Params::parse_yaml(&text).unwrap();
         let jobs = [1, systems].map(|num_csx| {
-            let over = FlagOverrides { num_csx: Some(num_csx), ..FlagOverrides::default() };
-            params.resolve(&over).unwrap_or_else(|error| panic!("{batch}: {}", error.report())).job
+            let overrides = FlagOverrides { num_csx: Some(num_csx), ..FlagOverrides::default() };
+            params.resolve(&overrides).unwrap_or_else(|error| panic!("{batch}: {}", error.report())).job
         });
         assert_eq!(jobs[0].train_input, jobs[1].train_input, "the leaves are a function of the params");
         assert!(jobs[0].train_input.is_micro_batch_auto);
@@ -394,9 +394,9 @@ fn default_leaves_allow_eight_systems() {
 fn max_epochs_ends_a_run_before_max_steps() {
     let ends = |line: &str, samples: u64| {
         let mut job = resolved(&with("runconfig", line)).job;
-        let known = job.run.known_max_steps();
+        let known_max_steps = job.run.known_max_steps();
         job.limit_by_epochs(samples);
-        (known, job.run.max_steps)
+        (known_max_steps, job.run.max_steps)
     };
     let only_epochs = SMALL.replace("max_steps: 100", "max_epochs: 3");
     let mut job = resolved(&only_epochs).job;
@@ -446,7 +446,7 @@ fn mixture_lists_paths_and_weights() {
     let DataSource::Hdf5 { paths, mixture } = &job.train_input.source else { panic!("{:?}", job.train_input.source) };
     assert_eq!(paths, &["a", "b", "c"]);
     assert_eq!(mixture, &[MixturePart { paths: 2, weight: 6667 }, MixturePart { paths: 1, weight: 3333 }]);
-    for (keys, key, says) in [
+    for (keys, key, message) in [
         ("mixture: []", "mixture", "has 0 sources"),
         ("mixture: [{data_dir: a, weight: 1}]\n  data_dir: b", "mixture", "beside data_dir"),
         ("mixture: [{data_dir: a}]", "mixture.0.weight", "is missing"),
@@ -458,7 +458,7 @@ fn mixture_lists_paths_and_weights() {
         let problems: Vec<_> = error.problems().collect();
         assert_eq!(problems.len(), 1, "{keys}: {}", error.report());
         assert_eq!(problems[0].key, format!("train_input.{key}"));
-        assert!(problems[0].message.contains(says), "{}", problems[0].message);
+        assert!(problems[0].message.contains(message), "{}", problems[0].message);
     }
 }
 

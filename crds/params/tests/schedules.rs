@@ -52,8 +52,8 @@ fn nested_schedules_keep_their_lengths() {
     let found = schedule(list);
     let rates: Vec<f64> = (0..11).map(|step| found.at(step)).collect();
     assert_eq!(rates, [1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0, 5.0, 5.0]);
-    let only = schedule("{scheduler: Sequential, schedulers: [{scheduler: Constant, val: 3}]}");
-    assert_eq!(only, Schedule::constant(3.0), "the only schedule is not nested");
+    let single = schedule("{scheduler: Sequential, schedulers: [{scheduler: Constant, val: 3}]}");
+    assert_eq!(single, Schedule::constant(3.0), "the only schedule is not nested");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn largest_step_is_finite_and_quick() {
 #[test]
 fn impossible_schedules_are_rejected() {
     let begin = "initial_learning_rate: 1";
-    for (yaml, key, says) in [
+    for (yaml, key, message) in [
         ("{scheduler: Lambda, initial_learning_rate: 1}", "scheduler", "Python code"),
         ("{scheduler: ScalePerParamLR}", "scheduler", "share one learning rate"),
         (&format!("{{scheduler: Step, {begin}, gamma: 0.5}}"), "step_size", "is missing"),
@@ -101,6 +101,6 @@ fn impossible_schedules_are_rejected() {
         let error = resolve(&with("optimizer", &format!("learning_rate: {yaml}"))).expect_err(yaml);
         let expected = ["optimizer.learning_rate", key].join(".");
         assert_eq!((error.key(), error.problems().count()), (expected.trim_end_matches('.'), 1), "{}", error.report());
-        assert!(error.report().contains(says), "{says} in {}", error.report());
+        assert!(error.report().contains(message), "{message} in {}", error.report());
     }
 }

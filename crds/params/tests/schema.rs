@@ -7,19 +7,19 @@ use millrace_params::{MachineDocument, Params};
 use serde_json::Value;
 
 /// Adds the path of every property without a description.
-fn undescribed(at: &str, schema: &Value, found: &mut Vec<String>) {
+fn undescribed(path: &str, schema: &Value, found: &mut Vec<String>) {
     let Value::Object(map) = schema else { return };
     for (key, value) in map {
         match (key.as_str(), value) {
             ("properties", Value::Object(properties)) => {
                 for (name, property) in properties {
                     if property.get("description").and_then(Value::as_str).is_none_or(str::is_empty) {
-                        found.push(format!("{at}.{name}"));
+                        found.push(format!("{path}.{name}"));
                     }
-                    undescribed(&format!("{at}.{name}"), property, found);
+                    undescribed(&format!("{path}.{name}"), property, found);
                 }
             }
-            (_, Value::Object(_)) => undescribed(&format!("{at}/{key}"), value, found),
+            (_, Value::Object(_)) => undescribed(&format!("{path}/{key}"), value, found),
             _ => {}
         }
     }

@@ -33,7 +33,7 @@ fn older_and_newer_patterns_select_the_same_parameters() {
 fn algorithms_and_patterns_are_checked() {
     let many = format!("  param_filter: [{}]\n", vec!["a"; 65].join(", "));
     let long = format!("  param_filter: {}\n", "a".repeat(257));
-    for (section, says) in [
+    for (section, message) in [
         (
             "  type: set\n  drop_fraction: {type: cosine}\n  schedule: {freq: 1}\n",
             "drop_fraction.half_period is missing",
@@ -55,7 +55,7 @@ fn algorithms_and_patterns_are_checked() {
         (&long, "has a pattern of 257 bytes"),
     ] {
         let report = resolve(&with_sparsity(section)).expect_err(section).report();
-        assert!(report.contains(says), "{section}: {report}");
+        assert!(report.contains(message), "{section}: {report}");
     }
     let all = resolve(&format!("{SMALL}sparsity: {{sparsity: 1}}\n")).unwrap_err().report();
     assert!(all.contains("sparsity.sparsity is 1, which is out of range"), "{all}");

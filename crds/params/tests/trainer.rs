@@ -142,12 +142,12 @@ fn both_layouts_resolve_to_same_job() {
     assert!(stored.get("trainer").is_none() && Params::read_json(&stored).unwrap() == params, "{stored}");
 }
 
-/// Replaces a part of the document, or adds lines after it; the problem is on the line of `bad`.
+/// Replaces a part of the document, or adds lines after it; the problem is on the line of `offending`.
 #[test]
 fn problems_name_the_keys_that_were_written() {
     use ParamsProblemKind::*;
     let list = "        - LinearLR:";
-    for (part, instead, bad, kind, key, says) in [
+    for (part, replacement, offending, kind, key, message) in [
         ("vocab_size: 256", "vocab_sise: 256", "", UnknownKey, "trainer.init.model.vocab_sise", "mean vocab_size?"),
         ("max_steps: 100", "max_step: 100", "", UnknownKey, "trainer.init.loop.max_step", "mean max_steps?"),
         ("max_steps: 100", "max_steps: many", "", WrongType, "trainer.init.loop.max_steps", "not many"),
@@ -208,14 +208,14 @@ fn problems_name_the_keys_that_were_written() {
         ("trainer:", "model: {}\ntrainer:", "model", UnknownKey, "model", "write it below trainer"),
     ] {
         assert!(TRAINER.contains(part), "{part}");
-        let text = TRAINER.replacen(part, instead, 1);
-        let bad = if bad.is_empty() { instead } else { bad };
-        let line = text.lines().position(|line| line.contains(bad)).unwrap() + 1;
-        let error = resolve(&text).expect_err(instead);
+        let text = TRAINER.replacen(part, replacement, 1);
+        let offending = if offending.is_empty() { replacement } else { offending };
+        let line = text.lines().position(|line| line.contains(offending)).unwrap() + 1;
+        let error = resolve(&text).expect_err(replacement);
         let problem = error.problems().next().unwrap();
         let report = error.report();
         assert_eq!((problem.line, problem.kind, problem.key.as_str()), (Some(line), kind, key), "{report}");
-        assert!(report.contains(says) && problem.message.starts_with(key), "{says} in {report}");
+        assert!(report.contains(message) && problem.message.starts_with(key), "{message} in {report}");
     }
 }
 
@@ -278,7 +278,7 @@ fn model_flag_names_the_family_of_params_without_name() {
 #[test]
 fn keys_of_trainer_are_explained() {
     assert!(explain("trainer").unwrap().contains("trainer.init.loop.max_steps"));
-    for (path, says) in [
+    for (path, message) in [
         ("trainer.init.loop.max_steps", "stands for runconfig.max_steps"),
         ("trainer.0.trainer.init.model.nonlinearity", "stands for model.nonlinearity"),
         ("trainer.init.optimizer.AdamW.eps", "stands for optimizer.eps"),
@@ -289,7 +289,7 @@ fn keys_of_trainer_are_explained() {
         ("trainer.fit.train_dataloader", "stands for train_input"),
         ("trainer.init.sparsity", "stands for sparsity"),
     ] {
-        assert!(explain(path).unwrap().contains(says), "{path}: {:?}", explain(path));
+        assert!(explain(path).unwrap().contains(message), "{path}: {:?}", explain(path));
     }
     assert!(explain("trainer.init.nothing").is_err());
 }

@@ -71,10 +71,10 @@ mod tests {
 
     #[test]
     fn priority_class_must_be_listed_and_not_of_system() {
-        let own = PriorityClasses::default();
-        assert_eq!(own.rejection_message(None), None);
-        assert_eq!(own.rejection_message(Some("p1")), None);
-        let message = own.rejection_message(Some("system-cluster-critical")).unwrap();
+        let classes = PriorityClasses::default();
+        assert_eq!(classes.rejection_message(None), None);
+        assert_eq!(classes.rejection_message(Some("p1")), None);
+        let message = classes.rejection_message(Some("system-cluster-critical")).unwrap();
         assert_eq!(
             message,
             "the appliance does not allow jobs of the PriorityClass system-cluster-critical: set \

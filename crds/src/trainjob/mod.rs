@@ -399,12 +399,12 @@ fn job_name_rule() -> Rule {
 fn immutable_when_finished(field: &str) -> Rule {
     let finished = "has(oldSelf.status) && has(oldSelf.status.conditions) && \
         oldSelf.status.conditions.exists(c, c.type == 'Finished' && c.status == 'True')";
-    let same = format!(
+    let is_unchanged = format!(
         "has(self.spec.{field}) == has(oldSelf.spec.{field}) && \
          (!has(self.spec.{field}) || self.spec.{field} == oldSelf.spec.{field})"
     );
     let message = format!("the job has finished and {field} has no effect: create another job");
-    Rule::new(format!("!({finished}) || ({same})"))
+    Rule::new(format!("!({finished}) || ({is_unchanged})"))
         .message(message.as_str())
         .field_path(format!(".spec.{field}"))
         .reason(Reason::FieldValueForbidden)
@@ -417,8 +417,8 @@ fn required_immutable(field: &str) -> Rule {
 
 /// Rejects changes of an optional field that defines the training, including adding or removing it.
 fn optional_immutable(field: &str) -> Rule {
-    let same = format!("has(self.{field}) == has(oldSelf.{field})");
-    immutable(field, format!("{same} && (!has(self.{field}) || self.{field} == oldSelf.{field})"))
+    let has_same_presence = format!("has(self.{field}) == has(oldSelf.{field})");
+    immutable(field, format!("{has_same_presence} && (!has(self.{field}) || self.{field} == oldSelf.{field})"))
 }
 
 fn immutable(field: &str, rule: String) -> Rule {

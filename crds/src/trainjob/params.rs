@@ -99,11 +99,11 @@ mod tests {
         let inline = schemars::generate::SchemaSettings::openapi3().with(|settings| settings.inline_subschemas = true);
         let schema = inline.into_generator().into_root_schema_for::<StoredParams>().to_value();
         let document = StoredParams::from(&example).0;
-        for (path, least, most) in RANGES {
+        for (path, min, max) in RANGES {
             let pointer = path.split('.').map(|key| format!("/properties/{key}")).collect::<String>();
             let minimum = schema.pointer(&pointer).and_then(|key| key["minimum"].as_f64());
-            assert_eq!(minimum, Some(*least), "{path}");
-            let outside = [least - 1.0, most + 1.0];
+            assert_eq!(minimum, Some(*min), "{path}");
+            let outside = [min - 1.0, max + 1.0];
             for value in outside.into_iter().filter(|value| *value <= MAX_SAFE_INTEGER) {
                 let params = with(document.clone(), path, value).read();
                 let error = params.and_then(|params| params.resolve(&FlagOverrides::default())).unwrap_err();

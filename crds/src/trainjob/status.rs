@@ -175,13 +175,13 @@ pub struct OverruledKey {
 
 impl TrainJobStatus {
     /// Returns the condition of a type, if it is set.
-    pub fn condition(&self, of: ConditionType) -> Option<&Condition> {
-        self.conditions.iter().find(|condition| condition.type_ == of.as_str())
+    pub fn condition(&self, condition_type: ConditionType) -> Option<&Condition> {
+        self.conditions.iter().find(|condition| condition.type_ == condition_type.as_str())
     }
 
     /// Returns whether a condition is set and True.
-    pub fn is(&self, of: ConditionType) -> bool {
-        self.condition(of).is_some_and(|condition| condition.status == "True")
+    pub fn is(&self, condition_type: ConditionType) -> bool {
+        self.condition(condition_type).is_some_and(|condition| condition.status == "True")
     }
 
     /// Returns the state in the column STATE; `None` before the first reconcile, and for a state of another version.
@@ -206,8 +206,8 @@ fn resolved_is_immutable() -> Rule {
 }
 
 fn stays_finished() -> Rule {
-    let finished = |of: &str| {
-        format!("has({of}.conditions) && {of}.conditions.exists(c, c.type == 'Finished' && c.status == 'True')")
+    let finished = |status: &str| {
+        format!("has({status}.conditions) && {status}.conditions.exists(c, c.type == 'Finished' && c.status == 'True')")
     };
     Rule::new(format!("!({}) || ({})", finished("oldSelf"), finished("self")))
         .message("the condition Finished must not change back")

@@ -76,22 +76,22 @@ fn rules_accept_and_reject() {
     };
     namespace.kubectl(CREATE, &list(before(false))).unwrap();
     namespace.kubectl(STATUS, &list(before(true))).unwrap();
-    let how = |case: &Case| match case.before {
+    let verb_of = |case: &Case| match case.before {
         None => CREATE,
         Some(_) if case.of_status() => STATUS,
         Some(_) => REPLACE,
     };
     for verb in [CREATE, REPLACE, STATUS] {
-        let (refused, accepted): (Vec<&Case>, Vec<&Case>) =
-            cases.iter().filter(|case| how(case) == verb).partition(|case| case.refusal.is_some());
+        let (rejected, accepted): (Vec<&Case>, Vec<&Case>) =
+            cases.iter().filter(|case| verb_of(case) == verb).partition(|case| case.expected_error.is_some());
         namespace.kubectl(verb, &list(accepted.iter().map(|case| &case.after))).unwrap();
-        let says = namespace.kubectl(verb, &list(refused.iter().map(|case| &case.after))).unwrap_err();
-        for case in refused {
-            let of_it = says.lines().find(|line| line.contains(&format!("{:?} is invalid", case.name)));
-            let refusal = case.refusal.unwrap_or_default();
+        let output = namespace.kubectl(verb, &list(rejected.iter().map(|case| &case.after))).unwrap_err();
+        for case in rejected {
+            let message = output.lines().find(|line| line.contains(&format!("{:?} is invalid", case.name)));
+            let expected_error = case.expected_error.unwrap_or_default();
             assert!(
-                of_it.is_some_and(|part| part.contains(refusal)),
-                "{}: no {refusal:?} in {of_it:?} of {says}",
+                message.is_some_and(|part| part.contains(expected_error)),
+                "{}: no {expected_error:?} in {message:?} of {output}",
                 case.name
             );
         }
@@ -126,7 +126,7 @@ fn every_example_is_accepted() {
 #[ignore = "needs an API server"]
 fn mistakes_are_refused_where_they_are_made() {
     let namespace = Namespace::new("mistakes");
-    for (path, value, refusal) in [
+    for (path, value, expected_error) in [
         ("/params/model/hiden_size", json!(1), r#"unknown field "spec.params.model.hiden_size""#),
         ("/num_csx", json!(1), r#"unknown field "spec.num_csx""#),
         ("/numCsx", json!(0), "spec.numCsx in body should be greater than or equal to 1"),
@@ -150,12 +150,12 @@ fn mistakes_are_refused_where_they_are_made() {
         ),
     ] {
         let wrong = job("wrong", |job| {
-            let (at, key) = path.rsplit_once('/').unwrap();
-            let section = job["spec"].pointer_mut(at).unwrap().as_object_mut().unwrap();
+            let (parent, key) = path.rsplit_once('/').unwrap();
+            let section = job["spec"].pointer_mut(parent).unwrap().as_object_mut().unwrap();
             section.insert(key.into(), value.clone());
         });
-        let says = namespace.kubectl(&["apply", "-f", "-"], &wrong).expect_err(path);
-        assert!(says.contains(refusal), "{path} {value}: {says}");
+        let output = namespace.kubectl(&["apply", "-f", "-"], &wrong).expect_err(path);
+        assert!(output.contains(expected_error), "{path} {value}: {output}");
     }
 }
 
@@ -209,11 +209,11 @@ fn columns_scale_and_explain() {
     assert_eq!(columns.next().unwrap(), ["QUEUE", "PRIORITY", "ATTEMPT", "NEXT", "CHECKPOINT", "UPDATED", "OBSERVED"]);
     assert_eq!(columns.next().unwrap()[..4], ["3", "7", "2026-01-01T00:00:00Z", "40"], "no priority is blank");
     namespace.kubectl(&["scale", "trainjob/shown", "--replicas=4"], &Value::Null).unwrap();
-    let asked = namespace.kubectl(&["get", "tj/shown", "-o", "jsonpath={.spec.numCsx}"], &Value::Null).unwrap();
-    assert_eq!(asked, "4");
+    let num_csx = namespace.kubectl(&["get", "tj/shown", "-o", "jsonpath={.spec.numCsx}"], &Value::Null).unwrap();
+    assert_eq!(num_csx, "4");
     let zero = namespace.kubectl(&["scale", "trainjob/shown", "--replicas=0"], &Value::Null).unwrap_err();
     assert!(zero.contains("greater than or equal to 1"), "{zero}");
-    for (field, says) in [
+    for (field, part) in [
         (
             "trainjob.spec.params.model",
             "hidden_size <integer> Width of the residual stream; of `fc_mnist`, of each layer.",
@@ -224,7 +224,7 @@ fn columns_scale_and_explain() {
     ] {
         let text = namespace.kubectl(&["explain", field], &Value::Null).unwrap();
         let flowing = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(flowing.contains(says), "{field}:\n{text}");
+        assert!(flowing.contains(part), "{field}:\n{text}");
     }
 }
 
@@ -233,11 +233,11 @@ fn columns_scale_and_explain() {
 #[ignore = "needs an API server"]
 fn complete_appliance_is_accepted() {
     let namespace = Namespace::new("appliance");
-    let whole = appliance(&namespace.0);
-    namespace.kubectl(&["create", "-f", "-"], &whole).unwrap();
+    let complete = appliance(&namespace.0);
+    namespace.kubectl(&["create", "-f", "-"], &complete).unwrap();
     let stored = namespace.kubectl(&["get", "appliance", &namespace.0, "-o", "json"], &Value::Null);
     namespace.kubectl(&["delete", "appliance", &namespace.0], &Value::Null).unwrap();
     let stored: millrace_crds::Appliance = serde_json::from_str(&stored.unwrap()).unwrap();
-    assert_eq!(stored.spec, serde_json::from_value(whole["spec"].clone()).unwrap());
+    assert_eq!(stored.spec, serde_json::from_value(complete["spec"].clone()).unwrap());
     assert_eq!(stored.spec.machine.resolve().unwrap().systems, 8);
 }

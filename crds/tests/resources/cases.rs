@@ -13,7 +13,7 @@ pub struct Case {
     /// The submitted object.
     pub after: Value,
     /// Part of the error message; `None` if the object is accepted.
-    pub refusal: Option<&'static str>,
+    pub expected_error: Option<&'static str>,
 }
 
 impl Case {
@@ -81,8 +81,8 @@ pub fn cases() -> Vec<Case> {
 }
 
 fn new_objects(cases: &mut Vec<Case>) {
-    let mut new = |name: &'static str, refusal: Option<&'static str>, change: &dyn Fn(&mut Value)| {
-        cases.push(Case { name, before: None, after: job(name, change), refusal });
+    let mut new = |name: &'static str, expected_error: Option<&'static str>, change: &dyn Fn(&mut Value)| {
+        cases.push(Case { name, before: None, after: job(name, change), expected_error });
     };
     let volumes = json!([
         {"name": "data", "configMap": {"name": "text"}},
@@ -118,11 +118,11 @@ fn new_objects(cases: &mut Vec<Case>) {
 }
 
 fn changes(cases: &mut Vec<Case>) {
-    let mut change = |name: &'static str, refusal: Option<&'static str>, change: &dyn Fn(&mut Value)| {
+    let mut change = |name: &'static str, expected_error: Option<&'static str>, change: &dyn Fn(&mut Value)| {
         let before = job(name, |job| job["spec"]["resources"] = json!({"cs2": {"requests": {"cpu": 1}}}));
         let mut after = before.clone();
         change(&mut after["spec"]);
-        cases.push(Case { name, before: Some(before), after, refusal });
+        cases.push(Case { name, before: Some(before), after, expected_error });
     };
     change("scaled", None, &|spec| spec["numCsx"] = json!(4));
     change("suspended", None, &|spec| spec["suspend"] = json!(true));
@@ -162,15 +162,15 @@ fn changes(cases: &mut Vec<Case>) {
 }
 
 fn statuses(cases: &mut Vec<Case>) {
-    let condition = |of: &str, status: &str| {
+    let condition = |type_name: &str, status: &str| {
         json!({
-            "type": of, "status": status, "reason": "Because", "message": "", "observedGeneration": 1,
+            "type": type_name, "status": status, "reason": "Because", "message": "", "observedGeneration": 1,
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         })
     };
-    let mut status = |name: &'static str, refusal: Option<&'static str>, before: Value, after: Value| {
+    let mut status = |name: &'static str, expected_error: Option<&'static str>, before: Value, after: Value| {
         let with = |status: Value| job(name, |job| job["status"] = status);
-        cases.push(Case { name, before: Some(with(before)), after: with(after), refusal });
+        cases.push(Case { name, before: Some(with(before)), after: with(after), expected_error });
     };
     let resolved = json!({"mode": "train", "job": "{}", "appliance": {"systems": 2, "wafer": {"memoryBytes": "40GB"}}});
     status("first-visit", None, json!({}), json!({"leaderEpoch": 1, "attempt": 1, "resolved": resolved}));
@@ -192,11 +192,12 @@ fn statuses(cases: &mut Vec<Case>) {
     let finished = json!({"conditions": [condition("Finished", "True"), condition("Succeeded", "True")]});
     status("finishing", None, ongoing.clone(), finished.clone());
     status("risen", Some("Finished must not change back"), finished.clone(), ongoing.clone());
-    let mut change = |name: &'static str, status: &Value, refusal: Option<&'static str>, field: &str, value: Value| {
-        let before = job(name, |job| job["status"] = status.clone());
-        let after = job(name, |job| job["spec"][field] = value);
-        cases.push(Case { name, before: Some(before), after, refusal });
-    };
+    let mut change =
+        |name: &'static str, status: &Value, expected_error: Option<&'static str>, field: &str, value: Value| {
+            let before = job(name, |job| job["status"] = status.clone());
+            let after = job(name, |job| job["spec"][field] = value);
+            cases.push(Case { name, before: Some(before), after, expected_error });
+        };
     change("scaled-late", &finished, Some("numCsx has no effect"), "numCsx", json!(4));
     change("suspended-late", &finished, Some("suspend has no effect"), "suspend", json!(true));
     change("kept-for-an-hour", &finished, None, "ttlSecondsAfterFinished", json!(3600));

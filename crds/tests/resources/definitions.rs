@@ -49,12 +49,12 @@ const OPEN: &[&str] = &[
     "spec.params.train_input.transforms.[].size",
 ];
 
-fn assert_none(what: &str, found: Vec<String>) {
-    assert!(found.is_empty(), "{what}:\n{}", found.join("\n"));
+fn assert_none(instruction: &str, found: Vec<String>) {
+    assert!(found.is_empty(), "{instruction}:\n{}", found.join("\n"));
 }
 
-fn where_not(holds: impl Fn(&str, &Value) -> bool) -> Vec<String> {
-    all().into_iter().filter(|(path, schema)| !holds(path, schema)).map(|(path, _)| path).collect()
+fn where_not(is_met: impl Fn(&str, &Value) -> bool) -> Vec<String> {
+    all().into_iter().filter(|(path, schema)| !is_met(path, schema)).map(|(path, _)| path).collect()
 }
 
 #[test]
@@ -83,14 +83,14 @@ fn every_field_is_described() {
 #[test]
 fn strings_lists_maps_and_integers_are_bounded() {
     let bounded = |schema: &Value| {
-        let says = |key: &str| schema.get(key).is_some();
-        let free = says("enum") || schema["format"] == "date-time";
+        let has = |key: &str| schema.get(key).is_some();
+        let free = has("enum") || schema["format"] == "date-time";
         match schema["type"].as_str() {
-            Some("string") => free || says("maxLength"),
-            Some("array") => says("maxItems"),
-            Some("object") if says("additionalProperties") => says("maxProperties"),
-            Some("integer") => schema["format"] == "int32" || (says("minimum") && says("maximum")),
-            None if says("x-kubernetes-int-or-string") => says("maxLength") && says("pattern"),
+            Some("string") => free || has("maxLength"),
+            Some("array") => has("maxItems"),
+            Some("object") if has("additionalProperties") => has("maxProperties"),
+            Some("integer") => schema["format"] == "int32" || (has("minimum") && has("maximum")),
+            None if has("x-kubernetes-int-or-string") => has("maxLength") && has("pattern"),
             _ => true,
         }
     };
@@ -179,9 +179,9 @@ fn columns_and_scale_find_their_fields() {
     ] {
         let paths: Vec<String> = of(definition).into_iter().map(|(path, _)| format!(".{path}")).collect();
         let version = &definition["spec"]["versions"][0];
-        let shown = version["additionalPrinterColumns"].as_array().unwrap();
-        assert_eq!(shown.iter().map(|column| column["name"].as_str().unwrap()).collect::<Vec<_>>(), columns);
-        for column in shown {
+        let defined = version["additionalPrinterColumns"].as_array().unwrap();
+        assert_eq!(defined.iter().map(|column| column["name"].as_str().unwrap()).collect::<Vec<_>>(), columns);
+        for column in defined {
             let path = column["jsonPath"].as_str().unwrap();
             assert!(!path.contains("[-1"), "{path}: a condition has no fixed place");
             let path = path.replace(r#"[?(@.type=="Succeeded")]"#, ".[]");

@@ -33,20 +33,20 @@ fn unknown_fields_are_ignored_and_damaged_objects_are_tolerated() {
 #[test]
 fn defaults_are_those_of_api_server() {
     let params = StoredParams(example("gpt2-tiny"));
-    let made = TrainJob::new("made", TrainJobSpec::new(3, params.clone()));
+    let job = TrainJob::new("made", TrainJobSpec::new(3, params.clone()));
     let written = json!({"metadata": {"name": "made"}, "spec": {"numCsx": 3, "params": params}});
     let mut written: Value = written;
     written["apiVersion"] = json!("millrace.dev/v1alpha1");
     written["kind"] = json!("TrainJob");
-    assert_eq!(serde_json::from_value::<TrainJob>(written).unwrap().spec, made.spec);
+    assert_eq!(serde_json::from_value::<TrainJob>(written).unwrap().spec, job.spec);
 }
 
 /// One file describes the machine to a cluster and to a local run.
 #[test]
 fn local_run_reads_complete_appliance() {
-    let whole = appliance("default");
-    let machine = millrace_params::MachineSpec::parse_yaml(&whole.to_string()).unwrap();
-    let resource: millrace_crds::Appliance = serde_json::from_value(whole).unwrap();
+    let complete = appliance("default");
+    let machine = millrace_params::MachineSpec::parse_yaml(&complete.to_string()).unwrap();
+    let resource: millrace_crds::Appliance = serde_json::from_value(complete).unwrap();
     assert_eq!(resource.spec.machine.resolve().unwrap(), machine);
     assert_eq!((machine.systems, machine.wafer.memory_bytes), (8, 4 << 30));
     let cpu = &resource.spec.resources.unwrap().cs2.unwrap().requests.unwrap().0["cpu"];
@@ -65,9 +65,9 @@ fn resolved_appliance_round_trips() {
     }
 }
 
-fn condition(of: ConditionType, status: &str, reason: &str) -> Condition {
+fn condition(condition_type: ConditionType, status: &str, reason: &str) -> Condition {
     Condition {
-        type_: of.as_str().into(),
+        type_: condition_type.as_str().into(),
         status: status.into(),
         reason: reason.into(),
         message: String::new(),

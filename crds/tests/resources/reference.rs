@@ -27,7 +27,8 @@ fn reference_names_every_field_of_job_and_appliance() {
     for definition in ["trainjobs.millrace.dev.yaml", "appliances.millrace.dev.yaml"] {
         let fields = fields(definition);
         assert!(fields.len() > 15, "{fields:?}");
-        let is_named = |field: &String| [format!("`{field}`"), format!("`{field}.")].iter().any(|it| text.contains(it));
+        let is_named =
+            |field: &String| [format!("`{field}`"), format!("`{field}.")].iter().any(|pattern| text.contains(pattern));
         let missing: Vec<_> = fields.iter().filter(|field| !is_named(field)).collect();
         assert!(missing.is_empty(), "{REFERENCE} lacks {missing:?} of {definition}");
     }

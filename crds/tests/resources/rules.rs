@@ -11,11 +11,11 @@ fn every_rule_is_kept_or_refused_with_its_message() {
     let [_, definition] = definitions().map(|definition| serde_json::to_value(definition).unwrap());
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     for case in cases() {
-        let verdict = Validator::new().validate(schema, &case.after, case.before.as_ref());
-        match (verdict, case.refusal) {
+        let result = Validator::new().validate(schema, &case.after, case.before.as_ref());
+        match (result, case.expected_error) {
             (Ok(()), None) => {}
-            (Err(errors), Some(refusal)) if errors.to_string().contains(refusal) => {}
-            (verdict, refusal) => panic!("{}: {verdict:?} instead of {refusal:?}", case.name),
+            (Err(errors), Some(expected_error)) if errors.to_string().contains(expected_error) => {}
+            (result, expected_error) => panic!("{}: {result:?} instead of {expected_error:?}", case.name),
         }
     }
 }
@@ -24,11 +24,12 @@ fn every_rule_is_kept_or_refused_with_its_message() {
 #[test]
 fn every_rule_has_a_case() {
     let cases = cases();
-    let tried = |message: &str| cases.iter().filter_map(|case| case.refusal).any(|part| message.contains(part));
+    let is_tested =
+        |message: &str| cases.iter().filter_map(|case| case.expected_error).any(|part| message.contains(part));
     for (path, schema) in all() {
         for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
             let message = rule["message"].as_str().unwrap_or_default();
-            assert!(tried(message), "no case breaks this rule of {path}: {message}");
+            assert!(is_tested(message), "no case breaks this rule of {path}: {message}");
         }
     }
 }

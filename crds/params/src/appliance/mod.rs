@@ -131,8 +131,8 @@ impl MachineSpec {
     /// # Errors
     /// As [`Params::parse_yaml`](crate::Params::parse_yaml), and values out of range.
     pub fn parse_yaml(text: &str) -> Result<Self, ParamsError> {
-        let (document, at, lines) = document::read(text)?;
-        document.resolve_at(at, &lines)
+        let (document, prefix, lines) = document::read(text)?;
+        document.resolve_at(prefix, &lines)
     }
 
     /// Returns the document with every key given, which a job stores as the machine it was admitted to.
@@ -178,11 +178,11 @@ impl MachineDocument {
         self.resolve_at("", &LineNumbers::default())
     }
 
-    fn resolve_at(&self, at: &str, lines: &LineNumbers) -> Result<MachineSpec, ParamsError> {
+    fn resolve_at(&self, prefix: &str, lines: &LineNumbers) -> Result<MachineSpec, ParamsError> {
         let none =
             (WaferDocument::default(), MemoryXDocument::default(), SwarmXDocument::default(), LinkDocument::default());
         let default = MachineSpec::default();
-        let mut range = RangeChecks { at, lines, problems: Vec::new() };
+        let mut range = RangeChecks { prefix, lines, problems: Vec::new() };
         let wafer = self.wafer.as_ref().unwrap_or(&none.0);
         let memoryx = self.memoryx.as_ref().unwrap_or(&none.1);
         let swarmx = self.swarmx.as_ref().unwrap_or(&none.2);
@@ -222,18 +222,18 @@ impl MachineDocument {
 
 /// Checks ranges and collects problems.
 struct RangeChecks<'a> {
-    at: &'a str,
+    prefix: &'a str,
     lines: &'a LineNumbers,
     problems: Vec<ParamsProblem>,
 }
 
 impl RangeChecks<'_> {
-    fn reject(&mut self, key: &str, given: impl std::fmt::Display, hint: impl Into<String>) {
-        let key = format!("{}{key}", self.at);
+    fn reject(&mut self, key: &str, value: impl std::fmt::Display, hint: impl Into<String>) {
+        let key = format!("{}{key}", self.prefix);
         self.problems.push(ParamsProblem {
             kind: ParamsProblemKind::Invalid,
             line: self.lines.of(&key),
-            message: format!("{key} is {given}, which is out of range"),
+            message: format!("{key} is {value}, which is out of range"),
             key,
             hint: Some(hint.into()),
         });
@@ -242,23 +242,23 @@ impl RangeChecks<'_> {
     fn count(
         &mut self,
         key: &str,
-        given: Option<u64>,
+        value: Option<u64>,
         default: usize,
         range: std::ops::RangeInclusive<usize>,
     ) -> usize {
-        let Some(given) = given else { return default };
-        match usize::try_from(given) {
+        let Some(value) = value else { return default };
+        match usize::try_from(value) {
             Ok(count) if range.contains(&count) => count,
             _ => {
                 let hint = format!("give a whole number from {} to {}", range.start(), range.end());
-                self.reject(key, given, hint);
+                self.reject(key, value, hint);
                 default
             }
         }
     }
 
-    fn positive(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
-        match given {
+    fn positive(&mut self, key: &str, value: Option<f64>, default: f64) -> f64 {
+        match value {
             None => default,
             Some(x) if x.is_finite() && x > 0.0 => x,
             Some(x) => {
@@ -268,8 +268,8 @@ impl RangeChecks<'_> {
         }
     }
 
-    fn bytes(&mut self, key: &str, given: Option<ByteSize>, default: u64) -> u64 {
-        match given {
+    fn bytes(&mut self, key: &str, value: Option<ByteSize>, default: u64) -> u64 {
+        match value {
             None => default,
             Some(ByteSize(0)) => {
                 self.reject(key, 0, "give a size greater than 0, as in 40GB or 4MiB");
@@ -279,8 +279,8 @@ impl RangeChecks<'_> {
         }
     }
 
-    fn fan_out(&mut self, given: Option<u64>, default: usize) -> usize {
-        let fan_out = self.count("swarmx.fanOut", given, default, 2..=4);
+    fn fan_out(&mut self, value: Option<u64>, default: usize) -> usize {
+        let fan_out = self.count("swarmx.fanOut", value, default, 2..=4);
         if fan_out == 3 {
             self.reject("swarmx.fanOut", 3, "give 2 or 4");
         }
@@ -289,8 +289,8 @@ impl RangeChecks<'_> {
 
     /// Checks that chunks are multiples of 64 bytes, so that they hold whole f32 numbers, and fit in one message of the
     /// protocol.
-    fn chunk_bytes(&mut self, given: Option<ByteSize>) -> u64 {
-        match given {
+    fn chunk_bytes(&mut self, value: Option<ByteSize>) -> u64 {
+        match value {
             None => MAX_CHUNK_BYTES,
             Some(ByteSize(bytes)) if (64..=MAX_CHUNK_BYTES).contains(&bytes) && bytes.is_multiple_of(64) => bytes,
             Some(ByteSize(bytes)) => {
@@ -300,20 +300,20 @@ impl RangeChecks<'_> {
         }
     }
 
-    fn wafer(&mut self, given: &WaferDocument, default: WaferSpec) -> WaferSpec {
-        let utilisation = self.positive("wafer.utilisation", given.utilisation, default.utilisation);
+    fn wafer(&mut self, wafer: &WaferDocument, default: WaferSpec) -> WaferSpec {
+        let utilisation = self.positive("wafer.utilisation", wafer.utilisation, default.utilisation);
         if utilisation > 1.0 {
             self.reject("wafer.utilisation", utilisation, "give a share of at most 1");
         }
         WaferSpec {
-            memory_bytes: self.bytes("wafer.memoryBytes", given.memory_bytes, default.memory_bytes),
-            memory_bandwidth: self.positive("wafer.memoryBandwidth", given.memory_bandwidth, default.memory_bandwidth),
-            fabric_bandwidth: self.positive("wafer.fabricBandwidth", given.fabric_bandwidth, default.fabric_bandwidth),
-            cores: self.count("wafer.cores", given.cores, default.cores as usize, 1..=usize::MAX) as u64,
-            clock_hz: self.positive("wafer.clockHz", given.clock_hz, default.clock_hz),
-            peak_flops: self.positive("wafer.peakFlops", given.peak_flops, default.peak_flops),
+            memory_bytes: self.bytes("wafer.memoryBytes", wafer.memory_bytes, default.memory_bytes),
+            memory_bandwidth: self.positive("wafer.memoryBandwidth", wafer.memory_bandwidth, default.memory_bandwidth),
+            fabric_bandwidth: self.positive("wafer.fabricBandwidth", wafer.fabric_bandwidth, default.fabric_bandwidth),
+            cores: self.count("wafer.cores", wafer.cores, default.cores as usize, 1..=usize::MAX) as u64,
+            clock_hz: self.positive("wafer.clockHz", wafer.clock_hz, default.clock_hz),
+            peak_flops: self.positive("wafer.peakFlops", wafer.peak_flops, default.peak_flops),
             utilisation,
-            link_bytes_per_s: self.positive("wafer.linkBytesPerS", given.link_bytes_per_s, default.link_bytes_per_s),
+            link_bytes_per_s: self.positive("wafer.linkBytesPerS", wafer.link_bytes_per_s, default.link_bytes_per_s),
         }
     }
 }

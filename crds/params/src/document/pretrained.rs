@@ -15,9 +15,9 @@ pub(super) fn inherit_model(
     load: impl FnOnce(&str) -> std::io::Result<String>,
 ) -> Result<(), ParamsError> {
     let Some(model) = section_mut(root, MODEL) else { return Ok(()) };
-    let Some(at) = model.iter().position(|entry| entry.key == PATH_KEY) else { return Ok(()) };
-    let YamlValue::Scalar { text: path, .. } = &model[at].value.value else { return Ok(()) };
-    let (path, line) = (path.clone(), model[at].line);
+    let Some(index) = model.iter().position(|entry| entry.key == PATH_KEY) else { return Ok(()) };
+    let YamlValue::Scalar { text: path, .. } = &model[index].value.value else { return Ok(()) };
+    let (path, line) = (path.clone(), model[index].line);
     let problem = |reason: &str| {
         ParamsError::from(ParamsProblem {
             kind: ParamsProblemKind::Invalid,
@@ -30,9 +30,9 @@ pub(super) fn inherit_model(
     let text = load(&path).map_err(|error| problem(&format!("it can't be read: {error}")))?;
     let mut other = parse(&text).map_err(|error| problem(&format!("there {}", error.report().trim_end())))?;
     let inherited = section_mut(&mut other, MODEL).ok_or_else(|| problem("that file has no section model"))?;
-    model.remove(at);
+    model.remove(index);
     for mut entry in std::mem::take(inherited) {
-        if entry.key != PATH_KEY && model.iter().all(|own| own.key != entry.key) {
+        if entry.key != PATH_KEY && model.iter().all(|written| written.key != entry.key) {
             set_line(&mut entry, line);
             model.push(entry);
         }
@@ -90,14 +90,14 @@ mod tests {
 
     #[test]
     fn problems_name_the_key_and_its_line() {
-        for (other, says) in [
+        for (other, message) in [
             ("", "line 3: model.pretrain_params_path names ../base.yaml, but it can't be read: entity not found"),
             ("model: 3\n", "that file has no section model"),
             ("model: {a: [}\n", "but there line 1: this is not valid YAML"),
             ("model: {hiden_size: 3}\n", "line 3: model.hiden_size is not a known key"),
         ] {
             let report = read("num_heads: 2", other).unwrap_err().report();
-            assert!(report.contains(says), "{report}");
+            assert!(report.contains(message), "{report}");
         }
         // A program that has no files rejects the key.
         let report = Params::parse_yaml(FINE_TUNING).unwrap_err().report();

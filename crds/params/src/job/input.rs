@@ -57,8 +57,8 @@ pub struct SinkTokens {
 impl InputSpec {
     /// Returns the samples of a leaf: the largest divisor of the batch within the bound.
     pub fn leaf_size(&self) -> usize {
-        let fits = |size: &usize| self.batch_size.is_multiple_of(*size);
-        (1..=self.micro_batch_size.min(self.batch_size)).rev().find(fits).unwrap_or(1)
+        let divides = |size: &usize| self.batch_size.is_multiple_of(*size);
+        (1..=self.micro_batch_size.min(self.batch_size)).rev().find(divides).unwrap_or(1)
     }
 
     /// Returns K, the number of leaves in a batch.

@@ -115,12 +115,12 @@ impl ScheduleSegment {
 }
 
 fn rate_of_segments(segments: &[ScheduleSegment], step: u64) -> f64 {
-    let mut since = step;
+    let mut remaining = step;
     for (i, segment) in segments.iter().enumerate() {
-        if since < segment.steps || i + 1 == segments.len() {
-            return segment.piece.at(since.saturating_add(segment.offset_steps));
+        if remaining < segment.steps || i + 1 == segments.len() {
+            return segment.piece.at(remaining.saturating_add(segment.offset_steps));
         }
-        since -= segment.steps;
+        remaining -= segment.steps;
     }
     0.0 // a schedule without pieces
 }

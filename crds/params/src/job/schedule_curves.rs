@@ -46,17 +46,17 @@ pub(super) fn cosine(initial: f64, end: f64, half_periods: f64) -> f64 {
 /// Returns the elapsed share of the current period, if each is `factor` times as long as the one before.
 pub(super) fn warm_restarts(step: u64, first_period: u64, factor: u64) -> f64 {
     let mut period = first_period.max(1);
-    let mut since = step;
+    let mut position = step;
     if factor <= 1 {
-        since %= period;
+        position %= period;
     } else {
         // At most 64 periods, because each is at least twice as long as the one before.
-        while since >= period {
-            since -= period;
+        while position >= period {
+            position -= period;
             period = period.saturating_mul(factor);
         }
     }
-    since as f64 / period as f64
+    position as f64 / period as f64
 }
 
 /// Returns the triangle wave between `base` and `max` that rises over `steps_up` and falls over `steps_down`.
@@ -67,11 +67,11 @@ pub(super) fn cyclic(
     amplitude: CycleAmplitude,
 ) -> f64 {
     let cycle_steps = steps_up.saturating_add(steps_down).max(1);
-    let (cycles, since) = (step / cycle_steps, step % cycle_steps);
-    let height = if since <= steps_up {
-        since as f64 / steps_up.max(1) as f64
+    let (cycles, position) = (step / cycle_steps, step % cycle_steps);
+    let height = if position <= steps_up {
+        position as f64 / steps_up.max(1) as f64
     } else {
-        (cycle_steps - since) as f64 / steps_down as f64
+        (cycle_steps - position) as f64 / steps_down as f64
     };
     let scale = match amplitude {
         CycleAmplitude::Constant {} => 1.0,

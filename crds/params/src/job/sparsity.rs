@@ -101,8 +101,8 @@ impl ParameterFilter {
 
 /// Compiles a pattern of whole names. Matching takes time linear in the name.
 pub(crate) fn compile(pattern: &str) -> Result<Regex, regex::Error> {
-    let whole = format!("^(?:{pattern})$");
-    RegexBuilder::new(&whole).size_limit(MAX_COMPILED_BYTES).nest_limit(16).build()
+    let anchored = format!("^(?:{pattern})$");
+    RegexBuilder::new(&anchored).size_limit(MAX_COMPILED_BYTES).nest_limit(16).build()
 }
 
 /// Returns the regular expression of a pattern with `*`, `?` and `[abc]`.

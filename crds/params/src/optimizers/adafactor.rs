@@ -33,8 +33,8 @@ impl FromParams for Adafactor {
     fn from_params(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Self {
         let decay_rate = params.decay_rate.unwrap_or(-0.8);
         if !decay_rate.is_finite() || decay_rate > 0.0 {
-            let says = format!("is {decay_rate}, which is out of range");
-            check.report_invalid("optimizer.decay_rate", says, "give a number of at most 0");
+            let message = format!("is {decay_rate}, which is out of range");
+            check.report_invalid("optimizer.decay_rate", message, "give a number of at most 0");
         }
         Self {
             eps: eps(check, params),
@@ -55,8 +55,8 @@ fn eps(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> [f64; 2] {
         Some(EpsSetting::Number(first)) => [check.positive(KEY, Some(*first), default[0]), default[1]],
         Some(EpsSetting::Terms(terms)) => {
             let [first, second] = terms.as_slice() else {
-                let says = format!("has {} numbers instead of 2", terms.len());
-                check.report_invalid(KEY, says, "give two numbers, as in [1e-30, 1e-3]");
+                let message = format!("has {} numbers instead of 2", terms.len());
+                check.report_invalid(KEY, message, "give two numbers, as in [1e-30, 1e-3]");
                 return default;
             };
             // A row without gradients would otherwise divide by zero.
@@ -78,10 +78,10 @@ pub(crate) fn relative_step(check: &mut ResolveContext<'_>, params: &OptimizerPa
         return None;
     }
     if params.learning_rate.is_some() {
-        let says = "is true, and learning_rate is given too";
-        check.report_invalid("optimizer.relative_step", says, "keep one of the two");
+        let message = "is true, and learning_rate is given too";
+        check.report_invalid("optimizer.relative_step", message, "keep one of the two");
     }
-    let most = 1.0 / (RELATIVE_STEP_WARMUP_STEPS as f64).sqrt();
+    let peak = 1.0 / (RELATIVE_STEP_WARMUP_STEPS as f64).sqrt();
     let root = ScheduleSegmentKind::InverseSquareRootDecay {
         initial: 1.0,
         scale: 1.0,
@@ -91,7 +91,7 @@ pub(crate) fn relative_step(check: &mut ResolveContext<'_>, params: &OptimizerPa
     if !warms_up {
         return Some(Schedule { segments: vec![first] });
     }
-    let line = ScheduleSegmentKind::Linear { initial: 0.0, end: most, total_iters: RELATIVE_STEP_WARMUP_STEPS };
+    let line = ScheduleSegmentKind::Linear { initial: 0.0, end: peak, total_iters: RELATIVE_STEP_WARMUP_STEPS };
     let steps = RELATIVE_STEP_WARMUP_STEPS - 1;
     let warmup = ScheduleSegment { steps, offset_steps: 1, piece: line };
     Some(Schedule { segments: vec![warmup, ScheduleSegment { offset_steps: steps + 1, ..first }] })
@@ -113,8 +113,8 @@ mod tests {
             let lines = LineNumbers::default();
             let schedule = relative_step(&mut ResolveContext::new(&lines), &params).unwrap();
             for step in [1, 2, 9_998, 9_999, 10_000, 10_001, 12_345, 1_000_000] {
-                let most = if warmup_init { 1e-6 * step as f64 } else { 1e-2 };
-                let expected = most.min(1.0 / (step as f64).sqrt());
+                let expected = if warmup_init { 1e-6 * step as f64 } else { 1e-2 };
+                let expected = expected.min(1.0 / (step as f64).sqrt());
                 let rate = schedule.at(step - 1);
                 assert!((rate / expected - 1.0).abs() < 1e-12, "step {step}: {rate} instead of {expected}");
             }

@@ -59,7 +59,7 @@ impl FromParams for AdamW {
 
 /// Reads `eps`, in both spellings.
 pub(super) fn eps(check: &mut ResolveContext<'_>, params: &OptimizerParams, default: f64) -> f64 {
-    let own = match &params.eps {
+    let eps = match &params.eps {
         Some(EpsSetting::Terms(_)) => {
             check.report_invalid("optimizer.eps", "is a list, which only Adafactor has", "give one number");
             None
@@ -67,20 +67,20 @@ pub(super) fn eps(check: &mut ResolveContext<'_>, params: &OptimizerParams, defa
         Some(EpsSetting::Number(number)) => Some(*number),
         None => None,
     };
-    let given = check.either_spelling("optimizer.eps", own, "optimizer.epsilon", params.epsilon);
+    let value = check.either_spelling("optimizer.eps", eps, "optimizer.epsilon", params.epsilon);
     let key = if params.eps.is_some() { "optimizer.eps" } else { "optimizer.epsilon" };
-    check.positive(key, given, default)
+    check.positive(key, value, default)
 }
 
 /// Reads `correct_bias`, in both spellings.
 pub(super) fn correct_bias(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> bool {
-    let given = check.either_spelling(
+    let value = check.either_spelling(
         "optimizer.correct_bias",
         params.correct_bias,
         "optimizer.use_bias_correction",
         params.use_bias_correction,
     );
-    given.unwrap_or(true)
+    value.unwrap_or(true)
 }
 
 /// Reads `betas`, in both spellings.
@@ -96,8 +96,8 @@ pub(super) fn betas(check: &mut ResolveContext<'_>, p: &OptimizerParams, default
         None => [p.beta1, p.beta2],
         Some([first, second]) => [Some(*first), Some(*second)],
         Some(other) => {
-            let says = format!("has {} numbers instead of 2", other.len());
-            check.report_invalid("optimizer.betas", says, "give two numbers, as in [0.9, 0.95]");
+            let message = format!("has {} numbers instead of 2", other.len());
+            check.report_invalid("optimizer.betas", message, "give two numbers, as in [0.9, 0.95]");
             [None, None]
         }
     };

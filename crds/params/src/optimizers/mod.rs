@@ -113,20 +113,20 @@ optimizers! {
 /// Resolves `optimizer_type` and the keys of the optimizer that it names.
 pub(crate) fn resolve(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> OptimizerKind {
     // Older files of `fc_mnist` have keys of Adam only, which is what they mean.
-    let given = params.optimizer_type.as_deref().or(params.beta1.and(Some("Adam")));
-    if given.is_none() {
+    let optimizer_name = params.optimizer_type.as_deref().or(params.beta1.and(Some("Adam")));
+    if optimizer_name.is_none() {
         let names: Vec<&str> = OPTIMIZERS.values.iter().map(|(keyword, _)| *keyword).collect();
         let (last, others) = names.split_last().map_or(("", &[][..]), |(last, others)| (*last, others));
         check.report_missing("optimizer.optimizer_type", format!("use {} or {last}", others.join(", ")));
     }
-    let name = check.keyword("optimizer.optimizer_type", given, OptimizerName::AdamW, &OPTIMIZERS);
+    let name = check.keyword("optimizer.optimizer_type", optimizer_name, OptimizerName::AdamW, &OPTIMIZERS);
     let is_foreign = |key: &&str| {
         let belongs_to = |optimizer: &OptimizerName| optimizer.keys().contains(key);
         OptimizerName::ALL.iter().any(belongs_to) && !belongs_to(&name)
     };
     for key in params.given_keys().into_iter().filter(is_foreign) {
-        let says = format!("has no meaning for {}", given.unwrap_or("AdamW"));
-        check.report_invalid(&format!("optimizer.{key}"), says, "leave it out");
+        let message = format!("has no meaning for {}", optimizer_name.unwrap_or("AdamW"));
+        check.report_invalid(&format!("optimizer.{key}"), message, "leave it out");
     }
     name.settings(check, params)
 }
@@ -145,8 +145,8 @@ mod tests {
     #[test]
     fn keys_of_optimizers_are_keys_of_params() {
         for key in OptimizerName::ALL.iter().flat_map(|optimizer| optimizer.keys()) {
-            let known = OptimizerParams::REFERENCE.keys.iter().any(|known| known.name == *key);
-            assert!(known, "add {key} to crds/params/src/document/optimizer.rs");
+            let is_known = OptimizerParams::REFERENCE.keys.iter().any(|reference| reference.name == *key);
+            assert!(is_known, "add {key} to crds/params/src/document/optimizer.rs");
         }
     }
 

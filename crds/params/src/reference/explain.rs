@@ -61,13 +61,13 @@ pub fn explain(path: &str) -> Result<String, UnknownKeyError> {
     }
     let full = complete(path)?;
     let mut section = Params::REFERENCE;
-    let mut walked = String::new();
+    let mut section_path = String::new();
     let mut segments = full.split('.').filter(|segment| segment.parse::<usize>().is_err()).peekable();
     while let Some(segment) = segments.next() {
-        let parent = walked.clone();
-        walked = join(&walked, segment);
+        let parent = section_path.clone();
+        section_path = join(&section_path, segment);
         if let Some((_, remedy)) = section.unsupported.iter().find(|(name, _)| *name == segment) {
-            return Ok(format!("{walked}\n  This key of the public model zoo is not supported yet: {remedy}.\n"));
+            return Ok(format!("{section_path}\n  This key of the public model zoo is not supported yet: {remedy}.\n"));
         }
         let Some(key) = section.key(segment) else {
             let names = section.keys.iter().map(|key| key.name);
@@ -75,10 +75,11 @@ pub fn explain(path: &str) -> Result<String, UnknownKeyError> {
             return Err(UnknownKeyError { path: path.to_owned(), suggestion });
         };
         if segments.peek().is_none() {
-            return Ok(describe(&parent, &walked, section, key));
+            return Ok(describe(&parent, &section_path, section, key));
         }
-        section =
-            key.section.ok_or_else(|| UnknownKeyError { path: path.to_owned(), suggestion: Some(walked.clone()) })?;
+        section = key
+            .section
+            .ok_or_else(|| UnknownKeyError { path: path.to_owned(), suggestion: Some(section_path.clone()) })?;
     }
     Ok(overview())
 }
@@ -90,10 +91,10 @@ fn complete(path: &str) -> Result<String, UnknownKeyError> {
     if document.key(first).is_some() || document.unsupported.iter().any(|(name, _)| *name == first) {
         return Ok(path.to_owned());
     }
-    let known = |section: &SectionReference| {
+    let has_key = |section: &SectionReference| {
         section.key(first).is_some() || section.unsupported.iter().any(|(name, _)| *name == first)
     };
-    if let Some((name, _)) = sections().find(|(_, section)| known(section)) {
+    if let Some((name, _)) = sections().find(|(_, section)| has_key(section)) {
         return Ok(join(name, path));
     }
     let names = sections().map(|(name, _)| name.to_owned());
@@ -108,8 +109,8 @@ fn complete(path: &str) -> Result<String, UnknownKeyError> {
             let keys: Vec<(&str, &str)> = keys.collect();
             let names: Vec<String> = names.collect();
             let candidates = names.iter().map(String::as_str).chain(keys.iter().map(|(_, key)| *key));
-            closest_match(first, candidates).map(|found| {
-                keys.iter().find(|(_, key)| *key == found).map_or(found.to_owned(), |(name, key)| join(name, key))
+            closest_match(first, candidates).map(|key_path| {
+                keys.iter().find(|(_, key)| *key == key_path).map_or(key_path.to_owned(), |(name, key)| join(name, key))
             })
         }
     };

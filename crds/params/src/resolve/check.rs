@@ -17,25 +17,25 @@ impl<'a> ResolveContext<'a> {
         Self { lines, problems: Vec::new(), notes: Vec::new() }
     }
 
-    /// Records the problem `key says`. A flag (`--num_csx`) has no line.
+    /// Records the problem `KEY MESSAGE`. A flag (`--num_csx`) has no line.
     pub(crate) fn report(
         &mut self,
         kind: ParamsProblemKind,
         key: &str,
-        says: impl AsRef<str>,
+        message: impl AsRef<str>,
         hint: impl Into<String>,
     ) {
         self.problems.push(ParamsProblem {
             kind,
             line: if key.starts_with("--") { None } else { self.lines.of(key) },
             key: key.to_owned(),
-            message: format!("{key} {}", says.as_ref()),
+            message: format!("{key} {}", message.as_ref()),
             hint: Some(hint.into()),
         });
     }
 
-    pub(crate) fn report_invalid(&mut self, key: &str, says: impl AsRef<str>, hint: impl Into<String>) {
-        self.report(ParamsProblemKind::Invalid, key, says, hint);
+    pub(crate) fn report_invalid(&mut self, key: &str, message: impl AsRef<str>, hint: impl Into<String>) {
+        self.report(ParamsProblemKind::Invalid, key, message, hint);
     }
 
     pub(crate) fn report_missing(&mut self, key: &str, hint: impl Into<String>) {
@@ -58,47 +58,54 @@ impl<'a> ResolveContext<'a> {
         }
     }
 
-    /// Checks a number from 1 to `most`.
-    pub(crate) fn count(&mut self, key: &str, given: Option<u64>, default: usize, most: usize) -> usize {
-        let Some(given) = given else { return default };
-        match usize::try_from(given) {
-            Ok(count) if (1..=most).contains(&count) => count,
+    /// Checks a number from 1 to `max`.
+    pub(crate) fn count(&mut self, key: &str, value: Option<u64>, default: usize, max: usize) -> usize {
+        let Some(value) = value else { return default };
+        match usize::try_from(value) {
+            Ok(count) if (1..=max).contains(&count) => count,
             _ => {
-                let hint = format!("give a whole number from 1 to {most}");
-                self.report_invalid(key, format!("is {given}, which is out of range"), hint);
+                let hint = format!("give a whole number from 1 to {max}");
+                self.report_invalid(key, format!("is {value}, which is out of range"), hint);
                 default.max(1)
             }
         }
     }
 
-    /// Checks a number from 1 to `most` without a default.
-    pub(crate) fn required_count(&mut self, key: &str, given: Option<u64>, most: usize) -> usize {
-        if given.is_none() {
-            self.report_missing(key, format!("give a whole number from 1 to {most}"));
+    /// Checks a number from 1 to `max` without a default.
+    pub(crate) fn required_count(&mut self, key: &str, value: Option<u64>, max: usize) -> usize {
+        if value.is_none() {
+            self.report_missing(key, format!("give a whole number from 1 to {max}"));
         }
-        self.count(key, given, 1, most)
+        self.count(key, value, 1, max)
     }
 
     /// Checks a probability in [0, 1).
-    pub(crate) fn probability(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
+    pub(crate) fn probability(&mut self, key: &str, value: Option<f64>, default: f64) -> f64 {
         let hint = "give a number of at least 0 and less than 1";
-        self.number(key, given, default, |p| (0.0..1.0).contains(&p), hint)
+        self.number(key, value, default, |p| (0.0..1.0).contains(&p), hint)
     }
 
     /// Checks a number greater than 0.
-    pub(crate) fn positive(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
-        self.number(key, given, default, |x| x > 0.0, "give a number greater than 0")
+    pub(crate) fn positive(&mut self, key: &str, value: Option<f64>, default: f64) -> f64 {
+        self.number(key, value, default, |x| x > 0.0, "give a number greater than 0")
     }
 
     /// Checks a number of at least 0.
-    pub(crate) fn non_negative(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
-        self.number(key, given, default, |x| x >= 0.0, "give a number of at least 0")
+    pub(crate) fn non_negative(&mut self, key: &str, value: Option<f64>, default: f64) -> f64 {
+        self.number(key, value, default, |x| x >= 0.0, "give a number of at least 0")
     }
 
-    fn number(&mut self, key: &str, given: Option<f64>, default: f64, holds: impl Fn(f64) -> bool, hint: &str) -> f64 {
-        match given {
+    fn number(
+        &mut self,
+        key: &str,
+        value: Option<f64>,
+        default: f64,
+        is_valid: impl Fn(f64) -> bool,
+        hint: &str,
+    ) -> f64 {
+        match value {
             None => default,
-            Some(x) if x.is_finite() && holds(x) => x,
+            Some(x) if x.is_finite() && is_valid(x) => x,
             Some(x) => {
                 self.report_invalid(key, format!("is {x}, which is out of range"), hint);
                 default
@@ -107,9 +114,9 @@ impl<'a> ResolveContext<'a> {
     }
 
     /// Looks up a keyword, ignoring case; returns `default` if none is given or the given one is rejected.
-    pub(crate) fn keyword<T: Copy>(&mut self, key: &str, given: Option<&str>, default: T, keywords: &Keywords<T>) -> T {
-        let Some(given) = given else { return default };
-        if let Some(value) = keywords.get(given) {
+    pub(crate) fn keyword<T: Copy>(&mut self, key: &str, value: Option<&str>, default: T, keywords: &Keywords<T>) -> T {
+        let Some(value) = value else { return default };
+        if let Some(value) = keywords.get(value) {
             return value;
         }
         let known = keywords.values.iter().map(|(keyword, _)| *keyword);
@@ -118,19 +125,19 @@ impl<'a> ResolveContext<'a> {
             [first @ .., last] if !first.is_empty() => format!("use {} or {last}", first.join(", ")),
             one => format!("use {}", one.concat()),
         };
-        if keywords.is_unsupported(given) {
-            self.unsupported(key, given, use_one);
+        if keywords.is_unsupported(value) {
+            self.unsupported(key, value, use_one);
         } else {
-            let hint = closest_match(given, known).map_or(use_one, |near| format!("did you mean {near}?"));
-            self.report_invalid(key, format!("is \"{given}\", which is unknown"), hint);
+            let hint = closest_match(value, known).map_or(use_one, |near| format!("did you mean {near}?"));
+            self.report_invalid(key, format!("is \"{value}\", which is unknown"), hint);
         }
         default
     }
 
     /// Checks a switch that has only one supported value.
-    pub(crate) fn require_value(&mut self, key: &str, given: Option<bool>, only: bool) {
-        if let Some(given) = given.filter(|g| *g != only) {
-            self.unsupported(key, &given.to_string(), format!("leave it out or set it to {only}"));
+    pub(crate) fn require_value(&mut self, key: &str, value: Option<bool>, supported: bool) {
+        if let Some(value) = value.filter(|value| *value != supported) {
+            self.unsupported(key, &value.to_string(), format!("leave it out or set it to {supported}"));
         }
     }
 
@@ -138,17 +145,17 @@ impl<'a> ResolveContext<'a> {
     pub(crate) fn either_spelling<T: PartialEq>(
         &mut self,
         key: &str,
-        given: Option<T>,
+        value: Option<T>,
         older: &str,
-        older_given: Option<T>,
+        older_value: Option<T>,
     ) -> Option<T> {
-        if given.is_some() && older_given.is_some() && given != older_given {
+        if value.is_some() && older_value.is_some() && value != older_value {
             self.report_invalid(
                 older,
                 format!("is another spelling of {key}, which is given too, with another value"),
                 "keep one of the two",
             );
         }
-        given.or(older_given)
+        value.or(older_value)
     }
 }

@@ -32,15 +32,19 @@ pub(super) fn family(
     let default = seq2seq::recognize(params, p).or(encoder).unwrap_or(default);
     match (p.name.as_deref(), flag) {
         (None, Some(flag)) => check.keyword("--model", Some(flag), default, &FAMILIES),
-        (given, flag) => {
-            if let (Some(given), Some(flag)) = (given, flag)
-                && !given.eq_ignore_ascii_case(flag)
-                && (FAMILIES.get(given).is_none() || FAMILIES.get(given) != FAMILIES.get(flag))
+        (value, flag) => {
+            if let (Some(value), Some(flag)) = (value, flag)
+                && !value.eq_ignore_ascii_case(flag)
+                && (FAMILIES.get(value).is_none() || FAMILIES.get(value) != FAMILIES.get(flag))
             {
-                let says = format!("is {flag}, but model.name is {given}");
-                check.report_invalid("--model", says, "leave --model out: it is for params that do not name a model");
+                let message = format!("is {flag}, but model.name is {value}");
+                check.report_invalid(
+                    "--model",
+                    message,
+                    "leave --model out: it is for params that do not name a model",
+                );
             }
-            check.keyword("model.name", given, default, &FAMILIES)
+            check.keyword("model.name", value, default, &FAMILIES)
         }
     }
 }
@@ -71,8 +75,8 @@ pub(super) fn resolve(
     }
     let is_branch_normalized = p.norm_first_sandwich.unwrap_or(false);
     if is_branch_normalized && parallel_blocks.is_some() {
-        let says = "is true, but blocks of gptj and falcon have one sum of both outputs";
-        check.report_invalid("model.norm_first_sandwich", says, "leave it out, or set model.name");
+        let message = "is true, but blocks of gptj and falcon have one sum of both outputs";
+        check.report_invalid("model.norm_first_sandwich", message, "leave it out, or set model.name");
     }
     DecoderOptions {
         positions,
@@ -103,8 +107,8 @@ pub(super) fn resolve(
 /// Returns the number of tokens that are attended to besides those of the window.
 fn attention_sinks(check: &mut ResolveContext<'_>, p: &ModelParams) -> usize {
     let key = "model.attention_sink_tokens";
-    let Some(given) = p.attention_sink_tokens.filter(|sinks| *sinks > 0) else { return 0 };
-    let sinks = check.count(key, Some(given), 1, MAX_POSITIONS);
+    let Some(value) = p.attention_sink_tokens.filter(|sinks| *sinks > 0) else { return 0 };
+    let sinks = check.count(key, Some(value), 1, MAX_POSITIONS);
     if p.attention_sliding_window_length.is_some() {
         return sinks;
     }
@@ -112,8 +116,8 @@ fn attention_sinks(check: &mut ResolveContext<'_>, p: &ModelParams) -> usize {
     0
 }
 
-fn softcap(check: &mut ResolveContext<'_>, key: &str, given: Option<f64>) -> Option<f64> {
-    given.map(|_| check.positive(key, given, 1.0))
+fn softcap(check: &mut ResolveContext<'_>, key: &str, value: Option<f64>) -> Option<f64> {
+    value.map(|_| check.positive(key, value, 1.0))
 }
 
 fn is_multiquery(check: &mut ResolveContext<'_>, p: &ModelParams) -> bool {
@@ -126,8 +130,8 @@ fn parallel_blocks(check: &mut ResolveContext<'_>, p: &ModelParams, family: Mode
         return Some(if two_norms { ParallelBlocks::TwoNorms } else { ParallelBlocks::OneNorm });
     }
     if two_norms {
-        let says = "is true, but only gptj and falcon have blocks whose two parts read the same input";
-        check.report_invalid("model.use_untied_layer_norm", says, "leave it out, or set model.name");
+        let message = "is true, but only gptj and falcon have blocks whose two parts read the same input";
+        check.report_invalid("model.use_untied_layer_norm", message, "leave it out, or set model.name");
     }
     None
 }
@@ -135,27 +139,27 @@ fn parallel_blocks(check: &mut ResolveContext<'_>, p: &ModelParams, family: Mode
 /// Returns the number of heads of keys and values, if heads of queries share them.
 fn key_heads(check: &mut ResolveContext<'_>, p: &ModelParams, heads: usize) -> Option<usize> {
     let key = "model.extra_attention_params.num_kv_groups";
-    let given = p.extra_attention_params.as_ref().and_then(|extra| extra.num_kv_groups);
+    let value = p.extra_attention_params.as_ref().and_then(|extra| extra.num_kv_groups);
     let is_multiquery = p.attention_module.as_deref().and_then(|name| ATTENTION_MODULES.get(name)).unwrap_or(false);
     if !is_multiquery {
-        if given.is_some() {
-            let says = "has no meaning without attention_module: multiquery_attention";
-            check.report_invalid(key, says, "leave extra_attention_params out, or set model.attention_module");
+        if value.is_some() {
+            let message = "has no meaning without attention_module: multiquery_attention";
+            check.report_invalid(key, message, "leave extra_attention_params out, or set model.attention_module");
         }
         return None;
     }
-    let groups = check.count(key, given, 1, MAX_WIDTH);
+    let groups = check.count(key, value, 1, MAX_WIDTH);
     if !heads.is_multiple_of(groups) {
-        let says = format!("is {groups}, which does not divide model.num_heads {heads}");
-        check.report_invalid(key, says, "choose a number of groups that divides num_heads");
+        let message = format!("is {groups}, which does not divide model.num_heads {heads}");
+        check.report_invalid(key, message, "choose a number of groups that divides num_heads");
         return None;
     }
     (groups != heads).then_some(groups)
 }
 
 fn positions(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily, sizes: &ModelSizes) -> Positions {
-    let given = p.position_embedding_type.as_deref();
-    let kind = check.keyword("model.position_embedding_type", given, PositionKind::Learned, &POSITION_EMBEDDINGS);
+    let value = p.position_embedding_type.as_deref();
+    let kind = check.keyword("model.position_embedding_type", value, PositionKind::Learned, &POSITION_EMBEDDINGS);
     check.require_value("model.alibi_trainable_slopes", p.alibi_trainable_slopes, false);
     if kind != PositionKind::Rotary {
         note_unused_rotary_keys(check, p);
@@ -166,7 +170,7 @@ fn positions(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamil
         PositionKind::Rotary => Positions::Rotary(rotary(check, p, family, sizes.head())),
         PositionKind::Fixed | PositionKind::Relative => {
             let key = "model.position_embedding_type";
-            check.unsupported(key, given.unwrap_or_default(), "use learned, rotary or alibi in a decoder");
+            check.unsupported(key, value.unwrap_or_default(), "use learned, rotary or alibi in a decoder");
             Positions::Learned
         }
     }
@@ -175,8 +179,8 @@ fn positions(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamil
 fn rotary(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily, head_size: usize) -> RotaryPositions {
     let dimensions = check.count("model.rotary_dim", p.rotary_dim, head_size, MAX_WIDTH);
     if dimensions > head_size || !dimensions.is_multiple_of(2) {
-        let says = format!("is {dimensions}, but must be even and at most the width of a head, {head_size}");
-        check.report_invalid("model.rotary_dim", says, "choose a smaller even number");
+        let message = format!("is {dimensions}, but must be even and at most the width of a head, {head_size}");
+        check.report_invalid("model.rotary_dim", message, "choose a smaller even number");
     }
     RotaryPositions {
         dimensions,
@@ -189,13 +193,13 @@ fn rotary(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily, 
 
 fn rotary_scaling(check: &mut ResolveContext<'_>, p: &ModelParams) -> Option<RotaryScaling> {
     let factor = check.positive("model.pos_scaling_factor", p.pos_scaling_factor, 1.0);
-    let given = p.pos_scaling_type.as_deref();
-    let kind = check.keyword("model.pos_scaling_type", given, RotaryScalingKind::Linear, &ROTARY_SCALINGS);
+    let value = p.pos_scaling_type.as_deref();
+    let kind = check.keyword("model.pos_scaling_type", value, RotaryScalingKind::Linear, &ROTARY_SCALINGS);
     let extra = p.pos_scaling_extra_args.as_ref();
     if kind == RotaryScalingKind::Linear {
         if extra.is_some() {
-            let says = "has no meaning without pos_scaling_type: llama3";
-            check.report_invalid("model.pos_scaling_extra_args", says, "leave it out");
+            let message = "has no meaning without pos_scaling_type: llama3";
+            check.report_invalid("model.pos_scaling_extra_args", message, "leave it out");
         }
         return (factor != 1.0).then_some(RotaryScaling::Linear { factor });
     }
@@ -204,14 +208,14 @@ fn rotary_scaling(check: &mut ResolveContext<'_>, p: &ModelParams) -> Option<Rot
         return None;
     };
     let RotaryScalingParams { low_freq_factor, high_freq_factor, original_max_position_embeddings } = *extra;
-    let at = |key: &str| format!("model.pos_scaling_extra_args.{key}");
-    let low = check.positive(&at("low_freq_factor"), low_freq_factor, 1.0);
-    let high = check.positive(&at("high_freq_factor"), high_freq_factor, 4.0);
+    let key_path = |key: &str| format!("model.pos_scaling_extra_args.{key}");
+    let low = check.positive(&key_path("low_freq_factor"), low_freq_factor, 1.0);
+    let high = check.positive(&key_path("high_freq_factor"), high_freq_factor, 4.0);
     if high <= low {
-        let says = format!("is {high}, but must be greater than low_freq_factor {low}");
-        check.report_invalid(&at("high_freq_factor"), says, "use 4 and 1, as LLaMA 3.1 does");
+        let message = format!("is {high}, but must be greater than low_freq_factor {low}");
+        check.report_invalid(&key_path("high_freq_factor"), message, "use 4 and 1, as LLaMA 3.1 does");
     }
-    let key = at("original_max_position_embeddings");
+    let key = key_path("original_max_position_embeddings");
     let positions = check.count(&key, original_max_position_embeddings, 8192, MAX_POSITIONS);
     Some(RotaryScaling::Llama3 {
         factor,
@@ -223,14 +227,14 @@ fn rotary_scaling(check: &mut ResolveContext<'_>, p: &ModelParams) -> Option<Rot
 
 /// Notes keys of rotary positions in a model without them.
 fn note_unused_rotary_keys(check: &mut ResolveContext<'_>, p: &ModelParams) {
-    let given = [
+    let keys = [
         ("rotary_dim", p.rotary_dim.is_some()),
         ("rope_theta", p.rope_theta.is_some()),
         ("pos_scaling_factor", p.pos_scaling_factor.is_some()),
         ("pos_scaling_type", p.pos_scaling_type.is_some()),
         ("pos_scaling_extra_args", p.pos_scaling_extra_args.is_some()),
     ];
-    for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+    for (key, _) in keys.into_iter().filter(|(_, is_given)| *is_given) {
         check.note(format!("model.{key} has no effect without position_embedding_type: rotary"));
     }
 }
@@ -302,13 +306,13 @@ mod tests {
         let gptj = model(&[rotary, "residual_dropout_rate: 0.0"]).unwrap();
         let neox = model(&[rotary, "residual_dropout_rate: 0.0", "use_untied_layer_norm: True"]).unwrap();
         let falcon = model(&[rotary, "residual_dropout_rate: 0.0", "attention_module: multiquery_attention"]).unwrap();
-        let facts = |spec: &ModelSpec| {
+        let summary = |spec: &ModelSpec| {
             let Positions::Rotary(rotary) = spec.decoder.positions else { panic!("{spec:?}") };
             (spec.family, spec.decoder.parallel_blocks.unwrap(), rotary.is_adjacent, spec.decoder.num_key_heads)
         };
-        assert_eq!(facts(&gptj), (ModelFamily::Gptj, ParallelBlocks::OneNorm, true, None));
-        assert_eq!(facts(&neox), (ModelFamily::Gptj, ParallelBlocks::TwoNorms, false, None));
-        assert_eq!(facts(&falcon), (ModelFamily::Falcon, ParallelBlocks::OneNorm, false, Some(1)));
+        assert_eq!(summary(&gptj), (ModelFamily::Gptj, ParallelBlocks::OneNorm, true, None));
+        assert_eq!(summary(&neox), (ModelFamily::Gptj, ParallelBlocks::TwoNorms, false, None));
+        assert_eq!(summary(&falcon), (ModelFamily::Falcon, ParallelBlocks::OneNorm, false, Some(1)));
         assert_eq!(gptj.dropout_rate, 0.0);
     }
 

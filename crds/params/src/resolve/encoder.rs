@@ -47,9 +47,9 @@ pub(super) fn resolve(
     }
     check.keyword("model.problem_type", p.problem_type.as_deref(), (), &PROBLEM_TYPES);
     let norm_first = p.norm_first.unwrap_or(family == ModelFamily::Esm2);
-    if p.use_final_layer_norm.is_some_and(|given| given != norm_first) {
-        let says = format!("is {}, but norm_first is {norm_first}", !norm_first);
-        check.report_invalid("model.use_final_layer_norm", says, "leave it out: a norm follows blocks without one");
+    if p.use_final_layer_norm.is_some_and(|use_final_norm| use_final_norm != norm_first) {
+        let message = format!("is {}, but norm_first is {norm_first}", !norm_first);
+        check.report_invalid("model.use_final_layer_norm", message, "leave it out: a norm follows blocks without one");
     }
     if p.num_segments.is_some_and(|segments| segments != 2) {
         check.report_invalid("model.num_segments", "must be 2, the number of segments of a sample", "leave it out");
@@ -82,13 +82,13 @@ pub(super) fn resolve(
 
 /// Returns the token that masks others, which is in the vocabulary.
 fn mask_token(check: &mut ResolveContext<'_>, p: &ModelParams) -> Option<u32> {
-    let given = p.mask_token_id?;
+    let mask_token = p.mask_token_id?;
     let entries = p.vocab_size.unwrap_or(BERT_VOCABULARY);
-    if given < entries {
-        return u32::try_from(given).ok();
+    if mask_token < entries {
+        return u32::try_from(mask_token).ok();
     }
-    let says = format!("is {given}, but the vocabulary has {entries} tokens");
-    check.report_invalid("model.mask_token_id", says, "give a number below model.vocab_size");
+    let message = format!("is {mask_token}, but the vocabulary has {entries} tokens");
+    check.report_invalid("model.mask_token_id", message, "give a number below model.vocab_size");
     None
 }
 
@@ -111,16 +111,16 @@ fn task(
             counts_padding: p.include_padding_in_loss.unwrap_or(false),
         },
         ModelFamily::BertSummarization => {
-            let given = input.and_then(|input| input.max_cls_tokens);
-            let max_sentences = check.count("train_input.max_cls_tokens", given, 50, MAX_POSITIONS);
+            let value = input.and_then(|input| input.max_cls_tokens);
+            let max_sentences = check.count("train_input.max_cls_tokens", value, 50, MAX_POSITIONS);
             EncoderTask::Summarization { max_sentences }
         }
         ModelFamily::BertQa => EncoderTask::QuestionAnswering {},
         _ => {
-            let given = input.and_then(|input| input.max_predictions_per_seq);
+            let value = input.and_then(|input| input.max_predictions_per_seq);
             EncoderTask::Pretraining {
-                max_predictions: given
-                    .map(|given| check.count("train_input.max_predictions_per_seq", Some(given), 1, MAX_POSITIONS)),
+                max_predictions: value
+                    .map(|value| check.count("train_input.max_predictions_per_seq", Some(value), 1, MAX_POSITIONS)),
                 masked_token_weight: check.positive("model.mlm_loss_weight", p.mlm_loss_weight, 1.0),
                 nonlinearity: nonlinearity(
                     check,
@@ -134,8 +134,8 @@ fn task(
     }
 }
 
-fn nonlinearity(check: &mut ResolveContext<'_>, key: &str, given: Option<&str>, default: Nonlinearity) -> Nonlinearity {
-    check.keyword(key, given, default, &LAYER_NONLINEARITIES)
+fn nonlinearity(check: &mut ResolveContext<'_>, key: &str, value: Option<&str>, default: Nonlinearity) -> Nonlinearity {
+    check.keyword(key, value, default, &LAYER_NONLINEARITIES)
 }
 
 /// Rejects what decoders have and encoders lack.
@@ -176,8 +176,8 @@ fn reject_foreign_keys(check: &mut ResolveContext<'_>, p: &ModelParams, family: 
         ("num_labels", p.num_labels.is_some()),
     ];
     for (key, _) in keys.into_iter().filter(|(_, is_given)| *is_given) {
-        let says = format!("has no meaning for a decoder, and the model is a {family:?}");
-        check.report_invalid(&format!("model.{key}"), says, "leave it out, or name an encoder, for example bert");
+        let message = format!("has no meaning for a decoder, and the model is a {family:?}");
+        check.report_invalid(&format!("model.{key}"), message, "leave it out, or name an encoder, for example bert");
     }
 }
 
@@ -246,7 +246,7 @@ mod tests {
     fn settings_that_do_not_fit_are_rejected_by_key() {
         let csv = "data_processor: BertCSVDataProcessor";
         let text = "data_processor: GptTextDataProcessor, tokenizer: bytes";
-        for (input, keys, says) in [
+        for (input, keys, message) in [
             (csv, "norm_type: rmsnorm", "model.norm_type"),
             (csv, "position_embedding_type: alibi", "model.position_embedding_type"),
             (csv, "attention_sliding_window_length: 8", "model.attention_sliding_window_length"),
@@ -262,7 +262,7 @@ mod tests {
             ("data_processor: GptTokenDataProcessor", "name: gpt2, vocab_size: 9, num_labels: 2", "model.num_labels"),
         ] {
             let error = model(input, keys).unwrap_err().report();
-            assert!(error.contains(says), "{keys}: {error}");
+            assert!(error.contains(message), "{keys}: {error}");
         }
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn csv(
             _ => check.report_missing(&s.key("vocab_file"), VOCABULARY_HINT),
         }
     }
-    DataSource::Csv { paths, rows, is_lower_case: s.given.do_lower.unwrap_or(false) && rows.has_words() }
+    DataSource::Csv { paths, rows, is_lower_case: s.params.do_lower.unwrap_or(false) && rows.has_words() }
 }
 
 /// Returns the source of TFRecord files, which are read in the order of `paths`.
@@ -50,7 +50,7 @@ pub(super) fn records(
             _ => check.report_missing(&s.key("vocab_file"), VOCABULARY_HINT),
         }
     }
-    DataSource::TfRecords { paths, rows, is_lower_case: s.given.do_lower.unwrap_or(false) && has_words }
+    DataSource::TfRecords { paths, rows, is_lower_case: s.params.do_lower.unwrap_or(false) && has_words }
 }
 
 /// Names the files of a directory of GLUE that training and evaluation read.
@@ -70,17 +70,17 @@ pub(super) fn masking(
     model: &ModelSpec,
 ) -> Option<MaskingSpec> {
     let key = s.key("data_processor");
-    let probability = check.probability(&s.key("masked_lm_prob"), s.given.masked_lm_prob, 0.15);
+    let probability = check.probability(&s.key("masked_lm_prob"), s.params.masked_lm_prob, 0.15);
     let whole_words = check.either_spelling(
         &s.key("mask_whole_word"),
-        s.given.mask_whole_word,
+        s.params.mask_whole_word,
         &s.key("whole_word_masking"),
-        s.given.whole_word_masking,
+        s.params.whole_word_masking,
     );
     if probability == 0.0 {
         check.report_invalid(&s.key("masked_lm_prob"), "is 0, so that nothing is predicted", "use 0.15");
     }
-    let name = s.given.data_processor.as_deref().unwrap_or("that of train_input");
+    let name = s.params.data_processor.as_deref().unwrap_or("that of train_input");
     let Some(encoder) = &model.encoder else {
         let is_for_encoders = match source {
             DataSource::Csv { .. } | DataSource::EncoderHdf5 { .. } => true,
@@ -88,8 +88,8 @@ pub(super) fn masking(
             _ => false,
         };
         if is_for_encoders && model.seq2seq.is_none() {
-            let says = format!("is {name}, whose samples are for encoders, but the model is a decoder");
-            check.report_invalid(&key, says, "set model.name to a family of bert, or use other data");
+            let message = format!("is {name}, whose samples are for encoders, but the model is a decoder");
+            check.report_invalid(&key, message, "set model.name to a family of bert, or use other data");
         } else {
             note_unused_keys(check, s, matches!(source, DataSource::Lines { .. }));
         }
@@ -110,14 +110,14 @@ pub(super) fn masking(
         _ => false,
     };
     if !is_suitable && !check.has_problem(&key) && !s.inherits_silently {
-        let says = format!("is {name}, whose samples are not those of the model's task");
-        check.report_invalid(&key, says, "use the data processor of the task, or name another model");
+        let message = format!("is {name}, whose samples are not those of the model's task");
+        check.report_invalid(&key, message, "use the data processor of the task, or name another model");
     }
     if let (EncoderTask::Pretraining { predicts_next_sentence: true, .. }, DataSource::EncoderHdf5 { .. }) =
         (&encoder.task, source)
     {
-        let says = "must be true: the samples of BertHDF5DataProcessor have no second sentences";
-        check.report_invalid("model.disable_nsp", says, "set it");
+        let message = "must be true: the samples of BertHDF5DataProcessor have no second sentences";
+        check.report_invalid("model.disable_nsp", message, "set it");
     }
     check_special_tokens(check, source, model);
     let is_masked = match source {
@@ -132,16 +132,16 @@ pub(super) fn masking(
 
 /// Notes keys of encoders in an input of a decoder.
 fn note_unused_keys(check: &mut ResolveContext<'_>, s: &InputSection<'_>, has_words: bool) {
-    let given = [
-        ("vocab_file", s.given.vocab_file.is_some() && !has_words),
-        ("label_vocab_file", s.given.label_vocab_file.is_some()),
-        ("do_lower", s.given.do_lower.is_some() && !has_words),
-        ("max_predictions_per_seq", s.given.max_predictions_per_seq.is_some()),
-        ("masked_lm_prob", s.given.masked_lm_prob.is_some()),
-        ("mask_whole_word", s.given.mask_whole_word.or(s.given.whole_word_masking).is_some()),
-        ("max_cls_tokens", s.given.max_cls_tokens.is_some()),
+    let keys = [
+        ("vocab_file", s.params.vocab_file.is_some() && !has_words),
+        ("label_vocab_file", s.params.label_vocab_file.is_some()),
+        ("do_lower", s.params.do_lower.is_some() && !has_words),
+        ("max_predictions_per_seq", s.params.max_predictions_per_seq.is_some()),
+        ("masked_lm_prob", s.params.masked_lm_prob.is_some()),
+        ("mask_whole_word", s.params.mask_whole_word.or(s.params.whole_word_masking).is_some()),
+        ("max_cls_tokens", s.params.max_cls_tokens.is_some()),
     ];
-    for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+    for (key, _) in keys.into_iter().filter(|(_, is_given)| *is_given) {
         check.note(format!("{} has no effect: the model is a decoder", s.key(key)));
     }
 }
@@ -160,13 +160,14 @@ fn check_special_tokens(check: &mut ResolveContext<'_>, source: &DataSource, mod
     };
     let needed = words + SPECIAL_TOKENS;
     if model.vocab_size < needed && !check.has_problem("model.vocab_size") {
-        let says = format!("is {}, too small for {words} tokens and {SPECIAL_TOKENS} special ones", model.vocab_size);
-        check.report_invalid("model.vocab_size", says, format!("set it to {needed}"));
+        let message =
+            format!("is {}, too small for {words} tokens and {SPECIAL_TOKENS} special ones", model.vocab_size);
+        check.report_invalid("model.vocab_size", message, format!("set it to {needed}"));
     }
     let mask_token = model.encoder.as_ref().and_then(|encoder| encoder.mask_token);
     let first = model.vocab_size.saturating_sub(SPECIAL_TOKENS);
     if mask_token.is_some_and(|token| (token as usize) < first) && !check.has_problem("model.mask_token_id") {
-        let says = format!("must be one of the last {SPECIAL_TOKENS} tokens of the vocabulary, which are special");
-        check.report_invalid("model.mask_token_id", says, format!("use {first}, or leave it out"));
+        let message = format!("must be one of the last {SPECIAL_TOKENS} tokens of the vocabulary, which are special");
+        check.report_invalid("model.mask_token_id", message, format!("use {first}, or leave it out"));
     }
 }

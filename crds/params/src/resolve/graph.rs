@@ -12,8 +12,8 @@ const KEYS: &[&str] = &["graph", "vocab_size"];
 /// Resolves the section of a model whose graph is in the file `path`.
 pub(super) fn resolve(check: &mut ResolveContext<'_>, p: &ModelParams, path: &str) -> ModelSpec {
     for key in p.given_keys().into_iter().filter(|key| !KEYS.contains(key) && !RUN_KEYS.contains(key)) {
-        let says = "has no meaning for a model with a graph document, which contains all of the model";
-        check.report_invalid(&format!("model.{key}"), says, "leave it out");
+        let message = "has no meaning for a model with a graph document, which contains all of the model";
+        check.report_invalid(&format!("model.{key}"), message, "leave it out");
     }
     if path.trim().is_empty() {
         check.report_missing("model.graph", "name the file of the graph document");

@@ -80,18 +80,18 @@ pub(super) const fn reads_images(family: ModelFamily) -> bool {
 /// Rejects keys of images in a model that reads tokens.
 pub(super) fn refuse_image_keys(check: &mut ResolveContext<'_>, p: &ModelParams) {
     for key in p.given_keys().into_iter().filter(|key| IMAGE_KEYS.contains(key)) {
-        let says = "has no meaning for a model that reads tokens";
-        check.report_invalid(&format!("model.{key}"), says, "leave it out, or set model.name");
+        let message = "has no meaning for a model that reads tokens";
+        check.report_invalid(&format!("model.{key}"), message, "leave it out, or set model.name");
     }
 }
 
 /// Resolves the section for a family that reads images.
 pub(super) fn resolve(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily) -> ModelSpec {
-    let (name, own) = match family {
+    let (name, own_keys) = match family {
         ModelFamily::FcMnist => ("fc_mnist", MLP_KEYS),
         _ => ("vision_transformer", TRANSFORMER_KEYS),
     };
-    for key in p.given_keys().into_iter().filter(|key| ![COMMON_KEYS, RUN_KEYS, own].concat().contains(key)) {
+    for key in p.given_keys().into_iter().filter(|key| ![COMMON_KEYS, RUN_KEYS, own_keys].concat().contains(key)) {
         check.report_invalid(&format!("model.{key}"), format!("has no meaning for {name}"), "leave it out");
     }
     if family == ModelFamily::FcMnist { mlp(check, p) } else { transformer(check, p) }
@@ -138,8 +138,8 @@ fn base(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily, im
 fn mlp(check: &mut ResolveContext<'_>, p: &ModelParams) -> ModelSpec {
     let hidden_sizes = hidden_sizes(check, p);
     let shape = shape(check, p, [28, 28], 1);
-    let given = check.either_spelling("model.dropout_rate", p.dropout_rate, "model.dropout", p.dropout);
-    let dropout_rate = check.probability("model.dropout_rate", given, 0.0);
+    let value = check.either_spelling("model.dropout_rate", p.dropout_rate, "model.dropout", p.dropout);
+    let dropout_rate = check.probability("model.dropout_rate", value, 0.0);
     let name = p.activation_fn.as_deref();
     let key = "model.activation_fn";
     let nonlinearity = check.keyword(key, name, Nonlinearity::Relu, &LAYER_NONLINEARITIES);
@@ -150,17 +150,17 @@ fn mlp(check: &mut ResolveContext<'_>, p: &ModelParams) -> ModelSpec {
 }
 
 fn hidden_sizes(check: &mut ResolveContext<'_>, p: &ModelParams) -> Vec<usize> {
-    if let Some(given) = &p.hidden_sizes {
-        if given.len() > MAX_LAYERS {
-            let says = format!("has {} layers", given.len());
-            check.report_invalid("model.hidden_sizes", says, format!("give at most {MAX_LAYERS}"));
+    if let Some(sizes) = &p.hidden_sizes {
+        if sizes.len() > MAX_LAYERS {
+            let message = format!("has {} layers", sizes.len());
+            check.report_invalid("model.hidden_sizes", message, format!("give at most {MAX_LAYERS}"));
             return Vec::new();
         }
-        if p.depth.is_some_and(|depth| depth != given.len() as u64) {
-            let says = format!("differs from the {} numbers of model.hidden_sizes", given.len());
-            check.report_invalid("model.depth", says, "leave it out");
+        if p.depth.is_some_and(|depth| depth != sizes.len() as u64) {
+            let message = format!("differs from the {} numbers of model.hidden_sizes", sizes.len());
+            check.report_invalid("model.depth", message, "leave it out");
         }
-        return given.iter().map(|&size| check.count("model.hidden_sizes", Some(size), 1, MAX_WIDTH)).collect();
+        return sizes.iter().map(|&size| check.count("model.hidden_sizes", Some(size), 1, MAX_WIDTH)).collect();
     }
     let depth = check.required_count("model.depth", p.depth, MAX_LAYERS);
     let width = check.required_count("model.hidden_size", p.hidden_size, MAX_WIDTH);
@@ -171,8 +171,9 @@ fn transformer(check: &mut ResolveContext<'_>, p: &ModelParams) -> ModelSpec {
     let shape = shape(check, p, [224, 224], 3);
     let patch_size = pair(check, "model.patch_size", p.patch_size.as_deref(), [16, 16]);
     if !shape.height.is_multiple_of(patch_size[0]) || !shape.width.is_multiple_of(patch_size[1]) {
-        let says = format!("is {patch_size:?}, which does not divide the image of {} x {}", shape.height, shape.width);
-        check.report_invalid("model.patch_size", says, "choose a size that divides model.image_size");
+        let message =
+            format!("is {patch_size:?}, which does not divide the image of {} x {}", shape.height, shape.width);
+        check.report_invalid("model.patch_size", message, "choose a size that divides model.image_size");
     }
     check.require_value("model.prepend_cls_token", p.prepend_cls_token, true);
     check.require_value("model.use_position_embedding", p.use_position_embedding, true);
@@ -211,12 +212,12 @@ fn transformer(check: &mut ResolveContext<'_>, p: &ModelParams) -> ModelSpec {
 
 /// Checks the keys of which only one kind is supported.
 fn check_parts(check: &mut ResolveContext<'_>, p: &ModelParams) {
-    for (key, given, only) in [
+    for (key, value, supported) in [
         ("model.position_embedding_type", &p.position_embedding_type, "learned"),
         ("model.norm_type", &p.norm_type, "layernorm"),
     ] {
-        if let Some(given) = given.as_deref().filter(|given| !given.eq_ignore_ascii_case(only)) {
-            check.unsupported(key, given, format!("use {only}"));
+        if let Some(value) = value.as_deref().filter(|value| !value.eq_ignore_ascii_case(supported)) {
+            check.unsupported(key, value, format!("use {supported}"));
         }
     }
 }
@@ -242,18 +243,18 @@ fn shape(check: &mut ResolveContext<'_>, p: &ModelParams, default: [usize; 2], c
 pub(super) fn pair(
     check: &mut ResolveContext<'_>,
     key: &str,
-    given: Option<&[u64]>,
+    sizes: Option<&[u64]>,
     default: [usize; 2],
 ) -> [usize; 2] {
-    match given {
+    match sizes {
         None => default,
         Some(&[rows, columns]) => [
             check.count(key, Some(rows), default[0], MAX_PIXELS),
             check.count(key, Some(columns), default[1], MAX_PIXELS),
         ],
         Some(other) => {
-            let says = format!("has {} numbers", other.len());
-            check.report_invalid(key, says, "give two, the rows and columns of pixels");
+            let message = format!("has {} numbers", other.len());
+            check.report_invalid(key, message, "give two, the rows and columns of pixels");
             default
         }
     }

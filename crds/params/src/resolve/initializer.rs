@@ -35,7 +35,7 @@ pub(super) fn resolve(
     // Two layers of each block add to the residual stream: with this factor its variance stays near that of the
     // embedding.
     let depth = (2.0 * sizes.layers as f64).sqrt();
-    let mut read = |key: &str, given: &Option<InitializerSetting>| match given {
+    let mut read = |key: &str, setting: &Option<InitializerSetting>| match setting {
         None => None,
         Some(InitializerSetting::Detailed(full)) => Some(initializer(check, key, full, sizes)),
         Some(InitializerSetting::Name(name)) => {
@@ -59,12 +59,12 @@ pub(super) fn resolve(
     let output = output.unwrap_or(default);
     let is_parallel = matches!(family, ModelFamily::Gptj | ModelFamily::Falcon);
     let ffn_output = ffn_output.unwrap_or(if is_parallel { output } else { default });
-    let mut scale = |key: &str, given: InitializerSpec, factor: f64| match given.scaled(factor) {
+    let mut scale = |key: &str, initializer: InitializerSpec, factor: f64| match initializer.scaled(factor) {
         Some(scaled) => scaled,
         None => {
-            let says = "is not a normal distribution, which muP needs";
-            check.report_invalid(key, says, "use normal or truncated_normal");
-            given
+            let message = "is not a normal distribution, which muP needs";
+            check.report_invalid(key, message, "use normal or truncated_normal");
+            initializer
         }
     };
     let hidden = scale("model.initializer", hidden, width);
@@ -111,8 +111,8 @@ fn initializer(
             let (a, b) = bounds(check, key, p, 2.0 * std);
             // Drawing again must end: with bounds far from the mean, or close to each other, it would take too long.
             if std > 0.0 && a <= b && (mean + 4.0 * std < a || mean - 4.0 * std > b || b - a < 0.01 * std) {
-                let says = format!("leaves almost nothing of the distribution between {a} and {b}");
-                check.report_invalid(key, says, "widen the bounds a and b");
+                let message = format!("leaves almost nothing of the distribution between {a} and {b}");
+                check.report_invalid(key, message, "widen the bounds a and b");
             }
             InitializerSpec::TruncatedNormal { mean, std, a, b }
         }
@@ -184,7 +184,7 @@ fn refuse_foreign_arguments(check: &mut ResolveContext<'_>, key: &str, p: &Initi
         InitializerKind::Scaling { .. } => &["mode"],
         InitializerKind::ByModelSize => &["key"],
     };
-    let given = [
+    let arguments = [
         ("mean", p.mean.is_some()),
         ("std", p.std.is_some()),
         ("a", p.a.is_some()),
@@ -197,7 +197,7 @@ fn refuse_foreign_arguments(check: &mut ResolveContext<'_>, key: &str, p: &Initi
         ("gain", p.gain.is_some()),
         ("key", p.key.is_some()),
     ];
-    for (argument, is_given) in given {
+    for (argument, is_given) in arguments {
         if is_given && !used.contains(&argument) {
             let name = p.name.as_deref().unwrap_or_default();
             check.report_invalid(&format!("{key}.{argument}"), format!("has no meaning for {name}"), "leave it out");
@@ -211,10 +211,10 @@ mod tests {
     use crate::{FlagOverrides, Params, ParamsError};
 
     /// Resolves the initializer of the hidden layers of a model of 10 blocks.
-    fn hidden(given: &str) -> Result<InitializerSpec, ParamsError> {
+    fn hidden(value: &str) -> Result<InitializerSpec, ParamsError> {
         let text = format!(
             "train_input: {{data_processor: GptTokenDataProcessor, data_files: x, batch_size: 8}}\n\
-             model: {{vocab_size: 400, hidden_size: 64, num_hidden_layers: 10, num_heads: 4, initializer: {given}}}\n\
+             model: {{vocab_size: 400, hidden_size: 64, num_hidden_layers: 10, num_heads: 4, initializer: {value}}}\n\
              optimizer: {{optimizer_type: AdamW, learning_rate: 0.1}}\nrunconfig: {{max_steps: 1}}\n"
         );
         Ok(Params::parse_yaml(&text)?.resolve(&FlagOverrides::default())?.job.model.initializers.hidden)
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn initializers_that_depend_on_sizes_are_resolved() {
         let scaled = |scale, fan, distribution| InitializerSpec::VarianceScaling { scale, fan, distribution };
-        for (given, expected) in [
+        for (value, expected) in [
             ("variance_scaling", scaled(1.0, Fan::In, ScalingDistribution::TruncatedNormal)),
             (
                 "{name: variance_scaling, scale: 3, mode: fan_out, distribution: normal}",
@@ -236,7 +236,7 @@ mod tests {
             ("lecun_normal", scaled(1.0, Fan::In, TRUNCATED)),
             ("[{name: scaled_init_normal, key: vocab_size}]", InitializerSpec::Normal { mean: 0.0, std: 0.05 }),
         ] {
-            assert_eq!(hidden(given).unwrap(), expected, "{given}");
+            assert_eq!(hidden(value).unwrap(), expected, "{value}");
         }
     }
 
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn arguments_that_do_not_fit_are_rejected() {
-        for (given, says) in [
+        for (value, message) in [
             ("{name: variance_scaling, std: 1}", "model.initializer.std has no meaning for variance_scaling"),
             ("{name: variance_scaling, scale: 0}", "model.initializer.scale is 0"),
             ("{name: variance_scaling, scale: 1, scale_type: wang_init}", "scale_type is given beside scale"),
@@ -253,8 +253,8 @@ mod tests {
             ("{name: scaled_init_normal, key: seed}", "model.initializer.key is \"seed\""),
             ("[normal, normal]", "model.initializer must be an initializer's name"),
         ] {
-            let error = hidden(given).unwrap_err().report();
-            assert!(error.contains(says), "{given}: {error}");
+            let error = hidden(value).unwrap_err().report();
+            assert!(error.contains(message), "{value}: {error}");
         }
     }
 }

@@ -47,25 +47,25 @@ pub(super) fn resolve(
     if params.eval_input.is_none() && run.mode.evaluates() {
         check.report_missing("eval_input", format!("mode {} evaluates: describe the evaluation data", run.mode));
     }
-    let given = params.train_input.as_ref().unwrap_or(&none);
+    let section = params.train_input.as_ref().unwrap_or(&none);
     let of_model = params.model.as_ref().and_then(|model| model.vocab_file.as_deref());
     let classes_of_model = params.model.as_ref().and_then(|model| model.label_vocab_file.as_deref());
     let t = InputSection {
         name: "train_input",
-        given,
-        vocab_file: vocab_file(given).or(of_model),
-        tgt_vocab_file: given.tgt_vocab_file.as_deref(),
-        label_vocab_file: given.label_vocab_file.as_deref().or(classes_of_model),
+        params: section,
+        vocab_file: vocab_file(section).or(of_model),
+        tgt_vocab_file: section.tgt_vocab_file.as_deref(),
+        label_vocab_file: section.label_vocab_file.as_deref().or(classes_of_model),
         inherits_silently: params.train_input.is_none(),
     };
     let mut train = input(check, &t, None, model, run);
-    let eval = params.eval_input.as_ref().map(|given| {
-        let vocab_file = vocab_file(given).or(t.vocab_file);
-        let tgt_vocab_file = given.tgt_vocab_file.as_deref().or(t.tgt_vocab_file);
-        let label_vocab_file = given.label_vocab_file.as_deref().or(t.label_vocab_file);
+    let eval = params.eval_input.as_ref().map(|section| {
+        let vocab_file = vocab_file(section).or(t.vocab_file);
+        let tgt_vocab_file = section.tgt_vocab_file.as_deref().or(t.tgt_vocab_file);
+        let label_vocab_file = section.label_vocab_file.as_deref().or(t.label_vocab_file);
         let e = InputSection {
             name: "eval_input",
-            given,
+            params: section,
             vocab_file,
             tgt_vocab_file,
             label_vocab_file,
@@ -95,8 +95,8 @@ pub(super) fn resolve(
 }
 
 /// Returns the vocabulary of words, in either spelling.
-fn vocab_file(given: &InputParams) -> Option<&str> {
-    given.src_vocab_file.as_deref().or(given.vocab_file.as_deref())
+fn vocab_file(section: &InputParams) -> Option<&str> {
+    section.src_vocab_file.as_deref().or(section.vocab_file.as_deref())
 }
 
 fn input(
@@ -106,18 +106,18 @@ fn input(
     model: &ModelSpec,
     run: &RunSpec,
 ) -> InputSpec {
-    let p = s.given;
+    let p = s.params;
     let source = source(check, s, train.map(|t| &t.source), model);
     let batch_size = match (p.batch_size, train) {
         (None, Some(train)) => train.batch_size,
         (None, None) if s.inherits_silently => 1,
-        (given, _) => check.required_count(&s.key("batch_size"), given, MAX_BATCH_SAMPLES),
+        (value, _) => check.required_count(&s.key("batch_size"), value, MAX_BATCH_SAMPLES),
     };
     let tokens = max_sequence_length(check, s, train, model);
     let image_rows = model.image.as_ref().map_or(1, ImageOptions::rows);
     if let Some(vocabulary) = p.vocab_size.filter(|v| *v != model.vocab_size as u64) {
-        let says = format!("is {vocabulary}, but model.vocab_size is {}", model.vocab_size);
-        check.report_invalid(&s.key("vocab_size"), says, "leave it out");
+        let message = format!("is {vocabulary}, but model.vocab_size is {}", model.vocab_size);
+        check.report_invalid(&s.key("vocab_size"), message, "leave it out");
     }
     check.require_value(&s.key("repeat"), p.repeat, train.is_none());
     check.require_value(&s.key("sort_files"), p.sort_files, true);
@@ -148,15 +148,15 @@ fn max_sequence_length(
 ) -> usize {
     let key = s.key("max_sequence_length");
     let older = s.key("src_max_sequence_length");
-    let given = check.either_spelling(&key, s.given.max_sequence_length, &older, s.given.src_max_sequence_length);
+    let value = check.either_spelling(&key, s.params.max_sequence_length, &older, s.params.src_max_sequence_length);
     check_target_length(check, s, model);
     let default = train.map_or(model.max_position_embeddings, |t| t.max_sequence_length);
-    let tokens = check.count(&key, given, default, MAX_SEQUENCE_TOKENS);
-    let longest = model.max_position_embeddings;
-    if given.is_some() && model.use_position_embedding && tokens > longest {
+    let tokens = check.count(&key, value, default, MAX_SEQUENCE_TOKENS);
+    let max_positions = model.max_position_embeddings;
+    if value.is_some() && model.use_position_embedding && tokens > max_positions {
         check.report_invalid(
             &key,
-            format!("is {tokens}, longer than model.max_position_embeddings {longest}"),
+            format!("is {tokens}, longer than model.max_position_embeddings {max_positions}"),
             "shorten the samples or raise max_position_embeddings",
         );
     }
@@ -165,13 +165,13 @@ fn max_sequence_length(
 
 /// Checks that the samples of both inputs have the length that the decoder of the model has.
 fn check_target_length(check: &mut ResolveContext<'_>, s: &InputSection<'_>, model: &ModelSpec) {
-    let Some(given) = s.given.tgt_max_sequence_length else { return };
+    let Some(value) = s.params.tgt_max_sequence_length else { return };
     let key = s.key("tgt_max_sequence_length");
     match &model.seq2seq {
         None => check.report_invalid(&key, "has no meaning for this model", "leave it out"),
-        Some(options) if options.target_length as u64 != given => {
-            let says = format!("is {given}, but the decoder reads {} tokens", options.target_length);
-            check.report_invalid(&key, says, "give both inputs the same length");
+        Some(options) if options.target_length as u64 != value => {
+            let message = format!("is {value}, but the decoder reads {} tokens", options.target_length);
+            check.report_invalid(&key, message, "give both inputs the same length");
         }
         Some(_) => {}
     }
@@ -184,8 +184,8 @@ fn auto_micro_batch_size(batch_size: usize, tokens: usize) -> usize {
 }
 
 /// Returns whether the params leave the size of leaves to the appliance.
-fn is_micro_batch_auto(given: Option<&MicroBatchSetting>) -> bool {
-    match given {
+fn is_micro_batch_auto(value: Option<&MicroBatchSetting>) -> bool {
+    match value {
         None => true,
         Some(MicroBatchSetting::Keyword(word)) => word.eq_ignore_ascii_case("auto"),
         Some(MicroBatchSetting::Samples(_) | MicroBatchSetting::Range(_)) => false,
@@ -195,17 +195,18 @@ fn is_micro_batch_auto(given: Option<&MicroBatchSetting>) -> bool {
 fn micro_batch_size(check: &mut ResolveContext<'_>, s: &InputSection<'_>, batch_size: usize, tokens: usize) -> usize {
     let key = s.key("micro_batch_size");
     let auto = auto_micro_batch_size(batch_size, tokens);
-    match &s.given.micro_batch_size {
+    match &s.params.micro_batch_size {
         None => auto,
         Some(MicroBatchSetting::Samples(samples)) => {
             let bound = check.count(&key, Some(*samples), auto, MAX_BATCH_SAMPLES).min(batch_size);
-            let most = (MAX_LEAF_TOKENS / tokens).max(1);
-            if bound > most {
+            let max_samples = (MAX_LEAF_TOKENS / tokens).max(1);
+            if bound > max_samples {
                 check.note(format!(
-                    "{key} {bound} is an upper bound: a leaf has at most {MAX_LEAF_TOKENS} tokens, here {most} samples"
+                    "{key} {bound} is an upper bound: a leaf has at most {MAX_LEAF_TOKENS} tokens, here {max_samples} \
+                     samples"
                 ));
             }
-            bound.min(most)
+            bound.min(max_samples)
         }
         Some(MicroBatchSetting::Keyword(word)) => {
             match check.keyword(&key, Some(word), MicroBatchRule::Auto, &MICRO_BATCH_RULES) {
@@ -222,8 +223,8 @@ fn micro_batch_size(check: &mut ResolveContext<'_>, s: &InputSection<'_>, batch_
 
 /// Returns the fraction of a section; `None` if it is 0 or not given.
 fn fraction(check: &mut ResolveContext<'_>, s: &InputSection<'_>) -> Option<f64> {
-    let given = check.probability(&s.key("validation_fraction"), s.given.validation_fraction, 0.0);
-    (given > 0.0).then_some(given)
+    let value = check.probability(&s.key("validation_fraction"), s.params.validation_fraction, 0.0);
+    (value > 0.0).then_some(value)
 }
 
 /// Returns the fraction of each input. If both read the same files, a fraction given in one section applies to both.
@@ -252,13 +253,13 @@ const fn has_parts(source: &DataSource) -> bool {
     matches!(source, DataSource::Images { .. })
 }
 
-/// Returns the part that an input reads: the given one, else `own` if a fraction is set, else all.
+/// Returns the part that an input reads: the given one, else `default_part` if a fraction is set, else all.
 fn split(
     check: &mut ResolveContext<'_>,
     s: &InputSection<'_>,
     source: &DataSource,
     fraction: Option<f64>,
-    own: SplitName,
+    default_part: SplitName,
 ) -> Split {
     if has_parts(source) {
         if fraction.is_some() {
@@ -267,8 +268,8 @@ fn split(
         }
         return Split::All {};
     }
-    let default = if fraction.is_some() { own } else { SplitName::All };
-    let part = check.keyword(&s.key("split"), s.given.split.as_deref(), default, &SPLIT_NAMES);
+    let default = if fraction.is_some() { default_part } else { SplitName::All };
+    let part = check.keyword(&s.key("split"), s.params.split.as_deref(), default, &SPLIT_NAMES);
     if matches!(part, SplitName::All) {
         return Split::All {};
     }

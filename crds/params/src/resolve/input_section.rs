@@ -5,7 +5,7 @@ use crate::document::InputParams;
 /// One of the two sections, while it is resolved.
 pub(super) struct InputSection<'a> {
     pub name: &'static str,
-    pub given: &'a InputParams,
+    pub params: &'a InputParams,
     /// Vocabulary of words: that of the section, of training, or of the model.
     pub vocab_file: Option<&'a str>,
     /// Vocabulary of the target: that of the section, or of training.

@@ -19,13 +19,14 @@ pub(super) fn lines(
     if paths.is_empty() || paths.iter().any(|path| path.trim().is_empty()) {
         check.report_missing(&s.key("src_data_dir"), "name at least one file, directory or glob");
     }
-    let targets = s.given.tgt_data_dir.as_ref().map(OneOrMany::as_slice).unwrap_or_default();
+    let targets = s.params.tgt_data_dir.as_ref().map(OneOrMany::as_slice).unwrap_or_default();
     if rows == LineRows::Pairs {
-        if s.given.tgt_data_dir.is_some() && (targets.is_empty() || targets.iter().any(|path| path.trim().is_empty())) {
+        if s.params.tgt_data_dir.is_some() && (targets.is_empty() || targets.iter().any(|path| path.trim().is_empty()))
+        {
             check.report_missing(&s.key("tgt_data_dir"), "name the files of translations, or leave it out");
         }
         paths.extend_from_slice(targets);
-    } else if s.given.tgt_data_dir.is_some() {
+    } else if s.params.tgt_data_dir.is_some() {
         check.note(format!("{} has no effect: the targets are spans of the sources", s.key("tgt_data_dir")));
     }
     let targets = if rows == LineRows::Pairs { targets.len() } else { 0 };
@@ -47,7 +48,7 @@ pub(super) fn lines(
         paths.push(file.to_owned());
         vocabularies += 1;
     }
-    DataSource::Lines { paths, rows, targets, vocabularies, is_lower_case: s.given.do_lower.unwrap_or(false) }
+    DataSource::Lines { paths, rows, targets, vocabularies, is_lower_case: s.params.do_lower.unwrap_or(false) }
 }
 
 /// Checks that samples of two sequences are read by a model of two sequences, and only these.
@@ -58,11 +59,11 @@ pub(super) fn check_processor(
     model: &ModelSpec,
 ) {
     let key = s.key("data_processor");
-    let name = s.given.data_processor.as_deref().unwrap_or_default();
+    let name = s.params.data_processor.as_deref().unwrap_or_default();
     match (processor, &model.seq2seq) {
         (Processor::Lines(_), None) => {
-            let says = format!("{name} has samples of two sequences, but the model reads one");
-            check.report_invalid(&key, says, "set model.name to t5 or transformer");
+            let message = format!("{name} has samples of two sequences, but the model reads one");
+            check.report_invalid(&key, message, "set model.name to t5 or transformer");
         }
         (Processor::Csv(_) | Processor::EncoderHdf5 | Processor::TfRecords(_), Some(_)) => {
             let hint = "use T5DynamicDataProcessor, TransformerDynamicDataProcessor or GptTextDataProcessor";
@@ -78,8 +79,8 @@ pub(super) fn check_special_tokens(check: &mut ResolveContext<'_>, source: &Data
     let (Some(words), key) = (tokenizer.vocab_size(), vocabulary_key(model)) else { return };
     let found = model.vocab_size.min(options.target_vocab_size);
     if (words..words + SPECIAL_TOKENS).contains(&found) && !check.has_problem(key) {
-        let says = format!("is {found}, too small for {words} tokens, padding, the end and sentinels");
-        check.report_invalid(key, says, format!("set it to {words}, and model.extra_ids to 102"));
+        let message = format!("is {found}, too small for {words} tokens, padding, the end and sentinels");
+        check.report_invalid(key, message, format!("set it to {words}, and model.extra_ids to 102"));
     }
 }
 
@@ -133,7 +134,7 @@ mod tests {
         let lines = "data_processor: T5DynamicDataProcessor, src_data_dir: a, src_vocab_file: v";
         let text = "data_processor: GptTextDataProcessor, data_dir: a, tokenizer: bytes";
         let gpt = "name: gpt2, hidden_size: 64, num_heads: 4, num_hidden_layers: 2, vocab_size: 256";
-        for (model, train, says) in [
+        for (model, train, message) in [
             (gpt, lines, "T5DynamicDataProcessor has samples of two sequences, but the model reads one"),
             (T5, &lines.replace("src_vocab_file: v", ""), "train_input.src_vocab_file is missing"),
             (T5, &lines.replace("src_data_dir: a,", ""), "train_input.src_data_dir is missing"),
@@ -141,7 +142,7 @@ mod tests {
             (T5, "data_processor: BertCSVDataProcessor, data_dir: a", "but the model reads two sequences"),
         ] {
             let error = inputs(model, train, "batch_size: 4").unwrap_err().report();
-            assert!(error.contains(says), "{train}: {error}");
+            assert!(error.contains(message), "{train}: {error}");
         }
     }
 }

@@ -24,8 +24,8 @@ pub(super) fn resolve(
     params: &Params,
     flag: Option<&str>,
 ) -> (ModelSpec, Option<WidthRatios>) {
-    let given = params.model.as_ref();
-    if given.is_none() {
+    let section = params.model.as_ref();
+    if section.is_none() {
         check.report_missing(
             "model",
             "describe the model under model: hidden_size, num_hidden_layers, num_heads, vocab_size",
@@ -39,7 +39,7 @@ pub(super) fn resolve(
         num_heads: Some(1),
         ..ModelParams::default()
     };
-    let p = given.unwrap_or(&absent);
+    let p = section.unwrap_or(&absent);
     if let Some(path) = &p.graph {
         if flag.is_some() {
             let hint = "leave it out: the model is that of model.graph";
@@ -109,13 +109,13 @@ pub(super) fn resolve(
 
 /// Returns the size of the vocabulary. Older files have it only beside the data, and those of BERT nowhere.
 fn vocab_size(check: &mut ResolveContext<'_>, params: &Params, p: &ModelParams, family: ModelFamily) -> Option<u64> {
-    let given = p.vocab_size.or(params.train_input.as_ref().and_then(|input| input.vocab_size));
-    if given.is_none() && family.is_encoder() && family != ModelFamily::Esm2 && params.model.is_some() {
+    let value = p.vocab_size.or(params.train_input.as_ref().and_then(|input| input.vocab_size));
+    if value.is_none() && family.is_encoder() && family != ModelFamily::Esm2 && params.model.is_some() {
         let entries = encoder::BERT_VOCABULARY;
         check.note(format!("model.vocab_size is omitted: the model has {entries} tokens, as BERT's vocabularies have"));
         return Some(entries);
     }
-    given
+    value
 }
 
 /// Returns the positions of an encoder: those of its samples, if these are longer than the params say, as in some files
@@ -155,8 +155,8 @@ pub(super) fn block_sizes(check: &mut ResolveContext<'_>, p: &ModelParams) -> Mo
     let both_fine = p.hidden_size == Some(hidden as u64) && p.num_heads == Some(heads as u64);
     if both_fine && !attention.is_multiple_of(heads) {
         let key = if p.attention_inner_dim.is_some() { "attention_inner_dim" } else { "hidden_size" };
-        let says = format!("is {heads}, which does not divide model.{key} {attention}");
-        check.report_invalid("model.num_heads", says, format!("choose a number of heads that divides {key}"));
+        let message = format!("is {heads}, which does not divide model.{key} {attention}");
+        check.report_invalid("model.num_heads", message, format!("choose a number of heads that divides {key}"));
     }
     ModelSizes {
         hidden,
@@ -167,21 +167,21 @@ pub(super) fn block_sizes(check: &mut ResolveContext<'_>, p: &ModelParams) -> Mo
     }
 }
 
-fn vocabulary(check: &mut ResolveContext<'_>, given: Option<u64>) -> usize {
-    let vocab = check.required_count("model.vocab_size", given, MAX_VOCABULARY);
+fn vocabulary(check: &mut ResolveContext<'_>, value: Option<u64>) -> usize {
+    let vocab = check.required_count("model.vocab_size", value, MAX_VOCABULARY);
     // A missing or invalid vocabulary must not also be reported as too small for the tokens.
-    if given == Some(vocab as u64) { vocab } else { MAX_VOCABULARY }
+    if value == Some(vocab as u64) { vocab } else { MAX_VOCABULARY }
 }
 
 /// Returns the dropout rates of the residual branches, of the embedding and of the attention weights.
 fn dropout(check: &mut ResolveContext<'_>, p: &ModelParams) -> [f64; 3] {
-    let given = check.either_spelling(
+    let value = check.either_spelling(
         "model.dropout_rate",
         p.dropout_rate,
         "model.residual_dropout_rate",
         p.residual_dropout_rate,
     );
-    let rate = check.probability("model.dropout_rate", given, 0.1);
+    let rate = check.probability("model.dropout_rate", value, 0.1);
     [
         rate,
         check.probability("model.embedding_dropout_rate", p.embedding_dropout_rate, rate),
@@ -206,13 +206,13 @@ pub(super) fn attention_scale(check: &mut ResolveContext<'_>, p: &ModelParams, h
 }
 
 fn nonlinearity(check: &mut ResolveContext<'_>, p: &ModelParams) -> Nonlinearity {
-    let given = check.either_spelling(
+    let value = check.either_spelling(
         "model.nonlinearity",
         p.nonlinearity.as_deref(),
         "model.encoder_nonlinearity",
         p.encoder_nonlinearity.as_deref(),
     );
-    check.keyword("model.nonlinearity", given, (Nonlinearity::Gelu, false), &NONLINEARITIES).0
+    check.keyword("model.nonlinearity", value, (Nonlinearity::Gelu, false), &NONLINEARITIES).0
 }
 
 /// Checks the keys of which only one kind is supported.

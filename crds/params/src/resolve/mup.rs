@@ -41,18 +41,18 @@ pub(super) fn width_ratios(
         (Some(_), Some(_)) => {}
     }
     if p.output_logits_scale.is_some() {
-        let says = "excludes mup_base_hidden_size, which is given too";
-        check.report_invalid("model.output_logits_scale", says, "use output_logits_alpha");
+        let message = "excludes mup_base_hidden_size, which is given too";
+        check.report_invalid("model.output_logits_scale", message, "use output_logits_alpha");
     }
     Some(WidthRatios { hidden: hidden_size as f64 / base_hidden, filter: filter_size as f64 / base_filter })
 }
 
 fn note_unused_keys(check: &mut ResolveContext<'_>, p: &ModelParams) {
-    let given = [
+    let value = [
         ("output_logits_alpha", p.output_logits_alpha.is_some()),
         ("scale_output_logits_by_d", p.scale_output_logits_by_d.is_some()),
     ];
-    for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+    for (key, _) in value.into_iter().filter(|(_, is_given)| *is_given) {
         check.note(format!("model.{key} has no effect without mup_base_hidden_size"));
     }
 }
@@ -70,11 +70,11 @@ pub(super) fn logits_scale(check: &mut ResolveContext<'_>, p: &ModelParams, rati
 /// Returns the factors of learning rates: those of `adjust_learning_rate`, or else those of muP.
 pub(super) fn learning_rate_scales(
     check: &mut ResolveContext<'_>,
-    given: Option<&LearningRateScaleParams>,
+    params: Option<&LearningRateScaleParams>,
     ratios: Option<WidthRatios>,
 ) -> Vec<LearningRateScale> {
     let none = LearningRateScaleParams::default();
-    let params = given.unwrap_or(&none);
+    let params = params.unwrap_or(&none);
     let by_hidden = ratios.map_or(1.0, |ratios| ratios.hidden.recip());
     let by_filter = ratios.map_or(1.0, |ratios| ratios.filter.recip());
     let groups: [(&str, Option<f64>, f64, &[&str]); 5] = [
@@ -85,8 +85,8 @@ pub(super) fn learning_rate_scales(
         ("decoder_output_ffn", params.decoder_output_ffn, by_filter, &[OUTPUT_FFN]),
     ];
     let mut scales = Vec::new();
-    for (group, given, default, patterns) in groups {
-        let factor = check.non_negative(&format!("optimizer.adjust_learning_rate.{group}"), given, default);
+    for (group, factor, default, patterns) in groups {
+        let factor = check.non_negative(&format!("optimizer.adjust_learning_rate.{group}"), factor, default);
         if factor != 1.0 {
             scales.extend(patterns.iter().map(|tensors| LearningRateScale { tensors: (*tensors).to_owned(), factor }));
         }
@@ -119,14 +119,14 @@ mod tests {
     /// Compares with the formulas of the public model zoo: ratios of 4 and 16, a depth of 6.
     #[test]
     fn base_sizes_scale_initial_values_logits_and_rates() {
-        let given = [
+        let keys = [
             "initializer: {name: normal, std: 0.5}",
             "embedding_initializer: {name: normal, std: 0.25}",
             "output_layer_initializer: {name: truncated_normal, std: 0.75, a: -1, b: 2}",
             "ffn_output_layer_initializer: {name: normal, std: 0.125}",
             "output_logits_alpha: 3",
         ];
-        let job = job(&[&BASE[..], &given].concat(), "").unwrap();
+        let job = job(&[&BASE[..], &keys].concat(), "").unwrap();
         let depth = 12f64.sqrt();
         let initializers = &job.model.initializers;
         assert_eq!((initializers.embedding, initializers.hidden), (normal(0.25), normal(0.25)));
@@ -162,11 +162,11 @@ mod tests {
         };
         let output = "output_layer_initializer: {name: truncated_normal, std: 0.5}";
         let lines = ["scale_output_logits_by_d: False", "ffn_initializer: {name: normal, std: 1}", output];
-        let of = |family: &str| {
+        let resolve_family = |family: &str| {
             let model = [&BASE[..], &lines, &[family]].concat();
             job(&model, "").unwrap().model
         };
-        let (gpt, gptj) = (of("name: gpt3"), of("name: gptj"));
+        let (gpt, gptj) = (resolve_family("name: gpt3"), resolve_family("name: gptj"));
         assert_eq!(gpt.decoder.logits_scale, 0.5);
         assert!((std(gpt.initializers.hidden) - 0.01).abs() < 1e-15);
         assert_eq!(gpt.initializers.ffn_hidden, Some(normal(0.5)));
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn settings_that_contradict_mup_are_rejected() {
-        for (lines, says) in [
+        for (lines, message) in [
             (vec![BASE[0]], "model.mup_base_filter_size is missing"),
             (vec![BASE[1]], "model.mup_base_hidden_size is missing"),
             (vec![BASE[0], BASE[1], "output_logits_scale: 0.5"], "output_logits_scale excludes mup_base_hidden_size"),
@@ -206,7 +206,7 @@ mod tests {
             (vec!["mup_base_hidden_size: 0", BASE[1]], "model.mup_base_hidden_size is 0"),
         ] {
             let error = job(&lines, "").unwrap_err().report();
-            assert!(error.contains(says), "{lines:?}: {error}");
+            assert!(error.contains(message), "{lines:?}: {error}");
         }
         let error = job(&[], ", adjust_learning_rate: {encoder_attention: 1}").unwrap_err().report();
         assert!(error.contains("encoder_attention"), "{error}");

@@ -10,10 +10,10 @@ use crate::optimizers::{self, Sgd};
 /// Resolves the section, for a model with these ratios of muP.
 pub(super) fn resolve(
     check: &mut ResolveContext<'_>,
-    given: Option<&OptimizerParams>,
+    section: Option<&OptimizerParams>,
     ratios: Option<WidthRatios>,
 ) -> OptimizerSpec {
-    let Some(p) = given else {
+    let Some(p) = section else {
         check.report_missing("optimizer", "give at least optimizer_type and learning_rate");
         return OptimizerSpec {
             kind: Sgd { momentum: 0.0 }.into(),
@@ -44,18 +44,24 @@ pub(super) fn resolve(
         max_gradient_norm: max_gradient_norm(check, p),
         schedule: relative_step.unwrap_or_else(|| schedule::resolve(check, p.learning_rate.as_ref(), no_resets)),
         learning_rate_scales: mup::learning_rate_scales(check, p.adjust_learning_rate.as_ref(), ratios),
-        groups: p.params.iter().flatten().enumerate().map(|(at, group)| resolve_group(check, at, group)).collect(),
+        groups: p
+            .params
+            .iter()
+            .flatten()
+            .enumerate()
+            .map(|(index, group)| resolve_group(check, index, group))
+            .collect(),
     }
 }
 
-/// Resolves the group at index `at`.
-fn resolve_group(check: &mut ResolveContext<'_>, at: usize, group: &OptimizerGroupParams) -> OptimizerGroup {
-    let key = |name: &str| format!("optimizer.params[{at}].{name}");
+/// Resolves the group at index `index`.
+fn resolve_group(check: &mut ResolveContext<'_>, index: usize, group: &OptimizerGroupParams) -> OptimizerGroup {
+    let key = |name: &str| format!("optimizer.params[{index}].{name}");
     let tensors: Vec<String> = group.params.iter().flat_map(OneOrMany::as_slice).cloned().collect();
     if tensors.is_empty() {
         check.report_missing(&key("params"), "name the tensors of the group");
     }
-    let mut number = |name: &str, given: Option<f64>| given.map(|_| check.non_negative(&key(name), given, 0.0));
+    let mut number = |name: &str, value: Option<f64>| value.map(|_| check.non_negative(&key(name), value, 0.0));
     OptimizerGroup {
         tensors,
         weight_decay: number("weight_decay", group.weight_decay),
@@ -82,7 +88,7 @@ fn max_gradient_norm(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> Opt
 }
 
 fn note_loss_scale(check: &mut ResolveContext<'_>, p: &OptimizerParams) {
-    let given: Vec<&str> = [
+    let keys: Vec<&str> = [
         ("loss_scaling_factor", p.loss_scaling_factor.is_some()),
         ("initial_loss_scale", p.initial_loss_scale.is_some()),
         ("steps_per_increase", p.steps_per_increase.is_some()),
@@ -90,12 +96,12 @@ fn note_loss_scale(check: &mut ResolveContext<'_>, p: &OptimizerParams) {
         ("max_loss_scale", p.max_loss_scale.is_some()),
     ]
     .into_iter()
-    .filter_map(|(key, given)| given.then_some(key))
+    .filter_map(|(key, is_given)| is_given.then_some(key))
     .collect();
-    if !given.is_empty() {
+    if !keys.is_empty() {
         check.note(format!(
             "the loss-scale keys of optimizer ({}) are not used: neither bf16 nor f32 needs a loss scale",
-            given.join(", ")
+            keys.join(", ")
         ));
     }
 }

@@ -24,13 +24,13 @@ pub(super) fn is_packed(
     if let (Some(of_data), Some(of_model)) = (of_data, p.use_vsl)
         && of_data != of_model
     {
-        let says = format!("is {of_model}, but train_input.use_vsl is {of_data}");
-        check.report_invalid(key, says, "leave model.use_vsl out");
+        let message = format!("is {of_model}, but train_input.use_vsl is {of_data}");
+        check.report_invalid(key, message, "leave model.use_vsl out");
     }
     let is_packed = of_data.or(p.use_vsl).unwrap_or(false);
     if is_packed && decoder.attention_window.is_some() {
-        let says = "excludes model.attention_sliding_window_length";
-        check.report_invalid(key, says, "leave one of the two out");
+        let message = "excludes model.attention_sliding_window_length";
+        check.report_invalid(key, message, "leave one of the two out");
     }
     is_packed
 }
@@ -42,32 +42,32 @@ pub(super) fn check_input(
     source: &DataSource,
     model: &ModelSpec,
 ) {
-    let (key, given) = (s.key("use_vsl"), s.given.use_vsl);
+    let (key, value) = (s.key("use_vsl"), s.params.use_vsl);
     if model.encoder.is_some() || model.seq2seq.is_some() {
-        if given == Some(true) {
+        if value == Some(true) {
             check.note(format!("{key} has no effect: samples of this model are padded"));
         }
         return;
     }
     if model.image.is_some() || model.graph.is_some() {
-        return check.require_value(&key, given, false);
+        return check.require_value(&key, value, false);
     }
     let is_packed = model.decoder.is_packed;
-    if let Some(given) = given.filter(|given| *given != is_packed) {
-        let says = format!("is {given}, but that of train_input is {is_packed}");
-        check.report_invalid(&key, says, "give both inputs samples of one kind");
+    if let Some(value) = value.filter(|value| *value != is_packed) {
+        let message = format!("is {value}, but that of train_input is {is_packed}");
+        check.report_invalid(&key, message, "give both inputs samples of one kind");
     }
     if !is_packed {
         return;
     }
     // An evaluation without a processor of its own has the source of training.
-    let has_own_source = s.name == "train_input" || s.given.data_processor.is_some();
+    let has_own_source = s.name == "train_input" || s.params.data_processor.is_some();
     if !matches!(source, DataSource::Hdf5 { .. }) && has_own_source && !s.inherits_silently {
-        let says = format!("is true, but samples of {} are not packed", source.description());
-        check.report_invalid(&key, says, "use GptHDF5DataProcessor, or leave it out");
+        let message = format!("is true, but samples of {} are not packed", source.description());
+        check.report_invalid(&key, message, "use GptHDF5DataProcessor, or leave it out");
     }
-    if s.given.data_transforms.as_ref().is_some_and(|transforms| !transforms.is_empty()) {
-        let says = "is true, which excludes data_transforms";
-        check.report_invalid(&key, says, "leave one of the two out");
+    if s.params.data_transforms.as_ref().is_some_and(|transforms| !transforms.is_empty()) {
+        let message = "is true, which excludes data_transforms";
+        check.report_invalid(&key, message, "leave one of the two out");
     }
 }

@@ -18,36 +18,36 @@ const MAX_CHECKPOINT_SECONDS: usize = 365 * 24 * 3600;
 /// Returns the effective value with the name to report for it: the flag's if it was given, else the key's.
 fn flag_or_key<T: Clone>(
     flag: &'static str,
-    over: &Option<T>,
+    flag_value: &Option<T>,
     key: &'static str,
-    given: &Option<T>,
+    key_value: &Option<T>,
 ) -> (&'static str, Option<T>) {
-    match over {
+    match flag_value {
         Some(value) => (flag, Some(value.clone())),
-        None => (key, given.clone()),
+        None => (key, key_value.clone()),
     }
 }
 
-pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&RunParams>, over: &FlagOverrides) -> RunSpec {
+pub(super) fn resolve(check: &mut ResolveContext<'_>, run: Option<&RunParams>, overrides: &FlagOverrides) -> RunSpec {
     let none = RunParams::default();
-    let p = given.unwrap_or(&none);
-    let (key, word) = flag_or_key("--mode", &over.mode, "runconfig.mode", &p.mode);
-    let mode = check.keyword(key, word.as_deref(), Mode::Train, &MODES);
+    let p = run.unwrap_or(&none);
+    let (key, mode_name) = flag_or_key("--mode", &overrides.mode, "runconfig.mode", &p.mode);
+    let mode = check.keyword(key, mode_name.as_deref(), Mode::Train, &MODES);
     let max_epochs = max_epochs(check, p).filter(|_| mode.trains());
-    let max_steps = max_steps(check, p, over, mode);
+    let max_steps = max_steps(check, p, overrides, mode);
     let checkpoint_steps = checkpoint_steps(check, p);
     let log_steps = check.count("runconfig.log_steps", p.log_steps.or(p.save_summary_steps), 1, usize::MAX) as u64;
-    let (key, dir) = flag_or_key("--model_dir", &over.model_dir, "runconfig.model_dir", &p.model_dir);
+    let (key, dir) = flag_or_key("--model_dir", &overrides.model_dir, "runconfig.model_dir", &p.model_dir);
     let model_dir = path(check, key, dir).unwrap_or_else(|| "./model_dir".into());
-    let (key, from) =
-        flag_or_key("--checkpoint_path", &over.checkpoint_path, "runconfig.checkpoint_path", &p.checkpoint_path);
-    let checkpoint_path = path(check, key, from);
-    let (key, level) = flag_or_key("--logging", &over.logging, "runconfig.logging", &p.logging);
+    let (key, checkpoint) =
+        flag_or_key("--checkpoint_path", &overrides.checkpoint_path, "runconfig.checkpoint_path", &p.checkpoint_path);
+    let checkpoint_path = path(check, key, checkpoint);
+    let (key, level) = flag_or_key("--logging", &overrides.logging, "runconfig.logging", &p.logging);
     let logging = check.keyword(key, level.as_deref(), LogLevel::Info, &LOG_LEVELS);
-    let (key, eval_steps) = flag_or_key("--eval_steps", &over.eval_steps, "runconfig.eval_steps", &p.eval_steps);
+    let (key, eval_steps) = flag_or_key("--eval_steps", &overrides.eval_steps, "runconfig.eval_steps", &p.eval_steps);
     let eval_steps = eval_steps.map(|steps| check.count(key, Some(steps), 1, usize::MAX) as u64);
     let every = if checkpoint_steps > 0 { checkpoint_steps } else { max_steps.max(1) };
-    let (compile_only, validate_only) = stop_early(check, p, over);
+    let (compile_only, validate_only) = stop_early(check, p, overrides);
     RunSpec {
         mode,
         summary_dir: path(check, "runconfig.summary_dir", p.summary_dir.clone()).unwrap_or_else(|| model_dir.clone()),
@@ -62,8 +62,8 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&RunParams>,
         save_initial_checkpoint: p.save_initial_checkpoint.unwrap_or(false),
         autoload_last_checkpoint: p.autoload_last_checkpoint.unwrap_or(true),
         checkpoint_path,
-        load_checkpoint_states: load_states(check, p, over),
-        disable_strict_checkpoint_loading: over
+        load_checkpoint_states: load_states(check, p, overrides),
+        disable_strict_checkpoint_loading: overrides
             .disable_strict_checkpoint_loading
             .or(p.disable_strict_checkpoint_loading)
             .unwrap_or(false),
@@ -75,18 +75,18 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&RunParams>,
             .either_spelling("runconfig.seed", p.seed, "runconfig.tf_random_seed", p.tf_random_seed)
             .unwrap_or(1),
         check_loss_values: p.check_loss_values.unwrap_or(true),
-        num_csx: num_csx(check, p, over),
+        num_csx: num_csx(check, p, overrides),
         num_wgt_servers: servers(
             check,
             "--num_wgt_servers",
-            over.num_wgt_servers,
+            overrides.num_wgt_servers,
             "runconfig.num_wgt_servers",
             p.num_wgt_servers,
         ),
         num_act_servers: servers(
             check,
             "--num_act_servers",
-            over.num_act_servers,
+            overrides.num_act_servers,
             "runconfig.num_act_servers",
             p.num_act_servers,
         ),
@@ -96,15 +96,15 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&RunParams>,
     }
 }
 
-fn path(check: &mut ResolveContext<'_>, key: &str, given: Option<String>) -> Option<String> {
-    if given.as_deref().is_some_and(|path| path.trim().is_empty()) {
+fn path(check: &mut ResolveContext<'_>, key: &str, value: Option<String>) -> Option<String> {
+    if value.as_deref().is_some_and(|path| path.trim().is_empty()) {
         check.report_invalid(key, "is an empty path", "give a path or leave it out");
     }
-    given
+    value
 }
 
-fn max_steps(check: &mut ResolveContext<'_>, p: &RunParams, over: &FlagOverrides, mode: Mode) -> u64 {
-    let (key, steps) = flag_or_key("--max_steps", &over.max_steps, "runconfig.max_steps", &p.max_steps);
+fn max_steps(check: &mut ResolveContext<'_>, p: &RunParams, overrides: &FlagOverrides, mode: Mode) -> u64 {
+    let (key, steps) = flag_or_key("--max_steps", &overrides.max_steps, "runconfig.max_steps", &p.max_steps);
     if !mode.trains() {
         return 0;
     }
@@ -133,59 +133,59 @@ fn steps_of_epochs(check: &mut ResolveContext<'_>, p: &RunParams) -> Option<usiz
 
 fn max_epochs(check: &mut ResolveContext<'_>, p: &RunParams) -> Option<u64> {
     let (key, other) = ("runconfig.max_epochs", "runconfig.num_epochs");
-    let given = check.either_spelling(key, p.max_epochs, other, p.num_epochs);
+    let max_epochs = check.either_spelling(key, p.max_epochs, other, p.num_epochs);
     let key = if p.max_epochs.is_some() { key } else { other };
-    let given = given.map(|most| check.count(key, Some(most), 1, usize::MAX) as u64);
+    let max_epochs = max_epochs.map(|max| check.count(key, Some(max), 1, usize::MAX) as u64);
     // Otherwise they are part of the last step.
-    given.filter(|_| p.steps_per_epoch.is_none())
+    max_epochs.filter(|_| p.steps_per_epoch.is_none())
 }
 
 fn checkpoint_steps(check: &mut ResolveContext<'_>, p: &RunParams) -> u64 {
     let older = "runconfig.save_checkpoint_steps";
     let oldest = "runconfig.save_checkpoints_steps";
-    let older_given = check.either_spelling(older, p.save_checkpoint_steps, oldest, p.save_checkpoints_steps);
-    check.either_spelling("runconfig.checkpoint_steps", p.checkpoint_steps, older, older_given).unwrap_or(0)
+    let older_value = check.either_spelling(older, p.save_checkpoint_steps, oldest, p.save_checkpoints_steps);
+    check.either_spelling("runconfig.checkpoint_steps", p.checkpoint_steps, older, older_value).unwrap_or(0)
 }
 
 fn checkpoint_seconds(check: &mut ResolveContext<'_>, p: &RunParams) -> u64 {
     let key = "runconfig.checkpoint_seconds";
     match p.checkpoint_seconds {
         Some(0) => 0,
-        given => check.count(key, given, default_checkpoint_seconds() as usize, MAX_CHECKPOINT_SECONDS) as u64,
+        value => check.count(key, value, default_checkpoint_seconds() as usize, MAX_CHECKPOINT_SECONDS) as u64,
     }
 }
 
 fn max_checkpoints(check: &mut ResolveContext<'_>, p: &RunParams) -> Option<u64> {
     let (key, older) = ("runconfig.max_checkpoints", "runconfig.keep_checkpoint_max");
-    let older_given = p.keep_checkpoint_max.filter(|most| *most > 0);
-    let given = check.either_spelling(key, p.max_checkpoints, older, older_given);
-    given.map(|most| check.count(key, Some(most), 1, usize::MAX) as u64)
+    let older_value = p.keep_checkpoint_max.filter(|max| *max > 0);
+    let max_checkpoints = check.either_spelling(key, p.max_checkpoints, older, older_value);
+    max_checkpoints.map(|max| check.count(key, Some(max), 1, usize::MAX) as u64)
 }
 
-fn num_csx(check: &mut ResolveContext<'_>, p: &RunParams, over: &FlagOverrides) -> usize {
-    let (key, systems) = flag_or_key("--num_csx", &over.num_csx, "runconfig.num_csx", &p.num_csx);
+fn num_csx(check: &mut ResolveContext<'_>, p: &RunParams, overrides: &FlagOverrides) -> usize {
+    let (key, systems) = flag_or_key("--num_csx", &overrides.num_csx, "runconfig.num_csx", &p.num_csx);
     check.count(key, systems, 1, MAX_SYSTEMS)
 }
 
 fn servers(
     check: &mut ResolveContext<'_>,
     flag: &'static str,
-    over: Option<u64>,
+    flag_value: Option<u64>,
     key: &'static str,
-    given: Option<u64>,
+    key_value: Option<u64>,
 ) -> usize {
-    let (key, most) = flag_or_key(flag, &over, key, &given);
-    match most {
+    let (key, count) = flag_or_key(flag, &flag_value, key, &key_value);
+    match count {
         None | Some(0) => 0,
-        most => check.count(key, most, 1, MAX_SYSTEMS),
+        count => check.count(key, count, 1, MAX_SYSTEMS),
     }
 }
 
 /// Resolves `compile_only` and `validate_only`, which exclude each other.
-fn stop_early(check: &mut ResolveContext<'_>, p: &RunParams, over: &FlagOverrides) -> (bool, bool) {
-    let (_, compile) = flag_or_key("", &over.compile_only, "", &p.compile_only);
+fn stop_early(check: &mut ResolveContext<'_>, p: &RunParams, overrides: &FlagOverrides) -> (bool, bool) {
+    let (_, compile) = flag_or_key("", &overrides.compile_only, "", &p.compile_only);
     let (key, validate) =
-        flag_or_key("--validate_only", &over.validate_only, "runconfig.validate_only", &p.validate_only);
+        flag_or_key("--validate_only", &overrides.validate_only, "runconfig.validate_only", &p.validate_only);
     let (compile, validate) = (compile.unwrap_or(false), validate.unwrap_or(false));
     if compile && validate {
         check.report_invalid(key, "excludes compile_only, which is given too", "keep one of the two");
@@ -193,16 +193,16 @@ fn stop_early(check: &mut ResolveContext<'_>, p: &RunParams, over: &FlagOverride
     (compile, validate)
 }
 
-fn load_states(check: &mut ResolveContext<'_>, p: &RunParams, over: &FlagOverrides) -> CheckpointStates {
-    let (key, given) = flag_or_key(
+fn load_states(check: &mut ResolveContext<'_>, p: &RunParams, overrides: &FlagOverrides) -> CheckpointStates {
+    let (key, names) = flag_or_key(
         "--load_checkpoint_states",
-        &over.load_checkpoint_states,
+        &overrides.load_checkpoint_states,
         "runconfig.load_checkpoint_states",
         &p.load_checkpoint_states,
     );
-    let Some(given) = given else { return CheckpointStates::ALL };
+    let Some(names) = names else { return CheckpointStates::ALL };
     let mut states = CheckpointStates::NONE;
-    for word in given.split(',').map(str::trim) {
+    for word in names.split(',').map(str::trim) {
         match word {
             "all" => states = CheckpointStates::ALL,
             "model" => states.model = true,
@@ -243,15 +243,15 @@ pub(super) fn check_against_inputs(
     check: &mut ResolveContext<'_>,
     run: &mut RunSpec,
     inputs: &ResolvedInputs,
-    over: &FlagOverrides,
+    overrides: &FlagOverrides,
 ) {
-    let key = if over.num_csx.is_some() { "--num_csx" } else { "runconfig.num_csx" };
+    let key = if overrides.num_csx.is_some() { "--num_csx" } else { "runconfig.num_csx" };
     let train = run.mode.trains().then_some(("train_input", &inputs.train));
     let eval = inputs.eval.as_ref().filter(|_| run.mode.evaluates());
     // The leaves follow from the batch size, which evaluation takes from training by default.
     let is_batch_known = |check: &ResolveContext<'_>, name: &str| {
-        let own = [format!("{name}.batch_size"), format!("{name}.micro_batch_size")];
-        let all = own.iter().map(String::as_str).chain(["train_input", "train_input.batch_size"]);
+        let batch_keys = [format!("{name}.batch_size"), format!("{name}.micro_batch_size")];
+        let all = batch_keys.iter().map(String::as_str).chain(["train_input", "train_input.batch_size"]);
         all.into_iter().all(|key| !check.has_problem(key))
     };
     for (name, input) in train.into_iter().chain(eval.map(|eval| ("eval_input", eval))) {
@@ -260,13 +260,13 @@ pub(super) fn check_against_inputs(
         }
         let leaves = input.leaves();
         if run.num_csx > leaves {
-            let says = format!("is {}, more systems than the batch of {name} has leaves ({leaves})", run.num_csx);
-            let most = input.batch_size / run.num_csx;
-            let hint = match most {
+            let message = format!("is {}, more systems than the batch of {name} has leaves ({leaves})", run.num_csx);
+            let max = input.batch_size / run.num_csx;
+            let hint = match max {
                 0 => format!("use at most {leaves} systems, or raise {name}.batch_size"),
-                _ => format!("use at most {leaves} systems, or set {name}.micro_batch_size to at most {most}"),
+                _ => format!("use at most {leaves} systems, or set {name}.micro_batch_size to at most {max}"),
             };
-            check.report_invalid(key, says, hint);
+            check.report_invalid(key, message, hint);
         }
     }
     if run.max_epochs.is_some() && matches!(inputs.train.source, DataSource::Synthetic {}) {

@@ -14,9 +14,9 @@ pub(super) fn sinks(
     length: usize,
 ) -> Option<SinkTokens> {
     let key = s.key("data_transforms");
-    let given = s.given.data_transforms.as_deref()?;
-    let [transform] = given else {
-        if !given.is_empty() {
+    let transforms = s.params.data_transforms.as_deref()?;
+    let [transform] = transforms else {
+        if !transforms.is_empty() {
             check.unsupported(&key, "a list of several transforms", "give one");
         }
         return None;
@@ -35,22 +35,22 @@ fn sink_tokens(
     model: &ModelSpec,
     length: usize,
 ) -> SinkTokens {
-    let at = |part: &str| format!("{key}.{part}");
+    let key_path = |part: &str| format!("{key}.{part}");
     match p.name.as_deref() {
-        None => check.report_missing(&at("name"), "name the transform: add_sink_tokens"),
-        given => check.keyword(&at("name"), given, (), &SAMPLE_TRANSFORMS),
+        None => check.report_missing(&key_path("name"), "name the transform: add_sink_tokens"),
+        value => check.keyword(&key_path("name"), value, (), &SAMPLE_TRANSFORMS),
     }
-    let most = length.saturating_sub(1).max(1);
-    let count = check.count(&at("num_sink_tokens"), p.num_sink_tokens, 1, most);
+    let max_position = length.saturating_sub(1).max(1);
+    let count = check.count(&key_path("num_sink_tokens"), p.num_sink_tokens, 1, max_position);
     let position = p.sink_token_start_pos.unwrap_or(0);
     if position > (length - count.min(length)) as u64 {
-        let says = format!("is {position}, which is beyond the end of a sample");
-        check.report_invalid(&at("sink_token_start_pos"), says, "choose a smaller number");
+        let message = format!("is {position}, which is beyond the end of a sample");
+        check.report_invalid(&key_path("sink_token_start_pos"), message, "choose a smaller number");
     }
     let token = p.sink_token_id.unwrap_or(0);
     if token >= model.vocab_size as u64 {
-        let says = format!("is {token}, but the vocabulary has {} tokens", model.vocab_size);
-        check.report_invalid(&at("sink_token_id"), says, "choose a token of the vocabulary");
+        let message = format!("is {token}, but the vocabulary has {} tokens", model.vocab_size);
+        check.report_invalid(&key_path("sink_token_id"), message, "choose a token of the vocabulary");
     }
     SinkTokens {
         token: u32::try_from(token).unwrap_or(0),
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn sinks_outside_of_sample_or_vocabulary_are_rejected() {
-        for (transform, says) in [
+        for (transform, message) in [
             ("{name: add_sink_tokens, num_sink_tokens: 40}", "num_sink_tokens is 40"),
             ("{name: add_sink_tokens, sink_token_start_pos: 40}", "sink_token_start_pos is 40"),
             ("{name: add_sink_tokens, sink_token_id: 100}", "sink_token_id is 100"),
@@ -94,7 +94,7 @@ mod tests {
             ("{name: add_sink_tokens}, {name: add_sink_tokens}", "data_transforms a list of several"),
         ] {
             let error = job(&format!("[{transform}]")).unwrap_err().report();
-            assert!(error.contains(says), "{transform}: {error}");
+            assert!(error.contains(message), "{transform}: {error}");
         }
     }
 }

@@ -14,10 +14,10 @@ const MAX_SCHEDULES: usize = 1024;
 
 pub(super) fn resolve(
     check: &mut ResolveContext<'_>,
-    given: Option<&LearningRateSetting>,
+    value: Option<&LearningRateSetting>,
     disable_lr_steps_reset: bool,
 ) -> Schedule {
-    match given {
+    match value {
         None => {
             check.report_missing(LEARNING_RATE_KEY, "give a number, a schedule or a list of schedules");
             Schedule::constant(0.0)
@@ -43,26 +43,26 @@ pub(super) fn resolve(
 pub(super) fn check_last_rate(check: &mut ResolveContext<'_>, schedule: &Schedule, max_steps: u64) {
     let rate = schedule.at(max_steps);
     if !rate.is_finite() || rate < 0.0 {
-        let says = format!("is {rate} at step {max_steps}");
-        check.report_invalid(LEARNING_RATE_KEY, says, "choose a factor of at most 1, or fewer steps");
+        let message = format!("is {rate} at step {max_steps}");
+        check.report_invalid(LEARNING_RATE_KEY, message, "choose a factor of at most 1, or fewer steps");
     }
 }
 
 /// Returns schedules that follow each other. They end after their own lengths, or at the milestones if these are given.
 pub(super) fn sequence(
     check: &mut ResolveContext<'_>,
-    at: &str,
+    path: &str,
     schedules: &[ScheduleParams],
     milestones: Option<&[u64]>,
     disable_lr_steps_reset: bool,
 ) -> Vec<ScheduleSegment> {
     if schedules.is_empty() {
-        check.report_invalid(at, "is an empty list", "give at least one schedule");
+        check.report_invalid(path, "is an empty list", "give at least one schedule");
         return Schedule::constant(0.0).segments;
     }
     if schedules.len() > MAX_SCHEDULES {
-        let says = format!("has {} schedules", schedules.len());
-        check.report_invalid(at, says, format!("give at most {MAX_SCHEDULES}"));
+        let message = format!("has {} schedules", schedules.len());
+        check.report_invalid(path, message, format!("give at most {MAX_SCHEDULES}"));
         return Schedule::constant(0.0).segments;
     }
     let last = schedules.len() - 1;
@@ -71,14 +71,14 @@ pub(super) fn sequence(
         let begin = if i == 0 { 0 } else { *milestones.get(i - 1)? };
         milestones.get(i)?.checked_sub(begin)
     };
-    let mut behind: u64 = 0;
+    let mut preceding: u64 = 0;
     let mut segments = Vec::with_capacity(schedules.len());
     for (i, schedule) in schedules.iter().enumerate() {
-        let mut segment = segment(check, &format!("{at}.{i}"), schedule, length_to_milestone(i), i == last);
+        let mut segment = segment(check, &format!("{path}.{i}"), schedule, length_to_milestone(i), i == last);
         if disable_lr_steps_reset {
-            segment.offset_steps = behind;
+            segment.offset_steps = preceding;
         }
-        behind = behind.saturating_add(segment.steps);
+        preceding = preceding.saturating_add(segment.steps);
         segments.push(segment);
     }
     segments
@@ -87,33 +87,33 @@ pub(super) fn sequence(
 /// Returns one schedule with its length. `length` is given by the list's milestones.
 fn segment(
     check: &mut ResolveContext<'_>,
-    at: &str,
+    path: &str,
     p: &ScheduleParams,
     length: Option<u64>,
     is_last: bool,
 ) -> ScheduleSegment {
-    let of = |key: &str| format!("{at}.{key}");
+    let key_path = |key: &str| format!("{path}.{key}");
     let lengths = Lengths::of(p);
     let steps = length.or(lengths.in_list);
     if lengths.in_list == Some(0) || lengths.of_curve == Some(0) {
-        check.report_invalid(at, "lasts 0 steps", "give total_iters of at least 1");
+        check.report_invalid(path, "lasts 0 steps", "give total_iters of at least 1");
     }
-    let Some(kind) = kind(check, &of("scheduler"), p) else {
+    let Some(kind) = kind(check, &key_path("scheduler"), p) else {
         // The keys of an unknown schedule are not checked: which ones it needs is not known.
         return ScheduleSegment {
             steps: if is_last { u64::MAX } else { steps.unwrap_or(1) },
             ..ScheduleSegment::endless(ScheduleSegmentKind::Constant { learning_rate: 0.0 })
         };
     };
-    refuse_foreign_keys(check, at, p, kind);
-    let piece = piece(check, at, p, kind, lengths);
+    refuse_foreign_keys(check, path, p, kind);
+    let piece = piece(check, path, p, kind, lengths);
     let natural = match &piece {
         ScheduleSegmentKind::OneCycle { total_steps, .. } => Some(*total_steps),
         _ => None,
     };
     let steps = steps.or(natural);
     if !is_last && steps.is_none() {
-        check.report_missing(&of("total_iters"), "give the number of steps of the schedule");
+        check.report_missing(&key_path("total_iters"), "give the number of steps of the schedule");
     }
     let steps = if is_last { u64::MAX } else { steps.unwrap_or(1) };
     ScheduleSegment { steps, ..ScheduleSegment::endless(piece) }

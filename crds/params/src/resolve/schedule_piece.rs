@@ -39,7 +39,7 @@ impl Lengths {
 /// Reads the keys of one schedule.
 struct PieceReader<'a, 'b> {
     check: &'a mut ResolveContext<'b>,
-    at: &'a str,
+    path: &'a str,
     p: &'a ScheduleParams,
     kind: ScheduleKind,
     lengths: Lengths,
@@ -47,15 +47,15 @@ struct PieceReader<'a, 'b> {
 
 pub(super) fn piece(
     check: &mut ResolveContext<'_>,
-    at: &str,
+    path: &str,
     p: &ScheduleParams,
     kind: ScheduleKind,
     lengths: Lengths,
 ) -> Piece {
     if p.cycle == Some(true) {
-        check.note(format!("{at}.cycle has no effect, as in the model zoo: the last rate of the schedule holds"));
+        check.note(format!("{path}.cycle has no effect, as in the model zoo: the last rate of the schedule holds"));
     }
-    PieceReader { check, at, p, kind, lengths }.piece()
+    PieceReader { check, path, p, kind, lengths }.piece()
 }
 
 impl PieceReader<'_, '_> {
@@ -118,15 +118,15 @@ impl PieceReader<'_, '_> {
     }
 
     fn key(&self, key: &str) -> String {
-        format!("{}.{key}", self.at)
+        format!("{}.{key}", self.path)
     }
 
-    fn rate(&mut self, key: &str, given: Option<f64>, default: f64) -> f64 {
-        self.check.non_negative(&self.key(key), given, default)
+    fn rate(&mut self, key: &str, value: Option<f64>, default: f64) -> f64 {
+        self.check.non_negative(&self.key(key), value, default)
     }
 
-    fn required<T>(&mut self, key: &str, given: Option<T>) {
-        if given.is_none() {
+    fn required<T>(&mut self, key: &str, value: Option<T>) {
+        if value.is_none() {
             let name = self.p.scheduler.as_deref().unwrap_or_default();
             self.check.report_missing(&self.key(key), format!("{name} needs it"));
         }
@@ -140,25 +140,25 @@ impl PieceReader<'_, '_> {
     }
 
     /// Reads a factor, which must be given.
-    fn factor(&mut self, key: &str, given: Option<f64>) -> f64 {
-        self.required(key, given);
-        self.rate(key, given, 1.0)
+    fn factor(&mut self, key: &str, value: Option<f64>) -> f64 {
+        self.required(key, value);
+        self.rate(key, value, 1.0)
     }
 
-    fn exponent(&mut self, key: &str, given: Option<f64>) -> f64 {
-        let exponent = self.check.positive(&self.key(key), given, 1.0);
+    fn exponent(&mut self, key: &str, value: Option<f64>) -> f64 {
+        let exponent = self.check.positive(&self.key(key), value, 1.0);
         if exponent > MAX_EXPONENT {
-            let says = format!("is {exponent}, which is out of range");
-            self.check.report_invalid(&self.key(key), says, format!("give a number of at most {MAX_EXPONENT}"));
+            let message = format!("is {exponent}, which is out of range");
+            self.check.report_invalid(&self.key(key), message, format!("give a number of at most {MAX_EXPONENT}"));
         }
         exponent
     }
 
-    fn steps(&mut self, key: &str, given: Option<u64>, default: Option<usize>) -> u64 {
+    fn steps(&mut self, key: &str, value: Option<u64>, default: Option<usize>) -> u64 {
         if default.is_none() {
-            self.required(key, given);
+            self.required(key, value);
         }
-        self.check.count(&self.key(key), given, default.unwrap_or(1), MAX_PERIOD_STEPS) as u64
+        self.check.count(&self.key(key), value, default.unwrap_or(1), MAX_PERIOD_STEPS) as u64
     }
 
     fn total_iters(&mut self) -> u64 {
@@ -184,7 +184,7 @@ impl PieceReader<'_, '_> {
         let mut end = self.rate("end_learning_rate", self.p.end_learning_rate, 0.0);
         let floor = initial * self.rate("alpha", self.p.alpha, 0.0);
         if floor > end {
-            self.check.note(format!("{} ends at {floor:e}, alpha times its initial rate", self.at));
+            self.check.note(format!("{} ends at {floor:e}, alpha times its initial rate", self.path));
             end = floor;
         }
         if self.kind == ScheduleKind::CosineDecay {
@@ -204,8 +204,8 @@ impl PieceReader<'_, '_> {
         self.required("milestones", self.p.milestones.as_ref());
         let milestones = self.p.milestones.clone().unwrap_or_default();
         if milestones.len() > MAX_MILESTONES {
-            let says = format!("has {} numbers", milestones.len());
-            self.check.report_invalid(&self.key("milestones"), says, format!("give at most {MAX_MILESTONES}"));
+            let message = format!("has {} numbers", milestones.len());
+            self.check.report_invalid(&self.key("milestones"), message, format!("give at most {MAX_MILESTONES}"));
             return Vec::new();
         }
         if milestones.first() == Some(&0) || !milestones.is_sorted_by(|before, after| before < after) {
@@ -220,8 +220,8 @@ impl PieceReader<'_, '_> {
         self.required("learning_rates", self.p.learning_rates.as_ref());
         let rates = self.p.learning_rates.clone().unwrap_or_default();
         if !rates.is_empty() && rates.len() != milestones.len() + 1 {
-            let says = format!("has {} rates for {} milestones", rates.len(), milestones.len());
-            self.check.report_invalid(&self.key("learning_rates"), says, "give one rate more than milestones");
+            let message = format!("has {} rates for {} milestones", rates.len(), milestones.len());
+            self.check.report_invalid(&self.key("learning_rates"), message, "give one rate more than milestones");
         }
         let numbered = rates.into_iter().enumerate();
         let rates = numbered.map(|(i, rate)| self.rate(&format!("learning_rates.{i}"), Some(rate), 0.0)).collect();
@@ -259,8 +259,12 @@ impl PieceReader<'_, '_> {
         // The rise and each fall last at least one step.
         let (rise, phases) = (pct_start * total_steps as f64, if three_phase { 2.0 } else { 1.0 });
         if rise < 2.0 || phases * (rise - 1.0) > total_steps as f64 - 2.0 {
-            let says = format!("{pct_start} of {total_steps} steps leaves no step for a rise or a fall");
-            self.check.report_invalid(&self.key("pct_start"), says, "raise total_steps, or choose a share such as 0.3");
+            let message = format!("{pct_start} of {total_steps} steps leaves no step for a rise or a fall");
+            self.check.report_invalid(
+                &self.key("pct_start"),
+                message,
+                "raise total_steps, or choose a share such as 0.3",
+            );
         }
         let key = self.key("anneal_strategy");
         let strategy = p.anneal_strategy.as_deref();
@@ -284,34 +288,34 @@ impl PieceReader<'_, '_> {
         if let Some(milestones) = &milestones
             && milestones.len() + 1 != schedulers.len()
         {
-            let says = format!("has {} numbers for {} schedulers", milestones.len(), schedulers.len());
-            self.check.report_invalid(&self.key("milestones"), says, "give one number less than schedulers");
+            let message = format!("has {} numbers for {} schedulers", milestones.len(), schedulers.len());
+            self.check.report_invalid(&self.key("milestones"), message, "give one number less than schedulers");
         }
-        let at = self.key("schedulers");
-        Piece::Sequential { segments: sequence(self.check, &at, schedulers, milestones.as_deref(), false) }
+        let path = self.key("schedulers");
+        Piece::Sequential { segments: sequence(self.check, &path, schedulers, milestones.as_deref(), false) }
     }
 
     fn chained(&mut self) -> Piece {
         self.required("schedulers", self.p.schedulers.as_ref());
         let schedulers = self.p.schedulers.as_ref().map_or(&[][..], |nested| nested.0.as_slice());
-        let at = self.key("schedulers");
+        let path = self.key("schedulers");
         if self.p.schedulers.is_some() && schedulers.is_empty() {
-            self.check.report_invalid(&at, "is an empty list", "give at least one schedule");
+            self.check.report_invalid(&path, "is an empty list", "give at least one schedule");
         }
         if schedulers.len() > MAX_CHAINED_SCHEDULES {
             let hint = format!("give at most {MAX_CHAINED_SCHEDULES}");
-            self.check.report_invalid(&at, "has too many schedules", hint);
+            self.check.report_invalid(&path, "has too many schedules", hint);
             return Piece::Chained { pieces: Vec::new() };
         }
         let mut pieces = Vec::new();
         for (i, p) in schedulers.iter().enumerate() {
-            let at = format!("{at}.{i}");
-            let Some(kind) = kind(self.check, &format!("{at}.scheduler"), p) else { continue };
-            refuse_foreign_keys(self.check, &at, p, kind);
-            let piece = piece(self.check, &at, p, kind, Lengths::of(p));
+            let path = format!("{path}.{i}");
+            let Some(kind) = kind(self.check, &format!("{path}.scheduler"), p) else { continue };
+            refuse_foreign_keys(self.check, &path, p, kind);
+            let piece = piece(self.check, &path, p, kind, Lengths::of(p));
             if i > 0 && piece.initial().is_none_or(|initial| initial <= 0.0) {
                 let hint = "only the first schedule of Chained may begin at 0 or be Cyclic, Sequential or Chained";
-                self.check.report_invalid(&at, "has no initial rate to which its rates could be related", hint);
+                self.check.report_invalid(&path, "has no initial rate to which its rates could be related", hint);
             }
             pieces.push(piece);
         }
@@ -354,11 +358,11 @@ const fn used_keys(kind: ScheduleKind) -> &'static [&'static str] {
 }
 
 /// Rejects keys that the schedule does not have: either the key or the schedule is a mistake.
-pub(super) fn refuse_foreign_keys(check: &mut ResolveContext<'_>, at: &str, p: &ScheduleParams, kind: ScheduleKind) {
+pub(super) fn refuse_foreign_keys(check: &mut ResolveContext<'_>, path: &str, p: &ScheduleParams, kind: ScheduleKind) {
     let used = used_keys(kind);
-    let everywhere = ["scheduler", "total_iters", "steps", "decay_steps"];
-    for key in p.given_keys().into_iter().filter(|key| !used.contains(key) && !everywhere.contains(key)) {
+    let common = ["scheduler", "total_iters", "steps", "decay_steps"];
+    for key in p.given_keys().into_iter().filter(|key| !used.contains(key) && !common.contains(key)) {
         let name = p.scheduler.as_deref().unwrap_or_default();
-        check.report_invalid(&format!("{at}.{key}"), format!("has no meaning for {name}"), "leave it out");
+        check.report_invalid(&format!("{path}.{key}"), format!("has no meaning for {name}"), "leave it out");
     }
 }

@@ -11,7 +11,7 @@ const SUBSET_HINT: &str = "write ascending ranges of shares, for example 0.0-0.5
 
 /// Returns the ranges of `data_subset`; empty for all samples.
 pub(super) fn data_subset(check: &mut ResolveContext<'_>, s: &InputSection<'_>) -> Vec<[f64; 2]> {
-    let Some(text) = s.given.data_subset.as_deref() else { return Vec::new() };
+    let Some(text) = s.params.data_subset.as_deref() else { return Vec::new() };
     match parse_ranges(text) {
         Some(ranges) if ranges.as_slice() == [[0.0, 1.0]] => Vec::new(),
         Some(ranges) => ranges,
@@ -24,12 +24,12 @@ pub(super) fn data_subset(check: &mut ResolveContext<'_>, s: &InputSection<'_>) 
 
 /// Returns the number of samples in an epoch, if given.
 pub(super) fn num_samples(check: &mut ResolveContext<'_>, s: &InputSection<'_>) -> Option<u64> {
-    let given = s.given.num_samples?;
-    if !(1..=MAX_EPOCH_SAMPLES).contains(&given) {
+    let value = s.params.num_samples?;
+    if !(1..=MAX_EPOCH_SAMPLES).contains(&value) {
         let hint = format!("give a whole number from 1 to {MAX_EPOCH_SAMPLES}");
-        check.report_invalid(&s.key("num_samples"), format!("is {given}, which is out of range"), hint);
+        check.report_invalid(&s.key("num_samples"), format!("is {value}, which is out of range"), hint);
     }
-    Some(given)
+    Some(value)
 }
 
 /// Parses ascending ranges of shares that do not overlap.

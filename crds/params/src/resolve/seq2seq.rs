@@ -80,8 +80,8 @@ pub(super) fn recognize(params: &Params, p: &ModelParams) -> Option<ModelFamily>
 pub(super) fn reject_keys(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily) {
     let is_shared = |key: &str| family.is_encoder() && key == "encoder_nonlinearity";
     for key in given_keys(p).filter(|key| OWN_KEYS.contains(key) && !is_shared(key)) {
-        let says = "has a meaning in t5 and transformer only";
-        check.report_invalid(&format!("model.{key}"), says, "leave it out, or set model.name");
+        let message = "has a meaning in t5 and transformer only";
+        check.report_invalid(&format!("model.{key}"), message, "leave it out, or set model.name");
     }
 }
 
@@ -179,23 +179,23 @@ fn options(
     dropout_rate: f64,
 ) -> Seq2SeqOptions {
     let target_length = params.train_input.as_ref().and_then(|input| input.tgt_max_sequence_length);
-    let given = p.decoder_nonlinearity.as_deref().or(p.encoder_nonlinearity.as_deref());
-    let (decoder_nonlinearity, is_decoder_gated) = activation(check, "model.decoder_nonlinearity", given);
+    let value = p.decoder_nonlinearity.as_deref().or(p.encoder_nonlinearity.as_deref());
+    let (decoder_nonlinearity, is_decoder_gated) = activation(check, "model.decoder_nonlinearity", value);
     let shares_embedding = p.share_encoder_decoder_embedding.unwrap_or(true);
     if shares_embedding && sizes.source_vocabulary != sizes.target_vocabulary {
-        let says = format!(
+        let message = format!(
             "is {}, but encoder and decoder share an embedding of {} tokens",
             sizes.target_vocabulary, sizes.source_vocabulary
         );
         let hint = "leave it out, or set share_encoder_decoder_embedding: false";
-        check.report_invalid("model.tgt_vocab_size", says, hint);
+        check.report_invalid("model.tgt_vocab_size", message, hint);
     }
     let normal = InitializerSpec::Normal { mean: 0.0, std: (sizes.hidden as f64).sqrt().recip() };
     let buckets =
         check.count("model.relative_attention_num_buckets", p.relative_attention_num_buckets, 32, MAX_BUCKETS);
     if buckets < 4 || !buckets.is_multiple_of(2) {
-        let says = format!("is {buckets}, but must be even and at least 4");
-        check.report_invalid("model.relative_attention_num_buckets", says, "use 32");
+        let message = format!("is {buckets}, but must be even and at least 4");
+        check.report_invalid("model.relative_attention_num_buckets", message, "use 32");
     }
     let relative = Seq2SeqPositions::Relative { buckets, max_distance: MAX_DISTANCE, initializer: normal };
     let is_xavier = p.use_transformer_initialization.unwrap_or(!is_t5);
@@ -231,8 +231,8 @@ fn check_notes(check: &mut ResolveContext<'_>, p: &ModelParams) {
         check.note("model.use_vsl has no effect: samples of two sequences are padded");
     }
     if p.attention_module.as_deref().is_some_and(|module| !module.eq_ignore_ascii_case("aiayn_attention")) {
-        let given = p.attention_module.as_deref().unwrap_or_default();
-        check.unsupported("model.attention_module", given, "leave it out in t5 and transformer");
+        let value = p.attention_module.as_deref().unwrap_or_default();
+        check.unsupported("model.attention_module", value, "leave it out in t5 and transformer");
     }
 }
 
@@ -241,13 +241,13 @@ fn sizes(check: &mut ResolveContext<'_>, p: &ModelParams) -> Sizes {
     let hidden = check.required_count("model.hidden_size", hidden, MAX_WIDTH);
     let heads = check.required_count("model.num_heads", p.num_heads, MAX_WIDTH);
     if p.d_kv.is_none() && !hidden.is_multiple_of(heads) && !check.has_problem("model.num_heads") {
-        let says = format!("is {heads}, which does not divide model.hidden_size {hidden}");
-        check.report_invalid("model.num_heads", says, "choose a number of heads that divides it, or give d_kv");
+        let message = format!("is {heads}, which does not divide model.hidden_size {hidden}");
+        check.report_invalid("model.num_heads", message, "choose a number of heads that divides it, or give d_kv");
     }
     let head = check.count("model.d_kv", p.d_kv, (hidden / heads).max(1), MAX_WIDTH);
     if heads.saturating_mul(head) > MAX_WIDTH {
-        let says = format!("is {head}, which makes {heads} heads wider than {MAX_WIDTH} together");
-        check.report_invalid("model.d_kv", says, "choose a smaller number");
+        let message = format!("is {head}, which makes {heads} heads wider than {MAX_WIDTH} together");
+        check.report_invalid("model.d_kv", message, "choose a smaller number");
     }
     let filter = check.either_spelling("model.filter_size", p.filter_size, "model.d_ff", p.d_ff);
     let extra = check.count("model.extra_ids", p.extra_ids.filter(|extra| *extra > 0), 0, MAX_VOCABULARY);
@@ -271,8 +271,8 @@ fn sizes(check: &mut ResolveContext<'_>, p: &ModelParams) -> Sizes {
     }
 }
 
-fn activation(check: &mut ResolveContext<'_>, key: &str, given: Option<&str>) -> (Nonlinearity, bool) {
-    check.keyword(key, given, (Nonlinearity::Relu, false), &NONLINEARITIES)
+fn activation(check: &mut ResolveContext<'_>, key: &str, value: Option<&str>) -> (Nonlinearity, bool) {
+    check.keyword(key, value, (Nonlinearity::Relu, false), &NONLINEARITIES)
 }
 
 fn norm(check: &mut ResolveContext<'_>, p: &ModelParams, is_t5: bool) -> Norm {
@@ -290,16 +290,16 @@ fn positions(
     relative: Seq2SeqPositions,
 ) -> Seq2SeqPositions {
     let key = "model.position_embedding_type";
-    let given = p.position_embedding_type.as_deref();
+    let value = p.position_embedding_type.as_deref();
     let default = if is_t5 { PositionKind::Relative } else { PositionKind::Fixed };
-    if p.use_relative_attention_bias == Some(false) && given.is_none() {
+    if p.use_relative_attention_bias == Some(false) && value.is_none() {
         return Seq2SeqPositions::Absent;
     }
-    match check.keyword(key, given, default, &POSITION_EMBEDDINGS) {
+    match check.keyword(key, value, default, &POSITION_EMBEDDINGS) {
         PositionKind::Relative => relative,
         PositionKind::Fixed => Seq2SeqPositions::Fixed,
         PositionKind::Learned | PositionKind::Rotary | PositionKind::Alibi => {
-            check.unsupported(key, given.unwrap_or_default(), "use relative or fixed in t5 and transformer");
+            check.unsupported(key, value.unwrap_or_default(), "use relative or fixed in t5 and transformer");
             relative
         }
     }
@@ -312,8 +312,8 @@ fn attention_scale(check: &mut ResolveContext<'_>, p: &ModelParams, is_xavier: b
 }
 
 fn loss(check: &mut ResolveContext<'_>, p: &ModelParams) -> (LossScaling, f64) {
-    let given = p.mlm_loss_scaling.as_deref();
-    let scaling = check.keyword("model.mlm_loss_scaling", given, LossScaling::BatchSize, &SEQ2SEQ_LOSS_SCALINGS);
+    let value = p.mlm_loss_scaling.as_deref();
+    let scaling = check.keyword("model.mlm_loss_scaling", value, LossScaling::BatchSize, &SEQ2SEQ_LOSS_SCALINGS);
     let weight = check.positive("model.lm_loss_weight", p.lm_loss_weight, 1.0);
     match scaling {
         LossScaling::BatchSize | LossScaling::Sum => (scaling, weight),
@@ -395,7 +395,7 @@ mod tests {
 
     #[test]
     fn keys_that_do_not_fit_are_rejected() {
-        for (section, says) in [
+        for (section, message) in [
             (", tgt_vocab_size: 7", "model.tgt_vocab_size is 7, but encoder and decoder share"),
             (", num_hidden_layers: 2", "model.num_hidden_layers has no meaning in t5"),
             (", position_embedding_type: alibi", "model.position_embedding_type alibi is not supported"),
@@ -405,7 +405,7 @@ mod tests {
             (", name: llama", "model.d_model has a meaning in t5 and transformer only"),
         ] {
             let error = model("T5DynamicDataProcessor", section).unwrap_err().report();
-            assert!(error.contains(says), "{section}: {error}");
+            assert!(error.contains(message), "{section}: {error}");
         }
     }
 }

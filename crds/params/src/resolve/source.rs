@@ -25,7 +25,7 @@ pub(super) fn source(
     train: Option<&DataSource>,
     model: &ModelSpec,
 ) -> DataSource {
-    let p = s.given;
+    let p = s.params;
     let directories =
         check.either_spelling(&s.key("data_dir"), p.data_dir.as_ref(), &s.key("src_data_dir"), p.src_data_dir.as_ref());
     let paths = [directories, p.data_files.as_ref()].into_iter().flatten().flat_map(OneOrMany::as_slice);
@@ -124,7 +124,7 @@ fn images_paths(train: &DataSource) -> Vec<String> {
 /// Checks that the samples are what the model reads: images or tokens.
 fn check_processor(check: &mut ResolveContext<'_>, s: &InputSection<'_>, processor: Processor, model: &ModelSpec) {
     let key = s.key("data_processor");
-    let name = s.given.data_processor.as_deref().unwrap_or_default();
+    let name = s.params.data_processor.as_deref().unwrap_or_default();
     let is_for_graphs = match processor {
         Processor::Text | Processor::Tokens | Processor::Hdf5 | Processor::Synthetic => true,
         Processor::Arrays | Processor::Python => true,
@@ -157,17 +157,17 @@ fn mixture(
     processor: Processor,
     paths: &mut Vec<String>,
 ) -> Vec<MixturePart> {
-    let Some(given) = &s.given.mixture else { return Vec::new() };
+    let Some(mixture) = &s.params.mixture else { return Vec::new() };
     let key = s.key("mixture");
     if processor != Processor::Hdf5 {
         check.unsupported(&key, "of other files than HDF5", "concatenate the sources in data_files");
     } else if !paths.is_empty() {
         check.report_invalid(&key, "is given beside data_dir or data_files", "name all files in the mixture");
-    } else if given.is_empty() || given.len() > MAX_MIXTURE_SOURCES {
+    } else if mixture.is_empty() || mixture.len() > MAX_MIXTURE_SOURCES {
         let hint = format!("name from 1 to {MAX_MIXTURE_SOURCES} sources, each with data_dir and weight");
-        check.report_invalid(&key, format!("has {} sources", given.len()), hint);
+        check.report_invalid(&key, format!("has {} sources", mixture.len()), hint);
     } else {
-        return mixture_parts(check, &key, given, paths);
+        return mixture_parts(check, &key, mixture, paths);
     }
     Vec::new()
 }
@@ -175,16 +175,16 @@ fn mixture(
 fn mixture_parts(
     check: &mut ResolveContext<'_>,
     key: &str,
-    given: &[MixtureParams],
+    mixture: &[MixtureParams],
     paths: &mut Vec<String>,
 ) -> Vec<MixturePart> {
     let weight = |source: &MixtureParams| source.weight.filter(|weight| weight.is_finite() && *weight > 0.0);
-    let total: f64 = given.iter().filter_map(weight).sum();
+    let total: f64 = mixture.iter().filter_map(weight).sum();
     let mut parts = Vec::new();
-    for (at, source) in given.iter().enumerate() {
-        let own = source.data_dir.as_ref().map(OneOrMany::as_slice).unwrap_or_default();
-        let key = format!("{key}.{at}");
-        if own.is_empty() || own.iter().any(|path| path.trim().is_empty()) {
+    for (index, source) in mixture.iter().enumerate() {
+        let source_paths = source.data_dir.as_ref().map(OneOrMany::as_slice).unwrap_or_default();
+        let key = format!("{key}.{index}");
+        if source_paths.is_empty() || source_paths.iter().any(|path| path.trim().is_empty()) {
             check.report_missing(&format!("{key}.data_dir"), "name at least one file, directory or glob");
         }
         let units = match (source.weight, weight(source)) {
@@ -192,11 +192,11 @@ fn mixture_parts(
                 check.report_missing(&format!("{key}.weight"), "give a number greater than 0");
                 continue;
             }
-            (Some(given), None) => {
+            (Some(mixture), None) => {
                 let key = format!("{key}.weight");
                 check.report_invalid(
                     &key,
-                    format!("is {given}, which is out of range"),
+                    format!("is {mixture}, which is out of range"),
                     "give a number greater than 0",
                 );
                 continue;
@@ -204,11 +204,11 @@ fn mixture_parts(
             (_, Some(weight)) => (weight / total * MIXTURE_UNITS).round(),
         };
         if units < 1.0 {
-            let says = format!("is less than 1/{MIXTURE_UNITS} of the sum of all weights");
-            check.report_invalid(&format!("{key}.weight"), says, "leave the source out, or give it more weight");
+            let message = format!("is less than 1/{MIXTURE_UNITS} of the sum of all weights");
+            check.report_invalid(&format!("{key}.weight"), message, "leave the source out, or give it more weight");
         }
-        paths.extend_from_slice(own);
-        parts.push(MixturePart { paths: own.len(), weight: units as u32 });
+        paths.extend_from_slice(source_paths);
+        parts.push(MixturePart { paths: source_paths.len(), weight: units as u32 });
     }
     parts
 }
@@ -220,12 +220,12 @@ fn placeholder_source() -> DataSource {
 
 fn processor(check: &mut ResolveContext<'_>, s: &InputSection<'_>, name: &str) -> Option<Processor> {
     let key = s.key("data_processor");
-    let known = PROCESSORS.get(name);
-    if known.is_none() && name.to_ascii_lowercase().contains("hdf5") {
+    let processor = PROCESSORS.get(name);
+    if processor.is_none() && name.to_ascii_lowercase().contains("hdf5") {
         check.unsupported(&key, name, PROCESSOR_HINT);
         return None;
     }
     // The value is used only if the name is known; otherwise a problem has been recorded.
     check.keyword(&key, Some(name), Processor::Synthetic, &PROCESSORS);
-    known
+    processor
 }

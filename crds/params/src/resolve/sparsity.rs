@@ -12,8 +12,8 @@ const MAX_PATTERN_BYTES: usize = 256;
 /// Share of weights that become zero, of files that do not give one. Source: the public model zoo.
 const DEFAULT_DROP_FRACTION: f64 = 0.3;
 
-pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&SparsityParams>) -> Option<SparsitySpec> {
-    let p = given?;
+pub(super) fn resolve(check: &mut ResolveContext<'_>, section: Option<&SparsityParams>) -> Option<SparsitySpec> {
+    let p = section?;
     let older = check.keyword("sparsity.type", p.r#type.as_deref(), None, &SPARSITY_ALGORITHMS);
     let growth = check.keyword("sparsity.algorithm", p.algorithm.as_deref(), older, &SPARSITY_ALGORITHMS);
     check.keyword("sparsity.init_method", p.init_method.as_deref(), (), &SPARSITY_MASKS);
@@ -22,8 +22,8 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&SparsityPar
     }
     let sparsity = check.probability("sparsity.sparsity", p.sparsity, 0.0);
     if p.param_filter.is_some() && p.param_name_patterns.is_some() {
-        let says = "is given together with param_filter";
-        check.report_invalid("sparsity.param_name_patterns", says, "keep one of the two");
+        let message = "is given together with param_filter";
+        check.report_invalid("sparsity.param_name_patterns", message, "keep one of the two");
     }
     let globs = patterns(check, "sparsity.param_filter", p.param_filter.as_ref(), regex_of_glob);
     let regexes = patterns(check, "sparsity.param_name_patterns", p.param_name_patterns.as_ref(), str::to_owned);
@@ -35,26 +35,26 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, given: Option<&SparsityPar
 }
 
 fn note_unused_keys(check: &mut ResolveContext<'_>, p: &SparsityParams) {
-    let given = [
+    let keys = [
         ("drop_fraction", p.drop_fraction.is_some()),
         ("update", p.update.is_some()),
         ("schedule", p.schedule.is_some()),
     ];
-    for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+    for (key, _) in keys.into_iter().filter(|(_, is_given)| *is_given) {
         check.note(format!("sparsity.{key} has no effect with algorithm: static"));
     }
 }
 
 fn mask_update(check: &mut ResolveContext<'_>, p: &SparsityParams, growth: MaskGrowth) -> MaskUpdate {
-    let (key, given) = match (&p.update, &p.schedule) {
+    let (key, update) = match (&p.update, &p.schedule) {
         (None, Some(older)) => ("sparsity.schedule", Some(older)),
         (newer, _) => ("sparsity.update", newer.as_ref()),
     };
-    if given.is_none() {
+    if update.is_none() {
         check.report_missing(key, "say at which steps the zeros change, as in update: {freq: 100}");
     }
-    let MaskUpdateParams { freq, start, stop, .. } = given.cloned().unwrap_or_default();
-    if given.is_some() && freq.is_none() {
+    let MaskUpdateParams { freq, start, stop, .. } = update.cloned().unwrap_or_default();
+    if update.is_some() && freq.is_none() {
         check.report_missing(&format!("{key}.freq"), "give the number of steps between two changes");
     }
     MaskUpdate {
@@ -66,10 +66,10 @@ fn mask_update(check: &mut ResolveContext<'_>, p: &SparsityParams, growth: MaskG
     }
 }
 
-fn drop_fraction(check: &mut ResolveContext<'_>, given: Option<&DropFractionSetting>) -> DropFraction {
+fn drop_fraction(check: &mut ResolveContext<'_>, setting: Option<&DropFractionSetting>) -> DropFraction {
     let key = "sparsity.drop_fraction";
     let constant = |initial| DropFraction { initial, minimum: initial, half_period: None };
-    let p: &DropFractionParams = match given {
+    let p: &DropFractionParams = match setting {
         None => return constant(DEFAULT_DROP_FRACTION),
         Some(DropFractionSetting::Number(share)) => return constant(check.probability(key, Some(*share), 0.0)),
         Some(DropFractionSetting::Schedule(params)) => params,
@@ -90,24 +90,24 @@ fn drop_fraction(check: &mut ResolveContext<'_>, given: Option<&DropFractionSett
 fn patterns(
     check: &mut ResolveContext<'_>,
     key: &str,
-    given: Option<&OneOrMany>,
+    patterns: Option<&OneOrMany>,
     regex: impl Fn(&str) -> String,
 ) -> Vec<String> {
-    let given = given.map_or(&[][..], OneOrMany::as_slice);
-    if given.len() > MAX_PATTERNS {
-        let says = format!("has {} patterns", given.len());
-        check.report_invalid(key, says, format!("give at most {MAX_PATTERNS}"));
+    let patterns = patterns.map_or(&[][..], OneOrMany::as_slice);
+    if patterns.len() > MAX_PATTERNS {
+        let message = format!("has {} patterns", patterns.len());
+        check.report_invalid(key, message, format!("give at most {MAX_PATTERNS}"));
         return Vec::new();
     }
-    let mut regexes = Vec::with_capacity(given.len());
-    for pattern in given {
+    let mut regexes = Vec::with_capacity(patterns.len());
+    for pattern in patterns {
         let pattern_regex = regex(pattern);
         if pattern.len() > MAX_PATTERN_BYTES {
-            let says = format!("has a pattern of {} bytes", pattern.len());
-            check.report_invalid(key, says, format!("give patterns of at most {MAX_PATTERN_BYTES} bytes"));
+            let message = format!("has a pattern of {} bytes", pattern.len());
+            check.report_invalid(key, message, format!("give patterns of at most {MAX_PATTERN_BYTES} bytes"));
         } else if compile_pattern(&pattern_regex).is_err() {
-            let says = format!("has the pattern \"{pattern}\", which is not a pattern or too large");
-            check.report_invalid(key, says, "give a smaller one, as in *linear_layer.weight");
+            let message = format!("has the pattern \"{pattern}\", which is not a pattern or too large");
+            check.report_invalid(key, message, "give a smaller one, as in *linear_layer.weight");
         } else {
             regexes.push(pattern_regex);
         }

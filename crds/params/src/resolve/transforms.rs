@@ -23,17 +23,17 @@ pub(super) fn images(
 ) -> ImageSource {
     let shape = model.image.as_ref().map_or(ImageShape { channels: 1, height: 1, width: 1 }, |image| image.shape);
     check_same_sizes(check, s, model, shape);
-    let transforms = match &s.given.transforms {
-        Some(given) if given.len() > MAX_TRANSFORMS => {
-            let says = format!("has {} items", given.len());
-            check.report_invalid(&s.key("transforms"), says, format!("give at most {MAX_TRANSFORMS}"));
+    let transforms = match &s.params.transforms {
+        Some(list) if list.len() > MAX_TRANSFORMS => {
+            let message = format!("has {} items", list.len());
+            check.report_invalid(&s.key("transforms"), message, format!("give at most {MAX_TRANSFORMS}"));
             Vec::new()
         }
-        Some(given) => given
+        Some(list) => list
             .iter()
             .enumerate()
-            .filter_map(|(at, transform)| {
-                let key = s.key(&format!("transforms.{at}"));
+            .filter_map(|(index, transform)| {
+                let key = s.key(&format!("transforms.{index}"));
                 self::transform(check, &key, transform, shape.channels)
             })
             .collect(),
@@ -44,21 +44,21 @@ pub(super) fn images(
 
 /// Checks that the sizes that newer files repeat beside the data are those of the model.
 fn check_same_sizes(check: &mut ResolveContext<'_>, s: &InputSection<'_>, model: &ModelSpec, shape: ImageShape) {
-    if let Some(given) = s.given.num_classes.filter(|given| *given != model.vocab_size as u64) {
-        let says = format!("is {given}, but model.num_classes is {}", model.vocab_size);
-        check.report_invalid(&s.key("num_classes"), says, "leave it out");
+    if let Some(classes) = s.params.num_classes.filter(|classes| *classes != model.vocab_size as u64) {
+        let message = format!("is {classes}, but model.num_classes is {}", model.vocab_size);
+        check.report_invalid(&s.key("num_classes"), message, "leave it out");
     }
     let size = [shape.height, shape.width];
-    let given = pair(check, &s.key("image_size"), s.given.image_size.as_deref(), size);
-    if given != size && !check.has_problem(&s.key("image_size")) {
-        let says = format!("is {given:?}, but model.image_size is {size:?}");
-        check.report_invalid(&s.key("image_size"), says, "leave it out");
+    let size_of_input = pair(check, &s.key("image_size"), s.params.image_size.as_deref(), size);
+    if size_of_input != size && !check.has_problem(&s.key("image_size")) {
+        let message = format!("is {size_of_input:?}, but model.image_size is {size:?}");
+        check.report_invalid(&s.key("image_size"), message, "leave it out");
     }
 }
 
 fn part(check: &mut ResolveContext<'_>, s: &InputSection<'_>, is_evaluation: bool) -> ImagePart {
     let default = if is_evaluation { SplitName::Validation } else { SplitName::Train };
-    match check.keyword(&s.key("split"), s.given.split.as_deref(), default, &SPLIT_NAMES) {
+    match check.keyword(&s.key("split"), s.params.split.as_deref(), default, &SPLIT_NAMES) {
         SplitName::Train => ImagePart::Train,
         SplitName::Validation => ImagePart::Validation,
         SplitName::All => {
@@ -88,39 +88,43 @@ fn transform(
     p: &ImageTransformParams,
     channels: usize,
 ) -> Option<ImageTransform> {
-    let at = |name: &str| format!("{key}.{name}");
+    let key_path = |name: &str| format!("{key}.{name}");
     let Some(name) = p.name.as_deref() else {
-        check.report_missing(&at("name"), "name a transform, as in name: resize");
+        check.report_missing(&key_path("name"), "name a transform, as in name: resize");
         return None;
     };
-    let kind = check.keyword(&at("name"), Some(name), TransformKind::ToTensor, &TRANSFORMS);
-    check.keyword(&at("interpolation"), p.interpolation.as_deref(), (), &INTERPOLATIONS);
+    let kind = check.keyword(&key_path("name"), Some(name), TransformKind::ToTensor, &TRANSFORMS);
+    check.keyword(&key_path("interpolation"), p.interpolation.as_deref(), (), &INTERPOLATIONS);
     refuse_foreign_keys(check, key, p, name, kind);
     match kind {
         TransformKind::ToTensor => None,
         TransformKind::Resize => match p.size {
             Some(ImageSize::One(length)) => {
-                let [length, _] = pair(check, &at("size"), Some(&[length, length]), [1, 1]);
+                let [length, _] = pair(check, &key_path("size"), Some(&[length, length]), [1, 1]);
                 Some(ImageTransform::ResizeShorterSide { length })
             }
-            _ => Some(ImageTransform::Resize { size: size(check, &at("size"), p) }),
+            _ => Some(ImageTransform::Resize { size: size(check, &key_path("size"), p) }),
         },
-        TransformKind::CenterCrop => Some(ImageTransform::CenterCrop { size: size(check, &at("size"), p) }),
+        TransformKind::CenterCrop => Some(ImageTransform::CenterCrop { size: size(check, &key_path("size"), p) }),
         TransformKind::RandomResizedCrop => Some(ImageTransform::RandomResizedCrop {
-            size: size(check, &at("size"), p),
-            scale: range(check, &at("scale"), p.scale.as_deref(), [0.08, 1.0], 1.0),
-            ratio: range(check, &at("ratio"), p.ratio.as_deref(), [3.0 / 4.0, 4.0 / 3.0], 1e3),
+            size: size(check, &key_path("size"), p),
+            scale: range(check, &key_path("scale"), p.scale.as_deref(), [0.08, 1.0], 1.0),
+            ratio: range(check, &key_path("ratio"), p.ratio.as_deref(), [3.0 / 4.0, 4.0 / 3.0], 1e3),
         }),
         TransformKind::RandomHorizontalFlip => {
             let p = p.p.unwrap_or(0.5);
             if !(0.0..=1.0).contains(&p) {
-                check.report_invalid(&at("p"), format!("is {p}, which is out of range"), "give a number from 0 to 1");
+                check.report_invalid(
+                    &key_path("p"),
+                    format!("is {p}, which is out of range"),
+                    "give a number from 0 to 1",
+                );
             }
             Some(ImageTransform::RandomHorizontalFlip { p })
         }
         TransformKind::Normalize => {
-            let mean = numbers(check, &at("mean"), p.mean.as_deref(), channels, |_| true);
-            let std = numbers(check, &at("std"), p.std.as_deref(), channels, |number| number > 0.0);
+            let mean = numbers(check, &key_path("mean"), p.mean.as_deref(), channels, |_| true);
+            let std = numbers(check, &key_path("std"), p.std.as_deref(), channels, |number| number > 0.0);
             Some(ImageTransform::Normalize { mean, std })
         }
     }
@@ -144,8 +148,8 @@ fn refuse_foreign_keys(
     if check.has_problem(&format!("{key}.name")) {
         return;
     }
-    for given in p.given_keys().into_iter().filter(|given| !used.contains(given)) {
-        check.report_invalid(&format!("{key}.{given}"), format!("has no meaning for {name}"), "leave it out");
+    for argument in p.given_keys().into_iter().filter(|argument| !used.contains(argument)) {
+        check.report_invalid(&format!("{key}.{argument}"), format!("has no meaning for {name}"), "leave it out");
     }
 }
 
@@ -161,11 +165,11 @@ fn size(check: &mut ResolveContext<'_>, key: &str, p: &ImageTransformParams) -> 
 }
 
 /// Checks two ascending numbers greater than 0.
-fn range(check: &mut ResolveContext<'_>, key: &str, given: Option<&[f64]>, default: [f64; 2], most: f64) -> [f64; 2] {
-    match given {
+fn range(check: &mut ResolveContext<'_>, key: &str, value: Option<&[f64]>, default: [f64; 2], max: f64) -> [f64; 2] {
+    match value {
         None => default,
         // Comparisons are false for NaN.
-        Some(&[low, high]) if 0.0 < low && low <= high && high <= most => [low, high],
+        Some(&[low, high]) if 0.0 < low && low <= high && high <= max => [low, high],
         Some(_) => {
             check.report_invalid(key, "is out of range", "give two ascending numbers greater than 0");
             default
@@ -177,18 +181,18 @@ fn range(check: &mut ResolveContext<'_>, key: &str, given: Option<&[f64]>, defau
 fn numbers(
     check: &mut ResolveContext<'_>,
     key: &str,
-    given: Option<&[f64]>,
+    numbers: Option<&[f64]>,
     channels: usize,
-    holds: impl Fn(f64) -> bool,
+    is_valid: impl Fn(f64) -> bool,
 ) -> Vec<f64> {
-    let Some(given) = given else {
+    let Some(numbers) = numbers else {
         check.report_missing(key, "give a number for each channel");
         return vec![1.0];
     };
-    let is_count = given.len() == 1 || given.len() == channels;
-    if !is_count || !given.iter().all(|&number| number.is_finite() && holds(number)) {
+    let is_count = numbers.len() == 1 || numbers.len() == channels;
+    if !is_count || !numbers.iter().all(|&number| number.is_finite() && is_valid(number)) {
         let hint = format!("give {channels} numbers, one for each channel, or one number for all");
         check.report_invalid(key, "is out of range", hint);
     }
-    given.to_vec()
+    numbers.to_vec()
 }

@@ -44,8 +44,8 @@ impl Converter {
         }
         let YamlValue::Map(entries) = &node.value else {
             let path = self.written(prefix);
-            let says = format!("{path} must be a mapping of keys to values, not {}", node.describe());
-            self.report(ParamsProblemKind::WrongType, node.line, &path, says, "give its keys and values");
+            let message = format!("{path} must be a mapping of keys to values, not {}", node.describe());
+            self.report(ParamsProblemKind::WrongType, node.line, &path, message, "give its keys and values");
             return;
         };
         let mut lines: BTreeMap<&str, usize> = BTreeMap::new();
@@ -53,8 +53,8 @@ impl Converter {
             let key = if prefix.is_empty() { entry.key.clone() } else { format!("{prefix}.{}", entry.key) };
             if let Some(first) = lines.insert(&entry.key, entry.line) {
                 let path = self.written(&key);
-                let says = format!("{path} is given twice, first on line {first}");
-                self.report(ParamsProblemKind::DuplicateKey, entry.line, &path, says, "keep one of the two");
+                let message = format!("{path} is given twice, first on line {first}");
+                self.report(ParamsProblemKind::DuplicateKey, entry.line, &path, message, "keep one of the two");
                 continue;
             }
             let below = format!("{key}.");
@@ -79,8 +79,8 @@ impl Converter {
             TrainerKey::Section(section) => self.section(section, entry),
             TrainerKey::NoEffect(_) => self.ignored.push(path),
             TrainerKey::Unsupported(remedy) => {
-                let says = format!("{path} is not supported yet");
-                self.report(ParamsProblemKind::NotSupported, entry.line, &path, says, remedy);
+                let message = format!("{path} is not supported yet");
+                self.report(ParamsProblemKind::NotSupported, entry.line, &path, message, remedy);
             }
             TrainerKey::Optimizer => self.optimizer(&path, entry),
             TrainerKey::Schedulers => self.schedulers(&path, entry),
@@ -116,8 +116,8 @@ impl Converter {
             _ if entry.value.is_null() => {}
             _ => {
                 let path = self.names.written(section);
-                let says = format!("{path} must be a mapping of keys to values, not {}", entry.value.describe());
-                self.report(ParamsProblemKind::WrongType, entry.line, &path, says, "give its keys and values");
+                let message = format!("{path} must be a mapping of keys to values, not {}", entry.value.describe());
+                self.report(ParamsProblemKind::WrongType, entry.line, &path, message, "give its keys and values");
             }
         }
     }
@@ -129,25 +129,25 @@ impl Converter {
                 self.names.insert("eval_input".to_owned(), path.to_owned());
                 self.section("eval_input", entry);
             }
-            Some(given) if given.is_same(&entry.value) => {}
+            Some(value) if value.is_same(&entry.value) => {}
             Some(_) => {
-                let says = format!("{path} differs from {}", self.names.written("eval_input"));
+                let message = format!("{path} differs from {}", self.names.written("eval_input"));
                 let hint = "a run has one evaluation input: write the same, or leave one of them out";
-                self.report(ParamsProblemKind::Invalid, entry.line, path, says, hint);
+                self.report(ParamsProblemKind::Invalid, entry.line, path, message, hint);
             }
         }
     }
 
     /// Accepts the data of `validate_all` without effect if they are not those of the evaluation.
     fn all_validation_data(&mut self, path: String, entry: &MapEntry) {
-        if !self.eval_data.as_ref().is_some_and(|given| given.is_same(&entry.value)) {
+        if !self.eval_data.as_ref().is_some_and(|value| value.is_same(&entry.value)) {
             self.ignored.push(path);
         }
     }
 
     /// Sets what the classic layout expects where `fit` has evaluation data: the mode, and an evaluation at the end.
     fn complete_evaluation(&mut self) {
-        let trains = self.sections.contains_key("train_input");
+        let has_training = self.sections.contains_key("train_input");
         if self.eval_data.is_none() {
             // A callback may have set a key of evaluation data that do not exist.
             if let Some((_, entries)) = self.sections.remove("eval_input") {
@@ -156,11 +156,11 @@ impl Converter {
             }
             return;
         }
-        let mode = if trains { "train_and_eval" } else { "eval" };
+        let mode = if has_training { "train_and_eval" } else { "eval" };
         let (line, run) = self.sections.entry("runconfig").or_default();
         let line = *line;
-        let given = |key: &str| run.iter().find(|entry| entry.key == key).map(|entry| entry.value.clone());
-        let last_step = given("max_steps").filter(|_| trains && given("eval_frequency").is_none());
+        let run_value = |key: &str| run.iter().find(|entry| entry.key == key).map(|entry| entry.value.clone());
+        let last_step = run_value("max_steps").filter(|_| has_training && run_value("eval_frequency").is_none());
         if let Some(value) = last_step {
             run.push(MapEntry { key: "eval_frequency".into(), line: value.line, value });
         }
@@ -183,8 +183,8 @@ impl Converter {
             Some(near) => format!("did you mean {near}?"),
             None => format!("remove it; the valid keys are {}", siblings.join(", ")),
         };
-        let says = format!("{path} is not a known key");
-        self.report(ParamsProblemKind::UnknownKey, entry.line, &path, says, &hint);
+        let message = format!("{path} is not a known key");
+        self.report(ParamsProblemKind::UnknownKey, entry.line, &path, message, &hint);
     }
 
     /// Returns the path of a key of the table in the user's document.
@@ -192,8 +192,8 @@ impl Converter {
         if key.is_empty() { self.path.clone() } else { format!("{}.{key}", self.path) }
     }
 
-    pub(super) fn report(&mut self, kind: ParamsProblemKind, line: usize, path: &str, says: String, hint: &str) {
-        self.problems.push(problem(kind, line, path, says, hint));
+    pub(super) fn report(&mut self, kind: ParamsProblemKind, line: usize, path: &str, message: String, hint: &str) {
+        self.problems.push(problem(kind, line, path, message, hint));
     }
 
     pub(super) fn finish(self, line: usize) -> Result<ClassicDocument, ParamsError> {

@@ -47,11 +47,17 @@ pub(crate) fn convert(root: &YamlNode) -> Result<ClassicDocument, ParamsError> {
     };
     let mut problems = Vec::new();
     for other in entries.iter().filter(|entry| !std::ptr::eq(*entry, trainer)) {
-        let says = match other.key == TRAINER {
+        let message = match other.key == TRAINER {
             true => "trainer is given twice".to_owned(),
             false => format!("{} has no place beside trainer", other.key),
         };
-        problems.push(problem(ParamsProblemKind::UnknownKey, other.line, &other.key, says, "write it below trainer"));
+        problems.push(problem(
+            ParamsProblemKind::UnknownKey,
+            other.line,
+            &other.key,
+            message,
+            "write it below trainer",
+        ));
     }
     let (path, phase) = match only_phase(trainer) {
         Ok(phase) => phase,
@@ -72,15 +78,15 @@ fn only_phase(trainer: &MapEntry) -> Result<(String, &YamlNode), ParamsProblem> 
     let (phase, others) = match phases.as_slice() {
         [phase, others @ ..] => (phase, others),
         [] => {
-            let (says, hint) = ("trainer is an empty list".to_owned(), "give init and fit");
-            return Err(problem(ParamsProblemKind::Invalid, trainer.line, TRAINER, says, hint));
+            let (message, hint) = ("trainer is an empty list".to_owned(), "give init and fit");
+            return Err(problem(ParamsProblemKind::Invalid, trainer.line, TRAINER, message, hint));
         }
     };
     if let Some(second) = others.first() {
-        let says = format!("trainer has {} phases, and running several is not supported yet", phases.len());
+        let message = format!("trainer has {} phases, and running several is not supported yet", phases.len());
         let hint = "write each phase to a file of its own, and start it from the checkpoint of the phase before by \
                     fit.ckpt_path";
-        return Err(problem(ParamsProblemKind::NotSupported, second.line, TRAINER, says, hint));
+        return Err(problem(ParamsProblemKind::NotSupported, second.line, TRAINER, message, hint));
     }
     let path = format!("{TRAINER}.0");
     match &phase.value {

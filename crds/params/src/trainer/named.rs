@@ -25,12 +25,12 @@ impl Converter {
     /// Converts `{AdamW: {…}}` to the section `optimizer`.
     pub(super) fn optimizer(&mut self, path: &str, entry: &MapEntry) {
         let Some(optimizer) = only_entry(&entry.value) else {
-            let says = format!("{path} must be a mapping of one optimizer's name to its keys");
-            self.report(ParamsProblemKind::WrongType, entry.line, path, says, "write it as in AdamW: {eps: 1e-8}");
+            let message = format!("{path} must be a mapping of one optimizer's name to its keys");
+            self.report(ParamsProblemKind::WrongType, entry.line, path, message, "write it as in AdamW: {eps: 1e-8}");
             return;
         };
-        let own = format!("{path}.{}", optimizer.key);
-        self.names.insert("optimizer".to_owned(), own.clone());
+        let key_path = format!("{path}.{}", optimizer.key);
+        self.names.insert("optimizer".to_owned(), key_path.clone());
         let name = plain_scalar(&optimizer.key, optimizer.line);
         self.set("optimizer.optimizer_type", optimizer.line, name, path.to_owned());
         match &optimizer.value.value {
@@ -38,34 +38,41 @@ impl Converter {
             YamlValue::Map(entries) => self.entries("optimizer", optimizer.line).extend(entries.iter().cloned()),
             _ if optimizer.value.is_null() => {}
             _ => {
-                let says = format!("{own} must be a mapping of keys to values, not {}", optimizer.value.describe());
-                self.report(ParamsProblemKind::WrongType, optimizer.line, &own, says, "give its keys and values");
+                let message =
+                    format!("{key_path} must be a mapping of keys to values, not {}", optimizer.value.describe());
+                self.report(
+                    ParamsProblemKind::WrongType,
+                    optimizer.line,
+                    &key_path,
+                    message,
+                    "give its keys and values",
+                );
             }
         }
     }
 
     /// Converts a list of one schedule to `optimizer.learning_rate`.
     pub(super) fn schedulers(&mut self, path: &str, entry: &MapEntry) {
-        let (at, schedule) = match &entry.value.value {
+        let (schedule_path, schedule) = match &entry.value.value {
             YamlValue::List(schedules) => match schedules.as_slice() {
                 [] => return,
                 [only] => (format!("{path}.0"), only),
                 [_, second, ..] => {
-                    let says = format!("{path} has {} schedules, and one is supported", schedules.len());
+                    let message = format!("{path} has {} schedules, and one is supported", schedules.len());
                     let hint = "write schedules that follow each other within SequentialLR; all parameters share one \
                                 learning rate, and other values have no schedules";
-                    self.report(ParamsProblemKind::NotSupported, second.line, path, says, hint);
+                    self.report(ParamsProblemKind::NotSupported, second.line, path, message, hint);
                     return;
                 }
             },
             _ => (path.to_owned(), &entry.value),
         };
         let rate = self.entries("optimizer", entry.line);
-        if let Some(own) = rate.iter().position(|entry| entry.key == "learning_rate") {
-            rate.remove(own);
+        if let Some(position) = rate.iter().position(|entry| entry.key == "learning_rate") {
+            rate.remove(position);
             self.ignored.push(self.names.written("optimizer.learning_rate"));
         }
-        let value = self.schedule("optimizer.learning_rate".to_owned(), at.clone(), schedule);
+        let value = self.schedule("optimizer.learning_rate".to_owned(), schedule_path.clone(), schedule);
         let line = schedule.line;
         self.entries("optimizer", line).push(MapEntry { key: "learning_rate".into(), line, value });
     }
@@ -73,8 +80,8 @@ impl Converter {
     /// Converts `{LinearLR: {…}}` to `{scheduler: LinearLR, …}`, and the schedules within it.
     fn schedule(&mut self, classic: String, path: String, node: &YamlNode) -> YamlNode {
         let Some(schedule) = only_entry(node) else { return node.clone() };
-        let own = format!("{path}.{}", schedule.key);
-        self.names.insert(classic.clone(), own.clone());
+        let schedule_path = format!("{path}.{}", schedule.key);
+        self.names.insert(classic.clone(), schedule_path.clone());
         self.names.insert(format!("{classic}.scheduler"), path);
         let name = plain_scalar(&schedule.key, schedule.line);
         let mut converted = vec![MapEntry { key: "scheduler".into(), line: schedule.line, value: name }];
@@ -82,9 +89,11 @@ impl Converter {
             for entry in entries {
                 let value = match &entry.value.value {
                     YamlValue::List(nested) if entry.key == "schedulers" => {
-                        let at = |parent: &str, i: usize| format!("{parent}.schedulers.{i}");
+                        let nested_path = |parent: &str, i: usize| format!("{parent}.schedulers.{i}");
                         let nested = nested.iter().enumerate();
-                        let nested = nested.map(|(i, node)| self.schedule(at(&classic, i), at(&own, i), node));
+                        let nested = nested.map(|(i, node)| {
+                            self.schedule(nested_path(&classic, i), nested_path(&schedule_path, i), node)
+                        });
                         YamlNode { line: entry.value.line, value: YamlValue::List(nested.collect()) }
                     }
                     // The wrapper is rejected by its name.
@@ -100,8 +109,8 @@ impl Converter {
     /// Converts the callbacks that set keys of the classic layout, and rejects those that change the training.
     pub(super) fn callbacks(&mut self, path: &str, node: &YamlNode) {
         let YamlValue::List(callbacks) = &node.value else {
-            let says = format!("{path} must be a list, not {}", node.describe());
-            self.report(ParamsProblemKind::WrongType, node.line, path, says, "write each callback as a list item");
+            let message = format!("{path} must be a list, not {}", node.describe());
+            self.report(ParamsProblemKind::WrongType, node.line, path, message, "write each callback as a list item");
             return;
         };
         for (i, item) in callbacks.iter().enumerate() {
@@ -111,9 +120,15 @@ impl Converter {
                 }
                 (None, YamlValue::Scalar { text, .. }) => self.callback(format!("{path}.{i}.{text}"), text, item),
                 (None, _) => {
-                    let at = format!("{path}.{i}");
-                    let says = format!("{at} must be a mapping of one callback's name to its keys");
-                    self.report(ParamsProblemKind::WrongType, item.line, &at, says, "write it as in ComputeNorm: {}");
+                    let item_path = format!("{path}.{i}");
+                    let message = format!("{item_path} must be a mapping of one callback's name to its keys");
+                    self.report(
+                        ParamsProblemKind::WrongType,
+                        item.line,
+                        &item_path,
+                        message,
+                        "write it as in ComputeNorm: {}",
+                    );
                 }
             }
         }
@@ -130,9 +145,9 @@ impl Converter {
             "ScopedValidateFlags" => self.flags(&path, node, &["eval_input.micro_batch_size"]),
             _ if CALLBACKS_WITHOUT_EFFECT.contains(&name) => self.ignored.push(path),
             _ => {
-                let says = format!("{path}: the callback {name} is not supported yet");
+                let message = format!("{path}: the callback {name} is not supported yet");
                 let hint = "leave the callback out if the training does not need it";
-                self.report(ParamsProblemKind::NotSupported, node.line, &path, says, hint);
+                self.report(ParamsProblemKind::NotSupported, node.line, &path, message, hint);
             }
         }
     }
@@ -147,8 +162,8 @@ impl Converter {
                 }
             }
             _ => {
-                let says = format!("{path} must be a mapping with the key {name}");
-                self.report(ParamsProblemKind::WrongType, node.line, &path, says, "give the key, or leave it out");
+                let message = format!("{path} must be a mapping with the key {name}");
+                self.report(ParamsProblemKind::WrongType, node.line, &path, message, "give the key, or leave it out");
             }
         }
     }
@@ -160,16 +175,16 @@ impl Converter {
             _ => &[],
         };
         for entry in entries {
-            let own = format!("{path}.{}", entry.key);
+            let flag_path = format!("{path}.{}", entry.key);
             if entry.key == MICRO_BATCH_FLAG {
                 for key in micro_batch_keys {
-                    self.set(key, entry.line, entry.value.clone(), own.clone());
+                    self.set(key, entry.line, entry.value.clone(), flag_path.clone());
                 }
             } else if entry.key.starts_with(MACHINE_FLAG_PREFIX) {
-                self.ignored.push(own);
+                self.ignored.push(flag_path);
             } else {
-                let says = format!("{own} is not a known flag");
-                self.report(ParamsProblemKind::UnknownKey, entry.line, &own, says, "leave the flag out");
+                let message = format!("{flag_path} is not a known flag");
+                self.report(ParamsProblemKind::UnknownKey, entry.line, &flag_path, message, "leave the flag out");
             }
         }
     }

@@ -78,7 +78,7 @@ impl WrittenNames {
         }
         let key = self.written(&problem.key);
         let message = match problem.message.strip_prefix(&problem.key) {
-            Some(says) if !problem.key.is_empty() => format!("{key}{}", self.rename_in(says)),
+            Some(message) if !problem.key.is_empty() => format!("{key}{}", self.rename_in(message)),
             _ => self.rename_in(&problem.message),
         };
         let hint = problem.hint.as_deref().map(|hint| self.rename_in(hint));

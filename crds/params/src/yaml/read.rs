@@ -145,8 +145,8 @@ impl TreeReader {
         let key = entry.key.as_str();
         if let Some((_, remedy)) = section.unsupported.iter().find(|(name, _)| *name == key) {
             if !entry.value.is_null() {
-                let (says, hint) = ("is not supported yet".into(), Some((*remedy).to_owned()));
-                self.problem(ParamsProblemKind::NotSupported, entry.line, key, says, hint);
+                let (message, hint) = ("is not supported yet".into(), Some((*remedy).to_owned()));
+                self.problem(ParamsProblemKind::NotSupported, entry.line, key, message, hint);
             }
             return;
         }
@@ -157,13 +157,13 @@ impl TreeReader {
             (Some(near), None) => format!("did you mean {near}?"),
             (None, None) => format!("remove it; the valid keys are {}", keys.join(", ")),
         };
-        let says = "is not a known key".into();
-        self.problem(ParamsProblemKind::UnknownKey, entry.line, key, says, Some(hint));
+        let message = "is not a known key".into();
+        self.problem(ParamsProblemKind::UnknownKey, entry.line, key, message, Some(hint));
     }
 
     /// Records a value of the wrong type at the current position; `expected` is a phrase such as "a whole number".
     pub(crate) fn wrong_type(&mut self, node: &YamlNode, expected: &str) {
-        let says = format!("must be {expected}, not {}", node.describe());
+        let message = format!("must be {expected}, not {}", node.describe());
         let hint = match &node.value {
             YamlValue::Scalar { text, plain: false } if classify_scalar(text) != ScalarKind::Text => {
                 Some("leave the quotes out".into())
@@ -173,18 +173,18 @@ impl TreeReader {
             }
             _ => None,
         };
-        self.problem(ParamsProblemKind::WrongType, node.line, "", says, hint);
+        self.problem(ParamsProblemKind::WrongType, node.line, "", message, hint);
     }
 
     /// Records a problem with `key` at the current position, or with the position itself if `key` is empty.
-    fn problem(&mut self, kind: ParamsProblemKind, line: usize, key: &str, says: String, hint: Option<String>) {
+    fn problem(&mut self, kind: ParamsProblemKind, line: usize, key: &str, message: String, hint: Option<String>) {
         let mut path = self.current_path();
         if !key.is_empty() {
             path = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
         }
         let subject = if path.is_empty() { "the document" } else { &path };
         let line = (line > 0).then_some(line);
-        self.problems.push(ParamsProblem { kind, line, message: format!("{subject} {says}"), key: path, hint });
+        self.problems.push(ParamsProblem { kind, line, message: format!("{subject} {message}"), key: path, hint });
     }
 
     fn current_path(&self) -> String {

@@ -86,8 +86,8 @@ macro_rules! section {
 
         impl $crate::yaml::ParamsSection for $name {
             #[allow(unused_variables, reason = "a section can't have such keys")]
-            fn ignored_keys(&self, at: &str, keys: &mut Vec<String>) {
-                $( if self.$ifield.is_some() { keys.push(format!("{at}.{}", stringify!($ifield))); } )*
+            fn ignored_keys(&self, path: &str, keys: &mut Vec<String>) {
+                $( if self.$ifield.is_some() { keys.push(format!("{path}.{}", stringify!($ifield))); } )*
             }
 
             fn given_keys(&self) -> Vec<&'static str> {
@@ -122,7 +122,7 @@ pub(crate) use section;
 /// Operations that every section has.
 pub(crate) trait ParamsSection {
     /// Adds `at.key` for every key that was given and has no effect.
-    fn ignored_keys(&self, at: &str, keys: &mut Vec<String>);
+    fn ignored_keys(&self, path: &str, keys: &mut Vec<String>);
 
     /// Returns the keys that were given and are used, in the order of the section's table.
     fn given_keys(&self) -> Vec<&'static str>;

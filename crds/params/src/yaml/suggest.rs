@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn nearest_word_is_suggested() {
-        let known = ["hidden_size", "num_heads", "num_hidden_layers", "eps"];
+        let keys = ["hidden_size", "num_heads", "num_hidden_layers", "eps"];
         for (word, expected) in [
             ("hiden_size", Some("hidden_size")),
             ("num_head", Some("num_heads")),
@@ -49,7 +49,7 @@ mod tests {
             ("flash_attention", None),
             ("", None),
         ] {
-            assert_eq!(closest_match(word, known), expected, "{word}");
+            assert_eq!(closest_match(word, keys), expected, "{word}");
         }
     }
 }

@@ -93,16 +93,16 @@ fn indent_bracket(text: &str, problem: &ParamsProblem) -> Option<String> {
     let line = problem.line?.checked_sub(1)?;
     let indent_of = |line: &str| line.len() - line.trim_start_matches(' ').len();
     let widest = text.lines().map(indent_of).max().unwrap_or(0);
-    let bad = text.lines().nth(line)?;
+    let content = text.lines().nth(line)?;
     let is_cause = problem.message.starts_with(INVALID_YAML)
-        && bad.trim_start_matches(' ').starts_with([']', '}'])
-        && indent_of(bad) < widest
+        && content.trim_start_matches(' ').starts_with([']', '}'])
+        && indent_of(content) < widest
         && widest <= MAX_INDENT;
     is_cause.then(|| {
         let indented = text
             .split_inclusive('\n')
             .enumerate()
-            .map(|(i, each)| if i == line { format!("{}{each}", " ".repeat(widest + 1)) } else { each.to_owned() });
+            .map(|(i, text)| if i == line { format!("{}{text}", " ".repeat(widest + 1)) } else { text.to_owned() });
         indented.collect()
     })
 }
@@ -215,8 +215,8 @@ impl TreeBuilder {
 ///
 /// The size of the tree does not grow: the nodes of an alias were counted, and are moved.
 fn merge(entries: &mut Vec<MapEntry>) -> Result<(), ParamsProblem> {
-    let Some(at) = entries.iter().position(|entry| entry.key == MERGE_KEY) else { return Ok(()) };
-    let MapEntry { line, value, .. } = entries.remove(at);
+    let Some(index) = entries.iter().position(|entry| entry.key == MERGE_KEY) else { return Ok(()) };
+    let MapEntry { line, value, .. } = entries.remove(index);
     if entries.iter().any(|entry| entry.key == MERGE_KEY) {
         return Err(syntax(line, format!("{MERGE_KEY} is given twice: write a list of mappings")));
     }
@@ -224,15 +224,15 @@ fn merge(entries: &mut Vec<MapEntry>) -> Result<(), ParamsProblem> {
         YamlValue::List(items) => items,
         _ => vec![value],
     };
-    let mut own: HashSet<String> = entries.iter().map(|entry| entry.key.clone()).collect();
+    let mut own_keys: HashSet<String> = entries.iter().map(|entry| entry.key.clone()).collect();
     let mut merged: Vec<MapEntry> = Vec::new();
     for source in sources {
         let YamlValue::Map(given) = source.value else {
             return Err(syntax(line, format!("the value of {MERGE_KEY} must be a mapping, or a list of mappings")));
         };
-        merged.extend(given.into_iter().filter(|entry| own.insert(entry.key.clone())));
+        merged.extend(given.into_iter().filter(|entry| own_keys.insert(entry.key.clone())));
     }
-    entries.splice(at..at, merged);
+    entries.splice(index..index, merged);
     Ok(())
 }
 

@@ -77,9 +77,9 @@ fn documented_defaults_equal_those_of_the_resolver() {
             }
             DefaultValue::FromKey(source) => {
                 let source_given = omitted.set(source, sample(source));
-                let given = source_given.clone().set(path, sample(source));
-                assert_eq!(given.job(), source_given.job(), "{path} is not {source}");
-                assert_ne!(document.without(path).without(source).resolve().ok(), Some(given.job()), "{source}");
+                let both_given = source_given.clone().set(path, sample(source));
+                assert_eq!(both_given.job(), source_given.job(), "{path} is not {source}");
+                assert_ne!(document.without(path).without(source).resolve().ok(), Some(both_given.job()), "{source}");
             }
             DefaultValue::Described(_) => {
                 if path.ends_with(".milestones") || path.ends_with(".gamma") {
@@ -215,15 +215,15 @@ fn documented_defaults_of_the_machine_are_those_of_its_spec() {
     let document = serde_json::to_value(MachineSpec::default().to_document()).unwrap();
     fn check(parent: &str, section: &SectionReference, document: &Value) {
         for key in section.keys {
-            let (at, given) = (format!("{parent}{}", key.name), document.get(camel_case(key.name)));
-            if let (Some(nested), Some(given)) = (key.section, given) {
-                check(&format!("{at}."), nested, given);
+            let (path, default) = (format!("{parent}{}", key.name), document.get(camel_case(key.name)));
+            if let (Some(nested), Some(default)) = (key.section, default) {
+                check(&format!("{path}."), nested, default);
             } else if let DefaultValue::Yaml(yaml) = key.default() {
-                let path: Vec<String> = at.split('.').map(camel_case).collect();
+                let path: Vec<String> = path.split('.').map(camel_case).collect();
                 let nested = path.iter().rev().fold(yaml.to_owned(), |yaml, key| format!("{{{key}: {yaml}}}"));
                 assert_eq!(MachineSpec::parse_yaml(&nested).unwrap(), MachineSpec::default(), "{nested}");
             } else {
-                assert_eq!(given, None, "{at} has a default");
+                assert_eq!(default, None, "{path} has a default");
             }
         }
     }
