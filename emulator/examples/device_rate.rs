@@ -82,10 +82,10 @@ impl Model {
 
 /// Small random weights: the bytes of each chunk.
 fn payloads(plan: &StreamPlan) -> Vec<Vec<u8>> {
-    let value = |at: usize| ((at.wrapping_mul(2_654_435_761) >> 8) % 2048) as f32 / 1024.0 - 1.0;
+    let value = |index: usize| ((index.wrapping_mul(2_654_435_761) >> 8) % 2048) as f32 / 1024.0 - 1.0;
     plan.chunks
         .iter()
-        .map(|chunk| (0..chunk.elements).flat_map(|at| (0.04 * value(at)).to_le_bytes()).collect())
+        .map(|chunk| (0..chunk.elements).flat_map(|index| (0.04 * value(index)).to_le_bytes()).collect())
         .collect()
 }
 
@@ -94,9 +94,9 @@ fn step(device: &mut CpuDevice, plan: &StreamPlan, payloads: &[Vec<u8>], tokens:
     let mut loading = Duration::ZERO;
     let width = plan.leaves.samples as usize * plan.sequence;
     let leaf = |leaf: u32| {
-        let at = leaf as usize * width;
+        let start = leaf as usize * width;
         let first_sample = u64::from(leaf * plan.leaves.samples);
-        let inputs = [&tokens[at..at + width], &tokens[at + 1..at + width + 1]].map(InputData::I32);
+        let inputs = [&tokens[start..start + width], &tokens[start + 1..start + width + 1]].map(InputData::I32);
         (leaf, first_sample, inputs)
     };
     let samples: Vec<_> = (0..plan.leaves.count).map(leaf).collect();
@@ -137,9 +137,9 @@ fn peak_now(simd: Simd, pool: &ComputeThreads) -> f64 {
     for _ in 0..40 {
         let (start, start_cpu) = (Instant::now(), cpu_seconds());
         let rate = peak::fma_gflops(simd, pool, 1);
-        let took = start.elapsed().as_secs_f64();
-        flops += rate * took;
-        seconds += cpu_seconds().zip(start_cpu).map_or(took, |(end, start)| (end - start) / pool.threads() as f64);
+        let elapsed = start.elapsed().as_secs_f64();
+        flops += rate * elapsed;
+        seconds += cpu_seconds().zip(start_cpu).map_or(elapsed, |(end, start)| (end - start) / pool.threads() as f64);
     }
     flops / seconds
 }
@@ -152,14 +152,14 @@ fn main() -> Result<(), Failure> {
         Some("unknown") => &UNKNOWN,
         _ => &SMALL,
     };
-    let number = |at: usize, default: usize| arguments.get(at).map_or(Ok(default), |text| text.parse::<usize>());
+    let number = |index: usize, default: usize| arguments.get(index).map_or(Ok(default), |text| text.parse::<usize>());
     let (threads, leaves) = (number(1, 1)?, number(2, 4)?);
     let plan = Arc::new(model.plan(leaves)?);
     let options = DeviceOptions { seed: 1, threads, simd: Simd::detect(), leaves };
     let mut device = CpuDevice::new(Arc::clone(&plan), options)?;
     let payloads = payloads(&plan);
     let tokens = plan.leaves.batch() as usize * plan.sequence;
-    let text: Vec<i32> = (0..=tokens).map(|at| ((at * at + 7 * at) % model.vocabulary) as i32).collect();
+    let text: Vec<i32> = (0..=tokens).map(|index| ((index * index + 7 * index) % model.vocabulary) as i32).collect();
 
     println!("{} parameters, {} leaves of {} tokens, {}", plan.parameters(), leaves, tokens / leaves, device.profile());
     step(&mut device, &plan, &payloads, &text)?;
@@ -171,9 +171,9 @@ fn main() -> Result<(), Failure> {
         peaks += peak_now(options.simd, &pool);
         let (start, start_cpu) = (Instant::now(), cpu_seconds());
         loading += step(&mut device, &plan, &payloads, &text)?;
-        let took = start.elapsed().as_secs_f64();
-        cpu += cpu_seconds().zip(start_cpu).map_or(took, |(end, start)| (end - start) / threads as f64);
-        (best, seconds, steps) = (f64::min(best, took), seconds + took, steps + 1.0);
+        let elapsed = start.elapsed().as_secs_f64();
+        cpu += cpu_seconds().zip(start_cpu).map_or(elapsed, |(end, start)| (end - start) / threads as f64);
+        (best, seconds, steps) = (f64::min(best, elapsed), seconds + elapsed, steps + 1.0);
     }
     let flops = (device.flops() - before) as f64 / steps;
     println!("best of {steps} steps: {:.0} tokens/s, {:.1} GFLOP/s", tokens as f64 / best, flops / best / 1e9);
@@ -185,17 +185,17 @@ fn main() -> Result<(), Failure> {
         peaks / steps
     );
     println!("{:>16} {:>9} {:>9} {:>9}   (% of the time)", "operator", "forward", "backward", "packing");
-    let of = |time: Duration| 100.0 * time.as_secs_f64() / seconds;
+    let percent = |time: Duration| 100.0 * time.as_secs_f64() / seconds;
     for (now, then) in device.times().iter().zip(&times) {
         println!(
             "{:>16} {:9.2} {:9.2} {:9.2}",
             now.name,
-            of(now.forward - then.forward),
-            of(now.backward - then.backward),
-            of(now.packing - then.packing)
+            percent(now.forward - then.forward),
+            percent(now.backward - then.backward),
+            percent(now.packing - then.packing)
         );
     }
-    println!("{:>16} {:9.2}", "loading", of(loading));
+    println!("{:>16} {:9.2}", "loading", percent(loading));
     let bytes = system_bytes(&plan, leaves as u32, true, &MachineSpec::default().link).host;
     println!("{:?}; the plan has {} of activations", device.memory(), bytes.activations);
     Ok(())

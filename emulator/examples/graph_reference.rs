@@ -42,15 +42,16 @@ fn root() -> PathBuf {
 /// Returns the schema of each operator, with its name. It is one of the alternatives of `OpKind`.
 fn operators(schema: &mut Value) -> Result<Vec<(String, &mut Value)>, Failure> {
     let all = schema.pointer_mut("/$defs/OpKind/oneOf").and_then(Value::as_array_mut).ok_or("no operators")?;
-    let named =
+    let name =
         |operator: &'_ Value| operator.pointer("/properties/op/const").and_then(Value::as_str).map(str::to_owned);
-    all.iter_mut().map(|operator| Ok((named(operator).ok_or("an operator without name")?, operator))).collect()
+    all.iter_mut().map(|operator| Ok((name(operator).ok_or("an operator without name")?, operator))).collect()
 }
 
 /// Returns the attributes of an operator: names with their types, and which may be omitted.
 fn attributes(operator: &Value, definitions: &Value) -> String {
-    let own = operator.get("$ref").and_then(Value::as_str).and_then(|name| definitions.get(name.rsplit('/').next()?));
-    let parts: Vec<&Value> = [Some(operator), own].into_iter().flatten().collect();
+    let definition =
+        operator.get("$ref").and_then(Value::as_str).and_then(|name| definitions.get(name.rsplit('/').next()?));
+    let parts: Vec<&Value> = [Some(operator), definition].into_iter().flatten().collect();
     let mut text: Vec<String> = Vec::new();
     for part in parts {
         let required =

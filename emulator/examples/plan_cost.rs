@@ -17,8 +17,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let appliance = MachineSpec::default();
     let mut clock = Instant::now();
-    let mut lap = |what: &str| {
-        println!("{what:<8} {:.3} s, peak {}", clock.elapsed().as_secs_f64(), peak_memory());
+    let mut lap = |phase: &str| {
+        println!("{phase:<8} {:.3} s, peak {}", clock.elapsed().as_secs_f64(), peak_memory());
         clock = Instant::now();
     };
     lap("start");

@@ -340,9 +340,9 @@ impl StreamPlan {
         group
             .tensors
             .iter()
-            .filter_map(|(tensor, place)| {
-                let (start, end) = (place.start.max(range.start), place.end.min(range.end));
-                (start < end).then(|| (*tensor, start - place.start, start - range.start..end - range.start))
+            .filter_map(|(tensor, tensor_range)| {
+                let (start, end) = (tensor_range.start.max(range.start), tensor_range.end.min(range.end));
+                (start < end).then(|| (*tensor, start - tensor_range.start, start - range.start..end - range.start))
             })
             .collect()
     }
@@ -366,10 +366,10 @@ impl StreamPlan {
 /// of sizes plus one if there is none.
 fn shortest_run_exceeding(limit: u64, sizes: &[u64]) -> usize {
     let (mut shortest, mut sum, mut from) = (sizes.len() + 1, 0, 0);
-    for (at, size) in sizes.iter().chain(sizes).enumerate() {
+    for (index, size) in sizes.iter().chain(sizes).enumerate() {
         sum += size;
-        while sum > limit && from <= at {
-            shortest = shortest.min(at + 1 - from);
+        while sum > limit && from <= index {
+            shortest = shortest.min(index + 1 - from);
             sum -= sizes[from % sizes.len()];
             from += 1;
         }

@@ -173,13 +173,13 @@ impl<T> PartialSums<T> {
         if !self.tree.contains(node) {
             return Err(PartialSumError::NotANode(node, self.tree.leaves()));
         }
-        if self.open_sums.iter().any(|(held, _)| held.start < node.end && node.start < held.end) {
+        if self.open_sums.iter().any(|(sum_node, _)| sum_node.start < node.end && node.start < sum_node.end) {
             return Err(PartialSumError::Repeated(node));
         }
         let (mut node, mut value) = (node, value);
         while let Some(Join { sibling, parent }) = self.tree.join_of(node) {
-            let Some(at) = self.open_sums.iter().position(|(held, _)| *held == sibling) else { break };
-            let (_, other) = self.open_sums.swap_remove(at);
+            let Some(index) = self.open_sums.iter().position(|(sum_node, _)| *sum_node == sibling) else { break };
+            let (_, other) = self.open_sums.swap_remove(index);
             value = if sibling.start < node.start { join(other, value) } else { join(value, other) };
             node = parent;
         }
@@ -201,14 +201,14 @@ impl<T> PartialSums<T> {
     pub fn covers(&self, range: Range<u32>) -> bool {
         let cover = self.tree.cover(range);
         cover.len() == self.open_sums.len()
-            && cover.iter().all(|node| self.open_sums.iter().any(|(held, _)| held == node))
+            && cover.iter().all(|node| self.open_sums.iter().any(|(sum_node, _)| sum_node == node))
     }
 
     /// Removes and returns all sums, left to right.
     pub fn take(&mut self) -> Vec<(Node, T)> {
-        let mut held = std::mem::take(&mut self.open_sums);
-        held.sort_by_key(|(node, _)| *node);
-        held
+        let mut sums = std::mem::take(&mut self.open_sums);
+        sums.sort_by_key(|(node, _)| *node);
+        sums
     }
 }
 
@@ -221,14 +221,14 @@ mod tests {
         for leaves in 1..=13u32 {
             let tree = LeafTree::new(leaves);
             let direct = bracket(tree.root());
-            for cut in 0..=leaves {
+            for split in 0..=leaves {
                 // The right part first: arrival order must not affect the result.
-                let pieces = tree.cover(cut..leaves).into_iter().chain(tree.cover(0..cut));
+                let pieces = tree.cover(split..leaves).into_iter().chain(tree.cover(0..split));
                 let mut partials = PartialSums::new(tree);
                 for node in pieces {
                     partials.insert(node, bracket(node), |l, r| format!("({l}+{r})")).unwrap();
                 }
-                assert_eq!(partials.take(), vec![(tree.root(), direct.clone())], "K={leaves} cut={cut}");
+                assert_eq!(partials.take(), vec![(tree.root(), direct.clone())], "K={leaves} cut={split}");
             }
         }
     }
@@ -244,10 +244,10 @@ mod tests {
     fn leaf_is_counted_once_and_foreign_nodes_are_rejected() {
         let mut partials = PartialSums::new(LeafTree::new(6));
         partials.insert(Node::new(0, 3), 1.0f32, |l, r| l + r).unwrap();
-        let again = partials.insert(Node::new(1, 3), 1.0, |l, r| l + r);
-        assert_eq!(again, Err(PartialSumError::Repeated(Node::new(1, 3))));
-        let outsider = partials.insert(Node::new(3, 5), 1.0, |l, r| l + r);
-        assert_eq!(outsider, Err(PartialSumError::NotANode(Node::new(3, 5), 6)));
+        let repeated = partials.insert(Node::new(1, 3), 1.0, |l, r| l + r);
+        assert_eq!(repeated, Err(PartialSumError::Repeated(Node::new(1, 3))));
+        let foreign = partials.insert(Node::new(3, 5), 1.0, |l, r| l + r);
+        assert_eq!(foreign, Err(PartialSumError::NotANode(Node::new(3, 5), 6)));
         assert_eq!(partials.len(), 1);
     }
 }

@@ -87,13 +87,13 @@ mod tests {
     #[test]
     fn clock_cores_and_fabric_take_part() {
         let spec = MachineSpec::default().wafer;
-        let whole = efficiency(&spec, 2048.0);
+        let full_width = efficiency(&spec, 2048.0);
         for worse in [
             WaferSpec { clock_hz: spec.clock_hz / 2.0, ..spec.clone() },
             WaferSpec { fabric_bandwidth: spec.fabric_bandwidth / 20.0, ..spec.clone() },
             WaferSpec { utilisation: spec.utilisation / 2.0, ..spec.clone() },
         ] {
-            assert!(efficiency(&worse, 2048.0) < 0.9 * whole, "{worse:?}");
+            assert!(efficiency(&worse, 2048.0) < 0.9 * full_width, "{worse:?}");
         }
         let slow_fabric = WaferSpec { fabric_bandwidth: spec.fabric_bandwidth / 1000.0, ..spec.clone() };
         assert!(

@@ -195,9 +195,9 @@ fn bits_do_not_depend_on_the_division_of_work() {
         ];
         for (name, threads, shares) in cases {
             let mut devices: Vec<CpuDevice> = threads.iter().map(|&threads| on(threads)).collect();
-            let (there, other) = run_on_devices(&plan, &mut devices, shares);
-            assert_eq!(bits(&gradients), bits(&other), "{name}");
-            assert_eq!(losses, there, "{name}");
+            let (other_losses, other_gradients) = run_on_devices(&plan, &mut devices, shares);
+            assert_eq!(bits(&gradients), bits(&other_gradients), "{name}");
+            assert_eq!(losses, other_losses, "{name}");
         }
     }
 }
@@ -216,10 +216,10 @@ fn same_bits_when_layers_are_recomputed() {
         let recomputing = recomputing(graph, BATCH);
         assert!(!saving.layers.iter().any(|layer| layer.recompute));
         assert!(recomputing.layers.iter().any(|layer| layer.recompute));
-        let of = |plan: &Arc<StreamPlan>| run_on_devices(plan, &mut [device(plan, 1)], WHOLE);
-        let ((losses, gradients), (again, repeated)) = (of(&saving), of(&recomputing));
-        assert_eq!(losses, again);
-        assert_eq!(bits(&gradients), bits(&repeated));
+        let run = |plan: &Arc<StreamPlan>| run_on_devices(plan, &mut [device(plan, 1)], WHOLE);
+        let ((losses, gradients), (repeated_losses, repeated_gradients)) = (run(&saving), run(&recomputing));
+        assert_eq!(losses, repeated_losses);
+        assert_eq!(bits(&gradients), bits(&repeated_gradients));
     }
 }
 
@@ -227,23 +227,23 @@ fn same_bits_when_layers_are_recomputed() {
 #[test]
 fn same_bits_with_avx2_and_avx512() {
     let plans: Vec<_> = models().into_iter().map(|graph| plan(graph, BATCH, Encoding::F32, LARGE)).collect();
-    let of = |simd: Simd| -> Vec<_> {
+    let run = |simd: Simd| -> Vec<_> {
         plans.iter().map(|plan| run_on_devices(plan, &mut [device_on(plan, 1, simd)], WHOLE)).collect()
     };
     let fused: Vec<Simd> = Simd::all().filter(|simd| simd.isa() != Isa::Portable).collect();
     // What the system reports of the CPU, so that a set that is no longer detected is noticed.
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let has = |flags: &[&str]| flags.iter().all(|flag| cpu.split_whitespace().any(|word| word == *flag));
-    let avx2 = has(&["avx2", "fma"]);
-    let avx512 = avx2 && has(&["avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"]);
+    let has_flags = |flags: &[&str]| flags.iter().all(|flag| cpu.split_whitespace().any(|word| word == *flag));
+    let avx2 = has_flags(&["avx2", "fma"]);
+    let avx512 = avx2 && has_flags(&["avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"]);
     assert_eq!(fused.len(), usize::from(avx2) + usize::from(avx512), "sets detected, and sets of this CPU");
     if fused.len() < 2 {
         eprintln!("nothing compared: this CPU has no AVX-512");
     }
-    for two in fused.windows(2) {
-        for ((losses, gradients), (there, other)) in of(two[0]).into_iter().zip(of(two[1])) {
-            assert_eq!(losses, there);
-            assert_eq!(bits(&gradients), bits(&other));
+    for pair in fused.windows(2) {
+        for ((losses, gradients), (other_losses, other_gradients)) in run(pair[0]).into_iter().zip(run(pair[1])) {
+            assert_eq!(losses, other_losses);
+            assert_eq!(bits(&gradients), bits(&other_gradients));
         }
     }
 }
@@ -255,8 +255,8 @@ fn device_is_reusable_and_dropout_follows_samples() {
     let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, 2));
     let (_, first) = step(&mut device, &plan, &weights, &samples);
     evaluate(&mut device, &plan, &weights, &samples);
-    let (_, again) = step(&mut device, &plan, &weights, &samples);
-    assert_eq!(bits(&first), bits(&again));
+    let (_, repeated) = step(&mut device, &plan, &weights, &samples);
+    assert_eq!(bits(&first), bits(&repeated));
     let moved = Samples { first: samples.first + 1, ..Samples::random(&plan, 2) };
     let (_, other) = step(&mut device, &plan, &weights, &moved);
     assert_ne!(bits(&first), bits(&other));
@@ -265,26 +265,26 @@ fn device_is_reusable_and_dropout_follows_samples() {
 #[test]
 fn losses_beside_the_main_one_are_summed_apart() {
     let [pretraining, classifier, ..] = encoders();
-    let of = |graph| {
+    let evaluate_graph = |graph| {
         let plan = plan(graph, BATCH, Encoding::F32, LARGE);
         let losses = evaluate(&mut device(&plan, 2), &plan, &initial_weights(&plan, 1), &Samples::random(&plan, 2));
         (losses, plan.eval_leaves.batch())
     };
-    let (losses, samples) = of(pretraining);
+    let (losses, samples) = evaluate_graph(pretraining);
     // Each sample has at most one label of the next sentence, beside its masked tokens.
     assert!((1..=samples).contains(&losses.iter().map(|leaf| leaf.other.tokens).sum()));
     for leaf in &losses {
         assert!(0.0 <= leaf.other.loss && leaf.other.loss < leaf.loss && leaf.other.correct <= leaf.other.tokens);
         assert!(leaf.tokens > leaf.other.tokens, "{leaf:?}");
     }
-    assert!(of(classifier).0.iter().all(|leaf| leaf.other == LossSums::default()));
+    assert!(evaluate_graph(classifier).0.iter().all(|leaf| leaf.other == LossSums::default()));
 }
 
 /// The arena has the size that the plan accounts for, and everything else does not grow with the depth of the model.
 #[test]
 fn memory_is_what_the_plan_says() {
     assert_eq!(ops::VOCABULARY_BLOCK, kernels::loss::VOCABULARY_BLOCK);
-    let of = |layers: usize, recompute: bool| {
+    let device_bytes = |layers: usize, recompute: bool| {
         let graph = families::decoder(&spec(layers, 64, 2, 256, 64), 64).unwrap();
         let batch = BatchSpec { samples: 12, leaf_bound: 4 };
         let plan = if recompute { recomputing(graph, batch) } else { plan(graph, batch, Encoding::F32, LARGE) };
@@ -293,16 +293,20 @@ fn memory_is_what_the_plan_says() {
         round(&mut device, &plan, &initial_weights(&plan, 1), &Samples::random(&plan, 2), 0..leaves);
         let (memory, expected) =
             (device.memory(), system_bytes(&plan, plan.leaves.count, true, &MachineSpec::default().link).host);
-        let apart = memory.activations as f64 / expected.activations as f64 - 1.0;
-        assert!(apart.abs() < 0.01, "{layers} layers: {} for {}", memory.activations, expected.activations);
+        let difference = memory.activations as f64 / expected.activations as f64 - 1.0;
+        assert!(difference.abs() < 0.01, "{layers} layers: {} for {}", memory.activations, expected.activations);
         // The weights of the next layer, which the plan counts, only arrive early with links; copies are padded to
         // whole tiles, which is visible with matrices as small as these.
-        let most = expected.weights.resident + expected.weights.window + expected.packed;
-        assert!(memory.weights <= most + most / 5 && 2 * memory.weights > most, "{} for {most}", memory.weights);
+        let max_weights = expected.weights.resident + expected.weights.window + expected.packed;
+        assert!(
+            memory.weights <= max_weights + max_weights / 5 && 2 * memory.weights > max_weights,
+            "{} for {max_weights}",
+            memory.weights
+        );
         memory.weights + memory.gradients + memory.scratch
     };
     for recompute in [false, true] {
-        assert_eq!(of(2, recompute), of(8, recompute));
+        assert_eq!(device_bytes(2, recompute), device_bytes(8, recompute));
     }
 }
 
@@ -310,11 +314,11 @@ fn memory_is_what_the_plan_says() {
 fn non_finite_value_is_traced_to_its_layer() {
     let plan = plan(graph(), BATCH, Encoding::F32, LARGE);
     let samples = Samples::random(&plan, 2);
-    for (bad, name) in ["embed", "h.1.attn", "head"].into_iter().enumerate() {
+    for (index, name) in ["embed", "h.1.attn", "head"].into_iter().enumerate() {
         let layer = plan.graph.layers.iter().position(|layer| layer.name == name).unwrap();
         let group = plan.groups.iter().position(|group| group.name == name).unwrap();
         let mut weights = initial_weights(&plan, 1);
-        weights[group][0] = [f32::NAN, f32::INFINITY, f32::NAN][bad];
+        weights[group][0] = [f32::NAN, f32::INFINITY, f32::NAN][index];
         let (losses, _) = round(&mut device(&plan, 1), &plan, &weights, &samples, 0..6);
         assert!(
             losses.iter().all(|leaf| !leaf.loss.is_finite() && leaf.bad_layer == Some(layer)),
@@ -330,18 +334,20 @@ fn computed_index_outside_its_table_is_rejected() {
     let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, 2));
     let mut device = device(&plan, 2);
     let (losses, _) = round(&mut device, &plan, &weights, &samples, 0..6);
-    for (bad, place) in [(-1, 7), (WORDS as i32, 39)] {
+    for (integer, position) in [(-1, 7), (WORDS as i32, 39)] {
         let mut damaged = Samples { inputs: samples.inputs.clone(), first: 0 };
         let Elements::I32(labels) = &mut damaged.inputs[1] else { panic!("labels are integers") };
-        labels[40 + place] = bad;
+        labels[40 + position] = integer;
         begin(&mut device, true, &[Node::new(0, 6)], &damaged.leaves(plan.leaves, 0..6)).unwrap();
         let mut layers = (0..plan.layers.len()).map(|layer| {
             load(&mut device, &plan, &weights, Pass::Forward, layer);
             device.forward(layer)
         });
         let error = layers.find_map(Result::err).expect("an error");
-        let DeviceError::Index { leaf: 1, value, place: found, entries: WORDS, .. } = error else { panic!("{error}") };
-        assert_eq!((value, found), (bad, place));
+        let DeviceError::Index { leaf: 1, value, position: found, entries: WORDS, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!((value, found), (integer, position));
     }
     assert_eq!(round(&mut device, &plan, &weights, &samples, 0..6).0, losses);
 }

@@ -46,12 +46,17 @@ fn specs() -> Vec<(&'static str, ModelSpec)> {
         logits_scale: 0.5,
         ..DecoderOptions::default()
     };
-    let with = |decoder| ModelSpec { decoder, share_embedding_weights: false, ..base.clone() };
-    vec![("gpt2", base.clone()), ("llama", with(llama)), ("gptj", with(gptj)), ("bloom", with(bloom))]
+    let with_decoder = |decoder| ModelSpec { decoder, share_embedding_weights: false, ..base.clone() };
+    vec![
+        ("gpt2", base.clone()),
+        ("llama", with_decoder(llama)),
+        ("gptj", with_decoder(gptj)),
+        ("bloom", with_decoder(bloom)),
+    ]
 }
 
 fn tokens() -> Vec<u32> {
-    (0..SEQUENCE as u32).map(|at| at * at * 7 % 50).collect()
+    (0..SEQUENCE as u32).map(|index| index * index * 7 % 50).collect()
 }
 
 fn weights_of(plan: &StreamPlan) -> Vec<Vec<f32>> {
@@ -70,10 +75,10 @@ fn model(plan: &StreamPlan, threads: usize, precision: Precision) -> InferenceMo
     InferenceModel::new(plan.graph.clone(), options, |tensor| Ok::<_, Infallible>(tensors[tensor].clone())).unwrap()
 }
 
-/// Logits after each of the calls that divide the tokens at `cuts`.
-fn logits(plan: &StreamPlan, threads: usize, precision: Precision, cuts: &[usize]) -> Vec<Vec<f32>> {
+/// Logits after each of the calls that divide the tokens at `boundaries`.
+fn logits(plan: &StreamPlan, threads: usize, precision: Precision, boundaries: &[usize]) -> Vec<Vec<f32>> {
     let (mut model, tokens) = (model(plan, threads, precision), tokens());
-    cuts.windows(2).map(|cut| model.extend(&tokens[cut[0]..cut[1]]).unwrap().to_vec()).collect()
+    boundaries.windows(2).map(|range| model.extend(&tokens[range[0]..range[1]]).unwrap().to_vec()).collect()
 }
 
 fn plan_of(spec: &ModelSpec, encoding: Encoding) -> Arc<StreamPlan> {
@@ -82,14 +87,14 @@ fn plan_of(spec: &ModelSpec, encoding: Encoding) -> Arc<StreamPlan> {
 
 #[test]
 fn logits_are_the_same_bits_in_any_number_of_calls() {
-    let each: Vec<usize> = (0..=SEQUENCE).collect();
+    let every_token: Vec<usize> = (0..=SEQUENCE).collect();
     for (name, spec) in specs() {
         let plan = plan_of(&spec, Encoding::F32);
-        let expected = logits(&plan, 1, Precision::F32, &each);
-        for (threads, cuts) in [(1, vec![0, SEQUENCE]), (3, vec![0, 1, 17, 100, 101, SEQUENCE])] {
-            let found = logits(&plan, threads, Precision::F32, &cuts);
-            for (found, end) in found.iter().zip(&cuts[1..]) {
-                assert_eq!(found, &expected[end - 1], "{name}: {end} tokens of {cuts:?}");
+        let expected = logits(&plan, 1, Precision::F32, &every_token);
+        for (threads, boundaries) in [(1, vec![0, SEQUENCE]), (3, vec![0, 1, 17, 100, 101, SEQUENCE])] {
+            let found = logits(&plan, threads, Precision::F32, &boundaries);
+            for (found, end) in found.iter().zip(&boundaries[1..]) {
+                assert_eq!(found, &expected[end - 1], "{name}: {end} tokens of {boundaries:?}");
             }
         }
     }
@@ -97,7 +102,7 @@ fn logits_are_the_same_bits_in_any_number_of_calls() {
 
 #[test]
 fn logits_give_the_loss_of_an_evaluation() {
-    let each: Vec<usize> = (0..=SEQUENCE).collect();
+    let every_token: Vec<usize> = (0..=SEQUENCE).collect();
     for (name, spec) in specs() {
         for (encoding, precision) in [(Encoding::F32, Precision::F32), (Encoding::Bf16, Precision::Bf16)] {
             let plan = plan_of(&spec, encoding);
@@ -109,11 +114,11 @@ fn logits_give_the_loss_of_an_evaluation() {
             let samples = Samples { inputs: [ids, labels.clone()].map(Elements::I32).to_vec(), first: 0 };
             let expected = evaluate(&mut device(&plan, 1), &plan, &groups, &samples)[0].loss;
             let loss = |(logits, label): (&Vec<f32>, &i32)| {
-                let most = logits.iter().copied().fold(f32::MIN, f32::max);
-                let sum: f64 = logits.iter().map(|logit| f64::from(logit - most).exp()).sum();
-                f64::from(most - logits[*label as usize]) + sum.ln()
+                let max = logits.iter().copied().fold(f32::MIN, f32::max);
+                let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
+                f64::from(max - logits[*label as usize]) + sum.ln()
             };
-            let found: f64 = logits(&plan, 1, precision, &each).iter().zip(&labels).map(loss).sum();
+            let found: f64 = logits(&plan, 1, precision, &every_token).iter().zip(&labels).map(loss).sum();
             assert!((found / expected - 1.0).abs() < 1e-6, "{name} {precision}: {found} for {expected}");
         }
     }

@@ -77,7 +77,7 @@ fn metrics_are_sums_over_samples_of_values_and_weights() {
     for (result, leaf) in evaluated(&plan, 2).iter().zip(leaves) {
         let InputData::F32(x) = leaf.inputs[0] else { panic!("integers") };
         let InputData::F32(weight) = leaf.inputs[1] else { panic!("integers") };
-        let sum = |at: usize| x.chunks(3).map(|sample| f64::from(sample[at])).sum::<f64>();
+        let sum = |index: usize| x.chunks(3).map(|sample| f64::from(sample[index])).sum::<f64>();
         let sums = [0, 1, 2].map(sum);
         let weight = weight.iter().map(|weight| f64::from(*weight)).sum::<f64>();
         assert_eq!(result.metrics, [&sums[..], &sums, &[weight]].concat());

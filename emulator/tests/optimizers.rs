@@ -34,13 +34,13 @@ fn train(case: &Case) -> Vec<f32> {
     let mut weights = initial(elements);
     let optimizer = optimizer(&case.optimizer);
     let shapes = optimizer.whole_tensor_state();
-    let size = |at| match shapes {
-        None => elements * usize::from(at < optimizer.state().len()),
-        Some(shapes) => shapes.get(at).map_or(0, |state: &StateShape| state.elements(&case.shape)),
+    let size = |index| match shapes {
+        None => elements * usize::from(index < optimizer.state().len()),
+        Some(shapes) => shapes.get(index).map_or(0, |state: &StateShape| state.elements(&case.shape)),
     };
-    let mut state: [Vec<f32>; MAX_STATE_TENSORS] = std::array::from_fn(|at| vec![0.0; size(at)]);
-    let cut = if shapes.is_none() { 17 } else { elements };
-    let pieces = [0..cut, cut..elements];
+    let mut state: [Vec<f32>; MAX_STATE_TENSORS] = std::array::from_fn(|index| vec![0.0; size(index)]);
+    let chunk_elements = if shapes.is_none() { 17 } else { elements };
+    let pieces = [0..chunk_elements, chunk_elements..elements];
     for step in 1..=STEPS {
         let gradient = gradient(elements, step);
         for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
@@ -66,11 +66,11 @@ fn twenty_steps_of_every_optimizer_agree_with_pytorch() {
     names.dedup();
     assert_eq!(names, ["adamw", "adam", "sgd", "lion", "rmsprop", "adagrad", "nadam", "radam", "lamb", "adafactor"]);
     for case in &cases {
-        for (element, (ours, theirs)) in train(case).iter().zip(&case.weights).enumerate() {
-            let apart = (ours - theirs).abs();
+        for (element, (weight, recorded)) in train(case).iter().zip(&case.weights).enumerate() {
+            let difference = (weight - recorded).abs();
             assert!(
-                apart <= 2e-6,
-                "{:?} with weight decay {}: element {element} is {ours}, but {theirs} in PyTorch",
+                difference <= 2e-6,
+                "{:?} with weight decay {}: element {element} is {weight}, but {recorded} in PyTorch",
                 case.optimizer,
                 case.weight_decay
             );

@@ -32,14 +32,14 @@ fn loss_and_gradient(plan: &Arc<StreamPlan>, inputs: Vec<Vec<i32>>) -> (f64, Vec
 #[test]
 fn packed_sequences_are_computed_as_samples_of_their_own() {
     let rotary = RotaryPositions { dimensions: 8, base: 100.0, is_adjacent: false, scaling: None };
-    let tokens: Vec<i32> = (0..2 * LENGTH as i32).map(|at| (at * 7 + at * at) % 64).collect();
+    let tokens: Vec<i32> = (0..2 * LENGTH as i32).map(|index| (index * 7 + index * index) % 64).collect();
     let labels: Vec<i32> = tokens.iter().map(|token| (token * 5 + 3) % 64).collect();
     for positions in [Positions::Learned, Positions::Rotary(rotary), Positions::Alibi] {
         let packed = plan(graph(positions, true), BATCH, Encoding::F32, LARGE);
         let lengths = [FIRST, LENGTH - FIRST, LENGTH];
         let spans = lengths.iter().flat_map(|length| (0..*length as i32).rev()).collect();
-        let places = lengths.iter().flat_map(|length| 0..*length as i32).collect();
-        let together = loss_and_gradient(&packed, vec![tokens.clone(), labels.clone(), spans, places]);
+        let position_ids = lengths.iter().flat_map(|length| 0..*length as i32).collect();
+        let packed_result = loss_and_gradient(&packed, vec![tokens.clone(), labels.clone(), spans, position_ids]);
 
         let single = plan(graph(positions, false), BatchSpec { samples: 3, ..BATCH }, Encoding::F32, LARGE);
         let mut inputs = vec![Vec::new(), Vec::new()];
@@ -51,12 +51,17 @@ fn packed_sequences_are_computed_as_samples_of_their_own() {
             }
             from += length;
         }
-        let apart = loss_and_gradient(&single, inputs);
-        assert!((together.0 / apart.0 - 1.0).abs() < 1e-6, "{positions:?}: {} and {}", together.0, apart.0);
-        let pairs = together.1.iter().flatten().zip(apart.1.iter().flatten());
-        let largest = apart.1.iter().flatten().fold(0.0f32, |largest, x| largest.max(x.abs()));
-        let worst = pairs.map(|(a, b)| (a - b).abs() / largest).fold(0.0f32, f32::max);
-        assert!(worst < 1e-5, "{positions:?}: {worst}");
+        let single_results = loss_and_gradient(&single, inputs);
+        assert!(
+            (packed_result.0 / single_results.0 - 1.0).abs() < 1e-6,
+            "{positions:?}: {} and {}",
+            packed_result.0,
+            single_results.0
+        );
+        let pairs = packed_result.1.iter().flatten().zip(single_results.1.iter().flatten());
+        let largest = single_results.1.iter().flatten().fold(0.0f32, |largest, x| largest.max(x.abs()));
+        let largest_difference = pairs.map(|(a, b)| (a - b).abs() / largest).fold(0.0f32, f32::max);
+        assert!(largest_difference < 1e-5, "{positions:?}: {largest_difference}");
     }
 }
 

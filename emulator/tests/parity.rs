@@ -42,17 +42,17 @@ fn floats(path: PathBuf) -> BTreeMap<String, Vec<f32>> {
 
 impl Fixture {
     fn read(name: &'static str) -> Self {
-        let at = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/parity/fixtures").join(name);
-        let samples = std::fs::read(at.join("samples.safetensors")).unwrap();
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/parity/fixtures").join(name);
+        let samples = std::fs::read(path.join("samples.safetensors")).unwrap();
         let samples = SafeTensors::deserialize(&samples).unwrap();
         let tokens = |name: &str| numbers(samples.tensor(name).unwrap().data(), i32::from_le_bytes);
         Self {
             name,
-            weights: floats(at.join("weights/model.safetensors")),
+            weights: floats(path.join("weights/model.safetensors")),
             input_ids: tokens("input_ids"),
             labels: tokens("labels"),
-            recorded: floats(at.join("fixture.safetensors")),
-            json: serde_json::from_slice(&std::fs::read(at.join("fixture.json")).unwrap()).unwrap(),
+            recorded: floats(path.join("fixture.safetensors")),
+            json: serde_json::from_slice(&std::fs::read(path.join("fixture.json")).unwrap()).unwrap(),
         }
     }
 
@@ -106,9 +106,9 @@ impl Fixture {
     /// The samples of one step.
     fn step(&self, plan: &StreamPlan, step: usize) -> Samples {
         let width = plan.leaves.batch() as usize * plan.sequence;
-        let at = step * width..(step + 1) * width;
+        let range = step * width..(step + 1) * width;
         Samples {
-            inputs: [&self.input_ids[at.clone()], &self.labels[at]].map(|all| Elements::I32(all.to_vec())).into(),
+            inputs: [&self.input_ids[range.clone()], &self.labels[range]].map(|all| Elements::I32(all.to_vec())).into(),
             first: 0,
         }
     }
@@ -118,10 +118,10 @@ impl Fixture {
 fn hugging_face(name: &str) -> (String, bool) {
     let pairs =
         [("attn.qkv", "attn.c_attn"), ("attn.proj", "attn.c_proj"), ("mlp.fc", "mlp.c_fc"), ("mlp.proj", "mlp.c_proj")];
-    let projection = pairs.iter().find(|(ours, _)| name.contains(ours));
-    let name_there = projection.map_or(name.to_owned(), |(ours, theirs)| name.replace(ours, theirs));
+    let projection = pairs.iter().find(|(name_part, _)| name.contains(name_part));
+    let hf_name = projection.map_or(name.to_owned(), |(name_part, hf_part)| name.replace(name_part, hf_part));
     let prefix = if name.starts_with("lm_head") { "" } else { "transformer." };
-    (format!("{prefix}{name_there}"), projection.is_some() && name.ends_with("weight"))
+    (format!("{prefix}{hf_name}"), projection.is_some() && name.ends_with("weight"))
 }
 
 fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
@@ -133,9 +133,10 @@ fn tensors(plan: &StreamPlan, groups: &[Vec<f32>]) -> BTreeMap<String, Vec<f32>>
     let mut tensors = BTreeMap::new();
     for (group, values) in plan.groups.iter().zip(groups) {
         for (tensor, range) in &group.tensors {
-            let (about, values) = (&plan.graph.tensors[*tensor], &values[range.clone()]);
-            let (name, turned) = hugging_face(&about.name);
-            let values = if turned { transposed(values, about.shape[0], about.shape[1]) } else { values.to_vec() };
+            let (tensor, values) = (&plan.graph.tensors[*tensor], &values[range.clone()]);
+            let (name, is_transposed) = hugging_face(&tensor.name);
+            let values =
+                if is_transposed { transposed(values, tensor.shape[0], tensor.shape[1]) } else { values.to_vec() };
             tensors.insert(name, values);
         }
     }
@@ -147,13 +148,13 @@ fn groups(plan: &StreamPlan, tensors: &BTreeMap<String, Vec<f32>>) -> Vec<Vec<f3
     let group = |group: &millrace_emulator::plan::Group| {
         let mut values = Vec::with_capacity(group.elements);
         for (tensor, _) in &group.tensors {
-            let about = &plan.graph.tensors[*tensor];
-            let (name, turned) = hugging_face(&about.name);
-            let there = &tensors[&name];
-            assert_eq!(there.len(), about.elements(), "{name}");
-            match turned {
-                true => values.extend(transposed(there, about.shape[1], about.shape[0])),
-                false => values.extend(there),
+            let tensor = &plan.graph.tensors[*tensor];
+            let (name, is_transposed) = hugging_face(&tensor.name);
+            let recorded = &tensors[&name];
+            assert_eq!(recorded.len(), tensor.elements(), "{name}");
+            match is_transposed {
+                true => values.extend(transposed(recorded, tensor.shape[1], tensor.shape[0])),
+                false => values.extend(recorded),
             }
         }
         values
@@ -193,7 +194,7 @@ impl Optimizer {
             for (tensor, range) in &group.tensors {
                 let decays = plan.graph.tensors[*tensor].role.decays();
                 let adamw = AdamW {
-                    betas: [0, 1].map(|at| number(&self.settings["betas"][at])),
+                    betas: [0, 1].map(|index| number(&self.settings["betas"][index])),
                     eps: number(&self.settings["eps"]),
                     correct_bias: true,
                     epsilon_hat: false,
@@ -274,8 +275,8 @@ fn worst(values: &[f64], truth: &[f64]) -> f64 {
 
 /// Norm of the difference divided by the norm of the expected value.
 fn difference(values: &[f32], truth: &[f32]) -> (f64, f64) {
-    let apart: Vec<f32> = values.iter().zip(truth).map(|(a, b)| a - b).collect();
-    (norm(&apart), norm(truth))
+    let differences: Vec<f32> = values.iter().zip(truth).map(|(a, b)| a - b).collect();
+    (norm(&differences), norm(truth))
 }
 
 #[test]
@@ -289,8 +290,11 @@ fn twenty_steps_agree_with_pytorch_in_f32() {
         assert!(loss < 1e-4 && grad_norm < 1e-3, "{name}: loss {loss:e}, gradient norm {grad_norm:e}");
         let global = fixture.list("grad_norm")[0];
         for (tensor, gradient) in &run.gradients {
-            let (apart, size) = difference(gradient, &fixture.recorded[&format!("grad.{tensor}")]);
-            assert!(apart <= 1e-4 * size + 1e-6 * global, "{name}: {tensor} is {apart:e} off, its norm is {size:e}");
+            let (difference, size) = difference(gradient, &fixture.recorded[&format!("grad.{tensor}")]);
+            assert!(
+                difference <= 1e-4 * size + 1e-6 * global,
+                "{name}: {tensor} is {difference:e} off, its norm is {size:e}"
+            );
         }
         for (tensor, values) in tensors(&run.plan, &run.weights) {
             let third = values.len() / 3;
@@ -301,8 +305,8 @@ fn twenty_steps_agree_with_pytorch_in_f32() {
                 values
             };
             let expected = fixture.json["final_norm"][&tensor].as_f64().unwrap();
-            let apart = (norm(&counted) / expected - 1.0).abs();
-            assert!(apart < 1e-4, "{name}: the final norm of {tensor} is {apart:e} off");
+            let difference = (norm(&counted) / expected - 1.0).abs();
+            assert!(difference < 1e-4, "{name}: the final norm of {tensor} is {difference:e} off");
         }
         check_logits(&fixture, &mut run);
     }
@@ -313,9 +317,9 @@ fn check_logits(fixture: &Fixture, run: &mut Run) {
     let (plan, sequence, vocabulary) = (&run.plan, run.plan.sequence, fixture.config("vocab_size"));
     let logits = &fixture.recorded["logits"];
     for turn in 0..4 {
-        let word = |place: usize| (place * 37 + turn * 101) % vocabulary;
+        let word = |position: usize| (position * 37 + turn * 101) % vocabulary;
         let mut labels = vec![-1; sequence * sequence];
-        (0..sequence).for_each(|place| labels[place * sequence + place] = word(place) as i32);
+        (0..sequence).for_each(|position| labels[position * sequence + position] = word(position) as i32);
         let samples = Samples {
             inputs: [fixture.input_ids[..sequence].repeat(sequence), labels].map(Elements::I32).into(),
             first: 0,
@@ -326,10 +330,10 @@ fn check_logits(fixture: &Fixture, run: &mut Run) {
             load(&mut run.device, plan, &run.weights, Pass::Forward, layer);
             run.device.forward(layer).unwrap();
         }
-        for (place, leaf) in run.device.losses().iter().enumerate() {
-            let row = &logits[place * vocabulary..][..vocabulary];
+        for (position, leaf) in run.device.losses().iter().enumerate() {
+            let row = &logits[position * vocabulary..][..vocabulary];
             let sum: f64 = row.iter().map(|logit| f64::from(*logit).exp()).sum();
-            let expected = sum.ln() - f64::from(row[word(place)]);
+            let expected = sum.ln() - f64::from(row[word(position)]);
             assert_eq!(leaf.tokens, 1);
             assert!((leaf.loss - expected).abs() < 1e-4, "{}: {} for {expected}", fixture.name, leaf.loss);
         }
@@ -343,17 +347,17 @@ fn bf16_differs_from_f32_no_more_than_pytorchs_autocast_does() {
     let mean_square =
         |errors: &[f64]| (errors.iter().map(|error| error * error).sum::<f64>() / errors.len() as f64).sqrt();
     for fixture in [Fixture::read("tied"), Fixture::read("untied")] {
-        let (name, run, room) = (fixture.name, train(&fixture, Encoding::Bf16), &fixture.json["autocast_bf16"]);
+        let (name, run, tolerance) = (fixture.name, train(&fixture, Encoding::Bf16), &fixture.json["autocast_bf16"]);
         let exact = fixture.list("loss");
         let errors =
             |losses: &[f64]| losses.iter().zip(&exact).map(|(loss, exact)| loss / exact - 1.0).collect::<Vec<_>>();
-        let cast: Vec<f64> = room["loss"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect();
+        let cast: Vec<f64> = tolerance["loss"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect();
         let (loss, allowed) = (mean_square(&errors(&run.losses)), mean_square(&errors(&cast)));
         println!("{name}: loss {loss:.2e}, autocast {allowed:.2e}");
         let mut ratios = Vec::new();
         for (tensor, gradient) in &run.gradients {
-            let (apart, size) = difference(gradient, &fixture.recorded[&format!("grad.{tensor}")]);
-            ratios.push(apart / size / room["relative_gradient"][tensor].as_f64().unwrap());
+            let (difference, size) = difference(gradient, &fixture.recorded[&format!("grad.{tensor}")]);
+            ratios.push(difference / size / tolerance["relative_gradient"][tensor].as_f64().unwrap());
         }
         println!("{name}: gradients {:.2} of autocast's", mean_square(&ratios));
         assert!(loss <= allowed, "{name}: loss {loss:e}, autocast {allowed:e}");

@@ -37,10 +37,10 @@ fn other_documents_do_not() {
         |graph| graph["nodes"][1]["op"] = json!({"op": "reduce", "reduction": "median", "axes": [0]}),
         |graph| graph["constants"][0]["data"] = json!([1, 2]),
     ];
-    for (at, change) in changes.into_iter().enumerate() {
+    for (index, change) in changes.into_iter().enumerate() {
         let mut changed = document.clone();
         change(&mut changed);
-        assert!(!schema().is_valid(&changed), "change {at}");
+        assert!(!schema().is_valid(&changed), "change {index}");
     }
 }
 

@@ -30,13 +30,13 @@ fn model_spec(model: &Value, source: usize, target: usize) -> ModelSpec {
 fn ten_steps_of_every_model_agree_with_the_recorded_ones() {
     for model in MODELS {
         let recorded = Recorded::read("seq2seq", model);
-        let of = |name: &str| integers(&recorded.json["inputs"][name]);
+        let integers_of = |name: &str| integers(&recorded.json["inputs"][name]);
         let batch = recorded.json["inputs"]["labels"].as_array().unwrap().len();
-        let [source, target] = ["input_ids", "labels"].map(|name| of(name).len() / batch);
-        let tokens = of("labels").iter().filter(|label| **label >= 0).count();
+        let [source, target] = ["input_ids", "labels"].map(|name| integers_of(name).len() / batch);
+        let tokens = integers_of("labels").iter().filter(|label| **label >= 0).count();
         let spec = model_spec(&recorded.json["model"], source, target);
         let graph = families::graph(&spec, source).unwrap();
-        let inputs = graph.inputs.iter().map(|input| Elements::I32(of(&graph.values[*input].name))).collect();
+        let inputs = graph.inputs.iter().map(|input| Elements::I32(integers_of(&graph.values[*input].name))).collect();
         recorded.compare(graph, inputs, batch, tokens as f64);
     }
 }

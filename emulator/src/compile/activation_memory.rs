@@ -24,9 +24,9 @@ pub(super) struct LayerMemory {
     pub backward: u64,
     /// Held for every leaf while this layer trains: samples, values saved so far, and gradients that enter or leave the
     /// layer.
-    pub held: u64,
+    pub retained: u64,
     /// Held for every leaf while this layer evaluates: samples and the values that enter or leave the layer.
-    pub held_eval: u64,
+    pub retained_eval: u64,
     /// Working memory in an evaluation.
     pub working_eval: u64,
 }
@@ -97,8 +97,8 @@ impl<'a, const N: usize> MemoryAnalysis<'a, N> {
                 saved: saved[layer],
                 forward: forward.working,
                 backward: backward.working,
-                held: samples + forward.held.max(backward.held),
-                held_eval: samples + eval[layer].held,
+                retained: samples + forward.retained.max(backward.retained),
+                retained_eval: samples + eval[layer].retained,
                 working_eval: eval[layer].working,
             }
         };
@@ -126,9 +126,9 @@ fn saved_bytes_by_layer(graph: &Graph, schedule: &PassSchedule, size: impl Fn(&S
         }
     }
     for &value in &graph.inputs {
-        let reads =
+        let is_read_by =
             |nodes: &std::ops::Range<NodeId>| graph.nodes[nodes.clone()].iter().any(|n| n.inputs.contains(&value));
-        if let Some(layer) = graph.layers.iter().position(|layer| reads(&layer.nodes)) {
+        if let Some(layer) = graph.layers.iter().position(|layer| is_read_by(&layer.nodes)) {
             saved[layer] += graph.values[value].shape.elements() * ELEMENT_BYTES;
         }
     }
@@ -138,6 +138,6 @@ fn saved_bytes_by_layer(graph: &Graph, schedule: &PassSchedule, size: impl Fn(&S
 /// Returns for each layer the operators that its backward pass repeats if the layer is recomputed, in order: those that
 /// contribute to a value its backward pass needs. (In a transformer block this excludes the last projection.)
 pub fn recomputed_nodes(graph: &Graph) -> Vec<Vec<NodeId>> {
-    let lives = Liveness::new(graph);
-    (0..graph.layers.len()).map(|layer| lives.repeated(graph, layer)).collect()
+    let liveness = Liveness::new(graph);
+    (0..graph.layers.len()).map(|layer| liveness.repeated(graph, layer)).collect()
 }

@@ -103,7 +103,7 @@ impl WeightElements {
 /// Searches for a combination of resident groups, recomputation, rounds and leaf size that fits.
 pub(super) struct FitSearch<'a> {
     pub graph: &'a Graph,
-    pub cut: &'a TensorGroups,
+    pub tensor_groups: &'a TensorGroups,
     pub encoding: Encoding,
     /// Bytes of the wafer.
     pub memory: u64,
@@ -139,8 +139,8 @@ impl FitSearch<'_> {
         });
         let streamed = self.weights(&[]);
         for leaves in train.possible_leaves() {
-            let whole = self.max_leaves(&saving.0.layers[0], streamed, leaves, Workload::Training) == leaves.count;
-            let (memory, recompute) = if whole { &saving } else { &*recomputing };
+            let saves_all = self.max_leaves(&saving.0.layers[0], streamed, leaves, Workload::Training) == leaves.count;
+            let (memory, recompute) = if saves_all { &saving } else { &*recomputing };
             let layers = &memory.layers[0];
             let maximum = self.max_leaves(layers, streamed, leaves, Workload::Training);
             let evaluation = self.eval_leaves(layers, streamed, eval);
@@ -213,9 +213,9 @@ impl FitSearch<'_> {
 
     /// Returns the groups of the last `layers` layers and those that several layers share, ascending.
     fn resident_groups(&self, layers: usize) -> Vec<GroupId> {
-        let last = self.cut.layers.iter().rev().take(layers).flatten().copied();
+        let last = self.tensor_groups.layers.iter().rev().take(layers).flatten().copied();
         // If there is only one layer, a shared group that the loss does not use is streamed for each of its uses.
-        let shared = self.cut.shared().filter(|_| layers > 1);
+        let shared = self.tensor_groups.shared().filter(|_| layers > 1);
         let mut groups: Vec<GroupId> = last.chain(shared).collect();
         groups.sort_unstable();
         groups.dedup();
@@ -223,8 +223,8 @@ impl FitSearch<'_> {
     }
 
     fn weights(&self, resident: &[GroupId]) -> WeightElements {
-        let layers = self.cut.layers.iter().map(Vec::as_slice);
-        WeightElements::new(layers, |group| self.cut.elements(group), resident)
+        let layers = self.tensor_groups.layers.iter().map(Vec::as_slice);
+        WeightElements::new(layers, |group| self.tensor_groups.elements(group), resident)
     }
 
     /// Returns the bytes needed for `count` leaves of `samples` each, and the layer that needs them.
@@ -237,17 +237,17 @@ impl FitSearch<'_> {
         pass: Workload,
     ) -> (u64, usize) {
         let (count, samples) = (u64::from(count), u64::from(samples));
-        let of = |layer: &LayerMemory| match pass {
-            Workload::Training => (layer.held, layer.working()),
-            Workload::Evaluation => (layer.held_eval, layer.working_eval),
+        let retained_and_working = |layer: &LayerMemory| match pass {
+            Workload::Training => (layer.retained, layer.working()),
+            Workload::Evaluation => (layer.retained_eval, layer.working_eval),
         };
-        let peak = layers.iter().enumerate().map(|(at, layer)| {
-            let (held, working) = of(layer);
-            let leaves = held.saturating_mul(count).saturating_add(working);
-            (leaves.saturating_mul(samples), at)
+        let peak = layers.iter().enumerate().map(|(index, layer)| {
+            let (retained, working) = retained_and_working(layer);
+            let leaves = retained.saturating_mul(count).saturating_add(working);
+            (leaves.saturating_mul(samples), index)
         });
-        let (activations, at) = peak.max().unwrap_or_default();
-        (activations.saturating_add(self.weight_bytes(weights, pass).total()), at)
+        let (activations, index) = peak.max().unwrap_or_default();
+        (activations.saturating_add(self.weight_bytes(weights, pass).total()), index)
     }
 
     /// Returns the bytes of weights and gradients on the wafer.
@@ -281,9 +281,9 @@ impl FitSearch<'_> {
 
     fn does_not_fit_error(&self, layers: &[LayerMemory], pass: Workload, tiles: u32) -> CompileError {
         let weights = self.weights(&[]);
-        let (needed, at) = self.bytes_needed(layers, weights, 1, 1, pass);
+        let (needed, layer) = self.bytes_needed(layers, weights, 1, 1, pass);
         CompileError::DoesNotFit {
-            layer: self.graph.layers.get(at).map_or_else(String::new, |layer| layer.name.clone()),
+            layer: self.graph.layers.get(layer).map_or_else(String::new, |layer| layer.name.clone()),
             needed,
             weights: self.weight_bytes(weights, pass).total(),
             available: self.memory,

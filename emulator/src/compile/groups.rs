@@ -71,12 +71,12 @@ impl TensorGroups {
 
     /// Maps the groups to a graph whose layers were joined, layer `l` to `places[l]`. Chunks, and with them the order
     /// of every sum over chunks, do not depend on how finely a graph is cut into layers.
-    pub fn joined(mut self, places: &[LayerId]) -> Self {
+    pub fn joined(mut self, new_layers: &[LayerId]) -> Self {
         for group in &mut self.groups {
-            group.users.iter_mut().for_each(|layer| *layer = places[*layer]);
+            group.users.iter_mut().for_each(|layer| *layer = new_layers[*layer]);
             group.users.dedup();
         }
-        self.layers = by_layer(&self.groups, places.last().map_or(0, |last| last + 1));
+        self.layers = by_layer(&self.groups, new_layers.last().map_or(0, |last| last + 1));
         self
     }
 
@@ -102,7 +102,7 @@ impl TensorGroups {
                     node.params
                         .iter()
                         .enumerate()
-                        .filter_map(move |(at, &id)| operator.backward_reads_param(at).then_some(id))
+                        .filter_map(move |(position, &id)| operator.backward_reads_param(position).then_some(id))
                 })
                 .collect();
             groups.retain(|&group| self.groups[group].tensors.iter().any(|tensor| read.contains(tensor)));

@@ -110,21 +110,21 @@ pub fn compile(request: CompileRequest) -> Result<StreamPlan, CompileError> {
     }
 
     let window = window_elements(chunk_elements, window_chunks);
-    let search = |graph: &Graph, cut: &groups::TensorGroups| {
-        let search = fit::FitSearch { graph, cut, encoding, memory: wafer_memory, window };
+    let search = |graph: &Graph, tensor_groups: &groups::TensorGroups| {
+        let search = fit::FitSearch { graph, tensor_groups, encoding, memory: wafer_memory, window };
         if trains { search.fit(train, eval) } else { search.fit_evaluation(train, eval) }
     };
-    let (mut cut, mut graph) = (groups::TensorGroups::new(&graph, encoding), graph);
-    let mut fit = search(&graph, &cut);
+    let (mut tensor_groups, mut graph) = (groups::TensorGroups::new(&graph, encoding), graph);
+    let mut fit = search(&graph, &tensor_groups);
     let saves_all = |fit: &fit::Fit| !fit.recompute.contains(&true);
     if trains && !fit.as_ref().is_ok_and(saves_all) {
-        let (joined, places) = graph.joined();
-        (graph, cut) = (joined, cut.joined(&places));
-        fit = search(&graph, &cut);
+        let (joined, new_layers) = graph.joined();
+        (graph, tensor_groups) = (joined, tensor_groups.joined(&new_layers));
+        fit = search(&graph, &tensor_groups);
     }
     let fit = fit?;
-    let layers = layer_plans(&graph, &cut, encoding, &fit);
-    let (groups, chunks) = cut.into_chunks(&graph, chunk_elements);
+    let layers = layer_plans(&graph, &tensor_groups, encoding, &fit);
+    let (groups, chunks) = tensor_groups.into_chunks(&graph, chunk_elements);
     let orders = stream_order::StreamOrders::new(&layers, &groups, &fit.resident);
     Ok(StreamPlan {
         sequence: graph.sequence(),
@@ -159,21 +159,26 @@ pub(crate) const fn wafer_activation_bytes(encoding: Encoding) -> u64 {
 /// Bytes of an activation in the emulating process, which always computes in f32.
 pub(crate) const HOST_ACTIVATION_BYTES: u64 = 4;
 
-fn layer_plans(graph: &Graph, cut: &groups::TensorGroups, encoding: Encoding, fit: &fit::Fit) -> Vec<LayerPlan> {
+fn layer_plans(
+    graph: &Graph,
+    tensor_groups: &groups::TensorGroups,
+    encoding: Encoding,
+    fit: &fit::Fit,
+) -> Vec<LayerPlan> {
     let [wafer, host] = activation_memory::of_machines(graph, encoding, &fit.recompute, fit.tiles);
     let repeated = activation_memory::recomputed_nodes(graph);
     let leaf = u64::from(fit.train.samples);
     let plan = |layer: usize| {
         let (wafer, host) = (&wafer[layer], &host[layer]);
         let flops = layer_flops(graph, layer);
-        let again: &[NodeId] = if fit.recompute[layer] { &repeated[layer] } else { &[] };
+        let recomputed: &[NodeId] = if fit.recompute[layer] { &repeated[layer] } else { &[] };
         LayerPlan {
-            groups: cut.layers[layer].clone(),
-            backward_groups: cut.read_backward(graph, layer, fit.recompute[layer]),
+            groups: tensor_groups.layers[layer].clone(),
+            backward_groups: tensor_groups.read_backward(graph, layer, fit.recompute[layer]),
             recompute: fit.recompute[layer],
             forward_flops: flops.forward,
             backward_flops: flops.backward,
-            recompute_flops: again.iter().map(|&node| node_flops(graph, node).forward).sum(),
+            recompute_flops: recomputed.iter().map(|&node| node_flops(graph, node).forward).sum(),
             saved: MachineBytes { wafer: wafer.saved, host: host.saved },
             working: MachineBytes { wafer: wafer.working() * leaf, host: host.working() * leaf },
         }

@@ -72,9 +72,9 @@ impl<'a> PlanMemory<'a> {
         }
         let samples = u64::from(if training { plan.leaves.samples } else { plan.eval_leaves.samples });
         let peak = |layer: &LayerMemory| {
-            let (held, working) =
-                if training { (layer.held, layer.working()) } else { (layer.held_eval, layer.working_eval) };
-            (held * u64::from(leaves) + working) * samples
+            let (retained, working) =
+                if training { (layer.retained, layer.working()) } else { (layer.retained_eval, layer.working_eval) };
+            (retained * u64::from(leaves) + working) * samples
         };
         let activations = |layers: &[LayerMemory]| layers.iter().map(peak).max().unwrap_or(0);
         SystemMemory {
@@ -92,7 +92,7 @@ impl<'a> PlanMemory<'a> {
 /// pass.
 fn packed_bytes(plan: &StreamPlan, training: bool) -> u64 {
     let graph = &plan.graph;
-    let of = |node: &OpNode| node.op.operator().packed(&Signature::of(graph, node));
-    let layers = graph.layers.iter().map(|layer| graph.nodes[layer.nodes.clone()].iter().map(of).sum::<u64>());
+    let node_bytes = |node: &OpNode| node.op.operator().packed(&Signature::of(graph, node));
+    let layers = graph.layers.iter().map(|layer| graph.nodes[layer.nodes.clone()].iter().map(node_bytes).sum::<u64>());
     layers.max().unwrap_or(0) * 4 * if training { 2 } else { 1 }
 }

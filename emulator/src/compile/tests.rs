@@ -14,7 +14,7 @@ use crate::testing::{
 #[test]
 fn examples_compile_to_known_sizes() {
     // Embeddings (V + T) H, blocks 12 H^2 + 13 H, final norm 2 H.
-    let known: &[(&Size, u64)] = &[
+    let cases: &[(&Size, u64)] = &[
         (&GPT2_117M, 125_226_240), // 124,439,808 with T 1024
         (&GPT2_124M, 124_439_808),
         (&GPT3_1_3B, 1_315_723_264),
@@ -22,7 +22,7 @@ fn examples_compile_to_known_sizes() {
         (&GPT3_13B, 12_853_386_240),
         (&GPT_20B, 20_256_221_184),
     ];
-    for (size, parameters) in known {
+    for (size, parameters) in cases {
         let plan = size.plan(size.batch, leaf_bound(size), CS2).unwrap();
         assert_eq!(plan.parameters(), *parameters, "{}", size.name);
         assert_eq!(plan.graph.parameters(), *parameters, "{}", size.name);
@@ -59,23 +59,23 @@ fn orders_bring_every_use_its_weights_exactly_once() {
         for memory in [CS2, TINY_WAFER] {
             let plan = size.plan(8, 2, memory).unwrap();
             let chunks = |group: GroupId| plan.groups[group].chunks.clone();
-            let mut there: Vec<bool> = vec![false; plan.chunks.len()];
+            let mut loaded: Vec<bool> = vec![false; plan.chunks.len()];
             let mut slots = plan.down_train.iter().copied().peekable();
             let last = plan.layers.len() - 1;
             let passes = (0..=last).map(|layer| (Pass::Forward, layer));
             for (pass, layer) in passes.chain((0..=last).rev().map(|layer| (Pass::Backward, layer))) {
                 while let Some(slot) = slots.next_if(|slot| (slot.pass, slot.layer) == (pass, layer)) {
-                    assert!(!std::mem::replace(&mut there[slot.chunk], true), "{slot:?} is there already");
+                    assert!(!std::mem::replace(&mut loaded[slot.chunk], true), "{slot:?} is there already");
                 }
                 let layer = &plan.layers[layer];
                 let used = if pass == Pass::Forward { &layer.groups } else { &layer.backward_groups };
-                assert!(used.iter().flat_map(|&group| chunks(group)).all(|chunk| there[chunk]), "{pass:?} {layer:?}");
+                assert!(used.iter().flat_map(|&group| chunks(group)).all(|chunk| loaded[chunk]), "{pass:?} {layer:?}");
                 // A group that is not resident is evicted with its layer.
                 layer
                     .groups
                     .iter()
                     .filter(|&&group| !plan.is_resident(group))
-                    .for_each(|&group| there[chunks(group)].fill(false));
+                    .for_each(|&group| loaded[chunks(group)].fill(false));
             }
             assert_eq!(slots.next(), None);
             let forward: Vec<DownSlot> = plan.down_train.iter().copied().filter(|s| s.pass == Pass::Forward).collect();
@@ -127,7 +127,7 @@ fn smaller_wafer_forces_recomputation_then_rounds_then_error() {
     let (batch, bound) = (16, 2);
     let mut stages = Vec::new();
     let mut memory = 64 << 20;
-    let refusal = loop {
+    let error = loop {
         match size.plan(batch, bound, memory) {
             Ok(plan) => {
                 let recompute = plan.layers.iter().any(|layer| layer.recompute);
@@ -144,9 +144,9 @@ fn smaller_wafer_forces_recomputation_then_rounds_then_error() {
     stages.dedup();
     assert!(stages.is_sorted(), "{stages:?}");
     assert_eq!(stages, [(false, false, false), (true, false, false), (true, true, false), (true, true, true)]);
-    let CompileError::DoesNotFit { needed, available, weights, .. } = &refusal else { panic!("{refusal}") };
+    let CompileError::DoesNotFit { needed, available, weights, .. } = &error else { panic!("{error}") };
     assert!(needed > available && weights < needed);
-    assert!(refusal.to_string().contains("layer \"") && refusal.hint().is_some(), "{refusal}");
+    assert!(error.to_string().contains("layer \"") && error.hint().is_some(), "{error}");
 }
 
 #[test]
@@ -181,8 +181,9 @@ fn evaluation_leaves_are_cut_from_the_evaluation_batch() {
 fn evaluation_needs_no_training_memory() {
     let eval = Some(BatchSpec { samples: 16, leaf_bound: 2 });
     let request = |memory, trains| CompileRequest { eval, trains, ..TINY.request(16, 2, memory) };
-    let least = |trains| (1..).map(|kib| kib << 10).find(|&memory| compile(request(memory, trains)).is_ok()).unwrap();
-    let (training, evaluation) = (least(true), least(false));
+    let min_memory =
+        |trains| (1..).map(|kib| kib << 10).find(|&memory| compile(request(memory, trains)).is_ok()).unwrap();
+    let (training, evaluation) = (min_memory(true), min_memory(false));
     assert!(evaluation < training, "{evaluation} and {training}");
     let plan = compile(request(training - 1024, false)).unwrap();
     assert!(plan.layers.iter().all(|layer| !layer.recompute));
@@ -257,10 +258,10 @@ fn long_skip_is_held_until_last_use() {
     // Samples are held all the time. During "last": x, y, the sum, and either z or a gradient. During the backward pass
     // of "third": x, y and the gradients of y and of the skipping x; of "second": x and both gradients; of "first": the
     // gradient of x alone.
-    let held: Vec<u64> = memory.iter().map(|layer| layer.held).collect();
-    assert_eq!(held, [value, 3 * value, 4 * value, 4 * value + number].map(|values| values + 2 * number));
+    let retained: Vec<u64> = memory.iter().map(|layer| layer.retained).collect();
+    assert_eq!(retained, [value, 3 * value, 4 * value, 4 * value + number].map(|values| values + 2 * number));
     // Evaluation: x all the time, and the values between layers.
-    let eval: Vec<u64> = memory.iter().map(|layer| layer.held_eval).collect();
+    let eval: Vec<u64> = memory.iter().map(|layer| layer.retained_eval).collect();
     assert_eq!(eval, [value, 2 * value, 3 * value, 2 * value].map(|values| values + 2 * number));
 }
 

@@ -26,7 +26,7 @@ pub struct TiledLayer {
     /// Values that other layers read.
     pub written: u64,
     /// Values of which every tile needs all earlier rows.
-    pub whole: u64,
+    pub untiled: u64,
 }
 
 /// The layers of a graph whose samples can be divided into tiles.
@@ -59,27 +59,27 @@ impl SampleTiling {
 
     /// Returns the memory of each layer if a sample is divided into `tiles`, of the memory of whole samples with
     /// `activation_bytes` per value.
-    pub(super) fn memory(&self, whole: &[LayerMemory], activation_bytes: u64, tiles: u32) -> Vec<LayerMemory> {
+    pub(super) fn memory(&self, layers: &[LayerMemory], activation_bytes: u64, tiles: u32) -> Vec<LayerMemory> {
         let of_layer = |(memory, tiled): (&LayerMemory, &TiledLayer)| {
-            let (crossing, rows) = ((tiled.read + tiled.written) * activation_bytes, tiled.whole * activation_bytes);
+            let (crossing, rows) = ((tiled.read + tiled.written) * activation_bytes, tiled.untiled * activation_bytes);
             let of_tile = |bytes: u64| bytes.div_ceil(u64::from(tiles));
             LayerMemory {
                 saved: memory.saved,
                 forward: rows + of_tile(memory.forward + crossing),
                 backward: 2 * rows + of_tile(memory.backward + 2 * crossing),
-                held: self.input_bytes,
-                held_eval: self.input_bytes,
+                retained: self.input_bytes,
+                retained_eval: self.input_bytes,
                 working_eval: rows + of_tile(memory.working_eval + crossing),
             }
         };
-        whole.iter().zip(&self.layers).map(of_layer).collect()
+        layers.iter().zip(&self.layers).map(of_layer).collect()
     }
 }
 
 impl TiledLayer {
     /// Returns whether a tile depends on rows of earlier ones, so that the backward pass computes these rows first.
     pub const fn attends(&self) -> bool {
-        self.whole > 0
+        self.untiled > 0
     }
 }
 
@@ -87,19 +87,21 @@ fn tiled_layers(graph: &Graph) -> Vec<TiledLayer> {
     let mut layers = vec![TiledLayer::default(); graph.layers.len()];
     let mut producers = vec![None; graph.values.len()];
     let mut is_written = vec![false; graph.values.len()];
-    for (at, layer) in graph.layers.iter().enumerate() {
+    for (index, layer) in graph.layers.iter().enumerate() {
         let mut read = BTreeSet::new();
         for node in &graph.nodes[layer.nodes.clone()] {
-            read.extend(node.inputs.iter().filter(|&&value| producers[value].is_some_and(|producer| producer != at)));
+            read.extend(
+                node.inputs.iter().filter(|&&value| producers[value].is_some_and(|producer| producer != index)),
+            );
             if node.op.operator().row_dependency() == RowDependency::Earlier {
-                layers[at].whole += node.inputs.iter().map(|&value| elements(graph, value)).sum::<u64>();
+                layers[index].untiled += node.inputs.iter().map(|&value| elements(graph, value)).sum::<u64>();
             }
             if let Some(output) = node.output {
-                producers[output] = Some(at);
+                producers[output] = Some(index);
             }
         }
         for value in read {
-            layers[at].read += elements(graph, value);
+            layers[index].read += elements(graph, value);
             if let (false, Some(producer)) = (std::mem::replace(&mut is_written[value], true), producers[value]) {
                 layers[producer].written += elements(graph, value);
             }

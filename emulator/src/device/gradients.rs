@@ -23,18 +23,18 @@ pub(super) struct LayerGradients {
     /// is exact.
     direct: bool,
     /// Destinations of the gradients, for each node of the layer and each of its tensors.
-    tensors: Vec<[Option<TensorPlace>; MAX_PARAMS]>,
+    tensors: Vec<[Option<TensorDestination>; MAX_PARAMS]>,
 }
 
 /// Destination of an operator's gradient of a tensor.
 #[derive(Clone, Debug)]
-struct TensorPlace {
+struct TensorDestination {
     /// Position of its group in the layer.
     group: usize,
     /// Range in the group.
     range: Range<usize>,
     /// Whether an earlier step (of a later operator) has already written a gradient of this tensor.
-    again: bool,
+    is_accumulated: bool,
 }
 
 impl LayerGradients {
@@ -47,20 +47,24 @@ impl LayerGradients {
             all.filter(move |&(_, used)| used == tensor).map(|(node, _)| node)
         };
         let slot = |node: usize, tensor: TensorId| {
-            groups.iter().enumerate().find_map(|(at, &group)| {
+            groups.iter().enumerate().find_map(|(index, &group)| {
                 let (_, range) = plan.groups[group].tensors.iter().find(|(member, _)| *member == tensor)?;
-                Some(TensorPlace { group: at, range: range.clone(), again: uses(tensor).any(|other| other > node) })
+                Some(TensorDestination {
+                    group: index,
+                    range: range.clone(),
+                    is_accumulated: uses(tensor).any(|other| other > node),
+                })
             })
         };
         let exact = |node: usize| {
             let node = &plan.graph.nodes[node];
             node.op.executor().is_accumulation_exact() || node.params.is_empty()
         };
-        let once = |tensor: TensorId| uses(tensor).count() == 1;
-        let direct = nodes.clone().all(exact) && plan.graph.layer_tensors(layer).into_iter().all(once);
+        let is_used_once = |tensor: TensorId| uses(tensor).count() == 1;
+        let direct = nodes.clone().all(exact) && plan.graph.layer_tensors(layer).into_iter().all(is_used_once);
         let tensors = nodes.clone().map(|node| {
             let params = &plan.graph.nodes[node].params;
-            std::array::from_fn(|at| params.get(at).and_then(|&tensor| slot(node, tensor)))
+            std::array::from_fn(|index| params.get(index).and_then(|&tensor| slot(node, tensor)))
         });
         Self { direct, tensors: tensors.collect(), groups }
     }
@@ -120,24 +124,24 @@ impl PartialGradients {
     /// Allocates memory for the gradients of a leaf.
     pub fn begin_leaf(&mut self, plan: &StreamPlan, layer: &LayerGradients, leaf: u32) {
         let node = Node::new(leaf, leaf + 1);
-        let left = self.tree.join_of(node).map(|join| join.sibling).filter(|sibling| sibling.start < leaf);
-        for (at, &group) in layer.groups.iter().enumerate() {
-            let left = left.filter(|_| layer.direct).and_then(|left| self.find(at, left));
-            let current = match left {
-                Some(sum) => (self.open[at].sums[sum].memory, Accumulate::Add),
+        let sibling = self.tree.join_of(node).map(|join| join.sibling).filter(|sibling| sibling.start < leaf);
+        for (index, &group) in layer.groups.iter().enumerate() {
+            let sibling = sibling.filter(|_| layer.direct).and_then(|sibling| self.find(index, sibling));
+            let current = match sibling {
+                Some(sum) => (self.open[index].sums[sum].memory, Accumulate::Add),
                 None => (self.take(plan.groups[group].elements), Accumulate::Store),
             };
-            self.open[at].current = Some(current);
+            self.open[index].current = Some(current);
         }
     }
 
     /// Returns the memory for the gradients of one operator's tensors; `node` counts from the first node of the layer.
     #[allow(clippy::expect_used, reason = "the plan's own ranges")]
     pub fn tensors(&mut self, layer: &LayerGradients, node: usize) -> [Option<TensorGradient<'_>>; MAX_PARAMS] {
-        let slot = |at: usize| {
-            let slot = layer.tensors[node][at].as_ref()?;
+        let slot = |param: usize| {
+            let slot = layer.tensors[node][param].as_ref()?;
             let (memory, accumulate) = self.open[slot.group].current?;
-            let accumulate = if slot.again { Accumulate::Add } else { accumulate };
+            let accumulate = if slot.is_accumulated { Accumulate::Add } else { accumulate };
             Some((memory, slot.range.clone(), accumulate))
         };
         match (slot(0), slot(1)) {
@@ -172,25 +176,25 @@ impl PartialGradients {
 
     /// Joins the finished gradients of a leaf with the sums before it.
     pub fn end_leaf(&mut self, cx: Context<'_>, groups: usize, leaf: u32) {
-        for at in 0..groups {
-            let Some((memory, accumulate)) = self.open[at].current.take() else { continue };
+        for index in 0..groups {
+            let Some((memory, accumulate)) = self.open[index].current.take() else { continue };
             let mut sum = PartialSum { node: Node::new(leaf, leaf + 1), memory };
             if accumulate == Accumulate::Add {
-                let left = self.open[at].sums.iter().position(|sum| sum.memory == memory);
+                let left = self.open[index].sums.iter().position(|sum| sum.memory == memory);
                 let join = self.tree.join_of(sum.node);
                 if let (Some(left), Some(join)) = (left, join) {
-                    self.open[at].sums.swap_remove(left);
+                    self.open[index].sums.swap_remove(left);
                     sum.node = join.parent;
                 }
             }
             while let Some(join) = self.tree.join_of(sum.node) {
-                let Some(left) = self.find(at, join.sibling) else { break };
-                let left = self.open[at].sums.swap_remove(left);
+                let Some(left) = self.find(index, join.sibling) else { break };
+                let left = self.open[index].sums.swap_remove(left);
                 self.add(cx, left.memory, sum.memory);
                 self.used[sum.memory] = false;
                 sum = PartialSum { node: join.parent, memory: left.memory };
             }
-            self.open[at].sums.push(sum);
+            self.open[index].sums.push(sum);
         }
     }
 
@@ -199,9 +203,9 @@ impl PartialGradients {
         if self.layer != Some(layer) {
             return None;
         }
-        let at = plan.layers[layer].groups.iter().position(|&used| used == group)?;
-        let sum = self.find(at, node)?;
-        Some(self.memory[self.open[at].sums[sum].memory].as_slice())
+        let index = plan.layers[layer].groups.iter().position(|&used| used == group)?;
+        let sum = self.find(index, node)?;
+        Some(self.memory[self.open[index].sums[sum].memory].as_slice())
     }
 
     pub fn bytes(&self) -> usize {
@@ -214,16 +218,17 @@ impl PartialGradients {
 
     /// Returns the smallest unused buffer that can hold `elements`, or a new one.
     fn take(&mut self, elements: usize) -> usize {
-        let free = (0..self.memory.len()).filter(|&at| !self.used[at] && self.memory[at].capacity() >= elements);
-        let best = free.min_by_key(|&at| self.memory[at].capacity());
-        let at = best.unwrap_or_else(|| {
+        let free =
+            (0..self.memory.len()).filter(|&index| !self.used[index] && self.memory[index].capacity() >= elements);
+        let best = free.min_by_key(|&index| self.memory[index].capacity());
+        let index = best.unwrap_or_else(|| {
             self.memory.push(Buffer::new());
             self.used.push(false);
             self.memory.len() - 1
         });
-        self.used[at] = true;
-        self.memory[at].resize(elements);
-        at
+        self.used[index] = true;
+        self.memory[index].resize(elements);
+        index
     }
 
     fn add(&mut self, cx: Context<'_>, left: usize, right: usize) {

@@ -144,12 +144,13 @@ pub trait Device: Send {
 pub enum DeviceError {
     /// The leaves of a round do not exist in the plan, or are not contiguous.
     #[error(
-        "a round was started with leaves {found}; they must be contiguous, at most {most}, and among the plan's {leaves}"
+        "a round was started with leaves {found}; they must be contiguous, at most {max_leaves}, and among the plan's \
+         {leaves}"
     )]
     Leaves {
         found: String,
         /// Maximum leaves of a round.
-        most: usize,
+        max_leaves: usize,
         leaves: u32,
     },
     /// A leaf has the wrong number of inputs.
@@ -172,20 +173,22 @@ pub enum DeviceError {
         found: usize,
     },
     /// An integer is outside the table that it indexes.
-    #[error("{input} of leaf {leaf} is {value} at position {place}, but must be less than {entries}, and at least 0")]
+    #[error(
+        "{input} of leaf {leaf} is {value} at position {position}, but must be less than {entries}, and at least 0"
+    )]
     Index {
         leaf: u32,
         /// Name of the input, or of the value that an operator computes.
         input: String,
         value: i32,
         /// Position in the leaf.
-        place: usize,
+        position: usize,
         /// Entries of the table.
         entries: usize,
     },
     /// The requested partial sums are not the cover of the leaves.
-    #[error("partial sums {wanted} were requested, but the leaves of the round produce {made}")]
-    Nodes { wanted: String, made: String },
+    #[error("partial sums {requested} were requested, but the leaves of the round produce {produced}")]
+    Nodes { requested: String, produced: String },
     /// The plan has no such chunk.
     #[error("chunk {chunk} was loaded, but the plan has {chunks}")]
     UnknownChunk { chunk: ChunkId, chunks: usize },

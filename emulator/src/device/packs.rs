@@ -89,5 +89,5 @@ impl PackedWeights {
 /// Returns the tensors of a node; an empty slice for a tensor that does not exist or is not loaded.
 pub(super) fn tensors<'a>(graph: &Graph, weights: &'a LoadedWeights, node: NodeId) -> [&'a [f32]; MAX_PARAMS] {
     let params = &graph.nodes[node].params;
-    std::array::from_fn(|at| params.get(at).map_or(&[][..], |&tensor| weights.tensor(tensor)))
+    std::array::from_fn(|param| params.get(param).map_or(&[][..], |&tensor| weights.tensor(tensor)))
 }

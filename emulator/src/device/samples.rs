@@ -108,10 +108,10 @@ impl RoundSamples {
         Ok(())
     }
 
-    /// Returns input `input` of the leaf at position `at` of the round.
-    pub fn of(&self, input: usize, at: usize) -> OperatorInput<'_> {
+    /// Returns input `input` of the leaf at position `leaf` of the round.
+    pub fn of(&self, input: usize, leaf: usize) -> OperatorInput<'_> {
         let RoundInput { data, width, .. } = &self.inputs[input];
-        data.part(at * width..(at + 1) * width)
+        data.part(leaf * width..(leaf + 1) * width)
     }
 
     /// Returns a constant, once for each of `samples` samples.
@@ -144,10 +144,16 @@ impl RoundInput {
             match (&mut self.data, data) {
                 (Elements::F32(numbers), InputData::F32(data)) => numbers.extend_from_slice(data),
                 (Elements::I32(integers), InputData::I32(data)) => {
-                    if let Some((place, value, entries)) =
+                    if let Some((element, value, entries)) =
                         self.bounds.and_then(|bounds| bounds.first_outside(data.iter().copied()))
                     {
-                        return Err(DeviceError::Index { leaf: leaf.leaf, input: input(), value, place, entries });
+                        return Err(DeviceError::Index {
+                            leaf: leaf.leaf,
+                            input: input(),
+                            value,
+                            position: element,
+                            entries,
+                        });
                     }
                     integers.extend_from_slice(data);
                 }

@@ -18,9 +18,9 @@ const DROPOUT: Dropout = Dropout { rate: 0.3 };
 
 /// Graphs in forms that no model family has.
 fn odd_graphs() -> Vec<(&'static str, Graph)> {
-    let with = |name, make: &dyn Fn(&mut TestGraph, usize) -> usize| (name, TestGraph::build(make));
+    let built = |name, make: &dyn Fn(&mut TestGraph, usize) -> usize| (name, TestGraph::build(make));
     vec![
-        with("one value, four uses in three layers", &|s, x| {
+        built("one value, four uses in three layers", &|s, x| {
             let x = s.norm(x);
             let a = s.linear(x, WIDTH, true);
             s.end_layer();
@@ -30,14 +30,14 @@ fn odd_graphs() -> Vec<(&'static str, Graph)> {
             let sum = s.add(sum, a);
             s.add(sum, x)
         }),
-        with("pointwise operators in a row", &|s, x| {
+        built("pointwise operators in a row", &|s, x| {
             let x = s.node(GELU, &[x], &[]);
             let y = s.node(DROPOUT, &[x], &[]);
             let z = s.node(Activation { kind: Nonlinearity::GeluTanh }, &[y], &[]);
             let z = s.add(z, y);
             s.node(DROPOUT, &[z], &[])
         }),
-        with("tensors shared in a layer and between layers", &|s, x| {
+        built("tensors shared in a layer and between layers", &|s, x| {
             let (shared, bias) = (s.tensor(&[WIDTH, WIDTH]), s.tensor(&[WIDTH]));
             let x = s.node(Linear, &[x], &[shared]);
             let x = s.node(Linear, &[x], &[shared, bias]);
@@ -45,12 +45,12 @@ fn odd_graphs() -> Vec<(&'static str, Graph)> {
             let y = s.norm(x);
             s.node(Linear, &[y], &[shared, bias])
         }),
-        with("norms that share a gain", &|s, x| {
+        built("norms that share a gain", &|s, x| {
             let (gain, offsets) = (s.tensor(&[WIDTH]), [s.tensor(&[WIDTH]), s.tensor(&[WIDTH])]);
             let x = s.node(LayerNorm { epsilon: 1e-3 }, &[x], &[gain, offsets[0]]);
             s.node(LayerNorm { epsilon: 1e-3 }, &[x], &[gain, offsets[1]])
         }),
-        with("a branch that leads nowhere", &|s, x| {
+        built("a branch that leads nowhere", &|s, x| {
             let y = s.linear(x, WIDTH, true);
             s.norm(y);
             s.linear(x, WIDTH, false)

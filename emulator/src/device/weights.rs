@@ -17,29 +17,29 @@ pub(super) struct LoadedWeights {
     /// Memory of released groups, for reuse.
     free: Vec<Buffer>,
     /// Group and range of each tensor.
-    places: Vec<(GroupId, std::ops::Range<usize>)>,
+    locations: Vec<(GroupId, std::ops::Range<usize>)>,
 }
 
 #[derive(Debug, Default)]
 struct LoadedGroup {
     memory: Option<Buffer>,
-    /// Changes whenever the content may have changed; tells whether packed copies are still valid.
+    /// Changes whenever the content may have changed; shows whether packed copies are still valid.
     version: u64,
 }
 
 impl LoadedWeights {
     pub fn new(plan: &StreamPlan) -> Self {
-        let mut places = vec![(0, 0..0); plan.graph.tensors.len()];
+        let mut locations = vec![(0, 0..0); plan.graph.tensors.len()];
         for (id, group) in plan.groups.iter().enumerate() {
             for (tensor, range) in &group.tensors {
-                places[*tensor] = (id, range.clone());
+                locations[*tensor] = (id, range.clone());
             }
         }
         Self {
             groups: plan.groups.iter().map(|_| LoadedGroup::default()).collect(),
             loads: vec![0; plan.chunks.len()],
             free: Vec::with_capacity(plan.groups.len()),
-            places,
+            locations,
         }
     }
 
@@ -100,13 +100,13 @@ impl LoadedWeights {
 
     /// Returns the elements of a tensor; empty if its group is not loaded.
     pub fn tensor(&self, tensor: TensorId) -> &[f32] {
-        let (group, range) = &self.places[tensor];
+        let (group, range) = &self.locations[tensor];
         self.groups[*group].memory.as_ref().map_or(&[], |memory| &memory.as_slice()[range.clone()])
     }
 
     /// Returns which load of its group a tensor comes from.
     pub fn version(&self, tensor: TensorId) -> u64 {
-        self.groups[self.places[tensor].0].version
+        self.groups[self.locations[tensor].0].version
     }
 
     pub fn bytes(&self) -> usize {
@@ -117,8 +117,9 @@ impl LoadedWeights {
 
 /// Takes the smallest of `free` that can hold `elements`, or allocates a new one, and resizes it.
 fn take_best(free: &mut Vec<Buffer>, elements: usize) -> Buffer {
-    let best = (0..free.len()).filter(|&at| free[at].capacity() >= elements).min_by_key(|&at| free[at].capacity());
-    let mut buffer = best.map_or_else(Buffer::new, |at| free.swap_remove(at));
+    let best =
+        (0..free.len()).filter(|&index| free[index].capacity() >= elements).min_by_key(|&index| free[index].capacity());
+    let mut buffer = best.map_or_else(Buffer::new, |index| free.swap_remove(index));
     buffer.resize(elements);
     buffer
 }

@@ -88,28 +88,28 @@ impl Decoder<'_> {
     /// Adds the layers of `h.<block>`: attention and feed-forward network, both added to the residual stream.
     fn block(&mut self, block: usize, stream: ValueId) -> Result<ValueId, GraphError> {
         let name = format!("h.{block}");
-        let at = |part: &str| format!("{name}.{part}");
+        let part_name = |part: &str| format!("{name}.{part}");
 
-        let normal = self.norm(&at("ln_1"), stream)?;
+        let normal = self.norm(&part_name("ln_1"), stream)?;
         let branch = self.attention(block, normal)?;
-        let branch = self.branch_norm(&at("ln_1_post"), branch)?;
-        let sum = self.builder.node(Add, at("attn.sum"), &[stream, branch], &[])?;
-        self.builder.end_block_layer(&name, at("attn"));
+        let branch = self.branch_norm(&part_name("ln_1_post"), branch)?;
+        let sum = self.builder.node(Add, part_name("attn.sum"), &[stream, branch], &[])?;
+        self.builder.end_block_layer(&name, part_name("attn"));
 
         let normal = match self.spec.decoder.parallel_blocks {
-            None => self.norm(&at("ln_2"), sum)?,
+            None => self.norm(&part_name("ln_2"), sum)?,
             Some(ParallelBlocks::OneNorm) => normal,
-            Some(ParallelBlocks::TwoNorms) => self.norm(&at("ln_2"), stream)?,
+            Some(ParallelBlocks::TwoNorms) => self.norm(&part_name("ln_2"), stream)?,
         };
         let branch = self.feed_forward(&name, normal)?;
-        let branch = self.branch_norm(&at("ln_2_post"), branch)?;
-        let sum = self.builder.node(Add, at("mlp.sum"), &[sum, branch], &[])?;
-        self.builder.end_block_layer(&name, at("mlp"));
+        let branch = self.branch_norm(&part_name("ln_2_post"), branch)?;
+        let sum = self.builder.node(Add, part_name("mlp.sum"), &[sum, branch], &[])?;
+        self.builder.end_block_layer(&name, part_name("mlp"));
         Ok(sum)
     }
 
     fn attention(&mut self, block: usize, x: ValueId) -> Result<ValueId, GraphError> {
-        let at = |part: &str| format!("h.{block}.attn{part}");
+        let part_name = |part: &str| format!("h.{block}.attn{part}");
         let (spec, width) = (self.spec, self.spec.hidden_size);
         let heads = spec.num_heads;
         let key_heads = spec.decoder.num_key_heads.unwrap_or(heads);
@@ -118,12 +118,12 @@ impl Decoder<'_> {
         let columns = head_dim.saturating_mul(key_heads).saturating_mul(2).saturating_add(inner);
         let scale = spec.attention_scale / if spec.decoder.is_attention_scaled_by_block { block + 1 } else { 1 } as f64;
         let biased = spec.use_projection_bias_in_attention;
-        let mut qkv = self.linear(&at(".qkv"), x, [columns, width], spec.initializers.hidden, biased)?;
+        let mut qkv = self.linear(&part_name(".qkv"), x, [columns, width], spec.initializers.hidden, biased)?;
         if let (true, Positions::Rotary(rotary)) = (spec.use_position_embedding, spec.decoder.positions) {
             let rotary = super::rotary_operator(rotary, heads.saturating_add(key_heads), head_dim);
             let positions = self.packing.map(|packing| packing.positions);
             let inputs: Vec<ValueId> = [Some(qkv), positions].into_iter().flatten().collect();
-            qkv = self.builder.node(rotary, at(".rotary"), &inputs, &[])?;
+            qkv = self.builder.node(rotary, part_name(".rotary"), &inputs, &[])?;
         }
         let is_windowed = block.is_multiple_of(2) || !spec.decoder.is_window_alternating;
         let window = spec.decoder.attention_window.filter(|_| is_windowed);
@@ -137,28 +137,32 @@ impl Decoder<'_> {
         };
         let spans = self.packing.map(|packing| packing.spans);
         let inputs: Vec<ValueId> = [Some(qkv), spans].into_iter().flatten().collect();
-        let mixed = self.builder.node(attention, at(""), &inputs, &[])?;
+        let mixed = self.builder.node(attention, part_name(""), &inputs, &[])?;
         let biased = spec.use_ffn_bias_in_attention;
-        let branch = self.linear(&at(".proj"), mixed, [width, inner], spec.initializers.residual_output, biased)?;
-        self.dropout(spec.dropout_rate, &at(".drop"), branch)
+        let branch =
+            self.linear(&part_name(".proj"), mixed, [width, inner], spec.initializers.residual_output, biased)?;
+        self.dropout(spec.dropout_rate, &part_name(".drop"), branch)
     }
 
     fn feed_forward(&mut self, block: &str, x: ValueId) -> Result<ValueId, GraphError> {
-        let at = |part: &str| format!("{block}.mlp.{part}");
+        let part_name = |part: &str| format!("{block}.mlp.{part}");
         let (spec, width, inner) = (self.spec, self.spec.hidden_size, self.spec.filter_size);
-        let of = &spec.initializers;
-        let (hidden, output) = (of.ffn_hidden.unwrap_or(of.hidden), of.ffn_output.unwrap_or(of.residual_output));
+        let initializers = &spec.initializers;
+        let (hidden, output) = (
+            initializers.ffn_hidden.unwrap_or(initializers.hidden),
+            initializers.ffn_output.unwrap_or(initializers.residual_output),
+        );
         let kind = spec.nonlinearity;
         let active = if spec.decoder.is_gated {
-            let gate = self.linear(&at("gate"), x, [inner, width], hidden, spec.use_ffn_bias)?;
-            let value = self.linear(&at("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
-            self.builder.node(Gate { kind }, at("act"), &[gate, value], &[])?
+            let gate = self.linear(&part_name("gate"), x, [inner, width], hidden, spec.use_ffn_bias)?;
+            let value = self.linear(&part_name("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
+            self.builder.node(Gate { kind }, part_name("act"), &[gate, value], &[])?
         } else {
-            let fc = self.linear(&at("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
-            self.builder.node(Activation { kind }, at("act"), &[fc], &[])?
+            let fc = self.linear(&part_name("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
+            self.builder.node(Activation { kind }, part_name("act"), &[fc], &[])?
         };
-        let branch = self.linear(&at("proj"), active, [width, inner], output, spec.use_ffn_bias)?;
-        self.dropout(spec.dropout_rate, &at("drop"), branch)
+        let branch = self.linear(&part_name("proj"), active, [width, inner], output, spec.use_ffn_bias)?;
+        self.dropout(spec.dropout_rate, &part_name("drop"), branch)
     }
 
     /// Adds the layer `head`: final normalization and the loss over the vocabulary.
@@ -263,11 +267,11 @@ mod tests {
             ..size.spec()
         };
         let graph = decoder(&bare, size.sequence).unwrap();
-        let kept = expected.iter().filter(|name| {
+        let expected_names = expected.iter().filter(|name| {
             let bias = name.ends_with("bias") && !name.contains("ln_");
             !(bias || name.starts_with("wpe") || name.starts_with("lm_head"))
         });
-        assert_eq!(names(&graph), kept.collect::<Vec<_>>());
+        assert_eq!(names(&graph), expected_names.collect::<Vec<_>>());
         // The only attention dropout is the one inside the attention operator, of rate 0.
         assert_eq!(rates(&graph), [0.0]);
         let loss = graph.nodes.last().unwrap();

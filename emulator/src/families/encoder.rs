@@ -138,54 +138,57 @@ impl Encoder<'_> {
     /// inputs, are normalized.
     fn block(&mut self, block: usize, stream: ValueId) -> Result<ValueId, GraphError> {
         let name = format!("h.{block}");
-        let at = |part: &str| format!("{name}.{part}");
+        let part_name = |part: &str| format!("{name}.{part}");
         let mut stream = stream;
-        for (part, norm) in [("attn", at("ln_1")), ("mlp", at("ln_2"))] {
+        for (part, norm) in [("attn", part_name("ln_1")), ("mlp", part_name("ln_2"))] {
             let input = if self.options.norm_first { self.norm(&norm, stream)? } else { stream };
             let branch = match part {
                 "attn" => self.attention(&name, input)?,
                 _ => self.feed_forward(&name, input)?,
             };
-            stream = self.builder.node(Add, at(&format!("{part}.sum")), &[stream, branch], &[])?;
+            stream = self.builder.node(Add, part_name(&format!("{part}.sum")), &[stream, branch], &[])?;
             if !self.options.norm_first {
                 stream = self.norm(&norm, stream)?;
             }
-            self.builder.end_block_layer(&name, at(part));
+            self.builder.end_block_layer(&name, part_name(part));
         }
         Ok(stream)
     }
 
     fn attention(&mut self, block: &str, x: ValueId) -> Result<ValueId, GraphError> {
-        let at = |part: &str| format!("{block}.attn{part}");
+        let part_name = |part: &str| format!("{block}.attn{part}");
         let (spec, width) = (self.spec, self.spec.hidden_size);
         let init = spec.initializers.hidden;
         let qkv = [width.saturating_mul(3), width];
-        let mut qkv = self.linear(&at(".qkv"), x, qkv, init, spec.use_projection_bias_in_attention)?;
+        let mut qkv = self.linear(&part_name(".qkv"), x, qkv, init, spec.use_projection_bias_in_attention)?;
         if let (true, Positions::Rotary(rotary)) = (spec.use_position_embedding, spec.decoder.positions) {
             let rotated = spec.num_heads.saturating_mul(2);
             let rotary = super::rotary_operator(rotary, rotated, width.checked_div(spec.num_heads).unwrap_or(0));
-            qkv = self.builder.node(rotary, at(".rotary"), &[qkv], &[])?;
+            qkv = self.builder.node(rotary, part_name(".rotary"), &[qkv], &[])?;
         }
         let attention = Attention {
             heads: spec.num_heads,
             scale: spec.attention_scale as f32,
             dropout: spec.attention_dropout_rate as f32,
         };
-        let mixed = self.builder.node(attention, at(""), &[qkv, self.attention_mask], &[])?;
+        let mixed = self.builder.node(attention, part_name(""), &[qkv, self.attention_mask], &[])?;
         let init = spec.initializers.residual_output;
-        let branch = self.linear(&at(".proj"), mixed, [width, width], init, spec.use_ffn_bias_in_attention)?;
-        self.dropout(spec.dropout_rate, &at(".drop"), branch)
+        let branch = self.linear(&part_name(".proj"), mixed, [width, width], init, spec.use_ffn_bias_in_attention)?;
+        self.dropout(spec.dropout_rate, &part_name(".drop"), branch)
     }
 
     fn feed_forward(&mut self, block: &str, x: ValueId) -> Result<ValueId, GraphError> {
-        let at = |part: &str| format!("{block}.mlp.{part}");
+        let part_name = |part: &str| format!("{block}.mlp.{part}");
         let (spec, width, inner) = (self.spec, self.spec.hidden_size, self.spec.filter_size);
-        let of = &spec.initializers;
-        let (hidden, output) = (of.ffn_hidden.unwrap_or(of.hidden), of.ffn_output.unwrap_or(of.residual_output));
-        let fc = self.linear(&at("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
-        let active = self.builder.node(Activation { kind: spec.nonlinearity }, at("act"), &[fc], &[])?;
-        let branch = self.linear(&at("proj"), active, [width, inner], output, spec.use_ffn_bias)?;
-        self.dropout(spec.dropout_rate, &at("drop"), branch)
+        let initializers = &spec.initializers;
+        let (hidden, output) = (
+            initializers.ffn_hidden.unwrap_or(initializers.hidden),
+            initializers.ffn_output.unwrap_or(initializers.residual_output),
+        );
+        let fc = self.linear(&part_name("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
+        let active = self.builder.node(Activation { kind: spec.nonlinearity }, part_name("act"), &[fc], &[])?;
+        let branch = self.linear(&part_name("proj"), active, [width, inner], output, spec.use_ffn_bias)?;
+        self.dropout(spec.dropout_rate, &part_name("drop"), branch)
     }
 
     /// Adds the pooler: a layer over the row of the first token.

@@ -34,7 +34,7 @@ pub fn image_classifier(spec: &ModelSpec, options: &ImageOptions) -> Result<Grap
     let mut classifier = Classifier { spec, builder: GraphBuilder::new() };
     let dimensions = options.shape.dimensions();
     let shape = Shape::new(DType::F32, &dimensions)
-        .ok_or_else(|| GraphError::Dimensions { what: IMAGE.to_owned(), dimensions: dimensions.to_vec() })?;
+        .ok_or_else(|| GraphError::Dimensions { subject: IMAGE.to_owned(), dimensions: dimensions.to_vec() })?;
     let image = classifier.builder.input(IMAGE, shape);
     match &options.network {
         ImageNetwork::Mlp { hidden_sizes } => classifier.linear_layers(image, hidden_sizes),
@@ -55,8 +55,8 @@ impl Classifier<'_> {
     /// Adds the layers of `fc_mnist`. Weights and biases begin as those of PyTorch's linear layers.
     fn linear_layers(&mut self, image: ValueId, hidden_sizes: &[usize]) -> Result<(), GraphError> {
         let mut x = self.builder.node(Flatten, "flat", &[image], &[])?;
-        for (at, &width) in hidden_sizes.iter().enumerate() {
-            let name = format!("fc.{at}");
+        for (index, &width) in hidden_sizes.iter().enumerate() {
+            let name = format!("fc.{index}");
             let params = self.uniform_layer(&name, x, width);
             let y = self.builder.node(Linear, name.as_str(), &[x], &params)?;
             let kind = self.spec.nonlinearity;
@@ -140,16 +140,16 @@ impl Classifier<'_> {
     }
 
     fn feed_forward(&mut self, block: &str, stream: ValueId) -> Result<ValueId, GraphError> {
-        let at = |part: &str| format!("{block}.mlp.{part}");
+        let part_name = |part: &str| format!("{block}.mlp.{part}");
         let (spec, width, inner) = (self.spec, self.spec.hidden_size, self.spec.filter_size);
         let init = &spec.initializers;
         let x = self.norm(&format!("{block}.ln_2"), stream)?;
         let first = init.ffn_hidden.unwrap_or(init.hidden);
-        let fc = self.linear(&at("fc"), x, [inner, width], first, spec.use_ffn_bias)?;
-        let active = self.builder.node(Activation { kind: spec.nonlinearity }, at("act"), &[fc], &[])?;
+        let fc = self.linear(&part_name("fc"), x, [inner, width], first, spec.use_ffn_bias)?;
+        let active = self.builder.node(Activation { kind: spec.nonlinearity }, part_name("act"), &[fc], &[])?;
         let second = init.ffn_output.unwrap_or(init.residual_output);
-        let branch = self.linear(&at("proj"), active, [width, inner], second, spec.use_ffn_bias)?;
-        add_dropout(&mut self.builder, spec.dropout_rate, &at("drop"), branch)
+        let branch = self.linear(&part_name("proj"), active, [width, inner], second, spec.use_ffn_bias)?;
+        add_dropout(&mut self.builder, spec.dropout_rate, &part_name("drop"), branch)
     }
 
     /// Adds the loss, and ends the layer `head`.

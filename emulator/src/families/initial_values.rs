@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn variance_is_scaled_by_the_inputs_or_outputs() {
-        let of = |fan, distribution, role| {
+        let initializer = |fan, distribution, role| {
             initial_values(InitializerSpec::VarianceScaling { scale: 3.0, fan, distribution }, [12, 48], role)
         };
         let normal = |std| Initializer::Normal { mean: 0.0, std };
@@ -63,12 +63,12 @@ mod tests {
             (Fan::In, TensorRole::Embedding, 0.5),
             (Fan::Out, TensorRole::Embedding, 0.25),
         ] {
-            assert_eq!(of(fan, ScalingDistribution::Normal, role), normal(std), "{fan:?} {role:?}");
+            assert_eq!(initializer(fan, ScalingDistribution::Normal, role), normal(std), "{fan:?} {role:?}");
         }
-        let uniform = of(Fan::In, ScalingDistribution::Uniform, TensorRole::Weight);
+        let uniform = initializer(Fan::In, ScalingDistribution::Uniform, TensorRole::Weight);
         assert_eq!(uniform, Initializer::Uniform { low: -0.1875f64.sqrt(), high: 0.1875f64.sqrt() });
         let std = 0.25 / TRUNCATED_STD;
-        let truncated = of(Fan::In, ScalingDistribution::TruncatedNormal, TensorRole::Weight);
+        let truncated = initializer(Fan::In, ScalingDistribution::TruncatedNormal, TensorRole::Weight);
         assert_eq!(truncated, Initializer::TruncatedNormal { mean: 0.0, std, low: -2.0 * std, high: 2.0 * std });
     }
 }

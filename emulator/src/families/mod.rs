@@ -47,7 +47,7 @@ pub fn graph(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
 /// Checks the number of blocks, before anything is allocated for each.
 fn check_blocks(spec: &ModelSpec) -> Result<(), GraphError> {
     if spec.num_hidden_layers > MAX_BLOCKS {
-        return Err(GraphError::TooManyLayers { layers: spec.num_hidden_layers, most: MAX_BLOCKS });
+        return Err(GraphError::TooManyLayers { layers: spec.num_hidden_layers, max: MAX_BLOCKS });
     }
     Ok(())
 }

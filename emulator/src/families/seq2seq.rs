@@ -99,20 +99,20 @@ impl Seq2Seq<'_> {
 
     /// Adds embedding, blocks and last norm. The last layer is not ended. Returns the output, and the table.
     fn stack(&mut self, stack: &Stack, table: TensorId, ids: ValueId) -> Result<(ValueId, TensorId), GraphError> {
-        let at = |part: &str| format!("{}.{part}", stack.name);
-        let mut stream = self.builder.node(Embedding, at("embed.tokens"), &[ids], &[table])?;
+        let part_name = |part: &str| format!("{}.{part}", stack.name);
+        let mut stream = self.builder.node(Embedding, part_name("embed.tokens"), &[ids], &[table])?;
         if self.options.positions == Seq2SeqPositions::Fixed {
-            stream = self.builder.node(AddSinusoids, at("embed.sum"), &[stream], &[])?;
+            stream = self.builder.node(AddSinusoids, part_name("embed.sum"), &[stream], &[])?;
         }
-        stream = self.dropout(self.options.input_dropout_rate, &at("embed.drop_1"), stream)?;
-        stream = self.dropout(self.spec.embedding_dropout_rate, &at("embed.drop_2"), stream)?;
-        self.builder.end_layer(at("embed"));
+        stream = self.dropout(self.options.input_dropout_rate, &part_name("embed.drop_1"), stream)?;
+        stream = self.dropout(self.spec.embedding_dropout_rate, &part_name("embed.drop_2"), stream)?;
+        self.builder.end_layer(part_name("embed"));
         let biases = self.biases(stack);
         for block in 0..stack.blocks {
             stream = self.block(stack, block, biases, stream)?;
         }
-        let stream = self.norm(&at("ln_f"), stream)?;
-        let stream = self.dropout(self.options.output_dropout_rate, &at("drop_f"), stream)?;
+        let stream = self.norm(&part_name("ln_f"), stream)?;
+        let stream = self.dropout(self.options.output_dropout_rate, &part_name("drop_f"), stream)?;
         Ok((stream, table))
     }
 
@@ -138,21 +138,22 @@ impl Seq2Seq<'_> {
         stream: ValueId,
     ) -> Result<ValueId, GraphError> {
         let name = format!("{}.h.{block}", stack.name);
-        let at = |part: &str| format!("{name}.{part}");
+        let part_name = |part: &str| format!("{name}.{part}");
         let mask = stack.mask;
         let causal = stack.memory.is_some();
-        let mut stream = self.part(&at("ln_1"), &at("attn"), stream, |model, x| {
-            model.attention(&at("attn"), x, Keys { rows: x, mask, causal, biases })
+        let mut stream = self.part(&part_name("ln_1"), &part_name("attn"), stream, |model, x| {
+            model.attention(&part_name("attn"), x, Keys { rows: x, mask, causal, biases })
         })?;
-        self.builder.end_block_layer(&name, at("attn"));
+        self.builder.end_block_layer(&name, part_name("attn"));
         if let Some((rows, mask)) = stack.memory {
-            stream = self.part(&at("ln_cross"), &at("cross"), stream, |model, x| {
-                model.attention(&at("cross"), x, Keys { rows, mask, causal: false, biases: None })
+            stream = self.part(&part_name("ln_cross"), &part_name("cross"), stream, |model, x| {
+                model.attention(&part_name("cross"), x, Keys { rows, mask, causal: false, biases: None })
             })?;
-            self.builder.end_block_layer(&name, at("cross"));
+            self.builder.end_block_layer(&name, part_name("cross"));
         }
-        stream = self.part(&at("ln_2"), &at("mlp"), stream, |model, x| model.feed_forward(&name, stack.kind, x))?;
-        self.builder.end_block_layer(&name, at("mlp"));
+        stream = self
+            .part(&part_name("ln_2"), &part_name("mlp"), stream, |model, x| model.feed_forward(&name, stack.kind, x))?;
+        self.builder.end_block_layer(&name, part_name("mlp"));
         Ok(stream)
     }
 
@@ -172,13 +173,13 @@ impl Seq2Seq<'_> {
     }
 
     fn attention(&mut self, name: &str, x: ValueId, keys: Keys) -> Result<ValueId, GraphError> {
-        let at = |part: &str| format!("{name}.{part}");
+        let part_name = |part: &str| format!("{name}.{part}");
         let (spec, width) = (self.spec, self.spec.hidden_size);
         let inner = spec.decoder.attention_width.unwrap_or(width);
         let biased = spec.use_projection_bias_in_attention;
-        let queries = self.linear(&at("q"), x, [inner, width], self.options.query_initializer, biased)?;
+        let queries = self.linear(&part_name("q"), x, [inner, width], self.options.query_initializer, biased)?;
         let shape = [inner.saturating_mul(2), width];
-        let key_values = self.linear(&at("kv"), keys.rows, shape, spec.initializers.hidden, biased)?;
+        let key_values = self.linear(&part_name("kv"), keys.rows, shape, spec.initializers.hidden, biased)?;
         let attention = CrossAttention {
             causal: keys.causal,
             relative: keys.biases.map(|(positions, _)| positions),
@@ -187,7 +188,7 @@ impl Seq2Seq<'_> {
         let table = keys.biases.map(|(_, table)| table);
         let mixed = self.builder.node(attention, name, &[queries, key_values, keys.mask], table.as_slice())?;
         let init = spec.initializers.residual_output;
-        self.linear(&at("proj"), mixed, [width, inner], init, spec.use_ffn_bias_in_attention)
+        self.linear(&part_name("proj"), mixed, [width, inner], init, spec.use_ffn_bias_in_attention)
     }
 
     fn feed_forward(
@@ -196,20 +197,23 @@ impl Seq2Seq<'_> {
         (kind, is_gated): (Nonlinearity, bool),
         x: ValueId,
     ) -> Result<ValueId, GraphError> {
-        let at = |part: &str| format!("{block}.mlp.{part}");
+        let part_name = |part: &str| format!("{block}.mlp.{part}");
         let (spec, width, inner) = (self.spec, self.spec.hidden_size, self.spec.filter_size);
-        let of = &spec.initializers;
-        let (hidden, output) = (of.ffn_hidden.unwrap_or(of.hidden), of.ffn_output.unwrap_or(of.residual_output));
+        let initializers = &spec.initializers;
+        let (hidden, output) = (
+            initializers.ffn_hidden.unwrap_or(initializers.hidden),
+            initializers.ffn_output.unwrap_or(initializers.residual_output),
+        );
         let active = if is_gated {
-            let gate = self.linear(&at("gate"), x, [inner, width], hidden, spec.use_ffn_bias)?;
-            let value = self.linear(&at("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
-            self.builder.node(Gate { kind }, at("act"), &[gate, value], &[])?
+            let gate = self.linear(&part_name("gate"), x, [inner, width], hidden, spec.use_ffn_bias)?;
+            let value = self.linear(&part_name("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
+            self.builder.node(Gate { kind }, part_name("act"), &[gate, value], &[])?
         } else {
-            let fc = self.linear(&at("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
-            self.builder.node(Activation { kind }, at("act"), &[fc], &[])?
+            let fc = self.linear(&part_name("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
+            self.builder.node(Activation { kind }, part_name("act"), &[fc], &[])?
         };
-        let active = self.dropout(self.options.ffn_dropout_rate, &at("act.drop"), active)?;
-        self.linear(&at("proj"), active, [width, inner], output, spec.use_ffn_bias)
+        let active = self.dropout(self.options.ffn_dropout_rate, &part_name("act.drop"), active)?;
+        self.linear(&part_name("proj"), active, [width, inner], output, spec.use_ffn_bias)
     }
 
     /// Adds the loss over the vocabulary of the decoder.

@@ -89,12 +89,12 @@ impl GraphBuilder {
     ) -> Result<ValueId, GraphError> {
         let (op, name) = (op.into(), name.into());
         let node = self.checked(op, inputs, params)?;
-        let at = || format!("{} {name:?}", op.name());
+        let location = || format!("{} {name:?}", op.name());
         let shape = op
             .operator()
             .output(&Signature::of(&self.graph, &node))
-            .map_err(|source| GraphError::Op { at: at(), source })?
-            .ok_or_else(|| GraphError::Loss(format!("{} has no output", at())))?;
+            .map_err(|source| GraphError::Op { location: location(), source })?
+            .ok_or_else(|| GraphError::Loss(format!("{} has no output", location())))?;
         let output = self.value(name, shape);
         self.graph.nodes.push(OpNode { output: Some(output), ..node });
         Ok(output)
@@ -135,8 +135,8 @@ impl GraphBuilder {
     }
 
     fn checked(&self, op: OpKind, inputs: &[ValueId], params: &[TensorId]) -> Result<OpNode, GraphError> {
-        let index = |what, count: usize, indices: &[usize]| match indices.iter().find(|&&index| index >= count) {
-            Some(&index) => Err(GraphError::Index { at: op.name().to_owned(), what, index, count }),
+        let index = |kind, count: usize, indices: &[usize]| match indices.iter().find(|&&index| index >= count) {
+            Some(&index) => Err(GraphError::Index { location: op.name().to_owned(), kind, index, count }),
             None => Ok(()),
         };
         index("value", self.graph.values.len(), inputs)?;

@@ -35,11 +35,11 @@ pub(super) fn cut(nodes: &[OpNode], tensors: &[Tensor], paths: &[String]) -> Vec
     let is_matrix = |tensor: &TensorId| tensors.get(*tensor).is_some_and(|tensor| !tensor.is_vector());
     let is_layer = layer_modules(nodes, paths, is_matrix);
     let mut runs: Vec<Run<'_>> = Vec::new();
-    for (at, (node, path)) in nodes.iter().zip(paths).enumerate() {
+    for (index, (node, path)) in nodes.iter().zip(paths).enumerate() {
         let module = modules(path).find(|module| is_layer[module]).or(modules(path).last()).unwrap_or_default();
         let run = Run {
             module,
-            end: at + 1,
+            end: index + 1,
             has_tensors: !node.params.is_empty(),
             has_matrix: node.params.iter().any(is_matrix),
         };
@@ -67,12 +67,12 @@ fn layer_modules<'a>(
     let mut parts: HashMap<&str, (usize, usize)> = HashMap::new();
     for (module, matrices) in matrices.iter().filter(|(module, matrices)| !module.is_empty() && !matrices.is_empty()) {
         let above = module.rsplit_once('.').map_or("", |(above, _)| above);
-        let (count, most) = parts.entry(above).or_default();
-        (*count, *most) = (*count + 1, matrices.len().max(*most));
+        let (count, max_matrices) = parts.entry(above).or_default();
+        (*count, *max_matrices) = (*count + 1, matrices.len().max(*max_matrices));
     }
     let is_layer = |module: &str, matrices: usize| {
-        let (count, most) = parts.get(module).copied().unwrap_or_default();
-        matrices <= MAX_MATRICES && !(count > 1 && most > 1)
+        let (count, max_matrices) = parts.get(module).copied().unwrap_or_default();
+        matrices <= MAX_MATRICES && !(count > 1 && max_matrices > 1)
     };
     matrices.iter().map(|(module, matrices)| (*module, is_layer(module, matrices.len()))).collect()
 }
@@ -99,20 +99,20 @@ fn join(runs: &[Run<'_>]) -> Vec<Layer> {
     let mut next = None;
     let mut following: Vec<Option<usize>> = (0..runs.len())
         .rev()
-        .map(|at| {
+        .map(|index| {
             let after = next;
-            next = if runs[at].has_matrix { Some(at) } else { next };
+            next = if runs[index].has_matrix { Some(index) } else { next };
             after
         })
         .collect();
     following.reverse();
     let mut layers: Vec<(usize, Layer)> = Vec::new();
-    for (at, (run, next)) in runs.iter().zip(following).enumerate() {
+    for (index, (run, next)) in runs.iter().zip(following).enumerate() {
         let last = layers.last().map(|(owner, _)| *owner);
         // A norm belongs to the next layer of its block, and what follows it up to there, too.
         let is_before =
             |next: &usize| last == Some(*next) || (run.has_tensors && block(runs[*next].module) == block(run.module));
-        let owner = if run.has_matrix { at } else { next.filter(is_before).or(last).or(next).unwrap_or(0) };
+        let owner = if run.has_matrix { index } else { next.filter(is_before).or(last).or(next).unwrap_or(0) };
         match layers.last_mut().filter(|(last, _)| *last == owner) {
             Some((_, layer)) => layer.nodes.end = run.end,
             None => {
@@ -127,7 +127,7 @@ fn join(runs: &[Run<'_>]) -> Vec<Layer> {
 
 /// Returns the modules that a path is in, from the whole model to the path itself.
 fn modules(path: &str) -> impl Iterator<Item = &str> {
-    let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]).take(MAX_DEPTH);
+    let ends = path.match_indices('.').map(|(index, _)| index).chain([path.len()]).take(MAX_DEPTH);
     [""].into_iter().chain(ends.map(|end| &path[..end]).filter(|module| !module.is_empty()))
 }
 
@@ -176,8 +176,8 @@ mod tests {
 
     #[test]
     fn llama_is_cut_into_attention_and_feed_forward_networks() {
-        let block = |at: usize| {
-            let of = |part: &str| format!("model.layers.{at}{part}");
+        let block = |block: usize| {
+            let path = |part: &str| format!("model.layers.{block}{part}");
             let modules = [
                 (".input_layernorm", 0, 1),
                 (".self_attn.q_proj", 1, 0),
@@ -194,7 +194,7 @@ mod tests {
                 (".mlp.down_proj", 1, 0),
                 ("", 0, 0),
             ];
-            modules.map(|(part, matrices, vectors)| (of(part), matrices, vectors))
+            modules.map(|(part, matrices, vectors)| (path(part), matrices, vectors))
         };
         let blocks: Vec<_> = (0..2).flat_map(block).collect();
         let mut modules = vec![("", 0, 0), ("model.embed_tokens", 1, 0)];

@@ -279,15 +279,15 @@ mod tests {
         for (layer, nodes) in graph.layers.iter().map(|layer| (&layer.name, layer.nodes.clone())) {
             document["nodes"].as_array_mut().unwrap()[nodes].iter_mut().for_each(|node| node["path"] = json!(layer));
         }
-        let cut = serde_json::from_value::<Graph>(document).unwrap();
-        graph.layers.iter_mut().for_each(|layer| layer.block.clone_from(&cut.layers[0].block));
-        let blocks: Vec<Option<&str>> = cut.layers.iter().map(|layer| layer.block.as_deref()).collect();
+        let read = serde_json::from_value::<Graph>(document).unwrap();
+        graph.layers.iter_mut().for_each(|layer| layer.block.clone_from(&read.layers[0].block));
+        let blocks: Vec<Option<&str>> = read.layers.iter().map(|layer| layer.block.as_deref()).collect();
         assert_eq!(blocks, [None, Some("h.0"), Some("h.0"), Some("h.1"), Some("h.1"), None]);
         assert!(
-            cut.layers
+            read.layers
                 .iter()
                 .zip(&graph.layers)
-                .all(|(cut, layer)| (&cut.name, &cut.nodes) == (&layer.name, &layer.nodes))
+                .all(|(read, layer)| (&read.name, &read.nodes) == (&layer.name, &layer.nodes))
         );
     }
 

@@ -49,16 +49,16 @@ impl Graph {
             return self.clone();
         }
         let mut is_needed = vec![false; self.values.len()];
-        let mut kept = vec![false; self.nodes.len()];
+        let mut is_kept = vec![false; self.nodes.len()];
         for (id, node) in self.nodes.iter().enumerate().rev() {
-            kept[id] = node.output.is_none_or(|output| is_needed.get(output) == Some(&true));
-            for input in node.inputs.iter().filter(|_| kept[id]) {
+            is_kept[id] = node.output.is_none_or(|output| is_needed.get(output) == Some(&true));
+            for input in node.inputs.iter().filter(|_| is_kept[id]) {
                 if let Some(is_needed) = is_needed.get_mut(*input) {
                     *is_needed = true;
                 }
             }
         }
-        self.with_nodes(&kept)
+        self.with_nodes(&is_kept)
     }
 
     /// Checks names and sizes of the metrics of a graph that is valid otherwise.

@@ -213,13 +213,13 @@ impl Graph {
         self.constants.iter().map(|constant| 4 * constant.bits.len() as u64).sum()
     }
 
-    /// Returns the graph with only the operators that are `kept`, and the layers that have some.
-    fn with_nodes(&self, kept: &[bool]) -> Self {
+    /// Returns the graph with only the operators for which `is_kept` is true, and the layers that have some.
+    fn with_nodes(&self, is_kept: &[bool]) -> Self {
         let mut graph = Self { nodes: Vec::new(), layers: Vec::new(), ..self.clone() };
         for layer in &self.layers {
             let start = graph.nodes.len();
-            let nodes = self.nodes.iter().zip(kept).take(layer.nodes.end).skip(layer.nodes.start);
-            graph.nodes.extend(nodes.filter(|(_, kept)| **kept).map(|(node, _)| node.clone()));
+            let nodes = self.nodes.iter().zip(is_kept).take(layer.nodes.end).skip(layer.nodes.start);
+            graph.nodes.extend(nodes.filter(|(_, is_kept)| **is_kept).map(|(node, _)| node.clone()));
             if graph.nodes.len() > start {
                 graph.layers.push(Layer { nodes: start..graph.nodes.len(), ..layer.clone() });
             }
@@ -230,7 +230,7 @@ impl Graph {
     /// Returns the graph with the parts of each block joined to one layer, and the joined layer of each original layer.
     pub fn joined(&self) -> (Graph, Vec<LayerId>) {
         let mut layers: Vec<Layer> = Vec::with_capacity(self.layers.len());
-        let mut places = Vec::with_capacity(self.layers.len());
+        let mut new_layers = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
             match layers.last_mut().filter(|last| layer.block.is_some() && last.block == layer.block) {
                 Some(last) => last.nodes.end = layer.nodes.end,
@@ -238,9 +238,9 @@ impl Graph {
                     layers.push(Layer { name: layer.block.as_ref().unwrap_or(&layer.name).clone(), ..layer.clone() })
                 }
             }
-            places.push(layers.len() - 1);
+            new_layers.push(layers.len() - 1);
         }
-        (Graph { layers, ..self.clone() }, places)
+        (Graph { layers, ..self.clone() }, new_layers)
     }
 
     /// Returns the tensors a layer uses, each once, in order of first use.

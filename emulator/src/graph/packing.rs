@@ -36,8 +36,8 @@ impl Graph {
             }
             node.inputs.retain(|input| !is_removed(input));
         }
-        let kept = |node: &OpNode| !matches!(node.op, OpKind::Embedding(_)) || !node.inputs.is_empty();
-        let kept: Vec<bool> = graph.nodes.iter().map(kept).collect();
-        graph.with_nodes(&kept)
+        let is_kept = |node: &OpNode| !matches!(node.op, OpKind::Embedding(_)) || !node.inputs.is_empty();
+        let is_kept: Vec<bool> = graph.nodes.iter().map(is_kept).collect();
+        graph.with_nodes(&is_kept)
     }
 }

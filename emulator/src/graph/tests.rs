@@ -64,7 +64,7 @@ fn faults_of_graph_are_named() {
         (
             |g| {
                 g.values.push(Value { name: "positions".into(), shape: Shape::integers(128) });
-                let bits: Vec<u32> = (0..128).map(|at| if at == 9 { u32::MAX } else { 1 }).collect();
+                let bits: Vec<u32> = (0..128).map(|index| if index == 9 { u32::MAX } else { 1 }).collect();
                 g.constants.push(Constant { value: g.values.len() - 1, bits: bits.into() });
                 g.nodes[0].inputs[0] = g.values.len() - 1;
             },
@@ -90,13 +90,13 @@ fn faults_of_graph_are_named() {
             "no operator uses tensor \"spare\"",
         ),
     ];
-    for (at, (damage, part)) in cases.iter().enumerate() {
+    for (index, (damage, part)) in cases.iter().enumerate() {
         let mut graph = TINY.graph();
         assert_eq!(graph.validate(), Ok(()));
         damage(&mut graph);
         match graph.validate() {
-            Ok(()) => panic!("case {at} ({part}) was accepted"),
-            Err(error) => assert!(error.to_string().contains(part), "case {at}: {error} does not say {part:?}"),
+            Ok(()) => panic!("case {index} ({part}) was accepted"),
+            Err(error) => assert!(error.to_string().contains(part), "case {index}: {error} does not say {part:?}"),
         }
     }
 }

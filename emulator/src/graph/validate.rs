@@ -29,10 +29,10 @@ pub enum GraphError {
     #[error("two tensors are called {0:?}; names must be unique")]
     RepeatedName(String),
     /// A dimension is zero, or there are too many elements.
-    #[error("{what} has dimensions {dimensions:?}; each must be at least 1 and their product at most 2^40")]
+    #[error("{subject} has dimensions {dimensions:?}; each must be at least 1 and their product at most 2^40")]
     Dimensions {
         /// The tensor or value.
-        what: String,
+        subject: String,
         dimensions: Vec<usize>,
     },
     #[error("the model has {0} inputs; at most {MAX_GRAPH_INPUTS} are supported")]
@@ -55,11 +55,12 @@ pub enum GraphError {
     },
     /// A constant contains an integer that an operator can't index its table with.
     #[error(
-        "{at} reads the constant {name:?}, which contains {found}, but must be less than {entries}, and at least 0"
+        "{location} reads the constant {name:?}, which contains {found}, but must be less than {entries}, and at least \
+         0"
     )]
     ConstantIndex {
         /// The operator.
-        at: String,
+        location: String,
         name: String,
         found: i32,
         /// Entries of the table.
@@ -69,43 +70,43 @@ pub enum GraphError {
     #[error("the constant {name:?} contains the truth value {found}; 0 and 1 are the only ones")]
     TruthValue { name: String, found: u32 },
     /// An index is out of range.
-    #[error("{at} refers to {what} {index}, but there are only {count}")]
+    #[error("{location} refers to {kind} {index}, but there are only {count}")]
     Index {
         /// What contains the index.
-        at: String,
+        location: String,
         /// What it refers to.
-        what: &'static str,
+        kind: &'static str,
         index: usize,
         count: usize,
     },
     /// A value is read before it is computed, or never computed.
-    #[error("{at} reads {value:?}, which no earlier operator produces")]
+    #[error("{location} reads {value:?}, which no earlier operator produces")]
     ReadBeforeMade {
         /// The operator.
-        at: String,
+        location: String,
         value: String,
     },
     /// A value is computed twice, or an input is computed by an operator.
-    #[error("{at} produces {value:?}, which exists already")]
+    #[error("{location} produces {value:?}, which exists already")]
     MadeTwice {
         /// The operator.
-        at: String,
+        location: String,
         value: String,
     },
     /// An operator rejects its inputs, tensors or attributes.
-    #[error("{at} does not fit: {source}")]
+    #[error("{location} does not fit: {source}")]
     Op {
         /// The operator.
-        at: String,
+        location: String,
         source: OpError,
     },
     /// The declared output differs from the one the operator computes.
-    #[error("{at} produces {made}, but the graph declares {declared}")]
+    #[error("{location} produces {computed}, but the graph declares {declared}")]
     Output {
         /// The operator.
-        at: String,
+        location: String,
         /// Shape that the operator computes.
-        made: String,
+        computed: String,
         /// Shape that the graph declares.
         declared: String,
     },
@@ -128,12 +129,12 @@ pub enum GraphError {
         /// Where it has to begin.
         expected: NodeId,
     },
-    #[error("the model has {layers} layers; at most {most} are supported")]
+    #[error("the model has {layers} layers; at most {max} are supported")]
     TooManyLayers {
         /// Layers requested.
         layers: usize,
         /// Maximum number of layers.
-        most: usize,
+        max: usize,
     },
     /// A layer has no operators.
     #[error("layer {0:?} has no operators")]
@@ -200,10 +201,10 @@ impl Graph {
                 return Err(GraphError::InputType(value.name.clone()));
             }
         }
-        let mut given: HashSet<ValueId> = self.inputs.iter().copied().collect();
+        let mut defined: HashSet<ValueId> = self.inputs.iter().copied().collect();
         for constant in &self.constants {
             let value = self.value(constant.value, || "the list of constants".to_owned())?;
-            if !given.insert(constant.value) {
+            if !defined.insert(constant.value) {
                 return Err(GraphError::RepeatedConstant(value.name.clone()));
             }
             check_constant(constant, value)?;
@@ -229,19 +230,19 @@ impl Graph {
             None => Err(GraphError::Empty("layers")),
             Some(_) if expected == self.nodes.len() => Ok(()),
             Some(last) => {
-                let (at, index, count) = (format!("layer {:?}", last.name), expected, self.nodes.len());
-                Err(GraphError::Index { at, what: "an end at operator", index, count })
+                let (location, index, count) = (format!("layer {:?}", last.name), expected, self.nodes.len());
+                Err(GraphError::Index { location, kind: "an end at operator", index, count })
             }
         }
     }
 
     fn check_nodes(&self) -> Result<(), GraphError> {
-        let mut made = vec![false; self.values.len()];
-        self.inputs.iter().for_each(|&input| made[input] = true);
-        self.constants.iter().for_each(|constant| made[constant.value] = true);
+        let mut defined = vec![false; self.values.len()];
+        self.inputs.iter().for_each(|&input| defined[input] = true);
+        self.constants.iter().for_each(|constant| defined[constant.value] = true);
         let constants = self.constants.iter().map(|constant| (constant.value, constant)).collect();
         for (id, node) in self.nodes.iter().enumerate() {
-            self.check_node(id, node, &mut made)?;
+            self.check_node(id, node, &mut defined)?;
             self.check_constant_indices(id, node, &constants)?;
         }
         let last = self.nodes.len() - 1;
@@ -254,35 +255,39 @@ impl Graph {
         }
     }
 
-    fn check_node(&self, id: NodeId, node: &OpNode, made: &mut [bool]) -> Result<(), GraphError> {
-        let at = || self.node_name(id);
+    fn check_node(&self, id: NodeId, node: &OpNode, is_defined: &mut [bool]) -> Result<(), GraphError> {
+        let location = || self.node_name(id);
         for &input in &node.inputs {
-            let value = self.value(input, at)?;
-            if !made[input] {
-                return Err(GraphError::ReadBeforeMade { at: at(), value: value.name.clone() });
+            let value = self.value(input, location)?;
+            if !is_defined[input] {
+                return Err(GraphError::ReadBeforeMade { location: location(), value: value.name.clone() });
             }
         }
         if let Some(&index) = node.params.iter().find(|&&tensor| tensor >= self.tensors.len()) {
-            return Err(GraphError::Index { at: at(), what: "tensor", index, count: self.tensors.len() });
+            return Err(GraphError::Index { location: location(), kind: "tensor", index, count: self.tensors.len() });
         }
         let output = node
             .op
             .operator()
             .output(&Signature::of(self, node))
-            .map_err(|source| GraphError::Op { at: at(), source })?;
+            .map_err(|source| GraphError::Op { location: location(), source })?;
         let declared = match node.output {
             None => None,
             Some(id) => {
-                let value = self.value(id, at)?;
-                if std::mem::replace(&mut made[id], true) {
-                    return Err(GraphError::MadeTwice { at: at(), value: value.name.clone() });
+                let value = self.value(id, location)?;
+                if std::mem::replace(&mut is_defined[id], true) {
+                    return Err(GraphError::MadeTwice { location: location(), value: value.name.clone() });
                 }
                 Some(value.shape)
             }
         };
         if output != declared {
-            let told = |shape: Option<Shape>| shape.map_or("a loss".to_owned(), |shape| shape.to_string());
-            return Err(GraphError::Output { at: at(), made: told(output), declared: told(declared) });
+            let describe = |shape: Option<Shape>| shape.map_or("a loss".to_owned(), |shape| shape.to_string());
+            return Err(GraphError::Output {
+                location: location(),
+                computed: describe(output),
+                declared: describe(declared),
+            });
         }
         Ok(())
     }
@@ -294,22 +299,22 @@ impl Graph {
         node: &OpNode,
         constants: &HashMap<ValueId, &Constant>,
     ) -> Result<(), GraphError> {
-        for (at, value) in node.inputs.iter().enumerate() {
+        for (index, value) in node.inputs.iter().enumerate() {
             let Some(constant) = constants.get(value) else { continue };
-            let bounds = IndexBounds::of_use(self, node, at);
+            let bounds = IndexBounds::of_use(self, node, index);
             let outside =
                 bounds.and_then(|bounds| bounds.first_outside(constant.bits.iter().map(|bits| bits.cast_signed())));
             if let Some((_, found, entries)) = outside {
-                let (at, name) = (self.node_name(id), self.values[*value].name.clone());
-                return Err(GraphError::ConstantIndex { at, name, found, entries });
+                let (location, name) = (self.node_name(id), self.values[*value].name.clone());
+                return Err(GraphError::ConstantIndex { location, name, found, entries });
             }
         }
         Ok(())
     }
 
-    fn value(&self, index: ValueId, at: impl Fn() -> String) -> Result<&Value, GraphError> {
+    fn value(&self, index: ValueId, location: impl Fn() -> String) -> Result<&Value, GraphError> {
         let count = self.values.len();
-        self.values.get(index).ok_or_else(|| GraphError::Index { at: at(), what: "value", index, count })
+        self.values.get(index).ok_or_else(|| GraphError::Index { location: location(), kind: "value", index, count })
     }
 }
 
@@ -325,10 +330,10 @@ fn check_constant(constant: &Constant, value: &Value) -> Result<(), GraphError> 
     }
 }
 
-fn check_dimensions(what: impl Fn() -> String, dimensions: &[usize]) -> Result<(), GraphError> {
+fn check_dimensions(subject: impl Fn() -> String, dimensions: &[usize]) -> Result<(), GraphError> {
     let product = dimensions.iter().try_fold(1u64, |product, &d| product.checked_mul(d as u64));
     match product {
         Some(1..=MAX_ELEMENTS) => Ok(()),
-        _ => Err(GraphError::Dimensions { what: what(), dimensions: dimensions.to_vec() }),
+        _ => Err(GraphError::Dimensions { subject: subject(), dimensions: dimensions.to_vec() }),
     }
 }

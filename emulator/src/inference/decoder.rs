@@ -56,8 +56,8 @@ pub fn decoder_vocabulary(graph: &Graph) -> Result<usize, NotADecoder> {
                 !constants.contains(&value) && dimensions.first() == Some(&rows) && dimensions.len() <= 2
             })
         };
-        let reads = node.inputs.iter().all(|input| *input != labels && by_row(Some(*input)));
-        if node.op.operator().row_dependency() == RowDependency::All || !reads || !by_row(node.output) {
+        let has_rows = node.inputs.iter().all(|input| *input != labels && by_row(Some(*input)));
+        if node.op.operator().row_dependency() == RowDependency::All || !has_rows || !by_row(node.output) {
             return Err(NotADecoder::LaterRows { id, name });
         }
         check_operator(graph, node).map_err(|reason| NotADecoder::Operator { id, name, reason })?;

@@ -17,10 +17,10 @@ impl TensorUses {
     pub(super) fn of(graph: &Graph) -> Self {
         let tensors = graph.tensors.len();
         let mut uses = Self { last: vec![None; tensors], in_place: vec![false; tensors] };
-        for (at, node) in graph.nodes.iter().enumerate() {
+        for (index, node) in graph.nodes.iter().enumerate() {
             let packed = product_of(&node.op).executor().forward_packs(&NodeShape::of(graph, node));
             for (param, &tensor) in node.params.iter().enumerate() {
-                uses.last[tensor] = Some(at);
+                uses.last[tensor] = Some(index);
                 uses.in_place[tensor] |= param >= packed;
             }
         }

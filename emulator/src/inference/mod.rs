@@ -139,10 +139,10 @@ impl InferenceModel {
         let vocabulary = decoder_vocabulary(&graph)?;
         let pool = Arc::new(ComputeThreads::new(options.threads)?);
         let positions = options.positions.min(max_positions(&graph));
-        let kept = memory::kept_outputs(&graph);
+        let kept_outputs = memory::kept_outputs(&graph);
         let mut model = Self {
             options: InferenceOptions { positions, ..options },
-            nodes: kept.into_iter().map(|is_kept| NodeState { is_kept, ..NodeState::default() }).collect(),
+            nodes: kept_outputs.into_iter().map(|is_kept| NodeState { is_kept, ..NodeState::default() }).collect(),
             tensors: vec![Vec::new(); graph.tensors.len()],
             graph,
             pool,
@@ -195,7 +195,7 @@ impl InferenceModel {
         let uses = TensorUses::of(&self.graph);
         let Self { graph, options, pool, nodes, tensors, .. } = self;
         let cx = Context { simd: options.simd, pool, precision: options.precision };
-        for (at, (node, state)) in graph.nodes.iter().zip(nodes).enumerate() {
+        for (index, (node, state)) in graph.nodes.iter().zip(nodes).enumerate() {
             for &tensor in &node.params {
                 if !tensors[tensor].is_empty() {
                     continue;
@@ -209,9 +209,10 @@ impl InferenceModel {
             let shape = NodeShape::of(graph, node);
             let op = product_of(&node.op);
             state.packs.resize_with(op.executor().forward_packs(&shape), PackedB::new);
-            let weights = std::array::from_fn(|at| node.params.get(at).map_or(&[][..], |tensor| &tensors[*tensor]));
+            let weights =
+                std::array::from_fn(|param| node.params.get(param).map_or(&[][..], |tensor| &tensors[*tensor]));
             cx.pool.install(|| op.executor().pack_forward(cx, &shape, weights, &mut state.packs));
-            for &tensor in node.params.iter().filter(|tensor| uses.last[**tensor] == Some(at)) {
+            for &tensor in node.params.iter().filter(|tensor| uses.last[**tensor] == Some(index)) {
                 if !uses.in_place[tensor] {
                     tensors[tensor] = Vec::new();
                 }
@@ -231,10 +232,10 @@ impl InferenceModel {
         }
     }
 
-    fn run_node(&mut self, cx: Context<'_>, at: NodeId, ids: &[i32]) {
+    fn run_node(&mut self, cx: Context<'_>, id: NodeId, ids: &[i32]) {
         let Self { graph, nodes, tensors, scratch, tokens, logits, .. } = self;
-        let node = &graph.nodes[at];
-        let (earlier, rest) = nodes.split_at_mut(at);
+        let node = &graph.nodes[id];
+        let (earlier, rest) = nodes.split_at_mut(id);
         let state = &mut rest[0];
         let is_head = node.output.is_none();
         let (op, dependency) = (product_of(&node.op), node.op.operator().row_dependency());
@@ -260,10 +261,10 @@ impl InferenceModel {
         state.extra.resize(operator.saved(&signature).floats as usize, 0.0);
         state.scratch.resize(operator.scratch(&signature) as usize, 0.0);
         let weights: [&[f32]; MAX_PARAMS] =
-            std::array::from_fn(|at| node.params.get(at).map_or(&[][..], |tensor| &tensors[*tensor]));
+            std::array::from_fn(|param| node.params.get(param).map_or(&[][..], |tensor| &tensors[*tensor]));
         let weights = OperatorWeights { tensors: weights, forward: &state.packs, backward: &[] };
         let Scratch { products, attention, rotary, loss, sums } = scratch;
-        let mut kit = OperatorContext {
+        let mut context = OperatorContext {
             cx,
             training: false,
             samples: 1,
@@ -277,7 +278,7 @@ impl InferenceModel {
         };
         let (extra, scratch) = (&mut state.extra[..], &mut state.scratch[..]);
         let io = ForwardArgs { shape: &shape, inputs, weights, output, extra, scratch };
-        op.executor().forward_rows(&mut kit, first, io);
+        op.executor().forward_rows(&mut context, first, io);
     }
 }
 
@@ -305,12 +306,14 @@ fn node_shape(graph: &Graph, node: &OpNode, rows: usize, is_head: bool) -> NodeS
 fn input_rows<'a>(
     graph: &Graph,
     node: &OpNode,
-    at: usize,
+    position: usize,
     nodes: &'a [NodeState],
     ids: &'a [i32],
     (rows, is_head): (usize, bool),
 ) -> OperatorInput<'a> {
-    let Some(&value) = node.inputs.get(at).filter(|_| at == 0 || !is_head) else { return OperatorInput::Absent };
+    let Some(&value) = node.inputs.get(position).filter(|_| position == 0 || !is_head) else {
+        return OperatorInput::Absent;
+    };
     if graph.input(INPUT_IDS) == Some(value) {
         return OperatorInput::Integers(ids);
     }

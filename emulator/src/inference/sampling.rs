@@ -94,16 +94,16 @@ impl Sampler {
         }
         let total: f64 = candidates.iter().map(|(_, weight)| weight).sum();
         let mut sum = 0.0;
-        let reached = candidates.iter().position(|(_, weight)| {
+        let last = candidates.iter().position(|(_, weight)| {
             sum += weight;
             sum >= top_p * total
         });
-        candidates.truncate(reached.map_or(usize::MAX, |last| last + 1));
+        candidates.truncate(last.map_or(usize::MAX, |last| last + 1));
         let total: f64 = candidates.iter().map(|(_, weight)| weight).sum();
-        let mut left = total * random::to_open_unit(random::hash64(random::key(seed, 0, 0), position));
+        let mut remaining = total * random::to_open_unit(random::hash64(random::key(seed, 0, 0), position));
         let chosen = candidates.iter().find(|(_, weight)| {
-            left -= weight;
-            left < 0.0
+            remaining -= weight;
+            remaining < 0.0
         });
         // By rounding, the weights may be less than their sum.
         chosen.or(candidates.last()).map(|(token, _)| *token).ok_or(SamplingError::NotFinite)

@@ -219,12 +219,12 @@ mod tests {
                 [y, dx, gated, dgate, dvalue]
             });
             for i in 0..x.len() {
-                let [at, value, dy] = [x[i], value[i], dy[i]].map(f64::from);
-                let (f, slope) = (reference(at), central_difference(reference, at));
+                let [x64, value, dy] = [x[i], value[i], dy[i]].map(f64::from);
+                let (f, slope) = (reference(x64), central_difference(reference, x64));
                 let expected = [f, dy * slope, f * value, dy * value * slope, dy * f];
                 for (found, expected) in results.iter().zip(expected) {
-                    let apart = (f64::from(found[i]) - expected).abs();
-                    assert!(apart < 2e-6 + 2e-6 * expected.abs(), "{at}: {} for {expected}", found[i]);
+                    let difference = (f64::from(found[i]) - expected).abs();
+                    assert!(difference < 2e-6 + 2e-6 * expected.abs(), "{x64}: {} for {expected}", found[i]);
                 }
             }
         }

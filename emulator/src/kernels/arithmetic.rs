@@ -205,8 +205,8 @@ mod tests {
             (COS, f64::cos, -9.0, 9.0),
             (ERF, libm::erf, -3.0, 3.0),
         ];
-        for (at, (kernels, reference, low, high)) in cases.into_iter().enumerate() {
-            let x = uniform(100, low, high, at as u64);
+        for (index, (kernels, reference, low, high)) in cases.into_iter().enumerate() {
+            let x = uniform(100, low, high, index as u64);
             let [y, slope] = every_simd(|simd| {
                 let (mut y, mut slope) = (vec![0.0; x.len()], vec![1.0; x.len()]);
                 (kernels.forward)(simd, &x, &mut y);
@@ -214,19 +214,22 @@ mod tests {
                 [y, slope]
             });
             for (found, expected) in y.iter().zip(x.iter().map(|&x| reference(f64::from(x)))) {
-                assert!((f64::from(*found) - expected).abs() <= 1e-5 * expected.abs(), "function {at}: {expected}");
+                assert!((f64::from(*found) - expected).abs() <= 1e-5 * expected.abs(), "function {index}: {expected}");
             }
             let slopes: Vec<f64> = x.iter().map(|&x| central_difference(reference, f64::from(x))).collect();
             assert_close(&slope, &slopes, 1e-5);
         }
-        let of = |kernels: UnaryKernels, x: f32| {
+        let apply = |kernels: UnaryKernels, x: f32| {
             let mut y = [0.0];
             (kernels.forward)(Simd::detect(), &[x], &mut y);
             y[0]
         };
-        assert_eq!([of(SIGN, -2.0), of(SIGN, 0.0), of(FLOOR, -0.5)], [-1.0, 0.0, -1.0]);
-        assert_eq!([of(EXP, 89.0), of(EXP, f32::INFINITY), of(EXP, -100.0)], [f32::INFINITY, f32::INFINITY, 0.0]);
-        assert!(of(EXP, f32::NAN).is_nan() && of(SIGN, f32::NAN).is_nan());
+        assert_eq!([apply(SIGN, -2.0), apply(SIGN, 0.0), apply(FLOOR, -0.5)], [-1.0, 0.0, -1.0]);
+        assert_eq!(
+            [apply(EXP, 89.0), apply(EXP, f32::INFINITY), apply(EXP, -100.0)],
+            [f32::INFINITY, f32::INFINITY, 0.0]
+        );
+        assert!(apply(EXP, f32::NAN).is_nan() && apply(SIGN, f32::NAN).is_nan());
     }
 
     #[test]
@@ -242,7 +245,7 @@ mod tests {
             (POW, f64::powf),
         ];
         let (a, b) = (uniform(100, 0.2, 3.0, 1), uniform(100, 0.2, 3.0, 2));
-        for (at, (kernels, reference)) in cases.into_iter().enumerate() {
+        for (index, (kernels, reference)) in cases.into_iter().enumerate() {
             let [y, da, db] = every_simd(|simd| {
                 let mut results = [(); 3].map(|()| vec![0.0; a.len()]);
                 (kernels.forward)(simd, [&a, &b], &mut results[0]);
@@ -252,19 +255,19 @@ mod tests {
                 }
                 results
             });
-            let of = |f: &dyn Fn(f64, f64) -> f64| -> Vec<f64> {
+            let map = |f: &dyn Fn(f64, f64) -> f64| -> Vec<f64> {
                 a.iter().zip(&b).map(|(&a, &b)| f(f64::from(a), f64::from(b))).collect()
             };
-            assert_close(&y, &of(&reference), 1e-6);
-            assert_close(&da, &of(&|a, b| central_difference(|a| reference(a, b), a)), 1e-5);
-            assert_close(&db, &of(&|a, b| central_difference(|b| reference(a, b), b)), 1e-5);
-            println!("function {at}");
+            assert_close(&y, &map(&reference), 1e-6);
+            assert_close(&da, &map(&|a, b| central_difference(|a| reference(a, b), a)), 1e-5);
+            assert_close(&db, &map(&|a, b| central_difference(|b| reference(a, b), b)), 1e-5);
+            println!("function {index}");
         }
     }
 
     #[test]
     fn edges_are_those_of_pytorch() {
-        let of = |kernels: BinaryKernels, a: f32, b: f32| {
+        let apply = |kernels: BinaryKernels, a: f32, b: f32| {
             let mut results = [[0.0]; 3];
             (kernels.forward)(Simd::detect(), [&[a], &[b]], &mut results[0]);
             for (backward, d) in kernels.backward.iter().zip(&mut results[1..]) {
@@ -272,10 +275,10 @@ mod tests {
             }
             results.map(|[x]| x)
         };
-        assert_eq!(of(MAX, 2.0, 2.0), [2.0, 0.5, 0.5]);
-        assert_eq!(of(MIN, 1.0, 2.0), [1.0, 1.0, 0.0]);
-        assert!(of(MAX, f32::NAN, 1.0)[0].is_nan() && of(MIN, 1.0, f32::NAN)[0].is_nan());
-        assert_eq!(of(POW, 0.0, 0.0), [1.0, 0.0, 0.0]);
-        assert_eq!(of(POW, -2.0, 3.0)[..2], [-8.0, 12.0]);
+        assert_eq!(apply(MAX, 2.0, 2.0), [2.0, 0.5, 0.5]);
+        assert_eq!(apply(MIN, 1.0, 2.0), [1.0, 1.0, 0.0]);
+        assert!(apply(MAX, f32::NAN, 1.0)[0].is_nan() && apply(MIN, 1.0, f32::NAN)[0].is_nan());
+        assert_eq!(apply(POW, 0.0, 0.0), [1.0, 0.0, 0.0]);
+        assert_eq!(apply(POW, -2.0, 3.0)[..2], [-8.0, 12.0]);
     }
 }

@@ -125,21 +125,21 @@ mod tests {
 
     #[test]
     fn aligned_and_allocated_once() {
-        for most in [100, MIN_MAPPED_ELEMENTS, 3 * MIN_MAPPED_ELEMENTS + 1] {
-            let mut buffer = Buffer::with_len(most);
+        for max_elements in [100, MIN_MAPPED_ELEMENTS, 3 * MIN_MAPPED_ELEMENTS + 1] {
+            let mut buffer = Buffer::with_len(max_elements);
             assert!(buffer.as_slice().iter().all(|x| *x == 0.0));
             buffer.as_mut_slice().fill(1.0);
-            let (at, bytes) = (buffer.as_slice().as_ptr(), buffer.bytes());
-            for len in [1, 17, most] {
+            let (address, bytes) = (buffer.as_slice().as_ptr(), buffer.bytes());
+            for len in [1, 17, max_elements] {
                 assert_eq!(buffer.resize(len).len(), len);
-                assert_eq!(buffer.as_slice().as_ptr(), at);
-                assert_eq!(at as usize % 64, 0);
+                assert_eq!(buffer.as_slice().as_ptr(), address);
+                assert_eq!(address as usize % 64, 0);
             }
             assert!(buffer.as_slice().iter().all(|x| *x == 1.0));
-            assert_eq!((buffer.capacity(), buffer.bytes()), (most, bytes));
-            buffer.resize(2 * most);
+            assert_eq!((buffer.capacity(), buffer.bytes()), (max_elements, bytes));
+            buffer.resize(2 * max_elements);
             assert_eq!(buffer.as_slice().as_ptr() as usize % 64, 0);
-            assert_eq!(buffer.as_slice().len(), 2 * most);
+            assert_eq!(buffer.as_slice().len(), 2 * max_elements);
         }
     }
 }

@@ -164,17 +164,17 @@ mod tests {
                     if accumulate { former[c] + total } else { total }
                 })
                 .collect();
-            let whole = every_simd(|simd| {
+            let full = every_simd(|simd| {
                 let mut sums = former.clone();
                 column_sums(simd, &x, width, 0, &mut sums, accumulate);
                 sums
             });
-            assert_eq!(whole, expected);
-            let mut cut = former.clone();
-            ComputeThreads::new(2).unwrap().for_each_rows(width, 40, rows_mut(&mut cut, 1), |first, sums| {
+            assert_eq!(full, expected);
+            let mut parts = former.clone();
+            ComputeThreads::new(2).unwrap().for_each_rows(width, 40, rows_mut(&mut parts, 1), |first, sums| {
                 column_sums(crate::kernels::Simd::detect(), &x, width, first, sums.data, accumulate);
             });
-            assert_eq!(cut, expected);
+            assert_eq!(parts, expected);
         }
     }
 

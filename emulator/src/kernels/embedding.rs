@@ -7,8 +7,8 @@ use super::isa::simd_fn;
 
 /// Returns the position and value of the first token outside of a table of `vocabulary` rows.
 pub fn check_tokens(tokens: &[i32], vocabulary: usize) -> Result<(), (usize, i32)> {
-    let bad = |token: &i32| usize::try_from(*token).map_or(true, |token| token >= vocabulary);
-    tokens.iter().position(bad).map_or(Ok(()), |place| Err((place, tokens[place])))
+    let is_outside = |token: &i32| usize::try_from(*token).map_or(true, |token| token >= vocabulary);
+    tokens.iter().position(is_outside).map_or(Ok(()), |position| Err((position, tokens[position])))
 }
 
 simd_fn! {
@@ -35,8 +35,8 @@ simd_fn! {
     pub fn scatter_add(dy: &[f32], width: usize, tokens: &[i32], first: usize, columns: usize, dtable: &mut [f32]) {
         assert!(dy.len() == tokens.len() * width && first + columns <= width);
         for (&token, dy) in tokens.iter().zip(dy.chunks_exact(width.max(1))) {
-            let at = usize::try_from(token).expect("a token is not negative") * columns;
-            for (d, dy) in dtable[at..at + columns].iter_mut().zip(&dy[first..]) {
+            let start = usize::try_from(token).expect("a token is not negative") * columns;
+            for (d, dy) in dtable[start..start + columns].iter_mut().zip(&dy[first..]) {
                 *d += dy;
             }
         }
@@ -129,8 +129,8 @@ mod tests {
         // Columns in two calls, as two threads would do it.
         let mut part = vec![0.5; vocabulary * 9];
         scatter_add(crate::kernels::Simd::detect(), &dy, width, &tokens, 10, 9, &mut part);
-        for (part, whole) in part.chunks(9).zip(dtable.chunks(width)) {
-            assert_eq!(part, &whole[10..]);
+        for (part, expected) in part.chunks(9).zip(dtable.chunks(width)) {
+            assert_eq!(part, &expected[10..]);
         }
     }
 

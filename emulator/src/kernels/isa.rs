@@ -13,10 +13,10 @@ pub struct Simd(Isa);
 
 /// The CPU lacks the requested instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this CPU does not support {wanted}: choose {best}, the best that it supports, or run on another machine")]
+#[error("this CPU does not support {requested}: choose {best}, the best that it supports, or run on another machine")]
 pub struct Unavailable {
     /// Requested instruction set.
-    pub wanted: Isa,
+    pub requested: Isa,
     /// Best instruction set of this CPU.
     pub best: Isa,
 }
@@ -29,7 +29,7 @@ impl Simd {
 
     /// Selects an instruction set, for a job whose members support less than the best one.
     pub fn new(isa: Isa) -> Result<Self, Unavailable> {
-        if isa.available() { Ok(Simd(isa)) } else { Err(Unavailable { wanted: isa, best: Isa::detect() }) }
+        if isa.available() { Ok(Simd(isa)) } else { Err(Unavailable { requested: isa, best: Isa::detect() }) }
     }
 
     /// Returns all instruction sets that this CPU can run, lowest first.

@@ -34,8 +34,8 @@ fn exp_parts(x: f32) -> (f32, f32) {
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     // Comparisons are written so that NaN propagates.
-    let held = if x > EXP_MAX_INPUT { EXP_MAX_INPUT } else { x };
-    let (power, minus_one) = exp_parts(held);
+    let clamped = if x > EXP_MAX_INPUT { EXP_MAX_INPUT } else { x };
+    let (power, minus_one) = exp_parts(clamped);
     let value = minus_one.mul_add(power, power);
     if x < EXP_MIN_INPUT { 0.0 } else { value }
 }
@@ -45,8 +45,8 @@ pub(crate) fn exp(x: f32) -> f32 {
 pub(crate) fn tanh(x: f32) -> f32 {
     // tanh x = m / (m + 2) with m = e^2x - 1, computed without cancellation; 1 beyond 9.1.
     let doubled = 2.0 * x.abs();
-    let held = if doubled > 18.4 { 18.4 } else { doubled };
-    let (power, r) = exp_parts(held);
+    let clamped = if doubled > 18.4 { 18.4 } else { doubled };
+    let (power, r) = exp_parts(clamped);
     let m = r.mul_add(power, power - 1.0);
     (m / (m + 2.0)).copysign(x)
 }
@@ -86,15 +86,15 @@ mod tests {
     /// Largest error of `f` relative to `exact` over `low..high`, where the exact value is at least `least`.
     fn worst(low: f64, high: f64, least: f64, f: impl Fn(f32) -> f32, exact: impl Fn(f64) -> f64) -> f64 {
         const STEPS: usize = 200_000;
-        let mut worst = 0.0f64;
+        let mut max_error = 0.0f64;
         for i in 0..=STEPS {
             let x = (low + (high - low) * i as f64 / STEPS as f64) as f32;
             let value = exact(f64::from(x));
             if value.abs() >= least {
-                worst = worst.max((f64::from(f(x)) / value - 1.0).abs());
+                max_error = max_error.max((f64::from(f(x)) / value - 1.0).abs());
             }
         }
-        worst
+        max_error
     }
 
     const ULP: f64 = 1.2e-7;

@@ -125,8 +125,8 @@ simd_fn! {
             let count = STRIP.min(columns - begin);
             let (mut gammas, mut betas) = ([0.0f32; STRIP], [0.0f32; STRIP]);
             for (row, (&mean, &rstd)) in mean.iter().zip(rstd).enumerate() {
-                let at = row * width + first + begin;
-                let (x, dy) = (&x[at..at + count], &dy[at..at + count]);
+                let start = row * width + first + begin;
+                let (x, dy) = (&x[start..start + count], &dy[start..start + count]);
                 for (((dgamma, dbeta), x), dy) in gammas.iter_mut().zip(&mut betas).zip(x).zip(dy) {
                     *dgamma = dy.mul_add((x - mean) * rstd, *dgamma);
                     *dbeta += dy;

@@ -133,11 +133,11 @@ fn split_in_halves<D: SplitRows>(first: usize, rows: usize, grain: usize, data: 
     if rows <= grain {
         return split_serially(first, rows, grain, data, f);
     }
-    let left = rows.div_ceil(grain) / 2 * grain;
-    let (head, tail) = data.split_rows(left);
+    let first_half = rows.div_ceil(grain) / 2 * grain;
+    let (head, tail) = data.split_rows(first_half);
     rayon::join(
-        || split_in_halves(first, left, grain, head, f),
-        || split_in_halves(first + left, rows - left, grain, tail, f),
+        || split_in_halves(first, first_half, grain, head, f),
+        || split_in_halves(first + first_half, rows - first_half, grain, tail, f),
     );
 }
 

@@ -80,8 +80,8 @@ simd_fn! {
         for (strip, dgamma) in dgamma.chunks_mut(STRIP).enumerate() {
             let mut sums = [0.0f32; STRIP];
             for (row, &rstd) in rstd.iter().enumerate() {
-                let at = row * width + first + strip * STRIP;
-                let (x, dy) = (&x[at..at + dgamma.len()], &dy[at..at + dgamma.len()]);
+                let start = row * width + first + strip * STRIP;
+                let (x, dy) = (&x[start..start + dgamma.len()], &dy[start..start + dgamma.len()]);
                 for ((sum, x), dy) in sums.iter_mut().zip(x).zip(dy) {
                     *sum = dy.mul_add(x * rstd, *sum);
                 }
@@ -127,14 +127,14 @@ mod tests {
                 }
                 [y, dx, added, dgamma]
             });
-            let wide = |x: &[f32]| -> Vec<f64> { x.iter().map(|x| f64::from(*x)).collect() };
+            let to_f64 = |x: &[f32]| -> Vec<f64> { x.iter().map(|x| f64::from(*x)).collect() };
             let value: f64 = y.iter().zip(&dy).map(|(y, dy)| f64::from(*y) * f64::from(*dy)).sum();
-            assert!((value - reference(&wide(&x), &wide(&gamma), &dy)).abs() < 1e-5 * (1.0 + value.abs()));
-            let expected = gradient(|x| reference(x, &wide(&gamma), &dy), &x);
+            assert!((value - reference(&to_f64(&x), &to_f64(&gamma), &dy)).abs() < 1e-5 * (1.0 + value.abs()));
+            let expected = gradient(|x| reference(x, &to_f64(&gamma), &dy), &x);
             assert_close(&dx, &expected, 3e-6);
             let sum: Vec<f64> = expected.iter().zip(&former).map(|(dx, former)| dx + f64::from(*former)).collect();
             assert_close(&added, &sum, 3e-6);
-            assert_close(&dgamma, &gradient(|gamma| reference(&wide(&x), gamma, &dy), &gamma), 3e-6);
+            assert_close(&dgamma, &gradient(|gamma| reference(&to_f64(&x), gamma, &dy), &gamma), 3e-6);
         }
     }
 }

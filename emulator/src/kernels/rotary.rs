@@ -27,8 +27,9 @@ pub struct RotaryTable {
 impl RotaryTable {
     /// Computes the table, unless it is already that of these frequencies and at least as many positions.
     pub fn prepare(&mut self, positions: usize, pairs: usize, frequency: impl Fn(usize) -> f64) {
-        let same = self.frequencies.len() == pairs && (0..pairs).all(|pair| self.frequencies[pair] == frequency(pair));
-        if same && self.positions >= positions {
+        let is_unchanged =
+            self.frequencies.len() == pairs && (0..pairs).all(|pair| self.frequencies[pair] == frequency(pair));
+        if is_unchanged && self.positions >= positions {
             return;
         }
         self.frequencies.clear();
@@ -120,13 +121,13 @@ mod tests {
         table.prepare(100, 4, frequency);
         let x = uniform(width, -1.0, 1.0, 1);
         for pairs in [RotaryPairs::Halves, RotaryPairs::Adjacent] {
-            let [there, back] = every_simd(|simd| {
+            let [rotated, back] = every_simd(|simd| {
                 let mut row = x.clone();
                 let rotation = Rotation { pairs, head_dim, heads, is_reverse: false };
                 rotate_row(simd, &table, rotation, 77, &mut row);
-                let there = row.clone();
+                let rotated = row.clone();
                 rotate_row(simd, &table, Rotation { is_reverse: true, ..rotation }, 77, &mut row);
-                [there, row]
+                [rotated, row]
             });
             let mut expected: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
             for head in 0..heads {
@@ -141,8 +142,8 @@ mod tests {
                     (expected[a], expected[b]) = (x * cos - y * sin, x * sin + y * cos);
                 }
             }
-            assert_close(&there, &expected, 2e-7);
-            assert_eq!(there[30..], x[30..], "elements after the heads");
+            assert_close(&rotated, &expected, 2e-7);
+            assert_eq!(rotated[30..], x[30..], "elements after the heads");
             assert_close(&back, &x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>(), 3e-7);
         }
     }

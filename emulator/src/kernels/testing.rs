@@ -23,9 +23,9 @@ pub(crate) fn every_simd<R: PartialEq + std::fmt::Debug>(f: impl Fn(Simd) -> R) 
 pub(crate) fn central_difference(f: impl Fn(f64) -> f64, x: f64) -> f64 {
     const H: f64 = 1e-4;
     // Two widths extrapolated: the error is of fourth order.
-    let wide = (f(x + 2.0 * H) - f(x - 2.0 * H)) / (4.0 * H);
+    let wide_difference = (f(x + 2.0 * H) - f(x - 2.0 * H)) / (4.0 * H);
     let narrow = (f(x + H) - f(x - H)) / (2.0 * H);
-    (4.0 * narrow - wide) / 3.0
+    (4.0 * narrow - wide_difference) / 3.0
 }
 
 /// Asserts that each value is within `tolerance` (relative to the largest expected magnitude) of the expected value.

@@ -78,10 +78,10 @@ mod tests {
     #[test]
     fn every_bf16_survives_the_way_through_f32() {
         let all: Vec<u16> = (0..=u16::MAX).filter(|b| !to_f32(*b).is_nan()).collect();
-        let mut wide = vec![0.0; all.len()];
+        let mut widened = vec![0.0; all.len()];
         let mut back = vec![0; all.len()];
-        to_f32_slice(&all, &mut wide);
-        from_f32_slice(&wide, &mut back);
+        to_f32_slice(&all, &mut widened);
+        from_f32_slice(&widened, &mut back);
         assert_eq!(all, back);
     }
 }

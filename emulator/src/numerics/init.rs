@@ -202,11 +202,11 @@ mod tests {
         ];
         let key = tensor_key(3, 9);
         for init in all {
-            let mut whole = vec![0.0; 1000];
-            init.fill(key, 1 << 33, &mut whole);
+            let mut full = vec![0.0; 1000];
+            init.fill(key, 1 << 33, &mut full);
             let mut part = vec![0.0; 123];
             init.fill(key, (1 << 33) + 456, &mut part);
-            assert_eq!(part, whole[456..579]);
+            assert_eq!(part, full[456..579]);
         }
     }
 

@@ -127,11 +127,11 @@ impl NumericsProfile {
 
     /// Returns whether two runs compute the same bits, as far as both profiles are known.
     pub fn agrees_with(&self, other: &Self) -> bool {
-        let cuts = |profile: &Self| [profile.leaf_samples, profile.chunk_elements];
-        let known = cuts(self).into_iter().zip(cuts(other));
+        let sizes = |profile: &Self| [profile.leaf_samples, profile.chunk_elements];
+        let known_sizes = sizes(self).into_iter().zip(sizes(other));
         let without_cuts = |profile: &Self| Self { leaf_samples: None, chunk_elements: None, ..*profile };
         without_cuts(self) == without_cuts(other)
-            && known.into_iter().all(|(a, b)| a.is_none() || b.is_none() || a == b)
+            && known_sizes.into_iter().all(|(a, b)| a.is_none() || b.is_none() || a == b)
     }
 }
 
@@ -166,13 +166,16 @@ mod tests {
     #[test]
     fn cuts_are_compared_where_both_profiles_have_them() {
         let first = NumericsProfile::new(Isa::Avx2, Precision::F32);
-        let cut = |leaf, chunk| NumericsProfile { leaf_samples: Some(leaf), chunk_elements: Some(chunk), ..first };
-        assert!(first.agrees_with(&cut(4, 64)) && cut(4, 64).agrees_with(&first));
-        assert!(cut(4, 64).agrees_with(&cut(4, 64)));
-        assert!(!cut(4, 64).agrees_with(&cut(2, 64)) && !cut(4, 64).agrees_with(&cut(4, 128)));
+        let with_sizes =
+            |leaf, chunk| NumericsProfile { leaf_samples: Some(leaf), chunk_elements: Some(chunk), ..first };
+        assert!(first.agrees_with(&with_sizes(4, 64)) && with_sizes(4, 64).agrees_with(&first));
+        assert!(with_sizes(4, 64).agrees_with(&with_sizes(4, 64)));
+        assert!(
+            !with_sizes(4, 64).agrees_with(&with_sizes(2, 64)) && !with_sizes(4, 64).agrees_with(&with_sizes(4, 128))
+        );
         assert!(!first.agrees_with(&NumericsProfile::new(Isa::Portable, Precision::F32)));
-        let json = serde_json::to_string(&cut(4, 64)).unwrap();
-        assert_eq!(serde_json::from_str::<NumericsProfile>(&json).unwrap(), cut(4, 64));
+        let json = serde_json::to_string(&with_sizes(4, 64)).unwrap();
+        assert_eq!(serde_json::from_str::<NumericsProfile>(&json).unwrap(), with_sizes(4, 64));
     }
 
     #[test]

@@ -162,8 +162,8 @@ mod tests {
         for rate in [0.0, 0.1, 0.5, 0.9] {
             let dropout = DropoutMask::new(rate).unwrap();
             let n = 100_000;
-            let kept = (0..n).filter(|i| dropout.factor(k, *i) != 0.0).count() as f64 / f64::from(n);
-            assert!((kept - (1.0 - rate)).abs() < 0.005, "{rate}: {kept}");
+            let kept_share = (0..n).filter(|i| dropout.factor(k, *i) != 0.0).count() as f64 / f64::from(n);
+            assert!((kept_share - (1.0 - rate)).abs() < 0.005, "{rate}: {kept_share}");
             assert_eq!(dropout.is_off(), rate == 0.0);
         }
         for bad in [-0.1, 1.0, f64::NAN] {

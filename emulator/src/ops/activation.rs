@@ -65,24 +65,24 @@ pub(super) mod run {
     }
 
     impl Executor for Activation {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let (simd, width, function) = (kit.cx.simd, io.shape.columns(), kernels(self.kind).forward);
-            let count = kit.samples * io.shape.rows();
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let (simd, width, function) = (context.cx.simd, io.shape.columns(), kernels(self.kind).forward);
+            let count = context.samples * io.shape.rows();
             if let OperatorInput::Values(x) = io.inputs[0] {
                 let data = (rows(x, width), rows_mut(io.output, width));
-                kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, y)| function(simd, x.data, y.data));
+                context.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, y)| function(simd, x.data, y.data));
             } else {
-                kit.cx.pool.for_each_rows(count, ROW_GRAIN, rows_mut(io.output, width), |_, x| {
+                context.cx.pool.for_each_rows(count, ROW_GRAIN, rows_mut(io.output, width), |_, x| {
                     in_place(simd, function, x.data);
                 });
             }
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let (simd, width, slope) = (kit.cx.simd, io.shape.columns(), kernels(self.kind).backward);
-            let count = kit.samples * io.shape.rows();
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+            let (simd, width, slope) = (context.cx.simd, io.shape.columns(), kernels(self.kind).backward);
+            let count = context.samples * io.shape.rows();
             let data = (rows(io.inputs[0].values(), width), rows_mut(io.gradient, width));
-            kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, dy)| slope(simd, x.data, dy.data));
+            context.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, dy)| slope(simd, x.data, dy.data));
         }
     }
 

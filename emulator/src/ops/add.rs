@@ -41,20 +41,20 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, OperatorInput, ROW_GRAIN};
 
     impl Executor for Add {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let (simd, width) = (kit.cx.simd, io.shape.columns());
-            let count = kit.samples * io.shape.rows();
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let (simd, width) = (context.cx.simd, io.shape.columns());
+            let count = context.samples * io.shape.rows();
             match io.inputs {
                 [OperatorInput::Values(a), OperatorInput::Values(b), ..] => {
                     let data = (rows(a, width), rows(b, width), rows_mut(io.output, width));
-                    kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (a, b, out)| {
+                    context.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (a, b, out)| {
                         elementwise::add(simd, a.data, b.data, out.data);
                     });
                 }
                 [one, other, ..] => {
-                    let apart = if let OperatorInput::Values(values) = one { values } else { other.values() };
-                    let data = (rows(apart, width), rows_mut(io.output, width));
-                    kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, out)| {
+                    let separate = if let OperatorInput::Values(values) = one { values } else { other.values() };
+                    let data = (rows(separate, width), rows_mut(io.output, width));
+                    context.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, out)| {
                         elementwise::add_assign(simd, out.data, x.data);
                     });
                 }

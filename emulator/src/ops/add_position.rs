@@ -43,30 +43,30 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, OperatorInput, ROW_GRAIN};
 
     impl Executor for AddPosition {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            self.forward_rows(kit, 0, io);
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            self.forward_rows(context, 0, io);
         }
 
-        fn forward_rows(&self, kit: &mut OperatorContext<'_>, first: usize, io: ForwardArgs<'_>) {
-            let (simd, width, length) = (kit.cx.simd, io.shape.columns(), io.shape.rows());
+        fn forward_rows(&self, context: &mut OperatorContext<'_>, first: usize, io: ForwardArgs<'_>) {
+            let (simd, width, length) = (context.cx.simd, io.shape.columns(), io.shape.rows());
             let table = &io.weights.tensors[0][first * width..][..length * width];
             let source = if let OperatorInput::Values(values) = io.inputs[0] { Some(values) } else { None };
             for (sample, out) in io.output.chunks_exact_mut(length * width).enumerate() {
                 let data = (rows(table, width), rows_mut(out, width));
                 let from = source.map(|x| &x[sample * length * width..][..length * width]);
-                kit.cx.pool.for_each_rows(length, ROW_GRAIN, data, |first, (table, out)| match from {
+                context.cx.pool.for_each_rows(length, ROW_GRAIN, data, |first, (table, out)| match from {
                     Some(x) => elementwise::add(simd, &x[first * width..][..out.data.len()], table.data, out.data),
                     None => elementwise::add_assign(simd, out.data, table.data),
                 });
             }
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [Some(table), _] = io.tensors else { return };
             let used = io.shape.rows() * io.shape.columns();
             let adds = table.adds();
             let (used, unused) = table.data.split_at_mut(used);
-            embedding::position_backward(kit.cx.simd, io.gradient, used, adds);
+            embedding::position_backward(context.cx.simd, io.gradient, used, adds);
             if !adds {
                 unused.fill(0.0);
             }

@@ -43,20 +43,20 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, OperatorInput, ROW_GRAIN};
 
     impl Executor for AddSinusoids {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (width, length) = (io.shape.columns(), io.shape.rows());
             if let OperatorInput::Values(x) = io.inputs[0] {
                 io.output.copy_from_slice(x);
             }
             // In f64, because a product of a long position and a frequency has few correct digits in f32.
-            for (pair, at) in (0..width / 2).map(|pair| (pair, 2 * pair)) {
+            for (pair, column) in (0..width / 2).map(|pair| (pair, 2 * pair)) {
                 let frequency = super::frequency(pair, width);
                 let rows = rows_mut(io.output, width);
-                kit.cx.pool.for_each_rows(kit.samples * length, ROW_GRAIN, rows, |first, rows| {
+                context.cx.pool.for_each_rows(context.samples * length, ROW_GRAIN, rows, |first, rows| {
                     for (row, out) in (first..).zip(rows.data.chunks_exact_mut(width)) {
                         let (sine, cosine) = libm::sincos((row % length) as f64 * frequency);
-                        out[at] += sine as f32;
-                        out[at + 1] += cosine as f32;
+                        out[column] += sine as f32;
+                        out[column + 1] += cosine as f32;
                     }
                 });
             }
@@ -75,8 +75,8 @@ mod tests {
     impl OperatorTests for AddSinusoids {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let width = args.io.inputs[0].columns();
-            let add = |(at, x): (usize, &f64)| {
-                let (row, column) = ((at / width) as f64, at % width);
+            let add = |(index, x): (usize, &f64)| {
+                let (row, column) = ((index / width) as f64, index % width);
                 let angle = row * 10_000f64.powf(-((column / 2) as f64) / (width as f64 / 2.0 - 1.0));
                 x + if column % 2 == 0 { angle.sin() } else { angle.cos() }
             };

@@ -86,11 +86,11 @@ mod run {
             &self,
             shape: &NodeShape,
             mask: OperatorInput<'a>,
-            kit: &OperatorContext<'a>,
+            context: &OperatorContext<'a>,
         ) -> AttentionParams<'a> {
-            let dropout = DropoutMask::new(f64::from(self.dropout)).filter(|mask| kit.training && !mask.is_off());
+            let dropout = DropoutMask::new(f64::from(self.dropout)).filter(|mask| context.training && !mask.is_off());
             AttentionParams {
-                samples: kit.samples,
+                samples: context.samples,
                 tokens: shape.rows(),
                 key_tokens: shape.rows(),
                 heads: self.heads,
@@ -106,7 +106,7 @@ mod run {
                 key_mask: (shape.inputs.len() > 1).then(|| mask.integers()),
                 spans: None,
                 dropout,
-                sample_keys: kit.keys,
+                sample_keys: context.keys,
             }
         }
     }
@@ -116,20 +116,20 @@ mod run {
             execute::check_head_width(self.layout(shape.columns()).map_or(usize::MAX, |heads| heads.head_dim))
         }
 
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let [qkv, mask, ..] = io.inputs;
-            let params = self.kernel(io.shape, mask, kit);
+            let params = self.kernel(io.shape, mask, context);
             let qkv = Qkv::packed(&params, qkv.values());
-            attention::forward(kit.cx, &params, qkv, io.output, io.extra, kit.attention);
+            attention::forward(context.cx, &params, qkv, io.output, io.extra, context.attention);
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dqkv, _), ..] = io.targets else { return };
             let [qkv, mask, ..] = io.inputs;
-            let params = self.kernel(io.shape, mask, kit);
+            let params = self.kernel(io.shape, mask, context);
             let (qkv, dqkv) = (Qkv::packed(&params, qkv.values()), QkvGradient::Together(dqkv));
-            let (out, dout, workspace) = (io.output, io.gradient, &mut *kit.attention);
-            attention::backward(kit.cx, &params, qkv, out, io.extra, dout, dqkv, io.scratch, workspace);
+            let (out, dout, workspace) = (io.output, io.gradient, &mut *context.attention);
+            attention::backward(context.cx, &params, qkv, out, io.extra, dout, dqkv, io.scratch, workspace);
         }
     }
 }
@@ -184,7 +184,7 @@ mod tests {
         }
 
         fn graphs() -> Vec<Graph> {
-            let of = |is_masked: bool| {
+            let build = |is_masked: bool| {
                 TestGraph::build(|s, x| {
                     let qkv = s.linear(x, 3 * WIDTH, true);
                     let mask = is_masked.then(|| s.integers(Shape::integers(ROWS)));
@@ -192,7 +192,7 @@ mod tests {
                     s.node(Attention { heads: 3, scale: 0.6, dropout: 0.2 }, &inputs, &[])
                 })
             };
-            vec![of(false), of(true)]
+            vec![build(false), build(true)]
         }
     }
 }

@@ -36,8 +36,8 @@ mod run {
         /// Calls `f` with the places of the elements of a window, and returns their number.
         fn elements(&self, sizes: &WindowSizes, window: usize, mut f: impl FnMut(usize)) -> f32 {
             let mut count = 0;
-            sizes.for_each_element([window / sizes.windows[1], window % sizes.windows[1]], |place| {
-                f(place);
+            sizes.for_each_element([window / sizes.windows[1], window % sizes.windows[1]], |element| {
+                f(element);
                 count += 1;
             });
             (if self.counts_padding { sizes.kernel_elements() } else { count }) as f32
@@ -45,34 +45,34 @@ mod run {
     }
 
     impl Executor for AveragePool {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let Ok(sizes) = pooling(io.shape.inputs[0], self.kernel, self.window) else { return };
             let (image, count) = (sizes.image_elements(), sizes.window_count());
             let x = io.inputs[0].values();
             let data = (rows(x, image), rows_mut(io.output, count));
-            kit.cx.pool.for_each_rows(x.len() / image, 1, data, |_, (x, y)| {
+            context.cx.pool.for_each_rows(x.len() / image, 1, data, |_, (x, y)| {
                 for (x, y) in x.data.chunks_exact(image).zip(y.data.chunks_exact_mut(count)) {
                     for (window, y) in y.iter_mut().enumerate() {
                         let mut sum = 0.0;
-                        let share = 1.0 / self.elements(&sizes, window, |place| sum += f64::from(x[place]));
+                        let share = 1.0 / self.elements(&sizes, window, |element| sum += f64::from(x[element]));
                         *y = (sum * f64::from(share)) as f32;
                     }
                 }
             });
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
             let Ok(sizes) = pooling(io.shape.inputs[0], self.kernel, self.window) else { return };
             let (image, count) = (sizes.image_elements(), sizes.window_count());
             let channels = dx.len() / image;
             let data = (rows(&*io.gradient, count), rows_mut(dx, image));
-            kit.cx.pool.for_each_rows(channels, 1, data, |_, (dy, dx)| {
+            context.cx.pool.for_each_rows(channels, 1, data, |_, (dy, dx)| {
                 for (dy, dx) in dy.data.chunks_exact(count).zip(dx.data.chunks_exact_mut(image)) {
                     dx.fill(0.0);
                     for (window, dy) in dy.iter().enumerate() {
                         let share = dy / self.elements(&sizes, window, |_| {});
-                        self.elements(&sizes, window, |place| dx[place] += share);
+                        self.elements(&sizes, window, |element| dx[element] += share);
                     }
                 }
             });
@@ -100,10 +100,12 @@ mod tests {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let output = self.output(&args.io).unwrap().unwrap();
             let sizes = pooling(args.io.inputs[0], self.kernel, self.window).unwrap();
-            let element = |place: Vec<usize>| {
+            let element = |coordinates: Vec<usize>| {
                 let (mut sum, mut count) = (0.0, 0);
-                let image = &args.inputs[0][place[0] * sizes.image_elements()..];
-                sizes.for_each_element([place[1], place[2]], |at| (sum, count) = (sum + image[at], count + 1));
+                let image = &args.inputs[0][coordinates[0] * sizes.image_elements()..];
+                sizes.for_each_element([coordinates[1], coordinates[2]], |element| {
+                    (sum, count) = (sum + image[element], count + 1)
+                });
                 sum / f64::from(if self.counts_padding { 6 } else { count })
             };
             positions(output.dimensions()).map(element).collect()

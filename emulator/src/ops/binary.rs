@@ -54,7 +54,7 @@ impl Operator for Binary {
                 let [a] = io.inputs([DType::F32])?;
                 (a, broadcast_operands(&a, b)?)
             }
-            _ => return Err(OpError::Params { least: 0, most: 1, found: io.params.len() }),
+            _ => return Err(OpError::Params { min: 0, max: 1, found: io.params.len() }),
         };
         Ok(Some(a.with_dimensions(dimensions)))
     }
@@ -114,16 +114,16 @@ mod run {
     }
 
     impl Executor for Binary {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let (simd, function) = (kit.cx.simd, kernels(self.function).forward);
-            let [a, b, _] = views(io.shape, kit.samples);
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let (simd, function) = (context.cx.simd, kernels(self.function).forward);
+            let [a, b, _] = views(io.shape, context.samples);
             let data = [io.inputs[0].values(), second_operand(&io.inputs, &io.weights, io.shape)];
-            strided::map(kit.cx, [a, b], data, io.output, |operands, y| function(simd, operands, y));
+            strided::map(context.cx, [a, b], data, io.output, |operands, y| function(simd, operands, y));
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let (simd, [first, second]) = (kit.cx.simd, kernels(self.function).backward);
-            let [a, b, y] = views(io.shape, kit.samples);
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+            let (simd, [first, second]) = (context.cx.simd, kernels(self.function).backward);
+            let [a, b, y] = views(io.shape, context.samples);
             let dy = &*io.gradient;
             // Functions whose derivatives do not depend on the operands are given something of the right size.
             let (views, data) = if self.function.reads_operands() {
@@ -133,7 +133,7 @@ mod run {
             };
             let [to_a, to_b, _] = io.targets;
             if let TargetMut::Memory(da, accumulate) = to_a {
-                operands::gradient(kit.cx, a, (views, data), (da, accumulate), |x, d| first(simd, x, d));
+                operands::gradient(context.cx, a, (views, data), (da, accumulate), |x, d| first(simd, x, d));
             }
             let [tensor, _] = io.tensors;
             let target = match (to_b, tensor) {
@@ -141,7 +141,7 @@ mod run {
                 (TargetMut::None, tensor) => tensor.map(|tensor| (tensor.data, tensor.accumulate)),
             };
             if let Some(target) = target {
-                operands::gradient(kit.cx, b, (views, data), target, |x, d| second(simd, x, d));
+                operands::gradient(context.cx, b, (views, data), target, |x, d| second(simd, x, d));
             }
         }
     }

@@ -166,24 +166,24 @@ mod run {
             execute::check_head_width(self.layout(shape.columns()).map_or(usize::MAX, |heads| heads.head_dim))
         }
 
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples, io.inputs[1]);
-            let qkv = Qkv::packed(&what, io.inputs[0].values());
-            attention::forward(kit.cx, &what, qkv, io.output, io.extra, kit.attention);
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let params = self.kernel(io.shape, context.training, context.keys, context.samples, io.inputs[1]);
+            let qkv = Qkv::packed(&params, io.inputs[0].values());
+            attention::forward(context.cx, &params, qkv, io.output, io.extra, context.attention);
         }
 
-        fn forward_rows(&self, kit: &mut OperatorContext<'_>, first: usize, io: ForwardArgs<'_>) {
-            let what = self.kernel(io.shape, false, &[], 1, io.inputs[1]);
-            let qkv = Qkv::packed(&what, io.inputs[0].values());
-            attention::forward_rows(kit.cx, &what, first, qkv, io.output, kit.attention);
+        fn forward_rows(&self, context: &mut OperatorContext<'_>, first: usize, io: ForwardArgs<'_>) {
+            let params = self.kernel(io.shape, false, &[], 1, io.inputs[1]);
+            let qkv = Qkv::packed(&params, io.inputs[0].values());
+            attention::forward_rows(context.cx, &params, first, qkv, io.output, context.attention);
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dqkv, _), ..] = io.targets else { return };
-            let what = self.kernel(io.shape, kit.training, kit.keys, kit.samples, io.inputs[1]);
-            let (qkv, dqkv) = (Qkv::packed(&what, io.inputs[0].values()), QkvGradient::Together(dqkv));
-            let (out, dout, workspace) = (io.output, io.gradient, &mut *kit.attention);
-            attention::backward(kit.cx, &what, qkv, out, io.extra, dout, dqkv, io.scratch, workspace);
+            let params = self.kernel(io.shape, context.training, context.keys, context.samples, io.inputs[1]);
+            let (qkv, dqkv) = (Qkv::packed(&params, io.inputs[0].values()), QkvGradient::Together(dqkv));
+            let (out, dout, workspace) = (io.output, io.gradient, &mut *context.attention);
+            attention::backward(context.cx, &params, qkv, out, io.extra, dout, dqkv, io.scratch, workspace);
         }
     }
 }
@@ -225,11 +225,11 @@ mod tests {
                     let attended = (0..self.sinks.min(first)).chain(first..=query).filter(in_span);
                     let attended: Vec<usize> = attended.collect();
                     let scores: Vec<f64> = attended.iter().map(|&key| score(key)).collect();
-                    let most = scores.iter().fold(f64::MIN, |most, &score| most.max(score));
-                    let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
+                    let max = scores.iter().fold(f64::MIN, |max, &score| max.max(score));
+                    let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
                     for (&key, score) in attended.iter().zip(&scores) {
                         let factor = args.dropout_factor(self.dropout, subkey(head_key, query as u64), key);
-                        let share = (score - most).exp() / sum * factor;
+                        let share = (score - max).exp() / sum * factor;
                         let to = &mut out[query * width + head * dim..][..dim];
                         let value = part(key, values, head / group);
                         to.iter_mut().zip(value).for_each(|(to, value)| *to += share * value);
@@ -267,7 +267,7 @@ mod tests {
         }
 
         fn graphs() -> Vec<Graph> {
-            let of = |attention: CausalAttention, columns: usize| {
+            let build = |attention: CausalAttention, columns: usize| {
                 TestGraph::build(|s, x| {
                     let qkv = s.linear(x, columns, true);
                     s.node(attention, &[qkv], &[])
@@ -282,11 +282,11 @@ mod tests {
             });
             vec![
                 with_spans,
-                of(plain, 3 * WIDTH),
-                of(CausalAttention { heads: 4, key_heads: Some(2), alibi: true, ..plain }, WIDTH * 2),
-                of(CausalAttention { key_heads: Some(1), window: Some(2), ..plain }, WIDTH / 3 * 5),
-                of(CausalAttention { window: Some(2), sinks: 1, ..plain }, 3 * WIDTH),
-                of(CausalAttention { softcap: Some(0.7), key_heads: Some(1), ..plain }, WIDTH / 3 * 5),
+                build(plain, 3 * WIDTH),
+                build(CausalAttention { heads: 4, key_heads: Some(2), alibi: true, ..plain }, WIDTH * 2),
+                build(CausalAttention { key_heads: Some(1), window: Some(2), ..plain }, WIDTH / 3 * 5),
+                build(CausalAttention { window: Some(2), sinks: 1, ..plain }, 3 * WIDTH),
+                build(CausalAttention { softcap: Some(0.7), key_heads: Some(1), ..plain }, WIDTH / 3 * 5),
             ]
         }
     }

@@ -38,12 +38,12 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext};
 
     impl Executor for ClassCounts {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (rows, classes) = (io.shape.rows(), io.shape.columns());
             let [logits, labels, ..] = io.inputs;
             io.output.fill(0.0);
             let samples = logits.values().chunks_exact(rows * classes).zip(labels.integers().chunks_exact(rows));
-            debug_assert_eq!(samples.len(), kit.samples);
+            debug_assert_eq!(samples.len(), context.samples);
             for ((logits, labels), counts) in samples.zip(io.output.chunks_exact_mut(3 * classes)) {
                 for (logits, &label) in logits.chunks_exact(classes).zip(labels) {
                     let Ok(label) = usize::try_from(label) else { continue };
@@ -62,7 +62,7 @@ mod run {
 
     /// Returns the position of the highest number, the first of equal ones.
     fn highest(numbers: &[f32]) -> usize {
-        let higher = |best: usize, (at, number): (usize, &f32)| if *number > numbers[best] { at } else { best };
+        let higher = |best: usize, (index, number): (usize, &f32)| if *number > numbers[best] { index } else { best };
         numbers.iter().enumerate().fold(0, higher)
     }
 }
@@ -82,8 +82,8 @@ mod tests {
             let mut counts = vec![0.0; 3 * classes];
             for (row, &label) in args.inputs[0].chunks(classes).zip(args.inputs[1]).filter(|(_, label)| **label >= 0.0)
             {
-                let most = row.iter().fold(f64::MIN, |most, &logit| most.max(logit));
-                let predicted = row.iter().position(|&logit| logit == most).unwrap();
+                let max = row.iter().fold(f64::MIN, |max, &logit| max.max(logit));
+                let predicted = row.iter().position(|&logit| logit == max).unwrap();
                 counts[classes + predicted] += 1.0;
                 counts[2 * classes + label as usize] += 1.0;
                 counts[label as usize] += f64::from(u8::from(predicted == label as usize));

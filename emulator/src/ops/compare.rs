@@ -78,11 +78,11 @@ mod run {
     }
 
     impl Executor for Compare {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let views = operands::views(kit.samples, [0, 1].map(|at| io.shape.inputs[at].dimensions()));
-            let data = [0, 1].map(|at| io.inputs[at].words());
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let views = operands::views(context.samples, [0, 1].map(|input| io.shape.inputs[input].dimensions()));
+            let data = [0, 1].map(|input| io.inputs[input].words());
             let is_float = io.shape.inputs[0].dtype() == DType::F32;
-            strided::map(kit.cx, views, data, io.output, |[a, b], out| {
+            strided::map(context.cx, views, data, io.output, |[a, b], out| {
                 if is_float {
                     self.relation.compare(a, b, out);
                 } else {
@@ -111,9 +111,9 @@ mod tests {
     impl OperatorTests for Compare {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let output = self.output(&args.io).unwrap().unwrap();
-            let [a, b] =
-                [0, 1].map(|at| at_broadcast(output.dimensions(), args.io.inputs[at].dimensions(), args.inputs[at]));
-            let holds = |(a, b): (f64, f64)| match self.relation {
+            let [a, b] = [0, 1]
+                .map(|input| at_broadcast(output.dimensions(), args.io.inputs[input].dimensions(), args.inputs[input]));
+            let is_true = |(a, b): (f64, f64)| match self.relation {
                 Relation::Eq => a == b,
                 Relation::Ne => a != b,
                 Relation::Lt => a < b,
@@ -121,7 +121,7 @@ mod tests {
                 Relation::Gt => a > b,
                 Relation::Ge => a >= b,
             };
-            a.into_iter().zip(b).map(holds).map(|holds| f64::from(u8::from(holds))).collect()
+            a.into_iter().zip(b).map(is_true).map(|is_true| f64::from(u8::from(is_true))).collect()
         }
 
         fn shape_cases() -> Vec<ShapeCase> {

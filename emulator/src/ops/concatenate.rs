@@ -25,11 +25,11 @@ impl Operator for Concatenate {
             return Err(OpError::NoAxis { axis: self.axis, found: first.to_string() });
         };
         let mut total = size;
-        for (at, other) in others.iter().enumerate() {
+        for (index, other) in others.iter().enumerate() {
             let size = other.dimensions().get(self.axis).copied().unwrap_or_default();
             let expected = first.with_dimensions(first.dimension_list().with_size(self.axis, size));
             if *other != expected {
-                return Err(OpError::input_shape(at + 1, expected, *other));
+                return Err(OpError::input_shape(index + 1, expected, *other));
             }
             total = total.saturating_add(size);
         }
@@ -84,10 +84,10 @@ mod tests {
 
     impl OperatorTests for Concatenate {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
-            let width = |at: usize| args.io.inputs[at].dimensions()[self.axis..].iter().product::<usize>();
+            let width = |input: usize| args.io.inputs[input].dimensions()[self.axis..].iter().product::<usize>();
             let rows = args.inputs[0].len() / width(0);
-            let parts = (0..rows).flat_map(|row| (0..args.inputs.len()).map(move |at| (row, at)));
-            parts.flat_map(|(row, at)| args.inputs[at][row * width(at)..][..width(at)].to_vec()).collect()
+            let parts = (0..rows).flat_map(|row| (0..args.inputs.len()).map(move |input| (row, input)));
+            parts.flat_map(|(row, input)| args.inputs[input][row * width(input)..][..width(input)].to_vec()).collect()
         }
 
         fn shape_cases() -> Vec<ShapeCase> {
@@ -110,9 +110,9 @@ mod tests {
                 s.weighted_loss(columns);
                 let input = s.numbers(&[2, 12]);
                 let rows = s.node(Concatenate { axis: 0 }, &[x, input], &[]);
-                let twice = s.node(Concatenate { axis: 0 }, &[rows, rows], &[]);
-                s.weighted_loss(twice);
-                assert_eq!(s.shape(twice), Shape::matrix(2 * (ROWS + 2), 12));
+                let doubled = s.node(Concatenate { axis: 0 }, &[rows, rows], &[]);
+                s.weighted_loss(doubled);
+                assert_eq!(s.shape(doubled), Shape::matrix(2 * (ROWS + 2), 12));
                 x
             })]
         }

@@ -35,10 +35,10 @@ impl Convolution {
         let (&[all_channels, height, width], &[all_outputs, channels, rows, columns]) = (x, weight) else {
             return None;
         };
-        let fits =
+        let is_valid =
             self.groups > 0 && all_outputs % self.groups == 0 && channels.checked_mul(self.groups)? == all_channels;
         let windows = self.window.sizes([rows, columns], [height, width])?;
-        fits.then(|| Sizes { channels, outputs: all_outputs / self.groups, windows })
+        is_valid.then(|| Sizes { channels, outputs: all_outputs / self.groups, windows })
     }
 
     fn sizes_of(&self, io: &Signature<'_>) -> Option<Sizes> {
@@ -57,7 +57,7 @@ impl Operator for Convolution {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         let [x] = io.inputs([DType::F32])?;
         let Some(weight) = io.params.first() else {
-            return Err(OpError::Params { least: 1, most: 2, found: 0 });
+            return Err(OpError::Params { min: 1, max: 2, found: 0 });
         };
         let Some(Sizes { outputs, windows, .. }) = self.sizes(x.dimensions(), weight) else {
             return Err(OpError::Convolution { found: x.to_string(), weight: weight.to_vec() });
@@ -106,9 +106,9 @@ mod run {
                 let (channel, element) =
                     ((first + row) / windows.kernel_elements(), (first + row) % windows.kernel_elements());
                 let image = &x[channel * windows.image_elements()..];
-                for (at, to) in columns.iter_mut().enumerate() {
-                    let y = windows.place(0, at / windows.windows[1], element / windows.kernel[1]);
-                    let x = windows.place(1, at % windows.windows[1], element % windows.kernel[1]);
+                for (index, to) in columns.iter_mut().enumerate() {
+                    let y = windows.input_position(0, index / windows.windows[1], element / windows.kernel[1]);
+                    let x = windows.input_position(1, index % windows.windows[1], element % windows.kernel[1]);
                     *to = y.zip(x).map_or(0.0, |(y, x)| image[y * windows.image[1] + x]);
                 }
             }
@@ -125,9 +125,9 @@ mod run {
             for (columns, dx) in channels.zip(dx.data.chunks_exact_mut(windows.image_elements())) {
                 dx.fill(0.0);
                 for (element, columns) in columns.chunks_exact(count).enumerate() {
-                    for (at, from) in columns.iter().enumerate() {
-                        let y = windows.place(0, at / windows.windows[1], element / windows.kernel[1]);
-                        let x = windows.place(1, at % windows.windows[1], element % windows.kernel[1]);
+                    for (index, from) in columns.iter().enumerate() {
+                        let y = windows.input_position(0, index / windows.windows[1], element / windows.kernel[1]);
+                        let x = windows.input_position(1, index % windows.windows[1], element % windows.kernel[1]);
                         if let Some((y, x)) = y.zip(x) {
                             dx[y * windows.image[1] + x] += from;
                         }
@@ -146,7 +146,7 @@ mod run {
         /// gradient with the windows.
         fn weight_gradient(
             &self,
-            kit: &mut OperatorContext<'_>,
+            context: &mut OperatorContext<'_>,
             sizes: &Sizes,
             (x, dy, columns): (&[f32], &[f32], &mut [f32]),
             gradient: TensorGradient<'_>,
@@ -156,13 +156,13 @@ mod run {
             let groups = gradient.data.chunks_exact_mut(sizes.outputs * inputs).enumerate();
             for (group, gradient_data) in groups {
                 let mut accumulate = gradient.accumulate;
-                for sample in 0..kit.samples {
-                    let at = sample * self.groups + group;
-                    unfold(kit.cx, sizes, &x[at * x_size..(at + 1) * x_size], columns);
-                    let dy = MatRef::row_major(&dy[at * y_size..(at + 1) * y_size], sizes.outputs, count);
+                for sample in 0..context.samples {
+                    let index = sample * self.groups + group;
+                    unfold(context.cx, sizes, &x[index * x_size..(index + 1) * x_size], columns);
+                    let dy = MatRef::row_major(&dy[index * y_size..(index + 1) * y_size], sizes.outputs, count);
                     let columns = MatRef::row_major(columns, inputs, count);
                     let target = MatMut::row_major(gradient_data, sizes.outputs, inputs);
-                    gemm(kit.cx, dy, columns.t(), target, accumulate, None, kit.products);
+                    gemm(context.cx, dy, columns.t(), target, accumulate, None, context.products);
                     accumulate = Accumulate::Add;
                 }
             }
@@ -170,24 +170,24 @@ mod run {
     }
 
     impl Executor for Convolution {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let Some(sizes) = self.leaf_sizes(io.shape) else { return };
             let (inputs, count) = (sizes.inputs(), sizes.windows.window_count());
             let columns = &mut io.scratch[..inputs * count];
             let x = io.inputs[0].values().chunks_exact(sizes.channels * sizes.windows.image_elements());
             let y = io.output.chunks_exact_mut(sizes.outputs * count);
             for ((x, y), weight) in x.zip(y).zip(io.weights.tensors[0].chunks_exact(sizes.outputs * inputs).cycle()) {
-                unfold(kit.cx, &sizes, x, columns);
+                unfold(context.cx, &sizes, x, columns);
                 let weight = MatRef::row_major(weight, sizes.outputs, inputs);
                 let y = MatMut::row_major(y, sizes.outputs, count);
                 gemm(
-                    kit.cx,
+                    context.cx,
                     weight,
                     MatRef::row_major(columns, inputs, count),
                     y,
                     Accumulate::Store,
                     None,
-                    kit.products,
+                    context.products,
                 );
             }
             if let Some(bias) = io.weights.bias(io.shape) {
@@ -197,14 +197,14 @@ mod run {
             }
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let Some(sizes) = self.leaf_sizes(io.shape) else { return };
             let (inputs, count) = (sizes.inputs(), sizes.windows.window_count());
             let columns = &mut io.scratch[..inputs * count];
             let dy = &*io.gradient;
             let [weight, bias] = io.tensors;
             if let Some(weight) = weight {
-                self.weight_gradient(kit, &sizes, (io.inputs[0].values(), dy, columns), weight);
+                self.weight_gradient(context, &sizes, (io.inputs[0].values(), dy, columns), weight);
             }
             if let Some(TensorGradient { data, accumulate }) = bias {
                 let outputs = data.len();
@@ -222,8 +222,8 @@ mod run {
                 let weight = MatRef::row_major(weight, sizes.outputs, inputs).t();
                 let dy = MatRef::row_major(dy, sizes.outputs, count);
                 let target = MatMut::row_major(columns, inputs, count);
-                gemm(kit.cx, weight, dy, target, Accumulate::Store, None, kit.products);
-                fold(kit.cx, &sizes, columns, dx);
+                gemm(context.cx, weight, dy, target, Accumulate::Store, None, context.products);
+                fold(context.cx, &sizes, columns, dx);
             }
         }
 
@@ -253,21 +253,22 @@ mod tests {
             let output = self.output(&args.io).unwrap().unwrap();
             let (x, weight) = (args.io.inputs[0].dimensions(), args.io.params[0]);
             let Window { stride, padding, dilation } = self.window;
-            let element = |place: Vec<usize>| {
-                let group = place[0] / (weight[0] / self.groups);
-                let term = |at: Vec<usize>| {
-                    let place = |axis: usize| {
-                        (place[axis + 1] * stride[axis] + at[axis + 1] * dilation[axis]).checked_sub(padding[axis])
+            let element = |output: Vec<usize>| {
+                let group = output[0] / (weight[0] / self.groups);
+                let input_index = |kernel: Vec<usize>| {
+                    let position = |axis: usize| {
+                        (output[axis + 1] * stride[axis] + kernel[axis + 1] * dilation[axis]).checked_sub(padding[axis])
                     };
-                    let (y, column) = (place(0).filter(|y| *y < x[1])?, place(1).filter(|column| *column < x[2])?);
-                    let channel = group * weight[1] + at[0];
+                    let y = position(0).filter(|y| *y < x[1])?;
+                    let column = position(1).filter(|column| *column < x[2])?;
+                    let channel = group * weight[1] + kernel[0];
                     Some(((channel * x[1]) + y) * x[2] + column)
                 };
-                let start = place[0] * weight[1..].iter().product::<usize>();
-                let terms = positions(&weight[1..])
-                    .enumerate()
-                    .filter_map(|(at, part)| Some(args.params[0][start + at] * args.inputs[0][term(part)?]));
-                terms.sum::<f64>() + args.params.get(1).map_or(0.0, |bias| bias[place[0]])
+                let start = output[0] * weight[1..].iter().product::<usize>();
+                let terms = positions(&weight[1..]).enumerate().filter_map(|(index, kernel)| {
+                    Some(args.params[0][start + index] * args.inputs[0][input_index(kernel)?])
+                });
+                terms.sum::<f64>() + args.params.get(1).map_or(0.0, |bias| bias[output[0]])
             };
             positions(output.dimensions()).map(element).collect()
         }

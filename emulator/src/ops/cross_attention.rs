@@ -116,11 +116,11 @@ mod run {
             shape: &NodeShape,
             mask: OperatorInput<'a>,
             table: &'a [f32],
-            kit: &OperatorContext<'a>,
+            context: &OperatorContext<'a>,
         ) -> AttentionParams<'a> {
-            let dropout = DropoutMask::new(f64::from(self.dropout)).filter(|mask| kit.training && !mask.is_off());
+            let dropout = DropoutMask::new(f64::from(self.dropout)).filter(|mask| context.training && !mask.is_off());
             AttentionParams {
-                samples: kit.samples,
+                samples: context.samples,
                 tokens: shape.rows(),
                 key_tokens: shape.inputs[1].rows(),
                 heads: self.heads,
@@ -136,7 +136,7 @@ mod run {
                 key_mask: (shape.inputs.len() > 2).then(|| mask.integers()),
                 spans: None,
                 dropout,
-                sample_keys: kit.keys,
+                sample_keys: context.keys,
             }
         }
     }
@@ -146,23 +146,23 @@ mod run {
             execute::check_head_width(self.layout(shape.columns()).map_or(usize::MAX, |heads| heads.head_dim))
         }
 
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let [queries, keys, mask] = io.inputs;
-            let params = self.kernel(io.shape, mask, io.weights.tensors[0], kit);
+            let params = self.kernel(io.shape, mask, io.weights.tensors[0], context);
             let layout = QkvLayout::separate(&params);
             let qkv = Qkv { queries: queries.values(), keys: keys.values(), layout };
-            attention::forward(kit.cx, &params, qkv, io.output, io.extra, kit.attention);
+            attention::forward(context.cx, &params, qkv, io.output, io.extra, context.attention);
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dqueries, _), TargetMut::Memory(dkeys, _), ..] = io.targets else { return };
             let [queries, keys, mask] = io.inputs;
-            let params = self.kernel(io.shape, mask, io.weights.tensors[0], kit);
+            let params = self.kernel(io.shape, mask, io.weights.tensors[0], context);
             let layout = QkvLayout::separate(&params);
             let qkv = Qkv { queries: queries.values(), keys: keys.values(), layout };
             let gradient = QkvGradient::Separate { queries: dqueries, keys: dkeys };
-            let (out, dout, workspace) = (io.output, io.gradient, &mut *kit.attention);
-            attention::backward(kit.cx, &params, qkv, out, io.extra, dout, gradient, io.scratch, workspace);
+            let (out, dout, workspace) = (io.output, io.gradient, &mut *context.attention);
+            attention::backward(context.cx, &params, qkv, out, io.extra, dout, gradient, io.scratch, workspace);
             let [biases, _] = io.tensors;
             if let (Some(relative), Some(biases)) = (params.relative, biases) {
                 let (partial, adds) = (&io.scratch[..params.partial_len()], biases.adds());
@@ -194,22 +194,22 @@ mod tests {
             let attends = |key: usize| args.inputs.get(2).is_none_or(|mask| mask[key] != 0.0);
             let mut out = vec![0.0; rows * width];
             for (head, row) in (0..self.heads).flat_map(|head| (0..rows).map(move |row| (head, row))) {
-                let bias = |at: usize| {
-                    let bucket = self.relative?.reference_bucket(at as f64 - row as f64, !self.causal);
+                let bias = |column: usize| {
+                    let bucket = self.relative?.reference_bucket(column as f64 - row as f64, !self.causal);
                     Some(args.params[0][bucket * self.heads + head])
                 };
-                let score = |at: usize| {
-                    let product: f64 = query(row, head).iter().zip(key(at, 0, head)).map(|(q, k)| q * k).sum();
-                    let score = product * f64::from(self.scale) + bias(at).unwrap_or(0.0);
-                    if attends(at) && (!self.causal || at <= row) { score.exp() } else { 0.0 }
+                let score = |column: usize| {
+                    let product: f64 = query(row, head).iter().zip(key(column, 0, head)).map(|(q, k)| q * k).sum();
+                    let score = product * f64::from(self.scale) + bias(column).unwrap_or(0.0);
+                    if attends(column) && (!self.causal || column <= row) { score.exp() } else { 0.0 }
                 };
                 let exps: Vec<f64> = (0..keys).map(score).collect();
                 let sum: f64 = exps.iter().sum();
-                for (at, exp) in exps.iter().enumerate().filter(|(_, exp)| **exp > 0.0) {
+                for (column, exp) in exps.iter().enumerate().filter(|(_, exp)| **exp > 0.0) {
                     let dropout_key = subkey(subkey(args.key, head as u64), row as u64);
-                    let share = exp / sum * args.dropout_factor(self.dropout, dropout_key, at);
+                    let share = exp / sum * args.dropout_factor(self.dropout, dropout_key, column);
                     let to = &mut out[row * width + head * dim..][..dim];
-                    to.iter_mut().zip(key(at, 1, head)).for_each(|(to, value)| *to += share * value);
+                    to.iter_mut().zip(key(column, 1, head)).for_each(|(to, value)| *to += share * value);
                 }
             }
             out
@@ -246,7 +246,7 @@ mod tests {
 
         fn graphs() -> Vec<Graph> {
             const KEYS: usize = ROWS + 3;
-            let of = |attention: CrossAttention, is_masked: bool| {
+            let build = |attention: CrossAttention, is_masked: bool| {
                 TestGraph::build(|s, x| {
                     let tokens = s.integers(Shape::integers(KEYS));
                     let mask = is_masked.then(|| s.integers(Shape::integers(KEYS)));
@@ -277,9 +277,9 @@ mod tests {
             let relative = Some(RelativePositions { buckets: 6, max_distance: 7 });
             let causal = CrossAttention { causal: true, relative, ..plain };
             vec![
-                of(plain, false),
-                of(plain, true),
-                of(CrossAttention { relative, ..plain }, true),
+                build(plain, false),
+                build(plain, true),
+                build(CrossAttention { relative, ..plain }, true),
                 of_itself(causal),
                 of_itself(CrossAttention { relative, ..plain }),
             ]

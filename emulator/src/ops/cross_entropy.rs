@@ -120,15 +120,15 @@ mod run {
     }
 
     impl Executor for CrossEntropy {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let classifier = self.classifier(io.shape, &io.weights);
             let [x, labels, ..] = io.inputs;
             let tokens = ClassifierInput { x: x.values(), labels: labels.integers() };
-            *kit.sums = loss::forward(kit.cx, &classifier, tokens, io.extra, io.scratch, kit.loss);
-            kit.sums.loss *= f64::from(self.factor);
+            *context.sums = loss::forward(context.cx, &classifier, tokens, io.extra, io.scratch, context.loss);
+            context.sums.loss *= f64::from(self.factor);
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [target, ..] = io.targets;
             let dx = if let TargetMut::Memory(dx, _) = target { Some(dx) } else { None };
             let classifier = self.classifier(io.shape, &io.weights);
@@ -138,7 +138,7 @@ mod run {
             let accumulate = weight.as_ref().map_or(Accumulate::Store, |weight| weight.accumulate);
             let (dweights, dbias) = (weight.map(|g| g.data), bias.map(|g| g.data));
             let gradients = LossGradients { dx, dweights, dbias, accumulate, factor: self.factor };
-            loss::backward(kit.cx, &classifier, tokens, io.extra, gradients, io.scratch, kit.loss);
+            loss::backward(context.cx, &classifier, tokens, io.extra, gradients, io.scratch, context.loss);
         }
     }
 }
@@ -156,9 +156,9 @@ mod tests {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let (mut logits, labels) = (args.product(), args.inputs[1]);
             let row = |(row, &label): (&[f64], &f64)| {
-                let most = row.iter().fold(f64::MIN, |most, &logit| most.max(logit));
-                let sum: f64 = row.iter().map(|logit| (logit - most).exp()).sum();
-                if label < 0.0 { 0.0 } else { most + sum.ln() - row[label as usize] }
+                let max = row.iter().fold(f64::MIN, |max, &logit| max.max(logit));
+                let sum: f64 = row.iter().map(|logit| (logit - max).exp()).sum();
+                if label < 0.0 { 0.0 } else { max + sum.ln() - row[label as usize] }
             };
             let cap = |logit: &mut f64| {
                 let Some(cap) = self.softcap.map(f64::from) else { return };

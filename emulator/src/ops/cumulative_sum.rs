@@ -33,19 +33,19 @@ mod run {
 
     impl CumulativeSum {
         /// Replaces each element of the dimension by the sum of the elements up to it, or from it on.
-        fn accumulate(&self, kit: &OperatorContext<'_>, shape: &NodeShape, x: &mut [f32], is_backward: bool) {
+        fn accumulate(&self, context: &OperatorContext<'_>, shape: &NodeShape, x: &mut [f32], is_backward: bool) {
             let sizes = &shape.inputs[0].dimensions()[self.axis..];
             let inner: usize = sizes[1..].iter().product();
-            let (simd, row) = (kit.cx.simd, sizes[0] * inner);
-            kit.cx.pool.for_each_rows(x.len() / row, 1, rows_mut(x, row), |_, x| {
+            let (simd, row) = (context.cx.simd, sizes[0] * inner);
+            context.cx.pool.for_each_rows(x.len() / row, 1, rows_mut(x, row), |_, x| {
                 for row in x.data.chunks_exact_mut(row) {
-                    for at in 1..sizes[0] {
-                        let at = if is_backward { sizes[0] - 1 - at } else { at };
-                        let (earlier, later) = row.split_at_mut((at + usize::from(is_backward)) * inner);
+                    for position in 1..sizes[0] {
+                        let position = if is_backward { sizes[0] - 1 - position } else { position };
+                        let (earlier, later) = row.split_at_mut((position + usize::from(is_backward)) * inner);
                         if is_backward {
-                            elementwise::add_assign(simd, &mut earlier[at * inner..], &later[..inner]);
+                            elementwise::add_assign(simd, &mut earlier[position * inner..], &later[..inner]);
                         } else {
-                            elementwise::add_assign(simd, &mut later[..inner], &earlier[(at - 1) * inner..]);
+                            elementwise::add_assign(simd, &mut later[..inner], &earlier[(position - 1) * inner..]);
                         }
                     }
                 }
@@ -54,15 +54,15 @@ mod run {
     }
 
     impl Executor for CumulativeSum {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             io.output.copy_from_slice(io.inputs[0].values());
-            self.accumulate(kit, io.shape, io.output, false);
+            self.accumulate(context, io.shape, io.output, false);
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
             dx.copy_from_slice(io.gradient);
-            self.accumulate(kit, io.shape, dx, true);
+            self.accumulate(context, io.shape, dx, true);
         }
     }
 }
@@ -78,9 +78,9 @@ mod tests {
             let sizes = &args.io.inputs[0].dimensions()[self.axis..];
             let inner: usize = sizes[1..].iter().product();
             let mut sums = args.inputs[0].to_vec();
-            for at in 0..sums.len() {
-                if !(at / inner).is_multiple_of(sizes[0]) {
-                    sums[at] += sums[at - inner];
+            for index in 0..sums.len() {
+                if !(index / inner).is_multiple_of(sizes[0]) {
+                    sums[index] += sums[index - inner];
                 }
             }
             sums

@@ -44,43 +44,43 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, OperatorInput, ROW_GRAIN};
 
     impl Executor for Dropout {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let source = if let OperatorInput::Values(values) = io.inputs[0] { Some(values) } else { None };
             let factors =
-                random::DropoutMask::new(f64::from(self.rate)).filter(|factors| kit.training && !factors.is_off());
+                random::DropoutMask::new(f64::from(self.rate)).filter(|factors| context.training && !factors.is_off());
             match (factors, source) {
-                (Some(factors), None) => apply(kit, factors, io.shape.columns(), io.output),
-                (Some(factors), Some(source)) => apply_from(kit, factors, io.shape.columns(), source, io.output),
+                (Some(factors), None) => apply(context, factors, io.shape.columns(), io.output),
+                (Some(factors), Some(source)) => apply_from(context, factors, io.shape.columns(), source, io.output),
                 (None, Some(source)) => io.output.copy_from_slice(source),
                 (None, None) => {}
             }
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             if let Some(factors) = random::DropoutMask::new(f64::from(self.rate)).filter(|factors| !factors.is_off()) {
-                apply(kit, factors, io.shape.columns(), io.gradient);
+                apply(context, factors, io.shape.columns(), io.gradient);
             }
         }
     }
 
     /// Multiplies the elements of each sample, numbered within the sample, by their factors.
-    fn apply(kit: &OperatorContext<'_>, factors: random::DropoutMask, width: usize, x: &mut [f32]) {
-        let simd = kit.cx.simd;
-        let sample = x.len() / kit.samples;
-        for (&key, x) in kit.keys.iter().zip(x.chunks_exact_mut(sample)) {
-            kit.cx.pool.for_each_rows(sample / width, ROW_GRAIN, rows_mut(x, width), |first, x| {
+    fn apply(context: &OperatorContext<'_>, factors: random::DropoutMask, width: usize, x: &mut [f32]) {
+        let simd = context.cx.simd;
+        let sample = x.len() / context.samples;
+        for (&key, x) in context.keys.iter().zip(x.chunks_exact_mut(sample)) {
+            context.cx.pool.for_each_rows(sample / width, ROW_GRAIN, rows_mut(x, width), |first, x| {
                 dropout::apply(simd, factors, key, (first * width) as u32, x.data);
             });
         }
     }
 
     /// Like `apply`, from a source to a destination.
-    fn apply_from(kit: &OperatorContext<'_>, factors: random::DropoutMask, width: usize, x: &[f32], y: &mut [f32]) {
-        let simd = kit.cx.simd;
-        let sample = x.len() / kit.samples;
-        for ((&key, x), y) in kit.keys.iter().zip(x.chunks_exact(sample)).zip(y.chunks_exact_mut(sample)) {
+    fn apply_from(context: &OperatorContext<'_>, factors: random::DropoutMask, width: usize, x: &[f32], y: &mut [f32]) {
+        let simd = context.cx.simd;
+        let sample = x.len() / context.samples;
+        for ((&key, x), y) in context.keys.iter().zip(x.chunks_exact(sample)).zip(y.chunks_exact_mut(sample)) {
             let data = (rows(x, width), rows_mut(y, width));
-            kit.cx.pool.for_each_rows(sample / width, ROW_GRAIN, data, |first, (x, y)| {
+            context.cx.pool.for_each_rows(sample / width, ROW_GRAIN, data, |first, (x, y)| {
                 dropout::forward(simd, factors, key, (first * width) as u32, x.data, y.data);
             });
         }

@@ -16,8 +16,8 @@ impl Operator for Embedding {
         let [tokens] = io.inputs([DType::I32])?;
         let (entries, width) = (io.matrix_dimension(0, 0)?, io.matrix_dimension(0, 1)?);
         io.params(&[&[entries, width]], 1)?;
-        let most = tokens.dimensions().len();
-        tokens.with_features(width).map(Some).ok_or(OpError::TooManyDimensions { input: 0, most })
+        let max = tokens.dimensions().len();
+        tokens.with_features(width).map(Some).ok_or(OpError::TooManyDimensions { input: 0, max })
     }
 
     fn row_dependency(&self) -> RowDependency {
@@ -45,23 +45,23 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, ROW_GRAIN};
 
     impl Executor for Embedding {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let (simd, table, (_, width)) = (kit.cx.simd, io.weights.tensors[0], io.shape.matrix());
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let (simd, table, (_, width)) = (context.cx.simd, io.weights.tensors[0], io.shape.matrix());
             let tokens = io.inputs[0].integers();
             let data = (rows(tokens, 1), rows_mut(io.output, width));
-            kit.cx.pool.for_each_rows(tokens.len(), ROW_GRAIN, data, |_, (tokens, out)| {
+            context.cx.pool.for_each_rows(tokens.len(), ROW_GRAIN, data, |_, (tokens, out)| {
                 embedding::gather(simd, table, width, tokens.data, out.data);
             });
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [Some(table), _] = io.tensors else { return };
             let (entries, width) = io.shape.matrix();
             if !table.adds() {
                 let zero = rows_mut(&mut *table.data, width);
-                kit.cx.pool.for_each_rows(entries, ROW_GRAIN, zero, |_, zero| zero.data.fill(0.0));
+                context.cx.pool.for_each_rows(entries, ROW_GRAIN, zero, |_, zero| zero.data.fill(0.0));
             }
-            embedding::scatter_add(kit.cx.simd, io.gradient, width, io.inputs[0].integers(), 0, width, table.data);
+            embedding::scatter_add(context.cx.simd, io.gradient, width, io.inputs[0].integers(), 0, width, table.data);
         }
 
         /// Tokens are added one by one to the previous content.

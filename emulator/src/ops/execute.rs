@@ -272,21 +272,21 @@ pub trait Executor: Operator {
     }
 
     /// Computes the output.
-    fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>);
+    fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>);
 
     /// Computes the rows from `first` on of the output of one sample, with the bits of [`Executor::forward`]. The
     /// shapes are those of the operands given. If a row depends on [earlier](super::RowDependency::Earlier) ones,
     /// inputs have all rows and `output` those from `first` on; otherwise both have the rows from `first` on. Called
     /// for operators whose [`Operator::row_dependency`] is not [`All`](super::RowDependency::All).
-    fn forward_rows(&self, kit: &mut OperatorContext<'_>, first: usize, io: ForwardArgs<'_>) {
+    fn forward_rows(&self, context: &mut OperatorContext<'_>, first: usize, io: ForwardArgs<'_>) {
         let _ = first;
-        self.forward(kit, io);
+        self.forward(context, io);
     }
 
     /// Computes the gradients of inputs and tensors. If the gradient of an input overwrites it, this is called twice:
     /// first for the tensors without targets, then for the target without inputs and tensors. Not called for an
     /// operator without tensors whose input gradients are all [`Same`](super::GradientForm::Same).
-    fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>);
+    fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>);
 
     /// Returns whether accumulating the gradient of a tensor has the same bits as computing it separately and adding
     /// it.

@@ -40,15 +40,15 @@ mod run {
     }
 
     impl Executor for Expand {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            strided::copy(kit.cx, self.view(io.shape, kit.samples), io.inputs[0].words(), io.output);
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            strided::copy(context.cx, self.view(io.shape, context.samples), io.inputs[0].words(), io.output);
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, accumulate), ..] = io.targets else { return };
-            let view = self.view(io.shape, kit.samples);
+            let view = self.view(io.shape, context.samples);
             let dy = ([View::dense(view.sizes())], [&*io.gradient]);
-            operands::gradient(kit.cx, view, dy, (dx, accumulate), |[dy], d| d.copy_from_slice(dy));
+            operands::gradient(context.cx, view, dy, (dx, accumulate), |[dy], d| d.copy_from_slice(dy));
         }
     }
 }
@@ -84,8 +84,8 @@ mod tests {
         fn graphs() -> Vec<Graph> {
             vec![TestGraph::build(|s, x| {
                 let column = s.linear(x, 1, true);
-                let wide = s.node(to(&[2, ROWS, WIDTH]), &[column], &[]);
-                s.weighted_loss(wide);
+                let expanded = s.node(to(&[2, ROWS, WIDTH]), &[column], &[]);
+                s.weighted_loss(expanded);
                 x
             })]
         }

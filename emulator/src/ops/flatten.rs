@@ -68,7 +68,7 @@ mod tests {
 
         /// A classifier of all positions before the loss of the tokens; and of an image, whose elements are an input.
         fn graphs() -> Vec<Graph> {
-            let of = |is_input: bool| {
+            let elements = |is_input: bool| {
                 TestGraph::build(|s, x| {
                     let image = if is_input { s.numbers(&[2, ROWS, WIDTH / 2]) } else { x };
                     let row = s.node(Flatten, &[image], &[]);
@@ -79,7 +79,7 @@ mod tests {
                     x
                 })
             };
-            vec![of(false), of(true)]
+            vec![elements(false), elements(true)]
         }
     }
 }

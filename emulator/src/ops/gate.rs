@@ -45,23 +45,26 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, ROW_GRAIN, TargetMut};
 
     impl Executor for Gate {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let (simd, width, kernel) = (kit.cx.simd, io.shape.columns(), kernels(self.kind).gate_forward);
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let (simd, width, kernel) = (context.cx.simd, io.shape.columns(), kernels(self.kind).gate_forward);
             let [gate, value, ..] = io.inputs.map(|input| rows(input.values(), width));
             let data = (gate, value, rows_mut(io.output, width));
-            kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (gate, value, y)| {
+            context.cx.pool.for_each_rows(context.samples * io.shape.rows(), ROW_GRAIN, data, |_, (gate, value, y)| {
                 kernel(simd, gate.data, value.data, y.data);
             });
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dgate, _), ..] = io.targets else { return };
-            let (simd, width, kernel) = (kit.cx.simd, io.shape.columns(), kernels(self.kind).gate_backward);
+            let (simd, width, kernel) = (context.cx.simd, io.shape.columns(), kernels(self.kind).gate_backward);
             let [gate, value, ..] = io.inputs.map(|input| rows(input.values(), width));
             let data = (gate, value, rows_mut(io.gradient, width), rows_mut(dgate, width));
-            kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (gate, value, dy, dgate)| {
-                kernel(simd, gate.data, value.data, dy.data, dgate.data)
-            });
+            context.cx.pool.for_each_rows(
+                context.samples * io.shape.rows(),
+                ROW_GRAIN,
+                data,
+                |_, (gate, value, dy, dgate)| kernel(simd, gate.data, value.data, dy.data, dgate.data),
+            );
         }
     }
 }

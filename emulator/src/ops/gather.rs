@@ -55,37 +55,37 @@ mod run {
     impl Gather {
         /// Returns the elements of a row of the input and of the index, and of one position of the dimension.
         fn widths(&self, shape: &NodeShape) -> [usize; 3] {
-            let [x, index] = [0, 1].map(|at| shape.inputs[at].dimensions()[self.axis..].iter().product());
+            let [x, index] = [0, 1].map(|input| shape.inputs[input].dimensions()[self.axis..].iter().product());
             [x, index, shape.inputs[0].dimensions()[self.axis + 1..].iter().product()]
         }
     }
 
-    /// Returns the place in a row of the element that the index at place `at` names.
-    fn place(index: i32, at: usize, inner: usize) -> usize {
-        index as usize * inner + at % inner
+    /// Returns the offset in a row of the element that the index at `position` selects.
+    fn offset(index: i32, position: usize, inner: usize) -> usize {
+        index as usize * inner + position % inner
     }
 
     impl Executor for Gather {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let [width, count, inner] = self.widths(io.shape);
             let (x, index) = (io.inputs[0].values(), io.inputs[1].integers());
             let data = (rows(x, width), rows(index, count), rows_mut(io.output, count));
-            kit.cx.pool.for_each_rows(x.len() / width, 1, data, |_, (x, index, y)| {
-                for (at, (y, index)) in y.data.iter_mut().zip(index.data).enumerate() {
-                    *y = x.data[place(*index, at, inner)];
+            context.cx.pool.for_each_rows(x.len() / width, 1, data, |_, (x, index, y)| {
+                for (position, (y, index)) in y.data.iter_mut().zip(index.data).enumerate() {
+                    *y = x.data[offset(*index, position, inner)];
                 }
             });
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
             let [width, count, inner] = self.widths(io.shape);
             let outer = dx.len() / width;
             let data = (rows_mut(dx, width), rows(io.inputs[1].integers(), count), rows(&*io.gradient, count));
-            kit.cx.pool.for_each_rows(outer, 1, data, |_, (dx, index, dy)| {
+            context.cx.pool.for_each_rows(outer, 1, data, |_, (dx, index, dy)| {
                 dx.data.fill(0.0);
-                for (at, (dy, index)) in dy.data.iter().zip(index.data).enumerate() {
-                    dx.data[place(*index, at, inner)] += dy;
+                for (position, (dy, index)) in dy.data.iter().zip(index.data).enumerate() {
+                    dx.data[offset(*index, position, inner)] += dy;
                 }
             });
         }
@@ -103,9 +103,10 @@ mod tests {
     impl OperatorTests for Gather {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let sizes = args.io.inputs[0].dimensions();
-            let element = |(mut place, index): (Vec<usize>, &f64)| {
-                place[self.axis] = *index as usize;
-                args.inputs[0][place.iter().zip(sizes).fold(0, |at, (place, size)| at * size + place)]
+            let element = |(mut coordinates, index): (Vec<usize>, &f64)| {
+                coordinates[self.axis] = *index as usize;
+                args.inputs[0]
+                    [coordinates.iter().zip(sizes).fold(0, |offset, (coordinate, size)| offset * size + coordinate)]
             };
             positions(args.io.inputs[1].dimensions()).zip(args.inputs[1]).map(element).collect()
         }

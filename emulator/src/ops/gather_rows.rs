@@ -45,12 +45,12 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, TargetMut};
 
     impl Executor for GatherRows {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let (simd, width, sample) = (kit.cx.simd, io.shape.columns(), io.shape.inputs[0].elements() as usize);
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let (simd, width, sample) = (context.cx.simd, io.shape.columns(), io.shape.inputs[0].elements() as usize);
             let (x, indices) = (io.inputs[0].values(), io.inputs[1].integers());
-            let count = indices.len() / kit.samples.max(1);
+            let count = indices.len() / context.samples.max(1);
             let data = (rows(x, sample), rows(indices, count), rows_mut(io.output, count * width));
-            kit.cx.pool.for_each_rows(kit.samples, 1, data, |_, (x, indices, out)| {
+            context.cx.pool.for_each_rows(context.samples, 1, data, |_, (x, indices, out)| {
                 let parts = x.data.chunks_exact(sample).zip(indices.data.chunks_exact(count));
                 for ((x, indices), out) in parts.zip(out.data.chunks_exact_mut(count * width)) {
                     embedding::gather(simd, x, width, indices, out);
@@ -58,13 +58,13 @@ mod run {
             });
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
-            let (simd, width, sample) = (kit.cx.simd, io.shape.columns(), io.shape.inputs[0].elements() as usize);
+            let (simd, width, sample) = (context.cx.simd, io.shape.columns(), io.shape.inputs[0].elements() as usize);
             let indices = io.inputs[1].integers();
-            let count = indices.len() / kit.samples.max(1);
+            let count = indices.len() / context.samples.max(1);
             let data = (rows_mut(dx, sample), rows(indices, count), rows(&*io.gradient, count * width));
-            kit.cx.pool.for_each_rows(kit.samples, 1, data, |_, (dx, indices, dy)| {
+            context.cx.pool.for_each_rows(context.samples, 1, data, |_, (dx, indices, dy)| {
                 let parts = dx.data.chunks_exact_mut(sample).zip(indices.data.chunks_exact(count));
                 for ((dx, indices), dy) in parts.zip(dy.data.chunks_exact(count * width)) {
                     dx.fill(0.0);

@@ -20,8 +20,8 @@ impl IndexBounds {
     #[cfg(feature = "kernels")]
     pub fn of(graph: &Graph, input: ValueId) -> Option<Self> {
         let uses = graph.nodes.iter().flat_map(|node| {
-            let positions = (0..node.inputs.len()).filter(|&at| node.inputs[at] == input);
-            positions.filter_map(|at| Self::of_use(graph, node, at))
+            let positions = (0..node.inputs.len()).filter(|&position| node.inputs[position] == input);
+            positions.filter_map(|position| Self::of_use(graph, node, position))
         });
         uses.reduce(|a, b| Self {
             ignores_negative: a.ignores_negative && b.ignores_negative,
@@ -29,11 +29,11 @@ impl IndexBounds {
         })
     }
 
-    /// Returns the bounds of input `at` of an operator; `None` if the operator does not restrict it.
-    pub fn of_use(graph: &Graph, node: &OpNode, at: usize) -> Option<Self> {
+    /// Returns the bounds of input `position` of an operator; `None` if the operator does not restrict it.
+    pub fn of_use(graph: &Graph, node: &OpNode, position: usize) -> Option<Self> {
         let operator = node.op.operator();
-        let entries = operator.index_bound(&Signature::of(graph, node), at)?;
-        Some(Self { ignores_negative: operator.ignores_negative(at), entries })
+        let entries = operator.index_bound(&Signature::of(graph, node), position)?;
+        Some(Self { ignores_negative: operator.ignores_negative(position), entries })
     }
 
     fn accepts(self, integer: i32) -> bool {
@@ -42,7 +42,7 @@ impl IndexBounds {
 
     /// Returns position, value and bound of the first integer outside the bounds.
     pub fn first_outside(self, integers: impl IntoIterator<Item = i32>) -> Option<(usize, i32, usize)> {
-        let (place, value) = integers.into_iter().enumerate().find(|(_, integer)| !self.accepts(*integer))?;
-        Some((place, value, self.entries))
+        let (position, value) = integers.into_iter().enumerate().find(|(_, integer)| !self.accepts(*integer))?;
+        Some((position, value, self.entries))
     }
 }

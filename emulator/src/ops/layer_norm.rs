@@ -54,42 +54,42 @@ mod run {
     const COLUMN_GRAIN: usize = 64;
 
     impl Executor for LayerNorm {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let (simd, width, epsilon) = (kit.cx.simd, io.shape.columns(), self.epsilon);
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let (simd, width, epsilon) = (context.cx.simd, io.shape.columns(), self.epsilon);
             let (gain, offset) = (io.weights.tensors[0], io.weights.bias(io.shape));
-            let count = kit.samples * io.shape.rows();
+            let count = context.samples * io.shape.rows();
             let (mean, rstd) = io.extra.split_at_mut(count);
             let x = rows(io.inputs[0].values(), width);
             let data = (x, rows_mut(io.output, width), rows_mut(mean, 1), rows_mut(rstd, 1));
-            kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, y, mean, rstd)| {
+            context.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, y, mean, rstd)| {
                 layer_norm_forward(simd, x.data, gain, offset, epsilon, y.data, mean.data, rstd.data);
             });
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let (simd, width) = (kit.cx.simd, io.shape.columns());
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+            let (simd, width) = (context.cx.simd, io.shape.columns());
             let gain = io.weights.tensors[0];
-            let count = kit.samples * io.shape.rows();
+            let count = context.samples * io.shape.rows();
             let (mean, rstd) = io.extra.split_at(count);
             let (x, dy) = (io.inputs[0].values(), &*io.gradient);
             match io.tensors {
                 [Some(gain), Some(offset)] => {
                     let (adds, offset_adds) = (gain.adds(), offset.adds());
                     let data = (rows_mut(gain.data, 1), rows_mut(offset.data, 1));
-                    kit.cx.pool.for_each_rows(width, COLUMN_GRAIN, data, |first, (gain, offset)| {
+                    context.cx.pool.for_each_rows(width, COLUMN_GRAIN, data, |first, (gain, offset)| {
                         // One of them may be shared with another norm and already have a gradient.
-                        let together: &mut [f32] = if adds == offset_adds {
+                        let buffer: &mut [f32] = if adds == offset_adds {
                             offset.data
                         } else {
                             column_sums(simd, dy, width, first, offset.data, offset_adds);
                             &mut []
                         };
-                        layer_norm_backward_params(simd, x, width, mean, rstd, dy, first, gain.data, together, adds);
+                        layer_norm_backward_params(simd, x, width, mean, rstd, dy, first, gain.data, buffer, adds);
                     });
                 }
                 [Some(gain), None] => {
                     let adds = gain.adds();
-                    kit.cx.pool.for_each_rows(width, COLUMN_GRAIN, rows_mut(gain.data, 1), |first, gain| {
+                    context.cx.pool.for_each_rows(width, COLUMN_GRAIN, rows_mut(gain.data, 1), |first, gain| {
                         layer_norm_backward_params(simd, x, width, mean, rstd, dy, first, gain.data, &mut [], adds);
                     });
                 }
@@ -98,7 +98,7 @@ mod run {
             let [TargetMut::Memory(dx, accumulate), ..] = io.targets else { return };
             let adds = accumulate == Accumulate::Add;
             let data = (rows(x, width), rows(mean, 1), rows(rstd, 1), rows(dy, width), rows_mut(dx, width));
-            kit.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, mean, rstd, dy, dx)| {
+            context.cx.pool.for_each_rows(count, ROW_GRAIN, data, |_, (x, mean, rstd, dy, dx)| {
                 layer_norm_backward_input(simd, x.data, gain, mean.data, rstd.data, dy.data, dx.data, adds);
             });
         }

@@ -93,35 +93,35 @@ mod run {
             packs[0].pack(cx, MatRef::row_major(tensors[0], outputs, inputs));
         }
 
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (outputs, inputs) = io.shape.matrix();
-            let rows = kit.samples * io.shape.rows();
+            let rows = context.samples * io.shape.rows();
             let x = MatRef::row_major(io.inputs[0].values(), rows, inputs);
             let y = MatMut::row_major(io.output, rows, outputs);
             let bias = io.weights.bias(io.shape);
-            gemm(kit.cx, x, &io.weights.forward[0], y, Accumulate::Store, bias, kit.products);
+            gemm(context.cx, x, &io.weights.forward[0], y, Accumulate::Store, bias, context.products);
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let (outputs, inputs) = io.shape.matrix();
-            let rows = kit.samples * io.shape.rows();
+            let rows = context.samples * io.shape.rows();
             let dy = &*io.gradient;
             let gradient = MatRef::row_major(dy, rows, outputs);
             let [weight, bias] = io.tensors;
             if let Some(TensorGradient { data, accumulate }) = weight {
                 let x = MatRef::row_major(io.inputs[0].values(), rows, inputs);
                 let dw = MatMut::row_major(data, outputs, inputs);
-                gemm(kit.cx, gradient.t(), x, dw, accumulate, None, kit.products);
+                gemm(context.cx, gradient.t(), x, dw, accumulate, None, context.products);
             }
             if let Some(bias) = bias {
-                let (simd, adds) = (kit.cx.simd, bias.adds());
-                kit.cx.pool.for_each_rows(outputs, COLUMN_GRAIN, rows_mut(bias.data, 1), |first, sums| {
+                let (simd, adds) = (context.cx.simd, bias.adds());
+                context.cx.pool.for_each_rows(outputs, COLUMN_GRAIN, rows_mut(bias.data, 1), |first, sums| {
                     elementwise::column_sums(simd, dy, outputs, first, sums.data, adds);
                 });
             }
             if let [TargetMut::Memory(dx, accumulate), ..] = io.targets {
                 let dx = MatMut::row_major(dx, rows, inputs);
-                gemm(kit.cx, gradient, &io.weights.backward[0], dx, accumulate, None, kit.products);
+                gemm(context.cx, gradient, &io.weights.backward[0], dx, accumulate, None, context.products);
             }
         }
     }

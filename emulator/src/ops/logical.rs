@@ -48,15 +48,15 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, integers, integers_mut};
 
     impl Executor for Logical {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let views = operands::views(kit.samples, [0, 1].map(|at| io.shape.inputs[at].dimensions()));
-            let data = [0, 1].map(|at| io.inputs[at].words());
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let views = operands::views(context.samples, [0, 1].map(|input| io.shape.inputs[input].dimensions()));
+            let data = [0, 1].map(|input| io.inputs[input].words());
             let function: fn(i32, i32) -> i32 = match self.function {
                 LogicalFunction::And => |a, b| a & b,
                 LogicalFunction::Or => |a, b| a | b,
                 LogicalFunction::Xor => |a, b| a ^ b,
             };
-            strided::map(kit.cx, views, data, io.output, |[a, b], out| {
+            strided::map(context.cx, views, data, io.output, |[a, b], out| {
                 for (out, (a, b)) in integers_mut(out).iter_mut().zip(integers(a).iter().zip(integers(b))) {
                     *out = function(*a, *b);
                 }
@@ -81,14 +81,14 @@ mod tests {
     impl OperatorTests for Logical {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let output = self.output(&args.io).unwrap().unwrap();
-            let [a, b] =
-                [0, 1].map(|at| at_broadcast(output.dimensions(), args.io.inputs[at].dimensions(), args.inputs[at]));
-            let holds = |(a, b): (f64, f64)| match self.function {
+            let [a, b] = [0, 1]
+                .map(|input| at_broadcast(output.dimensions(), args.io.inputs[input].dimensions(), args.inputs[input]));
+            let is_true = |(a, b): (f64, f64)| match self.function {
                 LogicalFunction::And => a + b > 1.0,
                 LogicalFunction::Or => a + b > 0.0,
                 LogicalFunction::Xor => a != b,
             };
-            a.into_iter().zip(b).map(holds).map(|holds| f64::from(u8::from(holds))).collect()
+            a.into_iter().zip(b).map(is_true).map(|is_true| f64::from(u8::from(is_true))).collect()
         }
 
         fn shape_cases() -> Vec<ShapeCase> {

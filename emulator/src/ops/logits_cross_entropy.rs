@@ -49,16 +49,17 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, TargetMut};
 
     impl Executor for LogitsCrossEntropy {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let [logits, labels, ..] = io.inputs;
-            *kit.sums = loss::forward_of_logits(kit.cx, logits.values(), labels.integers(), io.extra, kit.loss);
-            kit.sums.loss *= f64::from(self.factor);
+            *context.sums =
+                loss::forward_of_logits(context.cx, logits.values(), labels.integers(), io.extra, context.loss);
+            context.sums.loss *= f64::from(self.factor);
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(gradient, _), ..] = io.targets else { return };
             let [logits, labels, ..] = io.inputs;
-            loss::backward_of_logits(kit.cx, logits.values(), labels.integers(), io.extra, self.factor, gradient);
+            loss::backward_of_logits(context.cx, logits.values(), labels.integers(), io.extra, self.factor, gradient);
         }
     }
 }
@@ -75,9 +76,9 @@ mod tests {
     impl OperatorTests for LogitsCrossEntropy {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let row = |(row, &label): (&[f64], &f64)| {
-                let most = row.iter().fold(f64::MIN, |most, &logit| most.max(logit));
-                let sum: f64 = row.iter().map(|logit| (logit - most).exp()).sum();
-                if label < 0.0 { 0.0 } else { most + sum.ln() - row[label as usize] }
+                let max = row.iter().fold(f64::MIN, |max, &logit| max.max(logit));
+                let sum: f64 = row.iter().map(|logit| (logit - max).exp()).sum();
+                if label < 0.0 { 0.0 } else { max + sum.ln() - row[label as usize] }
             };
             let rows = args.inputs[0].chunks(args.io.inputs[0].columns()).zip(args.inputs[1]);
             vec![f64::from(self.factor) * rows.map(row).sum::<f64>()]

@@ -51,7 +51,7 @@ impl Operator for Matmul {
     }
 
     fn flops(&self, io: &Signature<'_>) -> Flops {
-        let [a, b] = [0, 1].map(|at| io.inputs.get(at).map_or(&[][..], Shape::dimensions));
+        let [a, b] = [0, 1].map(|input| io.inputs.get(input).map_or(&[][..], Shape::dimensions));
         let Sizes { batch, rows, inner, columns } = self.sizes(a, b).unwrap_or_default();
         Flops::product((batch as u64).saturating_mul(rows as u64), inner as u64, columns as u64)
     }
@@ -69,7 +69,7 @@ mod run {
 
     impl Matmul {
         fn leaf_sizes(&self, shape: &NodeShape, samples: usize) -> Sizes {
-            let [a, b] = [0, 1].map(|at| shape.inputs[at].dimensions());
+            let [a, b] = [0, 1].map(|input| shape.inputs[input].dimensions());
             let sizes = self.sizes(a, b).unwrap_or_default();
             Sizes { batch: samples * sizes.batch, ..sizes }
         }
@@ -85,10 +85,10 @@ mod run {
     }
 
     impl<'a> Stack<'a> {
-        /// Returns matrix number `at`.
-        fn at(self, at: usize) -> MatRef<'a> {
+        /// Returns matrix number `index`.
+        fn at(self, index: usize) -> MatRef<'a> {
             let size = self.rows * self.columns;
-            let data = &self.data[at * size..(at + 1) * size];
+            let data = &self.data[index * size..(index + 1) * size];
             if self.is_transposed {
                 MatRef::row_major(data, self.columns, self.rows).t()
             } else {
@@ -99,45 +99,45 @@ mod run {
 
     /// Writes `batch` products of two matrices, or their transposes.
     fn write_products<'a>(
-        kit: &mut OperatorContext<'_>,
+        context: &mut OperatorContext<'_>,
         batch: usize,
         target: TargetMut<'_>,
         is_transposed: bool,
         factors: impl Fn(usize) -> [MatRef<'a>; 2],
     ) {
         let TargetMut::Memory(target, accumulate) = target else { return };
-        for (at, target) in (0..batch).zip(target.chunks_exact_mut(target.len() / batch)) {
-            let [left, right] = factors(at);
+        for (index, target) in (0..batch).zip(target.chunks_exact_mut(target.len() / batch)) {
+            let [left, right] = factors(index);
             let (left, right) = if is_transposed { (right.t(), left.t()) } else { (left, right) };
             let target = MatMut::row_major(target, left.rows(), right.cols());
-            gemm(kit.cx, left, right, target, accumulate, None, kit.products);
+            gemm(context.cx, left, right, target, accumulate, None, context.products);
         }
     }
 
     impl Executor for Matmul {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let Sizes { batch, rows, inner, columns } = self.leaf_sizes(io.shape, kit.samples);
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let Sizes { batch, rows, inner, columns } = self.leaf_sizes(io.shape, context.samples);
             let [a, b, _] = io.inputs.map(|input| input.values());
             let a = Stack { data: a, rows, columns: inner, is_transposed: self.transpose_a };
             let b = Stack { data: b, rows: inner, columns, is_transposed: self.transpose_b };
-            for (at, y) in (0..batch).zip(io.output.chunks_exact_mut(rows * columns)) {
+            for (index, y) in (0..batch).zip(io.output.chunks_exact_mut(rows * columns)) {
                 let y = MatMut::row_major(y, rows, columns);
-                gemm(kit.cx, a.at(at), b.at(at), y, Accumulate::Store, None, kit.products);
+                gemm(context.cx, a.at(index), b.at(index), y, Accumulate::Store, None, context.products);
             }
         }
 
         /// The gradient of A is dY·Bᵀ, that of B is Aᵀ·dY; a transposed operand has the transpose of its gradient.
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let Sizes { batch, rows, inner, columns } = self.leaf_sizes(io.shape, kit.samples);
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+            let Sizes { batch, rows, inner, columns } = self.leaf_sizes(io.shape, context.samples);
             let [a, b, _] = io.inputs.map(|input| input.values());
             let a = Stack { data: a, rows, columns: inner, is_transposed: self.transpose_a };
             let b = Stack { data: b, rows: inner, columns, is_transposed: self.transpose_b };
             let dy = Stack { data: io.gradient, rows, columns, is_transposed: false };
             let [to_a, to_b, _] = io.targets;
-            let of_a = |at| [dy.at(at), b.at(at).t()];
-            let of_b = |at| [a.at(at).t(), dy.at(at)];
-            write_products(kit, batch, to_a, self.transpose_a, of_a);
-            write_products(kit, batch, to_b, self.transpose_b, of_b);
+            let of_a = |index| [dy.at(index), b.at(index).t()];
+            let of_b = |index| [a.at(index).t(), dy.at(index)];
+            write_products(context, batch, to_a, self.transpose_a, of_a);
+            write_products(context, batch, to_b, self.transpose_b, of_b);
         }
     }
 }
@@ -155,25 +155,30 @@ mod tests {
 
     impl OperatorTests for Matmul {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
-            let [a, b] = [0, 1].map(|at| args.io.inputs[at].dimensions());
+            let [a, b] = [0, 1].map(|inner_index| args.io.inputs[inner_index].dimensions());
             let sizes = self.sizes(a, b).unwrap();
             let (rows, inner, columns) = (sizes.rows, sizes.inner, sizes.columns);
-            let of_a = |row, at| if self.transpose_a { at * rows + row } else { row * inner + at };
-            let of_b = |at, column| if self.transpose_b { column * inner + at } else { at * columns + column };
+            let of_a =
+                |row, inner_index| if self.transpose_a { inner_index * rows + row } else { row * inner + inner_index };
+            let of_b = |inner_index, column| {
+                if self.transpose_b { column * inner + inner_index } else { inner_index * columns + column }
+            };
             let matrices = args.inputs[0].chunks(rows * inner).zip(args.inputs[1].chunks(inner * columns));
             let product = |(a, b): (&[f64], &[f64])| -> Vec<f64> {
-                let element = |(row, column)| (0..inner).map(|at| a[of_a(row, at)] * b[of_b(at, column)]).sum();
+                let element = |(row, column)| {
+                    (0..inner).map(|inner_index| a[of_a(row, inner_index)] * b[of_b(inner_index, column)]).sum()
+                };
                 (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))).map(element).collect()
             };
             matrices.flat_map(product).collect()
         }
 
         fn shape_cases() -> Vec<ShapeCase> {
-            let turned = |transpose_a, transpose_b| Matmul { transpose_a, transpose_b };
+            let transposed = |transpose_a, transpose_b| Matmul { transpose_a, transpose_b };
             vec![
                 accepts(PLAIN, &[X, f32_shape(&[4, 3])], &[], f32_shape(&[8, 3])),
                 accepts(
-                    turned(true, true),
+                    transposed(true, true),
                     &[f32_shape(&[2, 4, 8]), f32_shape(&[2, 3, 4])],
                     &[],
                     f32_shape(&[2, 8, 3]),

@@ -38,34 +38,34 @@ mod run {
     /// Returns the place of the largest element of a window, or of the last NaN.
     fn largest(sizes: &WindowSizes, window: usize, image: &[f32]) -> usize {
         let mut best = None;
-        sizes.for_each_element([window / sizes.windows[1], window % sizes.windows[1]], |place| {
-            if best.is_none_or(|best: usize| image[place] > image[best] || image[place].is_nan()) {
-                best = Some(place);
+        sizes.for_each_element([window / sizes.windows[1], window % sizes.windows[1]], |element| {
+            if best.is_none_or(|best: usize| image[element] > image[best] || image[element].is_nan()) {
+                best = Some(element);
             }
         });
         best.unwrap_or_default()
     }
 
     impl Executor for MaxPool {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let Ok(sizes) = pooling(io.shape.inputs[0], self.kernel, self.window) else { return };
             let (image, count) = (sizes.image_elements(), sizes.window_count());
             let x = io.inputs[0].values();
             let data = (rows(x, image), rows_mut(io.output, count));
-            kit.cx.pool.for_each_rows(x.len() / image, 1, data, |_, (x, y)| {
+            context.cx.pool.for_each_rows(x.len() / image, 1, data, |_, (x, y)| {
                 for (x, y) in x.data.chunks_exact(image).zip(y.data.chunks_exact_mut(count)) {
                     y.iter_mut().enumerate().for_each(|(window, y)| *y = x[largest(&sizes, window, x)]);
                 }
             });
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
             let Ok(sizes) = pooling(io.shape.inputs[0], self.kernel, self.window) else { return };
             let (image, count) = (sizes.image_elements(), sizes.window_count());
             let channels = dx.len() / image;
             let data = (rows(io.inputs[0].values(), image), rows(&*io.gradient, count), rows_mut(dx, image));
-            kit.cx.pool.for_each_rows(channels, 1, data, |_, (x, dy, dx)| {
+            context.cx.pool.for_each_rows(channels, 1, data, |_, (x, dy, dx)| {
                 let images = x.data.chunks_exact(image).zip(dy.data.chunks_exact(count));
                 for ((x, dy), dx) in images.zip(dx.data.chunks_exact_mut(image)) {
                     dx.fill(0.0);
@@ -95,11 +95,11 @@ mod tests {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let output = self.output(&args.io).unwrap().unwrap();
             let sizes = pooling(args.io.inputs[0], self.kernel, self.window).unwrap();
-            let element = |place: Vec<usize>| {
-                let mut most = f64::NEG_INFINITY;
-                let image = &args.inputs[0][place[0] * sizes.image_elements()..];
-                sizes.for_each_element([place[1], place[2]], |at| most = most.max(image[at]));
-                most
+            let element = |coordinates: Vec<usize>| {
+                let mut max = f64::NEG_INFINITY;
+                let image = &args.inputs[0][coordinates[0] * sizes.image_elements()..];
+                sizes.for_each_element([coordinates[1], coordinates[2]], |element| max = max.max(image[element]));
+                max
             };
             positions(output.dimensions()).map(element).collect()
         }

@@ -46,12 +46,12 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, OperatorInput};
 
     impl Executor for Metric {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             if let OperatorInput::Values(x) = io.inputs[0] {
                 io.output.copy_from_slice(x);
             }
-            let width = io.output.len() / kit.samples;
-            let Some((sums, weight)) = kit.metric.split_at_mut_checked(width) else { return };
+            let width = io.output.len() / context.samples;
+            let Some((sums, weight)) = context.metric.split_at_mut_checked(width) else { return };
             for sample in io.output.chunks_exact(width) {
                 sums.iter_mut().zip(sample).for_each(|(sum, x)| *sum += f64::from(*x));
             }

@@ -17,8 +17,8 @@ impl Operator for OneHot {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         let [index] = io.inputs([DType::I32])?;
         io.params(&[], 0)?;
-        let most = index.dimensions().len();
-        index.with_features(self.classes).map(Some).ok_or(OpError::TooManyDimensions { input: 0, most })
+        let max = index.dimensions().len();
+        index.with_features(self.classes).map(Some).ok_or(OpError::TooManyDimensions { input: 0, max })
     }
 
     fn index_bound(&self, _: &Signature<'_>, _: usize) -> Option<usize> {

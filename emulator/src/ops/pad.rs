@@ -46,14 +46,14 @@ mod run {
     }
 
     impl Executor for Pad {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             io.output.fill(0.0);
-            strided::copy_to(self.view(io.shape, kit.samples), io.inputs[0].words(), io.output);
+            strided::copy_to(self.view(io.shape, context.samples), io.inputs[0].words(), io.output);
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
-            strided::copy(kit.cx, self.view(io.shape, kit.samples), io.gradient, dx);
+            strided::copy(context.cx, self.view(io.shape, context.samples), io.gradient, dx);
         }
     }
 }
@@ -78,13 +78,13 @@ mod tests {
         }
 
         fn shape_cases() -> Vec<ShapeCase> {
-            let by = |axis, before, after| Pad { axis, before, after };
+            let padded = |axis, before, after| Pad { axis, before, after };
             vec![
-                accepts(by(0, 1, 2), &[X], &[], Shape::matrix(11, 4)),
-                accepts(by(0, 0, 1), &[TOKENS], &[], Shape::integers(9)),
-                accepts(by(1, usize::MAX, 1), &[X], &[], f32_shape(&[8, usize::MAX])),
-                rejects(by(2, 1, 0), &[X], &[], "f32 [8, 4] has no dimension 2"),
-                rejects(by(0, 1, 0), &[X], &[&[4]], "0 tensors"),
+                accepts(padded(0, 1, 2), &[X], &[], Shape::matrix(11, 4)),
+                accepts(padded(0, 0, 1), &[TOKENS], &[], Shape::integers(9)),
+                accepts(padded(1, usize::MAX, 1), &[X], &[], f32_shape(&[8, usize::MAX])),
+                rejects(padded(2, 1, 0), &[X], &[], "f32 [8, 4] has no dimension 2"),
+                rejects(padded(0, 1, 0), &[X], &[&[4]], "0 tensors"),
             ]
         }
 

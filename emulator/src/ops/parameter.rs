@@ -15,7 +15,7 @@ impl Operator for Parameter {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         io.inputs([])?;
         let [tensor] = io.params[..] else {
-            return Err(OpError::Params { least: 1, most: 1, found: io.params.len() });
+            return Err(OpError::Params { min: 1, max: 1, found: io.params.len() });
         };
         Shape::new(DType::F32, tensor).map(Some).ok_or(OpError::TensorDimensions { found: tensor.to_vec() })
     }
@@ -29,16 +29,16 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext};
 
     impl Executor for Parameter {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let tensor = io.weights.tensors[0];
-            io.output.chunks_exact_mut(tensor.len()).take(kit.samples).for_each(|y| y.copy_from_slice(tensor));
+            io.output.chunks_exact_mut(tensor.len()).take(context.samples).for_each(|y| y.copy_from_slice(tensor));
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [Some(tensor), _] = io.tensors else { return };
-            let view = View::of_each_sample(kit.samples, &io.shape.params[0]);
+            let view = View::of_each_sample(context.samples, &io.shape.params[0]);
             let dy = ([View::dense(view.sizes())], [&*io.gradient]);
-            operands::gradient(kit.cx, view, dy, (tensor.data, tensor.accumulate), |[dy], d| d.copy_from_slice(dy));
+            operands::gradient(context.cx, view, dy, (tensor.data, tensor.accumulate), |[dy], d| d.copy_from_slice(dy));
         }
     }
 }

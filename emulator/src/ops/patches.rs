@@ -41,10 +41,10 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, TargetMut};
 
     impl Patches {
-        /// Calls `copy` with the places of each line of each patch, in the patches and in the image, and its length.
+        /// Calls `copy` with the offsets of each line of each patch, in the patches and in the image, and its length.
         pub(super) fn for_each_line(&self, shape: &NodeShape, mut copy: impl FnMut(usize, usize, usize)) {
             let &[channels, height, width] = shape.inputs[0].dimensions() else { return };
-            let mut place = 0;
+            let mut offset = 0;
             for (top, left) in (0..height).step_by(self.height).flat_map(|top| {
                 let lefts = (0..width).step_by(self.width);
                 lefts.map(move |left| (top, left))
@@ -53,18 +53,18 @@ mod run {
                     let lines = top..top + self.height;
                     lines.map(move |line| channel * height + line)
                 }) {
-                    copy(place, line * width + left, self.width);
-                    place += self.width;
+                    copy(offset, line * width + left, self.width);
+                    offset += self.width;
                 }
             }
         }
     }
 
     impl Executor for Patches {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (shape, sample) = (io.shape, io.shape.inputs[0].elements() as usize);
             let data = (rows(io.inputs[0].values(), sample), rows_mut(io.output, sample));
-            kit.cx.pool.for_each_rows(kit.samples, 1, data, |_, (x, out)| {
+            context.cx.pool.for_each_rows(context.samples, 1, data, |_, (x, out)| {
                 for (x, out) in x.data.chunks_exact(sample).zip(out.data.chunks_exact_mut(sample)) {
                     self.for_each_line(shape, |to, from, length| {
                         out[to..to + length].copy_from_slice(&x[from..from + length]);
@@ -73,11 +73,11 @@ mod run {
             });
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
             let (shape, sample) = (io.shape, io.shape.inputs[0].elements() as usize);
             let data = (rows_mut(dx, sample), rows(&*io.gradient, sample));
-            kit.cx.pool.for_each_rows(kit.samples, 1, data, |_, (dx, dy)| {
+            context.cx.pool.for_each_rows(context.samples, 1, data, |_, (dx, dy)| {
                 for (dx, dy) in dx.data.chunks_exact_mut(sample).zip(dy.data.chunks_exact(sample)) {
                     self.for_each_line(shape, |from, to, length| {
                         dx[to..to + length].copy_from_slice(&dy[from..from + length]);
@@ -102,8 +102,8 @@ mod tests {
             let &[channels, height, width] = args.io.inputs[0].dimensions() else { panic!("no image") };
             let patch = channels * self.height * self.width;
             let mut out = vec![0.0; channels * height * width];
-            for (at, x) in args.inputs[0].iter().enumerate() {
-                let (channel, line, column) = (at / width / height, at / width % height, at % width);
+            for (index, x) in args.inputs[0].iter().enumerate() {
+                let (channel, line, column) = (index / width / height, index / width % height, index % width);
                 let row = line / self.height * (width / self.width) + column / self.width;
                 let within = (channel * self.height + line % self.height) * self.width + column % self.width;
                 out[row * patch + within] = *x;
@@ -145,12 +145,12 @@ mod tests {
     fn backward_pass_is_the_inverse_of_the_forward_pass() {
         use crate::ops::execute::NodeShape;
         let shape = NodeShape { inputs: vec![Shape::new(DType::F32, &[2, 4, 6]).unwrap()], params: Vec::new() };
-        let (mut places, mut seen) = (0, vec![0; 48]);
+        let (mut count, mut visits) = (0, vec![0; 48]);
         SIZE.for_each_line(&shape, |to, from, length| {
-            assert_eq!(to, places);
-            places += length;
-            seen[from..from + length].iter_mut().for_each(|count| *count += 1);
+            assert_eq!(to, count);
+            count += length;
+            visits[from..from + length].iter_mut().for_each(|count| *count += 1);
         });
-        assert_eq!((places, seen), (48, vec![1; 48]), "every element once");
+        assert_eq!((count, visits), (48, vec![1; 48]), "every element once");
     }
 }

@@ -53,16 +53,16 @@ mod run {
     }
 
     impl Executor for Permute {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let sizes = io.shape.inputs[0].dimensions();
-            permute(kit.cx, kit.samples, sizes, &self.order, io.inputs[0].words(), io.output);
+            permute(context.cx, context.samples, sizes, &self.order, io.inputs[0].words(), io.output);
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
             let mut sizes = [0; MAX_DIMENSIONS];
             sizes.iter_mut().zip(&*self.order).for_each(|(to, &axis)| *to = io.shape.inputs[0].dimensions()[axis]);
-            permute(kit.cx, kit.samples, &sizes[..self.order.len()], &self.inverse(), io.gradient, dx);
+            permute(context.cx, context.samples, &sizes[..self.order.len()], &self.inverse(), io.gradient, dx);
         }
     }
 }
@@ -84,11 +84,12 @@ mod tests {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let shape = args.io.inputs[0];
             let sizes: Vec<usize> = self.order.iter().map(|&axis| shape.dimensions()[axis]).collect();
-            let element = |place: Vec<usize>| {
+            let element = |coordinates: Vec<usize>| {
                 let axis_of = |axis| self.order.iter().position(|&from| from == axis).unwrap();
-                (0..place.len()).fold(0, |at, axis| at * shape.dimensions()[axis] + place[axis_of(axis)])
+                (0..coordinates.len())
+                    .fold(0, |offset, axis| offset * shape.dimensions()[axis] + coordinates[axis_of(axis)])
             };
-            positions(&sizes).map(|place| args.inputs[0][element(place)]).collect()
+            positions(&sizes).map(|coordinates| args.inputs[0][element(coordinates)]).collect()
         }
 
         fn shape_cases() -> Vec<ShapeCase> {
@@ -107,10 +108,10 @@ mod tests {
         fn graphs() -> Vec<Graph> {
             vec![TestGraph::build(|s, x| {
                 let heads = s.reshape(x, &[ROWS, 3, WIDTH / 3]);
-                let turned = s.node(to(&[2, 0, 1]), &[heads], &[]);
+                let permuted = s.node(to(&[2, 0, 1]), &[heads], &[]);
                 let tensor = s.tensor(&[WIDTH / 3, ROWS, 3]);
-                let turned = s.mul_tensor(turned, tensor);
-                let back = s.node(to(&[1, 2, 0]), &[turned], &[]);
+                let permuted = s.mul_tensor(permuted, tensor);
+                let back = s.node(to(&[1, 2, 0]), &[permuted], &[]);
                 s.reshape(back, &[ROWS, WIDTH])
             })]
         }

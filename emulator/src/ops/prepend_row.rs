@@ -38,13 +38,13 @@ mod run {
             }
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let (width, length) = (io.shape.columns(), io.shape.rows());
             let sample = (length + 1) * width;
             let [row, _] = io.tensors;
             if let Some(TensorGradient { data, accumulate }) = row {
                 let adds = accumulate == crate::kernels::Accumulate::Add;
-                elementwise::column_sums(kit.cx.simd, io.gradient, sample, 0, data, adds);
+                elementwise::column_sums(context.cx.simd, io.gradient, sample, 0, data, adds);
             }
             if let [TargetMut::Memory(dx, _), ..] = io.targets {
                 for (dx, dy) in dx.chunks_exact_mut(length * width).zip(io.gradient.chunks_exact(sample)) {

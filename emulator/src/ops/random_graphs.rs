@@ -1,4 +1,4 @@
-//! Random graphs of generic operators, compared with the f64 reference: combinations that nobody thought of.
+//! Random graphs of generic operators, compared with the f64 reference: combinations that no other test has.
 
 use std::collections::BTreeSet;
 
@@ -21,14 +21,14 @@ const OPERATORS: usize = 12;
 /// Random choices, a function of the seed.
 struct Choices {
     seed: u64,
-    made: u64,
+    node_count: u64,
 }
 
 impl Choices {
     /// Returns a number below `bound`.
     fn below(&mut self, bound: usize) -> usize {
-        self.made += 1;
-        (key(self.seed, self.made, 0) % bound as u64) as usize
+        self.node_count += 1;
+        (key(self.seed, self.node_count, 0) % bound as u64) as usize
     }
 
     fn of<T: Copy>(&mut self, choices: &[T]) -> T {
@@ -38,12 +38,12 @@ impl Choices {
 
 /// Returns the dimensions with one of them divided in two, and perhaps the first two joined.
 fn reshaped(choices: &mut Choices, sizes: &[usize]) -> Option<Dimensions> {
-    let at = choices.below(sizes.len().max(1));
-    let size = *sizes.get(at)?;
+    let index = choices.below(sizes.len().max(1));
+    let size = *sizes.get(index)?;
     let divisors: Vec<usize> = (1..=size).filter(|divisor| size.is_multiple_of(*divisor)).collect();
     let divisor = choices.of(&divisors);
     let mut to = sizes.to_vec();
-    to.splice(at..=at, [divisor, size / divisor]);
+    to.splice(index..=index, [divisor, size / divisor]);
     if choices.below(2) == 0 && to.len() > 2 {
         let joined = to[0] * to[1];
         to.splice(0..2, [joined]);
@@ -69,7 +69,7 @@ fn operator(choices: &mut Choices, a: &[usize]) -> Option<(OpKind, usize)> {
         4 => one(Reshape { dimensions: reshaped(choices, a)? }.into()),
         5 => {
             let start = choices.below(a.len().max(1));
-            let order: Vec<usize> = (0..a.len()).map(|at| (at + start) % a.len()).collect();
+            let order: Vec<usize> = (0..a.len()).map(|axis| (axis + start) % a.len()).collect();
             one(Permute { order: Axes::new(&order)? }.into())
         }
         6 => {
@@ -84,8 +84,8 @@ fn operator(choices: &mut Choices, a: &[usize]) -> Option<(OpKind, usize)> {
         8 => one(Pad { axis, before: choices.below(3), after: choices.below(3) }.into()),
         9 => Some((Concatenate { axis }.into(), 2)),
         10 => {
-            let wide: Vec<usize> = [2].iter().chain(a).copied().collect();
-            one(Expand { dimensions: Dimensions::new(&wide)? }.into())
+            let widened: Vec<usize> = [2].iter().chain(a).copied().collect();
+            one(Expand { dimensions: Dimensions::new(&widened)? }.into())
         }
         11 => one(Softmax { log: choices.below(2) == 0 }.into()),
         12 => {
@@ -98,7 +98,7 @@ fn operator(choices: &mut Choices, a: &[usize]) -> Option<(OpKind, usize)> {
 
 /// Returns a graph of random operators, with a loss of each value that no operator reads.
 fn graph(seed: u64) -> Graph {
-    let mut choices = Choices { seed, made: 0 };
+    let mut choices = Choices { seed, node_count: 0 };
     TestGraph::build(|s, x| {
         let mut values: Vec<ValueId> = vec![x, s.constant(&[WIDTH]), s.numbers(&[ROWS, 1])];
         let mut is_read = vec![true; values.len()];
@@ -107,7 +107,7 @@ fn graph(seed: u64) -> Graph {
             let first = s.shape(values[a]);
             let Some((op, count)) = operator(&mut choices, first.dimensions()) else { continue };
             let Some(y) = s.try_node(op, &[values[a], values[b]][..count], MAX_ELEMENTS) else { continue };
-            [a, b][..count].iter().for_each(|&at| is_read[at] = true);
+            [a, b][..count].iter().for_each(|&value| is_read[value] = true);
             values.push(y);
             is_read.push(false);
             if choices.below(4) == 0 {

@@ -101,17 +101,17 @@ mod run {
     }
 
     impl Executor for Reduce {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let [x, _] = self.views(io.shape, kit.samples);
-            let how = match self.reduction {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let [x, _] = self.views(io.shape, context.samples);
+            let fold = match self.reduction {
                 Reduction::Sum | Reduction::Mean => Fold::Sum,
                 Reduction::Max => Fold::Max,
                 Reduction::Min => Fold::Min,
             };
             let data = [io.inputs[0].values()];
             strided::fold(
-                kit.cx,
-                how,
+                context.cx,
+                fold,
                 [x],
                 |axis| self.is_kept(axis),
                 data,
@@ -127,26 +127,26 @@ mod run {
             }
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
-            let [x, y] = self.views(io.shape, kit.samples);
+            let [x, y] = self.views(io.shape, context.samples);
             if !self.reduction.is_extreme() {
                 let count = if self.reduction == Reduction::Mean { self.elements(io.shape) as f32 } else { 1.0 };
-                return strided::map(kit.cx, [y], [&*io.gradient], dx, |[dy], dx| {
+                return strided::map(context.cx, [y], [&*io.gradient], dx, |[dy], dx| {
                     dx.iter_mut().zip(dy).for_each(|(dx, dy)| *dx = dy / count);
                 });
             }
             let (data, equal) = ([io.inputs[0].values(), io.output], |x: f32, y: f32| f32::from(u8::from(x == y)));
             let counts = &mut io.scratch[..io.gradient.len()];
             let is_kept = |axis| self.is_kept(axis);
-            strided::fold(kit.cx, Fold::Sum, [x, y], is_kept, data, counts, Accumulate::Store, |[x, y], out| {
+            strided::fold(context.cx, Fold::Sum, [x, y], is_kept, data, counts, Accumulate::Store, |[x, y], out| {
                 out.iter_mut().zip(x.iter().zip(y)).for_each(|(out, (x, y))| *out = equal(*x, *y));
             });
             for (dy, count) in io.gradient.iter_mut().zip(&*counts) {
                 *dy /= count;
             }
             let [x_data, y_data] = data;
-            strided::map(kit.cx, [x, y, y], [x_data, y_data, &*io.gradient], dx, |[x, y, dy], dx| {
+            strided::map(context.cx, [x, y, y], [x_data, y_data, &*io.gradient], dx, |[x, y, dy], dx| {
                 for (((dx, x), y), dy) in dx.iter_mut().zip(x).zip(y).zip(dy) {
                     *dx = equal(*x, *y) * dy;
                 }
@@ -171,11 +171,13 @@ mod tests {
     impl OperatorTests for Reduce {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let sizes = args.io.inputs[0].dimensions();
-            let kept: Vec<usize> = (0..sizes.len()).filter(|axis| !self.axes.contains(axis)).collect();
-            let place_of = |place: &[usize]| kept.iter().fold(0, |at, &axis| at * sizes[axis] + place[axis]);
-            let mut parts = vec![Vec::new(); kept.iter().map(|&axis| sizes[axis]).product()];
-            for (place, &x) in positions(sizes).zip(args.inputs[0]) {
-                parts[place_of(&place)].push(x);
+            let kept_axes: Vec<usize> = (0..sizes.len()).filter(|axis| !self.axes.contains(axis)).collect();
+            let offset_of = |coordinates: &[usize]| {
+                kept_axes.iter().fold(0, |offset, &axis| offset * sizes[axis] + coordinates[axis])
+            };
+            let mut parts = vec![Vec::new(); kept_axes.iter().map(|&axis| sizes[axis]).product()];
+            for (coordinates, &x) in positions(sizes).zip(args.inputs[0]) {
+                parts[offset_of(&coordinates)].push(x);
             }
             let reduce = |part: Vec<f64>| match self.reduction {
                 Reduction::Sum => part.iter().sum(),

@@ -55,7 +55,7 @@ impl RelativePositions {
         let size = if bidirectional { distance.abs() } else { (-distance).max(0.0) };
         let exact = (buckets / 2) as f64;
         let rest = buckets as f64 - exact;
-        let further = || exact + ((size / exact).ln() / (self.max_distance as f64 / exact).ln() * rest).floor();
-        first + if size < exact { size } else { further().min(buckets as f64 - 1.0) } as usize
+        let log_bucket = || exact + ((size / exact).ln() / (self.max_distance as f64 / exact).ln() * rest).floor();
+        first + if size < exact { size } else { log_bucket().min(buckets as f64 - 1.0) } as usize
     }
 }

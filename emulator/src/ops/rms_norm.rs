@@ -53,30 +53,35 @@ mod run {
     const COLUMN_GRAIN: usize = 64;
 
     impl Executor for RmsNorm {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let (simd, width, epsilon) = (kit.cx.simd, io.shape.columns(), self.epsilon);
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let (simd, width, epsilon) = (context.cx.simd, io.shape.columns(), self.epsilon);
             let gain = io.weights.tensors[0];
             let data = (rows(io.inputs[0].values(), width), rows_mut(io.output, width), rows_mut(io.extra, 1));
-            kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (x, y, rstd)| {
+            context.cx.pool.for_each_rows(context.samples * io.shape.rows(), ROW_GRAIN, data, |_, (x, y, rstd)| {
                 rms_norm_forward(simd, x.data, gain, epsilon, y.data, rstd.data);
             });
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let (simd, width) = (kit.cx.simd, io.shape.columns());
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+            let (simd, width) = (context.cx.simd, io.shape.columns());
             let (gain, rstd, x, dy) = (io.weights.tensors[0], io.extra, io.inputs[0].values(), &*io.gradient);
             if let [Some(gradient), _] = io.tensors {
                 let adds = gradient.adds();
-                kit.cx.pool.for_each_rows(width, COLUMN_GRAIN, rows_mut(gradient.data, 1), |first, gradient| {
+                context.cx.pool.for_each_rows(width, COLUMN_GRAIN, rows_mut(gradient.data, 1), |first, gradient| {
                     rms_norm_backward_gamma(simd, x, width, rstd, dy, first, gradient.data, adds);
                 });
             }
             let [TargetMut::Memory(dx, accumulate), ..] = io.targets else { return };
             let adds = accumulate == Accumulate::Add;
             let data = (rows(x, width), rows(rstd, 1), rows(dy, width), rows_mut(dx, width));
-            kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (x, rstd, dy, dx)| {
-                rms_norm_backward_input(simd, x.data, gain, rstd.data, dy.data, dx.data, adds);
-            });
+            context.cx.pool.for_each_rows(
+                context.samples * io.shape.rows(),
+                ROW_GRAIN,
+                data,
+                |_, (x, rstd, dy, dx)| {
+                    rms_norm_backward_input(simd, x.data, gain, rstd.data, dy.data, dx.data, adds);
+                },
+            );
         }
     }
 }
@@ -110,7 +115,7 @@ mod tests {
 
         fn graphs() -> Vec<Graph> {
             let norm = RmsNorm { epsilon: 1e-5 };
-            let once = TestGraph::build(|s, x| {
+            let single = TestGraph::build(|s, x| {
                 let gain = s.tensor(&[WIDTH]);
                 s.node(norm, &[x], &[gain])
             });
@@ -121,7 +126,7 @@ mod tests {
                 let x = s.add(x, y);
                 s.node(norm, &[x], &[gain])
             });
-            vec![once, shared]
+            vec![single, shared]
         }
     }
 }

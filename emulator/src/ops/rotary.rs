@@ -82,8 +82,8 @@ impl Operator for Rotary {
         io.params(&[], 0)?;
         self.check_attributes()?;
         let Self { heads, head_dim, dimensions, .. } = *self;
-        let fits = heads.checked_mul(head_dim).is_some_and(|columns| (1..=x.columns()).contains(&columns));
-        if !fits || dimensions == 0 || dimensions > head_dim || !dimensions.is_multiple_of(2) {
+        let is_in_range = heads.checked_mul(head_dim).is_some_and(|columns| (1..=x.columns()).contains(&columns));
+        if !is_in_range || dimensions == 0 || dimensions > head_dim || !dimensions.is_multiple_of(2) {
             return Err(OpError::RotatedHeads { columns: x.columns(), heads, head_dim, dimensions });
         }
         Ok(Some(x))
@@ -128,22 +128,22 @@ mod run {
         /// Rotates samples whose rows have these positions, or begin at position `first`.
         fn rotate(
             &self,
-            kit: &mut OperatorContext<'_>,
+            context: &mut OperatorContext<'_>,
             shape: &NodeShape,
             (first, positions): (usize, OperatorInput<'_>),
             is_reverse: bool,
             x: &mut [f32],
         ) {
-            kit.rotary.prepare(first + shape.rows(), self.dimensions / 2, |pair| self.frequency(pair));
-            let (simd, table, rows, width) = (kit.cx.simd, &*kit.rotary, shape.rows(), shape.columns());
+            context.rotary.prepare(first + shape.rows(), self.dimensions / 2, |pair| self.frequency(pair));
+            let (simd, table, rows, width) = (context.cx.simd, &*context.rotary, shape.rows(), shape.columns());
             let pairs = match self.pairing {
                 RotaryPairing::Halves => RotaryPairs::Halves,
                 RotaryPairing::Adjacent => RotaryPairs::Adjacent,
             };
             let positions = positions.integers();
             let rotation = Rotation { pairs, head_dim: self.head_dim, heads: self.heads, is_reverse };
-            kit.cx.pool.for_each_rows(kit.samples * rows, ROW_GRAIN, rows_mut(x, width), |at, x| {
-                for (row, x) in (at..).zip(x.data.chunks_exact_mut(width)) {
+            context.cx.pool.for_each_rows(context.samples * rows, ROW_GRAIN, rows_mut(x, width), |row, x| {
+                for (row, x) in (row..).zip(x.data.chunks_exact_mut(width)) {
                     let position = positions.get(row).map_or(first + row % rows, |position| *position as usize);
                     rotate_row(simd, table, rotation, position, x);
                 }
@@ -152,19 +152,19 @@ mod run {
     }
 
     impl Executor for Rotary {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            self.forward_rows(kit, 0, io);
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            self.forward_rows(context, 0, io);
         }
 
-        fn forward_rows(&self, kit: &mut OperatorContext<'_>, first: usize, io: ForwardArgs<'_>) {
+        fn forward_rows(&self, context: &mut OperatorContext<'_>, first: usize, io: ForwardArgs<'_>) {
             if let OperatorInput::Values(x) = io.inputs[0] {
                 io.output.copy_from_slice(x);
             }
-            self.rotate(kit, io.shape, (first, io.inputs[1]), false, io.output);
+            self.rotate(context, io.shape, (first, io.inputs[1]), false, io.output);
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            self.rotate(kit, io.shape, (0, io.inputs[1]), true, io.gradient);
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+            self.rotate(context, io.shape, (0, io.inputs[1]), true, io.gradient);
         }
     }
 }

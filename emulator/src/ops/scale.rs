@@ -44,26 +44,26 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, OperatorInput, ROW_GRAIN};
 
     impl Scale {
-        fn in_place(self, kit: &OperatorContext<'_>, width: usize, x: &mut [f32]) {
-            let (simd, count) = (kit.cx.simd, x.len() / width);
-            kit.cx.pool.for_each_rows(count, ROW_GRAIN, rows_mut(x, width), |_, x| {
+        fn in_place(self, context: &OperatorContext<'_>, width: usize, x: &mut [f32]) {
+            let (simd, count) = (context.cx.simd, x.len() / width);
+            context.cx.pool.for_each_rows(count, ROW_GRAIN, rows_mut(x, width), |_, x| {
                 elementwise::scale(simd, self.factor, x.data);
             });
         }
     }
 
     impl Executor for Scale {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let (simd, width) = (kit.cx.simd, io.shape.columns());
-            let OperatorInput::Values(x) = io.inputs[0] else { return self.in_place(kit, width, io.output) };
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let (simd, width) = (context.cx.simd, io.shape.columns());
+            let OperatorInput::Values(x) = io.inputs[0] else { return self.in_place(context, width, io.output) };
             let data = (rows(x, width), rows_mut(io.output, width));
-            kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (x, y)| {
+            context.cx.pool.for_each_rows(context.samples * io.shape.rows(), ROW_GRAIN, data, |_, (x, y)| {
                 elementwise::scaled_copy(simd, self.factor, x.data, y.data);
             });
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            self.in_place(kit, io.shape.columns(), io.gradient);
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+            self.in_place(context, io.shape.columns(), io.gradient);
         }
     }
 }
@@ -85,12 +85,12 @@ mod tests {
 
         fn graphs() -> Vec<Graph> {
             // An input that nothing else reads, and one that an addition reads later.
-            let alone = TestGraph::build(|s, x| s.node(Scale { factor: 0.7 }, &[x], &[]));
+            let single = TestGraph::build(|s, x| s.node(Scale { factor: 0.7 }, &[x], &[]));
             let shared = TestGraph::build(|s, x| {
                 let y = s.node(Scale { factor: -1.5 }, &[x], &[]);
                 s.add(x, y)
             });
-            vec![alone, shared]
+            vec![single, shared]
         }
     }
 }

@@ -40,27 +40,27 @@ mod run {
 
     /// Returns the views of the condition and both operands.
     fn views(shape: &NodeShape, samples: usize) -> [View; 3] {
-        operands::views(samples, [0, 1, 2].map(|at| shape.inputs[at].dimensions()))
+        operands::views(samples, [0, 1, 2].map(|input| shape.inputs[input].dimensions()))
     }
 
     impl Executor for Select {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let data = io.inputs.map(|input| input.words());
-            strided::map(kit.cx, views(io.shape, kit.samples), data, io.output, |[condition, a, b], out| {
+            strided::map(context.cx, views(io.shape, context.samples), data, io.output, |[condition, a, b], out| {
                 for (((out, condition), a), b) in out.iter_mut().zip(integers(condition)).zip(a).zip(b) {
                     *out = if *condition == 0 { *b } else { *a };
                 }
             });
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let [condition, a, b] = views(io.shape, kit.samples);
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+            let [condition, a, b] = views(io.shape, context.samples);
             let views = [condition, View::dense(condition.sizes())];
             let data = [io.inputs[0].words(), &*io.gradient];
             let [_, to_a, to_b] = io.targets;
             for (operand, target, selects) in [(a, to_a, true), (b, to_b, false)] {
                 let TargetMut::Memory(target, accumulate) = target else { continue };
-                operands::gradient(kit.cx, operand, (views, data), (target, accumulate), |[condition, dy], d| {
+                operands::gradient(context.cx, operand, (views, data), (target, accumulate), |[condition, dy], d| {
                     for ((d, condition), dy) in d.iter_mut().zip(integers(condition)).zip(dy) {
                         *d = if (*condition != 0) == selects { *dy } else { 0.0 };
                     }
@@ -83,8 +83,8 @@ mod tests {
     impl OperatorTests for Select {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
             let output = self.output(&args.io).unwrap().unwrap();
-            let [condition, a, b] =
-                [0, 1, 2].map(|at| at_broadcast(output.dimensions(), args.io.inputs[at].dimensions(), args.inputs[at]));
+            let [condition, a, b] = [0, 1, 2]
+                .map(|input| at_broadcast(output.dimensions(), args.io.inputs[input].dimensions(), args.inputs[input]));
             let select = |(condition, (a, b))| if condition == 0.0 { b } else { a };
             condition.into_iter().zip(a.into_iter().zip(b)).map(select).collect()
         }
@@ -109,9 +109,9 @@ mod tests {
                 let larger = s.node(Compare { relation: Relation::Gt }, &[x, other], &[]);
                 let y = s.node(Select, &[larger, x, other], &[]);
                 let (input, zero) = (s.integers(Shape::new(DType::I32, &[ROWS, 1]).unwrap()), s.integer_constant(0));
-                let kept = s.node(Compare { relation: Relation::Ne }, &[input, zero], &[]);
+                let nonzero = s.node(Compare { relation: Relation::Ne }, &[input, zero], &[]);
                 let column = s.linear(x, 1, true);
-                let y = s.node(Select, &[kept, y, column], &[]);
+                let y = s.node(Select, &[nonzero, y, column], &[]);
                 let number = s.number(0.25);
                 let positive = s.node(Compare { relation: Relation::Gt }, &[y, number], &[]);
                 s.node(Select, &[positive, y, number], &[])

@@ -29,7 +29,7 @@ mod run {
 
     impl SelectRow {
         /// Returns the elements of a sample, and of the row in it.
-        fn place(&self, shape: &NodeShape) -> (usize, std::ops::Range<usize>) {
+        fn element_range(&self, shape: &NodeShape) -> (usize, std::ops::Range<usize>) {
             let (sample, width) = (shape.rows() * shape.columns(), shape.columns());
             (sample, self.row * width..(self.row + 1) * width)
         }
@@ -37,7 +37,7 @@ mod run {
 
     impl Executor for SelectRow {
         fn forward(&self, _: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let (sample, row) = self.place(io.shape);
+            let (sample, row) = self.element_range(io.shape);
             let samples = io.inputs[0].values().chunks_exact(sample);
             for (x, out) in samples.zip(io.output.chunks_exact_mut(row.len())) {
                 out.copy_from_slice(&x[row.clone()]);
@@ -46,7 +46,7 @@ mod run {
 
         fn backward(&self, _: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
-            let (sample, row) = self.place(io.shape);
+            let (sample, row) = self.element_range(io.shape);
             for (dx, dy) in dx.chunks_exact_mut(sample).zip(io.gradient.chunks_exact(row.len())) {
                 dx.fill(0.0);
                 dx[row.clone()].copy_from_slice(dy);

@@ -58,7 +58,7 @@ impl<'a> Signature<'a> {
     /// Checks that the tensors are `expected`; those from index `required` on may be missing.
     pub(super) fn params(&self, expected: &[&[usize]], required: usize) -> Result<(), OpError> {
         if self.params.len() < required || self.params.len() > expected.len() {
-            return Err(OpError::Params { least: required, most: expected.len(), found: self.params.len() });
+            return Err(OpError::Params { min: required, max: expected.len(), found: self.params.len() });
         }
         for (param, (found, expected)) in self.params.iter().zip(expected).enumerate() {
             if found != expected {
@@ -73,7 +73,7 @@ impl<'a> Signature<'a> {
         match self.params.get(param) {
             Some(&[rows, columns]) => Ok(*[rows, columns][axis]),
             Some(found) => Err(OpError::NotAMatrix { param, found: found.to_vec() }),
-            None => Err(OpError::Params { least: param + 1, most: param + 1, found: self.params.len() }),
+            None => Err(OpError::Params { min: param + 1, max: param + 1, found: self.params.len() }),
         }
     }
 
@@ -124,11 +124,11 @@ pub enum OpError {
         found: String,
     },
     /// The output would have too many dimensions.
-    #[error("its input {input} has {most} dimensions, so that its output would have more than is supported")]
+    #[error("its input {input} has {max} dimensions, so that its output would have more than is supported")]
     TooManyDimensions {
         /// Position of the value.
         input: usize,
-        most: usize,
+        max: usize,
     },
     /// Two values that must agree differ.
     #[error("its input {input} must be {expected}, not {found}")]
@@ -138,8 +138,8 @@ pub enum OpError {
         expected: String,
         found: String,
     },
-    #[error("it uses {least} to {most} tensors, not {found}")]
-    Params { least: usize, most: usize, found: usize },
+    #[error("it uses {min} to {max} tensors, not {found}")]
+    Params { min: usize, max: usize, found: usize },
     /// A tensor must be a matrix and is not.
     #[error("its tensor {param} must have two dimensions, not {found:?}")]
     NotAMatrix {

@@ -62,14 +62,14 @@ mod run {
     }
 
     impl Executor for Slice {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            strided::copy(kit.cx, self.view(io.shape, kit.samples), io.inputs[0].words(), io.output);
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            strided::copy(context.cx, self.view(io.shape, context.samples), io.inputs[0].words(), io.output);
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
             dx.fill(0.0);
-            strided::copy_to(self.view(io.shape, kit.samples), io.gradient, dx);
+            strided::copy_to(self.view(io.shape, context.samples), io.gradient, dx);
         }
     }
 }
@@ -93,7 +93,7 @@ mod tests {
             let rows = args.inputs[0].chunks(sizes[self.axis] * inner);
             let part = |row: &[f64]| -> Vec<f64> {
                 let elements = (self.start..self.end).step_by(self.step);
-                elements.flat_map(|at| row[at * inner..][..inner].to_vec()).collect()
+                elements.flat_map(|element| row[element * inner..][..inner].to_vec()).collect()
             };
             rows.flat_map(part).collect()
         }

@@ -38,21 +38,21 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, ROW_GRAIN, TargetMut};
 
     impl Executor for Softmax {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let kernel = if self.log { softmax::log_forward } else { softmax::forward };
-            let (simd, width) = (kit.cx.simd, io.shape.columns());
+            let (simd, width) = (context.cx.simd, io.shape.columns());
             let data = (rows(io.inputs[0].values(), width), rows_mut(io.output, width));
-            kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (x, y)| {
+            context.cx.pool.for_each_rows(context.samples * io.shape.rows(), ROW_GRAIN, data, |_, (x, y)| {
                 kernel(simd, width, x.data, y.data);
             });
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
             let kernel = if self.log { softmax::log_backward } else { softmax::backward };
-            let (simd, width) = (kit.cx.simd, io.shape.columns());
+            let (simd, width) = (context.cx.simd, io.shape.columns());
             let data = (rows(io.output, width), rows(&*io.gradient, width), rows_mut(dx, width));
-            kit.cx.pool.for_each_rows(kit.samples * io.shape.rows(), ROW_GRAIN, data, |_, (y, dy, dx)| {
+            context.cx.pool.for_each_rows(context.samples * io.shape.rows(), ROW_GRAIN, data, |_, (y, dy, dx)| {
                 kernel(simd, width, y.data, dy.data, dx.data);
             });
         }

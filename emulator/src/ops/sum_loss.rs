@@ -31,9 +31,9 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, TargetMut};
 
     impl Executor for SumLoss {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let sum: f64 = io.inputs[0].values().iter().map(|&x| f64::from(x)).sum();
-            *kit.sums = LossSums { loss: sum * f64::from(self.factor), tokens: kit.samples as u64, correct: 0 };
+            *context.sums = LossSums { loss: sum * f64::from(self.factor), tokens: context.samples as u64, correct: 0 };
         }
 
         fn backward(&self, _: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {

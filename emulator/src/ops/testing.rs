@@ -104,23 +104,26 @@ pub(crate) fn f32_shape(dimensions: &[usize]) -> Shape {
 
 /// Returns the coordinates of all elements of an array, row by row.
 pub(crate) fn positions(sizes: &[usize]) -> impl Iterator<Item = Vec<usize>> {
-    let position = |mut at: usize| {
-        let mut place: Vec<usize> = Vec::new();
+    let position = |mut index: usize| {
+        let mut coordinates: Vec<usize> = Vec::new();
         for size in sizes.iter().rev() {
-            place.push(at % size);
-            at /= size;
+            coordinates.push(index % size);
+            index /= size;
         }
-        place.reverse();
-        place
+        coordinates.reverse();
+        coordinates
     };
     (0..sizes.iter().product()).map(position)
 }
 
 /// Returns the elements of an array of `sizes`, broadcast to `to`.
 pub(crate) fn at_broadcast(to: &[usize], sizes: &[usize], data: &[f64]) -> Vec<f64> {
-    let element = |place: Vec<usize>| {
-        let own = &place[to.len() - sizes.len()..];
-        data[own.iter().zip(sizes).fold(0, |at, (&place, &size)| at * size + if size == 1 { 0 } else { place })]
+    let element = |coordinates: Vec<usize>| {
+        let trailing = &coordinates[to.len() - sizes.len()..];
+        data[trailing
+            .iter()
+            .zip(sizes)
+            .fold(0, |offset, (&coordinate, &size)| offset * size + if size == 1 { 0 } else { coordinate })]
     };
     positions(to).map(element).collect()
 }
@@ -193,11 +196,11 @@ impl TestGraph {
         self.builder.node(op, format!("v{}", self.names), inputs, params).unwrap()
     }
 
-    /// Adds an operator, if its shape rule accepts it and its output has at most `most` elements.
-    pub fn try_node(&mut self, op: OpKind, inputs: &[ValueId], most: u64) -> Option<ValueId> {
+    /// Adds an operator, if its shape rule accepts it and its output has at most `max_elements` elements.
+    pub fn try_node(&mut self, op: OpKind, inputs: &[ValueId], max_elements: u64) -> Option<ValueId> {
         let io = Signature { inputs: inputs.iter().map(|&input| self.shape(input)).collect(), params: Vec::new() };
         let output = op.operator().output(&io).ok()??;
-        (output.elements() <= most).then(|| self.node(op, inputs, &[]))
+        (output.elements() <= max_elements).then(|| self.node(op, inputs, &[]))
     }
 
     pub fn linear(&mut self, x: ValueId, outputs: usize, biased: bool) -> ValueId {
@@ -319,21 +322,22 @@ pub(crate) fn check_plan(name: &str, plan: &Arc<StreamPlan>, stride: usize) {
     let (loss, gradients) = step(&mut device(plan, 1), plan, &weights, &samples);
     // Each leaf separately, its sums joined outside: the same bits.
     let mut device = device(plan, 2);
-    let apart = (0..plan.leaves.count).flat_map(|leaf| round(&mut device, plan, &weights, &samples, leaf..leaf + 1).1);
-    assert_eq!(total(plan, apart.collect()), gradients, "{name}");
+    let separate =
+        (0..plan.leaves.count).flat_map(|leaf| round(&mut device, plan, &weights, &samples, leaf..leaf + 1).1);
+    assert_eq!(total(plan, separate.collect()), gradients, "{name}");
     let (gradients, mut tensors) = (to_f64(plan, &gradients), to_f64(plan, &weights));
     let expected = reference_loss(&plan.graph, &tensors, &samples, true);
     assert!((loss / expected - 1.0).abs() < 2e-6, "{name}: loss {loss} for {expected}");
     let size = gradients.iter().flatten().map(|g| g * g).sum::<f64>().sqrt();
     for tensor in 0..tensors.len() {
-        let largest = gradients[tensor].iter().fold(0.0f64, |most, g| most.max(g.abs()));
+        let largest = gradients[tensor].iter().fold(0.0f64, |max, g| max.max(g.abs()));
         for element in (0..tensors[tensor].len()).step_by(stride) {
             let expected = slope(&plan.graph, &mut tensors, &samples, tensor, element);
-            let apart = (gradients[tensor][element] - expected).abs();
-            let about = &plan.graph.tensors[tensor].name;
+            let difference = (gradients[tensor][element] - expected).abs();
+            let tensor_name = &plan.graph.tensors[tensor].name;
             assert!(
-                apart < 2e-5 * largest + 1e-6 * size,
-                "{name}: {about}[{element}] is {} for {expected}",
+                difference < 2e-5 * largest + 1e-6 * size,
+                "{name}: {tensor_name}[{element}] is {} for {expected}",
                 gradients[tensor][element]
             );
         }
@@ -348,9 +352,9 @@ pub(crate) fn reference_loss(graph: &Graph, tensors: &[Vec<f64>], samples: &Samp
 
 fn sample_loss(graph: &Graph, tensors: &[Vec<f64>], samples: &Samples, sample: usize, training: bool) -> f64 {
     let mut values: Vec<Vec<f64>> = vec![Vec::new(); graph.values.len()];
-    for (&input, given) in graph.inputs.iter().zip(&samples.inputs) {
+    for (&input, data) in graph.inputs.iter().zip(&samples.inputs) {
         let width = graph.values[input].shape.elements() as usize;
-        values[input] = given.to_f64(sample * width..(sample + 1) * width);
+        values[input] = data.to_f64(sample * width..(sample + 1) * width);
     }
     for constant in &graph.constants {
         let number = |&bits: &u32| match graph.values[constant.value].shape.dtype() {
@@ -379,13 +383,13 @@ fn sample_loss(graph: &Graph, tensors: &[Vec<f64>], samples: &Samples, sample: u
 /// Returns the derivative of the loss by element `element` of tensor `tensor`: central differences with two steps,
 /// extrapolated.
 fn slope(graph: &Graph, tensors: &mut [Vec<f64>], samples: &Samples, tensor: usize, element: usize) -> f64 {
-    let here = tensors[tensor][element];
-    let mut at = |offset: f64| {
-        tensors[tensor][element] = here + offset;
+    let original = tensors[tensor][element];
+    let mut loss_at = |offset: f64| {
+        tensors[tensor][element] = original + offset;
         let loss = reference_loss(graph, tensors, samples, true);
-        tensors[tensor][element] = here;
+        tensors[tensor][element] = original;
         loss
     };
-    let mut central = |step: f64| (at(step) - at(-step)) / (2.0 * step);
+    let mut central = |step: f64| (loss_at(step) - loss_at(-step)) / (2.0 * step);
     (4.0 * central(1e-4) - central(2e-4)) / 3.0
 }

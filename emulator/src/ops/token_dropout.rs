@@ -84,16 +84,16 @@ mod run {
         /// Multiplies the rows of all samples by their factors, in place.
         fn multiply(
             &self,
-            kit: &OperatorContext<'_>,
+            context: &OperatorContext<'_>,
             width: usize,
             tokens: OperatorInput<'_>,
             mask: OperatorInput<'_>,
             x: &mut [f32],
         ) {
-            let (simd, tokens, mask) = (kit.cx.simd, tokens.integers(), mask.integers());
-            let length = tokens.len() / kit.samples.max(1);
+            let (simd, tokens, mask) = (context.cx.simd, tokens.integers(), mask.integers());
+            let length = tokens.len() / context.samples.max(1);
             let data = (rows_mut(x, length * width), rows(tokens, length), rows(mask, length));
-            kit.cx.pool.for_each_rows(kit.samples, 1, data, |_, (x, tokens, mask)| {
+            context.cx.pool.for_each_rows(context.samples, 1, data, |_, (x, tokens, mask)| {
                 let samples = tokens.data.chunks_exact(length).zip(mask.data.chunks_exact(length));
                 for ((tokens, mask), x) in samples.zip(x.data.chunks_exact_mut(length * width)) {
                     let factor = self.factor(tokens, mask);
@@ -106,17 +106,17 @@ mod run {
     }
 
     impl Executor for TokenDropout {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let [x, tokens, mask] = io.inputs;
             if let OperatorInput::Values(x) = x {
                 io.output.copy_from_slice(x);
             }
-            self.multiply(kit, io.shape.columns(), tokens, mask, io.output);
+            self.multiply(context, io.shape.columns(), tokens, mask, io.output);
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [_, tokens, mask] = io.inputs;
-            self.multiply(kit, io.shape.columns(), tokens, mask, io.gradient);
+            self.multiply(context, io.shape.columns(), tokens, mask, io.gradient);
         }
     }
 }
@@ -158,7 +158,7 @@ mod tests {
         fn graphs() -> Vec<Graph> {
             // An input that nothing else reads, and one that an addition reads later.
             let inputs = |s: &mut TestGraph| [(); 2].map(|()| s.integers(Shape::integers(ROWS)));
-            let alone = TestGraph::build(|s, x| {
+            let single = TestGraph::build(|s, x| {
                 let [tokens, mask] = inputs(s);
                 s.node(OP, &[x, tokens, mask], &[])
             });
@@ -167,7 +167,7 @@ mod tests {
                 let y = s.node(OP, &[x, tokens, mask], &[]);
                 s.add(x, y)
             });
-            vec![alone, shared]
+            vec![single, shared]
         }
     }
 }

@@ -28,9 +28,9 @@ mod run {
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, TargetMut};
 
     /// Writes the transpose of each sample's matrix of `columns` columns.
-    fn transpose(kit: &OperatorContext<'_>, [height, width]: [usize; 2], x: &[f32], y: &mut [f32]) {
+    fn transpose(context: &OperatorContext<'_>, [height, width]: [usize; 2], x: &[f32], y: &mut [f32]) {
         let data = (rows(x, height * width), rows_mut(y, height * width));
-        kit.cx.pool.for_each_rows(kit.samples, 1, data, |_, (x, y)| {
+        context.cx.pool.for_each_rows(context.samples, 1, data, |_, (x, y)| {
             let samples = x.data.chunks_exact(height * width).zip(y.data.chunks_exact_mut(height * width));
             for (x, y) in samples {
                 for (column, y) in y.chunks_exact_mut(height).enumerate() {
@@ -43,13 +43,13 @@ mod run {
     }
 
     impl Executor for Transpose {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            transpose(kit, [io.shape.rows(), io.shape.columns()], io.inputs[0].values(), io.output);
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            transpose(context, [io.shape.rows(), io.shape.columns()], io.inputs[0].values(), io.output);
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dx, _), ..] = io.targets else { return };
-            transpose(kit, [io.shape.columns(), io.shape.rows()], io.gradient, dx);
+            transpose(context, [io.shape.columns(), io.shape.rows()], io.gradient, dx);
         }
     }
 }

@@ -92,18 +92,20 @@ mod run {
     }
 
     impl Executor for Unary {
-        fn forward(&self, kit: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let (simd, function) = (kit.cx.simd, kernels(self.function).forward);
+        fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
+            let (simd, function) = (context.cx.simd, kernels(self.function).forward);
             let data = (rows(io.inputs[0].values(), 1), rows_mut(io.output, 1));
-            kit.cx
+            context
+                .cx
                 .pool
                 .for_each_rows(data.0.data.len(), ELEMENT_GRAIN, data, |_, (x, y)| function(simd, x.data, y.data));
         }
 
-        fn backward(&self, kit: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let (simd, slope) = (kit.cx.simd, kernels(self.function).backward);
+        fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
+            let (simd, slope) = (context.cx.simd, kernels(self.function).backward);
             let data = (rows(io.inputs[0].values(), 1), rows_mut(io.gradient, 1));
-            kit.cx
+            context
+                .cx
                 .pool
                 .for_each_rows(data.0.data.len(), ELEMENT_GRAIN, data, |_, (x, dy)| slope(simd, x.data, dy.data));
         }

@@ -66,10 +66,10 @@ impl Window {
 
 impl WindowSizes {
     /// Returns the row (axis 0) or column of element `element` of window `window`; `None` if it is in the padding.
-    pub fn place(&self, axis: usize, window: usize, element: usize) -> Option<usize> {
+    pub fn input_position(&self, axis: usize, window: usize, element: usize) -> Option<usize> {
         let Window { stride, padding, dilation } = self.window;
-        let place = (window * stride[axis] + element * dilation[axis]).checked_sub(padding[axis])?;
-        (place < self.image[axis]).then_some(place)
+        let position = (window * stride[axis] + element * dilation[axis]).checked_sub(padding[axis])?;
+        (position < self.image[axis]).then_some(position)
     }
 
     /// Returns the number of elements of an image.
@@ -90,8 +90,8 @@ impl WindowSizes {
     /// Calls `f` with the place in the image of each element of window `(row, column)` that is not in the padding, row
     /// by row.
     pub fn for_each_element(&self, [row, column]: [usize; 2], mut f: impl FnMut(usize)) {
-        for y in (0..self.kernel[0]).filter_map(|element| self.place(0, row, element)) {
-            for x in (0..self.kernel[1]).filter_map(|element| self.place(1, column, element)) {
+        for y in (0..self.kernel[0]).filter_map(|element| self.input_position(0, row, element)) {
+            for x in (0..self.kernel[1]).filter_map(|element| self.input_position(1, column, element)) {
                 f(y * self.image[1] + x);
             }
         }
@@ -148,9 +148,9 @@ mod tests {
     #[test]
     fn elements_in_the_padding_are_skipped() {
         let sizes = Window { padding: [1, 1], ..Window::default() }.sizes([2, 2], [3, 3]).unwrap();
-        let elements = |at| {
+        let elements = |window| {
             let mut found = Vec::new();
-            sizes.for_each_element(at, |place| found.push(place));
+            sizes.for_each_element(window, |element| found.push(element));
             found
         };
         assert_eq!((sizes.windows, elements([0, 0]), elements([1, 3])), ([4, 4], vec![0], vec![2, 5]));

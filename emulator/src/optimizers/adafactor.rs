@@ -57,11 +57,11 @@ mod run {
         /// Returns the matrices of a tensor of `elements` elements.
         fn matrices(self, elements: usize) -> impl Iterator<Item = Matrix> {
             let Self { rows, columns, is_vector } = self;
-            let part = |at: usize, size: usize| at * size..(at + 1) * size;
-            (0..elements / (rows * columns)).map(move |at| Matrix {
-                elements: part(at, rows * columns),
-                rows: part(at, rows),
-                columns: if is_vector { 0..0 } else { part(at, columns) },
+            let part = |index: usize, size: usize| index * size..(index + 1) * size;
+            (0..elements / (rows * columns)).map(move |index| Matrix {
+                elements: part(index, rows * columns),
+                rows: part(index, rows),
+                columns: if is_vector { 0..0 } else { part(index, columns) },
             })
         }
 
@@ -182,9 +182,9 @@ mod run {
             let width = if is_vector { gradient.len().max(1) } else { self.extent.columns };
             let rows = weights.chunks_exact_mut(width).zip(gradient.chunks_exact(width));
             let mut momentum = momentum.map(|momentum| momentum.chunks_exact_mut(width));
-            for (at, (weights, gradient)) in rows.enumerate() {
+            for (index, (weights, gradient)) in rows.enumerate() {
                 let (scale, factors) =
-                    if is_vector { (apply.scale, &self.rows) } else { (apply.scale * self.rows[at], &self.columns) };
+                    if is_vector { (apply.scale, &self.rows) } else { (apply.scale * self.rows[index], &self.columns) };
                 let apply = Apply { scale, ..apply };
                 match momentum.as_mut().and_then(Iterator::next) {
                     Some(momentum) => move_by_mean(simd, apply, weights, gradient, factors, momentum),
@@ -268,43 +268,43 @@ mod tests {
             let squares: Vec<f64> = gradient.iter().map(|g| g * g + self.eps[0]).collect();
             let mut update = gradient.to_vec();
             if let [.., rows, columns] = *shape.as_slice() {
-                for at in 0..gradient.len() {
+                for index in 0..gradient.len() {
                     // Every mean is updated once, by its first element.
-                    let (matrix, row, column) = (at / (rows * columns), at / columns, at % columns);
+                    let (matrix, row, column) = (index / (rows * columns), index / columns, index % columns);
                     let first = matrix * rows * columns;
                     if column == 0 {
-                        let mean = squares[at..at + columns].iter().sum::<f64>() / columns as f64;
+                        let mean = squares[index..index + columns].iter().sum::<f64>() / columns as f64;
                         state[0][row] = beta2 * state[0][row] + (1.0 - beta2) * mean;
                     }
                     if row % rows == 0 {
                         let all = squares[first + column..first + rows * columns].iter().step_by(columns);
                         let mean = all.sum::<f64>() / rows as f64;
-                        let kept = &mut state[1][matrix * columns + column];
-                        *kept = beta2 * *kept + (1.0 - beta2) * mean;
+                        let average = &mut state[1][matrix * columns + column];
+                        *average = beta2 * *average + (1.0 - beta2) * mean;
                     }
                 }
-                for (at, update) in update.iter_mut().enumerate() {
-                    let (matrix, row, column) = (at / (rows * columns), at / columns, at % columns);
+                for (index, update) in update.iter_mut().enumerate() {
+                    let (matrix, row, column) = (index / (rows * columns), index / columns, index % columns);
                     let of_matrix = &state[0][matrix * rows..(matrix + 1) * rows];
                     let mean = of_matrix.iter().sum::<f64>() / rows as f64;
                     *update /= (state[0][row] * state[1][matrix * columns + column] / mean).sqrt();
                 }
             } else {
-                for (at, square) in squares.iter().enumerate() {
-                    state[0][at] = beta2 * state[0][at] + (1.0 - beta2) * square;
-                    update[at] /= state[0][at].sqrt();
+                for (index, square) in squares.iter().enumerate() {
+                    state[0][index] = beta2 * state[0][index] + (1.0 - beta2) * square;
+                    update[index] /= state[0][index].sqrt();
                 }
             }
             let scale = if self.scale_parameter { rms(weights).max(self.eps[1]) } else { 1.0 };
             let rate = step.learning_rate * scale;
             let clip = (rms(&update) / self.clip_threshold).max(1.0);
-            for (at, update) in update.into_iter().enumerate() {
+            for (index, update) in update.into_iter().enumerate() {
                 let mut update = rate * update / clip;
                 if let Some(beta1) = self.beta1 {
-                    state[2][at] = beta1 * state[2][at] + (1.0 - beta1) * update;
-                    update = state[2][at];
+                    state[2][index] = beta1 * state[2][index] + (1.0 - beta1) * update;
+                    update = state[2][index];
                 }
-                weights[at] -= rate * step.weight_decay * weights[at] + update;
+                weights[index] -= rate * step.weight_decay * weights[index] + update;
             }
         }
 

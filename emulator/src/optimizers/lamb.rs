@@ -112,11 +112,11 @@ mod tests {
             let correction = |beta: f64| if self.correct_bias { 1.0 - beta.powi(step.step as i32) } else { 1.0 };
             let [m, v, ..] = tensor.state.as_mut_slice() else { panic!("two moments") };
             let mut update = Vec::new();
-            for (at, gradient) in gradient.iter().enumerate() {
-                m[at] = beta1 * m[at] + (1.0 - beta1) * gradient;
-                v[at] = beta2 * v[at] + (1.0 - beta2) * gradient * gradient;
-                let denominator = (v[at] / correction(beta2)).sqrt() + self.eps;
-                update.push(m[at] / correction(beta1) / denominator + step.weight_decay * tensor.weights[at]);
+            for (index, gradient) in gradient.iter().enumerate() {
+                m[index] = beta1 * m[index] + (1.0 - beta1) * gradient;
+                v[index] = beta2 * v[index] + (1.0 - beta2) * gradient * gradient;
+                let denominator = (v[index] / correction(beta2)).sqrt() + self.eps;
+                update.push(m[index] / correction(beta1) / denominator + step.weight_decay * tensor.weights[index]);
             }
             let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
             let (of_weights, of_update) = (norm(&tensor.weights), norm(&update));

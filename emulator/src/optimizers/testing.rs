@@ -25,10 +25,10 @@ pub(super) trait OptimizerTests: Optimizer + Sized + Into<OptimizerKind> {
 
     /// Updates a tensor in f64.
     fn reference_tensor(&self, step: &UpdateStep, tensor: &mut TensorF64, gradient: &[f64]) {
-        for (at, (weight, gradient)) in tensor.weights.iter_mut().zip(gradient).enumerate() {
-            let mut state: Vec<f64> = tensor.state.iter().map(|state| state[at]).collect();
+        for (index, (weight, gradient)) in tensor.weights.iter_mut().zip(gradient).enumerate() {
+            let mut state: Vec<f64> = tensor.state.iter().map(|state| state[index]).collect();
             self.reference(step, weight, *gradient, &mut state);
-            tensor.state.iter_mut().zip(state).for_each(|(kept, new)| kept[at] = new);
+            tensor.state.iter_mut().zip(state).for_each(|(element, new)| element[index] = new);
         }
     }
 
@@ -45,8 +45,8 @@ pub(super) fn check_updates<T: OptimizerTests + Copy>() {
         // What the table registers for this kind, and not a type that has the same name.
         assert_eq!(format!("{:?}", super::optimizer(&optimizer.into())), format!("{optimizer:?}"));
         // No multiples of a vector.
-        let whole = optimizer.whole_tensor_state().is_some();
-        let shapes: &[&[usize]] = if whole { &[&[53], &[7, 19], &[2, 3, 17]] } else { &[&[53]] };
+        let has_whole_tensor_state = optimizer.whole_tensor_state().is_some();
+        let shapes: &[&[usize]] = if has_whole_tensor_state { &[&[53], &[7, 19], &[2, 3, 17]] } else { &[&[53]] };
         for (shape, weight_decay) in shapes.iter().flat_map(|shape| [(shape, 0.0), (shape, 0.1)]) {
             check_steps(&optimizer, shape, weight_decay);
         }
@@ -65,18 +65,18 @@ fn state_sizes(optimizer: &impl Optimizer, shape: &[usize]) -> Vec<usize> {
 
 fn check_steps(optimizer: &impl OptimizerTests, shape: &[usize], weight_decay: f64) {
     let elements = shape.iter().product();
-    let at = |step| UpdateStep { step, learning_rate: 1e-2, weight_decay, gradient_scale: 0.5 };
+    let step_at = |step| UpdateStep { step, learning_rate: 1e-2, weight_decay, gradient_scale: 0.5 };
     let initial = uniform(elements, -1.0, 1.0, 1);
     let gradient = |step| uniform(elements, -1.0, 1.0, 10 + step);
     let sizes = state_sizes(optimizer, shape);
     let weights = every_simd(|simd| {
         let mut weights = initial.clone();
         let mut state: [Vec<f32>; MAX_STATE_TENSORS] =
-            std::array::from_fn(|at| vec![0.0; sizes.get(at).copied().unwrap_or(0)]);
+            std::array::from_fn(|index| vec![0.0; sizes.get(index).copied().unwrap_or(0)]);
         for step in 1..=STEPS {
             let state = state.each_mut().map(Vec::as_mut_slice);
             let arrays = UpdateArrays { weights: &mut weights, gradient: &gradient(step), state, shape };
-            optimizer.update(simd, &at(step), arrays);
+            optimizer.update(simd, &step_at(step), arrays);
         }
         weights
     });
@@ -87,7 +87,7 @@ fn check_steps(optimizer: &impl OptimizerTests, shape: &[usize], weight_decay: f
     };
     for step in 1..=STEPS {
         let gradient: Vec<f64> = gradient(step).into_iter().map(|g| 0.5 * f64::from(g)).collect();
-        optimizer.reference_tensor(&at(step), &mut expected, &gradient);
+        optimizer.reference_tensor(&step_at(step), &mut expected, &gradient);
     }
     assert_close(&weights, &expected.weights, 1e-6);
 }
@@ -96,7 +96,7 @@ fn check_steps(optimizer: &impl OptimizerTests, shape: &[usize], weight_decay: f
 fn check_names(names: &[&str]) {
     assert!(names.len() <= MAX_STATE_TENSORS, "an update gets {MAX_STATE_TENSORS} state tensors");
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-    for (at, name) in names.iter().enumerate() {
-        assert!(!name.is_empty() && name.chars().all(is_plain) && !names[..at].contains(name), "{name:?}");
+    for (index, name) in names.iter().enumerate() {
+        assert!(!name.is_empty() && name.chars().all(is_plain) && !names[..index].contains(name), "{name:?}");
     }
 }

@@ -147,7 +147,7 @@ pub enum PlacementError {
     },
     /// There are too few SwarmX nodes for the tree.
     #[error(
-        "the SwarmX tree over {systems} systems with fan-out {fan_out} needs {needed} nodes, but only {have} are \
+        "the SwarmX tree over {systems} systems with fan-out {fan_out} needs {needed} nodes, but only {available} are \
          available"
     )]
     TooFewSwarmNodes {
@@ -155,7 +155,7 @@ pub enum PlacementError {
         /// Maximum children of a node.
         fan_out: u32,
         needed: usize,
-        have: usize,
+        available: usize,
     },
 }
 
@@ -213,18 +213,21 @@ impl Placement {
         }
         let needed = swarm_nodes(systems, members.fan_out);
         if members.swarmx.len() < needed {
-            let (fan_out, have) = (members.fan_out, members.swarmx.len());
-            return Err(PlacementError::TooFewSwarmNodes { systems, fan_out, needed, have });
+            let (fan_out, available) = (members.fan_out, members.swarmx.len());
+            return Err(PlacementError::TooFewSwarmNodes { systems, fan_out, needed, available });
         }
         for leaves in [plan.leaves.count, plan.eval_leaves.count] {
             check_rounds(leaves, systems, plan.leaves_per_round)?;
         }
         let (swarm, parents) = swarm_tree(systems, members.fan_out.max(2) as usize, &members.swarmx);
         let servers = members.activation_servers.max(1);
-        let index =
-            |(at, &id): (usize, &SystemId)| PlacedSystem { id, parent: parents[at], activation: (at as u32) % servers };
+        let place_system = |(index, &id): (usize, &SystemId)| PlacedSystem {
+            id,
+            parent: parents[index],
+            activation: (index as u32) % servers,
+        };
         Ok(Self {
-            systems: members.systems.iter().enumerate().map(index).collect(),
+            systems: members.systems.iter().enumerate().map(place_system).collect(),
             swarm,
             shards: members.shards,
             group_owners: group_owners(plan, members.shards),
@@ -289,12 +292,12 @@ fn rounds(leaves: u32, systems: usize, per_system: u32) -> Vec<Round> {
     while nodes.iter().any(|node| u64::from(node.leaves()) > maximum) {
         nodes = nodes.into_iter().flat_map(child_nodes_or_self).collect();
     }
-    let fewest = u64::from(leaves).div_ceil(maximum);
-    let bearable = fewest + fewest / u64::from(ALIGNMENT_SLACK);
-    let ranges = if nodes.len() as u64 <= bearable {
+    let min_rounds = u64::from(leaves).div_ceil(maximum);
+    let max_rounds = min_rounds + min_rounds / u64::from(ALIGNMENT_SLACK);
+    let ranges = if nodes.len() as u64 <= max_rounds {
         nodes.into_iter().map(Node::range).collect()
     } else {
-        cut_range(tree, 0..leaves, bearable as usize, maximum)
+        cut_range(tree, 0..leaves, max_rounds as usize, maximum)
     };
     let round = |leaves: Range<u32>| Round { owned: share_leaves(tree, leaves.clone(), systems, per_system), leaves };
     ranges.into_iter().map(round).collect()
@@ -313,8 +316,8 @@ fn share_leaves(tree: LeafTree, leaves: Range<u32>, systems: usize, per_system: 
     let (count, parts) = (u64::from(leaves.end - leaves.start), systems as u64);
     if count < parts {
         // Some systems have no leaves: distribute them evenly.
-        let bound = |at: u64| leaves.start + (count * at).div_ceil(parts) as u32;
-        return (0..parts).map(|at| bound(at)..bound(at + 1)).collect();
+        let bound = |index: u64| leaves.start + (count * index).div_ceil(parts) as u32;
+        return (0..parts).map(|index| bound(index)..bound(index + 1)).collect();
     }
     let equal = count.div_ceil(parts);
     let maximum = (equal + equal / u64::from(ALIGNMENT_SLACK)).min(u64::from(per_system.max(1))).max(equal);
@@ -328,14 +331,18 @@ fn cut_range(tree: LeafTree, range: Range<u32>, parts: usize, maximum: u64) -> V
     let end = u64::from(range.end);
     let mut start = u64::from(range.start);
     let mut ranges = Vec::with_capacity(parts);
-    for rest in (0..parts as u64).rev() {
+    for remaining_parts in (0..parts as u64).rev() {
         // A share much smaller than average would make all others larger.
-        let equal = (end - start) / (rest + 1);
-        let least = (start + (equal - equal / 4).max(1)).max(end.saturating_sub(rest * maximum));
-        let highest = (start + maximum).min(end - rest);
-        let at = if rest == 0 { end } else { u64::from(tree.boundary(least.min(highest) as u32..=highest as u32)) };
-        ranges.push(start as u32..at as u32);
-        start = at;
+        let equal = (end - start) / (remaining_parts + 1);
+        let min_end = (start + (equal - equal / 4).max(1)).max(end.saturating_sub(remaining_parts * maximum));
+        let max_end = (start + maximum).min(end - remaining_parts);
+        let boundary = if remaining_parts == 0 {
+            end
+        } else {
+            u64::from(tree.boundary(min_end.min(max_end) as u32..=max_end as u32))
+        };
+        ranges.push(start as u32..boundary as u32);
+        start = boundary;
     }
     ranges
 }
@@ -344,12 +351,12 @@ fn cut_range(tree: LeafTree, range: Range<u32>, parts: usize, maximum: u64) -> V
 fn swarm_tree(systems: usize, fan_out: usize, ids: &[SwarmId]) -> (Vec<SwarmNode>, Vec<usize>) {
     // Levels from the systems upward. Each entry has the node's children in the level below, and its systems.
     let mut levels: Vec<Vec<(Range<usize>, Range<usize>)>> = Vec::new();
-    let mut below: Vec<Range<usize>> = (0..systems).map(|at| at..at + 1).collect();
+    let mut below: Vec<Range<usize>> = (0..systems).map(|index| index..index + 1).collect();
     loop {
         let level: Vec<_> = (0..below.len())
             .step_by(fan_out)
-            .map(|at| {
-                let children = at..(at + fan_out).min(below.len());
+            .map(|index| {
+                let children = index..(index + fan_out).min(below.len());
                 let covered = below[children.start].start..below[children.end - 1].end;
                 (children, covered)
             })
@@ -363,7 +370,7 @@ fn swarm_tree(systems: usize, fan_out: usize, ids: &[SwarmId]) -> (Vec<SwarmNode
     }
     levels.reverse();
     let starts: Vec<usize> =
-        levels.iter().scan(0, |at, level| Some(std::mem::replace(at, *at + level.len()))).collect();
+        levels.iter().scan(0, |index, level| Some(std::mem::replace(index, *index + level.len()))).collect();
     let mut swarm: Vec<SwarmNode> = Vec::new();
     let mut parents = vec![0; systems];
     for (depth, level) in levels.iter().enumerate() {
@@ -373,8 +380,9 @@ fn swarm_tree(systems: usize, fan_out: usize, ids: &[SwarmId]) -> (Vec<SwarmNode
             if last {
                 parents[children.clone()].fill(index);
             }
-            let child =
-                |at: usize| if last { SwarmChild::System(at) } else { SwarmChild::Swarm(starts[depth + 1] + at) };
+            let child = |index: usize| {
+                if last { SwarmChild::System(index) } else { SwarmChild::Swarm(starts[depth + 1] + index) }
+            };
             swarm.push(SwarmNode {
                 id: ids[index],
                 parent: None,

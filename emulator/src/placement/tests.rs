@@ -59,8 +59,8 @@ fn alignment_costs_a_bounded_balance() {
             let largest = owned.iter().map(|share| share.end - share.start).max().unwrap();
             assert!(largest <= equal + equal / ALIGNMENT_SLACK, "{leaves} on {systems}: {owned:?}");
             assert!(owned.iter().all(|share| !share.is_empty()), "{leaves} on {systems}: {owned:?}");
-            let bound = |at: u64| (u64::from(leaves) * at).div_ceil(systems as u64) as u32;
-            let equal: Vec<_> = (0..systems as u64).map(|at| bound(at)..bound(at + 1)).collect();
+            let bound = |index: u64| (u64::from(leaves) * index).div_ceil(systems as u64) as u32;
+            let equal: Vec<_> = (0..systems as u64).map(|index| bound(index)..bound(index + 1)).collect();
             aligned += sums(leaves, &owned).iter().sum::<usize>();
             even += sums(leaves, &equal).iter().sum::<usize>();
         }

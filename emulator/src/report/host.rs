@@ -67,10 +67,10 @@ impl HostRate {
 impl HostWork {
     /// Returns the work of a step of `plan` under `placement` with this traffic.
     pub fn new(plan: &StreamPlan, placement: &Placement, traffic: &Traffic) -> Self {
-        let of = |layer: &LayerPlan| {
+        let flops = |layer: &LayerPlan| {
             layer.forward_flops.saturating_add(layer.backward_flops).saturating_add(layer.recompute_flops)
         };
-        let per_sample = plan.layers.iter().map(of).fold(0, u64::saturating_add);
+        let per_sample = plan.layers.iter().map(flops).fold(0, u64::saturating_add);
         let chunks = ((plan.down_train.len() + plan.up.len()) as u64).saturating_mul(placement.rounds.len() as u64);
         Self {
             flops: per_sample.saturating_mul(plan.leaves.batch()),
@@ -125,8 +125,8 @@ mod tests {
         // A model so small that neither counts still takes milliseconds, and more on more systems.
         let small = HostWork { chunks: 21, messages: 42, systems: 1, ..HostWork::default() };
         assert!((1e-3..4e-3).contains(&small.seconds(rate)), "{}", small.seconds(rate));
-        let wide = HostWork { messages: 200, systems: 8, ..small };
-        assert!(wide.seconds(rate) > 2.0 * small.seconds(rate), "{}", wide.seconds(rate));
+        let larger = HostWork { messages: 200, systems: 8, ..small };
+        assert!(larger.seconds(rate) > 2.0 * small.seconds(rate), "{}", larger.seconds(rate));
     }
 
     #[test]

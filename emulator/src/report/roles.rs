@@ -63,7 +63,7 @@ fn shard_bytes(plan: &StreamPlan, placement: &Placement) -> Vec<u64> {
     let mut uses = vec![0u64; plan.groups.len()];
     plan.layers.iter().flat_map(|layer| &layer.groups).for_each(|&group| uses[group] += 1);
     let depth = max_open_sums(placement);
-    let further = |group: GroupId| if depth == 0 { 0 } else { uses[group] * depth - 1 };
+    let extra_sums = |group: GroupId| if depth == 0 { 0 } else { uses[group] * depth - 1 };
     let mut shards = vec![0; placement.shards as usize];
     for (id, group) in plan.groups.iter().enumerate() {
         let shapes = group.tensors.iter().map(|(tensor, _)| plan.graph.tensors[*tensor].shape.as_slice());
@@ -73,7 +73,7 @@ fn shard_bytes(plan: &StreamPlan, placement: &Placement) -> Vec<u64> {
         for chunk in group.chunks.clone() {
             let elements = plan.chunks[chunk].elements as u64;
             let share = (u128::from(bytes) * u128::from(elements) / (group.elements.max(1) as u128)) as u64;
-            shards[placement.shard_of(chunk) as usize] += share + 4 * further(id) * elements;
+            shards[placement.shard_of(chunk) as usize] += share + 4 * extra_sums(id) * elements;
         }
     }
     shards

@@ -50,34 +50,35 @@ impl PlanReport {
         )?;
         let resident = if self.resident.is_empty() { "none".to_owned() } else { self.resident.join(", ") };
         writeln!(f, "  kept on wafer   {resident}: weights not streamed again for the backward pass")?;
-        let again = if self.recompute { "layers recomputed inside" } else { "everything saved" };
-        writeln!(f, "  activations     {again}, {:.3e} FLOP a step", self.step_flops as f64)?;
+        let saving = if self.recompute { "layers recomputed inside" } else { "everything saved" };
+        writeln!(f, "  activations     {saving}, {:.3e} FLOP a step", self.step_flops as f64)?;
         if self.tiles > 1 {
-            let held = self.layers.iter().map(|layer| layer.saved.wafer).fold(0, u64::saturating_add);
+            let saved_bytes = self.layers.iter().map(|layer| layer.saved.wafer).fold(0, u64::saturating_add);
             writeln!(
                 f,
                 "  tiles           {} of {} tokens; values between layers, {} a sample, are on the activation servers",
                 self.tiles,
                 self.sequence.div_ceil(self.tiles as usize),
-                format_bytes(held)
+                format_bytes(saved_bytes)
             )?;
         }
         writeln!(f, "\n  layer             parameters  chunks   FLOP/sample   saved/sample: wafer, host   recomputed")?;
-        let mut shown: Vec<&LayerReport> = Vec::new();
+        let mut written: Vec<&LayerReport> = Vec::new();
         let mut repeated = 0;
         for layer in &self.layers {
             // Blocks are identical: one set of lines for all of them.
-            let alike = |other: &&LayerReport| LayerReport { name: layer.name.clone(), ..(*other).clone() } == *layer;
-            if shown.iter().any(alike) {
+            let is_equal =
+                |other: &&LayerReport| LayerReport { name: layer.name.clone(), ..(*other).clone() } == *layer;
+            if written.iter().any(is_equal) {
                 repeated += 1;
                 continue;
             }
             if repeated > 0 {
                 write_repeated(f, std::mem::take(&mut repeated))?;
-                shown.clear();
+                written.clear();
             }
             write_layer(f, layer)?;
-            shown.push(layer);
+            written.push(layer);
         }
         write_repeated(f, repeated)
     }
@@ -220,16 +221,16 @@ fn write_repeated(f: &mut fmt::Formatter<'_>, repeated: usize) -> fmt::Result {
     if repeated == 0 { Ok(()) } else { writeln!(f, "    and {repeated} more identical layers") }
 }
 
-fn pluralize(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+fn pluralize(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Formats a number with separators: `124,439,808`.
 pub fn format_thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

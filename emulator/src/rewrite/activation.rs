@@ -29,8 +29,8 @@ pub(super) fn sigmoid(matcher: &mut Matcher<'_>, root: NodeId) -> Option<Replace
 pub(super) fn activation(matcher: &mut Matcher<'_>, root: NodeId) -> Option<Replacement> {
     let node = &matcher.graph.nodes[root];
     if let Some([x, below]) = binary_operands(node, BinaryFunction::Div) {
-        let same = one_plus_exp_of_negative(matcher, below)?;
-        return (same == x).then(|| Replacement::new(Activation { kind: Nonlinearity::Silu }, &[x], &[]));
+        let value = one_plus_exp_of_negative(matcher, below)?;
+        return (value == x).then(|| Replacement::new(Activation { kind: Nonlinearity::Silu }, &[x], &[]));
     }
     let product = matcher.product_of(node)?;
     let &[a, b] = &product.values[..] else { return None };

@@ -73,8 +73,8 @@ impl Part {
             (Self::Heads(value), Some(order), Some(sizes)) => (value, order, sizes),
             (Self::Rows(value) | Self::Heads(value), ..) => return Input::Value(value),
         };
-        let turned = add(nodes, Permute { order }, vec![Input::Value(value)]);
-        add(nodes, Reshape { dimensions: sizes }, vec![turned])
+        let permuted = add(nodes, Permute { order }, vec![Input::Value(value)]);
+        add(nodes, Reshape { dimensions: sizes }, vec![permuted])
     }
 }
 
@@ -146,8 +146,8 @@ fn unmasked(matcher: &mut Matcher<'_>, scores: ValueId, rows: usize) -> Option<(
     });
     let by_sum = |matcher: &mut Matcher<'_>| {
         let [a, b] = matcher.binary(scores, BinaryFunction::Add)?;
-        let of = |(scores, mask)| Some((scores, mask::pairs(matcher, mask, rows, MaskForm::Scores)?));
-        [(a, b), (b, a)].into_iter().find_map(of)
+        let with_pairs = |(scores, mask)| Some((scores, mask::pairs(matcher, mask, rows, MaskForm::Scores)?));
+        [(a, b), (b, a)].into_iter().find_map(with_pairs)
     };
     by_select.or_else(|| matcher.attempt(by_sum)).or(Some((scores, Pairs::All)))
 }
@@ -156,16 +156,16 @@ fn unmasked(matcher: &mut Matcher<'_>, scores: ValueId, rows: usize) -> Option<(
 /// and 2 of `qkv` as `[3, heads, rows, head_dim]`.
 fn packed(matcher: &mut Matcher<'_>, values: [ValueId; 3], [rows, heads, head_dim]: [usize; 3]) -> Option<Columns> {
     matcher.attempt(|matcher| {
-        let mut whole = None;
-        for (at, value) in values.into_iter().enumerate() {
+        let mut source = None;
+        for (index, value) in values.into_iter().enumerate() {
             let node = matcher.inner(value)?;
             let OpKind::Slice(Slice { axis: 0, start, drop: true, .. }) = node.op else { return None };
-            if start != at || whole.is_some_and(|whole| whole != node.inputs[0]) {
+            if start != index || source.is_some_and(|source| source != node.inputs[0]) {
                 return None;
             }
-            whole = Some(node.inputs[0]);
+            source = Some(node.inputs[0]);
         }
-        let split = permuted(matcher, whole?, &[1, 2, 0, 3])?;
+        let split = permuted(matcher, source?, &[1, 2, 0, 3])?;
         let (qkv, sizes) = reshaped(matcher.inner(split)?)?;
         (sizes == [rows, 3, heads, head_dim]).then_some(Columns::Packed(qkv))
     })
@@ -185,9 +185,9 @@ fn separate(matcher: &mut Matcher<'_>, values: [ValueId; 3], sizes: [usize; 3]) 
 /// Returns the rows if `value` is these rows divided into heads; the operators become inner.
 fn divided_rows(matcher: &mut Matcher<'_>, value: ValueId, [rows, heads, head_dim]: [usize; 3]) -> Option<ValueId> {
     let by_row = permuted(matcher, value, &[1, 0, 2])?;
-    let (whole, sizes) = reshaped(matcher.inner(by_row)?)?;
-    let is_whole = matcher.graph.values[whole].shape.dimensions() == [rows, heads * head_dim];
-    (is_whole && sizes == [rows, heads, head_dim]).then_some(whole)
+    let (source, sizes) = reshaped(matcher.inner(by_row)?)?;
+    let is_whole = matcher.graph.values[source].shape.dimensions() == [rows, heads * head_dim];
+    (is_whole && sizes == [rows, heads, head_dim]).then_some(source)
 }
 
 /// Returns the value whose columns are queries, keys and values, in this order; the operators become inner.
@@ -197,16 +197,16 @@ fn neighbouring_columns(
     [_, heads, head_dim]: [usize; 3],
 ) -> Option<ValueId> {
     let width = heads * head_dim;
-    let mut whole = None;
-    for (at, part) in parts.into_iter().enumerate() {
+    let mut source = None;
+    for (index, part) in parts.into_iter().enumerate() {
         let Part::Rows(part) = part else { return None };
         let node = matcher.inner(part)?;
         let OpKind::Slice(Slice { axis: 1, start, end, step: 1, drop: false }) = node.op else { return None };
-        let is_next = start == at * width && end == start + width;
-        if !is_next || whole.is_some_and(|whole| whole != node.inputs[0]) {
+        let is_next = start == index * width && end == start + width;
+        if !is_next || source.is_some_and(|source| source != node.inputs[0]) {
             return None;
         }
-        whole = Some(node.inputs[0]);
+        source = Some(node.inputs[0]);
     }
-    whole.filter(|whole| matcher.graph.values[*whole].shape.columns() == 3 * width)
+    source.filter(|source| matcher.graph.values[*source].shape.columns() == 3 * width)
 }

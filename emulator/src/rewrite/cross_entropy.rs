@@ -24,8 +24,8 @@ pub(super) fn cross_entropy(matcher: &mut Matcher<'_>, root: NodeId) -> Option<R
     let labels = matcher.attempt(|matcher| {
         let reshape = matcher.inner(index)?;
         let labels = *reshape.inputs.first()?;
-        let fits = matcher.graph.values[labels].shape == shape.one_integer_per_row();
-        (fits && matches!(reshape.op, OpKind::Reshape(_))).then_some(labels)
+        let has_shape = matcher.graph.values[labels].shape == shape.one_integer_per_row();
+        (has_shape && matches!(reshape.op, OpKind::Reshape(_))).then_some(labels)
     })?;
     Some(Replacement::new(CrossEntropy::with_factor(-factor), &[linear.inputs[0], labels], &linear.params))
 }

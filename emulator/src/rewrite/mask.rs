@@ -25,7 +25,7 @@ const MAX_COMPARED_PAIRS: u64 = 1 << 28;
 /// The masks that were looked at before: layers share them.
 #[derive(Debug, Default)]
 pub(super) struct MaskCache {
-    known: HashMap<(ValueId, usize, MaskForm), Option<Pairs>>,
+    cached: HashMap<(ValueId, usize, MaskForm), Option<Pairs>>,
     compared: u64,
 }
 
@@ -48,8 +48,8 @@ pub(super) fn is_masked(score: f32) -> bool {
 /// Returns which pairs of `rows` rows a mask keeps, if `value` is a constant, or the relation of two constants, and
 /// keeps all or the causal ones.
 pub(super) fn pairs(matcher: &mut Matcher<'_>, value: ValueId, rows: usize, form: MaskForm) -> Option<Pairs> {
-    if let Some(known) = matcher.masks.known.get(&(value, rows, form)) {
-        return *known;
+    if let Some(cached) = matcher.masks.cached.get(&(value, rows, form)) {
+        return *cached;
     }
     let compared = matcher.masks.compared.saturating_add((rows as u64).saturating_mul(rows as u64));
     if compared > MAX_COMPARED_PAIRS {
@@ -61,7 +61,7 @@ pub(super) fn pairs(matcher: &mut Matcher<'_>, value: ValueId, rows: usize, form
         MaskForm::Kept | MaskForm::Masked => Mask::of(matcher, value, rows)
             .and_then(|mask| classify(rows, |row, column| mask.holds(row, column) == (form == MaskForm::Kept))),
     };
-    matcher.masks.known.insert((value, rows, form), found);
+    matcher.masks.cached.insert((value, rows, form), found);
     found
 }
 
@@ -75,13 +75,13 @@ fn of_scores(matcher: &Matcher<'_>, value: ValueId, rows: usize) -> Option<Pairs
 }
 
 fn classify(rows: usize, keeps: impl Fn(usize, usize) -> bool) -> Option<Pairs> {
-    let is = |expected: fn(usize, usize) -> bool| {
+    let matches_all = |expected: fn(usize, usize) -> bool| {
         (0..rows).all(|row| (0..rows).all(|column| keeps(row, column) == expected(row, column)))
     };
-    if rows > 1 && is(|row, column| column <= row) {
+    if rows > 1 && matches_all(|row, column| column <= row) {
         return Some(Pairs::Causal);
     }
-    is(|_, _| true).then_some(Pairs::All)
+    matches_all(|_, _| true).then_some(Pairs::All)
 }
 
 /// A constant that is broadcast to `rows x rows`.
@@ -102,9 +102,9 @@ impl<'a> Plane<'a> {
             [height, width] => &[*height, *width],
             _ => return None,
         };
-        let fits = |size: usize| size == 1 || size == rows;
+        let is_one_or_rows = |size: usize| size == 1 || size == rows;
         let strides = [if height == 1 { 0 } else { width }, usize::from(width > 1)];
-        let is_plane = outer.iter().all(|&size| size == 1) && fits(height) && fits(width);
+        let is_plane = outer.iter().all(|&size| size == 1) && is_one_or_rows(height) && is_one_or_rows(width);
         is_plane.then_some(Self { bits: &constant.bits, dtype: shape.dtype(), strides })
     }
 
@@ -126,7 +126,7 @@ impl<'a> Mask<'a> {
         }
         let node = matcher.producer(value)?;
         let OpKind::Compare(Compare { relation }) = node.op else { return None };
-        let [a, b] = [0, 1].map(|at| Plane::of(matcher, *node.inputs.get(at)?, rows));
+        let [a, b] = [0, 1].map(|input| Plane::of(matcher, *node.inputs.get(input)?, rows));
         Some(Self::Relation(relation, [a?, b?]))
     }
 

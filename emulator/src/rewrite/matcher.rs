@@ -1,4 +1,4 @@
-//! Recognizes parts of patterns, and remembers the operators that belong to them.
+//! Recognizes parts of patterns, and records the operators that belong to them.
 
 use super::mask::MaskCache;
 use crate::graph::{Constant, DType, Graph, NodeId, OpNode, TensorId, ValueId};
@@ -64,7 +64,7 @@ pub(super) fn is_about(number: f32, expected: f32) -> bool {
 /// operators, which are removed with it.
 pub(super) struct Matcher<'a> {
     pub graph: &'a Graph,
-    lives: Liveness,
+    liveness: Liveness,
     constants: Vec<Option<&'a Constant>>,
     inner: Vec<NodeId>,
     pub masks: MaskCache,
@@ -74,7 +74,7 @@ impl<'a> Matcher<'a> {
     pub fn new(graph: &'a Graph) -> Self {
         let mut constants = vec![None; graph.values.len()];
         graph.constants.iter().for_each(|constant| constants[constant.value] = Some(constant));
-        Self { graph, lives: Liveness::new(graph), constants, inner: Vec::new(), masks: MaskCache::default() }
+        Self { graph, liveness: Liveness::new(graph), constants, inner: Vec::new(), masks: MaskCache::default() }
     }
 
     /// Starts with another root: no operator is inner.
@@ -95,29 +95,29 @@ impl<'a> Matcher<'a> {
         let is_ours = |node: &NodeId| *node == root || self.inner.contains(node);
         self.inner.iter().all(|&node| {
             let output = self.graph.nodes[node].output;
-            self.lives.layer_of(node) == self.lives.layer_of(root)
-                && output.is_some_and(|output| self.lives.readers(output).iter().all(is_ours))
+            self.liveness.layer_of(node) == self.liveness.layer_of(root)
+                && output.is_some_and(|output| self.liveness.readers(output).iter().all(is_ours))
         })
     }
 
-    /// Calls `f`, and forgets the inner operators that it found if it returns `None`.
+    /// Calls `f`, and discards the inner operators that it found if it returns `None`.
     pub fn attempt<T>(&mut self, f: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
-        let known = self.inner.len();
+        let count = self.inner.len();
         let found = f(self);
         if found.is_none() {
-            self.inner.truncate(known);
+            self.inner.truncate(count);
         }
         found
     }
 
     /// Returns the operator that computes `value`, without making it inner.
     pub fn producer(&self, value: ValueId) -> Option<&'a OpNode> {
-        self.lives.producer(value).map(|node| &self.graph.nodes[node])
+        self.liveness.producer(value).map(|node| &self.graph.nodes[node])
     }
 
     /// Returns the operator that computes `value`, which becomes inner.
     pub fn inner(&mut self, value: ValueId) -> Option<&'a OpNode> {
-        let node = self.lives.producer(value)?;
+        let node = self.liveness.producer(value)?;
         self.inner.push(node);
         Some(&self.graph.nodes[node])
     }
@@ -186,7 +186,7 @@ impl<'a> Matcher<'a> {
                 product.number *= number;
                 continue;
             }
-            let is_divided = self.lives.readers(value).len() == 1 && product.values.len() + open.len() < MAX_FACTORS;
+            let is_divided = self.liveness.readers(value).len() == 1 && product.values.len() + open.len() < MAX_FACTORS;
             let factors = self.attempt(|matcher| {
                 let node = matcher.inner(value).filter(|_| is_divided)?;
                 matcher.factors(node)

@@ -95,12 +95,12 @@ fn find(graph: &Graph, pattern: Pattern) -> Vec<Change> {
 /// Returns the shapes of the values that a replacement computes besides its output, if the shape rules accept its
 /// operators and the output has the shape of the root's.
 fn made_shapes(graph: &Graph, root: NodeId, replacement: &Replacement) -> Option<Vec<Shape>> {
-    let mut made: Vec<Shape> = Vec::new();
+    let mut shapes: Vec<Shape> = Vec::new();
     let (last, others) = replacement.nodes.split_last()?;
-    let output = |node: &NewNode, made: &[Shape]| {
+    let output = |node: &NewNode, shapes: &[Shape]| {
         let shape = |input: &Input| match *input {
             Input::Value(value) => graph.values[value].shape,
-            Input::Made(at) => made[at],
+            Input::Made(index) => shapes[index],
         };
         let io = Signature {
             inputs: node.inputs.iter().map(shape).collect(),
@@ -109,10 +109,10 @@ fn made_shapes(graph: &Graph, root: NodeId, replacement: &Replacement) -> Option
         node.op.operator().output(&io).ok()
     };
     for node in others {
-        made.push(output(node, &made)??);
+        shapes.push(output(node, &shapes)??);
     }
     let expected = graph.nodes[root].output.map(|value| graph.values[value].shape);
-    (output(last, &made)? == expected).then_some(made)
+    (output(last, &shapes)? == expected).then_some(shapes)
 }
 
 /// Applies the changes of [`find`].
@@ -127,12 +127,12 @@ fn replace(graph: Graph, changes: Vec<Change>) -> Graph {
                 let first = values.len();
                 let names = replacement.nodes.iter().map(|node| node.op.name().to_owned());
                 values.extend(names.zip(shapes).map(|(name, shape)| Value { name, shape }));
-                let made = first..values.len();
-                let outputs = made.map(Some).chain([node.output]);
+                let new_values = first..values.len();
+                let outputs = new_values.map(Some).chain([node.output]);
                 nodes.extend(replacement.nodes.into_iter().zip(outputs).map(|(node, output)| {
                     let value = |input: Input| match input {
                         Input::Value(value) => value,
-                        Input::Made(at) => first + at,
+                        Input::Made(index) => first + index,
                     };
                     let NewNode { op, inputs, params } = node;
                     OpNode { op, inputs: inputs.into_iter().map(value).collect(), params, output }
@@ -158,21 +158,21 @@ fn without_dead_nodes(mut graph: Graph) -> Graph {
     graph.nodes.iter().flat_map(|node| &node.inputs).for_each(|&input| reads[input] += 1);
     let mut is_dead = vec![false; graph.nodes.len()];
     for layer in &graph.layers {
-        let mut left = layer.nodes.len();
+        let mut remaining = layer.nodes.len();
         for node in layer.nodes.clone().rev() {
             let OpNode { inputs, params, output, .. } = &graph.nodes[node];
-            if left > 1 && params.is_empty() && output.is_some_and(|output| reads[output] == 0) {
+            if remaining > 1 && params.is_empty() && output.is_some_and(|output| reads[output] == 0) {
                 is_dead[node] = true;
-                left -= 1;
+                remaining -= 1;
                 inputs.iter().for_each(|&input| reads[input] -= 1);
             }
         }
     }
     let mut start = 0;
     for layer in &mut graph.layers {
-        let kept = layer.nodes.clone().filter(|&node| !is_dead[node]).count();
-        layer.nodes = start..start + kept;
-        start += kept;
+        let count = layer.nodes.clone().filter(|&node| !is_dead[node]).count();
+        layer.nodes = start..start + count;
+        start += count;
     }
     let mut dead = is_dead.iter();
     graph.nodes.retain(|_| dead.next() == Some(&false));

@@ -29,12 +29,13 @@ fn check(graph: &Graph, expected: &[&str]) {
     let tensors = to_f64(&plans[0], &weights[0]);
     let losses = plans.each_ref().map(|plan| reference_loss(&plan.graph, &tensors, &samples, false));
     assert!((losses[0] / losses[1] - 1.0).abs() < 1e-6, "{losses:?}");
-    let gradients =
-        [0, 1].map(|at| to_f64(&plans[at], &step(&mut device(&plans[at], 1), &plans[at], &weights[at], &samples).1));
+    let gradients = [0, 1].map(|index| {
+        to_f64(&plans[index], &step(&mut device(&plans[index], 1), &plans[index], &weights[index], &samples).1)
+    });
     for (tensor, (of_generic, of_macro)) in gradients[0].iter().zip(&gradients[1]).enumerate() {
-        let largest = of_generic.iter().fold(0.0f64, |most, g| most.max(g.abs()));
-        let apart = of_generic.iter().zip(of_macro).fold(0.0f64, |most, (a, b)| most.max((a - b).abs()));
-        assert!(apart <= 2e-5 * largest + 1e-6, "tensor {tensor}: {apart:e} of {largest:e}");
+        let largest = of_generic.iter().fold(0.0f64, |max, g| max.max(g.abs()));
+        let difference = of_generic.iter().zip(of_macro).fold(0.0f64, |max, (a, b)| max.max((a - b).abs()));
+        assert!(difference <= 2e-5 * largest + 1e-6, "tensor {tensor}: {difference:e} of {largest:e}");
     }
 }
 
@@ -159,7 +160,7 @@ fn activations() {
         Nonlinearity::GeluTanh,
         Nonlinearity::GeluTanh,
     ];
-    for (at, (make, kind)) in forms.into_iter().zip(kinds).enumerate() {
+    for (index, (make, kind)) in forms.into_iter().zip(kinds).enumerate() {
         let graph = TestGraph::build(|s, x| {
             // Powers need positive numbers.
             let x = s.at_least_one(x);
@@ -170,7 +171,7 @@ fn activations() {
             OpKind::Activation(Activation { kind }) => Some(kind),
             _ => None,
         });
-        assert_eq!(found, Some(kind), "form {at}");
+        assert_eq!(found, Some(kind), "form {index}");
     }
 }
 
@@ -291,12 +292,12 @@ fn attention(s: &mut TestGraph, x: ValueId, projections: Projections, masked: Ma
             let qkv = s.linear(x, 3 * WIDTH, true);
             let y = s.reshape(qkv, &[ROWS, 3, HEADS, HEAD_DIM]);
             let y = s.permute(y, &[1, 2, 0, 3]);
-            [0, 1, 2].map(|at| s.node(part(0, at, at + 1, true), &[y], &[]))
+            [0, 1, 2].map(|index| s.node(part(0, index, index + 1, true), &[y], &[]))
         }
         Projections::Columns => {
             let qkv = s.linear(x, 3 * WIDTH, true);
-            [0, 1, 2].map(|at| {
-                let y = s.node(part(1, at * WIDTH, (at + 1) * WIDTH, false), &[qkv], &[]);
+            [0, 1, 2].map(|index| {
+                let y = s.node(part(1, index * WIDTH, (index + 1) * WIDTH, false), &[qkv], &[]);
                 split(s, y)
             })
         }
@@ -310,14 +311,14 @@ fn attention(s: &mut TestGraph, x: ValueId, projections: Projections, masked: Ma
                 split(s, y)
             });
             let positions = s.constant(&[ROWS, HEAD_DIM]);
-            let turned = s.mul(q, positions);
-            [s.add(q, turned), k, v]
+            let rotated = s.mul(q, positions);
+            [s.add(q, rotated), k, v]
         }
     };
     let scores = if projections == Projections::Separate {
-        let turned = s.permute(k, &[0, 2, 1]);
+        let transposed = s.permute(k, &[0, 2, 1]);
         let q = s.times(q, 0.5);
-        s.node(Matmul { transpose_a: false, transpose_b: false }, &[q, turned], &[])
+        s.node(Matmul { transpose_a: false, transpose_b: false }, &[q, transposed], &[])
     } else {
         let scores = s.node(Matmul { transpose_a: false, transpose_b: true }, &[q, k], &[]);
         s.over(scores, 2.0)

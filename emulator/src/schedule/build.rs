@@ -22,9 +22,9 @@ enum ForwardPurpose {
 
 pub(super) struct ScheduleBuilder<'a> {
     graph: &'a Graph,
-    lives: Liveness,
+    liveness: Liveness,
     /// Source of each value that no operator computes.
-    given: Vec<Option<InputSource>>,
+    sources: Vec<Option<InputSource>>,
     storage: Vec<StorageSlot>,
     /// Current storage of each value.
     stored_at: Vec<Option<StorageId>>,
@@ -40,15 +40,15 @@ pub(super) struct ScheduleBuilder<'a> {
 
 impl<'a> ScheduleBuilder<'a> {
     pub fn new(graph: &'a Graph) -> Self {
-        let mut given = vec![None; graph.values.len()];
-        let inputs = graph.inputs.iter().enumerate().map(|(at, &value)| (value, InputSource::Sample(at)));
+        let mut sources = vec![None; graph.values.len()];
+        let inputs = graph.inputs.iter().enumerate().map(|(index, &value)| (value, InputSource::Sample(index)));
         let constants = graph.constants.iter().enumerate();
-        let constants = constants.map(|(at, constant)| (constant.value, InputSource::Constant(at)));
-        inputs.chain(constants).for_each(|(value, source)| given[value] = Some(source));
+        let constants = constants.map(|(index, constant)| (constant.value, InputSource::Constant(index)));
+        inputs.chain(constants).for_each(|(value, source)| sources[value] = Some(source));
         Self {
             graph,
-            given,
-            lives: Liveness::new(graph),
+            sources,
+            liveness: Liveness::new(graph),
             storage: Vec::new(),
             stored_at: vec![None; graph.values.len()],
             extra: vec![None; graph.nodes.len()],
@@ -69,7 +69,7 @@ impl<'a> ScheduleBuilder<'a> {
         let mut backward = Vec::with_capacity(recompute.len());
         for (layer, &recompute) in recompute.iter().enumerate().rev() {
             if recompute {
-                let repeated = self.lives.repeated(self.graph, layer);
+                let repeated = self.liveness.repeated(self.graph, layer);
                 self.forward(layer, repeated.into_iter(), ForwardPurpose::Repeating);
             }
             for node in self.graph.layers[layer].nodes.clone().rev() {
@@ -99,30 +99,44 @@ impl<'a> ScheduleBuilder<'a> {
     /// Adds the forward steps of `nodes`, which belong to one layer.
     fn forward(&mut self, layer: LayerId, nodes: impl Iterator<Item = NodeId>, walk: ForwardPurpose) {
         let nodes: Vec<NodeId> = nodes.collect();
-        let needed =
-            if walk == ForwardPurpose::Evaluating { Vec::new() } else { self.lives.needed_backward(self.graph, layer) };
+        let needed = if walk == ForwardPurpose::Evaluating {
+            Vec::new()
+        } else {
+            self.liveness.needed_backward(self.graph, layer)
+        };
         for &id in &nodes {
             let (graph, node) = (self.graph, &self.graph.nodes[id]);
             let (operator, signature) = (node.op.operator(), Signature::of(graph, node));
-            let overwritten = operator.in_place_inputs().iter().copied().find(|&at| {
-                let input = node.inputs[at];
+            let overwritten = operator.in_place_inputs().iter().copied().find(|&input_index| {
+                let input = node.inputs[input_index];
                 let read_later = || {
-                    self.lives.readers(input).iter().any(|&reader| reader > id && nodes.binary_search(&reader).is_ok())
+                    self.liveness
+                        .readers(input)
+                        .iter()
+                        .any(|&reader| reader > id && nodes.binary_search(&reader).is_ok())
                 };
-                let kept = match walk {
-                    ForwardPurpose::Saving => self.lives.crosses(input) || needed.binary_search(&input).is_ok(),
-                    ForwardPurpose::Discarding | ForwardPurpose::Evaluating => self.lives.crosses(input),
+                let is_kept = match walk {
+                    ForwardPurpose::Saving => self.liveness.crosses(input) || needed.binary_search(&input).is_ok(),
+                    ForwardPurpose::Discarding | ForwardPurpose::Evaluating => self.liveness.crosses(input),
                     ForwardPurpose::Repeating => needed.binary_search(&input).is_ok(),
                 };
-                let twice = node.inputs.iter().filter(|&&other| other == input).count() > 1;
-                self.lives.defining_layer(input) == Some(layer) && !kept && !twice && !read_later()
+                let is_repeated = node.inputs.iter().filter(|&&other| other == input).count() > 1;
+                self.liveness.defining_layer(input) == Some(layer) && !is_kept && !is_repeated && !read_later()
             });
             let inputs = (0..node.inputs.len())
-                .map(|at| if overwritten == Some(at) { InputSource::Overwritten } else { self.source(node.inputs[at]) })
+                .map(|input_index| {
+                    if overwritten == Some(input_index) {
+                        InputSource::Overwritten
+                    } else {
+                        self.source(node.inputs[input_index])
+                    }
+                })
                 .collect();
-            let output = node.output.map(|value| match overwritten.and_then(|at| self.stored_at[node.inputs[at]]) {
-                Some(stored_at) => stored_at,
-                None => self.allocate(self.elements(value)),
+            let output = node.output.map(|value| {
+                match overwritten.and_then(|input_index| self.stored_at[node.inputs[input_index]]) {
+                    Some(stored_at) => stored_at,
+                    None => self.allocate(self.elements(value)),
+                }
             });
             if let Some(value) = node.output {
                 self.stored_at[value] = output;
@@ -146,31 +160,31 @@ impl<'a> ScheduleBuilder<'a> {
             return;
         }
         // The gradient of the output is overwritten at the end, and only if no other gradient shares its storage.
-        let form = |(at, &input)| {
-            if self.lives.depends_on_tensor(input) { operator.gradient(at) } else { GradientForm::None }
+        let form = |(index, &input)| {
+            if self.liveness.depends_on_tensor(input) { operator.gradient(index) } else { GradientForm::None }
         };
         let forms: Vec<GradientForm> = node.inputs.iter().enumerate().map(form).collect();
         let gradient = match gradient {
             Some(shared) if forms.contains(&GradientForm::Overwrite) => Some(self.make_exclusive(shared)),
             other => other,
         };
-        let mut later = Vec::new();
+        let mut contributions = Vec::new();
         let mut targets = Vec::with_capacity(forms.len());
         for (&input, &form) in node.inputs.iter().zip(&forms) {
             let target = match self.replaceable(id, input, form) {
                 Some(stored_at) => {
-                    later.push((input, stored_at));
+                    contributions.push((input, stored_at));
                     GradientTarget::Replace(stored_at)
                 }
-                None => self.target(input, form, gradient, &mut later),
+                None => self.target(input, form, gradient, &mut contributions),
             };
             targets.push(target);
         }
         if !node.params.is_empty() || targets.iter().any(|target| *target != GradientTarget::None) {
             self.backward_step(id, operator, gradient, targets);
         }
-        for (input, made) in later {
-            self.contribute(input, made);
+        for (input, gradient_storage) in contributions {
+            self.contribute(input, gradient_storage);
         }
         if let Some(gradient) = gradient {
             self.shares[gradient] -= 1;
@@ -182,14 +196,14 @@ impl<'a> ScheduleBuilder<'a> {
     fn replaceable(&self, id: NodeId, input: ValueId, form: GradientForm) -> Option<StorageId> {
         let node = &self.graph.nodes[id];
         let allowed = form == GradientForm::StoreOrAdd && node.op.operator().gradient_replaces_input();
-        if !allowed || self.gradient[input].is_some() || self.lives.readers(input).first() != Some(&id) {
+        if !allowed || self.gradient[input].is_some() || self.liveness.readers(input).first() != Some(&id) {
             return None;
         }
         // The backward step of its producer comes later: in this layer or, if it belongs to an earlier layer, in
         // another pass.
-        let maker = &self.graph.nodes[self.lives.producer(input)?];
+        let maker = &self.graph.nodes[self.liveness.producer(input)?];
         let saved = maker.op.operator().saved(&Signature::of(self.graph, maker));
-        if saved.output || self.lives.defining_layer(input) != self.lives.layer_of(id) {
+        if saved.output || self.liveness.defining_layer(input) != self.liveness.layer_of(id) {
             None
         } else {
             self.stored_at[input]
@@ -197,34 +211,34 @@ impl<'a> ScheduleBuilder<'a> {
     }
 
     /// Decides where a step writes the gradient of `input`. Contributions that need a step of their own are appended to
-    /// `later`.
+    /// `contributions`.
     fn target(
         &mut self,
         input: ValueId,
         form: GradientForm,
         gradient: Option<StorageId>,
-        later: &mut Vec<(ValueId, StorageId)>,
+        contributions: &mut Vec<(ValueId, StorageId)>,
     ) -> GradientTarget {
         match (form, gradient) {
             (GradientForm::None, _) => GradientTarget::None,
             (GradientForm::Same, Some(gradient)) => {
-                later.push((input, gradient));
+                contributions.push((input, gradient));
                 GradientTarget::None
             }
             (GradientForm::Overwrite, Some(gradient)) => {
-                later.push((input, gradient));
+                contributions.push((input, gradient));
                 GradientTarget::Overwrite
             }
             (GradientForm::StoreOrAdd, _) if self.gradient[input].is_some() => {
-                let own = self.gradient[input].take().map(|shared| self.make_exclusive(shared));
-                self.gradient[input] = own;
-                own.map_or(GradientTarget::None, GradientTarget::Add)
+                let exclusive = self.gradient[input].take().map(|shared| self.make_exclusive(shared));
+                self.gradient[input] = exclusive;
+                exclusive.map_or(GradientTarget::None, GradientTarget::Add)
             }
             // A gradient that equals another one, or overwrites it, is not stored.
             _ => {
-                let made = self.allocate(self.elements(input));
-                later.push((input, made));
-                GradientTarget::Store(made)
+                let storage = self.allocate(self.elements(input));
+                contributions.push((input, storage));
+                GradientTarget::Store(storage)
             }
         }
     }
@@ -239,8 +253,9 @@ impl<'a> ScheduleBuilder<'a> {
         let node = &self.graph.nodes[id];
         let signature = Signature::of(self.graph, node);
         let saved = operator.saved(&signature);
-        let input =
-            |at: usize| if saved.inputs.contains(&at) { self.source(node.inputs[at]) } else { InputSource::Absent };
+        let input = |index: usize| {
+            if saved.inputs.contains(&index) { self.source(node.inputs[index]) } else { InputSource::Absent }
+        };
         let inputs = (0..node.inputs.len()).map(input).collect();
         let output = node.output.filter(|_| saved.output).and_then(|value| self.stored_at[value]);
         let extra = self.extra[id];
@@ -248,17 +263,17 @@ impl<'a> ScheduleBuilder<'a> {
         self.push(Step::Backward(BackwardStep { node: id, inputs, output, extra, scratch, gradient, targets }));
     }
 
-    /// Adds the gradient in `made` to the gradient of `input`.
-    fn contribute(&mut self, input: ValueId, made: StorageId) {
+    /// Adds the gradient in `storage` to the gradient of `input`.
+    fn contribute(&mut self, input: ValueId, storage: StorageId) {
         match self.gradient[input].take() {
             None => {
-                self.shares[made] += 1;
-                self.gradient[input] = Some(made);
+                self.shares[storage] += 1;
+                self.gradient[input] = Some(storage);
             }
             Some(shared) => {
-                let own = self.make_exclusive(shared);
-                self.push(Step::Add { from: made, to: own });
-                self.gradient[input] = Some(own);
+                let exclusive = self.make_exclusive(shared);
+                self.push(Step::Add { from: storage, to: exclusive });
+                self.gradient[input] = Some(exclusive);
             }
         }
     }
@@ -269,15 +284,15 @@ impl<'a> ScheduleBuilder<'a> {
             return shared;
         }
         self.shares[shared] -= 1;
-        let own = self.allocate(self.storage[shared].elements);
-        self.shares[own] = 1;
-        self.push(Step::Copy { from: shared, to: own });
-        own
+        let copy = self.allocate(self.storage[shared].elements);
+        self.shares[copy] = 1;
+        self.push(Step::Copy { from: shared, to: copy });
+        copy
     }
 
     fn source(&self, value: ValueId) -> InputSource {
         let computed = || self.stored_at[value].map(InputSource::Stored);
-        self.given[value].or_else(computed).unwrap_or(InputSource::Absent)
+        self.sources[value].or_else(computed).unwrap_or(InputSource::Absent)
     }
 
     fn elements(&self, value: ValueId) -> u64 {
@@ -301,11 +316,11 @@ impl<'a> ScheduleBuilder<'a> {
 
     /// Appends a step and extends the lifetime of all storage it touches to it.
     fn push(&mut self, step: Step) {
-        let (pass, at) = (self.pass, self.steps.len());
+        let (pass, step_index) = (self.pass, self.steps.len());
         let storage = &mut self.storage;
         let mut touch = |id: StorageId| {
             storage[id].passes.1 = pass;
-            storage[id].steps.1 = at;
+            storage[id].steps.1 = step_index;
         };
         let mut read = |sources: &[InputSource], others: [Option<StorageId>; 4]| {
             let stored = sources.iter().filter_map(|source| match source {

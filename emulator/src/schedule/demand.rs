@@ -6,7 +6,7 @@ use super::{PassSchedule, StorageSlot};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassMemory {
     /// Held for every leaf of the round.
-    pub held: u64,
+    pub retained: u64,
     /// Used for the current leaf.
     pub working: u64,
 }
@@ -17,21 +17,21 @@ impl PassSchedule {
     pub fn demand(&self, size: impl Fn(&StorageSlot) -> u64) -> Vec<PassMemory> {
         let passes = self.forward.len() + self.backward.len();
         // Changes of held memory from pass to pass, and of working memory from step to step.
-        let mut held = vec![0i128; passes + 1];
+        let mut retained = vec![0i128; passes + 1];
         let steps = self.forward.iter().chain(self.backward.iter().rev());
         let mut working: Vec<Vec<i128>> = steps.map(|steps| vec![0; steps.len() + 1]).collect();
         for piece in &self.storage {
             let bytes = i128::from(size(piece));
             let (changes, (first, last)) = match piece.every_leaf() {
-                true => (&mut held, piece.passes),
+                true => (&mut retained, piece.passes),
                 false => (&mut working[piece.passes.0], piece.steps),
             };
             changes[first] += bytes;
             changes[last + 1] -= bytes;
         }
         let highest = |changes: &[i128]| sums(changes).max().unwrap_or(0);
-        let demand = |(held, working): (u64, &Vec<i128>)| PassMemory { held, working: highest(working) };
-        sums(&held).zip(&working).map(demand).collect()
+        let demand = |(retained, working): (u64, &Vec<i128>)| PassMemory { retained, working: highest(working) };
+        sums(&retained).zip(&working).map(demand).collect()
     }
 }
 

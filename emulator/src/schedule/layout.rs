@@ -48,19 +48,19 @@ impl ArenaLayout {
         for piece in order {
             let mut start = 0;
             for &other in &placed {
-                let taken = extents[other];
+                let occupied = extents[other];
                 if !overlap_in_time(&schedule.storage[piece], &schedule.storage[other]) {
                     continue;
                 }
-                if start + size(extents[piece]) <= taken.start {
+                if start + size(extents[piece]) <= occupied.start {
                     break;
                 }
-                start = start.max((taken.start + size(taken)).next_multiple_of(ALIGNMENT));
+                start = start.max((occupied.start + size(occupied)).next_multiple_of(ALIGNMENT));
             }
             extents[piece].start = start;
             len = len.max(start + size(extents[piece]));
-            let at = placed.partition_point(|&other| extents[other].start <= start);
-            placed.insert(at, piece);
+            let index = placed.partition_point(|&other| extents[other].start <= start);
+            placed.insert(index, piece);
         }
         Self { leaves, extents, len }
     }

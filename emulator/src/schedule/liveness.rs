@@ -68,7 +68,7 @@ impl Liveness {
         let mut needed = Vec::new();
         for node in &graph.nodes[graph.layers[layer].nodes.clone()] {
             let saved = node.op.operator().saved(&Signature::of(graph, node));
-            needed.extend(saved.inputs.iter().map(|&at| node.inputs[at]));
+            needed.extend(saved.inputs.iter().map(|&input| node.inputs[input]));
             needed.extend(node.output.filter(|_| saved.output));
         }
         needed.sort_unstable();
@@ -80,13 +80,13 @@ impl Liveness {
     /// Returns the nodes that a recomputed layer repeats in its backward pass, in order: those that contribute to a
     /// value or to extra numbers that it needs. (In a transformer block this excludes the last projection.)
     pub fn repeated(&self, graph: &Graph, layer: LayerId) -> Vec<NodeId> {
-        let mut wanted = self.needed_backward(graph, layer);
+        let mut needed = self.needed_backward(graph, layer);
         let mut nodes = Vec::new();
         for id in graph.layers[layer].nodes.clone().rev() {
             let node = &graph.nodes[id];
             let Some(output) = node.output else { continue };
-            if wanted.contains(&output) || node.op.operator().saved(&Signature::of(graph, node)).floats > 0 {
-                wanted.extend(node.inputs.iter().filter(|&&input| self.defining_layer(input) == Some(layer)));
+            if needed.contains(&output) || node.op.operator().saved(&Signature::of(graph, node)).floats > 0 {
+                needed.extend(node.inputs.iter().filter(|&&input| self.defining_layer(input) == Some(layer)));
                 nodes.push(id);
             }
         }

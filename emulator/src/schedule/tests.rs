@@ -17,15 +17,15 @@ fn skip_connection_graph() -> Graph {
     };
     let b = &mut builder;
     let x = node(b, Embedding.into(), &[tokens], Some([10, 16]));
-    let wide = node(b, Linear.into(), &[x], Some([96, 16]));
+    let widened = node(b, Linear.into(), &[x], Some([96, 16]));
     b.end_layer("a");
-    let y = node(b, Linear.into(), &[wide], Some([16, 96]));
+    let y = node(b, Linear.into(), &[widened], Some([16, 96]));
     let y = node(b, Dropout { rate: 0.5 }.into(), &[y], None);
     let y = node(b, Add.into(), &[y, x], None);
     b.end_layer("b");
     let z = node(b, Add.into(), &[y, y], None);
     // An output that nothing reads.
-    node(b, CausalAttention::new(1, 1.0, 0.0).into(), &[wide], None);
+    node(b, CausalAttention::new(1, 1.0, 0.0).into(), &[widened], None);
     b.end_layer("c");
     let narrow = node(b, Linear.into(), &[z], Some([32, 16]));
     let head = builder.tensor("head", &[10, 32], Initializer::Constant { value: 0.0 }, TensorRole::Weight);
@@ -35,13 +35,13 @@ fn skip_connection_graph() -> Graph {
 }
 
 fn schedules() -> Vec<PassSchedule> {
-    let (fine, skipping) = (TINY.graph(), skip_connection_graph());
-    let (joined, _) = fine.joined();
+    let (valid, skipping) = (TINY.graph(), skip_connection_graph());
+    let (joined, _) = valid.joined();
     let training = |graph: &Graph, recompute| PassSchedule::training(graph, &vec![recompute; graph.layers.len()]);
     // Only joined layers, and layers of a graph without blocks, are recomputed.
-    let trained = [(&fine, false), (&joined, false), (&joined, true), (&skipping, false), (&skipping, true)];
+    let trained = [(&valid, false), (&joined, false), (&joined, true), (&skipping, false), (&skipping, true)];
     let trained = trained.map(|(graph, recompute)| training(graph, recompute));
-    trained.into_iter().chain([&fine, &joined, &skipping].map(PassSchedule::evaluation)).collect()
+    trained.into_iter().chain([&valid, &joined, &skipping].map(PassSchedule::evaluation)).collect()
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn memory_alive_at_one_time_never_overlaps_and_little_is_lost() {
                 }
             }
             let demand = schedule.demand(|piece| piece.elements);
-            let needed = demand.iter().map(|pass| pass.held * leaves as u64 + pass.working).max().unwrap() * 2;
+            let needed = demand.iter().map(|pass| pass.retained * leaves as u64 + pass.working).max().unwrap() * 2;
             let lost = layout.len as f64 / needed as f64 - 1.0;
             assert!((0.0..0.01).contains(&lost), "{} for {needed}, {leaves} leaves", layout.len);
         }
@@ -88,6 +88,6 @@ fn block_copies_no_gradient() {
 #[test]
 fn only_the_loss_keeps_numbers_of_a_recomputed_layer() {
     let schedule = PassSchedule::training(&TINY.graph().joined().0, &[true; 4]);
-    let kept = schedule.storage.iter().filter(|piece| piece.kind == StorageKind::Scratch && piece.every_leaf());
-    assert_eq!(kept.map(|piece| piece.elements).collect::<Vec<_>>(), [TINY.sequence as u64]);
+    let shared = schedule.storage.iter().filter(|piece| piece.kind == StorageKind::Scratch && piece.every_leaf());
+    assert_eq!(shared.map(|piece| piece.elements).collect::<Vec<_>>(), [TINY.sequence as u64]);
 }

@@ -43,12 +43,12 @@ pub fn mask_update(job: &JobSpec) -> Option<&MaskUpdate> {
 /// `None` if it updates single elements.
 pub fn whole_tensor_state(job: &JobSpec) -> Option<Vec<StateShape>> {
     let optimizer = optimizer(&job.optimizer.kind);
-    let own = optimizer.whole_tensor_state();
+    let optimizer_state = optimizer.whole_tensor_state();
     if mask_update(job).is_none() {
-        return own.map(<[_]>::to_vec);
+        return optimizer_state.map(<[_]>::to_vec);
     }
     let full = || vec![StateShape::Full; optimizer.state().len()];
-    let mut shapes = own.map_or_else(full, <[_]>::to_vec);
+    let mut shapes = optimizer_state.map_or_else(full, <[_]>::to_vec);
     shapes.push(StateShape::Full);
     Some(shapes)
 }
@@ -152,26 +152,26 @@ fn masked_parameters(
 ) -> Vec<MaskedParameter> {
     let elements = tensor.elements();
     let rows = tensor.shape.first().copied().unwrap_or(1).max(1);
-    let own = (tensor.name.clone(), 0..elements);
+    let full_tensor = (tensor.name.clone(), 0..elements);
     let zoo = names::zoo_parameters(&job.model, &tensor.name, rows).into_iter();
     let width = elements / rows;
     let mut parameters: Vec<_> =
         zoo.map(|parameter| (parameter.name, parameter.rows.start * width..parameter.rows.end * width)).collect();
     let mut matches = |name: &str| {
         let found = filter.first_match(name);
-        found.into_iter().for_each(|at| used[at] = true);
+        found.into_iter().for_each(|index| used[index] = true);
         found.is_some()
     };
     if filter.is_empty() {
         let is_sparse = tensor.shape.len() > 1 && tensor.role == TensorRole::Weight && tensor.name != "lm_head.weight";
         parameters.retain(|_| is_sparse);
         if is_sparse && parameters.is_empty() {
-            parameters.push(own);
+            parameters.push(full_tensor);
         }
-    } else if matches(&own.0) {
+    } else if matches(&full_tensor.0) {
         // Our own name stands for all parameters in the tensor.
         if parameters.is_empty() {
-            parameters.push(own);
+            parameters.push(full_tensor);
         }
     } else {
         parameters.retain(|(name, _)| matches(name));

@@ -56,9 +56,9 @@ pub(super) fn zoo_parameters(model: &ModelSpec, tensor: &str, rows: usize) -> Ve
     // Rows are divided as heads are: each head has the same number of rows.
     let heads: usize = parts.iter().map(|(_, heads)| heads).sum();
     let mut before = 0;
-    let parameter = |(name, own): (String, usize)| {
+    let parameter = |(name, count): (String, usize)| {
         let start = rows * before / heads.max(1);
-        before += own;
+        before += count;
         ZooParameter { name: format!("{prefix}.{name}.{kind}"), rows: start..rows * before / heads.max(1) }
     };
     parts.into_iter().map(parameter).collect()

@@ -19,12 +19,12 @@ fn job(sparsity: &str) -> (JobSpec, Graph) {
 fn zeros(job: &JobSpec, graph: &Graph) -> Vec<(String, Vec<usize>)> {
     let mut masks = SparsityMasks::new(job, graph).unwrap();
     masks.find_bounds(7, 0..graph.tensors.len());
-    let of_tensor = |(at, tensor): (usize, &Tensor)| {
+    let of_tensor = |(index, tensor): (usize, &Tensor)| {
         let mut values = vec![1.0; tensor.elements()];
-        masks.apply(crate::kernels::Simd::detect(), 7, at, 0, &mut values);
+        masks.apply(crate::kernels::Simd::detect(), 7, index, 0, &mut values);
         let mut pieces = vec![1.0; tensor.elements()];
         for (start, piece) in pieces.chunks_mut(13).enumerate() {
-            masks.apply(crate::kernels::Simd::detect(), 7, at, 13 * start, piece);
+            masks.apply(crate::kernels::Simd::detect(), 7, index, 13 * start, piece);
         }
         assert_eq!(pieces, values, "{} in pieces", tensor.name);
         let width = tensor.elements() / tensor.shape[0];
@@ -89,32 +89,33 @@ fn changes_replace_small_weights_by_zeros_with_large_gradients() {
     };
     let run = |growth: MaskGrowth, step: u64| {
         // Weights of even elements train and grow with the element; so do all gradients, up to the last four.
-        let mut mask: Vec<f32> = (0..elements).map(|at| f32::from(u8::from(at % 2 == 0))).collect();
-        let mut weights: Vec<f32> = mask.iter().enumerate().map(|(at, mask)| (at as f32 - 0.5) * mask).collect();
-        let gradient: Vec<f32> = (0..elements).map(|at| if at + 4 < elements { -(at as f32) } else { 0.0 }).collect();
+        let mut mask: Vec<f32> = (0..elements).map(|index| f32::from(u8::from(index % 2 == 0))).collect();
+        let mut weights: Vec<f32> = mask.iter().enumerate().map(|(index, mask)| (index as f32 - 0.5) * mask).collect();
+        let gradient: Vec<f32> =
+            (0..elements).map(|index| if index + 4 < elements { -(index as f32) } else { 0.0 }).collect();
         let mut state = mask.clone();
         let arrays =
             MaskArrays { weights: &mut weights, gradient: &gradient, mask: &mut mask, state: vec![&mut state] };
         masks.update(&MaskUpdate { growth, ..update }, (7, step), tensor, arrays);
         assert_eq!(mask.iter().filter(|mask| **mask == 0.0).count(), elements / 2);
-        for at in 0..elements {
-            let is_new = mask[at] != 0.0 && at % 2 == 1;
-            assert_eq!(weights[at] != 0.0, mask[at] != 0.0 && !is_new, "weight {at}");
-            assert_eq!(state[at] != 0.0, mask[at] != 0.0 && !is_new, "state {at}");
+        for index in 0..elements {
+            let is_new = mask[index] != 0.0 && index % 2 == 1;
+            assert_eq!(weights[index] != 0.0, mask[index] != 0.0 && !is_new, "weight {index}");
+            assert_eq!(state[index] != 0.0, mask[index] != 0.0 && !is_new, "state {index}");
         }
         mask
     };
     let changed = elements / 8;
-    let trains = |mask: &[f32]| (0..elements).filter(|at| mask[*at] != 0.0).collect::<Vec<usize>>();
+    let unmasked = |mask: &[f32]| (0..elements).filter(|index| mask[*index] != 0.0).collect::<Vec<usize>>();
     // A quarter of those that train, the first, is replaced by odd elements from the end.
-    let kept = (2 * changed..elements).step_by(2);
-    let grown = (0..changed).map(|at| elements - 5 - 2 * at);
-    let mut expected: Vec<usize> = kept.chain(grown).collect();
+    let remaining = (2 * changed..elements).step_by(2);
+    let grown = (0..changed).map(|index| elements - 5 - 2 * index);
+    let mut expected: Vec<usize> = remaining.chain(grown).collect();
     expected.sort_unstable();
-    assert_eq!(trains(&run(MaskGrowth::Gradient, 1)), expected);
+    assert_eq!(unmasked(&run(MaskGrowth::Gradient, 1)), expected);
     // At random: another choice at every step, among which are some that were dropped.
-    let [first, second] = [1, 2].map(|step| trains(&run(MaskGrowth::Random, step)));
-    assert!(first != second && first.iter().any(|at| *at < 2 * changed && at % 2 == 0));
+    let [first, second] = [1, 2].map(|step| unmasked(&run(MaskGrowth::Random, step)));
+    assert!(first != second && first.iter().any(|index| *index < 2 * changed && index % 2 == 0));
 }
 
 #[test]

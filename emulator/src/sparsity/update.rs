@@ -65,8 +65,8 @@ pub(super) fn drop_fraction(DropFraction { initial, minimum, half_period }: Drop
 
 /// Masks the smallest of the weights that train, and returns how many.
 fn drop_smallest(weights: &[f32], mask: &mut [f32], fraction: f64) -> usize {
-    let trains = |(element, weight): (usize, &f32)| (mask[element] != 0.0).then(|| (magnitude(*weight), element));
-    let mut active: Vec<(u32, usize)> = weights.iter().enumerate().filter_map(trains).collect();
+    let unmasked = |(element, weight): (usize, &f32)| (mask[element] != 0.0).then(|| (magnitude(*weight), element));
+    let mut active: Vec<(u32, usize)> = weights.iter().enumerate().filter_map(unmasked).collect();
     let count = ((fraction * active.len() as f64).round() as usize).min(active.len());
     select(&mut active, count).iter().for_each(|&(_, element)| mask[element] = 0.0);
     count

@@ -50,10 +50,10 @@ impl PassSeconds {
         let [values_down, values_up] = self.values;
         let (down, up) = (self.down + values_down, self.up + values_up);
         let excess = down.max(up).max(self.update).max(self.compute) - self.compute;
-        let (own, values) = if down > up { (self.down, values_down) } else { (self.up, values_up) };
+        let (streamed, values) = if down > up { (self.down, values_down) } else { (self.up, values_up) };
         let wait = match () {
             () if self.update > down.max(up) => &mut waits.memoryx,
-            () if values > own => &mut waits.activations,
+            () if values > streamed => &mut waits.activations,
             () if down > up => &mut waits.weights,
             () => &mut waits.gradients,
         };
@@ -65,20 +65,20 @@ impl PassSeconds {
 pub(super) fn layer_times(plan: &StreamPlan, wafer: WaferModel<'_>) -> Vec<LayerTime> {
     let graph = &plan.graph;
     let mut layers = vec![LayerTime::default(); plan.layers.len()];
-    let again = recomputed_nodes(graph);
-    for (at, layer) in layers.iter_mut().enumerate() {
-        let nodes = graph.layers[at].nodes.clone();
+    let recomputed = recomputed_nodes(graph);
+    for (index, layer) in layers.iter_mut().enumerate() {
+        let nodes = graph.layers[index].nodes.clone();
         for id in nodes.clone() {
             let [forward, backward] = node_seconds(plan, wafer, id);
             layer.forward += forward;
             layer.backward += backward;
-            if plan.layers[at].recompute && again[at].contains(&id) {
+            if plan.layers[index].recompute && recomputed[index].contains(&id) {
                 // What attention reads is computed for all rows, and again for the rows of each tile.
                 let attends = (id + 1..nodes.end).any(|later| is_attention(graph, later));
                 layer.backward += if plan.tiles > 1 && attends { 2.0 * forward } else { forward };
             }
         }
-        let weights: usize = plan.layers[at].groups.iter().map(|&group| plan.groups[group].elements).sum();
+        let weights: usize = plan.layers[index].groups.iter().map(|&group| plan.groups[group].elements).sum();
         layer.summing = wafer.product_seconds(0.0, weights as f64);
     }
     if let (2.., Some(tiling)) = (plan.tiles, SampleTiling::new(graph)) {

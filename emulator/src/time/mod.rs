@@ -127,7 +127,7 @@ impl Projection {
     /// Returns the bottleneck, and the share of a step that would be saved without it. For compute, returns the share
     /// of the step that it takes.
     pub fn bound(&self) -> (Bottleneck, f64) {
-        let waits = [
+        let by_cause = [
             (Bottleneck::WeightsDown, self.waits.weights),
             (Bottleneck::GradientsUp, self.waits.gradients),
             (Bottleneck::MemoryX, self.waits.memoryx),
@@ -135,7 +135,7 @@ impl Projection {
             (Bottleneck::Latency, self.waits.hops + self.boundary_seconds),
         ];
         let (bound, seconds) =
-            waits.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((Bottleneck::Compute, 0.0));
+            by_cause.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((Bottleneck::Compute, 0.0));
         let share = seconds / self.step_seconds;
         if share > MIN_BOTTLENECK_SHARE {
             (bound, share)

@@ -182,18 +182,18 @@ pub(super) fn gpt_j() -> Result<Graph, GraphError> {
     let mut stream = model.builder.node(Embedding, "embed", &[input_ids], &[table])?;
     model.builder.end_layer("embed");
     for block in 0..28 {
-        let at = |part: &str| format!("h.{block}.{part}");
-        let normal = model.norm(&at("ln_1"), stream, width)?;
-        let qkv = model.linear(&at("attn.qkv"), normal, [3 * width, width], false)?;
+        let part_name = |part: &str| format!("h.{block}.{part}");
+        let normal = model.norm(&part_name("ln_1"), stream, width)?;
+        let qkv = model.linear(&part_name("attn.qkv"), normal, [3 * width, width], false)?;
         let attention = CausalAttention::new(heads, 1.0 / 16.0, 0.0);
-        let mixed = model.builder.node(attention, at("attn"), &[qkv], &[])?;
-        let attended = model.linear(&at("attn.proj"), mixed, [width, width], false)?;
-        let inner = model.linear(&at("mlp.fc"), normal, [4 * width, width], true)?;
+        let mixed = model.builder.node(attention, part_name("attn"), &[qkv], &[])?;
+        let attended = model.linear(&part_name("attn.proj"), mixed, [width, width], false)?;
+        let inner = model.linear(&part_name("mlp.fc"), normal, [4 * width, width], true)?;
         let active = Activation { kind: Nonlinearity::GeluTanh };
-        let active = model.builder.node(active, at("mlp.act"), &[inner], &[])?;
-        let fed = model.linear(&at("mlp.proj"), active, [width, 4 * width], true)?;
-        let branches = model.builder.node(Add, at("branches"), &[attended, fed], &[])?;
-        stream = model.builder.node(Add, at("sum"), &[branches, stream], &[])?;
+        let active = model.builder.node(active, part_name("mlp.act"), &[inner], &[])?;
+        let fed = model.linear(&part_name("mlp.proj"), active, [width, 4 * width], true)?;
+        let branches = model.builder.node(Add, part_name("branches"), &[attended, fed], &[])?;
+        stream = model.builder.node(Add, part_name("sum"), &[branches, stream], &[])?;
         model.builder.end_layer(format!("h.{block}"));
     }
     let normal = model.norm("ln_f", stream, width)?;

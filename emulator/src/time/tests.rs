@@ -74,11 +74,14 @@ fn gpt3_175b_scales_to_192_systems() {
     let plan = GPT3_175B.plan(GPT3_175B.batch, 1, CS2).unwrap();
     let wafer = |leaves| system_bytes(&plan, leaves, true, &LINK).wafer;
     assert!(wafer(plan.leaves_per_round).total() <= CS2);
-    let held = (1..).take_while(|&leaves| wafer(leaves).activations <= CS2).last().unwrap();
+    let max_leaves = (1..).take_while(|&leaves| wafer(leaves).activations <= CS2).last().unwrap();
     for (systems, least) in [(1, 1.0), (16, 0.9), (64, 0.75), (192, 0.75)] {
         let rounds = nominal_placement(&plan, &MachineSpec::default(), systems).unwrap().rounds.len() as f64;
-        let alone = (GPT3_175B.batch as u32).div_ceil(held * systems);
-        assert!((rounds / f64::from(alone) - 1.0).abs() <= 0.1, "{rounds} rounds on {systems}, {alone} by activations");
+        let min_batches = (GPT3_175B.batch as u32).div_ceil(max_leaves * systems);
+        assert!(
+            (rounds / f64::from(min_batches) - 1.0).abs() <= 0.1,
+            "{rounds} rounds on {systems}, {min_batches} by activations"
+        );
         let efficiency = efficiency(&plan, systems);
         assert!((least..1.1).contains(&efficiency), "{efficiency} on {systems}");
     }
@@ -87,9 +90,9 @@ fn gpt3_175b_scales_to_192_systems() {
 /// Layers of 7.9 billion parameters, 15.7 GB on their way down, on a wafer of 40 GB.
 #[test]
 fn layer_may_exceed_wafer() {
-    let wide = Size { name: "hidden 25600", layers: 4, hidden: 25_600, heads: 200, ..GPT3_175B };
-    let trillion = Size { name: "1T", layers: 128, ..wide.clone() };
-    for size in [wide, trillion] {
+    let wide_size = Size { name: "hidden 25600", layers: 4, hidden: 25_600, heads: 200, ..GPT3_175B };
+    let trillion = Size { name: "1T", layers: 128, ..wide_size.clone() };
+    for size in [wide_size, trillion] {
         let plan = size.plan(64, 1, CS2).unwrap();
         assert!(plan.check_streamable().is_ok(), "{}", size.name);
         let projection = project_step(&plan, &MachineSpec::default(), 1).unwrap();
@@ -145,10 +148,10 @@ fn every_rate_of_the_appliance_takes_part() {
         |appliance| appliance.wafer.link_bytes_per_s /= 100.0,
         |appliance| appliance.memoryx.memory_bandwidth /= 100.0,
     ];
-    for (at, change) in slower.into_iter().enumerate() {
+    for (index, change) in slower.into_iter().enumerate() {
         let mut appliance = MachineSpec::default();
         change(&mut appliance);
-        assert!(step(&appliance) > 1.02 * fast, "number {at} takes no part: {} for {fast}", step(&appliance));
+        assert!(step(&appliance) > 1.02 * fast, "number {index} takes no part: {} for {fast}", step(&appliance));
     }
 }
 
@@ -158,7 +161,7 @@ fn bound_is_named_with_its_share() {
     let (saving, recomputing) = (GPT3_1_3B.plan(4, 1, CS2).unwrap(), GPT3_1_3B.plan(512, 1, CS2).unwrap());
     let recomputes = |plan: &StreamPlan| plan.layers.iter().any(|layer| layer.recompute);
     assert!(!recomputes(&saving) && recomputes(&recomputing));
-    let of = |plan: &StreamPlan, change: fn(&mut MachineSpec)| {
+    let bottleneck_with = |plan: &StreamPlan, change: fn(&mut MachineSpec)| {
         let mut appliance = MachineSpec::default();
         change(&mut appliance);
         let projection = project_step(plan, &appliance, 4).unwrap();
@@ -166,14 +169,17 @@ fn bound_is_named_with_its_share() {
         projection.bound().0
     };
     let slow_links = |appliance: &mut MachineSpec| appliance.wafer.link_bytes_per_s /= 1000.0;
-    assert_eq!(of(&recomputing, |_| ()), Bottleneck::Compute);
-    assert_eq!(of(&crate::testing::TINY.plan(16, 2, CS2).unwrap(), |_| ()), Bottleneck::Latency);
+    assert_eq!(bottleneck_with(&recomputing, |_| ()), Bottleneck::Compute);
+    assert_eq!(bottleneck_with(&crate::testing::TINY.plan(16, 2, CS2).unwrap(), |_| ()), Bottleneck::Latency);
     // Weights of recomputed layers are sent three times; gradients are sent once and are twice as wide.
-    assert_eq!(of(&recomputing, slow_links), Bottleneck::WeightsDown);
-    assert_eq!(of(&saving, slow_links), Bottleneck::GradientsUp);
-    assert_eq!(of(&recomputing, |appliance| appliance.memoryx.memory_bandwidth /= 1000.0), Bottleneck::MemoryX);
+    assert_eq!(bottleneck_with(&recomputing, slow_links), Bottleneck::WeightsDown);
+    assert_eq!(bottleneck_with(&saving, slow_links), Bottleneck::GradientsUp);
+    assert_eq!(
+        bottleneck_with(&recomputing, |appliance| appliance.memoryx.memory_bandwidth /= 1000.0),
+        Bottleneck::MemoryX
+    );
     // A sample's values between layers are larger than the layers.
     let tiled = Size { name: "long", sequence: 1 << 17, ..GPT3_6_7B }.plan(4, 1, CS2).unwrap();
-    assert_eq!(of(&tiled, |_| ()), Bottleneck::Compute);
-    assert_eq!(of(&tiled, slow_links), Bottleneck::Activations);
+    assert_eq!(bottleneck_with(&tiled, |_| ()), Bottleneck::Compute);
+    assert_eq!(bottleneck_with(&tiled, slow_links), Bottleneck::Activations);
 }

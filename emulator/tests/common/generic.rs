@@ -60,16 +60,16 @@ impl Net {
     }
 
     /// Adds x / √(mean(x²) + ε) · gain.
-    fn rms_norm(&mut self, name: &str, x: ValueId, of: DecoderSizes) -> ValueId {
+    fn rms_norm(&mut self, name: &str, x: ValueId, dimensions: DecoderSizes) -> ValueId {
         let square = self.unary(UnaryFunction::Square, x);
         let mean = Reduce { reduction: Reduction::Mean, axes: Axes::new(&[1]).unwrap(), keep: true };
         let mean = self.node(mean, &[square], &[]);
         let epsilon = self.number(1e-5);
-        let join = if of.is_known { BinaryFunction::Add } else { BinaryFunction::Max };
+        let join = if dimensions.is_known { BinaryFunction::Add } else { BinaryFunction::Max };
         let sum = self.binary(join, mean, epsilon);
         let factor = self.unary(UnaryFunction::Rsqrt, sum);
         let y = self.binary(BinaryFunction::Mul, x, factor);
-        let gain = self.tensor(format!("{name}.weight"), &[of.heads * of.head_dim], TensorRole::Norm);
+        let gain = self.tensor(format!("{name}.weight"), &[dimensions.heads * dimensions.head_dim], TensorRole::Norm);
         self.node(Binary { function: BinaryFunction::Mul }, &[y], &[gain])
     }
 
@@ -79,19 +79,20 @@ impl Net {
     }
 
     /// Adds softmax(mask(q kᵀ / √d)) v, with dropout of the probabilities.
-    fn attention(&mut self, qkv: ValueId, mask: ValueId, of: DecoderSizes) -> ValueId {
-        let DecoderSizes { tokens, heads, head_dim, .. } = of;
+    fn attention(&mut self, qkv: ValueId, mask: ValueId, dimensions: DecoderSizes) -> ValueId {
+        let DecoderSizes { tokens, heads, head_dim, .. } = dimensions;
         let split = self.node(Reshape { dimensions: sizes(&[tokens, 3, heads, head_dim]) }, &[qkv], &[]);
         let by_head = self.node(Permute { order: Axes::new(&[1, 2, 0, 3]).unwrap() }, &[split], &[]);
-        let [q, k, v] = [0, 1, 2]
-            .map(|at| self.node(Slice { axis: 0, start: at, end: at + 1, step: 1, drop: true }, &[by_head], &[]));
+        let [q, k, v] = [0, 1, 2].map(|index| {
+            self.node(Slice { axis: 0, start: index, end: index + 1, step: 1, drop: true }, &[by_head], &[])
+        });
         let scores = self.node(Matmul { transpose_a: false, transpose_b: true }, &[q, k], &[]);
         let scale = self.number((head_dim as f32).sqrt());
         let scores = self.binary(BinaryFunction::Div, scores, scale);
         let nothing = self.number(f32::NEG_INFINITY);
         let scores = self.node(Select, &[mask, scores, nothing], &[]);
         let probabilities = self.node(Softmax { log: false }, &[scores], &[]);
-        let probabilities = self.node(Dropout { rate: of.dropout }, &[probabilities], &[]);
+        let probabilities = self.node(Dropout { rate: dimensions.dropout }, &[probabilities], &[]);
         let y = self.node(Matmul { transpose_a: false, transpose_b: false }, &[probabilities, v], &[]);
         let y = self.node(Permute { order: Axes::new(&[1, 0, 2]).unwrap() }, &[y], &[]);
         self.node(Reshape { dimensions: sizes(&[tokens, heads * head_dim]) }, &[y], &[])
@@ -100,8 +101,8 @@ impl Net {
 
 /// Returns a decoder with RMS norms, causal attention, gated linear units, and the mean of -ln p of the next tokens as
 /// loss.
-pub fn decoder(of: DecoderSizes) -> Graph {
-    let DecoderSizes { vocabulary, tokens, blocks, heads, head_dim, dropout, is_known } = of;
+pub fn decoder(dimensions: DecoderSizes) -> Graph {
+    let DecoderSizes { vocabulary, tokens, blocks, heads, head_dim, dropout, is_known } = dimensions;
     let width = heads * head_dim;
     let mut net = Net { builder: GraphBuilder::new(), names: 0 };
     let [ids, labels] = net.builder.token_inputs(tokens);
@@ -116,13 +117,13 @@ pub fn decoder(of: DecoderSizes) -> Graph {
     net.builder.end_layer("embed");
     for block in 0..blocks {
         let name = |part: &str| format!("h.{block}.{part}");
-        let y = net.rms_norm(&name("norm1"), x, of);
+        let y = net.rms_norm(&name("norm1"), x, dimensions);
         let qkv = net.linear(&name("qkv"), y, width, 3 * width);
-        let y = net.attention(qkv, mask, of);
+        let y = net.attention(qkv, mask, dimensions);
         let y = net.linear(&name("out"), y, width, width);
         x = net.node(Add, &[x, y], &[]);
         net.builder.end_layer(name("attn"));
-        let y = net.rms_norm(&name("norm2"), x, of);
+        let y = net.rms_norm(&name("norm2"), x, dimensions);
         let [gate, up] = ["gate", "up"].map(|part| net.linear(&name(part), y, width, 2 * width));
         // silu(gate) = gate / (1 + e^-gate)
         let negative = net.unary(UnaryFunction::Neg, gate);
@@ -136,7 +137,7 @@ pub fn decoder(of: DecoderSizes) -> Graph {
         x = net.node(Add, &[x, y], &[]);
         net.builder.end_layer(name("mlp"));
     }
-    let x = net.rms_norm("norm", x, of);
+    let x = net.rms_norm("norm", x, dimensions);
     let logits = net.linear("head", x, width, vocabulary);
     let logs = net.node(Softmax { log: true }, &[logits], &[]);
     let labels = net.node(Reshape { dimensions: sizes(&[tokens, 1]) }, &[labels], &[]);

@@ -159,8 +159,8 @@ impl Samples {
             let (entries, ignores_negative) = integers_of(&plan.graph, input);
             let mut values = vec![0.0; count];
             Initializer::Uniform { low: 0.0, high: entries as f64 }.fill(seed + position as u64, 0, &mut values);
-            let integer = |(at, value): (usize, &f32)| {
-                let is_ignored = ignores_negative && at % 8 == 5;
+            let integer = |(index, value): (usize, &f32)| {
+                let is_ignored = ignores_negative && index % 8 == 5;
                 if is_ignored { -100 } else { (*value as i32).min(entries as i32 - 1) }
             };
             Elements::I32(values.iter().enumerate().map(integer).collect())
@@ -189,11 +189,12 @@ impl Samples {
 /// Returns how many integers from 0 on every operator that reads `input` accepts, and whether all accept negative ones.
 fn integers_of(graph: &Graph, input: ValueId) -> (usize, bool) {
     let uses = graph.nodes.iter().flat_map(|node| {
-        let at = node.inputs.iter().enumerate().filter(move |(_, read)| **read == input).map(|(at, _)| at);
-        at.filter_map(move |at| {
+        let positions =
+            node.inputs.iter().enumerate().filter(move |(_, read)| **read == input).map(|(position, _)| position);
+        positions.filter_map(move |position| {
             let operator = node.op.operator();
-            let entries = operator.index_bound(&Signature::of(graph, node), at)?;
-            Some((entries, operator.ignores_negative(at)))
+            let entries = operator.index_bound(&Signature::of(graph, node), position)?;
+            Some((entries, operator.ignores_negative(position)))
         })
     });
     uses.reduce(|a, b| (a.0.min(b.0), a.1 && b.1)).unwrap_or((2, false))
@@ -329,18 +330,18 @@ pub fn total(plan: &StreamPlan, sums: UpStream) -> Vec<Vec<f32>> {
     };
     let mut uses: Vec<_> = plan.up.iter().map(|slot| (*slot, PartialSums::new(tree))).collect();
     for (layer, chunk, node, sum) in sums {
-        let of = uses.iter_mut().find(|(slot, _)| (slot.layer, slot.chunk) == (layer, chunk)).unwrap();
-        of.1.insert(node, sum, add).unwrap();
+        let partial = uses.iter_mut().find(|(slot, _)| (slot.layer, slot.chunk) == (layer, chunk)).unwrap();
+        partial.1.insert(node, sum, add).unwrap();
     }
     let mut groups: Vec<Vec<f32>> = plan.groups.iter().map(|group| vec![0.0; group.elements]).collect();
-    let mut seen = vec![false; plan.chunks.len()];
+    let mut is_summed = vec![false; plan.chunks.len()];
     for (slot, mut partials) in uses {
-        let whole = partials.take();
-        assert_eq!(whole.len(), 1);
-        assert_eq!(whole[0].0, tree.root());
-        let place = &mut groups[plan.chunks[slot.chunk].group][plan.chunk_range(slot.chunk)];
-        let first = !std::mem::replace(&mut seen[slot.chunk], true);
-        for (to, from) in place.iter_mut().zip(&whole[0].1) {
+        let joined = partials.take();
+        assert_eq!(joined.len(), 1);
+        assert_eq!(joined[0].0, tree.root());
+        let target = &mut groups[plan.chunks[slot.chunk].group][plan.chunk_range(slot.chunk)];
+        let first = !std::mem::replace(&mut is_summed[slot.chunk], true);
+        for (to, from) in target.iter_mut().zip(&joined[0].1) {
             *to = if first { *from } else { *to + *from };
         }
     }

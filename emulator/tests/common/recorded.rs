@@ -75,10 +75,10 @@ impl Recorded {
         let mut used = 0;
         let groups = plan.groups.iter().map(|group| {
             let tensors = group.tensors.iter().map(|(tensor, _)| {
-                let about = &plan.graph.tensors[*tensor];
+                let tensor = &plan.graph.tensors[*tensor];
                 let values =
-                    self.weights.get(&about.name).unwrap_or_else(|| panic!("the fixture lacks {}", about.name));
-                assert_eq!(values.len(), about.elements(), "{}", about.name);
+                    self.weights.get(&tensor.name).unwrap_or_else(|| panic!("the fixture lacks {}", tensor.name));
+                assert_eq!(values.len(), tensor.elements(), "{}", tensor.name);
                 used += 1;
                 values
             });
@@ -118,9 +118,9 @@ impl Recorded {
                 }
             }
         }
-        let apart = losses.iter().zip(&self.losses).map(|(ours, theirs)| (ours / theirs - 1.0).abs());
-        let worst = apart.fold(0.0, f64::max);
-        println!("{}: {worst:.1e}", self.name);
-        assert!(worst < TOLERANCE, "{}: {worst:e} off: {losses:?} for {:?}", self.name, self.losses);
+        let differences = losses.iter().zip(&self.losses).map(|(loss, recorded)| (loss / recorded - 1.0).abs());
+        let largest = differences.fold(0.0, f64::max);
+        println!("{}: {largest:.1e}", self.name);
+        assert!(largest < TOLERANCE, "{}: {largest:e} off: {losses:?} for {:?}", self.name, self.losses);
     }
 }

@@ -267,16 +267,16 @@ impl CpuDevice {
         let kind = &self.kinds[1];
         let last = kind.schedule.forward.len() - 1;
         let arena = self.arena.numbers();
-        let bad = |step: &Step| {
+        let is_bad = |step: &Step| {
             let Step::Forward(ForwardStep { node, output: Some(output), .. }) = step else { return false };
             let value = self.plan.graph.nodes[*node].output;
             if value.is_none_or(|value| self.plan.graph.values[value].shape.dtype() != DType::F32) {
                 return false;
             }
-            let kept = kind.schedule.storage[*output].passes.1 > last;
-            kept && arena[kind.extents()[*output].of_leaf(leaf)].iter().any(|number| !number.is_finite())
+            let is_saved = kind.schedule.storage[*output].passes.1 > last;
+            is_saved && arena[kind.extents()[*output].of_leaf(leaf)].iter().any(|number| !number.is_finite())
         };
-        let layer = kind.schedule.forward.iter().position(|steps| steps.iter().any(bad));
+        let layer = kind.schedule.forward.iter().position(|steps| steps.iter().any(is_bad));
         Some(layer.unwrap_or(last))
     }
 }
@@ -289,20 +289,20 @@ impl Device for CpuDevice {
         self.weights.clear();
         self.gradients.clear();
         let kind = &mut self.kinds[usize::from(training)];
-        let (most, count) = (self.options.leaves, kind.leaves.count);
-        let follow = leaves.windows(2).all(|two| two[0].leaf.checked_add(1) == Some(two[1].leaf));
-        let inside = leaves.last().is_none_or(|last| last.leaf < count);
-        if !(follow && inside && leaves.len() <= most) {
+        let (max_leaves, count) = (self.options.leaves, kind.leaves.count);
+        let is_contiguous = leaves.windows(2).all(|two| two[0].leaf.checked_add(1) == Some(two[1].leaf));
+        let is_in_range = leaves.last().is_none_or(|last| last.leaf < count);
+        if !(is_contiguous && is_in_range && leaves.len() <= max_leaves) {
             let found = format!("{:?}", leaves.iter().map(|leaf| leaf.leaf).collect::<Vec<_>>());
-            return Err(DeviceError::Leaves { found, most, leaves: count });
+            return Err(DeviceError::Leaves { found, max_leaves, leaves: count });
         }
         let range = leaves.first().map_or(0..0, |first| first.leaf..first.leaf + leaves.len() as u32);
         if training && !is_cover(kind.leaves.tree(), range.clone(), nodes) {
-            let (wanted, made) = (format_nodes(nodes), format_nodes(&kind.leaves.tree().cover(range)));
-            return Err(DeviceError::Nodes { wanted, made });
+            let (requested, produced) = (format_nodes(nodes), format_nodes(&kind.leaves.tree().cover(range)));
+            return Err(DeviceError::Nodes { requested, produced });
         }
         self.samples.take(leaves, kind.leaves.samples as usize)?;
-        self.arena.reserve(kind, most);
+        self.arena.reserve(kind, max_leaves);
         self.loss_sums.clear();
         self.loss_sums.resize(leaves.len(), LeafSums::default());
         self.metrics.clear();

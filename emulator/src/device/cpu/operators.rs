@@ -1,4 +1,4 @@
-//! What a device knows of each operator before it computes anything.
+//! Properties of each operator that a device computes before its first step.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -49,9 +49,9 @@ impl OperatorTable {
         let mut is_computed = vec![false; graph.values.len()];
         graph.nodes.iter().filter_map(|node| node.output).for_each(|output| is_computed[output] = true);
         let bounds = |node: &OpNode| {
-            std::array::from_fn(|at| {
-                let input = node.inputs.get(at).filter(|input| is_computed[**input]);
-                input.and_then(|_| IndexBounds::of_use(graph, node, at))
+            std::array::from_fn(|position| {
+                let input = node.inputs.get(position).filter(|input| is_computed[**input]);
+                input.and_then(|_| IndexBounds::of_use(graph, node, position))
             })
         };
         let mut metrics = vec![0..0; graph.nodes.len()];
@@ -70,7 +70,7 @@ impl OperatorTable {
 
     /// Returns the inputs of an operator that have bounds and are computed by other operators.
     pub fn bounds(&self, node: NodeId) -> impl Iterator<Item = (usize, IndexBounds)> {
-        self.bounds[node].iter().enumerate().filter_map(|(at, bounds)| Some((at, (*bounds)?)))
+        self.bounds[node].iter().enumerate().filter_map(|(input, bounds)| Some((input, (*bounds)?)))
     }
 }
 

@@ -105,7 +105,7 @@ impl StepRunner<'_> {
                 self.times[self.operators.kinds[step.node]].backward += start.elapsed();
             }
             Step::Unreached(node) => {
-                self.gradients.zero_unreached(self.layer_gradients, self.place(*node));
+                self.gradients.zero_unreached(self.layer_gradients, self.position_in_layer(*node));
             }
             Step::Copy { from, to } => self.join(*from, *to, leaf, |_, from, to| to.copy_from_slice(from)),
             Step::Add { from, to } => {
@@ -116,9 +116,9 @@ impl StepRunner<'_> {
 
     fn forward(&mut self, step: &ForwardStep, leaf: usize) {
         let node = step.node;
-        let at = |storage: Option<StorageId>| self.range(storage, leaf);
+        let range = |storage: Option<StorageId>| self.range(storage, leaf);
         let [a, b, c] = self.inputs(&step.inputs, leaf);
-        let ranges = [a, b, c, at(step.output), at(step.extra), at(step.scratch)];
+        let ranges = [a, b, c, range(step.output), range(step.extra), range(step.scratch)];
         let [a, b, c, output, extra, scratch] = split(self.arena, ranges);
         let shape = &self.operators.shapes[node];
         let inputs = read(shape, &step.inputs, self.samples, (leaf, self.kind.leaves), [a, b, c]);
@@ -129,14 +129,14 @@ impl StepRunner<'_> {
             return;
         }
         let weights = weights(self.plan, self.weights, self.packs, node);
-        let mut kit =
+        let mut context =
             operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
         let sums = self.metrics.get_mut(leaf).and_then(|sums| sums.get_mut(self.operators.metrics[node].clone()));
-        kit.metric = sums.unwrap_or_default();
+        context.metric = sums.unwrap_or_default();
         self.plan.graph.nodes[node]
             .op
             .executor()
-            .forward(&mut kit, execute::ForwardArgs { shape, inputs, weights, output, extra, scratch });
+            .forward(&mut context, execute::ForwardArgs { shape, inputs, weights, output, extra, scratch });
         if self.plan.graph.nodes[node].output.is_none() {
             self.loss_sums[leaf].add(self.scratch.sums);
         }
@@ -153,10 +153,10 @@ impl StepRunner<'_> {
 
     fn backward_part(&mut self, step: &BackwardStep, leaf: usize, part: BackwardPart) {
         let node = step.node;
-        let at = |storage: Option<StorageId>| self.range(storage, leaf);
+        let range = |storage: Option<StorageId>| self.range(storage, leaf);
         let sources: &[InputSource] = if part == BackwardPart::ReplacedInput { &[] } else { &step.inputs };
         let [a, b, c] = self.inputs(sources, leaf);
-        let target = |at: usize| match step.targets.get(at) {
+        let target = |index: usize| match step.targets.get(index) {
             Some(GradientTarget::Replace(storage)) if part == BackwardPart::ReplacedInput => {
                 (self.range(Some(*storage), leaf), Some(Accumulate::Store))
             }
@@ -164,16 +164,16 @@ impl StepRunner<'_> {
             Some(GradientTarget::Add(storage)) => (self.range(Some(*storage), leaf), Some(Accumulate::Add)),
             Some(GradientTarget::None | GradientTarget::Overwrite | GradientTarget::Replace(_)) | None => (0..0, None),
         };
-        let [(first, how_first), (second, how_second), (third, how_third)] = [target(0), target(1), target(2)];
-        let [output, extra, scratch, gradient] = [step.output, step.extra, step.scratch, step.gradient].map(at);
+        let [(first, first_mode), (second, second_mode), (third, third_mode)] = [target(0), target(1), target(2)];
+        let [output, extra, scratch, gradient] = [step.output, step.extra, step.scratch, step.gradient].map(range);
         let ranges = [a, b, c, output, extra, scratch, gradient, first, second, third];
         let [a, b, c, output, extra, scratch, gradient, first, second, third] = split(self.arena, ranges);
         let shape = &self.operators.shapes[node];
         let inputs = read(shape, sources, self.samples, (leaf, self.kind.leaves), [a, b, c]);
         let weights = weights(self.plan, self.weights, self.packs, node);
-        let mut kit =
+        let mut context =
             operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
-        let place = node - self.plan.graph.layers[self.layer].nodes.start;
+        let position = node - self.plan.graph.layers[self.layer].nodes.start;
         let io = execute::BackwardArgs {
             shape,
             inputs,
@@ -182,13 +182,13 @@ impl StepRunner<'_> {
             extra,
             scratch,
             gradient,
-            targets: [target_of(first, how_first), target_of(second, how_second), target_of(third, how_third)],
+            targets: [target_of(first, first_mode), target_of(second, second_mode), target_of(third, third_mode)],
             tensors: match part {
                 BackwardPart::ReplacedInput => Default::default(),
-                BackwardPart::Whole | BackwardPart::Tensors => self.gradients.tensors(self.layer_gradients, place),
+                BackwardPart::Whole | BackwardPart::Tensors => self.gradients.tensors(self.layer_gradients, position),
             },
         };
-        self.plan.graph.nodes[node].op.executor().backward(&mut kit, io);
+        self.plan.graph.nodes[node].op.executor().backward(&mut context, io);
     }
 
     /// Computes `to` from `from` and the previous content of `to`.
@@ -208,7 +208,7 @@ impl StepRunner<'_> {
     }
 
     /// Returns the position of a node in its layer.
-    fn place(&self, node: NodeId) -> usize {
+    fn position_in_layer(&self, node: NodeId) -> usize {
         node - self.plan.graph.layers[self.layer].nodes.start
     }
 
@@ -219,8 +219,8 @@ impl StepRunner<'_> {
 
     /// Returns the ranges of the inputs; a repeated input appears once.
     fn inputs(&self, sources: &[InputSource], leaf: usize) -> [Range<usize>; MAX_INPUTS] {
-        std::array::from_fn(|at| match sources.get(at) {
-            Some(InputSource::Stored(storage)) if !sources[..at].contains(&sources[at]) => {
+        std::array::from_fn(|index| match sources.get(index) {
+            Some(InputSource::Stored(storage)) if !sources[..index].contains(&sources[index]) => {
                 self.range(Some(*storage), leaf)
             }
             _ => 0..0,
@@ -242,14 +242,14 @@ fn read<'a>(
     (leaf, leaves): (usize, LeafLayout),
     stored: [&'a [f32]; MAX_INPUTS],
 ) -> [OperatorInput<'a>; MAX_INPUTS] {
-    std::array::from_fn(|at| match sources.get(at) {
+    std::array::from_fn(|index| match sources.get(index) {
         None | Some(InputSource::Absent) => OperatorInput::Absent,
         Some(InputSource::Sample(input)) => samples.of(*input, leaf),
         Some(InputSource::Constant(constant)) => samples.constant(*constant, leaves.samples as usize),
         Some(InputSource::Stored(_)) => {
             // The memory of an input that is repeated is that of its first use.
-            let first = sources.iter().position(|source| *source == sources[at]).unwrap_or(at);
-            OperatorInput::stored(shape.inputs[at].dtype(), stored[first])
+            let first = sources.iter().position(|source| *source == sources[index]).unwrap_or(index);
+            OperatorInput::stored(shape.inputs[index].dtype(), stored[first])
         }
         Some(InputSource::Overwritten) => OperatorInput::Overwritten,
     })
@@ -264,15 +264,15 @@ fn first_outside(
     inputs: [OperatorInput<'_>; MAX_INPUTS],
     leaf: u32,
 ) -> Option<DeviceError> {
-    operators.bounds(node).find_map(|(at, bounds)| {
-        let (place, value, entries) = bounds.first_outside(inputs[at].integers().iter().copied())?;
-        let input = plan.graph.values[plan.graph.nodes[node].inputs[at]].name.clone();
-        Some(DeviceError::Index { leaf, input, value, place, entries })
+    operators.bounds(node).find_map(|(index, bounds)| {
+        let (position, value, entries) = bounds.first_outside(inputs[index].integers().iter().copied())?;
+        let input = plan.graph.values[plan.graph.nodes[node].inputs[index]].name.clone();
+        Some(DeviceError::Index { leaf, input, value, position, entries })
     })
 }
 
-fn target_of(memory: &mut [f32], how: Option<Accumulate>) -> TargetMut<'_> {
-    how.map_or(TargetMut::None, |how| TargetMut::Memory(memory, how))
+fn target_of(memory: &mut [f32], accumulate: Option<Accumulate>) -> TargetMut<'_> {
+    accumulate.map_or(TargetMut::None, |accumulate| TargetMut::Memory(memory, accumulate))
 }
 
 fn weights<'a>(

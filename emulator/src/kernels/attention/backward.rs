@@ -59,7 +59,7 @@ pub fn backward(
     let scratch = workspace.for_threads(cx.pool.threads());
     cx.pool.for_each_tile_with(scratch, pairs, |scratch, pair| {
         let (sample, head) = (pair / attention.heads, pair % attention.heads);
-        let put = |target: &FlatRows, stride: usize, offset: usize, values: &[f32]| {
+        let write = |target: &FlatRows, stride: usize, offset: usize, values: &[f32]| {
             let tokens = values.len() / dim;
             for (token, values) in values.chunks_exact(dim).enumerate() {
                 let row = (sample * tokens + token) * stride;
@@ -69,18 +69,18 @@ pub fn backward(
         };
         let PairGradients { dq, dk, dv, dbiases } =
             backward_pair(cx.simd, cx.precision, attention, inputs, pair, scratch);
-        put(&dqueries, layout.row_stride, layout.q, dq);
+        write(&dqueries, layout.row_stride, layout.q, dq);
         if let Some(relative) = attention.relative {
             // SAFETY: each pair has its own sums.
             let sums = unsafe { partial.segment(pair * relative.buckets, relative.buckets) };
             relative.sum_buckets(attention, dbiases, sums);
         }
         if is_shared {
-            put(&partial, 2 * hidden, 0, dk);
-            put(&partial, 2 * hidden, hidden, dv);
+            write(&partial, 2 * hidden, 0, dk);
+            write(&partial, 2 * hidden, hidden, dv);
         } else {
-            put(&dkeys, layout.key_stride, layout.k, dk);
-            put(&dkeys, layout.key_stride, layout.v, dv);
+            write(&dkeys, layout.key_stride, layout.k, dk);
+            write(&dkeys, layout.key_stride, layout.v, dv);
         }
     });
     if is_shared {

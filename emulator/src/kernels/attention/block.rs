@@ -38,12 +38,12 @@ impl AttentionBlock {
         let AttentionBlock { q_first, k_first, .. } = self;
         let (height, steps) = (LeftOperand::height(simd), queries.steps());
         let mut out = MatMut::new(out, self.rows, self.keys, KEY_BLOCK);
-        let seen = |row: usize, col: usize| match (self.last_key(row) + height).checked_sub(col) {
+        let visible = |row: usize, col: usize| match (self.last_key(row) + height).checked_sub(col) {
             Some(cols) if cols > 0 => TileRegion { steps: 0..steps, cols },
             _ => TileRegion::steps(0..0),
         };
         let (rows, cols) = (q_first..q_first + self.rows, k_first..k_first + self.keys);
-        block_product(simd, queries, keys, rows, cols, &mut out, Accumulate::Store, seen);
+        block_product(simd, queries, keys, rows, cols, &mut out, Accumulate::Store, visible);
     }
 
     /// out += P B for a P of queries x keys that is zero where a query does not attend, and B of keys x head. `out` are

@@ -37,13 +37,13 @@ pub fn forward(
         // SAFETY: each pair has its own row of `lse`.
         let lse = unsafe { lse.segment(pair, 0, attention.tokens) };
         let (sample, head) = (pair / attention.heads, pair % attention.heads);
-        let put = |token: usize, (factor, log): (f32, f32), values: &[f32]| {
+        let write = |token: usize, (factor, log): (f32, f32), values: &[f32]| {
             // SAFETY: each pair has its own columns of its sample's rows.
             let row = unsafe { out.segment(sample * attention.tokens + token, head * values.len(), values.len()) };
             elementwise::scaled_copy(cx.simd, factor, values, row);
             lse[token] = log;
         };
-        forward_pair(cx, attention, qkv, (pair, 0), scratch, put);
+        forward_pair(cx, attention, qkv, (pair, 0), scratch, write);
     });
 }
 
@@ -69,14 +69,14 @@ pub fn forward_rows(
     let out = SharedRows::new(out, rows, hidden, hidden);
     let scratch = workspace.for_threads(cx.pool.threads());
     cx.pool.for_each_tile_with(scratch, attention.heads, |scratch, head| {
-        let put = |token: usize, (factor, _): (f32, f32), values: &[f32]| {
+        let write = |token: usize, (factor, _): (f32, f32), values: &[f32]| {
             // The first block begins at a tile of the kernels, which may have earlier tokens.
             let Some(row) = token.checked_sub(first) else { return };
             // SAFETY: each head has its own columns.
             let row = unsafe { out.segment(row, head * values.len(), values.len()) };
             elementwise::scaled_copy(cx.simd, factor, values, row);
         };
-        forward_pair(cx, attention, qkv, (head, first), scratch, put);
+        forward_pair(cx, attention, qkv, (head, first), scratch, write);
     });
 }
 
@@ -97,8 +97,8 @@ impl OnlineSoftmax {
     }
 }
 
-/// Computes one head of one sample, for the queries from `first` on and perhaps some before. `put` receives the rows of
-/// the output: token, factor and logarithm of [`OnlineSoftmax::row`], values.
+/// Computes one head of one sample, for the queries from `first` on and perhaps some before. `write` receives the rows
+/// of the output: token, factor and logarithm of [`OnlineSoftmax::row`], values.
 #[allow(clippy::too_many_arguments)]
 fn forward_pair(
     cx: Context<'_>,
@@ -106,7 +106,7 @@ fn forward_pair(
     qkv: Qkv<'_>,
     (pair, first): (usize, usize),
     scratch: &mut HeadScratch,
-    mut put: impl FnMut(usize, (f32, f32), &[f32]),
+    mut write: impl FnMut(usize, (f32, f32), &[f32]),
 ) {
     let Context { simd, precision, .. } = cx;
     let (tokens, key_tokens, dim) = (attention.tokens, attention.key_tokens, attention.head_dim);
@@ -135,14 +135,14 @@ fn forward_pair(
             rescale: [0.0; QUERY_BLOCK],
         };
         acc.fill(0.0);
-        for (at, k_first) in attention.key_blocks(q_first, rows).enumerate() {
+        for (index, k_first) in attention.key_blocks(q_first, rows).enumerate() {
             let block = AttentionBlock::new(attention, q_first, k_first);
             block.queries_by_keys(simd, q, k, scores);
             if let Some(adjustment) = adjustment {
                 adjustment.apply(simd, block, scores);
             }
             softmax_rows(simd, block, scale, dropout, precision, scores, &mut running);
-            if at > 0 {
+            if index > 0 {
                 for (row, factor) in acc.chunks_exact_mut(dim).zip(&running.rescale[..rows]) {
                     elementwise::scale(simd, *factor, row);
                 }
@@ -150,7 +150,7 @@ fn forward_pair(
             block.times_keys(simd, scores, v.block(k_first), dim, acc);
         }
         for (i, values) in acc.chunks_exact(dim).enumerate().take(rows) {
-            put(q_first + i, running.row(i), values);
+            write(q_first + i, running.row(i), values);
         }
     }
 }

@@ -60,8 +60,8 @@ fn bucket(buckets: usize, max_distance: usize, bidirectional: bool, distance: is
     // In f32, because the published code computes it so: a double may round to another bucket.
     let position = libm::logf(distance as f32 / exact as f32);
     let span = libm::log(max_distance as f64 / exact as f64) as f32;
-    let further = (position / span * (buckets - exact) as f32) as usize;
-    first + (exact + further).min(buckets - 1)
+    let offset = (position / span * (buckets - exact) as f32) as usize;
+    first + (exact + offset).min(buckets - 1)
 }
 
 impl AttentionParams<'_> {

@@ -7,7 +7,7 @@ use crate::numerics::random::key;
 use crate::numerics::{Precision, bf16};
 
 /// Where the element `e` of token `token` of a pair is in packed rows of queries (part 0), keys (1) and values (2).
-fn at(a: &AttentionParams<'_>, pair: usize, token: usize, part: usize, e: usize) -> usize {
+fn element_index(a: &AttentionParams<'_>, pair: usize, token: usize, part: usize, e: usize) -> usize {
     let layout = QkvLayout::packed(a);
     let (sample, head) = (pair / a.heads, pair % a.heads);
     let first = [layout.q, layout.k, layout.v][part];
@@ -21,7 +21,8 @@ fn score(a: &AttentionParams<'_>, qkv: &[f64], pair: usize, i: usize, j: usize) 
     if is_masked || (a.causal && j > i) || a.window.is_some_and(|window| i - j >= window && j >= a.sinks) {
         return None;
     }
-    let product: f64 = (0..a.head_dim).map(|e| qkv[at(a, pair, i, 0, e)] * qkv[at(a, pair, j, 1, e)]).sum();
+    let product: f64 =
+        (0..a.head_dim).map(|e| qkv[element_index(a, pair, i, 0, e)] * qkv[element_index(a, pair, j, 1, e)]).sum();
     let slope = if a.alibi { f64::from(alibi_slope(a.heads, pair % a.heads)) } else { 0.0 };
     let product = f64::from(a.scale) * product;
     let capped = a.softcap.map_or(product, |cap| f64::from(cap) * (product / f64::from(cap)).tanh());
@@ -52,7 +53,7 @@ fn reference(a: &AttentionParams<'_>, qkv: &[f64]) -> Vec<f64> {
             for (j, probability) in probabilities(a, qkv, pair, i).into_iter().enumerate() {
                 for e in 0..d {
                     out[(sample * t + i) * hidden + head * d + e] +=
-                        probability * factor(a, pair, i, j) * qkv[at(a, pair, j, 2, e)];
+                        probability * factor(a, pair, i, j) * qkv[element_index(a, pair, j, 2, e)];
                 }
             }
         }
@@ -132,8 +133,8 @@ fn gradients_agree_with_differences_of_f64() {
         let qkv = uniform(packed_len(&a), -1.5, 1.5, 1);
         let dout = uniform(a.rows() * a.hidden(), -1.0, 1.0, 2);
         let [out, _, dqkv] = every_simd(|simd| run(simd, 1, Precision::F32, &a, &qkv, &dout));
-        let wide: Vec<f64> = qkv.iter().map(|x| f64::from(*x)).collect();
-        assert_close(&out, &reference(&a, &wide), 1e-6);
+        let qkv64: Vec<f64> = qkv.iter().map(|x| f64::from(*x)).collect();
+        assert_close(&out, &reference(&a, &qkv64), 1e-6);
         let total = |x: &[f64]| reference(&a, x).iter().zip(&dout).map(|(o, d)| o * f64::from(*d)).sum();
         assert_close(&dqkv, &gradient(total, &qkv), 2e-6);
     }
@@ -145,20 +146,20 @@ fn reference_gradient(a: &AttentionParams<'_>, qkv: &[f64], dout: &[f32]) -> Vec
     let mut dqkv = vec![0.0; qkv.len()];
     for pair in 0..a.samples * a.heads {
         let (sample, head) = (pair / a.heads, pair % a.heads);
-        let at = |token: usize, part: usize, e: usize| at(a, pair, token, part, e);
+        let index = |token: usize, part: usize, e: usize| element_index(a, pair, token, part, e);
         for i in 0..t {
             let probabilities = probabilities(a, qkv, pair, i);
             let grad = |e: usize| f64::from(dout[(sample * t + i) * hidden + head * d + e]);
             let factor = |j: usize| factor(a, pair, i, j);
             let dp: Vec<f64> =
-                (0..t).map(|j| factor(j) * (0..d).map(|e| grad(e) * qkv[at(j, 2, e)]).sum::<f64>()).collect();
+                (0..t).map(|j| factor(j) * (0..d).map(|e| grad(e) * qkv[index(j, 2, e)]).sum::<f64>()).collect();
             let mean: f64 = dp.iter().zip(&probabilities).map(|(dp, p)| dp * p).sum();
             for j in 0..t {
                 let (p, ds) = (probabilities[j], probabilities[j] * (dp[j] - mean) * scale);
                 for e in 0..d {
-                    dqkv[at(i, 0, e)] += ds * qkv[at(j, 1, e)];
-                    dqkv[at(j, 1, e)] += ds * qkv[at(i, 0, e)];
-                    dqkv[at(j, 2, e)] += p * factor(j) * grad(e);
+                    dqkv[index(i, 0, e)] += ds * qkv[index(j, 1, e)];
+                    dqkv[index(j, 1, e)] += ds * qkv[index(i, 0, e)];
+                    dqkv[index(j, 2, e)] += p * factor(j) * grad(e);
                 }
             }
         }
@@ -194,9 +195,9 @@ fn blocks_fit_together_and_bits_do_not_depend_on_the_machine() {
         let dout = uniform(a.rows() * a.hidden(), -1.0, 1.0, 2);
         let results = every_simd(|simd| run(simd, 1, Precision::F32, &a, &qkv, &dout));
         assert!(run(Simd::detect(), 2, Precision::F32, &a, &qkv, &dout) == results, "two threads");
-        let wide: Vec<f64> = qkv.iter().map(|x| f64::from(*x)).collect();
-        assert_close(&results[0], &reference(&a, &wide), 1e-6);
-        assert_close(&results[2], &reference_gradient(&a, &wide, &dout), 3e-6);
+        let qkv64: Vec<f64> = qkv.iter().map(|x| f64::from(*x)).collect();
+        assert_close(&results[0], &reference(&a, &qkv64), 1e-6);
+        assert_close(&results[2], &reference_gradient(&a, &qkv64, &dout), 3e-6);
     }
 }
 
@@ -222,7 +223,7 @@ fn separate_matrices_are_a_layout_too() {
     let packed = uniform(rows * 3 * hidden, -1.5, 1.5, 1);
     let dout = uniform(rows * hidden, -1.0, 1.0, 2);
     let [out, lse, dqkv] = run(Simd::detect(), 1, Precision::F32, &a, &packed, &dout);
-    let apart = |packed: &[f32]| -> Vec<f32> {
+    let separate = |packed: &[f32]| -> Vec<f32> {
         (0..3).flat_map(|part| packed.chunks(hidden).skip(part).step_by(3).flatten().copied()).collect()
     };
     let layout = QkvLayout { row_stride: hidden, key_stride: hidden, q: 0, k: rows * hidden, v: 2 * rows * hidden };
@@ -230,10 +231,10 @@ fn separate_matrices_are_a_layout_too() {
     let cx = Context { simd: Simd::detect(), pool: &pool, precision: Precision::F32 };
     let (mut out2, mut lse2, mut dqkv2) = (out.clone(), lse.clone(), vec![0.0; packed.len()]);
     let mut workspace = AttentionWorkspace::new();
-    let parts = apart(&packed);
+    let parts = separate(&packed);
     let qkv = Qkv { queries: &parts, keys: &parts, layout };
     forward(cx, &a, qkv, &mut out2, &mut lse2, &mut workspace);
     let gradient = QkvGradient::Together(&mut dqkv2);
     backward(cx, &a, qkv, &out2, &lse2, &dout, gradient, &mut [], &mut workspace);
-    assert!(out2 == out && lse2 == lse && dqkv2 == apart(&dqkv));
+    assert!(out2 == out && lse2 == lse && dqkv2 == separate(&dqkv));
 }

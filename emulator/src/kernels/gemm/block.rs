@@ -147,7 +147,7 @@ pub(super) unsafe fn sweep(
         // While the rows iterate over this panel of B, each prefetches its share of the next one.
         let next_panel = right.data.as_ptr().wrapping_add((col + micro.nr) * right.steps);
         for row in rows.clone().step_by(micro.mr) {
-            let TileRegion { steps, cols: wanted } = part_of(row, col);
+            let TileRegion { steps, cols: requested } = part_of(row, col);
             if steps.is_empty() {
                 continue;
             }
@@ -167,7 +167,7 @@ pub(super) unsafe fn sweep(
                     c: c.at(row - rows.start, col - cols.start),
                     c_stride: c.row_stride(),
                     rows: micro.mr.min(rows.end - row),
-                    cols: micro.nr.min(cols.end - col).min(wanted),
+                    cols: micro.nr.min(cols.end - col).min(requested),
                     add,
                     bias: bias.map_or(std::ptr::null(), |bias| bias[col - cols.start..].as_ptr()),
                 });

@@ -85,14 +85,14 @@ unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool
     const PREFETCH_ELEMENTS: usize = 128;
     // SAFETY: the caller guarantees the instruction set of `V`.
     let mut acc = [[unsafe { V::splat(0.0) }; NV]; MR];
-    let (mut a, mut b, mut next, mut left) = (tile.a, tile.b, tile.next, tile.k);
+    let (mut a, mut b, mut next, mut remaining) = (tile.a, tile.b, tile.next, tile.k);
     // Constants if possible, so that addresses are part of the instructions.
     let (lane, step_a) = if PACKED { (1, MR) } else { tile.a_strides };
     let mut row = 0;
     // SAFETY: `step` is called `tile.k` times and reads `MR` and `nr` elements each time; prefetched
     // addresses are never read; rows and columns stored are those of the tile.
     unsafe {
-        while left >= UNROLL_STEPS {
+        while remaining >= UNROLL_STEPS {
             if row < tile.rows {
                 // The tile of C is fetched while the first steps run: it is needed at the end.
                 let c = tile.c.wrapping_add(row * tile.c_stride);
@@ -113,9 +113,9 @@ unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool
             }
             a = a.wrapping_add(UNROLL_STEPS * step_a);
             b = b.add(UNROLL_STEPS * nr);
-            left -= UNROLL_STEPS;
+            remaining -= UNROLL_STEPS;
         }
-        for i in 0..left {
+        for i in 0..remaining {
             step::<V, MR, NV>(a.wrapping_add(i * step_a), lane, b.add(i * nr), &mut acc);
         }
         // The sums go through memory: they only stay in registers until here if every index is a constant after
@@ -178,14 +178,14 @@ unsafe fn finish_row<V: Vector, const NV: usize>(tile: &Tile, row: usize, produc
                 }
                 value.store(c.add(first));
             } else if tile.cols > first {
-                let left = tile.cols - first;
+                let remaining = tile.cols - first;
                 if tile.add {
-                    value = V::load_part(c.add(first), left).add(value);
+                    value = V::load_part(c.add(first), remaining).add(value);
                 }
                 if !tile.bias.is_null() {
-                    value = value.add(V::load_part(tile.bias.add(first), left));
+                    value = value.add(V::load_part(tile.bias.add(first), remaining));
                 }
-                value.store_part(c.add(first), left);
+                value.store_part(c.add(first), remaining);
             }
         }
     }

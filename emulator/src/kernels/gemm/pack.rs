@@ -169,8 +169,8 @@ fn copy_groups<const W: usize>(block: PackBlock<'_>, out: &mut [f32]) {
         for (panel, out) in out.chunks_exact_mut(W * block.steps).enumerate() {
             let groups = out[strip * W..].as_chunks_mut::<W>().0;
             for (group, row) in groups.iter_mut().zip(&rows[..count]) {
-                let (whole, rest) = row.as_chunks::<W>();
-                match whole.get(panel) {
+                let (blocks, rest) = row.as_chunks::<W>();
+                match blocks.get(panel) {
                     Some(lanes) => *group = *lanes,
                     None => {
                         *group = [0.0; W];

@@ -27,12 +27,12 @@ const TILES_PER_THREAD: usize = 4;
 #[derive(Debug, Default)]
 pub(super) struct ThreadScratch {
     left: Buffer,
-    apart: Buffer,
+    separate: Buffer,
 }
 
 impl ThreadScratch {
     pub(super) fn bytes(&self) -> usize {
-        self.left.bytes() + self.apart.bytes()
+        self.left.bytes() + self.separate.bytes()
     }
 }
 
@@ -110,19 +110,19 @@ impl<'a> Product<'a> {
     /// `rows` and `cols` are inside C, begin at panels, and no other reference to that part of C exists during the
     /// call.
     unsafe fn tile(&self, rows: Range<usize>, cols: Range<usize>, scratch: &mut ThreadScratch) {
-        let ThreadScratch { left, apart } = scratch;
+        let ThreadScratch { left, separate } = scratch;
         let steps = self.left_layout.steps;
         let add = self.accumulate == Accumulate::Add;
         if add && steps > GEMM_INNER_BLOCK {
             // The blocks are added up separately, because (c + x) + y differs from c + (x + y).
             let (height, width) = (rows.len(), cols.len());
-            let mut apart = MatMut::row_major(apart.resize(height * width), height, width);
-            let target = apart.target();
+            let mut separate = MatMut::row_major(separate.resize(height * width), height, width);
+            let target = separate.target();
             for start in (0..steps).step_by(GEMM_INNER_BLOCK) {
                 // SAFETY: the buffer has the shape of the tile and is exclusive to this call.
                 unsafe { self.block(start, rows.clone(), cols.clone(), target, start > 0, None, left) };
             }
-            for (row, sum) in rows.zip(apart.iter_rows()) {
+            for (row, sum) in rows.zip(separate.iter_rows()) {
                 // SAFETY: a row of the tile, exclusive to this call.
                 let c = unsafe { std::slice::from_raw_parts_mut(self.c.at(row, cols.start), width) };
                 elementwise::add_assign(self.cx.simd, c, sum);

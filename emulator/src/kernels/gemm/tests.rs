@@ -14,19 +14,19 @@ fn random(len: usize, key: u64) -> Vec<f32> {
 /// The documented order, one element at a time.
 fn element(a: MatRef<'_>, b: MatRef<'_>, precision: Precision, row: usize, col: usize) -> f32 {
     let round = |x| if precision == Precision::Bf16 { bf16::round(x) } else { x };
-    let at = |m: MatRef<'_>, r: usize, c: usize| round(m.data()[r * m.row_stride() + c * m.col_stride()]);
+    let element = |m: MatRef<'_>, r: usize, c: usize| round(m.data()[r * m.row_stride() + c * m.col_stride()]);
     let mut total = None;
     for start in (0..a.cols()).step_by(GEMM_INNER_BLOCK) {
         let block = start..(start + GEMM_INNER_BLOCK).min(a.cols());
-        let chain = block.fold(0.0f32, |sum, i| at(a, row, i).mul_add(at(b, i, col), sum));
+        let chain = block.fold(0.0f32, |sum, i| element(a, row, i).mul_add(element(b, i, col), sum));
         total = Some(total.map_or(chain, |t: f32| t + chain));
     }
     total.unwrap_or(0.0)
 }
 
 /// Stores `rows x cols` either way round, or with gaps, and views it.
-fn view(data: &[f32], rows: usize, cols: usize, form: usize) -> MatRef<'_> {
-    match form {
+fn view(data: &[f32], rows: usize, cols: usize, layout: usize) -> MatRef<'_> {
+    match layout {
         0 => MatRef::row_major(data, rows, cols),
         1 => MatRef::row_major(data, cols, rows).t(),
         _ => MatRef::new(data, rows, cols, 2 * cols + 1, 2),
@@ -42,8 +42,9 @@ fn elements_have_documented_bits_for_all_shapes_and_threads() {
     for (number, (m, n, k)) in shapes.into_iter().enumerate() {
         let (a_data, b_data) = (random(2 * (m * k + m + k), 1), random(2 * (n * k + n + k), 2));
         let (former, bias) = (random(m * (n + 3), 3), random(n, 4));
-        for (form, precision) in [(0, Precision::F32), (1, Precision::F32), (2, Precision::F32), (0, Precision::Bf16)] {
-            let (a, b) = (view(&a_data, m, k, form), view(&b_data, k, n, (form + number) % 3));
+        for (layout, precision) in [(0, Precision::F32), (1, Precision::F32), (2, Precision::F32), (0, Precision::Bf16)]
+        {
+            let (a, b) = (view(&a_data, m, k, layout), view(&b_data, k, n, (layout + number) % 3));
             for accumulate in [Accumulate::Store, Accumulate::Add] {
                 for bias in [None, Some(&bias[..])] {
                     let mut expected = former.clone();
@@ -64,7 +65,7 @@ fn elements_have_documented_bits_for_all_shapes_and_threads() {
                                 let mut c = former.clone();
                                 let view = MatMut::new(&mut c, m, n, n + 3);
                                 gemm(cx, a, b, view, accumulate, bias, &mut workspace);
-                                assert_eq!(c, expected, "{m}x{n}x{k} {form} {simd:?} {accumulate:?}");
+                                assert_eq!(c, expected, "{m}x{n}x{k} {layout} {simd:?} {accumulate:?}");
                             }
                         }
                     }

@@ -113,8 +113,8 @@ struct TokenState {
 
 /// Returns position and value of the first label that is neither negative nor a word.
 pub fn check_labels(labels: &[i32], vocabulary: usize) -> Result<(), (usize, i32)> {
-    let bad = |label: &i32| usize::try_from(*label).is_ok_and(|label| label >= vocabulary);
-    labels.iter().position(bad).map_or(Ok(()), |place| Err((place, labels[place])))
+    let is_outside = |label: &i32| usize::try_from(*label).is_ok_and(|label| label >= vocabulary);
+    labels.iter().position(is_outside).map_or(Ok(()), |position| Err((position, labels[position])))
 }
 
 /// Returns the number of elements that the logits of `tokens` tokens need.

@@ -62,8 +62,8 @@ fn gradients_agree_with_differences_of_f64() {
     let case = Case { tokens: 5, hidden: 7, vocabulary: 35, labels: vec![3, -1, 34, 0, 3] };
     let all = values(&case);
     let (sums, grads) = every_simd(|simd| run(simd, 1, &case, &all));
-    let wide: Vec<f64> = all.iter().map(|x| f64::from(*x)).collect();
-    assert!((sums.loss / reference(&case, &wide) - 1.0).abs() < 1e-6);
+    let logits64: Vec<f64> = all.iter().map(|x| f64::from(*x)).collect();
+    assert!((sums.loss / reference(&case, &logits64) - 1.0).abs() < 1e-6);
     assert_eq!(sums.tokens, 4);
     let mut expected = gradient(|x| reference(&case, x), &all);
     expected[case.tokens * case.hidden..].iter_mut().for_each(|e| *e += 0.25);
@@ -85,15 +85,15 @@ fn blocks_fit_together_on_any_team() {
     let all = values(&case);
     let results = every_simd(|simd| run(simd, 1, &case, &all));
     assert!(run(Simd::detect(), 2, &case, &all) == results);
-    let wide: Vec<f64> = all.iter().map(|x| f64::from(*x)).collect();
-    assert!((results.0.loss / reference(&case, &wide) - 1.0).abs() < 1e-6);
+    let logits64: Vec<f64> = all.iter().map(|x| f64::from(*x)).collect();
+    assert!((results.0.loss / reference(&case, &logits64) - 1.0).abs() < 1e-6);
     // The gradient's components over words add up to zero for each token: Σ dbias = 0 here, besides what was there.
     let dbias = &results.1[all.len() - vocabulary..];
     let total: f64 = dbias.iter().map(|d| f64::from(*d) - 0.25).sum();
     assert!(total.abs() < 1e-4, "{total}");
     let dx = gradient(
         |x| {
-            let mut moved = wide.clone();
+            let mut moved = logits64.clone();
             moved[..x.len()].copy_from_slice(x);
             reference(&case, &moved)
         },

@@ -48,7 +48,7 @@ impl Fold {
 #[allow(clippy::too_many_arguments)]
 pub fn fold<const N: usize>(
     cx: Context<'_>,
-    how: Fold,
+    fold: Fold,
     views: [View; N],
     is_kept: impl Fn(usize) -> bool,
     data: [&[f32]; N],
@@ -64,7 +64,7 @@ pub fn fold<const N: usize>(
     let (views, kept) =
         (views.map(|view| view.permuted(&order[..rank])), (0..rank).filter(|axis| is_kept(*axis)).count());
     let nest = Nest {
-        how,
+        fold,
         kept: Runs::new(&views, 0..kept),
         joined: Runs::new(&views, kept..rank),
         offsets: views.map(|view| view.offset),
@@ -72,8 +72,8 @@ pub fn fold<const N: usize>(
     };
     assert_eq!(nest.kept.elements(), out.len(), "the elements of the result");
     let across = nest.kept.run() >= MIN_ACROSS && nest.kept.steps().iter().all(|&step| step <= 1);
-    let least = if across { BLOCK_ELEMENTS } else { 1 };
-    let grain = (GRAIN_ELEMENTS / nest.joined.elements()).max(least);
+    let min_grain = if across { BLOCK_ELEMENTS } else { 1 };
+    let grain = (GRAIN_ELEMENTS / nest.joined.elements()).max(min_grain);
     cx.pool.for_each_rows(out.len(), grain, rows_mut(out, 1), |first, out| {
         let store = |out: &mut f32, total: f64| match accumulate {
             Accumulate::Store => *out = total as f32,
@@ -89,7 +89,7 @@ pub fn fold<const N: usize>(
 
 /// The two loops of a fold, and their operands. Both orders of the loops join the elements in the same order.
 struct Nest<'a, const N: usize> {
-    how: Fold,
+    fold: Fold,
     kept: Runs<N>,
     joined: Runs<N>,
     offsets: [usize; N],
@@ -106,10 +106,10 @@ impl<const N: usize> Nest<'_, N> {
         store: impl Fn(&mut f32, f64),
     ) {
         let (mut blocks, mut terms) = (Blocks::new(), [0.0; BLOCK_ELEMENTS]);
-        self.kept.for_each(first, out.len(), self.offsets, |at, positions, len| {
+        self.kept.for_each(first, out.len(), self.offsets, |start, positions, len| {
             for skip in (0..len).step_by(BLOCK_ELEMENTS) {
                 let count = (len - skip).min(BLOCK_ELEMENTS);
-                let mut totals = [self.how.start(); BLOCK_ELEMENTS];
+                let mut totals = [self.fold.start(); BLOCK_ELEMENTS];
                 self.joined.for_each(0, self.joined.elements(), positions, |_, positions, len| {
                     let steps = self.joined.steps();
                     for element in 0..len {
@@ -117,11 +117,11 @@ impl<const N: usize> Nest<'_, N> {
                         let operands = blocks.read(self.data, positions, self.kept.steps(), skip, count);
                         kernel(operands, &mut terms[..count]);
                         for (total, term) in totals.iter_mut().zip(&terms[..count]) {
-                            self.how.join(total, *term);
+                            self.fold.join(total, *term);
                         }
                     }
                 });
-                for (out, total) in out[at + skip..].iter_mut().zip(&totals[..count]) {
+                for (out, total) in out[start + skip..].iter_mut().zip(&totals[..count]) {
                     store(out, *total);
                 }
             }
@@ -138,16 +138,16 @@ impl<const N: usize> Nest<'_, N> {
     ) {
         let (mut blocks, mut terms) = (Blocks::new(), [0.0; BLOCK_ELEMENTS]);
         let steps = self.kept.steps();
-        self.kept.for_each(first, out.len(), self.offsets, |at, positions, len| {
-            for (element, out) in out[at..at + len].iter_mut().enumerate() {
+        self.kept.for_each(first, out.len(), self.offsets, |start, positions, len| {
+            for (element, out) in out[start..start + len].iter_mut().enumerate() {
                 let positions = std::array::from_fn(|n| positions[n] + element * steps[n]);
-                let mut total = self.how.start();
+                let mut total = self.fold.start();
                 self.joined.for_each(0, self.joined.elements(), positions, |_, positions, len| {
                     for skip in (0..len).step_by(BLOCK_ELEMENTS) {
                         let count = (len - skip).min(BLOCK_ELEMENTS);
                         let operands = blocks.read(self.data, positions, self.joined.steps(), skip, count);
                         kernel(operands, &mut terms[..count]);
-                        terms[..count].iter().for_each(|term| self.how.join(&mut total, *term));
+                        terms[..count].iter().for_each(|term| self.fold.join(&mut total, *term));
                     }
                 });
                 store(out, total);

@@ -48,11 +48,11 @@ pub fn map<const N: usize>(
     let offsets = views.map(|view| view.offset);
     cx.pool.for_each_rows(out.len(), GRAIN_ELEMENTS, rows_mut(out, 1), |first, out| {
         let mut blocks = Blocks::new();
-        runs.for_each(first, out.data.len(), offsets, |at, positions, len| {
+        runs.for_each(first, out.data.len(), offsets, |start, positions, len| {
             for skip in (0..len).step_by(BLOCK_ELEMENTS) {
                 let count = (len - skip).min(BLOCK_ELEMENTS);
                 let operands = blocks.read(data, positions, runs.steps(), skip, count);
-                kernel(operands, &mut out.data[at + skip..][..count]);
+                kernel(operands, &mut out.data[start + skip..][..count]);
             }
         });
     });
@@ -66,9 +66,9 @@ pub fn copy_to(view: View, data: &[f32], out: &mut [f32]) {
     assert!(view.end() <= out.len() && view.elements() == data.len(), "{view:?} of {} elements", out.len());
     let runs = Runs::new(&[view], 0..view.rank);
     let [step] = runs.steps();
-    runs.for_each(0, data.len(), [view.offset], |at, [position], len| {
+    runs.for_each(0, data.len(), [view.offset], |start, [position], len| {
         let to = out[position..].iter_mut().step_by(step.max(1));
-        to.zip(&data[at..at + len]).for_each(|(to, from)| *to = *from);
+        to.zip(&data[start..start + len]).for_each(|(to, from)| *to = *from);
     });
 }
 

@@ -52,8 +52,8 @@ impl<const N: usize> Runs<N> {
         self.strides[self.rank - 1]
     }
 
-    /// Calls `f(at, positions, count)` for the runs of the elements `first .. first + count`: `at` is the number of
-    /// elements before the run, `positions` those of its first element, relative to `offsets`.
+    /// Calls `f(offset, positions, count)` for the runs of the elements `first .. first + count`: `offset` is the
+    /// number of elements before the run, `positions` are those of its first element, relative to `offsets`.
     pub fn for_each(
         &self,
         first: usize,
@@ -62,33 +62,34 @@ impl<const N: usize> Runs<N> {
         mut f: impl FnMut(usize, [usize; N], usize),
     ) {
         let (run, outer) = (self.run(), self.rank - 1);
-        let mut place = self.place(first);
-        let mut at = 0;
-        while at < count {
-            let len = (run - place[outer]).min(count - at);
-            let position =
-                |n: usize| offsets[n] + (0..self.rank).map(|axis| place[axis] * self.strides[axis][n]).sum::<usize>();
-            f(at, std::array::from_fn(position), len);
-            at += len;
-            place[outer] = 0;
+        let mut coordinates = self.coordinates(first);
+        let mut offset = 0;
+        while offset < count {
+            let len = (run - coordinates[outer]).min(count - offset);
+            let position = |n: usize| {
+                offsets[n] + (0..self.rank).map(|axis| coordinates[axis] * self.strides[axis][n]).sum::<usize>()
+            };
+            f(offset, std::array::from_fn(position), len);
+            offset += len;
+            coordinates[outer] = 0;
             for axis in (0..outer).rev() {
-                place[axis] += 1;
-                if place[axis] < self.sizes[axis] {
+                coordinates[axis] += 1;
+                if coordinates[axis] < self.sizes[axis] {
                     break;
                 }
-                place[axis] = 0;
+                coordinates[axis] = 0;
             }
         }
     }
 
     /// Returns the coordinates of element number `element`.
-    fn place(&self, mut element: usize) -> [usize; MAX_VIEW_RANK] {
-        let mut place = [0; MAX_VIEW_RANK];
+    fn coordinates(&self, mut element: usize) -> [usize; MAX_VIEW_RANK] {
+        let mut coordinates = [0; MAX_VIEW_RANK];
         for axis in (0..self.rank).rev() {
-            place[axis] = element % self.sizes[axis];
+            coordinates[axis] = element % self.sizes[axis];
             element /= self.sizes[axis];
         }
-        place
+        coordinates
     }
 }
 

@@ -30,21 +30,21 @@ fn map_follows_all_strides() {
     let vector = View::of_each_sample(samples, &[columns]).broadcast(&SIZES);
     let numbers = View::of_each_sample(samples, &[rows, 1]).broadcast(&SIZES);
     let transposed = View::of_each_sample(samples, &[columns, rows]).permuted(&[0, 2, 1]);
-    type Place = fn(usize, usize, usize) -> usize;
-    let cases: [(View, Place); 3] = [
+    type IndexOf = fn(usize, usize, usize) -> usize;
+    let cases: [(View, IndexOf); 3] = [
         (vector, |_, column, _| column),
         (numbers, |row, _, _| row),
         (transposed, |row, column, rows| column * rows + row),
     ];
-    for (view, place) in cases {
+    for (view, index_of) in cases {
         let found = on_any_threads(|cx| {
             let mut out = vec![0.0; a.len()];
             map(cx, [View::dense(&SIZES), view], [&a, &b], &mut out, sub);
             out
         });
-        for (at, found) in found.iter().enumerate() {
-            let (row, column) = (at / columns % rows, at % columns);
-            assert_eq!(*found, a[at] - b[place(row, column, rows)], "{at} of {view:?}");
+        for (index, found) in found.iter().enumerate() {
+            let (row, column) = (index / columns % rows, index % columns);
+            assert_eq!(*found, a[index] - b[index_of(row, column, rows)], "{index} of {view:?}");
         }
     }
 }
@@ -62,8 +62,8 @@ fn copies_of_parts() {
     assert_eq!(found, expected.into_iter().flatten().collect::<Vec<_>>());
     let mut out = vec![-1.0; 60];
     copy_to(part, &found, &mut out);
-    let kept = out.iter().enumerate().filter(|(_, out)| **out >= 0.0);
-    assert!(kept.clone().all(|(at, out)| *out == at as f32) && kept.count() == 16);
+    let written = out.iter().enumerate().filter(|(_, out)| **out >= 0.0);
+    assert!(written.clone().all(|(index, out)| *out == index as f32) && written.count() == 16);
 }
 
 #[test]
@@ -74,9 +74,9 @@ fn folds_keep_the_order_of_elements() {
     // The order of the dimensions, and how many are kept: rows, columns, samples and columns, and none.
     let cases: [(&[usize], usize); 5] =
         [(&[0, 1, 2], 2), (&[2, 0, 1], 1), (&[0, 2, 1], 2), (&[0, 1, 2], 0), (&[0, 1, 2], 3)];
-    for (order, kept) in cases {
+    for (order, kept_axes) in cases {
         let views = views.map(|view| view.permuted(order));
-        let kept_elements: usize = views[0].sizes()[..kept].iter().product();
+        let kept_elements: usize = views[0].sizes()[..kept_axes].iter().product();
         let mut terms = vec![0.0; a.len()];
         on_any_threads(|cx| {
             let mut terms = vec![0.0; a.len()];
@@ -86,18 +86,18 @@ fn folds_keep_the_order_of_elements() {
         .iter()
         .zip(&mut terms)
         .for_each(|(from, to)| *to = *from);
-        for (how, join) in
+        for (fold_kind, join) in
             [(Fold::Sum, (|a, b| a + b) as fn(f64, f64) -> f64), (Fold::Max, f64::max), (Fold::Min, f64::min)]
         {
             let found = on_any_threads(|cx| {
                 let mut out = vec![0.5; kept_elements];
-                fold(cx, how, views, |axis| axis < kept, [&a, &b], &mut out, Accumulate::Store, sub);
-                fold(cx, how, views, |axis| axis < kept, [&a, &b], &mut out, Accumulate::Add, sub);
+                fold(cx, fold_kind, views, |axis| axis < kept_axes, [&a, &b], &mut out, Accumulate::Store, sub);
+                fold(cx, fold_kind, views, |axis| axis < kept_axes, [&a, &b], &mut out, Accumulate::Add, sub);
                 out
             });
             let joined = |terms: &[f32]| terms.iter().map(|&term| f64::from(term)).reduce(join).unwrap() as f32;
             let expected: Vec<f32> = terms.chunks(terms.len() / kept_elements).map(|part| 2.0 * joined(part)).collect();
-            assert_eq!(found, expected, "{how:?} of {order:?}, {kept} kept");
+            assert_eq!(found, expected, "{fold_kind:?} of {order:?}, {kept_axes} kept");
         }
     }
 }
@@ -108,8 +108,8 @@ fn extremes_propagate_nan() {
     let found = on_any_threads(|cx| {
         let mut out = [0.0; 2];
         let kernel = |[x]: [&[f32]; 1], out: &mut [f32]| out.copy_from_slice(x);
-        for (how, out) in [Fold::Max, Fold::Min].into_iter().zip(out.chunks_mut(1)) {
-            fold(cx, how, [View::dense(&[3])], |_| false, [&x], out, Accumulate::Store, kernel);
+        for (fold_kind, out) in [Fold::Max, Fold::Min].into_iter().zip(out.chunks_mut(1)) {
+            fold(cx, fold_kind, [View::dense(&[3])], |_| false, [&x], out, Accumulate::Store, kernel);
         }
         out.iter().map(|found| f32::from(u8::from(found.is_nan()))).collect()
     });

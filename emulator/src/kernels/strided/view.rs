@@ -127,8 +127,8 @@ mod tests {
         assert_eq!((vector.sizes(), &vector.strides[..3], vector.end()), (&[2, 3, 4][..], &[0, 0, 1][..], 4));
         let column = View::of_samples(2, &[3, 1]).broadcast(&[2, 3, 4]);
         assert_eq!((&column.strides[..3], column.is_repeated(2), column.end()), (&[3, 1, 0][..], true, 6));
-        let turned = view.permuted(&[0, 2, 1]);
-        assert_eq!((turned.sizes(), &turned.strides[..3]), (&[2, 4, 3][..], &[12, 1, 4][..]));
+        let permuted = view.permuted(&[0, 2, 1]);
+        assert_eq!((permuted.sizes(), &permuted.strides[..3]), (&[2, 4, 3][..], &[12, 1, 4][..]));
         let part = view.sliced(2, 1, 2, 2);
         assert_eq!((part.offset, part.sizes(), part.strides[2], part.end()), (1, &[2, 3, 2][..], 2, 24));
         assert!(std::panic::catch_unwind(|| view.sliced(2, 1, 2, 3)).is_err());
