@@ -58,31 +58,31 @@ pub struct CheckpointInfo {
 
 impl CheckpointInfo {
     pub(crate) fn new(dir: &Path, manifest: &Manifest) -> Self {
-        let of = manifest.clone();
-        let profile =
-            serde_json::from_str(&of.numerics_profile).unwrap_or(serde_json::Value::String(of.numerics_profile));
+        let copied = manifest.clone();
+        let profile = serde_json::from_str(&copied.numerics_profile)
+            .unwrap_or(serde_json::Value::String(copied.numerics_profile));
         Self {
             path: dir.to_owned(),
-            step: of.step,
-            parameters_blake3: of.parameters_blake3,
-            optimizer_blake3: of.optimizer_blake3,
-            parameters: of.parameters,
+            step: copied.step,
+            parameters_blake3: copied.parameters_blake3,
+            optimizer_blake3: copied.optimizer_blake3,
+            parameters: copied.parameters,
             bytes: manifest.sizes().map(|(_, bytes)| bytes).sum(),
-            plan: of.plan,
-            epoch: of.epoch,
-            seed: of.seed,
-            next_sample: of.next_sample,
-            precision: of.precision,
-            optimizer: of.optimizer,
-            moments: of.moments,
-            loss: of.loss,
-            grad_norm: of.grad_norm,
-            notes: of.notes,
-            recovery: of.recovery,
+            plan: copied.plan,
+            epoch: copied.epoch,
+            seed: copied.seed,
+            next_sample: copied.next_sample,
+            precision: copied.precision,
+            optimizer: copied.optimizer,
+            moments: copied.moments,
+            loss: copied.loss,
+            grad_norm: copied.grad_norm,
+            notes: copied.notes,
+            recovery: copied.recovery,
             numerics_profile: profile,
-            written_by: of.written_by,
-            created_unix_seconds: of.created_unix_seconds,
-            format: of.format,
+            written_by: copied.written_by,
+            created_unix_seconds: copied.created_unix_seconds,
+            format: copied.format,
         }
     }
 }

@@ -30,27 +30,27 @@ pub struct ImportSummary {
 pub(crate) fn write_imported(
     lock: &Arc<ModelDirLock>,
     plan: &StreamPlan,
-    mut facts: CheckpointMetadata,
+    mut metadata: CheckpointMetadata,
     source: &Path,
     initialized: &[String],
     mut read: impl FnMut(TensorId) -> Result<Vec<f32>>,
 ) -> Result<PathBuf> {
     // Nothing has been trained yet, whatever run the metadata come from.
-    (facts.next_sample, facts.loss, facts.grad_norm) = (0, None, None);
-    facts.notes.push(format!("imported from {}", source.display()));
+    (metadata.next_sample, metadata.loss, metadata.grad_norm) = (0, None, None);
+    metadata.notes.push(format!("imported from {}", source.display()));
     if !initialized.is_empty() {
-        facts.notes.push(format!("with initial values of {}", initialized.join(", ")));
+        metadata.notes.push(format!("with initial values of {}", initialized.join(", ")));
     }
     let epoch = WriterEpoch { attempt: lock.attempt(), number: 0 };
     let mut staging = Staging::create(lock, plan, 0, epoch, &Moments::none())?;
     let mut writer = RangeWriter::open(staging.path(), plan, &Moments::none())?;
-    let (mut held, mut values) = (None, Vec::new());
+    let (mut cached, mut values) = (None, Vec::new());
     for chunk in 0..plan.chunks.len() {
         let mut out = vec![0.0; plan.chunks[chunk].elements];
         for (tensor, start, range) in plan.chunk_pieces(chunk) {
-            if held != Some(tensor) {
+            if cached != Some(tensor) {
                 values = read(tensor)?;
-                held = Some(tensor);
+                cached = Some(tensor);
             }
             let length = range.len();
             out[range].copy_from_slice(&values[start..start + length]);
@@ -58,5 +58,5 @@ pub(crate) fn write_imported(
         staging.record_digest(Section::Parameters, chunk, writer.write_chunk(chunk, Section::Parameters, &out)?)?;
     }
     writer.finish()?;
-    staging.publish(facts)
+    staging.publish(metadata)
 }

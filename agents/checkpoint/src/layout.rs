@@ -88,9 +88,9 @@ impl Moments {
     /// Returns the moments that an optimizer keeps.
     pub fn of_optimizer(optimizer: &dyn Optimizer) -> Self {
         let shapes = optimizer.whole_tensor_state().unwrap_or_default();
-        let shape = |at: usize| shapes.get(at).copied().unwrap_or_default();
+        let shape = |index: usize| shapes.get(index).copied().unwrap_or_default();
         let names = optimizer.state().iter().enumerate();
-        Self(names.map(|(at, name)| Moment { name: (*name).to_owned(), shape: shape(at) }).collect())
+        Self(names.map(|(index, name)| Moment { name: (*name).to_owned(), shape: shape(index) }).collect())
     }
 
     /// Adds a moment with the shape of the weights, unless there is one of this name.
@@ -126,13 +126,13 @@ impl Moments {
     pub fn shape(&self, section: Section) -> StateShape {
         match section {
             Section::Parameters => StateShape::Full,
-            Section::Moment(at) => self.0.get(at).map_or(StateShape::Full, |moment| moment.shape),
+            Section::Moment(index) => self.0.get(index).map_or(StateShape::Full, |moment| moment.shape),
         }
     }
 
-    /// Returns the section of these moments that has the name and the shape of moment `at` of `other`.
-    pub(crate) fn section_like(&self, other: &Self, at: usize) -> Option<Section> {
-        self.0.iter().position(|moment| Some(moment) == other.0.get(at)).map(Section::Moment)
+    /// Returns the section of these moments that has the name and the shape of moment `index` of `other`.
+    pub(crate) fn section_like(&self, other: &Self, index: usize) -> Option<Section> {
+        self.0.iter().position(|moment| Some(moment) == other.0.get(index)).map(Section::Moment)
     }
 
     /// Returns all sections: parameters, then every moment.
@@ -141,12 +141,12 @@ impl Moments {
     }
 
     pub(crate) fn check(&self) -> Result<(), MomentsError> {
-        for (at, Moment { name, .. }) in self.0.iter().enumerate() {
+        for (index, Moment { name, .. }) in self.0.iter().enumerate() {
             let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
             if name.is_empty() || !name.bytes().all(plain) {
                 return Err(MomentsError::Name(name.clone()));
             }
-            if self.0[..at].iter().any(|moment| moment.name == *name) {
+            if self.0[..index].iter().any(|moment| moment.name == *name) {
                 return Err(MomentsError::Repeated(name.clone()));
             }
         }
@@ -287,13 +287,13 @@ impl Layout {
 
     /// Returns the group of every tensor, and its element range in that group's section of this shape.
     pub(crate) fn tensor_ranges(&self, shape: StateShape) -> Vec<(GroupId, Range<usize>)> {
-        let mut places = vec![(0, 0..0); self.graph.tensors.len()];
+        let mut ranges = vec![(0, 0..0); self.graph.tensors.len()];
         for group in 0..self.groups.len() {
             for (tensor, range) in self.section_tensors(group, shape) {
-                places[tensor] = (group, range);
+                ranges[tensor] = (group, range);
             }
         }
-        places
+        ranges
     }
 
     /// Returns the chunks of `group` that overlap `range` of its section of this shape, with their elements in it.
@@ -331,10 +331,10 @@ impl Layout {
 
     /// Returns every file, section by section, group by group.
     pub(crate) fn files(&self, moments: &Moments) -> Vec<FileSpec> {
-        let endings = std::iter::once(None).chain(moments.names().map(Some));
-        let sections = moments.sections().map(|section| moments.shape(section)).zip(endings);
+        let extensions = std::iter::once(None).chain(moments.names().map(Some));
+        let sections = moments.sections().map(|section| moments.shape(section)).zip(extensions);
         sections
-            .flat_map(|(shape, ending)| (0..self.groups.len()).map(move |at| self.file(at, shape, ending)))
+            .flat_map(|(shape, extension)| (0..self.groups.len()).map(move |group| self.file(group, shape, extension)))
             .collect()
     }
 
@@ -353,12 +353,12 @@ impl Layout {
 
 /// Returns names such as `parameters/00003-h.3.safetensors` and `optimizer/00003-h.3.m.safetensors`. The number
 /// distinguishes names that differ only in characters that a file system may not support.
-fn file_name(at: GroupId, group: &str, moment: Option<&str>) -> String {
+fn file_name(id: GroupId, group: &str, moment: Option<&str>) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
     let name: String = group.chars().map(plain).take(100).collect();
     match moment {
-        None => format!("parameters/{at:05}-{name}.safetensors"),
-        Some(moment) => format!("optimizer/{at:05}-{name}.{moment}.safetensors"),
+        None => format!("parameters/{id:05}-{name}.safetensors"),
+        Some(moment) => format!("optimizer/{id:05}-{name}.{moment}.safetensors"),
     }
 }
 
@@ -400,10 +400,10 @@ fn check_groups(graph: &Graph, groups: &[Group]) -> Result<(), LayoutError> {
 fn check_chunks(groups: &[Group], chunks: &[Chunk]) -> Result<(), LayoutError> {
     let mut next = 0;
     for (id, group) in groups.iter().enumerate() {
-        let cut = (group.chunks.start == next).then(|| chunks.get(group.chunks.clone())).flatten();
-        let cut = cut.ok_or_else(|| LayoutError::ChunksOutOfOrder(group.name.clone()))?;
+        let group_chunks = (group.chunks.start == next).then(|| chunks.get(group.chunks.clone())).flatten();
+        let group_chunks = group_chunks.ok_or_else(|| LayoutError::ChunksOutOfOrder(group.name.clone()))?;
         let mut end = 0usize;
-        for chunk in cut {
+        for chunk in group_chunks {
             if chunk.group != id || chunk.start != end || chunk.elements == 0 {
                 return Err(LayoutError::ChunksNotAdjacent(group.name.clone()));
             }

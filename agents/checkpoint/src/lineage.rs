@@ -56,26 +56,30 @@ impl Lineage {
     /// Returns whether `point` belongs to the lineage of the last attempt, or is newer (imported since).
     pub fn continues(&self, point: LineagePoint) -> bool {
         self.head().is_none_or(|head| {
-            let mut line = self.ancestors(head);
-            point.attempt > head.attempt || line.any(|at| at.attempt == point.attempt && point.step <= at.step)
+            let mut ancestors = self.ancestors(head);
+            point.attempt > head.attempt
+                || ancestors.any(|ancestor| ancestor.attempt == point.attempt && point.step <= ancestor.step)
         })
     }
 
     /// Returns the last step that `point` and the last attempt have in common.
     fn last_common_step(&self, point: LineagePoint) -> u64 {
         let Some(head) = self.head() else { return point.step };
-        let joins =
-            |at: LineagePoint| self.ancestors(head).find(|of| of.attempt == at.attempt).map(|of| of.step.min(at.step));
-        self.ancestors(point).find_map(joins).unwrap_or(0)
+        let common_step = |ancestor: LineagePoint| {
+            self.ancestors(head)
+                .find(|head_ancestor| head_ancestor.attempt == ancestor.attempt)
+                .map(|head_ancestor| head_ancestor.step.min(ancestor.step))
+        };
+        self.ancestors(point).find_map(common_step).unwrap_or(0)
     }
 
     /// Returns the history of the steps up to `point`.
     fn history_up_to(&self, point: LineagePoint) -> ResumeHistory {
         let shared = self.last_common_step(point);
-        let mut line: Vec<LineagePoint> = self.ancestors(point).collect();
-        line.reverse();
+        let mut points: Vec<LineagePoint> = self.ancestors(point).collect();
+        points.reverse();
         let mut last = shared;
-        let made_by = line.into_iter().filter(|point| point.step > shared).map(|point| {
+        let made_by = points.into_iter().filter(|point| point.step > shared).map(|point| {
             let first = std::mem::replace(&mut last, point.step) + 1;
             (point.attempt, first..=point.step)
         });
@@ -90,9 +94,10 @@ impl Lineage {
     /// Returns `point`, the point its attempt began with, and so on: the last point of each attempt in the lineage.
     fn ancestors(&self, point: LineagePoint) -> impl Iterator<Item = LineagePoint> {
         // No attempt begins with a later one; an invalid file must not cause an infinite loop.
-        let before =
-            |at: &LineagePoint| self.0.get(&at.attempt).copied().flatten().filter(|from| from.attempt < at.attempt);
-        std::iter::successors(Some(point), before)
+        let previous = |point: &LineagePoint| {
+            self.0.get(&point.attempt).copied().flatten().filter(|from| from.attempt < point.attempt)
+        };
+        std::iter::successors(Some(point), previous)
     }
 }
 
@@ -110,10 +115,10 @@ pub struct ResumeHistory {
 /// # Errors
 /// The lock was lost, the record can't be read, or an error of the file system.
 pub fn begin_lineage(lock: &ModelDirLock, from: Option<LineagePoint>) -> Result<ResumeHistory> {
-    let history = Lineage::read(lock.model_dir())?;
-    let before = from.map_or_else(ResumeHistory::default, |from| history.history_up_to(from));
-    record_attempt(lock, history, from)?;
-    Ok(before)
+    let lineage = Lineage::read(lock.model_dir())?;
+    let history = from.map_or_else(ResumeHistory::default, |from| lineage.history_up_to(from));
+    record_attempt(lock, lineage, from)?;
+    Ok(history)
 }
 
 /// Records that the lock's attempt continues where the previous one was interrupted, after `step` updates.

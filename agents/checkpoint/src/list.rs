@@ -137,16 +137,17 @@ pub fn newest_complete(
 /// # Errors
 /// The lock was lost, or an error of the file system.
 pub fn retain(lock: &ModelDirLock, max_checkpoints: usize) -> Result<Vec<PathBuf>> {
-    let (mut own, history) = (list(lock.model_dir())?.complete, Lineage::read(lock.model_dir())?);
+    let (mut candidates, history) = (list(lock.model_dir())?.complete, Lineage::read(lock.model_dir())?);
     let point = |info: &CheckpointInfo| LineagePoint { attempt: info.epoch.attempt, step: info.step };
-    let is_own =
-        |at: LineagePoint| lock.owner().job.is_none() || at.attempt > lock.attempts_before() || history.continues(at);
-    own.retain(|info| is_own(point(info)));
-    own.sort_by_key(|info| (history.continues(point(info)), point(info)));
-    let newest = own.pop();
-    let (recovery, mut regular): (Vec<_>, Vec<_>) = own.into_iter().partition(|info| info.recovery);
-    let kept = max_checkpoints.saturating_sub(usize::from(newest.is_some_and(|newest| !newest.recovery)));
-    regular.truncate(if max_checkpoints == 0 { 0 } else { regular.len().saturating_sub(kept) });
+    let is_own = |point: LineagePoint| {
+        lock.owner().job.is_none() || point.attempt > lock.attempts_before() || history.continues(point)
+    };
+    candidates.retain(|info| is_own(point(info)));
+    candidates.sort_by_key(|info| (history.continues(point(info)), point(info)));
+    let newest = candidates.pop();
+    let (recovery, mut regular): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|info| info.recovery);
+    let max_regular = max_checkpoints.saturating_sub(usize::from(newest.is_some_and(|newest| !newest.recovery)));
+    regular.truncate(if max_checkpoints == 0 { 0 } else { regular.len().saturating_sub(max_regular) });
     let superseded: Vec<_> = recovery.into_iter().chain(regular).collect();
     if !superseded.is_empty() {
         lock.check_held()?;
@@ -181,13 +182,13 @@ pub fn clean_up(lock: &ModelDirLock) -> Result<Vec<String>> {
 }
 
 fn delete(path: &Path) -> Result<()> {
-    let mut away = path.as_os_str().to_owned();
-    away.push(".");
-    away.push(DELETED_DIR);
-    let away = PathBuf::from(away);
-    remove_dir(&away)?;
-    rename_synced(path, &away)?;
-    remove_dir(&away)
+    let mut deleted = path.as_os_str().to_owned();
+    deleted.push(".");
+    deleted.push(DELETED_DIR);
+    let deleted = PathBuf::from(deleted);
+    remove_dir(&deleted)?;
+    rename_synced(path, &deleted)?;
+    remove_dir(&deleted)
 }
 
 /// An error of the file system ends the search; damage only excludes a candidate.
@@ -217,15 +218,15 @@ fn entries(model_dir: &Path) -> Result<Entries> {
     };
     for entry in listed {
         let Some(rest) = entry.name().strip_prefix(CHECKPOINT_PREFIX) else { continue };
-        let (step, ending) = rest.split_once('.').map_or((rest, None), |(step, ending)| (step, Some(ending)));
+        let (step, extension) = rest.split_once('.').map_or((rest, None), |(step, extension)| (step, Some(extension)));
         // Only the form that this crate writes: no sign, no leading zeros.
         let Some(step) = step.parse::<u64>().ok().filter(|number| number.to_string() == step) else { continue };
         let path = entry.path.clone();
-        match ending {
+        match extension {
             None => found.steps.push((step, path)),
-            Some(ending) if ending.starts_with(PARTIAL_PREFIX) => found.partial.push(path),
-            Some(ending) if ending.starts_with(REPLACED_PREFIX) => found.replaced.push((step, path)),
-            Some(ending) if ending == DELETED_DIR => found.deleted.push(path),
+            Some(extension) if extension.starts_with(PARTIAL_PREFIX) => found.partial.push(path),
+            Some(extension) if extension.starts_with(REPLACED_PREFIX) => found.replaced.push((step, path)),
+            Some(extension) if extension == DELETED_DIR => found.deleted.push(path),
             Some(_) => {}
         }
     }

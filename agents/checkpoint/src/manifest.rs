@@ -130,7 +130,7 @@ impl Manifest {
     /// Creates the manifest of a finished checkpoint.
     pub fn new(
         (step, epoch): (u64, WriterEpoch),
-        facts: CheckpointMetadata,
+        metadata: CheckpointMetadata,
         layout: &Layout,
         moments: &Moments,
         documents: Vec<DocumentDigest>,
@@ -138,8 +138,8 @@ impl Manifest {
     ) -> Self {
         let sections: Vec<Vec<Digest>> = moments.sections().map(|section| digests.section(section)).collect();
         let specs = layout.files(moments).into_iter();
-        let cuts = sections.iter().flat_map(|chunks| layout.groups().iter().map(move |group| (chunks, group)));
-        let files = specs.zip(cuts).map(|(spec, (chunks, group))| DataFile {
+        let groups = sections.iter().flat_map(|chunks| layout.groups().iter().map(move |group| (chunks, group)));
+        let files = specs.zip(groups).map(|(spec, (chunks, group))| DataFile {
             path: spec.path,
             bytes: spec.bytes,
             header_bytes: spec.header.len() as u64,
@@ -152,17 +152,17 @@ impl Manifest {
             epoch,
             written_by: concat!("millrace ", env!("CARGO_PKG_VERSION")).to_owned(),
             created_unix_seconds: crate::files::unix_seconds(),
-            plan: facts.plan.to_string(),
-            seed: facts.seed,
-            next_sample: facts.next_sample,
-            numerics_profile: facts.numerics_profile,
-            precision: facts.precision,
-            optimizer: facts.optimizer,
+            plan: metadata.plan.to_string(),
+            seed: metadata.seed,
+            next_sample: metadata.next_sample,
+            numerics_profile: metadata.numerics_profile,
+            precision: metadata.precision,
+            optimizer: metadata.optimizer,
             moments: moments.clone(),
-            loss: facts.loss,
-            grad_norm: facts.grad_norm,
-            notes: facts.notes,
-            recovery: facts.recovery,
+            loss: metadata.loss,
+            grad_norm: metadata.grad_norm,
+            notes: metadata.notes,
+            recovery: metadata.recovery,
             parameters: layout.parameters(),
             parameters_blake3: Digest::of_all(digests.section(Section::Parameters)),
             optimizer_blake3: optimizer_digest(&sections[1..]),

@@ -44,11 +44,11 @@ pub fn import_weights(
     file: &Path,
     lock: &Arc<ModelDirLock>,
     plan: &StreamPlan,
-    facts: CheckpointMetadata,
+    metadata: CheckpointMetadata,
 ) -> Result<ImportSummary> {
     let weights = open_weights(file, plan)?;
     let read = |tensor: TensorId| weights.read(&plan.graph.tensors[tensor].name);
-    let path = write_imported(lock, plan, facts, file, &[], read)?;
+    let path = write_imported(lock, plan, metadata, file, &[], read)?;
     Ok(ImportSummary { path, initialized: Vec::new(), unused: Vec::new() })
 }
 

@@ -25,7 +25,7 @@ pub enum LoadStrictness {
 }
 
 /// Group and elements of a tensor.
-type TensorPlace = Option<(GroupId, Range<usize>)>;
+type TensorLocation = Option<(GroupId, Range<usize>)>;
 
 /// Reads the chunks of a plan; see the module documentation.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub struct PlanReader {
     moments: Moments,
     /// Position of each of the plan's tensors in the checkpoint's sections of a shape; `None` if it does not have the
     /// tensor in the shape of the plan.
-    places: HashMap<StateShape, Vec<TensorPlace>>,
+    locations: HashMap<StateShape, Vec<TensorLocation>>,
     /// The checkpoint's section for each section of the plan; `None` if it does not have it.
     sections: Vec<Option<Section>>,
     missing_moments: Vec<String>,
@@ -58,19 +58,19 @@ impl PlanReader {
             }
         }
         let shapes = moments.sections().map(|section| moments.shape(section));
-        let places = shapes.map(|shape| (shape, places(&layout, from.layout(), shape))).collect();
-        let known = |at: usize| from.moments().section_like(moments, at);
-        let sections = std::iter::once(Some(Section::Parameters)).chain((0..moments.len()).map(known)).collect();
-        let missing = moments.names().enumerate().filter(|(at, _)| known(*at).is_none());
+        let locations = shapes.map(|shape| (shape, locate_tensors(&layout, from.layout(), shape))).collect();
+        let section_of = |index: usize| from.moments().section_like(moments, index);
+        let sections = std::iter::once(Some(Section::Parameters)).chain((0..moments.len()).map(section_of)).collect();
+        let missing = moments.names().enumerate().filter(|(index, _)| section_of(*index).is_none());
         let missing_moments = missing.map(|(_, name)| name.to_owned()).collect();
         let (moments, cache) = (moments.clone(), RangeCache::default());
-        Ok(Self { layout, moments, places, sections, missing_moments, cache, from })
+        Ok(Self { layout, moments, locations, sections, missing_moments, cache, from })
     }
 
     /// Returns the plan's tensors that the checkpoint does not have; empty unless the reader uses
     /// [`LoadStrictness::AllowMissing`].
     pub fn missing_tensors(&self) -> Vec<&str> {
-        let tensors = self.layout.graph().tensors.iter().zip(&self.places[&StateShape::Full]);
+        let tensors = self.layout.graph().tensors.iter().zip(&self.locations[&StateShape::Full]);
         tensors.filter(|(_, location)| location.is_none()).map(|(tensor, _)| tensor.name.as_str()).collect()
     }
 
@@ -100,19 +100,20 @@ impl PlanReader {
         let located = self.layout.chunk_range(chunk, shape).zip(self.sections.get(section.index()));
         let (range, source) = located.ok_or_else(|| Error::argument(format!("{section} of chunk {chunk}")))?;
         if out.len() != range.len() {
-            let (given, needed) = (out.len(), range.len());
+            let (found, expected) = (out.len(), range.len());
             return Err(Error::argument(format!(
-                "{given} elements for {section} of chunk {chunk}, which has {needed}"
+                "{found} elements for {section} of chunk {chunk}, which has {expected}"
             )));
         }
         if section != Section::Parameters {
             out.fill(0.0);
         }
         let Some(source) = *source else { return Ok(()) };
-        for (tensor, lies) in self.layout.section_tensors(self.layout.chunks()[chunk].group, shape) {
-            let (first, last) = (lies.start.max(range.start), lies.end.min(range.end));
-            if let (true, Some((group, there))) = (first < last, &self.places[&shape][tensor]) {
-                let elements = there.start + first - lies.start..there.start + last - lies.start;
+        for (tensor, tensor_range) in self.layout.section_tensors(self.layout.chunks()[chunk].group, shape) {
+            let (first, last) = (tensor_range.start.max(range.start), tensor_range.end.min(range.end));
+            if let (true, Some((group, source_range))) = (first < last, &self.locations[&shape][tensor]) {
+                let elements =
+                    source_range.start + first - tensor_range.start..source_range.start + last - tensor_range.start;
                 let out = &mut out[first - range.start..last - range.start];
                 self.cache.read(&self.from, *group, elements, source, out)?;
             }
@@ -121,12 +122,12 @@ impl PlanReader {
     }
 }
 
-/// Returns the place of each tensor of `wanted` in the sections of this shape of `found`.
-fn places(wanted: &Layout, found: &Layout, shape: StateShape) -> Vec<TensorPlace> {
-    let tensors = found.graph().tensors.iter().zip(found.tensor_ranges(shape));
-    let known: HashMap<_, _> = tensors.map(|(tensor, location)| ((&tensor.name, &tensor.shape), location)).collect();
-    let wanted = wanted.graph().tensors.iter();
-    wanted.map(|tensor| known.get(&(&tensor.name, &tensor.shape)).cloned()).collect()
+/// Returns the location of each tensor of `target` in the sections of this shape of `source`.
+fn locate_tensors(target: &Layout, source: &Layout, shape: StateShape) -> Vec<TensorLocation> {
+    let tensors = source.graph().tensors.iter().zip(source.tensor_ranges(shape));
+    let by_name: HashMap<_, _> = tensors.map(|(tensor, location)| ((&tensor.name, &tensor.shape), location)).collect();
+    let tensors = target.graph().tensors.iter();
+    tensors.map(|tensor| by_name.get(&(&tensor.name, &tensor.shape)).cloned()).collect()
 }
 
 /// Returns the first difference between the tensors of `expected` and those found: in the order of the model, then
@@ -147,8 +148,8 @@ pub(crate) fn first_difference<'a>(
         }),
     });
     differs.or_else(|| {
-        let known: HashSet<_> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-        let extra = found.iter().find(|(name, _)| !known.contains(name));
+        let expected_names: HashSet<_> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        let extra = found.iter().find(|(name, _)| !expected_names.contains(name));
         extra.map(|(name, _)| ModelDifference::Unknown { name: (*name).to_owned() })
     })
 }

@@ -156,22 +156,22 @@ impl Checkpoint {
         let location = *self.layout.chunks().get(chunk).ok_or_else(unknown_chunk)?;
         let range = self.layout.chunk_range(chunk, self.moments().shape(section)).ok_or_else(unknown_chunk)?;
         if out.len() != range.len() {
-            let (given, needed) = (out.len(), range.len());
+            let (found_elements, expected_elements) = (out.len(), range.len());
             return Err(Error::argument(format!(
-                "{given} elements for {section} of chunk {chunk}, which has {needed}"
+                "{found_elements} elements for {section} of chunk {chunk}, which has {expected_elements}"
             )));
         }
-        let at = self.layout.file_of(location.group, section);
-        let bytes = self.file_range(at, &range);
+        let index = self.layout.file_of(location.group, section);
+        let bytes = self.file_range(index, &range);
         let is_full = self.moments().shape(section) == StateShape::Full;
-        let damaged = |reason: &str| self.damage(at, location.group, &range, is_full, reason);
-        let read = self.file(at).and_then(|file| read_f32(file, bytes.start, out));
+        let damaged = |reason: &str| self.damage(index, location.group, &range, is_full, reason);
+        let read = self.file(index).and_then(|file| read_f32(file, bytes.start, out));
         match read {
             Ok(found) if found == expected => Ok(()),
             Ok(_) => Err(damaged("does not match its digest in the manifest")),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Err(damaged("is missing")),
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(damaged("is too short")),
-            Err(e) => Err(Error::io("read", self.dir.join(&self.manifest.files[at].path), e)),
+            Err(e) => Err(Error::io("read", self.dir.join(&self.manifest.files[index].path), e)),
         }
     }
 
@@ -180,8 +180,8 @@ impl Checkpoint {
     /// # Errors
     /// See [`Checkpoint::read_chunk`].
     pub fn read_tensor(&self, tensor: TensorId, section: Section) -> Result<Vec<f32>> {
-        let places = self.layout.tensor_ranges(self.moments().shape(section));
-        let (group, range) = places.get(tensor).ok_or_else(|| Error::argument(format!("tensor {tensor}")))?;
+        let ranges = self.layout.tensor_ranges(self.moments().shape(section));
+        let (group, range) = ranges.get(tensor).ok_or_else(|| Error::argument(format!("tensor {tensor}")))?;
         let mut values = vec![0.0; range.len()];
         RangeCache::default().read(self, *group, range.clone(), section, &mut values)?;
         Ok(values)
@@ -252,29 +252,29 @@ impl Checkpoint {
     }
 
     /// Returns the byte range of elements `range` of a group in its file.
-    fn file_range(&self, at: usize, range: &Range<usize>) -> Range<u64> {
-        let first = self.manifest.files[at].header_bytes;
+    fn file_range(&self, index: usize, range: &Range<usize>) -> Range<u64> {
+        let first = self.manifest.files[index].header_bytes;
         first + range.start as u64 * ELEMENT_BYTES..first + range.end as u64 * ELEMENT_BYTES
     }
 
-    /// Returns damage of elements `range` of a group in file `at`. Without `is_full`, they are state of rows or columns
-    /// of all of its tensors.
-    fn damage(&self, at: usize, group: GroupId, range: &Range<usize>, is_full: bool, reason: &str) -> Error {
+    /// Returns damage of elements `range` of a group in file `index`. Without `is_full`, they are state of rows or
+    /// columns of all of its tensors.
+    fn damage(&self, index: usize, group: GroupId, range: &Range<usize>, is_full: bool, reason: &str) -> Error {
         let of_weights = if is_full { range.clone() } else { 0..usize::MAX };
         Error::Damaged(Damage {
-            file: self.dir.join(&self.manifest.files[at].path),
-            bytes: Some(self.file_range(at, range)),
+            file: self.dir.join(&self.manifest.files[index].path),
+            bytes: Some(self.file_range(index, range)),
             tensors: self.layout.tensor_names(group, &of_weights),
             reason: reason.to_owned(),
         })
     }
 
-    fn file(&self, at: usize) -> io::Result<&File> {
-        if let Some(file) = self.open[at].get() {
+    fn file(&self, index: usize) -> io::Result<&File> {
+        if let Some(file) = self.open[index].get() {
             return Ok(file);
         }
-        let file = millrace_roots::open(self.dir.join(&self.manifest.files[at].path))?;
-        Ok(self.open[at].get_or_init(|| file))
+        let file = millrace_roots::open(self.dir.join(&self.manifest.files[index].path))?;
+        Ok(self.open[index].get_or_init(|| file))
     }
 }
 
@@ -322,13 +322,13 @@ fn check_files(layout: &Layout, manifest: &Manifest) -> Result<(), FileListError
     if manifest.files.len() != groups.len() * (1 + manifest.moments.len()) {
         return Err(FileListError::Count);
     }
-    let fits = |file: &DataFile, group: GroupId, section: Section| {
+    let has_expected_size = |file: &DataFile, group: GroupId, section: Section| {
         let elements = layout.section_elements(group, manifest.moments.shape(section)) as u64;
         file.chunks.len() == groups[group].chunks.len()
             && file.header_bytes.checked_add(elements * ELEMENT_BYTES) == Some(file.bytes)
     };
     let parts = manifest.moments.sections().flat_map(|section| (0..groups.len()).map(move |group| (group, section)));
-    match manifest.files.iter().zip(parts).find(|(file, (group, section))| !fits(file, *group, *section)) {
+    match manifest.files.iter().zip(parts).find(|(file, (group, section))| !has_expected_size(file, *group, *section)) {
         Some((file, (group, _))) => {
             Err(FileListError::Size { file: file.path.clone(), group: groups[group].name.clone() })
         }
@@ -354,7 +354,7 @@ fn read_f32(file: &File, mut offset: u64, out: &mut [f32]) -> io::Result<Digest>
 /// Reads any range of a group in whole, verified chunks; caches the last one for the next range.
 #[derive(Debug, Default)]
 pub(crate) struct RangeCache {
-    held: Option<(ChunkId, Section)>,
+    cached: Option<(ChunkId, Section)>,
     values: Vec<f32>,
 }
 
@@ -374,11 +374,11 @@ impl RangeCache {
                 from.read_chunk(chunk, section, target)?;
                 continue;
             }
-            if self.held != Some((chunk, section)) {
-                self.held = None;
+            if self.cached != Some((chunk, section)) {
+                self.cached = None;
                 self.values.resize(elements.len(), 0.0);
                 from.read_chunk(chunk, section, &mut self.values)?;
-                self.held = Some((chunk, section));
+                self.cached = Some((chunk, section));
             }
             target.copy_from_slice(&self.values[part.start - elements.start..part.end - elements.start]);
         }

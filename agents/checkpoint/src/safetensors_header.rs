@@ -83,9 +83,9 @@ pub(crate) fn read(file: &File) -> io::Result<(BTreeMap<String, TensorEntry>, u6
         let (start, end) = entry.data_offsets;
         let elements = entry.shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size as u64));
         let bytes = element_bytes(&entry.dtype).zip(elements).and_then(|(size, count)| count.checked_mul(size));
-        let fits = start <= end && end <= data;
+        let is_valid = start <= end && end <= data;
         // Unsupported types are allowed, but not read.
-        if !fits || bytes.is_some_and(|bytes| bytes != end - start) || elements.is_none() {
+        if !is_valid || bytes.is_some_and(|bytes| bytes != end - start) || elements.is_none() {
             return Err(invalid(format!("its entry {name} does not fit the file")));
         }
         entries.insert(name, entry);

@@ -19,14 +19,14 @@ impl Section {
     pub const fn index(self) -> usize {
         match self {
             Self::Parameters => 0,
-            Self::Moment(at) => at.saturating_add(1),
+            Self::Moment(index) => index.saturating_add(1),
         }
     }
 
-    pub(crate) const fn from_index(at: usize) -> Self {
-        match at {
+    pub(crate) const fn from_index(index: usize) -> Self {
+        match index {
             0 => Self::Parameters,
-            at => Self::Moment(at - 1),
+            index => Self::Moment(index - 1),
         }
     }
 }
@@ -35,7 +35,7 @@ impl fmt::Display for Section {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Parameters => f.write_str("the parameters"),
-            Self::Moment(at) => write!(f, "moment {at}"),
+            Self::Moment(index) => write!(f, "moment {index}"),
         }
     }
 }

@@ -75,17 +75,17 @@ impl Builder {
         self.node(Linear, &[x], &params)
     }
 
-    fn block(&mut self, at: usize, x: usize, scale: f32) -> usize {
-        let y = self.norm(&format!("h.{at}.ln_1"), x);
-        let y = self.linear(&format!("h.{at}.attn.qkv"), y, 3 * HIDDEN, HIDDEN);
+    fn block(&mut self, block: usize, x: usize, scale: f32) -> usize {
+        let y = self.norm(&format!("h.{block}.ln_1"), x);
+        let y = self.linear(&format!("h.{block}.attn.qkv"), y, 3 * HIDDEN, HIDDEN);
         let y = self.node(CausalAttention::new(2, scale, 0.1), &[y], &[]);
-        let y = self.linear(&format!("h.{at}.attn.proj"), y, HIDDEN, HIDDEN);
+        let y = self.linear(&format!("h.{block}.attn.proj"), y, HIDDEN, HIDDEN);
         let y = self.node(Dropout { rate: 0.2 }, &[y], &[]);
         let x = self.node(Add, &[x, y], &[]);
-        let y = self.norm(&format!("h.{at}.ln_2"), x);
-        let y = self.linear(&format!("h.{at}.mlp.fc"), y, INNER, HIDDEN);
+        let y = self.norm(&format!("h.{block}.ln_2"), x);
+        let y = self.linear(&format!("h.{block}.mlp.fc"), y, INNER, HIDDEN);
         let y = self.node(Activation { kind: Nonlinearity::GeluTanh }, &[y], &[]);
-        let y = self.linear(&format!("h.{at}.mlp.proj"), y, HIDDEN, INNER);
+        let y = self.linear(&format!("h.{block}.mlp.proj"), y, HIDDEN, INNER);
         let y = self.node(Dropout { rate: 0.2 }, &[y], &[]);
         self.node(Add, &[y, x], &[])
     }
@@ -99,10 +99,10 @@ pub fn graph(model: Model) -> Graph {
         (b.tensor("wte.weight", &[model.vocabulary, HIDDEN]), b.tensor("wpe.weight", &[POSITIONS, HIDDEN]));
     let x = b.node(Embedding, &[0], &[wte]);
     let mut x = b.node(AddPosition, &[x], &[wpe]);
-    let mut cuts = vec![0, b.graph.nodes.len()];
-    for at in 0..2 {
-        x = b.block(at, x, model.scale);
-        cuts.push(b.graph.nodes.len());
+    let mut boundaries = vec![0, b.graph.nodes.len()];
+    for block in 0..2 {
+        x = b.block(block, x, model.scale);
+        boundaries.push(b.graph.nodes.len());
     }
     let x = b.norm("ln_f", x);
     let mut head = vec![if model.tied { wte } else { b.tensor("lm_head.weight", &[model.vocabulary, HIDDEN]) }];
@@ -110,18 +110,18 @@ pub fn graph(model: Model) -> Graph {
         head.push(b.tensor("lm_head.bias", &[model.vocabulary]));
     }
     b.graph.nodes.push(OpNode { op: CrossEntropy::new().into(), inputs: vec![x, 1], params: head, output: None });
-    cuts.push(b.graph.nodes.len());
+    boundaries.push(b.graph.nodes.len());
     let names = ["embed", "h.0", "h.1", "head"];
     b.graph.layers = names
         .iter()
-        .zip(cuts.windows(2))
-        .map(|(name, cut)| Layer { name: (*name).into(), nodes: cut[0]..cut[1], block: None })
+        .zip(boundaries.windows(2))
+        .map(|(name, range)| Layer { name: (*name).into(), nodes: range[0]..range[1], block: None })
         .collect();
     b.graph
 }
 
-/// A plan with `groups` groups, cut into chunks of at most `most` elements.
-pub fn plan_of(graph: Graph, groups: usize, most: usize) -> StreamPlan {
+/// A plan with `groups` groups, cut into chunks of at most `max_elements` elements.
+pub fn plan_of(graph: Graph, groups: usize, max_elements: usize) -> StreamPlan {
     let leaves = LeafLayout { count: 2, samples: 1 };
     let mut plan = StreamPlan {
         sequence: POSITIONS,
@@ -141,7 +141,7 @@ pub fn plan_of(graph: Graph, groups: usize, most: usize) -> StreamPlan {
         graph,
     };
     let ids: Vec<usize> = (0..plan.graph.tensors.len()).collect();
-    for (at, members) in ids.chunks(ids.len().div_ceil(groups)).enumerate() {
+    for (index, members) in ids.chunks(ids.len().div_ceil(groups)).enumerate() {
         let mut end = 0;
         let tensors: Vec<(usize, Range<usize>)> = members
             .iter()
@@ -152,9 +152,18 @@ pub fn plan_of(graph: Graph, groups: usize, most: usize) -> StreamPlan {
             })
             .collect();
         let first = plan.chunks.len();
-        let cut = (0..end).step_by(most).map(|start| Chunk { group: at, start, elements: most.min(end - start) });
-        plan.chunks.extend(cut);
-        plan.groups.push(Group { name: format!("h.{at}"), tensors, chunks: first..plan.chunks.len(), elements: end });
+        let chunks = (0..end).step_by(max_elements).map(|start| Chunk {
+            group: index,
+            start,
+            elements: max_elements.min(end - start),
+        });
+        plan.chunks.extend(chunks);
+        plan.groups.push(Group {
+            name: format!("h.{index}"),
+            tensors,
+            chunks: first..plan.chunks.len(),
+            elements: end,
+        });
     }
     plan
 }
@@ -184,11 +193,11 @@ pub fn random_bits(seed: u64, elements: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let special = [f32::NAN.to_bits(), 0x7fa0_0001, 0xffc1_2345, (-0.0f32).to_bits(), 1, f32::NEG_INFINITY.to_bits()];
     (0..elements)
-        .map(|at| {
+        .map(|index| {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            f32::from_bits(if at % 7 == 0 { special[state as usize % special.len()] } else { state as u32 })
+            f32::from_bits(if index % 7 == 0 { special[state as usize % special.len()] } else { state as u32 })
         })
         .collect()
 }

@@ -84,14 +84,14 @@ impl WeightFiles {
             let hint = "convert the weights to float32, float16 or bfloat16 first";
             Error::not_importable(path, format!("{name} is of type {}", entry.dtype), hint)
         })?;
-        let (mut at, end) = (data + entry.data_offsets.0, data + entry.data_offsets.1);
-        let mut values = Vec::with_capacity(((end - at) / size) as usize);
+        let (mut offset, end) = (data + entry.data_offsets.0, data + entry.data_offsets.1);
+        let mut values = Vec::with_capacity(((end - offset) / size) as usize);
         let mut block = vec![0; 1 << 20];
-        while at < end {
-            let part = (end - at).min(block.len() as u64) as usize;
-            file.read_exact_at(&mut block[..part], at).map_err(|e| Error::io("read", path, e))?;
+        while offset < end {
+            let part = (end - offset).min(block.len() as u64) as usize;
+            file.read_exact_at(&mut block[..part], offset).map_err(|e| Error::io("read", path, e))?;
             widen(&entry.dtype, &block[..part], &mut values);
-            at += part as u64;
+            offset += part as u64;
         }
         Ok(values)
     }

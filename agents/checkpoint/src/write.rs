@@ -113,7 +113,7 @@ impl Staging {
     /// # Errors
     /// A digest is missing, a file has the wrong length, the lock was lost, or an error of the file system. The staging
     /// directory is then removed.
-    pub fn publish(mut self, facts: CheckpointMetadata) -> Result<PathBuf> {
+    pub fn publish(mut self, metadata: CheckpointMetadata) -> Result<PathBuf> {
         if let Some((section, chunk)) = self.first_missing() {
             return Err(Error::Incomplete { section, chunk });
         }
@@ -123,9 +123,9 @@ impl Staging {
             check_length(&path, spec.bytes)?;
             millrace_roots::open(&path).and_then(|file| file.sync_all()).map_err(|e| Error::io("sync", &path, e))?;
         }
-        let documents = self.write_documents(&facts)?;
+        let documents = self.write_documents(&metadata)?;
         let (layout, moments) = (&self.layout, &self.moments);
-        let manifest = Manifest::new((self.step, self.epoch), facts, layout, moments, documents, &self.digests);
+        let manifest = Manifest::new((self.step, self.epoch), metadata, layout, moments, documents, &self.digests);
         let draft = self.path.join("manifest.json.draft");
         write_synced(&draft, &manifest.encode())?;
         rename_synced(&draft, &self.path.join(MANIFEST_FILE))?;
@@ -140,12 +140,12 @@ impl Staging {
         all
     }
 
-    fn write_documents(&self, facts: &CheckpointMetadata) -> Result<Vec<DocumentDigest>> {
+    fn write_documents(&self, metadata: &CheckpointMetadata) -> Result<Vec<DocumentDigest>> {
         let json = |value: serde_json::Result<Vec<u8>>| value.map_err(Error::argument);
         let documents = [
             (LAYOUT_FILE, json(serde_json::to_vec(&self.layout))?),
             (INDEX_FILE, json(serde_json::to_vec_pretty(&self.index()))?),
-            (JOB_FILE, facts.job.clone().into_bytes()),
+            (JOB_FILE, metadata.job.clone().into_bytes()),
         ];
         for (name, bytes) in &documents {
             write_synced(&self.path.join(name), bytes)?;
@@ -256,19 +256,19 @@ impl RangeWriter {
     pub fn write_chunk(&mut self, chunk: ChunkId, section: Section, values: &[f32]) -> Result<Digest> {
         let range = self.range(chunk, section)?;
         if values.len() != range.len() {
-            let (given, needed) = (values.len(), range.len());
+            let (found, expected) = (values.len(), range.len());
             return Err(Error::argument(format!(
-                "{given} elements for {section} of chunk {chunk}, which has {needed}"
+                "{found} elements for {section} of chunk {chunk}, which has {expected}"
             )));
         }
         if range.is_empty() {
             return Ok(Digest::of(&[]));
         }
         to_le_bytes(values, &mut self.block);
-        let at = self.layout.file_of(self.layout.chunks()[chunk].group, section);
-        let offset = self.specs[at].header.len() as u64 + range.start as u64 * ELEMENT_BYTES;
-        let written = self.file(at)?.write_all_at(&self.block, offset);
-        written.map_err(|e| Error::io("write", self.path.join(&self.specs[at].path), e))?;
+        let index = self.layout.file_of(self.layout.chunks()[chunk].group, section);
+        let offset = self.specs[index].header.len() as u64 + range.start as u64 * ELEMENT_BYTES;
+        let written = self.file(index)?.write_all_at(&self.block, offset);
+        written.map_err(|e| Error::io("write", self.path.join(&self.specs[index].path), e))?;
         Ok(Digest::of(&self.block))
     }
 
@@ -286,14 +286,14 @@ impl RangeWriter {
         Ok(())
     }
 
-    fn file(&self, at: usize) -> Result<&File> {
-        if let Some(file) = self.open[at].get() {
+    fn file(&self, index: usize) -> Result<&File> {
+        if let Some(file) = self.open[index].get() {
             return Ok(file);
         }
-        let path = self.path.join(&self.specs[at].path);
-        check_length(&path, self.specs[at].bytes)?;
+        let path = self.path.join(&self.specs[index].path);
+        check_length(&path, self.specs[index].bytes)?;
         let file =
             millrace_roots::OpenOptions::new().write(true).open(&path).map_err(|e| Error::io("open", &path, e))?;
-        Ok(self.open[at].get_or_init(|| file))
+        Ok(self.open[index].get_or_init(|| file))
     }
 }

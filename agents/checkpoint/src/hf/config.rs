@@ -38,7 +38,7 @@ pub(super) fn hf_activation_name(function: Nonlinearity) -> Option<&'static str>
 
 /// Returns the name of a function in params for that in `config.json`; `None` if Millrace does not have it.
 pub(super) fn params_activation(name: &str) -> Option<&'static str> {
-    ACTIVATIONS.iter().find(|(theirs, ..)| *theirs == name).map(|(_, ours, _)| *ours)
+    ACTIVATIONS.iter().find(|(hf_name, ..)| *hf_name == name).map(|(_, nonlinearity, _)| *nonlinearity)
 }
 
 /// Returns the f64 with the decimal digits of `value`: 0.1, not 0.10000000149011612.

@@ -31,9 +31,9 @@ pub fn export_hf(
             model.config[key] = id.into();
         }
         let shapes = model.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect();
-        return write_directory(out_dir, files_of(model.config, tokenizer), shapes, |at| {
-            let mapped = &model.tensors[at];
-            let Some(tensor) = mapped.ours else { return Ok(mapped.own_values()) };
+        return write_directory(out_dir, files_of(model.config, tokenizer), shapes, |index| {
+            let mapped = &model.tensors[index];
+            let Some(tensor) = mapped.tensor else { return Ok(mapped.own_values()) };
             Ok(mapped.export(&checkpoint.read_tensor(tensor, Section::Parameters)?))
         });
     };
@@ -55,7 +55,7 @@ pub fn export_hf(
     }
     let shapes = mapping.iter().map(|mapped| (mapped.name.clone(), mapped.shape.clone())).collect();
     let files = files_of(config(&model, activation), tokenizer);
-    write_directory(out_dir, files, shapes, |at| values(checkpoint, &mapping[at]))
+    write_directory(out_dir, files, shapes, |index| values(checkpoint, &mapping[index]))
 }
 
 /// Returns the files beside the weights.

@@ -39,8 +39,8 @@ impl FamilySource {
             return Err(Error::not_importable(&source.dir, reason, &hint));
         };
         let model = describe(source, family, graph)?;
-        let theirs = read_json(&source.dir.join("config.json"), "download the directory again")?;
-        if let Some((key, found, expected)) = differing_key(&model.config, &theirs, family) {
+        let config = read_json(&source.dir.join("config.json"), "download the directory again")?;
+        if let Some((key, found, expected)) = differing_key(&model.config, &config, family) {
             let (found, expected) = (found.to_string(), expected.to_string());
             return Err(mismatch(source, ModelDifference::Setting { key, found, expected }));
         }
@@ -50,14 +50,14 @@ impl FamilySource {
     /// Finds the tensors in the directory, and checks their shapes.
     fn find(source: &HfDirectory, family: &HfFamily, tensors: Vec<MappedTensor>) -> Result<Self> {
         let names = StoredNames::new(source, family);
-        let (mut known, mut missing) = (HashSet::new(), BTreeSet::new());
+        let (mut used, mut missing) = (HashSet::new(), BTreeSet::new());
         let mut found_tensors = Vec::with_capacity(tensors.len());
         for mapped in tensors {
             let stored = names.find(&mapped.name);
-            match (&stored, mapped.ours) {
+            match (&stored, mapped.tensor) {
                 (Some(stored), _) => {
                     check_tensor(source, family, &mapped, stored)?;
-                    known.insert(stored.clone());
+                    used.insert(stored.clone());
                 }
                 (None, Some(tensor)) if family.is_of_output(&mapped.name) => drop(missing.insert(tensor)),
                 (None, Some(_)) => {
@@ -68,11 +68,11 @@ impl FamilySource {
             found_tensors.push(FoundTensor { mapped, stored });
         }
         // Of a bias that the family has twice, one is enough.
-        let stored = |found: &FoundTensor| found.stored.as_ref().and(found.mapped.ours);
-        missing.retain(|tensor| !found_tensors.iter().any(|found| stored(found) == Some(*tensor)));
+        let stored_tensor = |found: &FoundTensor| found.stored.as_ref().and(found.mapped.tensor);
+        missing.retain(|tensor| !found_tensors.iter().any(|found| stored_tensor(found) == Some(*tensor)));
         let is_tied = !found_tensors.iter().any(|tensor| is_output_weight(&tensor.mapped.name));
         let mut unused = Vec::new();
-        for name in source.names().filter(|name| !known.contains(*name)) {
+        for name in source.names().filter(|name| !used.contains(*name)) {
             // With tied embeddings a saved output layer equals the embedding.
             if family.is_unused(name) || is_tied && is_output_weight(name) {
                 continue;
@@ -86,7 +86,7 @@ impl FamilySource {
         Ok(Self { tensors: found_tensors, missing, unused })
     }
 
-    /// Returns our tensors of output layers that the directory does not have.
+    /// Returns the graph's tensors of output layers that the directory does not have.
     pub fn missing(&self) -> &BTreeSet<TensorId> {
         &self.missing
     }
@@ -96,15 +96,15 @@ impl FamilySource {
         &self.unused
     }
 
-    /// Reads one of our tensors, which is not missing.
+    /// Reads a tensor of the graph, which is not missing.
     pub fn read(&self, source: &HfDirectory, tensor: TensorId, elements: usize) -> Result<Vec<f32>> {
-        let mut ours = vec![0.0; elements];
-        for found in self.tensors.iter().filter(|found| found.mapped.ours == Some(tensor)) {
+        let mut values = vec![0.0; elements];
+        for found in self.tensors.iter().filter(|found| found.mapped.tensor == Some(tensor)) {
             if let Some(name) = &found.stored {
-                found.mapped.import(&source.read(name)?, &mut ours);
+                found.mapped.import(&source.read(name)?, &mut values);
             }
         }
-        Ok(ours)
+        Ok(values)
     }
 }
 
@@ -126,19 +126,19 @@ fn mismatch(source: &HfDirectory, difference: ModelDifference) -> Error {
     Error::ModelMismatch { path: source.dir.clone(), difference }
 }
 
-/// Checks shape and, of a tensor that we do not have, values.
+/// Checks shape and, of a tensor that the graph does not have, values.
 fn check_tensor(source: &HfDirectory, family: &HfFamily, mapped: &MappedTensor, stored: &str) -> Result<()> {
     let (name, expected) = (mapped.name.clone(), mapped.shape.clone());
-    if mapped.ours.is_none() && family.is_unused(&name) {
+    if mapped.tensor.is_none() && family.is_unused(&name) {
         return Ok(());
     }
     let found = source.shape(stored).unwrap_or_default();
     // Tables of which the model uses no row, as the segments of a BERT without segments, may have any number.
-    if found != expected && (mapped.ours.is_some() || found.get(1..) != expected.get(1..)) {
+    if found != expected && (mapped.tensor.is_some() || found.get(1..) != expected.get(1..)) {
         return Err(mismatch(source, ModelDifference::Shape { name, found: found.to_vec(), expected }));
     }
     // Zeros, such as a bias of zeros, have no effect.
-    if mapped.ours.is_none() && source.read(stored)?.iter().any(|&value| value != 0.0) {
+    if mapped.tensor.is_none() && source.read(stored)?.iter().any(|&value| value != 0.0) {
         return Err(mismatch(source, ModelDifference::Unknown { name }));
     }
     Ok(())

@@ -49,12 +49,12 @@ pub(super) struct TensorMapping {
     pub name: String,
     /// Shape in the export.
     pub shape: Vec<usize>,
-    /// Our tensor; `None` for a bias that this model does not have.
+    /// The graph's tensor; `None` for a bias that this model does not have.
     pub tensor: Option<TensorId>,
-    /// Whether to transpose: ours is `[out, in]`, theirs `[in, out]`.
+    /// Whether to transpose: the graph's tensor is `[out, in]`, that of Hugging Face `[in, out]`.
     pub transposed: bool,
-    /// Number of elements at the start of our tensor that compute queries, and the factor by which the exported ones
-    /// are larger: GPT-2 always scales by `1 / sqrt(head)`.
+    /// Number of elements at the start of the graph's tensor that compute queries, and the factor by which the exported
+    /// ones are larger: GPT-2 always scales by `1 / sqrt(head)`.
     pub queries: Option<(usize, f32)>,
 }
 
@@ -65,7 +65,7 @@ impl Gpt2 {
     /// [`Error::NotExportable`] with the first operator that does not match.
     pub fn from_graph(graph: &Graph) -> Result<Self> {
         let graph = &graph.without_packing();
-        let mut matcher = GraphMatcher { graph, at: 0 };
+        let mut matcher = GraphMatcher { graph, next: 0 };
         let (wte, tokens) = matcher.embedding()?;
         let (wpe, mut stream) = matcher.position(tokens)?;
         let mut rates =
@@ -131,18 +131,18 @@ impl Gpt2 {
             let weight = TensorMapping { transposed: true, ..plain(format!("{name}.weight"), shape.to_vec(), weight) };
             [weight, TensorMapping { tensor: bias, ..plain(format!("{name}.bias"), vec![shape[1]], 0) }]
         };
-        for (at, block) in self.blocks.iter().enumerate() {
-            let mut qkv = linear(format!("h.{at}.attn.c_attn"), block.qkv, [hidden, hidden.saturating_mul(3)]);
+        for (index, block) in self.blocks.iter().enumerate() {
+            let mut qkv = linear(format!("h.{index}.attn.c_attn"), block.qkv, [hidden, hidden.saturating_mul(3)]);
             if let Some(factor) = self.query_factor(block.scale) {
                 qkv[0].queries = Some((hidden.saturating_mul(hidden), factor));
                 qkv[1].queries = Some((hidden, factor));
             }
-            all.extend(norm(format!("h.{at}.ln_1"), block.ln_1));
+            all.extend(norm(format!("h.{index}.ln_1"), block.ln_1));
             all.extend(qkv);
-            all.extend(linear(format!("h.{at}.attn.c_proj"), block.proj, [hidden, hidden]));
-            all.extend(norm(format!("h.{at}.ln_2"), block.ln_2));
-            all.extend(linear(format!("h.{at}.mlp.c_fc"), block.fc, [hidden, inner]));
-            all.extend(linear(format!("h.{at}.mlp.c_proj"), block.mlp_proj, [inner, hidden]));
+            all.extend(linear(format!("h.{index}.attn.c_proj"), block.proj, [hidden, hidden]));
+            all.extend(norm(format!("h.{index}.ln_2"), block.ln_2));
+            all.extend(linear(format!("h.{index}.mlp.c_fc"), block.fc, [hidden, inner]));
+            all.extend(linear(format!("h.{index}.mlp.c_proj"), block.mlp_proj, [inner, hidden]));
         }
         all.extend(norm("ln_f".into(), self.ln_f));
         if !self.tied() {
@@ -165,10 +165,13 @@ impl Gpt2 {
         }
         for mapped in self.mapping() {
             let Some(tensor) = mapped.tensor.and_then(|id| graph.tensors.get(id)) else { continue };
-            let ours: Vec<usize> =
+            let expected: Vec<usize> =
                 if mapped.transposed { mapped.shape.iter().rev().copied().collect() } else { mapped.shape };
-            if tensor.shape != ours {
-                return Err(refuse(format!("{} has shape {:?}, where GPT-2 has {ours:?}", tensor.name, tensor.shape)));
+            if tensor.shape != expected {
+                return Err(refuse(format!(
+                    "{} has shape {:?}, where GPT-2 has {expected:?}",
+                    tensor.name, tensor.shape
+                )));
             }
         }
         Ok(())
@@ -183,35 +186,35 @@ fn refuse(reason: String) -> Error {
 /// Matches operators in order.
 struct GraphMatcher<'a> {
     graph: &'a Graph,
-    at: usize,
+    next: usize,
 }
 
 impl GraphMatcher<'_> {
     fn peek(&self) -> Result<&OpNode> {
-        self.graph.nodes.get(self.at).ok_or_else(|| refuse("its operators end early".into()))
+        self.graph.nodes.get(self.next).ok_or_else(|| refuse("its operators end early".into()))
     }
 
     fn unexpected(&self, expected: &str) -> Error {
-        let found = self.graph.nodes.get(self.at).map_or("nothing".into(), |node| format!("{:?}", node.op));
-        refuse(format!("operator {} is {found}, where GPT-2 has {expected}", self.at))
+        let found = self.graph.nodes.get(self.next).map_or("nothing".into(), |node| format!("{:?}", node.op));
+        refuse(format!("operator {} is {found}, where GPT-2 has {expected}", self.next))
     }
 
-    /// Takes the next operator if `fits` accepts its kind and it reads exactly `inputs`.
+    /// Takes the next operator if `accept` accepts its kind and it reads exactly `inputs`.
     fn expect_op<T>(
         &mut self,
-        wanted: &str,
+        expected: &str,
         inputs: &[ValueId],
-        fits: impl Fn(&OpKind) -> Option<T>,
+        accept: impl Fn(&OpKind) -> Option<T>,
     ) -> Result<(T, Vec<TensorId>, ValueId)> {
         let node = self.peek()?;
-        let reads = node.inputs.len() == inputs.len() && inputs.iter().all(|input| node.inputs.contains(input));
-        match (fits(&node.op), reads, node.output) {
+        let reads_inputs = node.inputs.len() == inputs.len() && inputs.iter().all(|input| node.inputs.contains(input));
+        match (accept(&node.op), reads_inputs, node.output) {
             (Some(kind), true, Some(output)) => {
                 let params = node.params.clone();
-                self.at += 1;
+                self.next += 1;
                 Ok((kind, params, output))
             }
-            _ => Err(self.unexpected(wanted)),
+            _ => Err(self.unexpected(expected)),
         }
     }
 
@@ -309,12 +312,12 @@ impl GraphMatcher<'_> {
 
     fn is_at_end(&self) -> bool {
         let plain = |op: &OpKind| matches!(op, OpKind::CrossEntropy(CrossEntropy { softcap: None, .. }));
-        self.graph.nodes.get(self.at).is_some_and(|node| plain(&node.op))
+        self.graph.nodes.get(self.next).is_some_and(|node| plain(&node.op))
     }
 
     fn head(&self, x: ValueId) -> Result<LinearIds> {
         let node = self.peek()?;
-        let last = self.at + 1 == self.graph.nodes.len();
+        let last = self.next + 1 == self.graph.nodes.len();
         match *node.params.as_slice() {
             _ if !last || node.inputs.first() != Some(&x) => Err(self.unexpected("the head, last, over the last norm")),
             [weight] => Ok((weight, None)),

@@ -26,10 +26,10 @@ impl Gpt2Source {
         Ok(Self { model: Box::new(model), mapping })
     }
 
-    /// Reads one of our tensors; zeros for a head bias, which the directory does not have.
+    /// Reads a tensor of the graph; zeros for a head bias, which the directory does not have.
     pub fn read(&self, source: &HfDirectory, tensor: TensorId, elements: usize) -> Result<Vec<f32>> {
         let of_tensor = |(_, mapped): &(usize, &TensorMapping)| mapped.tensor == Some(tensor);
-        let Some((at, mapped)) = self.mapping.iter().enumerate().find(of_tensor) else {
+        let Some((index, mapped)) = self.mapping.iter().enumerate().find(of_tensor) else {
             return Ok(vec![0.0; elements]);
         };
         let mut values = source.read(&mapped.name)?;
@@ -37,8 +37,8 @@ impl Gpt2Source {
             values = transpose(&values, rows, columns);
         }
         // Blocks have twelve tensors each, after the two embeddings.
-        let theirs = source_attention_scale(source, &self.model, at.saturating_sub(2) / 12);
-        let factor = mapped.queries.map_or(1.0, |(_, factor)| factor) / theirs;
+        let source_scale = source_attention_scale(source, &self.model, index.saturating_sub(2) / 12);
+        let factor = mapped.queries.map_or(1.0, |(_, factor)| factor) / source_scale;
         let queries = if mapped.name.contains(".c_attn.") { values.len() / 3 } else { 0 };
         if factor != 1.0 {
             values.iter_mut().take(queries).for_each(|value| *value /= factor);
@@ -58,48 +58,52 @@ fn source_attention_scale(source: &HfDirectory, model: &Gpt2, block: usize) -> f
 fn check_settings(source: &HfDirectory, model: &Gpt2) -> Result<()> {
     let config = &source.config;
     config.check_family(&source.dir)?;
-    let differs = |key: &str, found: String, expected: String| {
+    let mismatch = |key: &str, found: String, expected: String| {
         let difference = ModelDifference::Setting { key: key.into(), found, expected };
         Err(Error::ModelMismatch { path: source.dir.clone(), difference })
     };
     if config.n_head != model.heads {
-        return differs("n_head", config.n_head.to_string(), model.heads.to_string());
+        return mismatch("n_head", config.n_head.to_string(), model.heads.to_string());
     }
     if config.layer_norm_epsilon != model.epsilon {
-        return differs("layer_norm_epsilon", config.layer_norm_epsilon.to_string(), model.epsilon.to_string());
+        return mismatch("layer_norm_epsilon", config.layer_norm_epsilon.to_string(), model.epsilon.to_string());
     }
     if config.activation() != Some(model.activation) {
         let expected = hf_activation_name(model.activation).unwrap_or("a function that transformers does not have");
-        return differs("activation_function", config.activation_function.clone(), expected.into());
+        return mismatch("activation_function", config.activation_function.clone(), expected.into());
     }
     if config.tie_word_embeddings != model.tied() {
-        return differs("tie_word_embeddings", config.tie_word_embeddings.to_string(), model.tied().to_string());
+        return mismatch("tie_word_embeddings", config.tie_word_embeddings.to_string(), model.tied().to_string());
     }
     Ok(())
 }
 
 fn check_tensors(source: &HfDirectory, model: &Gpt2, mapping: &[TensorMapping]) -> Result<()> {
-    let other = |difference| Err(Error::ModelMismatch { path: source.dir.clone(), difference });
+    let mismatch = |difference| Err(Error::ModelMismatch { path: source.dir.clone(), difference });
     for mapped in mapping {
         let name = mapped.name.clone();
         match (source.shape(&name), mapped.tensor) {
             (None, None) => {}
-            (None, Some(_)) => return other(ModelDifference::Missing { name }),
+            (None, Some(_)) => return mismatch(ModelDifference::Missing { name }),
             (Some(found), _) if found != mapped.shape => {
-                return other(ModelDifference::Shape { name, found: found.to_vec(), expected: mapped.shape.clone() });
+                return mismatch(ModelDifference::Shape {
+                    name,
+                    found: found.to_vec(),
+                    expected: mapped.shape.clone(),
+                });
             }
             // A bias of zeros is equivalent to no bias.
             (Some(_), None) if source.read(&name)?.iter().any(|&value| value != 0.0) => {
-                return other(ModelDifference::Unknown { name });
+                return mismatch(ModelDifference::Unknown { name });
             }
             (Some(_), _) => {}
         }
     }
-    let known: HashSet<&str> = mapping.iter().map(|mapped| mapped.name.as_str()).collect();
+    let expected: HashSet<&str> = mapping.iter().map(|mapped| mapped.name.as_str()).collect();
     // With tied embeddings a saved head equals the embedding.
     let ignored = |name: &str| model.tied() && name == "lm_head.weight";
-    match source.names().find(|name| !known.contains(name) && !ignored(name)) {
-        Some(name) => other(ModelDifference::Unknown { name: name.into() }),
+    match source.names().find(|name| !expected.contains(name) && !ignored(name)) {
+        Some(name) => mismatch(ModelDifference::Unknown { name: name.into() }),
         None => Ok(()),
     }
 }

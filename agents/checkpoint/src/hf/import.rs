@@ -28,18 +28,18 @@ pub fn import_hf(
     hf_dir: &Path,
     lock: &Arc<ModelDirLock>,
     plan: &StreamPlan,
-    facts: CheckpointMetadata,
+    metadata: CheckpointMetadata,
 ) -> Result<ImportSummary> {
     let source = HfDirectory::open(hf_dir)?;
     let tensors = TensorSource::open(&source, plan)?;
     let (initialized, unused) = tensors.differences(plan);
-    let seed = facts.seed;
+    let seed = metadata.seed;
     let read = |tensor| tensors.read(&source, plan, tensor, seed);
-    let path = write_imported(lock, plan, facts, hf_dir, &initialized, read)?;
+    let path = write_imported(lock, plan, metadata, hf_dir, &initialized, read)?;
     Ok(ImportSummary { path, initialized, unused })
 }
 
-/// Where the values of our tensors are in a directory.
+/// Where the values of the graph's tensors are in a directory.
 enum TensorSource {
     Gpt2(Gpt2Source),
     Family(FamilySource),
@@ -54,7 +54,7 @@ impl TensorSource {
         }
     }
 
-    /// Returns the names of our tensors that the directory lacks, and of its tensors that are not read.
+    /// Returns the names of the graph's tensors that the directory lacks, and of its tensors that are not read.
     fn differences(&self, plan: &StreamPlan) -> (Vec<String>, Vec<String>) {
         match self {
             Self::Gpt2(_) => (Vec::new(), Vec::new()),
@@ -65,7 +65,7 @@ impl TensorSource {
         }
     }
 
-    /// Reads one of our tensors, or computes its initial values.
+    /// Reads a tensor of the graph, or computes its initial values.
     fn read(&self, source: &HfDirectory, plan: &StreamPlan, tensor: TensorId, seed: u64) -> Result<Vec<f32>> {
         let described = &plan.graph.tensors[tensor];
         match self {

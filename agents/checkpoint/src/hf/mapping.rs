@@ -1,7 +1,7 @@
-//! The tensors of a model family of `transformers`, each as rows of one of ours.
+//! The tensors of a model family of `transformers`, each as rows of a tensor of the graph.
 //!
 //! ```text
-//! theirs                       ours
+//! transformers                 graph
 //! zeros, `padding` rows        -
 //! row r                        row `first + r`, or that of the same head; times a factor if it computes queries;
 //!                              minus `shift`
@@ -11,43 +11,44 @@ use millrace_emulator::graph::TensorId;
 
 use super::structure::{Decoder, Encoder, NamedTensors, Seq2Seq, VisionTransformer};
 
-/// A tensor of `transformers` and its rows in one of ours.
+/// A tensor of `transformers` and its rows in a tensor of the graph.
 #[derive(Clone, Debug)]
 pub(super) struct MappedTensor {
     pub name: String,
     pub shape: Vec<usize>,
-    /// Our tensor; `None` for one that this model does not have: a constant, or zeros.
-    pub ours: Option<TensorId>,
+    /// The graph's tensor; `None` for one that the graph does not have: a constant, or zeros.
+    pub tensor: Option<TensorId>,
     constant: Option<Vec<f32>>,
-    /// Row of ours that is the first row.
+    /// Row of the graph's tensor that is the first row.
     first: usize,
     order: RowOrder,
-    /// Number of rows at the start of ours that compute queries, and the factor by which exported ones are larger.
+    /// Number of rows at the start of the graph's tensor that compute queries, and the factor by which exported ones
+    /// are larger.
     queries: (usize, f32),
-    /// Number of rows at the start of theirs that ours does not have.
+    /// Number of rows at its start that the graph's tensor does not have.
     padding: usize,
-    /// What is added to their values to get ours.
+    /// What is added to its values to get those of the graph.
     shift: f32,
 }
 
 /// Order of the rows of queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RowOrder {
-    /// As ours: all queries, all keys, all values.
+    /// That of the graph: all queries, all keys, all values.
     Same,
     /// For each head of keys its queries, its keys and its values.
     ByKeyHead { group: usize, key_heads: usize, head_dim: usize },
 }
 
 impl MappedTensor {
-    /// Returns a tensor whose rows are those of ours from `first` on.
-    fn new(name: String, shape: Vec<usize>, ours: Option<TensorId>, first: usize) -> Self {
+    /// Returns a tensor whose rows are those of `tensor` from `first` on.
+    fn new(name: String, shape: Vec<usize>, tensor: Option<TensorId>, first: usize) -> Self {
         let (order, queries) = (RowOrder::Same, (0, 1.0));
-        Self { name, shape, ours, constant: None, first, order, queries, padding: 0, shift: 0.0 }
+        Self { name, shape, tensor, constant: None, first, order, queries, padding: 0, shift: 0.0 }
     }
 
-    /// Returns our row for a row of `transformers`, which is no padding.
-    fn our_row(&self, row: usize) -> usize {
+    /// Returns the graph's row for a row of `transformers` that is not padding.
+    fn graph_row(&self, row: usize) -> usize {
         match self.order {
             RowOrder::Same => self.first + row - self.padding,
             RowOrder::ByKeyHead { group, key_heads, head_dim } => {
@@ -62,8 +63,8 @@ impl MappedTensor {
         }
     }
 
-    fn factor(&self, our_row: usize) -> f32 {
-        if our_row < self.queries.0 { self.queries.1 } else { 1.0 }
+    fn factor(&self, graph_row: usize) -> f32 {
+        if graph_row < self.queries.0 { self.queries.1 } else { 1.0 }
     }
 
     /// Returns the number of elements of a row, of all dimensions but the first.
@@ -71,32 +72,32 @@ impl MappedTensor {
         self.shape.iter().skip(1).product()
     }
 
-    /// Returns the values of a tensor that we do not have.
+    /// Returns the values of a tensor that the graph does not have.
     pub fn own_values(&self) -> Vec<f32> {
         self.constant.clone().unwrap_or_else(|| vec![0.0; self.shape.iter().product()])
     }
 
-    /// Returns the values for `transformers` from those of ours.
-    pub fn export(&self, ours: &[f32]) -> Vec<f32> {
+    /// Returns the values for `transformers` from those of the graph's tensor.
+    pub fn export(&self, values: &[f32]) -> Vec<f32> {
         let columns = self.columns();
-        let mut theirs = Vec::with_capacity(self.shape.iter().product());
-        theirs.resize(self.padding * columns, 0.0);
+        let mut exported = Vec::with_capacity(self.shape.iter().product());
+        exported.resize(self.padding * columns, 0.0);
         for row in self.padding..self.shape.first().copied().unwrap_or(0) {
-            let row = self.our_row(row);
+            let row = self.graph_row(row);
             let factor = self.factor(row);
-            theirs.extend(ours[row * columns..][..columns].iter().map(|value| value * factor - self.shift));
+            exported.extend(values[row * columns..][..columns].iter().map(|value| value * factor - self.shift));
         }
-        theirs
+        exported
     }
 
-    /// Writes the values of `transformers` to their rows in ours.
-    pub fn import(&self, theirs: &[f32], ours: &mut [f32]) {
+    /// Writes the values of `transformers` to their rows in `target`, the values of the graph's tensor.
+    pub fn import(&self, hf_values: &[f32], target: &mut [f32]) {
         let columns = self.columns();
-        for (row, values) in theirs.chunks_exact(columns).enumerate().skip(self.padding) {
-            let row = self.our_row(row);
+        for (row, values) in hf_values.chunks_exact(columns).enumerate().skip(self.padding) {
+            let row = self.graph_row(row);
             let factor = self.factor(row);
-            let ours = ours[row * columns..][..columns].iter_mut();
-            ours.zip(values).for_each(|(ours, value)| *ours = (value + self.shift) / factor);
+            let target = target[row * columns..][..columns].iter_mut();
+            target.zip(values).for_each(|(target, value)| *target = (value + self.shift) / factor);
         }
     }
 }
@@ -171,62 +172,62 @@ impl<'a> Tensors<'a> {
         Self::new(&model.tensors, AttentionRows::new(heads, heads, head_dim, model.block.scale, 1.0))
     }
 
-    /// Returns whether we have the tensor.
-    pub fn has(&self, ours: &str) -> bool {
-        self.named.has(ours)
+    /// Returns whether the graph has the tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.named.has(name)
     }
 
-    /// Adds the weight and the bias that we have.
-    pub fn layer(&mut self, theirs: &str, ours: &str) {
-        self.rows(theirs, ours, "weight", None, RowOrder::Same);
-        self.rows(theirs, ours, "bias", None, RowOrder::Same);
+    /// Adds the weight, and the bias if the graph has one.
+    pub fn layer(&mut self, hf_name: &str, name: &str) {
+        self.rows(hf_name, name, "weight", None, RowOrder::Same);
+        self.rows(hf_name, name, "bias", None, RowOrder::Same);
     }
 
-    /// Adds the weight and a bias, of zeros if we have none.
-    pub fn biased_layer(&mut self, theirs: &str, ours: &str) {
-        self.layer(theirs, ours);
-        self.zero_bias(theirs, ours, None);
+    /// Adds the weight and a bias, of zeros if the graph has none.
+    pub fn biased_layer(&mut self, hf_name: &str, name: &str) {
+        self.layer(hf_name, name);
+        self.zero_bias(hf_name, name, None);
     }
 
     /// Adds queries, keys and values as one layer in the order of key heads.
-    pub fn by_key_head(&mut self, theirs: &str, ours: &str, is_biased: bool) {
+    pub fn by_key_head(&mut self, hf_name: &str, name: &str, is_biased: bool) {
         let AttentionRows { heads, key_heads, head_dim, .. } = self.attention;
         let order = RowOrder::ByKeyHead { group: heads / key_heads.max(1), key_heads, head_dim };
-        self.rows(theirs, ours, "weight", None, order);
-        self.rows(theirs, ours, "bias", None, order);
+        self.rows(hf_name, name, "weight", None, order);
+        self.rows(hf_name, name, "bias", None, order);
         if is_biased {
-            self.zero_bias(theirs, ours, None);
+            self.zero_bias(hf_name, name, None);
         }
     }
 
     /// Adds queries, keys and values as layers of their own.
-    pub fn split(&mut self, theirs: &[String; 3], ours: &str) {
-        for (theirs, rows) in theirs.iter().zip(self.attention.parts()) {
-            self.rows(theirs, ours, "weight", Some(rows), RowOrder::Same);
-            self.rows(theirs, ours, "bias", Some(rows), RowOrder::Same);
+    pub fn split(&mut self, hf_name: &[String; 3], name: &str) {
+        for (hf_name, rows) in hf_name.iter().zip(self.attention.parts()) {
+            self.rows(hf_name, name, "weight", Some(rows), RowOrder::Same);
+            self.rows(hf_name, name, "bias", Some(rows), RowOrder::Same);
         }
     }
 
-    /// Adds queries, keys and values as layers of their own, with biases of zeros if we have none.
-    pub fn biased_split(&mut self, theirs: &[String; 3], ours: &str) {
-        self.split(theirs, ours);
-        for (theirs, (_, count)) in theirs.iter().zip(self.attention.parts()) {
-            self.zero_bias(theirs, ours, Some(count));
+    /// Adds queries, keys and values as layers of their own, with biases of zeros if the graph has none.
+    pub fn biased_split(&mut self, hf_name: &[String; 3], name: &str) {
+        self.split(hf_name, name);
+        for (hf_name, (_, count)) in hf_name.iter().zip(self.attention.parts()) {
+            self.zero_bias(hf_name, name, Some(count));
         }
     }
 
-    /// Adds keys and values, which are one layer of ours, as two.
-    pub fn split_keys(&mut self, theirs: [&str; 2], ours: &str) {
+    /// Adds keys and values, which are one layer of the graph, as two.
+    pub fn split_keys(&mut self, hf_name: [&str; 2], name: &str) {
         let count = self.attention.key_heads * self.attention.head_dim;
-        for (theirs, first) in theirs.into_iter().zip([0, count]) {
-            self.rows(theirs, ours, "weight", Some((first, count)), RowOrder::Same);
+        for (hf_name, first) in hf_name.into_iter().zip([0, count]) {
+            self.rows(hf_name, name, "weight", Some((first, count)), RowOrder::Same);
         }
     }
 
-    /// Adds a table after `padding` rows that we do not have.
-    pub fn padded_table(&mut self, theirs: &str, ours: &str, padding: usize) {
+    /// Adds a table after `padding` rows that the graph does not have.
+    pub fn padded_table(&mut self, hf_name: &str, name: &str, padding: usize) {
         let before = self.all.len();
-        self.rows(theirs, ours, "weight", None, RowOrder::Same);
+        self.rows(hf_name, name, "weight", None, RowOrder::Same);
         for mapped in &mut self.all[before..] {
             mapped.padding = padding;
             mapped.shape[0] = mapped.shape[0].saturating_add(padding);
@@ -234,53 +235,53 @@ impl<'a> Tensors<'a> {
     }
 
     /// Adds the gain of a norm from which `transformers` subtracts 1.
-    pub fn shifted_gain(&mut self, theirs: &str, ours: &str) {
+    pub fn shifted_gain(&mut self, hf_name: &str, name: &str) {
         let before = self.all.len();
-        self.layer(theirs, ours);
+        self.layer(hf_name, name);
         self.all[before..].iter_mut().for_each(|mapped| mapped.shift = 1.0);
     }
 
-    /// Adds our tensor `ours` as `theirs`, with a shape of as many elements.
-    pub fn reshaped(&mut self, theirs: &str, ours: &str, shape: &[usize]) {
-        if let Some((id, _)) = self.named.get(ours) {
-            self.all.push(MappedTensor::new(theirs.into(), shape.to_vec(), Some(id), 0));
+    /// Adds the graph's tensor `name` as `hf_name`, with a shape of as many elements.
+    pub fn reshaped(&mut self, hf_name: &str, name: &str, shape: &[usize]) {
+        if let Some((id, _)) = self.named.get(name) {
+            self.all.push(MappedTensor::new(hf_name.into(), shape.to_vec(), Some(id), 0));
         }
     }
 
-    /// Adds a tensor of zeros, which we do not have.
-    pub fn zeros(&mut self, theirs: &str, shape: &[usize]) {
-        self.all.push(MappedTensor::new(theirs.into(), shape.to_vec(), None, 0));
+    /// Adds a tensor of zeros that the graph does not have.
+    pub fn zeros(&mut self, hf_name: &str, shape: &[usize]) {
+        self.all.push(MappedTensor::new(hf_name.into(), shape.to_vec(), None, 0));
     }
 
-    /// Adds a vector that is not trained, which we compute instead.
-    pub fn constant(&mut self, theirs: &str, values: Vec<f32>) {
-        let mapped = MappedTensor::new(theirs.into(), vec![values.len()], None, 0);
+    /// Adds a vector that is not trained, and that the graph's operators compute.
+    pub fn constant(&mut self, hf_name: &str, values: Vec<f32>) {
+        let mapped = MappedTensor::new(hf_name.into(), vec![values.len()], None, 0);
         self.all.push(MappedTensor { constant: Some(values), ..mapped });
     }
 
     /// Adds the output layer, unless it is the token embedding.
-    pub fn head(&mut self, theirs: &str) {
+    pub fn head(&mut self, hf_name: &str) {
         if !self.named.are_same("lm_head.weight", "wte.weight") {
-            self.layer(theirs, "lm_head");
+            self.layer(hf_name, "lm_head");
         }
     }
 
-    fn zero_bias(&mut self, theirs: &str, ours: &str, count: Option<usize>) {
-        let rows = self.named.get(&format!("{ours}.weight")).and_then(|(_, shape)| shape.first().copied());
-        if let (Some(rows), false) = (rows, self.named.has(&format!("{ours}.bias"))) {
-            self.zeros(&format!("{theirs}.bias"), &[count.unwrap_or(rows)]);
+    fn zero_bias(&mut self, hf_name: &str, name: &str, count: Option<usize>) {
+        let rows = self.named.get(&format!("{name}.weight")).and_then(|(_, shape)| shape.first().copied());
+        if let (Some(rows), false) = (rows, self.named.has(&format!("{name}.bias"))) {
+            self.zeros(&format!("{hf_name}.bias"), &[count.unwrap_or(rows)]);
         }
     }
 
-    fn rows(&mut self, theirs: &str, ours: &str, kind: &str, rows: Option<(usize, usize)>, order: RowOrder) {
-        let Some((id, shape)) = self.named.get(&format!("{ours}.{kind}")) else { return };
+    fn rows(&mut self, hf_name: &str, name: &str, kind: &str, rows: Option<(usize, usize)>, order: RowOrder) {
+        let Some((id, shape)) = self.named.get(&format!("{name}.{kind}")) else { return };
         let mut shape = shape.to_vec();
         let (first, count) = rows.unwrap_or((0, shape[0]));
         shape[0] = count;
         let AttentionRows { heads, head_dim, query_factor, .. } = self.attention;
-        let computes_queries = [".attn.qkv", ".attn.q", ".cross.q"].iter().any(|end| ours.ends_with(end));
+        let computes_queries = [".attn.qkv", ".attn.q", ".cross.q"].iter().any(|end| name.ends_with(end));
         let queries = if computes_queries { (heads * head_dim, query_factor) } else { (0, 1.0) };
-        let mapped = MappedTensor::new(format!("{theirs}.{kind}"), shape, Some(id), first);
+        let mapped = MappedTensor::new(format!("{hf_name}.{kind}"), shape, Some(id), first);
         self.all.push(MappedTensor { order, queries, ..mapped });
     }
 }

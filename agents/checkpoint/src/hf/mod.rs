@@ -1,9 +1,9 @@
 //! Imports and exports directories of the Hugging Face `transformers` library.
 //!
 //! Such a directory has `model.safetensors` (or several files with an index) and `config.json`. The tensors of a
-//! GPT-2 differ from ours in three ways: names; `Conv1D` weights are `[in, out]`, the transpose of ours; and there is
-//! always a bias. Other models are recognized by `structure` and described by `families`. The graph's operators decide
-//! what a model is, not tensor names, so any graph with such a structure can be exported.
+//! GPT-2 differ from those of a graph in three ways: names; `Conv1D` weights are `[in, out]`, the transpose of the
+//! graph's; and there is always a bias. Other models are recognized by `structure` and described by `families`. The
+//! graph's operators decide what a model is, not tensor names, so any graph with such a structure can be exported.
 //!
 //! Both directions hold one tensor in memory at a time, and leave no incomplete files.
 
@@ -44,9 +44,9 @@ fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     const TILE: usize = 32;
     let mut out = vec![0.0; values.len()];
     for top in (0..rows).step_by(TILE) {
-        for left in (0..columns).step_by(TILE) {
+        for first_column in (0..columns).step_by(TILE) {
             for row in top..(top + TILE).min(rows) {
-                for column in left..(left + TILE).min(columns) {
+                for column in first_column..(first_column + TILE).min(columns) {
                     out[column * rows + row] = values[row * columns + column];
                 }
             }

@@ -4,9 +4,9 @@ use serde_json::{Map, Value};
 
 use super::families::HfFamily;
 
-/// Returns a key of `config.json` with which `theirs` differs from `ours`, with both values. Keys that neither affect
+/// Returns a key of `config.json` in which `found` differs from `expected`, with both values. Keys that neither affect
 /// the computation nor can differ are not compared.
-pub(super) fn differing_key(ours: &Value, theirs: &Value, family: &HfFamily) -> Option<(String, Value, Value)> {
+pub(super) fn differing_key(expected: &Value, found: &Value, family: &HfFamily) -> Option<(String, Value, Value)> {
     const IGNORED: [&str; 9] = [
         "architectures",
         "bos_token_id",
@@ -18,37 +18,37 @@ pub(super) fn differing_key(ours: &Value, theirs: &Value, family: &HfFamily) -> 
         "max_seq_len",
         "classifier_dropout",
     ];
-    let (theirs, defaults) = (with_older_keys(theirs), (family.defaults)());
+    let (found, defaults) = (with_older_keys(found), (family.defaults)());
     let empty = Map::new();
-    for (key, ours) in ours.as_object().unwrap_or(&empty) {
+    for (key, expected) in expected.as_object().unwrap_or(&empty) {
         let is_rate = ["dropout", "pdrop", "dropout_prob", "dropout_rate"].iter().any(|end| key.ends_with(end));
         let is_ignored = IGNORED.contains(&key.as_str()) || family.unused_keys.contains(&key.as_str());
         if is_ignored || is_rate && key != "token_dropout" {
             continue;
         }
-        let Some(theirs) = theirs.get(key).or_else(|| defaults.get(key)) else { continue };
-        if !is_same(ours, theirs) {
-            return Some((key.clone(), theirs.clone(), ours.clone()));
+        let Some(found) = found.get(key).or_else(|| defaults.get(key)) else { continue };
+        if !is_same(expected, found) {
+            return Some((key.clone(), found.clone(), expected.clone()));
         }
     }
     None
 }
 
-fn is_same(ours: &Value, theirs: &Value) -> bool {
-    match (ours, theirs) {
-        (Value::Number(ours), Value::Number(theirs)) => {
-            ours.as_f64().map(|value| value as f32) == theirs.as_f64().map(|value| value as f32)
+fn is_same(expected: &Value, found: &Value) -> bool {
+    match (expected, found) {
+        (Value::Number(expected), Value::Number(found)) => {
+            expected.as_f64().map(|value| value as f32) == found.as_f64().map(|value| value as f32)
         }
-        (Value::Object(ours), Value::Object(theirs)) => {
-            ours.len() == theirs.len()
-                && ours.iter().all(|(key, value)| theirs.get(key).is_some_and(|other| is_same(value, other)))
+        (Value::Object(expected), Value::Object(found)) => {
+            expected.len() == found.len()
+                && expected.iter().all(|(key, value)| found.get(key).is_some_and(|other| is_same(value, other)))
         }
         // The names of one function.
-        (Value::String(ours), Value::String(theirs)) => {
-            ours == theirs
-                || [ours, theirs].iter().all(|name| ["gelu_new", "gelu_pytorch_tanh"].contains(&name.as_str()))
+        (Value::String(expected), Value::String(found)) => {
+            expected == found
+                || [expected, found].iter().all(|name| ["gelu_new", "gelu_pytorch_tanh"].contains(&name.as_str()))
         }
-        (ours, theirs) => ours == theirs,
+        (expected, found) => expected == found,
     }
 }
 

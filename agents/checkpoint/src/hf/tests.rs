@@ -27,7 +27,7 @@ fn exported(dir: &Path, plan: &StreamPlan) -> crate::Result<crate::ExportSummary
     export_hf(&checkpoint, &dir.join("hf"), None)
 }
 
-/// Name in an exported model, ours, and whether it is transposed.
+/// Name in an exported model, name in the graph, and whether it is transposed.
 fn names(block: usize) -> Vec<(String, String, bool)> {
     let pairs = [
         ("ln_1", "ln_1", false),
@@ -37,11 +37,12 @@ fn names(block: usize) -> Vec<(String, String, bool)> {
         ("mlp.c_fc", "mlp.fc", true),
         ("mlp.c_proj", "mlp.proj", true),
     ];
-    let both = pairs.iter().flat_map(|(theirs, ours, linear)| {
-        [("weight", *linear), ("bias", false)]
-            .map(|(part, turned)| (format!("h.{block}.{theirs}.{part}"), format!("h.{block}.{ours}.{part}"), turned))
+    let tensors = pairs.iter().flat_map(|(hf_name, name, linear)| {
+        [("weight", *linear), ("bias", false)].map(|(part, transposed)| {
+            (format!("h.{block}.{hf_name}.{part}"), format!("h.{block}.{name}.{part}"), transposed)
+        })
     });
-    both.collect()
+    tensors.collect()
 }
 
 #[test]
@@ -61,17 +62,17 @@ fn export_has_names_shapes_and_values_of_gpt2() {
             all.extend(
                 ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"].map(|name| (name.into(), name.into(), false)),
             );
-            for (theirs, ours, turned) in all {
-                let found = file.tensor(&format!("transformer.{theirs}")).unwrap();
-                let Some(&id) = ids.get(ours.as_str()) else {
-                    assert!(!bias && ours.ends_with(".bias") && found.data().iter().all(|&byte| byte == 0));
+            for (hf_name, name, transposed) in all {
+                let found = file.tensor(&format!("transformer.{hf_name}")).unwrap();
+                let Some(&id) = ids.get(name.as_str()) else {
+                    assert!(!bias && name.ends_with(".bias") && found.data().iter().all(|&byte| byte == 0));
                     continue;
                 };
                 let (values, shape) = (tensor_values(&plan, id, 0), plan.graph.tensors[id].shape.clone());
-                for (at, bytes) in found.data().chunks(4).enumerate() {
-                    // Theirs is [in, out]: element (i, o) is our (o, i).
-                    let at = if turned { (at % shape[0]) * shape[1] + at / shape[0] } else { at };
-                    assert_eq!(bytes, values[at].to_le_bytes(), "{theirs}");
+                for (index, bytes) in found.data().chunks(4).enumerate() {
+                    // The exported tensor is [in, out]: its element (i, o) is the graph's (o, i).
+                    let index = if transposed { (index % shape[0]) * shape[1] + index / shape[0] } else { index };
+                    assert_eq!(bytes, values[index].to_le_bytes(), "{hf_name}");
                 }
             }
             let config: Value =
@@ -115,11 +116,11 @@ fn attention_scale_is_folded_into_queries() {
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let bias = file.tensor("transformer.h.1.attn.c_attn.bias").unwrap();
     let id = plan.graph.tensors.iter().position(|tensor| tensor.name == "h.1.attn.qkv.bias").unwrap();
-    for (at, (found, ours)) in bias.data().chunks(4).zip(tensor_values(&plan, id, 0)).enumerate() {
+    for (index, (found, value)) in bias.data().chunks(4).zip(tensor_values(&plan, id, 0)).enumerate() {
         // 0.25 instead of 1 / sqrt(4): half the queries, the first third.
-        let expected = if at < HIDDEN { ours * 0.5 } else { ours };
+        let expected = if index < HIDDEN { value * 0.5 } else { value };
         let found = f32::from_le_bytes(found.try_into().unwrap());
-        assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{at}");
+        assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{index}");
     }
 }
 
@@ -163,18 +164,18 @@ fn every_gpt_of_the_params_is_a_gpt2() {
 /// A directory as written by other programs: two files, 16-bit types, no prefix, mask buffers.
 fn write_foreign_directory(dir: &Path, plan: &StreamPlan, change: impl Fn(&mut Tensors, &mut Value)) {
     let mut tensors = HashMap::new();
-    let small = |elements: usize| (0..elements).map(|at| at as f32 / 8.0 - 3.0).collect::<Vec<f32>>();
+    let values = |elements: usize| (0..elements).map(|index| index as f32 / 8.0 - 3.0).collect::<Vec<f32>>();
     let shape_of = |name: &str| plan.graph.tensors.iter().find(|t| t.name == name).unwrap().shape.clone();
-    for (theirs, ours, turned) in (0..2).flat_map(names) {
-        let mut shape = shape_of(&ours);
-        if turned {
+    for (hf_name, name, transposed) in (0..2).flat_map(names) {
+        let mut shape = shape_of(&name);
+        if transposed {
             shape.reverse();
         }
-        tensors.insert(theirs, (shape.clone(), small(shape.iter().product())));
+        tensors.insert(hf_name, (shape.clone(), values(shape.iter().product())));
     }
     for name in ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"] {
         let shape = shape_of(name);
-        tensors.insert(name.to_owned(), (shape.clone(), small(shape.iter().product())));
+        tensors.insert(name.to_owned(), (shape.clone(), values(shape.iter().product())));
     }
     tensors.insert("h.0.attn.bias".into(), (vec![1, 1, 6, 6], vec![1.0; 36]));
     tensors.insert("lm_head.weight".into(), tensors["wte.weight"].clone());
@@ -183,12 +184,12 @@ fn write_foreign_directory(dir: &Path, plan: &StreamPlan, change: impl Fn(&mut T
     let mut names: Vec<&String> = tensors.keys().collect();
     names.sort();
     let mut weight_map = serde_json::Map::new();
-    for (at, part) in names.chunks(names.len().div_ceil(2)).enumerate() {
-        let file = format!("model-{at}.safetensors");
+    for (index, part) in names.chunks(names.len().div_ceil(2)).enumerate() {
+        let file = format!("model-{index}.safetensors");
         // Values are multiples of 1/8 below 16: exact in both types.
         let bytes: Vec<Vec<u8>> =
-            part.iter().map(|name| tensors[*name].1.iter().flat_map(|v| half(*v, at)).collect()).collect();
-        let dtype = [Dtype::F16, Dtype::BF16][at];
+            part.iter().map(|name| tensors[*name].1.iter().flat_map(|v| half(*v, index)).collect()).collect();
+        let dtype = [Dtype::F16, Dtype::BF16][index];
         let views = part.iter().zip(&bytes).map(|(name, bytes)| {
             weight_map.insert((*name).clone(), file.clone().into());
             (*name, TensorView::new(dtype, tensors[*name].0.clone(), bytes).unwrap())
@@ -224,16 +225,16 @@ fn foreign_directories_import_and_differences_are_reported() {
                 .collect::<Vec<_>>()
         })
     };
-    let at = |name: &str| plan.graph.tensors.iter().position(|tensor| tensor.name == name).unwrap();
+    let tensor_index = |name: &str| plan.graph.tensors.iter().position(|tensor| tensor.name == name).unwrap();
     let tensors = import(&|_, _| ()).unwrap();
-    let fc = &tensors[at("h.1.mlp.fc.weight")];
-    // Ours [20, 8], theirs [8, 20].
+    let fc = &tensors[tensor_index("h.1.mlp.fc.weight")];
+    // [20, 8] in the graph, [8, 20] in the directory.
     assert!((0..INNER * HIDDEN).all(|n| fc[n] == ((n % HIDDEN) * INNER + n / HIDDEN) as f32 / 8.0 - 3.0));
-    assert_eq!(tensors[at("ln_f.bias")], (0..HIDDEN).map(|n| n as f32 / 8.0 - 3.0).collect::<Vec<f32>>());
+    assert_eq!(tensors[tensor_index("ln_f.bias")], (0..HIDDEN).map(|n| n as f32 / 8.0 - 3.0).collect::<Vec<f32>>());
     // Scores are neither divided by sqrt(4) nor, in the first block, by its number: twice the queries.
     let unscaled = import(&|_, config| config["scale_attn_weights"] = false.into()).unwrap();
-    let (ours, theirs) = (&unscaled[at("h.0.attn.qkv.bias")], &tensors[at("h.0.attn.qkv.bias")]);
-    assert!((0..3 * HIDDEN).all(|n| ours[n] == theirs[n] * if n < HIDDEN { 2.0 } else { 1.0 }));
+    let (values, scaled) = (&unscaled[tensor_index("h.0.attn.qkv.bias")], &tensors[tensor_index("h.0.attn.qkv.bias")]);
+    assert!((0..3 * HIDDEN).all(|n| values[n] == scaled[n] * if n < HIDDEN { 2.0 } else { 1.0 }));
 
     type Change = fn(&mut Tensors, &mut Value);
     let cases: [(Change, &str); 7] = [
@@ -277,11 +278,11 @@ fn params_match_config_json_and_unsupported_key_is_named() {
         let params = millrace_params::Params::parse_yaml(&text(config).unwrap()).unwrap();
         params.resolve(&millrace_params::FlagOverrides::default()).unwrap().job
     };
-    let own = job(json!({"model_type": "gpt2", "vocab_size": 300, "n_positions": 32, "n_embd": 24, "n_layer": 3,
+    let specific = job(json!({"model_type": "gpt2", "vocab_size": 300, "n_positions": 32, "n_embd": 24, "n_layer": 3,
         "n_head": 4, "n_inner": 40, "activation_function": "gelu", "resid_pdrop": 0, "embd_pdrop": 0.25,
         "layer_norm_epsilon": 1e-6, "tie_word_embeddings": false, "unknown": [1]}));
-    assert_eq!((own.run.model_dir.as_str(), own.run.num_csx), ("tuned \"1\"\n: {", 2));
-    let model = Gpt2::from_graph(&millrace_emulator::families::decoder(&own.model, 32).unwrap()).unwrap();
+    assert_eq!((specific.run.model_dir.as_str(), specific.run.num_csx), ("tuned \"1\"\n: {", 2));
+    let model = Gpt2::from_graph(&millrace_emulator::families::decoder(&specific.model, 32).unwrap()).unwrap();
     assert_eq!((model.vocabulary, model.positions, model.hidden, model.blocks.len()), (300, 32, 24, 3));
     assert_eq!((model.heads, model.inner, model.epsilon, model.tied()), (4, 40, 1e-6, false));
     assert_eq!((model.rates.residual, model.rates.embedding, model.rates.attention), (0.0, 0.25, 0.1));
@@ -306,7 +307,7 @@ fn params_match_config_json_and_unsupported_key_is_named() {
         let error = text(config).unwrap_err();
         assert!(error.to_string().contains(key) && error.is_bad_input() && error.hint().is_some(), "{error}");
     }
-    for (changed, says) in [
+    for (changed, message) in [
         (json!({"hidden_act": "gelu"}), "hidden_act \"gelu\""),
         (json!({"num_key_value_heads": 9}), "num_key_value_heads 9"),
         (json!({"hidden_size": 0}), "hidden_size 0"),
@@ -317,7 +318,7 @@ fn params_match_config_json_and_unsupported_key_is_named() {
             "num_attention_heads": 4, "intermediate_size": 40});
         config.as_object_mut().unwrap().extend(changed.as_object().unwrap().clone());
         let error = text(config).unwrap_err();
-        assert!(error.to_string().contains(says) && error.is_bad_input() && error.hint().is_some(), "{error}");
+        assert!(error.to_string().contains(message) && error.is_bad_input() && error.hint().is_some(), "{error}");
     }
     for wrong in
         [json!({"model_type": "gpt2", "n_layer": 12.5}), json!({"model_type": "gpt2", "n_embd": "768"}), json!([])]
@@ -333,11 +334,11 @@ fn broken_directories_are_rejected_without_panic() {
     let lock = lock(&dir.path().join("run"));
     for name in ["config.json", "model.safetensors.index.json", "model-1.safetensors"] {
         let file = dir.path().join(name);
-        let whole = std::fs::read(&file).unwrap();
+        let original = std::fs::read(&file).unwrap();
         let outside = br#"{"weight_map": {"a": "../x"}}"#.to_vec();
         let huge = [u64::MAX.to_le_bytes().as_slice(), b"{}"].concat();
         for content in
-            [Vec::new(), whole[..whole.len() - 1].to_vec(), b"\xff{".to_vec(), outside, huge, b"[[[[".to_vec()]
+            [Vec::new(), original[..original.len() - 1].to_vec(), b"\xff{".to_vec(), outside, huge, b"[[[[".to_vec()]
         {
             std::fs::write(&file, &content).unwrap();
             let error = import_hf(dir.path(), &lock, &plan, facts(&plan)).unwrap_err();
@@ -345,7 +346,7 @@ fn broken_directories_are_rejected_without_panic() {
         }
         std::fs::remove_file(&file).unwrap();
         assert!(import_hf(dir.path(), &lock, &plan, facts(&plan)).unwrap_err().is_bad_input());
-        std::fs::write(&file, whole).unwrap();
+        std::fs::write(&file, original).unwrap();
     }
     assert!(crate::list(lock.model_dir()).unwrap().complete.is_empty());
 }

@@ -19,11 +19,11 @@ pub(super) struct LockHeartbeat {
 impl LockHeartbeat {
     pub fn start(file: Arc<File>, period: Duration) -> Self {
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
-        let (beating, stopped) = (Arc::clone(&file), Arc::clone(&stop));
+        let (heartbeat_file, stopped) = (Arc::clone(&file), Arc::clone(&stop));
         // Without a thread the lock is still valid; other hosts treat it as expired after the lease.
         let thread = std::thread::Builder::new()
             .name("lock-heartbeat".into())
-            .spawn(move || run_heartbeat(&beating, &stopped, period));
+            .spawn(move || run_heartbeat(&heartbeat_file, &stopped, period));
         Self { file, stop, thread: thread.ok() }
     }
 }

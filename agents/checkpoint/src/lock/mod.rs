@@ -136,14 +136,16 @@ impl ModelDirLock {
             let draft = LockDraft::new(&model_dir).map_err(io("create"))?;
             let top = slot::highest(&model_dir).map_err(io("read"))?;
             let previous = check_occupant(&model_dir, request, top.as_ref(), &draft)?;
-            let last = previous.as_ref().map_or(0, |last| last.attempt);
-            let before = attempts_before(request, previous.as_ref());
-            let attempt = request.attempt.map_or(last.saturating_add(1), |attempt| before.saturating_add(attempt));
-            let generation = top.as_ref().map_or(0, |occupant| occupant.generation).saturating_add(1);
-            let owner = Owner::this_process(request.job.clone(), before, attempt);
+            let last_attempt = previous.as_ref().map_or(0, |owner| owner.attempt);
+            let attempts_before = attempts_before(request, previous.as_ref());
+            let attempt = request
+                .attempt
+                .map_or(last_attempt.saturating_add(1), |attempt| attempts_before.saturating_add(attempt));
+            let generation = top.as_ref().map_or(0, |lock| lock.generation).saturating_add(1);
+            let owner = Owner::this_process(request.job.clone(), attempts_before, attempt);
             let Some(file) = draft.publish(generation, &owner).map_err(io("create"))? else { continue };
-            let now = slot::highest(&model_dir).map_err(io("read"))?;
-            if now.is_none_or(|now| now.generation != generation) {
+            let highest = slot::highest(&model_dir).map_err(io("read"))?;
+            if highest.is_none_or(|highest| highest.generation != generation) {
                 slot::remove(&model_dir, generation);
                 continue;
             }
@@ -161,7 +163,7 @@ impl ModelDirLock {
     pub fn last_owner(model_dir: &Path) -> Result<Option<Owner>, LockError> {
         let top = slot::highest(model_dir);
         let top = top.map_err(|cause| LockError::Io { action: "read", model_dir: model_dir.to_owned(), cause })?;
-        Ok(top.and_then(|occupant| occupant.owner))
+        Ok(top.and_then(|lock| lock.owner))
     }
 
     /// Checks with the file system whether this run still holds the lock. To be called before anything is published.

@@ -35,15 +35,15 @@ fn second_run_is_rejected_until_first_has_ended() {
 #[test]
 fn racing_threads_never_hold_it_together() {
     let dir = tempfile::tempdir().unwrap();
-    let (holders, taken) = (AtomicU32::new(0), AtomicU32::new(0));
+    let (holders, acquisitions) = (AtomicU32::new(0), AtomicU32::new(0));
     std::thread::scope(|scope| {
         for _ in 0..6 {
             scope.spawn(|| {
-                while taken.load(Ordering::SeqCst) < 60 {
+                while acquisitions.load(Ordering::SeqCst) < 60 {
                     let Ok(lock) = acquire(dir.path(), &LockRequest::local()) else { continue };
                     assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0);
                     lock.check_held().unwrap();
-                    taken.fetch_add(1, Ordering::SeqCst);
+                    acquisitions.fetch_add(1, Ordering::SeqCst);
                     assert_eq!(holders.fetch_sub(1, Ordering::SeqCst), 1);
                 }
             });
@@ -51,7 +51,7 @@ fn racing_threads_never_hold_it_together() {
     });
     // No process succeeded with a number that was used before.
     let top = slot::highest(dir.path()).unwrap().unwrap();
-    assert_eq!(top.owner.unwrap().attempt, taken.load(Ordering::SeqCst));
+    assert_eq!(top.owner.unwrap().attempt, acquisitions.load(Ordering::SeqCst));
 }
 
 const CHILD_DIR: &str = "MILLRACE_TEST_LOCK_DIR";
@@ -78,13 +78,13 @@ fn race(dir: &Path) -> (Child, bool) {
 fn one_of_racing_processes_wins_and_its_death_releases_the_lock() {
     let dir = tempfile::tempdir().unwrap();
     let mut children: Vec<(Child, bool)> = (0..5).map(|_| race(dir.path())).collect();
-    for (child, held) in &mut children {
+    for (child, acquired) in &mut children {
         let out = BufReader::new(child.stdout.as_mut().unwrap());
         let answer = out.lines().map(Result::unwrap).find(|line| line == "held" || line == "refused");
-        *held = answer.unwrap() == "held";
+        *acquired = answer.unwrap() == "held";
     }
-    let winner = children.iter().position(|(_, held)| *held).unwrap();
-    assert_eq!(children.iter().filter(|(_, held)| *held).count(), 1);
+    let winner = children.iter().position(|(_, acquired)| *acquired).unwrap();
+    assert_eq!(children.iter().filter(|(_, acquired)| *acquired).count(), 1);
     let pid = children[winner].0.id();
     assert!(
         matches!(acquire(dir.path(), &LockRequest::local()), Err(LockError::InUse { owner, .. }) if owner.pid == pid)
@@ -146,8 +146,8 @@ fn next_job_restarts_attempts_while_model_dir_continues() {
 #[test]
 fn remote_owner_expires_with_its_heartbeat() {
     let dir = tempfile::tempdir().unwrap();
-    let ours = acquire(dir.path(), &LockRequest::local()).unwrap();
-    drop(ours);
+    let lock = acquire(dir.path(), &LockRequest::local()).unwrap();
+    drop(lock);
     // The same lock as written by another host.
     let file = dir.path().join(".millrace-lock.1");
     let mut owner = slot::highest(dir.path()).unwrap().unwrap().owner.unwrap();
@@ -155,8 +155,8 @@ fn remote_owner_expires_with_its_heartbeat() {
     fs::write(&file, format!("{}{}\n", slot::state_lines(false), serde_json::to_string(&owner).unwrap())).unwrap();
     let error = acquire(dir.path(), &LockRequest::local()).unwrap_err().to_string();
     assert!(error.contains("on host node-7"), "{error}");
-    let silent = SystemTime::now() - LOCK_LEASE - Duration::from_secs(5);
-    File::options().write(true).open(&file).unwrap().set_modified(silent).unwrap();
+    let expired = SystemTime::now() - LOCK_LEASE - Duration::from_secs(5);
+    File::options().write(true).open(&file).unwrap().set_modified(expired).unwrap();
     assert_eq!(acquire(dir.path(), &LockRequest::local()).unwrap().previous(), Some(&owner));
 }
 
@@ -167,14 +167,14 @@ fn invisible_process_counts_as_dead_only_for_the_same_user() {
     // This process id, but of a process with another start time.
     owner.started += 1;
     let now = LockDraft::new(dir.path()).unwrap();
-    let judged = |uid, age| {
+    let check = |uid, age| {
         let touched = SystemTime::now() - age;
         let top = CurrentLock { generation: 1, released: false, owner: Some(owner.clone()), touched, uid };
         super::check_occupant(dir.path(), &LockRequest::local(), Some(&top), &now).is_ok()
     };
-    assert!(judged(now.uid, Duration::ZERO));
-    assert!(!judged(now.uid + 1, Duration::ZERO));
-    assert!(judged(now.uid + 1, LOCK_LEASE * 2));
+    assert!(check(now.uid, Duration::ZERO));
+    assert!(!check(now.uid + 1, Duration::ZERO));
+    assert!(check(now.uid + 1, LOCK_LEASE * 2));
 }
 
 #[test]

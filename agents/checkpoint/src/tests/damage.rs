@@ -90,7 +90,7 @@ fn truncated_lengthened_emptied_and_missing_files_are_named() {
 
 /// Inserts an unexpected value at a random position of a document.
 fn mutate(value: &mut Value, random: &mut impl Iterator<Item = usize>) {
-    let any = json!([null, -1, 1e300, "", [], {}]);
+    let values = json!([null, -1, 1e300, "", [], {}]);
     let numbers = json!([0, 1, 2, 3, 7, 1u64 << 33, 1u64 << 62, u64::MAX]);
     let strings = json!(["", "x", "../../etc", "/", "wte.weight", "m"]);
     let mut pick = |maximum: usize| random.next().unwrap() % maximum;
@@ -105,16 +105,16 @@ fn mutate(value: &mut Value, random: &mut impl Iterator<Item = usize>) {
             }
         }
         Value::Array(items) if !items.is_empty() && !stop => {
-            let at = pick(items.len());
+            let index = pick(items.len());
             if pick(12) == 0 {
-                items.remove(at);
+                items.remove(index);
             } else {
-                mutate(&mut items[at], random);
+                mutate(&mut items[index], random);
             }
         }
         Value::Number(_) if pick(4) > 0 => *value = numbers[pick(8)].clone(),
         Value::String(_) if pick(4) > 0 => *value = strings[pick(6)].clone(),
-        offset => *offset = any[pick(6)].clone(),
+        offset => *offset = values[pick(6)].clone(),
     }
 }
 

@@ -76,8 +76,8 @@ fn checkpoint_is_readable_by_any_plan_of_the_model() {
     let mut reversed = graph(Model::default());
     // Another order of tensors; operators are irrelevant for reading.
     reversed.tensors.reverse();
-    for (groups, most) in [(1, 1 << 20), (4, 100), (7, 33), (50, 8)] {
-        let plan = plan_of(reversed.clone(), groups, most);
+    for (groups, max_elements) in [(1, 1 << 20), (4, 100), (7, 33), (50, 8)] {
+        let plan = plan_of(reversed.clone(), groups, max_elements);
         let mut reader =
             PlanReader::new(Checkpoint::open(&path).unwrap(), &plan, &adam_moments(), LoadStrictness::Strict).unwrap();
         assert_eq!(reader.missing_moments(), ["v"]);
@@ -111,11 +111,13 @@ fn state_of_rows_and_columns_round_trips() {
     let view = SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(view.tensor("wte.weight").unwrap().shape(), [11]);
 
-    for (groups, most) in [(1, 1 << 20), (4, 100), (7, 33), (50, 8)] {
-        let plan = plan_of(graph(Model::default()), groups, most);
+    for (groups, max_elements) in [(1, 1 << 20), (4, 100), (7, 33), (50, 8)] {
+        let plan = plan_of(graph(Model::default()), groups, max_elements);
         let open = || Checkpoint::open(&path).unwrap();
         let mut reader = PlanReader::new(open(), &plan, &moments, LoadStrictness::Strict).unwrap();
-        for (chunk, section) in (0..plan.chunks.len()).flat_map(|chunk| moments.sections().map(move |at| (chunk, at))) {
+        for (chunk, section) in
+            (0..plan.chunks.len()).flat_map(|chunk| moments.sections().map(move |section| (chunk, section)))
+        {
             let expected = section_values(&plan, &moments, chunk, section);
             let mut out = vec![1.0; expected.len()];
             reader.read_chunk(chunk, section, &mut out).unwrap();

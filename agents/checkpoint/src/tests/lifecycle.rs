@@ -113,12 +113,12 @@ fn newest_complete_checkpoint_is_found_and_old_ones_deleted() {
 
 #[test]
 fn recovery_checkpoint_is_kept_until_newer_exists() {
-    for (most, kept) in [(0, vec![4, 8]), (1, vec![8])] {
+    for (max_checkpoints, kept) in [(0, vec![4, 8]), (1, vec![8])] {
         let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
         let lock = lock(dir.path());
         let write = |step, recovery| {
             write_of_kind(&lock, &plan, step, &Moments::none(), recovery);
-            retain(&lock, most).unwrap();
+            retain(&lock, max_checkpoints).unwrap();
             steps(dir.path())
         };
         assert_eq!(write(4, false), [4]);
@@ -192,18 +192,18 @@ fn unreadable_lineage_stops_the_run_with_a_hint() {
 #[test]
 fn rewritten_step_replaces_the_old_and_leftovers_are_removed() {
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan());
-    let at = |name: &str| dir.path().join(name);
+    let path = |name: &str| dir.path().join(name);
     let lock = lock(dir.path());
     let first = write(&lock, &plan, 5, &Moments::none());
     write(&lock, &plan, 5, &adam_moments());
     assert_eq!(names(dir.path()), ["checkpoint_5"]);
     assert_eq!(Checkpoint::open(&first).unwrap().moments(), &adam_moments());
     // Leftovers of runs that died while writing, replacing and deleting.
-    fs::create_dir_all(at("checkpoint_6.partial-1.1/parameters")).unwrap();
-    copy(&first, at("checkpoint_4.replaced-1.1"));
-    copy(&first, at("checkpoint_5.replaced-1.1"));
-    copy(&first, at("checkpoint_3.deleted"));
-    assert_eq!(list(dir.path()).unwrap().partial, [at("checkpoint_6.partial-1.1")]);
+    fs::create_dir_all(path("checkpoint_6.partial-1.1/parameters")).unwrap();
+    copy(&first, path("checkpoint_4.replaced-1.1"));
+    copy(&first, path("checkpoint_5.replaced-1.1"));
+    copy(&first, path("checkpoint_3.deleted"));
+    assert_eq!(list(dir.path()).unwrap().partial, [path("checkpoint_6.partial-1.1")]);
     assert_eq!(clean_up(&lock).unwrap().len(), 2);
     assert_eq!(names(dir.path()), ["checkpoint_4", "checkpoint_5"]);
 }

@@ -90,14 +90,14 @@ pub(super) fn config(encoder: &Encoder) -> Result<Value, Unsuitable> {
 /// Adds the blocks of BERT or RoBERTa.
 pub(super) fn blocks(tensors: &mut Tensors<'_>, encoder: &Encoder, base: &str) {
     for block in 0..encoder.layers {
-        let theirs = |part: &str| format!("{base}.encoder.layer.{block}.{part}");
-        let ours = |part: &str| format!("h.{block}.{part}");
-        let parts = ["query", "key", "value"].map(|part| theirs(&format!("attention.self.{part}")));
-        tensors.biased_split(&parts, &ours("attn.qkv"));
-        tensors.biased_layer(&theirs("attention.output.dense"), &ours("attn.proj"));
-        tensors.layer(&theirs("attention.output.LayerNorm"), &ours("ln_1"));
-        tensors.biased_layer(&theirs("intermediate.dense"), &ours("mlp.fc"));
-        tensors.biased_layer(&theirs("output.dense"), &ours("mlp.proj"));
-        tensors.layer(&theirs("output.LayerNorm"), &ours("ln_2"));
+        let hf_name = |part: &str| format!("{base}.encoder.layer.{block}.{part}");
+        let name = |part: &str| format!("h.{block}.{part}");
+        let parts = ["query", "key", "value"].map(|part| hf_name(&format!("attention.self.{part}")));
+        tensors.biased_split(&parts, &name("attn.qkv"));
+        tensors.biased_layer(&hf_name("attention.output.dense"), &name("attn.proj"));
+        tensors.layer(&hf_name("attention.output.LayerNorm"), &name("ln_1"));
+        tensors.biased_layer(&hf_name("intermediate.dense"), &name("mlp.fc"));
+        tensors.biased_layer(&hf_name("output.dense"), &name("mlp.proj"));
+        tensors.layer(&hf_name("output.LayerNorm"), &name("ln_2"));
     }
 }

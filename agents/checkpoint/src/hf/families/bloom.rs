@@ -36,14 +36,14 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
     tensors.layer("transformer.word_embeddings", "wte");
     tensors.layer("transformer.word_embeddings_layernorm", "ln_embed");
     for block in 0..decoder.layers {
-        let theirs = |part: &str| format!("transformer.h.{block}.{part}");
-        let ours = |part: &str| format!("h.{block}.{part}");
-        tensors.layer(&theirs("input_layernorm"), &ours("ln_1"));
-        tensors.by_key_head(&theirs("self_attention.query_key_value"), &ours("attn.qkv"), true);
-        tensors.biased_layer(&theirs("self_attention.dense"), &ours("attn.proj"));
-        tensors.layer(&theirs("post_attention_layernorm"), &ours("ln_2"));
-        tensors.biased_layer(&theirs("mlp.dense_h_to_4h"), &ours("mlp.fc"));
-        tensors.biased_layer(&theirs("mlp.dense_4h_to_h"), &ours("mlp.proj"));
+        let hf_name = |part: &str| format!("transformer.h.{block}.{part}");
+        let name = |part: &str| format!("h.{block}.{part}");
+        tensors.layer(&hf_name("input_layernorm"), &name("ln_1"));
+        tensors.by_key_head(&hf_name("self_attention.query_key_value"), &name("attn.qkv"), true);
+        tensors.biased_layer(&hf_name("self_attention.dense"), &name("attn.proj"));
+        tensors.layer(&hf_name("post_attention_layernorm"), &name("ln_2"));
+        tensors.biased_layer(&hf_name("mlp.dense_h_to_4h"), &name("mlp.fc"));
+        tensors.biased_layer(&hf_name("mlp.dense_4h_to_h"), &name("mlp.proj"));
     }
     tensors.layer("transformer.ln_f", "ln_f");
     tensors.head("lm_head");

@@ -53,17 +53,17 @@ pub(super) fn describe(encoder: &Encoder) -> Result<HfModel, Unsuitable> {
     tensors.layer("esm.embeddings.word_embeddings", "wte");
     tensors.layer("esm.embeddings.layer_norm", "ln_embed");
     for block in 0..encoder.layers {
-        let theirs = |part: &str| format!("esm.encoder.layer.{block}.{part}");
-        let ours = |part: &str| format!("h.{block}.{part}");
-        tensors.layer(&theirs("attention.LayerNorm"), &ours("ln_1"));
-        let parts = ["query", "key", "value"].map(|part| theirs(&format!("attention.self.{part}")));
-        tensors.biased_split(&parts, &ours("attn.qkv"));
+        let hf_name = |part: &str| format!("esm.encoder.layer.{block}.{part}");
+        let name = |part: &str| format!("h.{block}.{part}");
+        tensors.layer(&hf_name("attention.LayerNorm"), &name("ln_1"));
+        let parts = ["query", "key", "value"].map(|part| hf_name(&format!("attention.self.{part}")));
+        tensors.biased_split(&parts, &name("attn.qkv"));
         let frequencies = (0..rotary.dimensions / 2).map(|pair| rotary.frequency(pair) as f32).collect();
-        tensors.constant(&theirs("attention.self.rotary_embeddings.inv_freq"), frequencies);
-        tensors.biased_layer(&theirs("attention.output.dense"), &ours("attn.proj"));
-        tensors.layer(&theirs("LayerNorm"), &ours("ln_2"));
-        tensors.biased_layer(&theirs("intermediate.dense"), &ours("mlp.fc"));
-        tensors.biased_layer(&theirs("output.dense"), &ours("mlp.proj"));
+        tensors.constant(&hf_name("attention.self.rotary_embeddings.inv_freq"), frequencies);
+        tensors.biased_layer(&hf_name("attention.output.dense"), &name("attn.proj"));
+        tensors.layer(&hf_name("LayerNorm"), &name("ln_2"));
+        tensors.biased_layer(&hf_name("intermediate.dense"), &name("mlp.fc"));
+        tensors.biased_layer(&hf_name("output.dense"), &name("mlp.proj"));
     }
     tensors.layer("esm.encoder.emb_layer_norm_after", "ln_out");
     tensors.zeros("esm.contact_head.regression.weight", &[1, encoder.layers.saturating_mul(encoder.heads)]);

@@ -54,17 +54,17 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
     let mut tensors = Tensors::of_decoder(decoder);
     tensors.layer("transformer.word_embeddings", "wte");
     for block in 0..decoder.layers {
-        let theirs = |part: &str| format!("transformer.h.{block}.{part}");
-        let ours = |part: &str| format!("h.{block}.{part}");
-        tensors.layer(&theirs(if is_new { "ln_attn" } else { "input_layernorm" }), &ours("ln_1"));
-        tensors.layer(&theirs("ln_mlp"), &ours("ln_2"));
-        tensors.by_key_head(&theirs("self_attention.query_key_value"), &ours("attn.qkv"), is_biased);
-        for (theirs, ours) in [
-            (theirs("self_attention.dense"), ours("attn.proj")),
-            (theirs("mlp.dense_h_to_4h"), ours("mlp.fc")),
-            (theirs("mlp.dense_4h_to_h"), ours("mlp.proj")),
+        let hf_name = |part: &str| format!("transformer.h.{block}.{part}");
+        let name = |part: &str| format!("h.{block}.{part}");
+        tensors.layer(&hf_name(if is_new { "ln_attn" } else { "input_layernorm" }), &name("ln_1"));
+        tensors.layer(&hf_name("ln_mlp"), &name("ln_2"));
+        tensors.by_key_head(&hf_name("self_attention.query_key_value"), &name("attn.qkv"), is_biased);
+        for (hf_name, name) in [
+            (hf_name("self_attention.dense"), name("attn.proj")),
+            (hf_name("mlp.dense_h_to_4h"), name("mlp.fc")),
+            (hf_name("mlp.dense_4h_to_h"), name("mlp.proj")),
         ] {
-            if is_biased { tensors.biased_layer(&theirs, &ours) } else { tensors.layer(&theirs, &ours) }
+            if is_biased { tensors.biased_layer(&hf_name, &name) } else { tensors.layer(&hf_name, &name) }
         }
     }
     tensors.layer("transformer.ln_f", "ln_f");

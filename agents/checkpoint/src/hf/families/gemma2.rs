@@ -70,18 +70,18 @@ fn tensors(decoder: &Decoder, scalar: f64) -> Vec<MappedTensor> {
     let mut tensors = Tensors::of_decoder_scaled(decoder, scalar);
     tensors.layer("model.embed_tokens", "wte");
     for block in 0..decoder.layers {
-        let theirs = |part: &str| format!("model.layers.{block}.{part}");
-        let ours = |part: &str| format!("h.{block}.{part}");
-        tensors.shifted_gain(&theirs("input_layernorm"), &ours("ln_1"));
-        let parts = ["q", "k", "v"].map(|part| theirs(&format!("self_attn.{part}_proj")));
-        tensors.split(&parts, &ours("attn.qkv"));
-        tensors.layer(&theirs("self_attn.o_proj"), &ours("attn.proj"));
-        tensors.shifted_gain(&theirs("post_attention_layernorm"), &ours("ln_1_post"));
-        tensors.shifted_gain(&theirs("pre_feedforward_layernorm"), &ours("ln_2"));
-        tensors.layer(&theirs("mlp.gate_proj"), &ours("mlp.gate"));
-        tensors.layer(&theirs("mlp.up_proj"), &ours("mlp.fc"));
-        tensors.layer(&theirs("mlp.down_proj"), &ours("mlp.proj"));
-        tensors.shifted_gain(&theirs("post_feedforward_layernorm"), &ours("ln_2_post"));
+        let hf_name = |part: &str| format!("model.layers.{block}.{part}");
+        let name = |part: &str| format!("h.{block}.{part}");
+        tensors.shifted_gain(&hf_name("input_layernorm"), &name("ln_1"));
+        let parts = ["q", "k", "v"].map(|part| hf_name(&format!("self_attn.{part}_proj")));
+        tensors.split(&parts, &name("attn.qkv"));
+        tensors.layer(&hf_name("self_attn.o_proj"), &name("attn.proj"));
+        tensors.shifted_gain(&hf_name("post_attention_layernorm"), &name("ln_1_post"));
+        tensors.shifted_gain(&hf_name("pre_feedforward_layernorm"), &name("ln_2"));
+        tensors.layer(&hf_name("mlp.gate_proj"), &name("mlp.gate"));
+        tensors.layer(&hf_name("mlp.up_proj"), &name("mlp.fc"));
+        tensors.layer(&hf_name("mlp.down_proj"), &name("mlp.proj"));
+        tensors.shifted_gain(&hf_name("post_feedforward_layernorm"), &name("ln_2_post"));
     }
     tensors.shifted_gain("model.norm", "ln_f");
     tensors.all

@@ -40,14 +40,14 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
     tensors.layer("transformer.wte", "wte");
     tensors.layer("transformer.wpe", "wpe");
     for block in 0..decoder.layers {
-        let theirs = |part: &str| format!("transformer.h.{block}.{part}");
-        let ours = |part: &str| format!("h.{block}.{part}");
-        tensors.layer(&theirs("ln_1"), &ours("ln_1"));
-        tensors.biased_layer(&theirs("attn.c_attn"), &ours("attn.qkv"));
-        tensors.biased_layer(&theirs("attn.c_proj"), &ours("attn.proj"));
-        tensors.layer(&theirs("ln_2"), &ours("ln_2"));
-        tensors.biased_layer(&theirs("mlp.c_fc"), &ours("mlp.fc"));
-        tensors.biased_layer(&theirs("mlp.c_proj"), &ours("mlp.proj"));
+        let hf_name = |part: &str| format!("transformer.h.{block}.{part}");
+        let name = |part: &str| format!("h.{block}.{part}");
+        tensors.layer(&hf_name("ln_1"), &name("ln_1"));
+        tensors.biased_layer(&hf_name("attn.c_attn"), &name("attn.qkv"));
+        tensors.biased_layer(&hf_name("attn.c_proj"), &name("attn.proj"));
+        tensors.layer(&hf_name("ln_2"), &name("ln_2"));
+        tensors.biased_layer(&hf_name("mlp.c_fc"), &name("mlp.fc"));
+        tensors.biased_layer(&hf_name("mlp.c_proj"), &name("mlp.proj"));
     }
     tensors.layer("transformer.ln_f", "ln_f");
     tensors.head("lm_head");

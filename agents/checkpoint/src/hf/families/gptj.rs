@@ -42,14 +42,14 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
     let mut tensors = Tensors::of_decoder(decoder);
     tensors.layer("transformer.wte", "wte");
     for block in 0..decoder.layers {
-        let theirs = |part: &str| format!("transformer.h.{block}.{part}");
-        let ours = |part: &str| format!("h.{block}.{part}");
-        tensors.layer(&theirs("ln_1"), &ours("ln_1"));
-        let parts = ["q", "k", "v"].map(|part| theirs(&format!("attn.{part}_proj")));
-        tensors.split(&parts, &ours("attn.qkv"));
-        tensors.layer(&theirs("attn.out_proj"), &ours("attn.proj"));
-        tensors.biased_layer(&theirs("mlp.fc_in"), &ours("mlp.fc"));
-        tensors.biased_layer(&theirs("mlp.fc_out"), &ours("mlp.proj"));
+        let hf_name = |part: &str| format!("transformer.h.{block}.{part}");
+        let name = |part: &str| format!("h.{block}.{part}");
+        tensors.layer(&hf_name("ln_1"), &name("ln_1"));
+        let parts = ["q", "k", "v"].map(|part| hf_name(&format!("attn.{part}_proj")));
+        tensors.split(&parts, &name("attn.qkv"));
+        tensors.layer(&hf_name("attn.out_proj"), &name("attn.proj"));
+        tensors.biased_layer(&hf_name("mlp.fc_in"), &name("mlp.fc"));
+        tensors.biased_layer(&hf_name("mlp.fc_out"), &name("mlp.proj"));
     }
     tensors.layer("transformer.ln_f", "ln_f");
     require(&[

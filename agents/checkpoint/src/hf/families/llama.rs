@@ -32,15 +32,18 @@ pub(super) fn mistral_defaults() -> Value {
 
 fn describe(decoder: &Decoder, architecture: &str) -> Result<HfModel, Unsuitable> {
     let block = &decoder.block;
-    let has = |part: &str| decoder.has(&format!("h.0.{part}.bias"));
+    let has_bias = |part: &str| decoder.has(&format!("h.0.{part}.bias"));
     require(&[
         (decoder.norm == NormForm::Rms, "has RMS norms"),
         (block.is_gated, "has a gated feed-forward network"),
         (block.form == BlockForm::Sequential, "has no parallel blocks"),
         (!block.alibi && decoder.learned_positions.is_none(), "has rotary positions"),
         (!decoder.is_embedding_normalized, "does not normalize embeddings"),
-        (has("attn.qkv") == has("attn.proj"), "has all biases of attention or none"),
-        (has("mlp.fc") == has("mlp.gate") && has("mlp.fc") == has("mlp.proj"), "has all biases of the network or none"),
+        (has_bias("attn.qkv") == has_bias("attn.proj"), "has all biases of attention or none"),
+        (
+            has_bias("mlp.fc") == has_bias("mlp.gate") && has_bias("mlp.fc") == has_bias("mlp.proj"),
+            "has all biases of the network or none",
+        ),
     ])?;
     let rotary = block.rotary.ok_or("has rotary positions")?;
     require(&[
@@ -78,16 +81,16 @@ fn tensors(decoder: &Decoder) -> Vec<MappedTensor> {
     let mut tensors = Tensors::of_decoder(decoder);
     tensors.layer("model.embed_tokens", "wte");
     for block in 0..decoder.layers {
-        let theirs = |part: &str| format!("model.layers.{block}.{part}");
-        let ours = |part: &str| format!("h.{block}.{part}");
-        tensors.layer(&theirs("input_layernorm"), &ours("ln_1"));
-        let parts = ["q", "k", "v"].map(|part| theirs(&format!("self_attn.{part}_proj")));
-        tensors.split(&parts, &ours("attn.qkv"));
-        tensors.layer(&theirs("self_attn.o_proj"), &ours("attn.proj"));
-        tensors.layer(&theirs("post_attention_layernorm"), &ours("ln_2"));
-        tensors.layer(&theirs("mlp.gate_proj"), &ours("mlp.gate"));
-        tensors.layer(&theirs("mlp.up_proj"), &ours("mlp.fc"));
-        tensors.layer(&theirs("mlp.down_proj"), &ours("mlp.proj"));
+        let hf_name = |part: &str| format!("model.layers.{block}.{part}");
+        let name = |part: &str| format!("h.{block}.{part}");
+        tensors.layer(&hf_name("input_layernorm"), &name("ln_1"));
+        let parts = ["q", "k", "v"].map(|part| hf_name(&format!("self_attn.{part}_proj")));
+        tensors.split(&parts, &name("attn.qkv"));
+        tensors.layer(&hf_name("self_attn.o_proj"), &name("attn.proj"));
+        tensors.layer(&hf_name("post_attention_layernorm"), &name("ln_2"));
+        tensors.layer(&hf_name("mlp.gate_proj"), &name("mlp.gate"));
+        tensors.layer(&hf_name("mlp.up_proj"), &name("mlp.fc"));
+        tensors.layer(&hf_name("mlp.down_proj"), &name("mlp.proj"));
     }
     tensors.layer("model.norm", "ln_f");
     tensors.head("lm_head");

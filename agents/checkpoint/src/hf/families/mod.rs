@@ -1,8 +1,8 @@
 //! The model families of `transformers` besides GPT-2: for each a file with its `config.json` and its tensors.
 //!
-//! A family describes a [`Structure`] as `transformers` would: settings, and for each of its tensors the rows of ours.
-//! An export writes both; an import compares the settings and reads the tensors. A model that has a part which the
-//! family lacks is rejected with a reason: the family's tensors must cover all of ours.
+//! A family describes a [`Structure`] as `transformers` would: settings, and for each of its tensors the rows of a
+//! tensor of the graph. An export writes both; an import compares the settings and reads the tensors. A model that has
+//! a part which the family lacks is rejected with a reason: the family's tensors must cover all tensors of the graph.
 
 use millrace_emulator::graph::Graph;
 use millrace_emulator::ops::Nonlinearity;
@@ -184,7 +184,7 @@ impl HfFamily {
             (Description::Seq2Seq(_), _) => Err("is an encoder with a decoder"),
         };
         let mut model = model.map_err(FamilyMismatch::Part)?;
-        let used = |id: usize| model.tensors.iter().any(|tensor| tensor.ours == Some(id));
+        let used = |id: usize| model.tensors.iter().any(|tensor| tensor.tensor == Some(id));
         if let Some((_, tensor)) = graph.tensors.iter().enumerate().find(|(id, _)| !used(*id)) {
             return Err(FamilyMismatch::Tensor(tensor.name.clone()));
         }
@@ -217,7 +217,7 @@ fn require_plain(decoder: &Decoder) -> Result<(), Unsuitable> {
 
 /// Returns an error unless all conditions hold.
 fn require(conditions: &[(bool, Unsuitable)]) -> Result<(), Unsuitable> {
-    conditions.iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, reason)| Err(*reason))
+    conditions.iter().find(|(is_met, _)| !is_met).map_or(Ok(()), |(_, reason)| Err(*reason))
 }
 
 /// Returns the name of the activation.

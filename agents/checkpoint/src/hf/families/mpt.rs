@@ -38,14 +38,14 @@ pub(super) fn describe(decoder: &Decoder) -> Result<HfModel, Unsuitable> {
     let mut tensors = Tensors::of_decoder(decoder);
     tensors.layer("transformer.wte", "wte");
     for block in 0..decoder.layers {
-        let theirs = |part: &str| format!("transformer.blocks.{block}.{part}");
-        let ours = |part: &str| format!("h.{block}.{part}");
-        tensors.layer(&theirs("norm_1"), &ours("ln_1"));
-        tensors.layer(&theirs("attn.Wqkv"), &ours("attn.qkv"));
-        tensors.layer(&theirs("attn.out_proj"), &ours("attn.proj"));
-        tensors.layer(&theirs("norm_2"), &ours("ln_2"));
-        tensors.layer(&theirs("ffn.up_proj"), &ours("mlp.fc"));
-        tensors.layer(&theirs("ffn.down_proj"), &ours("mlp.proj"));
+        let hf_name = |part: &str| format!("transformer.blocks.{block}.{part}");
+        let name = |part: &str| format!("h.{block}.{part}");
+        tensors.layer(&hf_name("norm_1"), &name("ln_1"));
+        tensors.layer(&hf_name("attn.Wqkv"), &name("attn.qkv"));
+        tensors.layer(&hf_name("attn.out_proj"), &name("attn.proj"));
+        tensors.layer(&hf_name("norm_2"), &name("ln_2"));
+        tensors.layer(&hf_name("ffn.up_proj"), &name("mlp.fc"));
+        tensors.layer(&hf_name("ffn.down_proj"), &name("mlp.proj"));
     }
     tensors.layer("transformer.norm_f", "ln_f");
     tensors.head("lm_head");

@@ -74,25 +74,25 @@ pub(super) fn describe(model: &Seq2Seq) -> Result<HfModel, Unsuitable> {
 }
 
 fn add_block(tensors: &mut Tensors<'_>, side: &str, block: usize) {
-    let ours = |part: &str| format!("{side}.h.{block}.{part}");
+    let name = |part: &str| format!("{side}.h.{block}.{part}");
     let mut attentions = vec![("ln_1", "attn", "SelfAttention")];
     if side == "decoder" {
         attentions.push(("ln_cross", "cross", "EncDecAttention"));
     }
     let network = attentions.len();
-    for (at, (norm, part, kind)) in attentions.into_iter().enumerate() {
-        let theirs = |part: &str| format!("{side}.block.{block}.layer.{at}.{part}");
-        tensors.layer(&theirs("layer_norm"), &ours(norm));
-        tensors.layer(&theirs(&format!("{kind}.q")), &ours(&format!("{part}.q")));
-        let [keys, values] = ["k", "v"].map(|letter| theirs(&format!("{kind}.{letter}")));
-        tensors.split_keys([&keys, &values], &ours(&format!("{part}.kv")));
-        tensors.layer(&theirs(&format!("{kind}.o")), &ours(&format!("{part}.proj")));
+    for (layer, (norm, part, kind)) in attentions.into_iter().enumerate() {
+        let hf_name = |part: &str| format!("{side}.block.{block}.layer.{layer}.{part}");
+        tensors.layer(&hf_name("layer_norm"), &name(norm));
+        tensors.layer(&hf_name(&format!("{kind}.q")), &name(&format!("{part}.q")));
+        let [keys, values] = ["k", "v"].map(|letter| hf_name(&format!("{kind}.{letter}")));
+        tensors.split_keys([&keys, &values], &name(&format!("{part}.kv")));
+        tensors.layer(&hf_name(&format!("{kind}.o")), &name(&format!("{part}.proj")));
     }
-    let theirs = |part: &str| format!("{side}.block.{block}.layer.{network}.{part}");
-    tensors.layer(&theirs("layer_norm"), &ours("ln_2"));
-    tensors.layer(&theirs("DenseReluDense.wi_0"), &ours("mlp.gate"));
-    let is_gated = tensors.has(&ours("mlp.gate.weight"));
+    let hf_name = |part: &str| format!("{side}.block.{block}.layer.{network}.{part}");
+    tensors.layer(&hf_name("layer_norm"), &name("ln_2"));
+    tensors.layer(&hf_name("DenseReluDense.wi_0"), &name("mlp.gate"));
+    let is_gated = tensors.has(&name("mlp.gate.weight"));
     let fc = if is_gated { "DenseReluDense.wi_1" } else { "DenseReluDense.wi" };
-    tensors.layer(&theirs(fc), &ours("mlp.fc"));
-    tensors.layer(&theirs("DenseReluDense.wo"), &ours("mlp.proj"));
+    tensors.layer(&hf_name(fc), &name("mlp.fc"));
+    tensors.layer(&hf_name("DenseReluDense.wo"), &name("mlp.proj"));
 }

@@ -40,18 +40,18 @@ pub(super) fn describe(model: &VisionTransformer) -> Result<HfModel, Unsuitable>
         false => tensors.zeros(&format!("{projection}.bias"), &[model.hidden]),
     }
     for block in 0..model.layers {
-        let theirs = |part: &str| format!("vit.encoder.layer.{block}.{part}");
-        let ours = |part: &str| format!("h.{block}.{part}");
-        tensors.layer(&theirs("layernorm_before"), &ours("ln_1"));
-        let parts = ["query", "key", "value"].map(|part| theirs(&format!("attention.attention.{part}")));
+        let hf_name = |part: &str| format!("vit.encoder.layer.{block}.{part}");
+        let name = |part: &str| format!("h.{block}.{part}");
+        tensors.layer(&hf_name("layernorm_before"), &name("ln_1"));
+        let parts = ["query", "key", "value"].map(|part| hf_name(&format!("attention.attention.{part}")));
         match has_qkv_bias {
-            true => tensors.biased_split(&parts, &ours("attn.qkv")),
-            false => tensors.split(&parts, &ours("attn.qkv")),
+            true => tensors.biased_split(&parts, &name("attn.qkv")),
+            false => tensors.split(&parts, &name("attn.qkv")),
         }
-        tensors.biased_layer(&theirs("attention.output.dense"), &ours("attn.proj"));
-        tensors.layer(&theirs("layernorm_after"), &ours("ln_2"));
-        tensors.biased_layer(&theirs("intermediate.dense"), &ours("mlp.fc"));
-        tensors.biased_layer(&theirs("output.dense"), &ours("mlp.proj"));
+        tensors.biased_layer(&hf_name("attention.output.dense"), &name("attn.proj"));
+        tensors.layer(&hf_name("layernorm_after"), &name("ln_2"));
+        tensors.biased_layer(&hf_name("intermediate.dense"), &name("mlp.fc"));
+        tensors.biased_layer(&hf_name("output.dense"), &name("mlp.proj"));
     }
     tensors.layer("vit.layernorm", "ln_f");
     tensors.layer("classifier", "classifier");

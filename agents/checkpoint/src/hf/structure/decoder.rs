@@ -124,8 +124,8 @@ impl Decoder {
 /// Returns the options that all blocks have, and whether every other block has no window.
 fn common_options(blocks: &[BlockOptions]) -> Result<(BlockOptions, bool)> {
     let first = *blocks.first().ok_or_else(|| refuse("it has no blocks"))?;
-    let alternating = |(at, block): (usize, &BlockOptions)| {
-        *block == BlockOptions { window: first.window.filter(|_| at.is_multiple_of(2)), ..first }
+    let alternating = |(index, block): (usize, &BlockOptions)| {
+        *block == BlockOptions { window: first.window.filter(|_| index.is_multiple_of(2)), ..first }
     };
     if blocks.iter().all(|block| *block == first) {
         Ok((first, false))
@@ -138,9 +138,9 @@ fn common_options(blocks: &[BlockOptions]) -> Result<(BlockOptions, bool)> {
 
 impl Walk<'_> {
     fn decoder_block(&mut self, block: usize, stream: &mut ValueId) -> Result<BlockOptions> {
-        let at = |part: &str| format!("h.{block}.{part}");
-        let normal = self.norm(*stream, &at("ln_1"))?;
-        let qkv = self.linear(normal, &at("attn.qkv"))?;
+        let name = |part: &str| format!("h.{block}.{part}");
+        let normal = self.norm(*stream, &name("ln_1"))?;
+        let qkv = self.linear(normal, &name("attn.qkv"))?;
         let (qkv, rotary) = self.rotary(qkv)?;
         let attention = |op: &OpKind| if let OpKind::CausalAttention(op) = *op { Some(op) } else { None };
         let (attention, x) = self.take("causal attention", &[qkv], "", attention)?;
@@ -149,19 +149,19 @@ impl Walk<'_> {
             return Err(refuse("its attention has sinks"));
         }
         self.rates.attention = dropout;
-        let x = self.linear(x, &at("attn.proj"))?;
-        let x = self.branch_output(x, &at("ln_1_post"))?;
+        let x = self.linear(x, &name("attn.proj"))?;
+        let x = self.branch_output(x, &name("ln_1_post"))?;
         let sum = self.add(x, *stream)?;
 
         let reads_sum = self.node(0).is_some_and(|node| node.inputs.first() == Some(&sum));
         let (form, normal) = match (self.is_norm(0), reads_sum) {
-            (true, true) => (BlockForm::Sequential, self.norm(sum, &at("ln_2"))?),
-            (true, false) => (BlockForm::ParallelTwoNorms, self.norm(*stream, &at("ln_2"))?),
+            (true, true) => (BlockForm::Sequential, self.norm(sum, &name("ln_2"))?),
+            (true, false) => (BlockForm::ParallelTwoNorms, self.norm(*stream, &name("ln_2"))?),
             (false, _) => (BlockForm::ParallelOneNorm, normal),
         };
-        let (activation, is_gated, x) = self.gated_activation(normal, &at("mlp"))?;
-        let x = self.linear(x, &at("mlp.proj"))?;
-        let x = self.branch_output(x, &at("ln_2_post"))?;
+        let (activation, is_gated, x) = self.gated_activation(normal, &name("mlp"))?;
+        let x = self.linear(x, &name("mlp.proj"))?;
+        let x = self.branch_output(x, &name("ln_2_post"))?;
         *stream = self.add(x, sum)?;
         Ok(BlockOptions {
             heads,
@@ -172,7 +172,7 @@ impl Walk<'_> {
             softcap,
             rotary,
             form,
-            is_branch_normalized: self.tensors.has(&at("ln_1_post.weight")),
+            is_branch_normalized: self.tensors.has(&name("ln_1_post.weight")),
             activation,
             is_gated,
         })

@@ -174,26 +174,26 @@ impl Walk<'_> {
         mask: Option<ValueId>,
         norm_first: bool,
     ) -> Result<EncoderBlock> {
-        let at = |part: &str| format!("h.{block}.{part}");
-        let x = if norm_first { self.norm(*stream, &at("ln_1"))? } else { *stream };
-        let qkv = self.linear(x, &at("attn.qkv"))?;
+        let name = |part: &str| format!("h.{block}.{part}");
+        let x = if norm_first { self.norm(*stream, &name("ln_1"))? } else { *stream };
+        let qkv = self.linear(x, &name("attn.qkv"))?;
         let (qkv, rotary) = self.rotary(qkv)?;
         let inputs: Vec<ValueId> = [qkv].into_iter().chain(mask).collect();
         let attention = |op: &OpKind| if let OpKind::Attention(op) = *op { Some(op) } else { None };
         let (Attention { heads, scale, dropout }, x) = self.take("attention", &inputs, "", attention)?;
         self.rates.attention = dropout;
-        let x = self.linear(x, &at("attn.proj"))?;
+        let x = self.linear(x, &name("attn.proj"))?;
         *stream = self.add(x, *stream)?;
-        let normal = self.norm(*stream, &at(if norm_first { "ln_2" } else { "ln_1" }))?;
+        let normal = self.norm(*stream, &name(if norm_first { "ln_2" } else { "ln_1" }))?;
         if !norm_first {
             *stream = normal;
         }
-        let fc = self.linear(normal, &at("mlp.fc"))?;
+        let fc = self.linear(normal, &name("mlp.fc"))?;
         let (activation, x) = self.activation(fc)?;
-        let x = self.linear(x, &at("mlp.proj"))?;
+        let x = self.linear(x, &name("mlp.proj"))?;
         *stream = self.add(x, *stream)?;
         if !norm_first {
-            *stream = self.norm(*stream, &at("ln_2"))?;
+            *stream = self.norm(*stream, &name("ln_2"))?;
         }
         Ok(EncoderBlock { heads, scale, rotary, activation })
     }

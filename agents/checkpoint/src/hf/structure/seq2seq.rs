@@ -101,41 +101,41 @@ impl Seq2Seq {
 impl Walk<'_> {
     /// Matches embedding, blocks and last norm, and appends what the blocks are.
     fn stack(&mut self, stack: &Stack, blocks: &mut Vec<Seq2SeqBlock>) -> Result<ValueId> {
-        let at = |part: &str| format!("{}.{part}", stack.name);
-        let mut stream = self.embedding(stack.ids, &at("wte"))?;
+        let part_name = |part: &str| format!("{}.{part}", stack.name);
+        let mut stream = self.embedding(stack.ids, &part_name("wte"))?;
         // A model has up to two dropouts here, because some have one of their own for the embedding.
         for _ in 0..2 {
             (stream, _) = self.dropout(stream)?;
         }
-        let before = blocks.len();
+        let first = blocks.len();
         while self.is_norm(0) && self.is_linear(1) && self.is_linear(2) {
-            let name = at(&format!("h.{}", blocks.len() - before));
+            let name = part_name(&format!("h.{}", blocks.len() - first));
             blocks.push(self.seq2seq_block(stack, &name, &mut stream)?);
         }
-        let stream = self.norm(stream, &at("ln_f"))?;
+        let stream = self.norm(stream, &part_name("ln_f"))?;
         Ok(self.dropout(stream)?.0)
     }
 
     fn seq2seq_block(&mut self, stack: &Stack, name: &str, stream: &mut ValueId) -> Result<Seq2SeqBlock> {
-        let at = |part: &str| format!("{name}.{part}");
-        let x = self.norm(*stream, &at("ln_1"))?;
-        let attention = self.cross_attention(&at("attn"), stack.name, [x, x, stack.mask])?;
+        let part_name = |part: &str| format!("{name}.{part}");
+        let x = self.norm(*stream, &part_name("ln_1"))?;
+        let attention = self.cross_attention(&part_name("attn"), stack.name, [x, x, stack.mask])?;
         if attention.0.causal != stack.memory.is_some() {
             return Err(refuse(format!("{name}.attn sees other tokens than in models of transformers")));
         }
         *stream = self.add(attention.1, *stream)?;
         if let Some((memory, mask)) = stack.memory {
-            let x = self.norm(*stream, &at("ln_cross"))?;
-            let (cross, x) = self.cross_attention(&at("cross"), "", [x, memory, mask])?;
+            let x = self.norm(*stream, &part_name("ln_cross"))?;
+            let (cross, x) = self.cross_attention(&part_name("cross"), "", [x, memory, mask])?;
             if cross != (CrossAttention { causal: false, relative: None, ..attention.0 }) {
                 return Err(refuse(format!("{name}.cross differs from the other attention of the block")));
             }
             *stream = self.add(x, *stream)?;
         }
-        let x = self.norm(*stream, &at("ln_2"))?;
-        let (activation, is_gated, x) = self.gated_activation(x, &at("mlp"))?;
+        let x = self.norm(*stream, &part_name("ln_2"))?;
+        let (activation, is_gated, x) = self.gated_activation(x, &part_name("mlp"))?;
         let (x, _) = self.dropout(x)?;
-        let x = self.linear(x, &at("mlp.proj"))?;
+        let x = self.linear(x, &part_name("mlp.proj"))?;
         *stream = self.add(x, *stream)?;
         let CrossAttention { heads, scale, dropout, relative, .. } = attention.0;
         Ok(Seq2SeqBlock { heads, scale, relative, activation, is_gated, attention_dropout: dropout })

@@ -64,7 +64,7 @@ impl NamedTensors {
 /// Matches operators in order.
 pub(super) struct Walk<'a> {
     pub graph: &'a Graph,
-    at: usize,
+    next: usize,
     pub tensors: NamedTensors,
     norm: Option<(NormForm, f32)>,
     pub rates: DropoutRates,
@@ -72,12 +72,12 @@ pub(super) struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     pub fn new(graph: &'a Graph) -> Self {
-        Self { graph, at: 0, tensors: NamedTensors::default(), norm: None, rates: DropoutRates::default() }
+        Self { graph, next: 0, tensors: NamedTensors::default(), norm: None, rates: DropoutRates::default() }
     }
 
     /// Returns the operator `ahead` of the next one.
     pub fn node(&self, ahead: usize) -> Option<&'a OpNode> {
-        self.graph.nodes.get(self.at + ahead)
+        self.graph.nodes.get(self.next + ahead)
     }
 
     /// Returns the kind of the operator `ahead` of the next one.
@@ -87,7 +87,7 @@ impl<'a> Walk<'a> {
 
     /// Returns the operators that have not been matched.
     pub fn rest(&self) -> &'a [OpNode] {
-        self.graph.nodes.get(self.at..).unwrap_or_default()
+        self.graph.nodes.get(self.next..).unwrap_or_default()
     }
 
     pub fn is_norm(&self, ahead: usize) -> bool {
@@ -106,40 +106,40 @@ impl<'a> Walk<'a> {
         self.graph.input(name).ok_or_else(|| refuse(format!("it does not read {name}")))
     }
 
-    /// Takes the next operator if `fits` accepts its kind and it reads exactly `inputs`, and records its tensors as
-    /// `NAME.weight` and `NAME.bias`. Returns what `fits` returned, and the output.
+    /// Takes the next operator if `accept` accepts its kind and it reads exactly `inputs`, and records its tensors as
+    /// `NAME.weight` and `NAME.bias`. Returns what `accept` returned, and the output.
     pub fn take_if<T>(
         &mut self,
         inputs: &[ValueId],
         name: &str,
-        fits: impl Fn(&OpKind) -> Option<T>,
+        accept: impl Fn(&OpKind) -> Option<T>,
     ) -> Result<Option<(T, ValueId)>> {
         let Some(node) = self.node(0) else { return Ok(None) };
-        let reads = node.inputs.len() == inputs.len() && inputs.iter().all(|input| node.inputs.contains(input));
-        let (Some(kind), true, Some(output)) = (fits(&node.op), reads, node.output) else { return Ok(None) };
+        let reads_inputs = node.inputs.len() == inputs.len() && inputs.iter().all(|input| node.inputs.contains(input));
+        let (Some(kind), true, Some(output)) = (accept(&node.op), reads_inputs, node.output) else { return Ok(None) };
         self.record(&node.params, name)?;
-        self.at += 1;
+        self.next += 1;
         Ok(Some((kind, output)))
     }
 
     /// Takes the next operator as [`take_if`](Self::take_if) does.
     ///
     /// # Errors
-    /// It is another operator than `wanted`.
+    /// It is another operator than `expected`.
     pub fn take<T>(
         &mut self,
-        wanted: &str,
+        expected: &str,
         inputs: &[ValueId],
         name: &str,
-        fits: impl Fn(&OpKind) -> Option<T>,
+        accept: impl Fn(&OpKind) -> Option<T>,
     ) -> Result<(T, ValueId)> {
-        self.take_if(inputs, name, fits)?.ok_or_else(|| self.unexpected(wanted))
+        self.take_if(inputs, name, accept)?.ok_or_else(|| self.unexpected(expected))
     }
 
-    /// Returns the error for a next operator that is not `wanted`.
-    pub fn unexpected(&self, wanted: &str) -> crate::Error {
+    /// Returns the error for a next operator that is not `expected`.
+    pub fn unexpected(&self, expected: &str) -> crate::Error {
         let found = self.node(0).map_or("missing".into(), |node| format!("{:?}", node.op));
-        refuse(format!("operator {} is {found}, where models of transformers have {wanted}", self.at))
+        refuse(format!("operator {} is {found}, where models of transformers have {expected}", self.next))
     }
 
     fn record(&mut self, params: &[TensorId], name: &str) -> Result<()> {
@@ -263,7 +263,7 @@ impl<'a> Walk<'a> {
                 if inputs.first() == Some(&x) =>
             {
                 self.record(params, name)?;
-                self.at += 1;
+                self.next += 1;
                 Ok(*softcap)
             }
             _ => Err(self.unexpected("an output layer")),
@@ -272,7 +272,7 @@ impl<'a> Walk<'a> {
 
     /// Skips the next operator, which has no tensors and no output that matters.
     pub fn skip(&mut self) {
-        self.at += 1;
+        self.next += 1;
     }
 
     /// Checks that all operators have been matched.
